@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from ranks import join_ranks, measured, run_main, start_ranks
+from ranks import join_ranks, measured, rank_parser, run_main, start_ranks
 from shapes import SHAPES
 
 from megatron_opsft.config import OptimizerConfig, ParallelConfig, TrainConfig
@@ -94,15 +94,9 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     """Entry point."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = rank_parser(__doc__, dtype="bfloat16", repeats=5)
     parser.add_argument("--shape", choices=CASES, default="tiny")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
     parser.add_argument("--ranks", type=int, default=1)
-    parser.add_argument("--tp", type=int, default=1)
-    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--dir", type=Path, help="where to write; by default temporary")
     args = parser.parse_args()
     start_ranks(args.ranks)

@@ -74,13 +74,6 @@ def run_conversion(arguments: list[str]) -> dict[str, float]:
     return json.loads(ended.stdout)
 
 
-def own_rss_mb() -> float:
-    """Peak memory of an interpreter with the same imports that converts nothing."""
-    imports = "import megatron_opsft.convert.run; from megatron_opsft.runtime import device"
-    code = f"{imports}; print(device.peak_resident_bytes())"
-    return int(subprocess.check_output([sys.executable, "-c", code], cwd=ROOT)) / 2**20
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     r1_distill = CONFIGS / "DeepSeek-R1-Distill-Qwen-1.5B/config.json"
@@ -124,7 +117,6 @@ def main() -> None:
         "to_megatron_seconds": median["to-megatron"],
         "to_hf_seconds": median["to-hf"],
         "peak_rss_mb": max(peaks),
-        "interpreter_rss_mb": round(own_rss_mb(), 1),
         "repeats": args.repeats,
         "workers": args.workers,
     }

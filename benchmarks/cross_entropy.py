@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from megatron.core import parallel_state
-from ranks import join_ranks, measured, peak_flops, run_main, start_ranks
+from ranks import join_ranks, measured, peak_flops, rank_parser, run_main, start_ranks
 from torch import Tensor
 
 from megatron_opsft.config import ParallelConfig
@@ -141,19 +141,13 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Entry point."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = rank_parser(__doc__, dtype="float32", repeats=3)
     methods = ("auto", "fused_linear", "te", "eager")
     parser.add_argument("--impl", nargs="+", choices=methods, default=["fused_linear", "eager"])
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    parser.add_argument("--dtype", choices=DTYPES, default="float32")
     parser.add_argument("--tokens", type=int, default=1024, help="response tokens")
     parser.add_argument("--vocab", type=int, default=151936)
     parser.add_argument("--hidden", type=int, default=1536)
-    parser.add_argument("--tp", type=int, default=1, help="so many ranks are started")
     parser.add_argument("--chunk-tokens", type=int, help="of fused_linear, as its default")
-    parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
     if "eager" in args.impl and args.tp > 1:
         parser.error("--impl eager is for one rank; use --tp 1 or leave it out")

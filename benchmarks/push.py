@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from ranks import join_ranks, measured, run_main
+from ranks import join_ranks, measured, rank_parser, run_main
 from shapes import SHAPES
 from torch import Tensor
 
@@ -156,17 +156,11 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     """Entry point."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = rank_parser(__doc__, dtype="bfloat16", repeats=7)
     parser.add_argument("--shape", choices=SHAPES, default="46m")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
-    parser.add_argument("--tp", type=int, default=1)
     parser.add_argument("--pp", type=int, default=1)
     parser.add_argument("--rollout-tp", type=int, default=1)
     parser.add_argument("--bucket-mb", type=int, default=256)
-    parser.add_argument("--repeats", type=int, default=7)
     if result := measure(parser.parse_args()):
         print(json.dumps(result))
 

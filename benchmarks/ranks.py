@@ -1,5 +1,6 @@
 """What the benchmarks over several ranks share: starting, measuring, ending with one clear line."""
 
+import argparse
 import os
 import sys
 import time
@@ -13,6 +14,16 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.plan.assumptions import load_hardware
 from megatron_opsft.runtime.device import Device, PeakMemory, select_device
 from megatron_opsft.runtime.distributed import Layout, gather_from_all, start_distributed
+
+
+def rank_parser(doc: str | None, *, dtype: str, repeats: int) -> argparse.ArgumentParser:
+    """The options that all these benchmarks have; dtype, repeats: their defaults."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default=dtype)
+    parser.add_argument("--tp", type=int, default=1, help="tensor-parallel ranks")
+    parser.add_argument("--repeats", type=int, default=repeats)
+    return parser
 
 
 def start_ranks(count: int) -> None:

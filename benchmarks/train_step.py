@@ -20,7 +20,7 @@ import statistics
 from dataclasses import replace
 from typing import Any
 
-from ranks import join_ranks, measured, peak_flops, run_main, start_ranks
+from ranks import join_ranks, measured, peak_flops, rank_parser, run_main, start_ranks
 from shapes import R1_DISTILL_QWEN_1P5B, SHAPES
 from torch import Tensor
 
@@ -211,27 +211,21 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Entry point."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = rank_parser(__doc__, dtype="float32", repeats=3)
     methods = ("auto", "fused_linear", "te")
     parser.add_argument("--impl", choices=methods, default="auto", help="train.cross_entropy")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--tokens", type=int, default=4096, help="budget of a micro-batch")
     parser.add_argument("--shape", choices=SHAPES, help="instead of the next four")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--hidden", type=int, default=512)
     parser.add_argument("--ffn", type=int, help="default: 4 x hidden")
     parser.add_argument("--vocab", type=int, default=32000)
-    parser.add_argument("--tp", type=int, default=1)
     parser.add_argument("--pp", type=int, default=1)
     parser.add_argument("--recompute", choices=("none", "selective", "full"), default="none")
     parser.add_argument("--samples", type=int, default=32, help="sampled responses")
     parser.add_argument("--prompt", type=int, default=32, help="tokens of a prompt")
     parser.add_argument("--response", type=int, default=256, help="median tokens of a response")
     parser.add_argument("--acceptance", type=float, nargs="+", default=[1.0, 0.25])
-    parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
     start_ranks(args.tp * args.pp)
     for line in measure(args):

@@ -18,7 +18,15 @@ from typing import Any, ClassVar
 import click
 from pydantic import Field
 
-from megatron_opsft.command_line import Command, StartCommand, group, invoke, reference_table
+from megatron_opsft.architectures.config_from_hf import read_model_shape
+from megatron_opsft.command_line import (
+    Command,
+    RunCommand,
+    StartCommand,
+    group,
+    invoke,
+    reference_table,
+)
 from megatron_opsft.config import Config
 from megatron_opsft.config.load import load_config, to_yaml
 from megatron_opsft.config_section import Section
@@ -30,6 +38,7 @@ from megatron_opsft.launch.commands import PROGRAM as launch
 from megatron_opsft.make_data.commands import MakeData
 from megatron_opsft.plan.commands import PROGRAM as plan
 from megatron_opsft.report_command import Report
+from megatron_opsft.rollout.limits import fit_lengths
 from megatron_opsft.runtime.console import (
     check_arguments,
     fault_of_start,
@@ -41,6 +50,7 @@ from megatron_opsft.runtime.durable import FullDiskError, full_disk_behind
 from megatron_opsft.runtime.libraries import loading_libraries
 from megatron_opsft.runtime.phase import describe_rank
 from megatron_opsft.runtime.watchdog import is_watched, report_failure
+from megatron_opsft.storage.model_paths import resolve_model
 from megatron_opsft.study.commands import Study
 
 _REFUSALS = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -101,6 +111,30 @@ class ShowConfig(Command):
             print(to_yaml(load_config(self.config, self.keys)), end="")
 
 
+class Fetch(RunCommand):
+    """Bring a run's model and data into the Hugging Face cache, for jobs without a network.
+
+    Needs no GPU: run it on a login node, with the HF_HOME of the job.
+    """
+
+    examples: ClassVar[tuple[str, ...]] = (
+        "fetch examples/configs/r1_distill_7b_paper.yaml",
+        "fetch CONFIG model.path=Qwen/Qwen3-0.6B",
+    )
+
+    def run(self) -> None:
+        """Fetch and read all that a run reads, so that mistakes are found here."""
+        with loading_libraries():
+            from megatron_opsft.run_input import read_input
+        config = self.load()
+        model_dir = resolve_model(config.model.path)
+        shape = read_model_shape(model_dir)
+        given = read_input(fit_lengths(config, shape.max_position_embeddings), model_dir, shape)
+        if draft := (config.rollout.speculative or {}).get("model"):
+            resolve_model(draft, option="rollout.speculative.model")
+        print(f"{config.model.path} and {len(given.problems.problems)} problems are here")
+
+
 class Methods(Command):
     """List the methods that `method.name` can be: formula, paper, what each needs."""
 
@@ -123,6 +157,7 @@ PROGRAM = group(
     {
         "train": Train,
         "config": ShowConfig,
+        "fetch": Fetch,
         "methods": Methods,
         "convert": convert,
         "eval": evaluate,

@@ -201,12 +201,18 @@ def _sampling_of(
         top_p=section.top_p,
         max_response_tokens=section.max_response_tokens,
         end_token_ids=end_tokens,
+        seeded=isinstance(section, EvalConfig) or section.seeded,
     )
 
 
 def _notes(config: Config, problems: ProblemSet, held_out: ProblemSet | None) -> Iterator[str]:
     yield from _scaled_keys(config)
     yield from describe_data(config, problems, held_out)
+    if not config.rollout.seeded:
+        yield (
+            "rollout.seeded=false: responses depend on the batch that they are decoded in, so a "
+            "repeated or resumed run samples others"
+        )
     if (temperature := config.rollout.temperature) != 1.0:
         yield (
             f"rollout.temperature={temperature}: sampling is then not on-policy; the paper saw "

@@ -34,6 +34,7 @@ from megatron_opsft.rollout.sample import Sampler
 from megatron_opsft.run_input import RunInput, read_input
 from megatron_opsft.runtime.device import (
     Device,
+    check_compiler,
     check_deterministic,
     prepare_environment,
     select_device,
@@ -175,6 +176,7 @@ def _choose_device(config: Config) -> Device:
     check_engine(config)
     prepare_environment(config)
     device = select_device(config.run.device)
+    check_compiler(device)
     if config.run.deterministic:
         check_deterministic(device, config.model.dtype)
     if not device.is_cuda:

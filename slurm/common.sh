@@ -15,7 +15,7 @@
 #   MASTER_ADDR        by default the address at which SLURM itself reaches the job's first node
 #   MASTER_PORT        by default one that follows from the job's id
 #   HF_HOME            cache of models and data sets, on a file system that every node sees
-#   HF_HUB_OFFLINE     1 where compute nodes have no network: fill HF_HOME beforehand
+#   HF_HUB_OFFLINE     1 where compute nodes have no network; `megatron-opsft fetch CONFIG` fills HF_HOME
 #   NODE_CACHE         kernels that vLLM, Triton, Inductor and FlashInfer compile, on a disk of each
 #                      node: on a shared one all ranks of a job write the same files at once
 #   OMP_NUM_THREADS    by default the CPUs of a task: --cpus-per-task, or its share of the node's

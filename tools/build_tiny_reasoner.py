@@ -248,12 +248,6 @@ def train(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, seed: int) -> None
             )
 
 
-def save(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, out: Path) -> None:
-    """Write the Hugging Face directory."""
-    model.save_pretrained(out)
-    tokenizer.save_pretrained(out)
-
-
 def main(out: Path, seed: int) -> None:
     """Build the tokenizer, train the model, save both."""
     torch.set_num_threads(1)  # the order of float additions, and so the result, depends on it
@@ -262,7 +256,8 @@ def main(out: Path, seed: int) -> None:
     model = build_model(tokenizer)
     print(f"{len(tokenizer)} tokens, {model.num_parameters():,} parameters")
     train(model, tokenizer, seed + 1)
-    save(model, tokenizer, out)
+    model.save_pretrained(out)
+    tokenizer.save_pretrained(out)
     print(f"wrote {out}")
 
 

@@ -49,7 +49,8 @@ class Proof:
         # A call for all stages begins anew: nothing that an older one found is read.
         earlier = self._read() if self.args.only or self.args.go_on else {}
         passed = [name for name, found in earlier.items() if found["outcome"] == PASSED]
-        wanted = self.args.only or [name for name in self.names if name not in passed]
+        known = [_name(item) for item in items if _needs(item)["quick"] or not self.args.quick]
+        wanted = self.args.only or [name for name in known if name not in passed]
         items[:] = [item for item in items if _name(item) in ("environment", *wanted)]
         chosen = [_name(item) for item in items]
         self.results = {name: found for name, found in earlier.items() if name not in chosen}
@@ -75,42 +76,36 @@ class Proof:
     @pytest.fixture
     def stage(self, request: pytest.FixtureRequest, record_property: Any) -> Stage:
         """What a test runs its command with; skips the test where it cannot be run."""
-        mark = request.node.get_closest_marker("gpu")
+        needs = _needs(request.node)
         record_property("proves", request.function.__doc__)
-        if reason := self._why_not(**mark.kwargs):
+        record_property("fix", needs["fix"])
+        if reason := self._why_not(needs):
             pytest.skip(reason)
         return Stage(
             name=_name(request.node),
             device=self.args.device,
             out=self.out,
-            seconds=min(mark.kwargs["limit"], self.deadline - time.monotonic()),
+            seconds=min(needs["limit"], self.deadline - time.monotonic()),
             record=record_property,
         )
 
-    def _why_not(
-        self,
-        *,
-        seconds: float,
-        limit: float,
-        modules: Sequence[str],
-        gpus: int,
-        gb: float,
-        cpu: bool,
-    ) -> str:
+    def _why_not(self, needs: dict[str, Any]) -> str:
         """Why a stage with these needs is not run here; empty when it is."""
-        on_gpu = self.args.device == "cuda"
-        if not (on_gpu or cpu):
+        on_gpu, gpus, gb = self.args.device == "cuda", needs["gpus"], needs["gb"]
+        if not (on_gpu or needs["cpu"]):
             return "needs a GPU"
-        if missing := [name for name in modules if not _is_there(name)]:
+        if missing := [name for name in needs["modules"] if not _is_there(name)]:
             return f"needs {', '.join(missing)}"
+        if int(os.environ.get("SLURM_JOB_NUM_NODES", "1")) < needs["nodes"]:
+            return f"needs a SLURM job of {needs['nodes']} nodes"
         there = self.results.get("environment", {}).get("figures", {})
         if on_gpu and there.get("gpus", 0) < gpus:
             return "needs a GPU" if gpus == 1 else f"needs {gpus} GPUs"
         if on_gpu and there.get("gpu_memory_gb", 0.0) < gb:
             return f"needs a GPU of {gb:g} GB"
         left = self.deadline - time.monotonic()
-        if left < max(seconds, 1):
-            return f"no time: takes about {seconds:g} s, {max(0, round(left))} s are left"
+        if left < max(needs["seconds"], 1):
+            return f"no time: takes about {needs['seconds']:g} s, {max(0, round(left))} s are left"
         return ""
 
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
@@ -130,6 +125,7 @@ class Proof:
         self.results[name] = {
             "name": name,
             "proves": found.pop("proves"),
+            "fix": found.pop("fix"),
             "outcome": OUTCOMES[report.outcome],
             "reason": _reason(report),
             "began": report.start,
@@ -141,7 +137,8 @@ class Proof:
         self.write()
         gpus = self.results[name]["figures"].get("gpus")
         if name == "environment" and self.args.device == "cuda" and gpus == 0:
-            self._stop("torch sees no GPU here; --device cpu runs the same with tiny shapes")
+            why = self.results[name]["details"].get("no_gpu", "")
+            self._stop(f"torch sees no GPU here; {why}; --device cpu runs the same, tiny")
 
     def in_order(self) -> list[dict[str, Any]]:
         """The results as the stages stand in their file."""
@@ -187,6 +184,10 @@ def _name(item: pytest.Item) -> str:
     return item.name.removeprefix("test_")
 
 
+def _needs(item: Any) -> dict[str, Any]:
+    return item.get_closest_marker("gpu").kwargs
+
+
 def _is_there(package: str) -> bool:
     """Whether a package can be found; only what is above it is imported."""
     try:
@@ -219,8 +220,12 @@ def prove(words: Sequence[str], stages: Path) -> int:
     parser.add_argument(
         "--continue", dest="go_on", action="store_true", help="all stages that have not passed yet"
     )
-    parser.add_argument("--minutes", type=float, default=20.0, help="for all stages together")
+    parser.add_argument(
+        "--quick", action="store_true", help="does it train here? 6 minutes, no vLLM"
+    )
+    parser.add_argument("--minutes", type=float, help="for all stages together; 25")
     args = parser.parse_args(words)
+    args.minutes = args.minutes or (6.0 if args.quick else 25.0)
     out = Path(os.environ.get("OUT") or ROOT / "runs/gpu_proof").resolve()
     try:
         (out / "logs").mkdir(parents=True, exist_ok=True)
@@ -230,17 +235,8 @@ def prove(words: Sequence[str], stages: Path) -> int:
     signal.signal(signal.SIGTERM, lambda *_: pytest.exit("stopped", returncode=STOPPED))
     proof = Proof(args, out)
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # whatever is installed here; also in stages
-    options = [
-        "-vv",
-        "--no-header",
-        "--tb=no",
-        "-rN",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:warnings",
-    ]
-    code = pytest.main([str(stages), *options], plugins=[proof])
+    options = "-vv --no-header --tb=no -rN -p no:cacheprovider -p no:warnings"
+    code = pytest.main([str(stages), *options.split()], plugins=[proof])
     if proof.error:
         raise UserError(proof.error)
     if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
@@ -250,6 +246,7 @@ def prove(words: Sequence[str], stages: Path) -> int:
         print(f"left out, so not proved: {', '.join(left_out)}")
     for found in proof.failed():
         print(f"FAILED: {found['name']}: {found['reason']}\n        see {out / found['log']}.err")
+        print(f"        {found['fix']}")
     return int(bool(proof.failed()))
 
 

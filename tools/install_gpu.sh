@@ -1,22 +1,39 @@
 #!/usr/bin/env bash
-# Usage: install_gpu.sh [VENV] - make VENV (default: .venv) with the GPU version set of docs/gpu.md, the project
-# included. Wants Python 3.12 and a C++ compiler; neither a GPU nor a CUDA toolkit, since compiler and headers come as
-# wheels. Steps that are done are skipped: run it again after a failure.
+# Usage: install_gpu.sh [--wheels DIR | --save-wheels DIR] [VENV] - make VENV (default: .venv) with the GPU version set of
+# docs/gpu.md, the project included. Wants Python 3.12 and a C++ compiler; neither a GPU nor a CUDA toolkit, since compiler
+# and headers come as wheels. Steps that are done are skipped: run it again after a failure.
+#
+#   --save-wheels DIR   afterwards put all it installed into DIR as wheels, TransformerEngine's compiled part too
+#   --wheels DIR        from such a folder: no network, and no C++ compiler
 #
 #   PYTHON     interpreter to make VENV with (default: python3.12, also pyenv's)
 #   EXTRAS     more extras of pyproject.toml, such as test,wandb
 #   MAX_JOBS   C++ files of TransformerEngine compiled at once (default: cores, and 6 GB of memory each)
 set -euo pipefail
+here=$PWD
 cd "$(dirname "$0")/.."
-venv=${1:-.venv}
-extras=gpu${EXTRAS:+,$EXTRAS}
-bin=$PWD/$venv/bin
-[[ $venv != /* ]] || bin=$venv/bin
 
 fail() {
   echo "error: $1" >&2
   exit 2
 }
+
+save="" wheels=""
+while [[ ${1:-} == --* ]]; do
+  [[ $1 == --wheels || $1 == --save-wheels ]] || fail "there is no option $1; there are --wheels DIR and --save-wheels DIR"
+  folder=${2:?"error: $1 needs a folder"}
+  [[ $folder == /* ]] || folder=$here/$folder
+  if [[ $1 == --wheels ]]; then wheels=$folder; else save=$folder; fi
+  shift 2
+done
+if [[ -n $wheels ]]; then
+  compgen -G "$wheels/torch-*.whl" >/dev/null || fail "--wheels $wheels holds no torch-*.whl; make it with --save-wheels"
+  export PIP_NO_INDEX=1 PIP_FIND_LINKS=$wheels
+fi
+venv=${1:-.venv}
+extras=gpu${EXTRAS:+,$EXTRAS}
+bin=$PWD/$venv/bin
+[[ $venv != /* ]] || bin=$venv/bin
 
 # step TITLE COMMAND...: once for each state of pyproject.toml, of this file and of the interpreter.
 number=0
@@ -60,12 +77,21 @@ install_cuda() {
 # The torch part is a source distribution: it is compiled against the torch that is there.
 install_transformer_engine() {
   local cuda memory_gb jobs
-  command -v c++ >/dev/null || fail "there is no C++ compiler (c++); on Debian and Ubuntu: apt-get install g++"
+  [[ -n $wheels ]] || command -v c++ >/dev/null || fail "there is no C++ compiler (c++); on Debian and Ubuntu: apt-get install g++"
   cuda=$("$bin/python" -c 'import nvidia; print(next(iter(nvidia.__path__)))')/cu13
   memory_gb=$(awk '/MemTotal/ {print int($2 / 1e6)}' /proc/meminfo)
   jobs=$((memory_gb / 6 < $(nproc) ? memory_gb / 6 : $(nproc)))
   CUDA_HOME=$cuda NVTE_BUILD_USE_NVIDIA_WHEELS=1 MAX_JOBS=${MAX_JOBS:-$((jobs > 0 ? jobs : 1))} \
     install --no-build-isolation "transformer-engine[core-cu13,pytorch]==2.20.2"
+}
+
+# TransformerEngine's comes from pip's cache, where the step above has put it.
+save_wheels() {
+  mkdir -p "$save"
+  "$bin/python" -m pip freeze --all --exclude-editable | sed 's/+cu[0-9]*$//' >"$save/versions.txt"
+  "$bin/python" -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir "$save" \
+    -r "$save/versions.txt"
+  echo "      $(find "$save" -name '*.whl' | wc -l) wheels in $save; install_gpu.sh --wheels takes them"
 }
 
 check_imports() {
@@ -97,3 +123,4 @@ step "TransformerEngine 2.20.2, compiled" install_transformer_engine
 step "this project with [$extras]: Megatron-Core, vLLM" install --no-build-isolation -e ".[$extras]"
 echo "      importing everything once"
 check_imports
+if [[ -n $save ]]; then save_wheels; fi

@@ -42,6 +42,14 @@ class RolloutConfig(Section):
         3500, ge=1, description="L: longest response, end token included."
     )
     batch_size: int = Field(256, ge=1, description="Responses decoded at once by one engine.")
+    seeded: bool = Field(
+        True,
+        description="Each response from a seed of its own. false: vLLM's faster sampler on GPUs; responses then depend on their batch, so a repeated or resumed run samples others (docs/rollouts.md).",
+    )
+    deep_sleep: Annotated[bool, FREE] = Field(
+        True,
+        description="On GPUs CUDA graphs and NCCL's buffers of a sleeping vLLM leave the GPU too; false: only weights and KV cache do.",
+    )
     speculative: dict[str, Any] | None = Field(
         None,
         description="vLLM's speculative_config, such as {method: ngram, num_speculative_tokens: 4, prompt_lookup_max: 4}. Responses keep their distribution; a repeated run may sample others (docs/rollouts.md).",

@@ -9,6 +9,7 @@ from typing import Any
 
 from megatron_opsft.errors import UserError, first_line
 from megatron_opsft.runtime.libraries import (
+    check_cached,
     check_fetched,
     describe_offline,
     is_offline,
@@ -43,7 +44,9 @@ def read_rows(source: str, *, split: str, subset: str | None, section: str = "da
 
 
 def check_source(source: str) -> None:
-    """Errors: `UserError` for a file that is missing, empty or of another kind."""
+    """Errors: `UserError` for a file that is missing, empty or of another kind, and for a data set
+    that cannot be fetched.
+    """
     path = Path(source)
     check_fetched([path, *path.glob("*"), *path.glob("*/*")])
     if path.is_dir():
@@ -55,6 +58,8 @@ def check_source(source: str) -> None:
             raise UserError(f"data: {source} is empty: it holds no row")
     elif source.endswith((*FILE_ENDINGS, ".json", ".csv")) or source.startswith(("/", ".", "~")):
         raise UserError(f"data: there is no file {source}")
+    else:
+        check_cached("datasets", source, "data")
 
 
 def has_split(source: str, split: str, subset: str | None, section: str = "data.") -> bool:

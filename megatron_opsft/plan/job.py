@@ -236,7 +236,7 @@ def check_job(job: Job) -> None:
         raise UserError("run.device=cuda, but the plan is for a CPU; give another --gpu")
     if hardware.is_cuda and config.run.device == "cpu":
         raise UserError(f"run.device=cpu, but the plan is for {hardware.name}; give --gpu cpu")
-    check_engine_settings(rollout.engine, rollout.tp, rollout.speculative)
+    check_engine_settings(rollout.engine, rollout.tp, rollout.speculative, seeded=rollout.seeded)
     check_world(job.world_size, config.parallel)
     check_layout(shape, config.parallel)
     check_lengths(config, shape.max_position_embeddings)

@@ -19,7 +19,7 @@ from megatron_opsft.weights.vllm_layout import vllm_parameters
 
 # Of an engine beside weights and keys and values: CUDA graphs and its own buffers, which stay while
 # it sleeps. Assumption.
-_GRAPH_BYTES = 1.5e9
+GRAPH_BYTES = 1.5e9
 # The Hugging Face engine's buffers grow by a quarter (`rollout.hf.attention`).
 _HF_CACHE_SLACK = 1.25
 
@@ -103,7 +103,7 @@ def _engine_terms(job: Job) -> Terms:
         return {"engine_weights": (weights, _ALL), "kv_cache": (cache, _ALL)}
     return {
         "engine_weights": (weights, ("rollout", "sync")),
-        "engine_graphs": (_GRAPH_BYTES, ("rollout", "train")),
+        "engine_graphs": (GRAPH_BYTES, ("rollout", "train")),
         "engine_prefill": (_profiled_bytes(job), ("rollout",)),
         "kv_cache": (cache, ("rollout",)),
     }
@@ -165,7 +165,7 @@ def kv_cache_bytes(job: Job) -> float:
         return float(rollout.kv_cache_bytes)
     if not job.hardware.is_cuda:  # a full batch of the longest sequences
         return min(longest * (rollout.batch_size + 1) * token, job.hardware.memory_bytes / 4)
-    taken = engine_elements(job) * job.dtype_bytes + _GRAPH_BYTES + _profiled_bytes(job)
+    taken = engine_elements(job) * job.dtype_bytes + GRAPH_BYTES + _profiled_bytes(job)
     return max(0.0, rollout.gpu_memory_fraction * job.hardware.memory_bytes - taken)
 
 

@@ -23,7 +23,7 @@ from megatron_opsft.rollout.limits import (
     fit_lengths,
 )
 from megatron_opsft.runtime.durable import list_checkpoints
-from megatron_opsft.runtime.libraries import check_fetched
+from megatron_opsft.runtime.libraries import check_cached, check_fetched
 from megatron_opsft.storage.model_paths import local_model
 from megatron_opsft.verify.verifier import check_judge
 
@@ -82,7 +82,7 @@ def _check_model(config: Config) -> None:
     """Of a model that is here: its shape against layout and lengths."""
     model_dir = local_model(config.model.path)
     if model_dir is None:
-        return
+        return check_cached("models", config.model.path, "model.path")
     shape = read_model_shape(model_dir)
     check_layout(shape, config.parallel)
     positions = shape.max_position_embeddings

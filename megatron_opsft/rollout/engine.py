@@ -18,13 +18,15 @@ from megatron_opsft.weights.rectangles import Parameter
 class SamplingSettings:
     """How to sample; max_response_tokens counts the end token. Several end tokens may be given.
 
-    temperature: 0 takes the most probable token each time, and leaves top_p out.
+    temperature: 0 takes the most probable token each time, and leaves top_p out. seeded: each
+    response has random numbers of its own.
     """
 
     temperature: float
     top_p: float
     max_response_tokens: int
     end_token_ids: tuple[int, ...]
+    seeded: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +51,8 @@ class EngineSettings:
     responses decoded at once.
     gpu_memory_fraction, kv_cache_bytes: of an engine that sets its cache aside.
     collective_minutes: after which its own collectives give up, as those of the trainer.
-    rank, world_size: of the job. job_id: the same on all ranks of a job and no other. speculative:
-    as in `rollout`.
+    rank, world_size: of the job. job_id: the same on all ranks of a job and no other. seeded,
+    deep_sleep, speculative: as in `rollout`.
     """
 
     model_dir: Path
@@ -66,6 +68,8 @@ class EngineSettings:
     rank: int
     world_size: int
     job_id: str = ""
+    seeded: bool = True
+    deep_sleep: bool = True
     speculative: Mapping[str, Any] | None = None
 
 

@@ -21,7 +21,7 @@ class EngineTraits:
     process that has closed one. reads_files: it can read a model's files and hand out the weights.
     refills: new responses take the places of finished ones, in a cache that is set aside at the
     start; otherwise a batch is decoded to its end, in a cache that grows with it.
-    speculative: it takes `rollout.speculative`.
+    speculative: it takes `rollout.speculative`, and `rollout.seeded=false`.
     experts_on_cpu: a mixture of experts can be updated there.
     eval_batch_size: default of `eval`. max_eval_tokens: the longest response of a run's evaluations
     where nobody says it: what the paper evaluates with, or what a cache that grows with the longest
@@ -86,6 +86,7 @@ def check_engine_settings(
     tp: int,
     speculative: Mapping[str, Any] | None = None,
     *,
+    seeded: bool = True,
     section: str = "rollout.",
 ) -> None:
     """Errors: `UserError` for an unknown engine and for what it cannot do; section: before the
@@ -97,6 +98,8 @@ def check_engine_settings(
     elif speculative is not None and not traits.speculative:
         refused = f"{section}speculative={dict(speculative)}"
         default = f"{section}speculative=null"
+    elif not (seeded or traits.speculative):
+        refused, default = f"{section}seeded=false", f"{section}seeded=true"
     else:
         return
     raise UserError(f"{refused} is vLLM's; set {section}engine=vllm or {default}")
@@ -114,7 +117,7 @@ def check_installed(name: str, *, section: str = "rollout.") -> None:
 def check_engine(config: Config) -> None:
     """Errors: `UserError` for settings that contradict each other and for a missing engine."""
     rollout = config.rollout
-    check_engine_settings(rollout.engine, rollout.tp, rollout.speculative)
+    check_engine_settings(rollout.engine, rollout.tp, rollout.speculative, seeded=rollout.seeded)
     if config.model.load == "engine" and not engine_traits(rollout.engine).reads_files:
         raise UserError(
             "model.load=engine: weights come from vLLM alone; set rollout.engine=vllm, or "

@@ -65,6 +65,8 @@ def open_engine(
         rank=layout.rank,
         world_size=layout.world_size,
         job_id=broadcast_object(uuid4().hex),
+        seeded=rollout.seeded,
+        deep_sleep=rollout.deep_sleep,
         speculative=rollout.speculative,
     )
     return build_engine(rollout.engine, settings, table, tokenizer, device)

@@ -3,7 +3,13 @@
 import ctypes
 import importlib.util
 import os
+import platform
+import re
+import shutil
+import sys
+import sysconfig
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -38,7 +44,9 @@ def select_device(wanted: str) -> Device:
     """
     available = torch.cuda.is_available()
     if wanted == "cuda" and not available:
-        raise UserError("run.device=cuda: torch sees no GPU; use run.device=auto or cpu")
+        raise UserError(
+            f"run.device=cuda: torch sees no GPU; {why_no_gpu()}; use run.device=auto or cpu"
+        )
     if wanted == "cpu" or not available:
         return Device(torch_device=torch.device("cpu"), backend="gloo")
     index = int(os.environ.get("LOCAL_RANK", "0"))
@@ -51,6 +59,43 @@ def select_device(wanted: str) -> Device:
         )
     torch.cuda.set_device(index)
     return Device(torch_device=torch.device("cuda", index), backend="cpu:gloo,cuda:nccl")
+
+
+# CUDA's major version -> the oldest driver that runs it: NVIDIA's CUDA toolkit release notes.
+_OLDEST_DRIVER = {"11": 450, "12": 525, "13": 580}
+_DRIVER = Path("/proc/driver/nvidia/version")
+
+
+def why_no_gpu() -> str:
+    """What torch needs to see a GPU, beside the driver that is here."""
+    cuda = torch.version.cuda
+    if cuda is None:
+        return f"torch {torch.__version__} was built without CUDA"
+    found = None
+    with suppress(OSError):
+        found = re.search(r"\b\d{3,}\.[\d.]+", _DRIVER.read_text())
+    here = f"driver {found[0]} is loaded" if found else "no NVIDIA driver is loaded"
+    needed = _OLDEST_DRIVER.get(cuda.partition(".")[0], "a recent one")
+    return f"CUDA {cuda} of torch {torch.__version__} needs driver {needed} or newer, and {here}"
+
+
+def check_compiler(device: Device) -> None:
+    """Errors: `UserError` where Triton lacks what it compiles its launchers with on every node: a C
+    compiler and Python's headers. Nothing without a GPU or Triton.
+    """
+    if not device.is_cuda or importlib.util.find_spec("triton") is None:
+        return
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    if not any(map(shutil.which, (os.environ.get("CC", "gcc"), "clang"))):
+        lacks, package = "C compiler (gcc)", "gcc"
+    elif not (Path(sysconfig.get_paths()["include"]) / "Python.h").is_file():
+        lacks, package = f"Python.h of Python {version}", f"python{version}-dev"
+    else:
+        return
+    raise UserError(
+        f"run.device=cuda: {platform.node()} has no {lacks}, with which Triton compiles its "
+        f"kernels' launchers; on Debian and Ubuntu: apt-get install {package}; or use a container"
+    )
 
 
 # What libraries read of it when they start. TransformerEngine: no attention whose backward pass

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
@@ -124,6 +124,30 @@ def prepare_hub() -> bool:
                 setattr(sys.modules[name], _OFFLINE, True)
         return True
     return False
+
+
+def check_cached(kind: Literal["models", "datasets"], name: str, option: str) -> None:
+    """Errors: `UserError` where offline mode is set and the cache holds nothing of a hub name, so
+    that a job says it in its first second. Imports no library.
+    """
+    if not is_offline():
+        return
+    caches = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache"))
+    home = Path(os.environ.get("HF_HOME") or caches / "huggingface").expanduser()
+    hub = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
+    prepared = Path(os.environ.get("HF_DATASETS_CACHE") or home / "datasets")
+    # Of data sets `load_dataset` keeps its own copy, in a folder whose spelling it chooses.
+    others = prepared.glob("*") if kind == "datasets" else ()
+    is_there = any((hub / f"{kind}--{name.replace('/', '--')}" / "snapshots").glob("*"))
+    if not is_there and _letters(name) not in {_letters(path.name) for path in others}:
+        raise UserError(
+            f"{option}={name} is not in the Hugging Face cache ({home}), and {_OFFLINE}=1 is set; "
+            "run `megatron-opsft fetch CONFIG` where there is a network, with the same HF_HOME"
+        )
+
+
+def _letters(name: str) -> str:
+    return "".join(letter for letter in name.lower() if letter.isalnum())
 
 
 def describe_offline() -> str:

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from forked_cli import ROOT
 
-# Two halves, so that neither takes as long as a test may. Of `losses`, `steps` and
-# `vllm_quickstart` other tests of the suite run what is in them.
-STEPS = ["steps_on_2_ranks", "quickstart", "te_steps"]
+# Two halves, so that neither takes as long as a test may. Of the other stages other tests of the
+# suite run what is in them.
+STEPS = ["steps_on_2_ranks", "quickstart", "preset", "te_steps"]
 SPEEDS = ["loss_speed", "step_speed", "push_speed", "save_speed", "convert_speed"]
 
 

@@ -29,7 +29,7 @@ CONFIGS = sorted((Path(__file__).parents[2] / "examples/configs").glob("*.yaml")
 ENGINES = {
     "tp 1": [],
     "tp 2": ["rollout.tp=2"],
-    "cache": ["rollout.kv_cache_bytes=4000000000"],
+    "cache": ["rollout.kv_cache_bytes=4000000000", "rollout.deep_sleep=false"],
 }
 PLANNED_BATCH_TOKENS = load_hardware("h100").engine_batch_tokens
 GPU = Device(torch_device=torch.device("cuda", 0), backend="cpu:gloo,cuda:nccl")
@@ -96,7 +96,14 @@ def read_vllm(name: str, overrides: list[str]) -> dict[str, Any]:
     return {
         "dtype": [str(model.dtype), f"torch.{config.model.dtype}"],
         "tokens": [model.max_model_len, max_engine_tokens(config)],
-        "sleeps": model.enable_sleep_mode,
+        "sleeps": [
+            (
+                model.enable_sleep_mode,
+                model.enable_nccl_comm_suspend,
+                found.use_cumem_cudagraph_pool,
+            ),
+            (True, config.rollout.deep_sleep, config.rollout.deep_sleep),
+        ],
         "seed": [model.seed, config.run.seed],
         "architecture": model.architecture,
         "vocabulary": [model.get_vocab_size(), table.shape.vocab_size],

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from megatron_opsft.config.load import load_config
 from megatron_opsft.errors import UserError
 from megatron_opsft.runtime.device import (
     Device,
+    check_compiler,
     check_deterministic,
     has_room_for_good,
     prepare_environment,
@@ -89,6 +91,43 @@ def test_a_rank_without_a_gpu_says_what_to_change(gpus: pytest.MonkeyPatch) -> N
     gpus.setenv("LOCAL_RANK", "8")
     with pytest.raises(UserError, match="number 8 of its node, and torch sees 8 GPU"):
         select_device("auto")
+
+
+@pytest.mark.parametrize(
+    ("cuda", "driver", "said"),
+    [
+        (None, "", "was built without CUDA"),
+        ("13.0", "", "CUDA 13.0 of torch .* needs driver 580 or newer, and no NVIDIA driver is"),
+        ("13.0", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue", "550.54.15 is"),
+    ],
+)
+def test_no_gpu_says_which_driver_is_needed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cuda: str | None, driver: str, said: str
+) -> None:
+    monkeypatch.setattr("torch.version.cuda", cuda)
+    file = tmp_path / "version"
+    if driver:
+        file.write_text(driver)
+    monkeypatch.setattr("megatron_opsft.runtime.device._DRIVER", file)
+    with pytest.raises(UserError, match=f"run.device=cuda: torch sees no GPU; .*{said}"):
+        select_device("cuda")
+
+
+def test_triton_needs_a_compiler_and_python_s_headers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    monkeypatch.setattr("sysconfig.get_paths", lambda: {"include": str(tmp_path)})
+    monkeypatch.setattr("shutil.which", lambda name: name if name == "gcc" else None)
+    monkeypatch.delenv("CC", raising=False)
+    with pytest.raises(UserError, match=r"has no Python.h .*apt-get install python3\.\d+-dev"):
+        check_compiler(CUDA)
+    (tmp_path / "Python.h").touch()
+    check_compiler(CUDA)
+    monkeypatch.setenv("CC", "no_such_compiler")
+    with pytest.raises(UserError, match=r"has no C compiler \(gcc\)"):
+        check_compiler(CUDA)
+    check_compiler(Device(torch_device=torch.device("cpu"), backend="gloo"))
 
 
 def test_room_for_good_is_a_tenth_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,6 +48,7 @@ def test_without_vllm_the_error_is_the_line_that_installs_it(
             ["rollout.speculative={method: ngram}"],
             r"rollout.speculative={'method': 'ngram'} is vLLM's; .* rollout.speculative=null",
         ),
+        (["rollout.seeded=false"], "rollout.seeded=false is vLLM's; .* or rollout.seeded=true"),
         (["model.load=engine"], r"model\.load=engine: .* or model\.load=disk"),
         (["rollout.engine=sglang"], "rollout.engine=sglang: .* use one of hf, vllm"),
     ],
@@ -144,13 +145,23 @@ def test_a_draft_s_embedding_that_pushes_no_longer_reach_is_a_fault() -> None:
 
 
 @pytest.mark.parametrize(
-    ("is_cuda", "given", "found"), [(True, None, "0"), (True, "1", "1"), (False, None, None)]
+    ("is_cuda", "given", "seeded", "found"),
+    [
+        *((True, None, True, "0"), (True, "1", True, "1"), (False, None, True, None)),
+        *((True, "0", False, "0"), (True, None, False, None)),
+    ],
 )
-def test_on_a_gpu_the_sampler_that_is_compiled_and_never_used_is_off(
-    monkeypatch: pytest.MonkeyPatch, is_cuda: bool, given: str | None, found: str | None
+def test_on_a_gpu_the_sampler_that_is_compiled_is_off_where_seeds_leave_it_unused(
+    monkeypatch: pytest.MonkeyPatch, is_cuda: bool, given: str | None, seeded: bool, found: str
 ) -> None:
     name = "VLLM_USE_FLASHINFER_SAMPLER"
     environment = {} if given is None else {name: given}
     monkeypatch.setattr(os, "environ", environment)
-    prepare_environment(is_cuda, rank=0)
+    monkeypatch.setattr("shutil.which", lambda name: name)
+    prepare_environment(is_cuda, rank=0, seeded=seeded)
     assert environment.get(name) == found
+    if is_cuda and given is None and not seeded:
+        monkeypatch.setattr("shutil.which", lambda name: None)
+        monkeypatch.setattr("os.path.isfile", lambda name: False)
+        with pytest.raises(UserError, match="there is no nvcc; set CUDA_HOME"):
+            prepare_environment(is_cuda, rank=0, seeded=seeded)

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from forked_cli import ROOT
 
+from megatron_opsft.config.load import load_config
+
 MAIN = "import pathlib, sys, gpu_proof; gpu_proof.main(pathlib.Path(sys.argv.pop(1)))"
 REPORT = "import json; print(json.dumps({'figures': %s, 'problems': %s, 'details': {}}))"
 GOOD = REPORT % ("{'figure': 1.5}", "[]")
@@ -25,6 +27,14 @@ import os, subprocess, sys, time
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"],
                          start_new_session=True)
 print(child.pid, file=open(os.environ["OUT"] + "/pids", "a"), flush=True)
+"""
+SRUN = """
+while [[ $1 == --* ]]; do
+  for pair in $(tr , ' ' <<<"${1#--export=ALL,}"); do [[ $pair == --* ]] || export "$pair"; done
+  shift
+done
+for rank in 0 1; do SLURM_PROCID=$rank SLURM_NTASKS=2 SLURM_LOCALID=0 "$@" & done
+wait
 """
 STAGE = """
 @needs({needs})
@@ -43,7 +53,8 @@ def start(out: Path, stages: Stages, *options: str, device: str = "cpu") -> subp
     for name, given in {"environment": GOOD, **stages}.items():
         wanted = {"code": given} if isinstance(given, str) else dict(given)
         if code := wanted.pop("code", GOOD):
-            act = f"run('-c ' + shlex.quote({code!r}))"
+            method = wanted.pop("method", "run")
+            act = f"{method}('-c ' + shlex.quote({code!r}))"
         else:
             (out.parent / "test_of_stage.py").write_text(wanted.pop("tests"))
             act = f"run_tests({str(out.parent / 'test_of_stage.py')!r})"
@@ -224,7 +235,7 @@ def test_the_stages_and_their_limits_are_those_of_the_docs(monkeypatch: pytest.M
     stages = stages_of_the_proof(monkeypatch)
     limits = [(name, mark.kwargs["limit"]) for name, t in stages.items() for mark in t.pytestmark]
     docs = (ROOT / "docs/gpu.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `(\w+)` \|.*\| (\d+) \|.*\|$", docs, re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+)` \|.*\| (\d+) \|$", docs, re.MULTILINE)
     assert rows == [(name, f"{limit:g}") for name, limit in limits]
 
 
@@ -236,15 +247,62 @@ def test_on_a_gpu_the_stages_name_files_and_options_that_are_there(
     def ask(words: str, ranks: int = 1) -> None:
         raise InterruptedError(words)
 
-    stage = SimpleNamespace(device="cuda", on_gpu=True, run=ask, run_tests=ask)
+    stage: Any = SimpleNamespace(device="cuda", on_gpu=True, run=ask, run_tests=ask)
+    stage.run_on_2_nodes = ask
     for test in stages_of_the_proof(monkeypatch).values():
         with pytest.raises(InterruptedError) as asked:
             test(stage, *[monkeypatch] * ("monkeypatch" in test.__code__.co_varnames))
         name, *words = str(asked.value).removeprefix("-m ").split()
         file = name if "/" in name else f"tools/{name.replace('.', '/')}.py"
         text = (ROOT / file).read_text(encoding="utf-8")
+        if "from ranks import" in text:
+            text += (ROOT / "benchmarks/ranks.py").read_text(encoding="utf-8")
         options = [word.split("=")[0] for word in words if word.startswith("--")]
         assert all(f'"{option}"' in text for option in options), f"{file}: {options}"
+        if "-k" in words:
+            assert re.search(rf"^def test_\w*{words[-1]}", text, re.MULTILINE), words
+
+
+@pytest.mark.parametrize("preset", ["r1_distill_1p5b_paper", "r1_distill_7b_paper"])
+def test_the_presets_take_what_the_proof_sets(monkeypatch: pytest.MonkeyPatch, preset: str) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "tests/gpu"))
+    from test_runs_gpu import CAPPED
+
+    config = load_config(ROOT / f"examples/configs/{preset}.yaml", CAPPED)
+    assert config.rollout.max_response_tokens == 512 and config.eval.data is None
+
+
+def test_quick_runs_no_vllm_and_fits_into_6_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    marks = [t.pytestmark[0].kwargs for t in stages_of_the_proof(monkeypatch).values()]
+    quick = [needs for needs in marks if needs["quick"]]
+    modules = {name for needs in quick for name in needs["modules"]}
+    assert "megatron" in modules and not modules & {"vllm", "transformer_engine"}
+    assert sum(needs["seconds"] for needs in quick) < 6 * 60
+    one_gpu = [each for each in marks if each["gpus"] < 2 and each["nodes"] == 1]
+    assert sum(needs["seconds"] for needs in one_gpu) <= 25 * 60
+    assert all(needs["fix"] for needs in marks)
+
+
+def test_a_stage_on_two_nodes_is_started_by_srun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bin").mkdir()
+    for name, text in {"srun": SRUN, "scontrol": "echo n1; echo n2"}.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{text}")
+        (tmp_path / "bin" / name).chmod(0o755)
+    code = (
+        "import json, os; from megatron_opsft.runtime.launcher import usual_variables as usual; "
+        "a = usual(os.environ); print(json.dumps({'figures': {'world': int(a['WORLD_SIZE'])}, "
+        "'problems': [] if os.environ['MASTER_ADDR'] == 'n1' else ['address']}))"
+    )
+    stages: Stages = {"nodes": {"code": code, "method": "run_on_2_nodes", "nodes": 2}}
+    assert prove(tmp_path / "out", stages)[0] == 0
+    assert results(tmp_path / "out")["nodes"]["reason"] == "needs a SLURM job of 2 nodes"
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
+    assert prove(tmp_path / "out", stages)[0] == 0
+    assert results(tmp_path / "out")["nodes"]["figures"] == {"world": 2}
 
 
 @pytest.mark.parametrize(

@@ -2,17 +2,20 @@
 
 import logging
 import os
+import shutil
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import datasets
 import huggingface_hub.constants
 import pytest
+from forked_cli import ForkedCli
 
 from megatron_opsft.data.problems import load_problems
-from megatron_opsft.data.sources import has_split
+from megatron_opsft.data.sources import check_source, has_split
 from megatron_opsft.errors import UserError
-from megatron_opsft.runtime.libraries import prepare_hub
+from megatron_opsft.runtime.libraries import check_cached, prepare_hub
 from megatron_opsft.storage.model_paths import resolve_model
 
 NOBODY = "http://127.0.0.1:9"  # where nothing listens
@@ -60,6 +63,35 @@ def test_offline_mode_is_said_and_nothing_is_tried(
     with pytest.raises(UserError, match="HF_HUB_OFFLINE=1 is set"):
         resolve_model("nobody/nothing")
     assert not caplog.records
+
+
+def test_a_job_without_network_says_at_its_start_what_is_not_in_the_cache(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cli: ForkedCli
+) -> None:
+    words = ["train", "examples/configs/quickstart.yaml", f"run.dir={tmp_path / 'run'}"]
+    offline = "import os; os.environ['HF_HUB_OFFLINE'] = '1'"
+    for key in ("model.path", "data.train"):
+        error = cli.run([*words, f"{key}=org/Some-Data_Set"], prelude=offline).error
+        assert f"{key.split('.train')[0]}=org/Some-Data_Set is not in the Hugging Face" in error
+        assert "run `megatron-opsft fetch CONFIG`" in error
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    with pytest.raises(UserError, match="not in the Hugging Face cache"):
+        check_source("org/Some-Data_Set")
+    for folder in ("hub/datasets--org--Some-Data_Set/snapshots/1", "datasets/org___some-data_set"):
+        (tmp_path / folder).mkdir(parents=True)
+        check_source("org/Some-Data_Set")
+        shutil.rmtree(tmp_path / folder)
+    with pytest.raises(UserError, match="model.path=org/M is not in"):
+        check_cached("models", "org/M", "model.path")
+    (tmp_path / "hub/models--org--M/snapshots/1").mkdir(parents=True)
+    check_cached("models", "org/M", "model.path")
+
+
+def test_fetch_reads_what_a_run_reads(cli: ForkedCli) -> None:
+    ended = cli.run(["fetch", "examples/configs/quickstart.yaml"])
+    assert ended.exit_code == 0, ended.stderr
+    assert ended.stdout.startswith("tiny_reasoner and ")
 
 
 def test_a_proxy_is_left_to_the_libraries(monkeypatch: pytest.MonkeyPatch) -> None:

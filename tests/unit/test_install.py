@@ -45,6 +45,49 @@ def test_tested_versions_fit_the_ranges(name: str) -> None:
         assert need.specifier.contains(pinned[canonicalize_name(need.name)]), need
 
 
+def test_the_container_copies_what_is_there() -> None:
+    text = (ROOT / "docker/Dockerfile").read_text()
+    copied = [line.split()[1:-1] for line in text.splitlines() if line.startswith("COPY ")]
+    names = {name for names in copied for name in names if not name.startswith(("-", "/"))}
+    assert names >= {"pyproject.toml", "constraints"} and all((ROOT / n).exists() for n in names)
+
+
+OFFLINE = """#!/bin/bash
+case "$*" in
+*torch.version.cuda*) echo 13.0 ;;
+*"import nvidia"*) echo /nvidia ;;
+*" pip install"*) echo "$PIP_NO_INDEX $PIP_FIND_LINKS $*" >>"$ASKED" ;;
+esac
+"""
+
+
+def test_a_folder_of_wheels_needs_no_network_and_no_compiler(tmp_path: Path) -> None:
+    script, asked, wheels = ROOT / "tools/install_gpu.sh", tmp_path / "asked", tmp_path / "wheels"
+    venv = tmp_path / "venv"
+    (venv / "bin").mkdir(parents=True)
+    (venv / "bin/python").write_text(OFFLINE)
+    (venv / "bin/python").chmod(0o755)
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        env = os.environ | {"ASKED": str(asked)}
+        return subprocess.run(
+            ["bash", str(script), *words], env=env, cwd=tmp_path, capture_output=True, text=True
+        )
+
+    refused = run("--wheels", "wheels", str(venv))
+    assert (
+        refused.returncode == 2 and "holds no torch-*.whl; make it with --save-w" in refused.stderr
+    )
+    assert run("--wheel", "x").stderr.startswith("error: there is no option --wheel;")
+    wheels.mkdir()
+    (wheels / "torch-2.13.0-cp312.whl").touch()
+    ended = run("--wheels", "wheels", str(venv))
+    assert ended.returncode == 0, ended.stderr
+    calls = asked.read_text().splitlines()
+    assert len(calls) == 5 and all(call.startswith(f"1 {wheels} ") for call in calls)
+    assert calls[3].endswith("transformer-engine[core-cu13,pytorch]==2.20.2")
+
+
 @pytest.mark.parametrize(
     ("answers", "needs", "said", "from_index"),
     [

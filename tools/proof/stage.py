@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
+from xml.etree import ElementTree
 
 import psutil
 import pytest
@@ -28,6 +29,7 @@ _ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "OMP_NUM_THREADS": "1",
     "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "INFO",  # what it falls back to stands in the stage's log
     "DO_NOT_TRACK": "1",
 }
 # Images exist that set TF32 to 1, and float32 GEMMs are then not float32's. COLUMNS: pytest cuts
@@ -58,6 +60,19 @@ class Stage:
     def on_gpu(self) -> bool:
         return self.device == "cuda"
 
+    def show_of(self, line: Mapping[str, Any], names: str) -> None:
+        """Show those figures of a benchmark's line that are there; bytes as GB."""
+        line = dict(line) | {"peak_gb": line.get("peak_bytes", 0) / 1e9}
+        self.show(**{name: line.get(name) for name in names.split()})
+
+    def run_on_2_nodes(self, words: str) -> None:
+        """As `run`, one rank on each of two nodes of this SLURM job; started by srun."""
+        names = ["scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]]
+        first, *_ = subprocess.run(names, capture_output=True, text=True).stdout.split()
+        srun = "srun --overlap --nodes=2 --ntasks=2 --ntasks-per-node=1 --kill-on-bad-exit=1"
+        address = f"TMPDIR=/tmp,MASTER_ADDR={first},MASTER_PORT={20000 + os.getpid() % 10000}"
+        self.run(words, before=f"{srun} --export=ALL,{address}")
+
     def show(self, **figures: float | None) -> None:
         """Add figures to the table; None: there is none here. Not finite: the stage fails."""
         self.figures |= {name: v for name, v in figures.items() if v is not None}
@@ -66,14 +81,15 @@ class Stage:
         if wrong:
             pytest.fail(f"{wrong[0]} is {self.figures[wrong[0]]}", pytrace=False)
 
-    def run(self, words: str, ranks: int = 1) -> list[dict[str, Any]]:
-        """The JSON lines that `python WORDS` prints, started by torchrun for several ranks.
+    def run(self, words: str, ranks: int = 1, before: str = "") -> list[dict[str, Any]]:
+        """The JSON lines that `python WORDS` prints, started by torchrun for several ranks,
+        or by the command `before` it.
 
         A line with `figures` is a report (`proof.report`): they go to the table. The stage fails
         where the command does, names a problem, or reaches its limit.
         """
         torchrun = "-m torch.distributed.run --standalone --local-addr=localhost --nproc-per-node"
-        exit_code = self._run(f"{torchrun} {ranks} {words}" if ranks > 1 else words)
+        exit_code = self._run(f"{torchrun} {ranks} {words}" if ranks > 1 else words, before)
         text = self._log("out")
         lines = []
         for line in text.splitlines():
@@ -94,8 +110,13 @@ class Stage:
         return lines
 
     def run_tests(self, words: str) -> None:
-        """Run `pytest WORDS`: how many tests passed, failed and were skipped, and why."""
-        exit_code = self._run(f"-m pytest {words} -rfEs -p no:cacheprovider")
+        """Run `pytest WORDS`: how many tests passed, failed and were skipped, and why; and the
+        figures that they record as properties.
+        """
+        results = self.out / f"logs/{self.name}.xml"
+        results.unlink(missing_ok=True)
+        junit = f"--junitxml={results} -o junit_family=xunit1"
+        exit_code = self._run(f"-m pytest {words} -rfEs -p no:cacheprovider {junit}")
         text = self._log("out")
         (*_, last) = text.strip().splitlines() or [""]
         counts = Counter(passed=0, failed=0, skipped=0)
@@ -105,16 +126,17 @@ class Stage:
         skipped = re.findall(r"^SKIPPED \[\d+\] \S+: (.*)", text, re.MULTILINE)
         self.record("problems", problems)
         self.record("details", {"skipped": skipped})
-        self.show(**counts)
+        found = ElementTree.parse(results).iter("property") if results.exists() else ()
+        self.show(**counts, **{each.get("name"): float(each.get("value")) for each in found})
         if exit_code not in (0, 5):  # 5: pytest found no test
             why = problems[0] if problems else self._last_words()
             pytest.fail(f"exit code {exit_code}: {why}", pytrace=False)
         if not counts["passed"]:
             pytest.skip("; ".join(dict.fromkeys(skipped)) or "no test ran")
 
-    def _run(self, words: str) -> int:
+    def _run(self, words: str, before: str = "") -> int:
         """The exit code of `python WORDS`. Whatever it started is gone on return."""
-        command = shlex.split(words)
+        command = [*shlex.split(before), sys.executable, *shlex.split(words)]
         self.record("command", command)
         self.record("log", f"logs/{self.name}")
         with (
@@ -125,10 +147,11 @@ class Stage:
         ):
             paths = [ROOT, ROOT / "tools", ROOT / "tests/support", os.environ.get("PYTHONPATH", "")]
             environment = {**_ENVIRONMENT, **os.environ, **_FIXED, "TMPDIR": work}
+            environment["PROOF_DEVICE"] = self.device
             environment["PYTHONPATH"] = os.pathsep.join(str(path) for path in paths if str(path))
             try:
                 return subprocess.Popen(
-                    [sys.executable, *command],
+                    command,
                     stdin=subprocess.DEVNULL,
                     stdout=out,
                     stderr=err,
@@ -172,13 +195,10 @@ def end_children() -> None:
 
 def formatted(figures: Mapping[str, float]) -> str:
     """Such as `passed 40, failed 0, mfu 0.41`."""
-    return ", ".join(f"{name} {_number(value)}" for name, value in figures.items())
-
-
-def _number(value: float) -> str:
-    if value == int(value) and abs(value) < 1e6:
-        return str(int(value))
-    return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+    return ", ".join(
+        f"{name} {value:,.4g}" if value < 1e4 else f"{name} {value:,.0f}"
+        for name, value in figures.items()
+    )
 
 
 def publish(

@@ -30,15 +30,23 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "tp2sp": {"tp": 2, "sequence_parallel": True},
     "pp2": {"pp": 2},
     "dp2": {"dp": 2},
+    "ep2": {"dp": 2, "ep": 2},
+    "cp2": {"cp": 2},
+    "tp2spcp2": {"tp": 2, "cp": 2, "sequence_parallel": True},
     "tp2pp2": {"tp": 2, "pp": 2},
     "tp2dp2": {"tp": 2, "dp": 2, "sequence_parallel": True},
     "pp2dp2": {"pp": 2, "dp": 2},
 }
 # Largest relative errors: of losses, of gradient norms, of the worst tensor, of the median one.
+# bfloat16_moe: rounding turns the order of two experts with nearly equal scores around, and a token
+# goes to the other one; in these models an expert sees few tokens (on a CPU: 0.36 and 0.086).
 BOUNDS = {
     "float32": {"loss": 1e-5, "norm": 1e-4, "worst tensor": 1e-4, "median tensor": 1e-4},
     "bfloat16": {"loss": 1e-2, "norm": 3e-2, "worst tensor": 0.1, "median tensor": 0.03},
+    "bfloat16_moe": {"loss": 1e-2, "norm": 3e-2, "worst tensor": 0.6, "median tensor": 0.15},
 }
+
+SRUN_NAMES = {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_NTASKS", "LOCAL_RANK": "SLURM_LOCALID"}
 
 
 def largest(errors: list[float]) -> float:
@@ -90,7 +98,7 @@ def summarize(cases: dict[str, dict[str, Any]]) -> tuple[dict[str, float], list[
     figures: dict[str, float] = {}
     problems = []
     for dtype, bounds in BOUNDS.items():
-        own = {name: found for name, found in cases.items() if name.startswith(dtype)}
+        own = {name: found for name, found in cases.items() if name.split()[0] == dtype}
         shown = {"loss": "loss", "norm": "norm", "gradient": "worst tensor"}
         if own:
             figures |= {
@@ -116,6 +124,9 @@ def main() -> None:
     parser.add_argument("--losses", default="fused_linear")
     parser.add_argument("--with-te", action="store_true", help="fail unless layers are its own")
     args = parser.parse_args()
+    if "MASTER_ADDR" in os.environ:  # srun has started the ranks
+        for name, of_slurm in SRUN_NAMES.items():
+            os.environ.setdefault(name, os.environ.get(of_slurm, ""))
     device = select_device(args.device)
     if not device.is_cuda:
         from megatron_opsft.runtime import cpu_compat
@@ -128,7 +139,8 @@ def main() -> None:
     ):
         case = Case(model=model, dtype=dtype, cross_entropy=loss, device_name=args.device)
         if found := compare(replace(case, **LAYOUTS[layout])):
-            cases[f"{dtype} {layout} {model} {loss}"] = found
+            kind = dtype + "_moe" * (dtype == "bfloat16" and "moe" in model)
+            cases[f"{kind} {layout} {model} {loss}"] = found
     stop_distributed()
     if int(os.environ.get("RANK", "0")):
         return

@@ -26,47 +26,65 @@ def needs(
     gpus: int = 1,
     gb: float = 0.0,
     cpu: bool = True,
+    nodes: int = 1,
+    quick: bool = False,
+    fix: str = "send runs/gpu_proof to the project; the other stages do not rest on this one",
 ) -> Any:
     """The mark of a stage. seconds: what it probably takes; it is not begun with less left. limit:
     seconds after which it is killed. modules: packages that must be there. gpus, gb: how many GPUs,
-    with how much memory each. cpu: whether `--device cpu` runs it.
+    with how much memory each. cpu: whether `--device cpu` runs it. nodes: of the SLURM job. quick:
+    whether `--quick` runs it. fix: what to do when it fails.
     """
-    return pytest.mark.gpu(seconds=seconds, limit=limit, modules=modules, gpus=gpus, gb=gb, cpu=cpu)
+    return pytest.mark.gpu(**locals())
 
 
-@needs(0, modules=(), gpus=0)
+@needs(0, modules=(), gpus=0, quick=True, fix="install what it names: tools/install_gpu.sh")
 def test_environment(stage: Stage) -> None:
     """what this machine and its packages are, and that they can be imported"""
     stage.run(f"-m proof.environment --device {stage.device}")
 
 
-@needs(45, limit=240, modules=("torch", "triton"), cpu=False)
+TE_LOSS = "train with train.cross_entropy=te until it passes"
+
+
+@needs(45, limit=240, modules=("torch", "triton"), cpu=False, quick=True, fix=TE_LOSS)
 def test_triton_kernels(stage: Stage) -> None:
     """the Triton kernels of the loss give what the PyTorch ones do"""
     stage.run_tests("tests/gpu/test_logit_kernels.py")
 
 
-@needs(45, limit=240)
+@needs(45, limit=240, quick=True, fix=TE_LOSS)
 def test_losses(stage: Stage) -> None:
     """losses and their gradients are those of float64 autograd, memory is the formula's"""
     on_cpu = "tests/unit/test_cross_entropy.py"
     stage.run_tests("tests/gpu/test_losses.py" if stage.on_gpu else on_cpu)
 
 
-@needs(60, limit=240, modules=REFERENCE)
+FLOAT32 = "if float32 passes, suspect the layers: train with model.dtype=float32 until it passes"
+COMMUNICATION = "communication: run it again with --only NAME and NCCL_DEBUG=INFO, and read its log"
+
+
+@needs(60, limit=240, modules=REFERENCE, quick=True, fix=FLOAT32)
 def test_steps(stage: Stage) -> None:
     """gradients and three updates on one rank are Hugging Face's with torch's AdamW"""
     models = ALL_MODELS if stage.on_gpu else "--models=qwen2"
     stage.run(f"-m proof.steps --device {stage.device} {models}")
 
 
-@needs(60, limit=300, modules=REFERENCE, cpu=False)
+@needs(45, limit=240, modules=REFERENCE, fix="train no mixture of experts until it passes")
+def test_moe_steps(stage: Stage) -> None:
+    """the same of a mixture of experts, with bounds of its own in bfloat16"""
+    models = "qwen3_moe,qwen3_moe_unnormalized" if stage.on_gpu else "qwen3_moe"
+    stage.run(f"-m proof.steps --device {stage.device} --models={models}")
+
+
+@needs(60, limit=300, modules=REFERENCE, cpu=False, fix="train with train.recompute=none")
 def test_step_tests(stage: Stage) -> None:
     """the same for every recomputation and loss; the loss falls"""
     stage.run_tests("tests/gpu/test_train_step.py")
 
 
-@needs(60, limit=240, modules=REFERENCE, gpus=2)
+@needs(60, limit=240, modules=REFERENCE, gpus=2, fix=COMMUNICATION)
 def test_steps_on_2_ranks(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """the same on two ranks: tensor, sequence, pipeline and data parallel, over NCCL"""
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
@@ -75,14 +93,28 @@ def test_steps_on_2_ranks(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None
     stage.run(f"-m proof.steps --device {stage.device} {layouts}", ranks=2)
 
 
-@needs(60, limit=240, modules=REFERENCE, gpus=4, cpu=False)
+@needs(60, limit=240, modules=REFERENCE, gpus=2, fix=COMMUNICATION)
+def test_moe_steps_on_2_ranks(stage: Stage) -> None:
+    """experts parallel over two ranks"""
+    words = "--models=qwen3_moe --layouts=ep2" + " --dtypes=float32" * (not stage.on_gpu)
+    stage.run(f"-m proof.steps --device {stage.device} {words}", ranks=2)
+
+
+@needs(90, limit=240, modules=REFERENCE, nodes=2, fix="set NCCL_SOCKET_IFNAME; docs/cluster.md")
+def test_steps_on_2_nodes(stage: Stage) -> None:
+    """the same with one rank on each of two nodes, started by srun"""
+    words = "--layouts=dp2,pp2" + " --dtypes=float32" * (not stage.on_gpu)
+    stage.run_on_2_nodes(f"-m proof.steps --device {stage.device} {words}")
+
+
+@needs(60, limit=240, modules=REFERENCE, gpus=4, cpu=False, fix=COMMUNICATION)
 def test_steps_on_4_ranks(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """the same on four ranks, two kinds of parallelism at once"""
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     stage.run("-m proof.steps --device cuda --layouts=tp2pp2,tp2dp2,pp2dp2", ranks=4)
 
 
-@needs(30, cpu=False)
+@needs(30, cpu=False, quick=True, fix="train with checkpoint.asynchronous=false until it passes")
 def test_checkpoint(stage: Stage) -> None:
     """a checkpoint written while training goes on holds what was there when it began"""
     stage.run_tests("tests/gpu/test_checkpoint_gpu.py")
@@ -94,22 +126,19 @@ def measure_loss(stage: Stage, method: str) -> None:
     shape = "--dtype bfloat16 --tokens 8192" if stage.on_gpu else tiny
     words = f"--device {stage.device} {shape} --impl {method} eager"
     line, _ = stage.run(f"benchmarks/cross_entropy.py {words}")
-    stage.show(
-        ms=1e3 * line["seconds"],
-        mfu=line.get("mfu"),
-        peak_gb=line["peak_bytes"] / 1e9,
-        time_to_whole_logits=line["seconds_to_eager"],
-        memory_to_whole_logits=line["peak_to_eager"],
-    )
+    stage.show_of(line, "seconds mfu peak_gb seconds_to_eager peak_to_eager")
 
 
-@needs(40, gb=40)
+SLOW = "compare matmul_tflops of the stage environment with the card's data sheet first"
+
+
+@needs(40, gb=40, fix=SLOW)
 def test_loss_speed(stage: Stage) -> None:
     """time and memory of the fused linear loss against whole logits"""
     measure_loss(stage, "fused_linear")
 
 
-@needs(75, limit=240, gb=75)
+@needs(75, limit=240, gb=75, quick=True, fix=SLOW)
 def test_step_speed(stage: Stage) -> None:
     """seconds, MFU and memory of a training step at the 1.5B shape"""
     tiny = "--layers 2 --hidden 128 --vocab 1000 --samples 4 --response 32 --repeats 1"
@@ -117,39 +146,25 @@ def test_step_speed(stage: Stage) -> None:
     shape = large if stage.on_gpu else tiny
     words = f"--device {stage.device} {shape} --acceptance 1 0.25"
     whole, quarter = stage.run(f"benchmarks/train_step.py {words}")
-    stage.show(
-        seconds=whole["seconds"],
-        tokens_per_second=whole["tokens_per_second"],
-        mfu=whole.get("mfu"),
-        peak_gb=whole["peak_bytes"] / 1e9,
-        quarter_accepted_to_all=quarter["seconds_to_all_accepted"],
-    )
+    stage.show_of(whole, "seconds tokens_per_second mfu peak_gb")
+    stage.show(quarter_accepted_to_all=quarter["seconds_to_all_accepted"])
 
 
-@needs(30, gb=22)
+@needs(30, gb=22, fix=SLOW)
 def test_push_speed(stage: Stage) -> None:
     """bytes a second of a push of 1.5B weights against a plain copy of them"""
     shape = "--shape 1.5b" if stage.on_gpu else "--repeats 1"
     (line,) = stage.run(f"benchmarks/push.py --device {stage.device} {shape}")
-    stage.show(
-        gb_per_second=line["in_place_gb_per_second"],
-        copy_gb_per_second=line["copy_gb_per_second"],
-        share_of_copy=line["in_place_to_copy"],
-        stream_share_of_copy=line["stream_to_copy"],
-        checksums_seconds=line["checksums_seconds"],
-    )
+    stage.show_of(line, "in_place_gb_per_second copy_gb_per_second in_place_to_copy")
+    stage.show_of(line, "stream_to_copy checksums_seconds")
 
 
-@needs(40)
+@needs(40, fix="a faster disk for run.dir, or a larger checkpoint.every")
 def test_save_speed(stage: Stage) -> None:
     """how long a checkpoint in the background keeps a run waiting"""
     shape = "--shape 46m --repeats 3" if stage.on_gpu else "--repeats 1"
     (line,) = stage.run(f"benchmarks/checkpoint.py --device {stage.device} {shape}")
-    stage.show(
-        stall_seconds=line["stall_seconds"],
-        at_once_seconds=line["at_once_seconds"],
-        mib=line["checkpoint_mib"],
-    )
+    stage.show_of(line, "stall_seconds at_once_seconds checkpoint_mib")
 
 
 @needs(45, limit=240, modules=SESSION, cpu=False)
@@ -158,34 +173,90 @@ def test_push_and_rollouts(stage: Stage) -> None:
     stage.run_tests("tests/gpu/test_push.py -m 'not vllm'")
 
 
-@needs(60, limit=240, modules=SESSION)
+@needs(60, limit=240, modules=SESSION, quick=True, fix=FLOAT32)
 def test_quickstart(stage: Stage) -> None:
     """whole steps of on-policy SFT, the rollouts by Hugging Face's engine"""
     steps = 4 if stage.on_gpu else 2
     stage.run(f"-m proof.quickstart --device {stage.device} --engine hf --steps {steps}")
 
 
-@needs(120, limit=300, modules=(*SESSION, "vllm"))
+@needs(90, limit=400, modules=SESSION, fix="read its log; the checkpoints of a run stay usable")
+def test_kill_and_resume(stage: Stage) -> None:
+    """a run under torchrun whose ranks are killed goes on from its checkpoint"""
+    stage.run_tests("tests/gpu/test_runs_gpu.py -k killed")
+
+
+WITHOUT_VLLM = "train with rollout.engine=hf until it passes; VLLM_USE_V2_MODEL_RUNNER=0 may help"
+VLLM = (*SESSION, "vllm")
+
+
+@needs(120, limit=300, modules=VLLM, fix=WITHOUT_VLLM)
 def test_vllm_quickstart(stage: Stage) -> None:
     """the same with vLLM in the trainer's process: in-place pushes, sleep and wake"""
     steps = 4 if stage.on_gpu else 2
     stage.run(f"-m proof.quickstart --device {stage.device} --engine vllm --steps {steps}")
 
 
-@needs(150, limit=360, modules=(*SESSION, "vllm"), cpu=False)
+def colocate(stage: Stage, tp: int) -> None:
+    words = f"--engine vllm --steps 2 --rollout-tp {tp}"
+    stage.run(f"-m proof.quickstart --device {stage.device} {words}", ranks=tp)
+
+
+@needs(120, limit=300, modules=VLLM, gpus=2, fix=WITHOUT_VLLM)
+def test_vllm_on_2_ranks(stage: Stage) -> None:
+    """the same with one engine over two ranks"""
+    colocate(stage, 2)
+
+
+@needs(120, limit=300, modules=VLLM, gpus=4, cpu=False, fix=WITHOUT_VLLM)
+def test_vllm_on_4_ranks(stage: Stage) -> None:
+    """the same with one engine over four ranks"""
+    colocate(stage, 4)
+
+
+@needs(120, limit=500, modules=SESSION, gb=75, fix="lower rollout.gpu_memory_fraction")
+def test_preset(stage: Stage) -> None:
+    """a paper's preset with random weights on all GPUs: two capped steps beside `plan`"""
+    stage.run_tests("tests/gpu/test_runs_gpu.py -k preset")
+
+
+@needs(150, limit=400, modules=VLLM, gb=40, fix="leave rollout.seeded=true")
+def test_vllm_speed(stage: Stage) -> None:
+    """rollout tokens a second, with and without seeds, beside bare vLLM"""
+    stage.run_tests("tests/gpu/test_vllm_alone.py -k speed")
+
+
+@needs(75, limit=300, modules=VLLM, gb=40, fix="set rollout.deep_sleep=false")
+def test_vllm_sleeps(stage: Stage) -> None:
+    """memory that stays while vLLM sleeps does not grow in 20 sleeps; beside `plan`'s"""
+    stage.run_tests("tests/gpu/test_vllm_alone.py -k sleeps")
+
+
+@needs(120, limit=360, modules=VLLM, cpu=False, fix=WITHOUT_VLLM)
 def test_vllm_push(stage: Stage) -> None:
     """pushes into vLLM against Hugging Face, memory given back"""
     stage.run_tests("tests/gpu/test_push.py -m vllm")
 
 
-@needs(60, limit=240, modules=(*REFERENCE, "transformer_engine"), cpu=False)
+TE = (*REFERENCE, "transformer_engine")
+WITHOUT_TE = "train with train.cross_entropy=fused_linear; for its layers, model.dtype=float32"
+
+
+@needs(60, limit=240, modules=TE, cpu=False, fix=WITHOUT_TE)
 def test_te_steps(stage: Stage) -> None:
     """steps on TransformerEngine's layers, with its cross-entropy too"""
     losses = "--dtypes=bfloat16 --losses=fused_linear,te --with-te"
     stage.run(f"-m proof.steps --device cuda {ALL_MODELS} {losses}")
 
 
-@needs(40, modules=(*CORE, "transformer_engine"), gb=40, cpu=False)
+@needs(90, limit=300, modules=TE, gpus=4, cpu=False, fix="train with parallel.cp=1")
+def test_te_steps_on_4_ranks(stage: Stage) -> None:
+    """its attention over packed sequences with context and sequence parallelism at once"""
+    words = "--dtypes=bfloat16 --layouts=tp2spcp2 --losses=fused_linear,te --with-te"
+    stage.run(f"-m proof.steps --device cuda {words}", ranks=4)
+
+
+@needs(40, modules=(*CORE, "transformer_engine"), gb=40, cpu=False, fix=SLOW)
 def test_te_loss_speed(stage: Stage) -> None:
     """time and memory of TransformerEngine's cross-entropy against whole logits"""
     measure_loss(stage, "te")
@@ -202,9 +273,4 @@ def test_convert_speed(stage: Stage) -> None:
     """seconds of a conversion of a 1.5B model both ways (CPU and disk)"""
     tiny = "--config megatron_opsft/assets/tiny_reasoner/config.json"
     (line,) = stage.run(f"benchmarks/convert.py --repeats 1 {'' if stage.on_gpu else tiny}")
-    stage.show(
-        to_megatron_seconds=line["to_megatron_seconds"],
-        to_hf_seconds=line["to_hf_seconds"],
-        time_to_plain_copy=line["ratio"],
-        peak_rss_mb=line["peak_rss_mb"],
-    )
+    stage.show_of(line, "to_megatron_seconds to_hf_seconds ratio peak_rss_mb")

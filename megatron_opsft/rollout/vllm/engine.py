@@ -116,6 +116,8 @@ class VllmEngine(RolloutEngine):
         """
         if self.version is None:
             raise RuntimeError("the rollout engine holds no complete set of weights")
+        from vllm.utils.torch_utils import set_random_seed
+
         self._drop_cache()
         names = count()
         running: dict[str, ResponseRequest] = {}
@@ -127,6 +129,9 @@ class VllmEngine(RolloutEngine):
                 more = bool(requests)
                 for request in requests:
                     name = str(next(names))
+                    if name == "0" and not sampling.seeded:
+                        # All ranks of an engine draw the same, and no two engines do.
+                        set_random_seed(request.seed % 2**32)
                     running[name] = request
                     self._add(name, request.prompt_ids, sampling_params(sampling, request.seed))
                 continue

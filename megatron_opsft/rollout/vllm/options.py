@@ -3,6 +3,8 @@
 import gc
 import math
 import os
+import shutil
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
 _CPU_WORKER = "megatron_opsft.rollout.vllm.cpu.LaunchedCpuWorker"
 JOB_ID_VARIABLE = "MEGATRON_OPSFT_JOB_ID"
+_SLEEP_SWITCHES = ("sleep_mode_offload_cudagraph", "enable_nccl_comm_suspend")
 _CPU_BLOCK_TOKENS = 32  # prompts share whole blocks: vLLM's 128 would be longer than most prompts
 
 
@@ -29,7 +32,7 @@ def start_llm(settings: EngineSettings, table: WeightTable) -> "LLM":
             "rollout.engine=vllm: vLLM's CPU kernels keep a packed copy of the experts that no "
             "update of the weights reaches; on a CPU use rollout.engine=hf for a mixture of experts"
         )
-    prepare_environment(settings.is_cuda, settings.rank)
+    prepare_environment(settings.is_cuda, settings.rank, seeded=settings.seeded)
     with collector_at_rest():
         from vllm import LLM
     # vLLM collects garbage six times while it starts. All that is there by now stays, so it is
@@ -64,18 +67,27 @@ def _reason(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
-def prepare_environment(is_cuda: bool, rank: int) -> None:
-    """Set what vLLM reads from the environment when it is imported or started."""
+def prepare_environment(is_cuda: bool, rank: int, *, seeded: bool) -> None:
+    """Set what vLLM reads from the environment when it is imported or started.
+
+    Errors: `UserError` where `seeded` is false and nothing compiles the sampler that this is for.
+    """
     # In process: the worker's parameters are then ours to write, and scheduling is deterministic.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # its warnings are not for the user
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    if is_cuda:
-        # FlashInfer's sampler takes no batch with a request that carries a seed, and each of ours
-        # does (`sampling_params`). vLLM's warm-up, which has none, would still compile it with a
-        # CUDA toolkit that may not be there.
+    if is_cuda and seeded:
+        # FlashInfer's sampler takes no batch with a request that carries a seed. vLLM's warm-up,
+        # which has none, would still compile it with a CUDA toolkit that may not be there.
         os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
-    else:
+    elif is_cuda and os.environ.get("VLLM_USE_FLASHINFER_SAMPLER") != "0":
+        home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
+        if shutil.which("nvcc") is None and not os.path.isfile(f"{home}/bin/nvcc"):
+            raise UserError(
+                "rollout.seeded=false: FlashInfer compiles its sampler, and there is no nvcc; set "
+                "CUDA_HOME to a CUDA toolkit, or rollout.seeded=true"
+            )
+    elif not is_cuda:
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
     for name in ("RANK", "LOCAL_RANK"):  # torchrun has set them
@@ -113,6 +125,7 @@ def llm_options(settings: EngineSettings, table: WeightTable) -> dict[str, Any]:
         options["gpu_memory_utilization"] = settings.gpu_memory_fraction
         options["kv_cache_memory_bytes"] = settings.kv_cache_bytes
         options["enable_sleep_mode"] = True
+        options |= dict.fromkeys(_deeper_sleep(), settings.deep_sleep)
     else:
         os.environ[JOB_ID_VARIABLE] = settings.job_id
         options["worker_cls"] = _CPU_WORKER
@@ -124,6 +137,16 @@ def llm_options(settings: EngineSettings, table: WeightTable) -> dict[str, Any]:
         options["enable_chunked_prefill"] = False
         options["max_num_batched_tokens"] = max(settings.max_tokens, 8192)
     return options
+
+
+def _deeper_sleep() -> list[str]:
+    """The switches by which CUDA graphs and NCCL's buffers leave the GPU too: those that this vLLM
+    has (0.32 has both).
+    """
+    from vllm.engine.arg_utils import EngineArgs
+
+    known = {field.name for field in fields(EngineArgs)}
+    return [name for name in _SLEEP_SWITCHES if name in known]
 
 
 def _cpu_cache(settings: EngineSettings, table: WeightTable) -> int:
@@ -149,7 +172,7 @@ def sampling_params(sampling: SamplingSettings, seed: int) -> "SamplingParams":
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         max_tokens=sampling.max_response_tokens,
-        seed=seed,
+        seed=seed if sampling.seeded else None,
         stop_token_ids=list(sampling.end_token_ids),
         ignore_eos=True,  # the end tokens are ours, not those of the model's files
         detokenize=False,

@@ -1,0 +1,188 @@
+"""vLLM without a trainer, at the 1.5B shape with random weights: speed beside vLLM as it is bare,
+and memory over 20 sleeps. On a CPU, tiny: PROOF_DEVICE=cpu.
+"""
+
+import multiprocessing
+import os
+import shutil
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from forked_cli import ROOT
+
+from megatron_opsft.architectures.config_from_hf import read_model_shape
+from megatron_opsft.config import ParallelConfig
+from megatron_opsft.plan.assumptions import load_hardware
+from megatron_opsft.plan.memory import GRAPH_BYTES
+from megatron_opsft.rollout.engine import EngineSettings, RolloutEngine, SamplingSettings
+from megatron_opsft.rollout.open_engine import build_engine
+from megatron_opsft.rollout.requests import ResponseRequest
+from megatron_opsft.runtime.device import select_device
+from megatron_opsft.runtime.distributed import start_distributed
+from megatron_opsft.weights.rules import WeightTable
+
+DEVICE = os.environ.get("PROOF_DEVICE", "cuda")
+ON_GPU = DEVICE == "cuda"
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.vllm,
+    pytest.mark.skipif(
+        ON_GPU and not torch.cuda.is_available(), reason="needs a CUDA device, or PROOF_DEVICE=cpu"
+    ),
+]
+ASSETS = ROOT / "megatron_opsft/assets"
+LARGE = ASSETS / "model_configs/deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B"
+MODEL = LARGE if ON_GPU else ASSETS / "tiny_reasoner"
+BATCH, PROMPT, LENGTH = (256, 150, 512) if ON_GPU else (4, 20, 16)
+DTYPE = "bfloat16" if ON_GPU else "float32"
+CACHE_BYTES = 16_000_000_000 if ON_GPU else 2**28
+PROMPTS = [tuple(range(1 + i, 1 + i + PROMPT)) for i in range(BATCH)]
+SLEEPS, MOST_GROWTH = 20, 250_000_000
+
+
+def can_compile() -> bool:
+    """FlashInfer's sampler, which takes requests without seeds alone."""
+    return ON_GPU and bool(shutil.which("nvcc") or os.environ.get("CUDA_HOME"))
+
+
+def open_alone(*, seeded: bool) -> RolloutEngine:
+    device = select_device(DEVICE)
+    if not ON_GPU:
+        from megatron_opsft.runtime import cpu_compat
+
+        cpu_compat.install()
+    start_distributed(device, ParallelConfig())
+    settings = EngineSettings(
+        model_dir=MODEL,
+        dtype=DTYPE,
+        is_cuda=ON_GPU,
+        tp=1,
+        max_tokens=PROMPT + LENGTH,
+        batch_size=BATCH,
+        gpu_memory_fraction=0.5,
+        kv_cache_bytes=CACHE_BYTES,
+        seed=0,
+        collective_minutes=5,
+        rank=0,
+        world_size=1,
+        seeded=seeded,
+    )
+    tokenizer: Any = SimpleNamespace(batch_decode=lambda ids, **_: [""] * len(ids))
+    table = WeightTable(read_model_shape(MODEL))
+    engine = build_engine("vllm", settings, table, tokenizer, device)
+    engine.begin_update()
+    engine.finish_update(1)
+    return engine
+
+
+def sample(engine: RolloutEngine, *, seeded: bool) -> int:
+    """Tokens of one response to each prompt; random weights hardly ever end one."""
+    requests = [
+        ResponseRequest(problem_id=str(i), sample_index=0, prompt_ids=ids, seed=i)
+        for i, ids in enumerate(PROMPTS)
+    ]
+    sampling = SamplingSettings(
+        temperature=1.0,
+        top_p=0.95,
+        max_response_tokens=LENGTH,
+        end_token_ids=(0,),
+        seeded=seeded,
+    )
+    return sum(len(rollout.response_ids) for rollout in engine.generate(requests, sampling))
+
+
+def tokens_per_second(make: Callable[[], int]) -> float:
+    """Of the second call: the first compiles."""
+    make()
+    began = time.perf_counter()
+    return make() / (time.perf_counter() - began)
+
+
+def ours(seeded: bool) -> float:
+    engine = open_alone(seeded=seeded)
+    return tokens_per_second(lambda: sample(engine, seeded=seeded))
+
+
+def bare() -> float:
+    """vLLM by itself, as its documentation has it."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    if not can_compile():
+        os.environ["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
+    from vllm import LLM, SamplingParams
+
+    llm = LLM(
+        model=str(MODEL),
+        load_format="dummy",
+        dtype=DTYPE,
+        skip_tokenizer_init=True,
+        max_model_len=PROMPT + LENGTH,
+        max_num_seqs=BATCH,
+        kv_cache_memory_bytes=CACHE_BYTES,
+        enforce_eager=not ON_GPU,
+    )
+    params = SamplingParams(
+        temperature=1.0, top_p=0.95, max_tokens=LENGTH, ignore_eos=True, detokenize=False
+    )
+    prompts: Any = [{"prompt_token_ids": list(ids)} for ids in PROMPTS]
+
+    def make() -> int:
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        return sum(len(output.outputs[0].token_ids) for output in outputs)
+
+    return tokens_per_second(make)
+
+
+def used_bytes() -> int:
+    if not ON_GPU:
+        return int(psutil.Process().memory_info().rss)
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info()
+    return total - free
+
+
+def used_while_asleep() -> list[int]:
+    """Bytes in use in each of the sleeps."""
+    engine = open_alone(seeded=True)
+    used = []
+    for version in range(2, SLEEPS + 2):
+        sample(engine, seeded=True)
+        engine.sleep()
+        used.append(used_bytes())
+        engine.begin_update()
+        engine.finish_update(version)
+    return used
+
+
+def apart(act: Callable[..., Any], *args: Any) -> Any:
+    """In a process of its own: vLLM starts once in a process."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(act, *args).result()
+
+
+def test_speed_is_near_that_of_bare_vllm(record_property: Any) -> None:
+    pytest.importorskip("vllm")
+    seeded, alone = apart(ours, True), apart(bare)
+    record_property("tokens_per_second", seeded)
+    record_property("bare_tokens_per_second", alone)
+    fastest = seeded
+    if can_compile() or not ON_GPU:
+        fastest = apart(ours, False)
+        record_property("unseeded_tokens_per_second", fastest)
+    if ON_GPU:
+        assert fastest > 0.7 * alone
+
+
+def test_sleeps_leave_no_memory_behind(record_property: Any) -> None:
+    pytest.importorskip("vllm")
+    used = apart(used_while_asleep)
+    record_property("asleep_gb", used[-1] / 1e9)
+    record_property("growth_gb", (used[-1] - used[1]) / 1e9)
+    planned = load_hardware("h100" if ON_GPU else "cpu").reserved_bytes + GRAPH_BYTES * ON_GPU
+    record_property("planned_gb", planned / 1e9)
+    assert used[-1] - used[1] < MOST_GROWTH, [round(each / 1e9, 2) for each in used]
