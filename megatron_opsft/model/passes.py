@@ -170,7 +170,7 @@ class ModelPasses:
         interleaved = len(self.chunks) > 1
         self.finish_gathering_weights()
         self._replays = any(batch.routing_TW is not None for batch in batches)
-        with without_output_layer(self.models), replayed(self.models):
+        with without_output_layer(self.models), replayed(self.models if self._replays else ()):
             return get_forward_backward_func()(
                 forward_step_func=partial(self._forward, of_hidden, temperature),
                 data_iterator=iterators if interleaved else iterators[0],

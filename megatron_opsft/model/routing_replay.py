@@ -9,6 +9,7 @@ the tokens that it has. The weights of the chosen experts stay the trainer's, wi
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any, cast
 
 import torch
 from megatron.core.models.gpt import GPTModel
@@ -21,8 +22,8 @@ from megatron_opsft.runtime.distributed import Layout
 
 def routers_of(model: GPTModel) -> list[tuple[int, RouterReplay]]:
     """Of each layer here its number from 0 in the whole model, and its router's replay."""
-    found = []
-    for layer in model.decoder.layers:
+    found, layers = [], cast(Any, model.decoder.layers)
+    for layer in layers:
         replay = getattr(getattr(layer.mlp, "router", None), "router_replay", None)
         if replay is not None:
             found.append((layer.layer_number - 1, replay))

@@ -160,6 +160,7 @@ def test_a_pass_is_called_as_megatron_wants_it(monkeypatch: pytest.MonkeyPatch) 
     chunk: Any = Chunk()
     tensors = dict.fromkeys(("tokens_T", "positions_T", "cu_seqlens"), torch.zeros(2))
     batch: Any = SimpleNamespace(**tensors, max_seqlen=2, num_tokens=2, response_indices_R=None)
+    batch.routing_TW = None
     none: Any = None
     monkeypatch.setattr(passes, "get_forward_backward_func", lambda: run)
     model = passes.ModelPasses([chunk], none, none, vocab_size=8)

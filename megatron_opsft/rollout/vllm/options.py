@@ -65,7 +65,8 @@ def _note_routing_on_every_rank() -> None:
     """
     from vllm.distributed.aux_output_connector import worker
 
-    worker.get_tp_group = lambda: SimpleNamespace(is_first_rank=True)  # type: ignore[assignment]
+    first: Any = SimpleNamespace(is_first_rank=True)
+    worker.get_tp_group = lambda: first
 
 
 def _reason(error: Exception) -> str:
