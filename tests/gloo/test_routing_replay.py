@@ -28,7 +28,7 @@ def test_the_gradient_of_a_given_routing_is_the_same_in_every_layout(
     expected_loss, _, expected = world.run(gradient, 1, alone)[0]
     own_loss = world.run(gradient, 1, replace(alone, replays=False))[0][0]
     assert loss == pytest.approx(expected_loss, rel=1e-5)
-    assert own_loss != pytest.approx(loss, rel=1e-3)  # the routers would have chosen others
+    assert own_loss != pytest.approx(loss, rel=1e-4)  # the routers would have chosen others
     for name, want in expected.items():
         error = abs(found[name] - want).max() / abs(want).max()
         assert error < 1e-5, f"{name}: {error:.2e}"

@@ -51,6 +51,7 @@ def test_there_must_be_a_routing_to_replay(
     config = Config.model_validate(
         {
             "run": {"dir": "x", "steps": 1},
+            "data": {"train": "arithmetic"},
             "model": {"path": "x"},
             "method": method,
             "train": {"routing_replay": True},
