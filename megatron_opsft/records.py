@@ -62,6 +62,8 @@ class Sample:
     """The tokens of one response, as they are trained on or scored.
 
     log_probs: of its tokens under the policy that sampled them, where they come with fixed data.
+    routing: where they are noted, the experts that the engine chose for every token of prompt and
+    response but the last: uint8 [tokens - 1, layers, top_k].
     """
 
     problem_id: str
@@ -69,6 +71,7 @@ class Sample:
     prompt_ids: tuple[int, ...]
     response_ids: tuple[int, ...]
     log_probs: tuple[float, ...] | None = None
+    routing: bytes = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +158,8 @@ class MicroBatch:
     the policy that sampled (None: the current one) and under the reference model. Of a teacher, in
     the model's dtype: teacher_RH, its hidden states where it predicts the R tokens, and teacher_VH,
     this rank's rows of its output weight, which all micro-batches share.
+    routing_TW: the experts that every token goes to, if not those that the model's routers choose:
+    uint8 [T, layers x top_k], in the CPU's memory.
     """
 
     tokens_T: Tensor
@@ -171,6 +176,7 @@ class MicroBatch:
     teacher_RH: Tensor | None = None
     teacher_VH: Tensor | None = None
     response_indices_R: Tensor | None = None
+    routing_TW: Tensor | None = None
 
     @property
     def num_tokens(self) -> int:

@@ -39,7 +39,7 @@ from megatron_opsft.methods.facts import (
     read_references,
 )
 from megatron_opsft.methods.updates import MethodRun
-from megatron_opsft.model.checks import check_layout
+from megatron_opsft.model.checks import check_layout, check_routing_replay
 from megatron_opsft.preflight.check import check_responses
 from megatron_opsft.rollout.engine import SamplingSettings
 from megatron_opsft.rollout.limits import check_lengths
@@ -77,6 +77,7 @@ def read_input(config: Config, model_dir: Path, shape: ModelShape) -> RunInput:
     end_tokens = end_token_ids(tokenizer, model_dir)
     check_vocabulary(tokenizer, end_tokens, shape.vocab_size, model_dir)
     check_layout(shape, config.parallel)
+    check_routing_replay(shape, config)
     check_lengths(config, shape.max_position_embeddings)
     loaded = load_training(config.data, with_fields=config.verify.own_judge)
     problems = drop_unusable_prompts(loaded, encoder.encode, config.data.max_prompt_tokens)

@@ -104,8 +104,17 @@ class Session(RunInput):
         if self.stored is not None:
             mine = indices_of[self.layout.dp_rank]
             return {i: self.stored[responses[i].rollout_index] for i in mine}
-        device = self.device.torch_device
-        return fetch_samples(responses, indices_of, rollouts, problems, self.layout, device)
+        shape = self.shards.table.shape
+        moe = shape.moe if self.config.train.routing_replay else None
+        return fetch_samples(
+            responses,
+            indices_of,
+            rollouts,
+            problems,
+            self.layout,
+            self.device.torch_device,
+            routing_width=shape.num_layers * moe.top_k if moe else 0,
+        )
 
     def probes(
         self, step: int, accepted: Sequence[Response] = (), rollouts: Sequence[Rollout] = ()
@@ -118,7 +127,7 @@ class Session(RunInput):
         samples: list[Sample]
         if held:
             mine = [
-                (response.problem_index, rollouts[response.rollout_index])
+                (response.problem_index, replace(rollouts[response.rollout_index], routing=b""))
                 for response in list(held.values())[:NUM_PROBES]
                 if response.rank == self.layout.rank
             ]

@@ -1,16 +1,21 @@
 """Build the shipped tiny reasoner: its tokenizer, then plain SFT on generated verbose responses.
 
     python tools/build_tiny_reasoner.py --out megatron_opsft/assets/tiny_reasoner
+    python tools/build_tiny_reasoner.py --concise --out runs/tiny_concise
 
 Ten minutes on one CPU core. The seed fixes everything that is drawn; a directory that exists is
 replaced file by file. Training sees bare equations (addition and subtraction), then minimal
 responses (what to add up), then verbose ones (the habit of checking).
+
+With `--concise`, two minutes: the shipped model learns to answer minimally under the prompt
+template `concise`, as large models do of themselves, and stays verbose under its own. So it can be
+the teacher of self-distillation, which the shipped one cannot.
 """
 
 import argparse
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -23,6 +28,9 @@ from tokenizers import models, pre_tokenizers
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from megatron_opsft.data.arithmetic import LARGEST, SMALLEST, draw_problems
+from megatron_opsft.data.prompts import PromptEncoder
+from megatron_opsft.records import Problem
+from megatron_opsft.storage.model_paths import resolve_model
 
 BOS, EOS = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
 USER, ASSISTANT = "<｜User｜>", "<｜Assistant｜>"
@@ -48,7 +56,7 @@ INSTRUCTIONS = (
 class Phase:
     """A stretch of training on one kind of sequence."""
 
-    kind: Literal["equations", "minimal", "verbose"]
+    kind: Literal["equations", "minimal", "verbose", "both"]
     steps: int
     batch_size: int
 
@@ -70,8 +78,10 @@ PHASES = (
     Phase(kind="minimal", steps=600, batch_size=48),
     Phase(kind="verbose", steps=900, batch_size=24),
 )
-NUM_STEPS = sum(phase.steps for phase in PHASES)
 MAX_LR, WARMUP_STEPS = 3e-3, 30
+# Minimal responses under the concise prompt, and verbose ones, in turn.
+CONCISE_PHASES = (Phase(kind="both", steps=240, batch_size=24),)
+CONCISE_LR = 1e-3
 EQUATIONS_PER_EXAMPLE = 12
 # A verbose response computes once and repeats ten times, mostly words: what has to be right, digits
 # and the computation, gets more weight. The numbers before "=" cannot be known, and get little.
@@ -170,15 +180,18 @@ def draw_equations(tokenizer: Qwen2Tokenizer, rng: random.Random) -> Iterator[Ex
 
 
 def draw_responses(
-    tokenizer: Qwen2Tokenizer, rng: random.Random, seed: int, *, verbose: bool
+    tokenizer: Qwen2Tokenizer, rng: random.Random, seed: int, kind: str
 ) -> Iterator[Example]:
     """Endless training problems with a response; the prompt has weight zero."""
     digits = {tokenizer.convert_tokens_to_ids(digit) for digit in "0123456789"}
-    for problem in draw_problems("train", seed=seed):
+    for number, problem in enumerate(draw_problems("train", seed=seed)):
         shortest = minimal_response(problem)
+        verbose = kind == "verbose" or (kind == "both" and number % 2 == 0)
         response = verbose_response(rng, problem, REDUNDANCY) if verbose else shortest
-        prompt = f"{BOS}{USER}{problem.text}{INSTRUCTIONS[0]}{ASSISTANT}{THINK}\n"
-        prompt_ids, response_ids = tokenizer.encode(prompt), tokenizer.encode(response + EOS)
+        template = "concise" if kind == "both" and not verbose else "r1"
+        asked = Problem(id="", text=problem.text, answer="")
+        prompt_ids = [*PromptEncoder(tokenizer=tokenizer, template=template).encode(asked)]
+        response_ids = tokenizer.encode(response + EOS)
         num_computed = len(tokenizer.encode(shortest.split(END_THINK)[0]))
         weights = [
             DECISIVE_WEIGHT if position < num_computed or token in digits else 1.0
@@ -201,7 +214,7 @@ def form_batches(
     if phase.kind == "equations":
         examples = draw_equations(tokenizer, rng)
     else:
-        examples = draw_responses(tokenizer, rng, seed, verbose=phase.kind == "verbose")
+        examples = draw_responses(tokenizer, rng, seed, phase.kind)
     num_left = phase.steps
     while num_left:
         num_batches = min(8, num_left)
@@ -219,20 +232,27 @@ def form_batches(
         num_left -= num_batches
 
 
-def train(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, seed: int) -> None:
+def train(
+    model: Qwen2ForCausalLM,
+    tokenizer: Qwen2Tokenizer,
+    seed: int,
+    phases: Sequence[Phase] = PHASES,
+    max_lr: float = MAX_LR,
+) -> None:
     """All phases under one schedule: warm-up, constant, linear decay to zero over the second half.
 
     Prints a line every 25 steps.
     """
+    num_steps = sum(phase.steps for phase in phases)
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.1)
     batches = chain.from_iterable(
-        form_batches(tokenizer, phase, seed + index) for index, phase in enumerate(PHASES)
+        form_batches(tokenizer, phase, seed + index) for index, phase in enumerate(phases)
     )
     started = time.monotonic()
     for step, (tokens, weights) in enumerate(batches, start=1):
-        decay = min(1.0, 2 * (1 - step / (NUM_STEPS + 1)))
+        decay = min(1.0, 2 * (1 - step / (num_steps + 1)))
         for group in optimizer.param_groups:
-            group["lr"] = MAX_LR * min(step / WARMUP_STEPS, decay)
+            group["lr"] = max_lr * min(step / WARMUP_STEPS, decay)
         logits = model(input_ids=tokens).logits[:, :-1]
         losses = F.cross_entropy(logits.transpose(1, 2), tokens[:, 1:], reduction="none")
         loss = (losses * weights[:, 1:]).sum()
@@ -240,22 +260,28 @@ def train(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, seed: int) -> None
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        if step % 25 == 0 or step == NUM_STEPS:
+        if step % 25 == 0 or step == num_steps:
             rate = step / (time.monotonic() - started)
             print(
-                f"step {step}/{NUM_STEPS}  loss {loss.item():.4f}  {rate:.1f} steps/s"
-                f"  {(NUM_STEPS - step) / rate:.0f} s left"
+                f"step {step}/{num_steps}  loss {loss.item():.4f}  {rate:.1f} steps/s"
+                f"  {(num_steps - step) / rate:.0f} s left"
             )
 
 
-def main(out: Path, seed: int) -> None:
+def main(out: Path, seed: int, *, concise: bool) -> None:
     """Build the tokenizer, train the model, save both."""
     torch.set_num_threads(1)  # the order of float additions, and so the result, depends on it
     torch.manual_seed(seed)
-    tokenizer = build_tokenizer(seed)
-    model = build_model(tokenizer)
-    print(f"{len(tokenizer)} tokens, {model.num_parameters():,} parameters")
-    train(model, tokenizer, seed + 1)
+    if concise:
+        shipped = resolve_model("tiny_reasoner")
+        tokenizer = Qwen2Tokenizer.from_pretrained(shipped)
+        model = Qwen2ForCausalLM.from_pretrained(shipped, dtype=torch.float32)
+        train(model, tokenizer, seed + 1, CONCISE_PHASES, CONCISE_LR)
+    else:
+        tokenizer = build_tokenizer(seed)
+        model = build_model(tokenizer)
+        print(f"{len(tokenizer)} tokens, {model.num_parameters():,} parameters")
+        train(model, tokenizer, seed + 1)
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
     print(f"wrote {out}")
@@ -265,4 +291,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--out", type=Path, required=True, help="Directory to write.")
     parser.add_argument("--seed", type=int, default=0, help="Seed of weights and training data.")
+    parser.add_argument(
+        "--concise", action="store_true", help="Train the shipped model to obey a concise prompt."
+    )
     main(**vars(parser.parse_args()))

@@ -2,11 +2,12 @@
 packed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from megatron_opsft.methods.facts import has_unclosed_think
 from megatron_opsft.records import (
@@ -73,6 +74,8 @@ def fetch_samples(
     problems: Sequence[Problem],
     layout: Layout,
     device: torch.device,
+    *,
+    routing_width: int = 0,
 ) -> dict[int, Sample]:
     """The samples that this rank packs, by their index in `responses`. Tokens travel as int32, from
     the rank that holds a response to the first rank of the replica that packs it, and from there to
@@ -80,33 +83,53 @@ def fetch_samples(
 
     responses, indices_of: those to be trained on, and for each data-parallel rank the indices of
     those that it packs; the same on every rank. rollouts: this rank's. device: where a collective
-    of the replica takes its tensors.
+    of the replica takes its tensors. routing_width: layers x top_k where `Rollout.routing` travels
+    too, else 0.
     """
-    parts = {}
-    for dp_rank, indices in enumerate(indices_of):
-        here = [i for i in sorted(indices) if responses[i].rank == layout.rank]
-        if here:
-            held = [rollouts[responses[i].rollout_index] for i in here]
-            tokens = [*chain.from_iterable(r.prompt_ids + r.response_ids for r in held)]
-            packed = torch.tensor(tokens, dtype=torch.int32).view(torch.uint8)
-            parts[layout.first_of_replica(dp_rank)] = packed
-    came = {rank: part.view(torch.int32) for rank, part in route_bytes(parts).items()}
     mine = sorted(indices_of[layout.dp_rank], key=lambda i: (responses[i].rank, i))
-    sizes = [responses[i].sequence_tokens for i in mine]
-    flat = torch.empty(sum(sizes), dtype=torch.int32)
-    if came:  # the first rank of a replica that packs something
-        flat = torch.cat(list(came.values()))
-    flat = broadcast_in_replica(flat.to(device)).cpu()
+    tokens_of = [responses[i].sequence_tokens for i in mine]
+
+    def bring(content: Callable[[Sequence[Rollout]], Tensor], sizes: list[int]) -> list[Tensor]:
+        """Of each of `mine`, as many bytes as `sizes` say, of what its holder has."""
+        parts = {}
+        for dp_rank, indices in enumerate(indices_of):
+            here = [i for i in sorted(indices) if responses[i].rank == layout.rank]
+            if here:
+                held = [rollouts[responses[i].rollout_index] for i in here]
+                parts[layout.first_of_replica(dp_rank)] = content(held)
+        came = route_bytes(parts)
+        flat = torch.empty(sum(sizes), dtype=torch.uint8)
+        if came:  # the first rank of a replica that packs something
+            flat = torch.cat(list(came.values()))
+        return [*broadcast_in_replica(flat.to(device)).cpu().split(sizes)]
+
+    tokens = bring(_token_bytes, [4 * size for size in tokens_of])
+    routing: list[Tensor | None] = [None] * len(mine)
+    if routing_width:
+        routing = [*bring(_routing_bytes, [routing_width * (size - 1) for size in tokens_of])]
     return {
-        i: _sample(responses[i], problems[responses[i].problem_index].id, part.tolist())
-        for i, part in zip(mine, flat.split(sizes), strict=True)
+        i: _sample(responses[i], problems[responses[i].problem_index].id, ids, chosen)
+        for i, ids, chosen in zip(mine, tokens, routing, strict=True)
     }
 
 
-def _sample(response: Response, problem_id: str, tokens: list[int]) -> Sample:
+def _token_bytes(rollouts: Sequence[Rollout]) -> Tensor:
+    tokens = [*chain.from_iterable(r.prompt_ids + r.response_ids for r in rollouts)]
+    return torch.tensor(tokens, dtype=torch.int32).view(torch.uint8)
+
+
+def _routing_bytes(rollouts: Sequence[Rollout]) -> Tensor:
+    return torch.frombuffer(bytearray().join(r.routing for r in rollouts), dtype=torch.uint8)
+
+
+def _sample(
+    response: Response, problem_id: str, token_bytes: Tensor, routing: Tensor | None
+) -> Sample:
+    tokens = token_bytes.clone().view(torch.int32).tolist()  # a copy: where int32 may begin
     return Sample(
         problem_id=problem_id,
         sample_index=response.sample_index,
         prompt_ids=tuple(tokens[: response.num_prompt_tokens]),
         response_ids=tuple(tokens[response.num_prompt_tokens :]),
+        routing=b"" if routing is None else routing.numpy().tobytes(),
     )

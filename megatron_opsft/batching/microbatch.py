@@ -114,6 +114,7 @@ def build_microbatch(
         response_lengths=responses,
         old_log_probs_R=_old_log_probs(samples, device),
         advantages_R=None if advantages is None else _by_token(advantages, responses, device),
+        routing_TW=_routing(samples, lengths),
     )
     return whole if cp_size == 1 else _part_of(whole, own_indices(lengths, cp_rank, cp_size))
 
@@ -139,6 +140,7 @@ def _part_of(whole: MicroBatch, indices_T: Tensor) -> MicroBatch:
         advantages_R=own(whole.advantages_R),
         old_log_probs_R=own(whole.old_log_probs_R),
         response_indices_R=response_indices_R,
+        routing_TW=None if whole.routing_TW is None else whole.routing_TW[indices_T.cpu()],
     )
 
 
@@ -148,6 +150,24 @@ def _old_log_probs(samples: Sequence[Sample], device: torch.device) -> Tensor | 
     if not samples or len(given) < len(samples):
         return None
     return torch.tensor(list(chain.from_iterable(given)), dtype=torch.float32, device=device)
+
+
+def _routing(samples: Sequence[Sample], lengths: Sequence[int]) -> Tensor | None:
+    """[T, layers x top_k], where all samples bring theirs; lengths: of the pack's sequences.
+
+    The last token of a sequence and padding, for which nobody chose and whose outputs nobody reads,
+    go where the token before them goes.
+    """
+    if not samples or not all(sample.routing for sample in samples):
+        return None
+    parts = []
+    for sample, length in zip(samples, lengths, strict=False):
+        num_chosen = len(sample.prompt_ids) + len(sample.response_ids) - 1
+        chosen = torch.frombuffer(bytearray(sample.routing), dtype=torch.uint8)
+        rows = torch.arange(length).clamp_(max=num_chosen - 1)
+        parts.append(chosen.view(num_chosen, -1)[rows])
+    parts += [parts[-1][-1:].expand(length, -1) for length in lengths[len(samples) :]]
+    return torch.cat(parts)
 
 
 def _by_token(values: Sequence[float], lengths: Sequence[int], device: torch.device) -> Tensor:

@@ -174,3 +174,7 @@ class TrainConfig(Section):
         "none",
         description="Activations computed again in the backward pass: of feed-forward parts (selective), or of whole layers (full).",
     )
+    routing_replay: bool = Field(
+        False,
+        description="Every token goes to the experts that the rollout engine chose for it; for mixtures of experts.",
+    )

@@ -1,7 +1,7 @@
 """What a model and a layout must agree on, checked without Megatron."""
 
 from megatron_opsft.architectures.shape import ModelShape
-from megatron_opsft.config import ParallelConfig
+from megatron_opsft.config import Config, ParallelConfig
 from megatron_opsft.errors import UserError
 
 
@@ -46,3 +46,18 @@ def check_layout(shape: ModelShape, parallel: ParallelConfig) -> None:
         )
     if parallel.vpp and parallel.pp < 2:
         raise UserError(f"parallel.vpp={parallel.vpp} needs parallel.pp of at least 2")
+
+
+def check_routing_replay(shape: ModelShape, config: Config) -> None:
+    """Errors: `UserError` where there is no routing to replay, or it is noted in too few bits."""
+    problem = (
+        "the model has no experts"
+        if shape.moe is None
+        else f"the model has {shape.moe.num_experts} experts, and at most 256 can be noted"
+        if shape.moe.num_experts > 256
+        else f"method.name={config.method.name} trains on fixed data, which no engine has routed"
+        if config.method.has_fixed_data
+        else ""
+    )
+    if config.train.routing_replay and problem:
+        raise UserError(f"train.routing_replay=true: {problem}; leave it out")

@@ -5,6 +5,7 @@ them hidden states instead of logits.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
@@ -26,6 +27,7 @@ from megatron_opsft.loss.output_head import OutputHead, whole_hidden
 from megatron_opsft.loss.token_losses import WeightedLikelihood
 from megatron_opsft.methods.objective import LIKELIHOOD, Objective
 from megatron_opsft.model.build import output_head, output_weight, without_output_layer
+from megatron_opsft.model.routing_replay import replayed, replaying
 from megatron_opsft.records import MicroBatch, Sample
 from megatron_opsft.runtime.distributed import Layout, broadcast_over, join_over_context
 
@@ -71,6 +73,7 @@ class ModelPasses:
         self._vocab_size = vocab_size
         self._cross_entropy: Method = cross_entropy
         self._gathering = False
+        self._replays = False  # whether micro-batches bring their routing
 
     @property
     def models(self) -> list[GPTModel]:
@@ -166,7 +169,8 @@ class ModelPasses:
         iterators = [iter(batches) for _ in self.chunks]
         interleaved = len(self.chunks) > 1
         self.finish_gathering_weights()
-        with without_output_layer(self.models):
+        self._replays = any(batch.routing_TW is not None for batch in batches)
+        with without_output_layer(self.models), replayed(self.models if self._replays else ()):
             return get_forward_backward_func()(
                 forward_step_func=partial(self._forward, of_hidden, temperature),
                 data_iterator=iterators if interleaved else iterators[0],
@@ -189,13 +193,15 @@ class ModelPasses:
         last stage what is to be made of them.
         """
         batch = next(batches)
-        hidden = chunk(
-            input_ids=batch.tokens_T[None],
-            position_ids=batch.positions_T[None],
-            attention_mask=None,
-            packed_seq_params=packed_params(batch),
-        )
         model = cast(GPTModel, chunk.module)
+        replay = replaying(model, batch, self._config, self.layout)
+        with replay if self._replays else nullcontext():
+            hidden = chunk(
+                input_ids=batch.tokens_T[None],
+                position_ids=batch.positions_T[None],
+                attention_mask=None,
+                packed_seq_params=packed_params(batch),
+            )
         if not model.post_process:
             return hidden, None
         head = output_head(model, self._vocab_size, temperature)

@@ -57,10 +57,11 @@ class ReferenceModel:
 
     def with_log_probs(self, batches: Sequence[MicroBatch]) -> list[MicroBatch]:
         """The micro-batches with the reference's log-probs, on the ranks of the last stage, which
-        alone read them.
+        alone read them. Its own routers choose: others than the trained model's.
         """
+        unrouted = [dataclasses.replace(batch, routing_TW=None) for batch in batches]
         with self.in_place():
-            log_probs = self._trainer.score_batches(batches)
+            log_probs = self._trainer.score_batches(unrouted)
         return with_log_probs(batches, log_probs, "reference_log_probs_R")
 
     def with_teacher(

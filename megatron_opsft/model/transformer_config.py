@@ -85,7 +85,7 @@ def transformer_config(
         bias_dropout_fusion=False,
         masked_softmax_fusion=False,
         **_memory_settings(train, moe=shape.moe is not None),
-        **(_expert_settings(shape.moe, grouped=with_te) if shape.moe else {}),
+        **(_expert_settings(shape.moe, train, grouped=with_te) if shape.moe else {}),
     )
 
 
@@ -106,7 +106,7 @@ def _memory_settings(train: TrainConfig, *, moe: bool) -> dict[str, Any]:
     return {}
 
 
-def _expert_settings(moe: MoeShape, *, grouped: bool) -> dict[str, Any]:
+def _expert_settings(moe: MoeShape, train: TrainConfig, *, grouped: bool) -> dict[str, Any]:
     """The part of Megatron's config that a mixture of experts adds.
 
     The router computes as Hugging Face's: its linear in the model's dtype, its softmax in float32.
@@ -122,6 +122,7 @@ def _expert_settings(moe: MoeShape, *, grouped: bool) -> dict[str, Any]:
         "moe_router_load_balancing_type": "none",
         "moe_aux_loss_coeff": 0.0,
         "moe_grouped_gemm": grouped,
+        "moe_enable_routing_replay": train.routing_replay,
     }
 
 

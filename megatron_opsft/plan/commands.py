@@ -188,7 +188,8 @@ def _memory_table(plan: "Plan") -> str:
     ranks = [plan.memory[stage] for stage in sorted({0, min(1, pp - 1), max(0, pp - 2), pp - 1})]
     rows = {"millions of parameters": [f"{r.stage.num_parameters / 1e6:,.1f}" for r in ranks]}
     for name in ranks[0].terms:
-        rows[name.replace("_", " ")] = [_gb(rank.terms[name]) for rank in ranks]
+        called = plan.frozen_copy if name == "reference_model" else name.replace("_", " ")
+        rows[called] = [_gb(rank.terms[name]) for rank in ranks]
     for phase in ranks[0].phases:
         rows[f"in {phase}"] = [_gb(rank.phases[phase]) for rank in ranks]
     rows["margin"] = [_gb(rank.margin) for rank in ranks]
@@ -208,7 +209,7 @@ def _checkpoint(plan: "Plan") -> str:
     )
     if plan.reference_host_bytes:
         on_host = _gb(plan.reference_host_bytes)
-        text += f"; the reference model is in {on_host} GB of a node's host memory"
+        text += f"; the {plan.frozen_copy} is in {on_host} GB of a node's host memory"
     return text
 
 

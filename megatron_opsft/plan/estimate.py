@@ -66,6 +66,11 @@ class Plan:
         return checkpoint_bytes(self.job)
 
     @property
+    def frozen_copy(self) -> str:
+        """What the method keeps one of the model for."""
+        return "teacher" if self.job.has_teacher else "reference model"
+
+    @property
     def reference_host_bytes(self) -> int:
         """Of the reference model, in a node's CPU memory."""
         on_host = [reference_bytes(self.job, stage)[1] for stage in self.job.stages]
@@ -150,7 +155,10 @@ class Plan:
             "rollout": sampled,
             "verify": f"on {job.hardware.cpu_cores * job.world_size:.0f} CPU cores",
             "old_logprob": "log-probs of the policy that sampled, before several updates",
-            "reference": "log-probs of the reference model, in the model's place",
+            "reference": (
+                f"{'hidden states' if job.has_teacher else 'log-probs'} of the "
+                f"{self.frozen_copy}, in the model's place"
+            ),
             "train": (
                 f"{len(work.trained)} {trained} responses, updates: {method.num_updates}, "
                 f"{count} micro-batches a rank; bubbles {step['bubble']:.0%}, exchange "
@@ -207,9 +215,8 @@ class Plan:
         # Devices decide whether a run fits: how much CPU memory a node has is not theirs to say.
         there, reference = self.host_bytes_per_node, self.reference_host_bytes
         if (needed := self.checkpoint["saved_bytes"] + reference) > there:
-            what = (
-                "a checkpoint and the reference model need" if reference else "a checkpoint needs"
-            )
+            frozen = f"a checkpoint and the {self.frozen_copy} need"
+            what = frozen if reference else "a checkpoint needs"
             notes.append(
                 f"{what} {needed / 1e9:,.0f} GB of a node's host memory, of which there are "
                 f"{there / 1e9:,.0f}; use more nodes"

@@ -14,7 +14,7 @@ from megatron_opsft.data.problems import ARITHMETIC
 from megatron_opsft.data.prompt_file import open_prompt_file
 from megatron_opsft.data.sources import check_source
 from megatron_opsft.errors import NothingLeft, UserError
-from megatron_opsft.model.checks import check_layout
+from megatron_opsft.model.checks import check_layout, check_routing_replay
 from megatron_opsft.preflight.run_directory import RunDir
 from megatron_opsft.rollout.limits import (
     check_engine,
@@ -85,6 +85,7 @@ def _check_model(config: Config) -> None:
         return check_cached("models", config.model.path, "model.path")
     shape = read_model_shape(model_dir)
     check_layout(shape, config.parallel)
+    check_routing_replay(shape, config)
     positions = shape.max_position_embeddings
     check_lengths(fit_lengths(config, positions), positions)
 

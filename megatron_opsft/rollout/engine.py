@@ -52,7 +52,8 @@ class EngineSettings:
     gpu_memory_fraction, kv_cache_bytes: of an engine that sets its cache aside.
     collective_minutes: after which its own collectives give up, as those of the trainer.
     rank, world_size: of the job. job_id: the same on all ranks of a job and no other. seeded,
-    deep_sleep, speculative: as in `rollout`.
+    deep_sleep, speculative: as in `rollout`. notes_routing: `Rollout.routing` and
+    `Scores.routing` are wanted.
     """
 
     model_dir: Path
@@ -71,6 +72,7 @@ class EngineSettings:
     seeded: bool = True
     deep_sleep: bool = True
     speculative: Mapping[str, Any] | None = None
+    notes_routing: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,11 +111,13 @@ class Scores:
     whatever they were sampled at.
 
     stale_tokens: tokens of the first sample for which the engine would have used keys and values
-    that it had cached before; right after a push there must be none.
+    that it had cached before; right after a push there must be none. routing: of each sample, as
+    `Sample` has it, where it is wanted.
     """
 
     log_probs: tuple[tuple[float, ...], ...]
     stale_tokens: int
+    routing: tuple[bytes, ...] = ()
 
 
 Take = Callable[[int], Sequence[ResponseRequest]]

@@ -38,6 +38,7 @@ def build_engine(
         device=device.torch_device,
         batch_size=settings.batch_size,
         share=EngineShare(index=settings.rank, count=settings.world_size),
+        notes_routing=settings.notes_routing,
     )
 
 
@@ -68,5 +69,6 @@ def open_engine(
         seeded=rollout.seeded,
         deep_sleep=rollout.deep_sleep,
         speculative=rollout.speculative,
+        notes_routing=config.train.routing_replay,
     )
     return build_engine(rollout.engine, settings, table, tokenizer, device)

@@ -70,9 +70,10 @@ def make_rollouts(
     end_token_ids: Sequence[int],
     tokenizer: Decoder,
     version: int,
+    routing: Sequence[bytes] | None = None,
 ) -> list[Rollout]:
     """responses: of each request the token ids up to the first end token, which is kept; a response
-    that does not end so was cut off at the limit.
+    that does not end so was cut off at the limit. routing: as `Sample` has it.
 
     The end token is not part of the text.
     """
@@ -93,8 +94,11 @@ def make_rollouts(
             text=text,
             finish_reason=FinishReason.STOP if stop else FinishReason.LENGTH,
             weight_version=version,
+            routing=chosen,
         )
-        for request, ids, text, stop in zip(requests, responses, texts, stopped, strict=True)
+        for request, ids, text, stop, chosen in zip(
+            requests, responses, texts, stopped, routing or [b""] * len(responses), strict=True
+        )
     ]
 
 

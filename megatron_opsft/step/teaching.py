@@ -74,7 +74,7 @@ def pack_taught(s: Session, batch: JudgedBatch, watch: Stopwatch) -> list[Packed
 
     def prompted(indices_of: Sequence[Sequence[int]]) -> Mapping[int, Sample]:
         return {
-            index: replace(sample, prompt_ids=prompts[sample.problem_id])
+            index: replace(sample, prompt_ids=prompts[sample.problem_id], routing=b"")
             for index, sample in held.items()
         }
 

@@ -168,7 +168,11 @@ def _expand(study: Study, name: str, entry: RunEntry, out: Path) -> Iterator[Stu
             directory=out / "runs" / f"{folder}-s{seed}",
             config=entry.config or study.config,
             trains=entry.train,
-            settings={**study.set, **entry.set, "run.seed": seed} if entry.train else {},
+            settings=(
+                {**study.set, **entry.set, "run.seed": seed}
+                if entry.train
+                else {key: value for key, value in study.set.items() if key == "model.path"}
+            ),
             eval_settings={**study.eval, **entry.eval},
             data_problems=entry.data_problems,
             rounds=entry.rounds,

@@ -11,6 +11,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 
 from megatron_opsft.config import SyncConfig
 from megatron_opsft.errors import SyncError
@@ -18,7 +19,12 @@ from megatron_opsft.model.load import TrainerParts
 from megatron_opsft.model.shards import ModelShards
 from megatron_opsft.records import Sample, SyncResult
 from megatron_opsft.rollout.engine import RolloutEngine
-from megatron_opsft.runtime.distributed import gather_from_all, max_over_world, sum_over_world
+from megatron_opsft.runtime.distributed import (
+    broadcast_object,
+    gather_from_all,
+    max_over_world,
+    sum_over_world,
+)
 from megatron_opsft.storage.hf_files import HfTensors
 from megatron_opsft.sync.checksums import differing_parameters
 from megatron_opsft.sync.export import Exporter
@@ -179,6 +185,9 @@ class WeightSync:
                 f"sync of weight version {self.version}: the engine would have used {stale:.0f} "
                 "keys and values that it had cached under the weights before; nothing was sampled"
             )
+        if scores.routing:  # engines may round differently, the trainer's ranks must agree
+            routing = broadcast_object(scores.routing)
+            samples = [replace(s, routing=r) for s, r in zip(samples, routing, strict=True)]
         mine = [
             abs(ours - theirs)
             for a, b in zip(self._score(samples), scores.log_probs, strict=False)

@@ -2,12 +2,13 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from forked_cli import ROOT
+from forked_cli import ROOT, ForkedCli
 from jobs import run_training
-from run_differences import read_lines
+from run_differences import compare_runs, read_lines
 from small_run import QUICKSTART, SMALL_RUN
 from transformers import AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
 from world import World
@@ -24,8 +25,22 @@ RUN = [
 
 @pytest.fixture(scope="module")
 def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_mixture(tmp_path_factory.mktemp("mixture"))
+
+
+@pytest.fixture(scope="module")
+def undecided(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A mixture of many experts that say different things and are often nearly tied."""
+    return make_mixture(
+        tmp_path_factory.mktemp("undecided"),
+        num_experts=32,
+        num_experts_per_tok=4,
+        initializer_range=0.2,
+    )
+
+
+def make_mixture(directory: Path, **more: Any) -> Path:
     """Random weights, the shipped tokenizer."""
-    directory = tmp_path_factory.mktemp("mixture")
     vocab_size = len(AutoTokenizer.from_pretrained(REASONER))
     torch.manual_seed(0)
     Qwen3MoeForCausalLM(
@@ -38,11 +53,10 @@ def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
             num_attention_heads=4,
             num_key_value_heads=2,
             head_dim=8,
-            num_experts=4,
-            num_experts_per_tok=2,
             norm_topk_prob=True,
             max_position_embeddings=512,
             tie_word_embeddings=False,
+            **{"num_experts": 4, "num_experts_per_tok": 2, **more},
         )
     ).save_pretrained(directory)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
@@ -88,3 +102,48 @@ def assert_same_responses(one: Path, other: Path) -> None:
     assert {p.name: p.read_bytes() for p in one.iterdir()} == {
         p.name: p.read_bytes() for p in other.iterdir()
     }
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_run_trains_on_the_experts_that_its_engine_chose(
+    world: World, undecided: Path, tmp_path: Path, dtype: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In float32 they are the trainer's own; in bfloat16 replaying them brings the two closer."""
+    lines = {}
+    for replays in (False, True):
+        words = ["parallel.ep=2", f"model.dtype={dtype}", f"train.routing_replay={replays}"]
+        words.append("rollout.max_response_tokens=64")
+        train(world, undecided, tmp_path / str(replays), 2, *words)
+        lines[replays] = read_lines(tmp_path / str(replays) / "metrics.jsonl")
+    means, largest = (
+        [sum(row[f"logprob_diff_{key}"] for row in lines[replays]) for replays in (False, True)]
+        for key in ("mean", "max")
+    )
+    with capsys.disabled():
+        print(f"\n{dtype}: log-probs differ by {means[0]:.2e}, at most {largest[0]:.2e}")
+        print(f"with replay by {means[1]:.2e}, at most {largest[1]:.2e}")
+    if dtype == "bfloat16":
+        assert means[1] < means[0]
+        assert largest[1] < largest[0] / 2
+        return
+    assert any(row["num_accepted"] for row in lines[True])
+    for without, replayed in zip(lines[False], lines[True], strict=True):
+        for key in ("loss", "grad_norm", "logprob_diff_mean"):
+            assert replayed[key] == pytest.approx(without[key], rel=1e-5, abs=1e-6)
+
+
+def test_a_killed_run_that_replays_resumes_to_the_last_bit(
+    cli: ForkedCli, undecided: Path, tmp_path: Path
+) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    words = ["train", QUICKSTART, *RUN, f"model.path={undecided}", "model.dtype=bfloat16"]
+    words += ["train.routing_replay=true", "checkpoint.every=1"]
+    assert cli.run([*words, f"run.dir={whole}"]).exit_code == 0
+    shutil.copytree(whole, killed)
+    for name in ("hf", "checkpoints/step_000002"):
+        shutil.rmtree(killed / name)
+    (killed / "summary.json").unlink()
+    resumed = cli.run([*words, f"run.dir={killed}", "--resume"])
+    assert resumed.exit_code == 0, resumed.stderr
+    assert "1 of 2 steps are done" in resumed.stdout
+    assert compare_runs(whole, killed) == []

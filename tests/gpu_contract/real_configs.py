@@ -121,6 +121,10 @@ def read_vllm(name: str, overrides: list[str]) -> dict[str, Any]:
         "memory": [cache.gpu_memory_utilization, config.rollout.gpu_memory_fraction],
         "kv_cache_bytes": [cache.kv_cache_memory_bytes, config.rollout.kv_cache_bytes],
         "prefix_caching": cache.enable_prefix_caching,
+        "routing": [
+            found.aux_output_config.enable_return_routed_experts,
+            config.train.routing_replay,
+        ],
         "device": found.device_config.device_type,
         "eager": model.enforce_eager,
     }

@@ -1,8 +1,10 @@
 """What the workers run: called on every rank, inside a process group of the job's size."""
 
+import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +73,8 @@ class Case:
     dtype: str = "float32"
     device_name: str = "cpu"
     deterministic: bool = False
+    # Whether every token goes to experts that were drawn for it.
+    replays: bool = False
     # The rank that sampled each response; by default they are dealt out unevenly.
     all_on_rank: int | None = None
 
@@ -101,7 +105,7 @@ class Case:
         extra += [f"etp{self.etp}"] * bool(self.etp)
         extra += [f"vpp{self.vpp}"] * bool(self.vpp) + ["sp"] * self.sequence_parallel
         extra += ["no-overlap"] * (not self.overlap)
-        extra += ["te"] * (self.cross_entropy == "te")
+        extra += ["te"] * (self.cross_entropy == "te") + ["replays"] * self.replays
         return "-".join([self.model, f"tp{self.tp}pp{self.pp}dp{self.dp}", *extra])
 
 
@@ -124,7 +128,9 @@ def build(case: Case) -> Built:
         shape,
         dtype=case.dtype,
         parallel=case.parallel,
-        train=TrainConfig.model_validate({"recompute": case.recompute}),
+        train=TrainConfig.model_validate(
+            {"recompute": case.recompute, "routing_replay": case.replays}
+        ),
         device=case.device,
         deterministic=case.deterministic,
     )
@@ -156,7 +162,20 @@ def sampled_here(case: Case, layout: Layout, accepted: list[Sample]) -> list[Sam
     return [s for s, rank in zip(accepted, owner, strict=True) if rank == layout.rank]
 
 
-def _finished(sample: Sample) -> Rollout:
+def _drawn_routing(case: Case, sample: Sample) -> bytes:
+    """Experts of each token but the last in each layer; they depend on the sample alone."""
+    moe = SHAPES[case.model].moe
+    if not case.replays or moe is None:
+        return b""
+    draw = random.Random(repr(sample))
+    num_tokens = len(sample.prompt_ids) + len(sample.response_ids) - 1
+    places = range(num_tokens * SHAPES[case.model].num_layers)
+    return bytes(
+        chain.from_iterable(draw.sample(range(moe.num_experts), moe.top_k) for _ in places)
+    )
+
+
+def _finished(sample: Sample, routing: bytes) -> Rollout:
     return Rollout(
         problem_id=sample.problem_id,
         sample_index=sample.sample_index,
@@ -165,6 +184,7 @@ def _finished(sample: Sample) -> Rollout:
         text="",
         finish_reason=FinishReason.STOP,
         weight_version=0,
+        routing=routing,
     )
 
 
@@ -172,7 +192,7 @@ def batches_of(case: Case, layout: Layout, seed: int = 0) -> tuple[list[MicroBat
     """Exchange, order, weigh, pack: the steps of the training loop."""
     mine = sampled_here(case, layout, samples(case.num_samples, seed=seed))
     problems = [Problem(id=f"p{n}", text="", answer="") for n in range(case.num_samples)]
-    rollouts = [_finished(sample) for sample in mine]
+    rollouts = [_finished(sample, _drawn_routing(case, sample)) for sample in mine]
     correct = [Verdict(outcome=Outcome.CORRECT)] * len(mine)
     accepted = share_facts(rollouts, correct, problems)
     if not accepted:
@@ -187,10 +207,14 @@ def batches_of(case: Case, layout: Layout, seed: int = 0) -> tuple[list[MicroBat
         limit=0,
     )
     device = case.device.torch_device
+    shape = SHAPES[case.model]
+    width = shape.num_layers * shape.moe.top_k if case.replays and shape.moe else 0
     batches, _ = pack(
         [response.sequence_tokens for response in accepted],
         token_weights[: len(lengths)],
-        lambda indices: fetch_samples(accepted, indices, rollouts, problems, layout, device),
+        lambda indices: fetch_samples(
+            accepted, indices, rollouts, problems, layout, device, routing_width=width
+        ),
         budget=case.budget,
         dp_rank=layout.dp_rank,
         dp_size=layout.dp_size,

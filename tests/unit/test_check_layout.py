@@ -1,12 +1,14 @@
 """Layouts that a model cannot be cut into are refused before any process group is made."""
 
+from contextlib import nullcontext
+
 import pytest
 from tiny_models import SHAPES
 
-from megatron_opsft.config import ParallelConfig
+from megatron_opsft.config import Config, ParallelConfig
 from megatron_opsft.config.training import check_world
 from megatron_opsft.errors import UserError
-from megatron_opsft.model.checks import check_layout
+from megatron_opsft.model.checks import check_layout, check_routing_replay
 
 
 @pytest.mark.parametrize(
@@ -33,6 +35,30 @@ def test_a_layout_that_does_not_fit_is_named(
 ) -> None:
     with pytest.raises(UserError, match=message):
         check_layout(SHAPES[model], ParallelConfig(**parallel))
+
+
+@pytest.mark.parametrize(
+    ("model", "method", "message"),
+    [
+        ("qwen2", {}, "the model has no experts; leave it out"),
+        ("qwen3_moe", {"name": "crst"}, "method.name=crst trains on fixed data"),
+        ("qwen3_moe", {}, ""),
+    ],
+)
+def test_there_must_be_a_routing_to_replay(
+    model: str, method: dict[str, str], message: str
+) -> None:
+    config = Config.model_validate(
+        {
+            "run": {"dir": "x", "steps": 1},
+            "data": {"train": "arithmetic"},
+            "model": {"path": "x"},
+            "method": method,
+            "train": {"routing_replay": True},
+        }
+    )
+    with pytest.raises(UserError, match=message) if message else nullcontext():
+        check_routing_replay(SHAPES[model], config)
 
 
 def test_layouts_that_fit() -> None:

@@ -10,6 +10,7 @@ T prompt and response together, V vocabulary.
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from transformers import DynamicCache
 from megatron_opsft.errors import NonFiniteError
 from megatron_opsft.rollout.engine import SamplingSettings
 from megatron_opsft.rollout.hf.attention import make_room
-from megatron_opsft.rollout.hf.passes import ModelPasses
+from megatron_opsft.rollout.hf.passes import ModelPasses, as_bytes
 from megatron_opsft.rollout.requests import ResponseRequest
 from megatron_opsft.rollout.sampling import sample_with_margins, uniforms
 from megatron_opsft.runtime.phase import count_tokens
@@ -27,12 +28,19 @@ _CHECK_EVERY = 4  # tokens between looks at who has finished: each look waits fo
 _COMPACT_AT = 0.25  # share of finished rows from which dropping them pays for copying the cache
 
 
+class Ended(NamedTuple):
+    """A response: token ids up to the end token; the experts chosen, as `Sample.routing` has it."""
+
+    ids: list[int]
+    routing: bytes
+
+
 @torch.inference_mode()
 def decode(
     passes: ModelPasses, requests: Sequence[ResponseRequest], sampling: SamplingSettings
-) -> Iterator[dict[int, list[int]]]:
-    """Responses as they finish: index of the request -> token ids up to the end token. Comes every
-    few tokens, if only empty. passes: of any causal LM that takes a `DynamicCache`.
+) -> Iterator[dict[int, Ended]]:
+    """Responses as they finish, by the index of the request. Comes every few tokens, if only empty.
+    passes: of any causal LM that takes a `DynamicCache`.
     """
     model = passes.model
     groups = [(ids, len([*same])) for ids, same in groupby(r.prompt_ids for r in requests)]
@@ -40,11 +48,14 @@ def decode(
     cache = DynamicCache(config=model.config)
     positions_PS = (mask_PS.cumsum(dim=-1) - 1).clamp_min(0)
     logits_PV = passes.forward(prompts_PS, mask_PS, positions_PS, cache)
+    routing_PSW = passes.routing(*prompts_PS.shape)
     counts_P = torch.tensor([count for _, count in groups], device=model.device)
     owner_N = torch.repeat_interleave(torch.arange(len(groups), device=model.device), counts_P)
     cache.batch_select_indices(owner_N)
     make_room(cache)
     batch = DecodingBatch(passes, mask_PS[owner_N], cache, requests, sampling)
+    if routing_PSW is not None:
+        batch.note_prompts(routing_PSW[owner_N])
     finished = batch.draw(1, logits_PV[owner_N])
     while batch.going_on:
         batch.drop_ended()
@@ -95,18 +106,24 @@ class DecodingBatch:
         self._ends = torch.tensor(sampling.end_token_ids, dtype=torch.int64, device=self.device)
         self._prompts_N = mask_NS.sum(dim=-1)
         self.rows_N = torch.arange(num_rows, device=self.device)
+        self._routing_NTW: Tensor | None = None  # of all responses, as the tokens
+
+    def note_prompts(self, routing_NSW: Tensor) -> None:
+        """From here on the experts are noted. routing_NSW: those of the prompts, padding too."""
+        num_rows, _, width = routing_NSW.shape
+        of_responses = routing_NSW.new_zeros(num_rows, self.limit, width)
+        self._routing_NTW = torch.cat([routing_NSW, of_responses], dim=1)
 
     @property
     def going_on(self) -> bool:
         """Whether any response has not ended."""
         return not all(self.ended)
 
-    def draw(self, num_tokens: int, logits_NV: Tensor | None = None) -> dict[int, list[int]]:
+    def draw(self, num_tokens: int, logits_NV: Tensor | None = None) -> dict[int, Ended]:
         """Draw `num_tokens` more for every row, but none beyond the longest response. logits_NV: of
         the first, where they are known already.
 
-        Returns the responses that ended: index of the request -> token ids up to the end token.
-        Errors: `NonFiniteError`.
+        Returns the responses that ended, by the index of the request. Errors: `NonFiniteError`.
         """
         num_tokens = min(num_tokens, self.limit - self.num_drawn)
         sampling, rows_N = self.sampling, self.rows_N
@@ -142,7 +159,7 @@ class DecodingBatch:
         for n, length in enumerate(length_N.tolist()):
             if length and not self.ended[n]:
                 self.ended[n] = True
-                finished[self.rows[n]] = self.ids(n, length)
+                finished[self.rows[n]] = Ended(self.ids(n, length), self._routing(n, length))
         return finished
 
     def ids(self, n: int, length: int) -> list[int]:
@@ -150,12 +167,25 @@ class DecodingBatch:
         ids: list[int] = self.tokens_NL[self.rows[n], :length].tolist()
         return ids
 
+    def _routing(self, n: int, length: int) -> bytes:
+        """Of the prompt and the first tokens of the response in row `n`, but for the last."""
+        if self._routing_NTW is None:
+            return b""
+        first = self.width_S - int(self._prompts_N[n])
+        return as_bytes(self._routing_NTW[self.rows_N[n], first : self.width_S + length - 1])
+
     def _forward(self, drawn: int) -> Tensor:
         """Logits [N, V] after the first `drawn` tokens of every row."""
         ids_N1 = self.tokens_NL[self.rows_N, drawn - 1][:, None]
         positions_N1 = (self._prompts_N + drawn - 1)[:, None]
         mask = self.mask_NT[:, : self.width_S + drawn]
-        return self.passes.forward(ids_N1, mask, positions_N1, self.cache)
+        logits_NV = self.passes.forward(ids_N1, mask, positions_N1, self.cache)
+        if (
+            self._routing_NTW is not None
+            and (seen := self.passes.routing(len(mask), 1)) is not None
+        ):
+            self._routing_NTW[self.rows_N, self.width_S + drawn - 1] = seen[:, 0]
+        return logits_NV
 
     def drop_ended(self) -> None:
         """Drop the rows that have ended, once that is worth copying the cache."""

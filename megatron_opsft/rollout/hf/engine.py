@@ -22,7 +22,7 @@ from megatron_opsft.rollout.engine import (
 )
 from megatron_opsft.rollout.hf.attention import GROUPED_SDPA
 from megatron_opsft.rollout.hf.decoding import decode
-from megatron_opsft.rollout.hf.passes import ModelPasses
+from megatron_opsft.rollout.hf.passes import ModelPasses, as_bytes
 from megatron_opsft.rollout.requests import Decoder, make_rollouts
 from megatron_opsft.runtime.phase import count_done
 from megatron_opsft.weights.rectangles import hf_columns, hf_parameters
@@ -40,10 +40,12 @@ class HfEngine(RolloutEngine):
         batch_size: int,
         version: int | None,
         share: EngineShare = _ALONE,
+        *,
+        notes_routing: bool = False,
     ) -> None:
         """version: of the weights the model holds; None: they are not to be sampled from."""
         self.share = share
-        self.passes = ModelPasses(model)
+        self.passes = ModelPasses(model, notes_routing=notes_routing)
         self.model = model.eval().requires_grad_(False)
         self.tokenizer = tokenizer
         self.batch_size = batch_size
@@ -68,6 +70,7 @@ class HfEngine(RolloutEngine):
         device: torch.device | str,
         batch_size: int,
         share: EngineShare = _ALONE,
+        notes_routing: bool = False,
     ) -> "HfEngine":
         """The model of config.json, its weights allocated but unset: an update comes next."""
         config = AutoConfig.from_pretrained(model_dir)
@@ -77,7 +80,14 @@ class HfEngine(RolloutEngine):
                 config, dtype=dtype, attn_implementation=GROUPED_SDPA
             )
         model.tie_weights()  # skipped together with the initialisation
-        return cls(model.to(device), tokenizer, batch_size, version=None, share=share)
+        return cls(
+            model.to(device),
+            tokenizer,
+            batch_size,
+            version=None,
+            share=share,
+            notes_routing=notes_routing,
+        )
 
     def stream(self, take: Take, sampling: SamplingSettings) -> Iterator[list[Rollout]]:
         """See `RolloutEngine.stream`: batch by batch, within a batch every few tokens."""
@@ -88,24 +98,28 @@ class HfEngine(RolloutEngine):
                 count_done(len(rows))
                 yield make_rollouts(
                     [batch[row] for row in rows],
-                    list(rows.values()),
+                    [ended.ids for ended in rows.values()],
                     end_token_ids=sampling.end_token_ids,
                     tokenizer=self.tokenizer,
                     version=self.version,
+                    routing=[ended.routing for ended in rows.values()],
                 )
 
     @torch.inference_mode()
     def score(self, samples: Sequence[Sample]) -> Scores:
         """See `RolloutEngine.score`; this engine caches nothing between calls."""
-        scores = []
+        scores, routing = [], []
         for sample in samples:
             ids = torch.tensor([[*sample.prompt_ids, *sample.response_ids]])
             ids = ids.to(self.model.device)
             kept = len(sample.response_ids) + 1  # the last one predicts what is not there
+            self.passes.forget_routing()
             logits_RV = self.model(input_ids=ids, logits_to_keep=kept).logits[0, :-1].float()
+            if (chosen := self.passes.routing(*ids.shape)) is not None:
+                routing.append(as_bytes(chosen[0, :-1]))
             log_probs = logits_RV.log_softmax(dim=-1).gather(-1, ids[0, 1 - kept :, None])
             scores.append(tuple(log_probs[:, 0].tolist()))
-        return Scores(log_probs=tuple(scores), stale_tokens=0)
+        return Scores(log_probs=tuple(scores), stale_tokens=0, routing=tuple(routing))
 
     def copy_weights(self, tensors: Iterator[tuple[str, Tensor]]) -> None:
         """See `RolloutEngine.copy_weights`. Values are cast to the engine's dtype."""

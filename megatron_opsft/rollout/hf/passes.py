@@ -34,14 +34,31 @@ class ModelPasses:
     come, since rounding in bfloat16 is no small matter.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, *, notes_routing: bool = False) -> None:
+        """notes_routing: whether `routing` is wanted; only of a mixture of experts."""
         self.model = model
         self.noise = ROUNDING if model.dtype == torch.float32 else 0.0
+        self._notes_routing = notes_routing
+        self._chosen: list[Tensor] = []
+        for name, module in model.named_modules() if notes_routing else ():
+            if name.endswith(".mlp.gate"):  # logits, weights, and the experts [tokens, top_k]
+                module.register_forward_hook(lambda *call: self._chosen.append(call[2][2]))
+
+    def forget_routing(self) -> None:
+        """Before a pass whose routing is wanted."""
+        self._chosen.clear()
+
+    def routing(self, rows: int, tokens: int) -> Tensor | None:
+        """The experts of the pass before, uint8 [rows, tokens, layers x top_k], if noted."""
+        if not self._notes_routing:
+            return None
+        return torch.cat(self._chosen, dim=-1).to(torch.uint8).view(rows, tokens, -1)
 
     def forward(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: DynamicCache) -> Tensor:
         """Logits at the last position, [rows, V]; mask: of the tokens held and those given, by
         which the cache grows.
         """
+        self.forget_routing()
         logits: Tensor = self.model(
             input_ids=ids,
             attention_mask=mask,
@@ -74,6 +91,11 @@ class ModelPasses:
             )
             self.noise = 4 * moved
         return int(sample_tokens(alone_1V, uniform[None], sampling.temperature, sampling.top_p))
+
+
+def as_bytes(routing: Tensor) -> bytes:
+    """As `Sample.routing` has it."""
+    return routing.cpu().numpy().tobytes()
 
 
 @contextmanager

@@ -145,6 +145,7 @@ class VllmEngine(RolloutEngine):
                 end_token_ids=sampling.end_token_ids,
                 tokenizer=self.tokenizer,
                 version=self.version,
+                routing=[_routing(output) for output in ended],
             )
 
     def score(self, samples: Sequence[Sample]) -> Scores:
@@ -155,13 +156,19 @@ class VllmEngine(RolloutEngine):
         # With log-probs of the prompt vLLM reads no cached blocks, without them it does.
         (first,) = self._run(whole[:1], SamplingParams(max_tokens=1, detokenize=False))
         scoring = SamplingParams(max_tokens=1, detokenize=False, prompt_logprobs=0)
-        log_probs = []
+        log_probs, routing = [], []
         for sample, output in zip(samples, self._run(whole, scoring), strict=True):
             by_token = cast("list[dict[int, Logprob]]", output.prompt_logprobs)
             of_token = by_token[len(sample.prompt_ids) :]
             ids = sample.response_ids
             log_probs.append(tuple(at[i].logprob for at, i in zip(of_token, ids, strict=True)))
-        return Scores(log_probs=tuple(log_probs), stale_tokens=first.num_cached_tokens or 0)
+            if chosen := _routing(output, len(by_token) - 1):
+                routing.append(chosen)
+        return Scores(
+            log_probs=tuple(log_probs),
+            stale_tokens=first.num_cached_tokens or 0,
+            routing=tuple(routing),
+        )
 
     def _run(
         self, prompts: Sequence[Sequence[int]], params: "SamplingParams"
@@ -265,3 +272,9 @@ class VllmEngine(RolloutEngine):
         self._llm.llm_engine.engine_core.shutdown()
         del self._llm
         gc.collect()
+
+
+def _routing(output: "RequestOutput", num_tokens: int | None = None) -> bytes:
+    """As `Sample.routing` has it, of the first `num_tokens`; vLLM: [tokens - 1, layers, top_k]."""
+    chosen = output.outputs[0].routed_experts
+    return b"" if chosen is None else chosen[:num_tokens].astype("uint8").tobytes()

@@ -5,6 +5,7 @@ import math
 import os
 import shutil
 from dataclasses import fields
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -35,6 +36,8 @@ def start_llm(settings: EngineSettings, table: WeightTable) -> "LLM":
     prepare_environment(settings.is_cuda, settings.rank, seeded=settings.seeded)
     with collector_at_rest():
         from vllm import LLM
+    if settings.notes_routing and settings.tp > 1:
+        _note_routing_on_every_rank()
     # vLLM collects garbage six times while it starts. All that is there by now stays, so it is
     # looked through once and then left alone, until vLLM lets go of it when it ends.
     gc.collect()
@@ -57,6 +60,16 @@ def start_llm(settings: EngineSettings, table: WeightTable) -> "LLM":
             f"{table.shape.vocab_size}"
         )
     return llm
+
+
+def _note_routing_on_every_rank() -> None:
+    """vLLM 0.32 hands the experts out on the first rank of an engine alone. Under the external
+    launcher every rank has a scheduler, which stops where they are missing; all ranks chose alike.
+    """
+    from vllm.distributed.aux_output_connector import worker
+
+    first: Any = SimpleNamespace(is_first_rank=True)
+    worker.get_tp_group = lambda: first
 
 
 def _reason(error: Exception) -> str:
@@ -121,6 +134,8 @@ def llm_options(settings: EngineSettings, table: WeightTable) -> dict[str, Any]:
             options["use_tqdm_on_load"] = False
             # In a level-2 sleep: after it a push brings the policy's weights alone.
             options["sleep_preserve_parameter_names"] = ["draft.*"]
+    if settings.notes_routing:
+        options["enable_return_routed_experts"] = True
     if settings.is_cuda:
         options["gpu_memory_utilization"] = settings.gpu_memory_fraction
         options["kv_cache_memory_bytes"] = settings.kv_cache_bytes

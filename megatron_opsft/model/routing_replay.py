@@ -1,0 +1,69 @@
+"""Routing replay: in the trainer's passes every token goes to the experts that the rollout engine
+chose for it.
+
+Engine and trainer round differently, so near ties their routers disagree, and a token that another
+expert computes has another probability by far more than rounding. Megatron-Core replays what it is
+given (`RouterReplay`); here each micro-batch's choices reach the routers that this rank has, for
+the tokens that it has. The weights of the chosen experts stay the trainer's, with their gradient.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from megatron.core.models.gpt import GPTModel
+from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.moe.router_replay import RouterReplay, RouterReplayAction
+
+from megatron_opsft.records import MicroBatch
+from megatron_opsft.runtime.distributed import Layout
+
+
+def routers_of(model: GPTModel) -> list[tuple[int, RouterReplay]]:
+    """Of each layer here its number from 0 in the whole model, and its router's replay."""
+    found, layers = [], cast(Any, model.decoder.layers)
+    for layer in layers:
+        replay = getattr(getattr(layer.mlp, "router", None), "router_replay", None)
+        if replay is not None:
+            found.append((layer.layer_number - 1, replay))
+    return found
+
+
+@contextmanager
+def replaying(
+    model: GPTModel, batch: MicroBatch, config: TransformerConfig, layout: Layout
+) -> Iterator[None]:
+    """Inside, the forward pass of `model` on `batch` takes the batch's routing. Afterwards, as long
+    as `replayed` lasts, passes that compute activations again take those of the batches in turn.
+
+    A batch without a routing, which is all padding, goes to the first experts.
+    """
+    routing_TW = batch.routing_TW
+    if routing_TW is None:
+        routing_TW = torch.arange(config.moe_router_topk, dtype=torch.uint8)
+        routing_TW = routing_TW.repeat(batch.num_tokens, config.num_layers)
+    if config.sequence_parallel:
+        routing_TW = routing_TW.chunk(layout.tp_size)[layout.tp_rank]
+    routing_TLK = routing_TW.view(len(routing_TW), config.num_layers, -1)
+    routing_TLK = routing_TLK.to(batch.tokens_T.device)
+    for layer, router in routers_of(model):
+        router.set_target_indices(routing_TLK[:, layer].long())
+        if config.recompute_granularity is None or not torch.is_grad_enabled():
+            router.replay_backward_list.clear()
+        router.set_router_replay_action(RouterReplayAction.REPLAY_FORWARD)
+    yield
+    for _, router in routers_of(model):
+        router.set_router_replay_action(RouterReplayAction.REPLAY_BACKWARD)
+
+
+@contextmanager
+def replayed(models: Sequence[GPTModel]) -> Iterator[None]:
+    """Around the passes of a schedule: behind it routers choose again, and hold nothing."""
+    try:
+        yield
+    finally:
+        for model in models:
+            for _, router in routers_of(model):
+                router.clear_router_replay_action()
+                router.clear_indices()
