@@ -231,12 +231,11 @@ def stages_of_the_proof(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return {n.removeprefix("test_"): t for n, t in vars(test_stages).items() if n[:5] == "test_"}
 
 
-def test_the_stages_and_their_limits_are_those_of_the_docs(monkeypatch: pytest.MonkeyPatch) -> None:
-    stages = stages_of_the_proof(monkeypatch)
-    limits = [(name, mark.kwargs["limit"]) for name, t in stages.items() for mark in t.pytestmark]
+def test_the_docs_name_every_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     docs = (ROOT / "docs/gpu.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `(\w+)` \|.*\| (\d+) \|$", docs, re.MULTILINE)
-    assert rows == [(name, f"{limit:g}") for name, limit in limits]
+    rows = re.findall(r"^\| .*\? \| (`.*) \|$", docs, re.MULTILINE)
+    named = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+    assert sorted(named) == sorted(stages_of_the_proof(monkeypatch))
 
 
 def test_on_a_gpu_the_stages_name_files_and_options_that_are_there(
