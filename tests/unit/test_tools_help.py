@@ -12,7 +12,11 @@ from forked_cli import ROOT
 
 SCRIPTS = [
     *sorted((ROOT / "tools").glob("*.py")),
-    *(file for file in sorted((ROOT / "benchmarks").glob("*.py")) if "Parser(" in file.read_text()),
+    *(
+        file
+        for file in sorted((ROOT / "benchmarks").glob("*.py"))
+        if "__main__" in file.read_text()
+    ),
 ]
 
 

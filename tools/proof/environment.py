@@ -12,7 +12,6 @@ import subprocess
 import sysconfig
 import time
 from collections.abc import Callable
-from os.path import exists
 from pathlib import Path
 from typing import Any
 
@@ -60,21 +59,19 @@ def describe_gpu(index: int) -> dict[str, Any]:
 
 def toolchain() -> tuple[dict[str, Any], dict[str, float], list[str]]:
     """What compiles and holds kernels on this node: details, free GB, and what is wrong."""
-    include, node_cache = Path(sysconfig.get_paths()["include"]), os.environ.get("NODE_CACHE")
+    include = Path(sysconfig.get_paths()["include"])
     details: dict[str, Any] = {x: shutil.which(x) or "" for x in ("gcc", "nvcc", "ninja")}
-    details |= {"Python.h": (include / "Python.h").is_file(), "NODE_CACHE": node_cache or ""}
-    # Docker gives 64 MB; NCCL and vLLM's ranks meet there.
-    wanted = {"/dev/shm": 1.0, node_cache or "/tmp": 5.0}
-    free = {folder: shutil.disk_usage(folder).free / 1e9 for folder in wanted if exists(folder)}
-    problems = [
-        f"{folder} has {free.get(folder, 0):.1f} GB free, wanted {gb:g}; give a container "
-        "--shm-size=16g, and NODE_CACHE a larger disk of the node"
-        for folder, gb in wanted.items()
-        if free.get(folder, 0) < gb
-    ]
-    shm, cache = (free.get(folder, 0.0) for folder in wanted)
-    figures = {"shm_gb": shm, "cache_gb": cache}
-    return details, figures, problems
+    details["Python.h"] = (include / "Python.h").is_file()
+    cache = details["NODE_CACHE"] = os.environ.get("NODE_CACHE") or "/tmp"
+    there = next(folder for folder in (Path(cache), *Path(cache).parents) if folder.exists())
+    # Docker gives /dev/shm 64 MB; NCCL and vLLM's ranks meet there.
+    shm_gb, cache_gb = (shutil.disk_usage(x).free / 1e9 for x in ("/dev/shm", there))
+    problems = [f"/dev/shm has {shm_gb:.2f} GB; give the container --shm-size=16g"] * (shm_gb < 1)
+    if cache_gb < 5:
+        problems.append(
+            f"{cache} has {cache_gb:.1f} GB; set NODE_CACHE to a disk with 5 GB or more"
+        )
+    return details, {"shm_gb": shm_gb, "cache_gb": cache_gb}, problems
 
 
 def import_problem(module: str) -> str:
