@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 from pretend_gpu import Fault, Gpu, pretended
 
+from megatron_opsft.runtime.device import to_host
+
 
 @pytest.fixture
 def gpu() -> Iterator[Gpu]:
@@ -164,6 +166,13 @@ def test_copies_are_done_after_a_synchronisation(gpu: Gpu) -> None:
         wait()
         assert host.sum() == 4
     assert torch.ones(4).to("cuda", non_blocking=True).is_cuda  # from memory that is not pinned
+
+
+def test_a_missing_wait_of_the_package_is_found(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert to_host([on_gpu(4)], copy=True)[0].numpy().sum() == 4
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    with pytest.raises(Fault, match="unfinished copy"):
+        to_host([on_gpu(4)], copy=True)[0].numpy()
 
 
 def test_values_and_gradients_are_those_of_the_cpu(gpu: Gpu) -> None:

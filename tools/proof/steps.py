@@ -30,6 +30,8 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "tp2sp": {"tp": 2, "sequence_parallel": True},
     "pp2": {"pp": 2},
     "dp2": {"dp": 2},
+    "ep2": {"dp": 2, "ep": 2},
+    "cp2": {"cp": 2},
     "tp2pp2": {"tp": 2, "pp": 2},
     "tp2dp2": {"tp": 2, "dp": 2, "sequence_parallel": True},
     "pp2dp2": {"pp": 2, "dp": 2},

@@ -16,11 +16,6 @@ H100 = SimpleNamespace(
     multi_processor_count=132,
     is_integrated=0,
     uuid="GPU-0",
-    warp_size=32,
-    max_threads_per_multi_processor=2048,
-    regs_per_multiprocessor=65_536,
-    shared_memory_per_multiprocessor=233_472,
-    L2_cache_size=50 * 2**20,
 )
 CPU = torch.device("cpu")
 true_device: Callable[[Any], torch.device] = torch._C.TensorBase.device.__get__  # type: ignore
@@ -52,6 +47,11 @@ class Gpu:
         # Host memory -> whether the unfinished copy writes it, and how many were begun before.
         self._copies: dict[int, tuple[bool, int]] = {}
         self.num_copies = 0
+
+    @property
+    def memory_info(self) -> tuple[int, int]:
+        """(free, total) bytes."""
+        return H100.total_memory - self.num_bytes, H100.total_memory
 
     @property
     def device(self) -> torch.device:

@@ -1,7 +1,7 @@
 """What Python asks of a tensor, and the functions that make one from data, on a pretended GPU.
 
-A stand-in that takes arguments hands them to the real function or to the real parser of its
-arguments, so that what torch refuses is refused.
+A stand-in hands its arguments to the real function, or to torch's parser of them, so that what
+torch refuses is refused.
 """
 
 import functools
@@ -23,16 +23,14 @@ def tensor_stand_ins(gpu: Gpu) -> Iterator[tuple[Any, str, Any]]:
     yield torch.Tensor, "is_cuda", property(gpu.holds)
     yield torch.Tensor, "is_cpu", property(lambda tensor: is_cpu(tensor) and not gpu.holds(tensor))
     yield torch.Tensor, "get_device", lambda tensor: gpu.index if gpu.holds(tensor) else -1
-    for method in (*_moves(gpu), *_pinning(gpu), _record_stream, _type(gpu)):
-        yield torch.Tensor, method.__name__.removeprefix("_"), method
+    yield torch.Tensor, "record_stream", lambda tensor, stream: None
+    for method in (*_moves(gpu), *_pinning(gpu), _type(gpu)):
+        yield torch.Tensor, method.__name__, method
     for name in ("numpy", "__array__", "tolist"):
         yield torch.Tensor, name, _read_by_host(gpu, name)
     yield torch.Tensor, "new_tensor", _factory(gpu, torch.Tensor.new_tensor)
     for name in ("tensor", "as_tensor", "asarray"):
         yield torch, name, _factory(gpu, getattr(torch, name))
-    for name, dtype in (("Float", torch.float32), ("Long", torch.int64), ("Byte", torch.uint8)):
-        make = functools.partial(torch.tensor, dtype=dtype, device="cuda")
-        yield torch.cuda, f"{name}Tensor", lambda data, make=make: make(data)
     yield torch, "Generator", _generator_class(gpu)
 
 
@@ -68,14 +66,8 @@ def _moves(gpu: Gpu) -> Iterator[Callable[..., torch.Tensor]]:
     def cpu(self: torch.Tensor, memory_format: Any = None) -> torch.Tensor:
         return to(self, "cpu", memory_format=memory_format)
 
-    def cuda(
-        self: torch.Tensor,
-        device: Any = None,
-        non_blocking: bool = False,
-        memory_format: Any = None,
-    ) -> torch.Tensor:
-        place = gpu.device if device is None else device
-        return to(self, place, non_blocking=non_blocking, memory_format=memory_format)
+    def cuda(self: torch.Tensor, device: Any = None, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return to(self, gpu.device if device is None else device, None, *args, **kwargs)
 
     yield from (to, cpu, cuda)
 
@@ -92,20 +84,14 @@ def _pinning(gpu: Gpu) -> Iterator[Callable[..., Any]]:
     yield from (is_pinned, pin_memory)
 
 
-def _record_stream(self: torch.Tensor, stream: Any) -> None:
-    """Nothing is given back too early here."""
-
-
 def _type(gpu: Gpu) -> Callable[..., Any]:
     """`Tensor.type`, whose answer Megatron's optimizer compares."""
     real = _Base.type
 
-    def type(self: torch.Tensor, dtype: Any = None, non_blocking: bool = False) -> Any:
-        if dtype is not None:
-            if isinstance(dtype, str) and "cuda." in dtype:
-                return gpu.take(real(self, dtype.replace("cuda.", ""), non_blocking))
-            return real(self, dtype, non_blocking)
-        return real(self).replace("torch.", "torch.cuda." if gpu.holds(self) else "torch.")
+    def type(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        found = real(self, *args, **kwargs)
+        named = isinstance(found, str) and gpu.holds(self)
+        return found.replace("torch.", "torch.cuda.") if named else found
 
     return type
 
@@ -132,15 +118,16 @@ def _factory(gpu: Gpu, make: Callable[..., torch.Tensor]) -> Callable[..., torch
     @functools.wraps(make)
     def made(*args: Any, **kwargs: Any) -> torch.Tensor:
         device, pins = kwargs.pop("device", None), kwargs.pop("pin_memory", False)
-        source = args[0] if args and isinstance(args[0], torch.Tensor) else None
-        if device is None and source is not None:
-            device = source.device
-        if gpu.asked(device) and make.__name__ in ("as_tensor", "asarray") and source is not None:
-            return make(source, *args[1:], **kwargs).to(device)
-        result = make(*args, device=CPU if gpu.asked(device) else device, **kwargs)
-        if pins:
-            gpu.pinned.add(gpu.watch(result) or 0)
-        return gpu.take(result) if gpu.asked(device) else result
+        if device is None and args and isinstance(args[0], torch.Tensor):
+            device = args[0].device
+        if not gpu.asked(device):
+            result = make(*args, device=device, **kwargs)
+            if pins:
+                gpu.pinned.add(gpu.watch(result) or 0)
+            return result
+        if make.__name__ in ("as_tensor", "asarray") and isinstance(args[0], torch.Tensor):
+            return make(*args, **kwargs).to(device)  # perhaps itself
+        return gpu.take(make(*args, device=CPU, **kwargs))
 
     return made
 
@@ -158,7 +145,6 @@ def _generator_class(gpu: Gpu) -> type:
         def __new__(cls, device: Any = "cpu") -> "Generator":
             on_gpu = gpu.asked(device)
             made: Generator = super().__new__(cls, CPU if on_gpu else device)
-            made.place = gpu.device if on_gpu else made.device
             if on_gpu:
                 gpu.generators.add(made._cdata)
             return made

@@ -1,8 +1,7 @@
 """`torch.cuda` and `torch.accelerator` of a pretended GPU.
 
 Their Python functions stay torch's own, with what they accept; the C functions below them are
-replaced. Streams and events are classes of C: here stand-ins whose methods take what the real ones
-take.
+replaced. Streams and events are C's: the methods of their stand-ins take what the real ones take.
 """
 
 import functools
@@ -19,35 +18,35 @@ from pretend_gpu.marks import H100, Gpu
 
 def cuda_stand_ins(gpu: Gpu) -> Iterator[tuple[Any, str, Any]]:
     """(owner, name, stand-in)."""
-    cuda: Any = torch.cuda
-    functions = {**_device_functions(gpu), **_memory_functions(gpu)}
-    for name, function in functions.items():
+    for name, function in _c_functions(gpu).items():
         yield torch._C, name, function
-    for name in ("exchange", "maybeExchange"):
-        alias = {"exchange": "_exchange_device", "maybeExchange": "_maybe_exchange_device"}[name]
-        yield cuda, alias, functions[f"_cuda_{name}Device"]
-    yield cuda, "_initialized", True
-    yield cuda, "_cached_device_count", gpu.num_gpus
-    yield cuda, "_get_device_properties", lambda index: H100
-    yield cuda, "get_device_capability", lambda device=None: (H100.major, H100.minor)
-    yield cuda, "default_generators", (gpu.generator,) * gpu.num_gpus
-    yield cuda, "_cudart", SimpleNamespace(cudaMemGetInfo=_memory_info(gpu))
-    stream, event = _stream_class(gpu), _event_class(gpu)
-    for name, value in (("Stream", stream), ("Event", event)):
-        yield cuda, name, value
-        yield cuda.streams, name, value
+        if name.endswith("xchangeDevice"):
+            alias = {"_cuda_exchangeDevice": "_exchange_device"}.get(name, "_maybe_exchange_device")
+            yield torch.cuda, alias, function
+    yield torch.cuda, "_initialized", True
+    yield torch.cuda, "_cached_device_count", gpu.num_gpus
+    yield torch.cuda, "_get_device_properties", lambda index: H100
+    yield torch.cuda, "default_generators", (gpu.generator,) * gpu.num_gpus
+    yield torch.cuda, "_cudart", SimpleNamespace(cudaMemGetInfo=lambda index: gpu.memory_info)
+    for name, stand_in in (("Stream", _stream_class(gpu)), ("Event", _event_class(gpu))):
+        yield torch.cuda, name, stand_in
+        yield torch.cuda.streams, name, stand_in
 
 
-def _device_functions(gpu: Gpu) -> dict[str, Callable[..., Any]]:
-    """Of the current device, its streams and the wait for it."""
-
+def _c_functions(gpu: Gpu) -> dict[str, Callable[..., Any]]:
     def set_device(index: int) -> int:
-        before = gpu.index
-        if index >= 0:
-            gpu.index = index
+        before, gpu.index = gpu.index, index if index >= 0 else gpu.index
         return before
 
-    found = {
+    def memory_stats(index: int) -> dict[str, Any]:
+        """Bytes of storages stand for those of the caching allocator."""
+        numbers = {"current": gpu.num_bytes, "peak": gpu.peak_bytes}
+        return {name: {"all": numbers} for name in ("allocated_bytes", "reserved_bytes")}
+
+    def reset_peak(index: int) -> None:
+        gpu.peak_bytes = gpu.num_bytes
+
+    return {
         "_cuda_getDeviceCount": lambda: gpu.num_gpus,
         "_cuda_getDevice": lambda: gpu.index,
         "_cuda_setDevice": set_device,
@@ -58,45 +57,16 @@ def _device_functions(gpu: Gpu) -> dict[str, Callable[..., Any]]:
         "_cuda_getDefaultStream": lambda index: (0, gpu.index, 1),
         "_cuda_setStream": lambda **stream: None,
         "_cuda_isCurrentStreamCapturing": lambda: False,
-        "_cuda_canDeviceAccessPeer": lambda device, peer: True,
+        "_cuda_canDeviceAccessPeer": lambda index, peer: True,
         "_cuda_isInBadFork": lambda: False,
+        "_cuda_memoryStats": memory_stats,
+        "_cuda_resetPeakMemoryStats": reset_peak,
+        "_cuda_emptyCache": lambda: None,
         "_cuda_ipc_collect": lambda: None,
         "_accelerator_getAccelerator": lambda: torch.device("cuda"),
         "_accelerator_getDeviceIndex": lambda: gpu.index,
-        "_accelerator_setDeviceIndex": set_device,
-        "_accelerator_exchangeDevice": set_device,
-        "_accelerator_maybeExchangeDevice": set_device,
         "_accelerator_getStream": lambda index: torch.cuda.Stream(),
-        "_accelerator_setStream": lambda stream: None,
         "_accelerator_synchronizeDevice": lambda index: gpu.finish_copies(),
-    }
-    return found
-
-
-def _memory_info(gpu: Gpu) -> Callable[[int], tuple[int, int]]:
-    return lambda device: (H100.total_memory - gpu.num_bytes, H100.total_memory)
-
-
-def _memory_functions(gpu: Gpu) -> dict[str, Callable[..., Any]]:
-    """Bytes of storages stand for those of the caching allocator."""
-
-    def stats(device: int) -> dict[str, Any]:
-        numbers = {"current": gpu.num_bytes, "peak": gpu.peak_bytes, "allocated": 0, "freed": 0}
-        names = ("allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes")
-        return {name: {"all": numbers} for name in names}
-
-    def reset_peak(device: int) -> None:
-        gpu.peak_bytes = gpu.num_bytes
-
-    return {
-        "_cuda_memoryStats": stats,
-        "_cuda_resetPeakMemoryStats": reset_peak,
-        "_cuda_emptyCache": lambda: None,
-        "_accelerator_isAllocatorInitialized": lambda: True,
-        "_accelerator_emptyCache": lambda: None,
-        "_accelerator_getDeviceStats": stats,
-        "_accelerator_resetPeakStats": reset_peak,
-        "_accelerator_getMemoryInfo": _memory_info(gpu),
     }
 
 
@@ -124,27 +94,20 @@ def _checked(function: Callable[..., Any], real: Callable[..., Any]) -> Callable
 
 def _stream_class(gpu: Gpu) -> type:
     class Stream:
-        """The one queue."""
+        """The one queue, in which everything waits for what came before it."""
 
         cuda_stream = stream_id = 0
-        device_type = 1
+        device = property(lambda self: gpu.device)
+        device_index = property(lambda self: gpu.index)
 
-        def __new__(cls, device: Any = None, priority: int = 0, **kwargs: Any) -> "Stream":
+        def __new__(cls, *args: Any, **kwargs: Any) -> "Stream":
             return object.__new__(cls)
 
-        @property
-        def device(self) -> torch.device:
-            return gpu.device
-
-        @property
-        def device_index(self) -> int:
-            return gpu.index
-
         def wait_event(self, event: Any) -> None:
-            """Already so, in one queue."""
+            pass
 
         def wait_stream(self, stream: Any) -> None:
-            """Already so, in one queue."""
+            pass
 
         def record_event(self, event: Any = None) -> Any:
             event = torch.cuda.Event() if event is None else event
@@ -154,25 +117,15 @@ def _stream_class(gpu: Gpu) -> type:
         def synchronize(self) -> None:
             gpu.finish_copies()
 
-        def query(self) -> bool:
-            gpu.finish_copies()
-            return True
-
         def is_capturing(self) -> bool:
             return False
-
-        def __eq__(self, o: object) -> bool:
-            return isinstance(o, Stream)
-
-        def __hash__(self) -> int:
-            return 0
 
     return bound(Stream, torch.cuda.Stream)
 
 
 def _event_class(gpu: Gpu) -> type:
     class Event:
-        """A place in the queue: the copies that were begun before it."""
+        """A place in the queue: so many copies were begun before it."""
 
         num_copies = 0
         seconds = 0.0
@@ -184,10 +137,10 @@ def _event_class(gpu: Gpu) -> type:
             self.num_copies, self.seconds = gpu.num_copies, time.perf_counter()
 
         def wait(self, stream: Any = None) -> None:
-            """Already so, in one queue."""
+            pass
 
         def query(self) -> bool:
-            gpu.finish_copies(self.num_copies)
+            self.synchronize()
             return True
 
         def synchronize(self) -> None:
