@@ -20,7 +20,7 @@ from megatron_opsft.plan.hardware import load_hardware
 from megatron_opsft.plan.job import Job
 from megatron_opsft.runtime.distributed import gather_from_all
 
-TOKENS = 1024
+TOKENS = 512
 CASES = [
     Case(),
     Case(dtype="bfloat16", recompute="full"),

@@ -44,7 +44,8 @@ def read_too_early() -> float:
 
 
 def numpy_too_early() -> Any:
-    return on_gpu(4).to("cpu", non_blocking=True).numpy()
+    array = on_gpu(4).to("cpu", non_blocking=True).numpy()  # shares the memory: no fault yet
+    return array.sum()
 
 
 def written_too_early() -> None:
@@ -172,7 +173,7 @@ def test_a_missing_wait_of_the_package_is_found(gpu: Gpu, monkeypatch: pytest.Mo
     assert to_host([on_gpu(4)], copy=True)[0].numpy().sum() == 4
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     with pytest.raises(Fault, match="unfinished copy"):
-        to_host([on_gpu(4)], copy=True)[0].numpy()
+        to_host([on_gpu(4)], copy=True)[0].numpy().tolist()
 
 
 def test_values_and_gradients_are_those_of_the_cpu(gpu: Gpu) -> None:

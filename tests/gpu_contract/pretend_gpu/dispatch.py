@@ -2,6 +2,7 @@
 CUDA would run it.
 """
 
+import functools
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -20,8 +21,7 @@ _INDEXING = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index
 _WAITING = {"aten::_local_scalar_dense", "aten::nonzero", "aten::equal", "aten::masked_select"}
 _WAITING |= {"aten::_unique2", "aten::unique_dim", "aten::is_nonzero"}
 _WITH_FLOAT32_RESULT = {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"}
-_FACTORS = ("self", "batch1", "batch2", "mat1", "mat2")
-_HALVES = (torch.bfloat16, torch.float16)
+_HALVES = {torch.bfloat16, torch.float16}
 
 
 def checking_new_threads(gpu: Gpu) -> Iterator[tuple[Any, str, Any]]:
@@ -51,8 +51,8 @@ class Checked(TorchDispatchMode):
             self._check_copies(func, args, kwargs)
             check_collective(gpu, name, args, tensors)
             return func(*args, **kwargs)
-        held = {gpu.holds(tensor) for tensor in tensors}
-        on_gpu = self._place(name, kwargs, tensors)
+        held = [gpu.holds(tensor) for tensor in tensors]
+        on_gpu = self._place(name, kwargs, tensors, held)
         if name in _BETWEEN_DEVICES and len({*held, on_gpu}) > 1:  # in the order of the stream
             self._cross(name, args, kwargs)
         else:
@@ -60,7 +60,8 @@ class Checked(TorchDispatchMode):
         if name in _WAITING and on_gpu:
             gpu.finish_copies()
         pins = kwargs.pop("pin_memory", False)
-        func = self._random(func, kwargs, on_gpu)
+        if on_gpu or "generator" in kwargs:
+            func = self._random(func, kwargs, on_gpu)
         if name in _WITH_FLOAT32_RESULT and "dtype" in func._overloadname:
             result = self._multiply(func, args, kwargs, tensors)
         else:
@@ -73,13 +74,16 @@ class Checked(TorchDispatchMode):
                 (gpu.pinned if pins else gpu.undecided).add(gpu.watch(tensor) or 0)
         return result
 
-    def _place(self, name: str, kwargs: dict[str, Any], tensors: list[torch.Tensor]) -> bool:
-        """Whether the result is on the GPU. `device` becomes what the call can really run with."""
-        gpu = self.gpu
-        held = [gpu.holds(tensor) for tensor in tensors]
+    def _place(
+        self, name: str, kwargs: dict[str, Any], tensors: list[torch.Tensor], held: list[bool]
+    ) -> bool:
+        """Whether the result is on the GPU. `device` becomes what the call can really run with.
+
+        held: which of the tensors are on the GPU.
+        """
         asked = kwargs.get("device")
         if asked is not None:
-            on_gpu = gpu.asked(asked)
+            on_gpu = self.gpu.asked(asked)
             if on_gpu:
                 kwargs["device"] = CPU
             elif any(held) and (_inside_autograd() or _is_implicit(name, kwargs)):
@@ -132,7 +136,7 @@ class Checked(TorchDispatchMode):
 
     def _random(self, func: Any, kwargs: dict[str, Any], on_gpu: bool) -> Any:
         """The operation that draws from a generator of the result's device."""
-        takes = any(argument.name == "generator" for argument in func._schema.arguments)
+        takes = _takes_generator(func)
         given = kwargs.get("generator")
         if given is not None and (given._cdata in self.gpu.generators) != on_gpu:
             self.gpu.fault(f"{func._schema.name}: the generator is of another device")
@@ -150,16 +154,14 @@ class Checked(TorchDispatchMode):
         self, func: Any, args: Any, kwargs: dict[str, Any], tensors: list[torch.Tensor]
     ) -> Any:
         """GEMMs of bfloat16 with `out_dtype`, the accumulators, which only a GPU has."""
-        names = [argument.name for argument in func._schema.arguments]
+        names, name = [argument.name for argument in func._schema.arguments], func._schema.name
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         out_dtype, out = given.pop("out_dtype"), given.pop("out", None)
-        factors = [given[n] for n in names if n in given and n in _FACTORS]
-        added = factors[:-2]
-        dtypes = {factor.dtype for factor in factors[-2:]}
-        name = func._schema.name
+        *added, left, right = [v for v in given.values() if isinstance(v, torch.Tensor)]
+        dtypes = {left.dtype, right.dtype}
         if not all(map(self.gpu.holds, tensors)):
             self.gpu.fault(f"{name} with out_dtype: only a GPU has it")
-        if len(dtypes) > 1 or not dtypes <= {*_HALVES} or out_dtype != torch.float32:
+        if len(dtypes) > 1 or not dtypes <= _HALVES or out_dtype != torch.float32:
             self.gpu.fault(f"{name} of {dtypes} with a result in {out_dtype}")
         if any(tensor.dtype not in (out_dtype, *dtypes) for tensor in added):
             self.gpu.fault(f"{name} adds to {added[0].dtype}")
@@ -175,6 +177,11 @@ def _tensors(values: Any) -> list[torch.Tensor]:
     """Those that are the CPU's in truth."""
     leaves = [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
     return [leaf for leaf in leaves if true_device(leaf).type == "cpu"]
+
+
+@functools.cache
+def _takes_generator(func: Any) -> bool:
+    return any(argument.name == "generator" for argument in func._schema.arguments)
 
 
 def _inside_autograd() -> bool:

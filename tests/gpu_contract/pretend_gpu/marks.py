@@ -132,8 +132,9 @@ def key_of(tensor: torch.Tensor) -> int | None:
 
 
 def _caller() -> str:
-    """File and line of the innermost caller outside of torch and of this folder."""
+    """File and line of the innermost caller outside of the libraries and of this folder."""
     frame = sys._getframe(1)
-    while frame.f_back and ("/torch/" in (name := frame.f_code.co_filename) or "_gpu/" in name):
+    inside = ("/torch/", "/numpy/", "/pretend_gpu/")
+    while frame.f_back and any(part in frame.f_code.co_filename for part in inside):
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -8,6 +8,7 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy
 import torch
 
 from pretend_gpu.marks import CPU, Gpu, true_device
@@ -101,15 +102,43 @@ def _read_by_host(gpu: Gpu, name: str) -> Callable[..., Any]:
 
     @functools.wraps(read)
     def checked(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if not gpu.holds(self):
-            gpu.check_host(self, name, writes=False)
-        elif name == "tolist" or kwargs.get("force"):
-            gpu.finish_copies()
-        else:
+        if gpu.holds(self) and name != "tolist" and not kwargs.get("force"):
             gpu.fault(f"{name} of a CUDA tensor")
+        if gpu.holds(self):
+            gpu.finish_copies()
+        elif name != "numpy":
+            gpu.check_host(self, name, writes=False)
+        elif gpu.is_copying:
+            array = read(self, *args, **kwargs).view(_Unfinished)
+            array.check = lambda: gpu.check_host(self, name, writes=False)
+            return array
         return read(self, *args, **kwargs)
 
     return checked
+
+
+class _Unfinished(numpy.ndarray):
+    """Shares the memory of a tensor that a copy may still write: a use asks whether that is done,
+    making the array is none.
+    """
+
+    check: Callable[[], None] = staticmethod(lambda: None)
+
+    def __array_finalize__(self, source: Any) -> None:
+        self.check = getattr(source, "check", self.check)
+
+    def __getitem__(self, index: Any) -> Any:
+        self.check()
+        return super().__getitem__(index)
+
+    def tolist(self) -> Any:
+        self.check()
+        return super().tolist()
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        self.check()
+        plain = [v.view(numpy.ndarray) if isinstance(v, _Unfinished) else v for v in inputs]
+        return getattr(ufunc, method)(*plain, **kwargs)
 
 
 def _factory(gpu: Gpu, make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

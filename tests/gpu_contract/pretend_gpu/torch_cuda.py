@@ -97,6 +97,7 @@ def _stream_class(gpu: Gpu) -> type:
         """The one queue, in which everything waits for what came before it."""
 
         cuda_stream = stream_id = 0
+        device_type = 1
         device = property(lambda self: gpu.device)
         device_index = property(lambda self: gpu.index)
 
