@@ -21,7 +21,6 @@ TP2 = ["parallel.tp=2", "parallel.sequence_parallel=true"]
 RUNS = [
     (1, ["grpo", "method.beta=0.04", "method.updates_per_batch=2", "train.recompute=full"]),
     (2, ["self_distillation", *TP2, "method.refresh_every=1", "method.responses=all"]),
-    (2, ["kimi", "parallel.pp=2", "method.updates_per_batch=2", "method.warmup_steps=1"]),
 ]
 
 
