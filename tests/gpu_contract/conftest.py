@@ -1,7 +1,7 @@
 """The GPU path held against the packages that it is written for, on a machine without a GPU.
 
-The packages are the real ones of the GPU version set; only the GPU is pretended (`pretend_cuda`),
-and only in processes of their own, which `ran` starts.
+The packages are the real ones of the GPU version set; only the GPU is pretended (`pretend_cuda` for
+what asks about it, `pretend_gpu` for what computes), in processes of their own, which `ran` starts.
 """
 
 import json
@@ -36,27 +36,40 @@ def _gpu_packages() -> None:
 
 
 @pytest.fixture(scope="session")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
-    """Runs a script of this folder in a new process; what it printed last, read as JSON."""
+def printed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """Runs a script of this folder, or `-m MODULE`, in a new process; what it printed.
 
-    def run(script: str, *arguments: str) -> Any:
-        path = os.pathsep.join([str(HERE), str(HERE.parent / "support"), str(ROOT)])
-        environment = {
-            **os.environ,
-            "PYTHONPATH": path,
-            "PYTHONWARNINGS": "ignore",
-            "CUDA_VISIBLE_DEVICES": "",
-            "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton")),
-            "VLLM_NO_USAGE_STATS": "1",
-        }
+    num_gpus: on pretended GPUs, one rank each.
+    """
+    places = [HERE, HERE.parent / "support", ROOT, ROOT / "tools"]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(map(str, places)),
+        "PYTHONWARNINGS": "ignore",
+        "CUDA_VISIBLE_DEVICES": "",
+        "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton")),
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+    torchrun = "-m torch.distributed.run --standalone --local-addr=localhost --nproc-per-node"
+
+    def run(script: str, *words: object, num_gpus: int = 0) -> str:
+        command = [sys.executable]
+        if num_gpus > 1:
+            command += [*torchrun.split(), str(num_gpus)]
+        if num_gpus:
+            command += ["-m", "pretend_gpu", str(num_gpus)]
+        command += [script if script == "-m" else str(HERE / script), *map(str, words)]
+        interpreted = {"TRITON_INTERPRET": "1"} if num_gpus else {}
         done = subprocess.run(
-            [sys.executable, HERE / script, *arguments],
-            cwd=ROOT,
-            env=environment,
-            capture_output=True,
-            text=True,
+            command, cwd=ROOT, env=environment | interpreted, capture_output=True, text=True
         )
-        assert done.returncode == 0, f"{script}: {done.stderr[-6000:]}"
-        return json.loads(done.stdout.splitlines()[-1])
+        assert done.returncode == 0, f"{command}: {done.stdout[-2000:]} {done.stderr[-6000:]}"
+        return done.stdout
 
     return run
+
+
+@pytest.fixture(scope="session")
+def ran(printed: Callable[..., str]) -> Callable[..., Any]:
+    """As `printed`, but the last line, read as JSON."""
+    return lambda *words, **how: json.loads(printed(*words, **how).splitlines()[-1])

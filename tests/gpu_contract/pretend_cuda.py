@@ -1,29 +1,22 @@
 """A GPU that is not there, for libraries that only ask about it.
 
-Nothing computes: tensors "on CUDA" are on the meta device. In a process of its own, always: what is
-pretended stays pretended. In the place of a missing CUDA driver, a library of its name whose
-functions all fail: vLLM's extensions name them, so without one they cannot even be loaded.
+Nothing computes here (it does in `pretend_gpu`): tensors "on CUDA" are on the meta device. In a
+process of its own, always: what is pretended stays pretended. In the place of a missing CUDA
+driver, a library of its name whose functions all fail: vLLM's extensions name them, so without one
+they cannot even be loaded.
 """
 
 import ctypes
 import subprocess
 import tempfile
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
+
+from pretend_gpu.marks import H100
 
 _NAME = "libcuda.so.1"
 _NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
 NUM_GPUS = 8
-H100 = SimpleNamespace(
-    major=9,
-    minor=0,
-    name="NVIDIA H100 80GB HBM3",
-    total_memory=85_000_000_000,
-    multi_processor_count=132,
-    is_integrated=0,
-    uuid="GPU-0",
-)
 
 
 def pretend() -> None:

@@ -7,7 +7,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from jobs import Case, build
+from jobs import Built, Case, build
 from live_memory import LiveMemory
 from tiny_models import SHAPES
 
@@ -18,7 +18,7 @@ from megatron_opsft.model.shards import ModelShards
 from megatron_opsft.model.transformer_config import transformer_config
 from megatron_opsft.plan.assumptions import load_hardware
 from megatron_opsft.plan.job import Job, Stage
-from megatron_opsft.records import Sample
+from megatron_opsft.records import MicroBatch, Sample
 from megatron_opsft.runtime import cpu_compat
 from megatron_opsft.runtime.device import Device
 from megatron_opsft.weights.rules import WeightTable
@@ -135,24 +135,29 @@ def _updated(buffers: list[Any]) -> list[int]:
     return updated
 
 
-def measure_rank(case: Case, tokens: int, num_microbatches: int) -> Measured:
-    """A real pass of the trainer over full micro-batches of short sequences, and a small step."""
-    built = build(case)
-    trainer, device = built.trainer, case.device.torch_device
+def full_microbatch(built: Built, case: Case, tokens: int) -> MicroBatch:
+    """So many tokens a rank, in short sequences."""
     vocab_size = SHAPES[case.model].vocab_size
     ids = tuple(n % vocab_size for n in range(_PROMPT + _response(case)))
     sample = Sample(
         problem_id="p", sample_index=0, prompt_ids=ids[:_PROMPT], response_ids=ids[_PROMPT:]
     )
     count = tokens * case.cp // len(ids)
-    batch = build_microbatch(
+    return build_microbatch(
         [sample] * count,
         [1.0] * count,
         align=1,
-        device=device,
+        device=case.device.torch_device,
         cp_rank=built.layout.cp_rank,
         cp_size=case.cp,
     )
+
+
+def measure_rank(case: Case, tokens: int, num_microbatches: int) -> Measured:
+    """A real pass of the trainer over full micro-batches of short sequences, and a small step."""
+    built = build(case)
+    trainer = built.trainer
+    batch = full_microbatch(built, case, tokens)
     with LiveMemory() as memory:
         trainer.accumulate([batch] * num_microbatches, 1.0)
     trainer.step([batch] * case.pp, 1.0, lr=1e-3)

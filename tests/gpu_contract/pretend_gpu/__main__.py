@@ -1,0 +1,38 @@
+"""Run a program on a pretended GPU: `python -m pretend_gpu NUM_GPUS (-m MODULE | FILE) ARGUMENTS`.
+
+Its exit code is the program's, or 70 where a fault was found that the program itself passed over.
+TransformerEngine is as if it were not installed.
+"""
+
+import os
+import runpy
+import sys
+from typing import Any
+
+from pretend_gpu import pretended
+
+
+def main() -> None:
+    """Entry point."""
+    num_gpus, *words = sys.argv[1:]
+    os.environ["TORCH_COMPILE_DISABLE"] = "1"  # a compiled function shows its operations to nobody
+    absent: Any = None
+    sys.modules["transformer_engine"] = absent
+    with pretended(int(num_gpus)) as gpu:
+        code: Any = 0
+        try:
+            if words[0] == "-m":
+                sys.argv = words[1:]
+                runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+            else:
+                sys.argv = words
+                runpy.run_path(words[0], run_name="__main__")
+        except SystemExit as end:
+            code = end.code
+    for fault in gpu.faults:
+        print(f"FAULT {fault}", file=sys.stderr)
+    sys.exit(code or (70 if gpu.faults else 0))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""What a GPU run does, on a pretended GPU: values are real, and every operation's place is checked.
+
+Layers are the plain ones and the rollout engine is Hugging Face's. The loss's Triton kernels run in
+Triton's interpreter.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.gpu_contract
+Ran = Callable[..., Any]
+
+LAYOUTS = [
+    ("tp2sp,pp2,dp2,cp2", "bfloat16", "qwen2"),
+    ("ep2", "float32", "qwen3_moe"),  # bounds of bfloat16 are those of dense models
+]
+TP2 = ["parallel.tp=2", "parallel.sequence_parallel=true"]
+RUNS = [
+    (1, ["grpo", "method.beta=0.04", "method.updates_per_batch=2", "train.recompute=full"]),
+    (2, ["self_distillation", *TP2, "method.refresh_every=1", "method.responses=all"]),
+]
+
+
+@pytest.mark.parametrize(("layouts", "dtype", "model"), LAYOUTS)
+def test_layouts_train_as_hugging_face_does(ran: Ran, layouts: str, dtype: str, model: str) -> None:
+    words = ["--device", "cuda", "--layouts", layouts, "--dtypes", dtype, "--models", model]
+    told = ran("-m", "proof.steps", *words, num_gpus=2)
+    assert told["problems"] == []
+    assert len(told["details"]["cases"]) == len(layouts.split(","))
+
+
+@pytest.mark.parametrize(("num_gpus", "words"), RUNS, ids=lambda value: str(value)[:24])
+def test_a_run_trains_and_resumes_to_the_last_bit(
+    ran: Ran, tmp_path: Path, num_gpus: int, words: list[str]
+) -> None:
+    told = ran("pretended_runs.py", tmp_path, *words, num_gpus=num_gpus)
+    assert told["problems"] == []
+    assert told["line"]["num_accepted"] > 0 and told["line"]["logprob_diff_mean"] < 0.05
+    assert (tmp_path / "whole/hf/model.safetensors").is_file()
+
+
+def test_weights_come_from_an_engine_and_go_back_in_place(ran: Ran, tmp_path: Path) -> None:
+    told = ran("pretended_runs.py", tmp_path, "engine", num_gpus=1)
+    assert told["problems"] == []
+    assert told["line"]["num_accepted"] > 0
+
+
+@pytest.mark.parametrize("num_gpus", [1, 2])
+def test_memory_of_a_step_is_as_planned(ran: Ran, num_gpus: int) -> None:
+    told = ran("pretended_memory.py", num_gpus, num_gpus=num_gpus)
+    assert len(told) >= 3
+    for case, (measured, planned) in told.items():
+        assert measured == pytest.approx(planned, rel=0.1), case
+
+
+def test_the_gpu_s_own_tests_pass(printed: Callable[..., str]) -> None:
+    """One of each kind: the others are the same code on other models."""
+    chosen = "three_steps or checkpoint or objective or (near_hugging_face_s and full-qwen3)"
+    files = [f"tests/gpu/test_{name}.py" for name in ("train_step", "checkpoint_gpu")]
+    said = printed("-m", "pytest", "-m", "gpu", "-W", "ignore", "-k", chosen, *files, num_gpus=1)
+    assert "6 passed" in said
