@@ -34,8 +34,8 @@ run.append_line = counted
 """
 KILLED_WHILE_SAMPLING = """
 import os, signal
-from megatron_opsft.evaluate import samples
-samples.SampleFiles.combine = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+from megatron_opsft.evaluate import benchmarks
+benchmarks.SampleFiles.combine = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
