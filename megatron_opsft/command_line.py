@@ -65,7 +65,7 @@ class RunCommand(Command):
 
 
 class StartCommand(RunCommand):
-    """A command that starts a run, or goes on with one."""
+    """A command that starts a run or resumes one."""
 
     flags: ClassVar[Mapping[str, str]] = {"resume": "yes"}
     resume: Literal["yes", "auto"] | None = Field(

@@ -5,6 +5,7 @@
 #
 #   PYTHON    interpreter to make .venv-gpu with (default: python3.12, also pyenv's)
 set -euo pipefail
+[[ ${1:-} != --help ]] || exec sed -n '2,/^set /{s/^# \{0,1\}//;/^set /!p}' "$0"
 cd "$(dirname "$0")/.."
 
 # timed TITLE COMMAND...

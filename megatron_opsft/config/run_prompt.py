@@ -1,4 +1,4 @@
-"""How a run prompted its model, and which judge it used: a command that goes on with the model does
+"""How a run prompted its model, and which judge it used: a command that continues with the model does
 the same, unless told otherwise.
 """
 

@@ -47,7 +47,7 @@ _EDGES = re.compile(r"^[\W_]+|[\W_]+$")
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Response:
-    """One response under way. ids: of the response so far; limit: how many there may be.
+    """One unfinished response. ids: of the response so far; limit: how many there may be.
     extra_tokens: sampled ones that are not part of it: trials, and the word that an exit drops.
     """
 

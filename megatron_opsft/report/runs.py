@@ -111,10 +111,10 @@ def _wrong_with(record: Any, required: Sequence[str]) -> str:
     if not isinstance(record, dict):
         return f"not a JSON object but {json.dumps(record):.40}"
     if type(record.get("step")) is not int:
-        return f"step is {json.dumps(record.get('step')):.40}, no number"
+        return f"step is {json.dumps(record.get('step')):.40}, not a number"
     for key in required:
         if type(record.get(key)) not in (int, float):
-            return f"{key} is {json.dumps(record.get(key)):.40}, no number"
+            return f"{key} is {json.dumps(record.get(key)):.40}, not a number"
     return ""
 
 

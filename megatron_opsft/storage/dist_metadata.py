@@ -46,7 +46,7 @@ class _Unpickler(pickle.Unpickler):
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if name in _CLASSES.get(module, ()) or is_dtype:
             return super().find_class(module.removesuffix("._local"), name)
-        raise pickle.UnpicklingError(f"{module}.{name} has no business in a checkpoint's metadata")
+        raise pickle.UnpicklingError(f"{module}.{name} is not allowed in a checkpoint's metadata")
 
 
 @dataclass(frozen=True, slots=True)

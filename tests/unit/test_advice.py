@@ -42,7 +42,7 @@ NEEDED = (
         (
             64,  # among which may be correct ones
             LENGTHS | {"eval_accuracy": 0.03, "eval_truncated_share": 0.5},
-            [*NEEDED, "; what the base model solves is not known: 50 % of its"],
+            [*NEEDED, "; the base model's accuracy is not known: 50 % of its"],
         ),
         (64, {}, ["raise rollout.max_response_tokens=64; ", "where eval.holdout or eval.data is"]),
     ],

@@ -112,7 +112,7 @@ def test_every_setting_that_differs_is_named() -> None:
     )
     comparison = compare([build(OLD), build(other), build(OLD)], baseline="old (2)")
     assert "Baseline: old (2)." in comparison.markdown()  # of one name: numbered
-    assert "too narrow for so few problems as 10: at a nominal 95 %" in comparison.markdown()
+    assert "too narrow for as few as 10 problems: at a nominal 95 %" in comparison.markdown()
     assert set(comparison.notes) == {
         "differs: temperature: 0.6 (old, old (2)); 1.0 (new)",
         'differs: template.name: "r1" (old, old (2)); "cod" (new)',

@@ -108,7 +108,7 @@ def test_what_fits_says_what_it_costs() -> None:
         (["parallel.pp=3"], 9, r"parallel\.pp=3 x vpp=1 does not divide .* 28 layers"),
         (["parallel.tp=2", "parallel.pp=2"], 6, "world size 6 is not a multiple"),
         (["rollout.tp=2"], 7, r"rollout\.tp=2 does not divide the world size 7"),
-        (["rollout.engine=hf", "rollout.tp=2"], 8, r"rollout\.tp=2 is vLLM's"),
+        (["rollout.engine=hf", "rollout.tp=2"], 8, r"rollout\.tp=2 works only with vLLM"),
         (["train.cross_entropy=te", "model.dtype=float32"], 8, "TransformerEngine needs"),
         (["run.device=cpu"], 8, "give --gpu cpu"),
     ],

@@ -83,7 +83,7 @@ def test_overwrite_keeps_an_evaluation_and_what_the_run_reads(tmp_path: Path) ->
     with pytest.raises(UserError, match=r"hf, which this run reads; --overwrite would delete"):
         run.open(resume=False, overwrite=True, needed=[tmp_path / "hf"])
     write_json(tmp_path / "manifest.json", {"kind": "evaluation", "versions": {}})
-    with pytest.raises(UserError, match="something else than a run"):
+    with pytest.raises(UserError, match="something other than a run"):
         run.open(resume=False, overwrite=True)
     run.write_manifest({})
     assert {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")} == before

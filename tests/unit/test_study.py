@@ -115,7 +115,7 @@ def second_run(**entry: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"baseline": "nobody"}, "baseline=nobody is the name of no run"),
+        ({"baseline": "nobody"}, "baseline=nobody is not the name of a run"),
         (
             {"sections": {"a": {"title": "", "runs": SAME_DIRECTORY}}},
             "would share the directory base-s0; rename one",

@@ -68,7 +68,7 @@ class ModelPasses:
         moved = largest_move(alone_1V[0], logits_V, sampling.temperature)
         if moved > self.noise / 2:
             _log.warning(
-                "rounding moves probabilities by %.1e, more than half of the %.1e allowed for: a "
+                "rounding moved probabilities by %.1e, more than half of the %.1e allowed for: a "
                 "response so far may depend on its batch; from here on %.1e is allowed for",
                 *(moved, self.noise, 4 * moved),
             )
