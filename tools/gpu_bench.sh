@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Usage: gpu_bench.sh [pytest arguments] - hold the GPU path against the packages that it is written for, on a machine
-# without a GPU: installs the GPU version set into .venv-gpu (tools/install_gpu.sh; half an hour and 10 GB the first
+# Usage: gpu_bench.sh [pytest arguments] - test the GPU path against the real packages, on a machine without a GPU:
+# installs the GPU version set into .venv-gpu (tools/install_gpu.sh; half an hour and 10 GB the first
 # time, seconds later) and runs tests/gpu_contract with it (three minutes and a half on two cores). Run it again at any time.
 #
 #   PYTHON    interpreter to make .venv-gpu with (default: python3.12, also pyenv's)

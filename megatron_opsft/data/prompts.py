@@ -34,7 +34,7 @@ _INSTRUCTIONS: dict[str, str] = {
     ),
 }
 MODEL_OPTION = "model.path"  # what errors call the model of a run
-# What chat templates are told when they ask for today's date, which would make another prompt every
+# The date that chat templates get for today's, which would make another prompt every
 # day: the date that those of Llama 3.x name where there is no clock.
 _TODAY = datetime(2024, 7, 26)
 _EXAMPLE = Problem(id="", text="1", answer="")
@@ -124,7 +124,7 @@ class TeacherPrompt:
     """What a teacher is asked: a `PromptEncoder` whose template replaces the plain one.
 
     Errors: `UserError` for a file that cannot be read or needs a row's columns, and where the plain
-    template is a file, whose instruction cannot be told from the problem any more.
+    template is a file, whose instruction cannot be separated from the problem.
     """
 
     def __init__(self, encoder: PromptEncoder, template: str) -> None:

@@ -115,8 +115,8 @@ def compare_directories(directories: Sequence[Path], out: Path, baseline: str | 
 
 
 def table_of(directory: Path) -> str:
-    """The table of one evaluation and its baseline, for a terminal. Errors: `UserError` where there
-    is no evaluation.
+    """The table of one evaluation and its baseline, for a terminal. Errors: `UserError` without an
+    evaluation.
     """
     return compare([read_results(path) for path in with_baselines([directory])]).text().rstrip()
 

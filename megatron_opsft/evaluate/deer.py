@@ -85,8 +85,8 @@ class Deer:
     """
 
     def __init__(self, settings: DeerSettings, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Errors: `UserError` for a transition word or an end of thinking that is no single token
-        of the model, and for texts without what they must have.
+        """Errors: `UserError` for a transition word or an end of thinking that is not a single
+        token of the model, and for texts without what they must have.
         """
         self._settings, self._tokenizer = settings, tokenizer
         opening = _OPEN_BOX.search(settings.trial_prompt)

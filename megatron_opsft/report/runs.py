@@ -92,7 +92,7 @@ def read_json_lines(path: Path, *, required: Sequence[str] = ()) -> list[dict[st
     """The objects of a file, in order; none where there is no file. A torn last line is left out.
 
     required: keys that every line has, with numbers. Errors: `UserError` naming file and line for
-    one that is no object, has no whole `step`, or lacks one of these numbers.
+    one that is not an object, has no whole `step`, or lacks one of these numbers.
     """
     records = []
     for number, line in enumerate(whole_lines(path), start=1):

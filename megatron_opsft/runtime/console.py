@@ -80,7 +80,7 @@ def let_output_go_away() -> None:
 
 
 def check_arguments(arguments: Sequence[str]) -> None:
-    """Errors: `UserError` for an argument that is no text in this locale."""
+    """Errors: `UserError` for an argument that is not text in this locale."""
     for argument in arguments:
         if any("\ud800" <= character <= "\udfff" for character in argument):
             raise UserError(f"argument {argument!r} is not text {_LOCALE}")

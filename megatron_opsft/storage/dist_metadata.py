@@ -72,7 +72,7 @@ class StoredTensor:
 
 
 def read_metadata(directory: Path) -> dict[str, StoredTensor]:
-    """Key -> tensor; objects that are no tensors are left out.
+    """Key -> tensor; objects other than tensors are left out.
 
     Errors: `UserError` naming the file, and the tensor where there is one, for metadata that cannot
     be read, chunks that do not cover their tensor, or files that are missing or too short.

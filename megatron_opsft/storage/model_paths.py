@@ -15,7 +15,7 @@ from megatron_opsft.runtime.libraries import (
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 METADATA_NAME = ".metadata"  # of a distributed checkpoint
-COMMON_NAME = "common.pt"  # what is no tensor in one, as Megatron names it
+COMMON_NAME = "common.pt"  # the objects other than tensors, as Megatron names it
 FORMAT_NAME = "metadata.json"  # of one: Megatron's own record of its format
 TORCH_DIST_FORMAT = {
     "sharded_backend": "torch_dist",

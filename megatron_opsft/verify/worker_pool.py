@@ -225,7 +225,7 @@ class _Worker:
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-c", *arguments],
                 stdin=subprocess.DEVNULL,
-                stdout=2,  # what a library prints is no output of this program
+                stdout=2,  # what a library prints is not output of this program
                 pass_fds=[theirs.fileno()],
                 env=environment,
             )

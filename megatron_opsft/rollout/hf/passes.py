@@ -31,7 +31,7 @@ ROUNDING = 5e-5
 
 class ModelPasses:
     """noise: how far rounding may move a cumulative probability; 0 where draws are taken as they
-    come, since rounding in bfloat16 is no small matter.
+    come, since rounding in bfloat16 is large.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
