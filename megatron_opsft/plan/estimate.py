@@ -194,6 +194,11 @@ class Plan:
             notes.append(f"rollout.temperature={temperature} is not on-policy; use 1.0")
         if job.hardware.is_cuda and config.model.dtype == "float32":
             notes.append("model.dtype=float32 takes plain torch layers, which are for comparisons")
+        if job.hardware.is_cuda and config.rollout.engine == "hf" and job.num_responses:
+            notes.append(
+                "rollout.engine=hf decodes several times slower on a GPU than this plan, which "
+                "counts on vLLM's cost of a token; set rollout.engine=vllm"
+            )
         if method.most_refills:
             notes.append(
                 f"{method.name} draws problems again, up to {method.most_refills} times a step, "

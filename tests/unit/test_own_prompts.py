@@ -144,7 +144,7 @@ def test_a_jinja_file_makes_the_user_s_message_of_the_row(tmp_path: Path, tokeni
     [
         (None, r"cannot be read \(No such file or directory\)"),
         ("{{ problem ", "is not a Jinja template: unexpected end of template"),
-        ("{{ problem }} {{ options }}", r"names options; .* write row.options for a column"),
+        ("{{ problem }} {{ options }}", r"uses options; .* write row.options for a column"),
         ("Solve it.", "uses neither problem nor row"),
         ("{{ row.options }}", "has no attribute 'options'; a row of arithmetic has no columns"),
     ],
@@ -167,5 +167,7 @@ def test_a_jinja_file_can_do_nothing_but_write(tmp_path: Path) -> None:
 
 
 def test_a_template_that_is_none_is_told_what_to_write() -> None:
-    with pytest.raises(UserError, match=r"no template 'Be brief.'.*\.jinja file.*system_prompt"):
+    with pytest.raises(
+        UserError, match=r"'Be brief.' is not a template.*\.jinja file.*system_prompt"
+    ):
         load_config(None, ["model.path=m", "data.train=x", "data.template=Be brief."])

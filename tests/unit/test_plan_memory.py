@@ -123,5 +123,7 @@ def test_what_the_trainer_would_refuse_is_refused(
 def test_waste_is_noted() -> None:
     job = make_job(SMALL, 128, "parallel.tp=2")
     assert planned(job).notes == []
+    (note,) = planned(make_job(SMALL, 128, "parallel.tp=2", "rollout.engine=hf")).notes
+    assert "set rollout.engine=vllm" in note
     single = replace(job, hardware=load_hardware("h100", gpus_per_node=1))
     assert "parallel.tp x parallel.cp = 2 reaches beyond a node of 1" in planned(single).notes[0]
