@@ -170,8 +170,8 @@ def test_evaluation_reads_the_test_split_with_the_training_fields_or_its_own(
         (
             "odd.jsonl",
             b'{"text": "p", "target": "1"}',
-            r"problem_field, answer_field: .* has no field problem or .*, and no answer or .*; it "
-            r"has target, text: set data.problem_field and data.ans",
+            r"problem_field, data.answer_field: .* has no field problem or .*, and no answer or .*; "
+            r"it has target, text: set data.problem_field and data.ans",
         ),
         (
             "odd.jsonl",
