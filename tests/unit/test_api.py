@@ -111,7 +111,7 @@ def test_mistakes_are_errors_of_the_caller(tmp_path: Path) -> None:
     thread = threading.Thread(target=elsewhere)
     thread.start()
     thread.join()
-    assert "call it there" in str(caught[0])
+    assert "call it in the main thread" in str(caught[0])
     assert Callback().on_step({"step": 1}) is None
 
 

@@ -170,7 +170,7 @@ def test_evaluation_reads_the_test_split_with_the_training_fields_or_its_own(
         (
             "odd.jsonl",
             b'{"text": "p", "target": "1"}',
-            r"problem_field, data.answer_field: .* has no field problem or .*, and no answer or .*; "
+            r"problem_field, data.answer_field: .* has no field problem or .*, and no answer.*; "
             r"it has target, text: set data.problem_field and data.ans",
         ),
         (

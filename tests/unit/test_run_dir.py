@@ -96,7 +96,7 @@ def test_files_of_others_where_the_model_will_be_written_are_refused_at_the_star
 ) -> None:
     run = _finished_run(tmp_path)
     (tmp_path / "hf" / "notes").mkdir(parents=True)
-    with pytest.raises(UserError, match=r"hf holds the directory notes, which is no part of a"):
+    with pytest.raises(UserError, match=r"hf holds the directory notes, which is not part of a"):
         run.open(resume=True, overwrite=False)
 
 
