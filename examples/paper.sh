@@ -4,6 +4,7 @@
 #   bash examples/paper.sh --quick   two minutes
 # The same command again continues. Other arguments are those of `megatron-opsft study`.
 set -euo pipefail
+[[ ${1:-} != --help ]] || exec sed -n '2,/^set /{s/^# \{0,1\}//;/^set /!p}' "$0"
 cd "$(dirname "$0")/.."
 study=paper_tiny
 if [[ ${1:-} == --quick ]]; then

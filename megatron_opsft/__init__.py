@@ -1,6 +1,6 @@
 """megatron_opsft: on-policy SFT for shorter reasoning, on Megatron-Core.
 
-The functions are imported when they are asked for: `import megatron_opsft` costs nothing.
+Functions are imported on first use: `import megatron_opsft` costs nothing.
 """
 
 import sys

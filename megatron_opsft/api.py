@@ -1,6 +1,6 @@
 """The commands as functions: `from megatron_opsft import load_config, train, evaluate, convert`.
 
-Errors of all of them: `megatron_opsft.errors.UserError`, one line, for what the caller can mend. In
+All of them raise `megatron_opsft.errors.UserError`, one line, for what the caller can fix. In
 a script of several ranks, under torchrun, every rank calls the same.
 """
 
@@ -29,9 +29,9 @@ __all__ = ["Callback", "TrainedRun", "convert", "evaluate", "load_config", "trai
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedRun:
-    """A run that ended in good order.
+    """A run that ended without an error.
 
-    finished: false where it was asked to stop and left a checkpoint to resume from.
+    finished: false where a stop was requested; the run left a checkpoint to resume from.
     """
 
     directory: Path
@@ -77,6 +77,8 @@ def train(
     """
     from megatron_opsft.preflight.check import opened_run
 
+    if not isinstance(config, Config):
+        raise UserError(f"train: give a configuration: train(load_config({str(config)!r}))")
     if resume and overwrite:
         raise UserError("train: resume and overwrite exclude each other; give one of them")
     directory = config.run.dir
@@ -101,7 +103,7 @@ def evaluate(
 
     settings: a YAML file; keys: settings on top of it, such as `model=`, `out=`, `limit=`, and
     `data={"mine": "problems.jsonl"}` (docs/evaluation.md). The same call continues what is in
-    `out`. None elsewhere than on rank 0.
+    `out`. Returns None on ranks other than 0.
     """
     from megatron_opsft.evaluate.settings import check_settings, load_settings
 
@@ -153,7 +155,7 @@ def convert(
 def _own_signals() -> Iterator[None]:
     """Signals mean again what they meant before, when the run is over. Errors: `UserError`."""
     if threading.current_thread() is not threading.main_thread():
-        raise UserError("train: signals reach the main thread alone; call it there")
+        raise UserError("train: call it in the main thread; no other thread receives signals")
     before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     try:
         yield

@@ -32,7 +32,14 @@ from megatron_opsft.config.load import load_config, to_yaml
 from megatron_opsft.config_section import Section
 from megatron_opsft.convert.commands import PROGRAM as convert
 from megatron_opsft.diagnose.commands import Diagnose
-from megatron_opsft.errors import NonFiniteError, NothingLeft, RanksMissing, SyncError, UserError
+from megatron_opsft.errors import (
+    NonFiniteError,
+    NothingLeft,
+    RanksMissing,
+    SyncError,
+    UserError,
+    first_line,
+)
 from megatron_opsft.evaluate.commands import PROGRAM as evaluate
 from megatron_opsft.launch.commands import PROGRAM as launch
 from megatron_opsft.make_data.commands import MakeData
@@ -53,6 +60,10 @@ from megatron_opsft.runtime.watchdog import is_watched, report_failure
 from megatron_opsft.storage.model_paths import resolve_model
 from megatron_opsft.study.commands import Study
 
+_LESS_MEMORY = (
+    "lower train.max_tokens_per_microbatch, rollout.gpu_memory_fraction or, with hf, "
+    "rollout.batch_size; or set train.recompute=full; `megatron-opsft plan` says what fits"
+)
 _REFUSALS = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
@@ -254,6 +265,8 @@ def _cause_outside(error: Exception) -> tuple[str, int] | None:
     if isinstance(error, SyncError | RanksMissing):
         code = 3 if isinstance(error, SyncError) else PEER_LOST_EXIT_CODE
         return f"{describe_rank()}: {error}", code
+    if type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported here
+        return f"{describe_rank()}: {first_line(error)}; {_LESS_MEMORY}", 2
     if isinstance(error, OSError) and error.filename and error.errno in _REFUSALS:
         refused = f"{error.filename}: {error.strerror}"
         return f"{refused}; name another place, or change its permissions", 2

@@ -31,7 +31,7 @@ class Command(Section):
 
     examples: command lines without the program's name. words: the fields that take words without a
     key, in order; the last one may hold several. flags: what an option means that stands without a
-    value; a bool's is true. keys_of: keys that are no options belong to this model, and are
+    value; a bool's is true. keys_of: keys that are not options belong to this model, and are
     collected in the field `keys`.
     """
 
@@ -65,7 +65,7 @@ class RunCommand(Command):
 
 
 class StartCommand(RunCommand):
-    """A command that starts a run, or goes on with one."""
+    """A command that starts a run or resumes one."""
 
     flags: ClassVar[Mapping[str, str]] = {"resume": "yes"}
     resume: Literal["yes", "auto"] | None = Field(

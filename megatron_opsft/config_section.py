@@ -30,7 +30,7 @@ class Section(BaseModel):
         """To Python, true is 1."""
         kind = cls.model_fields[str(info.field_name)].annotation
         if isinstance(value, bool) and {int, float} & {kind, *get_args(kind)}:
-            raise ValueError("a number is wanted, not true or false")
+            raise ValueError("write a number, not true or false")
         return value
 
 
@@ -108,8 +108,8 @@ SHIPPED_TEMPLATES = ("r1", "cod", "concise", "chat")
 def _template_name(name: str) -> str:
     if name not in SHIPPED_TEMPLATES and not name.endswith(".jinja"):
         raise ValueError(
-            f"there is no template {name!r}; write {', '.join(SHIPPED_TEMPLATES)}, or the path of "
-            "a .jinja file; what the model is told before each problem is system_prompt"
+            f"{name!r} is not a template; write {', '.join(SHIPPED_TEMPLATES)}, or the path of "
+            "a .jinja file; a message before each problem is system_prompt"
         )
     return name
 
@@ -123,7 +123,7 @@ _OWN_JUDGE = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*")
 def _judge_name(name: str) -> str:
     if name not in SHIPPED_JUDGES and not _OWN_JUDGE.fullmatch(name):
         raise ValueError(
-            f"there is no judge {name!r}; write {', '.join(SHIPPED_JUDGES)}, or "
+            f"{name!r} is not a judge; write {', '.join(SHIPPED_JUDGES)}, or "
             "package.module:function"
         )
     return name

@@ -6,7 +6,7 @@ class UserError(Exception):
 
 
 class PromptError(UserError):
-    """A problem text that no prompt can be made of; where rows are read, a bad row."""
+    """A problem text that cannot become a prompt; where rows are read, a bad row."""
 
 
 class RowError(ValueError):
@@ -14,7 +14,7 @@ class RowError(ValueError):
 
 
 class NonFiniteError(Exception):
-    """A loss, a gradient or logits were not finite, and nothing was made of them. Exits with 3."""
+    """A loss, a gradient or logits were not finite, and were not used. Exits with 3."""
 
 
 class SyncError(Exception):
@@ -22,7 +22,7 @@ class SyncError(Exception):
 
 
 class RanksMissing(Exception):
-    """Ranks of the job have not come to its start. Exits with 69."""
+    """Ranks of the job did not join at the start. Exits with 69."""
 
 
 class NothingLeft(Exception):

@@ -224,10 +224,10 @@ class SyncResult:
 
 
 class Callback:
-    """Override what you want to hear of; the rest does nothing.
+    """Override the events you want; the others do nothing.
 
     Called on rank 0 alone, between two pieces of the run's work, which wait for it. An error that
-    it raises ends the run; what was written until then stays.
+    it raises ends the run; files already written stay.
     """
 
     def on_step(self, metrics: Mapping[str, float | int]) -> None:

@@ -23,7 +23,7 @@ class Report(Command):
         "report runs/scaling/NAME",
     )
     paths: tuple[Path, ...] = Field(
-        description="Runs, finished or not, and evaluations; or what slurm/scaling.sh has made."
+        description="Runs, finished or not, and evaluations; or the directory of slurm/scaling.sh."
     )
     html: Path | None = Field(
         None,
@@ -51,7 +51,7 @@ class Report(Command):
             self._check_free(self.html)
             return report_scaling(scaled, page, self.gpu, self.hardware, _say)
         if self.gpu is not None or self.hardware is not None:
-            raise UserError("--gpu and --hardware are of runs nodes_1, nodes_2, ...: leave them")
+            raise UserError("--gpu and --hardware need runs nodes_1, nodes_2, ...; leave them out")
         own = self.paths[0] / "report.html" if len(self.paths) == 1 else None
         page = self.html or own or Path("report.html")
         self._check_free(None if page == own else page)  # our own is written again

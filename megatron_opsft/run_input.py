@@ -88,7 +88,7 @@ def read_input(config: Config, model_dir: Path, shape: ModelShape) -> RunInput:
     more = _load_more(config, encoder)
     if more and held_out is None:
         raise UserError(
-            "eval.more: these sets are evaluated with eval's own, and there is none; set eval.data "
+            "eval.more adds to the main evaluation set, but there is none; set eval.data "
             "to one of them, or eval.holdout"
         )
     read = [problems, *([held_out] if held_out is not None else []), *more.values()]

@@ -88,8 +88,9 @@ class Session(RunInput):
         limit = self.config.data.max_prompt_tokens
         if len(prompt) > limit:
             raise UserError(
-                f"problem {problem.id}: with what method.name={self.config.method.name} adds, its "
-                f"prompt has {len(prompt)} tokens; raise data.max_prompt_tokens={limit}"
+                f"problem {problem.id}: its prompt, with what method.name="
+                f"{self.config.method.name} adds, has {len(prompt)} tokens; raise "
+                f"data.max_prompt_tokens={limit}"
             )
         return prompt
 
@@ -150,7 +151,7 @@ class Session(RunInput):
 
 @contextmanager
 def open_session(config: Config, *, resume: bool = False) -> Iterator[Session]:
-    """Build every part; called by every rank. On the way out processes and groups are closed.
+    """Build every part; called by every rank. Closes processes and groups on exit.
 
     resume: where there is a checkpoint, the weights are left for it to bring. Errors: `NothingLeft`
     for a run that is finished, in which nothing is changed.

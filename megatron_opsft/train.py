@@ -58,7 +58,7 @@ def train(
         open_session(config, resume=resume) as s,
         open_recorder(s, resume=resume, overwrite=overwrite, callbacks=callbacks) as recorder,
     ):
-        announce("giving the weights to the rollout engine, and comparing them")
+        announce("copying the weights into the rollout engine and comparing them")
         s.sync.push(recorder.last_step, s.probes(recorder.last_step))
         step = recorder.last_step
         stopping = recorder.look(step, stop)

@@ -8,7 +8,7 @@
 # The first argument is the configuration file, or names and patterns for an array. A rank is started for
 # each GPU, with an equal share of its node's CPUs (or sbatch's --cpus-per-task).
 # All other settings (virtual environment or container, caches, network): slurm/common.sh.
-# The same command again goes on where the run in run.dir stopped.
+# The same command again resumes the run in run.dir.
 #
 #SBATCH --job-name=opsft-train
 #SBATCH --nodes=1

@@ -6,6 +6,7 @@
 # --python python3.12: tests/gloo (layouts, methods, checkpoints, failures) with the newest Megatron-Core, which Python
 # 3.11 cannot have, in .venv-py312; `--python python3.12 tests/gloo/test_steps.py` one file of it.
 set -euo pipefail
+[[ ${1:-} != --help ]] || exec sed -n '2,/^set /{s/^# \{0,1\}//;/^set /!p}' "$0"
 cd "$(dirname "$0")/.."
 quick=false
 export OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1

@@ -22,7 +22,7 @@ OPENERS = (
 class Redundancy:
     """How wordy the responses are.
 
-    stop_probability: of ending the thought after a line; max_checks: it ends after so many.
+    stop_probability: of ending the thought after a line; max_checks: it ends after this many.
     """
 
     stop_probability: float

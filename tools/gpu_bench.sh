@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Usage: gpu_bench.sh [pytest arguments] - hold the GPU path against the packages that it is written for, on a machine
-# without a GPU: installs the GPU version set into .venv-gpu (tools/install_gpu.sh; half an hour and 10 GB the first
-# time, seconds later) and runs tests/gpu_contract with it (about ten minutes on two cores): names and types of the
-# packages, models without memory, and training on a pretended GPU (tests/gpu_contract/pretend_gpu). Run it again at
-# any time; the planted faults alone, with any torch: pytest tests/unit/test_pretend_gpu.py.
+# Usage: gpu_bench.sh [pytest arguments] - test the GPU path against the real packages, on a machine without a GPU:
+# installs the GPU version set into .venv-gpu (tools/install_gpu.sh; half an hour and 10 GB the first time, seconds
+# later) and runs tests/gpu_contract with it (about ten minutes on two cores): names and types of the packages, models
+# without memory, and training on a pretended GPU (tests/gpu_contract/pretend_gpu). Run it again at any time; the
+# planted faults alone, with any torch: pytest tests/unit/test_pretend_gpu.py.
 #
 #   PYTHON    interpreter to make .venv-gpu with (default: python3.12, also pyenv's)
 set -euo pipefail
+[[ ${1:-} != --help ]] || exec sed -n '2,/^set /{s/^# \{0,1\}//;/^set /!p}' "$0"
 cd "$(dirname "$0")/.."
 
 # timed TITLE COMMAND...

@@ -7,6 +7,7 @@
 #   PYTHON   interpreter (default: .venv/bin/python, else python3)
 #   WHEELS   folder of wheels that are used beside that interpreter's own packages (default: wheels)
 set -euo pipefail
+[[ ${1:-} != --help ]] || exec sed -n '2,/^set /{s/^# \{0,1\}//;/^set /!p}' "$0"
 here=$PWD
 cd "$(dirname "$0")/.."
 

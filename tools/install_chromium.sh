@@ -2,6 +2,7 @@
 # Installs Chromium and its driver from Debian's packages, for the tests in tests/browser: they open reports in it.
 # Needs root; does nothing where both are there. Exit code 1: it cannot be done here.
 set -euo pipefail
+[[ ${1:-} != --help ]] || exec sed -n '2,/^set /{s/^# \{0,1\}//;/^set /!p}' "$0"
 there() { command -v chromium >/dev/null && command -v chromedriver >/dev/null; }
 if there; then exit 0; fi
 if ! command -v apt-get >/dev/null; then

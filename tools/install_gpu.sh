@@ -10,6 +10,7 @@
 #   EXTRAS     more extras of pyproject.toml, such as test,wandb
 #   MAX_JOBS   C++ files of TransformerEngine compiled at once (default: cores, and 6 GB of memory each)
 set -euo pipefail
+[[ ${1:-} != --help ]] || exec sed -n '2,/^set /{s/^# \{0,1\}//;/^set /!p}' "$0"
 here=$PWD
 cd "$(dirname "$0")/.."
 

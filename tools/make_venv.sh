@@ -6,6 +6,7 @@
 #   VENV             its folder (default: .venv)
 #   TORCH_INDEX_URL  index that is asked first for PyTorch's CPU build (default: PyTorch's own; empty: none)
 set -euo pipefail
+[[ ${1:-} != --help ]] || exec sed -n '2,/^set /{s/^# \{0,1\}//;/^set /!p}' "$0"
 cd "$(dirname "$0")/.."
 source tools/find_python.sh
 extras=$1

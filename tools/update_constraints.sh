@@ -6,6 +6,7 @@
 #   update_constraints.sh .venv-py312 cpu-py312    after tests/run.sh --python python3.12
 #   update_constraints.sh .venv-gpu gpu-py312      after tools/gpu_bench.sh
 set -euo pipefail
+[[ ${1:-} != --help ]] || exec sed -n '2,/^set /{s/^# \{0,1\}//;/^set /!p}' "$0"
 cd "$(dirname "$0")/.."
 venv=${1:?a virtual environment} name=${2:?a name such as cpu-py311}
 mkdir -p constraints

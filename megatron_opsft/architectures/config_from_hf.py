@@ -50,7 +50,7 @@ def read_model_shape(model_dir: Path) -> ModelShape:
     for name in architecture.null_fields:
         if name not in config:
             raise UserError(
-                f"{path}: {name} is missing, which means a value; only null is supported"
+                f"{path}: {name} is missing and then has a default value; only null is supported"
             )
         _check_fixed(config, name, None, path)
     layer_types = config.get("layer_types")
@@ -92,7 +92,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(
-            f"{path} does not exist: {path.parent} is no Hugging Face model directory"
+            f"{path} does not exist: {path.parent} is not a Hugging Face model directory"
         ) from None
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read as JSON: {error}") from None

@@ -24,7 +24,7 @@ from megatron_opsft.methods.settings import MethodSettings, RunSize
 
 
 class Config(Section):
-    """One run, whole."""
+    """The whole configuration of one run."""
 
     run: RunConfig = RunConfig()
     model: ModelConfig

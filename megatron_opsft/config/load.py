@@ -193,7 +193,7 @@ def config_hash(config: Config) -> str:
 
 
 def check_resumable(before: Config, now: Config, directory: Path) -> None:
-    """Errors: `UserError` naming a key whose change would make the resumed run another one."""
+    """Errors: `UserError` naming a key that a resumed run must not change."""
     old, new = _kept(before), _kept(now)
     for key, value in new.items():
         section, name = key.split(".")

@@ -1,4 +1,4 @@
-"""How a run goes: its directory and length, evaluations on the way, checkpoints."""
+"""How a run goes: its directory and length, evaluations during it, checkpoints."""
 
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -46,7 +46,9 @@ class RunConfig(Section):
         "megatron-opsft", description="Project name at Weights & Biases."
     )
     max_minutes: Annotated[float, FREE] = Field(
-        0, ge=0, description="Then the run writes a checkpoint and exits with 75; 0: no limit."
+        0,
+        ge=0,
+        description="Then the run writes a checkpoint and exits with 75; 0: no limit.",
     )
     hang_minutes: Annotated[float, FREE] = Field(
         60,
@@ -58,7 +60,7 @@ class RunConfig(Section):
     )
     deterministic: bool = Field(
         False,
-        description="On GPUs the same numbers in every repetition, bit for bit; slower (docs/gpu.md). CPUs need none of it.",
+        description="Bit-identical repetition on GPUs, at lower speed (docs/gpu.md); CPUs always have it.",
     )
 
     @property
@@ -73,7 +75,7 @@ class CheckpointConfig(Section):
     every: int = Field(
         50, ge=0, description="Steps between checkpoints; 0: only at the end and on SIGTERM."
     )
-    keep: int = Field(2, ge=1, description="How many of the newest to keep.")
+    keep: int = Field(2, ge=1, description="How many of the newest checkpoints to keep.")
     asynchronous: bool = Field(
         True, description="Write in the background, from a copy in CPU memory."
     )
@@ -128,7 +130,9 @@ class EvalConfig(Section):
     )
     samples_per_problem: int = Field(2, ge=1, description="N: responses to each.")
     temperature: float = Field(
-        0.6, ge=0, description="In evaluation; 0: greedy, with eval.samples_per_problem=1."
+        0.6,
+        ge=0,
+        description="Temperature in evaluation; 0: greedy, with eval.samples_per_problem=1.",
     )
     top_p: float = Field(0.95, gt=0, le=1, description="Nucleus sampling in evaluation.")
     max_response_tokens: int | None = Field(

@@ -1,5 +1,5 @@
-"""How a run prompted its model, and which judge it used: a command that goes on with the model does
-the same, unless told otherwise.
+"""How a run prompted its model, and which judge it used: a command that continues with the model does
+the same, unless the user says otherwise.
 """
 
 import json

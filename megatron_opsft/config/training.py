@@ -31,11 +31,15 @@ class RolloutConfig(Section):
         0.5, gt=0, lt=1, description="Share of a GPU that vLLM fills with weights and KV cache."
     )
     kv_cache_bytes: int | None = Field(
-        None, ge=1, description="Of each vLLM rank; by default what gpu_memory_fraction leaves."
+        None,
+        ge=1,
+        description="KV cache of each vLLM rank; by default what gpu_memory_fraction leaves.",
     )
     group_size: int = Field(8, ge=1, description="G: responses sampled for each problem.")
     temperature: float = Field(
-        1.0, ge=0, description="Anything but 1 is off-policy and gets a warning."
+        1.0,
+        ge=0,
+        description="Anything but 1 is off-policy and gets a warning.",
     )
     top_p: float = Field(0.95, gt=0, le=1, description="Nucleus sampling.")
     max_response_tokens: int = Field(
@@ -77,7 +81,7 @@ class SyncConfig(Section):
     logprob_alarm: float | None = Field(
         None,
         gt=0,
-        description="Mean difference of engine and trainer log-probs that warns; by default 0.001 in float32, 0.05 in bfloat16.",
+        description="Warn above this mean log-prob difference of engine and trainer; by default 0.001 in float32, 0.05 in bfloat16.",
     )
 
 
@@ -164,7 +168,7 @@ class TrainConfig(Section):
     max_tokens_per_microbatch: Annotated[int, FREE] = Field(
         16384,
         ge=1,
-        description="Packing budget of a rank, times parallel.cp; longer sequences stand alone.",
+        description="Tokens packed into a micro-batch, times parallel.cp; a longer sequence gets its own.",
     )
     cross_entropy: Literal["auto", "te", "fused_linear"] = Field(
         "auto",
@@ -172,7 +176,7 @@ class TrainConfig(Section):
     )
     recompute: Annotated[Literal["none", "selective", "full"], FREE] = Field(
         "none",
-        description="Activations computed again in the backward pass: of feed-forward parts (selective), or of whole layers (full).",
+        description="Activations recomputed in the backward pass: those of feed-forward parts (selective), or of whole layers (full).",
     )
     routing_replay: bool = Field(
         False,

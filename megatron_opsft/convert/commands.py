@@ -119,6 +119,7 @@ class Check(Command):
             open_source(_directory_of(name), self.config_from) for name in (self.first, self.second)
         ]
         if lines := differing_tensors(sources[0], sources[1], workers=self.workers):
+            lines.append(f"{len(lines)} of {len(sources[0].table.hf_shapes())} tensors differ")
             print(printable("\n".join(lines)))
             return ANSWER_IS_NO
         print(f"equal: {len(sources[0].table.hf_shapes())} tensors")

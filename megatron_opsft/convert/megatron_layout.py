@@ -46,7 +46,7 @@ _SMALL_ALIGNMENT = 64  # as torch's archives align their tensors
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """A tensor in a file of torch.save: `before`, then `data_bytes` of its own, then `behind`."""
+    """A tensor in a file of torch.save: `before`, then its `data_bytes`, then `behind`."""
 
     before: bytes
     behind: bytes

@@ -54,7 +54,7 @@ def take_held_out(problem_set: ProblemSet, num: int, seed: int) -> tuple[Problem
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassRate:
-    """Share of a problem's responses that were correct; gold: what they were held against."""
+    """Share of a problem's responses that were correct; gold: the answer to compare with."""
 
     rate: float
     gold: str
@@ -73,8 +73,9 @@ def keep_by_pass_rate(
         found = rates.get(problem.id)
         if found is not None and found.gold != problem.answer:
             raise UserError(
-                f"data.pass_rate_from: it was of other problems: the answer of {problem.id} is "
-                f"{found.gold!r} there, {problem.answer!r} in {problem_set.source_of(index)}"
+                "data.pass_rate_from: that evaluation had other problems: its answer to "
+                f"{problem.id} is {found.gold!r}, and {problem_set.source_of(index)} has "
+                f"{problem.answer!r}"
             )
         if found is None or not low <= found.rate <= high:
             why = "was not evaluated" if found is None else f"is {found.rate:g}"
@@ -98,12 +99,12 @@ def describe_data(config: Config, problems: ProblemSet, held_out: ProblemSet | N
         if wanted > num:
             said.append(
                 f"data.prompts_per_step={wanted:g} is more than the {num} problems of {source}: "
-                "every step has some of them twice or more"
+                "every step repeats some of them"
             )
         elif wanted * config.run.steps > num:
             said.append(
-                f"{config.run.steps} steps of {wanted:g} problems go through the {num} problems of "
-                f"{source} {wanted * config.run.steps / num:.1f} times"
+                f"{config.run.steps} steps of {wanted:g} problems use each of the {num} "
+                f"problems of {source} {wanted * config.run.steps / num:.1f} times"
             )
     if held_out is None:
         said.append(

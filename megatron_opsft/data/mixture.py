@@ -52,7 +52,7 @@ def _joined(sets: Sequence[ProblemSet]) -> ProblemSet:
 class ProblemSampler:
     """Which problems a step trains on: a function of (seed, step) alone, the same on every rank.
 
-    Several sources in turn, each by its weight and epoch after epoch in an order of its own.
+    Draws from several sources by weight; each source repeats epoch after epoch, in a new order.
 
     members: the problem indices of each source, at least one. Stateless: resuming needs the step
     number only. Among the first n draws of a run are n times a source's share of the weights, give

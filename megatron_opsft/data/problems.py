@@ -16,7 +16,7 @@ from typing import cast
 
 from megatron_opsft.config import DataConfig, EvalConfig
 from megatron_opsft.data.prompt_file import PromptFile, open_prompt_file
-from megatron_opsft.data.rows import ANSWER_FIELDS, PROBLEM_FIELDS, RowReader, choose_field
+from megatron_opsft.data.rows import ANSWER_FIELDS, PROBLEM_FIELDS, RowReader, choose_fields
 from megatron_opsft.data.sources import has_split, read_rows
 from megatron_opsft.errors import RowError, UserError
 from megatron_opsft.records import Problem
@@ -91,7 +91,7 @@ class ProblemSet:
     def checked(self) -> "ProblemSet":
         """Errors: `UserError` without a problem."""
         if not self.problems and not self.bad_rows:
-            raise UserError(f"data: {self.name} is empty: it holds no row")
+            raise UserError(f"data: {self.name} is empty: it has no rows")
         if not self.problems:
             first = f"; first: row {self.bad_rows[0].row}: {self.bad_rows[0].reason}"
             raise UserError(
@@ -124,14 +124,18 @@ def load_problems(
         return _load_arithmetic(split, open_prompt_file(template))
     prompt_file = open_prompt_file(template)
     rows = read_rows(source, split=split, subset=subset, section=section)
+    of_problem, of_answer = choose_fields(
+        source,
+        rows,
+        (
+            (f"{section}problem_field", problem_field, PROBLEM_FIELDS),
+            (f"{section}answer_field", answer_field, ANSWER_FIELDS),
+        ),
+    )
     reader = RowReader(
         stem=Path(source).name.split(".")[0],
-        problem_field=choose_field(
-            source, rows, problem_field, PROBLEM_FIELDS, f"{section}problem_field"
-        ),
-        answer_field=choose_field(
-            source, rows, answer_field, ANSWER_FIELDS, f"{section}answer_field"
-        ),
+        problem_field=of_problem,
+        answer_field=of_answer,
         prompt_file=prompt_file,
         with_fields=with_fields,
     )

@@ -29,15 +29,15 @@ class PromptFile:
             reason = getattr(error, "strerror", None) or error
             raise UserError(f"{option}={path} cannot be read ({reason})") from None
         except TemplateError as error:
-            raise UserError(f"{option}={path} is no Jinja template: {error}") from None
+            raise UserError(f"{option}={path} is not a Jinja template: {error}") from None
         if wrong := sorted(names.difference(_VARIABLES)):
             raise UserError(
-                f"{option}={path} names {wrong[0]}; there are problem (its text) and row (its "
+                f"{option}={path} uses {wrong[0]}; it can use problem (the text) and row (the "
                 f"columns): write row.{wrong[0]} for a column"
             )
         if not names:
             raise UserError(
-                f"{option}={path} names neither problem nor row: write {{{{ problem }}}}"
+                f"{option}={path} uses neither problem nor row: write {{{{ problem }}}}"
             )
 
     def render(self, problem: str, row: Mapping[str, Any]) -> str:
@@ -47,7 +47,7 @@ class PromptFile:
         except Exception as error:  # of whatever the file computes
             raise RowError(f"data.template: {first_line(error)}") from None
         if not text.strip():
-            raise RowError("data.template makes an empty prompt of it")
+            raise RowError("data.template gives an empty prompt")
         return text
 
 

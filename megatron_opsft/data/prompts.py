@@ -34,7 +34,7 @@ _INSTRUCTIONS: dict[str, str] = {
     ),
 }
 MODEL_OPTION = "model.path"  # what errors call the model of a run
-# What chat templates are told when they ask for today's date, which would make another prompt every
+# The date that chat templates get for today's, which would make another prompt every
 # day: the date that those of Llama 3.x name where there is no clock.
 _TODAY = datetime(2024, 7, 26)
 _EXAMPLE = Problem(id="", text="1", answer="")
@@ -47,7 +47,7 @@ class PromptEncoder:
 
     template: r1 (step by step), cod (draft), concise (key steps alone); any other adds nothing to a
     problem's text.
-    system_prompt: told before each problem that has no system message of its own.
+    system_prompt: system message of each problem that brings none.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -73,13 +73,13 @@ class PromptEncoder:
 
         system: the end of the system message; suffix: that of the user's. An R1-style chat template
         ends them with `<think>` and a line break; one that does not is left as it is. Errors:
-        `PromptError` for a text with markers of its own, such as `<|im_end|>`, which as tokens
+        `PromptError` for a text that contains markers such as `<|im_end|>`, which as tokens
         would end the user's part or the thinking, and for what the chat template refuses.
         """
         for text in (*(message.content for message in problem.before), problem.text):
             if self._markers and (found := self._markers.search(text)):
                 raise PromptError(
-                    f"the problem holds {found[0]!r}, which is a token of the model's own"
+                    f"the problem contains {found[0]!r}, a special token of the model"
                 )
         try:
             messages = self._messages(problem, system, suffix)
@@ -124,7 +124,7 @@ class TeacherPrompt:
     """What a teacher is asked: a `PromptEncoder` whose template replaces the plain one.
 
     Errors: `UserError` for a file that cannot be read or needs a row's columns, and where the plain
-    template is a file, whose instruction cannot be told from the problem any more.
+    template is a file, whose instruction cannot be separated from the problem.
     """
 
     def __init__(self, encoder: PromptEncoder, template: str) -> None:
@@ -206,7 +206,7 @@ def end_token_ids(
             found.update(each for each in values if isinstance(each, int))
     if not found:
         raise UserError(
-            f"{option}: {model_dir} names no end token; set eos_token_id in generation_config.json"
+            f"{option}: {model_dir} has no end token; set eos_token_id in generation_config.json"
         )
     return tuple(sorted(found))
 
@@ -227,8 +227,8 @@ def check_vocabulary(
     if highest >= vocab_size:
         raise UserError(
             f"{option}: the tokenizer of {model_dir} has token ids up to {highest}, but the "
-            f"model's vocabulary ends at {vocab_size - 1}: the files are of two models; take the "
-            "tokenizer files of the model itself"
+            f"model's vocabulary ends at {vocab_size - 1}: the files come from two models; "
+            "take the tokenizer files of the model itself"
         )
     special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
     for token_id in end_tokens:
@@ -236,7 +236,7 @@ def check_vocabulary(
             what = tokenizer.convert_ids_to_tokens(token_id) if token_id <= highest else None
             raise UserError(
                 f"{option}: {model_dir} ends responses with token {token_id}, which is "
-                f"{'no token' if what is None else f'{what!r}, an ordinary token,'} in its "
-                "tokenizer: the files are of two models, or eos_token_id in config.json or "
+                f"{'not a token' if what is None else f'{what!r}, an ordinary token,'} in its "
+                "tokenizer: the files come from two models, or eos_token_id in config.json or "
                 "generation_config.json is wrong"
             )

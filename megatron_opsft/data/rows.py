@@ -47,7 +47,7 @@ class RowReader:
         gold = read_answer(None if answer is ABSENT else answer, self.answer_field)
         if self.prompt_file is not None:
             text = self.prompt_file.render(text, row.fields)
-            _check_unicode({"what data.template makes of it": text})
+            _check_unicode({"the text that data.template gives": text})
         return Problem(
             id=self._choose_id(row),
             text=text,
@@ -103,24 +103,32 @@ def _names_of(fields: Mapping[str, Any]) -> Iterator[str]:
             yield name
 
 
-def choose_field(
-    source: str, rows: Sequence[Row], wanted: str | None, candidates: tuple[str, ...], key: str
-) -> str:
-    """The user's field, which may be dotted, else the candidate that most rows have. key: what
-    errors call it. Errors: `UserError` if no row has it.
+def choose_fields(
+    source: str, rows: Sequence[Row], wanted: Sequence[tuple[str, str | None, tuple[str, ...]]]
+) -> list[str]:
+    """The field of each of `wanted`: (its key, for errors; the user's field, which may be dotted;
+    the fields that are tried without one). Of the latter the one that most rows have.
+
+    Errors: `UserError` naming every key whose field no row has.
     """
-    names = (wanted,) if wanted is not None else candidates
-    counts = {
-        name: sum(find_field(row.fields, name) is not ABSENT for row in rows) for name in names
-    }
-    best = max(names, key=lambda name: counts[name])
-    if any(row.error is None for row in rows) and not counts[best]:
-        present = sorted({name for row in rows for name in _names_of(row.fields)})
+    chosen: list[str] = []
+    missing: dict[str, str] = {}
+    for key, given, candidates in wanted:
+        names = (given,) if given is not None else candidates
+        counts = {
+            name: sum(find_field(row.fields, name) is not ABSENT for row in rows) for name in names
+        }
+        chosen.append(max(names, key=lambda name: counts[name]))
+        if not any(counts.values()):
+            missing[key] = " or ".join(names)
+    if missing and any(row.error is None for row in rows):
+        present = ", ".join(sorted({name for row in rows for name in _names_of(row.fields)}))
         raise UserError(
-            f"{key}: {source} has no field {' or '.join(names)}; it has {', '.join(present)}: "
-            f"set {key} to one of them"
+            f"{', '.join(missing)}: {source} has no field {', and no '.join(missing.values())}; "
+            f"it has {present}: set {' and '.join(missing)}"
+            f"{' to one of them' if len(missing) == 1 else ''}"
         )
-    return best
+    return chosen
 
 
 def _read_messages(value: list[object], field: str) -> tuple[Message, ...]:
@@ -170,4 +178,4 @@ def _check_unicode(texts: Mapping[str, object]) -> None:
             if isinstance(text, str):
                 text.encode("utf-8")
         except UnicodeEncodeError:
-            raise RowError(f"{name} is no valid Unicode: half of a surrogate pair") from None
+            raise RowError(f"{name} is not valid Unicode: half of a surrogate pair") from None

@@ -53,9 +53,11 @@ def check_source(source: str) -> None:
         return
     if path.is_file():
         if not path.name.endswith(FILE_ENDINGS):
-            raise UserError(f"data: {source} is of no known kind; use {', '.join(FILE_ENDINGS)}")
+            raise UserError(
+                f"data: {source} is not a file type that can be read; use {', '.join(FILE_ENDINGS)}"
+            )
         if path.stat().st_size == 0:
-            raise UserError(f"data: {source} is empty: it holds no row")
+            raise UserError(f"data: {source} is empty: it has no rows")
     elif source.endswith((*FILE_ENDINGS, ".json", ".csv")) or source.startswith(("/", ".", "~")):
         raise UserError(f"data: there is no file {source}")
     else:
@@ -86,7 +88,7 @@ def _read_jsonl(path: Path) -> list[Row]:
                 if line.strip():
                     rows.append(_parse_line(number, line))
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise UserError(f"data: {path} is damaged or no gzip file ({error})") from error
+        raise UserError(f"data: {path} is damaged or not a gzip file ({error})") from error
     except OSError as error:
         raise UserError(f"data: {path} cannot be read ({error.strerror or error})") from error
     return rows
@@ -112,9 +114,7 @@ def _read_parquet(path: Path) -> list[Row]:
         return _number(pyarrow.parquet.read_table(path).to_pylist())
     # ValueError, OverflowError: text that is not UTF-8, a date outside of Python's.
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
-        raise UserError(
-            f"data: {path} is no readable Parquet file ({first_line(error)})"
-        ) from error
+        raise UserError(f"data: {path} cannot be read as Parquet ({first_line(error)})") from error
 
 
 def _open_saved(path: Path, split: str, section: str) -> Any:
@@ -125,7 +125,7 @@ def _open_saved(path: Path, split: str, section: str) -> Any:
         loaded = datasets.load_from_disk(str(path))
     except (OSError, ValueError) as error:
         raise UserError(
-            f"data: {path} is no data set saved by save_to_disk ({first_line(error)}); "
+            f"data: {path} is not a data set saved by save_to_disk ({first_line(error)}); "
             f"name a {', '.join(FILE_ENDINGS)} file in it instead"
         ) from error
     if not isinstance(loaded, datasets.DatasetDict):
@@ -156,11 +156,11 @@ def _hub_error(source: str, subset: str | None, section: str, error: Exception) 
     name = f"{source} ({subset})" if subset else source
     if is_offline():
         return UserError(
-            f"data: {name} is no file here and no data set in the Hugging Face cache, and "
+            f"data: {name} is neither a file here nor a data set in the Hugging Face cache, and "
             f"{describe_offline()}; load it where there is a network, or give a file"
         )
     return UserError(
-        f"data: {name} is no file here, and as a Hugging Face data set it could not be loaded: "
+        f"data: {name} is not a file here, and could not be loaded as a Hugging Face data set: "
         f"{first_line(error)} (check the name, {section}split and {section}subset, and the "
         "network; or give a file)"
     )

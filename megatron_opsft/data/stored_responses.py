@@ -101,7 +101,7 @@ def read_stored_responses(path: Path) -> StoredResponses:
         reason = str(error).split("\n")[0]
         raise UserError(f"data.responses={path} cannot be read ({reason}); {how}") from None
     if not table.num_rows:
-        raise UserError(f"data.responses={path} holds no response; {how}")
+        raise UserError(f"data.responses={path} has no responses; {how}")
     prompts, responses, scores = (
         pc.list_value_length(table[name]).to_pylist()
         for name in ("prompt_ids", "response_ids", "log_probs")

@@ -12,7 +12,8 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.runtime.console import printable
 from megatron_opsft.runtime.libraries import loading_libraries
 
-_SAMPLING = {"benchmarks", "data", "samples", "limit", "max_tokens", "dtype", "device", "seed"}
+_SAMPLING = {"benchmarks", "data", "problem_field", "answer_field", "samples", "limit"}
+_SAMPLING |= {"max_tokens", "dtype", "device", "seed"}
 
 
 class Diagnose(Command):
@@ -30,23 +31,27 @@ class Diagnose(Command):
     efficient: str = Field(description="Model trained from it.")
     out: Path = Field(description="Directory to write.")
     data: NamedFiles = Field({}, description="BENCHMARK=FILE; may be repeated.")
+    problem_field: str | None = Field(None, description="Field of the problem in --data.")
+    answer_field: str | None = Field(None, description="Field of the answer in --data.")
     benchmarks: Annotated[tuple[str, ...], CommaSeparated] = Field(
         (), description="Such as gsm8k,math500."
     )
     samples: int = Field(1, ge=1, description="Responses to a problem.")
     limit: int = Field(32, ge=1, description="Problems of a benchmark, at most.")
-    max_tokens: int | None = Field(None, ge=1, description="Of a response.")
-    dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="Of both models.")
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where.")
-    seed: int = Field(0, ge=0, description="Of the responses.")
+    max_tokens: int | None = Field(None, ge=1, description="Longest response.")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto", description="Dtype of both models."
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where the models run.")
+    seed: int = Field(0, ge=0, description="Seed of the responses.")
     overwrite: bool = Field(False, description="Delete the diagnosis that --out holds.")
 
     def run(self) -> None:
         """Diagnose."""
         if (num_ranks := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
             raise UserError(
-                f"diagnose is one process, and {num_ranks} were started; start it without torchrun "
-                "or srun: it takes all GPUs that it sees"
+                f"diagnose runs as one process, but {num_ranks} were started; start it without "
+                "torchrun or srun: it uses all GPUs that it sees"
             )
         with loading_libraries():
             from megatron_opsft.diagnose.run import diagnose

@@ -85,7 +85,7 @@ def write_page(directory: Path, original: str, efficient: str) -> str:
     """
     responses = list(read_responses(directory))
     if not any(each.tokens for each in responses):
-        raise UserError(f"{directory / TOKENS}: holds no response; diagnose again with --overwrite")
+        raise UserError(f"{directory / TOKENS}: has no responses; diagnose again with --overwrite")
     tokens = pd.concat([_frame_of(each) for each in responses])
     kl = tokens["kl"]
     tokens["is_high"] = (kl >= kl.quantile(_HIGH_QUANTILE)) & (kl > 0)

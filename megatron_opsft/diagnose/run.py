@@ -46,7 +46,7 @@ def diagnose(
     *,
     overwrite: bool = False,
 ) -> str:
-    """Sample and diagnose what is not done, then write the page. Returns the table for a terminal.
+    """Sample and diagnose what is missing, then write the page. Returns the table for a terminal.
 
     sampling: settings of the evaluation for which the original samples. Errors: `UserError` before
     anything is computed.
@@ -77,7 +77,7 @@ def diagnose(
 
 
 def _diagnose_left(original: EvalModel, efficient: EvalModel, inputs: Inputs, out: Path) -> None:
-    """Add to tokens.jsonl what is not there."""
+    """Add the missing responses to tokens.jsonl."""
     tokens = out / TOKENS
     whole = b"".join(b"%s\n" % line for line in whole_lines(tokens))
     write_bytes(tokens, whole)  # without a torn line

@@ -83,7 +83,7 @@ def load_benchmarks(settings: EvalSettings, *, is_tiny_reasoner: bool) -> tuple[
             )
         if name not in settings.data and name not in KNOWN:
             raise UserError(
-                f"benchmark {name!r} is not known; there are {', '.join(KNOWN)}, or give your "
+                f"benchmark {name!r} is unknown; choose from {', '.join(KNOWN)}, or give your "
                 f"own with --data {name}=FILE"
             )
         if name not in names:

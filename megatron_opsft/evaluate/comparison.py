@@ -74,7 +74,7 @@ def compare(results: Sequence[Results], *, baseline: str | None = None) -> Compa
     shared = [n for n in ordered(results[0].benchmarks) if all(n in r.benchmarks for r in results)]
     if not shared:
         sets = "; ".join(f"{r.model}: {', '.join(ordered(r.benchmarks))}" for r in results)
-        raise UserError(f"no benchmark is in all results, so nothing can be compared: {sets}")
+        raise UserError(f"the results share no benchmark, so nothing can be compared: {sets}")
     same_sets = all(len(result.benchmarks) == len(shared) for result in results)
     blocks = [*shared, OVERALL] if same_sets else shared
     rows: dict[str, TableRow] = {}
@@ -115,8 +115,8 @@ def compare_directories(directories: Sequence[Path], out: Path, baseline: str | 
 
 
 def table_of(directory: Path) -> str:
-    """The table of one evaluation and its baseline, for a terminal. Errors: `UserError` where there
-    is no evaluation.
+    """The table of one evaluation and its baseline, for a terminal. Errors: `UserError` without an
+    evaluation.
     """
     return compare([read_results(path) for path in with_baselines([directory])]).text().rstrip()
 
@@ -188,7 +188,7 @@ def _legend(
     fewest = min(r.benchmarks[name].num_problems for r in results for name in sizes)
     if fewest < FEW_PROBLEMS:
         parts.append(
-            f"They are too narrow for so few problems as {fewest}: at a nominal"
+            f"They are too narrow for as few as {fewest} problems: at a nominal"
             " 95 %, about 84 % hold the true value at 5 problems and 92 % at 30."
         )
     parts.append("; ".join(f"{title_of(name)}: {size}" for name, size in sizes.items()) + ".")

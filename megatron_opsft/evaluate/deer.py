@@ -47,7 +47,7 @@ _EDGES = re.compile(r"^[\W_]+|[\W_]+$")
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Response:
-    """One response under way. ids: of the response so far; limit: how many there may be.
+    """One unfinished response. ids: of the response so far; limit: how many there may be.
     extra_tokens: sampled ones that are not part of it: trials, and the word that an exit drops.
     """
 
@@ -85,8 +85,8 @@ class Deer:
     """
 
     def __init__(self, settings: DeerSettings, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Errors: `UserError` for a transition word or an end of thinking that is no single token
-        of the model, and for texts without what they must have.
+        """Errors: `UserError` for a transition word or an end of thinking that is not a single
+        token of the model, and for texts without what they must have.
         """
         self._settings, self._tokenizer = settings, tokenizer
         opening = _OPEN_BOX.search(settings.trial_prompt)

@@ -159,7 +159,7 @@ class Inputs:
 
 def read_models(settings: EvalSettings, device: Device) -> list[Inputs]:
     """Of the model; and of its baseline where that is still to be evaluated, by the same settings
-    in a directory below. Called by every rank. Errors: `UserError` for whatever would fail later.
+    in a directory below. Called by every rank. Errors: `UserError` for what would fail later.
     """
     own = read_inputs(settings, device)
     if settings.baseline is None or settings.earlier_baseline is not None:

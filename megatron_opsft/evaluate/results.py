@@ -189,7 +189,7 @@ def read_pass_rates(directory: Path) -> dict[str, PassRate]:
         if twice := rates.keys() & by_problem.keys():
             raise UserError(
                 f"data.pass_rate_from={directory}: two of its benchmarks have a problem "
-                f"{min(twice)}; give the problems ids of their own"
+                f"with the id {min(twice)}; give each problem its own id"
             )
         for problem_id, samples in by_problem.items():
             rate = sum(sample.correct for sample in samples) / len(samples)

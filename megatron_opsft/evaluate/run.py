@@ -44,8 +44,8 @@ START_HOURS = 1  # a rank that has not come to the start after so long does not 
 
 
 def evaluate(settings: EvalSettings, *, overwrite: bool = False) -> str:
-    """Sample what is missing, then write every output. Returns the table for a terminal; ""
-    elsewhere than on rank 0. Errors: `UserError` before anything is sampled.
+    """Sample what is missing, then write every output. Returns the table for a terminal; "" on
+    ranks other than 0. Errors: `UserError` before anything is sampled.
     """
     device = select_device(settings.device)
     models = read_models(settings, device)
@@ -86,7 +86,7 @@ def _check_baseline(directory: Path, benchmarks: Sequence[Benchmark]) -> None:
         else:
             each = results[name].samples_per_problem
             missing = count * each - len(SampleFiles(directory).wanted(benchmark, each))
-            found = f"are not whole: {missing} are not there" if missing else ""
+            found = f"are incomplete: {missing} are missing" if missing else ""
         if found:
             raise UserError(
                 f"--baseline {directory}: its samples of {name} {found}; use the same benchmarks, "

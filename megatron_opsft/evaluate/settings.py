@@ -73,7 +73,7 @@ class EvalSettings(Section):
     )
     problem_field: str | None = Field(
         None,
-        description="Field of the problem in the files of data; found by itself if it is common.",
+        description="Field of the problem in the files of data; found if its name is a common one.",
     )
     answer_field: str | None = Field(
         None, description="Field of the answer, likewise; either may be dotted."
@@ -90,7 +90,7 @@ class EvalSettings(Section):
         "r1",
         description="r1: step by step; cod: Chain of Draft; concise: key steps alone; chat: the problem alone; or the path of a .jinja file, as in a run.",
     )
-    system_prompt: str = Field("", description="What the model is told before each problem.")
+    system_prompt: str = Field("", description="System message before each problem.")
     temperature: float = Field(
         0.6, ge=0, description="Sampling temperature; 0: greedy, one sample of each problem."
     )
@@ -106,11 +106,13 @@ class EvalSettings(Section):
     limit: int | None = Field(
         None, ge=1, description="How many problems of each benchmark to take, from its start."
     )
-    seed: int = Field(0, ge=0, description="Of every response, with its problem and index.")
+    seed: int = Field(0, ge=0, description="Seed of the responses.")
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         "auto", description="auto: bfloat16 on a GPU, float32 on a CPU."
     )
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: cuda if there is.")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="auto: cuda where there is one."
+    )
     batch_size: int | None = Field(
         None, ge=1, description="Responses decoded at once; by default 64 (hf) or 256 (vllm)."
     )

@@ -102,7 +102,7 @@ class WorkQueue:
 
 
 class Scorer:
-    """Use it in a `with`: on the way out everything that was put in is judged and stored.
+    """Use it in a `with`: on exit everything that was put in is judged and stored.
 
     A finished response is a rollout, whose problem_id is the problem's key, and the number of
     tokens it cost beyond its own. Engines hand it over and continue; judging waits for worker

@@ -30,7 +30,7 @@ class Local(StartCommand):
     )
     ranks: int = Field(1, ge=1, description="Processes; one for each GPU.")
     max_restarts: int = Field(
-        3, ge=0, description="After a failure continue from the newest checkpoint so often."
+        3, ge=0, description="How often to continue from the newest checkpoint after a failure."
     )
 
     def run(self) -> int:
@@ -70,7 +70,9 @@ class Rounds(RunCommand):
         "launch rounds CONFIG --rounds 7 --problems 3200 --ranks 8",
         "launch rounds CONFIG method.name=crst --rounds 1",
     )
-    rounds: int = Field(7, ge=1, description="How often data are made and trained on.")
+    rounds: int = Field(
+        7, ge=1, description="Number of rounds; each makes data and trains on them."
+    )
     problems: int | None = Field(
         None, ge=1, description="Problems of each round; by default all of them."
     )

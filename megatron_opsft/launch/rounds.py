@@ -82,8 +82,8 @@ def check_rounds(config: Config) -> None:
     """Errors: `UserError` for a method that samples while it trains."""
     if not config.method.has_fixed_data:
         raise UserError(
-            f"method.name={config.method.name} samples while it trains: there are no rounds of "
-            "fixed data; train it without"
+            f"method.name={config.method.name} samples while it trains and needs no rounds of "
+            "fixed data; use `megatron-opsft train`"
         )
 
 

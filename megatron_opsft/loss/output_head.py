@@ -70,7 +70,7 @@ class OutputHead:
 
     @property
     def num_rows(self) -> int:
-        """Rows of this rank that are no padding; may be 0."""
+        """Rows of this rank that are not padding; may be 0."""
         return max(0, min(len(self.weight_VH), self.vocab_size - self.first_row))
 
     def logits(self, hidden_CH: Tensor) -> Tensor:

@@ -92,7 +92,7 @@ class ObjectiveLosses:
         match self.objective.surrogate:
             case Likelihood():
                 return surrogates.likelihood(log_probs_C, advantages_C)
-            case Distillation(likelihood=weight):  # the rest is no function of log-probs
+            case Distillation(likelihood=weight):  # the rest is not a function of log-probs
                 return weight * surrogates.likelihood(log_probs_C, advantages_C)
             case TokenClip(low=low, high=high, dual=dual):
                 return surrogates.token_clip(

@@ -41,7 +41,7 @@ def check_data(config: Config, out: Path) -> None:
     method = config.method
     if not method.has_fixed_data:
         raise UserError(
-            f"method.name={method.name} samples while it trains; data are made for crst, "
+            f"method.name={method.name} samples while it trains and needs no data; these do: crst, "
             "off_policy_sft, o1_pruner with method.form=fixed, step_entropy and tokenskip"
         )
     if isinstance(method, StepEntropy) and (
@@ -54,4 +54,4 @@ def check_data(config: Config, out: Path) -> None:
     if isinstance(method, TokenSkip) and find_spec("llmlingua") is None:
         raise UserError("data tokenskip needs the llmlingua package: pip install '.[tokenskip]'")
     if out.exists():
-        raise UserError(f"--out {out} is there already; remove it, or name another file")
+        raise UserError(f"--out {out} already exists; remove it, or name another file")

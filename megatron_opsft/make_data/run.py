@@ -57,8 +57,8 @@ def _rows_by(config: Config, s: Session) -> Callable[[JudgedProblems], list[Stor
 def make_data(config: Config, out: Path, limit: int | None = None) -> None:
     """Write a method's fixed data. Called by every rank.
 
-    limit: how many problems at most, the first of a shuffle by run.seed. Continues what a start
-    that was killed has left. Errors: `UserError` before anything is sampled, and where no response
+    limit: how many problems at most, the first of a shuffle by run.seed. Continues after a
+    kill. Errors: `UserError` before anything is sampled, and where no response
     was chosen.
     """
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -102,8 +102,8 @@ def make_data(config: Config, out: Path, limit: int | None = None) -> None:
             partial.unlink()
         if not any_rows:
             raise UserError(
-                f"method.name={config.method.name}: of the responses to {len(problems)} problems "
-                "none was correct within rollout.max_response_tokens="
+                f"method.name={config.method.name}: none of the responses to {len(problems)} "
+                "problems was correct within rollout.max_response_tokens="
                 f"{config.rollout.max_response_tokens}; raise it, or give more problems or "
                 "method.samples"
             )

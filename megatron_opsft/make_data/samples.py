@@ -50,7 +50,7 @@ def scores_of(
 
 
 def _within(samples: Sequence[Sample], budget: int) -> Iterator[list[Sample]]:
-    """In order, in parts of at most this many tokens; a longer one is a part of its own."""
+    """In order, in parts of at most this many tokens; a longer sample forms its own part."""
     part: list[Sample] = []
     num_tokens = 0
     for sample in samples:

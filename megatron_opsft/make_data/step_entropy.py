@@ -25,8 +25,8 @@ def check_separator(tokenizer: PreTrainedTokenizerBase, separator: str) -> None:
     """Errors: `UserError` where no token is the separator."""
     if len(tokenizer.encode(separator, add_special_tokens=False)) != 1:
         raise UserError(
-            f"method.separator={separator!r} is no token of this model's tokenizer; set it to the "
-            "text of one that ends steps"
+            f"method.separator={separator!r} is not a token of this model's tokenizer; "
+            "set it to the text of one that ends steps"
         )
 
 

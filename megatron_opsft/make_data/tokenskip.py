@@ -1,5 +1,5 @@
 """TokenSkip's data: correct responses without the words of their reasoning that say least, and the
-share that is kept told in the prompt. As in the authors' code, the llmlingua package shortens the
+share that is kept stated in the prompt. As in the authors' code, the llmlingua package shortens the
 reasoning (LLMLingua-2).
 """
 

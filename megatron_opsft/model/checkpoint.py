@@ -86,7 +86,7 @@ class Checkpointer:
         self._deletion: threading.Thread | None = None
 
     def _state(self) -> dict[str, Any]:
-        """What this rank writes: its share, and on rank 0 what is no tensor."""
+        """What this rank writes: its share, and on rank 0 also the objects that are not tensors."""
         models = describe_models(self._models)
         reference: dict[str, Any] = {}
         if self._reference is not None and self._reference.is_replaced:
@@ -248,7 +248,7 @@ class Checkpointer:
             log.warning("%s; it is kept as %s, and the run continues from %s", why, aside, whole)
 
     def _read_whole(self, path: Path) -> dict[str, Any] | str:
-        """A checkpoint's manifest if all its files are as they were written, else what is not."""
+        """A checkpoint's manifest if all its files are unchanged, else what is wrong."""
         manifest = broadcast_object(read_manifest(path) if dist.get_rank() == 0 else "")
         if isinstance(manifest, str):
             return manifest

@@ -192,7 +192,7 @@ def _crc(manifest: dict[str, Any]) -> int:
 
 
 def read_manifest(path: Path) -> dict[str, Any] | str:
-    """Of a checkpoint, if it is as it was written, else what is not."""
+    """The manifest of a checkpoint whose files are unchanged, else what is wrong."""
     try:
         manifest = json.loads((path / COMPLETE).read_text(encoding="utf-8"))
         step, files, seal = manifest["step"], manifest["files"], manifest.pop(_SEAL)
@@ -207,7 +207,7 @@ def read_manifest(path: Path) -> dict[str, Any] | str:
 
 
 def damage_of(path: Path, expected: list[int]) -> str | None:
-    """How a file differs from its size and checksum."""
+    """How a file differs from the size and checksum that were recorded; "" if it does not."""
     try:
         found = checksum(path)
     except FileNotFoundError:

@@ -20,7 +20,7 @@ _NUM_SHOWN = 5  # layouts of a search
 
 
 class _OnDevices(Command):
-    """What both commands are told of devices."""
+    """The options about devices that both commands share."""
 
     gpu: str = Field(
         "h100", description="Device: h100, h200, a100, b200, cpu, or one of --hardware."
@@ -42,11 +42,11 @@ class PlanRun(_OnDevices, RunCommand):
         "plan CONFIG --nodes 1,8,64",
         "plan CONFIG rollout.engine=vllm --gpu a100 --search",
     )
-    nodes: str = Field("1", description="Nodes; several, such as 1,8,64, give a row each.")
+    nodes: str = Field("1", description="Number of nodes; 1,8,64 gives a row for each.")
     mean_tokens: float | None = Field(
         None,
         ge=1,
-        description="Mean response before the limit cuts it; by default the paper's end, 2186, or "
+        description="Mean response length without the limit; by default the paper's last, 2186, or "
         "62 % of a limit below the paper's.",
     )
     acceptance: float = Field(
@@ -126,7 +126,7 @@ class Calibrate(_OnDevices):
 
 PROGRAM = group(
     "plan",
-    "What a run needs and costs, before it is paid for. `plan CONFIG` is `plan run CONFIG`.",
+    "Predict memory, time and cost of a run, without a GPU. `plan CONFIG` is `plan run CONFIG`.",
     {"run": PlanRun, "calibrate": Calibrate},
     (
         "plan examples/configs/r1_distill_7b_paper.yaml --nodes 2",

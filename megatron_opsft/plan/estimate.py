@@ -129,7 +129,7 @@ class Plan:
 
     @property
     def device_hours(self) -> float:
-        """The same of all devices together."""
+        """The run's hours, summed over all devices."""
         return self.hours * self.job.world_size
 
     @property
@@ -178,7 +178,7 @@ class Plan:
 
     @property
     def notes(self) -> list[str]:
-        """What is allowed but wasteful or unwise, and what is not counted: one line each."""
+        """Notes, one line each: what is allowed but wasteful, and what the plan leaves out."""
         job, config, method = self.job, self.job.config, self.job.config.method
         parallel, node = job.parallel, job.hardware.gpus_per_node
         spans = {
@@ -202,15 +202,20 @@ class Plan:
             notes.append(f"rollout.temperature={temperature} is not on-policy; use 1.0")
         if job.hardware.is_cuda and config.model.dtype == "float32":
             notes.append("model.dtype=float32 takes plain torch layers, which are for comparisons")
+        if job.hardware.is_cuda and config.rollout.engine == "hf" and job.num_responses:
+            notes.append(
+                "rollout.engine=hf decodes several times slower on a GPU than this plan, which "
+                "counts on vLLM's cost of a token; set rollout.engine=vllm"
+            )
         if method.most_refills:
             notes.append(
                 f"{method.name} draws problems again, up to {method.most_refills} times a step, "
-                "where groups teach nothing: one draw is counted"
+                "where groups teach nothing: the plan counts one draw"
             )
         if monitored := method.monitor_size(method.first_state()):
             notes.append(
                 f"{method.name} samples {monitored[1]} responses to each of {monitored[0]} monitor "
-                "problems from time to time: they are not counted"
+                "problems from time to time: the plan does not count them"
             )
         # Devices decide whether a run fits: how much CPU memory a node has is not theirs to say.
         there, reference = self.host_bytes_per_node, self.reference_host_bytes

@@ -79,7 +79,7 @@ class Job:
 
     @property
     def num_expert_copies(self) -> int:
-        """The same of experts."""
+        """As above, for the ranks that hold the same experts."""
         parallel = self.parallel
         return self.world_size // (parallel.expert_tp * parallel.ep * parallel.pp)
 

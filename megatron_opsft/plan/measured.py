@@ -44,11 +44,11 @@ def read_run(path: Path) -> tuple[Config, dict[str, Any]]:
     """
     for name in ("config.yaml", "manifest.json", "metrics.jsonl"):
         if not (path / name).is_file():
-            raise UserError(f"{path} holds no {name}: it is not the directory of a run")
+            raise UserError(f"{path} has no {name}: it is not the directory of a run")
     config = load_config(path / "config.yaml")
     manifest = RunDir(path).read_manifest() or {}
     if type(manifest.get("world_size")) is not int:
-        raise UserError(f"{path}/manifest.json is damaged: its world_size is no number")
+        raise UserError(f"{path}/manifest.json is damaged: its world_size is not a number")
     return config, manifest
 
 

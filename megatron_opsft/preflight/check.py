@@ -1,4 +1,4 @@
-"""What can be known of a run before anything heavy is imported: said within a third of a second."""
+"""The checks of a run that need no heavy import; they take a third of a second."""
 
 import json
 import os
@@ -61,7 +61,7 @@ def check_run(
         check_resumable(load_config(directory / "config.yaml"), config, directory)
     elif must_exist and not run_dir.entries():
         raise UserError(
-            f"--resume: run.dir={directory} holds no run to continue; leave --resume out, or give "
+            f"--resume: run.dir={directory} has no run to continue; leave out --resume, or give "
             "--resume=auto, which starts a new one then"
         )
     _check_model(config)
@@ -112,7 +112,7 @@ def check_responses(config: Config) -> None:
 
 
 def is_finished(config: Config) -> bool:
-    """Whether the run has all its steps, its model and its summary."""
+    """Whether the run has finished all its steps and written its model and summary."""
     directory = config.run.dir
     try:
         summary = json.loads((directory / "summary.json").read_text(encoding="utf-8"))

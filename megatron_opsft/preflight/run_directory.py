@@ -57,7 +57,7 @@ class RunDir(OwnedDirectory):
         self.check()
         if not (resume or overwrite) and self.entries():
             raise UserError(
-                f"run.dir={self.path} holds a run already; continue it with --resume, replace it "
+                f"run.dir={self.path} already holds a run; continue it with --resume, replace it "
                 "with --overwrite, or name another directory"
             )
 

@@ -45,7 +45,7 @@ def write_page(
     if not runs and not evaluations and not sections:
         raise UserError("page: there is no run and no evaluation to show")
     if out.is_dir():
-        raise UserError(f"page {out}: is a directory; name a file")
+        raise UserError(f"page {out} is a directory; name a file")
     shown = [read_run(run, name) for run, name in zip(runs, distinct(runs), strict=True)]
     rows = [read_evaluation(path) for path in evaluations]
     if len({row.label for row in rows}) < len(rows):  # the same model: told apart by directories

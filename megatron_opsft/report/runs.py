@@ -92,7 +92,7 @@ def read_json_lines(path: Path, *, required: Sequence[str] = ()) -> list[dict[st
     """The objects of a file, in order; none where there is no file. A torn last line is left out.
 
     required: keys that every line has, with numbers. Errors: `UserError` naming file and line for
-    one that is no object, has no whole `step`, or lacks one of these numbers.
+    one that is not an object, has no whole `step`, or lacks one of these numbers.
     """
     records = []
     for number, line in enumerate(whole_lines(path), start=1):
@@ -111,10 +111,10 @@ def _wrong_with(record: Any, required: Sequence[str]) -> str:
     if not isinstance(record, dict):
         return f"not a JSON object but {json.dumps(record):.40}"
     if type(record.get("step")) is not int:
-        return f"step is {json.dumps(record.get('step')):.40}, no number"
+        return f"step is {json.dumps(record.get('step')):.40}, not a number"
     for key in required:
         if type(record.get(key)) not in (int, float):
-            return f"{key} is {json.dumps(record.get(key)):.40}, no number"
+            return f"{key} is {json.dumps(record.get(key)):.40}, not a number"
     return ""
 
 

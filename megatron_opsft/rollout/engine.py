@@ -1,4 +1,4 @@
-"""What the trainer asks of a rollout engine."""
+"""The interface of a rollout engine, as the trainer uses it."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -205,8 +205,8 @@ class RolloutEngine(Protocol):
         return ""
 
     def sleep(self) -> None:
-        """Give the device's memory back until the next update, where the engine can; the weights
-        are then lost.
+        """Free the device's memory until the next update, where the engine can; the weights are
+        lost.
         """
 
     def close(self) -> None:

@@ -102,7 +102,7 @@ def check_engine_settings(
         refused, default = f"{section}seeded=false", f"{section}seeded=true"
     else:
         return
-    raise UserError(f"{refused} is vLLM's; set {section}engine=vllm or {default}")
+    raise UserError(f"{refused} works only with vLLM; set {section}engine=vllm or {default}")
 
 
 def check_installed(name: str, *, section: str = "rollout.") -> None:
@@ -120,7 +120,7 @@ def check_engine(config: Config) -> None:
     check_engine_settings(rollout.engine, rollout.tp, rollout.speculative, seeded=rollout.seeded)
     if config.model.load == "engine" and not engine_traits(rollout.engine).reads_files:
         raise UserError(
-            "model.load=engine: weights come from vLLM alone; set rollout.engine=vllm, or "
+            "model.load=engine: it works only with vLLM; set rollout.engine=vllm, or "
             "model.load=disk"
         )
     check_installed(rollout.engine)

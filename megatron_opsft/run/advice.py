@@ -1,4 +1,4 @@
-"""What a run says of its counts: why responses were rejected, and what would help."""
+"""What a run says about its counts: why responses were rejected, and what would help."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -63,7 +63,7 @@ def measure_correct(lengths: Sequence[int]) -> dict[str, int]:
 
 
 def describe_rejected(counts: Counts) -> str:
-    """Such as `28 cut off, 3 wrong, 1 no answer`; "" where nothing was rejected."""
+    """For example `28 cut off, 3 wrong, 1 no answer`; "" where nothing was rejected."""
     return ", ".join(f"{counts[key]} {name}" for key, name in REASONS if counts.get(key))
 
 
@@ -108,7 +108,7 @@ def explain_empty_step(counts: Counts, limit: int, base: Counts) -> str:
 
 
 def advise_on_base(evaluation: Counts) -> str:
-    """Of the evaluation before the first step: whether there is enough to learn from; "" if so."""
+    """A warning if the evaluation before the first step shows too little to learn from, else ""."""
     hard = _hardness(evaluation)
     return hard and f"{hard}; a small instruct model may need data.template=chat"
 
@@ -120,11 +120,11 @@ def _hardness(evaluation: Counts) -> str:
         return ""
     if accuracy + cut_off < _HARD:
         return (
-            f"the base model solves only {100 * accuracy:.3g} % of the held-out problems: easier "
-            "ones, or a stronger model, come first"
+            f"the base model solves only {100 * accuracy:.3g} % of the held-out problems: take "
+            "easier ones first, or a stronger model"
         )
     return (
-        f"what the base model solves is not known: {100 * cut_off:.0f} % of its held-out responses "
+        f"the base model's accuracy is not known: {100 * cut_off:.0f} % of its held-out responses "
         "were cut off; raise eval.max_response_tokens"
     )
 
@@ -134,11 +134,11 @@ def _lengths_remedy(limit: int, base: Counts) -> str:
     fix = f"raise {key}"
     if _HALF not in base:
         return (
-            f"raise {key}; how long correct answers are is known where eval.holdout or eval.data "
-            "is set, and eval.max_response_tokens is large enough"
+            f"raise {key}; to see how long correct answers are, set eval.holdout or eval.data, "
+            "and a large enough eval.max_response_tokens"
         )
     if base[_HALF] <= limit:
-        fix = f"with {key}, more of data.prompts_per_step x rollout.group_size would find some"
+        fix = f"keep {key} and raise data.prompts_per_step or rollout.group_size"
     return (
         f"the base model's correct answers on held-out problems: p10 {base[_TENTH]}, median "
         f"{base[_HALF]} tokens; {fix}"

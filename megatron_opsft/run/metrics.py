@@ -52,7 +52,8 @@ class MetricsLog:
         rejected = describe_rejected(metrics)
         line = (
             f"step {step}/{self._num_steps}  loss {metrics['loss']:.4f}  "
-            f"accuracy {metrics['accuracy']:.3f}  tokens {metrics['mean_response_tokens']:.1f}  "
+            f"accuracy {100 * metrics['accuracy']:.1f} %  "
+            f"tokens {metrics['mean_response_tokens']:.1f}  "
             f"accepted {metrics['num_accepted']}/{metrics['num_rollouts']}"
             f"{f' ({rejected})' if rejected else ''}  "
             f"grad norm {metrics['grad_norm']:.3f}  lr {metrics['lr']:.2e}  {seconds:.2f} s  "
@@ -65,7 +66,8 @@ class MetricsLog:
         self._append("evals.jsonl", metrics)
         for name, key in (("held-out", "eval"), *((name, f"eval_{name}") for name in more)):
             self.say(
-                f"{name} after step {metrics['step']}: accuracy {metrics[f'{key}_accuracy']:.3f}, "
+                f"{name} after step {metrics['step']}: "
+                f"accuracy {100 * metrics[f'{key}_accuracy']:.1f} %, "
                 f"{metrics[f'{key}_mean_response_tokens']:.1f} tokens, "
                 f"{100 * metrics[f'{key}_truncated_share']:.1f} % cut off "
                 f"({metrics[f'{key}_samples']} samples)"
@@ -104,7 +106,7 @@ class MetricsLog:
             act()
         except Exception as error:  # of a package that the run does not depend on
             self._writers.remove(writer)
-            log.warning("%s is left out from here on: %s", writer.name, first_line(error))
+            log.warning("nothing more is written to %s: %s", writer.name, first_line(error))
 
 
 def _in_short(shown: ShownResponse) -> str:

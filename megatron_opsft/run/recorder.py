@@ -1,4 +1,4 @@
-"""What a run writes down, and how it finds its place again."""
+"""What a run records, and how it resumes."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -54,7 +54,7 @@ class RunRecorder:
     def begin_rollouts(
         self, step: int, batch: JudgedBatch, scores: Mapping[int, TokenScores]
     ) -> None:
-        """Let a step's responses be written while it goes on."""
+        """Write a step's responses in the background."""
         if self._s.config.run.save_rollouts:
             self._rollouts.begin(step, batch, scores)
 
@@ -102,7 +102,7 @@ class RunRecorder:
             callback.on_step(metrics)
 
     def stop(self, step: int) -> None:
-        """The checkpoint and the last line of a run that was asked to stop."""
+        """Write the checkpoint and the last line of a run that is stopping."""
         self.checkpoint(step, leaving=True)
         if self._log is not None:
             done = f"after step {step}, checkpoint {step_name(step)}" if step else "before step 1"
@@ -152,7 +152,7 @@ class RunRecorder:
             self._settle_checkpoint(wait=True)
 
     def _settle_checkpoint(self, *, wait: bool) -> str | None:
-        """Let a checkpoint appear that was written meanwhile; what made it fail, or None."""
+        """Publish a checkpoint that was written in the background; why it failed, or None."""
         with self._watch.phase("checkpoint"):
             failure = self._s.checkpointer.finish(wait=wait)
         if failure and self._log is not None:
@@ -169,7 +169,7 @@ class RunRecorder:
             callback.on_checkpoint(*published)
 
     def save_failed_batch(self, step: int, batch: JudgedBatch) -> None:
-        """Keep the batch of a step whose loss was not finite, for whoever looks into it.
+        """Keep the batch of a step whose loss was not finite, for inspection.
 
         Every rank is about to leave: the checkpoint under way is waited for.
         """
@@ -209,6 +209,9 @@ class RunRecorder:
         write_json(self._dir.path / "summary.json", summary)
         if learned := describe_skipped(summary["skipped_steps"], summary["steps"]):
             self._last_words = learned
+        elif step:
+            place = self._dir.path
+            log.info("the model is in %s; `megatron-opsft report %s` compares", place / "hf", place)
 
     def close(self) -> None:
         """Flush the metrics writers, also when the run stops early."""

@@ -78,7 +78,7 @@ def summarize(directory: Path, config: Config) -> dict[str, Any]:
 
 def before_and_after(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """base and final: accuracy, mean response tokens and samples of the first and of the last
-    evaluation, None where there is none; more: the same of each set of eval.more, by name.
+    evaluation, None where there is none; more: the same for each set of eval.more, by name.
     """
     first, last = (evaluations[0], evaluations[-1]) if evaluations else ({}, {})
 

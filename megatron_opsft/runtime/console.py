@@ -68,7 +68,7 @@ class LastingStream:
         with open(os.devnull, "w") as nowhere:
             os.dup2(nowhere.fileno(), self._stream.fileno())
         if self._stream is sys.__stdout__:
-            print("nobody reads standard output any more: this goes on without it", file=sys.stderr)
+            print("standard output was closed: continuing without it", file=sys.stderr)
 
 
 def let_output_go_away() -> None:
@@ -80,10 +80,10 @@ def let_output_go_away() -> None:
 
 
 def check_arguments(arguments: Sequence[str]) -> None:
-    """Errors: `UserError` for an argument that is no text in this locale."""
+    """Errors: `UserError` for an argument that is not text in this locale."""
     for argument in arguments:
         if any("\ud800" <= character <= "\udfff" for character in argument):
-            raise UserError(f"argument {argument!r} is no text {_LOCALE}")
+            raise UserError(f"argument {argument!r} is not text {_LOCALE}")
 
 
 def fault_of_start(error: BaseException) -> str | None:

@@ -85,7 +85,7 @@ def diagnose(peers: Iterable[Peer], now: float, limits: Limits) -> Diagnosis | N
         last = min(present, key=lambda peer: (peer.number, peer.entered))
         message = (
             f"{last.name} has been in {last.where} for {(now - last.entered) / 60:.1f} min without "
-            "getting on (run.hang_minutes); no rank is further behind"
+            "progress (run.hang_minutes); no rank is further behind"
         )
         return Diagnosis(rank=last.rank, kind="stuck", message=message)
     return None

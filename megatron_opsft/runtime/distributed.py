@@ -232,7 +232,7 @@ def any_over_world(flag: bool) -> bool:
 
 
 def wait_for_all() -> None:
-    """Return when every rank has come here. Collective over the world."""
+    """Wait until every rank has called it. Collective over the world."""
     sum_over_world([0.0])
 
 

@@ -106,7 +106,10 @@ def whole_lines(path: Path) -> Iterator[bytes]:
                 if line.endswith(b"\n"):
                     yield line[:-1]
                 else:
-                    log.warning("%s: the last line is torn, as by a kill; it is left out", path)
+                    log.warning(
+                        "%s: the last line is incomplete, as after a kill; it is left out",
+                        path,
+                    )
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path} cannot be read: {error}; restore or delete it") from error
 
@@ -161,7 +164,7 @@ def put_aside(path: Path, aside: Path) -> None:
 
 
 def put_back(aside: Path, path: Path) -> None:
-    """What was put aside has its name again, if nothing else has it. Errors: `OSError`."""
+    """Give back its name to what was put aside, if the name is free. Errors: `OSError`."""
     if aside.exists() and not path.exists():
         aside.rename(path)
 

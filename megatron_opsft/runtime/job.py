@@ -47,7 +47,7 @@ class Job:
         return self.store.add(name, amount)
 
     def put(self, name: str, value: str) -> None:
-        """Let all ranks `get` it."""
+        """Make the value available to `get` on all ranks."""
         self.store.set(name, value)
 
     def get(self, name: str) -> str:
@@ -56,7 +56,7 @@ class Job:
         return self.store.get(name).decode()
 
     def meet(self, name: str, waiting: Callable[[], None] = lambda: None) -> None:
-        """Return when every rank has come, however late; each name once in a job.
+        """Wait until every rank has called it, however late; use each name once in a job.
 
         waiting: called again and again until then.
         """
@@ -125,10 +125,10 @@ def _meet_ranks(rank: int, world_size: int, patience: timedelta) -> Any:
             time.sleep(_POLL_SECONDS)
             if time.monotonic() > deadline:
                 late = {*range(world_size)} - {*map(int, start.get("came").split())}
-                start.compare_set("outcome", "", f"{_name_ranks(late)} did not come {within}")
+                start.compare_set("outcome", "", f"{_name_ranks(late)} did not join {within}")
         outcome = start.get("outcome").decode()
     except dist.DistNetworkError:
-        raise RanksMissing("rank 0 is gone, and not all ranks have come to the start") from None
+        raise RanksMissing("rank 0 ended before all ranks had joined") from None
     if outcome != "all":
         if rank == 0:
             time.sleep(_HEAR_SECONDS)  # the store may be in this process

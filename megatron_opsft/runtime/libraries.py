@@ -115,7 +115,7 @@ def prepare_hub() -> bool:
         if os.environ.get("RANK", "0") == "0":
             reason = error.strerror or error
             _log.warning(
-                "%s cannot be reached (%s): only what is in its cache here is used",
+                "%s cannot be reached (%s): only its local cache is used",
                 *(endpoint.hostname, reason),
             )
         os.environ[_OFFLINE] = "1"
@@ -156,7 +156,7 @@ def describe_offline() -> str:
 
 
 def check_fetched(files: Iterable[Path]) -> None:
-    """Errors: `UserError` for a file that is Git LFS's pointer to the real one."""
+    """Errors: `UserError` for a file that is only Git LFS's pointer to the real one."""
     for path in files:
         if _is_pointer(path):
             raise UserError(

@@ -80,7 +80,7 @@ class OwnedDirectory:
             raise UserError(f"{path} cannot be read: {error}") from None
         if not isinstance(found, dict) or found.get("kind") != self.kind:
             raise UserError(
-                f"{self._where} holds something else than {self._a_kind}; name another directory"
+                f"{self._where} holds something other than {self._a_kind}; name another directory"
             )
         return found
 
@@ -166,7 +166,7 @@ class OwnedDirectory:
             return
         except Timeout:
             self._refuse_own_machine(lease)
-        line = f"{self.path} has a lock of {_owner_of(lease)}: waiting for a sign of it"
+        line = f"{self.path} has a lock of {_owner_of(lease)}: waiting to see whether it is alive"
         print(printable(line), file=sys.stderr)
         before = _touched_at(self.path / LOCK)
         try:

@@ -71,7 +71,7 @@ class Count:
 
 
 class Interrupted(Exception):
-    """A phase was left before its end, since somebody asked for it."""
+    """A phase ended early because a stop was requested."""
 
 
 _current = Phase(name="start", step=0, number=0, entered=time.monotonic())
@@ -80,7 +80,7 @@ _asked: Callable[[], bool] | None = None
 
 
 def enter_phase(name: str, step: int | None = None) -> None:
-    """This process gets on: it begins `name`, of another step if one is given.
+    """Enter the phase `name`, of another step if one is given.
 
     The ranks of a run enter the same phases in the same order.
     """
@@ -103,14 +103,14 @@ def expect(total: int, what: str, max_tokens: int = 0) -> None:
 
 
 def count_done(number: int) -> None:
-    """So many more are done. Errors: `Interrupted`, where that may be and was asked for."""
+    """Count this many more as done. Errors: `Interrupted`, where that may be and was asked for."""
     _count.done += number
     if _asked is not None and _asked():
         raise Interrupted
 
 
 def count_tokens(number: int) -> None:
-    """So many more have been drawn."""
+    """Count this many more drawn tokens."""
     _count.tokens += number
 
 
@@ -131,7 +131,7 @@ def is_interruptible() -> bool:
 
 
 def current_phase() -> Phase:
-    """What this process is in."""
+    """The phase of this process."""
     return _current
 
 
@@ -166,7 +166,7 @@ class Stopwatch:
 
 
 def announce(text: str) -> None:
-    """Say what begins, on rank 0."""
+    """Log what begins, on rank 0."""
     if _is_main():
         log.info(text)
 

@@ -58,7 +58,7 @@ class Progress:
             self._bar.stop()
 
     def advance(self, number: int) -> None:
-        """So much more is done."""
+        """Count this much more as done."""
         with self._mutex:
             self._done += number
         self.look()

@@ -101,14 +101,14 @@ class Watchdog:
             threading.Thread(target=self._guard, name="watchdog-guard", daemon=True).start()
 
     def report(self, code: int, message: str) -> Diagnosis | None:
-        """Tell the others that this rank fails, and hear whose fault it is; None: nobody says."""
+        """Report that this rank fails; returns whose fault it is, or None if unknown."""
         self._failed = (code, message)
         self._urgent.set()
         self._told.wait(2 * self._limits.silence_seconds + 5)
         return self._diagnosis
 
     def leave(self) -> None:
-        """Say farewell; rank 0 waits for the others, which may need its store."""
+        """Leave the watch; rank 0 waits for the others, which may need its store."""
         self._leaving.set()
         self._urgent.set()
         self._thread.join(None if self._job.is_main else _LEAVE_SECONDS)
@@ -261,5 +261,5 @@ def report_failure(code: int, message: str) -> Diagnosis | None:
 
 
 def is_watched() -> bool:
-    """Whether this process is one of a job whose ranks watch each other."""
+    """Whether this process belongs to a job whose ranks watch each other."""
     return _watchdog is not None

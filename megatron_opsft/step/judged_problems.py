@@ -22,7 +22,7 @@ class JudgedProblems:
     responses: Sequence[Response]
 
     def followed_by(self, more: "JudgedProblems") -> "JudgedProblems":
-        """Both, one behind the other: indices count over all of them."""
+        """Both, concatenated: indices count over all of them."""
         held = Counter(response.rank for response in self.responses)
         moved = (
             r._replace(

@@ -87,7 +87,7 @@ class DirectFile:
         write_at(self._file, data[last:], offset + last)
 
     def sync(self) -> None:
-        """Return when everything is on disk."""
+        """Wait until everything is on disk."""
         os.fsync(self._file)
 
     def close(self) -> None:

@@ -46,7 +46,7 @@ class _Unpickler(pickle.Unpickler):
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if name in _CLASSES.get(module, ()) or is_dtype:
             return super().find_class(module.removesuffix("._local"), name)
-        raise pickle.UnpicklingError(f"{module}.{name} has no business in a checkpoint's metadata")
+        raise pickle.UnpicklingError(f"{module}.{name} is not allowed in a checkpoint's metadata")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class StoredTensor:
 
 
 def read_metadata(directory: Path) -> dict[str, StoredTensor]:
-    """Key -> tensor; objects that are no tensors are left out.
+    """Key -> tensor; objects other than tensors are left out.
 
     Errors: `UserError` naming the file, and the tensor where there is one, for metadata that cannot
     be read, chunks that do not cover their tensor, or files that are missing or too short.

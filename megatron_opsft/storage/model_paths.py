@@ -15,7 +15,7 @@ from megatron_opsft.runtime.libraries import (
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 METADATA_NAME = ".metadata"  # of a distributed checkpoint
-COMMON_NAME = "common.pt"  # what is no tensor in one, as Megatron names it
+COMMON_NAME = "common.pt"  # the objects other than tensors, as Megatron names it
 FORMAT_NAME = "metadata.json"  # of one: Megatron's own record of its format
 TORCH_DIST_FORMAT = {
     "sharded_backend": "torch_dist",
@@ -65,12 +65,16 @@ def _find_local(name: str, option: str) -> Path | None:
         return ASSETS / TINY_REASONER
     path = Path(name).expanduser()
     if path.is_dir():
+        if there := list_checkpoints(path):
+            raise UserError(
+                f"{option}={name} holds checkpoints; give one of them, such as {there[-1]}"
+            )
         return _model_of_run(path, option) or path
     if path.exists():
         raise UserError(f"{option}={name} is a file; give the directory that holds config.json")
     if name.startswith(("/", ".", "~")) or name.count("/") != 1:
         raise UserError(
-            f"{option}={name} is no directory; give a Hugging Face model directory, a hub name "
+            f"{option}={name} is not a directory; give a Hugging Face model directory, a hub name "
             f"such as Qwen/Qwen3-0.6B, or {TINY_REASONER}"
         )
     return None
@@ -126,12 +130,12 @@ def _from_hub(name: str, patterns: Sequence[str], option: str) -> Path:
     except (OSError, HfHubHTTPError, HFValidationError) as error:
         if is_offline():
             raise UserError(
-                f"{option}={name} is no local directory and not in the Hugging Face cache, and "
+                f"{option}={name} is neither a local directory nor in the Hugging Face cache, and "
                 f"{describe_offline()}; download it where there is a network and give its directory"
             ) from None
         reason = next((line for line in str(error).splitlines() if line.strip()), "")
         raise UserError(
-            f"{option}={name} is no local directory and could not be fetched from the Hugging "
+            f"{option}={name} is not a local directory and could not be fetched from the Hugging "
             "Face hub "
             f"({type(error).__name__}: {reason}); download it where there is a network and give "
             "its directory"

@@ -65,7 +65,7 @@ def _no_model(directory: Path) -> str | None:
         return "is a file"
     for entry in sorted(directory.iterdir()):
         if entry.is_dir() and not any(fnmatch(entry.name, folder) for folder in MODEL_FOLDERS):
-            return f"holds the directory {entry.name}, which is no part of a model"
+            return f"holds the directory {entry.name}, which is not part of a model"
     names = {entry.name for entry in directory.iterdir()}
     is_converted = RECORD_NAME in names and is_dist_checkpoint(directory)
     is_hf = "config.json" in names and not names.isdisjoint((SINGLE_NAME, INDEX_NAME))

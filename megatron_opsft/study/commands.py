@@ -32,14 +32,14 @@ class Study(Command):
     )
     launcher: str = Field(
         "",
-        description="What stands for megatron-opsft, such as "
+        description="What to run in place of megatron-opsft, such as "
         "'torchrun --nproc-per-node 8 -m megatron_opsft'.",
     )
     only: int | None = Field(
-        None, ge=0, description="The run of this number alone, from 0, as in --list."
+        None, ge=0, description="Only the run with this number, from 0, as --list shows it."
     )
-    show_list: bool = Field(False, alias="list", description="Name the runs and leave.")
-    dry_run: bool = Field(False, description="Print the commands that are left, and leave.")
+    show_list: bool = Field(False, alias="list", description="List the runs and exit.")
+    dry_run: bool = Field(False, description="Print the commands that are left, and exit.")
     page: bool = Field(False, description="Write tables and page of the runs that are there.")
 
     def run(self) -> None:

@@ -145,7 +145,7 @@ def _last_words(log: Path) -> str:
         return "not made yet"
     lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
     said = [line for line in lines if line.strip()]
-    return said[-1][:300] if said else "it said nothing"
+    return said[-1][:300] if said else "it printed nothing"
 
 
 def write_outputs(out: Path, plan: StudyPlan, rows: Sequence[Row]) -> None:

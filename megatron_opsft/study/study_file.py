@@ -20,18 +20,20 @@ Keys = dict[str, Any]
 class RunEntry(Section):
     """What one row of a table changes."""
 
-    train: bool = Field(True, description="false: the model is evaluated as it is.")
+    train: bool = Field(True, description="false: evaluate the model as it is.")
     config: Path | None = Field(None, description="YAML file of the run, if not the study's.")
     set: Keys = Field({}, description="Keys of the run's configuration, such as method.name.")
     eval: Keys = Field({}, description="Settings of its evaluation.")
     data_problems: int | None = Field(
-        None, ge=1, description="Problems that fixed data are made of; null: all there are."
+        None, ge=1, description="Problems to make fixed data from; null: all of them."
     )
     rounds: int = Field(
-        1, ge=1, description="Fixed data are made so often, run.steps are shared out over them."
+        1,
+        ge=1,
+        description="How often fixed data are made; run.steps are divided among the rounds.",
     )
     seeds: tuple[int, ...] | None = Field(None, min_length=1, description="If not the study's.")
-    note: str = Field("", description="What a reader of the table should know of it.")
+    note: str = Field("", description="What a reader of the table should know about it.")
 
 
 class StudySection(Section):
@@ -50,7 +52,9 @@ class Study(Section):
     config: Path = Field(..., description="YAML file of a run: what all runs have in common.")
     set: Keys = Field({}, description="Keys on top of it, for all runs.")
     eval: Keys = Field({}, description="Settings of every evaluation; the model is the run's.")
-    seeds: tuple[int, ...] = Field((0,), min_length=1, description="Each run once for each.")
+    seeds: tuple[int, ...] = Field(
+        (0,), min_length=1, description="Each run is made once for each seed."
+    )
     baseline: str = Field(..., description="The run whose tokens are 100 % of every CR.")
     sections: dict[str, StudySection] = Field(..., min_length=1, description="Parts of the page.")
 
@@ -129,7 +133,7 @@ class StudyPlan:
 
 def read_study(path: Path, out: Path) -> StudyPlan:
     """The runs of a file, which lie in `out`. Errors: `UserError` for a file that cannot be read,
-    an unknown key, names that mean several runs, and a baseline that is no run.
+    an unknown key, names that mean several runs, and a baseline that is not a run.
     """
     study = load(Study, path)
     runs: dict[str, StudyRun] = {}
@@ -153,7 +157,7 @@ def read_study(path: Path, out: Path) -> StudyPlan:
         for key, section in study.sections.items()
     }
     if study.baseline not in {run.name for run in runs.values()}:
-        raise UserError(f"{path}: baseline={study.baseline} is the name of no run")
+        raise UserError(f"{path}: baseline={study.baseline} is not the name of a run")
     in_order = sorted(runs.values(), key=lambda run: run.seed)
     return StudyPlan(study=study, rows=rows, runs=in_order)
 

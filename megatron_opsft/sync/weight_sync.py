@@ -244,7 +244,7 @@ def load_first_weights(parts: TrainerParts, sync: WeightSync, reader: RolloutEng
             log.info("the trainer reads the weights from disk itself: %s", reason)
         reader = None if reason else reader
     files = parts.stored.files()
-    start, by = time.perf_counter(), "by every rank its own slices"
+    start, by = time.perf_counter(), "each rank its own slices"
     if reader is None:
         parts.shards.fill(parts.stored.read)
     else:
@@ -255,4 +255,4 @@ def load_first_weights(parts: TrainerParts, sync: WeightSync, reader: RolloutEng
     (seconds,) = max_over_world([time.perf_counter() - start])
     if is_main:
         size = sum(file.stat().st_size for file in files) / 1e9
-        log.info("weights: %.3g GB of files read in %.1f s %s", size, seconds, by)
+        log.info("weights: read %.3g GB of files in %.1f s, %s", size, seconds, by)

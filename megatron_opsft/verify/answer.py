@@ -124,7 +124,7 @@ def choice(text: str, gold: str) -> Verdict:
     """
     wanted = _LEADING.match(gold)
     if wanted is None:
-        return make_verdict(Outcome.ERROR, f"the gold answer {gold!r} is no letter from A to E")
+        return make_verdict(Outcome.ERROR, f"the gold answer {gold!r} is not a letter from A to E")
     letter = _read_letter(text)
     return _compared(letter, letter == wanted[1].upper())
 

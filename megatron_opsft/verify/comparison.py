@@ -99,7 +99,7 @@ def _same_bodies(gold: str, answer: str) -> bool:
         (seconds, half), (other_seconds, other_half) = clocks[0], clocks[1]
         return seconds == other_seconds and (half == other_half or not (half and other_half))
     if any(map(_TUPLE.fullmatch, (gold, answer))) and r"\{" in (gold[:2], answer[:2]):
-        return False  # a set is no tuple
+        return False  # a set is not a tuple
     bases = read_base(gold), read_base(answer)
     if any(bases):
         return _same_in_base(*bases, gold, answer)

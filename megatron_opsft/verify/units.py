@@ -29,7 +29,7 @@ FUNCTIONS = _words(
     "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln lg exp sqrt max min gcd lcm"
     " mod det frac pi"
 )
-# Words that change a value or join two: text with one of them is no unit.
+# Words that change a value or join two: text with one of them is not a unit.
 _NO_UNITS = _words(
     "not no more less than least most greater fewer larger smaller between except times plus minus"
     " over under above below about dozen half third quarter all any every none each if for when"

@@ -52,8 +52,8 @@ class Verifier:
         if errors and self._says_error:
             self._says_error = False
             log.warning(
-                "judge %s: %d of %d responses could not be judged, which makes them errors; the "
-                "first: %s",
+                "judge %s: %d of %d responses could not be judged and count as errors; "
+                "the first: %s",
                 *(self._judge, len(errors), len(verdicts), errors[0]),
             )
 

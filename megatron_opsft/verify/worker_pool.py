@@ -40,7 +40,7 @@ class VerifierPool:
 
     timeout_seconds: wall-clock limit of one answer, counted from when a warm worker gets it.
     judge: as of `verify.worker.open_judge`.
-    answers_per_worker: another worker starts for so many answers that were asked for in all. One
+    answers_per_worker: another worker starts each time this many more were requested. One
     takes a second of a core and 100 MB, as much as the usual number.
     max_memory_bytes: address space of a worker (0: no limit); beyond it the answer is an ERROR or
     WRONG. sympy keeps what it has computed, so a worker that has filled half of it is replaced
@@ -225,7 +225,7 @@ class _Worker:
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-c", *arguments],
                 stdin=subprocess.DEVNULL,
-                stdout=2,  # what a library prints is no output of this program
+                stdout=2,  # what a library prints is not output of this program
                 pass_fds=[theirs.fileno()],
                 env=environment,
             )

@@ -131,7 +131,7 @@ class WeightTable:
 
     @cached_property
     def exported(self) -> tuple[Rule, ...]:
-        """Those of what is written: a tied head is no tensor of its own."""
+        """The rules of what is written: a tied head is not a separate tensor."""
         return tuple(rule for rule in self.rules if not rule.replica)
 
     @cached_property

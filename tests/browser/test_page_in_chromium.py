@@ -90,7 +90,7 @@ def test_filters_search_and_theme(opened: Chromium) -> None:
     chromium.one("#problem").send_keys("p-3", Keys.TAB)
     assert texts(chromium, "#list button")[0].startswith("step 2, p-3 #1 wrong 51 tokens")
     assert len(chromium.all("#list button")) == 1
-    assert "wrong: read 8, to be found was 7" in chromium.one("#detail").text
+    assert "wrong: read 8, expected answer: 7" in chromium.one("#detail").text
     chromium.one("#clear").click()
     assert chromium.one("#count").text == "36 of 36 responses"
     chromium.one("#from").send_keys("101", Keys.TAB)

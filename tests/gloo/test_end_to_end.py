@@ -177,7 +177,7 @@ def test_nothing_accepted_is_skipped_and_counted(cli: ForkedCli, tmp_path: Path)
     cut_off, first, *_, last = said
     assert cut_off.startswith("WARNING held-out: 50.0 % of the responses were cut off")
     assert "step 1 accepted none of 24 responses, so nothing was learned: 24 cut off; " in first
-    assert "with rollout.max_response_tokens=3, raise it" in first
+    assert "; raise rollout.max_response_tokens=3" in first
     assert last.startswith("WARNING NOTHING WAS LEARNED: none of 2 steps accepted a response")
     assert ended.stdout.count("accepted 0/24 (24 cut off)") == 2
     report = cli.run(["report", run_dir]).stdout

@@ -111,7 +111,7 @@ def test_an_engine_that_cannot_be_read_is_one_line_and_the_disk(
     reasons = (f"the engine's layout of {GATE} is unknown", "the engine packs them")
     for ((first, second), same), reason in zip(found, reasons, strict=True):
         assert first == f"the trainer reads the weights from disk itself: {reason}"
-        assert second.endswith("by every rank its own slices") and same
+        assert second.endswith("each rank its own slices") and same
 
 
 def wrongly_pulled(case: Case, model_dir: Path) -> str:

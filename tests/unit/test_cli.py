@@ -87,6 +87,18 @@ def test_a_file_that_may_not_be_written_is_bad_input(cli: ForkedCli, tmp_path: P
     assert line.startswith(f"error: {tmp_path}/summary.json: Permission denied; name another")
 
 
+def test_a_full_gpu_is_one_line_with_what_to_lower(cli: ForkedCli, tmp_path: Path) -> None:
+    full = (
+        "import megatron_opsft.train\n"
+        "class OutOfMemoryError(RuntimeError): pass\n"
+        "def full(*a, **k): raise OutOfMemoryError('CUDA out of memory')\n"
+        "megatron_opsft.train.train = full\n"
+    )
+    ended = cli.run(["train", QUICKSTART, f"run.dir={tmp_path / 'run'}"], prelude=full)
+    assert ended.exit_code == 2
+    assert "CUDA out of memory; lower train.max_tokens_per_microbatch" in ended.error
+
+
 def test_a_model_that_cannot_be_trained_is_named(cli: ForkedCli, tmp_path: Path) -> None:
     def error_with(name: str, **changes: object) -> str:
         model = Path(shutil.copytree(ASSET, tmp_path / name))

@@ -57,7 +57,7 @@ GREEDY = ["eval.temperature=0", "eval.samples_per_problem=1"]
         ("run.dir=" + "[" * 3000, "nested too deeply"),
         ("run.steps=!!int x", "does not fit its !!tag"),
         ("run.dir={a: 1, a: 2}", "the key a is there twice"),
-        ("run.steps=true", r"config key run\.steps=.*a number is wanted"),
+        ("run.steps=true", r"config key run\.steps=.*write a number"),
         ("run.max_minutes=no", r"config key run\.max_minutes=.*number"),
         ("optimizer.lr=.inf", r"config key optimizer\.lr=.*finite"),
         ("sync.logprob_alarm=nan", r"config key sync\.logprob_alarm=.*finite"),

@@ -344,7 +344,10 @@ def test_check_tells_equal_from_different(cli: ForkedCli, hf: Path, megatron: Pa
     tensors["model.norm.weight"][3] += 1
     save_file(tensors, file)
     different = cli.run(["convert", "check", hf, megatron])
-    assert (different.exit_code, different.stdout) == (4, "model.norm.weight: other values\n")
+    assert (different.exit_code, different.stdout) == (
+        4,
+        f"model.norm.weight: other values\n1 of {len(weights('qwen2'))} tensors differ\n",
+    )
 
 
 Damage = Callable[[Path, random.Random], None]

@@ -146,10 +146,11 @@ def test_ranks_models_and_directories_that_do_not_fit_are_one_line(
     before = outputs(whole)
     ranks = "import os; os.environ['WORLD_SIZE'] = '2'"
     ended = diagnose(cli, efficient, tmp_path / "out", prelude=ranks)
-    assert "diagnose is one process, and 2 were started" in ended.error
+    assert "diagnose runs as one process, but 2 were started" in ended.error
     assert "a diagnosis with efficient=" in diagnose(cli, "tiny_reasoner", whole).error
     assert (
-        "holds something else" in diagnose(cli, efficient, whole / "responses", "--overwrite").error
+        "holds something other"
+        in diagnose(cli, efficient, whole / "responses", "--overwrite").error
     )
     assert outputs(whole) == before
     changed = Path(shutil.copytree(efficient, tmp_path / "model"))

@@ -31,7 +31,7 @@ def calling(module: str, name: str, argument: str) -> bytes:
 def test_metadata_that_calls_anything_is_refused(tmp_path: Path, module: str, name: str) -> None:
     path, trace = tmp_path / METADATA_NAME, tmp_path / "it_ran"
     path.write_bytes(calling(module, name, str(trace)))
-    with pytest.raises(UserError, match=rf"{path} is damaged: Unpic.*{name} has no business"):
+    with pytest.raises(UserError, match=rf"{path} is damaged: Unpic.*{name} is not allowed"):
         read_metadata(tmp_path)
     assert not trace.exists()
 

@@ -103,4 +103,4 @@ def test_a_baseline_on_other_problems_is_refused_before_anything_is_sampled(
     assert "its samples of mini are not of the 1 problems of" in refusal(first, "limit=1")
     lines = gzip.decompress((base / "samples/mini.jsonl.gz").read_bytes()).splitlines(True)
     (base / "samples/mini.jsonl.gz").write_bytes(gzip.compress(lines[0]))
-    assert "are not whole: 1 are not there" in refusal(first)
+    assert "are incomplete: 1 are missing" in refusal(first)

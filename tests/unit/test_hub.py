@@ -39,16 +39,18 @@ def test_out_of_reach_is_one_line_for_data_and_models(caplog: pytest.LogCaptureF
     began = time.monotonic()
     with (
         caplog.at_level(logging.WARNING),
-        pytest.raises(UserError, match=r"nobody/nothing is no file here and .*cannot be reached"),
+        pytest.raises(
+            UserError, match=r"nobody/nothing is neither a file here nor .*cannot be reached"
+        ),
     ):
         load_problems("nobody/nothing")
     with pytest.raises(UserError, match=r"model.path=nobody/nothing .*the hub cannot be reached"):
         resolve_model("nobody/nothing")
-    with pytest.raises(UserError, match=r"no data set in the Hugging Face cache"):
+    with pytest.raises(UserError, match=r"nor a data set in the Hugging Face cache"):
         has_split("nobody/nothing", "test", None)
     assert time.monotonic() - began < 20  # retries alone would take 23 s
     assert [record.message for record in caplog.records] == [
-        "127.0.0.1 cannot be reached (Connection refused): only what is in its cache here is used"
+        "127.0.0.1 cannot be reached (Connection refused): only its local cache is used"
     ]
 
 

@@ -27,7 +27,7 @@ run(click.Command("join", callback=join))
 @pytest.mark.parametrize(
     ("ranks", "message"),
     [
-        ((0, 2), "rank 1 did not come within 0.05 min of the start"),
+        ((0, 2), "rank 1 did not join within 0.05 min of the start"),
         ((1,), "rank 0 does not answer at localhost:{port} within 0.05 min of the start"),
     ],
 )

@@ -113,7 +113,7 @@ def test_a_judge_that_is_not_there_is_one_line_before_anything_is_written(
     missing = "judge no_such:judge: no_such cannot be imported"
     for words, said in (
         ([*train, "verify.judge=no_such:judge"], missing),
-        ([*train, "verify.judge=maths"], "there is no judge 'maths'"),
+        ([*train, "verify.judge=maths"], "'maths' is not a judge"),
         ([*evaluate, "judge=no_such:judge"], missing),
     ):
         assert said in cli.run(words).error

@@ -153,7 +153,7 @@ def test_data_of_crst_are_the_shortest_of_what_training_samples_and_continue_aft
     assert stored.manifest["method"]["name"] == "crst" and stored.manifest["num_problems"] == 3
 
     again = cli.run(["data", "crst", *given, "--out", out])
-    assert again.exit_code == 2 and "is there already" in again.stderr
+    assert again.exit_code == 2 and "already exists" in again.stderr
     data = ["method.name=crst", f"data.responses={out}", "rollout.group_size=1"]
     trained = cli.run(["train", *given, *data, f"run.dir={tmp_path / 'trained'}"])
     assert trained.exit_code == 0, trained.stderr
@@ -237,9 +237,9 @@ def test_llmlingua_shortens_the_reasoning(cli: ForkedCli, tmp_path: Path) -> Non
     ("words", "said"),
     [
         (["crst", "rollout.max_response_tokens=2", "--limit", "1"], "of the responses to 1 "),
-        (["grpo"], "method.name=grpo samples while it trains; data are made for crst"),
+        (["grpo"], "method.name=grpo samples while it trains and needs no data; these do: crst"),
         (["step_entropy"], "method.answer_tokens=1024 leaves no room for thinking"),
-        (["step_entropy", "method.answer_tokens=8"], r"method.separator='\n\n' is no token"),
+        (["step_entropy", "method.answer_tokens=8"], r"method.separator='\n\n' is not a token"),
         (["tokenskip"], "needs the llmlingua package: pip install '.[tokenskip]'"),
     ],
 )

@@ -61,7 +61,7 @@ def test_json_lines_read_back_as_the_same_numbers(
     log.close()
     console = capsys.readouterr().out.splitlines()
     assert len(console) == 2
-    assert console[1].startswith("step 2/3  loss 0.5000  accuracy 0.812  tokens 33.3")
+    assert console[1].startswith("step 2/3  loss 0.5000  accuracy 81.2 %  tokens 33.3")
 
 
 def test_a_resumed_run_goes_on_at_tensorboard_and_wandb(
@@ -107,7 +107,7 @@ def test_a_writer_that_fails_does_not_end_the_run(
         log.close()
     (said,) = caplog.messages
     reason = "ConnectionError: the service is gone"
-    assert said == f"Weights & Biases is left out from here on: {reason}"
+    assert said == f"nothing more is written to Weights & Biases: {reason}"
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
     assert [event.step for event in _events(tmp_path).Scalars("loss")] == [1, 2]
 
@@ -168,9 +168,9 @@ def test_an_evaluation_of_several_sets_has_a_console_line_each(
     log.evaluation({"step": 8, **one, **two}, ["aime"])
     log.close()
     assert capsys.readouterr().out.splitlines()[:2] == [
-        "held-out after step 4: accuracy 0.500, 80.0 tokens, 5.0 % cut off (8 samples); of the "
+        "held-out after step 4: accuracy 50.0 %, 80.0 tokens, 5.0 % cut off (8 samples); "
         "correct answers: p10 52, median 108 tokens",
-        "aime after step 4: accuracy 0.250, 9.5 tokens, 10.0 % cut off (30 samples)",
+        "aime after step 4: accuracy 25.0 %, 9.5 tokens, 10.0 % cut off (30 samples)",
     ]
     (said,) = caplog.messages  # of the first evaluation, and of the set with more than 5 %
     assert said.startswith("aime: 10.0 % of the responses were cut off")

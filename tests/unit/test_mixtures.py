@@ -134,7 +134,7 @@ def test_what_a_mixture_repeats_is_said_of_each_source(mixed: DataConfig) -> Non
     said = describe_data(config, read.pick(range(7)), read)
     through = [line for line in said if "go through" in line]
     assert through == [
-        f"2 steps of 1 problems go through the 1 problems of {read.sources[1]} 2.0 times"
+        f"2 steps of 1 problems use each of the 1 problems of {read.sources[1]} 2.0 times"
     ]
 
 
@@ -207,7 +207,7 @@ def test_problems_are_kept_by_their_pass_rate(
     with pytest.raises(UserError, match=r"0.6 to 0.9: none of the 8192 problems of arithmetic"):
         keep_by_pass_rate(problems, rates, (0.6, 0.9))
     other = {problems.problems[0].id: PassRate(rate=0.5, gold="77")}
-    with pytest.raises(UserError, match=r"of other problems: the answer of .* is '77' there"):
+    with pytest.raises(UserError, match=r"had other problems: its answer to .* is '77', and"):
         keep_by_pass_rate(problems, other, (0, 1))
 
 
@@ -248,4 +248,4 @@ def test_what_is_unusual_is_said_and_nothing_else() -> None:
     (again,) = describe_data(
         config_of("d.jsonl", "data.prompts_per_step=5", "run.steps=5"), TEN, TEN
     )
-    assert again == "5 steps of 5 problems go through the 10 problems of d.jsonl 2.5 times"
+    assert again == "5 steps of 5 problems use each of the 10 problems of d.jsonl 2.5 times"

@@ -65,7 +65,7 @@ def test_chat_messages_are_a_problem_and_what_is_none_is_a_bad_row(tmp_path: Pat
         "prompt[0] has role 'tool'; there are system, user, assistant": [{"role": "tool"}],
         "the content of prompt[0] is of type list, not text": [{"role": "user", "content": []}],
         "the content of prompt[0] is empty": [{"role": "user", "content": " "}],
-        "prompt is no valid Unicode: half of a surrogate pair": [{**USER, "content": "\ud83d"}],
+        "prompt is not valid Unicode: half of a surrogate pair": [{**USER, "content": "\ud83d"}],
     }
     rows = [{"prompt": value, "answer": 2} for value in [*lists, *bad.values()]]
     read = load_problems(write_rows(tmp_path / "rows.jsonl", rows))
@@ -143,9 +143,9 @@ def test_a_jinja_file_makes_the_user_s_message_of_the_row(tmp_path: Path, tokeni
     ("text", "reason"),
     [
         (None, r"cannot be read \(No such file or directory\)"),
-        ("{{ problem ", "is no Jinja template: unexpected end of template"),
-        ("{{ problem }} {{ options }}", r"names options; .* write row.options for a column"),
-        ("Solve it.", "names neither problem nor row"),
+        ("{{ problem ", "is not a Jinja template: unexpected end of template"),
+        ("{{ problem }} {{ options }}", r"uses options; .* write row.options for a column"),
+        ("Solve it.", "uses neither problem nor row"),
         ("{{ row.options }}", "has no attribute 'options'; a row of arithmetic has no columns"),
     ],
 )
@@ -167,5 +167,7 @@ def test_a_jinja_file_can_do_nothing_but_write(tmp_path: Path) -> None:
 
 
 def test_a_template_that_is_none_is_told_what_to_write() -> None:
-    with pytest.raises(UserError, match=r"no template 'Be brief.'.*\.jinja file.*system_prompt"):
+    with pytest.raises(
+        UserError, match=r"'Be brief.' is not a template.*\.jinja file.*system_prompt"
+    ):
         load_config(None, ["model.path=m", "data.train=x", "data.template=Be brief."])

@@ -78,7 +78,7 @@ def test_a_search_prints_what_to_override(cli: ForkedCli) -> None:
         (["--nodes", "1,2", "--search"], "--nodes=1,2 and --search exclude each other"),
         (["--gpu", "h900"], "--gpu=h900 is not in"),
         (["--hardware", "no.yaml"], "--hardware=no.yaml does not exist"),
-        (["model.path=./nowhere"], "model.path=./nowhere is no directory"),
+        (["model.path=./nowhere"], "model.path=./nowhere is not a directory"),
     ],
 )
 def test_bad_input_is_one_line(cli: ForkedCli, arguments: list[str | Path], message: str) -> None:

@@ -97,7 +97,7 @@ def test_the_command_says_what_was_measured(cli: ForkedCli, tmp_path: Path) -> N
     (line,) = (line for line in ended.stdout.splitlines() if "rollout_factor" in line)
     assert "# measured 8.000 s, planned " in line
     assert "  verify_factor: 1.0\n" in ended.stdout  # it verified nothing
-    assert "holds no config.yaml" in cli.run(["plan", "calibrate", tmp_path]).error
+    assert "has no config.yaml" in cli.run(["plan", "calibrate", tmp_path]).error
 
 
 def test_what_is_no_run_is_named(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def test_what_fits_says_what_it_costs() -> None:
         (["parallel.pp=3"], 9, r"parallel\.pp=3 x vpp=1 does not divide .* 28 layers"),
         (["parallel.tp=2", "parallel.pp=2"], 6, "world size 6 is not a multiple"),
         (["rollout.tp=2"], 7, r"rollout\.tp=2 does not divide the world size 7"),
-        (["rollout.engine=hf", "rollout.tp=2"], 8, r"rollout\.tp=2 is vLLM's"),
+        (["rollout.engine=hf", "rollout.tp=2"], 8, r"rollout\.tp=2 works only with vLLM"),
         (["train.cross_entropy=te", "model.dtype=float32"], 8, "TransformerEngine needs"),
         (["run.device=cpu"], 8, "give --gpu cpu"),
     ],
@@ -123,5 +123,7 @@ def test_what_the_trainer_would_refuse_is_refused(
 def test_waste_is_noted() -> None:
     job = make_job(SMALL, 128, "parallel.tp=2")
     assert planned(job).notes == []
+    (note,) = planned(make_job(SMALL, 128, "parallel.tp=2", "rollout.engine=hf")).notes
+    assert "set rollout.engine=vllm" in note
     single = replace(job, hardware=load_hardware("h100", gpus_per_node=1))
     assert "parallel.tp x parallel.cp = 2 reaches beyond a node of 1" in planned(single).notes[0]

@@ -93,7 +93,7 @@ def test_a_column_that_python_cannot_hold_is_one_line(tmp_path: Path) -> None:
         pyarrow.parquet.write_table(
             pyarrow.table({"problem": ["p"], "answer": ["1"], "more": column}), path
         )
-        with pytest.raises(UserError, match="no readable Parquet file") as caught:
+        with pytest.raises(UserError, match="cannot be read as Parquet") as caught:
             load_problems(str(path))
         assert "\n" not in str(caught.value)
 
@@ -167,7 +167,12 @@ def test_evaluation_reads_the_test_split_with_the_training_fields_or_its_own(
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("odd.jsonl", b'{"text": "p", "target": "1"}', "no field problem or .*; it has target, te"),
+        (
+            "odd.jsonl",
+            b'{"text": "p", "target": "1"}',
+            r"problem_field, data.answer_field: .* has no field problem or .*, and no answer.*; "
+            r"it has target, text: set data.problem_field and data.ans",
+        ),
         (
             "odd.jsonl",
             b'{"problem": "p", "target": "1"}',
@@ -178,9 +183,9 @@ def test_evaluation_reads_the_test_split_with_the_training_fields_or_its_own(
             b'{"problem": "p", "answer": null}',
             r"no usable row in .*\(1 bad rows; ",
         ),
-        ("empty.jsonl", b"\n\n", r"data: .*empty\.jsonl is empty: it holds no row"),
+        ("empty.jsonl", b"\n\n", r"data: .*empty\.jsonl is empty: it has no rows"),
         ("missing.jsonl", None, "there is no file"),
-        ("table.csv", b"problem,answer\n", "of no known kind; use .jsonl"),
+        ("table.csv", b"problem,answer\n", "not a file type that can be read; use .jsonl"),
         ("bad.parquet", b"not what it says", "bad.parquet"),
         ("bad.jsonl.gz", b"not what it says", "bad.jsonl.gz"),
         (".", None, "save_to_disk"),
@@ -202,7 +207,9 @@ def test_a_data_set_out_of_reach_is_a_user_error(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(datasets, "load_dataset", refuse)
     monkeypatch.setattr(sources, "prepare_hub", lambda: False)
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    with pytest.raises(UserError, match=r"nobody/nothing \(main\) is no file here.*Couldn't reach"):
+    with pytest.raises(
+        UserError, match=r"nobody/nothing \(main\) is not a file here.*Couldn't reach"
+    ):
         load_problems("nobody/nothing", subset="main")
 
 

@@ -83,7 +83,7 @@ def test_a_problem_with_a_marker_of_the_model_s_is_a_bad_row(tmp_path: Path, mar
     read = drop_unusable_prompts(load_problems(data), encoder.encode, max_prompt_tokens=500)
     assert [problem.text for problem in read.problems] == texts[1:]
     assert [(bad.row, bad.reason) for bad in read.bad_rows] == [
-        (1, f"the problem holds {marker!r}, which is a token of the model's own")
+        (1, f"the problem contains {marker!r}, a special token of the model")
     ]
 
 
@@ -127,7 +127,7 @@ def test_loaded_tokenizer_equals_tokenizer_json(
     # Qwen2's class pads with <|endoftext|>, which is none of this vocabulary.
     last = max(vocab.values())
     check_vocabulary(loaded, end_token_ids(loaded, path), last + 1, path)
-    with pytest.raises(UserError, match=f"ids up to {last}.* the files are of two models"):
+    with pytest.raises(UserError, match=f"ids up to {last}.* the files come from two models"):
         check_vocabulary(loaded, [256], last, path)
 
 
@@ -165,5 +165,5 @@ def test_end_tokens_are_collected_from_all_files(tmp_path: Path) -> None:
     (path / "generation_config.json").write_text(json.dumps({"eos_token_id": None}))
     (path / "config.json").unlink()
     tokenizer.eos_token = None
-    with pytest.raises(UserError, match="names no end token"):
+    with pytest.raises(UserError, match="has no end token"):
         end_token_ids(tokenizer, path)

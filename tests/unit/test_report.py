@@ -22,8 +22,8 @@ def evaluation(step: int, accuracy: float, tokens: float, name: str = "") -> dic
     [
         ("null", "not a JSON object but null"),
         ('{"step": 3, "loss', "not a line of JSON"),
-        ('{"loss": 0.9}', "step is null, no number"),
-        ('{"step": 3, "eval_accuracy": 0.5}', "loss is null, no number"),
+        ('{"loss": 0.9}', "step is null, not a number"),
+        ('{"step": 3, "eval_accuracy": 0.5}', "loss is null, not a number"),
     ],
 )
 def test_a_damaged_line_is_named_and_a_torn_last_one_left_out(
@@ -33,7 +33,7 @@ def test_a_damaged_line_is_named_and_a_torn_last_one_left_out(
     path.write_text('{"step": 1, "loss": 0.5}\n{"step": 2, "lo')
     assert read_json_lines(path, required=["loss"]) == [{"step": 1, "loss": 0.5}]
     assert [r.message for r in caplog.records] == [
-        f"{path}: the last line is torn, as by a kill; it is left out"
+        f"{path}: the last line is incomplete, as after a kill; it is left out"
     ]
     path.write_text(f'{{"step": 1, "loss": 0.5}}\n{line}\n{{"step": 4, "loss": 1}}\n')
     with pytest.raises(UserError, match=rf"metrics\.jsonl:2: {message}; restore the file"):

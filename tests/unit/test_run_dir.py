@@ -83,7 +83,7 @@ def test_overwrite_keeps_an_evaluation_and_what_the_run_reads(tmp_path: Path) ->
     with pytest.raises(UserError, match=r"hf, which this run reads; --overwrite would delete"):
         run.open(resume=False, overwrite=True, needed=[tmp_path / "hf"])
     write_json(tmp_path / "manifest.json", {"kind": "evaluation", "versions": {}})
-    with pytest.raises(UserError, match="something else than a run"):
+    with pytest.raises(UserError, match="something other than a run"):
         run.open(resume=False, overwrite=True)
     run.write_manifest({})
     assert {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")} == before
@@ -96,7 +96,7 @@ def test_files_of_others_where_the_model_will_be_written_are_refused_at_the_star
 ) -> None:
     run = _finished_run(tmp_path)
     (tmp_path / "hf" / "notes").mkdir(parents=True)
-    with pytest.raises(UserError, match=r"hf holds the directory notes, which is no part of a"):
+    with pytest.raises(UserError, match=r"hf holds the directory notes, which is not part of a"):
         run.open(resume=True, overwrite=False)
 
 

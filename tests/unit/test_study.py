@@ -115,12 +115,12 @@ def second_run(**entry: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"baseline": "nobody"}, "baseline=nobody is the name of no run"),
+        ({"baseline": "nobody"}, "baseline=nobody is not the name of a run"),
         (
             {"sections": {"a": {"title": "", "runs": SAME_DIRECTORY}}},
             "would share the directory base-s0; rename one",
         ),
-        (second_run(rounds=2), "samples while it trains: there are no rounds of fixed data"),
+        (second_run(rounds=2), "samples while it trains and needs no rounds of fixed data"),
         (second_run(rounds=3, set={"method.name": "crst"}), "does not divide run.steps=2"),
         (second_run(eval={"method": "deer", "budgets": [16]}), "budgets: early exit tries answers"),
         (second_run(set={"run.step": 3}), "run 'b': .*run.step"),

@@ -35,6 +35,16 @@ def test_help(
     assert len(shown.splitlines()) >= 3
 
 
+@pytest.mark.parametrize("script", sorted(ROOT.glob("t*s/*.sh")), ids=lambda path: path.stem)
+def test_a_shell_script_explains_itself_and_installs_nothing(script: Path) -> None:
+    environment = {"PATH": "/bin:/usr/bin"}
+    ended = subprocess.run(
+        ["bash", script, "--help"], env=environment, capture_output=True, text=True, timeout=20
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.strip() or script.stem == "find_python"  # sourced, never run
+
+
 @pytest.mark.slow
 def test_megatron_says_nothing_of_what_is_not_installed() -> None:
     """Nor does anything else that is imported."""

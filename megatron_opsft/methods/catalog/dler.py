@@ -24,13 +24,13 @@ class Dler(PolicySettings):
     kl: Kl = "k2"
     whiten: Literal["responses", "tokens"] = Field(
         "tokens",
-        description="Whether a response counts once, or with each of its tokens: the code.",
+        description="Whether a response counts once, or once for each token (the authors' code).",
     )
     max_refills: MaxRefills = 8
-    easy_limit: int | None = Field(
-        None, ge=1, description="DA-DLER: length limit where enough responses are correct."
+    easy_limit: int | None = Field(None, ge=1, description="DA-DLER: length limit of problems ...")
+    easy_pass_rate: float = Field(
+        0.5, ge=0, le=1, description="... solved in at least this share of responses."
     )
-    easy_pass_rate: float = Field(0.5, ge=0, le=1, description="... which is this share.")
 
     def group_rewards(self, group: Group, state: State) -> list[float]:
         """1 if correct within the limit."""

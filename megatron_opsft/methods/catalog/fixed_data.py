@@ -54,7 +54,7 @@ class TokenSkip(FixedDataSettings):
     delimiter: str = Field(
         "<|eot_id|>",
         min_length=1,
-        description="Around the ratio, at the end of the prompt; a ratio of 1 is not told.",
+        description="Around the ratio, at the end of the prompt; a ratio of 1 is not stated.",
     )
 
 

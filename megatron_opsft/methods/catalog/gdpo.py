@@ -20,7 +20,8 @@ class Gdpo(GroupNormalizedSettings):
     name: Literal["gdpo"] = "gdpo"
     target: int = Field(2000, ge=1, description="Tokens within which the length reward is paid.")
     whiten: Literal["none", "responses", "tokens"] = Field(
-        "tokens", description="Of the sum, over the batch; TRL: responses, verl: tokens."
+        "tokens",
+        description="How the sum is whitened over the batch; TRL: responses, verl: tokens.",
     )
 
     def check(self, run: RunSize) -> None:

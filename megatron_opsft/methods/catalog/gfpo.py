@@ -27,7 +27,7 @@ class Gfpo(GroupNormalizedSettings):
         super().check(run)
         if self.kept > run.group_size:
             raise UserError(
-                f"method.kept={self.kept} is more than the responses that there are to a problem, "
+                f"method.kept={self.kept} is more than the responses to a problem, "
                 f"rollout.group_size={run.group_size}; lower it"
             )
 

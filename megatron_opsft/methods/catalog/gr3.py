@@ -11,7 +11,7 @@ from megatron_opsft.methods.settings import GroupNormalizedSettings, State
 
 
 class Gr3(GroupNormalizedSettings):
-    """Its authors choose alpha once, in a short run beforehand; here it is given."""
+    """Its authors choose alpha in a short run first; here it is a setting."""
 
     formula = "r = 1[correct] / (1 + alpha n/mean n)"
     paper = "GR3, arXiv 2603.10535"

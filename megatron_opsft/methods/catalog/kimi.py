@@ -16,13 +16,15 @@ class Kimi(PolicySettings):
     paper = "Kimi k1.5, arXiv 2501.12599"
     name: Literal["kimi"] = "kimi"
     aggregation: AggregationKey = "sequence_sum"
-    weight: float = Field(1.0, ge=0, description="Of the length reward.")
+    weight: float = Field(1.0, ge=0, description="Weight of the length reward.")
     warmup_steps: int = Field(0, ge=0, description="Steps without the length reward.")
     loss: Literal["squared_log_ratio", "token_clip"] = Field(
         "squared_log_ratio",
         description="squared_log_ratio: A log p - tau/2 (log p/old)^2 of whole responses.",
     )
-    tau: float = Field(0.1, ge=0, description="Of squared_log_ratio; nothing in the first update.")
+    tau: float = Field(
+        0.1, ge=0, description="tau of squared_log_ratio; without effect in the first update."
+    )
 
     @property
     def surrogate(self) -> Surrogate:

@@ -40,7 +40,9 @@ class O1Pruner(PolicySettings):
         description="Advantages have mean 0 and deviation 1, in the batch or over all fixed data.",
     )
     samples: Samples = 16
-    samples_kept: int = Field(2, ge=1, description="How many of them are trained on, at random.")
+    samples_kept: int = Field(
+        2, ge=1, description="How many of them to train on, chosen at random."
+    )
 
     @property
     def has_fixed_data(self) -> bool:

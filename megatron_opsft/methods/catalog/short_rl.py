@@ -27,7 +27,9 @@ class ShortRl(GroupNormalizedSettings):
     name: Literal["short_rl"] = "short_rl"
     beta: Beta = 0.001
     length_tolerance: int = Field(100, ge=0, description="Tokens beyond the shortest at no cost.")
-    accuracy_tolerance: float = Field(0.05, ge=0, description="Of the batch, below the best one.")
+    accuracy_tolerance: float = Field(
+        0.05, ge=0, description="How far below the best batch a batch's accuracy may be."
+    )
 
     def rewards(self, batch: Sequence[Group], state: ShortRlState) -> Values:
         """c, and the bonus of correct ones if the batch is accurate enough."""

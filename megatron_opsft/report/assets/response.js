@@ -4,7 +4,7 @@
 /** The reason of a verdict, in a sentence. */
 function reasonOf(row, gold) {
   const read = row.answer ? `read ${row.answer}` : "read nothing";
-  const wanted = gold === null || gold === undefined ? "" : `, to be found was ${gold}`;
+  const wanted = gold === null || gold === undefined ? "" : `, expected answer: ${gold}`;
   return {
     correct: `${read}${wanted}`,
     wrong: `${read}${wanted}`,

@@ -144,7 +144,7 @@ def by_disk_name(name: str, value: Tensor) -> Iterator[tuple[str, Tensor]]:
     """A parameter's values under their disk names; views of it if it stacks experts, else itself.
 
     transformers 5 holds the experts of a layer as two stacked parameters. On disk, and so in the
-    weight tables, each expert has three matrices of its own. Both are the same numbers: gate rows,
+    weight tables, each expert has three separate matrices. Both are the same numbers: gate rows,
     then up rows.
 
     value: a parameter or anything of its shape: [experts, 2 ffn, hidden] for gate and up,

@@ -31,7 +31,7 @@ ROUNDING = 5e-5
 
 class ModelPasses:
     """noise: how far rounding may move a cumulative probability; 0 where draws are taken as they
-    come, since rounding in bfloat16 is no small matter.
+    come, since rounding in bfloat16 is large.
     """
 
     def __init__(self, model: PreTrainedModel, *, notes_routing: bool = False) -> None:
@@ -85,7 +85,7 @@ class ModelPasses:
         moved = largest_move(alone_1V[0], logits_V, sampling.temperature)
         if moved > self.noise / 2:
             _log.warning(
-                "rounding moves probabilities by %.1e, more than half of the %.1e allowed for: a "
+                "rounding moved probabilities by %.1e, more than half of the %.1e allowed for: a "
                 "response so far may depend on its batch; from here on %.1e is allowed for",
                 *(moved, self.noise, 4 * moved),
             )
