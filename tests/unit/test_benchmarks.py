@@ -21,7 +21,7 @@ def lines_of(script: str, *words: str) -> list[dict[str, Any]]:
 
 def test_against_grpo_prints_each_contender_and_then_the_ratios() -> None:
     sizes = ["--prompts", "1", "--group", "4", "--rows", "2", "--max-tokens", "16"]
-    threads = ["--prompt-tokens", "8", "--threads", "1", "--device", "cpu", "--skip-trl"]
+    threads = ["--prompt-tokens", "8", "--threads", "1", "--device", "cpu"]
     *turns, whole = lines_of("against_grpo.py", "--shape", "tiny", *sizes, *threads)
     assert [turn["contender"] for turn in turns] == ["ours", "grpo_beta0", "grpo_beta"]
     seconds = {turn["contender"]: round(turn["seconds"][0], 4) for turn in turns}
