@@ -290,9 +290,9 @@ def test_a_stage_on_two_nodes_is_started_by_srun(
         (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{text}")
         (tmp_path / "bin" / name).chmod(0o755)
     code = (
-        "import json, os; from megatron_opsft.runtime.launcher import usual_variables as usual; "
-        "a = usual(os.environ); print(json.dumps({'figures': {'world': int(a['WORLD_SIZE'])}, "
-        "'problems': [] if os.environ['MASTER_ADDR'] == 'n1' else ['address']}))"
+        "import json, os; world = int(os.environ['WORLD_SIZE']), os.environ['RANK'] in '01'; "
+        "print(json.dumps({'figures': {'world': world[0]}, 'problems': [] if world[1] "
+        "and os.environ['MASTER_ADDR'] == 'n1' else ['address']}))"
     )
     stages: Stages = {"nodes": {"code": code, "method": "run_on_2_nodes", "nodes": 2}}
     assert prove(tmp_path / "out", stages)[0] == 0
