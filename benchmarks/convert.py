@@ -62,9 +62,8 @@ def floor_seconds(source: Path, out: Path) -> float:
     started = time.perf_counter()
     for file in sorted(source.glob("*.safetensors")):
         save_file(load_file(file), out / file.name, metadata={"format": "pt"})
-        handle = os.open(out / file.name, os.O_RDONLY)
-        os.fsync(handle)
-        os.close(handle)
+        with open(out / file.name, "rb") as copy:
+            os.fsync(copy)
     return time.perf_counter() - started
 
 

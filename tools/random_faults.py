@@ -190,12 +190,6 @@ def outcome(run: Run, fault: Fault, before: int, line: int) -> str:
     return f"exit code {code}"
 
 
-def spoken(run: Run, line: int) -> str:
-    """What the run has said about it."""
-    starts = ("error: ", "WARNING checkpoint", "WARNING cannot")
-    return " | ".join(text[:160] for text in run.lines[line:] if text.startswith(starts))
-
-
 def disturb(
     run: Run, kinds: list[str], draw: random.Random
 ) -> tuple[Fault, float, str, str] | None:
@@ -213,7 +207,10 @@ def disturb(
         return None
     begin = time.monotonic()
     result = outcome(run, fault, before, line)
-    return fault, time.monotonic() - begin, result, spoken(run, line)
+    seconds = time.monotonic() - begin
+    starts = ("error: ", "WARNING checkpoint", "WARNING cannot")
+    words = " | ".join(text[:160] for text in run.lines[line:] if text.startswith(starts))
+    return fault, seconds, result, words
 
 
 def finish(run: Run, reference: Path) -> list[str]:

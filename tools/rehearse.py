@@ -1,6 +1,6 @@
 """A rehearsal of scale: what one rank of a large job does in a step beside computing, for real.
 
-    python tools/rehearse.py [CONFIG] [KEY=VALUE ...] --ranks 8 4096 [--json]
+    python tools/rehearse.py [CONFIG] [KEY=VALUE ...] --ranks 8 4096
 
 The project's own functions run on a few ranks of the job (the first, the last of the first node,
 one in the middle, the last), each in turn, on fake process groups of the whole job. What the other
@@ -8,8 +8,8 @@ ranks would send is made up with the token counts that a plan assumes, and is wh
 `all_gather_bytes` and `route_bytes` return: time in the network is not in it. Without CONFIG:
 R1-Distill-7B with B=1,024, G=16, L=8,192.
 
-Printed for each part: seconds of CPU time, and bytes: received by the rank, and the peak of what
-Python and numpy hold of it; of the slowest and of the fullest of the ranks.
+Prints a JSON line for each part: seconds of CPU time, and bytes: received by the rank, and the peak
+of what Python and numpy hold of it; of the slowest and of the fullest of the ranks.
 """
 
 import argparse
@@ -230,7 +230,6 @@ def main() -> None:
     parser.add_argument("config", nargs="?", type=Path, help="a run's file")
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     parser.add_argument("--ranks", type=int, nargs="+", default=[8, 4096], help="of the job")
-    parser.add_argument("--json", action="store_true", help="JSON lines in place of a table")
     args = parser.parse_intermixed_args()
     cpu_compat.install()
     step = [] if args.config else STEP
@@ -238,8 +237,7 @@ def main() -> None:
     shape, h100 = read_model_shape(resolve_config(config.model.path)), load_hardware("h100")
     for size in args.ranks:
         for row in rehearse(Job(config=config, shape=shape, hardware=h100, world_size=size)):
-            text = "{part:<24} {ranks:6,} ranks {seconds:9.3f} s {bytes:15,} bytes".format(**row)
-            print(json.dumps(row) if args.json else text, flush=True)
+            print(json.dumps(row), flush=True)
 
 
 if __name__ == "__main__":
