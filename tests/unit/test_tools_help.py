@@ -9,10 +9,8 @@ from pathlib import Path
 import pytest
 from forked_cli import ROOT
 
-SCRIPTS = [
-    *sorted((ROOT / "tools").glob("*.py")),
-    *(file for file in sorted((ROOT / "benchmarks").glob("*.py")) if "Parser(" in file.read_text()),
-]
+FILES = [*(ROOT / "tools").glob("*.py"), *(ROOT / "benchmarks").glob("*.py")]
+SCRIPTS = [file for file in sorted(FILES) if '"__main__"' in file.read_text(encoding="utf-8")]
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
