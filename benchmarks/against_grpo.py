@@ -33,15 +33,13 @@ from typing import Any
 
 import torch
 from grpo_reference import END_ID, PlainGrpo, Run, Work, build_trl, time_steps
+from ranks import join_ranks, pack_accepted
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from megatron_opsft.batching.microbatch import pack
 from megatron_opsft.config import Config, OptimizerConfig, RolloutConfig
-from megatron_opsft.methods.objective import aggregate
 from megatron_opsft.model.load import build_trainer
 from megatron_opsft.records import MicroBatch, Sample
 from megatron_opsft.runtime.device import PeakMemory, select_device
-from megatron_opsft.runtime.distributed import start_distributed
 
 SHAPE_FIELDS = (
     *("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads"),
@@ -114,33 +112,23 @@ def plan_work(args: argparse.Namespace, model_dir: Path) -> Work:
 
 
 def our_batches(work: Work) -> tuple[list[MicroBatch], float]:
-    """As `step.batch.pack_update` on one rank; needs no process group."""
-    lengths = [len(sample.response_ids) for sample in work.samples]
-    token_weights, factor = aggregate("max_accepted", lengths, work.accepted, limit=0)
-    kept = [number for number, accepted in enumerate(work.accepted) if accepted]
-    samples = [work.samples[number] for number in kept]
-    batches, _ = pack(
-        [len(sample.prompt_ids) + len(sample.response_ids) for sample in samples],
-        [token_weights[number] for number in kept],
-        lambda numbers_of: dict(enumerate(samples)),
+    """Packed as by a step of one rank, with the factor of the loss; needs no process group."""
+    return pack_accepted(
+        work.samples,
+        work.accepted,
         budget=work.microbatch_tokens,
         dp_rank=0,
         dp_size=1,
         device=work.device.torch_device,
     )
-    return batches, factor
 
 
 def build_ours(work: Work) -> Run:
     """The trainer of a run of one rank, with the defaults of a run's configuration."""
-    if not work.device.is_cuda:
-        from megatron_opsft.runtime import cpu_compat
-
-        cpu_compat.install()
     model = {"path": str(work.model_dir), "dtype": work.dtype}
     config = Config.model_validate({"model": model, "data": {"train": "arithmetic"}})
-    layout = start_distributed(work.device, config.parallel)
-    parts = build_trainer(config, work.model_dir, work.device, layout)
+    device, layout = join_ranks(work.device.torch_device.type, config.parallel)
+    parts = build_trainer(config, work.model_dir, device, layout)
     parts.fill_from_disk()
     trainer = parts.trainer
     return lambda: time_steps(lambda: trainer.step(*our_batches(work), work.optimizer.lr), work)
@@ -210,9 +198,9 @@ def summarize(name: str, rounds: list[dict[str, Any]], parameters: int, dtype: s
 def compare(args: argparse.Namespace) -> dict[str, Any]:
     """Every contender in turn, `--rounds` times."""
     has_trl = all(importlib.util.find_spec(name) for name in ("trl", "accelerate"))
-    if not (has_trl or args.skip_trl):
+    if not has_trl:
         print("TRL is not installed: pip install --no-deps trl accelerate", file=sys.stderr)
-    names = CONTENDERS if has_trl and not args.skip_trl else CONTENDERS[:3]
+    names = CONTENDERS if has_trl else CONTENDERS[:3]
     with tempfile.TemporaryDirectory() as directory:
         model_dir = Path(directory) / "model"
         parameters = make_model(args, model_dir)
@@ -259,7 +247,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="bfloat16 on a GPU")
-    parser.add_argument("--skip-trl", action="store_true")
     parser.add_argument("--only", choices=CONTENDERS, help=argparse.SUPPRESS)
     parser.add_argument("--model-dir", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -9,45 +9,32 @@ medians of the slowest rank.
 """
 
 import argparse
-import json
 import shutil
 import statistics
 import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
-from ranks import join_ranks, measured, rank_parser, run_main, start_ranks
+from ranks import (
+    build_chunks,
+    end_with,
+    join_ranks,
+    measured,
+    rank_parser,
+    run_main,
+    start_ranks,
+)
 from shapes import SHAPES
 
-from megatron_opsft.config import OptimizerConfig, ParallelConfig, TrainConfig
-from megatron_opsft.model.build import build_model, wrap_for_training
+from megatron_opsft.config import ParallelConfig, TrainConfig
 from megatron_opsft.model.checkpoint import Checkpointer
-from megatron_opsft.model.optimizer import build_optimizer
-from megatron_opsft.model.transformer_config import transformer_config
 from megatron_opsft.runtime.device import Device
-from megatron_opsft.runtime.distributed import broadcast_object, gather_from_all, stop_distributed
+from megatron_opsft.runtime.distributed import broadcast_object, gather_from_all
 
 TINY = replace(SHAPES["46m"], num_layers=4, hidden_size=96, ffn_size=256, num_heads=4, head_dim=24)
 CASES = {"tiny": replace(TINY, num_kv_heads=2, vocab_size=512), **SHAPES}
-
-
-def build(args: argparse.Namespace, device: Device, directory: Path) -> Checkpointer:
-    """A checkpointer of a model with random weights and zero moments."""
-    parallel = ParallelConfig(tp=args.tp, sequence_parallel=args.tp > 1)
-    config = transformer_config(
-        CASES[args.shape],
-        dtype=args.dtype,
-        parallel=parallel,
-        train=TrainConfig(),
-        device=device,
-    )
-    models = build_model(CASES[args.shape], config, device)
-    chunks = wrap_for_training(models, config, parallel)
-    optimizer = build_optimizer(chunks, OptimizerConfig(), bf16=config.bf16)
-    return Checkpointer(directory, [chunk.module for chunk in chunks], optimizer, keep=1)
 
 
 def in_background(device: Device, saver: Checkpointer, step: int) -> tuple[float, float]:
@@ -60,10 +47,15 @@ def in_background(device: Device, saver: Checkpointer, step: int) -> tuple[float
     return stall, time.perf_counter() - begin
 
 
-def measure(args: argparse.Namespace) -> dict[str, Any]:
+def measure(args: argparse.Namespace) -> None:
+    """Called by every rank."""
     device, layout = join_ranks(args.device, ParallelConfig(tp=args.tp))
     directory = Path(broadcast_object(tempfile.mkdtemp(dir=args.dir) if layout.is_main else ""))
-    saver = build(args, device, directory)
+    parallel = ParallelConfig(tp=args.tp, sequence_parallel=args.tp > 1)
+    chunks, optimizer, _ = build_chunks(
+        CASES[args.shape], args.dtype, parallel, TrainConfig(), device
+    )
+    saver = Checkpointer(directory, [chunk.module for chunk in chunks], optimizer, keep=1)
     saver.save(0, {})  # the first allocates what is kept
     num_bytes = sum(path.stat().st_size for path in directory.rglob("*.distcp"))
     source = torch.ones(num_bytes // layout.world_size, dtype=torch.uint8)
@@ -78,7 +70,6 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     if layout.is_main:
         saver.wait_for_deletion()
         shutil.rmtree(directory)
-    is_main = layout.is_main
     result = {
         "shape": args.shape,
         "dtype": args.dtype,
@@ -88,8 +79,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "checkpoint_mib": round(num_bytes / 2**20, 1),
         **{f"{name}_seconds": round(statistics.median(v), 4) for name, v in seconds.items()},
     }
-    stop_distributed()
-    return result if is_main else {}
+    end_with(layout, [result])
 
 
 def main() -> None:
@@ -100,8 +90,7 @@ def main() -> None:
     parser.add_argument("--dir", type=Path, help="where to write; by default temporary")
     args = parser.parse_args()
     start_ranks(args.ranks)
-    if result := measure(args):
-        print(json.dumps(result))
+    measure(args)
 
 
 if __name__ == "__main__":

@@ -29,16 +29,17 @@ from megatron_opsft.storage.hf_writer import hf_layout
 from megatron_opsft.weights.rules import WeightTable
 
 ROOT = Path(__file__).parents[1]
+SHARD_BYTES = 2_000_000_000
 
 
-def make_model(directory: Path, config_file: Path, shard_bytes: int) -> None:
+def make_model(directory: Path, config_file: Path) -> None:
     """Random weights under the names and shapes of the config."""
     directory.mkdir()
     config = json.loads(config_file.read_text()) | {"torch_dtype": "bfloat16"}
     (directory / "config.json").write_text(json.dumps(config))
     table = WeightTable(read_model_shape(directory))
     shapes = table.hf_shapes()
-    layout = hf_layout(shapes, torch.bfloat16, shard_bytes)
+    layout = hf_layout(shapes, torch.bfloat16, SHARD_BYTES)
     generator = torch.Generator().manual_seed(0)
     largest = max(math.prod(shape) for shape in shapes.values())
     pool = torch.randn(min(2**24, largest), generator=generator).bfloat16()
@@ -61,13 +62,12 @@ def floor_seconds(source: Path, out: Path) -> float:
     started = time.perf_counter()
     for file in sorted(source.glob("*.safetensors")):
         save_file(load_file(file), out / file.name, metadata={"format": "pt"})
-        handle = os.open(out / file.name, os.O_RDONLY)
-        os.fsync(handle)
-        os.close(handle)
+        with open(out / file.name, "rb") as copy:
+            os.fsync(copy)
     return time.perf_counter() - started
 
 
-def run_conversion(arguments: list[str]) -> dict[str, float]:
+def run_conversion(arguments: list[str | Path]) -> dict[str, float]:
     """The figures that the converter prints."""
     command = [sys.executable, str(ROOT / "tools/convert_hf.py"), *arguments, "--json"]
     ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT)
@@ -79,31 +79,25 @@ def main() -> None:
     r1_distill = CONFIGS / "DeepSeek-R1-Distill-Qwen-1.5B/config.json"
     parser.add_argument("--config", type=Path, default=r1_distill, help="of another model")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--shard-bytes", type=int, default=2_000_000_000)
     args = parser.parse_args()
     seconds: dict[str, list[float]] = {"floor": [], "to-megatron": [], "to-hf": []}
     peaks: list[float] = []
     num_bytes = 0
     with tempfile.TemporaryDirectory() as name:
         hf, megatron, back = (Path(name) / part for part in ("hf", "megatron", "back"))
-        make_model(hf, args.config, args.shard_bytes)
+        make_model(hf, args.config)
         for _ in range(args.repeats):
             for path in (megatron, back, Path(name) / "floor"):
                 shutil.rmtree(path, ignore_errors=True)
             os.sync()
             seconds["floor"].append(floor_seconds(hf, Path(name) / "floor"))
-            shutil.rmtree(Path(name) / "floor")
-            for direction, source, source_dir, out in (
-                ("to-megatron", "--hf", hf, megatron),
-                ("to-hf", "--megatron", megatron, back),
+            for direction in (
+                ["to-megatron", "--hf", hf, "--out", megatron],
+                ["to-hf", "--megatron", megatron, "--out", back],
             ):
                 os.sync()
-                figures = run_conversion(
-                    [direction, source, str(source_dir), "--out", str(out)]
-                    + ["--workers", str(args.workers)]
-                )
-                seconds[direction].append(figures["seconds"])
+                figures = run_conversion(direction)
+                seconds[str(direction[0])].append(figures["seconds"])
                 peaks.append(figures["peak_rss_mb"])
                 num_bytes = int(figures["bytes"])
     median = {key: statistics.median(values) for key, values in seconds.items()}
@@ -118,7 +112,6 @@ def main() -> None:
         "to_hf_seconds": median["to-hf"],
         "peak_rss_mb": max(peaks),
         "repeats": args.repeats,
-        "workers": args.workers,
     }
     print(json.dumps(result))
 

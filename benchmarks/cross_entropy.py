@@ -13,16 +13,21 @@ gradient buffer): exact on CUDA, of the process on a CPU. formula_bytes: what `l
 """
 
 import argparse
-import gc
-import json
-import statistics
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from megatron.core import parallel_state
-from ranks import join_ranks, measured, peak_flops, rank_parser, run_main, start_ranks
+from ranks import (
+    end_with,
+    join_ranks,
+    measured_in_turn,
+    peak_flops,
+    rank_parser,
+    run_main,
+    start_ranks,
+)
 from torch import Tensor
 
 from megatron_opsft.config import ParallelConfig
@@ -32,7 +37,6 @@ from megatron_opsft.loss.loss_memory import choose_cross_entropy, fused_linear_b
 from megatron_opsft.loss.output_head import OutputHead, whole_hidden
 from megatron_opsft.loss.token_losses import WeightedLikelihood
 from megatron_opsft.runtime.device import Device, return_freed_memory
-from megatron_opsft.runtime.distributed import stop_distributed
 from megatron_opsft.weights.rules import padded_vocab_size
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -83,22 +87,14 @@ def prepare(args: argparse.Namespace, device: Device, impl: Any) -> Run:
     return run
 
 
-def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """The JSON lines; called by every rank."""
+def measure(args: argparse.Namespace) -> None:
+    """Called by every rank."""
     device, layout = join_ranks(args.device, ParallelConfig(tp=args.tp))
     if not device.is_cuda:
         return_freed_memory()
-    seconds: dict[str, list[float]] = {impl: [] for impl in args.impl}
-    peaks = dict.fromkeys(args.impl, 0)
-    for repeat in range(args.repeats + device.is_cuda):  # CUDA compiles and tunes at first
-        for impl in args.impl:
-            run = prepare(args, device, impl)
-            elapsed, peak_bytes = measured(device, run)
-            del run
-            gc.collect()
-            if repeat >= device.is_cuda:
-                seconds[impl].append(elapsed)
-                peaks[impl] = max(peaks[impl], peak_bytes)
+    # CUDA compiles and tunes at first.
+    runs = {impl: prepare(args, device, impl) for impl in args.impl}
+    found = measured_in_turn(device, runs, args.repeats, uncounted=int(device.is_cuda))
     rows = padded_vocab_size(args.vocab, args.tp) // args.tp
     formula = fused_linear_bytes(
         args.tokens,
@@ -110,8 +106,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
         chunk_tokens=args.chunk_tokens,
     )
     lines = []
-    for impl in args.impl:
-        median = statistics.median(seconds[impl])
+    for impl, (median, peak_bytes) in found.items():
         line = {
             "benchmark": "cross_entropy",
             "impl": impl,
@@ -123,7 +118,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
             "tp": args.tp,
             "seconds": round(median, 4),
             "tokens_per_second": round(args.tokens / median, 1),
-            "peak_bytes": peaks[impl],
+            "peak_bytes": peak_bytes,
         }
         if impl == "fused_linear":
             line["formula_bytes"] = formula
@@ -131,12 +126,10 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
             flops = 6 * args.tokens * args.hidden * args.vocab / args.tp
             line["mfu"] = round(flops / median / peak, 4)
         if "eager" in args.impl:
-            line["seconds_to_eager"] = round(median / statistics.median(seconds["eager"]), 3)
-            line["peak_to_eager"] = round(peaks[impl] / max(peaks["eager"], 1), 3)
+            line["seconds_to_eager"] = round(median / found["eager"][0], 3)
+            line["peak_to_eager"] = round(peak_bytes / max(found["eager"][1], 1), 3)
         lines.append(line)
-    is_main = layout.is_main
-    stop_distributed()
-    return lines if is_main else []
+    end_with(layout, lines)
 
 
 def main() -> None:
@@ -152,8 +145,7 @@ def main() -> None:
     if "eager" in args.impl and args.tp > 1:
         parser.error("--impl eager is for one rank; use --tp 1 or leave it out")
     start_ranks(args.tp)
-    for line in measure(args):
-        print(json.dumps(line))
+    measure(args)
 
 
 if __name__ == "__main__":

@@ -12,13 +12,12 @@ buckets. On a GPU the same line gives the seconds there.
 """
 
 import argparse
-import json
-import statistics
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
-from ranks import join_ranks, measured, rank_parser, run_main
+from ranks import end_with, join_ranks, measured_in_turn, rank_parser, run_main
 from shapes import SHAPES
 from torch import Tensor
 
@@ -30,7 +29,7 @@ from megatron_opsft.model.transformer_config import transformer_config, uses_tra
 from megatron_opsft.rollout.engine import EngineShare, EngineWeights
 from megatron_opsft.rollout.vllm.weights import vllm_layout, with_tied_head
 from megatron_opsft.runtime.device import Device
-from megatron_opsft.runtime.distributed import Layout, stop_distributed
+from megatron_opsft.runtime.distributed import Layout
 from megatron_opsft.sync.weight_sync import WeightSync
 from megatron_opsft.weights.rectangles import Copy
 from megatron_opsft.weights.rules import WeightTable
@@ -97,18 +96,20 @@ def build_shards(
     return shards
 
 
-def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """The numbers of the JSON line; called by every rank."""
+def measure(args: argparse.Namespace) -> None:
+    """Called by every rank."""
     parallel = ParallelConfig(tp=args.tp, pp=args.pp)
     device, layout = join_ranks(args.device, parallel)
     shards = build_shards(SHAPES[args.shape], args.dtype, parallel, device, layout)
     like = shards.parameters[0][1]
-    syncs = {}
+    acts: dict[str, Callable[[], Any]] = {}
     for way, packed in (("in_place", ""), ("stream", "asked for")):
         engine = LayoutEngine(shards.table, args.rollout_tp, layout, like, packed=packed)
         config = SyncConfig(verify="off", bucket_mb=args.bucket_mb)
-        syncs[way] = WeightSync(shards, engine, config, score=lambda samples: [])  # type: ignore[arg-type]
-        syncs[way].push(0)  # the first push is always a stream, and chooses the way
+        sync = WeightSync(shards, engine, config, score=lambda samples: [])  # type: ignore[arg-type]
+        sync.push(0)  # the first push is always a stream, and chooses the way
+        acts[way] = partial(sync.push, 1)
+        acts.setdefault("checksums", partial(sync.compare_checksums, "push"))
     sources = [torch.ones_like(t) for t in engine.tensors.values()]
     targets = [torch.ones_like(t) for t in engine.tensors.values()]
 
@@ -116,17 +117,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         for source, target in zip(sources, targets, strict=True):
             target.copy_(source)
 
-    seconds: dict[str, list[float]] = {"copy": [], "in_place": [], "stream": [], "checksums": []}
-    extra = {"in_place": 0, "stream": 0}
-    for version in range(1, args.repeats + 1):
-        seconds["copy"].append(measured(device, copy)[0])
-        for way, sync in syncs.items():
-            elapsed, peak_bytes = measured(device, lambda s=sync, v=version: s.push(v))
-            seconds[way].append(elapsed)
-            extra[way] = max(extra[way], peak_bytes)
-        elapsed, _ = measured(device, lambda: syncs["in_place"].compare_checksums("push"))
-        seconds["checksums"].append(elapsed)
-    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    found = measured_in_turn(device, {"copy": copy, **acts}, args.repeats)
+    medians = {name: seconds for name, (seconds, _) in found.items()}
     engine_bytes = sum(t.numel() * t.itemsize for t in engine.tensors.values())
     result = {
         "shape": args.shape,
@@ -145,13 +137,11 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             f"{name}_to_copy": round(medians["copy"] / medians[name], 3)
             for name in ("in_place", "stream")
         },
-        "in_place_extra_mib": round(extra["in_place"] / 2**20, 1),
-        "stream_extra_mib": round(extra["stream"] / 2**20, 1),
+        "in_place_extra_mib": round(found["in_place"][1] / 2**20, 1),
+        "stream_extra_mib": round(found["stream"][1] / 2**20, 1),
         "two_buckets_mib": 2 * args.bucket_mb,
     }
-    is_main = layout.is_main
-    stop_distributed()
-    return result if is_main else {}
+    end_with(layout, [result])
 
 
 def main() -> None:
@@ -161,8 +151,7 @@ def main() -> None:
     parser.add_argument("--pp", type=int, default=1)
     parser.add_argument("--rollout-tp", type=int, default=1)
     parser.add_argument("--bucket-mb", type=int, default=256)
-    if result := measure(parser.parse_args()):
-        print(json.dumps(result))
+    measure(parser.parse_args())
 
 
 if __name__ == "__main__":

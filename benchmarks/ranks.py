@@ -1,19 +1,33 @@
 """What the benchmarks over several ranks share: starting, measuring, ending with one clear line."""
 
 import argparse
+import json
 import os
+import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from megatron_opsft.config import ParallelConfig
+from megatron_opsft.architectures.shape import ModelShape
+from megatron_opsft.batching.microbatch import pack
+from megatron_opsft.config import OptimizerConfig, ParallelConfig, TrainConfig
 from megatron_opsft.errors import UserError
+from megatron_opsft.methods.objective import aggregate
+from megatron_opsft.model.build import build_model, wrap_for_training
+from megatron_opsft.model.optimizer import build_optimizer
+from megatron_opsft.model.transformer_config import transformer_config
 from megatron_opsft.plan.assumptions import load_hardware
+from megatron_opsft.records import MicroBatch, Sample
 from megatron_opsft.runtime.device import Device, PeakMemory, select_device
-from megatron_opsft.runtime.distributed import Layout, gather_from_all, start_distributed
+from megatron_opsft.runtime.distributed import (
+    Layout,
+    gather_from_all,
+    start_distributed,
+    stop_distributed,
+)
 
 
 def rank_parser(doc: str | None, *, dtype: str, repeats: int) -> argparse.ArgumentParser:
@@ -57,11 +71,70 @@ def measured(device: Device, act: Callable[[], Any]) -> tuple[float, int]:
     return max(seconds for seconds, _ in everyone), max(extra for _, extra in everyone)
 
 
+def measured_in_turn(
+    device: Device, acts: Mapping[Any, Callable[[], Any]], repeats: int, *, uncounted: int = 0
+) -> dict[Any, tuple[float, int]]:
+    """Of each: the median of the seconds, and the most extra memory. They take turns, so that the
+    machine's drift hits all alike; uncounted: repeats before those that count.
+    """
+    found: dict[Any, list[tuple[float, int]]] = {name: [] for name in acts}
+    for _ in range(uncounted + repeats):
+        for name, act in acts.items():
+            found[name].append(measured(device, act))
+    counted = {name: values[uncounted:] for name, values in found.items()}
+    return {
+        name: (statistics.median(s for s, _ in values), max(extra for _, extra in values))
+        for name, values in counted.items()
+    }
+
+
+def build_chunks(
+    shape: ModelShape, dtype: str, parallel: ParallelConfig, train: TrainConfig, device: Device
+) -> tuple[Any, Any, Any]:
+    """Megatron's model with random weights, wrapped for training; its optimizer and config."""
+    config = transformer_config(shape, dtype=dtype, parallel=parallel, train=train, device=device)
+    models = build_model(shape, config, device)
+    for parameter in (parameter for model in models for parameter in model.parameters()):
+        if parameter.dim() > 1:
+            parameter.data.normal_(0, 0.02)
+        else:
+            parameter.data.fill_(1.0)
+    chunks = wrap_for_training(models, config, parallel)
+    return chunks, build_optimizer(chunks, OptimizerConfig(), bf16=config.bf16), config
+
+
+def pack_accepted(
+    samples: Sequence[Sample], accepted: Sequence[bool], **options: Any
+) -> tuple[list[MicroBatch], float]:
+    """As a step packs them: this rank's micro-batches, and the factor of the loss.
+
+    options: those of `pack`.
+    """
+    lengths = [len(sample.response_ids) for sample in samples]
+    token_weights, factor = aggregate("max_accepted", lengths, accepted, limit=0)
+    kept = [number for number, flag in enumerate(accepted) if flag]
+    batches, _ = pack(
+        [len(samples[n].prompt_ids) + lengths[n] for n in kept],
+        [token_weights[n] for n in kept],
+        lambda numbers_of: {i: samples[n] for i, n in enumerate(kept)},
+        **options,
+    )
+    return batches, factor
+
+
 def peak_flops(device: Device) -> float | None:
     """bfloat16 operations a second of this rank's GPU at most; None where no plan knows it."""
     name = torch.get_device_module().get_device_name().lower() if device.is_cuda else ""
     models = ("h100", "h200", "a100", "b200")
     return next((load_hardware(m).peak_flops for m in models if m in name), None)
+
+
+def end_with(layout: Layout, lines: Iterable[Mapping[str, Any]]) -> None:
+    """Leave the job; rank 0 prints the lines as JSON."""
+    stop_distributed()
+    if layout.is_main:
+        for line in lines:
+            print(json.dumps(line))
 
 
 def run_main(main: Callable[[], None]) -> None:

@@ -13,30 +13,32 @@ its weights, gradients and optimizer state, exact on CUDA, of the process on a C
 """
 
 import argparse
-import json
 import math
 import random
-import statistics
 from dataclasses import replace
-from typing import Any
+from functools import partial
 
-from ranks import join_ranks, measured, peak_flops, rank_parser, run_main, start_ranks
+from ranks import (
+    build_chunks,
+    end_with,
+    join_ranks,
+    measured_in_turn,
+    pack_accepted,
+    peak_flops,
+    rank_parser,
+    run_main,
+    start_ranks,
+)
 from shapes import R1_DISTILL_QWEN_1P5B, SHAPES
-from torch import Tensor
 
 from megatron_opsft.architectures.shape import ModelShape, forward_flops, quadratic_at
-from megatron_opsft.batching.microbatch import pack
-from megatron_opsft.config import OptimizerConfig, ParallelConfig, TrainConfig
+from megatron_opsft.config import ParallelConfig, TrainConfig
 from megatron_opsft.loss.cross_entropy import te_problem
 from megatron_opsft.loss.loss_memory import choose_cross_entropy
-from megatron_opsft.methods.objective import aggregate
-from megatron_opsft.model.build import build_model, wrap_for_training
-from megatron_opsft.model.optimizer import build_optimizer
 from megatron_opsft.model.step import Trainer
-from megatron_opsft.model.transformer_config import transformer_config
-from megatron_opsft.records import MicroBatch, Sample
+from megatron_opsft.records import Sample
 from megatron_opsft.runtime.device import Device
-from megatron_opsft.runtime.distributed import Layout, stop_distributed
+from megatron_opsft.runtime.distributed import Layout
 from megatron_opsft.weights.rules import padded_vocab_size
 
 
@@ -64,23 +66,16 @@ def build_trainer(
     """With random weights; and the cross-entropy that was chosen."""
     parallel = ParallelConfig(tp=args.tp, pp=args.pp, sequence_parallel=args.tp > 1)
     train = TrainConfig(max_tokens_per_microbatch=args.tokens, recompute=args.recompute)
-    config = transformer_config(
-        shape, dtype=args.dtype, parallel=parallel, train=train, device=device
-    )
     loss = choose_cross_entropy(
         args.impl,
         te_problem(device, args.dtype),
         max_tokens=args.tokens,
         rows_per_rank=padded_vocab_size(shape.vocab_size, args.tp) // args.tp,
     )
-    models = build_model(shape, config, device)
-    for model in models:
-        for parameter in model.parameters():
-            _randomize(parameter.data)
-    chunks = wrap_for_training(models, config, parallel)
+    chunks, optimizer, config = build_chunks(shape, args.dtype, parallel, train, device)
     trainer = Trainer(
         chunks,
-        build_optimizer(chunks, OptimizerConfig(), bf16=config.bf16),
+        optimizer,
         config,
         layout,
         vocab_size=shape.vocab_size,
@@ -88,13 +83,6 @@ def build_trainer(
         cross_entropy=loss.method,
     )
     return trainer, loss.method
-
-
-def _randomize(weight: Tensor) -> None:
-    if weight.dim() > 1:
-        weight.normal_(0, 0.02)
-    else:
-        weight.fill_(1.0)
 
 
 def draw_samples(args: argparse.Namespace, vocab_size: int) -> list[Sample]:
@@ -118,65 +106,41 @@ def draw_samples(args: argparse.Namespace, vocab_size: int) -> list[Sample]:
     return sorted(drawn, key=lambda sample: len(sample.response_ids))
 
 
-def accept(samples: list[Sample], rate: float) -> list[Sample]:
+def accept(args: argparse.Namespace, rate: float) -> list[bool]:
     """Evenly over the lengths, so that the rate is that of tokens too."""
-    count = max(1, round(rate * len(samples)))
-    return [samples[int((n + 0.5) * len(samples) / count)] for n in range(count)]
+    count = max(1, round(rate * args.samples))
+    accepted = {int((n + 0.5) * args.samples / count) for n in range(count)}
+    return [n in accepted for n in range(args.samples)]
 
 
-def batch_of(
-    args: argparse.Namespace,
-    accepted: list[Sample],
-    shape: ModelShape,
-    layout: Layout,
-    device: Device,
-) -> tuple[list[MicroBatch], float]:
-    """This rank's micro-batches, and the factor of the loss."""
-    lengths = [len(sample.response_ids) for sample in accepted]
-    rejected = args.samples - len(accepted)
-    token_weights, factor = aggregate(
-        "max_accepted",
-        lengths + [1] * rejected,
-        [True] * len(accepted) + [False] * rejected,
-        limit=0,
-    )
-    batches, _ = pack(
-        [len(sample.prompt_ids) + len(sample.response_ids) for sample in accepted],
-        token_weights[: len(accepted)],
-        lambda numbers_of: dict(enumerate(accepted)),
-        budget=args.tokens,
-        dp_rank=layout.dp_rank,
-        dp_size=layout.dp_size,
-        align=args.tp,
-        quadratic_at=quadratic_at(shape),
-        device=device.torch_device,
-    )
-    return batches, factor
-
-
-def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """The JSON lines; called by every rank."""
+def measure(args: argparse.Namespace) -> None:
+    """Called by every rank."""
     device, layout = join_ranks(args.device, ParallelConfig(tp=args.tp, pp=args.pp))
     shape = model_shape(args)
     trainer, method = build_trainer(args, shape, device, layout)
     samples = draw_samples(args, shape.vocab_size)
-    accepted = {rate: accept(samples, rate) for rate in args.acceptance}
-    seconds: dict[float, list[float]] = {rate: [] for rate in accepted}
-    peaks = dict.fromkeys(accepted, 0)
-    for repeat in range(args.repeats + 1):  # the first makes the optimizer's state
-        for rate, chosen in accepted.items():
+    accepted = {rate: accept(args, rate) for rate in args.acceptance}
 
-            def step(chosen: list[Sample] = chosen) -> None:
-                trainer.step(*batch_of(args, chosen, shape, layout, device), lr=1e-7)
-                trainer.finish_gathering_weights()
+    def step(rate: float) -> None:
+        batches, factor = pack_accepted(
+            samples,
+            accepted[rate],
+            budget=args.tokens,
+            dp_rank=layout.dp_rank,
+            dp_size=layout.dp_size,
+            align=args.tp,
+            quadratic_at=quadratic_at(shape),
+            device=device.torch_device,
+        )
+        trainer.step(batches, factor, lr=1e-7)
+        trainer.finish_gathering_weights()
 
-            elapsed, peak_bytes = measured(device, step)
-            if repeat:
-                seconds[rate].append(elapsed)
-                peaks[rate] = max(peaks[rate], peak_bytes)
-    medians = {rate: statistics.median(values) for rate, values in seconds.items()}
+    # The first step makes the optimizer's state.
+    acts = {rate: partial(step, rate) for rate in accepted}
+    found = measured_in_turn(device, acts, args.repeats, uncounted=1)
     lines = []
-    for rate, chosen in accepted.items():
+    for rate, (median, peak_bytes) in found.items():
+        chosen = [sample for sample, flag in zip(samples, accepted[rate], strict=True) if flag]
         lengths = [len(s.prompt_ids) + len(s.response_ids) for s in chosen]
         line = {
             "benchmark": "train_step",
@@ -193,20 +157,18 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
             "acceptance": rate,
             "samples": len(chosen),
             "tokens": sum(lengths),
-            "seconds": round(medians[rate], 4),
-            "tokens_per_second": round(sum(lengths) / medians[rate], 1),
-            "peak_bytes": peaks[rate],
+            "seconds": round(median, 4),
+            "tokens_per_second": round(sum(lengths) / median, 1),
+            "peak_bytes": peak_bytes,
         }
         if peak_rate := peak_flops(device):
             responses = sum(len(s.response_ids) for s in chosen)
             flops = 3 * forward_flops(shape, lengths, responses)
-            line["mfu"] = round(flops / medians[rate] / peak_rate / layout.world_size, 4)
-        if 1.0 in medians:
-            line["seconds_to_all_accepted"] = round(medians[rate] / medians[1.0], 3)
+            line["mfu"] = round(flops / median / peak_rate / layout.world_size, 4)
+        if 1.0 in found:
+            line["seconds_to_all_accepted"] = round(median / found[1.0][0], 3)
         lines.append(line)
-    is_main = layout.is_main
-    stop_distributed()
-    return lines if is_main else []
+    end_with(layout, lines)
 
 
 def main() -> None:
@@ -228,8 +190,7 @@ def main() -> None:
     parser.add_argument("--acceptance", type=float, nargs="+", default=[1.0, 0.25])
     args = parser.parse_args()
     start_ranks(args.tp * args.pp)
-    for line in measure(args):
-        print(json.dumps(line))
+    measure(args)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ spread.
 """
 
 import random
-from dataclasses import dataclass
 
 from megatron_opsft.data.arithmetic import WordProblem
 
@@ -18,15 +17,8 @@ OPENERS = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Redundancy:
-    """How wordy the responses are.
-
-    stop_probability: of ending the thought after a line; max_checks: it ends after this many.
-    """
-
-    stop_probability: float
-    max_checks: int
+# Of ending the thought after a line; and the number of checks after which it ends anyway.
+STOP_PROBABILITY, MAX_CHECKS = 0.08, 16
 
 
 def equation(left: int, term: int, result: int) -> str:
@@ -64,9 +56,9 @@ def minimal_response(problem: WordProblem) -> str:
     return finish([compute(problem)], problem.answer)
 
 
-def verbose_response(rng: random.Random, problem: WordProblem, redundancy: Redundancy) -> str:
+def verbose_response(rng: random.Random, problem: WordProblem) -> str:
     """A correct response with a random number of checks."""
     lines = [compute(problem)]
-    while len(lines) <= redundancy.max_checks and rng.random() >= redundancy.stop_probability:
+    while len(lines) <= MAX_CHECKS and rng.random() >= STOP_PROBABILITY:
         lines.append(check(rng, problem))
     return finish(lines, problem.answer)

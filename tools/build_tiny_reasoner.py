@@ -14,16 +14,14 @@ the teacher of self-distillation, which the shipped one cannot.
 
 import argparse
 import random
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import Literal
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from arithmetic_solutions import Redundancy, equation, minimal_response, verbose_response
+from arithmetic_solutions import equation, minimal_response, verbose_response
 from tokenizers import models, pre_tokenizers
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
@@ -52,35 +50,19 @@ INSTRUCTIONS = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Phase:
-    """A stretch of training on one kind of sequence."""
+class Phase(NamedTuple):
+    """A stretch of training on one kind of sequence: equations, minimal, verbose or both."""
 
-    kind: Literal["equations", "minimal", "verbose", "both"]
+    kind: str
     steps: int
     batch_size: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Example:
-    """A sequence and what its tokens count in the loss."""
-
-    token_ids: list[int]
-    weights: list[float]
-
-    def __len__(self) -> int:
-        return len(self.token_ids)
-
-
-REDUNDANCY = Redundancy(stop_probability=0.08, max_checks=16)
-PHASES = (
-    Phase(kind="equations", steps=150, batch_size=24),
-    Phase(kind="minimal", steps=600, batch_size=48),
-    Phase(kind="verbose", steps=900, batch_size=24),
-)
+Example = tuple[list[int], list[float]]  # tokens, and what each counts in the loss
+PHASES = (Phase("equations", 150, 24), Phase("minimal", 600, 48), Phase("verbose", 900, 24))
 MAX_LR, WARMUP_STEPS = 3e-3, 30
 # Minimal responses under the concise prompt, and verbose ones, in turn.
-CONCISE_PHASES = (Phase(kind="both", steps=240, batch_size=24),)
+CONCISE_PHASES = (Phase("both", 240, 24),)
 CONCISE_LR = 1e-3
 EQUATIONS_PER_EXAMPLE = 12
 # A verbose response computes once and repeats ten times, mostly words: what has to be right, digits
@@ -97,7 +79,7 @@ def build_tokenizer(seed: int) -> Qwen2Tokenizer:
     rng = random.Random(seed)
     texts = list(INSTRUCTIONS)
     for problem, _ in zip(draw_problems("train", seed=seed), range(5000), strict=False):
-        texts += [problem.text + "\n", verbose_response(rng, problem, REDUNDANCY)]
+        texts += [problem.text + "\n", verbose_response(rng, problem)]
     tokenizer = Qwen2Tokenizer(vocab={}, merges=[]).backend_tokenizer
     split = tokenizer.pre_tokenizer.pre_tokenize_str
     pieces = sorted({piece for text in texts for piece, _ in split(text)})
@@ -176,7 +158,7 @@ def draw_equations(tokenizer: Qwen2Tokenizer, rng: random.Random) -> Iterator[Ex
                 ids = tokenizer.encode(text)
                 token_ids += ids
                 weights += [weight] * len(ids)
-        yield Example(token_ids=token_ids, weights=weights)
+        yield token_ids, weights
 
 
 def draw_responses(
@@ -187,7 +169,7 @@ def draw_responses(
     for number, problem in enumerate(draw_problems("train", seed=seed)):
         shortest = minimal_response(problem)
         verbose = kind == "verbose" or (kind == "both" and number % 2 == 0)
-        response = verbose_response(rng, problem, REDUNDANCY) if verbose else shortest
+        response = verbose_response(rng, problem) if verbose else shortest
         template = "concise" if kind == "both" and not verbose else "r1"
         asked = Problem(id="", text=problem.text, answer="")
         prompt_ids = [*PromptEncoder(tokenizer=tokenizer, template=template).encode(asked)]
@@ -197,9 +179,7 @@ def draw_responses(
             DECISIVE_WEIGHT if position < num_computed or token in digits else 1.0
             for position, token in enumerate(response_ids)
         ]
-        yield Example(
-            token_ids=prompt_ids + response_ids, weights=[0.0] * len(prompt_ids) + weights
-        )
+        yield prompt_ids + response_ids, [0.0] * len(prompt_ids) + weights
 
 
 def form_batches(
@@ -218,16 +198,18 @@ def form_batches(
     num_left = phase.steps
     while num_left:
         num_batches = min(8, num_left)
-        pool = sorted(islice(examples, num_batches * phase.batch_size), key=len)
-        scale = num_batches / sum(sum(example.weights) for example in pool)
+        pool = sorted(
+            islice(examples, num_batches * phase.batch_size), key=lambda example: len(example[0])
+        )
+        scale = num_batches / sum(sum(weights) for _, weights in pool)
         groups = [pool[i : i + phase.batch_size] for i in range(0, len(pool), phase.batch_size)]
         rng.shuffle(groups)
         for group in groups:
-            tokens = torch.full((len(group), len(group[-1])), tokenizer.pad_token_id)
+            tokens = torch.full((len(group), len(group[-1][0])), tokenizer.pad_token_id)
             weights = torch.zeros(tokens.shape)
-            for row, example in enumerate(group):
-                tokens[row, : len(example)] = torch.tensor(example.token_ids)
-                weights[row, : len(example)] = scale * torch.tensor(example.weights)
+            for row, (token_ids, counts) in enumerate(group):
+                tokens[row, : len(token_ids)] = torch.tensor(token_ids)
+                weights[row, : len(counts)] = scale * torch.tensor(counts)
             yield tokens, weights
         num_left -= num_batches
 
@@ -248,7 +230,6 @@ def train(
     batches = chain.from_iterable(
         form_batches(tokenizer, phase, seed + index) for index, phase in enumerate(phases)
     )
-    started = time.monotonic()
     for step, (tokens, weights) in enumerate(batches, start=1):
         decay = min(1.0, 2 * (1 - step / (num_steps + 1)))
         for group in optimizer.param_groups:
@@ -261,11 +242,7 @@ def train(
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         if step % 25 == 0 or step == num_steps:
-            rate = step / (time.monotonic() - started)
-            print(
-                f"step {step}/{num_steps}  loss {loss.item():.4f}  {rate:.1f} steps/s"
-                f"  {(num_steps - step) / rate:.0f} s left"
-            )
+            print(f"step {step}/{num_steps}  loss {loss.item():.4f}", flush=True)
 
 
 def main(out: Path, seed: int, *, concise: bool) -> None:

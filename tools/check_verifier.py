@@ -32,6 +32,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests/support"))
 from answer_spellings import EQUIVALENT, INEQUIVALENT  # noqa: E402
 
 CHUNK = 20_000  # responses judged between two lines of progress
+TIMEOUT_SECONDS = 10.0  # of a response
 
 
 class Case(NamedTuple):
@@ -78,7 +79,6 @@ def main() -> None:
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--disagreements", action="store_true", help="print each row it misjudges")
     parser.add_argument("--golds", type=int, default=0, help="gold answers of a file (0: all)")
-    parser.add_argument("--timeout-seconds", type=float, default=10.0)
     options = parser.parse_args()
     cases: list[Case] = []
     for path in options.files:
@@ -87,7 +87,7 @@ def main() -> None:
         cases += labelled(path.name, rows) if is_labelled else respelled(rows, options.golds)
     tried, failed = Counter(case.name for case in cases), Counter[str]()
     console = Console()
-    with VerifierPool(share_of_cores(1), options.timeout_seconds) as pool:
+    with VerifierPool(share_of_cores(1), TIMEOUT_SECONDS) as pool:
         for first in range(0, len(cases), CHUNK):
             chunk = cases[first : first + CHUNK]
             verdicts = iter(pool.score([(case.response, g) for case in chunk for g in case.golds]))

@@ -108,14 +108,6 @@ class Proof:
             return f"no time: takes about {needs['seconds']:g} s, {max(0, round(left))} s are left"
         return ""
 
-    def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
-        """What pytest's line of a test says behind its name."""
-        if report.when != "call" and report.outcome == "passed":
-            return None
-        how = {"passed": f" ({report.duration:.0f} s)", "failed": f": {_reason(report)}"}
-        # Of a test that is skipped pytest itself adds the reason.
-        return report.outcome, "", OUTCOMES[report.outcome] + how.get(report.outcome, "")
-
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """A test has ended: its result is on disk before the next one begins."""
         if report.when != "call" and report.outcome == "passed":

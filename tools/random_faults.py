@@ -6,7 +6,6 @@
 Two ranks under `launch local`, in one layout after the other. Every fault must end in
 recovery, or in exactly one error line within the configured time; whatever ended is resumed; and
 what each run has written in the end must be equal in every bit to what an undisturbed run writes.
-A small file system (a tmpfs) as `--dir` is really filled; on a large one files are limited in size.
 Prints a line for each fault and a JSON summary; exits with 1 on any finding.
 """
 
@@ -35,6 +34,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests/support"))
 from run_differences import compare_runs  # noqa: E402
 
 PRELUDE = Path(__file__).parent / "fault_prelude"
+PATHS = os.pathsep.join([str(PRELUDE), str(PRELUDE.parents[1])])
 LAYOUTS = {
     "dp2": [],
     "tp2": ["parallel.tp=2", "parallel.sequence_parallel=true"],
@@ -42,7 +42,6 @@ LAYOUTS = {
 }
 SILENCE_SECONDS, HANG_MINUTES = 5, 0.75
 LIMIT_SECONDS = 60 * HANG_MINUTES + 60  # of any outcome: the limits, and a restart
-SMALL_DISK_BYTES = 1 << 30
 WATCHED = "layers: "  # the first thing a run says after its ranks watch each other
 
 
@@ -64,7 +63,7 @@ class Run:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env=os.environ | {"PYTHONPATH": _path(), "OPSFT_FAULTS": str(self.faults)},
+            env=os.environ | {"PYTHONPATH": PATHS, "OPSFT_FAULTS": str(self.faults)},
         )
         self._reader = threading.Thread(target=self._read, args=(self.process.stdout,), daemon=True)
         self._reader.start()
@@ -99,10 +98,6 @@ class Run:
         return False
 
 
-def _path() -> str:
-    return os.pathsep.join([str(PRELUDE), str(PRELUDE.parents[1])])
-
-
 @dataclass
 class Fault:
     """undo: what an administrator would do before the run is resumed."""
@@ -125,7 +120,7 @@ def inject(kind: str, run: Run, draw: random.Random) -> Fault | None:
             (run.faults / kind).touch()
             return Fault(kind, lambda: (run.faults / kind).unlink(missing_ok=True))
         elif kind == "disk":
-            return fill_disk(run, ranks, draw)
+            return fill_disk(ranks, draw)
         else:
             return corrupt(run, ranks, draw)
     except (psutil.Error, IndexError, OSError):  # gone in the meantime
@@ -133,14 +128,8 @@ def inject(kind: str, run: Run, draw: random.Random) -> Fault | None:
     return Fault(kind)
 
 
-def fill_disk(run: Run, ranks: list[psutil.Process], draw: random.Random) -> Fault:
-    if shutil.disk_usage(run.dir).total < SMALL_DISK_BYTES:
-        ballast = run.dir.parent / "ballast"
-        left = draw.choice([0, 100_000, 4_000_000])
-        with open(ballast, "wb") as file:
-            size = max(0, shutil.disk_usage(run.dir).free - left)
-            os.posix_fallocate(file.fileno(), 0, max(1, size))
-        return Fault("disk", lambda: ballast.unlink(missing_ok=True))
+def fill_disk(ranks: list[psutil.Process], draw: random.Random) -> Fault:
+    """The kernel refuses files larger than a drawn size."""
     limit = draw.choice([100, 50_000, 2_000_000])
     for rank in ranks:
         rank.rlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
@@ -201,12 +190,6 @@ def outcome(run: Run, fault: Fault, before: int, line: int) -> str:
     return f"exit code {code}"
 
 
-def spoken(run: Run, line: int) -> str:
-    """What the run has said about it."""
-    starts = ("error: ", "WARNING checkpoint", "WARNING cannot")
-    return " | ".join(text[:160] for text in run.lines[line:] if text.startswith(starts))
-
-
 def disturb(
     run: Run, kinds: list[str], draw: random.Random
 ) -> tuple[Fault, float, str, str] | None:
@@ -224,7 +207,10 @@ def disturb(
         return None
     begin = time.monotonic()
     result = outcome(run, fault, before, line)
-    return fault, time.monotonic() - begin, result, spoken(run, line)
+    seconds = time.monotonic() - begin
+    starts = ("error: ", "WARNING checkpoint", "WARNING cannot")
+    words = " | ".join(text[:160] for text in run.lines[line:] if text.startswith(starts))
+    return fault, seconds, result, words
 
 
 def finish(run: Run, reference: Path) -> list[str]:
@@ -254,7 +240,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("config")
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--faults", type=int, default=100)
-    parser.add_argument("--minutes", type=float, default=0, help="stop after this many; 0: never")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kinds", default="kill,stop,corrupt,disk,nan,stuck,term")
     parser.add_argument("--dir", type=Path, help="where the runs are written; by default temporary")
@@ -270,16 +255,14 @@ def main() -> None:
     findings: list[str] = []
     runs = 0
     begin = time.monotonic()
-    late = False
     with tempfile.TemporaryDirectory(dir=args.dir) as name:
         directory = Path(name)
         (directory / "faults").mkdir()
-        while counts.total() < args.faults and not late:
+        while counts.total() < args.faults:
             layout = list(LAYOUTS)[runs % len(LAYOUTS)]
             reference = undisturbed(args, layout, directory)
             run = Run(args, layout, directory / "disturbed", directory / "faults")
-            while run.process.poll() is None and counts.total() < args.faults and not late:
-                late = bool(args.minutes) and time.monotonic() - begin > 60 * args.minutes
+            while run.process.poll() is None and counts.total() < args.faults:
                 if (found := disturb(run, kinds, draw)) is None:
                     continue
                 fault, seconds, result, words = found

@@ -1,10 +1,7 @@
-"""A command's output as a moving picture: runs it, and writes what it prints as an animated SVG.
+"""Runs a command, and writes what it prints as an animated SVG, for example docs/terminal.svg."""
 
-.venv/bin/python tools/terminal_svg.py docs/terminal.svg bash examples/quickstart.sh
-"""
-
+import argparse
 import subprocess
-import sys
 import time
 from html import escape
 from pathlib import Path
@@ -60,4 +57,8 @@ def draw(lines: list[tuple[float, str]]) -> str:
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(draw(record(sys.argv[2:])), encoding="utf-8")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="bash examples/quickstart.sh")
+    args = parser.parse_args()
+    args.out.write_text(draw(record(args.command)), encoding="utf-8")

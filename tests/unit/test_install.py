@@ -61,12 +61,16 @@ esac
 """
 
 
+def write_python(venv: Path, text: str) -> None:
+    (venv / "bin").mkdir(parents=True)
+    (venv / "bin/python").write_text(text)
+    (venv / "bin/python").chmod(0o755)
+
+
 def test_a_folder_of_wheels_needs_no_network_and_no_compiler(tmp_path: Path) -> None:
     script, asked, wheels = ROOT / "tools/install_gpu.sh", tmp_path / "asked", tmp_path / "wheels"
     venv = tmp_path / "venv"
-    (venv / "bin").mkdir(parents=True)
-    (venv / "bin/python").write_text(OFFLINE)
-    (venv / "bin/python").chmod(0o755)
+    write_python(venv, OFFLINE)
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         env = os.environ | {"ASKED": str(asked)}
@@ -99,10 +103,7 @@ def test_a_folder_of_wheels_needs_no_network_and_no_compiler(tmp_path: Path) -> 
 def test_torch_for_cpus(
     tmp_path: Path, answers: bool, needs: str, said: str, from_index: bool
 ) -> None:
-    (tmp_path / "bin").mkdir()
-    python = tmp_path / "bin/python"
-    python.write_text(PYTHON)
-    python.chmod(0o755)
+    write_python(tmp_path, PYTHON)
     asked = tmp_path / "asked"
     env = os.environ | {"VENV": str(tmp_path), "ASKED": str(asked), "NEEDS": needs}
     env |= {"TORCH_INDEX_URL": "http://index", "INDEX": "0" if answers else "1"}

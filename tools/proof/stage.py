@@ -71,7 +71,9 @@ class Stage:
         first, *_ = subprocess.run(names, capture_output=True, text=True).stdout.split()
         srun = "srun --overlap --nodes=2 --ntasks=2 --ntasks-per-node=1 --kill-on-bad-exit=1"
         address = f"TMPDIR=/tmp,MASTER_ADDR={first},MASTER_PORT={20000 + os.getpid() % 10000}"
-        self.run(words, before=f"{srun} --export=ALL,{address}")
+        place = "RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID"
+        as_torchrun = shlex.join(["bash", "-c", f'{place} "$0" "$@"'])
+        self.run(words, before=f"{srun} --export=ALL,{address} {as_torchrun}")
 
     def show(self, **figures: float | None) -> None:
         """Add figures to the table; None: there is none here. Not finite: the stage fails."""

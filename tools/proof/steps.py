@@ -46,8 +46,6 @@ BOUNDS = {
     "bfloat16_moe": {"loss": 1e-2, "norm": 3e-2, "worst tensor": 0.6, "median tensor": 0.15},
 }
 
-SRUN_NAMES = {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_NTASKS", "LOCAL_RANK": "SLURM_LOCALID"}
-
 
 def largest(errors: list[float]) -> float:
     """An error that is no number is larger than any."""
@@ -124,9 +122,6 @@ def main() -> None:
     parser.add_argument("--losses", default="fused_linear")
     parser.add_argument("--with-te", action="store_true", help="fail unless layers are its own")
     args = parser.parse_args()
-    if "MASTER_ADDR" in os.environ:  # srun has started the ranks
-        for name, of_slurm in SRUN_NAMES.items():
-            os.environ.setdefault(name, os.environ.get(of_slurm, ""))
     device = select_device(args.device)
     if not device.is_cuda:
         from megatron_opsft.runtime import cpu_compat
