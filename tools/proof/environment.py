@@ -10,13 +10,13 @@ import platform
 import shutil
 import subprocess
 import sysconfig
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from proof.stage import publish
+from torch.utils.benchmark import Timer
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.runtime.device import (
@@ -44,34 +44,20 @@ def cuda_versions() -> dict[str, str]:
     }
 
 
-def describe_gpu(index: int) -> dict[str, Any]:
-    """One of those that torch sees; peers: the others whose memory it can address."""
-    found = torch.cuda.get_device_properties(index)
-    others = set(range(torch.cuda.device_count())) - {index}
-    return {
-        "name": found.name,
-        "memory_bytes": found.total_memory,
-        "compute_capability": f"{found.major}.{found.minor}",
-        "num_multiprocessors": found.multi_processor_count,
-        "peers": [o for o in sorted(others) if torch.cuda.can_device_access_peer(index, o)],
-    }
-
-
-def toolchain() -> tuple[dict[str, Any], dict[str, float], list[str]]:
-    """What compiles and holds kernels on this node: details, free GB, and what is wrong."""
-    include = Path(sysconfig.get_paths()["include"])
-    details: dict[str, Any] = {x: shutil.which(x) or "" for x in ("gcc", "nvcc", "ninja")}
-    details["Python.h"] = (include / "Python.h").is_file()
-    cache = details["NODE_CACHE"] = os.environ.get("NODE_CACHE") or "/tmp"
-    there = next(folder for folder in (Path(cache), *Path(cache).parents) if folder.exists())
-    # Docker gives /dev/shm 64 MB; NCCL and vLLM's ranks meet there.
-    shm_gb, cache_gb = (shutil.disk_usage(x).free / 1e9 for x in ("/dev/shm", there))
-    problems = [f"/dev/shm has {shm_gb:.2f} GB; give the container --shm-size=16g"] * (shm_gb < 1)
-    if cache_gb < 5:
-        problems.append(
-            f"{cache} has {cache_gb:.1f} GB; set NODE_CACHE to a disk with 5 GB or more"
-        )
-    return details, {"shm_gb": shm_gb, "cache_gb": cache_gb}, problems
+def free_space() -> tuple[dict[str, float], list[str]]:
+    """Free GB where ranks meet and kernels are kept on this node, and what is too little."""
+    # Docker gives /dev/shm 64 MB; NCCL and vLLM's ranks meet there. NODE_CACHE may not be made yet.
+    cache = Path(os.environ.get("NODE_CACHE") or "/tmp")
+    there = next(folder for folder in (cache, *cache.parents) if folder.exists())
+    wanted = {Path("/dev/shm"): 1.0, there: 5.0}
+    free = {folder: shutil.disk_usage(folder).free / 1e9 for folder in wanted}
+    problems = [
+        f"{folder} has {free[folder]:.1f} GB free, wanted {gb:g}; give a container "
+        "--shm-size=16g, and NODE_CACHE a larger disk of the node"
+        for folder, gb in wanted.items()
+        if free[folder] < gb
+    ]
+    return dict(zip(("shm_gb", "cache_gb"), free.values(), strict=True)), problems
 
 
 def import_problem(module: str) -> str:
@@ -85,16 +71,9 @@ def import_problem(module: str) -> str:
     return ""
 
 
-def fastest_seconds(device: Device, act: Callable[[], Any], repeats: int = 10) -> float:
-    """The shortest of some repeats, after one that is not counted."""
-    seconds = []
-    for _ in range(repeats + 1):
-        device.synchronize()
-        started = time.perf_counter()
-        act()
-        device.synchronize()
-        seconds.append(time.perf_counter() - started)
-    return min(seconds[1:])
+def fastest_seconds(act: Callable[[], Any]) -> float:
+    """The shortest of some repeats."""
+    return min(Timer("act()", globals={"act": act}).blocked_autorange(min_run_time=0.3).times)
 
 
 def ceilings(device: Device) -> dict[str, float]:
@@ -104,8 +83,8 @@ def ceilings(device: Device) -> dict[str, float]:
     product = torch.empty_like(factor)
     source = torch.randn(count, device=device.torch_device)
     target = torch.empty_like(source)
-    multiplying = fastest_seconds(device, lambda: torch.mm(factor, factor, out=product))
-    copying = fastest_seconds(device, lambda: target.copy_(source))
+    multiplying = fastest_seconds(lambda: torch.mm(factor, factor, out=product))
+    copying = fastest_seconds(lambda: target.copy_(source))
     return {
         "matmul_tflops": 2 * size**3 / multiplying / 1e12,
         "copy_gb_per_second": 2 * source.numel() * source.itemsize / copying / 1e9,
@@ -118,17 +97,18 @@ def main() -> None:
     parser.add_argument("--device", choices=("cuda", "cpu"), required=True)
     args = parser.parse_args()
     is_cuda = args.device == "cuda" and torch.cuda.is_available()
-    gpus = [describe_gpu(index) for index in range(torch.cuda.device_count())] if is_cuda else []
+    indices = range(torch.cuda.device_count() if is_cuda else 0)
+    gpus = [torch.cuda.get_device_properties(index) for index in indices]
     figures: dict[str, float] = {"gpus": len(gpus)}
     if gpus:
-        figures["gpu_memory_gb"] = min(gpu["memory_bytes"] for gpu in gpus) / 1e9
+        figures["gpu_memory_gb"] = min(gpu.total_memory for gpu in gpus) / 1e9
     problems: list[str] = []
     if gpus or args.device == "cpu":
         figures |= ceilings(select_device(args.device))
         # On a CPU TransformerEngine must not be imported, and is not asked for.
         modules = (*IMPORTED, "transformer_engine.pytorch") if gpus else IMPORTED
         problems = [problem for module in modules if (problem := import_problem(module))]
-    tools, free, lacks = toolchain()
+    free, lacks = free_space()
     figures |= free
     if gpus:
         problems += lacks
@@ -137,10 +117,10 @@ def main() -> None:
         except UserError as error:
             problems.append(str(error))
     details = {
+        "tools": {tool: shutil.which(tool) or "" for tool in ("gcc", "nvcc", "ninja")}
+        | {"Python.h": (Path(sysconfig.get_paths()["include"]) / "Python.h").is_file()},
         "no_gpu": "" if gpus or args.device == "cpu" else why_no_gpu(),
-        "tools": tools,
-        "gpu_names": [gpu["name"] for gpu in gpus],
-        "gpus": gpus,
+        "gpus": [str(gpu) for gpu in gpus],
         "versions": installed_versions() | (cuda_versions() if gpus else {}),
         "apex": has_fused_weight_gradient(),
         "system": platform.platform(),
