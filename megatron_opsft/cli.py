@@ -149,14 +149,18 @@ class Fetch(RunCommand):
 class Methods(Command):
     """List the methods that `method.name` can be: formula, paper, what each needs."""
 
-    examples: ClassVar[tuple[str, ...]] = ("methods", "methods --json")
+    words: ClassVar[tuple[str, ...]] = ("name",)
+    examples: ClassVar[tuple[str, ...]] = ("methods", "methods laser", "methods --json")
+    name: str | None = Field(None, description="Print the keys of this one instead.")
     as_json: bool = Field(False, alias="json", description="Print them as JSON, with settings.")
 
     def run(self) -> None:
         """Print them."""
-        from megatron_opsft.methods.catalog import describe_methods, show_methods
+        from megatron_opsft.methods.catalog import describe_methods, settings_class, show_methods
 
-        if self.as_json:
+        if self.name is not None:
+            print(reference_table(settings_class({"name": self.name}), prefix="method."))
+        elif self.as_json:
             print(json.dumps(describe_methods(), indent=1))
         else:
             print(show_methods(width=shutil.get_terminal_size((120, 24)).columns), end="")

@@ -240,27 +240,33 @@ def _default(field: FieldInfo) -> str:
     return "" if is_told else f" [{field.default}]"
 
 
-def reference_table(model: type[BaseModel] = Config) -> str:
-    """All keys with defaults and meaning as a Markdown table; those of docs/."""
+def reference_table(
+    model: type[BaseModel] = Config, *, prefix: str = "", fewest_methods: int = 1
+) -> str:
+    """All keys with defaults and meaning as a Markdown table. Of methods' keys those that at least
+    `fewest_methods` have: docs/ leave out what one family alone has.
+    """
     lines = ["| key | default | meaning |", "|---|---|---|"]
-    for cells in _rows(model):
+    for cells in _rows(model, prefix, fewest_methods):
         key, default, meaning = (cell.replace("|", r"\|") for cell in cells)
         lines.append(f"| `{key}` | {default} | {meaning} |")
     return "\n".join(lines)
 
 
-def _rows(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str, str]]:
+def _rows(
+    model: type[BaseModel], prefix: str, fewest_methods: int
+) -> Iterator[tuple[str, str, str]]:
     for key, field in model.model_fields.items():
         section = section_of(field)
         if section is MethodSettings:
-            yield from _method_rows()
+            yield from _method_rows(fewest_methods)
         elif section:
-            yield from _rows(section, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", _default_of(field), str(field.description)
+            yield from _rows(section, f"{prefix}{key}.", fewest_methods)
+        elif field.description is not None:
+            yield f"{prefix}{key}", _default_of(field), field.description
 
 
-def _method_rows() -> Iterator[tuple[str, str, str]]:
+def _method_rows(fewest: int) -> Iterator[tuple[str, str, str]]:
     """Keys of all methods; one row where several have a key with the same meaning."""
     which = MethodSettings.model_fields["name"]
     yield "method.name", _default_of(which), str(which.description)
@@ -272,6 +278,8 @@ def _method_rows() -> Iterator[tuple[str, str, str]]:
                 defaults.setdefault(_default_of(field), []).append(name)
     for (key, meaning), defaults in owners.items():
         names = [name for each in defaults.values() for name in each]
+        if len(names) < fewest:
+            continue
         usual = max(defaults, key=lambda default: len(defaults[default]))
         special = [f"{default} ({', '.join(whose)})" for default, whose in defaults.items()]
         shown = [each for default, each in zip(defaults, special, strict=True) if default != usual]

@@ -88,7 +88,10 @@ def make_data(config: Config, out: Path, limit: int | None = None) -> None:
             )
             found = rows_by_method(judged)
             if s.layout.is_main:
-                of_chunk = {"num_problems": len(chunk), "rows": [asdict(row) for row in found]}
+                kept = [asdict(row) for row in found]
+                for row in kept:
+                    del row["routing"]  # bytes, which fixed data do not have
+                of_chunk = {"num_problems": len(chunk), "rows": kept}
                 append_line(partial, json.dumps(of_chunk))
                 rows += found
                 num_done = first + len(chunk)

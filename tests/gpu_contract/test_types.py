@@ -83,7 +83,7 @@ def errors(cache: Path, *options: str) -> dict[str, tuple[range, str]]:
 
 
 def test_every_call_has_the_types_of_the_gpu_packages(cache: Path) -> None:
-    assert len(list(sources())) > 50
+    assert len(list(sources())) > 40
     assert list(errors(cache)) == []
 
 

@@ -42,7 +42,8 @@ def test_a_command_without_arguments_says_what_is_missing(
         ("train --bogus", "train: --bogus has no value; for example: megatron-opsft train exa"),
         ("report x --bogus", "report: No such option '--bogus'"),
         ("report x --max-mb y", "report: --max-mb=y: Input should be a valid number"),
-        ("methods x", "methods: Got unexpected extra argument (x); for example: megatron-"),
+        ("methods gr3 x", "methods: Got unexpected extra argument (x); for example: megatron-"),
+        ("methods lasr", "method.name='lasr': did you mean laser?"),
         ("convert bogus", "convert: No such command 'bogus'; for example: megatron-opsft conv"),
         ("report no-run", "no-run"),
         (f"train {QUICKSTART} --resume --overwrite", "--resume and --overwrite exclude each other"),
@@ -53,6 +54,13 @@ def test_wrong_words_are_one_line_with_an_example(words: str, said: str) -> None
     with pytest.raises(UserError) as caught:
         invoke(PROGRAM, words.split())
     assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_the_keys_of_a_method_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    invoke(PROGRAM, ["methods", "laser"])
+    shown = capsys.readouterr().out
+    assert "| `method.target` | `2048` | Lt: tokens within which the bonus is paid. |" in shown
+    assert "| `method.beta` | `0.001` |" in shown and "| `method.name`" not in shown
 
 
 def test_what_others_wrote_moves_no_cursor(cli: ForkedCli, tmp_path: Path) -> None:
@@ -89,10 +97,10 @@ def test_a_file_that_may_not_be_written_is_bad_input(cli: ForkedCli, tmp_path: P
 
 def test_a_full_gpu_is_one_line_with_what_to_lower(cli: ForkedCli, tmp_path: Path) -> None:
     full = (
-        "import megatron_opsft.train\n"
+        "import importlib\n"
         "class OutOfMemoryError(RuntimeError): pass\n"
         "def full(*a, **k): raise OutOfMemoryError('CUDA out of memory')\n"
-        "megatron_opsft.train.train = full\n"
+        "importlib.import_module('megatron_opsft.train').train = full\n"
     )
     ended = cli.run(["train", QUICKSTART, f"run.dir={tmp_path / 'run'}"], prelude=full)
     assert ended.exit_code == 2

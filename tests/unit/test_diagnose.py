@@ -129,7 +129,7 @@ def test_killed_and_continued_is_the_same(
     ("options", "words"),
     [
         (["--original", "/nowhere"], "--original=/nowhere"),
-        (["--benchmarks", "gsm9k"], "'gsm9k' is not known"),
+        (["--benchmarks", "gsm9k"], "'gsm9k' is unknown"),
         (["--max-tokens", "5000"], "set max_tokens="),
     ],
 )

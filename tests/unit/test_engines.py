@@ -48,7 +48,10 @@ def test_without_vllm_the_error_is_the_line_that_installs_it(
             ["rollout.speculative={method: ngram}"],
             r"rollout.speculative={'method': 'ngram'} works only with vLLM; .*speculative=null",
         ),
-        (["rollout.seeded=false"], "rollout.seeded=false is vLLM's; .* or rollout.seeded=true"),
+        (
+            ["rollout.seeded=false"],
+            "rollout.seeded=false works only with vLLM; .* or rollout.seeded=true",
+        ),
         (["model.load=engine"], r"model\.load=engine: .* or model\.load=disk"),
         (["rollout.engine=sglang"], "rollout.engine=sglang: .* use one of hf, vllm"),
     ],

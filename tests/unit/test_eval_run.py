@@ -211,7 +211,7 @@ def test_early_exit_is_shorter_and_tells_what_its_trials_cost(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--benchmarks", "gsm9k"], "'gsm9k' is not known"),
+        (["--benchmarks", "gsm9k"], "'gsm9k' is unknown"),
         (["--benchmarks", "aime25"], "--data aime25=FILE"),
         (["--data", "mine=/nowhere.jsonl"], "/nowhere.jsonl"),
         (["max_tokens=2000"], "set max_tokens="),
@@ -261,7 +261,7 @@ def test_another_evaluation_is_replaced_and_not_mixed_in(
     assert "temperature=0.6, not 0.7" in line and "--overwrite" in line
     assert outputs(whole) == before
     (tmp_path / "manifest.json").write_text('{"model": "a training run"}')
-    assert "something else" in start(cli, tmp_path, "--overwrite").wait().error
+    assert "something other than an evaluation" in start(cli, tmp_path, "--overwrite").wait().error
     out = Path(shutil.copytree(whole, tmp_path / "out"))
     (out / "notes.txt").write_text("mine")
     results = evaluate(cli, out, "seed=1", "--overwrite", "limit=2")

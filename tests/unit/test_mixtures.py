@@ -132,7 +132,7 @@ def test_what_a_mixture_repeats_is_said_of_each_source(mixed: DataConfig) -> Non
     config = config.model_copy(update={"data": mixed.model_copy(update={"prompts_per_step": 4})})
     read = load_training(mixed, with_fields=False)
     said = describe_data(config, read.pick(range(7)), read)
-    through = [line for line in said if "go through" in line]
+    through = [line for line in said if "use each of" in line]
     assert through == [
         f"2 steps of 1 problems use each of the 1 problems of {read.sources[1]} 2.0 times"
     ]
