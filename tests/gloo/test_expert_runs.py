@@ -18,7 +18,7 @@ RUN = [
     *SMALL_RUN,
     "run.steps=2",
     "rollout.max_response_tokens=24",
-    "verify.judge=coin_judge:half_of_them",
+    "verify.judge=own_judges:half_of_them",
     "optimizer.lr=1e-3",
 ]
 

@@ -32,7 +32,7 @@ RANKS = 2 if DEVICE == "cpu" else torch.cuda.device_count()
 ASSETS = ROOT / "megatron_opsft/assets"
 MEAN_TOKENS, LIMIT = 150, 512
 CAPPED = [
-    *("run.steps=2", "data.train=arithmetic", "verify.judge=coin_judge:half_of_them"),
+    *("run.steps=2", "data.train=arithmetic", "verify.judge=own_judges:half_of_them"),
     *(f"rollout.max_response_tokens={LIMIT}", f"eval.max_response_tokens={LIMIT}"),
     *("eval.data=null", "eval.num_problems=4", "eval.samples_per_problem=1"),
 ]

@@ -26,13 +26,6 @@ CORRECT, WRONG, NO_ANSWER = Outcome.CORRECT, Outcome.WRONG, Outcome.NO_ANSWER
 EXAMPLE = "examples.own_judge:within_tolerance"
 
 
-def own_answer(text: str, gold: str, fields: dict[str, Any]) -> Any:
-    """What a user may return, by the text."""
-    if text == "raise":
-        raise KeyError("no such column")
-    return {"true": True, "outcome": NO_ANSWER, "none": None}.get(text, fields == {"answer": "x"})
-
-
 @pytest.mark.parametrize(
     ("judge", "text", "gold", "outcome"),
     [
@@ -95,7 +88,7 @@ def test_what_a_function_may_return_and_what_an_exception_becomes(
 ) -> None:
     problem = Problem(id="p", text="", answer="x", fields={"answer": "x"})
     other = Problem(id="q", text="", answer="x", fields={"answer": "y"})
-    config = VerifyConfig(workers=1, judge=f"{__name__}:own_answer")
+    config = VerifyConfig(workers=1, judge="own_judges:any_return")
     pairs = [("true", problem), ("outcome", problem), ("none", problem), ("raise", problem)]
     with caplog.at_level(logging.WARNING, "megatron_opsft"):
         got = outcomes(config, [*pairs, ("fields", problem), ("fields", other)])
