@@ -68,7 +68,7 @@ def test_torchs_own_error_is_seen_through(tmp_path: Path) -> None:
     ("words", "place", "error", "advice"),
     [
         (
-            ["train", ROOT / "examples/configs/quickstart.yaml"],
+            ["train", ROOT / "examples/configs/quickstart.yaml", "run.dir=runs/never_made"],
             "train.train",
             "FullDiskError('cannot write x: No space')",
             "make room, then continue with --resume",
