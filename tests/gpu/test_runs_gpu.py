@@ -123,9 +123,7 @@ def test_a_preset_steps_as_planned(tmp_path: Path, record_property: Any) -> None
     if DEVICE == "cpu":
         write_random_model(*model)
     else:  # in a process with which its GPU memory goes
-        writer = multiprocessing.get_context("spawn").Process(
-            target=write_random_model, args=model
-        )
+        writer = multiprocessing.get_context("spawn").Process(target=write_random_model, args=model)
         writer.start()
         writer.join()
     words = [f"examples/configs/{preset}.yaml", f"model.path={tmp_path / 'model'}", *CAPPED]
