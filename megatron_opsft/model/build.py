@@ -134,7 +134,6 @@ def wrap_for_training(
         grad_reduce_in_fp32=True,
         use_distributed_optimizer=True,
         overlap_grad_reduce=parallel.overlap_grad_reduce,
-        overlap_param_gather=parallel.overlap_param_gather and parallel.overlap_grad_reduce,
         check_for_nan_in_grad=False,
     )
     wrapped = [
@@ -146,10 +145,6 @@ def wrap_for_training(
         )
         for number, chunk in enumerate(chunks)
     ]
-    if ddp_config.overlap_param_gather:
-        # The trainer waits for gathered weights before anyone reads them, a forward pass included.
-        for chunk in wrapped:
-            chunk.disable_forward_pre_hook(param_sync=False)
     if parallel.overlap_grad_reduce:
         # Gradients travel in the last micro-batch, when they are sums.
         no_sync = [chunk.no_sync for chunk in wrapped]

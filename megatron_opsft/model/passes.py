@@ -72,7 +72,6 @@ class ModelPasses:
         self._config = config
         self._vocab_size = vocab_size
         self._cross_entropy: Method = cross_entropy
-        self._gathering = False
         self._replays = False  # whether micro-batches bring their routing
 
     @property
@@ -168,7 +167,6 @@ class ModelPasses:
         """
         iterators = [iter(batches) for _ in self.chunks]
         interleaved = len(self.chunks) > 1
-        self.finish_gathering_weights()
         self._replays = any(batch.routing_TW is not None for batch in batches)
         with without_output_layer(self.models), replayed(self.models if self._replays else ()):
             return get_forward_backward_func()(
@@ -206,22 +204,6 @@ class ModelPasses:
             return hidden, None
         head = output_head(model, self._vocab_size, temperature)
         return hidden, partial(of_hidden, self._config, head, batch)
-
-    def start_gathering_weights(self) -> None:
-        """Every rank has updated its part of the weights; the rest comes from the others."""
-        for chunk in self.chunks:
-            if chunk.ddp_config.overlap_param_gather:
-                chunk.start_param_sync()
-                self._gathering = True
-
-    def finish_gathering_weights(self) -> None:
-        """Wait until every weight on this rank is that of the last step. Whoever reads weights
-        between a step and the next pass of the model calls it first.
-        """
-        if self._gathering:
-            for chunk in self.chunks:
-                chunk.start_param_sync(force_sync=True)
-            self._gathering = False
 
 
 def _as_in_training(

@@ -52,7 +52,6 @@ class ReferenceModel:
         ]
 
     def _live(self) -> list[Tensor]:
-        self._trainer.finish_gathering_weights()
         return [weight for model in self._trainer.models for weight in model.parameters()]
 
     def with_log_probs(self, batches: Sequence[MicroBatch]) -> list[MicroBatch]:

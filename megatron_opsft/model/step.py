@@ -169,7 +169,6 @@ class Trainer(ModelPasses):
         if not (math.isfinite(found.loss) and math.isfinite(grad_norm)):
             raise NonFiniteError(self._describe_non_finite(found.loss, grad_norm))
         update(self.optimizer, norm)
-        self.start_gathering_weights()
         return replace(found, applied=True, grad_norm=grad_norm, lr=lr)
 
     def _describe_non_finite(self, loss: float, grad_norm: float) -> str:

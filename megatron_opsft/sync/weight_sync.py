@@ -49,16 +49,11 @@ class WeightSync:
         engine: RolloutEngine,
         config: SyncConfig,
         score: Score,
-        wait_for_weights: Callable[[], None] = lambda: None,
     ) -> None:
-        """wait_for_weights: returns when the shards hold the last update; a push calls it as late
-        as it can.
-        """
         self._shards = shards
         self._engine = engine
         self._config = config
         self._score = score
-        self._wait_for_weights = wait_for_weights
         self._bucket_bytes = config.bucket_mb * 2**20
         self.exporter = Exporter(shards, self._bucket_bytes)
         self.version = -1
@@ -80,11 +75,9 @@ class WeightSync:
         transfer = self._transfer
         if transfer is not None:
             self._engine.begin_update()
-            self._wait_for_weights()
             transfer.run()
             self._engine.finish_update(version)
         else:
-            self._wait_for_weights()
             self._engine.load_weights(self.exporter.stream(), version)
         self.version = version
         if first or self._config.verify != "off":

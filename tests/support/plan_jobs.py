@@ -161,7 +161,6 @@ def measure_rank(case: Case, tokens: int, num_microbatches: int) -> Measured:
     with LiveMemory() as memory:
         trainer.accumulate([batch] * num_microbatches, 1.0)
     trainer.step([batch] * case.pp, 1.0, lr=1e-3)
-    trainer.finish_gathering_weights()
     buffers = [b for c in trainer.chunks for b in c.buffers + c.expert_parallel_buffers]
     return Measured(
         pp_rank=built.layout.pp_rank,
