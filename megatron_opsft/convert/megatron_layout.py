@@ -1,6 +1,5 @@
 """The files of a Megatron checkpoint of format torch_dist: archives one behind the other."""
 
-import hashlib
 import io
 import json
 import pickle
@@ -136,16 +135,11 @@ class _DistLayout:
             PlannedFile(_file_name(index), end, tuple(constants))
             for index, (end, constants) in enumerate(zip(self._ends, self._files, strict=True))
         )
-        metadata = pickle.dumps(self._metadata)
-        record = {
-            "vocab_size": vocab_size,  # the padding hides it
-            "sha256": {METADATA_NAME: hashlib.sha256(metadata).hexdigest()},
-        }
         small = {
             COMMON_NAME: _saved({}),
             FORMAT_NAME: json.dumps(TORCH_DIST_FORMAT).encode(),
-            METADATA_NAME: metadata,
-            RECORD_NAME: (json.dumps(record, indent=1) + "\n").encode(),
+            METADATA_NAME: pickle.dumps(self._metadata),
+            RECORD_NAME: json.dumps({"vocab_size": vocab_size}).encode(),  # the padding hides it
         }
         return FileLayout(files, tuple(self._targets), small)
 

@@ -4,9 +4,7 @@ It is a pickle. Only the classes that torch puts into it are let in, so a damage
 an error and nothing else. Each class is listed: a pickle may name anything that a module imports.
 """
 
-import hashlib
 import io
-import json
 import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +17,7 @@ import torch
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from megatron_opsft.errors import UserError, first_line
-from megatron_opsft.storage.model_paths import METADATA_NAME, RECORD_NAME
+from megatron_opsft.storage.model_paths import METADATA_NAME
 from megatron_opsft.storage.regions import Region
 from megatron_opsft.storage.torch_archive import archived_tensor
 
@@ -75,7 +73,7 @@ def read_metadata(directory: Path) -> dict[str, StoredTensor]:
     """Key -> tensor; objects other than tensors are left out.
 
     Errors: `UserError` naming the file, and the tensor where there is one, for metadata that cannot
-    be read, chunks that do not cover their tensor, or files that are missing or too short.
+    be read, or chunks that do not cover their tensor.
     """
     metadata = unpickle_metadata(directory)
     with damage_named(directory / METADATA_NAME):
@@ -83,22 +81,18 @@ def read_metadata(directory: Path) -> dict[str, StoredTensor]:
             (str(index.fqn), tuple(index.offset or ())): info
             for index, info in metadata.storage_data.items()
         }
-        tensors = {
+        return {
             key: _stored_tensor(directory, key, entry, storage)
             for key, entry in metadata.state_dict_metadata.items()
             if isinstance(entry, TensorStorageMetadata)
         }
-    _check_files([chunk for tensor in tensors.values() for chunk in tensor.chunks])
-    return tensors
 
 
 def unpickle_metadata(directory: Path) -> Metadata:
     """Of torch's classes, and nothing else. Errors: `UserError` naming the file."""
     path = directory / METADATA_NAME
     with damage_named(path):
-        content = path.read_bytes()
-        _check_digest(directory, content)
-        metadata = _Unpickler(io.BytesIO(content)).load()
+        metadata = _Unpickler(io.BytesIO(path.read_bytes())).load()
         if not isinstance(metadata, Metadata):
             raise TypeError(f"it holds a {type(metadata).__name__}")
     return metadata
@@ -116,27 +110,6 @@ def damage_named(path: Path) -> Iterator[None]:
         if "Weights only" in reason:  # torch would go on with how to load it all the same
             reason = "it holds more than tensors and plain values"
         raise UserError(f"{path} is damaged: {reason}") from None
-
-
-def read_record(directory: Path) -> dict[str, Any] | None:
-    """What a converted checkpoint says of itself; None for one that was not converted."""
-    path = directory / RECORD_NAME
-    if not path.is_file():
-        return None
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        record["sha256"][METADATA_NAME], record["vocab_size"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is damaged: {error!r}") from None
-    return record
-
-
-def _check_digest(directory: Path, metadata: bytes) -> None:
-    record = read_record(directory)
-    if record and hashlib.sha256(metadata).hexdigest() != record["sha256"][METADATA_NAME]:
-        raise UserError(
-            f"{directory / METADATA_NAME} is damaged: it is not what {RECORD_NAME} says"
-        )
 
 
 def _stored_tensor(
@@ -175,18 +148,6 @@ def _check_cover(directory: Path, key: str, shape: tuple[int, ...], chunks: list
             f"{directory / METADATA_NAME}: the stored parts of tensor {key} do not make up its "
             f"shape {list(shape)}"
         )
-
-
-def _check_files(chunks: list[Chunk]) -> None:
-    ends: dict[Path, tuple[int, str]] = {}
-    for chunk in chunks:
-        last = (chunk.file_offset + chunk.length, chunk.key)
-        ends[chunk.path] = max(ends.get(chunk.path, last), last)
-    for path, (end, key) in ends.items():
-        if not path.is_file():
-            raise UserError(f"{path} is missing; it holds tensor {key}")
-        if path.stat().st_size < end:
-            raise UserError(f"{path} is cut short: it should hold tensor {key}")
 
 
 def locate(chunk: Chunk) -> Region:

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -27,7 +28,7 @@ def read_regions(path: Path) -> dict[str, Region]:
     or holds another dtype than float32, float16, bfloat16.
     """
     if not path.is_file():
-        raise UserError(f"shard {path} is missing; the index lists it")
+        raise UserError(f"shard {path} is missing; {INDEX_NAME} lists it")
     try:
         with safe_open(path, framework="pt"):  # checks the header, and does not tell offsets
             pass
@@ -59,20 +60,14 @@ class HfTensors:
     """
 
     def __init__(self, model_dir: Path) -> None:
-        """UserError, naming file and tensor, unless every shard is whole and fits the index; one
-        file of all weights comes before an index, as in transformers.
+        """UserError, naming the file, unless every shard is whole; one file of all weights comes
+        before an index, as in transformers.
         """
         self.model_dir = Path(model_dir)
+        self._open = cache(partial(safe_open, framework="pt"))
         self._regions: dict[str, Region] = {}
-        if (self.model_dir / SINGLE_NAME).is_file():
-            self._regions = read_regions(self.model_dir / SINGLE_NAME)
-        elif (self.model_dir / INDEX_NAME).is_file():
-            self._read_indexed(self.model_dir / INDEX_NAME)
-        else:
-            raise UserError(
-                f"{model_dir} holds no weights: neither {SINGLE_NAME} nor {INDEX_NAME}; download "
-                "or convert the model again, or let transformers save it (save_pretrained)"
-            )
+        for file in _weight_files(self.model_dir):
+            self._regions |= read_regions(self.model_dir / file)
 
     def dtype(self, name: str) -> torch.dtype:
         return self.region(name).dtype
@@ -91,45 +86,34 @@ class HfTensors:
         return self._regions[name]
 
     def read(self, rect: Rect) -> Tensor:
-        """A rectangle of a tensor; file's dtype, CPU.
-
-        The result is a view of the mapped file (not contiguous where columns are cut): copy it, do
-        not write to it. Only what is touched gets into memory.
-        """
-        rows = self.region(rect.tensor).rows(rect.row0, rect.row1)
-        return rows if rows.dim() == 1 else rows[:, rect.col0 : rect.col1]
+        """A rectangle of a tensor; file's dtype, CPU."""
+        stored = self._open(self.region(rect.tensor).path).get_slice(rect.tensor)
+        rows = slice(rect.row0, rect.row1)
+        is_matrix = len(stored.get_shape()) == 2
+        return stored[rows, rect.col0 : rect.col1] if is_matrix else stored[rows]
 
     def copy_rows(self, name: str, start: int, stop: int, out: Tensor) -> None:
         """`tensor[start:stop]`, read from disk and cast into `out`, which has that shape."""
         self.region(name).copy_rows(start, stop, out, name)
 
-    def _read_indexed(self, index: Path) -> None:
-        weight_map = _read_weight_map(index)
-        for file in dict.fromkeys(weight_map.values()):
-            path = self.model_dir / file
-            for name, region in read_regions(path).items():
-                if weight_map.get(name) != file:
-                    raise UserError(
-                        f"{path} holds tensor {name}, which {index.name} does not list for it"
-                    )
-                self._regions[name] = region
-        for name, file in weight_map.items():
-            if name not in self._regions:
-                raise UserError(f"{index} says that tensor {name} is in {file}, but it is not")
 
-
-def _read_weight_map(index: Path) -> dict[str, str]:
-    """Tensor name -> file name."""
+def _weight_files(model_dir: Path) -> list[str]:
+    """Names of the files with a model's weights. Errors: `UserError` where there are none."""
+    if (model_dir / SINGLE_NAME).is_file():
+        return [SINGLE_NAME]
+    index = model_dir / INDEX_NAME
+    if not index.is_file():
+        raise UserError(
+            f"{model_dir} holds no weights: neither {SINGLE_NAME} nor {INDEX_NAME}; download "
+            "or convert the model again, or let transformers save it (save_pretrained)"
+        )
     try:
-        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{index} is not an index with a weight_map: {error!r}") from None
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise UserError(f"{index}: weight_map must be a non-empty object")
-    for name, file in weight_map.items():
-        if not isinstance(file, str) or Path(file).name != file:
-            raise UserError(f"{index}: tensor {name} is mapped to {file!r}, not to a file name")
-    return weight_map
+        files = [*dict.fromkeys(json.loads(index.read_text("utf-8"))["weight_map"].values())]
+        if files and all(Path(file).name == file for file in files):
+            return files
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        pass
+    raise UserError(f"{index} is not an index: its weight_map must map tensors to file names")
 
 
 def check_checkpoint(tensors: HfTensors, table: WeightTable) -> None:

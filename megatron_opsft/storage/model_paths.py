@@ -5,12 +5,7 @@ from pathlib import Path
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.runtime.durable import list_checkpoints
-from megatron_opsft.runtime.libraries import (
-    check_fetched,
-    describe_offline,
-    is_offline,
-    prepare_hub,
-)
+from megatron_opsft.runtime.libraries import check_fetched, is_offline
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
@@ -23,7 +18,7 @@ TORCH_DIST_FORMAT = {
     "common_backend": "torch",
     "common_backend_version": 1,
 }
-RECORD_NAME = "conversion.json"  # of a converted checkpoint: its vocabulary, and a SHA-256
+RECORD_NAME = "conversion.json"  # of a converted checkpoint: its vocabulary
 ADAPTER_NAME = "adapter_config.json"  # of what PEFT saves
 TINY_REASONER = "tiny_reasoner"
 ASSETS = Path(__file__).parent.parent / "assets"
@@ -119,7 +114,6 @@ def newest_checkpoint(directory: Path) -> Path:
 
 def _from_hub(name: str, patterns: Sequence[str], option: str) -> Path:
     """The cached snapshot of a hub name, with the files that fit the patterns."""
-    prepare_hub()
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
@@ -131,7 +125,7 @@ def _from_hub(name: str, patterns: Sequence[str], option: str) -> Path:
         if is_offline():
             raise UserError(
                 f"{option}={name} is neither a local directory nor in the Hugging Face cache, and "
-                f"{describe_offline()}; download it where there is a network and give its directory"
+                "HF_HUB_OFFLINE=1 is set; download it where there is a network"
             ) from None
         reason = next((line for line in str(error).splitlines() if line.strip()), "")
         raise UserError(

@@ -4,12 +4,12 @@ Beside `NAME` stands `.NAME.partial/`: `data/` becomes the output, `lock` is hel
 it, `replaced/` is what had the name before, for the moment between two renames.
 """
 
-import fcntl
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.runtime.durable import publish, put_back, remove, write_bytes
@@ -97,33 +97,19 @@ def _held(place: Path, out_dir: Path) -> Iterator[None]:
     """The directory `place` is there and is this process's; afterwards it is gone, unless something
     is in it. A kill lets go of it. Errors: `OSError`; `UserError` where another process holds it.
     """
-    lock = place / "lock"
-    while (handle := _lock(lock, out_dir)) is None:
-        pass
+    place.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(place / "lock", timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise UserError(
+            f"{out_dir} is being written by another process; wait for it, or choose another "
+            "directory"
+        ) from None
     try:
         yield
     finally:
-        with suppress(OSError):  # on NFS it goes when it is closed
-            lock.unlink()  # still held, so that nobody else begins to use it
-        os.close(handle)
+        (place / "lock").unlink(missing_ok=True)  # on NFS it goes when it is closed
+        lock.release()
         with suppress(OSError):  # another process begins anew there, or holds a file of it
             place.rmdir()
-
-
-def _lock(path: Path, out_dir: Path) -> int | None:
-    """The open file, locked; None where the process that held it is just removing it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with suppress(FileNotFoundError), ExitStack() as stack:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        stack.callback(os.close, handle)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(
-                f"{out_dir} is being written by another process; wait for it, or choose another "
-                "directory"
-            ) from None
-        if os.path.samestat(os.fstat(handle), path.stat()):
-            stack.pop_all()
-            return handle
-    return None

@@ -1,6 +1,5 @@
-"""Tensors as they lie in files: contiguous bytes at an offset, mapped or read in pieces."""
+"""Tensors as they lie in files: contiguous bytes at an offset, read in pieces."""
 
-import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
@@ -36,30 +35,6 @@ class Region:
     def offset_of(self, row: int) -> int:
         """Where a row begins in the file."""
         return self.offset + row * self.row_bytes
-
-    def rows(self, start: int, stop: int) -> Tensor:
-        """Rows along axis 0: a view of a mapping that lives as long as the tensor.
-
-        Errors: `UserError` when the file cannot be opened or has become shorter.
-        """
-        shape = (stop - start, *self.shape[1:])
-        first, num_bytes = self.offset_of(start), (stop - start) * self.row_bytes
-        if num_bytes == 0:
-            return torch.empty(shape, dtype=self.dtype)
-        aligned = first - first % mmap.ALLOCATIONGRANULARITY
-        try:
-            with open(self.path, "rb") as file:
-                # Copy on write: torch wants writable memory, and the file must not change.
-                mapped = mmap.mmap(
-                    file.fileno(),
-                    first - aligned + num_bytes,
-                    access=mmap.ACCESS_COPY,
-                    offset=aligned,
-                )
-        except (OSError, ValueError) as error:
-            raise UserError(f"{self.path} cannot be read: {error}") from None
-        flat = torch.frombuffer(mapped, dtype=self.dtype, count=prod(shape), offset=first - aligned)
-        return flat.view(shape)
 
     def copy_rows(self, start: int, stop: int, out: Tensor, name: str) -> None:
         """Rows along axis 0, read from disk and cast into `out`, which has their shape.

@@ -1,42 +1,14 @@
 """Tensors in archives of `torch.save`: where their bytes lie, without reading them."""
 
-import io
 from pathlib import Path
-from typing import IO, BinaryIO, cast
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.checkpoint.utils import _create_file_view
 
 from megatron_opsft.errors import UserError, first_line
 from megatron_opsft.storage.regions import Region
-
-
-class _FileSlice(io.RawIOBase):
-    """Bytes [start, start + length) of an open file, as a file of its own."""
-
-    def __init__(self, file: BinaryIO, start: int, length: int) -> None:
-        super().__init__()
-        self._file, self._start, self._length, self._position = file, start, length, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._length}[whence]
-        self._position = max(0, base + offset)
-        return self._position
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        wanted = min(len(buffer), self._length - self._position)
-        if wanted <= 0:
-            return 0
-        self._file.seek(self._start + self._position)
-        read = self._file.readinto(memoryview(buffer)[:wanted])  # type: ignore[attr-defined]
-        self._position += read
-        return read
 
 
 def archived_tensor(path: Path, start: int, length: int, what: str) -> Region:
@@ -47,11 +19,11 @@ def archived_tensor(path: Path, start: int, length: int, what: str) -> Region:
     holds no contiguous tensor.
     """
     try:
-        file = open(path, "rb", buffering=0)  # noqa: SIM115 - closed below
+        file = open(path, "rb")  # noqa: SIM115 - closed below
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
     with file:
-        archive = _FileSlice(cast(BinaryIO, file), start, length)
+        archive: Any = _create_file_view(file, start, length)
         # A reader alone would find an archive that is shifted, too.
         first = archive.read(4)
         archive.seek(max(0, length - 22))
@@ -60,7 +32,7 @@ def archived_tensor(path: Path, start: int, length: int, what: str) -> Region:
         archive.seek(0)
         try:
             with FakeTensorMode():
-                tensor = torch.load(cast(IO[bytes], archive), weights_only=True, map_location="cpu")
+                tensor = torch.load(archive, weights_only=True, map_location="cpu")
         except Exception as error:  # a damaged archive can fail anywhere in torch's reader
             raise UserError(f"{what} is damaged: {first_line(error)[:200]}") from None
         if not isinstance(tensor, torch.Tensor):
@@ -71,7 +43,7 @@ def archived_tensor(path: Path, start: int, length: int, what: str) -> Region:
     return Region(path, start + offset, tuple(tensor.shape), tensor.dtype)
 
 
-def _offset(tensor: torch.Tensor, archive: _FileSlice, what: str) -> int:
+def _offset(tensor: torch.Tensor, archive: Any, what: str) -> int:
     storage = tensor.untyped_storage()
     offset: int | None = getattr(storage, "_checkpoint_offset", None)
     skipped = int(tensor.storage_offset()) * tensor.dtype.itemsize
