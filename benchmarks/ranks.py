@@ -62,8 +62,8 @@ def join_ranks(device_name: str, parallel: ParallelConfig) -> tuple[Device, Layo
 def forget_peak(device: Device) -> int:
     """From here on `peak_memory_bytes` is that of what follows; bytes now."""
     if device.is_cuda:
-        torch.cuda.reset_peak_memory_stats()
-        return torch.cuda.memory_allocated()
+        torch.get_device_module().reset_peak_memory_stats()
+        return int(torch.get_device_module().memory_allocated())
     Path("/proc/self/clear_refs").write_text("5")
     return peak_memory_bytes(device)
 

@@ -4,8 +4,8 @@ import io
 import json
 import pickle
 import tempfile
-from dataclasses import dataclass
 from functools import cache
+from math import prod
 from pathlib import Path
 
 import torch
@@ -41,19 +41,6 @@ from megatron_opsft.weights.rules import Rule, WeightTable
 from megatron_opsft.weights.slicing import shard_parameter
 
 _SMALL_ALIGNMENT = 64  # as torch's archives align their tensors
-
-
-@dataclass(frozen=True, slots=True)
-class Archive:
-    """A tensor in a file of torch.save: `before`, then its `data_bytes`, then `behind`."""
-
-    before: bytes
-    behind: bytes
-    data_bytes: int
-
-    @property
-    def num_bytes(self) -> int:
-        return len(self.before) + self.data_bytes + len(self.behind)
 
 
 def megatron_layout(table: WeightTable, dtype: torch.dtype, max_file_bytes: int) -> FileLayout:
@@ -100,12 +87,14 @@ class _DistLayout:
     def add_tensor(self, rule: Rule, entry: Entry, lead: dict[str, tuple[int, ...]]) -> None:
         """One layer (or expert) of a tensor: a chunk with one index on each prepended axis."""
         shape = (*(1 for _ in entry.lead), *rule.mcore_shape)
-        archive = _archive_of(shape, self._dtype)
+        before, behind = _around(shape, self._dtype)
+        data_bytes = prod(shape) * self._dtype.itemsize
         # Whole pages are what disks read and write fastest; small tensors would waste most of one.
-        alignment = ALIGNMENT if archive.data_bytes >= ALIGNMENT else _SMALL_ALIGNMENT
-        file, start = self._reserve(archive.num_bytes, len(archive.before), alignment)
-        data = start + len(archive.before)
-        self._files[file] += [(start, archive.before), (data + archive.data_bytes, archive.behind)]
+        alignment = ALIGNMENT if data_bytes >= ALIGNMENT else _SMALL_ALIGNMENT
+        num_bytes = len(before) + data_bytes + len(behind)
+        file, start = self._reserve(num_bytes, len(before), alignment)
+        data = start + len(before)
+        self._files[file] += [(start, before), (data + data_bytes, behind)]
         region = Region(Path(_file_name(file)), data, rule.mcore_shape, self._dtype)
         parts = shard_parameter(rule, 0, 1).parts
         self._targets.append(Target(rule.mcore_name, region, parts))
@@ -121,7 +110,7 @@ class _DistLayout:
         offsets = torch.Size((*entry.lead, *(0 for _ in rule.mcore_shape)))
         index = MetadataIndex(entry.key, offsets, len(stored.chunks))
         stored.chunks.append(ChunkStorageMetadata(offsets, torch.Size(shape)))
-        self._store(index, file, start, archive.num_bytes)
+        self._store(index, file, start, num_bytes)
 
     def add_object(self, key: str) -> None:
         """An object without content."""
@@ -155,10 +144,9 @@ def _saved(value: object) -> bytes:
 
 
 @cache
-def _archive_of(shape: tuple[int, ...], dtype: torch.dtype) -> Archive:
-    """What torch.save puts around a contiguous tensor; the same for all of this shape and dtype.
-
-    It writes a temporary file with a hole in place of the data.
+def _around(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[bytes, bytes]:
+    """What torch.save puts before and behind the data of a contiguous tensor; the same for all of
+    this shape and dtype. It writes a temporary file with a hole in place of the data.
     """
     with tempfile.TemporaryDirectory(prefix="megatron-opsft-") as scratch:
         path = Path(scratch) / "archive"  # its name is part of the archive
@@ -168,4 +156,4 @@ def _archive_of(shape: tuple[int, ...], dtype: torch.dtype) -> Archive:
         with open(path, "rb") as file:
             before = file.read(data.offset)
             file.seek(data.offset + data.num_bytes)
-            return Archive(before=before, behind=file.read(), data_bytes=data.num_bytes)
+            return before, file.read()

@@ -12,6 +12,7 @@ from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.convert.megatron_layout import megatron_layout
 from megatron_opsft.errors import UserError
 from megatron_opsft.runtime.device import peak_resident_bytes
+from megatron_opsft.runtime.durable import write_files
 from megatron_opsft.runtime.progress import Progress
 from megatron_opsft.storage.direct_io import Staging
 from megatron_opsft.storage.hf_files import SAFETENSORS_DTYPES
@@ -131,7 +132,8 @@ def convert_model(
         for target in layout.targets:
             _copy(source, target, partial)
             progress.update(target.region.num_bytes)
-        partial.write_small(side_files(source.config_dir, wanted) | layout.small_files)
+        small = side_files(source.config_dir, wanted) | layout.small_files
+        write_files(partial.directory, small)
     seconds = time.monotonic() - started
     if verify and (lines := differing_tensors(source, open_source(out), dtype=wanted)):
         raise UserError(f"{out} differs from {directory}: {'; '.join(lines[:4])}")

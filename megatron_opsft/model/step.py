@@ -14,7 +14,7 @@ from torch import Tensor
 from megatron_opsft.errors import NonFiniteError
 from megatron_opsft.loss.cross_entropy import Method, summed_loss
 from megatron_opsft.loss.fused_linear import fused_linear_loss
-from megatron_opsft.loss.output_head import OutputHead, Teacher, whole_hidden
+from megatron_opsft.loss.output_head import OutputHead, Teacher
 from megatron_opsft.loss.token_losses import token_losses
 from megatron_opsft.methods.objective import LIKELIHOOD, Distillation, Objective
 from megatron_opsft.model.optimizer import set_learning_rate, update
@@ -36,17 +36,16 @@ NOTHING_DONE = StepResult(
 def _sum_losses(
     method: Method,
     objective: Objective,
-    config: TransformerConfig,
+    accumulation_fusion: bool,
     head: OutputHead,
     batch: MicroBatch,
-    hidden: Tensor,
+    hidden_TH: Tensor,
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
     """The weighted, unnormalised sum of one micro-batch's token losses, for the schedule; again,
     with the sums of the objective's statistics.
     """
     losses = token_losses(objective, batch)
-    hidden_TH = whole_hidden(hidden[0], head.group, sequence_parallel=config.sequence_parallel)
-    num_tokens = torch.tensor(batch.num_loss_tokens, dtype=torch.int, device=hidden.device)
+    num_tokens = torch.tensor(batch.num_loss_tokens, dtype=torch.int, device=hidden_TH.device)
     sums: tuple[Tensor, ...]
     if isinstance(objective.surrogate, Distillation):
         loss_sum, found = fused_linear_loss(
@@ -68,7 +67,7 @@ def _sum_losses(
         batch.loss_indices_R,
         batch.labels_R,
         losses,
-        accumulation_fusion=config.gradient_accumulation_fusion,
+        accumulation_fusion=accumulation_fusion,
     )
     sums = (loss_sum.detach().clone(), *losses.statistics(log_probs_R))
     return loss_sum, num_tokens, sums
@@ -130,7 +129,12 @@ class Trainer(ModelPasses):
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
         losses = self._run(
-            partial(_sum_losses, self._cross_entropy, self.objective),
+            partial(
+                _sum_losses,
+                self._cross_entropy,
+                self.objective,
+                self._config.gradient_accumulation_fusion,
+            ),
             batches,
             self.objective.temperature,
             forward_only=False,

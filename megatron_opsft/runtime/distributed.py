@@ -178,33 +178,24 @@ def ranks_by_value(own: K) -> dict[K, tuple[int, ...]]:
 
 def sum_over_world(values: Sequence[float]) -> list[float]:
     """Elementwise float64 sums over all ranks. Collective over the world."""
-    total = torch.tensor(list(values), dtype=torch.float64)
-    dist.all_reduce(total)
-    return total.tolist()
-
-
-def sum_integers_over_world(values: Tensor) -> Tensor:
-    """Elementwise int64 sums modulo 2^64 over all ranks. Collective over the world."""
-    total = values.cpu().clone()
-    dist.all_reduce(total)
-    return total
+    return sum_over(torch.tensor(list(values), dtype=torch.float64)).tolist()
 
 
 def max_over_world(values: Sequence[float]) -> list[float]:
     """Elementwise float64 maxima over all ranks. Collective over the world."""
-    largest = torch.tensor(list(values), dtype=torch.float64)
-    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-    return largest.tolist()
+    return max_over(torch.tensor(list(values), dtype=torch.float64)).tolist()
 
 
-def sum_over(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """The tensor itself, now the elementwise sum over the group's ranks. Collective over it."""
+def sum_over(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+    """The tensor itself, now the elementwise sum over the group's ranks, by default all. Collective
+    over it.
+    """
     dist.all_reduce(tensor, group=group)
     return tensor
 
 
-def max_over(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """The tensor itself, now the elementwise maximum over the group's ranks. Collective over it."""
+def max_over(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+    """As `sum_over`, of the elementwise maximum."""
     dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=group)
     return tensor
 
@@ -265,9 +256,7 @@ class _SumOverContext(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, part: Tensor) -> Tensor:
-        total = part.clone()
-        dist.all_reduce(total, group=parallel_state.get_context_parallel_group())
-        return total
+        return sum_over(part.clone(), parallel_state.get_context_parallel_group())
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:

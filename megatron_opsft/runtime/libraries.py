@@ -1,5 +1,5 @@
 """The large libraries: which versions of PyTorch, Megatron-Core and transformers are there, and
-how they load in two thirds of the time; and what Hugging Face's find no model or data in: a cache
+how they load faster; and what Hugging Face's find no model or data in: a cache
 without a network, and clones without Git LFS, which leave a few lines that name the real file.
 Nothing here imports one of them before it is asked to.
 """
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.runtime.phase import announce
@@ -62,27 +62,7 @@ def loading_libraries() -> Iterator[None]:
     """For the imports of a command that trains or evaluates, which it announces on rank 0."""
     announce("loading libraries: PyTorch, Megatron-Core, transformers")
     with collector_at_rest():
-        _leave_fusions_plain()
         yield
-
-
-def _leave_fusions_plain() -> None:
-    """Keep Megatron-Core from loading PyTorch's compiler, in a PyTorch that knows no GPUs.
-
-    Megatron hands its fusions to `torch.compile` as they are imported; on a CPU nothing calls them.
-    What `megatron.core.jit.disable_jit_fuser` does, which cannot be reached before that import.
-    """
-    import torch
-
-    if torch.backends.cuda.is_built():
-        return
-    library: Any = torch
-    compiles = torch.compile
-    library.compile = lambda function: function
-    try:
-        import megatron.core.jit  # noqa: F401
-    finally:
-        library.compile = compiles
 
 
 def is_offline() -> bool:

@@ -120,34 +120,21 @@ def _stored_tensor(
     for part in entry.chunks:
         offsets, sizes = tuple(map(int, part.offsets)), tuple(map(int, part.sizes))
         info = storage[key, offsets]
-        if Path(info.relative_path).name != info.relative_path or info.transform_descriptors:
-            raise UserError(
-                f"{directory / METADATA_NAME}: tensor {key} is stored in a way that is not "
-                f"supported ({info.relative_path!r})"
-            )
-        if min(offsets, default=0) < 0 or min(info.offset, info.length) < 0:
-            raise UserError(f"{directory / METADATA_NAME}: tensor {key} has a negative offset")
-        file = directory / info.relative_path
-        place = int(info.offset), int(info.length)
-        chunks.append(Chunk(key, dtype, offsets, sizes, file, *place))
-    _check_cover(directory, key, shape, chunks)
-    return StoredTensor(shape, dtype, tuple(chunks))
-
-
-def _check_cover(directory: Path, key: str, shape: tuple[int, ...], chunks: list[Chunk]) -> None:
-    """Inside the tensor, and as many elements as it has; overlaps would leave a hole elsewhere."""
+        file = directory / Path(info.relative_path).name
+        chunks.append(Chunk(key, dtype, offsets, sizes, file, int(info.offset), int(info.length)))
+    # As many elements as the tensor has, all inside it: overlaps would leave a hole elsewhere.
     inside = all(
         len(chunk.offsets) == len(chunk.sizes) == len(shape)
-        and all(o + n <= s for o, n, s in zip(chunk.offsets, chunk.sizes, shape, strict=True))
+        and all(0 <= o <= s - n for o, n, s in zip(chunk.offsets, chunk.sizes, shape, strict=True))
         for chunk in chunks
     )
     distinct = len({chunk.offsets for chunk in chunks}) == len(chunks)
-    covered = sum(prod(chunk.sizes) for chunk in chunks)
-    if not inside or not distinct or covered != prod(shape):
+    if not inside or not distinct or sum(prod(chunk.sizes) for chunk in chunks) != prod(shape):
         raise UserError(
             f"{directory / METADATA_NAME}: the stored parts of tensor {key} do not make up its "
             f"shape {list(shape)}"
         )
+    return StoredTensor(shape, dtype, tuple(chunks))
 
 
 def locate(chunk: Chunk) -> Region:

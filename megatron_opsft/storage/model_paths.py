@@ -1,6 +1,5 @@
 """Where a model is, and the names of its files; reads no weights, and needs no torch."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from megatron_opsft.errors import UserError
@@ -31,18 +30,16 @@ HUB_PATTERNS = [
 HUB_IGNORED = ["consolidated*", "onnx/*", "original/*", "*/*.safetensors"]
 
 
-def resolve_model(
-    name: str, patterns: Sequence[str] = HUB_PATTERNS, *, option: str = "model.path"
-) -> Path:
+def resolve_model(name: str, *, option: str = "model.path") -> Path:
     """The directory of a model: a directory itself, such as a checkpoint, that of a run (whose
     `hf/` is meant), `tiny_reasoner` (shipped), or a hub name.
 
-    Of a hub name the files that fit the patterns are downloaded once to the Hugging Face cache;
-    UserError where they cannot be. option: what errors call the name.
+    Of a hub name the files are downloaded once to the Hugging Face cache; UserError where they
+    cannot be. option: what errors call the name.
     """
     directory = local_model(name, option=option)
     if directory is None:
-        directory = _from_hub(name, patterns, option)
+        directory = _from_hub(name, HUB_PATTERNS, option)
         _check_complete(directory, option)
     return directory
 
@@ -112,15 +109,13 @@ def newest_checkpoint(directory: Path) -> Path:
     return there[-1] if there else directory
 
 
-def _from_hub(name: str, patterns: Sequence[str], option: str) -> Path:
+def _from_hub(name: str, patterns: list[str], option: str) -> Path:
     """The cached snapshot of a hub name, with the files that fit the patterns."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:
-        return Path(
-            snapshot_download(name, allow_patterns=list(patterns), ignore_patterns=HUB_IGNORED)
-        )
+        return Path(snapshot_download(name, allow_patterns=patterns, ignore_patterns=HUB_IGNORED))
     except (OSError, HfHubHTTPError, HFValidationError) as error:
         if is_offline():
             raise UserError(

@@ -4,7 +4,7 @@ Beside `NAME` stands `.NAME.partial/`: `data/` becomes the output, `lock` is hel
 it, `replaced/` is what had the name before, for the moment between two renames.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.runtime.durable import publish, put_back, remove, write_bytes
+from megatron_opsft.runtime.durable import publish, put_back, remove
 from megatron_opsft.storage.direct_io import DirectFile
 
 
@@ -34,21 +34,15 @@ class PartialFiles:
     """What is written of an output. files: the large ones, by name, while they are open."""
 
     def __init__(self, directory: Path) -> None:
-        self._directory = directory
+        self.directory = directory
         self.files: dict[str, DirectFile] = {}
 
     def open_files(self, planned: Sequence[PlannedFile]) -> None:
         """Make the large files. `OSError`."""
         for each in planned:
-            file = self.files[each.name] = DirectFile(self._directory / each.name, each.num_bytes)
+            file = self.files[each.name] = DirectFile(self.directory / each.name, each.num_bytes)
             for offset, content in each.constants:
                 file.write(content, offset)
-
-    def write_small(self, files: Mapping[str, bytes]) -> None:
-        """Files of the given relative names and contents. `OSError`, `FullDiskError`."""
-        for name, content in files.items():
-            (self._directory / name).parent.mkdir(parents=True, exist_ok=True)
-            write_bytes(self._directory / name, content)
 
     def close(self, *, sync: bool) -> None:
         """sync: the large files are on disk then. `OSError`."""

@@ -23,6 +23,8 @@ def archived_tensor(path: Path, start: int, length: int, what: str) -> Region:
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
     with file:
+        if min(start, length) < 0:
+            raise UserError(f"{what} is damaged: it begins before its file")
         archive: Any = _create_file_view(file, start, length)
         # A reader alone would find an archive that is shifted, too.
         first = archive.read(4)

@@ -239,12 +239,12 @@ def load_first_weights(parts: TrainerParts, sync: WeightSync, reader: RolloutEng
     files = parts.stored.files()
     start, by = time.perf_counter(), "each rank its own slices"
     if reader is None:
-        parts.shards.fill(parts.stored.read)
+        parts.fill_from_disk()
     else:
         reader.load_files(files, version=0)
         sync.pull()
+        parts.trainer.optimizer.reload_model_params()
         by = "by the engine"
-    parts.start_main_weights()
     (seconds,) = max_over_world([time.perf_counter() - start])
     if is_main:
         size = sum(file.stat().st_size for file in files) / 1e9
