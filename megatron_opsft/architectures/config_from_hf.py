@@ -48,12 +48,6 @@ def read_model_shape(model_dir: Path) -> ModelShape:
     architecture = _architecture(config, path)
     for name, value in {**dict(FIXED_FIELDS), **dict(architecture.fixed_fields)}.items():
         _check_fixed(config, name, value, path)
-    for name in architecture.null_fields:
-        if name not in config:
-            raise UserError(
-                f"{path}: {name} is missing and then has a default value; only null is supported"
-            )
-        _check_fixed(config, name, None, path)
     layer_types = config.get("layer_types")
     if layer_types is not None and set(layer_types) != {"full_attention"}:
         raise UserError(f"{path}: layer_types is supported only with full_attention in every layer")
@@ -75,7 +69,9 @@ def read_model_shape(model_dir: Path) -> ModelShape:
         ffn_size=_positive(config, "intermediate_size", path, int),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
-        head_dim=_head_dim(config, architecture, hidden_size, num_heads, path),
+        head_dim=_positive(
+            config, "head_dim", path, int, architecture.default_head_dim or hidden_size // num_heads
+        ),
         vocab_size=_positive(config, "vocab_size", path, int),
         tied_embeddings=_bool(config, "tie_word_embeddings", path),
         qkv_bias=architecture.qkv_bias,
@@ -104,14 +100,11 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _architecture(config: dict[str, Any], path: Path) -> Architecture:
     """By `architectures`, or by `model_type` where a config was saved without its model."""
-    names = config.get("architectures")
-    if names is not None and (not isinstance(names, list) or len(names) != 1):
-        raise UserError(f"{path}: architectures={names!r} must be a list of one class name")
+    names, label = config.get("architectures"), config.get("model_type")
     if names:
-        found = ARCHITECTURES.get(str(names[0]))
         label = names[0]
+        found = ARCHITECTURES.get(str(label)) if len(names) == 1 else None
     else:
-        label = config.get("model_type")
         found = next((a for a in ARCHITECTURES.values() if a.model_type == label), None)
     if found is None:
         raise UserError(
@@ -126,21 +119,6 @@ def _check_fixed(config: dict[str, Any], name: str, supported: object, path: Pat
         return
     fix = "this field unset" if supported is None else f"{name}={json.dumps(supported)}"
     raise UserError(f"{path}: {name}={json.dumps(value)} is not supported, only {fix}")
-
-
-def _head_dim(
-    config: dict[str, Any], architecture: Architecture, hidden_size: int, num_heads: int, path: Path
-) -> int:
-    if config.get("head_dim") is not None:
-        return _positive(config, "head_dim", path, int)
-    if architecture.default_head_dim is not None:
-        return architecture.default_head_dim
-    if hidden_size % num_heads:
-        raise UserError(
-            f"{path}: num_attention_heads={num_heads} does not divide hidden_size={hidden_size} "
-            "and there is no head_dim"
-        )
-    return hidden_size // num_heads
 
 
 def _moe(config: dict[str, Any], architecture: Architecture, path: Path) -> MoeShape | None:

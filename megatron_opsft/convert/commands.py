@@ -110,9 +110,11 @@ class Check(Command):
     def run(self) -> int | None:
         """Print what differs."""
         from megatron_opsft.convert.run import differing_tensors, open_source
+        from megatron_opsft.storage.model_paths import resolve_model
 
         sources = [
-            open_source(_directory_of(name), self.config_from) for name in (self.first, self.second)
+            open_source(resolve_model(name, option="convert check"), self.config_from)
+            for name in (self.first, self.second)
         ]
         if lines := differing_tensors(sources[0], sources[1]):
             lines.append(f"{len(lines)} of {len(sources[0].table.hf_shapes())} tensors differ")
@@ -133,26 +135,17 @@ PROGRAM = group(
 )
 
 
-def _directory_of(name: str) -> Path:
-    """A checkpoint, or what `resolve_model` makes of the name. Errors: `UserError`."""
-    from megatron_opsft.storage.model_paths import is_dist_checkpoint, resolve_model
-
-    path = Path(name)
-    return path if is_dist_checkpoint(path) else resolve_model(name, option="convert check")
-
-
 def find_source(name: str, to: str, out: Path, *, overwrite: bool) -> Path:
     """The directory of a model in the other format than `to`, hf or megatron. Errors: `UserError`,
     also for an output that may not be written.
     """
-    from megatron_opsft.storage.model_paths import TINY_REASONER, newest_checkpoint, resolve_model
+    from megatron_opsft.storage.model_paths import newest_checkpoint, resolve_model
     from megatron_opsft.storage.replacing import check_out
 
     if to == "megatron":
         directory = resolve_model(name, option="--hf")
     else:
-        path = resolve_model(name) if name == TINY_REASONER else Path(name).expanduser()
-        directory = newest_checkpoint(path)
+        directory = newest_checkpoint(Path(name).expanduser())
     if not directory.is_dir():
         raise UserError(f"{directory} is not a directory")
     check_out(out, [directory], overwrite=overwrite)

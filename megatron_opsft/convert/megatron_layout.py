@@ -29,8 +29,7 @@ from megatron_opsft.storage.model_paths import (
     TORCH_DIST_FORMAT,
 )
 from megatron_opsft.storage.partial import PlannedFile
-from megatron_opsft.storage.regions import Region
-from megatron_opsft.storage.torch_archive import archived_tensor
+from megatron_opsft.storage.regions import Region, archived_tensor
 from megatron_opsft.weights.checkpoint_keys import (
     Entry,
     entry_of,
@@ -51,7 +50,7 @@ def megatron_layout(table: WeightTable, dtype: torch.dtype, max_file_bytes: int)
         layout.add_tensor(rule, entry_of(rule.mcore_name), sizes)
     for key in extra_state_keys(table):
         layout.add_object(key)
-    return layout.finish(table.shape.vocab_size)
+    return layout.finish()
 
 
 class _DistLayout:
@@ -62,7 +61,9 @@ class _DistLayout:
         self._files: list[list[tuple[int, bytes]]] = [[]]
         self._ends = [0]
         self._targets: list[Target] = []
-        self._metadata = Metadata(state_dict_metadata={}, planner_data=None, storage_data={})
+        self._tensors: dict[str, TensorStorageMetadata] = {}
+        self._objects: dict[str, BytesStorageMetadata] = {}
+        self._storage: dict[MetadataIndex, _StorageInfo] = {}
         self._empty = _saved([None])
 
     def _reserve(
@@ -80,10 +81,6 @@ class _DistLayout:
         self._ends[-1] = start + num_bytes
         return len(self._files) - 1, start
 
-    def _store(self, index: MetadataIndex, file: int, start: int, num_bytes: int) -> None:
-        assert isinstance(self._metadata.storage_data, dict)
-        self._metadata.storage_data[index] = _StorageInfo(_file_name(file), start, num_bytes)
-
     def add_tensor(self, rule: Rule, entry: Entry, lead: dict[str, tuple[int, ...]]) -> None:
         """One layer (or expert) of a tensor: a chunk with one index on each prepended axis."""
         shape = (*(1 for _ in entry.lead), *rule.mcore_shape)
@@ -98,7 +95,7 @@ class _DistLayout:
         region = Region(Path(_file_name(file)), data, rule.mcore_shape, self._dtype)
         parts = shard_parameter(rule, 0, 1).parts
         self._targets.append(Target(rule.mcore_name, region, parts))
-        stored = self._metadata.state_dict_metadata.setdefault(
+        stored = self._tensors.setdefault(
             entry.key,
             TensorStorageMetadata(
                 TensorProperties(dtype=self._dtype),
@@ -106,29 +103,30 @@ class _DistLayout:
                 [],
             ),
         )
-        assert isinstance(stored, TensorStorageMetadata)
         offsets = torch.Size((*entry.lead, *(0 for _ in rule.mcore_shape)))
         index = MetadataIndex(entry.key, offsets, len(stored.chunks))
         stored.chunks.append(ChunkStorageMetadata(offsets, torch.Size(shape)))
-        self._store(index, file, start, num_bytes)
+        self._storage[index] = _StorageInfo(_file_name(file), start, num_bytes)
 
     def add_object(self, key: str) -> None:
         """An object without content."""
         file, start = self._reserve(len(self._empty))
         self._files[file].append((start, self._empty))
-        self._metadata.state_dict_metadata[key] = BytesStorageMetadata()
-        self._store(MetadataIndex(key), file, start, len(self._empty))
+        self._objects[key] = BytesStorageMetadata()
+        info = _StorageInfo(_file_name(file), start, len(self._empty))
+        self._storage[MetadataIndex(key)] = info
 
-    def finish(self, vocab_size: int) -> FileLayout:
+    def finish(self) -> FileLayout:
         files = tuple(
             PlannedFile(_file_name(index), end, tuple(constants))
             for index, (end, constants) in enumerate(zip(self._ends, self._files, strict=True))
         )
+        metadata = Metadata({**self._tensors, **self._objects}, storage_data=self._storage)
         small = {
             COMMON_NAME: _saved({}),
             FORMAT_NAME: json.dumps(TORCH_DIST_FORMAT).encode(),
-            METADATA_NAME: pickle.dumps(self._metadata),
-            RECORD_NAME: json.dumps({"vocab_size": vocab_size}).encode(),  # the padding hides it
+            METADATA_NAME: pickle.dumps(metadata),
+            RECORD_NAME: b"{}\n",
         }
         return FileLayout(files, tuple(self._targets), small)
 

@@ -31,7 +31,6 @@ from megatron_opsft.weights.rectangles import Rect
 from megatron_opsft.weights.rules import WeightTable
 
 Format = Literal["megatron", "hf"]
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _staging = Staging()
 
 
@@ -71,8 +70,6 @@ def open_source(directory: Path, config_dir: Path | None = None) -> Source:
     not hold them itself.
     Errors: `UserError` naming what is missing, unexpected or damaged.
     """
-    if not directory.is_dir():
-        raise UserError(f"{directory} is not a directory")
     is_megatron = is_dist_checkpoint(directory)
     if config_dir is not None:
         config_dir = resolve_model(str(config_dir), option="--config-from")
@@ -109,7 +106,7 @@ def convert_model(
 ) -> Figures:
     """Write the model in `directory` to `out` in the other format; it appears when it is whole.
 
-    config_from: as in `open_source`; dtype: of DTYPES, None for the source's; verify: read the
+    config_from: as in `open_source`; dtype: None for the source's; verify: read the
     result back and compare. Errors: `UserError`; nothing is left then, but a result that differs
     when it is compared.
     """
@@ -119,16 +116,15 @@ def convert_model(
         raise UserError(f"{directory} is a {kind} already; convert it the other way")
     started = time.monotonic()
     check_out(out, source.paths(), overwrite=overwrite)
-    wanted = DTYPES[dtype] if dtype else source.only_dtype()
+    wanted = getattr(torch, dtype) if dtype else source.only_dtype()
     if to == "hf":
         layout = hf_layout(source.table.hf_shapes(), wanted, max_shard_bytes)
     else:
         layout = megatron_layout(source.table, wanted, max_shard_bytes)
     with (
-        written_whole(out) as partial,
+        written_whole(out, layout.files) as partial,
         Progress("converting", layout.num_bytes, unit="B") as progress,
     ):
-        partial.open_files(layout.files)
         for target in layout.targets:
             _copy(source, target, partial)
             progress.update(target.region.num_bytes)

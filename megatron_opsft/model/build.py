@@ -36,7 +36,6 @@ from torch import Tensor
 
 from megatron_opsft.architectures.shape import ModelShape
 from megatron_opsft.config import ParallelConfig
-from megatron_opsft.loss.output_head import OutputHead
 from megatron_opsft.model.attention import PackedAttention, RMSNorm
 from megatron_opsft.model.transformer_config import uses_transformer_engine
 from megatron_opsft.runtime.device import Device
@@ -212,13 +211,3 @@ def output_weight(model: GPTModel) -> Tensor:
         else model.output_layer.weight
     )
     return weight
-
-
-def output_head(model: GPTModel, vocab_size: int, temperature: float) -> OutputHead:
-    """The output layer of a GPTModel on the last pipeline stage; `vocab_size` without padding."""
-    return OutputHead(
-        weight_VH=output_weight(model),
-        vocab_size=vocab_size,
-        group=model.pg_collection.tp,
-        temperature=temperature,
-    )

@@ -20,7 +20,7 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.model.checkpoint_share import (
     describe_models,
     gather_weights,
-    objects_only,
+    is_tensor,
     own_share,
     read_tensors,
 )
@@ -95,7 +95,10 @@ class Checkpointer:
         return {
             **reference,
             "share": own_share(models, self._optimizer, is_loading=False),
-            **{key: objects_only(each) for key, each in models.items()},
+            **{
+                key: {name: value for name, value in each.items() if not is_tensor(value)}
+                for key, each in models.items()
+            },
             "optimizer": settings_of(self._optimizer),
         }
 

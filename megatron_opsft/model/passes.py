@@ -26,7 +26,7 @@ from megatron_opsft.loss.fused_linear import token_statistics
 from megatron_opsft.loss.output_head import OutputHead, whole_hidden
 from megatron_opsft.loss.token_losses import WeightedLikelihood
 from megatron_opsft.methods.objective import LIKELIHOOD, Objective
-from megatron_opsft.model.build import output_head, output_weight, without_output_layer
+from megatron_opsft.model.build import output_weight, without_output_layer
 from megatron_opsft.model.routing_replay import replayed, replaying
 from megatron_opsft.records import MicroBatch, Sample
 from megatron_opsft.runtime.distributed import Layout, broadcast_over, join_over_context
@@ -81,11 +81,6 @@ class ModelPasses:
     def models(self) -> list[GPTModel]:
         """The GPTModel chunks without their data-parallel wrapper."""
         return [cast(GPTModel, chunk.module) for chunk in self.chunks]
-
-    @property
-    def output_weight(self) -> Tensor:
-        """This rank's rows of the output layer; on the last pipeline stage."""
-        return output_weight(self.models[-1])
 
     @torch.no_grad()
     def score_batches(
@@ -219,7 +214,12 @@ class ModelPasses:
             )
         if not model.post_process:
             return hidden, None
-        head = output_head(model, self._vocab_size, temperature)
+        head = OutputHead(
+            weight_VH=output_weight(model),
+            vocab_size=self._vocab_size,
+            group=model.pg_collection.tp,
+            temperature=temperature,
+        )
 
         def finish(hidden: Tensor, non_loss_data: bool = True) -> Any:
             sharded = self._config.sequence_parallel
@@ -240,5 +240,5 @@ def with_log_probs(
     """
     if not log_probs:
         return list(batches)
-    found: list[dict[str, Any]] = [{name: each} for each in log_probs]
-    return [replace(batch, **each) for batch, each in zip(batches, found, strict=True)]
+    pairs = zip(batches, log_probs, strict=True)
+    return [replace(batch, **cast(Any, {name: found})) for batch, found in pairs]

@@ -46,7 +46,6 @@ def _sum_losses(
     """
     losses = token_losses(objective, batch)
     num_tokens = torch.tensor(batch.num_loss_tokens, dtype=torch.int, device=hidden_TH.device)
-    sums: tuple[Tensor, ...]
     if isinstance(objective.surrogate, Distillation):
         loss_sum, found = fused_linear_loss(
             hidden_TH,
@@ -58,19 +57,19 @@ def _sum_losses(
         )
         assert found.divergence_R is not None
         clipped, _ = losses.statistics(found.log_probs_R)
-        sums = (loss_sum.detach().clone(), clipped, found.divergence_R.sum())
-        return loss_sum, num_tokens, sums
-    loss_sum, log_probs_R = summed_loss(
-        method,
-        hidden_TH,
-        head,
-        batch.loss_indices_R,
-        batch.labels_R,
-        losses,
-        accumulation_fusion=accumulation_fusion,
-    )
-    sums = (loss_sum.detach().clone(), *losses.statistics(log_probs_R))
-    return loss_sum, num_tokens, sums
+        statistics: tuple[Tensor, ...] = (clipped, found.divergence_R.sum())
+    else:
+        loss_sum, log_probs_R = summed_loss(
+            method,
+            hidden_TH,
+            head,
+            batch.loss_indices_R,
+            batch.labels_R,
+            losses,
+            accumulation_fusion=accumulation_fusion,
+        )
+        statistics = losses.statistics(log_probs_R)
+    return loss_sum, num_tokens, (loss_sum.detach().clone(), *statistics)
 
 
 def _teacher_of(distillation: Distillation, head: OutputHead, batch: MicroBatch) -> Teacher:

@@ -183,11 +183,7 @@ def transformer_engine_version(device: Device) -> tuple[int, int] | None:
 
 def has_fused_weight_gradient() -> bool:
     """Whether NVIDIA Apex's gradient-accumulation kernel is there."""
-    try:
-        import fused_weight_gradient_mlp_cuda  # noqa: F401
-    except ImportError:
-        return False
-    return True
+    return importlib.util.find_spec("fused_weight_gradient_mlp_cuda") is not None
 
 
 def peak_memory_bytes(device: Device) -> int:

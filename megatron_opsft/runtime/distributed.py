@@ -24,7 +24,6 @@ from megatron_opsft.runtime.exchange import (
 from megatron_opsft.runtime.job import join_job, leave_job
 
 T = TypeVar("T")
-R = TypeVar("R")
 K = TypeVar("K", bound=Hashable)
 
 
@@ -222,21 +221,11 @@ def any_over_world(flag: bool) -> bool:
     return sum_over_world([float(flag)])[0] > 0
 
 
-def wait_for_all() -> None:
-    """Wait until every rank has called it. Collective over the world."""
-    sum_over_world([0.0])
-
-
 def broadcast_object(value: T) -> T:
     """Rank 0's value on every rank. Collective over the world."""
     box = [value]
     dist.broadcast_object_list(box, src=0)
     return box[0]
-
-
-def gather_to_main(items: Sequence[T]) -> list[T]:
-    """Every rank's items in rank order on rank 0; empty elsewhere. Collective over the world."""
-    return deal({0: items})
 
 
 def deal(items_for: Mapping[int, Sequence[T]]) -> list[T]:

@@ -18,8 +18,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 
 from megatron_opsft.errors import UserError, first_line
 from megatron_opsft.storage.model_paths import METADATA_NAME
-from megatron_opsft.storage.regions import Region
-from megatron_opsft.storage.torch_archive import archived_tensor
+from megatron_opsft.storage.regions import Region, archived_tensor
 
 _CLASSES = {
     "torch.distributed.checkpoint.metadata": (

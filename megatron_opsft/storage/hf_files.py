@@ -15,9 +15,6 @@ from megatron_opsft.storage.regions import Region
 from megatron_opsft.weights.rectangles import Rect, whole
 from megatron_opsft.weights.rules import EMBEDDING, TIED_HEAD, WeightTable
 
-COMPARED_ROWS = 8192  # of the head and the embedding at a time: bounds the memory of the comparison
-
-
 SAFETENSORS_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
@@ -70,7 +67,7 @@ class HfTensors:
             self._regions |= read_regions(self.model_dir / file)
 
     def dtype(self, name: str) -> torch.dtype:
-        return self.region(name).dtype
+        return self._regions[name].dtype
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: region.shape for name, region in self._regions.items()}
@@ -79,22 +76,16 @@ class HfTensors:
         """The weight files, each once."""
         return tuple(dict.fromkeys(region.path for region in self._regions.values()))
 
-    def region(self, name: str) -> Region:
-        """Where a tensor lies; UserError for a name that is not there."""
-        if name not in self._regions:
-            raise UserError(f"{self.model_dir} holds no tensor {name}")
-        return self._regions[name]
-
     def read(self, rect: Rect) -> Tensor:
         """A rectangle of a tensor; file's dtype, CPU."""
-        stored = self._open(self.region(rect.tensor).path).get_slice(rect.tensor)
+        stored = self._open(self._regions[rect.tensor].path).get_slice(rect.tensor)
         rows = slice(rect.row0, rect.row1)
         is_matrix = len(stored.get_shape()) == 2
         return stored[rows, rect.col0 : rect.col1] if is_matrix else stored[rows]
 
     def copy_rows(self, name: str, start: int, stop: int, out: Tensor) -> None:
         """`tensor[start:stop]`, read from disk and cast into `out`, which has that shape."""
-        self.region(name).copy_rows(start, stop, out, name)
+        self._regions[name].copy_rows(start, stop, out, name)
 
 
 def _weight_files(model_dir: Path) -> list[str]:
@@ -128,12 +119,9 @@ def check_checkpoint(tensors: HfTensors, table: WeightTable) -> None:
         return
     name = EMBEDDING.hf_tensors[0][0]
     embedding = whole(name, tensors.shapes()[name])
-    for start in range(0, embedding.row1, COMPARED_ROWS):
-        stop = min(start + COMPARED_ROWS, embedding.row1)
-        rows = replace(embedding, row0=start, row1=stop)
-        if not torch.equal(tensors.read(replace(rows, tensor=TIED_HEAD)), tensors.read(rows)):
-            raise UserError(
-                f"{tensors.model_dir}: config.json says tie_word_embeddings=true, but {TIED_HEAD} "
-                f"differs from {embedding.tensor}; set tie_word_embeddings to false if the head is "
-                "meant to differ"
-            )
+    if not torch.equal(tensors.read(replace(embedding, tensor=TIED_HEAD)), tensors.read(embedding)):
+        raise UserError(
+            f"{tensors.model_dir}: config.json says tie_word_embeddings=true, but {TIED_HEAD} "
+            f"differs from {embedding.tensor}; set tie_word_embeddings to false if the head is "
+            "meant to differ"
+        )

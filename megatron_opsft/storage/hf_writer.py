@@ -172,8 +172,7 @@ def write_hf_model(
     check_out(out_dir, [source_dir], overwrite=overwrite)
     layout = hf_layout(shapes, dtype, max_shard_bytes)
     remaining = {target.name: target.region for target in layout.targets}
-    with written_whole(out_dir) as partial:
-        partial.open_files(layout.files)
+    with written_whole(out_dir, layout.files) as partial:
         write_files(partial.directory, side_files(source_dir, dtype) | layout.small_files)
         for name, tensor in tensors:
             _write(partial, remaining.pop(name), name, tensor.detach().to("cpu"))

@@ -4,7 +4,6 @@ The same methods as `HfTensors`, so whatever loads from a Hugging Face directory
 checkpoint too: any that Megatron-Core wrote, at any TP x PP x VPP x EP, with or without optimizer.
 """
 
-import json
 from dataclasses import replace
 from functools import lru_cache
 from itertools import islice, product
@@ -15,9 +14,9 @@ from torch import Tensor
 
 from megatron_opsft.architectures.template import ShardKind
 from megatron_opsft.errors import UserError
-from megatron_opsft.storage.dist_metadata import Chunk, damage_named, locate, read_metadata
+from megatron_opsft.storage.dist_metadata import Chunk, locate, read_metadata
 from megatron_opsft.storage.hf_files import HfTensors, check_checkpoint
-from megatron_opsft.storage.model_paths import RECORD_NAME, is_dist_checkpoint
+from megatron_opsft.storage.model_paths import is_dist_checkpoint
 from megatron_opsft.storage.regions import Region
 from megatron_opsft.weights.checkpoint_keys import (
     Entry,
@@ -73,16 +72,6 @@ class MegatronTensors:
 
     def _match(self) -> None:
         """Find the entry of every parameter; strict both ways."""
-        path, vocab_size = self.model_dir / RECORD_NAME, self._table.shape.vocab_size
-        if path.is_file():
-            with damage_named(path):
-                converted = json.loads(path.read_text("utf-8"))["vocab_size"]
-            if converted != vocab_size:
-                # The padding hides it: the padded embedding could be one of either size.
-                raise UserError(
-                    f"{self.model_dir}: config.json says vocab_size={vocab_size}, but the "
-                    f"checkpoint was made with {converted}"
-                )
         for rule in self._table.exported:
             candidates = (entry_of(rule.mcore_name), *other_entries(rule.mcore_name))
             entry = next((p for p in candidates if p.key in self._stored), None)

@@ -17,7 +17,7 @@ TORCH_DIST_FORMAT = {
     "common_backend": "torch",
     "common_backend_version": 1,
 }
-RECORD_NAME = "conversion.json"  # of a converted checkpoint: its vocabulary
+RECORD_NAME = "conversion.json"  # marks a converted checkpoint, which may be overwritten
 ADAPTER_NAME = "adapter_config.json"  # of what PEFT saves
 TINY_REASONER = "tiny_reasoner"
 ASSETS = Path(__file__).parent.parent / "assets"

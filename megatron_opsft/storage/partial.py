@@ -5,7 +5,7 @@ it, `replaced/` is what had the name before, for the moment between two renames.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,35 +30,18 @@ class PlannedFile:
     constants: tuple[tuple[int, bytes], ...]
 
 
+@dataclass(frozen=True, slots=True)
 class PartialFiles:
-    """What is written of an output. files: the large ones, by name, while they are open."""
+    """What is written of an output. files: the large ones, by name."""
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.files: dict[str, DirectFile] = {}
-
-    def open_files(self, planned: Sequence[PlannedFile]) -> None:
-        """Make the large files. `OSError`."""
-        for each in planned:
-            file = self.files[each.name] = DirectFile(self.directory / each.name, each.num_bytes)
-            for offset, content in each.constants:
-                file.write(content, offset)
-
-    def close(self, *, sync: bool) -> None:
-        """sync: the large files are on disk then. `OSError`."""
-        while self.files:
-            file = self.files.popitem()[1]
-            try:
-                if sync:
-                    file.sync()
-            finally:
-                file.close()
+    directory: Path
+    files: dict[str, DirectFile]
 
 
 @contextmanager
-def written_whole(out_dir: Path) -> Iterator[PartialFiles]:
-    """An empty directory, which is `out_dir` after the block; after an error nothing is left, and
-    what had the name before still has it.
+def written_whole(out_dir: Path, planned: Sequence[PlannedFile] = ()) -> Iterator[PartialFiles]:
+    """A directory with the planned files alone, which is `out_dir` after the block; after an error
+    nothing is left, and what had the name before still has it.
 
     What a killed process leaves stays hidden, and the next one begins anew.
     Errors: `UserError` for an `OSError` inside, and where another process writes there.
@@ -70,13 +53,19 @@ def written_whole(out_dir: Path) -> Iterator[PartialFiles]:
             put_back(replaced, out_dir)  # the try before may have ended between two renames
             remove(data, quietly=True)
             data.mkdir()
-            partial = PartialFiles(data)
             try:
-                yield partial
-                partial.close(sync=True)  # on NFS files that are open cannot be removed
+                with ExitStack() as opened:  # on NFS files that are open cannot be removed
+                    files = {}
+                    for each in planned:
+                        file = DirectFile(data / each.name, each.num_bytes)
+                        files[each.name] = opened.enter_context(closing(file))
+                        for offset, content in each.constants:
+                            file.write(content, offset)
+                    yield PartialFiles(data, files)
+                    for file in files.values():
+                        file.sync()
                 publish(data, out_dir, replaced)
             finally:
-                partial.close(sync=False)
                 remove(data, quietly=True)
                 remove(replaced, quietly=True)
     except OSError as error:

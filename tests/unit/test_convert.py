@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from tiny_models import SHAPES, weights
 from torch import Tensor
 
-from megatron_opsft.convert.run import DTYPES, Format, convert_model, differing_tensors, open_source
+from megatron_opsft.convert.run import Format, convert_model, differing_tensors, open_source
 from megatron_opsft.errors import UserError
 from megatron_opsft.storage.direct_io import DirectFile
 from megatron_opsft.storage.dist_metadata import locate, read_metadata
@@ -31,24 +31,20 @@ INDEX = "model.safetensors.index.json"
 
 
 def write_hf(directory: Path, name: str = "qwen2", dtype: torch.dtype = torch.float32) -> Path:
-    """A Hugging Face directory in two shards with an index."""
-    directory.mkdir(parents=True)
-    config = hf_model(name).config
-    config.architectures = [SHAPES[name].architecture]
-    config.save_pretrained(directory)
+    """A Hugging Face directory in several shards, as transformers writes it."""
+    hf_model(name).to(dtype).save_pretrained(directory, max_shard_size="300KB")
     (directory / "tokenizer.json").write_text("{}")
     (directory / "chat_template.jinja").write_text("x")
-    tensors = {key: value.to(dtype) for key, value in weights(name).items()}
-    names = list(tensors)
-    halves = {
-        "model-00001-of-00002.safetensors": names[: len(names) // 2],
-        "model-00002-of-00002.safetensors": names[len(names) // 2 :],
-    }
-    for file, part in halves.items():
-        save_file({key: tensors[key] for key in part}, directory / file, {"format": "pt"})
-    weight_map = {key: file for file, part in halves.items() for key in part}
-    (directory / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     return directory
+
+
+def edit(directory: Path, name: str, change: Callable[[Tensor], Tensor]) -> None:
+    """Change one tensor of a Hugging Face directory."""
+    for file in directory.glob("*.safetensors"):
+        tensors = load_file(file)
+        if name in tensors:
+            tensors[name] = change(tensors[name])
+            save_file(tensors, file, {"format": "pt"})
 
 
 @pytest.fixture
@@ -98,11 +94,7 @@ def test_dtype_is_cast_and_mixed_dtypes_need_one(hf: Path, tmp_path: Path) -> No
     run(tmp_path / "a", tmp_path / "b", "hf")
     for key, value in all_tensors(hf).items():
         assert torch.equal(all_tensors(tmp_path / "b")[key], value.bfloat16())
-    file = hf / "model-00001-of-00002.safetensors"
-    tensors = load_file(file)
-    name = next(iter(tensors))
-    tensors[name] = tensors[name].half()
-    save_file(tensors, file)
+    edit(hf, "model.norm.weight", Tensor.half)
     with pytest.raises(UserError, match="give --dtype"):
         run(hf, tmp_path / "c", "megatron")
     run(hf, tmp_path / "c", "megatron", dtype="float32")
@@ -123,11 +115,7 @@ def test_finite_values_that_would_become_infinite_are_refused(
     source = tmp_path / "source"
 
     def write(value: float) -> None:
-        for file in sorted(hf.glob("*.safetensors")):
-            tensors = load_file(file)
-            if name in tensors:
-                tensors[name][3, 2] = value
-                save_file(tensors, file, {"format": "pt"})
+        edit(hf, name, lambda tensor: tensor.index_fill(0, torch.tensor([3]), value))
         shutil.rmtree(source, ignore_errors=True)
         run(hf, source, "megatron")
 
@@ -137,12 +125,12 @@ def test_finite_values_that_would_become_infinite_are_refused(
         run(model, tmp_path / "out", to, dtype=dtype)
     assert not (tmp_path / "out").exists() and not partial_dir(tmp_path / "out").exists()
     with pytest.raises(UserError, match=f"tensor {name} holds"):  # as --verify compares
-        differing_tensors(open_source(hf), open_source(source), dtype=DTYPES[dtype])
-    for fits in (torch.finfo(DTYPES[dtype]).max, float("inf")):
+        differing_tensors(open_source(hf), open_source(source), dtype=getattr(torch, dtype))
+    for fits in (torch.finfo(getattr(torch, dtype)).max, float("inf")):
         write(fits)
         run(model, tmp_path / f"out {fits}", to, dtype=dtype)
         opened = open_source(tmp_path / f"out {fits}")
-        assert differing_tensors(open_source(hf), opened, dtype=DTYPES[dtype]) == []
+        assert differing_tensors(open_source(hf), opened, dtype=getattr(torch, dtype)) == []
 
 
 def test_overwrite_never_deletes_what_is_read(hf: Path, megatron: Path, tmp_path: Path) -> None:
@@ -293,7 +281,6 @@ def test_wrong_direction_and_missing_config_are_named(
     for words, message in (
         (["to-megatron", "--hf", megatron], "other way"),
         (["to-hf", "--megatron", hf], "other way"),
-        (["to-hf", "--megatron", "tiny_reasoner"], "other way"),
         (["to-hf", "--megatron", tmp_path / "gone"], "not a directory"),
         (["to-hf", "--megatron", megatron, "--shard-size", "many"], "--shard-size=many"),
         (["to-hf", "--megatron", megatron, "--shard-size", "0.5"], "--shard-size=0.5"),
@@ -302,10 +289,6 @@ def test_wrong_direction_and_missing_config_are_named(
         ended = cli.run(["convert", *words, "--out", tmp_path / "out"])
         assert ended.exit_code == 2
         assert message in ended.stderr and ended.stderr.count("\n") == 1
-    config = json.loads((megatron / "config.json").read_text())
-    (megatron / "config.json").write_text(json.dumps(config | {"vocab_size": 302}))
-    with pytest.raises(UserError, match="says vocab_size=302, but the checkpoint was made with"):
-        open_source(megatron)  # the padded embedding could be one of either size
     (megatron / "config.json").unlink()
     with pytest.raises(UserError, match="--config-from"):
         open_source(megatron)
@@ -315,10 +298,7 @@ def test_wrong_direction_and_missing_config_are_named(
 def test_check_tells_equal_from_different(cli: ForkedCli, hf: Path, megatron: Path) -> None:
     equal = cli.run(["convert", "check", hf, megatron])
     assert (equal.exit_code, equal.stdout) == (0, f"equal: {len(weights('qwen2'))} tensors\n")
-    file = hf / "model-00002-of-00002.safetensors"
-    tensors = load_file(file)
-    tensors["model.norm.weight"][3] += 1
-    save_file(tensors, file)
+    edit(hf, "model.norm.weight", lambda tensor: tensor + 1)
     different = cli.run(["convert", "check", hf, megatron])
     assert (different.exit_code, different.stdout) == (
         4,

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.errors import UserError
 from megatron_opsft.storage.hf_files import HfTensors, check_checkpoint
-from megatron_opsft.storage.hf_writer import hf_layout, side_files, write_hf_model
+from megatron_opsft.storage.hf_writer import side_files, write_hf_model
 from megatron_opsft.storage.model_paths import resolve_model
 from megatron_opsft.weights.rectangles import Rect, whole
 from megatron_opsft.weights.rules import WeightTable
@@ -224,16 +224,6 @@ def test_tensors_in_any_order_give_the_same_bytes_and_are_cast(
     loaded = load_file(one)
     assert all(torch.equal(loaded[name], t.bfloat16()) for name, t in tensors.items())
     assert json.loads((tmp_path / "one" / "config.json").read_text())["dtype"] == "bfloat16"
-
-
-def test_shards_keep_the_limit_and_large_tensors_get_their_own() -> None:
-    shapes = {"a": (100,), "b": (10,), "c": (10,), "d": (30,)}
-    layout = hf_layout(shapes, torch.float32, 160)
-    files = [f"model-0000{n}-of-00003.safetensors" for n in (1, 2, 3)]
-    assert [file.name for file in layout.files] == files
-    places = {target.name: str(target.region.path) for target in layout.targets}
-    assert places == dict(zip("abcd", [files[0], files[1], files[1], files[2]], strict=True))
-    assert all(len(header) % 8 == 0 for file in layout.files for _, header in file.constants)
 
 
 def test_what_cannot_be_written_is_refused_and_nothing_is_left(
