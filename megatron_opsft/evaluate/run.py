@@ -128,11 +128,11 @@ def _sample(
         new, correct, tokens = tally.read()
         share = (num_correct + correct) / max(len(done) + new, 1)
         rate = tokens / (time.monotonic() - start)
-        return len(done) + new, f"samples, accuracy {100 * share:.1f} %, {rate:,.0f} tokens/s"
+        return len(done) + new, f"accuracy {100 * share:.1f} %, {rate:,.0f} tokens/s"
 
     total = len(done) + len(missing)
     with Progress(
-        inputs.model.name, total, done=len(done), read=read, shown=job.is_main
+        inputs.model.name, total, unit=" samples", done=len(done), read=read, shown=job.is_main
     ) as progress:
         with Scorer(verifier, inputs.benchmarks, files, tally) as scorer:
             for finished in _finished(inputs, engine, queue):

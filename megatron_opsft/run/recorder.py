@@ -19,7 +19,7 @@ from megatron_opsft.run.metrics import MetricsLog
 from megatron_opsft.run.rollout_log import RolloutLog
 from megatron_opsft.run.summary import manifest_of, summarize
 from megatron_opsft.runtime.device import peak_memory_bytes
-from megatron_opsft.runtime.distributed import gather_to_main, max_over_world, wait_for_all
+from megatron_opsft.runtime.distributed import deal, max_over_world
 from megatron_opsft.runtime.durable import list_checkpoints, step_name, write_json, write_text
 from megatron_opsft.runtime.phase import Interrupted, StopSignal, Stopwatch, enter_phase
 from megatron_opsft.session import Session, log
@@ -74,7 +74,7 @@ class RunRecorder:
         self._settle_checkpoint(wait=False)
         enter_phase("record")
         self._rollouts.finish()
-        wait_for_all()
+        max_over_world([0.0])  # wait until every rank is here
         if self._log is None:
             return
         metrics: dict[str, float | int] = {
@@ -191,7 +191,7 @@ class RunRecorder:
                 "prompt_ids": rollout.prompt_ids,
                 "response_ids": rollout.response_ids,
             }
-            for _, rollout in sorted(gather_to_main(held), key=itemgetter(0))
+            for _, rollout in sorted(deal({0: held}), key=itemgetter(0))
         ]
         if self._s.layout.is_main:
             path = self._dir.failed_batch(step)

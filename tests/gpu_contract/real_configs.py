@@ -206,7 +206,6 @@ def read_megatron(path: Path) -> dict[str, Any]:
         "float32_gradients": [ddp.grad_reduce_in_fp32, True],
         "distributed_optimizer": [ddp.use_distributed_optimizer, True],
         "overlap_reduce": [ddp.overlap_grad_reduce, config.parallel.overlap_grad_reduce],
-        "overlap_gather": [ddp.overlap_param_gather, config.parallel.overlap_param_gather],
     }
 
 

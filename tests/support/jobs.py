@@ -97,7 +97,6 @@ class Case:
             vpp=self.vpp,
             sequence_parallel=self.sequence_parallel,
             overlap_grad_reduce=self.overlap,
-            overlap_param_gather=self.overlap,
         )
 
     def __str__(self) -> str:
@@ -377,7 +376,6 @@ def train_steps(built: Built, case: Case, steps: range) -> list[StepResult]:
         result = built.trainer.step(batches, factor, lr=OPTIMIZER.lr)
         assert set(gather_from_all([result])) == {result}
         results.append(result)
-    built.trainer.finish_gathering_weights()
     return results
 
 
@@ -392,7 +390,6 @@ def run_training(config_file: str, overrides: list[str]) -> int:
 
 def exported(built: Built, bucket_bytes: int = BUCKET_BYTES) -> dict[str, torch.Tensor]:
     """The whole model under its HF names, on every rank."""
-    built.trainer.finish_gathering_weights()
     return {name: t.clone() for name, t in Exporter(built.shards, bucket_bytes).stream()}
 
 
