@@ -69,7 +69,7 @@ def diagnose(
             if (row["problem_id"], row["sample_index"]) not in done
         ]
         with Progress("diagnose", len(left)) as progress:
-            dtype = getattr(torch, inputs.dtype)
+            dtype = getattr(torch, inputs.settings.dtype)
             models = [load_model(m, dtype, inputs.device) for m in (p, q) if left]
             for row, prompt_ids, ids in left:
                 row["tokens"] = pieces_of(p.tokenizer, ids)

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -91,7 +91,8 @@ class EvalModel:
 class Inputs:
     """One model on the benchmarks, read and checked: what goes into `settings.out`.
 
-    prompts: problem key -> ids. max_tokens: of a response, end token included.
+    settings: with the batch_size and dtype that are meant where nobody set them. prompts: problem
+    key -> ids. max_tokens: of a response, end token included.
     """
 
     settings: EvalSettings
@@ -99,13 +100,7 @@ class Inputs:
     benchmarks: tuple[Benchmark, ...]
     prompts: dict[str, tuple[int, ...]]
     max_tokens: int
-    dtype: Literal["float32", "bfloat16"]
     device: Device
-
-    @property
-    def batch_size(self) -> int:
-        """Responses decoded at once."""
-        return self.settings.batch_size or engine_traits(self.settings.engine).eval_batch_size
 
     @property
     def budgets(self) -> tuple[int, ...]:
@@ -129,7 +124,8 @@ class Inputs:
         """JSON of whatever two results may differ in, apart from model and size of benchmarks."""
         settings, versions = self.settings, installed_versions()
         engine = engine_traits(settings.engine)
-        names = {"method", "template", "temperature", "top_p", "seed", "engine", "verify_timeout"}
+        names = {"method", "template", "temperature", "top_p", "seed", "engine", "dtype"}
+        names |= {"verify_timeout"}
         names |= {"deer"} if settings.method == "deer" else set()
         names |= {"system_prompt"} if settings.system_prompt else set()
         names |= {"tp"} if engine.tensor_parallel else set()
@@ -137,7 +133,6 @@ class Inputs:
             "max_tokens": self.max_tokens,
             "engine_version": next(versions[name] for name in engine.packages if name in versions),
             "torch": versions["torch"],
-            "dtype": self.dtype,
             "device": self.device.torch_device.type,
             "verifier": describe_judge(settings.verify, f"math-verify {versions['math-verify']}"),
             "data": {benchmark.name: benchmark.data.sha256 for benchmark in self.benchmarks},
@@ -172,12 +167,11 @@ def read_models(settings: EvalSettings, device: Device) -> list[Inputs]:
         "out": settings.out / "baseline",
     }
     base = read_inputs(settings.model_copy(update=changed), device, option="--baseline")
-    can_reopen = engine_traits(settings.engine).reopens
-    if not can_reopen and base.model.table.shape != own.model.table.shape:
+    if base.model.table.shape != own.model.table.shape:
         raise UserError(
             f"--baseline {settings.baseline} is of another architecture or size than the model, "
-            f"and one {settings.engine} engine cannot hold both: evaluate it on its own with "
-            "--out DIR, then give --baseline DIR"
+            "and one engine cannot hold both: evaluate it on its own with --out DIR, then give "
+            "--baseline DIR"
         )
     both_fit = min(own.max_tokens, base.max_tokens)
     return [replace(each, max_tokens=both_fit) for each in (own, base)]
@@ -201,16 +195,17 @@ def read_inputs(settings: EvalSettings, device: Device, *, option: str = "--mode
             raise UserError(
                 f"budgets={budget}: must be from 1 to {max_tokens}, the token limit of the run"
             )
-    dtype = settings.dtype
-    if dtype == "auto":
-        dtype = "bfloat16" if device.is_cuda else "float32"
+    meant: dict[str, Any] = {}
+    if settings.batch_size is None:
+        meant["batch_size"] = engine_traits(settings.engine).eval_batch_size
+    if settings.dtype == "auto":
+        meant["dtype"] = "bfloat16" if device.is_cuda else "float32"
     return Inputs(
-        settings=settings,
+        settings=settings.model_copy(update=meant),
         model=model,
         benchmarks=benchmarks,
         prompts=prompts,
         max_tokens=max_tokens,
-        dtype=dtype,
         device=device,
     )
 
