@@ -64,12 +64,12 @@ def diagnose(
         write_bytes(tokens, whole)  # without a torn line
         done = {(row["problem_id"], row["sample_index"]) for row in json_lines(tokens)}
         left = [
-            (row, *ids)
-            for row, *ids in _responses(inputs)
-            if (row["problem_id"], row["sample_index"]) not in done
+            each
+            for each in _responses(inputs)
+            if (each[0]["problem_id"], each[0]["sample_index"]) not in done
         ]
         with Progress("diagnose", len(left)) as progress:
-            dtype = getattr(torch, inputs.settings.dtype)
+            dtype = getattr(torch, inputs.dtype)
             models = [load_model(m, dtype, inputs.device) for m in (p, q) if left]
             for row, prompt_ids, ids in left:
                 row["tokens"] = pieces_of(p.tokenizer, ids)
@@ -91,7 +91,7 @@ def _responses(inputs: Inputs) -> Iterator[tuple[dict[str, Any], tuple[int, ...]
             ids = model.tokenizer.encode(stored.text, add_special_tokens=False)
             if stored.finish_reason is FinishReason.STOP:
                 ids.append(eos if eos in model.end_tokens else model.end_tokens[0])
-            row = {
+            row: dict[str, Any] = {
                 "problem_id": benchmark.key(stored.problem_id),
                 "sample_index": stored.sample_index,
                 "problem": texts[stored.problem_id],

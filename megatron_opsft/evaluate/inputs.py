@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -91,8 +91,7 @@ class EvalModel:
 class Inputs:
     """One model on the benchmarks, read and checked: what goes into `settings.out`.
 
-    settings: with the batch_size and dtype that are meant where nobody set them. prompts: problem
-    key -> ids. max_tokens: of a response, end token included.
+    prompts: problem key -> ids. max_tokens: of a response, end token included.
     """
 
     settings: EvalSettings
@@ -100,6 +99,8 @@ class Inputs:
     benchmarks: tuple[Benchmark, ...]
     prompts: dict[str, tuple[int, ...]]
     max_tokens: int
+    batch_size: int
+    dtype: Literal["float32", "bfloat16"]
     device: Device
 
     @property
@@ -124,8 +125,7 @@ class Inputs:
         """JSON of whatever two results may differ in, apart from model and size of benchmarks."""
         settings, versions = self.settings, installed_versions()
         engine = engine_traits(settings.engine)
-        names = {"method", "template", "temperature", "top_p", "seed", "engine", "dtype"}
-        names |= {"verify_timeout"}
+        names = {"method", "template", "temperature", "top_p", "seed", "engine", "verify_timeout"}
         names |= {"deer"} if settings.method == "deer" else set()
         names |= {"system_prompt"} if settings.system_prompt else set()
         names |= {"tp"} if engine.tensor_parallel else set()
@@ -133,6 +133,7 @@ class Inputs:
             "max_tokens": self.max_tokens,
             "engine_version": next(versions[name] for name in engine.packages if name in versions),
             "torch": versions["torch"],
+            "dtype": self.dtype,
             "device": self.device.torch_device.type,
             "verifier": describe_judge(settings.verify, f"math-verify {versions['math-verify']}"),
             "data": {benchmark.name: benchmark.data.sha256 for benchmark in self.benchmarks},
@@ -195,17 +196,17 @@ def read_inputs(settings: EvalSettings, device: Device, *, option: str = "--mode
             raise UserError(
                 f"budgets={budget}: must be from 1 to {max_tokens}, the token limit of the run"
             )
-    meant: dict[str, Any] = {}
-    if settings.batch_size is None:
-        meant["batch_size"] = engine_traits(settings.engine).eval_batch_size
-    if settings.dtype == "auto":
-        meant["dtype"] = "bfloat16" if device.is_cuda else "float32"
+    dtype = settings.dtype
+    if dtype == "auto":
+        dtype = "bfloat16" if device.is_cuda else "float32"
     return Inputs(
-        settings=settings.model_copy(update=meant),
+        settings=settings,
         model=model,
         benchmarks=benchmarks,
         prompts=prompts,
         max_tokens=max_tokens,
+        batch_size=settings.batch_size or engine_traits(settings.engine).eval_batch_size,
+        dtype=dtype,
         device=device,
     )
 

@@ -168,11 +168,11 @@ def _open(models: Sequence[Inputs], job: Job) -> RolloutEngine:
         settings.engine,
         EngineSettings(
             model_dir=model.directory,
-            dtype=settings.dtype,
+            dtype=inputs.dtype,
             is_cuda=inputs.device.is_cuda,
             tp=settings.tp,
             max_tokens=min(longest + inputs.max_tokens, model.max_positions),
-            batch_size=settings.batch_size,
+            batch_size=inputs.batch_size,
             gpu_memory_fraction=settings.gpu_memory_fraction,
             kv_cache_bytes=None,
             seed=settings.seed,
@@ -195,7 +195,7 @@ def _finished(
     """
     if inputs.settings.method == "deer":
         deer = Deer(inputs.settings.deer, inputs.model.tokenizer)
-        while requests := queue.take(inputs.settings.batch_size):
+        while requests := queue.take(inputs.batch_size):
             yield deer.generate(engine, requests, inputs.sampling)
     else:
         for rollouts in engine.stream(queue.take, inputs.sampling):
