@@ -225,16 +225,12 @@ def _results(inputs: Inputs, baseline: tuple[Path, Results] | None) -> Results:
         samples={each.name: files.wanted(each, each.samples) for each in inputs.benchmarks},
         settings=inputs.comparable_settings(),
     )
-    if baseline is None:
-        return build_results(own, budgets=inputs.budgets)
-    directory, before = baseline
-    there = SampleFiles(directory)
-    base = ModelSamples(
-        name=before.model,
-        samples={
-            each.name: there.wanted(each, before.benchmarks[each.name].samples_per_problem)
+    base = None
+    if baseline is not None:
+        files, before = SampleFiles(baseline[0]), baseline[1]
+        samples = {
+            each.name: files.wanted(each, before.benchmarks[each.name].samples_per_problem)
             for each in inputs.benchmarks
-        },
-        settings=before.settings,
-    )
+        }
+        base = ModelSamples(name=before.model, samples=samples, settings=before.settings)
     return build_results(own, baseline=base, budgets=inputs.budgets)
