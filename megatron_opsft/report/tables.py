@@ -53,15 +53,12 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """A table with its pictures: a benchmark of evaluations, or a section of a study. folded: a
-    table that is opened by a click.
-    """
+    """A table with its pictures: a benchmark of evaluations, or a section of a study."""
 
     title: str
     text: str
     table: Table
     plots: Sequence[Markup]
-    folded: Table | None = None
 
 
 def sections_of(rows: Sequence[TableRow], sizes: Mapping[str, str]) -> list[Section]:

@@ -121,6 +121,18 @@ def whole_lines(path: Path) -> Iterator[bytes]:
         raise UserError(f"{path} cannot be read: {error}; restore or delete it") from error
 
 
+def json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects in `whole_lines`. Errors: `UserError`, also for a line that is no JSON object."""
+    for number, line in enumerate(whole_lines(path), start=1):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            row = None
+        if not isinstance(row, dict):
+            raise UserError(f"{path}:{number}: not a JSON object; restore the file")
+        yield row
+
+
 def write_packed_lines(path: Path, rows: Iterable[Mapping[str, Any]], *, level: int) -> None:
     """A gzip file with a line of JSON for each row, whole or not at all; the same rows give the
     same bytes. level: of the compression, 1 to 9.
