@@ -1,7 +1,6 @@
 """Settings of every test, no network and one thread per process, and the command line to call."""
 
 import gc
-import multiprocessing
 import os
 import tempfile
 from collections.abc import Iterator
@@ -10,8 +9,7 @@ from pathlib import PurePath
 from typing import Any
 
 import pytest
-from forked_cli import ForkedCli
-from world import IMPORTED_ONCE
+from forked_cli import FORKS, ForkedCli
 
 from megatron_opsft.runtime.libraries import loading_libraries
 
@@ -85,7 +83,5 @@ def cli(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkedCli]:
 @pytest.fixture(scope="session")
 def elsewhere() -> Iterator[Executor]:
     """A process of its own, kept: for what changes torch for good, as models without memory do."""
-    context = multiprocessing.get_context("forkserver")  # the world's: it has imported everything
-    context.set_forkserver_preload(IMPORTED_ONCE)
-    with ProcessPoolExecutor(max_workers=1, mp_context=context) as executor:
+    with ProcessPoolExecutor(max_workers=1, mp_context=FORKS) as executor:
         yield executor
