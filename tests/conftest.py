@@ -25,13 +25,17 @@ with loading_libraries():  # as the command line does, which tests in this proce
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as `slow` what has processes of its own, but for tests marked `quick`. The tests of vLLM
-    and SLURM are the longest groups of all: they begin first.
+    """Mark tests as their folder is called, and as `slow` what has processes of its own, but for
+    tests marked `quick`. The tests of vLLM and SLURM are the longest groups of all: they begin
+    first.
     """
     first = ("vllm", "slurm")
     items.sort(key=lambda item: (*first, item.path.parent.name).index(item.path.parent.name))
     for item in items:
-        has_processes = item.path.parent.name == "gloo" or not {"cli", "elsewhere"}.isdisjoint(
+        folder = item.path.parent.name
+        if folder in ("browser", "gpu", "gpu_contract", "slurm", "vllm"):
+            item.add_marker(folder)
+        has_processes = folder == "gloo" or not {"cli", "elsewhere"}.isdisjoint(
             getattr(item, "fixturenames", ())
         )
         if has_processes and item.get_closest_marker("quick") is None:
