@@ -1,7 +1,6 @@
 """Settings of every test, no network and one thread per process, and the command line to call."""
 
 import gc
-import multiprocessing
 import os
 import tempfile
 from collections.abc import Iterator
@@ -10,8 +9,7 @@ from pathlib import PurePath
 from typing import Any
 
 import pytest
-from forked_cli import ForkedCli
-from world import IMPORTED_ONCE
+from forked_cli import FORKS, ForkedCli
 
 from megatron_opsft.runtime.libraries import loading_libraries
 
@@ -27,13 +25,17 @@ with loading_libraries():  # as the command line does, which tests in this proce
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as `slow` what has processes of its own, but for tests marked `quick`. The tests of vLLM
-    and SLURM are the longest groups of all: they begin first.
+    """Mark tests as their folder is called, and as `slow` what has processes of its own, but for
+    tests marked `quick`. The tests of vLLM and SLURM are the longest groups of all: they begin
+    first.
     """
     first = ("vllm", "slurm")
     items.sort(key=lambda item: (*first, item.path.parent.name).index(item.path.parent.name))
     for item in items:
-        has_processes = item.path.parent.name == "gloo" or not {"cli", "elsewhere"}.isdisjoint(
+        folder = item.path.parent.name
+        if folder in ("browser", "gpu", "gpu_contract", "slurm", "vllm"):
+            item.add_marker(folder)
+        has_processes = folder == "gloo" or not {"cli", "elsewhere"}.isdisjoint(
             getattr(item, "fixturenames", ())
         )
         if has_processes and item.get_closest_marker("quick") is None:
@@ -85,7 +87,5 @@ def cli(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkedCli]:
 @pytest.fixture(scope="session")
 def elsewhere() -> Iterator[Executor]:
     """A process of its own, kept: for what changes torch for good, as models without memory do."""
-    context = multiprocessing.get_context("forkserver")  # the world's: it has imported everything
-    context.set_forkserver_preload(IMPORTED_ONCE)
-    with ProcessPoolExecutor(max_workers=1, mp_context=context) as executor:
+    with ProcessPoolExecutor(max_workers=1, mp_context=FORKS) as executor:
         yield executor

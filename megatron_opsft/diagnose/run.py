@@ -68,14 +68,17 @@ def diagnose(
             for each in _responses(inputs)
             if (each[0]["problem_id"], each[0]["sample_index"]) not in done
         ]
-        with Progress("diagnose", len(left)) as progress:
-            dtype = getattr(torch, inputs.dtype)
-            models = [load_model(m, dtype, inputs.device) for m in (p, q) if left]
-            for row, prompt_ids, ids in left:
-                row["tokens"] = pieces_of(p.tokenizer, ids)
-                row["kl"], row["alternatives"] = diverge(*models, p.tokenizer, prompt_ids, ids)
-                append_line(tokens, json.dumps(row, ensure_ascii=False))
-                progress.advance(1)
+        if left:
+            with Progress("diagnose", len(left), unit=" responses") as progress:
+                dtype = getattr(torch, inputs.dtype)
+                p_model, q_model = (load_model(m, dtype, inputs.device) for m in (p, q))
+                for row, prompt_ids, ids in left:
+                    row["tokens"] = pieces_of(p.tokenizer, ids)
+                    row["kl"], row["alternatives"] = diverge(
+                        p_model, q_model, p.tokenizer, prompt_ids, ids
+                    )
+                    append_line(tokens, json.dumps(row, ensure_ascii=False))
+                    progress.update(1)
     return write_page(out, p.name, q.name if q.name != p.name else f"{q.name} (efficient)")
 
 

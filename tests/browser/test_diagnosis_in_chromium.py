@@ -8,8 +8,6 @@ from made_diagnosis import NUM_RESPONSES, make_diagnosis
 
 from megatron_opsft.diagnose.page import write_page
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow]
-
 
 @pytest.fixture(scope="module")
 def diagnosis_page(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -10,7 +10,6 @@ from selenium.webdriver.support.ui import Select, WebDriverWait
 
 from megatron_opsft.report.page import write_page
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow]
 PARTS = ["Result", "Tables", "Responses", "Curves", "Settings"]
 
 

@@ -1,26 +1,12 @@
 """A checkpoint that is written while the GPU goes on; on a CPU: tests/gloo/test_checkpoint.py."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from jobs import Case, as_arrays, build, exported, train_steps
 
 from megatron_opsft.model.checkpoint import Checkpointer
-from megatron_opsft.runtime.distributed import stop_distributed
-
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
-
-
-@pytest.fixture(autouse=True)
-def _leave_groups() -> Iterator[None]:
-    yield
-    stop_distributed()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -14,11 +14,6 @@ from megatron_opsft.evaluate.run import evaluate
 from megatron_opsft.evaluate.settings import EvalSettings
 from megatron_opsft.runtime.device import select_device
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
-
 
 def run(out: Path, **changes: object) -> tuple[bytes, dict[str, float]]:
     """The stored samples and the overall metrics."""

@@ -12,18 +12,11 @@ from torch import Tensor
 from megatron_opsft.loss import logit_chunks
 from megatron_opsft.loss.fused_linear import operations
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+ON_CPU = INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
 # Relative error of a value rounded to the nearest bfloat16; the interpreter rounds towards zero
 # (and numbers below 2e-38 wrongly).
 BFLOAT16 = 1.01 * (2**-7 if INTERPRETED else 2**-8)
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not INTERPRETED and not torch.cuda.is_available(),
-        reason="needs a CUDA device, or TRITON_INTERPRET=1",
-    ),
-]
 pytest.importorskip("triton")
 
 from megatron_opsft.loss import logit_kernels  # noqa: E402

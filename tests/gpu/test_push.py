@@ -2,22 +2,21 @@
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from vllm_jobs import train_and_compare, with_session
 
+import megatron_opsft
+from megatron_opsft.errors import SyncError
 from megatron_opsft.run.recorder import RunRecorder
 from megatron_opsft.session import Session
 from megatron_opsft.train import run_step
 from megatron_opsft.weights.checksum import checksum, unit_bytes
 from megatron_opsft.weights.rectangles import Rect
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
-
+TINY_REASONER = Path(megatron_opsft.__file__).parent / "assets/tiny_reasoner"
 BFLOAT16 = ["run.device=cuda", "model.dtype=bfloat16"]
 
 
@@ -69,3 +68,34 @@ def test_a_sleeping_engine_gives_its_memory_back(tmp_path: Path) -> None:
     overrides = [*BFLOAT16, "rollout.kv_cache_bytes=4000000000"]
     before, asleep = with_session(tmp_path, overrides, free_memory_around_sleep)
     assert asleep - before > 3_500_000_000
+
+
+def sleep_with_and_without(session: Session, recorder: RunRecorder) -> list[str]:
+    """A draft model wakes with its own weights, or the run stops: what three pushes after a sleep
+    say, two with the draft kept and one with it dropped.
+    """
+    said = []
+    for step in (1, 2):
+        run_step(session, recorder, step)
+        said.append("")
+    engine: Any = session.sampler.engine
+    (wrapper,) = engine._llm.collective_rpc(lambda worker: worker)
+    wrapper.worker.model_config.sleep_preserve_parameter_names = []
+    engine.sleep()
+    try:
+        session.sync.push(3, session.probes(3))
+        said.append("")
+    except SyncError as error:
+        said.append(str(error))
+    return said
+
+
+@pytest.mark.vllm
+def test_a_draft_model_wakes_as_it_was_and_a_lost_one_is_seen(tmp_path: Path) -> None:
+    pytest.importorskip("vllm")
+    speculative = {"method": "draft_model", "model": str(TINY_REASONER)}
+    speculative["num_speculative_tokens"] = 3
+    overrides = [*BFLOAT16, f"rollout.speculative={speculative}"]
+    kept, again, lost = with_session(tmp_path, overrides, sleep_with_and_without)
+    assert kept == again == ""
+    assert "the draft model of rollout.speculative is not as it was loaded" in lost

@@ -21,13 +21,7 @@ from small_run import FEW_PROBLEMS, QUICKSTART
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 DEVICE = os.environ.get("PROOF_DEVICE", "cuda")
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        DEVICE == "cuda" and not torch.cuda.is_available(),
-        reason="needs a CUDA device, or PROOF_DEVICE=cpu",
-    ),
-]
+ON_CPU = DEVICE == "cpu"
 RANKS = 2 if DEVICE == "cpu" else torch.cuda.device_count()
 ASSETS = ROOT / "megatron_opsft/assets"
 MEAN_TOKENS, LIMIT = (30, 96) if DEVICE == "cpu" else (150, 512)

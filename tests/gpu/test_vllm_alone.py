@@ -29,13 +29,7 @@ from megatron_opsft.weights.rules import WeightTable
 
 DEVICE = os.environ.get("PROOF_DEVICE", "cuda")
 ON_GPU = DEVICE == "cuda"
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.vllm,
-    pytest.mark.skipif(
-        ON_GPU and not torch.cuda.is_available(), reason="needs a CUDA device, or PROOF_DEVICE=cpu"
-    ),
-]
+ON_CPU = not ON_GPU
 ASSETS = ROOT / "megatron_opsft/assets"
 LARGE = ASSETS / "model_configs/deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B"
 MODEL = LARGE if ON_GPU else ASSETS / "tiny_reasoner"

@@ -3,58 +3,42 @@
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from real_shapes import DISTILL_1_5B, REAL_SHAPES
+from plan_cases import REAL_SHAPES
 
 from megatron_opsft.architectures.shape import ModelShape, RopeScaling
 
-LLAMA_8B = ModelShape(
-    architecture="LlamaForCausalLM",
+SHAPES = {name.removeprefix("DeepSeek-"): shape for name, shape in REAL_SHAPES.items()}
+SHAPES["Qwen2.5-1.5B"] = replace(
+    SHAPES["R1-Distill-Qwen-1.5B"], tied_embeddings=True, rope_theta=1e6
+)
+SHAPES["Mistral-7B-v0.3"] = replace(
+    SHAPES["Qwen3-8B"],
+    architecture="MistralForCausalLM",
     num_layers=32,
-    hidden_size=4096,
     ffn_size=14336,
-    num_heads=32,
-    num_kv_heads=8,
-    head_dim=128,
-    vocab_size=128256,
-    tied_embeddings=False,
-    qkv_bias=False,
+    vocab_size=32768,
     qk_norm=False,
     norm_eps=1e-5,
+    max_position_embeddings=32768,
+)
+SHAPES["Llama-3.1-8B"] = replace(
+    SHAPES["Mistral-7B-v0.3"],
+    architecture="LlamaForCausalLM",
+    vocab_size=128256,
     max_position_embeddings=131072,
     rope_theta=5e5,
     rope_scaling=RopeScaling(
         factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position=8192
     ),
 )
-SHAPES = {
-    "R1-Distill-Qwen-1.5B": DISTILL_1_5B,
-    "R1-Distill-Qwen-7B": REAL_SHAPES["DeepSeek-R1-Distill-Qwen-7B"],
-    "Qwen2.5-1.5B": replace(DISTILL_1_5B, tied_embeddings=True, rope_theta=1e6),
-    "Qwen3-8B": replace(
-        LLAMA_8B,
-        architecture="Qwen3ForCausalLM",
-        num_layers=36,
-        ffn_size=12288,
-        vocab_size=151936,
-        qk_norm=True,
-        norm_eps=1e-6,
-        rope_theta=1e6,
-        rope_scaling=None,
-    ),
-    "Llama-3.1-8B": LLAMA_8B,
-    "Llama-3.2-1B": replace(
-        LLAMA_8B, num_layers=16, hidden_size=2048, ffn_size=8192, head_dim=64, tied_embeddings=True
-    ),
-    "Mistral-7B-v0.3": replace(
-        LLAMA_8B,
-        architecture="MistralForCausalLM",
-        vocab_size=32768,
-        max_position_embeddings=32768,
-        rope_theta=1e6,
-        rope_scaling=None,
-    ),
-    "Qwen3-30B-A3B": REAL_SHAPES["Qwen3-30B-A3B"],
-}
+SHAPES["Llama-3.2-1B"] = replace(
+    SHAPES["Llama-3.1-8B"],
+    num_layers=16,
+    hidden_size=2048,
+    ffn_size=8192,
+    head_dim=64,
+    tied_embeddings=True,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,6 @@ import pytest
 import torch
 from compiled_kernels import compiled, too_much
 
-pytestmark = pytest.mark.gpu_contract
 # Two programs of 16 warps share the 65,536 registers of a multiprocessor.
 MAX_REGISTERS = 64
 # R1-1.5B whole and on 8 ranks, no multiple of 16, and what Triton takes for a constant.

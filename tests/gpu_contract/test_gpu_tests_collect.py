@@ -5,9 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-pytestmark = pytest.mark.gpu_contract
 ROOT = Path(__file__).parents[2]
 
 

@@ -6,8 +6,6 @@ from typing import Any
 import pytest
 from model_cases import DENSE, EXPERTS
 
-pytestmark = pytest.mark.gpu_contract
-
 
 @pytest.mark.parametrize(("group", "cases"), [("dense", DENSE), ("experts", EXPERTS)])
 def test_parameters_marks_and_checkpoint_keys_are_the_tables_and_the_plain_layers(

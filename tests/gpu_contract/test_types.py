@@ -17,7 +17,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.gpu_contract
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "megatron_opsft"
 CHECKED = ["loss", "model", "runtime", "sync", "rollout/vllm", "storage/dist_metadata.py"]

@@ -3,10 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
-pytestmark = pytest.mark.gpu_contract
-
 
 def test_imports_replace_nothing_of_torch(ran: Callable[..., Any]) -> None:
     told = ran("untouched_torch.py")

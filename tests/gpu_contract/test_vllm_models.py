@@ -3,10 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 from model_cases import ENGINES
-
-pytestmark = pytest.mark.gpu_contract
 
 
 def test_parameters_are_the_layout_s(ran: Callable[..., Any]) -> None:

@@ -11,14 +11,11 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import pytest
 import yaml
 from forked_cli import ROOT, ForkedCli
 from run_differences import compare_runs, read_lines
 from slurm_cluster import SlurmCluster
 from small_run import SMALL_RUN
-
-pytestmark = pytest.mark.slurm
 
 QUICKSTART = "examples/configs/quickstart.yaml"
 SCRIPT = "slurm/train_7b.sh"

@@ -1,22 +1,34 @@
 """Runs of the command line, each in a process of its own, without paying for the imports each time.
 
-A server process imports the trainer once and forks for each run. The runs are complete: their own
-process, output and exit code. The server is this file as a script; requests and answers are JSON
-lines on its standard input and output.
+The runs are complete: their own process, output and exit code.
 """
 
 import gc
-import json
+import multiprocessing
 import os
-import subprocess
 import sys
-import time
-from collections.abc import Mapping, Sequence
+import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any, Self
 
 ROOT = Path(__file__).parents[2]
+# The server that all processes of the tests are forked from has imported what they need. vLLM is
+# not among it: it changes the process it lives in.
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(
+    [
+        "pytest",  # a forked process imports what pytest was started by
+        "torch._dynamo",
+        "pandas",
+        "transformers.models.qwen2.modeling_qwen2",
+        "megatron_opsft.evaluate.run",
+        "megatron_opsft.report.page",
+        "megatron_opsft.train",
+    ]
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,115 +50,75 @@ class Finished:
 class Run:
     """A run that was started."""
 
-    def __init__(self, server: "ForkedCli", pid: int, directory: Path) -> None:
-        self.pid = pid
-        self._server = server
+    def __init__(self, process: Any, directory: Path) -> None:
+        self.pid: int = process.pid
+        self.process = process
         self._directory = directory
-        self._code: int | None = None
 
     def poll(self) -> int | None:
         """The exit code, or None while it runs."""
-        if self._code is None:
-            self._code = self._server.ask(wait=self.pid, timeout=None)["exit_code"]
-        return self._code
+        return self.process.exitcode
+
+    def _said(self, name: str) -> str:
+        return (self._directory / name).read_text(encoding="utf-8", errors="replace")
 
     @property
     def stderr(self) -> str:
         """What it has written there so far."""
-        return (self._directory / "stderr").read_text(encoding="utf-8", errors="replace")
+        return self._said("stderr")
 
     def wait(self, timeout: float = 300) -> Finished:
         """Its end. Errors: AssertionError after `timeout` seconds; the run is killed then."""
-        code = self.poll()
+        self.process.join(timeout)
+        code, out, err = self.poll(), self._said("stdout"), self.stderr
         if code is None:
-            code = self._server.ask(wait=self.pid, timeout=timeout)["exit_code"]
-        out, err = (
-            (self._directory / name).read_text(encoding="utf-8", errors="replace")
-            for name in ("stdout", "stderr")
-        )
+            self.process.kill()
         assert code is not None, f"still running after {timeout} s:\n{out}\n{err}"
         return Finished(exit_code=code, stdout=out, stderr=err)
 
 
 class ForkedCli:
-    """The server, seen from a test."""
+    """directory: for what the runs write to standard output and error."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._num_runs = 0
-        self._process = subprocess.Popen(
-            [sys.executable, __file__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )
+        self._runs: list[Run] = []
+        forkserver.ensure_running()  # before a test changes the environment
 
     def start(self, argv: Sequence[object], prelude: str = "") -> Run:
         """`megatron-opsft *argv`; prelude: Python that the process executes first."""
-        self._num_runs += 1
-        directory = self._directory / f"run{self._num_runs}"
-        directory.mkdir(parents=True)
+        directory = self._directory / f"run{len(self._runs)}"
+        directory.mkdir()
         for name in ("stdout", "stderr"):  # there even if the run is killed before it opens them
             (directory / name).touch()
         words = [str(word) for word in argv]
-        answer = self.ask(argv=words, prelude=prelude, directory=str(directory))
-        return Run(self, answer["pid"], directory)
+        process = FORKS.Process(target=_run, args=(words, prelude, directory))
+        process.start()
+        self._runs.append(Run(process, directory))
+        return self._runs[-1]
 
     def run(self, argv: Sequence[object], prelude: str = "") -> Finished:
         """`start` and `wait`."""
         return self.start(argv, prelude).wait()
 
-    def ask(self, **request: Any) -> dict[str, Any]:
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        return json.loads(self._process.stdout.readline())
-
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *unused: object) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
+        for run in self._runs:
+            run.process.kill()
 
 
-def _serve() -> None:
-    sys.path.insert(0, str(ROOT))
-    from megatron_opsft.runtime.libraries import loading_libraries
-
-    with loading_libraries():
-        import pandas  # noqa: F401  # pyarrow does, when it first sees a list
-        from transformers import Qwen2ForCausalLM  # noqa: F401
-
-        import megatron_opsft.evaluate.run
-        import megatron_opsft.report.page
-        import megatron_opsft.train  # noqa: F401
-
-    gc.freeze()  # no run's collections look at what is imported
-    for line in sys.stdin:
-        request = json.loads(line)
-        if "argv" in request:
-            answer: Mapping[str, int | None] = {"pid": _fork(request)}
-        else:
-            answer = {"exit_code": _wait(request["wait"], request["timeout"])}
-        print(json.dumps(answer), flush=True)
-
-
-def _fork(request: dict[str, Any]) -> int:
-    pid = os.fork()
-    if pid:
-        return pid
+def _run(words: list[str], prelude: str, directory: Path) -> None:
+    """In the forked process."""
+    gc.freeze()  # no collection looks at what is imported
+    os.chdir(ROOT)
     for number, name in ((1, "stdout"), (2, "stderr")):
-        file = os.open(f"{request['directory']}/{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(file, number)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    sys.argv = ["megatron-opsft", *request["argv"]]
+        os.dup2(os.open(directory / name, os.O_WRONLY), number)
+    sys.argv = ["megatron-opsft", *words]
     code = 1
     try:
-        exec(request["prelude"], {})
+        exec(prelude, {})
         from megatron_opsft.cli import main
 
         main()
@@ -154,30 +126,8 @@ def _fork(request: dict[str, Any]) -> int:
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:
-        import traceback
-
         traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-
-
-def _wait(pid: int, timeout: float | None) -> int | None:
-    """The exit code; without a timeout None while it runs."""
-    if timeout is None:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        return os.waitstatus_to_exitcode(status) if done else None
-    deadline = time.monotonic() + timeout
-    while time.monotonic() < deadline:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.05)
-    os.kill(pid, 9)
-    os.waitpid(pid, 0)
-    return None
-
-
-if __name__ == "__main__":
-    _serve()

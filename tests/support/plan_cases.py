@@ -1,15 +1,22 @@
-"""Jobs of published models for plans, without Megatron."""
+"""Published models, and jobs of them for plans, without weights and without Megatron."""
 
+from dataclasses import replace
 from typing import Any
 
-from real_shapes import REAL_SHAPES
-
+from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.config.load import load_config
 from megatron_opsft.plan.assumptions import load_hardware, make_workload
 from megatron_opsft.plan.estimate import Plan
 from megatron_opsft.plan.job import Job
+from megatron_opsft.storage.model_paths import MODEL_CONFIGS
 
 SMALL, LARGE, MIXTURE = "DeepSeek-R1-Distill-Qwen-1.5B", "Qwen2.5-72B", "Qwen3-30B-A3B"
+REAL_SHAPES = {
+    file.parent.name: read_model_shape(file.parent) for file in MODEL_CONFIGS.glob("*/*/*.json")
+}
+REAL_SHAPES["DeepSeek-R1-Distill-Qwen-32B"] = replace(
+    REAL_SHAPES[LARGE], num_layers=64, hidden_size=5120, ffn_size=27648, num_heads=40
+)
 
 
 def make_job(

@@ -6,28 +6,21 @@ enters no collective any more: the whole world is killed then, and the next job 
 """
 
 import gc
-import importlib
-import multiprocessing
 import os
 import tempfile
-import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
-from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
+from forked_cli import FORKS
+
 NUM_WORKERS = 4
 _GRACE_SECONDS = 3.0
-# vLLM is not among them: it changes the process it lives in.
-IMPORTED_ONCE = [
-    "megatron_opsft.session",
-    "transformers.models.qwen2.modeling_qwen2",
-    "torch._dynamo",
-]
 
 
 class JobFailed(AssertionError):
@@ -42,7 +35,7 @@ class World:
 
     def __init__(self, num_workers: int = NUM_WORKERS) -> None:
         self._num_workers = num_workers
-        self._workers: list[tuple[Any, Connection]] = []
+        self._workers: list[ProcessPoolExecutor] = []  # of one process each
         self._directory = tempfile.TemporaryDirectory()
         self._num_jobs = 0
         self._num_inside = 0  # ranks of the context that was entered
@@ -57,8 +50,7 @@ class World:
         """
         __tracebackhide__ = True
         self.leave()
-        job = ("run", function, world_size, self._store(), args)
-        return self._ask(world_size, job, timeout)
+        return self._ask(world_size, timeout, _run, self._store(world_size), function, args)
 
     def enter(self, name: object, context: Callable[..., Any], world_size: int, *args: Any) -> None:
         """`with context(*args)`, a tuple, inside a process group, until `leave` or another job.
@@ -66,82 +58,64 @@ class World:
         `entered` is the name until then, None otherwise: a job that failed ends the context too.
         """
         self.leave()
-        self._ask(world_size, ("enter", context, world_size, self._store(), args), 120)
+        self._ask(world_size, 120, _enter, self._store(world_size), context, args)
         self._num_inside, self.entered = world_size, name
 
     def inside(self, function: Callable[..., Any], *args: Any, timeout: float = 120) -> list[Any]:
         """`function(*entered, *args)` on the ranks of the context; otherwise as `run`."""
         __tracebackhide__ = True
-        return self._ask(self._num_inside, ("inside", function, args), timeout)
+        return self._ask(self._num_inside, timeout, _inside, function, args)
 
     def leave(self) -> None:
         """Leave the context, if any."""
         if self.entered is not None:
-            self._ask(self._num_inside, ("leave",), 120)
-            self._num_inside, self.entered = 0, None
+            self._ask(self._num_inside, 120, _leave)
+            self.entered = None
 
-    def _store(self) -> str:
+    def _store(self, world_size: int) -> tuple[str, int]:
         self._num_jobs += 1
-        return str(Path(self._directory.name) / f"job{self._num_jobs}")
+        return str(Path(self._directory.name) / f"job{self._num_jobs}"), world_size
 
-    def _ask(self, world_size: int, job: tuple[Any, ...], timeout: float) -> list[Any]:
+    def _ask(
+        self, world_size: int, timeout: float, act: Callable[..., Any], *args: Any
+    ) -> list[Any]:
         __tracebackhide__ = True
         if not self._workers:
-            self._start()
-        connections = [connection for _, connection in self._workers[:world_size]]
-        for connection in connections:
-            connection.send(job)
-        results: dict[Connection, Any] = {}
-        failures: list[str] = []
-        deadline = time.monotonic() + timeout
-        while len(results) + len(failures) < world_size and time.monotonic() < deadline:
-            pending = [c for c in connections if c not in results]
-            for connection in wait(pending, timeout=0.2):
-                assert isinstance(connection, Connection)
-                ok, value = _receive(connection)
-                results[connection] = value
-                if not ok:
-                    failures.append(f"rank {connections.index(connection)}: {value}")
-                    deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
-            if failures and time.monotonic() > deadline:
-                break
-        if failures or len(results) < world_size:
+            self._workers = [
+                ProcessPoolExecutor(1, FORKS, initializer=_start, initargs=(rank,))
+                for rank in range(self._num_workers)
+            ]
+        jobs = [worker.submit(_answer, act, args) for worker in self._workers[:world_size]]
+        if wait(jobs, timeout, FIRST_EXCEPTION).not_done:
+            wait(jobs, _GRACE_SECONDS)
+        late = [rank for rank, job in enumerate(jobs) if not job.done()]
+        failures = [
+            f"rank {rank}: {error}"
+            for rank, job in enumerate(jobs)
+            if rank not in late and (error := job.exception())
+        ]
+        if failures or late:
             self.stop()
-            late = [rank for rank, c in enumerate(connections) if c not in results]
             raise JobFailed("\n".join([*failures, f"ranks that did not end: {late}"]))
-        return [results[connection] for connection in connections]
-
-    def _start(self) -> None:
-        # Forked from a process that has imported what all of them need.
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(IMPORTED_ONCE)
-        for rank in range(self._num_workers):
-            here, there = context.Pipe()
-            # Not a daemon: Megatron's checkpoint writer starts processes of its own.
-            process = context.Process(target=_serve, args=(rank, there), daemon=False)
-            process.start()
-            there.close()
-            self._workers.append((process, here))
+        return [job.result() for job in jobs]
 
     def stop(self) -> None:
         """Kill the workers; the next job starts new ones."""
-        for process, connection in self._workers:
-            process.kill()
-            process.join()
-            connection.close()
+        for worker in self._workers:
+            for process in worker._processes.values():
+                process.kill()
+            worker.shutdown()
         self._workers = []
-        self._num_inside, self.entered = 0, None
+        self.entered = None
 
 
-def _receive(connection: Connection) -> tuple[bool, Any]:
-    try:
-        return connection.recv()
-    except EOFError:
-        return False, "the process died"
+_rank = 0
+_context = ExitStack()
+_entered: tuple[Any, ...] = ()
 
 
-def _serve(rank: int, connection: Connection) -> None:
-    """A worker's life: jobs until the parent is gone."""
+def _start(rank: int) -> None:
+    """In a new worker."""
     warnings.simplefilter("ignore")  # Megatron and torch deprecate much: four times each is noise
     import torch
 
@@ -149,60 +123,49 @@ def _serve(rank: int, connection: Connection) -> None:
     from megatron_opsft.runtime import cpu_compat
 
     cpu_compat.install()
-    for name in IMPORTED_ONCE:
-        importlib.import_module(name)
     _note_dispatchers()
     gc.freeze()  # a collection after each job, and those of Megatron, pass over what is imported
-    worker = _Worker(rank)
-    while True:
-        try:
-            name, *job = connection.recv()
-        except EOFError:
-            return
-        try:
-            answer = (True, getattr(worker, name)(*job))
-        except BaseException:
-            answer = (False, traceback.format_exc())
-        connection.send(answer)
+    global _rank
+    _rank = rank
 
 
-class _Worker:
-    """The jobs, on one rank."""
+def _answer(act: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    try:
+        return act(*args)
+    except BaseException:
+        raise JobFailed(traceback.format_exc()) from None
 
-    def __init__(self, rank: int) -> None:
-        self._rank = rank
-        self._context = ExitStack()
-        self._entered: tuple[Any, ...] = ()
 
-    def run(
-        self, function: Callable[..., Any], world_size: int, store: str, args: tuple[Any, ...]
-    ) -> Any:
-        with _process_group(self._rank, world_size, store):
-            return function(*args)
+def _run(store: tuple[str, int], function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    with _process_group(*store):
+        return function(*args)
 
-    def enter(
-        self, context: Callable[..., Any], world_size: int, store: str, args: tuple[Any, ...]
-    ) -> None:
-        self._context.enter_context(_process_group(self._rank, world_size, store))
-        self._entered = self._context.enter_context(context(*args))
 
-    def inside(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        return function(*self._entered, *args)
+def _enter(store: tuple[str, int], context: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    global _entered
+    _context.enter_context(_process_group(*store))
+    _entered = _context.enter_context(context(*args))
 
-    def leave(self) -> None:
-        self._entered = ()
-        self._context.close()
+
+def _inside(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    return function(*_entered, *args)
+
+
+def _leave() -> None:
+    global _entered
+    _entered = ()
+    _context.close()
 
 
 @contextmanager
-def _process_group(rank: int, world_size: int, store: str) -> Iterator[None]:
+def _process_group(store: str, world_size: int) -> Iterator[None]:
     import torch.distributed as dist
 
     from megatron_opsft.runtime.distributed import stop_distributed
 
     os.environ["WORLD_SIZE"] = str(world_size)
     dist.init_process_group(
-        "gloo", store=dist.FileStore(store, world_size), rank=rank, world_size=world_size
+        "gloo", store=dist.FileStore(store, world_size), rank=_rank, world_size=world_size
     )
     yield
     # Only after success, as the trainer: the other ranks may wait for ever.

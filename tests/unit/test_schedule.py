@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 from placements import engine_placements, megatron_placements
-from real_shapes import REAL_SHAPES
+from plan_cases import REAL_SHAPES
 from tiny_models import SHAPES
 
 from megatron_opsft.architectures.shape import ModelShape

@@ -121,7 +121,7 @@ def said_with_another_draft(session: Session, recorder: RunRecorder) -> list[str
 
 
 def test_a_draft_that_has_changed_by_one_bit_stops_the_run(session: KeptSession) -> None:
-    """What a sleep leaves of one: tests/gpu/test_draft_weights_gpu.py."""
+    """What a sleep leaves of one: tests/gpu/test_push.py."""
     for spoiled, afterwards in session.run(said_with_another_draft):
         assert "the draft model of rollout.speculative is not as it was loaded" in spoiled
         assert "post_attention_layernorm.weight has changed" in spoiled and "\n" not in spoiled
