@@ -21,8 +21,7 @@ from megatron_opsft.rollout.engine import (
     Take,
 )
 from megatron_opsft.rollout.hf.attention import GROUPED_SDPA
-from megatron_opsft.rollout.hf.decoding import decode
-from megatron_opsft.rollout.hf.passes import ModelPasses, as_bytes
+from megatron_opsft.rollout.hf.decoding import ModelPasses, as_bytes, decode
 from megatron_opsft.rollout.requests import Decoder, make_rollouts
 from megatron_opsft.runtime.phase import count_done
 from megatron_opsft.weights.rectangles import hf_columns, hf_parameters
@@ -113,7 +112,6 @@ class HfEngine(RolloutEngine):
             ids = torch.tensor([[*sample.prompt_ids, *sample.response_ids]])
             ids = ids.to(self.model.device)
             kept = len(sample.response_ids) + 1  # the last one predicts what is not there
-            self.passes.forget_routing()
             logits_RV = self.model(input_ids=ids, logits_to_keep=kept).logits[0, :-1].float()
             if (chosen := self.passes.routing(*ids.shape)) is not None:
                 routing.append(as_bytes(chosen[0, :-1]))
