@@ -270,7 +270,6 @@ def test_objectives_of_one_and_of_several_updates() -> None:
         (["name=laser", "target=8192"], "method.target=8192 is more than a response can have"),
         (["name=laser_d", "lowest_target=4096"], "method.lowest_target=4096 is more than a"),
         (["name=gdpo", "target=3500"], "method.target=3500 is more than a response can have"),
-        (["name=er_rl", "kl=k3"], "config key method.kl='k3'"),
         (["name=gfpo", "kept=9"], "method.kept=9 is more than the responses to a problem"),
         (["name=grpo", "overlong_buffer=3501"], "more than the 3500 tokens that a sampled"),
         (["name=o1_pruner", "form=fixed", "overlong_buffer=1"], "more than the 0 tokens"),
