@@ -233,8 +233,8 @@ def test_from_config_and_load_equals_from_pretrained(tmp_path: Path) -> None:
     for name, buffer in loaded.model.named_buffers():
         assert buffer.dtype == torch.float32
         assert torch.equal(buffer, empty.model.get_buffer(name)), name
-    for name, weight in loaded.weights().tensors.items():
-        assert torch.equal(weight, empty.weights().tensors[name]), name
+    for name, weight in loaded.weights().items():
+        assert torch.equal(weight, empty.weights()[name]), name
     rollouts = empty.generate(_requests(), _settings())
     assert {rollout.weight_version for rollout in rollouts} == {3}
     assert [r.response_ids for r in rollouts] == [
