@@ -275,7 +275,7 @@ def test_objectives_of_one_and_of_several_updates() -> None:
         (["name=o1_pruner", "form=fixed", "overlong_buffer=1"], "more than the 0 tokens"),
         (["name=grpo", "advantage=identity", "max_refills=1"], "learns from these as well"),
         (["name=on_policy_sft", "max_refills=1"], "config key method.max_refills"),
-        (["name=o1_pruner"], "method.references is missing: o1_pruner needs a file with each"),
+        (["name=o1_pruner"], "data o1_pruner CONFIG method.form=fixed --out FILE` wrote"),
     ],
 )
 def test_a_method_that_does_not_fit_is_one_line(overrides: list[str], message: str) -> None:
