@@ -79,30 +79,14 @@ class EngineSettings:
 class EngineLayout:
     """Where every HF tensor sits in the engine's parameters, for each of its tensor-parallel ranks.
 
-    parameters_of: tensor-parallel rank -> its parameters; the same names in the same order for all.
-    hf_columns: HF name -> columns of the whole tensor (1 for a vector).
-    uncertain: parameters whose layout a kernel may have changed; the first push shows whether.
+    tp_rank: this rank's. parameters_of: tensor-parallel rank -> its parameters; the same names in
+    the same order for all. hf_names: of all tensors of the model.
     """
 
     tp_size: int
-    parameters_of: Callable[[int], tuple[Parameter, ...]]
-    hf_columns: Mapping[str, int]
-    uncertain: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineWeights:
-    """What the engine computes with on this rank, by the names and shapes of its layout.
-
-    tensors: the live parameters; where the engine keeps a weight packed, reading unpacks a copy.
-    packed: why the tensors cannot be written in place; "" where they can. signed_zeros: False where
-    the unpacking turns -0.0 into +0.0.
-    """
-
     tp_rank: int
-    tensors: Mapping[str, Tensor]
-    packed: str = ""
-    signed_zeros: bool = True
+    parameters_of: Callable[[int], tuple[Parameter, ...]]
+    hf_names: Collection[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +161,7 @@ class RolloutEngine(Protocol):
         to generate until an update succeeds.
         """
         self.begin_update()
-        self.copy_weights(checked_stream(tensors, self.layout.hf_columns))
+        self.copy_weights(checked_stream(tensors, self.layout.hf_names))
         self.finish_update(version)
 
     def copy_weights(self, tensors: Iterator[tuple[str, Tensor]]) -> None:
@@ -189,8 +173,10 @@ class RolloutEngine(Protocol):
         """
         raise NotImplementedError
 
-    def weights(self) -> EngineWeights:
-        """This rank's parameters, to be read, and perhaps written."""
+    def weights(self) -> Mapping[str, Tensor]:
+        """What the engine computes with on this rank, to be read and written: live parameters, by
+        the names and shapes of its layout.
+        """
 
     def begin_update(self) -> None:
         """Before weights are written in place: no generation until `finish_update`."""

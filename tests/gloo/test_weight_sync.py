@@ -85,7 +85,7 @@ def push_and_pull(case: Case) -> tuple[float, float]:
     train_steps(built, case, range(2))
     sync, engine = sync_of(built, case.model)
     for version, path in ((1, "stream"), (2, "in_place")):
-        for value in engine.weights().tensors.values():
+        for value in engine.weights().values():
             value.fill_(5.0)
         pushed = sync.push(version, PROBES)
         expected = exported(built)
@@ -95,7 +95,7 @@ def push_and_pull(case: Case) -> tuple[float, float]:
         assert pushed.logprob_diff_mean == pytest.approx(mean, rel=1e-9, abs=0)
         assert pushed.logprob_diff_max == largest < 1e-4
         assert len(set(gather_from_all([pushed.logprob_diff_mean]))) == 1
-        for name, value in engine.weights().tensors.items():
+        for name, value in engine.weights().items():
             assert torch.equal(value, expected[name]), name
 
     (result,) = train_steps(built, case, range(2, 3))

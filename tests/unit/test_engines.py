@@ -111,19 +111,10 @@ def test_the_last_token_says_how_a_response_ended() -> None:
 @pytest.mark.parametrize("name", ["qwen2", "qwen2_tied"])
 def test_vllm_s_stream_names_a_tied_head(name: str) -> None:
     table = WeightTable(SHAPES[name])
-    layout = vllm_layout(table, 1, packed_head=False)
+    layout = vllm_layout(table, 1)
     good = [(n, torch.zeros(1)) for n in table.hf_shapes()]
-    sent = [n for n, _ in with_tied_head(good, layout.hf_columns)]
+    sent = [n for n, _ in with_tied_head(good, layout.hf_names)]
     assert sorted(sent) == sorted({*table.hf_shapes(), "lm_head.weight"})
-
-
-def test_a_packed_tied_head_is_a_parameter_of_its_own() -> None:
-    table = WeightTable(SHAPES["qwen2_tied"])
-    names = {
-        packed: [p.name for p in vllm_layout(table, 1, packed_head=packed).parameters_of(0)]
-        for packed in (False, True)
-    }
-    assert names[True] == [*names[False], "lm_head.weight"]
 
 
 def test_a_speculative_mapping_on_the_command_line_and_in_a_file(tmp_path: Path) -> None:

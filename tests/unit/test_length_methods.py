@@ -270,13 +270,12 @@ def test_objectives_of_one_and_of_several_updates() -> None:
         (["name=laser", "target=8192"], "method.target=8192 is more than a response can have"),
         (["name=laser_d", "lowest_target=4096"], "method.lowest_target=4096 is more than a"),
         (["name=gdpo", "target=3500"], "method.target=3500 is more than a response can have"),
-        (["name=er_rl", "kl=k3"], "config key method.kl='k3'"),
         (["name=gfpo", "kept=9"], "method.kept=9 is more than the responses to a problem"),
         (["name=grpo", "overlong_buffer=3501"], "more than the 3500 tokens that a sampled"),
         (["name=o1_pruner", "form=fixed", "overlong_buffer=1"], "more than the 0 tokens"),
         (["name=grpo", "advantage=identity", "max_refills=1"], "learns from these as well"),
         (["name=on_policy_sft", "max_refills=1"], "config key method.max_refills"),
-        (["name=o1_pruner"], "method.references is missing: o1_pruner needs a file with each"),
+        (["name=o1_pruner"], "data o1_pruner CONFIG method.form=fixed --out FILE` wrote"),
     ],
 )
 def test_a_method_that_does_not_fit_is_one_line(overrides: list[str], message: str) -> None:

@@ -28,9 +28,9 @@ DRAFT = f"{{method: draft_model, model: {TINY_REASONER}, num_speculative_tokens:
 
 @pytest.fixture(scope="module")
 def session(vllm_world: World, tmp_path_factory: pytest.TempPathFactory) -> KeptSession:
-    """Of two ranks that share an engine, whose weights are plain."""
+    """Of two ranks that share an engine."""
     overrides = [f"rollout.speculative={DRAFT}", "rollout.tp=2", "optimizer.lr=5e-4"]
-    return KeptSession(vllm_world, tmp_path_factory.mktemp("session"), 2, overrides, plain=True)
+    return KeptSession(vllm_world, tmp_path_factory.mktemp("session"), 2, overrides)
 
 
 def two_steps(
@@ -140,7 +140,7 @@ class FaultyEngine:
 
 def said_of_a_faulty_engine(session: Session, recorder: RunRecorder) -> str:
     try:
-        differing_parameters(session.shards, FaultyEngine(session.sampler.engine), ())  # type: ignore[arg-type]
+        differing_parameters(session.shards, FaultyEngine(session.sampler.engine))  # type: ignore[arg-type]
     except SyncError as error:
         return str(error)
     return ""

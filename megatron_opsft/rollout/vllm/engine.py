@@ -6,7 +6,7 @@ With `options` and what is imported on a CPU alone the only file that names vllm
 import gc
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -18,7 +18,6 @@ from megatron_opsft.records import Rollout, Sample
 from megatron_opsft.rollout.engine import (
     EngineSettings,
     EngineShare,
-    EngineWeights,
     RolloutEngine,
     SamplingSettings,
     Scores,
@@ -29,7 +28,7 @@ from megatron_opsft.rollout.requests import Decoder, ResponseRequest, make_rollo
 from megatron_opsft.rollout.vllm.options import sampling_params, start_llm
 from megatron_opsft.rollout.vllm.weights import (
     DraftWeights,
-    EngineTensors,
+    LiveParameters,
     vllm_layout,
     with_tied_head,
 )
@@ -66,12 +65,12 @@ class VllmEngine(RolloutEngine):
         check_engine_ranks(settings.tp, settings.world_size)
         self.version = None
         self.tokenizer = tokenizer
-        self._tp_rank = settings.rank % settings.tp
+        self.layout = vllm_layout(table, settings.tp, settings.rank % settings.tp)
         self.share = EngineShare(
             index=settings.rank // settings.tp,
             count=settings.world_size // settings.tp,
             num_ranks=settings.tp,
-            answers=self._tp_rank == 0,
+            answers=self.layout.tp_rank == 0,
         )
         self._batch_size = settings.batch_size
         self._can_sleep = settings.is_cuda
@@ -80,8 +79,6 @@ class VllmEngine(RolloutEngine):
         # Under the external launcher this process has one worker, and can call it.
         (wrapper,) = self._llm.collective_rpc(lambda wrapper: wrapper)
         self._worker: Worker = wrapper.worker
-        self._tensors = EngineTensors(self._runner.get_model())
-        self.layout = vllm_layout(table, settings.tp, packed_head=self._tensors.packs_head)
         self._is_speculative = settings.speculative is not None
         self._draft: DraftWeights | None = None
         if self._is_speculative:
@@ -207,7 +204,7 @@ class VllmEngine(RolloutEngine):
 
     def copy_weights(self, tensors: Iterator[tuple[str, Tensor]]) -> None:
         """See `RolloutEngine.copy_weights`: vLLM's own update of a running model."""
-        tensors = with_tied_head(tensors, self.layout.hf_columns)
+        tensors = with_tied_head(tensors, self.layout.hf_names)
         self._worker.reload_weights(weights_iterator=tensors)
 
     def load_files(self, files: Sequence[Path], version: int) -> None:
@@ -219,7 +216,7 @@ class VllmEngine(RolloutEngine):
             tensors = weight_utils.safetensors_weights_iterator(names, use_tqdm_on_load=False)
         else:
             tensors = weight_utils.pt_weights_iterator(names, use_tqdm_on_load=False)
-        known = ((name, tensor) for name, tensor in tensors if name in self.layout.hf_columns)
+        known = ((name, tensor) for name, tensor in tensors if name in self.layout.hf_names)
         self.load_weights(known, version)
 
     def begin_update(self) -> None:
@@ -233,7 +230,6 @@ class VllmEngine(RolloutEngine):
         if self._asleep:
             self._llm.wake_up(tags=["kv_cache"])
             self._asleep = False
-        self._tensors.forget()
         self._drop_cache()
         self.version = version
 
@@ -242,15 +238,9 @@ class VllmEngine(RolloutEngine):
         if not self._llm.reset_prefix_cache():
             raise SyncError("vLLM did not drop its prefix cache")
 
-    def weights(self) -> EngineWeights:
+    def weights(self) -> Mapping[str, Tensor]:
         """See `RolloutEngine.weights`."""
-        self._tensors.forget()
-        return EngineWeights(
-            tp_rank=self._tp_rank,
-            tensors=self._tensors,
-            packed=self._tensors.packed(self.layout.parameters_of(self._tp_rank)),
-            signed_zeros=not self._tensors.packs,
-        )
+        return LiveParameters(self._runner.get_model())
 
     def draft_fault(self) -> str:
         """See `RolloutEngine.draft_fault`."""
@@ -268,7 +258,7 @@ class VllmEngine(RolloutEngine):
     def close(self) -> None:
         """Drop the model and its memory, and with vLLM's process groups also the job's."""
         self.version = None
-        del self._tensors, self._draft, self._worker
+        del self._draft, self._worker
         self._llm.llm_engine.engine_core.shutdown()
         del self._llm
         gc.collect()

@@ -36,6 +36,10 @@ def start_llm(settings: EngineSettings, table: WeightTable) -> "LLM":
     prepare_environment(settings.is_cuda, settings.rank, seeded=settings.seeded)
     with collector_at_rest():
         from vllm import LLM
+    if not settings.is_cuda:
+        from megatron_opsft.rollout.vllm import cpu
+
+        cpu.keep_weights_plain()
     if settings.notes_routing and settings.tp > 1:
         _note_routing_on_every_rank()
     # vLLM collects garbage six times while it starts. All that is there by now stays, so it is
@@ -140,6 +144,8 @@ def llm_options(settings: EngineSettings, table: WeightTable) -> dict[str, Any]:
         options["gpu_memory_utilization"] = settings.gpu_memory_fraction
         options["kv_cache_memory_bytes"] = settings.kv_cache_bytes
         options["enable_sleep_mode"] = True
+        if table.shape.moe:
+            options["moe_backend"] = "triton"  # FlashInfer's reorder the experts' weights
         options |= dict.fromkeys(_deeper_sleep(), settings.deep_sleep)
     else:
         os.environ[JOB_ID_VARIABLE] = settings.job_id
