@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from megatron_opsft.methods.advantages import Values, group_centered, leave_one_out
+from megatron_opsft.methods.advantages import Values, group_centered
 from megatron_opsft.methods.facts import Group
 from megatron_opsft.methods.settings import (
     AggregationKey,
@@ -35,9 +35,8 @@ class Grpo(GroupNormalizedSettings):
     reward: Literal["verdict", "truncation"] = Field(
         "verdict", description="1 if correct; truncation: if also within the limit."
     )
-    advantage: Literal["group_normalized", "group_centered", "leave_one_out", "identity"] = Field(
-        "group_normalized",
-        description="(r - mean)/std, r - mean, r - mean of the others, or r itself.",
+    advantage: Literal["group_normalized", "group_centered", "identity"] = Field(
+        "group_normalized", description="(r - mean)/std, r - mean, or r itself."
     )
 
     @property
@@ -57,8 +56,6 @@ class Grpo(GroupNormalizedSettings):
                 return super().advantages(batch, rewards)
             case "group_centered":
                 return [group_centered(group) for group in rewards]
-            case "leave_one_out":
-                return [leave_one_out(group) for group in rewards]
             case "identity":
                 return rewards
 
