@@ -21,7 +21,7 @@ from megatron_opsft.records import NO_RANK, FinishReason, Sample
 from megatron_opsft.rollout.limits import check_engine
 from megatron_opsft.rollout.requests import make_requests, make_rollouts
 from megatron_opsft.rollout.vllm.options import prepare_environment
-from megatron_opsft.rollout.vllm.weights import DraftWeights, vllm_layout, with_tied_head
+from megatron_opsft.rollout.vllm.weights import DraftWeights, with_tied_head
 from megatron_opsft.session import Session
 from megatron_opsft.weights.rules import WeightTable
 
@@ -111,9 +111,8 @@ def test_the_last_token_says_how_a_response_ended() -> None:
 @pytest.mark.parametrize("name", ["qwen2", "qwen2_tied"])
 def test_vllm_s_stream_names_a_tied_head(name: str) -> None:
     table = WeightTable(SHAPES[name])
-    layout = vllm_layout(table, 1)
     good = [(n, torch.zeros(1)) for n in table.hf_shapes()]
-    sent = [n for n, _ in with_tied_head(good, layout.hf_names)]
+    sent = [n for n, _ in with_tied_head(good, table.hf_shapes())]
     assert sorted(sent) == sorted({*table.hf_shapes(), "lm_head.weight"})
 
 
