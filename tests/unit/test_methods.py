@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from groups import group, update, weigh
+from groups import TO_ON_POLICY_SFT, group, update, weigh
 from responses import facts
 
 from megatron_opsft.config.load import load_config
 from megatron_opsft.methods.advantages import group_normalized, whiten, z_score
 from megatron_opsft.methods.catalog import METHODS
-from megatron_opsft.methods.catalog.grpo import TO_ON_POLICY_SFT
 from megatron_opsft.methods.facts import LengthTarget, ReferenceStatistics
 from megatron_opsft.methods.objective import Aggregation, aggregate
 from megatron_opsft.methods.updates import MethodRun

@@ -58,9 +58,7 @@ def with_class(values: Any) -> Any:
 
 
 def describe_methods() -> list[dict[str, Any]]:
-    """One record a method; needs: by its default settings; settings: the defaults of its keys, or
-    null where one must be given.
-    """
+    """One record a method; needs: by its default settings; settings: the defaults of its keys."""
     frozen = ["the reference model (method.beta > 0)"]
     return [
         {
@@ -69,9 +67,7 @@ def describe_methods() -> list[dict[str, Any]]:
             "paper": method.paper,
             "needs": [*method.needs, *frozen * method().objective(1.0).needs_reference],
             "settings": {
-                key: None if field.is_required() else field.default
-                for key, field in method.model_fields.items()
-                if key != "name"
+                key: field.default for key, field in method.model_fields.items() if key != "name"
             },
         }
         for name, method in METHODS.items()

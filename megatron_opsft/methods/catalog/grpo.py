@@ -1,4 +1,4 @@
-"""GRPO and Dr. GRPO, and the way from GRPO to on-policy SFT, one change at a time."""
+"""GRPO and Dr. GRPO."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -13,15 +13,6 @@ from megatron_opsft.methods.settings import (
     GroupNormalizedSettings,
     PolicySettings,
     State,
-)
-
-# Overrides of `method.name=grpo`, each on top of those before it; the last one is on-policy SFT.
-TO_ON_POLICY_SFT = (
-    "method.beta=0",
-    "method.advantage=group_centered",
-    "method.advantage=identity",
-    "method.reward=truncation",
-    "method.aggregation=max_accepted",
 )
 
 

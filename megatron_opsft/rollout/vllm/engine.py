@@ -4,7 +4,6 @@ With `options` and what is imported on a CPU alone the only file that names vllm
 """
 
 import gc
-import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner as FirstRunner
     from vllm.v1.worker.gpu_worker import Worker
 
-_log = logging.getLogger(__name__)
 _SPEC_COUNTS = {
     "drafts": "vllm:spec_decode_num_drafts",
     "draft_tokens": "vllm:spec_decode_num_draft_tokens",
@@ -78,27 +76,17 @@ class VllmEngine(RolloutEngine):
         self._is_speculative = settings.speculative is not None
         self._draft: DraftWeights | None = None
         if self._is_speculative:
-            self._open_speculative(settings)
+            if not settings.is_cuda:
+                from megatron_opsft.rollout.vllm.cpu import correct_expansion
+
+                correct_expansion()
+            if (draft := self._runner.get_draft_model()) is not None:
+                self._draft = DraftWeights(draft, self._runner.get_model())
 
     @property
     def _runner(self) -> "FirstRunner | SecondRunner":
         """vLLM's runner of the model; it chooses between two."""
         return self._worker.model_runner
-
-    def _open_speculative(self, settings: EngineSettings) -> None:
-        if not settings.is_cuda:
-            from megatron_opsft.rollout.vllm.cpu import correct_expansion
-
-            correct_expansion()
-        runner = self._runner
-        if (draft := runner.get_draft_model()) is not None:
-            self._draft = DraftWeights(draft, runner.get_model())
-        if settings.rank == 0:
-            _log.info(
-                "rollout.speculative keeps the distribution of responses, not each response: their "
-                "random numbers then depend on earlier drafts, so a run that resumes or is "
-                "repeated may sample other responses"
-            )
 
     def stream(self, take: Take, sampling: SamplingSettings) -> Iterator[list[Rollout]]:
         """See `RolloutEngine.stream`. Work is taken as soon as there is room in the batch, so that
