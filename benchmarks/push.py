@@ -40,6 +40,7 @@ class LayoutEngine:
 
     def __init__(self, table: WeightTable, tp: int, layout: Layout, like: Tensor) -> None:
         self.layout = vllm_layout(table, tp, layout.rank % tp)
+        self._hf_names = table.hf_shapes().keys()
         self.share = EngineShare(index=layout.rank // tp, count=layout.world_size // tp)
         self._parts: dict[str, list[tuple[Copy, Tensor]]] = {}
         self.tensors: dict[str, Tensor] = {}
@@ -51,7 +52,7 @@ class LayoutEngine:
 
     def load_weights(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Cut every whole tensor up and copy what this rank needs."""
-        for name, tensor in with_tied_head(tensors, self.layout.hf_names):
+        for name, tensor in with_tied_head(tensors, self._hf_names):
             for part, own in self._parts.get(name, ()):
                 part.target.view(own).copy_(part.source.view(tensor))
 

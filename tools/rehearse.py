@@ -180,7 +180,6 @@ class Rank:
             tp_size=job.config.rollout.tp,
             tp_rank=layout.rank % job.config.rollout.tp,
             parameters_of=lambda rank: vllm_parameters(table, rank, job.config.rollout.tp),
-            hf_names=table.hf_shapes(),
         )
         names = {at: tuple(rule.mcore_name for rule in held) for at, held in rules.items()}
         per_stage, etp = job.world_size // parallel.pp, parallel.expert_tp

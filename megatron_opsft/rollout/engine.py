@@ -1,7 +1,7 @@
 """The interface of a rollout engine, as the trainer uses it."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -43,6 +43,9 @@ class EngineShare:
     answers: bool = True
 
 
+JOB_ID_VARIABLE = "MEGATRON_OPSFT_JOB_ID"  # in which worker processes find a job's id
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
     """What an engine is built for.
@@ -80,13 +83,12 @@ class EngineLayout:
     """Where every HF tensor sits in the engine's parameters, for each of its tensor-parallel ranks.
 
     tp_rank: this rank's. parameters_of: tensor-parallel rank -> its parameters; the same names in
-    the same order for all. hf_names: of all tensors of the model.
+    the same order for all.
     """
 
     tp_size: int
     tp_rank: int
     parameters_of: Callable[[int], tuple[Parameter, ...]]
-    hf_names: Collection[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,16 +158,15 @@ class RolloutEngine(Protocol):
     def load_weights(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Replace every weight by a stream of (HF name, full tensor), consumed one by one.
 
-        The names are those of the layout. Strict: ValueError for an unknown name, a wrong shape, a
-        name that comes twice or one that is missing at the end. After an error the engine refuses
-        to generate until an update succeeds.
+        They are all tensors of the model, as `Exporter` streams them. After an error the engine
+        refuses to generate until an update succeeds.
         """
         self.begin_update()
-        self.copy_weights(checked_stream(tensors, self.layout.hf_names))
+        self.copy_weights(tensors)
         self.finish_update(version)
 
-    def copy_weights(self, tensors: Iterator[tuple[str, Tensor]]) -> None:
-        """What an engine does with the checked stream of `load_weights`."""
+    def copy_weights(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """What an engine does with the stream of `load_weights`."""
 
     def load_files(self, files: Sequence[Path], version: int) -> None:
         """Replace every weight by those in a Hugging Face model's weight files, which were compared
@@ -197,20 +198,3 @@ class RolloutEngine(Protocol):
 
     def close(self) -> None:
         """Free memory and processes; the engine is not used afterwards."""
-
-
-def checked_stream(
-    tensors: Iterable[tuple[str, Tensor]], hf_names: Collection[str]
-) -> Iterator[tuple[str, Tensor]]:
-    """The stream itself. hf_names: of all tensors. Errors: ValueError for a name that is unknown,
-    comes twice, or is missing at the end.
-    """
-    missing = dict.fromkeys(hf_names)
-    for name, tensor in tensors:
-        if name not in missing:
-            known = "was sent twice" if name in hf_names else "is unknown to the engine"
-            raise ValueError(f"{name} {known}")
-        del missing[name]
-        yield name, tensor
-    if missing:
-        raise ValueError(f"{len(missing)} weights were not sent: {', '.join(list(missing)[:5])}")

@@ -54,7 +54,7 @@ class WeightSync:
         self._config = config
         self._score = score
         self._bucket_bytes = config.bucket_mb * 2**20
-        self.exporter = Exporter(shards, self._bucket_bytes)
+        self.exporter = Exporter(shards)
         self.version = -1
         self._transfer: Transfer | None = None
         dtype = str(shards.dtype).removeprefix("torch.")

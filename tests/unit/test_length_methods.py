@@ -173,13 +173,6 @@ def test_overlong_shaping_reaches_the_advantages_of_every_policy_gradient(name: 
     assert found[0].advantages[3] > found[1].advantages[3] + 0.01
 
 
-def test_da_dler_has_a_shorter_limit_where_half_are_correct() -> None:
-    keys = {"easy_limit": 1000}
-    assert weigh("dler", group(), **keys).rewards == (1, 0, 0, 0)
-    assert weigh("dler", group(correct=(1, 1, 0, 0)), **keys).rewards == (1, 0, 0, 0)
-    assert weigh("dler", group(correct=(0, 1, 0, 0)), **keys).rewards == (0, 1, 0, 0)
-
-
 def test_o1_pruner_clips_and_standardizes_as_its_code_does() -> None:
     reference = ReferenceStatistics(mean_tokens=2200, accuracy=0.75)
     short = group((100, 8000), (1, 0), reference=reference)
@@ -254,8 +247,6 @@ def test_objectives_of_one_and_of_several_updates() -> None:
     kimi = settings_of("kimi", updates_per_batch=2, tau=0.3)
     assert kimi.objective(1.0).surrogate == SquaredLogRatio(tau=0.3)
     assert settings_of("kimi").objective(1.0).surrogate == Likelihood()
-    clipped = settings_of("kimi", updates_per_batch=2, loss="token_clip")
-    assert clipped.objective(1.0).surrogate == TokenClip()
     assert settings_of("o1_pruner").objective(1.0).surrogate == SequenceClip()
 
 

@@ -8,11 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tiny_models import SHAPES
 from vllm_jobs import (
     KeptSession,
     engine_against_disk,
@@ -22,14 +20,12 @@ from vllm_jobs import (
 )
 from world import World
 
-from megatron_opsft.errors import SyncError, UserError
+from megatron_opsft.errors import SyncError
 from megatron_opsft.records import FinishReason, Rollout
 from megatron_opsft.rollout.requests import make_requests
-from megatron_opsft.rollout.vllm.engine import VllmEngine
 from megatron_opsft.run.recorder import RunRecorder
 from megatron_opsft.session import Session
 from megatron_opsft.train import run_step
-from megatron_opsft.weights.rules import WeightTable
 
 pytestmark = pytest.mark.vllm
 
@@ -213,9 +209,3 @@ def test_a_scaled_shard_stops_the_run(session: KeptSession) -> None:
 def test_a_kept_prefix_cache_stops_the_run(session: KeptSession) -> None:
     for said, version in session.run(outcome, kept_prefix_cache, "full"):
         assert "cached" in said and f"version {version}" in said
-
-
-def test_rollout_tp_must_divide_the_world() -> None:
-    settings: Any = SimpleNamespace(tp=2, rank=0, world_size=1)
-    with pytest.raises(UserError, match=r"rollout\.tp=2 does not divide the world size 1"):
-        VllmEngine(settings, WeightTable(SHAPES["qwen2"]), Any)  # type: ignore[arg-type]

@@ -58,27 +58,20 @@ def with_class(values: Any) -> Any:
 
 
 def describe_methods() -> list[dict[str, Any]]:
-    """One record a method; settings: the defaults of its keys, or null where one must be given."""
+    """One record a method; needs: by its default settings; settings: the defaults of its keys."""
+    frozen = ["the reference model (method.beta > 0)"]
     return [
         {
             "name": name,
             "formula": method.formula,
             "paper": method.paper,
-            "needs": _needs(method),
+            "needs": [*method.needs, *frozen * method().objective(1.0).needs_reference],
             "settings": {
-                key: None if field.is_required() else field.default
-                for key, field in method.model_fields.items()
-                if key != "name"
+                key: field.default for key, field in method.model_fields.items() if key != "name"
             },
         }
         for name, method in METHODS.items()
     ]
-
-
-def _needs(method: type[MethodSettings]) -> list[str]:
-    """By its default settings."""
-    diverges = method().objective(1.0).needs_reference
-    return [*method.needs, *["the reference model (method.beta > 0)"] * diverges]
 
 
 def show_methods(width: int) -> str:

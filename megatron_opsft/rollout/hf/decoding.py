@@ -94,7 +94,7 @@ def decode(
     routing_NSW = None if routing_PSW is None else routing_PSW[owner_N]
     batch = DecodingBatch(passes, mask_PS[owner_N], cache, requests, sampling, routing_NSW)
     finished = batch.draw(1, logits_PV[owner_N])
-    while batch.going_on:
+    while not all(batch.ended):
         batch.drop_ended()
         finished |= batch.draw(_CHECK_EVERY - batch.num_drawn % _CHECK_EVERY)
         yield finished
@@ -150,11 +150,6 @@ class DecodingBatch:
         if routing_NSW is not None:
             of_responses = routing_NSW.new_zeros(num_rows, self.limit, routing_NSW.shape[-1])
             self._routing_NTW = torch.cat([routing_NSW, of_responses], dim=1)
-
-    @property
-    def going_on(self) -> bool:
-        """Whether any response has not ended."""
-        return not all(self.ended)
 
     def draw(self, num_tokens: int, logits_NV: Tensor | None = None) -> dict[int, Ended]:
         """Draw `num_tokens` more for every row, but none beyond the longest response. logits_NV: of

@@ -2,7 +2,7 @@
 own (`decoding`).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -54,9 +54,7 @@ class HfEngine(RolloutEngine):
             self._weights.update(by_disk_name(name, parameter.data))
         shapes = {name: tuple(weight.shape) for name, weight in self._weights.items()}
         parameters = hf_parameters(shapes)
-        self.layout = EngineLayout(
-            tp_size=1, tp_rank=0, parameters_of=lambda tp_rank: parameters, hf_names=shapes.keys()
-        )
+        self.layout = EngineLayout(tp_size=1, tp_rank=0, parameters_of=lambda tp_rank: parameters)
 
     @classmethod
     def from_config(
@@ -118,14 +116,10 @@ class HfEngine(RolloutEngine):
             scores.append(tuple(log_probs[:, 0].tolist()))
         return Scores(log_probs=tuple(scores), stale_tokens=0, routing=tuple(routing))
 
-    def copy_weights(self, tensors: Iterator[tuple[str, Tensor]]) -> None:
+    def copy_weights(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """See `RolloutEngine.copy_weights`. Values are cast to the engine's dtype."""
         for hf_name, tensor in tensors:
-            weight = self._weights[hf_name]
-            if weight.shape != tensor.shape:
-                sent, expected = tuple(tensor.shape), tuple(weight.shape)
-                raise ValueError(f"{hf_name}: sent shape {sent}, expected {expected}")
-            weight.copy_(tensor)
+            self._weights[hf_name].copy_(tensor)
 
     def weights(self) -> Mapping[str, Tensor]:
         """See `RolloutEngine.weights`: the model's own parameters under their HF names."""

@@ -16,7 +16,7 @@ from vllm.triton_utils.dispatcher import KernelOverride
 from vllm.v1.sample import rejection_sampler
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-from megatron_opsft.rollout.vllm.options import JOB_ID_VARIABLE
+from megatron_opsft.rollout.engine import JOB_ID_VARIABLE
 
 
 class LaunchedCpuWorker(CPUWorker):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.rollout.engine import EngineSettings, SamplingSettings
+from megatron_opsft.rollout.engine import JOB_ID_VARIABLE, EngineSettings, SamplingSettings
 from megatron_opsft.rollout.limits import check_installed
 from megatron_opsft.runtime.libraries import collector_at_rest
 from megatron_opsft.weights.rules import WeightTable
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from vllm import LLM, SamplingParams
 
 _CPU_WORKER = "megatron_opsft.rollout.vllm.cpu.LaunchedCpuWorker"
-JOB_ID_VARIABLE = "MEGATRON_OPSFT_JOB_ID"
 _SLEEP_SWITCHES = ("sleep_mode_offload_cudagraph", "enable_nccl_comm_suspend")
 _CPU_BLOCK_TOKENS = 32  # prompts share whole blocks: vLLM's 128 would be longer than most prompts
 

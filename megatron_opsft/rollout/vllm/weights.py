@@ -1,8 +1,8 @@
-"""The weights of a vLLM model: where it keeps them, its live parameters by name, and whether a
-draft model's are those that it was started with.
+"""The weights of a vLLM model: where it keeps them, and whether a draft model's are those that it
+was started with.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from functools import cache, partial
 
 import torch
@@ -21,7 +21,6 @@ def vllm_layout(table: WeightTable, tp_size: int, tp_rank: int = 0) -> EngineLay
         tp_size=tp_size,
         tp_rank=tp_rank,
         parameters_of=cache(partial(vllm_parameters, table, tp_size=tp_size)),  # every push asks
-        hf_names=frozenset(table.hf_shapes()),
     )
 
 
@@ -36,25 +35,6 @@ def with_tied_head(
         yield name, tensor
         if name == embedding and TIED_HEAD not in hf_names:
             yield TIED_HEAD, tensor
-
-
-class LiveParameters(Mapping[str, Tensor]):
-    """A model's parameters by name, looked up anew each time: vLLM's own updates replace them."""
-
-    def __init__(self, model: torch.nn.Module) -> None:
-        self._model = model
-
-    def __getitem__(self, name: str) -> Tensor:
-        try:
-            return self._model.get_parameter(name).data
-        except AttributeError:
-            raise KeyError(name) from None
-
-    def __iter__(self) -> Iterator[str]:
-        return (name for name, _ in self._model.named_parameters())
-
-    def __len__(self) -> int:
-        return len(list(self))
 
 
 class DraftWeights:
