@@ -60,10 +60,14 @@ class EvalModel:
         """JSON of all that decides a sample: weights, what config.json makes of them, tokenizer,
         end tokens. Reads every weight.
         """
+        file = self.directory / "tokenizer.json"
+        vocabulary = sorted(self.tokenizer.get_vocab().items())
+        tokenizer = file.read_bytes() if file.is_file() else repr(vocabulary).encode()
+        template = str(self.tokenizer.chat_template).encode()
         return {
             "model_sha256": self.weights_sha256(),
             "shape": asdict(self.table.shape),
-            "tokenizer_sha256": self.tokenizer_sha256(),
+            "tokenizer_sha256": hashlib.sha256(tokenizer + template).hexdigest(),
             "end_tokens": sorted(self.end_tokens),
         }
 
@@ -73,17 +77,6 @@ class EvalModel:
             digest = hashlib.sha256()
             for line in pool.map(_describe, self.tensors()):
                 digest.update(line.encode())
-        return digest.hexdigest()
-
-    def tokenizer_sha256(self) -> str:
-        """Hash of the vocabulary with its merges and of the chat template."""
-        digest = hashlib.sha256()
-        file = self.directory / "tokenizer.json"
-        if file.is_file():
-            digest.update(file.read_bytes())
-        else:
-            digest.update(repr(sorted(self.tokenizer.get_vocab().items())).encode())
-        digest.update(str(self.tokenizer.chat_template).encode())
         return digest.hexdigest()
 
 

@@ -29,7 +29,7 @@ from megatron_opsft.evaluate.metrics import (
     measure,
     measure_at,
 )
-from megatron_opsft.report.table import Estimate
+from megatron_opsft.report.table import OVERALL, Estimate
 from megatron_opsft.runtime.durable import write_text
 
 _Draws = dict[str, Floats]  # metric -> [1 + R]
@@ -89,6 +89,10 @@ class Results(_Record):
     }
     benchmarks: dict[str, BenchmarkResults] = Field(min_length=1)
     overall: BlockResults
+
+    def block(self, name: str) -> BlockResults:
+        """Of a benchmark, or OVERALL."""
+        return self.overall if name == OVERALL else self.benchmarks[name]
 
 
 def build_results(
