@@ -123,15 +123,13 @@ def with_baselines(directories: Sequence[Path]) -> list[Path]:
     """
     found: dict[Path, Path] = {}
     for directory in directories:
-        places = [directory / "baseline"]
-        manifest = EvaluationDirectory(directory).read_manifest() or {}
-        if given := manifest.get("settings", {}).get("baseline"):
-            places.insert(0, Path(given).expanduser())
-        if read_results(directory).baseline is None:
-            places = []
-        places = [place for place in places if (place / "results.json").is_file()][:1]
-        for place in (*places, directory):
-            found.setdefault(place.resolve(), place)
+        if read_results(directory).baseline is not None:
+            manifest = EvaluationDirectory(directory).read_manifest() or {}
+            given = manifest.get("settings", {}).get("baseline") or directory / "baseline"
+            places = (Path(given).expanduser(), directory / "baseline")
+            for place in [p for p in places if (p / "results.json").is_file()][:1]:
+                found.setdefault(place.resolve(), place)
+        found.setdefault(directory.resolve(), directory)
     return list(found.values())
 
 

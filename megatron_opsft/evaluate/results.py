@@ -179,9 +179,7 @@ def read_results(path: Path) -> Results:
 
 
 def read_pass_rates(directory: Path) -> dict[str, PassRate]:
-    """How often each problem of a finished evaluation was solved, by its id. Errors: `UserError`,
-    also where two benchmarks have different problems of one id.
-    """
+    """How often each problem of a finished evaluation was solved, by its id. Errors: `UserError`."""
     try:
         benchmarks = read_results(directory).benchmarks
     except UserError as error:
@@ -191,11 +189,6 @@ def read_pass_rates(directory: Path) -> dict[str, PassRate]:
         stored = SampleFiles(directory).read(benchmark)
         for problem_id, found in groupby(stored, key=attrgetter("problem_id")):
             samples = list(found)
-            if problem_id in rates:
-                raise UserError(
-                    f"data.pass_rate_from={directory}: two of its benchmarks have a problem "
-                    f"with the id {problem_id}; give each problem its own id"
-                )
             rate = sum(sample.correct for sample in samples) / len(samples)
             rates[problem_id] = PassRate(rate=rate, gold=samples[-1].gold)
     return rates

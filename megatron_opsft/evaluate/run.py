@@ -26,7 +26,7 @@ from megatron_opsft.evaluate.results import (
     write_results,
 )
 from megatron_opsft.evaluate.settings import EvalSettings, EvaluationDirectory
-from megatron_opsft.evaluate.work import Scorer, WorkQueue, missing_requests, read_tally
+from megatron_opsft.evaluate.work import COUNTED, Scorer, WorkQueue, missing_requests
 from megatron_opsft.records import Rollout
 from megatron_opsft.rollout.engine import EngineSettings, RolloutEngine
 from megatron_opsft.rollout.open_engine import build_engine
@@ -123,7 +123,7 @@ def _sample(
     start = time.monotonic()
 
     def read() -> tuple[int, str]:
-        new, correct, tokens = read_tally(job, name)
+        new, correct, tokens = (job.add(f"{name}/{what}", 0) for what in COUNTED)
         share = (num_correct + correct) / max(len(done) + new, 1)
         rate = tokens / (time.monotonic() - start)
         return len(done) + new, f"samples, accuracy {100 * share:.1f} %, {rate:,.0f} tokens/s"

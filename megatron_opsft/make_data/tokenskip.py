@@ -30,7 +30,7 @@ def open_llmlingua(scorer: str, device: torch.device) -> Shorten:
     """LLMLingua-2 with the token classifier `scorer`. Errors: `UserError` for a model that is not
     there or that llmlingua does not load.
     """
-    from llmlingua import PromptCompressor  # an extra: `check_data` has looked for it
+    from llmlingua import PromptCompressor  # an extra: the command has looked for it
 
     try:
         compressor: Any = PromptCompressor(
