@@ -179,7 +179,7 @@ def read_results(path: Path) -> Results:
 
 
 def read_pass_rates(directory: Path) -> dict[str, PassRate]:
-    """How often each problem of a finished evaluation was solved, by its id. Errors: `UserError`."""
+    """How often each problem of a finished evaluation was solved, by id. Errors: `UserError`."""
     try:
         benchmarks = read_results(directory).benchmarks
     except UserError as error:
