@@ -97,26 +97,6 @@ def compare(results: Sequence[Results], *, baseline: str | None = None) -> Compa
     )
 
 
-def compare_directories(directories: Sequence[Path], out: Path, baseline: str | None) -> str:
-    """One table and page of several results, and the settings in which they differ; returns the
-    table for a terminal. Errors: `UserError` for a directory without results, when nothing can be
-    compared, and where `out` has a table already or is a file.
-    """
-    results = [read_results(directory) for directory in directories]
-    if out.is_file() or (out / "table.md").exists():
-        raise UserError(f"--out {out} holds a table.md already, or is a file; name another one")
-    comparison = compare(results, baseline=baseline)
-    comparison.write(out, [d if d.is_dir() else d.parent for d in directories])
-    return comparison.text()
-
-
-def table_of(directory: Path) -> str:
-    """The table of one evaluation and its baseline, for a terminal. Errors: `UserError` without an
-    evaluation.
-    """
-    return compare([read_results(path) for path in with_baselines([directory])]).text().rstrip()
-
-
 def with_baselines(directories: Sequence[Path]) -> list[Path]:
     """The evaluations, each behind its baseline's where that is still there. Errors: `UserError`
     where one is none.

@@ -30,7 +30,6 @@ from megatron_opsft.evaluate.metrics import (
     measure_at,
 )
 from megatron_opsft.report.table import OVERALL, Estimate
-from megatron_opsft.runtime.durable import write_text
 
 _Draws = dict[str, Floats]  # metric -> [1 + R]
 _Limited = dict[int | None, _Draws]  # token budget, None for the samples as they are -> draws
@@ -156,11 +155,6 @@ def to_json(results: Results) -> str:
     tree = results.model_dump(mode="json")
     tree["settings"] = json.loads(json.dumps(tree["settings"], sort_keys=True))
     return json.dumps(tree, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-
-
-def write_results(directory: Path, results: Results) -> None:
-    """Write results.json whole or not at all."""
-    write_text(directory / "results.json", to_json(results))
 
 
 def read_results(path: Path) -> Results:

@@ -23,15 +23,16 @@ from megatron_opsft.evaluate.results import (
     Results,
     build_results,
     read_results,
-    write_results,
+    to_json,
 )
 from megatron_opsft.evaluate.settings import EvalSettings, EvaluationDirectory
 from megatron_opsft.evaluate.work import COUNTED, Scorer, WorkQueue, missing_requests
 from megatron_opsft.records import Rollout
-from megatron_opsft.rollout.engine import EngineSettings, RolloutEngine
+from megatron_opsft.rollout.engine import EngineSettings, RolloutEngine, SamplingSettings
 from megatron_opsft.rollout.open_engine import build_engine
 from megatron_opsft.runtime.device import select_device
 from megatron_opsft.runtime.diagnosis import Limits
+from megatron_opsft.runtime.durable import write_text
 from megatron_opsft.runtime.job import Job, join_job, leave_job
 from megatron_opsft.runtime.phase import enter_phase
 from megatron_opsft.runtime.progress import Progress
@@ -164,6 +165,7 @@ def _open(models: Sequence[Inputs], job: Job) -> RolloutEngine:
     inputs = models[0]
     settings, model = inputs.settings, inputs.model
     longest = max(len(ids) for each in models for ids in each.prompts.values())
+    positions = model.table.shape.max_position_embeddings
     return build_engine(
         settings.engine,
         EngineSettings(
@@ -171,7 +173,7 @@ def _open(models: Sequence[Inputs], job: Job) -> RolloutEngine:
             dtype=inputs.dtype,
             is_cuda=inputs.device.is_cuda,
             tp=settings.tp,
-            max_tokens=min(longest + inputs.max_tokens, model.max_positions),
+            max_tokens=min(longest + inputs.max_tokens, positions),
             batch_size=inputs.batch_size,
             gpu_memory_fraction=settings.gpu_memory_fraction,
             kv_cache_bytes=None,
@@ -193,12 +195,19 @@ def _finished(
     """Rollouts and what each cost beyond its tokens, by the method of the settings; empty lists in
     between.
     """
-    if inputs.settings.method == "deer":
-        deer = Deer(inputs.settings.deer, inputs.model.tokenizer)
+    settings = inputs.settings
+    sampling = SamplingSettings(
+        temperature=settings.temperature,
+        top_p=settings.top_p,
+        max_response_tokens=inputs.max_tokens,
+        end_token_ids=inputs.model.end_tokens,
+    )
+    if settings.method == "deer":
+        deer = Deer(settings.deer, inputs.model.tokenizer)
         while requests := queue.take(inputs.batch_size):
-            yield deer.generate(engine, requests, inputs.sampling)
+            yield deer.generate(engine, requests, sampling)
     else:
-        for rollouts in engine.stream(queue.take, inputs.sampling):
+        for rollouts in engine.stream(queue.take, sampling):
             yield [(rollout, 0) for rollout in rollouts]
 
 
@@ -208,7 +217,7 @@ def _write_outputs(models: Sequence[Inputs]) -> str:
     found = {} if earlier is None else {earlier: read_results(earlier)}
     for inputs in reversed(models):  # a baseline first
         results = _results(inputs, next(iter(found.items()), None))
-        write_results(inputs.settings.out, results)
+        write_text(inputs.settings.out / "results.json", to_json(results))
         found[inputs.settings.out] = results
     comparison = compare(list(found.values()))
     comparison.write(models[0].settings.out, list(found))

@@ -120,11 +120,9 @@ def _read_training(directories: Sequence[Path]) -> dict[str, Any] | None:
 
 def _last_words(log: Path) -> str:
     """The last line of a run's log, which says why it ended; paths in it are the run's own."""
-    if not log.is_file():
-        return "not made yet"
-    lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
-    said = [line for line in lines if line.strip()]
-    return said[-1][:300] if said else "it printed nothing"
+    text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
+    said = [line for line in text.split("\n") if line.strip()]
+    return said[-1][:300] if said else "not made yet"
 
 
 def write_outputs(out: Path, plan: StudyPlan, rows: Sequence[Row]) -> None:
