@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forked_cli import ROOT, Finished, ForkedCli, Run
+from forked_cli import ROOT, ForkedCli, Run
 from rows import write_rows
-from safetensors.torch import load_file, save_file
 
 ASSET = ROOT / "megatron_opsft/assets/tiny_reasoner"
 SMALL = ["limit=6", "samples=4", "max_tokens=250", "device=cpu"]
@@ -231,24 +230,16 @@ def test_bad_options_are_one_line_before_anything_is_sampled(
     assert not (tmp_path / "out/samples").exists()
 
 
-def test_models_that_cannot_be_evaluated(cli: ForkedCli, tmp_path: Path) -> None:
-    def evaluated() -> Finished:
-        return cli.run(["eval", "--model", model, "--out", tmp_path / "out", *SMALL])
-
+def test_a_baseline_that_the_engine_cannot_hold_too_is_refused(
+    cli: ForkedCli, tmp_path: Path
+) -> None:
     model = Path(shutil.copytree(ASSET, tmp_path / "model"))
-    template = (model / "chat_template.jinja").rename(tmp_path / "template")
-    assert "no chat template" in evaluated().error
-    assert not (tmp_path / "out").exists()
-    template.rename(model / "chat_template.jinja")
-    # Instead of an accuracy of responses that mean nothing, and exit code 0.
-    file = model / "model.safetensors"
-    weights = load_file(file)
-    weights["model.norm.weight"][3] = float("nan")
-    save_file(weights, file, metadata={"format": "pt"})
-    ended = evaluated()
-    assert ended.exit_code == 3 and "Traceback" not in ended.stderr
-    assert "error: rollout: the model's logits are NaN or infinite" in ended.stderr
-    assert not (tmp_path / "out" / "results.json").exists()
+    config = json.loads((model / "config.json").read_text())
+    config["rope_parameters"] = {"rope_type": "default", "rope_theta": 123456.0}
+    (model / "config.json").write_text(json.dumps(config))
+    line = start(cli, tmp_path / "out", "--baseline", model).wait().error
+    assert "is of another architecture or size than the model" in line
+    assert not (tmp_path / "out/samples").exists()
 
 
 def test_another_evaluation_is_replaced_and_not_mixed_in(
