@@ -117,9 +117,8 @@ def _sample(
     engine.load_weights(inputs.model.tensors(), version=0)
     engine.tokenizer = inputs.model.tokenizer
     if job.is_main:
-        log.info(
-            "%s: %d samples by %d engines", inputs.model.name, len(missing), engine.share.count
-        )
+        told = (inputs.model.name, len(missing), engine.share.count)
+        log.info("%s: %d samples are missing; engines: %d", *told)
     queue = WorkQueue(name, missing, job, engine.share)
     start = time.monotonic()
 
