@@ -58,7 +58,7 @@ def write_page(directory: Path, original: str, efficient: str) -> str:
         for kind, count, mean, total in kinds.itertuples()
     ]
     plots = [
-        bars("Sum of D", [(w, d, f"{d:.3g} ({n})") for w, d, n in words.itertuples(index=False)]),
+        bars("Sum of D", [(w, d, f"{d:.2g} ({n})") for w, d, n in words.itertuples(index=False)]),
         plot("Mean D along a response", [along], x="share before the token", from_zero=True),
     ]
     told = f"{len(kl):,} tokens of {len(responses):,} responses, D_t {kl.mean():.4f} nats on "
@@ -83,7 +83,7 @@ def _rows_of(response: dict[str, Any]) -> Iterator[tuple[float, str, str, float]
     tokens, count = response["tokens"], len(response["tokens"])
     for place, (token, kind) in enumerate(zip(tokens, kinds_of(tokens), strict=True)):
         share = place * _BINS // count / _BINS
-        yield response["kl"][place], kind, repr(token.strip(" ")), share
+        yield response["kl"][place], kind, repr(token.strip(" ") or token), share
 
 
 def kinds_of(tokens: Sequence[str]) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 from eval_samples import stored
 
 from megatron_opsft.evaluate.benchmarks import SampleFiles
-from megatron_opsft.evaluate.results import ModelSamples, build_results, write_results
+from megatron_opsft.evaluate.results import ModelSamples, build_results, to_json
 
 # Ends a script, fetches, runs, and is no Unicode.
 HARM = (
@@ -105,7 +105,8 @@ def make_evaluation(
     model = made_samples(name, tokens, correct, benchmark)
     SampleFiles(out).append(benchmark, model.samples[benchmark])
     SampleFiles(out).combine(benchmark)
-    write_results(out, build_results(model, baseline=baseline, budgets=(64, 128)))
+    results = build_results(model, baseline=baseline, budgets=(64, 128))
+    (out / "results.json").write_text(to_json(results))
     return out
 
 

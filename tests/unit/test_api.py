@@ -154,7 +154,7 @@ def test_a_script_trains_stops_resumes_converts_and_trains_on(tmp_path: Path) ->
     assert resolve_config(str(checkpoint)) == checkpoint
     models = [open_model(str(path)) for path in (checkpoint, tmp_path / "run")]
     assert len({model.weights_sha256() for model in models}) == 1
-    assert len({model.tokenizer_sha256() for model in models}) == 1
+    assert len({model.identity()["tokenizer_sha256"] for model in models}) == 1
 
 
 def test_the_cells_of_the_notebook_run(cli: ForkedCli, tmp_path: Path) -> None:

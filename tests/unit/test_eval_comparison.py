@@ -1,18 +1,11 @@
 """Several results side by side: rows, baselines, settings that differ, figures' data."""
 
-from pathlib import Path
-
 import pytest
 from eval_samples import stored
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.evaluate.comparison import compare, compare_directories
-from megatron_opsft.evaluate.results import (
-    ModelSamples,
-    Results,
-    build_results,
-    write_results,
-)
+from megatron_opsft.evaluate.comparison import compare
+from megatron_opsft.evaluate.results import ModelSamples, Results, build_results
 from megatron_opsft.report.table import OVERALL
 from megatron_opsft.report.tables import plots_of_block
 
@@ -146,16 +139,3 @@ def test_early_exit_has_no_budget_curve() -> None:
         assert "no budget curve: early (early exit tries answers by the room left" in text
     assert not any("budget" in plot for plot in plots_of_block(compare([early]).rows, OVERALL))
     assert "no budget curve" not in compare([build(OLD)]).markdown()
-
-
-def test_an_earlier_comparison_is_not_replaced(tmp_path: Path) -> None:
-    for name, own in (("a", OLD), ("b", NEW)):
-        (tmp_path / name).mkdir()
-        write_results(tmp_path / name, build(own))
-    both, out = [tmp_path / "a", tmp_path / "b"], tmp_path / "out"
-    compare_directories(both, out, None)
-    before = (out / "table.md").read_text()
-    for there in (out, tmp_path / "a/results.json"):
-        with pytest.raises(UserError, match="holds a table.md already"):
-            compare_directories(both[::-1], there, None)
-    assert (out / "table.md").read_text() == before
