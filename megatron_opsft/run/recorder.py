@@ -83,14 +83,17 @@ class RunRecorder:
             "lr": result.lr,
             **describe_rollouts(batch.responses, batch.accepted),
             **describe_weights(batch.groups, batch.weights),
-            **_of_objective(result),
+            **_known(clip_share=result.clip_share, kl_mean=result.kl_mean),
             "trained_tokens": result.trained_tokens,
             "num_microbatches": result.num_microbatches,
             "packing_efficiency": packing.fill,
             "rank_imbalance": packing.imbalance,
             **batch.metrics,
             "weight_version": pushed.version,
-            **_differences(pushed),
+            **_known(
+                logprob_diff_mean=pushed.logprob_diff_mean,
+                logprob_diff_max=pushed.logprob_diff_max,
+            ),
             **{f"{phase}_seconds": seconds for phase, seconds in watch.seconds.items()},
             "checkpoint_seconds": self._watch.seconds.pop("checkpoint"),
             "step_seconds": watch.total(),
@@ -205,18 +208,9 @@ class RunRecorder:
             log.warning("%s", self._last_words)
 
 
-def _of_objective(result: StepResult) -> dict[str, float]:
-    values = {"clip_share": result.clip_share, "kl_mean": result.kl_mean}
+def _known(**values: float | None) -> dict[str, float]:
+    """Those that this run has."""
     return {key: value for key, value in values.items() if value is not None}
-
-
-def _differences(pushed: SyncResult) -> dict[str, float]:
-    if pushed.logprob_diff_mean is None or pushed.logprob_diff_max is None:
-        return {}
-    return {
-        "logprob_diff_mean": pushed.logprob_diff_mean,
-        "logprob_diff_max": pushed.logprob_diff_max,
-    }
 
 
 @contextmanager
