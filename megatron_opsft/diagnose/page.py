@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from markupsafe import Markup
 from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
 from tabulate import tabulate
@@ -21,7 +20,7 @@ from tabulate import tabulate
 from megatron_opsft.diagnose.divergence import Alternative
 from megatron_opsft.errors import UserError, first_line
 from megatron_opsft.report.html import render
-from megatron_opsft.report.plot import Series, bars, percent, plot
+from megatron_opsft.report.plot import Figure, Series, bars, percent, plot
 from megatron_opsft.runtime.durable import whole_lines, write_bytes
 
 TOKENS, PAGE = "tokens.jsonl", "report.html"
@@ -146,14 +145,14 @@ def _word(token: str) -> str:
     return token.strip() + _LINE_BREAK * token.count("\n") or " "
 
 
-def _bars(kinds: pd.DataFrame, shares: Sequence[str]) -> list[Markup]:
+def _bars(kinds: pd.DataFrame, shares: Sequence[str]) -> list[Figure]:
     means = [(kind, mean, f"{mean:.4f}") for kind, mean in kinds["mean"].items()]
     counts = zip(kinds["count"].items(), kinds["total"], shares, strict=True)
     rows = [(f"{kind} ({count:,})", total, share) for (kind, count), total, share in counts]
     return [bars("Mean D", means), bars("Share of all D (tokens)", rows)]
 
 
-def _curves(tokens: pd.DataFrame) -> list[Markup]:
+def _curves(tokens: pd.DataFrame) -> list[Figure]:
     """D_t along the responses."""
     found = []
     for column, x in (("share", "share of the response"), ("start", "tokens")):

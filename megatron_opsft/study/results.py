@@ -9,11 +9,9 @@ from pathlib import Path
 from statistics import fmean, median, pstdev
 from typing import Any
 
-from markupsafe import Markup
-
 from megatron_opsft.evaluate.results import BlockResults, read_results
 from megatron_opsft.report.page import figures_of_rows, write_page
-from megatron_opsft.report.plot import Series, number, plot
+from megatron_opsft.report.plot import Figure, Series, number, plot
 from megatron_opsft.report.runs import read_json_lines, read_summary
 from megatron_opsft.report.table import (
     OVERALL,
@@ -234,7 +232,7 @@ def _section(plan: StudyPlan, rows: Sequence[Row], key: str, lines: Sequence[Tab
     )
 
 
-def _lengths(trained: dict[str, list[Training]]) -> list[Markup]:
+def _lengths(trained: dict[str, list[Training]]) -> list[Figure]:
     """Mean response tokens of held-out problems over the steps, first seeds."""
     curves = {name: own[0].lengths for name, own in trained.items() if own}
     series = [
