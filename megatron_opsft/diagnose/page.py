@@ -15,12 +15,12 @@ import numpy as np
 import pandas as pd
 from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
-from tabulate import tabulate
 
 from megatron_opsft.diagnose.divergence import Alternative
 from megatron_opsft.errors import UserError, first_line
 from megatron_opsft.report.html import render
 from megatron_opsft.report.plot import Figure, Series, bars, percent, plot
+from megatron_opsft.report.table import aligned
 from megatron_opsft.runtime.durable import whole_lines, write_bytes
 
 TOKENS, PAGE = "tokens.jsonl", "report.html"
@@ -111,14 +111,12 @@ def write_page(directory: Path, original: str, efficient: str) -> str:
         responses=[(each, _shades(each, max(full, 1e-12))) for each in responses[:_NUM_RESPONSES]],
     )
     write_bytes(directory / PAGE, page)
-    table = tabulate(
+    table = aligned(
+        ["kind of token", "tokens", "mean D_t", "share of D_t", "large D_t"],
         [
             (kind, f"{count:,}", f"{mean:.4f}", share, f"{high:,}")
             for (kind, count, mean, _, high), share in zip(kinds.itertuples(), shares, strict=True)
         ],
-        ("kind of token", "tokens", "mean D_t", "share of D_t", "large D_t"),
-        disable_numparse=True,
-        colalign=("left", *["right"] * 4),
     )
     return (
         f"{original} against {efficient}: {len(kl):,} tokens of {len(responses):,} responses, "

@@ -11,6 +11,7 @@ from typing import Any
 from megatron_opsft.config.yaml_text import parse_yaml
 from megatron_opsft.errors import UserError
 from megatron_opsft.report.plot import percent, tokens
+from megatron_opsft.report.table import aligned
 from megatron_opsft.runtime.durable import whole_lines
 
 _FILES = ("config.yaml", "metrics.jsonl", "evals.jsonl", "rollouts")  # one of them is a run's
@@ -195,17 +196,13 @@ def describe_run(path: Path) -> str:
 
     Errors: `UserError` for a directory that holds no run, or damaged lines.
     """
-    from tabulate import tabulate
-
     run, summary = read_run(path, path.name), read_summary(path)
-    table = tabulate(
+    table = aligned(
+        ["held-out problems" * (len(run.evaluations) > 1), "before", "after", "change"],
         [
             (f"{one.title[0].lower()}{one.title[1:]}", one.before, one.after, one.change)
             for one in changes_of(run)
         ],
-        ("held-out problems" * (len(run.evaluations) > 1), "before", "after", "change"),
-        disable_numparse=True,
-        colalign=("left", "right", "right", "right"),
     )
     seconds = sum(line["step_seconds"] for line in run.steps)
     lines = [table, f"{run.num_steps} steps in {seconds:.0f} s", run.note]

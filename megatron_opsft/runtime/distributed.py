@@ -243,11 +243,6 @@ def broadcast_object(value: T) -> T:
     return box[0]
 
 
-def gather_to_main(items: Sequence[T]) -> list[T]:
-    """Every rank's items in rank order on rank 0; empty elsewhere. Collective over the world."""
-    return deal({0: items})
-
-
 def deal(items_for: Mapping[int, Sequence[T]]) -> list[T]:
     """Items for other ranks, by rank; those for this rank, by the rank they are from.
 

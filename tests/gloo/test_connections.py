@@ -17,7 +17,7 @@ from megatron_opsft.runtime.distributed import (
     any_over_world,
     broadcast_object,
     gather_from_all,
-    gather_to_main,
+    deal,
     start_distributed,
     stop_distributed,
 )
@@ -54,7 +54,7 @@ def start_and_talk() -> tuple[int, int, list[int]]:
         assert gather_from_all([rank]) == list(range(NUM_RANKS))
         assert not any_over_world(False)
         assert broadcast_object(rank) == 0
-        gathered = gather_to_main([rank] * (rank % 3))
+        gathered = deal({0: [rank] * (rank % 3)})
         gradients, mine = torch.ones(NUM_RANKS), torch.empty(1)
         dist.reduce_scatter_tensor(mine, gradients)
         dist.all_gather_into_tensor(gradients, mine)
