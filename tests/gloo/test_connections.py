@@ -16,8 +16,8 @@ from megatron_opsft.runtime.diagnosis import Limits
 from megatron_opsft.runtime.distributed import (
     any_over_world,
     broadcast_object,
-    gather_from_all,
     deal,
+    gather_from_all,
     start_distributed,
     stop_distributed,
 )
