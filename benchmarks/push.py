@@ -1,6 +1,6 @@
 """Bytes a second of a push of all weights, against a plain copy of the same bytes in the same run.
 
-    python benchmarks/push.py [--shape 46m|1.5b|7b] [--tp N --pp N --rollout-tp N] [--repeats N]
+    python benchmarks/push.py [--shape NAME] [--tp N --pp N --rollout-tp N] [--repeats N]
     torchrun --nproc-per-node N benchmarks/push.py --tp N ...
 
 Builds Megatron's shards of a model with random weights and an engine that has vLLM's layout but

@@ -30,9 +30,6 @@ def make_run(
     """Of each problem: sample 0 is correct, 1 wrong, the others cut off; lengths fall by steps."""
     (run / "rollouts").mkdir(parents=True)
     (run / "config.yaml").write_text(f"run:\n  steps: {steps}\noptimizer:\n  lr: {lr}\n")
-    (run / "manifest.json").write_text(
-        '{"config_hash": "abc", "versions": {"torch": "2.13.0"}, "data": {}}'
-    )
     for step in range(1, steps + 1):
         rows = [
             response(step, f"p-{problem}", sample, words)
@@ -61,7 +58,7 @@ def make_run(
     if finished:
         ends = [{"accuracy": a, "mean_response_tokens": t} for a, t in ((0.5, 80.0), (0.75, 77.0))]
         summary = {"base": ends[0], "final": ends[1], "steps": steps, "seconds": 9.0}
-        (run / "summary.json").write_text(json.dumps(summary | {"config_hash": "abc"}))
+        (run / "summary.json").write_text(json.dumps(summary))
     return run
 
 

@@ -125,8 +125,8 @@ def test_no_spread_of_lengths_is_shown_of_one_sample() -> None:
     assert "norm_std" in of_old and "norm_std" not in of_one
     _, *lines = compare([one]).text().splitlines()
     assert [line.split()[-3:] for line in lines] == [["-", "0.0%", "0.0%"]] * 3
-    assert any("NormStd" in plot for plot in plots_of_block(comparison.rows, OVERALL))
-    assert not any("NormStd" in plot for plot in plots_of_block(compare([one]).rows, OVERALL))
+    assert any("NormStd" in plot.title for plot in plots_of_block(comparison.rows, OVERALL))
+    assert not any("NormStd" in plot.title for plot in plots_of_block(compare([one]).rows, OVERALL))
 
 
 def test_early_exit_has_no_budget_curve() -> None:
@@ -137,5 +137,7 @@ def test_early_exit_has_no_budget_curve() -> None:
         assert [row.label for row in comparison.rows if row.budgets[block]] == ["old"]
     for text in (comparison.markdown(), comparison.text()):
         assert "no budget curve: early (early exit tries answers by the room left" in text
-    assert not any("budget" in plot for plot in plots_of_block(compare([early]).rows, OVERALL))
+    assert not any(
+        "budget" in plot.title for plot in plots_of_block(compare([early]).rows, OVERALL)
+    )
     assert "no budget curve" not in compare([build(OLD)]).markdown()

@@ -107,50 +107,39 @@ def left_running(out: Path) -> list[int]:
 
 def test_every_outcome_has_its_reason_and_the_next_stage_runs(tmp_path: Path) -> None:
     """And its result is on disk before."""
-    out = tmp_path / "out"
-    stages: Stages = {
-        "second": SECOND,
-        "beyond": BAD,
-        "crash": "import torch_that_is_not_there",
-        "silent": "print('no report')",
-        "diverged": DIVERGED,
-        "tests": {"method": "run_tests", "code": TESTS},
-        "package": {"modules": ["json", "no_such_package"]},
-        "gpu": {"cpu": False},
-        "skipped": {"method": "run_tests", "code": TESTS.replace("def test_b", "def b")},
-        "slow": {"seconds": 7200},
-        "last": GOOD,
-    }
-    code, stdout, _ = prove(out, stages)
-    assert code == 1
-    whole, found = summary(out), results(out)
     missing = "exit code 1: ModuleNotFoundError: No module named 'torch_that_is_not_there'"
-    failed = {
-        "beyond": "norm: relative error 0.5, bound 0.1",
-        "crash": missing,
-        "silent": "it printed no figures",
-        "diverged": "loss is NaN",
-        "tests": "test_of_tests.py::test_bad - AssertionError: more",
+    no_test = {"method": "run_tests", "code": TESTS.replace("def test_b", "def b")}
+    outcomes: dict[str, tuple[Any, str, str]] = {
+        "second": (SECOND, "passed", ""),
+        "beyond": (BAD, "failed", "norm: relative error 0.5, bound 0.1"),
+        "crash": ("import torch_that_is_not_there", "failed", missing),
+        "silent": ("print('no report')", "failed", "it printed no figures"),
+        "diverged": (DIVERGED, "failed", "loss is NaN"),
+        "tests": (
+            {"method": "run_tests", "code": TESTS},
+            "failed",
+            "test_of_tests.py::test_bad - AssertionError: more",
+        ),
+        "package": ({"modules": ["json", "no_such_package"]}, "left out", "needs no_such_package"),
+        "gpu": ({"cpu": False}, "left out", "needs a GPU"),
+        "skipped": (no_test, "left out", "needs two GPUs"),
+        "slow": ({"seconds": 7200}, "left out", " s are left"),
+        "last": (GOOD, "passed", ""),
     }
-    left_out = whole["left_out"]
-    slow = left_out.pop("slow")
-    assert slow.startswith("no time: takes about 7200 s, 1") and slow.endswith(" s are left")
-    away = {"slow", *left_out}
-    assert left_out.pop("package") == "needs no_such_package"
-    assert left_out == {"gpu": "needs a GPU", "skipped": "needs two GPUs"}
-    assert whole["outcome"] == "failed" and whole["failed"] == list(failed)
-    for name, stage in found.items():
-        assert stage["proves"] == f"that {name} runs"
-        if name in failed:
-            assert stage["outcome"] == "failed" and stage["reason"].endswith(failed[name])
-        else:
-            assert stage["outcome"] == ("left out" if name in away else "passed")
+    stages: Stages = {name: stage for name, (stage, _, _) in outcomes.items()}
+    code, stdout, _ = prove(tmp_path / "out", stages)
+    assert code == 1
+    whole, found = summary(tmp_path / "out"), results(tmp_path / "out")
+    for name, (_, outcome, reason) in outcomes.items():
+        assert found[name]["outcome"] == outcome and found[name]["reason"].endswith(reason)
+        assert found[name]["proves"] == f"that {name} runs"
+    assert whole["outcome"] == "failed" and list(whole["left_out"])[-1] == "slow"
+    assert whole["failed"] == [n for n, (_, outcome, _) in outcomes.items() if outcome == "failed"]
     assert found["second"]["figures"] == {"stages": 1, "earlier": 1.5}
     assert found["beyond"]["figures"] == {"figure": 2.5} and "figure 1.5" in stdout
     assert found["diverged"]["figures"] == {"norm": 1.0}
     assert found["diverged"]["details"]["losses"] == ["Infinity", 2.0]
     assert found["tests"]["figures"] == {"passed": 1, "failed": 1, "skipped": 1}
-    assert found["tests"]["details"]["skipped"] == ["needs two GPUs"]
     assert f"FAILED: crash: {missing}" in stdout and "logs/crash.err" in stdout
     assert "left out, so not proved: package, gpu, skipped, slow" in stdout
 
