@@ -106,7 +106,6 @@ def check_fetched(files: Iterable[Path]) -> None:
 def _is_pointer(path: Path) -> bool:
     """What cannot be read is left to whoever needs it."""
     with suppress(OSError):
-        if path.is_file() and path.stat().st_size <= _LFS_MAX_BYTES:
-            with path.open("rb") as file:
-                return file.read(len(_LFS_FIRST_BYTES)) == _LFS_FIRST_BYTES
+        is_small = path.is_file() and path.stat().st_size <= _LFS_MAX_BYTES
+        return is_small and path.read_bytes().startswith(_LFS_FIRST_BYTES)
     return False
