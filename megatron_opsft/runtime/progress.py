@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 from tqdm import tqdm
 
@@ -19,13 +20,13 @@ class Progress(tqdm):  # type: ignore[type-arg]
         *,
         unit: str,
         done: int = 0,
-        read: Callable[[], tuple[int, str]] = lambda: (0, ""),
+        read: Callable[[], tuple[int, str]] | None = None,
         shown: bool = True,
     ) -> None:
         """done: of `total` before the start. read: gives what is done now and a few words about it.
         unit: of both; "B" for bytes.
         """
-        self._read = read
+        self._read = read if shown else None
         super().__init__(
             desc=label,
             total=total,
@@ -38,10 +39,16 @@ class Progress(tqdm):  # type: ignore[type-arg]
             dynamic_ncols=True,
         )
 
-    def look(self) -> None:
+    def look(self, *, last: bool = False) -> None:
         """Show what is done now, if it is time."""
-        if not self.disable and time.time() - self.last_print_t >= self.mininterval:
-            done, about = self._read()
-            self.set_postfix_str(about, refresh=False)
-            self.update(done - self.n)
-            self.refresh()
+        if self._read is None:
+            return
+        if last or time.time() - self.last_print_t >= self.mininterval:
+            self.n, about = self._read()
+            self.set_postfix_str(about)
+            self.last_print_t = time.time()
+
+    def __exit__(self, kind: Any, *raised: Any) -> None:
+        if kind is None:
+            self.look(last=True)
+        super().__exit__(kind, *raised)
