@@ -12,6 +12,7 @@ class Progress(tqdm):  # type: ignore[type-arg]
     """Use it in a `with`; `update(n)` counts n more as done, or `look` asks how much that is."""
 
     monitor_interval = 0  # no thread beside
+    last_print_t: float  # as tqdm leaves it
 
     def __init__(
         self,
