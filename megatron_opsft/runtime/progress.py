@@ -1,4 +1,4 @@
-"""How far a piece of work is: tqdm's bar on standard error, now and then where that is a file."""
+"""How far a piece of work is: a bar of tqdm's on a terminal, its lines now and then elsewhere."""
 
 import sys
 import time
@@ -39,6 +39,13 @@ class Progress(tqdm):  # type: ignore[type-arg]
             mininterval=0.5 if sys.stderr.isatty() else 10.0,
             dynamic_ncols=True,
         )
+
+    @staticmethod
+    def status_printer(file: Any) -> Callable[[str], None]:
+        """A bar over itself on a terminal; elsewhere a line, which others may follow."""
+        if file.isatty():
+            return tqdm.status_printer(file)
+        return lambda text: print(text, file=file, flush=True)
 
     def look(self, *, last: bool = False) -> None:
         """Show what is done now, if it is time."""
