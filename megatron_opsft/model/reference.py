@@ -38,10 +38,10 @@ class ReferenceModel:
         self.is_replaced = False
         live = self._live()
         num_bytes = sum(weight.nbytes for weight in live)
-        self.is_on_device = not device.is_cuda or has_room_for_good(device, num_bytes)
+        on_device = not device.is_cuda or has_room_for_good(device, num_bytes)
         self._frozen = [
             weight.detach().clone()
-            if self.is_on_device
+            if on_device
             else torch.empty_like(weight.data, device="cpu", pin_memory=True).copy_(weight.data)
             for weight in live
         ]
