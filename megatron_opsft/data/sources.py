@@ -31,8 +31,8 @@ class Row:
 def read_rows(source: str, *, split: str, subset: str | None, section: str = "data.") -> list[Row]:
     """All rows of a source; blank lines of a JSONL file are not rows.
 
-    section: what stands before a key's name in errors. Raises UserError when there is no such
-    source, it is of another kind, or has no such split.
+    section: the prefix of keys in errors. Errors: `UserError` for a source that is missing, cannot
+    be read, or has no such split.
     """
     path = Path(source)
     check_source(source)

@@ -5,7 +5,6 @@ can differ by (sampling, template, data hash, engine version), but not the model
 """
 
 import json
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +12,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
-from megatron_opsft.data.choices import PassRate
 from megatron_opsft.errors import UserError
-from megatron_opsft.evaluate.benchmarks import SampleFiles, StoredSample, ordered
+from megatron_opsft.evaluate.benchmarks import StoredSample, ordered
 from megatron_opsft.evaluate.metrics import (
     LEVEL,
     NUM_RESAMPLES,
@@ -171,27 +169,3 @@ def read_results(path: Path) -> Results:
         first = error.errors(include_url=False)[0]
         field = ".".join(map(str, first["loc"])) or "results"
         raise UserError(f"{path}: {field}: {first['msg']}") from None
-
-
-def read_pass_rates(directory: Path) -> dict[str, PassRate]:
-    """How often each problem of a finished evaluation was solved, by its id. Errors: `UserError`,
-    also where two benchmarks have different problems of one id.
-    """
-    try:
-        benchmarks = read_results(directory).benchmarks
-    except UserError as error:
-        raise UserError(f"data.pass_rate_from={directory}: {error}") from None
-    rates: dict[str, PassRate] = {}
-    for benchmark in benchmarks:
-        by_problem: defaultdict[str, list[StoredSample]] = defaultdict(list)
-        for sample in SampleFiles(directory).read(benchmark):
-            by_problem[sample.problem_id].append(sample)
-        if twice := rates.keys() & by_problem.keys():
-            raise UserError(
-                f"data.pass_rate_from={directory}: two of its benchmarks have a problem "
-                f"with the id {min(twice)}; give each problem its own id"
-            )
-        for problem_id, samples in by_problem.items():
-            rate = sum(sample.correct for sample in samples) / len(samples)
-            rates[problem_id] = PassRate(rate=rate, gold=samples[-1].gold)
-    return rates

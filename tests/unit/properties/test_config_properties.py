@@ -123,8 +123,6 @@ def test_any_tree_is_accepted_or_refused_in_one_line(values: dict[tuple[str, str
 
 # Keys whose other values are not among those that `other_overrides` tries, or need another key.
 OTHERS = {
-    ("data", "pass_rate"): ["data.pass_rate=[0.1, 0.9]", "data.pass_rate_from=runs/e"],
-    ("data", "pass_rate_from"): ["data.pass_rate_from=runs/e", "data.pass_rate=[0.1, 0.9]"],
     ("data", "template"): ["data.template=cod"],
     ("rollout", "speculative"): [
         "rollout.speculative={method: ngram, num_speculative_tokens: 3}",
@@ -139,7 +137,7 @@ def other_overrides(section: str, key: str) -> list[str]:
     field, base = KEYS[section, key], value_of(build([]), section, key)
     options = [a for a in get_args(field.annotation) if isinstance(a, str)]
     tries = [o for o in options if o != base]
-    tries += [not base] if isinstance(base, bool) else [2, 0.25, 3, "other", "grpo", "exact"]
+    tries += [not base] if isinstance(base, bool) else [2, 0.25, 3, "other", "grpo", "a:b"]
     for overrides in [OTHERS.get((section, key), []), *([f"{section}.{key}={v}"] for v in tries)]:
         config = accepted(overrides)
         if config is not None and value_of(config, section, key) != base:
