@@ -10,7 +10,7 @@ import traceback
 import warnings
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import click
 from pydantic import Field
@@ -75,7 +75,7 @@ class Train(StartCommand):
 
     def run(self) -> int:
         """Train; the exit code."""
-        resume = "auto" if self.resume == "auto" else self.resume is not None
+        resume: bool | Literal["auto"] = "auto" if self.resume == "auto" else bool(self.resume)
         return start_training(self.load(), resume=resume, overwrite=self.overwrite)
 
 

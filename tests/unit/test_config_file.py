@@ -139,8 +139,9 @@ def test_home_is_expanded_in_every_key_that_names_a_place(
     ("override", "may_change"),
     [
         *((key, True) for key in ("parallel.tp=2", "run.steps=900", "checkpoint.keep=9")),
+        *((key, True) for key in ("run.dir=b", "verify.workers=3", "eval.export_best=true")),
         *((key, False) for key in ("optimizer.lr=1", "rollout.group_size=2", GRPO)),
-        ("method.aggregation=sequence", False),
+        *((key, False) for key in ("method.aggregation=sequence", "run.seed=3", "data.train=e")),
     ],
 )
 def test_what_may_change_on_resume(path: Path, override: str, may_change: bool) -> None:

@@ -114,17 +114,6 @@ def test_a_part_of_which_nothing_is_left_is_a_user_error(mixed: DataConfig) -> N
         order_of(replace(read, problems=read.problems[:6]), mixed, 0)
 
 
-def test_what_a_mixture_repeats_is_said_of_each_source(mixed: DataConfig) -> None:
-    config = load_config(None, ["model.path=m", "data.train=x", "run.steps=2"])
-    config = config.model_copy(update={"data": mixed.model_copy(update={"prompts_per_step": 4})})
-    read = load_training(mixed, with_fields=False)
-    said = describe_data(config, replace(read, problems=read.problems[:7]), read)
-    through = [line for line in said if "use each of" in line]
-    assert through == [
-        f"2 steps of 1 problems use each of the 1 problems of {read.sources[1]} 2.0 times"
-    ]
-
-
 def test_a_mixture_is_written_and_loaded_again(tmp_path: Path) -> None:
     config = config_of([{"path": "a", "weight": 2}, {"path": "~/b"}])
     file = tmp_path / "config.yaml"
@@ -177,13 +166,17 @@ def test_held_out_problems_are_taken_from_training_with_the_seed() -> None:
         assert not {p.text for p in train.problems} & {p.text for p in held.problems}
 
 
-def test_what_is_unusual_is_said_and_nothing_else() -> None:
+def test_what_is_unusual_is_said_and_nothing_else(mixed: DataConfig) -> None:
     usual = config_of("d.jsonl", "data.prompts_per_step=5", "run.steps=2")
     assert describe_data(usual, TEN, TEN) == []
     (none,) = describe_data(usual, TEN, None)
     assert none.startswith("nothing is evaluated: d.jsonl has no held-out problems")
     assert "eval.holdout=N" in none
-    (again,) = describe_data(
-        config_of("d.jsonl", "data.prompts_per_step=5", "run.steps=5"), TEN, TEN
-    )
+    often = config_of("d.jsonl", "data.prompts_per_step=5", "run.steps=5")
+    (again,) = describe_data(often, TEN, TEN)
     assert again == "5 steps of 5 problems use each of the 10 problems of d.jsonl 2.5 times"
+    both = usual.model_copy(update={"data": mixed.model_copy(update={"prompts_per_step": 4})})
+    read = load_training(mixed, with_fields=False)
+    (of_b,) = describe_data(both, replace(read, problems=read.problems[:7], bad_rows=()), TEN)
+    end = f"of the 1 problems of {read.sources[1]} 2.0 times"
+    assert of_b == f"2 steps of 1 problems use each {end}"
