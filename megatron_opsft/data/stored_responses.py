@@ -89,9 +89,7 @@ def write_stored_responses(
 
 
 def read_stored_responses(path: Path) -> StoredResponses:
-    """Errors: `UserError` for a file of another kind, one without rows, and one whose responses are
-    empty or have another number of log-probs than tokens.
-    """
+    """Errors: `UserError` for a file of another kind, and one without rows."""
     how = "make it with `megatron-opsft data`"
     try:
         table = pq.read_table(path, memory_map=True)
@@ -102,20 +100,9 @@ def read_stored_responses(path: Path) -> StoredResponses:
         raise UserError(f"data.responses={path} cannot be read ({reason}); {how}") from None
     if not table.num_rows:
         raise UserError(f"data.responses={path} has no responses; {how}")
-    prompts, responses, scores = (
-        pc.list_value_length(table[name]).to_pylist()
-        for name in ("prompt_ids", "response_ids", "log_probs")
+    prompts, responses = (
+        pc.list_value_length(table[name]).to_pylist() for name in ("prompt_ids", "response_ids")
     )
-    for row, (prompt, response, scored) in enumerate(
-        zip(prompts, responses, scores, strict=True), start=1
-    ):
-        if not (prompt and response):
-            raise UserError(f"data.responses={path}, row {row}: no prompt or no response")
-        if scored not in (None, response):
-            raise UserError(
-                f"data.responses={path}, row {row}: {scored} log-probs of {response} response "
-                "tokens"
-            )
     return StoredResponses(
         manifest=manifest, table=table, num_prompt_tokens=prompts, num_response_tokens=responses
     )
