@@ -2,6 +2,7 @@
 
 import re
 from contextlib import suppress
+from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache
 from itertools import pairwise
@@ -181,9 +182,9 @@ def values_of(body: str) -> tuple[Any, ...]:
     """What math-verify makes of the whole of it; () where it cannot."""
     if (number := read_number(body)) is not None:
         value = sympy.Rational(*Fraction(number).as_integer_ratio())
-        is_exact = isinstance(number, Fraction)
-        digits = 0 if is_exact else len(number.as_tuple().digits)
-        return (value if is_exact else sympy.Float(value, max(15, digits)),)
+        if isinstance(number, Decimal):
+            value = sympy.Float(value, max(15, len(number.as_tuple().digits)))
+        return (value,)
     if r"\ldots" in body or re.search(r"\d\s+\d|\d\s*_", body):
         return ()
     found = parse(f"\\boxed{{{body}}}", _WHOLE, fallback_mode="no_fallback", parsing_timeout=None)

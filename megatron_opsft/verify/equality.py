@@ -32,9 +32,10 @@ def same_number(left: Number, right: Number) -> bool:
     significant digits may be rounded: it may be off by 1e-6 of its value, but by less than one in
     its last digit, and the other number must not be a shorter decimal.
     """
-    values = Fraction(left), Fraction(right)
-    difference, larger = abs(values[0] - values[1]), max(map(abs, values))
-    digits, last = map(max, _written(left), _written(right))
+    one, other = Fraction(left), Fraction(right)
+    difference, larger = abs(one - other), max(abs(one), abs(other))
+    digits = max(_written(left)[0], _written(right)[0])
+    last = max(_written(left)[1], _written(right)[1])
     if difference == 0 or (digits > 12 and difference <= FLOAT_NOISE * larger):
         return True
     if digits < ROUNDED_DIGITS or _is_short(left) or _is_short(right):
