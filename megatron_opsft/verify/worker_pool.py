@@ -125,8 +125,8 @@ class VerifierPool:
         before they were ready.
         """
         thread = get_ident()
-        if worker := self._workers.get(thread):
-            return worker
+        if thread in self._workers:
+            return self._workers[thread]
         for _ in range(MAX_STARTS):
             if self._closed:
                 raise RuntimeError("this VerifierPool is closed")
