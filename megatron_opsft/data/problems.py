@@ -17,7 +17,7 @@ from typing import cast
 from megatron_opsft.config import DataConfig, EvalConfig
 from megatron_opsft.data.prompt_file import PromptFile, open_prompt_file
 from megatron_opsft.data.rows import ANSWER_FIELDS, PROBLEM_FIELDS, RowReader, choose_fields
-from megatron_opsft.data.sources import has_split, read_rows
+from megatron_opsft.data.sources import read_rows
 from megatron_opsft.errors import RowError, UserError
 from megatron_opsft.records import Problem
 
@@ -136,29 +136,24 @@ def load_problems(
 def load_held_out(
     data: DataConfig, evaluation: EvalConfig, *, with_fields: bool = False
 ) -> ProblemSet | None:
-    """Problems for evaluation: eval.data where it is set; else the test split of data.train, if
-    that is one source, with data's subset and fields. None where there is neither.
+    """Problems for evaluation: eval.data, of a data set its split `test`; where that is data.train,
+    with data's subset and fields. Without eval.data those of `arithmetic` for its training, else
+    None.
 
     Errors: `UserError` as of `load_problems`, and for keys of `eval` that nothing is read with.
     """
-    split, source = evaluation.split or "test", evaluation.data
+    source = evaluation.data or (ARITHMETIC if data.train == ARITHMETIC else None)
     keys = {key: getattr(evaluation, key) for key in ("subset", "problem_field", "answer_field")}
     if source is None:
+        for key, value in ({"split": evaluation.split} | keys).items():
+            if value is not None:
+                raise UserError(f"eval.{key}={value}: nothing is read with it; set eval.data")
+        return None
+    if source == data.train:
         keys = {key: value or getattr(data, key) for key, value in keys.items()}
-        source = data.train if isinstance(data.train, str) else None
-        if source != ARITHMETIC and not (
-            source and has_split(source, split, keys["subset"], section="eval.")
-        ):
-            unused = [key for key in ("split", *keys) if getattr(evaluation, key) is not None]
-            if unused:
-                raise UserError(
-                    f"eval.{unused[0]}={getattr(evaluation, unused[0])}: {data.name} has no split "
-                    f"{split!r} to evaluate on; set eval.data, or name a split it has as eval.split"
-                )
-            return None
     return load_problems(
         source,
-        split=split,
+        split=evaluation.split or "test",
         **keys,
         section="eval.",
         template=data.template,
