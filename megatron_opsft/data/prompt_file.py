@@ -9,9 +9,9 @@ from megatron_opsft.errors import RowError, UserError, first_line
 
 
 class PromptFile:
-    """problem: the problem's text; row: all columns of its row, such as `row.options`.
+    """A Jinja template of `problem`, the text, and `row`, all columns of the row: `row.options`.
 
-    Errors: `UserError` for a file that is missing, no Jinja, or names neither.
+    Errors: `UserError` for a file that is missing, is not Jinja, or uses neither of them.
     """
 
     def __init__(self, path: str, *, option: str = "data.template") -> None:

@@ -31,14 +31,16 @@ _SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredResponse(Sample):
-    """log_probs: where the method asks for them. advantage: what the response counts."""
+    """A response chosen before the run. advantage: its weight in the loss; log_probs: only where
+    the method asks for them.
+    """
 
     advantage: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredResponses(Sequence[StoredResponse]):
-    """A file of them, in its order; manifest: what it was made of. num_prompt_tokens,
+    """The responses of a file, in its order. manifest: what they were made of; num_prompt_tokens,
     num_response_tokens: of each row.
     """
 
@@ -73,7 +75,7 @@ class StoredResponses(Sequence[StoredResponse]):
 def write_stored_responses(
     path: Path, rows: Sequence[StoredResponse], manifest: Mapping[str, Any]
 ) -> None:
-    """Whole or not at all. manifest: JSON values. Errors: `UserError` without a row."""
+    """Write the file whole or not at all. manifest: JSON values. Errors: `UserError` for no rows."""
     if not rows:
         raise UserError(f"{path}: no response was chosen, so there is nothing to write")
     columns = {
@@ -89,7 +91,10 @@ def write_stored_responses(
 
 
 def read_stored_responses(path: Path) -> StoredResponses:
-    """Errors: `UserError` for a file of another kind, and one without rows."""
+    """Read a file of `write_stored_responses`, whose rows are taken as they are.
+
+    Errors: `UserError` for a file of another kind, and for one without rows.
+    """
     how = "make it with `megatron-opsft data`"
     try:
         table = pq.read_table(path, memory_map=True)

@@ -179,7 +179,7 @@ def _terms(sequence: str) -> list[str]:
 
 @lru_cache(maxsize=4096)
 def values_of(body: str) -> tuple[Any, ...]:
-    """What math-verify makes of the whole of it; () where it cannot."""
+    """The values that math-verify reads in the whole of `body`; () where it reads none."""
     if (number := read_number(body)) is not None:
         value = sympy.Rational(*Fraction(number).as_integer_ratio())
         if isinstance(number, Decimal):

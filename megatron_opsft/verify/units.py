@@ -142,8 +142,8 @@ def units_agree(left: Unit, right: Unit) -> bool:
 
 
 def letter_as_unit(body: str, unit: Unit) -> tuple[str, Unit] | None:
-    """(5, m) for `5 m`, of which take_unit cannot know whether m is a variable; for `5m` where that
-    is the unit of the other side.
+    """`5 m` as (5, m): take_unit cannot know whether m is a variable. Also `5m`, where m is the
+    unit of the other side. None for anything else.
     """
     match = re.fullmatch(rf"(.*[\d}})])(\s*)([{_LONE_LETTER_UNITS}])(?:\^\{{?([23])\}}?)?", body)
     if match is None:
