@@ -75,7 +75,7 @@ class StoredResponses(Sequence[StoredResponse]):
 def write_stored_responses(
     path: Path, rows: Sequence[StoredResponse], manifest: Mapping[str, Any]
 ) -> None:
-    """Write the file whole or not at all. manifest: JSON values. Errors: `UserError` for no rows."""
+    """Write the file whole or not at all. manifest: JSON. Errors: `UserError` without a row."""
     if not rows:
         raise UserError(f"{path}: no response was chosen, so there is nothing to write")
     columns = {
