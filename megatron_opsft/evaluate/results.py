@@ -7,16 +7,13 @@ can differ by (sampling, template, data hash, engine version), but not the model
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
-from megatron_opsft.data.choices import PassRate
 from megatron_opsft.errors import UserError
-from megatron_opsft.evaluate.benchmarks import SampleFiles, StoredSample, ordered
+from megatron_opsft.evaluate.benchmarks import StoredSample, ordered
 from megatron_opsft.evaluate.metrics import (
     LEVEL,
     NUM_RESAMPLES,
@@ -170,19 +167,3 @@ def read_results(path: Path) -> Results:
         first = error.errors(include_url=False)[0]
         field = ".".join(map(str, first["loc"])) or "results"
         raise UserError(f"{path}: {field}: {first['msg']}") from None
-
-
-def read_pass_rates(directory: Path) -> dict[str, PassRate]:
-    """How often each problem of a finished evaluation was solved, by id. Errors: `UserError`."""
-    try:
-        benchmarks = read_results(directory).benchmarks
-    except UserError as error:
-        raise UserError(f"data.pass_rate_from={directory}: {error}") from None
-    rates: dict[str, PassRate] = {}
-    for benchmark in benchmarks:
-        stored = SampleFiles(directory).read(benchmark)
-        for problem_id, found in groupby(stored, key=attrgetter("problem_id")):
-            samples = list(found)
-            rate = sum(sample.correct for sample in samples) / len(samples)
-            rates[problem_id] = PassRate(rate=rate, gold=samples[-1].gold)
-    return rates
