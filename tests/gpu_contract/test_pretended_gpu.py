@@ -1,7 +1,7 @@
 """What a GPU run does, on a pretended GPU: values are real, and every operation's place is checked.
 
-Layers are the plain ones and the rollout engine is Hugging Face's. The loss's Triton kernels run in
-Triton's interpreter.
+The rollout engine is Hugging Face's. Layers are the plain ones where it does not say
+TransformerEngine's. Triton kernels run in Triton's interpreter.
 """
 
 from collections.abc import Callable
