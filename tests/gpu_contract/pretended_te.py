@@ -26,8 +26,8 @@ from megatron_opsft.runtime.distributed import gather_from_all
 CASES = {
     "dense": Case(),
     "moe": Case(model="qwen3_moe"),
-    "tp2": Case(tp=2),
-    "tp2sp": Case(model="qwen3", tp=2, sequence_parallel=True, recompute="selective"),
+    "tp2": Case(model="qwen3", tp=2, sequence_parallel=True, recompute="selective"),
+    "moe-tp2": Case(model="qwen3_moe", tp=2, sequence_parallel=True),
     "cp2": Case(cp=2),
     "ep2": Case(model="qwen3_moe", dp=2, ep=2),
 }
