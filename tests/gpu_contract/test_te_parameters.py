@@ -1,4 +1,4 @@
-"""TransformerEngine's layers on the meta device: every parameter, mark and checkpoint key."""
+"""TransformerEngine's layers on the meta device: every parameter and checkpoint key."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +8,7 @@ from model_cases import DENSE, EXPERTS
 
 
 @pytest.mark.parametrize(("group", "cases"), [("dense", DENSE), ("experts", EXPERTS)])
-def test_parameters_marks_and_checkpoint_keys_are_the_tables_and_the_plain_layers(
+def test_parameters_and_checkpoint_keys_are_the_tables_and_the_plain_layers(
     ran: Callable[..., Any],
     group: str,
     cases: list[Any],
