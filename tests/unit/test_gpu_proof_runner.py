@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 from forked_cli import ROOT
+from proof import test_stages
 
 from megatron_opsft.config.load import load_config
 
@@ -105,6 +106,7 @@ def left_running(out: Path) -> list[int]:
     return [pid for pid in map(int, (out / "pids").read_text().split()) if psutil.pid_exists(pid)]
 
 
+@pytest.mark.slow
 def test_every_outcome_has_its_reason_and_the_next_stage_runs(tmp_path: Path) -> None:
     """And its result is on disk before."""
     out = tmp_path / "out"
@@ -155,6 +157,7 @@ def test_every_outcome_has_its_reason_and_the_next_stage_runs(tmp_path: Path) ->
     assert "left out, so not proved: package, gpu, skipped, slow" in stdout
 
 
+@pytest.mark.slow
 def test_what_a_stage_started_ends_with_it(tmp_path: Path) -> None:
     late = {"code": SLEEPER + "time.sleep(300)", "limit": 1.5}
     assert prove(tmp_path / "out", {"late": late, "untidy": SLEEPER + GOOD})[0] == 1
@@ -164,6 +167,7 @@ def test_what_a_stage_started_ends_with_it(tmp_path: Path) -> None:
     assert left_running(tmp_path / "out") == []
 
 
+@pytest.mark.slow
 def test_a_stopped_proof_leaves_nothing_running(tmp_path: Path) -> None:
     process = start(tmp_path / "out", {"long": SLEEPER + "time.sleep(300)"})
     pids, deadline = tmp_path / "out/pids", time.monotonic() + 30
@@ -178,6 +182,7 @@ def test_a_stopped_proof_leaves_nothing_running(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.glob("opsft-*")] == []
 
 
+@pytest.mark.slow
 def test_the_time_of_all_stages_is_bounded(tmp_path: Path) -> None:
     stages: Stages = {"long": "import time; time.sleep(300)", "last": GOOD}
     assert prove(tmp_path / "out", stages, "--minutes", "0.1")[0] == 1
@@ -186,6 +191,7 @@ def test_the_time_of_all_stages_is_bounded(tmp_path: Path) -> None:
     assert found["last"]["reason"] == "no time: takes about 0 s, 0 s are left"
 
 
+@pytest.mark.slow
 def test_only_and_continue_keep_what_is_there(tmp_path: Path) -> None:
     out = tmp_path / "out"
 
@@ -204,18 +210,18 @@ def test_only_and_continue_keep_what_is_there(tmp_path: Path) -> None:
     assert code == 1 and anew["two"] > rest["two"]
 
 
-def stages_of_the_proof(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    monkeypatch.syspath_prepend(str(ROOT / "tools"))
-    from proof import test_stages
+STAGES: dict[str, Any] = {
+    name.removeprefix("test_"): stage
+    for name, stage in vars(test_stages).items()
+    if name.startswith("test_")
+}
 
-    return {n.removeprefix("test_"): t for n, t in vars(test_stages).items() if n[:5] == "test_"}
 
-
-def test_the_docs_name_every_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_docs_name_every_stage() -> None:
     docs = (ROOT / "docs/gpu.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| .*\? \| (`.*) \|$", docs, re.MULTILINE)
     named = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
-    assert sorted(named) == sorted(stages_of_the_proof(monkeypatch))
+    assert sorted(named) == sorted(STAGES)
 
 
 def test_on_a_gpu_the_stages_name_files_and_options_that_are_there(
@@ -228,7 +234,7 @@ def test_on_a_gpu_the_stages_name_files_and_options_that_are_there(
 
     stage: Any = SimpleNamespace(device="cuda", on_gpu=True, run=ask, run_tests=ask)
     stage.run_on_2_nodes = ask
-    for test in stages_of_the_proof(monkeypatch).values():
+    for test in STAGES.values():
         with pytest.raises(InterruptedError) as asked:
             test(stage, *[monkeypatch] * ("monkeypatch" in test.__code__.co_varnames))
         name, *words = str(asked.value).removeprefix("-m ").split()
@@ -251,8 +257,8 @@ def test_the_presets_take_what_the_proof_sets(monkeypatch: pytest.MonkeyPatch, p
     assert config.rollout.max_response_tokens == 512 and config.eval.data is None
 
 
-def test_quick_runs_no_vllm_and_fits_into_6_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
-    marks = [t.pytestmark[0].kwargs for t in stages_of_the_proof(monkeypatch).values()]
+def test_quick_runs_no_vllm_and_fits_into_6_minutes() -> None:
+    marks = [t.pytestmark[0].kwargs for t in STAGES.values()]
     quick = [needs for needs in marks if needs["quick"]]
     modules = {name for needs in quick for name in needs["modules"]}
     assert "megatron" in modules and not modules & {"vllm", "transformer_engine"}
@@ -262,6 +268,7 @@ def test_quick_runs_no_vllm_and_fits_into_6_minutes(monkeypatch: pytest.MonkeyPa
     assert all(needs["fix"] for needs in marks)
 
 
+@pytest.mark.slow
 def test_a_stage_on_two_nodes_is_started_by_srun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -284,6 +291,7 @@ def test_a_stage_on_two_nodes_is_started_by_srun(
     assert results(tmp_path / "out")["nodes"]["figures"] == {"world": 2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("device", "options", "message"),
     [
