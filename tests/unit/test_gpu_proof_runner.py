@@ -106,54 +106,47 @@ def left_running(out: Path) -> list[int]:
     return [pid for pid in map(int, (out / "pids").read_text().split()) if psutil.pid_exists(pid)]
 
 
+MISSING = "exit code 1: ModuleNotFoundError: No module named 'torch_that_is_not_there'"
+# Name of a stage -> what it is, how it ends, and how the reason ends.
+OUTCOMES: dict[str, tuple[str | dict[str, Any], str, str]] = {
+    "second": (SECOND, "passed", ""),
+    "beyond": (BAD, "failed", "norm: relative error 0.5, bound 0.1"),
+    "crash": ("import torch_that_is_not_there", "failed", MISSING),
+    "silent": ("print('no report')", "failed", "it printed no figures"),
+    "diverged": (DIVERGED, "failed", "loss is NaN"),
+    "tests": ({"method": "run_tests", "code": TESTS}, "failed", "test_bad - AssertionError: more"),
+    "package": ({"modules": ["json", "no_such_package"]}, "left out", "needs no_such_package"),
+    "gpu": ({"cpu": False}, "left out", "needs a GPU"),
+    "skipped": (
+        {"method": "run_tests", "code": TESTS.replace("def test_b", "def b")},
+        "left out",
+        "needs two GPUs",
+    ),
+    "slow": ({"seconds": 7200}, "left out", " s are left"),
+    "last": (GOOD, "passed", ""),
+}
+
+
 @pytest.mark.slow
 def test_every_outcome_has_its_reason_and_the_next_stage_runs(tmp_path: Path) -> None:
     """And its result is on disk before."""
     out = tmp_path / "out"
-    stages: Stages = {
-        "second": SECOND,
-        "beyond": BAD,
-        "crash": "import torch_that_is_not_there",
-        "silent": "print('no report')",
-        "diverged": DIVERGED,
-        "tests": {"method": "run_tests", "code": TESTS},
-        "package": {"modules": ["json", "no_such_package"]},
-        "gpu": {"cpu": False},
-        "skipped": {"method": "run_tests", "code": TESTS.replace("def test_b", "def b")},
-        "slow": {"seconds": 7200},
-        "last": GOOD,
-    }
-    code, stdout, _ = prove(out, stages)
+    code, stdout, _ = prove(out, {name: stage for name, (stage, _, _) in OUTCOMES.items()})
     assert code == 1
     whole, found = summary(out), results(out)
-    missing = "exit code 1: ModuleNotFoundError: No module named 'torch_that_is_not_there'"
-    failed = {
-        "beyond": "norm: relative error 0.5, bound 0.1",
-        "crash": missing,
-        "silent": "it printed no figures",
-        "diverged": "loss is NaN",
-        "tests": "test_of_tests.py::test_bad - AssertionError: more",
-    }
-    left_out = whole["left_out"]
-    slow = left_out.pop("slow")
-    assert slow.startswith("no time: takes about 7200 s, 1") and slow.endswith(" s are left")
-    away = {"slow", *left_out}
-    assert left_out.pop("package") == "needs no_such_package"
-    assert left_out == {"gpu": "needs a GPU", "skipped": "needs two GPUs"}
-    assert whole["outcome"] == "failed" and whole["failed"] == list(failed)
-    for name, stage in found.items():
-        assert stage["proves"] == f"that {name} runs"
-        if name in failed:
-            assert stage["outcome"] == "failed" and stage["reason"].endswith(failed[name])
-        else:
-            assert stage["outcome"] == ("left out" if name in away else "passed")
+    for name, (_, outcome, reason) in OUTCOMES.items():
+        assert found[name]["proves"] == f"that {name} runs"
+        assert found[name]["outcome"] == outcome, name
+        assert outcome == "passed" or found[name]["reason"].endswith(reason), name
+    assert whole["outcome"] == "failed"
+    assert whole["failed"] == [n for n, (_, outcome, _) in OUTCOMES.items() if outcome == "failed"]
     assert found["second"]["figures"] == {"stages": 1, "earlier": 1.5}
     assert found["beyond"]["figures"] == {"figure": 2.5} and "figure 1.5" in stdout
     assert found["diverged"]["figures"] == {"norm": 1.0}
     assert found["diverged"]["details"]["losses"] == ["Infinity", 2.0]
     assert found["tests"]["figures"] == {"passed": 1, "failed": 1, "skipped": 1}
     assert found["tests"]["details"]["skipped"] == ["needs two GPUs"]
-    assert f"FAILED: crash: {missing}" in stdout and "logs/crash.err" in stdout
+    assert f"FAILED: crash: {MISSING}" in stdout and "logs/crash.err" in stdout
     assert "left out, so not proved: package, gpu, skipped, slow" in stdout
 
 
