@@ -33,13 +33,13 @@ from typing import Any
 
 import torch
 from grpo_reference import END_ID, PlainGrpo, Run, Work, build_trl, time_steps
-from ranks import join_ranks, pack_accepted
+from ranks import forget_peak, join_ranks, pack_accepted
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from megatron_opsft.config import Config, OptimizerConfig, RolloutConfig
 from megatron_opsft.model.load import build_trainer
 from megatron_opsft.records import MicroBatch, Sample
-from megatron_opsft.runtime.device import PeakMemory, select_device
+from megatron_opsft.runtime.device import peak_memory_bytes, select_device
 
 SHAPE_FIELDS = (
     *("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads"),
@@ -150,11 +150,11 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     work = plan_work(args, args.model_dir)
     if args.only.startswith("trl"):
         importlib.import_module("trl.trainer.grpo_trainer")
-    with PeakMemory(work.device) as whole:
-        run = build(args.only, work, args.beta)
-        with PeakMemory(work.device):  # forgets the peak of building
-            seconds = run()
-    return {"seconds": seconds[1:], "peak_bytes": whole.extra_bytes}
+    before = forget_peak(work.device)
+    run = build(args.only, work, args.beta)
+    forget_peak(work.device)  # that of building
+    seconds = run()
+    return {"seconds": seconds[1:], "peak_bytes": peak_memory_bytes(work.device) - before}
 
 
 def measure_apart(name: str, args: argparse.Namespace, model_dir: Path) -> dict[str, Any]:

@@ -13,6 +13,7 @@ gradient buffer): exact on CUDA, of the process on a CPU. formula_bytes: what `l
 """
 
 import argparse
+import ctypes
 from collections.abc import Callable
 from typing import Any
 
@@ -36,7 +37,7 @@ from megatron_opsft.loss.fused_linear import fused_linear_loss
 from megatron_opsft.loss.loss_memory import choose_cross_entropy, fused_linear_bytes
 from megatron_opsft.loss.output_head import OutputHead, whole_hidden
 from megatron_opsft.loss.token_losses import WeightedLikelihood
-from megatron_opsft.runtime.device import Device, return_freed_memory
+from megatron_opsft.runtime.device import Device
 from megatron_opsft.weights.rules import padded_vocab_size
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -91,7 +92,8 @@ def measure(args: argparse.Namespace) -> None:
     """Called by every rank."""
     device, layout = join_ranks(args.device, ParallelConfig(tp=args.tp))
     if not device.is_cuda:
-        return_freed_memory()
+        # Resident bytes are live ones: glibc keeps up to 32 MiB of each size that is freed.
+        ctypes.CDLL(None).mallopt(-3, 2**20)
     # CUDA compiles and tunes at first.
     runs = {impl: prepare(args, device, impl) for impl in args.impl}
     found = measured_in_turn(device, runs, args.repeats, uncounted=int(device.is_cuda))

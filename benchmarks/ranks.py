@@ -7,6 +7,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from megatron_opsft.model.optimizer import build_optimizer
 from megatron_opsft.model.transformer_config import transformer_config
 from megatron_opsft.plan.assumptions import load_hardware
 from megatron_opsft.records import MicroBatch, Sample
-from megatron_opsft.runtime.device import Device, PeakMemory, select_device
+from megatron_opsft.runtime.device import Device, peak_memory_bytes, select_device
 from megatron_opsft.runtime.distributed import (
     Layout,
     gather_from_all,
@@ -58,16 +59,25 @@ def join_ranks(device_name: str, parallel: ParallelConfig) -> tuple[Device, Layo
     return device, start_distributed(device, parallel)
 
 
+def forget_peak(device: Device) -> int:
+    """From here on `peak_memory_bytes` is that of what follows; bytes now."""
+    if device.is_cuda:
+        torch.get_device_module().reset_peak_memory_stats()
+        return int(torch.get_device_module().memory_allocated())
+    Path("/proc/self/clear_refs").write_text("5")
+    return peak_memory_bytes(device)
+
+
 def measured(device: Device, act: Callable[[], Any]) -> tuple[float, int]:
     """Seconds of the slowest rank, and the extra memory of the rank that took most."""
     gather_from_all([0])
     device.synchronize()
-    with PeakMemory(device) as peak:
-        start = time.perf_counter()
-        act()
-        device.synchronize()
-        elapsed = time.perf_counter() - start
-    everyone = gather_from_all([(elapsed, peak.extra_bytes)])
+    before = forget_peak(device)
+    start = time.perf_counter()
+    act()
+    device.synchronize()
+    elapsed = time.perf_counter() - start
+    everyone = gather_from_all([(elapsed, peak_memory_bytes(device) - before)])
     return max(seconds for seconds, _ in everyone), max(extra for _, extra in everyone)
 
 

@@ -133,7 +133,6 @@ def measure(args: argparse.Namespace) -> None:
             device=device.torch_device,
         )
         trainer.step(batches, factor, lr=1e-7)
-        trainer.finish_gathering_weights()
 
     # The first step makes the optimizer's state.
     acts = {rate: partial(step, rate) for rate in accepted}

@@ -126,13 +126,12 @@ def convert(
     dtype: Literal["float32", "bfloat16", "float16"] | None = None,
     overwrite: bool = False,
     verify: bool = False,
-    workers: int = 1,
 ) -> "Figures":
     """Convert a model as `megatron-opsft convert` does.
 
     source: what is meant by `--hf` and `--megatron` there. config_from: a Hugging Face directory,
     where a checkpoint does not know its model. dtype: of the output, the source's by default.
-    verify: read it back and compare. workers: threads.
+    verify: read it back and compare.
     """
     from megatron_opsft.convert.commands import find_source
 
@@ -147,7 +146,6 @@ def convert(
         dtype=dtype,
         overwrite=overwrite,
         verify=verify,
-        workers=workers,
     )
 
 

@@ -46,12 +46,7 @@ from megatron_opsft.make_data.commands import MakeData
 from megatron_opsft.plan.commands import PROGRAM as plan
 from megatron_opsft.report_command import Report
 from megatron_opsft.rollout.limits import fit_lengths
-from megatron_opsft.runtime.console import (
-    check_arguments,
-    fault_of_start,
-    let_output_go_away,
-    printable,
-)
+from megatron_opsft.runtime.console import lack_of_memory, let_output_go_away, printable
 from megatron_opsft.runtime.diagnosis import PEER_LOST_EXIT_CODE
 from megatron_opsft.runtime.durable import FullDiskError, full_disk_behind
 from megatron_opsft.runtime.libraries import loading_libraries
@@ -209,7 +204,6 @@ def run(program: click.Command) -> None:
     )
     logging.getLogger("megatron_opsft").setLevel(logging.INFO)
     try:
-        check_arguments(sys.argv)
         code = invoke(program)
     except Exception as error:
         if said := _cause_outside(error):
@@ -274,8 +268,8 @@ def _cause_outside(error: Exception) -> tuple[str, int] | None:
     if isinstance(error, OSError) and error.filename and error.errno in _REFUSALS:
         refused = f"{error.filename}: {error.strerror}"
         return f"{refused}; name another place, or change its permissions", 2
-    fault = fault_of_start(error)
-    return (f"{describe_rank()}: {fault}", 2) if fault else None
+    lack = lack_of_memory(error)
+    return (f"{describe_rank()}: {lack}", 2) if lack else None
 
 
 def _exit(message: str, code: int, trace: Exception | None = None) -> None:

@@ -214,7 +214,7 @@ def _build(
     engine = open_engine(
         config, given.model_dir, given.encoder.tokenizer, shards.table, device, layout
     )
-    sync = WeightSync(shards, engine, config.sync, trainer.score, trainer.finish_gathering_weights)
+    sync = WeightSync(shards, engine, config.sync, trainer.score)
     checkpoints = config.run.dir / "checkpoints"
     resumes = resume and broadcast_object(bool(list_checkpoints(checkpoints)))
     # The reference model is what the run began with.

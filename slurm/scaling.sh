@@ -52,7 +52,7 @@ for variable in "${!SLURM_@}"; do
 done
 export SCRIPT_DIR
 # Nothing but steps, as far as that can be said: no checkpoint before the end, one response of an evaluation.
-ONLY_STEPS=(run.steps="$STEPS" run.eval_every=0 run.export_every=0 checkpoint.every=0 eval.num_problems=1
+ONLY_STEPS=(run.steps="$STEPS" run.eval_every=0 checkpoint.every=0 eval.num_problems=1
   eval.samples_per_problem=1 eval.more=[] eval.export_best=false)
 for count in $NODES; do
   job=$(sbatch --parsable --nodes="$count" --job-name="opsft-scaling-$count" "${OPTIONS[@]}" \

@@ -7,7 +7,7 @@ of the rotary settings are read: `rope_theta` / `rope_scaling`, and transformers
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from megatron_opsft.architectures.families import ARCHITECTURES
 from megatron_opsft.architectures.shape import ModelShape, MoeShape, RopeScaling
@@ -26,6 +26,7 @@ FIXED_FIELDS: tuple[tuple[str, object], ...] = (
     ("n_routed_experts", None),
     ("transformers_weights", None),  # another file than the usual ones
 )
+N = TypeVar("N", int, float)
 EXPERT_COUNT_FIELDS = ("num_experts", "num_local_experts")  # transformers 5 writes the second
 LLAMA3_FIELDS = (
     "factor",
@@ -47,20 +48,14 @@ def read_model_shape(model_dir: Path) -> ModelShape:
     architecture = _architecture(config, path)
     for name, value in {**dict(FIXED_FIELDS), **dict(architecture.fixed_fields)}.items():
         _check_fixed(config, name, value, path)
-    for name in architecture.null_fields:
-        if name not in config:
-            raise UserError(
-                f"{path}: {name} is missing and then has a default value; only null is supported"
-            )
-        _check_fixed(config, name, None, path)
     layer_types = config.get("layer_types")
     if layer_types is not None and set(layer_types) != {"full_attention"}:
         raise UserError(f"{path}: layer_types is supported only with full_attention in every layer")
 
-    hidden_size = _positive_int(config, "hidden_size", path)
-    num_heads = _positive_int(config, "num_attention_heads", path)
+    hidden_size = _positive(config, "hidden_size", path, int)
+    num_heads = _positive(config, "num_attention_heads", path, int)
     kv_default = num_heads if architecture.default_kv_heads_to_heads else None
-    num_kv_heads = _positive_int(config, "num_key_value_heads", path, kv_default)
+    num_kv_heads = _positive(config, "num_key_value_heads", path, int, kv_default)
     if num_heads % num_kv_heads:
         raise UserError(
             f"{path}: num_key_value_heads={num_kv_heads} does not divide "
@@ -69,18 +64,20 @@ def read_model_shape(model_dir: Path) -> ModelShape:
     rope_theta, rope_scaling = _rope(config, path)
     return ModelShape(
         architecture=architecture.hf_name,
-        num_layers=_positive_int(config, "num_hidden_layers", path),
+        num_layers=_positive(config, "num_hidden_layers", path, int),
         hidden_size=hidden_size,
-        ffn_size=_positive_int(config, "intermediate_size", path),
+        ffn_size=_positive(config, "intermediate_size", path, int),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
-        head_dim=_head_dim(config, architecture, hidden_size, num_heads, path),
-        vocab_size=_positive_int(config, "vocab_size", path),
+        head_dim=_positive(
+            config, "head_dim", path, int, architecture.default_head_dim or hidden_size // num_heads
+        ),
+        vocab_size=_positive(config, "vocab_size", path, int),
         tied_embeddings=_bool(config, "tie_word_embeddings", path),
         qkv_bias=architecture.qkv_bias,
         qk_norm=architecture.qk_norm,
-        norm_eps=_positive_number(config, "rms_norm_eps", path, 1e-6),
-        max_position_embeddings=_positive_int(config, "max_position_embeddings", path),
+        norm_eps=_positive(config, "rms_norm_eps", path, float, 1e-6),
+        max_position_embeddings=_positive(config, "max_position_embeddings", path, int),
         rope_theta=rope_theta,
         rope_scaling=rope_scaling,
         moe=_moe(config, architecture, path),
@@ -103,14 +100,11 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _architecture(config: dict[str, Any], path: Path) -> Architecture:
     """By `architectures`, or by `model_type` where a config was saved without its model."""
-    names = config.get("architectures")
-    if names is not None and (not isinstance(names, list) or len(names) != 1):
-        raise UserError(f"{path}: architectures={names!r} must be a list of one class name")
+    names, label = config.get("architectures"), config.get("model_type")
     if names:
-        found = ARCHITECTURES.get(str(names[0]))
         label = names[0]
+        found = ARCHITECTURES.get(str(label)) if len(names) == 1 else None
     else:
-        label = config.get("model_type")
         found = next((a for a in ARCHITECTURES.values() if a.model_type == label), None)
     if found is None:
         raise UserError(
@@ -127,47 +121,18 @@ def _check_fixed(config: dict[str, Any], name: str, supported: object, path: Pat
     raise UserError(f"{path}: {name}={json.dumps(value)} is not supported, only {fix}")
 
 
-def _head_dim(
-    config: dict[str, Any], architecture: Architecture, hidden_size: int, num_heads: int, path: Path
-) -> int:
-    if config.get("head_dim") is not None:
-        return _positive_int(config, "head_dim", path)
-    if architecture.default_head_dim is not None:
-        return architecture.default_head_dim
-    if hidden_size % num_heads:
-        raise UserError(
-            f"{path}: num_attention_heads={num_heads} does not divide hidden_size={hidden_size} "
-            "and there is no head_dim"
-        )
-    return hidden_size // num_heads
-
-
 def _moe(config: dict[str, Any], architecture: Architecture, path: Path) -> MoeShape | None:
     """The experts of a mixture; a dense architecture must not name any."""
     if not architecture.expert_rows:
         for name in EXPERT_COUNT_FIELDS:
             _check_fixed(config, name, None, path)
         return None
-    counts = {name: config[name] for name in EXPERT_COUNT_FIELDS if config.get(name) is not None}
-    if len(set(counts.values())) > 1:
-        raise UserError(f"{path}: {' and '.join(counts)} differ; keep one of them")
-    num_experts = _positive_int(counts, next(iter(counts), EXPERT_COUNT_FIELDS[0]), path)
-    top_k = _positive_int(config, "num_experts_per_tok", path)
-    normalize_top_k = _bool(config, "norm_topk_prob", path)
-    if top_k > num_experts:
-        raise UserError(
-            f"{path}: num_experts_per_tok={top_k} is more than num_experts={num_experts}"
-        )
-    if top_k == 1 and normalize_top_k:
-        raise UserError(
-            f"{path}: num_experts_per_tok=1 with norm_topk_prob=true is not supported: the router "
-            "would have no effect on the chosen expert's weight"
-        )
+    named = next((n for n in EXPERT_COUNT_FIELDS if config.get(n)), EXPERT_COUNT_FIELDS[0])
     return MoeShape(
-        num_experts=num_experts,
-        top_k=top_k,
-        ffn_size=_positive_int(config, "moe_intermediate_size", path),
-        normalize_top_k=normalize_top_k,
+        num_experts=_positive(config, named, path, int),
+        top_k=_positive(config, "num_experts_per_tok", path, int),
+        ffn_size=_positive(config, "moe_intermediate_size", path, int),
+        normalize_top_k=_bool(config, "norm_topk_prob", path),
     )
 
 
@@ -179,7 +144,7 @@ def _rope(config: dict[str, Any], path: Path) -> tuple[float, RopeScaling | None
     if not isinstance(settings, dict):
         raise UserError(f"{path}: {field} must be an object, not {json.dumps(settings)}")
     source = settings if settings.get("rope_theta") is not None else config
-    theta = _positive_number(source, "rope_theta", path, 10000.0)
+    theta = _positive(source, "rope_theta", path, float, 10000.0)
     _check_fixed(settings, "partial_rotary_factor", 1, path)
 
     kind = settings.get("rope_type", settings.get("type", "default"))
@@ -199,31 +164,23 @@ def _rope(config: dict[str, Any], path: Path) -> tuple[float, RopeScaling | None
         )
     if kind == "default":
         return theta, None
-    factor, low, high = (_positive_number(settings, name, path) for name in LLAMA3_FIELDS[:3])
-    original = _positive_int(settings, LLAMA3_FIELDS[3], path)
-    if low >= high:
-        raise UserError(f"{path}: {field}.low_freq_factor must be below high_freq_factor")
+    factor, low, high = (_positive(settings, name, path, float) for name in LLAMA3_FIELDS[:3])
+    original = _positive(settings, LLAMA3_FIELDS[3], path, int)
     return theta, RopeScaling(
         factor=factor, low_freq_factor=low, high_freq_factor=high, original_max_position=original
     )
 
 
-def _positive_int(config: dict[str, Any], name: str, path: Path, default: int | None = None) -> int:
-    value = config.get(name, default)
+def _positive(
+    config: dict[str, Any], name: str, path: Path, kind: type[N], default: N | None = None
+) -> N:
+    """A field that is a positive number, a whole one if `kind` is int."""
+    value = config.get(name)
     value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise UserError(f"{path}: {name} must be a positive whole number, not {json.dumps(value)}")
-    return value
-
-
-def _positive_number(
-    config: dict[str, Any], name: str, path: Path, default: float | None = None
-) -> float:
-    value = config.get(name, default)
-    value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise UserError(f"{path}: {name} must be a positive number, not {json.dumps(value)}")
-    return float(value)
+    if isinstance(value, bool) or not isinstance(value, int | kind) or not value > 0:
+        what = "a positive whole number" if kind is int else "a positive number"
+        raise UserError(f"{path}: {name} must be {what}, not {json.dumps(value)}")
+    return kind(value)
 
 
 def _bool(config: dict[str, Any], name: str, path: Path) -> bool:

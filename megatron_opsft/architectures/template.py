@@ -9,7 +9,6 @@ class ShardKind(Enum):
 
     COPY        the same tensor on every TP rank
     VOCABULARY  axis 0 cut; rows beyond the HF vocabulary are zero padding
-    COLUMN      axis 0 cut
     ROW         axis 1 cut
     QKV         axis 0; query groups one behind the other, each its q heads, its k head, its v head;
                 TP cuts between groups
@@ -18,7 +17,6 @@ class ShardKind(Enum):
 
     COPY = "copy"
     VOCABULARY = "vocabulary"
-    COLUMN = "column"
     ROW = "row"
     QKV = "qkv"
     GATE_UP = "gate_up"
@@ -73,8 +71,6 @@ class Architecture:
     default_kv_heads_to_heads: a config without num_key_value_heads means multi-head attention.
     fixed_fields: config fields that may be absent, but must have this value if present and not
     null; before those of `config_from_hf.FIXED_FIELDS`.
-    null_fields: config fields that must be there and null: the class takes another value for an
-    absent one.
     """
 
     hf_name: str
@@ -85,5 +81,4 @@ class Architecture:
     default_head_dim: int | None = None
     default_kv_heads_to_heads: bool = False
     fixed_fields: tuple[tuple[str, object], ...] = ()
-    null_fields: tuple[str, ...] = ()
     expert_rows: tuple[Template, ...] = ()

@@ -25,11 +25,8 @@ class RunConfig(Section):
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="auto: cuda where there is one."
     )
-    export_every: Annotated[int, FREE] = Field(
-        0, ge=0, description="Steps between Hugging Face models written to exports/; 0: none."
-    )
     show_samples: Annotated[int, FREE] = Field(
-        1, ge=0, description="Responses of an evaluation to show (console, TensorBoard, W&B)."
+        1, ge=0, description="Responses of an evaluation to show on the console."
     )
     save_rollouts: Annotated[bool, FREE] = Field(
         True, description="Keep every response of every step in rollouts/."

@@ -60,7 +60,7 @@ def _run_of(directory: Path) -> Path | None:
     directory = directory.absolute()
     if directory.name == "hf":
         directory = directory.parent
-    elif directory.parent.name in ("checkpoints", "exports", "best"):
+    elif directory.parent.name in ("checkpoints", "best"):
         directory = directory.parent.parent
     files = (directory / "config.yaml", directory / "manifest.json")
     return directory if all(file.is_file() for file in files) else None

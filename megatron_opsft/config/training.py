@@ -124,9 +124,6 @@ class ParallelConfig(Section):
     overlap_grad_reduce: bool = Field(
         True, description="Reduce gradients while the backward pass still runs."
     )
-    overlap_param_gather: bool = Field(
-        True, description="Gather weights while the engine wakes up; needs overlap_grad_reduce."
-    )
 
     @property
     def expert_tp(self) -> int:

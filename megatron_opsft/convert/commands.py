@@ -10,7 +10,6 @@ from pydantic import ByteSize, Field
 from megatron_opsft.command_line import Command, group
 from megatron_opsft.errors import ANSWER_IS_NO, UserError
 from megatron_opsft.runtime.console import printable
-from megatron_opsft.runtime.progress import in_words
 
 _CONFIG_FROM = "Hugging Face directory or run with config and tokenizer, if --megatron has none."
 
@@ -32,7 +31,6 @@ class _Conversion(Command):
         False, description="Read everything back and compare it, tensor by tensor."
     )
     as_json: bool = Field(False, alias="json", description="Print one line of figures as JSON.")
-    workers: int = Field(1, ge=1, description="Threads that copy.")
 
     def convert(self, source: str, to: Literal["hf", "megatron"], config_from: Path | None) -> None:
         """Convert, and say how it went. source: as the user names it."""
@@ -48,15 +46,14 @@ class _Conversion(Command):
             max_shard_bytes=self.shard_size,
             overwrite=self.overwrite,
             verify=self.verify,
-            workers=self.workers,
         )
         if self.as_json:
             print(json.dumps(dataclasses.asdict(figures)))
         else:
-            checked = ", verified" if self.verify else ""
+            size = ByteSize(figures.bytes).human_readable(decimal=True)
             print(
-                f"wrote {self.out}: {figures.tensors} tensors, {in_words(figures.bytes)} in "
-                f"{figures.seconds:.1f} s, peak memory {figures.peak_rss_mb:.0f} MiB{checked}"
+                f"wrote {self.out}: {figures.tensors} tensors, {size} in {figures.seconds:.1f} s, "
+                f"peak memory {figures.peak_rss_mb:.0f} MiB{', verified' * self.verify}"
             )
 
 
@@ -109,16 +106,17 @@ class Check(Command):
     first: str = Field(description="Either format.")
     second: str = Field(description="Either format.")
     config_from: Path | None = Field(None, description=_CONFIG_FROM)
-    workers: int = Field(1, ge=1, description="Threads that read.")
 
     def run(self) -> int | None:
         """Print what differs."""
         from megatron_opsft.convert.run import differing_tensors, open_source
+        from megatron_opsft.storage.model_paths import resolve_model
 
         sources = [
-            open_source(_directory_of(name), self.config_from) for name in (self.first, self.second)
+            open_source(resolve_model(name, option="convert check"), self.config_from)
+            for name in (self.first, self.second)
         ]
-        if lines := differing_tensors(sources[0], sources[1], workers=self.workers):
+        if lines := differing_tensors(sources[0], sources[1]):
             lines.append(f"{len(lines)} of {len(sources[0].table.hf_shapes())} tensors differ")
             print(printable("\n".join(lines)))
             return ANSWER_IS_NO
@@ -137,26 +135,17 @@ PROGRAM = group(
 )
 
 
-def _directory_of(name: str) -> Path:
-    """A checkpoint, or what `resolve_model` makes of the name. Errors: `UserError`."""
-    from megatron_opsft.storage.model_paths import is_dist_checkpoint, resolve_model
-
-    path = Path(name)
-    return path if is_dist_checkpoint(path) else resolve_model(name, option="convert check")
-
-
 def find_source(name: str, to: str, out: Path, *, overwrite: bool) -> Path:
     """The directory of a model in the other format than `to`, hf or megatron. Errors: `UserError`,
     also for an output that may not be written.
     """
-    from megatron_opsft.storage.model_paths import TINY_REASONER, newest_checkpoint, resolve_model
+    from megatron_opsft.storage.model_paths import newest_checkpoint, resolve_model
     from megatron_opsft.storage.replacing import check_out
 
     if to == "megatron":
         directory = resolve_model(name, option="--hf")
     else:
-        path = resolve_model(name) if name == TINY_REASONER else Path(name).expanduser()
-        directory = newest_checkpoint(path)
+        directory = newest_checkpoint(Path(name).expanduser())
     if not directory.is_dir():
         raise UserError(f"{directory} is not a directory")
     check_out(out, [directory], overwrite=overwrite)

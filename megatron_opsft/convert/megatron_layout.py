@@ -1,12 +1,11 @@
 """The files of a Megatron checkpoint of format torch_dist: archives one behind the other."""
 
-import hashlib
 import io
 import json
 import pickle
 import tempfile
-from dataclasses import dataclass
 from functools import cache
+from math import prod
 from pathlib import Path
 
 import torch
@@ -30,8 +29,7 @@ from megatron_opsft.storage.model_paths import (
     TORCH_DIST_FORMAT,
 )
 from megatron_opsft.storage.partial import PlannedFile
-from megatron_opsft.storage.regions import Region
-from megatron_opsft.storage.torch_archive import archived_tensor
+from megatron_opsft.storage.regions import Region, archived_tensor
 from megatron_opsft.weights.checkpoint_keys import (
     Entry,
     entry_of,
@@ -44,19 +42,6 @@ from megatron_opsft.weights.slicing import shard_parameter
 _SMALL_ALIGNMENT = 64  # as torch's archives align their tensors
 
 
-@dataclass(frozen=True, slots=True)
-class Archive:
-    """A tensor in a file of torch.save: `before`, then its `data_bytes`, then `behind`."""
-
-    before: bytes
-    behind: bytes
-    data_bytes: int
-
-    @property
-    def num_bytes(self) -> int:
-        return len(self.before) + self.data_bytes + len(self.behind)
-
-
 def megatron_layout(table: WeightTable, dtype: torch.dtype, max_file_bytes: int) -> FileLayout:
     """A Megatron checkpoint of format torch_dist; table: with TransformerEngine's names."""
     layout = _DistLayout(dtype, max_file_bytes)
@@ -65,7 +50,7 @@ def megatron_layout(table: WeightTable, dtype: torch.dtype, max_file_bytes: int)
         layout.add_tensor(rule, entry_of(rule.mcore_name), sizes)
     for key in extra_state_keys(table):
         layout.add_object(key)
-    return layout.finish(table.shape.vocab_size)
+    return layout.finish()
 
 
 class _DistLayout:
@@ -76,7 +61,9 @@ class _DistLayout:
         self._files: list[list[tuple[int, bytes]]] = [[]]
         self._ends = [0]
         self._targets: list[Target] = []
-        self._metadata = Metadata(state_dict_metadata={}, planner_data=None, storage_data={})
+        self._tensors: dict[str, TensorStorageMetadata] = {}
+        self._objects: dict[str, BytesStorageMetadata] = {}
+        self._storage: dict[MetadataIndex, _StorageInfo] = {}
         self._empty = _saved([None])
 
     def _reserve(
@@ -94,23 +81,21 @@ class _DistLayout:
         self._ends[-1] = start + num_bytes
         return len(self._files) - 1, start
 
-    def _store(self, index: MetadataIndex, file: int, start: int, num_bytes: int) -> None:
-        assert isinstance(self._metadata.storage_data, dict)
-        self._metadata.storage_data[index] = _StorageInfo(_file_name(file), start, num_bytes)
-
     def add_tensor(self, rule: Rule, entry: Entry, lead: dict[str, tuple[int, ...]]) -> None:
         """One layer (or expert) of a tensor: a chunk with one index on each prepended axis."""
         shape = (*(1 for _ in entry.lead), *rule.mcore_shape)
-        archive = _archive_of(shape, self._dtype)
+        before, behind = _around(shape, self._dtype)
+        data_bytes = prod(shape) * self._dtype.itemsize
         # Whole pages are what disks read and write fastest; small tensors would waste most of one.
-        alignment = ALIGNMENT if archive.data_bytes >= ALIGNMENT else _SMALL_ALIGNMENT
-        file, start = self._reserve(archive.num_bytes, len(archive.before), alignment)
-        data = start + len(archive.before)
-        self._files[file] += [(start, archive.before), (data + archive.data_bytes, archive.behind)]
+        alignment = ALIGNMENT if data_bytes >= ALIGNMENT else _SMALL_ALIGNMENT
+        num_bytes = len(before) + data_bytes + len(behind)
+        file, start = self._reserve(num_bytes, len(before), alignment)
+        data = start + len(before)
+        self._files[file] += [(start, before), (data + data_bytes, behind)]
         region = Region(Path(_file_name(file)), data, rule.mcore_shape, self._dtype)
         parts = shard_parameter(rule, 0, 1).parts
         self._targets.append(Target(rule.mcore_name, region, parts))
-        stored = self._metadata.state_dict_metadata.setdefault(
+        stored = self._tensors.setdefault(
             entry.key,
             TensorStorageMetadata(
                 TensorProperties(dtype=self._dtype),
@@ -118,34 +103,30 @@ class _DistLayout:
                 [],
             ),
         )
-        assert isinstance(stored, TensorStorageMetadata)
         offsets = torch.Size((*entry.lead, *(0 for _ in rule.mcore_shape)))
         index = MetadataIndex(entry.key, offsets, len(stored.chunks))
         stored.chunks.append(ChunkStorageMetadata(offsets, torch.Size(shape)))
-        self._store(index, file, start, archive.num_bytes)
+        self._storage[index] = _StorageInfo(_file_name(file), start, num_bytes)
 
     def add_object(self, key: str) -> None:
         """An object without content."""
         file, start = self._reserve(len(self._empty))
         self._files[file].append((start, self._empty))
-        self._metadata.state_dict_metadata[key] = BytesStorageMetadata()
-        self._store(MetadataIndex(key), file, start, len(self._empty))
+        self._objects[key] = BytesStorageMetadata()
+        info = _StorageInfo(_file_name(file), start, len(self._empty))
+        self._storage[MetadataIndex(key)] = info
 
-    def finish(self, vocab_size: int) -> FileLayout:
+    def finish(self) -> FileLayout:
         files = tuple(
             PlannedFile(_file_name(index), end, tuple(constants))
             for index, (end, constants) in enumerate(zip(self._ends, self._files, strict=True))
         )
-        metadata = pickle.dumps(self._metadata)
-        record = {
-            "vocab_size": vocab_size,  # the padding hides it
-            "sha256": {METADATA_NAME: hashlib.sha256(metadata).hexdigest()},
-        }
+        metadata = Metadata({**self._tensors, **self._objects}, storage_data=self._storage)
         small = {
             COMMON_NAME: _saved({}),
             FORMAT_NAME: json.dumps(TORCH_DIST_FORMAT).encode(),
-            METADATA_NAME: metadata,
-            RECORD_NAME: (json.dumps(record, indent=1) + "\n").encode(),
+            METADATA_NAME: pickle.dumps(metadata),
+            RECORD_NAME: b"{}\n",
         }
         return FileLayout(files, tuple(self._targets), small)
 
@@ -161,10 +142,9 @@ def _saved(value: object) -> bytes:
 
 
 @cache
-def _archive_of(shape: tuple[int, ...], dtype: torch.dtype) -> Archive:
-    """What torch.save puts around a contiguous tensor; the same for all of this shape and dtype.
-
-    It writes a temporary file with a hole in place of the data.
+def _around(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[bytes, bytes]:
+    """What torch.save puts before and behind the data of a contiguous tensor; the same for all of
+    this shape and dtype. It writes a temporary file with a hole in place of the data.
     """
     with tempfile.TemporaryDirectory(prefix="megatron-opsft-") as scratch:
         path = Path(scratch) / "archive"  # its name is part of the archive
@@ -174,4 +154,4 @@ def _archive_of(shape: tuple[int, ...], dtype: torch.dtype) -> Archive:
         with open(path, "rb") as file:
             before = file.read(data.offset)
             file.seek(data.offset + data.num_bytes)
-            return Archive(before=before, behind=file.read(), data_bytes=data.num_bytes)
+            return before, file.read()

@@ -1,7 +1,6 @@
 """Convert a model from one format to the other, and compare two: either format is a `Source`."""
 
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -13,12 +12,12 @@ from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.convert.megatron_layout import megatron_layout
 from megatron_opsft.errors import UserError
 from megatron_opsft.runtime.device import peak_resident_bytes
-from megatron_opsft.runtime.progress import Progress, in_words
+from megatron_opsft.runtime.durable import write_files
+from megatron_opsft.runtime.progress import Progress
 from megatron_opsft.storage.direct_io import Staging
 from megatron_opsft.storage.hf_files import SAFETENSORS_DTYPES
 from megatron_opsft.storage.hf_writer import (
     MAX_SHARD_BYTES,
-    FileLayout,
     Target,
     hf_layout,
     side_files,
@@ -32,7 +31,6 @@ from megatron_opsft.weights.rectangles import Rect
 from megatron_opsft.weights.rules import WeightTable
 
 Format = Literal["megatron", "hf"]
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _staging = Staging()
 
 
@@ -72,8 +70,6 @@ def open_source(directory: Path, config_dir: Path | None = None) -> Source:
     not hold them itself.
     Errors: `UserError` naming what is missing, unexpected or damaged.
     """
-    if not directory.is_dir():
-        raise UserError(f"{directory} is not a directory")
     is_megatron = is_dist_checkpoint(directory)
     if config_dir is not None:
         config_dir = resolve_model(str(config_dir), option="--config-from")
@@ -91,12 +87,10 @@ def open_source(directory: Path, config_dir: Path | None = None) -> Source:
 class Figures:
     """What a conversion did; bytes are those of the output's tensors."""
 
-    out: str
     tensors: int
     bytes: int
     seconds: float
     peak_rss_mb: float
-    verified: bool
 
 
 def convert_model(
@@ -109,13 +103,12 @@ def convert_model(
     max_shard_bytes: int = MAX_SHARD_BYTES,
     overwrite: bool = False,
     verify: bool = False,
-    workers: int = 1,
 ) -> Figures:
     """Write the model in `directory` to `out` in the other format; it appears when it is whole.
 
-    config_from: as in `open_source`; dtype: of DTYPES, None for the source's; verify: read the
-    result back and compare; workers: threads. Errors: `UserError`; nothing is left then, but a
-    result that differs when it is compared.
+    config_from: as in `open_source`; dtype: None for the source's; verify: read the
+    result back and compare. Errors: `UserError`; nothing is left then, but a result that differs
+    when it is compared.
     """
     source = open_source(directory, config_from)
     if source.is_megatron == (to == "megatron"):
@@ -123,42 +116,32 @@ def convert_model(
         raise UserError(f"{directory} is a {kind} already; convert it the other way")
     started = time.monotonic()
     check_out(out, source.paths(), overwrite=overwrite)
-    wanted = DTYPES[dtype] if dtype else source.only_dtype()
+    wanted = getattr(torch, dtype) if dtype else source.only_dtype()
     if to == "hf":
         layout = hf_layout(source.table.hf_shapes(), wanted, max_shard_bytes)
     else:
         layout = megatron_layout(source.table, wanted, max_shard_bytes)
-    with written_whole(out) as partial:
-        partial.open_files(layout.files)
-        _copy_all(source, layout, partial, workers)
-        partial.write_small(side_files(source.config_dir, wanted) | layout.small_files)
-    seconds = time.monotonic() - started
-    if verify and (
-        lines := differing_tensors(source, open_source(out), dtype=wanted, workers=workers)
+    with (
+        written_whole(out, layout.files) as partial,
+        Progress("converting", layout.num_bytes, unit="B") as progress,
     ):
+        for target in layout.targets:
+            _copy(source, target, partial)
+            progress.update(target.region.num_bytes)
+        small = side_files(source.config_dir, wanted) | layout.small_files
+        write_files(partial.directory, small)
+    seconds = time.monotonic() - started
+    if verify and (lines := differing_tensors(source, open_source(out), dtype=wanted)):
         raise UserError(f"{out} differs from {directory}: {'; '.join(lines[:4])}")
     return Figures(
-        out=str(out),
         tensors=len(layout.targets),
         bytes=layout.num_bytes,
         seconds=round(seconds, 3),
         peak_rss_mb=round(peak_resident_bytes() / 2**20, 1),
-        verified=verify,
     )
 
 
-def _copy_all(source: Source, layout: FileLayout, partial: PartialFiles, workers: int) -> None:
-    progress = Progress("converting", layout.num_bytes, words=in_words)
-    with progress, ThreadPoolExecutor(workers) as pool:
-
-        def copy(target: Target) -> None:
-            copy_target(source, target, partial, progress)
-
-        for _ in pool.map(copy, layout.targets):  # after an error no other one is begun
-            pass
-
-
-def copy_target(source: Source, target: Target, partial: PartialFiles, progress: Progress) -> None:
+def _copy(source: Source, target: Target, partial: PartialFiles) -> None:
     """All rows of one tensor, a chunk at a time: put together in memory, then written."""
     region, width = target.region, target.parts[0].target.col1
     file = partial.files[str(region.path)]
@@ -173,12 +156,10 @@ def copy_target(source: Source, target: Target, partial: PartialFiles, progress:
                 read, out = cut.target, cut.source.relative_to(window).view(rows)
                 source.tensors.copy_rows(read.tensor, read.row0, read.row1, out)
         file.write_staged(data, offset)
-        progress.advance(len(data))
-    progress.advance(region.num_bytes - target.num_filled * region.row_bytes)
 
 
 def differing_tensors(
-    first: Source, second: Source, *, dtype: torch.dtype | None = None, workers: int = 1
+    first: Source, second: Source, *, dtype: torch.dtype | None = None
 ) -> list[str]:
     """One line for each tensor that differs in a bit; empty for equal models.
 
@@ -190,26 +171,30 @@ def differing_tensors(
         raise UserError(
             f"{first.directory} and {second.directory} are models of different architecture or size"
         )
-    sizes = {n: prod(s) * (dtype or first.tensors.dtype(n)).itemsize for n, s in shapes.items()}
-    sides = [(source.tensors, Staging()) for source in (first, second)]
-    with Progress("comparing", sum(sizes.values()), words=in_words) as progress:
-
-        def difference(name: str) -> str | None:
-            dtypes = [tensors.dtype(name) for tensors, _ in sides]
+    sides, lines = (first.tensors, second.tensors), []
+    with Progress("comparing", len(shapes), unit=" tensors") as progress:
+        for name, shape in shapes.items():
+            dtypes = [side.dtype(name) for side in sides]
             if dtype is None and dtypes[0] is not dtypes[1]:
-                return f"{name}: {dtypes[0]} against {dtypes[1]}"
-            num_rows, *columns = shapes[name]
-            row_bytes = sizes[name] // num_rows
-            for start, stop in row_chunks(0, num_rows, row_bytes):
-                read = []
-                for tensors, staging in sides:
-                    read.append(staging.place_for(0, (stop - start) * row_bytes))
-                    rows = torch.frombuffer(read[-1], dtype=dtype or dtypes[0])
-                    tensors.copy_rows(name, start, stop, rows.view(stop - start, *columns))
-                if read[0] != read[1]:
-                    return f"{name}: other values"
-                progress.advance((stop - start) * row_bytes)
-            return None
+                lines.append(f"{name}: {dtypes[0]} against {dtypes[1]}")
+            elif not _are_equal(sides, name, shape, dtype or dtypes[0]):
+                lines.append(f"{name}: other values")
+            progress.update()
+    return lines
 
-        with ThreadPoolExecutor(workers) as pool:
-            return [line for line in pool.map(difference, shapes) if line is not None]
+
+def _are_equal(
+    sides: tuple[StoredWeights, StoredWeights],
+    name: str,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+) -> bool:
+    """Bit for bit, after a cast of both to the dtype."""
+    row_bytes = prod(shape[1:]) * dtype.itemsize
+    for start, stop in row_chunks(0, shape[0], row_bytes):
+        first, second = (torch.empty(stop - start, *shape[1:], dtype=dtype) for _ in sides)
+        for side, rows in zip(sides, (first, second), strict=True):
+            side.copy_rows(name, start, stop, rows)
+        if not torch.equal(first.view(torch.uint8), second.view(torch.uint8)):
+            return False
+    return True

@@ -8,13 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron_opsft.errors import UserError, first_line
-from megatron_opsft.runtime.libraries import (
-    check_cached,
-    check_fetched,
-    describe_offline,
-    is_offline,
-    prepare_hub,
-)
+from megatron_opsft.runtime.libraries import check_cached, check_fetched, is_offline
 
 FILE_ENDINGS = (".jsonl", ".jsonl.gz", ".parquet")
 
@@ -71,7 +65,6 @@ def has_split(source: str, split: str, subset: str | None, section: str = "data.
         return split in _saved_splits(path)
     if path.exists():
         return False
-    prepare_hub()
     import datasets
 
     try:
@@ -143,7 +136,6 @@ def _saved_splits(path: Path) -> list[str]:
 
 
 def _open_hub(source: str, split: str, subset: str | None, section: str) -> Any:
-    prepare_hub()
     import datasets
 
     try:
@@ -157,7 +149,7 @@ def _hub_error(source: str, subset: str | None, section: str, error: Exception) 
     if is_offline():
         return UserError(
             f"data: {name} is neither a file here nor a data set in the Hugging Face cache, and "
-            f"{describe_offline()}; load it where there is a network, or give a file"
+            "HF_HUB_OFFLINE=1 is set; load it where there is a network, or give a file"
         )
     return UserError(
         f"data: {name} is not a file here, and could not be loaded as a Hugging Face data set: "

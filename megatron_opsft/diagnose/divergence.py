@@ -6,19 +6,18 @@ preferred at each.
 """
 
 import importlib.util
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import transformers
 from torch import Tensor
 from torch.nn.functional import kl_div
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.inputs import EvalModel
 from megatron_opsft.loss.output_head import times_transposed
-from megatron_opsft.records import Sample
 from megatron_opsft.runtime.device import Device
 from megatron_opsft.storage.model_paths import is_dist_checkpoint
 
@@ -27,22 +26,7 @@ CHUNK_LOGITS = 2**25  # of each model at a time: 128 MiB of float32
 _SHARE, _AT_LEAST, _AT_MOST = 0.05, 32, 256  # tokens of a response with alternatives
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Alternative:
-    """What the efficient model prefers at a token of large D_t.
-
-    position: of the token in the response, from 0. p_original, p_efficient: its probabilities
-    under the two models. preferred: the efficient model's likeliest tokens with its probabilities,
-    falling; the token itself may be among them.
-    """
-
-    position: int
-    p_original: float
-    p_efficient: float
-    preferred: tuple[tuple[str, float], ...]
-
-
-def load_model(model: EvalModel, *, dtype: torch.dtype, device: Device) -> PreTrainedModel:
+def load_model(model: EvalModel, dtype: torch.dtype, device: Device) -> PreTrainedModel:
     """The model for reading, on the device, or over all GPUs where there are several.
 
     Errors: `UserError` where those GPUs are too small, or accelerate, which distributes it, is not
@@ -55,13 +39,12 @@ def load_model(model: EvalModel, *, dtype: torch.dtype, device: Device) -> PreTr
             "installed; pip install accelerate, or let it see one GPU (CUDA_VISIBLE_DEVICES=0)"
         )
     options: dict[str, Any] = {"dtype": dtype} | ({"device_map": "auto"} if several else {})
-    if is_dist_checkpoint(model.directory):
-        config = AutoConfig.from_pretrained(model.directory)
-        kind = getattr(transformers, model.table.shape.architecture)
-        weights = dict(model.tensors())
-        loaded = kind.from_pretrained(None, config=config, state_dict=weights, **options)
-    else:
-        loaded = AutoModelForCausalLM.from_pretrained(model.directory, **options)
+    is_megatron = is_dist_checkpoint(model.directory)
+    if is_megatron:
+        options["config"] = AutoConfig.from_pretrained(model.directory)
+        options["state_dict"] = dict(model.tensors())
+    kind = getattr(transformers, model.table.shape.architecture)
+    loaded = kind.from_pretrained(None if is_megatron else model.directory, **options)
     if not several:
         return loaded.to(device.torch_device)
     if any(each.device.type != device.torch_device.type for each in loaded.parameters()):
@@ -74,48 +57,58 @@ def load_model(model: EvalModel, *, dtype: torch.dtype, device: Device) -> PreTr
 
 @torch.no_grad()
 def diverge(
-    original: PreTrainedModel, efficient: PreTrainedModel, tokenizer: Any, sample: Sample
-) -> tuple[tuple[float, ...], tuple[Alternative, ...]]:
+    original: PreTrainedModel,
+    efficient: PreTrainedModel,
+    tokenizer: Any,
+    prompt_ids: Sequence[int],
+    response_ids: Sequence[int],
+) -> tuple[list[float], list[dict[str, Any]]]:
     """D_t = KL(p_original || p_efficient) of every token in nats, over the whole vocabulary; and
     alternatives by position, where D_t is largest. Numbers have the digits of a float32.
+
+    An alternative has position: of the token in the response, from 0; p_original, p_efficient: its
+    probabilities under the two models; preferred: the efficient model's likeliest tokens with its
+    probabilities, falling; the token itself may be among them.
 
     Logits are float32 whatever the models' dtype, and made a few positions at a time.
     """
     head_p, head_q = (m.get_output_embeddings().weight for m in (original, efficient))
     chunk = max(1, CHUNK_LOGITS // len(head_p))
-    hidden_p, hidden_q = (_hidden_states(m, sample).split(chunk) for m in (original, efficient))
-    labels = torch.tensor(sample.response_ids, device=head_p.device).split(chunk)
+    ids = torch.tensor([[*prompt_ids, *response_ids]])
+    hidden_p, hidden_q = (
+        model.base_model(input_ids=ids.to(model.device), use_cache=False)
+        .last_hidden_state[0, len(prompt_ids) - 1 : -1]  # what the tokens were sampled from
+        .split(chunk)
+        for model in (original, efficient)
+    )
+    labels = torch.tensor(response_ids, device=head_p.device).split(chunk)
     parts = [
         _compare(p_CH, head_p, q_CH, head_q, labels_C)
         for p_CH, q_CH, labels_C in zip(hidden_p, hidden_q, labels, strict=True)
     ]
-    columns = zip(*parts, strict=True)
-    kl_R, p_R, q_R, ids_RK, preferred_RK = (torch.cat(column).cpu() for column in columns)
-    alternatives = tuple(
-        Alternative(
-            position=at,
-            p_original=_short(p_R[at]),
-            p_efficient=_short(q_R[at]),
-            preferred=tuple(
-                (tokenizer.decode([token]), _short(p))
-                for token, p in zip(ids_RK[at].tolist(), preferred_RK[at], strict=True)
-            ),
-        )
-        for at in _largest(kl_R)
-    )
-    return tuple(map(_short, kl_R)), alternatives
+    kl_R, p_R, q_R, ids_RK, preferred_RK = map(torch.cat, zip(*parts, strict=True))
+    kl, p, q, preferred = map(_short, (kl_R, p_R, q_R, preferred_RK))
+    count = min(max(_AT_LEAST, int(_SHARE * len(kl))), _AT_MOST, len(kl))
+    return kl, [
+        {
+            "position": at,
+            "p_original": p[at],
+            "p_efficient": q[at],
+            "preferred": [
+                [tokenizer.decode([token]), share]
+                for token, share in zip(ids_RK[at].tolist(), preferred[at], strict=True)
+            ],
+        }
+        for at in sorted(kl_R.topk(count).indices.tolist())
+        if kl[at] > 0
+    ]
 
 
-def _short(value: Tensor) -> float:
-    """As many digits as a float32 has."""
-    return float(f"{value.item():.7g}")
-
-
-def _hidden_states(model: PreTrainedModel, sample: Sample) -> Tensor:
-    """[R, H]: those that the response's tokens were sampled from."""
-    ids = torch.tensor([sample.prompt_ids + sample.response_ids], device=model.device)
-    hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
-    return hidden[0, len(sample.prompt_ids) - 1 : -1]
+def _short(values: Tensor) -> Any:
+    """As lists, with as many digits as a float32 has."""
+    if values.dim():
+        return [_short(value) for value in values]
+    return float(f"{values.item():.7g}")
 
 
 def _compare(
@@ -130,10 +123,3 @@ def _compare(
     of_labels = [log.gather(1, labels_C[:, None])[:, 0].exp() for log in (log_p_CV, log_q_CV)]
     preferred = log_q_CV.topk(min(NUM_PREFERRED, log_q_CV.shape[1]))
     return kl_C, *of_labels, preferred.indices, preferred.values.exp()
-
-
-def _largest(kl_R: Tensor) -> list[int]:
-    """Positions of the largest that are not 0, ascending."""
-    count = min(max(_AT_LEAST, int(_SHARE * len(kl_R))), _AT_MOST, len(kl_R))
-    found = kl_R.topk(count)
-    return sorted(found.indices[found.values > 0].tolist())

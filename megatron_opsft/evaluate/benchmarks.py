@@ -8,7 +8,7 @@ parts become one file, `samples/BENCHMARK.jsonl.gz`: sorted, the same bytes for 
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.settings import EvalSettings
 from megatron_opsft.records import FinishReason, Outcome, Problem
 from megatron_opsft.report.table import OVERALL
-from megatron_opsft.runtime.durable import append_line, whole_lines, write_packed_lines
+from megatron_opsft.runtime.durable import append_line, json_lines, write_packed_lines
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -176,7 +176,10 @@ class SampleFiles:
         """All samples, by problem and index; one that is there twice counts once."""
         found: dict[tuple[str, int], StoredSample] = {}
         for path in self._files(benchmark):
-            for sample in _read(path):
+            for row in json_lines(path):
+                row["outcome"] = Outcome(row["outcome"])
+                row["finish_reason"] = FinishReason(row["finish_reason"])
+                sample = StoredSample(**row)
                 found.setdefault((sample.problem_id, sample.sample_index), sample)
         return [found[key] for key in sorted(found)]
 
@@ -208,15 +211,3 @@ class SampleFiles:
         # A benchmark's name may be the beginning of another's: the rest has no further dot.
         parts = [p for p in self._parts.glob("*.jsonl") if p.name.rsplit(".", 2)[0] == benchmark]
         return [*([whole] if whole.exists() else []), *sorted(parts)]
-
-
-def _read(path: Path) -> Iterator[StoredSample]:
-    """Samples of a part, or of a combined file."""
-    for number, line in enumerate(whole_lines(path), start=1):
-        try:
-            row = json.loads(line)
-            row["outcome"] = Outcome(row["outcome"])
-            row["finish_reason"] = FinishReason(row["finish_reason"])
-            yield StoredSample(**row)
-        except (ValueError, TypeError, KeyError) as error:
-            raise UserError(f"{path}:{number}: not a sample ({error})") from None

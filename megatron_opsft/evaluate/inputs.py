@@ -99,13 +99,9 @@ class Inputs:
     benchmarks: tuple[Benchmark, ...]
     prompts: dict[str, tuple[int, ...]]
     max_tokens: int
+    batch_size: int
     dtype: Literal["float32", "bfloat16"]
     device: Device
-
-    @property
-    def batch_size(self) -> int:
-        """Responses decoded at once."""
-        return self.settings.batch_size or engine_traits(self.settings.engine).eval_batch_size
 
     @property
     def budgets(self) -> tuple[int, ...]:
@@ -172,12 +168,11 @@ def read_models(settings: EvalSettings, device: Device) -> list[Inputs]:
         "out": settings.out / "baseline",
     }
     base = read_inputs(settings.model_copy(update=changed), device, option="--baseline")
-    can_reopen = engine_traits(settings.engine).reopens
-    if not can_reopen and base.model.table.shape != own.model.table.shape:
+    if base.model.table.shape != own.model.table.shape:
         raise UserError(
             f"--baseline {settings.baseline} is of another architecture or size than the model, "
-            f"and one {settings.engine} engine cannot hold both: evaluate it on its own with "
-            "--out DIR, then give --baseline DIR"
+            "and one engine cannot hold both: evaluate it on its own with --out DIR, then give "
+            "--baseline DIR"
         )
     both_fit = min(own.max_tokens, base.max_tokens)
     return [replace(each, max_tokens=both_fit) for each in (own, base)]
@@ -210,6 +205,7 @@ def read_inputs(settings: EvalSettings, device: Device, *, option: str = "--mode
         benchmarks=benchmarks,
         prompts=prompts,
         max_tokens=max_tokens,
+        batch_size=settings.batch_size or engine_traits(settings.engine).eval_batch_size,
         dtype=dtype,
         device=device,
     )

@@ -42,7 +42,6 @@ class SampleGrid:
     tokens_PN: int64; correct_PN, finished_PN, answered_PN: bool; all [P, N].
     """
 
-    problem_ids: tuple[str, ...]
     tokens_PN: Counts
     correct_PN: NDArray[np.bool_]
     finished_PN: NDArray[np.bool_]
@@ -88,7 +87,6 @@ def arrange(samples: Sequence[StoredSample]) -> SampleGrid:
         return np.array([getattr(s, name) for s in ordered], dtype=dtype).reshape(len(counts), -1)
 
     return SampleGrid(
-        problem_ids=tuple(sorted(counts)),
         tokens_PN=grid("num_tokens", np.int64),
         correct_PN=grid("correct", np.bool_),
         finished_PN=grid("finished", np.bool_),

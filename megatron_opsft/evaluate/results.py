@@ -5,9 +5,10 @@ can differ by (sampling, template, data hash, engine version), but not the model
 """
 
 import json
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -183,15 +184,14 @@ def read_pass_rates(directory: Path) -> dict[str, PassRate]:
         raise UserError(f"data.pass_rate_from={directory}: {error}") from None
     rates: dict[str, PassRate] = {}
     for benchmark in benchmarks:
-        by_problem: defaultdict[str, list[StoredSample]] = defaultdict(list)
-        for sample in SampleFiles(directory).read(benchmark):
-            by_problem[sample.problem_id].append(sample)
-        if twice := rates.keys() & by_problem.keys():
-            raise UserError(
-                f"data.pass_rate_from={directory}: two of its benchmarks have a problem "
-                f"with the id {min(twice)}; give each problem its own id"
-            )
-        for problem_id, samples in by_problem.items():
+        stored = SampleFiles(directory).read(benchmark)
+        for problem_id, found in groupby(stored, key=attrgetter("problem_id")):
+            samples = list(found)
+            if problem_id in rates:
+                raise UserError(
+                    f"data.pass_rate_from={directory}: two of its benchmarks have a problem "
+                    f"with the id {problem_id}; give each problem its own id"
+                )
             rate = sum(sample.correct for sample in samples) / len(samples)
             rates[problem_id] = PassRate(rate=rate, gold=samples[-1].gold)
     return rates

@@ -26,7 +26,7 @@ from megatron_opsft.evaluate.results import (
     write_results,
 )
 from megatron_opsft.evaluate.settings import EvalSettings, EvaluationDirectory
-from megatron_opsft.evaluate.work import Scorer, Tally, WorkQueue, missing_requests
+from megatron_opsft.evaluate.work import Scorer, WorkQueue, missing_requests, read_tally
 from megatron_opsft.records import Rollout
 from megatron_opsft.rollout.engine import EngineSettings, RolloutEngine
 from megatron_opsft.rollout.open_engine import build_engine
@@ -60,7 +60,9 @@ def evaluate(settings: EvalSettings, *, overwrite: bool = False) -> str:
                 held.enter_context(EvaluationDirectory(inputs.settings.out).locked())
             if settings.earlier_baseline is not None:
                 _check_baseline(settings.earlier_baseline, models[0].benchmarks)
-            _open_directories(models, overwrite=overwrite)
+            for inputs in models:
+                directory = EvaluationDirectory(inputs.settings.out)
+                directory.begin(inputs.manifest(), overwrite=overwrite)
         # Its processes start while the engine does, and leave it one of the rank's cores.
         cores = share_of_cores(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
         workers = {"workers": max(1, cores - 1)}
@@ -77,10 +79,10 @@ def evaluate(settings: EvalSettings, *, overwrite: bool = False) -> str:
 def _check_baseline(directory: Path, benchmarks: Sequence[Benchmark]) -> None:
     """`UserError` where an earlier evaluation is not of these problems, or not whole."""
     results = read_results(directory).benchmarks
-    hashes = EvaluationDirectory(directory).identified()["identity"]["data"]
+    hashes = EvaluationDirectory(directory).data()
     for benchmark in benchmarks:
         name, count = benchmark.name, len(benchmark.problems)
-        is_same = name in results and hashes[name] == benchmark.data.sha256
+        is_same = name in results and hashes.get(name) == benchmark.data.sha256
         if not is_same or results[name].num_problems != count:
             found = f"are not of the {count} problems of {benchmark.data.name}"
         else:
@@ -92,15 +94,6 @@ def _check_baseline(directory: Path, benchmarks: Sequence[Benchmark]) -> None:
                 f"--baseline {directory}: its samples of {name} {found}; use the same benchmarks, "
                 "limit and data, or evaluate the baseline on these"
             )
-
-
-def _open_directories(models: Sequence[Inputs], *, overwrite: bool) -> None:
-    """All are ready before one is written."""
-    found = [(EvaluationDirectory(inputs.settings.out), inputs.manifest()) for inputs in models]
-    for directory, manifest in found:
-        directory.open(manifest["identity"], overwrite=overwrite)
-    for directory, manifest in found:
-        directory.remember(manifest)
 
 
 def _sample(
@@ -119,37 +112,31 @@ def _sample(
     missing = missing_requests(inputs.benchmarks, inputs.prompts, done, inputs.settings.seed)
     if not missing:
         return engine
-    engine = _load(models, inputs, job, engine)
+    engine = engine or _open(models, job)
+    engine.load_weights(inputs.model.tensors(), version=0)
+    engine.tokenizer = inputs.model.tokenizer
+    if job.is_main:
+        log.info(
+            "%s: %d samples by %d engines", inputs.model.name, len(missing), engine.share.count
+        )
     queue = WorkQueue(name, missing, job, engine.share)
-    tally = Tally(job, name)
     start = time.monotonic()
 
     def read() -> tuple[int, str]:
-        new, correct, tokens = tally.read()
+        new, correct, tokens = read_tally(job, name)
         share = (num_correct + correct) / max(len(done) + new, 1)
         rate = tokens / (time.monotonic() - start)
-        return len(done) + new, f"samples, accuracy {100 * share:.1f} %, {rate:,.0f} tokens/s"
+        return len(done) + new, f"accuracy {100 * share:.1f} %, {rate:,.0f} tokens/s"
 
     total = len(done) + len(missing)
     with Progress(
-        inputs.model.name, total, done=len(done), read=read, shown=job.is_main
+        inputs.model.name, total, unit=" samples", done=len(done), read=read, shown=job.is_main
     ) as progress:
-        with Scorer(verifier, inputs.benchmarks, files, tally) as scorer:
+        with Scorer(verifier, inputs.benchmarks, files, job, name) as scorer:
             for finished in _finished(inputs, engine, queue):
                 scorer.put(finished)
                 progress.look()
         job.meet(f"{name}/end", waiting=progress.look)
-        if job.is_main:
-            seconds = time.monotonic() - start
-            num_samples, _, num_tokens = tally.read()
-            EvaluationDirectory(inputs.settings.out).note_start(
-                num_samples=num_samples,
-                num_tokens=num_tokens,
-                seconds=round(seconds, 3),
-                tokens_per_second=round(num_tokens / seconds, 1),
-                num_engines=engine.share.count,
-                batch_size=inputs.batch_size,
-            )
     return engine
 
 
@@ -170,43 +157,34 @@ def _agree_on_done(
     return {(key, index) for key, index, _ in there}, sum(correct for *_, correct in there)
 
 
-def _load(
-    models: Sequence[Inputs], inputs: Inputs, job: Job, engine: RolloutEngine | None
-) -> RolloutEngine:
-    """An engine with the model's weights: the open one, of the first model, where it can hold
-    them. Called by every rank after it joined the job. Errors: `UserError` for what the engine
-    refuses.
+def _open(models: Sequence[Inputs], job: Job) -> RolloutEngine:
+    """An engine for all of the models, which have one shape. Called by every rank after it joined
+    the job. Errors: `UserError` for what the engine refuses.
     """
+    inputs = models[0]
     settings, model = inputs.settings, inputs.model
-    if engine is not None and models[0].model.table.shape != model.table.shape:
-        engine.close()
-        engine = None
-    if engine is None:
-        longest = max(len(ids) for each in models for ids in each.prompts.values())
-        engine = build_engine(
-            settings.engine,
-            EngineSettings(
-                model_dir=model.directory,
-                dtype=inputs.dtype,
-                is_cuda=inputs.device.is_cuda,
-                tp=settings.tp,
-                max_tokens=min(longest + inputs.max_tokens, model.max_positions),
-                batch_size=inputs.batch_size,
-                gpu_memory_fraction=settings.gpu_memory_fraction,
-                kv_cache_bytes=None,
-                seed=settings.seed,
-                collective_minutes=COLLECTIVE_HOURS * 60,
-                rank=job.rank,
-                world_size=job.world_size,
-                job_id=job.id,
-            ),
-            model.table,
-            model.tokenizer,
-            inputs.device,
-        )
-    engine.load_weights(model.tensors(), version=0)
-    engine.tokenizer = model.tokenizer
-    return engine
+    longest = max(len(ids) for each in models for ids in each.prompts.values())
+    return build_engine(
+        settings.engine,
+        EngineSettings(
+            model_dir=model.directory,
+            dtype=inputs.dtype,
+            is_cuda=inputs.device.is_cuda,
+            tp=settings.tp,
+            max_tokens=min(longest + inputs.max_tokens, model.max_positions),
+            batch_size=inputs.batch_size,
+            gpu_memory_fraction=settings.gpu_memory_fraction,
+            kv_cache_bytes=None,
+            seed=settings.seed,
+            collective_minutes=COLLECTIVE_HOURS * 60,
+            rank=job.rank,
+            world_size=job.world_size,
+            job_id=job.id,
+        ),
+        model.table,
+        model.tokenizer,
+        inputs.device,
+    )
 
 
 def _finished(
@@ -247,16 +225,12 @@ def _results(inputs: Inputs, baseline: tuple[Path, Results] | None) -> Results:
         samples={each.name: files.wanted(each, each.samples) for each in inputs.benchmarks},
         settings=inputs.comparable_settings(),
     )
-    if baseline is None:
-        return build_results(own, budgets=inputs.budgets)
-    directory, before = baseline
-    there = SampleFiles(directory)
-    base = ModelSamples(
-        name=before.model,
-        samples={
-            each.name: there.wanted(each, before.benchmarks[each.name].samples_per_problem)
+    base = None
+    if baseline is not None:
+        files, before = SampleFiles(baseline[0]), baseline[1]
+        samples = {
+            each.name: files.wanted(each, before.benchmarks[each.name].samples_per_problem)
             for each in inputs.benchmarks
-        },
-        settings=before.settings,
-    )
+        }
+        base = ModelSamples(name=before.model, samples=samples, settings=before.settings)
     return build_results(own, baseline=base, budgets=inputs.budgets)

@@ -163,40 +163,27 @@ class EvalSettings(Section):
 
 
 class EvaluationDirectory(OwnedDirectory):
-    """Its manifest's `starts` say what each start of the evaluation did."""
+    """Where an evaluation is; `names` are its files."""
 
     kind = "evaluation"
     names = ("samples", "results.json", "table.md", "report.html")
 
-    def open(self, identity: Mapping[str, Any], *, overwrite: bool) -> None:
-        """Make it ready for samples of this identity, JSON; below `data` it has an entry for each
-        benchmark, which may come and stay away. Errors: `UserError` naming what differs.
+    def begin(self, manifest: Mapping[str, Any], *, overwrite: bool) -> None:
+        """Make it ready for samples of the manifest's identity, JSON; below `data` that has an
+        entry for each benchmark. Those that this command leaves out stay in the manifest: their
+        samples are still there. Errors: `UserError` naming what differs from the samples' identity.
         """
         self.check()
         if overwrite:
             self.clear()
+        identity = manifest["identity"]
         self.check_same(identity, growing="data")
+        data = self.data() | identity["data"]
+        self.write_manifest({**manifest, "identity": identity | {"data": data}})
 
-    def remember(self, manifest: Mapping[str, Any]) -> None:
-        """Write the manifest. What it reported before stays in it: starts, and the data of
-        benchmarks that this command leaves out, whose samples are still in the directory.
-        """
-        before = self.read_manifest() or {}
-        data = before.get("identity", {}).get("data", {}) | manifest["identity"]["data"]
-        identity = manifest["identity"] | {"data": data}
-        starts = before.get("starts", [])
-        self.write_manifest({**manifest, "identity": identity, "starts": starts})
-
-    def note_start(self, **start: Any) -> None:
-        """Add what one start did: how many samples, how fast, on how many ranks."""
-        manifest = self.identified()
-        self.write_manifest(manifest | {"starts": [*manifest["starts"], start]})
-
-    def identified(self) -> dict[str, Any]:
-        """The manifest. Errors: `UserError` where there is none."""
-        if (found := self.read_manifest()) is None:
-            raise UserError(f"{self.path / self.manifest} cannot be read: there is no such file")
-        return found
+    def data(self) -> dict[str, str]:
+        """Benchmark -> the hash of the problems that its samples are of; {} without a manifest."""
+        return (self.read_manifest() or {}).get("identity", {}).get("data", {})
 
 
 def load_settings(

@@ -8,7 +8,6 @@ from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from itertools import count
-from types import TracebackType
 from typing import Self
 
 from megatron_opsft.evaluate.benchmarks import Benchmark, SampleFiles, StoredSample
@@ -52,21 +51,14 @@ def missing_requests(
     return requests
 
 
-class Tally:
-    """What all ranks stored since this start, counted in the job's store."""
+_COUNTED = ("done", "correct", "tokens")  # "done" first: none is read without its tokens
 
-    def __init__(self, job: Job, name: str) -> None:
-        """name: of this part of the job."""
-        self._job, self._name = job, name
 
-    def add(self, samples: int, correct: int, tokens: int) -> None:
-        """Count these; samples last, so that none is counted without its tokens."""
-        for what, number in (("correct", correct), ("tokens", tokens), ("done", samples)):
-            self._job.add(f"{self._name}/{what}", number)
-
-    def read(self) -> list[int]:
-        """Samples, correct ones among them, and tokens; all only grow."""
-        return [self._job.add(f"{self._name}/{what}", 0) for what in ("done", "correct", "tokens")]
+def read_tally(job: Job, name: str) -> list[int]:
+    """What all ranks' scorers of this name stored since this start: samples, correct ones among
+    them, and tokens; all only grow.
+    """
+    return [job.add(f"{name}/{what}", 0) for what in _COUNTED]
 
 
 class WorkQueue:
@@ -115,10 +107,11 @@ class Scorer:
         verifier: Verifier,
         benchmarks: Sequence[Benchmark],
         files: SampleFiles,
-        tally: Tally,
+        job: Job,
+        name: str,
     ) -> None:
-        """tally: gets what was stored."""
-        self._verifier, self._files, self._tally = verifier, files, tally
+        """name: of the job's counters of what was stored, see `read_tally`."""
+        self._verifier, self._files, self._job, self._name = verifier, files, job, name
         self._problems = {b.key(p.id): p for b in benchmarks for p in b.problems}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="scorer")
         self._waiting: list[_Finished] = []
@@ -144,13 +137,8 @@ class Scorer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        with self._thread, nullcontext() if error is None else suppress(Exception):
+    def __exit__(self, kind: object, *unused: object) -> None:
+        with self._thread, nullcontext() if kind is None else suppress(Exception):
             self._begin().result()
 
     def _judge(self, batch: Sequence[_Finished]) -> None:
@@ -174,8 +162,8 @@ class Scorer:
             )
         for benchmark, samples in rows.items():
             self._files.append(benchmark, samples)
-        self._tally.add(
-            len(batch),
-            sum(verdict.outcome is Outcome.CORRECT for verdict in verdicts),
-            sum(len(rollout.response_ids) + extra for rollout, extra in batch),
-        )
+        num_correct = sum(verdict.outcome is Outcome.CORRECT for verdict in verdicts)
+        num_tokens = sum(len(rollout.response_ids) + extra for rollout, extra in batch)
+        stored = (len(batch), num_correct, num_tokens)
+        for what, number in reversed([*zip(_COUNTED, stored, strict=True)]):
+            self._job.add(f"{self._name}/{what}", number)

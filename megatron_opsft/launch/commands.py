@@ -9,8 +9,7 @@ from pydantic import Field
 
 from megatron_opsft.command_line import RunCommand, StartCommand, group
 from megatron_opsft.config.training import check_world
-from megatron_opsft.config.yaml_text import find_yaml
-from megatron_opsft.launch.slurm import Resources, batch_job, submit
+from megatron_opsft.launch.slurm import Slurm
 from megatron_opsft.preflight.check import check_run
 from megatron_opsft.runtime.phase import REQUEUE_EXIT_CODE
 
@@ -121,26 +120,6 @@ def _stamp(path: Path) -> tuple[int, int] | None:
         return None
     found = path.stat()
     return found.st_ino, found.st_mtime_ns
-
-
-class Slurm(Resources, RunCommand):
-    """Submit slurm/train.sh for this configuration, with these resources.
-
-    Settings of the site are environment variables, as for the script itself (slurm/common.sh).
-    """
-
-    examples: ClassVar[tuple[str, ...]] = (
-        "launch slurm CONFIG run.dir=runs/a --nodes 4 --partition gpu",
-        "launch slurm CONFIG --sbatch=--qos=high --dry-run",
-    )
-    dry_run: bool = Field(False, description="Print the command line instead of running it.")
-
-    def run(self) -> None:
-        """Submit it, or print the command line."""
-        config = self.load()
-        check_world(self.nodes * self.ranks_per_node, config.parallel)
-        job = batch_job(find_yaml(self.config), config.run.dir, self.keys, self)
-        print(job.command_line() if self.dry_run else submit(job))
 
 
 PROGRAM = group(

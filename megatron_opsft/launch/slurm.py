@@ -8,22 +8,29 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from pydantic import Field
 
-from megatron_opsft.config_section import Section
+from megatron_opsft.command_line import RunCommand
+from megatron_opsft.config.training import check_world
+from megatron_opsft.config.yaml_text import find_yaml
 from megatron_opsft.errors import UserError
 
 SCRIPTS = Path(__file__).parent / "scripts"  # the project's slurm/ folder; installed, a copy of it
-SCRIPT = "train.sh"
 
 
-class Resources(Section):
-    """What sbatch is asked for; None leaves it to the script, the environment, or SLURM."""
+class Slurm(RunCommand):
+    """Submit slurm/train.sh for this configuration, with these resources.
 
+    Settings of the site are environment variables, as for the script itself (slurm/common.sh).
+    """
+
+    examples: ClassVar[tuple[str, ...]] = (
+        "launch slurm CONFIG run.dir=runs/a --nodes 4 --partition gpu",
+        "launch slurm CONFIG --sbatch=--qos=high --dry-run",
+    )
     nodes: int = Field(1, ge=1, description="Nodes of a job.")
     ranks_per_node: int = Field(8, ge=1, description="One for each GPU.")
     gpus_per_node: int | None = Field(
@@ -36,62 +43,60 @@ class Resources(Section):
     sbatch: tuple[str, ...] = Field(
         (), description="Another option of sbatch, such as --sbatch=--qos=high; repeatable."
     )
+    dry_run: bool = Field(False, description="Print the command line instead of running it.")
 
-    @property
-    def gpus(self) -> int:
-        """GPUs of a node."""
-        return self.ranks_per_node if self.gpus_per_node is None else self.gpus_per_node
+    def run(self) -> None:
+        """Submit it, or print what a shell in the same directory would be given for the same job.
+
+        Errors: `UserError`, also with sbatch's reason.
+        """
+        config = self.load()
+        check_world(self.nodes * self.ranks_per_node, config.parallel)
+        variables, command = _variables(), self._command(config.run.dir)
+        if self.dry_run:
+            settings = [f"{name}={value}" for name, value in variables.items()]
+            print(shlex.join(["env", *settings, *command]))
+            return
+        if shutil.which("sbatch") is None:
+            raise UserError(
+                "there is no sbatch here: run this on a SLURM login node, or use --dry-run"
+            )
+        environment = {**os.environ, **variables}
+        ended = subprocess.run(command, env=environment, capture_output=True, text=True)
+        if ended.returncode:
+            reason = " ".join(ended.stderr.split()) or f"exit code {ended.returncode}"
+            raise UserError(f"sbatch refused the job: {reason} (its command line: --dry-run)")
+        print(ended.stdout.strip())
+
+    def _command(self, run_dir: Path) -> list[str]:
+        """sbatch, its options, the script. Errors: `UserError` for blanks in the file's path."""
+        path = str(find_yaml(self.config).absolute())
+        if any(character in path for character in " \t\n*?["):
+            raise UserError(f"{path}: blanks or *?[ in the path of a job's config; rename it")
+        gpus = self.ranks_per_node if self.gpus_per_node is None else self.gpus_per_node
+        options = {
+            "job-name": self.job_name or f"opsft-{run_dir.name}",
+            "nodes": self.nodes,
+            "ntasks-per-node": self.ranks_per_node,
+            "gpus-per-node": gpus,
+            "partition": self.partition,
+            "account": self.account,
+            "time": self.time,
+        }
+        given = [f"--{name}={value}" for name, value in options.items() if value is not None]
+        return [
+            "sbatch",
+            *given,
+            *self.sbatch,
+            str(SCRIPTS.resolve() / "train.sh"),
+            path,
+            *self.keys,
+        ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchJob:
-    """variables: on top of the caller's environment. command: sbatch, its options, the script."""
-
-    variables: dict[str, str]
-    command: tuple[str, ...]
-
-    def command_line(self) -> str:
-        """What a shell in the same directory would be given for the same job."""
-        settings = [f"{name}={value}" for name, value in self.variables.items()]
-        return shlex.join(["env", *settings, *self.command])
-
-
-def batch_job(
-    config: Path, run_dir: Path, overrides: Sequence[str], resources: Resources
-) -> BatchJob:
-    """Errors: `UserError` where the configuration's path has blanks."""
-    path = str(config.absolute())
-    if any(character in path for character in " \t\n*?["):
-        raise UserError(f"{path}: blanks or *?[ in the path of a job's config; rename it")
-    variables = {
-        "PROJECT_DIR": str(Path.cwd()),
-        "SCRIPT_DIR": str(SCRIPTS.resolve()),
-    }
+def _variables() -> dict[str, str]:
+    """On top of the caller's environment: where the project, its scripts and this Python are."""
+    variables = {"PROJECT_DIR": str(Path.cwd()), "SCRIPT_DIR": str(SCRIPTS.resolve())}
     if not {"VENV", "PYTHON", "CONTAINER_IMAGE"} & os.environ.keys():
         variables["VENV"] = sys.prefix
-    name = resources.job_name or f"opsft-{run_dir.name}"
-    options = [
-        f"--job-name={name}",
-        f"--nodes={resources.nodes}",
-        f"--ntasks-per-node={resources.ranks_per_node}",
-        f"--gpus-per-node={resources.gpus}",
-    ]
-    for option in ("partition", "account", "time"):
-        if value := getattr(resources, option):
-            options.append(f"--{option}={value}")
-    script = str(SCRIPTS.resolve() / SCRIPT)
-    command = ("sbatch", *options, *resources.sbatch, script, path, *overrides)
-    return BatchJob(variables=variables, command=command)
-
-
-def submit(job: BatchJob) -> str:
-    """Hand the job to SLURM; sbatch's answer. Errors: `UserError` with sbatch's reason."""
-    if shutil.which("sbatch") is None:
-        raise UserError("there is no sbatch here: run this on a SLURM login node, or use --dry-run")
-    ended = subprocess.run(
-        job.command, env={**os.environ, **job.variables}, capture_output=True, text=True
-    )
-    if ended.returncode:
-        reason = " ".join(ended.stderr.split()) or f"exit code {ended.returncode}"
-        raise UserError(f"sbatch refused the job: {reason} (its command line: --dry-run)")
-    return ended.stdout.strip()
+    return variables

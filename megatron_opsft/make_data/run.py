@@ -16,15 +16,16 @@ from megatron_opsft.config.load import config_hash
 from megatron_opsft.data.problems import shuffled_subset
 from megatron_opsft.data.stored_responses import StoredResponse, write_stored_responses
 from megatron_opsft.errors import UserError
-from megatron_opsft.make_data.samples import o1_rows, rows_of, shortest, with_z_scores
+from megatron_opsft.make_data.samples import o1_rows, rows_of, shortest
 from megatron_opsft.make_data.step_entropy import check_separator, step_entropy_rows
 from megatron_opsft.make_data.tokenskip import open_llmlingua, tokenskip_rows
+from megatron_opsft.methods.advantages import z_score
 from megatron_opsft.methods.catalog.fixed_data import Crst, OffPolicySft, StepEntropy, TokenSkip
 from megatron_opsft.methods.catalog.o1_pruner import O1Pruner
 from megatron_opsft.methods.catalog.on_policy_sft import OnPolicySft
 from megatron_opsft.methods.facts import select
 from megatron_opsft.runtime.distributed import broadcast_object
-from megatron_opsft.runtime.durable import append_line, whole_lines, write_bytes
+from megatron_opsft.runtime.durable import append_line, json_lines, write_text
 from megatron_opsft.runtime.phase import Stopwatch
 from megatron_opsft.session import Session, open_session
 from megatron_opsft.step.judged_problems import JudgedProblems, judge_problems
@@ -88,16 +89,12 @@ def make_data(config: Config, out: Path, limit: int | None = None) -> None:
             )
             found = rows_by_method(judged)
             if s.layout.is_main:
-                kept = [asdict(row) for row in found]
-                for row in kept:
-                    del row["routing"]  # bytes, which fixed data do not have
-                of_chunk = {"num_problems": len(chunk), "rows": kept}
-                append_line(partial, json.dumps(of_chunk))
+                # Without their routing: bytes, which fixed data do not have.
+                kept = [{k: v for k, v in asdict(r).items() if k != "routing"} for r in found]
+                append_line(partial, json.dumps({"num_problems": len(chunk), "rows": kept}))
                 rows += found
-                num_done = first + len(chunk)
-                log.info(
-                    "%d of %d problems, %d more responses", num_done, len(problems), len(found)
-                )
+                done = first + len(chunk)
+                log.info("%d of %d problems, %d more responses", done, len(problems), len(found))
         if s.layout.is_main and rows:
             _write(config, rows, len(problems), out)
         any_rows = broadcast_object(bool(rows))
@@ -117,17 +114,16 @@ def _continue(partial: Path, identity: dict[str, Any]) -> tuple[int, list[Stored
     rows. It has a line for `identity` and one for each chunk of problems. Errors: `UserError` for a
     file of another identity.
     """
-    lines = [*whole_lines(partial)] or [json.dumps(identity).encode()]
-    if json.loads(lines[0]) != json.loads(json.dumps(identity)):
+    lines = [*json_lines(partial)] or [identity]
+    if lines[0] != identity:
         raise UserError(
             f"{partial} has responses of other settings, problems or weights; remove it, or name "
             "another --out"
         )
-    write_bytes(partial, b"".join(b"%s\n" % line for line in lines))  # without a torn line
-    chunks = [json.loads(line) for line in lines[1:]]
-    rows = [row for chunk in chunks for row in chunk["rows"]]
+    write_text(partial, "".join(f"{json.dumps(line)}\n" for line in lines))  # without a torn one
+    rows = [row for chunk in lines[1:] for row in chunk["rows"]]
     stored = TypeAdapter(list[StoredResponse]).validate_python(rows)
-    return sum(chunk["num_problems"] for chunk in chunks), stored
+    return sum(chunk["num_problems"] for chunk in lines[1:]), stored
 
 
 def _identity(config: Config, s: Session, limit: int | None) -> dict[str, Any]:
@@ -158,7 +154,9 @@ def _write(config: Config, rows: Sequence[StoredResponse], num_problems: int, ou
         "samples": getattr(method, "samples", 1),
     }
     if isinstance(method, O1Pruner):
-        rows = with_z_scores(rows) if method.z_score else rows
+        if method.z_score:  # over the whole data set; population deviation
+            (advantages,) = z_score([[row.advantage for row in rows]])
+            rows = [replace(row, advantage=a) for row, a in zip(rows, advantages, strict=True)]
         manifest["log_prob_temperature"] = method.objective(rollout.temperature).temperature
     write_stored_responses(out, rows, manifest)
     log.info("%d responses: %s", len(rows), out)

@@ -5,14 +5,13 @@ data that are some of them, unchanged: CRST, off-policy SFT, O1-Pruner.
 import math
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import accumulate, groupby
 from operator import attrgetter
 from statistics import fmean
+from typing import Any
 
 from megatron_opsft.data.stored_responses import StoredResponse
 from megatron_opsft.errors import NonFiniteError
-from megatron_opsft.methods.advantages import z_score
 from megatron_opsft.methods.catalog.o1_pruner import O1Pruner, against
 from megatron_opsft.methods.facts import THINK, THINK_END, ReferenceStatistics, select
 from megatron_opsft.records import Response, Sample
@@ -84,16 +83,15 @@ def _token_at(ends: Sequence[int], character: int) -> int:
     return next(index for index, end in enumerate(ends) if character < end)
 
 
+def row_of(sample: Sample, **own: Any) -> StoredResponse:
+    """A response as it is, but for `own`."""
+    names = ("problem_id", "prompt_ids", "response_ids")
+    return StoredResponse(**{name: getattr(sample, name) for name in names} | own)
+
+
 def rows_of(s: Session, judged: JudgedProblems, chosen: Sequence[Response]) -> list[StoredResponse]:
     """The chosen responses as they are, the same on every rank."""
-    return [
-        StoredResponse(
-            problem_id=sample.problem_id,
-            prompt_ids=sample.prompt_ids,
-            response_ids=sample.response_ids,
-        )
-        for sample in samples_of(s, judged, chosen)
-    ]
+    return list(map(row_of, samples_of(s, judged, chosen)))
 
 
 def shortest(responses: Sequence[Response], limit: int) -> list[Response]:
@@ -118,13 +116,7 @@ def o1_rows(
     samples = samples_of(s, judged, [facts for facts, _ in chosen])
     scores = scores_of(s, samples, temperature=temperature)
     return [
-        StoredResponse(
-            problem_id=sample.problem_id,
-            prompt_ids=sample.prompt_ids,
-            response_ids=sample.response_ids,
-            advantage=reward,
-            log_probs=log_probs,
-        )
+        row_of(sample, advantage=reward, log_probs=log_probs)
         for sample, (_, reward), log_probs in zip(samples, chosen, scores, strict=True)
     ]
 
@@ -143,9 +135,3 @@ def o1_choice(
     count = min(settings.samples_kept, len(facts))
     kept = random.Random(f"o1_pruner:{seed}:{problem_id}").sample(range(len(facts)), count)
     return [(facts[index], rewards[index]) for index in sorted(kept)]
-
-
-def with_z_scores(rows: Sequence[StoredResponse]) -> list[StoredResponse]:
-    """The advantages of the whole data set as z-scores; population deviation."""
-    (advantages,) = z_score([[row.advantage for row in rows]])
-    return [replace(row, advantage=a) for row, a in zip(rows, advantages, strict=True)]

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from megatron_opsft.data.stored_responses import StoredResponse
 from megatron_opsft.errors import UserError
-from megatron_opsft.make_data.samples import find_thinking, samples_of, scores_of
+from megatron_opsft.make_data.samples import find_thinking, row_of, samples_of, scores_of
 from megatron_opsft.methods.catalog.fixed_data import StepEntropy
 from megatron_opsft.methods.facts import THINK_END, select
 from megatron_opsft.records import Sample
@@ -83,12 +83,9 @@ def step_entropy_rows(
     )
     right = samples_of(s, answers, select(answers.responses, settings.answer_tokens))
     return [
-        StoredResponse(
-            problem_id=answer.problem_id,
-            prompt_ids=kept[answer.problem_id][0],
-            response_ids=kept[answer.problem_id][1] + answer.response_ids,
-        )
+        row_of(answer, prompt_ids=prompt_ids, response_ids=thought + answer.response_ids)
         for answer in right
+        for prompt_ids, thought in [kept[answer.problem_id]]
     ]
 
 

@@ -14,7 +14,7 @@ import torch
 from megatron_opsft.data.answers import find_boxes
 from megatron_opsft.data.stored_responses import StoredResponse
 from megatron_opsft.errors import UserError, first_line
-from megatron_opsft.make_data.samples import find_thinking, samples_of
+from megatron_opsft.make_data.samples import find_thinking, row_of, samples_of
 from megatron_opsft.methods.catalog.fixed_data import TokenSkip
 from megatron_opsft.methods.facts import select
 from megatron_opsft.runtime.distributed import gather_from_all
@@ -92,10 +92,6 @@ def tokenskip_rows(
         kept = sample.response_ids[part]
         if ratio < 1:
             kept = tuple(tokenize(shorten("".join(texts[part]), ratio)))
-        row = StoredResponse(
-            problem_id=sample.problem_id,
-            prompt_ids=prompt,
-            response_ids=(*sample.response_ids[: part.start], *kept, *behind),
-        )
-        mine.append((index, row))
+        ids = (*sample.response_ids[: part.start], *kept, *behind)
+        mine.append((index, row_of(sample, prompt_ids=prompt, response_ids=ids)))
     return [row for _, row in sorted(gather_from_all(mine), key=itemgetter(0))]

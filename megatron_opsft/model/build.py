@@ -36,7 +36,6 @@ from torch import Tensor
 
 from megatron_opsft.architectures.shape import ModelShape
 from megatron_opsft.config import ParallelConfig
-from megatron_opsft.loss.output_head import OutputHead
 from megatron_opsft.model.attention import PackedAttention, RMSNorm
 from megatron_opsft.model.transformer_config import uses_transformer_engine
 from megatron_opsft.runtime.device import Device
@@ -134,7 +133,6 @@ def wrap_for_training(
         grad_reduce_in_fp32=True,
         use_distributed_optimizer=True,
         overlap_grad_reduce=parallel.overlap_grad_reduce,
-        overlap_param_gather=parallel.overlap_param_gather and parallel.overlap_grad_reduce,
         check_for_nan_in_grad=False,
     )
     wrapped = [
@@ -146,10 +144,6 @@ def wrap_for_training(
         )
         for number, chunk in enumerate(chunks)
     ]
-    if ddp_config.overlap_param_gather:
-        # The trainer waits for gathered weights before anyone reads them, a forward pass included.
-        for chunk in wrapped:
-            chunk.disable_forward_pre_hook(param_sync=False)
     if parallel.overlap_grad_reduce:
         # Gradients travel in the last micro-batch, when they are sums.
         no_sync = [chunk.no_sync for chunk in wrapped]
@@ -217,13 +211,3 @@ def output_weight(model: GPTModel) -> Tensor:
         else model.output_layer.weight
     )
     return weight
-
-
-def output_head(model: GPTModel, vocab_size: int, temperature: float) -> OutputHead:
-    """The output layer of a GPTModel on the last pipeline stage; `vocab_size` without padding."""
-    return OutputHead(
-        weight_VH=output_weight(model),
-        vocab_size=vocab_size,
-        group=model.pg_collection.tp,
-        temperature=temperature,
-    )

@@ -20,7 +20,7 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.model.checkpoint_share import (
     describe_models,
     gather_weights,
-    objects_only,
+    is_tensor,
     own_share,
     read_tensors,
 )
@@ -46,6 +46,7 @@ from megatron_opsft.runtime.durable import (
     step_in,
     step_name,
     write_bytes,
+    write_files,
 )
 from megatron_opsft.storage.dist_metadata import damage_named
 from megatron_opsft.storage.hf_writer import side_files
@@ -94,7 +95,10 @@ class Checkpointer:
         return {
             **reference,
             "share": own_share(models, self._optimizer, is_loading=False),
-            **{key: objects_only(each) for key, each in models.items()},
+            **{
+                key: {name: value for name, value in each.items() if not is_tensor(value)}
+                for key, each in models.items()
+            },
             "optimizer": settings_of(self._optimizer),
         }
 
@@ -142,7 +146,12 @@ class Checkpointer:
         failure = files if isinstance(files, str) else None
         if dist.get_rank() == 0:
             if not isinstance(files, str):
-                failure = self._try_to_publish(manifest, files)
+                try:
+                    self._publish(manifest, files)
+                except UserError as error:
+                    failure = str(error)
+                except OSError as error:
+                    failure = f"cannot write {self._named(manifest['step'])}: {error.strerror}"
             if failure:
                 remove(self._named(manifest["step"], PARTIAL), quietly=True)
         return broadcast_object(failure)
@@ -150,21 +159,13 @@ class Checkpointer:
     def _named(self, step: int, before: str = "step_") -> Path:
         return self.directory / step_name(step, before)
 
-    def _try_to_publish(self, manifest: dict[str, Any], files: Checksums) -> str | None:
-        """On rank 0: what fails."""
-        try:
-            self._publish(manifest, files)
-        except UserError as error:
-            return str(error)
-        except OSError as error:
-            return f"cannot write {self._named(manifest['step'])}: {error.strerror}"
-        return None
-
     def _publish(self, manifest: dict[str, Any], files: Checksums) -> None:
         """On rank 0: give a whole checkpoint its name, and delete what is too old."""
         step = manifest["step"]
         final, partial = self._named(step), self._named(step, PARTIAL)
-        self._write_side_files(partial)
+        if self._model_dir is not None:
+            dtype = next(self._models[0].parameters()).dtype
+            write_files(partial, side_files(self._model_dir, dtype))
         write_bytes(partial / COMPLETE, sealed({**manifest, "files": files}))
         self.wait_for_deletion()
         publish(partial, final, self._replaced(final))
@@ -186,14 +187,6 @@ class Checkpointer:
         """On return no old checkpoint is being deleted any more."""
         if self._deletion is not None:
             self._deletion.join()
-
-    def _write_side_files(self, directory: Path) -> None:
-        if self._model_dir is None:
-            return
-        dtype = next(self._models[0].parameters()).dtype
-        for name, content in side_files(self._model_dir, dtype).items():
-            (directory / name).parent.mkdir(parents=True, exist_ok=True)
-            write_bytes(directory / name, content)
 
     def _restore(self, path: Path) -> None:
         reasons: list[str] = []

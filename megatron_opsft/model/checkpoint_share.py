@@ -81,11 +81,6 @@ def gather_weights(optimizer: ChainedOptimizer) -> None:
         chunk.start_param_sync(force_sync=True)
 
 
-def objects_only(state: dict[str, Any]) -> dict[str, Any]:
-    """The state without its tensors: the objects that Megatron's layers keep beside them."""
-    return {name: value for name, value in state.items() if not is_tensor(value)}
-
-
 def pieces_of(described: Any, values: Tensor) -> list[ShardedTensor]:
     """What a parameter is in the whole model, with the given values: its part, or several where it
     is fused of several, each a view of them. described: of the parameter, in `describe_models`.

@@ -49,12 +49,10 @@ def check_layout(shape: ModelShape, parallel: ParallelConfig) -> None:
 
 
 def check_routing_replay(shape: ModelShape, config: Config) -> None:
-    """Errors: `UserError` where there is no routing to replay, or it is noted in too few bits."""
+    """Errors: `UserError` where there is no routing to replay."""
     problem = (
         "the model has no experts"
         if shape.moe is None
-        else f"the model has {shape.moe.num_experts} experts, and at most 256 can be noted"
-        if shape.moe.num_experts > 256
         else f"method.name={config.method.name} trains on fixed data, which no engine has routed"
         if config.method.has_fixed_data
         else ""

@@ -38,11 +38,7 @@ class TrainerParts:
     def fill_from_disk(self) -> None:
         """Each rank reads only its own slices, tensor by tensor."""
         self.shards.fill(self.stored.read)
-        self.start_main_weights()
-
-    def start_main_weights(self) -> None:
-        """The optimizer's float32 weights are the model's, once those are there."""
-        self.trainer.optimizer.reload_model_params()
+        self.trainer.optimizer.reload_model_params()  # its float32 weights are the model's
 
 
 def build_trainer(config: Config, model_dir: Path, device: Device, layout: Layout) -> TrainerParts:

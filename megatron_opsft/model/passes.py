@@ -4,7 +4,7 @@ The losses take the output layer's product over themselves, for response tokens 
 them hidden states instead of logits.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -26,10 +26,13 @@ from megatron_opsft.loss.fused_linear import token_statistics
 from megatron_opsft.loss.output_head import OutputHead, whole_hidden
 from megatron_opsft.loss.token_losses import WeightedLikelihood
 from megatron_opsft.methods.objective import LIKELIHOOD, Objective
-from megatron_opsft.model.build import output_head, output_weight, without_output_layer
+from megatron_opsft.model.build import output_weight, without_output_layer
 from megatron_opsft.model.routing_replay import replayed, replaying
 from megatron_opsft.records import MicroBatch, Sample
 from megatron_opsft.runtime.distributed import Layout, broadcast_over, join_over_context
+
+# What is made of a micro-batch's hidden states on the last stage, [T, H] of all its tokens.
+OfHidden = Callable[[OutputHead, MicroBatch, Tensor], Any]
 
 
 def packed_params(batch: MicroBatch) -> PackedSeqParams:
@@ -72,18 +75,12 @@ class ModelPasses:
         self._config = config
         self._vocab_size = vocab_size
         self._cross_entropy: Method = cross_entropy
-        self._gathering = False
         self._replays = False  # whether micro-batches bring their routing
 
     @property
     def models(self) -> list[GPTModel]:
         """The GPTModel chunks without their data-parallel wrapper."""
         return [cast(GPTModel, chunk.module) for chunk in self.chunks]
-
-    @property
-    def output_weight(self) -> Tensor:
-        """This rank's rows of the output layer; on the last pipeline stage."""
-        return output_weight(self.models[-1])
 
     @torch.no_grad()
     def score_batches(
@@ -99,7 +96,15 @@ class ModelPasses:
             return []
         if temperature is None:
             temperature = self.objective.temperature
-        return self._score(partial(_as_in_training, self._cross_entropy), batches, temperature)
+
+        def log_probs(head: OutputHead, batch: MicroBatch, hidden_TH: Tensor) -> Tensor:
+            losses = WeightedLikelihood(batch.weights_R)
+            found = summed_loss(
+                self._cross_entropy, hidden_TH, head, batch.loss_indices_R, batch.labels_R, losses
+            )
+            return found[1]
+
+        return self._score(log_probs, batches, temperature)
 
     @torch.no_grad()
     def hidden_states(self, batches: Sequence[MicroBatch]) -> list[Tensor]:
@@ -108,7 +113,7 @@ class ModelPasses:
         """
         if not batches:
             return []
-        found = self._score(_hidden_states, batches, 1.0)
+        found = self._score(lambda _, batch, h_TH: h_TH[batch.loss_indices_R].cpu(), batches, 1.0)
         device = batches[0].labels_R.device
         return [
             states_RH
@@ -138,9 +143,15 @@ class ModelPasses:
             cp_rank=layout.cp_rank,
             cp_size=layout.cp_size,
         )
+
+        def scores(head: OutputHead, batch: MicroBatch, hidden_TH: Tensor) -> Tensor:
+            of_tokens = batch.loss_indices_R, batch.labels_R
+            found = token_statistics(hidden_TH, head, *of_tokens, entropy=entropy)
+            return found.log_probs_R if found.entropy_R is None else found.entropy_R
+
         # Interleaved stages want a multiple of their number.
         batches = [batch] * (layout.pp_size if len(self.chunks) > 1 else 1)
-        found = self._score(partial(_in_float32, entropy=entropy), batches, temperature)
+        found = self._score(scores, batches, temperature)
         num_scores = sum(batch.response_lengths)
         flat_R = torch.empty(num_scores, device=device)
         if layout.is_loss_rank:
@@ -151,7 +162,7 @@ class ModelPasses:
         return [tuple(flat[a:b]) for a, b in zip([0, *ends], ends, strict=False)]
 
     def _score(
-        self, of_hidden: object, batches: Sequence[MicroBatch], temperature: float
+        self, of_hidden: OfHidden, batches: Sequence[MicroBatch], temperature: float
     ) -> list[Tensor]:
         for chunk in self.chunks:
             chunk.eval()
@@ -160,15 +171,14 @@ class ModelPasses:
         )
 
     def _run(
-        self, of_hidden: Any, batches: Sequence[MicroBatch], temperature: float, **how: bool
+        self, of_hidden: OfHidden, batches: Sequence[MicroBatch], temperature: float, **how: bool
     ) -> Any:
-        """What `of_hidden(config, head, batch, hidden)` gave, by micro-batch, on the last stage.
+        """What `of_hidden(head, batch, hidden_TH)` gave, by micro-batch, on the last stage.
 
         batches: equally many on every rank. temperature: of the head; how: for Megatron's schedule.
         """
         iterators = [iter(batches) for _ in self.chunks]
         interleaved = len(self.chunks) > 1
-        self.finish_gathering_weights()
         self._replays = any(batch.routing_TW is not None for batch in batches)
         with without_output_layer(self.models), replayed(self.models if self._replays else ()):
             return get_forward_backward_func()(
@@ -184,7 +194,7 @@ class ModelPasses:
 
     def _forward(
         self,
-        of_hidden: Any,
+        of_hidden: OfHidden,
         temperature: float,
         batches: Iterator[MicroBatch],
         chunk: DistributedDataParallel,
@@ -204,69 +214,20 @@ class ModelPasses:
             )
         if not model.post_process:
             return hidden, None
-        head = output_head(model, self._vocab_size, temperature)
-        return hidden, partial(of_hidden, self._config, head, batch)
+        head = OutputHead(
+            weight_VH=output_weight(model),
+            vocab_size=self._vocab_size,
+            group=model.pg_collection.tp,
+            temperature=temperature,
+        )
 
-    def start_gathering_weights(self) -> None:
-        """Every rank has updated its part of the weights; the rest comes from the others."""
-        for chunk in self.chunks:
-            if chunk.ddp_config.overlap_param_gather:
-                chunk.start_param_sync()
-                self._gathering = True
+        def finish(hidden: Tensor, non_loss_data: bool = True) -> Any:
+            sharded = self._config.sequence_parallel
+            return of_hidden(
+                head, batch, whole_hidden(hidden[0], head.group, sequence_parallel=sharded)
+            )
 
-    def finish_gathering_weights(self) -> None:
-        """Wait until every weight on this rank is that of the last step. Whoever reads weights
-        between a step and the next pass of the model calls it first.
-        """
-        if self._gathering:
-            for chunk in self.chunks:
-                chunk.start_param_sync(force_sync=True)
-            self._gathering = False
-
-
-def _as_in_training(
-    method: Method,
-    config: TransformerConfig,
-    head: OutputHead,
-    batch: MicroBatch,
-    hidden: Tensor,
-    non_loss_data: bool = True,
-) -> Tensor:
-    """Log-probs [R] of one micro-batch with the rounding of the training step's."""
-    hidden_TH = whole_hidden(hidden[0], head.group, sequence_parallel=config.sequence_parallel)
-    losses = WeightedLikelihood(batch.weights_R)
-    return summed_loss(method, hidden_TH, head, batch.loss_indices_R, batch.labels_R, losses)[1]
-
-
-def _hidden_states(
-    config: TransformerConfig,
-    head: OutputHead,
-    batch: MicroBatch,
-    hidden: Tensor,
-    non_loss_data: bool = True,
-) -> Tensor:
-    """What the output layer gets where one micro-batch predicts response tokens, [R, H]; in the
-    CPU's memory, where a whole batch of them has room.
-    """
-    hidden_TH = whole_hidden(hidden[0], head.group, sequence_parallel=config.sequence_parallel)
-    return hidden_TH[batch.loss_indices_R].cpu()
-
-
-def _in_float32(
-    config: TransformerConfig,
-    head: OutputHead,
-    batch: MicroBatch,
-    hidden: Tensor,
-    non_loss_data: bool = True,
-    *,
-    entropy: bool,
-) -> Tensor:
-    """Of one micro-batch from float32 logits, whatever the training step does, [R]: log-probs, or
-    the entropies of the distributions that they are from.
-    """
-    hidden_TH = whole_hidden(hidden[0], head.group, sequence_parallel=config.sequence_parallel)
-    found = token_statistics(hidden_TH, head, batch.loss_indices_R, batch.labels_R, entropy=entropy)
-    return found.log_probs_R if found.entropy_R is None else found.entropy_R
+        return hidden, finish
 
 
 def with_log_probs(
@@ -279,5 +240,5 @@ def with_log_probs(
     """
     if not log_probs:
         return list(batches)
-    found: list[dict[str, Any]] = [{name: each} for each in log_probs]
-    return [replace(batch, **each) for batch, each in zip(batches, found, strict=True)]
+    pairs = zip(batches, log_probs, strict=True)
+    return [replace(batch, **cast(Any, {name: found})) for batch, found in pairs]

@@ -18,6 +18,7 @@ from megatron.core.dist_checkpointing.dict_utils import nested_values
 from torch import Tensor
 
 from megatron_opsft.methods.objective import Objective
+from megatron_opsft.model.build import output_weight
 from megatron_opsft.model.checkpoint_share import describe_models, is_tensor, pieces_of
 from megatron_opsft.model.passes import with_log_probs
 from megatron_opsft.model.step import Trainer
@@ -52,7 +53,6 @@ class ReferenceModel:
         ]
 
     def _live(self) -> list[Tensor]:
-        self._trainer.finish_gathering_weights()
         return [weight for model in self._trainer.models for weight in model.parameters()]
 
     def with_log_probs(self, batches: Sequence[MicroBatch]) -> list[MicroBatch]:
@@ -76,7 +76,7 @@ class ReferenceModel:
             found = self._trainer.hidden_states(prompted)
         if not found:
             return list(batches)
-        weight = self._trainer.output_weight
+        weight = output_weight(self._trainer.models[-1])
         (own,) = [f for f, live in zip(self._frozen, self._live(), strict=True) if live is weight]
         teacher_VH = own.to(weight.device)
         return [

@@ -14,7 +14,7 @@ from torch import Tensor
 from megatron_opsft.errors import NonFiniteError
 from megatron_opsft.loss.cross_entropy import Method, summed_loss
 from megatron_opsft.loss.fused_linear import fused_linear_loss
-from megatron_opsft.loss.output_head import OutputHead, Teacher, whole_hidden
+from megatron_opsft.loss.output_head import OutputHead, Teacher
 from megatron_opsft.loss.token_losses import token_losses
 from megatron_opsft.methods.objective import LIKELIHOOD, Distillation, Objective
 from megatron_opsft.model.optimizer import set_learning_rate, update
@@ -36,18 +36,16 @@ NOTHING_DONE = StepResult(
 def _sum_losses(
     method: Method,
     objective: Objective,
-    config: TransformerConfig,
+    accumulation_fusion: bool,
     head: OutputHead,
     batch: MicroBatch,
-    hidden: Tensor,
+    hidden_TH: Tensor,
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
     """The weighted, unnormalised sum of one micro-batch's token losses, for the schedule; again,
     with the sums of the objective's statistics.
     """
     losses = token_losses(objective, batch)
-    hidden_TH = whole_hidden(hidden[0], head.group, sequence_parallel=config.sequence_parallel)
-    num_tokens = torch.tensor(batch.num_loss_tokens, dtype=torch.int, device=hidden.device)
-    sums: tuple[Tensor, ...]
+    num_tokens = torch.tensor(batch.num_loss_tokens, dtype=torch.int, device=hidden_TH.device)
     if isinstance(objective.surrogate, Distillation):
         loss_sum, found = fused_linear_loss(
             hidden_TH,
@@ -59,19 +57,19 @@ def _sum_losses(
         )
         assert found.divergence_R is not None
         clipped, _ = losses.statistics(found.log_probs_R)
-        sums = (loss_sum.detach().clone(), clipped, found.divergence_R.sum())
-        return loss_sum, num_tokens, sums
-    loss_sum, log_probs_R = summed_loss(
-        method,
-        hidden_TH,
-        head,
-        batch.loss_indices_R,
-        batch.labels_R,
-        losses,
-        accumulation_fusion=config.gradient_accumulation_fusion,
-    )
-    sums = (loss_sum.detach().clone(), *losses.statistics(log_probs_R))
-    return loss_sum, num_tokens, sums
+        statistics: tuple[Tensor, ...] = (clipped, found.divergence_R.sum())
+    else:
+        loss_sum, log_probs_R = summed_loss(
+            method,
+            hidden_TH,
+            head,
+            batch.loss_indices_R,
+            batch.labels_R,
+            losses,
+            accumulation_fusion=accumulation_fusion,
+        )
+        statistics = losses.statistics(log_probs_R)
+    return loss_sum, num_tokens, (loss_sum.detach().clone(), *statistics)
 
 
 def _teacher_of(distillation: Distillation, head: OutputHead, batch: MicroBatch) -> Teacher:
@@ -130,7 +128,12 @@ class Trainer(ModelPasses):
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
         losses = self._run(
-            partial(_sum_losses, self._cross_entropy, self.objective),
+            partial(
+                _sum_losses,
+                self._cross_entropy,
+                self.objective,
+                self._config.gradient_accumulation_fusion,
+            ),
             batches,
             self.objective.temperature,
             forward_only=False,
@@ -169,7 +172,6 @@ class Trainer(ModelPasses):
         if not (math.isfinite(found.loss) and math.isfinite(grad_norm)):
             raise NonFiniteError(self._describe_non_finite(found.loss, grad_norm))
         update(self.optimizer, norm)
-        self.start_gathering_weights()
         return replace(found, applied=True, grad_norm=grad_norm, lr=lr)
 
     def _describe_non_finite(self, loss: float, grad_norm: float) -> str:

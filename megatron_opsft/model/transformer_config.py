@@ -130,21 +130,11 @@ def describe_parts(config: TransformerConfig, loss: CrossEntropy, device: Device
     """Which fast parts this run takes, and why it goes without the others: one line for the log."""
     dtype = "bfloat16" if config.bf16 else "float32"
     with_te = uses_transformer_engine(device, dtype)
-    layers = "TransformerEngine"
-    if not with_te:
-        reason = (
-            "no CUDA"
-            if not device.is_cuda
-            else "TransformerEngine cannot be imported"
-            if dtype == "bfloat16"
-            else "float32 is for comparisons"
-        )
-        layers = f"plain torch ({reason})"
-    fused = ["TransformerEngine's layers"] * with_te + [
-        "Apex"
-    ] * config.gradient_accumulation_fusion
-    accumulation = f"fused by {' and '.join(fused)}" if fused else "not fused"
+    missing = "cannot be imported" if config.bf16 else "is not for float32"
+    missing = missing if device.is_cuda else "needs CUDA"
+    layers = "TransformerEngine" if with_te else f"plain torch (TransformerEngine {missing})"
+    is_fused = with_te or config.gradient_accumulation_fusion
     return (
         f"{device.torch_device}, {dtype}; layers: {layers}; cross-entropy: {loss.method} "
-        f"({loss.reason}); weight gradients: {accumulation}"
+        f"({loss.reason}); weight gradients: {'fused' if is_fused else 'not fused'}"
     )

@@ -3,8 +3,9 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import lcm
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 from tabulate import tabulate
@@ -14,6 +15,7 @@ from megatron_opsft.errors import ANSWER_IS_NO, UserError
 from megatron_opsft.plan.assumptions import PAPER_ACCEPTANCE, load_hardware
 
 if TYPE_CHECKING:
+    from megatron_opsft.config import Config
     from megatron_opsft.plan.estimate import Plan
 
 _NUM_SHOWN = 5  # layouts of a search
@@ -25,7 +27,12 @@ class _OnDevices(Command):
     gpu: str = Field(
         "h100", description="Device: h100, h200, a100, b200, cpu, or one of --hardware."
     )
-    gpus_per_node: int = Field(8, ge=1, description="Devices, and ranks, of a node.")
+    gpus_per_node: int | None = Field(
+        None,
+        ge=1,
+        description="Devices, and ranks, of a node; by default 8, on CPUs as many ranks as "
+        "the layout needs.",
+    )
     hardware: Path | None = Field(
         None, description="Figures of devices, such as `plan calibrate` prints."
     )
@@ -61,32 +68,35 @@ class PlanRun(_OnDevices, RunCommand):
         config = self.load()
         if (num_steps := config.run.steps) < 1:
             raise UserError("run.steps=0 costs nothing; set run.steps above 0")
+        size, note = self.gpus_per_node or 8, ""
+        if self.gpu == "cpu" and self.gpus_per_node is None:
+            size = _ranks_needed(config)
+            note = f"ranks of a node: {size}, as the layout needs; others with --gpus-per-node\n\n"
+        device = load_hardware(self.gpu, self.hardware, gpus_per_node=size)
         from megatron_opsft.storage.model_paths import resolve_config
 
-        device = load_hardware(self.gpu, self.hardware, gpus_per_node=self.gpus_per_node)
         resolve_config(config.model.path)  # a mistake is said before PyTorch is loaded
         from megatron_opsft.plan import estimate, job, search
 
         responses = {"mean_tokens": self.mean_tokens, "acceptance": self.acceptance}
-        first = job.make_job(config, device, counts[0] * self.gpus_per_node, **responses)
+        first = job.make_job(config, device, counts[0] * size, **responses)
+        made: dict[str, Any]
         if self.search:
-            found = search.search_layouts(first, num_steps)
-            shown, fits = found[:_NUM_SHOWN], found[0].is_safe
-            layouts = [{"overrides": plan.overrides, **plan.as_json()} for plan in shown]
-            text = show_found(shown, len(found))
-            return self._answer(text, {"fits": fits, "layouts": layouts}, fits)
-        jobs = [replace(first, world_size=count * self.gpus_per_node) for count in counts]
-        for one in jobs:
-            job.check_job(one)
-        plans = [estimate.Plan(job=one, num_steps=num_steps) for one in jobs]
-        fits = not any(plan.problems for plan in plans)
-        if len(plans) == 1:
-            return self._answer(show_plan(plans[0]), plans[0].as_json(), fits)
-        rows = {"runs": [plan.as_json() for plan in plans]}
-        return self._answer(show_nodes(plans), rows, fits)
-
-    def _answer(self, text: str, made: Mapping[str, object], fits: bool) -> int:
-        print(json.dumps(made) if self.as_json else text)
+            plans = search.search_layouts(first, num_steps)
+            fits, text = plans[0].is_safe, show_found(plans)
+            layouts = [{"overrides": p.overrides, **p.as_json()} for p in plans[:_NUM_SHOWN]]
+            made = {"fits": fits, "layouts": layouts}
+        else:
+            jobs = [replace(first, world_size=count * size) for count in counts]
+            for one in jobs:
+                job.check_job(one)
+            plans = [estimate.Plan(job=one, num_steps=num_steps) for one in jobs]
+            fits = not any(plan.problems for plan in plans)
+            rows = [plan.as_json() for plan in plans]
+            alone = len(plans) == 1
+            text = show_plan(plans[0]) if alone else show_nodes(plans)
+            made = rows[0] if alone else {"runs": rows}
+        print(json.dumps(made) if self.as_json else note + text)
         return 0 if fits else ANSWER_IS_NO
 
     def _node_counts(self) -> list[int]:
@@ -120,7 +130,7 @@ class Calibrate(_OnDevices):
         """Print a file for --hardware."""
         from megatron_opsft.plan.measured import calibrate
 
-        base = load_hardware(self.gpu, self.hardware, gpus_per_node=self.gpus_per_node)
+        base = load_hardware(self.gpu, self.hardware, gpus_per_node=self.gpus_per_node or 8)
         print(calibrate(self.run_dirs, base))
 
 
@@ -133,6 +143,13 @@ PROGRAM = group(
         "plan calibrate runs/a runs/b > figures.yaml",
     ),
 )
+
+
+def _ranks_needed(config: "Config") -> int:
+    """The fewest ranks that can hold the configuration's layout and its engine."""
+    parallel = config.parallel
+    experts = parallel.expert_tp * parallel.ep * parallel.pp if parallel.ep > 1 else 1
+    return lcm(parallel.replica_size, experts, config.rollout.tp)
 
 
 def show_plan(plan: "Plan") -> str:
@@ -254,13 +271,13 @@ def show_nodes(plans: Sequence["Plan"]) -> str:
     return _table(rows)
 
 
-def show_found(found: Sequence["Plan"], num_tried: int) -> str:
-    """The layouts of a search, best first."""
-    rows = [_row(plan) | {"overrides": " ".join(plan.overrides)} for plan in found]
+def show_found(found: Sequence["Plan"]) -> str:
+    """The first of all layouts of a search, best first."""
+    rows = [_row(plan) | {"overrides": " ".join(plan.overrides)} for plan in found[:_NUM_SHOWN]]
     verdict = "NOTHING FITS with 5 % to spare: take more or larger devices."
     if found[0].is_safe:
         verdict = f"use: {' '.join(found[0].overrides)}\n{verdict_line(found[0])}"
-    return f"the best of {num_tried} layouts\n\n{_table(rows, 'overrides')}\n\n{verdict}"
+    return f"the best of {len(found)} layouts\n\n{_table(rows, 'overrides')}\n\n{verdict}"
 
 
 def _row(plan: "Plan") -> dict[str, str]:

@@ -192,16 +192,9 @@ class Plan:
             for name, size in spans.items()
             if size > node
         ]
-        if job.num_responses < job.dp:
-            notes.append(
-                f"{job.dp} data-parallel ranks share {job.num_responses} responses: some only get "
-                "padding"
-            )
         temperature = config.rollout.temperature
         if method.objective(temperature).temperature != temperature:
             notes.append(f"rollout.temperature={temperature} is not on-policy; use 1.0")
-        if job.hardware.is_cuda and config.model.dtype == "float32":
-            notes.append("model.dtype=float32 takes plain torch layers, which are for comparisons")
         if job.hardware.is_cuda and config.rollout.engine == "hf" and job.num_responses:
             notes.append(
                 "rollout.engine=hf decodes several times slower on a GPU than this plan, which "
@@ -211,11 +204,6 @@ class Plan:
             notes.append(
                 f"{method.name} draws problems again, up to {method.most_refills} times a step, "
                 "where groups teach nothing: the plan counts one draw"
-            )
-        if monitored := method.monitor_size(method.first_state()):
-            notes.append(
-                f"{method.name} samples {monitored[1]} responses to each of {monitored[0]} monitor "
-                "problems from time to time: the plan does not count them"
             )
         # Devices decide whether a run fits: how much CPU memory a node has is not theirs to say.
         there, reference = self.host_bytes_per_node, self.reference_host_bytes

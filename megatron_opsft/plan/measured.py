@@ -114,7 +114,7 @@ def calibrate(run_dirs: Sequence[Path], base: Hardware) -> str:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingRow:
     """One run. device: of the plan. measured, planned: medians over its steps of what `Steps` has,
-    the rate of one GPU.
+    the rate of one GPU; and `efficiency`, the rate as a share of the first run's.
     """
 
     nodes: int
@@ -143,26 +143,29 @@ def report_scaling(
 
     Errors: `UserError` at the end where a run could not be read.
     """
-    rows, unread = [], []
+    rows: list[ScalingRow] = []
+    unread = []
     for run in runs:
         try:
-            rows.append(read_row(run, gpu, hardware))
+            row = read_row(run, gpu, hardware)
         except UserError as error:
             unread.append(error)
             say(f"{run}: not read: {error}")
+            continue
+        rows.append(row)
+        for one, first in ((row.measured, rows[0].measured), (row.planned, rows[0].planned)):
+            one["efficiency"] = one["rate"] / first["rate"]
     if rows:
         section = _section(rows)
-        assert section.table is not None
-        align = ["right"] * len(section.table.headings)
-        lines = tabulate(
-            section.table.rows, section.table.headings, disable_numparse=True, colalign=align
-        )
-        say(f"{section.table.caption}\n\n{lines}")
+        table = section.table
+        align = ["right"] * len(table.headings)
+        lines = tabulate(table.rows, table.headings, disable_numparse=True, colalign=align)
+        say(f"{table.caption}\n\n{lines}")
+        first, last = rows[0].measured, rows[-1].measured
         nodes = f"{rows[0].nodes} to {rows[-1].nodes} nodes"
-        seconds = [row.measured["step"] for row in (rows[0], rows[-1])]
         figures = [
-            change_of(f"Seconds of a step, {nodes}", *seconds, is_share=False),
-            change_of(f"Efficiency, {nodes}", 1.0, efficiencies(rows)[-1][0], is_share=True),
+            change_of(f"Seconds of a step, {nodes}", first["step"], last["step"], is_share=False),
+            change_of(f"Efficiency, {nodes}", 1.0, last["efficiency"], is_share=True),
         ]
         title = runs[0].resolve().parent.name
         write_page(page, [], title=title, figures=figures, sections=[section])
@@ -172,7 +175,9 @@ def report_scaling(
 
 
 def read_row(run: Path, gpu: str | None, hardware: Path | None) -> ScalingRow:
-    """The steps of a run without the first two, whose start is in them. Errors: `UserError`."""
+    """The steps of a run without the first two, whose start is in them; without its efficiency.
+    Errors: `UserError`.
+    """
     config, manifest = read_run(run)
     gpus, nodes = manifest["world_size"], int(run.name.removeprefix("nodes_"))
     if nodes < 1 or gpus % nodes:
@@ -190,61 +195,45 @@ def read_row(run: Path, gpu: str | None, hardware: Path | None) -> ScalingRow:
     return ScalingRow(nodes=nodes, gpus=gpus, device=name, measured=measured, planned=planned)
 
 
-def efficiencies(rows: Sequence[ScalingRow]) -> list[tuple[float, float]]:
-    """(measured, planned) of each run: tokens a second and GPU against the first, of 1."""
-    first = rows[0].measured["rate"], rows[0].planned["rate"]
-    return [(row.measured["rate"] / first[0], row.planned["rate"] / first[1]) for row in rows]
-
-
 def _section(rows: Sequence[ScalingRow]) -> Section:
     """A line a run, the plan's figure in brackets; seconds by phase and efficiency over nodes."""
-    shares = efficiencies(rows)
+    shown = dict.fromkeys(_SECONDS, "{:.2f} ({:.2f})")
+    shown |= {"rate": "{:,.1f} ({:,.1f})", "efficiency": "{:.0%} ({:.0%})"}
     devices = ", ".join(dict.fromkeys(row.device for row in rows))
     table = Table(
         caption=f"Median seconds of a step, measured (planned for {devices})",
         headings=["nodes", "GPUs", *_SECONDS, "tokens/s/GPU", "efficiency"],
         rows=[
-            [
-                str(row.nodes),
-                str(row.gpus),
-                *(f"{row.measured[name]:.2f} ({row.planned[name]:.2f})" for name in _SECONDS),
-                f"{row.measured['rate']:,.1f} ({row.planned['rate']:,.1f})",
-                "{:.0%} ({:.0%})".format(*share),
-            ]
-            for row, share in zip(rows, shares, strict=True)
+            [str(row.nodes), str(row.gpus)]
+            + [how.format(row.measured[key], row.planned[key]) for key, how in shown.items()]
+            for row in rows
         ],
     )
-    nodes = [row.nodes for row in rows]
-    seconds: list[Series] = []
-    for place, name in enumerate(_SECONDS):
-        values = [(row.measured[name], row.planned[name]) for row in rows]
-        seconds += _lines(nodes, values, labels=(name, ""), place=place)
-    share_of = _lines(nodes, shares, labels=("measured", "planned"))
+    seconds = [
+        line
+        for place, name in enumerate(_SECONDS)
+        for line in _lines(rows, name, labels=(name, ""), place=place)
+    ]
+    share = _lines(rows, "efficiency", labels=("measured", "planned"), place=0)
+    how: dict[str, Any] = {"x": "nodes", "from_zero": True, "log_x": True}
     return Section(
         title=table.caption,
         text="Lines: measured; dots: planned. Efficiency: sampled tokens a second and GPU.",
         table=table,
         plots=[
-            plot("Seconds of a step", seconds, x="nodes", from_zero=True, log_x=True),
-            plot(
-                "Efficiency", share_of, x="nodes", show="{:.0%}".format, from_zero=True, log_x=True
-            ),
+            plot("Seconds of a step", seconds, **how),
+            plot("Efficiency", share, show="{:.0%}".format, **how),
         ],
     )
 
 
 def _lines(
-    nodes: Sequence[int],
-    values: Sequence[tuple[float, float]],
-    *,
-    labels: tuple[str, str],
-    place: int = 0,
+    rows: Sequence[ScalingRow], key: str, *, labels: tuple[str, str], place: int
 ) -> list[Series]:
-    """A line of what was measured and dots of what was planned. values: (measured, planned)."""
-    measured, planned = zip(*values, strict=True)
+    """A line of what was measured and dots of what was planned."""
+    measured = [(row.nodes, row.measured[key]) for row in rows]
+    planned = [(row.nodes, row.planned[key]) for row in rows]
     return [
-        Series(label=labels[0], place=place, points=[*zip(nodes, measured, strict=True)]),
-        Series(
-            label=labels[1], place=place, points=[*zip(nodes, planned, strict=True)], kind="held"
-        ),
+        Series(label=labels[0], place=place, points=measured),
+        Series(label=labels[1], place=place, points=planned, kind="held"),
     ]

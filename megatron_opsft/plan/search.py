@@ -13,7 +13,7 @@ from megatron_opsft.plan.estimate import SAFE_SHARE, Plan
 from megatron_opsft.plan.job import Job, check_job
 
 _MAX_PIPELINE = 32
-_EQUALLY_FAST = 0.01  # steps that differ by less differ by less than a plan knows
+_EQUALLY_FAST = 0.05  # steps that differ by less differ by less than a plan knows
 _ALWAYS_SHOWN = ("parallel.tp", "parallel.pp", "train.recompute", "rollout.tp")
 
 Change = dict[str, Any]
@@ -22,8 +22,9 @@ Change = dict[str, Any]
 
 def search_layouts(job: Job, num_steps: int) -> list[Plan]:
     """All layouts that the trainer accepts: those that fit by seconds of a step, then the others by
-    what they lack. Of those within `_EQUALLY_FAST` of the fastest the one with the most memory to
-    spare comes first. What it proposes leaves `SAFE_SHARE` of the memory free.
+    what they lack. Those within `_EQUALLY_FAST` of the fastest come first, the simplest before the
+    others, of equally simple ones the one with the most memory to spare. What it proposes leaves
+    `SAFE_SHARE` of the memory free.
 
     Tried are parallel.tp within a node (with sequence parallelism) x parallel.pp x parallel.cp
     x train.recompute x rollout.tp, and of a mixture of experts parallel.ep within a node, with
@@ -50,8 +51,16 @@ def search_layouts(job: Job, num_steps: int) -> list[Plan]:
     found.sort(key=_rank_of)
     limit = (1 + _EQUALLY_FAST) * found[0].step["total"]
     near = [plan for plan in found if plan.is_safe and plan.step["total"] <= limit]
-    near.sort(key=lambda plan: -round(plan.worst.margin / 1e9))
+    near.sort(key=lambda plan: (_num_measures(plan), -round(plan.worst.margin / 1e9)))
     return near + found[len(near) :]
+
+
+def _num_measures(plan: Plan) -> int:
+    """How many ways of cutting the model and of saving memory a layout takes."""
+    parallel, config = plan.job.parallel, plan.job.config
+    sizes = (parallel.tp, parallel.pp, parallel.cp, parallel.ep, config.rollout.tp)
+    saves = any(key.startswith("rollout.gpu_memory_fraction") for key in plan.overrides)
+    return sum(size > 1 for size in sizes) + (config.train.recompute != "none") + saves
 
 
 def _rank_of(plan: Plan) -> tuple[bool, float, int]:

@@ -21,7 +21,7 @@ from megatron_opsft.runtime.durable import (
 from megatron_opsft.runtime.owned_directory import OwnedDirectory
 from megatron_opsft.storage.replacing import check_out
 
-EXPORTS, BEST = "exports", "best"  # folders of Hugging Face models, one a step
+BEST = "best"  # the folder of the best Hugging Face models, one a step
 _FAILED, _FAILED_END = "failed_step_", ".json"
 
 
@@ -41,7 +41,6 @@ class RunDir(OwnedDirectory):
         "rollouts",
         "checkpoints",
         "hf",
-        EXPORTS,
         BEST,
         "tensorboard",
         "wandb",
@@ -89,10 +88,9 @@ class RunDir(OwnedDirectory):
         for step, path in rollout_files(self.path / "rollouts"):
             if step > after_step and path.is_file():
                 path.unlink()
-        for folder in (EXPORTS, BEST):
-            for step, path in in_step_order((self.path / folder).glob("*")):
-                if step > after_step:
-                    remove(path)
+        for step, path in in_step_order((self.path / BEST).glob("*")):
+            if step > after_step:
+                remove(path)
         for before in (PARTIAL, REPLACED):
             for _, path in in_step_order((self.path / "checkpoints").iterdir(), before):
                 if path.is_dir() and not path.is_symlink():

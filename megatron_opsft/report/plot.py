@@ -17,7 +17,7 @@ _MOST_POINTS = 400  # of a series: more than there are pixels
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """place: of its colour. kind: "curve", "held" (dots joined by dots), "points" or "front".
+    """place: of its colour. kind: "curve", "held" (dots joined by dots) or "points".
     intervals: (x, low, high) of whiskers.
     """
 
@@ -68,7 +68,7 @@ def plot(
         for one in series
         if one.label
     )
-    said = "; ".join(_said(one, x, show) for one in series if one.kind != "front")
+    said = "; ".join(_said(one, x, show) for one in series)
     return _figure(title, said, drawn, 200, Markup('<div class="legend">{}</div>').format(legend))
 
 
@@ -156,11 +156,8 @@ def _drawn(one: Series, axes: _Axes, x: str, show: Callable[[float], str]) -> Ma
     points = [*one.points[:-1:every], one.points[-1]]
     parts = []
     if one.kind != "points":
-        step = "H{:.1f}V{:.1f}" if one.kind == "front" else "L{:.1f} {:.1f}"
-        first, *others = (axes.at(*point) for point in points)
-        path = "M{:.1f} {:.1f}".format(*first) + "".join(step.format(*at) for at in others)
-        kind = "front" if one.kind == "front" else f"curve {one.kind}"
-        parts.append(Markup('<path class="{}" d="{}"/>').format(kind, path))
+        places = "L".join("{:.1f} {:.1f}".format(*axes.at(*point)) for point in points)
+        parts.append(Markup('<path class="curve {}" d="M{}"/>').format(one.kind, places))
     for across, *ends in one.intervals:
         (px, low), (_, high) = (axes.at(across, end) for end in ends)
         parts.append(

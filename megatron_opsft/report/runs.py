@@ -13,19 +13,19 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.report.plot import percent, tokens
 from megatron_opsft.runtime.durable import in_step_order, whole_lines
 
-_FILES = ("config.yaml", "manifest.json", "metrics.jsonl", "evals.jsonl", "summary.json")
+_FILES = ("config.yaml", "metrics.jsonl", "evals.jsonl", "rollouts")  # one of them is a run's
 Line = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """name: that it is shown under. state: one line on how it ended, or how far it is. facts:
-    (name, value). settings: by dotted key. steps, evaluations: lines by step.
+    """name: that it is shown under. state: one line on how it ended, or how far it is; note: on
+    steps that accepted nothing. settings: by dotted key. steps, evaluations: lines by step.
     """
 
     name: str
     state: str
-    facts: Sequence[tuple[str, str]]
+    note: str
     settings: Mapping[str, Any]
     steps: Sequence[Line]
     evaluations: Sequence[Line]
@@ -118,14 +118,9 @@ def _wrong_with(record: Any, required: Sequence[str]) -> str:
     return ""
 
 
-def holds_run(path: Path) -> bool:
-    """Whether a run has begun there."""
-    return any((path / name).exists() for name in (*_FILES, "rollouts"))
-
-
 def read_run(run: Path, name: str) -> Run:
     """Errors: `UserError` for a directory that holds no run, or damaged lines of metrics."""
-    if not holds_run(run):
+    if not any((run / file).exists() for file in _FILES):
         raise UserError(f"{run}: no run there, and no evaluation")
     steps, evaluations = (
         read_json_lines(run / name, required=required)
@@ -136,35 +131,21 @@ def read_run(run: Path, name: str) -> Run:
     )
     settings = _settings(run / "config.yaml")
     reached = steps[-1]["step"] if steps else 0
-    failed = [n for n, _ in in_step_order(run.glob("failed_step_*"), "failed_step_", ".json")]
+    failed = in_step_order(run.glob("failed_step_*"), "failed_step_", ".json")
     state = f"not finished: {reached} of {settings.get('run.steps', '?')} steps"
     if (run / "summary.json").is_file():
         state = f"finished: {reached} steps"
-    elif failed and failed[-1] > reached:
-        state = f"failed: the loss of step {failed[-1]} was not finite"
+    elif failed and failed[-1][0] > reached:
+        step, batch = failed[-1]
+        state = f"failed: the loss of step {step} was not finite; its batch: {batch}"
     return Run(
         name=name,
         state=state,
-        facts=_facts(run, steps),
+        note=describe_skipped(sum(line["num_accepted"] == 0 for line in steps), len(steps)),
         settings=settings,
         steps=steps,
         evaluations=evaluations,
     )
-
-
-def _facts(run: Path, steps: Sequence[Line]) -> list[tuple[str, str]]:
-    facts = [("directory", str(run))]
-    try:
-        manifest = json.loads((run / "manifest.json").read_bytes())
-        facts.append(("config", str(manifest["config_hash"])))
-        versions = manifest["versions"].items()
-        facts.append(("versions", ", ".join(f"{name} {v}" for name, v in versions if v)))
-    except (OSError, ValueError, RecursionError, TypeError, KeyError, AttributeError):
-        pass  # of a run that has only begun, or damaged
-    skipped = sum(line["num_accepted"] == 0 for line in steps)
-    if learned := describe_skipped(skipped, len(steps)):
-        facts.append(("note", learned))
-    return facts
 
 
 def _settings(path: Path) -> dict[str, Any]:
@@ -221,9 +202,6 @@ def describe_run(path: Path) -> str:
     from tabulate import tabulate
 
     run, summary = read_run(path, path.name), read_summary(path)
-    facts = dict(run.facts)
-    if not (run.steps or run.evaluations or summary or "config" in facts):
-        raise UserError(f"{path}: no run there, and no evaluation")
     table = tabulate(
         [
             (f"{one.title[0].lower()}{one.title[1:]}", one.before, one.after, one.change)
@@ -234,19 +212,11 @@ def describe_run(path: Path) -> str:
         colalign=("left", "right", "right", "right"),
     )
     seconds = sum(line["step_seconds"] for line in run.steps)
-    lines = [
-        table,
-        f"{run.num_steps} steps in {seconds:.0f} s, config {facts.get('config', 'unknown')}",
-        facts.get("note", ""),
-    ]
+    lines = [table, f"{run.num_steps} steps in {seconds:.0f} s", run.note]
     best = summary.get("best", {"step": run.num_steps})
     if best["step"] != run.num_steps:
         told = f"{best['mean_response_tokens']:.1f} tokens, accuracy {percent(best['accuracy'])}"
         lines.append(f"best evaluation: after step {best['step']}, {told}")
     if not summary:
-        lines.append("not finished: continue with --resume")
-        lines += [
-            f"a step failed with a loss that was not finite; its batch: {failed}"
-            for failed in sorted(path.glob("failed_step_*.json"))
-        ]
+        lines.append(f"{run.state}; continue with --resume")
     return "\n".join(filter(None, lines))

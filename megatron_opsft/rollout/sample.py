@@ -51,7 +51,7 @@ class Sampler:
         groups.sort(key=lambda group: -len(group[0].prompt_ids))
         share = self.engine.share
         mine = deal_evenly(groups, share.count)[share.index]
-        expect(len(mine), "responses", len(mine) * settings.max_response_tokens)
+        expect(len(mine), len(mine) * settings.max_response_tokens)
         rollouts = _together(lambda: self.engine.generate(mine, settings))
         if share.count == self.layout.world_size:
             return rollouts

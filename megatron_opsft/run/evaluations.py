@@ -1,5 +1,5 @@
 """Evaluations during a run: when, on what, what is kept of them; and the run's model as Hugging
-Face directories: the last one, those of some steps, the best.
+Face directories: the last one and the best.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron_opsft.evaluate.held_out import ShownResponse
-from megatron_opsft.preflight.run_directory import BEST, EXPORTS
+from megatron_opsft.preflight.run_directory import BEST
 from megatron_opsft.records import Callback
 from megatron_opsft.report.runs import read_json_lines
 from megatron_opsft.run.advice import advise_on_base, measure_correct
@@ -52,9 +52,9 @@ class ModelExports:
             overwrite=True,
         )
 
-    def write_step(self, folder: str, step: int) -> None:
+    def write_best(self, step: int) -> None:
         """The weights after `step` updates, where a resumed run does not find them written."""
-        name = f"{folder}/{step_name(step)}"
+        name = f"{BEST}/{step_name(step)}"
         if not broadcast_object((self._dir / name / "config.json").is_file()):
             announce(f"writing {name}")
             self.write(name)
@@ -96,29 +96,26 @@ class Evaluations:
         self._path = session.config.run.dir / "evals.jsonl"
 
     def look(self, step: int, stop: StopSignal) -> None:
-        """Evaluate and export what is due after `step` updates; not again where a resumed run finds
-        it done.
+        """Evaluate what is due after `step` updates; not again where a resumed run finds it done.
 
         Before the first step, after every `run.eval_every` and after the last is evaluated. Errors:
         `Interrupted` on every rank, where a signal came meanwhile and every rank has an engine of
         its own.
         """
         run, settings = self._s.config.run, self._s.config.eval
-        if step and run.export_every and step % run.export_every == 0:
-            self._exports.write_step(EXPORTS, step)
         due = step in (0, run.steps) or (run.eval_every and step % run.eval_every == 0)
         if not due or self._s.held_out is None:
             return
-        if not broadcast_object(any(line["step"] == step for line in self._lines())):
+        if not broadcast_object(any(line["step"] == step for line in self.lines())):
             engine, world_size = self._s.sampler.engine, self._s.layout.world_size
             may_leave = engine.share.count == world_size
             with interruptible(lambda: stop.signalled) if may_leave else nullcontext():
                 self.evaluate(step)
-        lines = self._lines()
+        lines = self.lines()
         best = best_evaluation(lines, settings.best_within)
         best_step = broadcast_object(step if best is None else best["step"])
         if settings.export_best and best_step == step and step:
-            self._exports.write_step(BEST, step)
+            self._exports.write_best(step)
         self._exports.drop_superseded(step)
 
     def evaluate(self, step: int) -> None:
@@ -147,13 +144,13 @@ class Evaluations:
                 shown = result.shown
         if self._log is not None:
             self._log.evaluation(line, self._s.more_held_out)
-            self._log.samples(step, shown)
+            self._log.samples(shown)
             if not step and (advice := advise_on_base(line)):
                 log.warning("%s", advice)
             for callback in self._callbacks:
                 callback.on_evaluation(line)
 
-    def _lines(self) -> list[dict[str, Any]]:
+    def lines(self) -> list[dict[str, Any]]:
         """On rank 0 what evals.jsonl has; nothing elsewhere."""
         required = ("eval_accuracy", "eval_mean_response_tokens")
         return read_json_lines(self._path, required=required) if self._log is not None else []

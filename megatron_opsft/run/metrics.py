@@ -5,7 +5,6 @@
 import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from textwrap import shorten
@@ -64,6 +63,7 @@ class MetricsLog:
     def evaluation(self, metrics: Values, more: Iterable[str] = ()) -> None:
         """One evaluation on held-out problems. more: names of other sets that `metrics` has."""
         self._append("evals.jsonl", metrics)
+        correct = describe_correct(metrics)
         for name, key in (("held-out", "eval"), *((name, f"eval_{name}") for name in more)):
             self.say(
                 f"{name} after step {metrics['step']}: "
@@ -71,20 +71,18 @@ class MetricsLog:
                 f"{metrics[f'{key}_mean_response_tokens']:.1f} tokens, "
                 f"{100 * metrics[f'{key}_truncated_share']:.1f} % cut off "
                 f"({metrics[f'{key}_samples']} samples)"
-                f"{describe_correct(metrics) if key == 'eval' else ''}"
+                + (f"; {correct}" if key == "eval" and correct else "")
             )
             if name not in self._warned and (warning := warn_of_cut_off(name, metrics, key)):
                 self._warned.add(name)
                 log.warning("%s", warning)
 
-    def samples(self, step: int, shown: Sequence[ShownResponse]) -> None:
-        """Responses of an evaluation, for people to read; on the console their ends are cut."""
+    def samples(self, shown: Sequence[ShownResponse]) -> None:
+        """Responses of an evaluation, on the console, without their middles."""
         for response in shown:
             self._console.print(
                 _in_short(response), highlight=False, markup=False, soft_wrap=True, style="dim"
             )
-        for writer in list(self._writers) if shown else ():
-            self._let(writer, partial(writer.write_samples, step, shown))
 
     def say(self, line: str) -> None:
         """A line on the console alone."""
@@ -134,22 +132,8 @@ class _TensorBoard:
             if key != "step":
                 self._writer.add_scalar(key, value, step)
 
-    def write_samples(self, step: int, shown: Sequence[ShownResponse]) -> None:
-        for number, response in enumerate(shown, start=1):
-            rows = "\n".join(f"**{key}**\n\n{_quoted(value)}\n" for key, value in _rows(response))
-            self._writer.add_text(f"sample_{number}", rows, step)
-
     def close(self) -> None:
         self._writer.close()
-
-
-def _rows(shown: ShownResponse) -> list[tuple[str, str]]:
-    return [(key, str(value)) for key, value in asdict(shown).items()]
-
-
-def _quoted(text: str) -> str:
-    """Markdown that shows a text as it is: indented, so that nothing in it is markup."""
-    return "\n".join(f"    {line}" for line in text.splitlines())
 
 
 class _Wandb:
@@ -176,13 +160,6 @@ class _Wandb:
                 f"run.wandb={config.wandb}: W&B cannot be started ({first_line(error)}); see "
                 "`wandb login`, or set run.wandb=offline"
             ) from error
-
-    def write_samples(self, step: int, shown: Sequence[ShownResponse]) -> None:
-        from wandb import Table
-
-        columns = [key for key, _ in _rows(shown[0])]
-        rows = [[value for _, value in _rows(response)] for response in shown]
-        self._run.log({"samples": Table(columns=columns, data=rows)}, step=step)
 
     def write(self, metrics: Values) -> None:
         self._run.log(dict(metrics), step=int(metrics["step"]))

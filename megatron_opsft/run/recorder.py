@@ -13,13 +13,13 @@ from megatron_opsft.methods.updates import describe_weights
 from megatron_opsft.preflight.run_directory import RunDir
 from megatron_opsft.records import Callback, StepResult, SyncResult, TokenScores
 from megatron_opsft.report.runs import describe_skipped
-from megatron_opsft.run.advice import AcceptanceNotes
+from megatron_opsft.run.advice import explain_empty_step
 from megatron_opsft.run.evaluations import Evaluations, ModelExports
 from megatron_opsft.run.metrics import MetricsLog
 from megatron_opsft.run.rollout_log import RolloutLog
 from megatron_opsft.run.summary import manifest_of, summarize
 from megatron_opsft.runtime.device import peak_memory_bytes
-from megatron_opsft.runtime.distributed import gather_to_main, max_over_world, wait_for_all
+from megatron_opsft.runtime.distributed import deal, max_over_world
 from megatron_opsft.runtime.durable import list_checkpoints, step_name, write_json, write_text
 from megatron_opsft.runtime.phase import Interrupted, StopSignal, Stopwatch, enter_phase
 from megatron_opsft.session import Session, log
@@ -40,7 +40,7 @@ class RunRecorder:
         self._callbacks = callbacks
         self._told: tuple[int, Path] | None = None
         self._dir = run_dir
-        self._acceptance = AcceptanceNotes(run_dir.path, session.config.rollout.max_response_tokens)
+        self._has_explained = False
         self._last_words = ""
         self._watch = Stopwatch(session.device)
         self.last_step = self._saved = last_step
@@ -74,7 +74,7 @@ class RunRecorder:
         self._settle_checkpoint(wait=False)
         enter_phase("record")
         self._rollouts.finish()
-        wait_for_all()
+        max_over_world([0.0])  # wait until every rank is here
         if self._log is None:
             return
         metrics: dict[str, float | int] = {
@@ -97,7 +97,11 @@ class RunRecorder:
             "step_seconds": watch.total(),
         }
         self._log.step(metrics)
-        self._acceptance.note(metrics)
+        if not metrics["num_accepted"] and not self._has_explained:
+            self._has_explained = True
+            limit = self._s.config.rollout.max_response_tokens
+            base = next(iter(self._evaluations.lines()), {})
+            log.warning("%s", explain_empty_step(metrics, limit, base))
         for callback in self._callbacks:
             callback.on_step(metrics)
 
@@ -116,7 +120,7 @@ class RunRecorder:
             self._log.say(f"continues from {where}: {self.last_step} of {steps} steps are done")
 
     def look(self, step: int, stop: StopSignal) -> bool:
-        """Evaluate and export what is due after `step` updates; whether `stop` came amid that.
+        """Evaluate what is due after `step` updates; whether `stop` came amid that.
 
         A run that is asked to stop leaves it to the one that resumes: its checkpoint comes first.
         """
@@ -187,7 +191,7 @@ class RunRecorder:
                 "prompt_ids": rollout.prompt_ids,
                 "response_ids": rollout.response_ids,
             }
-            for _, rollout in sorted(gather_to_main(held), key=itemgetter(0))
+            for _, rollout in sorted(deal({0: held}), key=itemgetter(0))
         ]
         if self._s.layout.is_main:
             path = self._dir.failed_batch(step)

@@ -2,7 +2,6 @@
 summary.json.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -65,28 +64,19 @@ def summarize(directory: Path, config: Config) -> dict[str, Any]:
         directory / "evals.jsonl", required=[f"eval_{key}" for key in _MEASURED]
     )
     steps = read_json_lines(directory / "metrics.jsonl", required=("num_accepted", "step_seconds"))
-    summary = before_and_after(evaluations)
+    first, last = (evaluations[0], evaluations[-1]) if evaluations else ({}, {})
+    summary: dict[str, Any] = {"base": _measured(first), "final": _measured(last)}
     best = best_evaluation(evaluations, config.eval.best_within)
     if best is not None:
-        summary["best"] = {key: best[f"eval_{key}"] for key in _MEASURED} | {"step": best["step"]}
-    summary["steps"] = config.run.steps
-    summary["skipped_steps"] = sum(line["num_accepted"] == 0 for line in steps)
-    summary["seconds"] = sum(line["step_seconds"] for line in steps)
-    summary["config_hash"] = config_hash(config)
-    return summary
+        summary["best"] = _measured(best) | {"step": best["step"]}
+    return summary | {
+        "steps": config.run.steps,
+        "skipped_steps": sum(line["num_accepted"] == 0 for line in steps),
+        "seconds": sum(line["step_seconds"] for line in steps),
+        "config_hash": config_hash(config),
+    }
 
 
-def before_and_after(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """base and final: accuracy, mean response tokens and samples of the first and of the last
-    evaluation, None where there is none; more: the same for each set of eval.more, by name.
-    """
-    first, last = (evaluations[0], evaluations[-1]) if evaluations else ({}, {})
-
-    def ends(prefix: str) -> dict[str, Any]:
-        return {
-            name: {key: line.get(f"{prefix}_{key}") for key in _MEASURED}
-            for name, line in (("base", first), ("final", last))
-        }
-
-    names = [found[1] for key in first if (found := re.fullmatch(r"eval_(\w+)_accuracy", key))]
-    return ends("eval") | {"more": {name: ends(f"eval_{name}") for name in names}}
+def _measured(evaluation: Line) -> dict[str, Any]:
+    """None for what an evaluation has not, as where there is none."""
+    return {key: evaluation.get(f"eval_{key}") for key in _MEASURED}

@@ -1,5 +1,5 @@
 """What a process was started with: streams that may go away, a terminal that obeys what is written
-to it, a locale, and a limit of its memory.
+to it, and a limit of its memory.
 """
 
 import errno
@@ -7,10 +7,8 @@ import os
 import re
 import resource
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
-
-from megatron_opsft.errors import UserError
 
 _GONE = (errno.EPIPE, errno.EIO)  # nobody reads the pipe; the terminal was closed
 # What moves the cursor, sets titles or colours, or turns the direction of writing; and halves of
@@ -25,7 +23,6 @@ _NO_SPACE = (
     "can't start new thread",
     "bad_alloc",
 )
-_LOCALE = "under this locale (see `locale`): set LC_ALL=C.UTF-8, or PYTHONUTF8=1"
 
 
 def printable(text: str) -> str:
@@ -43,32 +40,28 @@ class LastingStream:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        try:
-            return self._stream.write(text)
-        except OSError as error:
-            self._drop(error)
-            return len(text)
+        self._lasting(self._stream.write, text)
+        return len(text)
 
     def flush(self) -> None:
-        try:
-            self._stream.flush()
-        except OSError as error:
-            self._drop(error)
+        self._lasting(self._stream.flush)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
-    def _drop(self, error: OSError) -> None:
-        """From here on all that this process writes there goes nowhere; what libraries write too.
-
-        Errors: any other than that nobody reads, such as a full disk.
+    def _lasting(self, act: Callable[..., Any], *text: str) -> None:
+        """Where nobody reads any more, all that this process writes there goes nowhere from here
+        on; what libraries write too. Other errors, such as of a full disk, are raised.
         """
-        if error.errno not in _GONE:
-            raise error
-        with open(os.devnull, "w") as nowhere:
-            os.dup2(nowhere.fileno(), self._stream.fileno())
-        if self._stream is sys.__stdout__:
-            print("standard output was closed: continuing without it", file=sys.stderr)
+        try:
+            act(*text)
+        except OSError as error:
+            if error.errno not in _GONE:
+                raise
+            with open(os.devnull, "w") as nowhere:
+                os.dup2(nowhere.fileno(), self._stream.fileno())
+            if self._stream is sys.__stdout__:
+                print("standard output was closed: continuing without it", file=sys.stderr)
 
 
 def let_output_go_away() -> None:
@@ -79,23 +72,13 @@ def let_output_go_away() -> None:
     sys.stdout, sys.stderr = LastingStream(sys.stdout), LastingStream(sys.stderr)
 
 
-def check_arguments(arguments: Sequence[str]) -> None:
-    """Errors: `UserError` for an argument that is not text in this locale."""
-    for argument in arguments:
-        if any("\ud800" <= character <= "\udfff" for character in argument):
-            raise UserError(f"argument {argument!r} is not text {_LOCALE}")
-
-
-def fault_of_start(error: BaseException) -> str | None:
-    """What to change about the start, if that is what an error comes from."""
-    if isinstance(error, UnicodeEncodeError) and error.encoding != "utf-8":
-        return f"{error.object!r} cannot be written {_LOCALE}"
+def lack_of_memory(error: BaseException) -> str | None:
+    """What to change about the start, if an error comes from a limit of this process's memory."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if limit == resource.RLIM_INFINITY:
+    is_lack = isinstance(error, MemoryError) or any(text in str(error) for text in _NO_SPACE)
+    if limit == resource.RLIM_INFINITY or not is_lack:
         return None
-    if isinstance(error, MemoryError) or any(text in str(error) for text in _NO_SPACE):
-        return (
-            f"this process may have {limit >> 20} MiB of address space, which is too little "
-            "(ulimit -v): raise the limit, or lift it with `ulimit -v unlimited`"
-        )
-    return None
+    return (
+        f"this process may have {limit >> 20} MiB of address space, which is too little "
+        "(ulimit -v): raise the limit, or lift it with `ulimit -v unlimited`"
+    )

@@ -12,21 +12,16 @@ Megatron's own. What changes:
   since gloo can do no other;
 - how many tokens go to which expert-parallel rank is handed on as an array, which Megatron makes of
   it on the way from a GPU alone.
-
-`without_memory` goes one step further: CUDA then means torch's meta device, whose tensors have
-shapes and no memory, so that one process can build what it could never hold.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
 import torch
 from torch.utils._device import _device_constructors
 
-_CPU, _META = torch.device("cpu"), torch.device("meta")
-_device = _CPU  # what stands for CUDA
+stands_for_cuda = torch.device("cpu")
 _is_installed = False
 
 
@@ -42,7 +37,7 @@ def _somewhere_else(makes: Callable) -> Callable:
     @wraps(makes)
     def made(*args: Any, **kwargs: Any) -> Any:
         if kwargs and _names_cuda(kwargs.get("device")):
-            kwargs["device"] = _device
+            kwargs["device"] = stands_for_cuda
         return makes(*args, **kwargs)
 
     return made
@@ -65,7 +60,7 @@ def _map_devices() -> None:
 
     def to(self: Any, *args: Any, **kwargs: Any) -> Any:
         if args and _names_cuda(args[0]):
-            args = (_device, *args[1:])
+            args = (stands_for_cuda, *args[1:])
         return moved(self, *args, **kwargs)
 
     def type_of(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -77,20 +72,10 @@ def _map_devices() -> None:
 
 
 class _NoStream:
-    """Stands for a CUDA stream: a CPU has one queue, and it is always done."""
+    """Stands for a CUDA stream and its events: a CPU has one queue, and it is always done."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Whatever a stream is asked for by."""
-
-    def wait_stream(self, other: Any) -> None:
-        """Nothing to wait for."""
-
-    def synchronize(self) -> None:
-        """Nothing to wait for."""
-
-    def record_event(self, *args: Any) -> "_NoStream":
-        """An event that is over, too."""
-        return self
+        self.wait_stream = self.synchronize = self.record_event = lambda *unused: self
 
 
 def _get_cpu_rng_state(*args: Any, **kwargs: Any) -> torch.Tensor:
@@ -135,8 +120,8 @@ def _filled(rows: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def _there_already(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
-    """For Megatron's `maybe_move_tensor_to_cpu`; without memory there is nothing to hand on."""
-    is_there = as_numpy and torch.is_tensor(tensor) and tensor.device == _CPU
+    """For Megatron's `maybe_move_tensor_to_cpu`; on the meta device there is nothing to hand on."""
+    is_there = as_numpy and torch.is_tensor(tensor) and tensor.device.type == "cpu"
     return tensor.numpy() if is_there else tensor
 
 
@@ -151,7 +136,7 @@ def install() -> None:
     from megatron.core.transformer.moe import token_dispatcher
 
     cuda: Any = torch.cuda
-    cuda.current_device = lambda: _device
+    cuda.current_device = lambda: stands_for_cuda
     cuda.synchronize = lambda *args: None
     cuda.empty_cache = lambda: None
     cuda.current_stream = cuda.default_stream = cuda.Stream = _NoStream
@@ -168,17 +153,3 @@ def install() -> None:
     dispatcher: Any = token_dispatcher
     dispatcher.maybe_move_tensor_to_cpu = _there_already
     _map_devices()
-
-
-@contextmanager
-def without_memory() -> Iterator[torch.device]:
-    """Inside, new tensors and all that Megatron puts on CUDA live on the meta device, which is
-    handed out. `install` comes first.
-    """
-    global _device
-    _device = _META
-    try:
-        with _META:
-            yield _META
-    finally:
-        _device = _CPU

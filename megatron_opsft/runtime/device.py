@@ -1,6 +1,5 @@
 """The device a run uses, the few things that differ between devices, and memory at its peak."""
 
-import ctypes
 import importlib.util
 import os
 import platform
@@ -12,7 +11,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 import torch
 
@@ -185,48 +183,7 @@ def transformer_engine_version(device: Device) -> tuple[int, int] | None:
 
 def has_fused_weight_gradient() -> bool:
     """Whether NVIDIA Apex's gradient-accumulation kernel is there."""
-    try:
-        import fused_weight_gradient_mlp_cuda  # noqa: F401
-    except ImportError:
-        return False
-    return True
-
-
-def return_freed_memory() -> None:
-    """Let this process's resident bytes be its live ones: what is freed goes back to the system,
-    from 1 MiB on (glibc keeps up to 32 MiB of each size for later). For measurements.
-    """
-    mmap_threshold = -3
-    ctypes.CDLL(None).mallopt(mmap_threshold, 2**20)
-
-
-class PeakMemory:
-    """`with PeakMemory(device) as peak: ...`; then `peak.extra_bytes` is how much more memory this
-    process had at its highest than before: of the CUDA allocator, or resident (Linux).
-    """
-
-    extra_bytes: int = 0
-
-    def __init__(self, device: Device) -> None:
-        self._is_cuda = device.is_cuda
-
-    def __enter__(self) -> "PeakMemory":
-        if self._is_cuda:
-            torch.cuda.reset_peak_memory_stats()
-            self._before = torch.cuda.memory_allocated()
-        else:
-            Path("/proc/self/clear_refs").write_text("5")  # resets the peak
-            self._before = _status_bytes("VmRSS")
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        peak = torch.cuda.max_memory_allocated() if self._is_cuda else peak_resident_bytes()
-        self.extra_bytes = peak - self._before
+    return importlib.util.find_spec("fused_weight_gradient_mlp_cuda") is not None
 
 
 def peak_memory_bytes(device: Device) -> int:
@@ -236,10 +193,6 @@ def peak_memory_bytes(device: Device) -> int:
 
 def peak_resident_bytes() -> int:
     """Of this process since its start; 0 where the kernel does not tell."""
-    return _status_bytes("VmHWM")  # not getrusage: a child begins with its parent's peak there
-
-
-def _status_bytes(field: str) -> int:
-    status = Path("/proc/self/status")
+    status = Path("/proc/self/status")  # not getrusage: a child begins with its parent's peak there
     lines = status.read_text().splitlines() if status.is_file() else []
-    return next((int(x.split()[1]) * 1024 for x in lines if x.startswith(field + ":")), 0)
+    return next((int(x.split()[1]) * 1024 for x in lines if x.startswith("VmHWM:")), 0)

@@ -2,6 +2,7 @@
 still. Pure: no clock, no store.
 """
 
+import json
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
@@ -42,6 +43,7 @@ class Peer:
     rank: int
     name: str
     heard: float
+    word: bytes = b""  # the last one, as `Watchdog` puts it into the store
     where: str = "phase start"
     number: int = 0
     entered: float = 0.0
@@ -49,6 +51,14 @@ class Peer:
     failed_at: float = 0.0
     left: bool = False
     dead: Collection[int] = ()  # ranks of its machine whose processes have ended
+
+    def understand(self, word: bytes, now: float) -> None:
+        """It has said this."""
+        self.word, self.heard = word, now
+        self.where, self.number, age, failed, self.left, self.dead = json.loads(word)
+        self.entered = now - age
+        if failed and not self.failed:
+            self.failed, self.failed_at = tuple(failed), now
 
     def describe_silence(self, limits: Limits) -> str:
         """The message when it is not heard."""

@@ -24,7 +24,6 @@ from megatron_opsft.runtime.exchange import (
 from megatron_opsft.runtime.job import join_job, leave_job
 
 T = TypeVar("T")
-R = TypeVar("R")
 K = TypeVar("K", bound=Hashable)
 
 
@@ -178,33 +177,24 @@ def ranks_by_value(own: K) -> dict[K, tuple[int, ...]]:
 
 def sum_over_world(values: Sequence[float]) -> list[float]:
     """Elementwise float64 sums over all ranks. Collective over the world."""
-    total = torch.tensor(list(values), dtype=torch.float64)
-    dist.all_reduce(total)
-    return total.tolist()
-
-
-def sum_integers_over_world(values: Tensor) -> Tensor:
-    """Elementwise int64 sums modulo 2^64 over all ranks. Collective over the world."""
-    total = values.cpu().clone()
-    dist.all_reduce(total)
-    return total
+    return sum_over(torch.tensor(list(values), dtype=torch.float64)).tolist()
 
 
 def max_over_world(values: Sequence[float]) -> list[float]:
     """Elementwise float64 maxima over all ranks. Collective over the world."""
-    largest = torch.tensor(list(values), dtype=torch.float64)
-    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-    return largest.tolist()
+    return max_over(torch.tensor(list(values), dtype=torch.float64)).tolist()
 
 
-def sum_over(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """The tensor itself, now the elementwise sum over the group's ranks. Collective over it."""
+def sum_over(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+    """The tensor itself, now the elementwise sum over the group's ranks, by default all. Collective
+    over it.
+    """
     dist.all_reduce(tensor, group=group)
     return tensor
 
 
-def max_over(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """The tensor itself, now the elementwise maximum over the group's ranks. Collective over it."""
+def max_over(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+    """As `sum_over`, of the elementwise maximum."""
     dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=group)
     return tensor
 
@@ -231,21 +221,11 @@ def any_over_world(flag: bool) -> bool:
     return sum_over_world([float(flag)])[0] > 0
 
 
-def wait_for_all() -> None:
-    """Wait until every rank has called it. Collective over the world."""
-    sum_over_world([0.0])
-
-
 def broadcast_object(value: T) -> T:
     """Rank 0's value on every rank. Collective over the world."""
     box = [value]
     dist.broadcast_object_list(box, src=0)
     return box[0]
-
-
-def gather_to_main(items: Sequence[T]) -> list[T]:
-    """Every rank's items in rank order on rank 0; empty elsewhere. Collective over the world."""
-    return deal({0: items})
 
 
 def deal(items_for: Mapping[int, Sequence[T]]) -> list[T]:
@@ -265,9 +245,7 @@ class _SumOverContext(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, part: Tensor) -> Tensor:
-        total = part.clone()
-        dist.all_reduce(total, group=parallel_state.get_context_parallel_group())
-        return total
+        return sum_over(part.clone(), parallel_state.get_context_parallel_group())
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:

@@ -79,6 +79,13 @@ def write_bytes(path: Path, data: bytes) -> None:
             raise
 
 
+def write_files(directory: Path, files: Mapping[str, bytes]) -> None:
+    """`write_bytes` of files of the given relative names and contents."""
+    for name, content in files.items():
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(directory / name, content)
+
+
 def append_line(path: Path, line: str) -> None:
     """Add a line, whole or not at all unless the machine fails. Errors: as of `write_bytes`."""
     data = memoryview(line.encode("utf-8") + b"\n")
@@ -112,6 +119,18 @@ def whole_lines(path: Path) -> Iterator[bytes]:
                     )
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path} cannot be read: {error}; restore or delete it") from error
+
+
+def json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects in `whole_lines`. Errors: `UserError`, also for a line that is no JSON object."""
+    for number, line in enumerate(whole_lines(path), start=1):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            row = None
+        if not isinstance(row, dict):
+            raise UserError(f"{path}:{number}: not a JSON object; restore the file")
+        yield row
 
 
 def write_packed_lines(path: Path, rows: Iterable[Mapping[str, Any]], *, level: int) -> None:
@@ -188,6 +207,9 @@ def write_at(file: int, data: memoryview, offset: int) -> None:
         data, offset = data[written:], offset + written
 
 
+_NUMBER = "[0-9]{6}|[1-9][0-9]{6,}"  # of a step, as `step_name` writes it
+
+
 def step_name(step: int, before: str = "step_", behind: str = "") -> str:
     """The name of what belongs to a step, with at least six digits."""
     return f"{before}{step:06d}{behind}"
@@ -195,11 +217,8 @@ def step_name(step: int, before: str = "step_", behind: str = "") -> str:
 
 def step_in(name: str, before: str = "step_", behind: str = "") -> int | None:
     """The step whose `step_name` this is, exactly; None for any other name."""
-    found = re.fullmatch(f"{re.escape(before)}([0-9]{{6,}}){re.escape(behind)}", name)
-    if found is None:
-        return None
-    step = int(found[1])
-    return step if step_name(step, before, behind) == name else None
+    found = re.fullmatch(f"{re.escape(before)}({_NUMBER}){re.escape(behind)}", name)
+    return int(found[1]) if found else None
 
 
 def in_step_order(
@@ -227,8 +246,6 @@ def rollout_files(directory: Path) -> list[tuple[int, Path]]:
     """(step, path) of the files with responses, by step and rank; others are left out."""
     found = []
     for path in directory.glob("*"):
-        if match := re.fullmatch("step_([0-9]{6,})(?:_rank_([0-9]{4,}))?[.]jsonl[.]gz", path.name):
-            step, rank = int(match[1]), int(match[2]) if match[2] else None
-            if path.name == rollout_name(step, rank):
-                found.append((step, rank or 0, path))
+        if match := re.fullmatch(f"step_({_NUMBER})(?:_rank_([0-9]{{4,}}))?.jsonl.gz", path.name):
+            found.append((int(match[1]), int(match[2] or 0), path))
     return [(step, path) for step, _, path in sorted(found)]

@@ -125,7 +125,9 @@ def _meet_ranks(rank: int, world_size: int, patience: timedelta) -> Any:
             time.sleep(_POLL_SECONDS)
             if time.monotonic() > deadline:
                 late = {*range(world_size)} - {*map(int, start.get("came").split())}
-                start.compare_set("outcome", "", f"{_name_ranks(late)} did not join {within}")
+                more = f" and {len(late) - 1} more" if len(late) > 1 else ""
+                said = f"rank {min(late, default=0)}{more} did not join {within}"
+                start.compare_set("outcome", "", said)
         outcome = start.get("outcome").decode()
     except dist.DistNetworkError:
         raise RanksMissing("rank 0 ended before all ranks had joined") from None
@@ -134,11 +136,6 @@ def _meet_ranks(rank: int, world_size: int, patience: timedelta) -> Any:
             time.sleep(_HEAR_SECONDS)  # the store may be in this process
         raise RanksMissing(outcome)
     return store
-
-
-def _name_ranks(ranks: set[int]) -> str:
-    more = f" and {len(ranks) - 1} more" if len(ranks) > 1 else ""
-    return f"rank {min(ranks, default=0)}{more}"
 
 
 def _wait_for_first(deadline: float, within: str) -> None:

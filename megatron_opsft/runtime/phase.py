@@ -44,7 +44,7 @@ class Phase:
 
 @dataclass(slots=True)
 class Count:
-    """How far this process is within its phase, where that can be counted.
+    """How many of its phase's responses this process has.
 
     tokens: drawn so far, of the responses that are not done too; max_tokens: of all of them at
     most.
@@ -52,22 +52,25 @@ class Count:
 
     done: int = 0
     total: int = 0
-    what: str = ""
     tokens: int = 0
     max_tokens: int = 0
     began: float = field(default_factory=time.monotonic)
 
-    def describe_rate(self, now: float) -> str:
-        """Such as `, 812 tokens/s, at most 240 s left`; "" before the first token."""
-        seconds = now - self.began
-        if not self.tokens or seconds <= 0:
+    def describe(self, now: float) -> str:
+        """Such as `, 128 of 512 responses on this rank, 812 tokens/s, at most 240 s left`; "" where
+        nothing is counted.
+        """
+        if not self.total:
             return ""
-        rate = self.tokens / seconds
-        if self.done:
-            left = f"about {seconds / self.done * (self.total - self.done):,.0f}"
-        else:
+        text = f", {self.done} of {self.total} responses on this rank"
+        seconds = now - self.began
+        if self.tokens and seconds > 0:
+            rate = self.tokens / seconds
             left = f"at most {(self.max_tokens - self.tokens) / rate:,.0f}"
-        return f", {rate:,.0f} tokens/s, {left} s left"
+            if self.done:
+                left = f"about {seconds / self.done * (self.total - self.done):,.0f}"
+            text += f", {rate:,.0f} tokens/s, {left} s left"
+        return text
 
 
 class Interrupted(Exception):
@@ -94,12 +97,10 @@ def enter_phase(name: str, step: int | None = None) -> None:
     )
 
 
-def expect(total: int, what: str, max_tokens: int = 0) -> None:
-    """The phase ends when this many are done; what: such as `responses`. max_tokens: of all
-    of them.
-    """
+def expect(total: int, max_tokens: int = 0) -> None:
+    """The phase ends when this many responses are done. max_tokens: of all of them."""
     global _count
-    _count = Count(total=total, what=what, max_tokens=max_tokens)
+    _count = Count(total=total, max_tokens=max_tokens)
 
 
 def count_done(number: int) -> None:
@@ -209,13 +210,9 @@ def _watch(over: threading.Event, every_seconds: float) -> None:
 
 def describe_progress(seconds: float) -> str:
     """Such as `step 3, rollout: 60 s, 128 of 512 responses on this rank`."""
-    phase, count = current_phase(), _count
+    phase = current_phase()
     where = f"step {phase.step}, {phase.name}" if phase.step else phase.name
-    how_far = ""
-    if count.total:
-        how_far = f", {count.done} of {count.total} {count.what} on this rank"
-        how_far += count.describe_rate(time.monotonic())
-    return f"{where}: {seconds:.0f} s{how_far}"
+    return f"{where}: {seconds:.0f} s{_count.describe(time.monotonic())}"
 
 
 class StopSignal:

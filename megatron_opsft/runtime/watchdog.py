@@ -84,7 +84,6 @@ class Watchdog:
             Peer(rank=p.rank, name=f"rank {p.rank} on {p.host}", heard=now, entered=now)
             for p in (processes if job.is_main else processes[:1])
         ]
-        self._words = [b""] * len(self._peers)
         elsewhere = (p.rank for p in processes if p.host != processes[0].host)
         self._deputy = next(elsewhere, min(1, job.world_size - 1))
         self._failed: tuple[int, str] | None = None
@@ -153,10 +152,9 @@ class Watchdog:
         """Read what those have said whom this rank judges; the end, if the job is to end."""
         words = self._store.multi_get([self._key(peer.rank) for peer in self._peers])
         now = time.monotonic()
-        for index, (peer, word) in enumerate(zip(self._peers, words, strict=True)):
-            if word != self._words[index]:
-                self._words[index] = word
-                _understand(peer, word, now)
+        for peer, word in zip(self._peers, words, strict=True):
+            if word != peer.word:
+                peer.understand(word, now)
         if not self._job.is_main:  # its failure is judged by itself, when it has heard all
             self._peers[0].failed = None
             self._peers[0].dead = [mate.rank for mate in self._mates if not mate.is_running]
@@ -193,30 +191,23 @@ class Watchdog:
             return
         if diagnosis.kind == "stuck" and diagnosis.rank == self._job.rank:
             faulthandler.dump_traceback()  # where it is stuck, of all threads
-        self._speak(diagnosis)
-        self._kill(diagnosis)
+        # Who fails by itself says so itself; for the others rank 0 does; for rank 0 one rank that
+        # does not go with its machine, if there is one.
+        is_gone = diagnosis.rank == 0 and diagnosis.kind != "stuck"
+        if diagnosis.kind != "failed" and self._job.rank == (self._deputy if is_gone else 0):
+            sys.stderr.write(f"error: {diagnosis.message}\n")  # at once: others write there too
+            sys.stderr.flush()
+        # A process that is stopped ends neither by itself nor on SIGTERM.
+        for mate in self._mates:
+            if diagnosis.kind == "silent" and mate.rank == diagnosis.rank and mate.is_running:
+                with suppress(ProcessLookupError):
+                    os.kill(mate.pid, signal.SIGKILL)
         if self._job.is_main:
             self._wait_for_others(diagnosis)
         self._diagnosis = diagnosis
         self._told.set()
         if self._failed is None:
             os._exit(diagnosis.code)
-
-    def _speak(self, diagnosis: Diagnosis) -> None:
-        """Who fails by itself says so itself; for the others rank 0 does; for rank 0 one rank that
-        does not go with its machine, if there is one.
-        """
-        is_gone = diagnosis.rank == 0 and diagnosis.kind != "stuck"
-        if diagnosis.kind != "failed" and self._job.rank == (self._deputy if is_gone else 0):
-            sys.stderr.write(f"error: {diagnosis.message}\n")  # at once: others write there too
-            sys.stderr.flush()
-
-    def _kill(self, diagnosis: Diagnosis) -> None:
-        """A process that is stopped ends neither by itself nor on SIGTERM."""
-        for mate in self._mates:
-            if diagnosis.kind == "silent" and mate.rank == diagnosis.rank and mate.is_running:
-                with suppress(ProcessLookupError):
-                    os.kill(mate.pid, signal.SIGKILL)
 
     def _wait_for_others(self, diagnosis: Diagnosis) -> None:
         """Until they have read the end: the store may go with this process."""
@@ -228,13 +219,6 @@ class Watchdog:
                 if time.monotonic() > deadline:
                     break
                 time.sleep(_URGENT_SECONDS / 2)
-
-
-def _understand(peer: Peer, word: bytes, now: float) -> None:
-    peer.where, peer.number, age, failed, peer.left, peer.dead = json.loads(word)
-    peer.heard, peer.entered = now, now - age
-    if failed and not peer.failed:
-        peer.failed, peer.failed_at = tuple(failed), now
 
 
 @contextmanager

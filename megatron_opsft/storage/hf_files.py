@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -14,9 +15,6 @@ from megatron_opsft.storage.regions import Region
 from megatron_opsft.weights.rectangles import Rect, whole
 from megatron_opsft.weights.rules import EMBEDDING, TIED_HEAD, WeightTable
 
-COMPARED_ROWS = 8192  # of the head and the embedding at a time: bounds the memory of the comparison
-
-
 SAFETENSORS_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
@@ -27,7 +25,7 @@ def read_regions(path: Path) -> dict[str, Region]:
     or holds another dtype than float32, float16, bfloat16.
     """
     if not path.is_file():
-        raise UserError(f"shard {path} is missing; the index lists it")
+        raise UserError(f"shard {path} is missing; {INDEX_NAME} lists it")
     try:
         with safe_open(path, framework="pt"):  # checks the header, and does not tell offsets
             pass
@@ -59,23 +57,17 @@ class HfTensors:
     """
 
     def __init__(self, model_dir: Path) -> None:
-        """UserError, naming file and tensor, unless every shard is whole and fits the index; one
-        file of all weights comes before an index, as in transformers.
+        """UserError, naming the file, unless every shard is whole; one file of all weights comes
+        before an index, as in transformers.
         """
         self.model_dir = Path(model_dir)
+        self._open = cache(partial(safe_open, framework="pt"))
         self._regions: dict[str, Region] = {}
-        if (self.model_dir / SINGLE_NAME).is_file():
-            self._regions = read_regions(self.model_dir / SINGLE_NAME)
-        elif (self.model_dir / INDEX_NAME).is_file():
-            self._read_indexed(self.model_dir / INDEX_NAME)
-        else:
-            raise UserError(
-                f"{model_dir} holds no weights: neither {SINGLE_NAME} nor {INDEX_NAME}; download "
-                "or convert the model again, or let transformers save it (save_pretrained)"
-            )
+        for file in _weight_files(self.model_dir):
+            self._regions |= read_regions(self.model_dir / file)
 
     def dtype(self, name: str) -> torch.dtype:
-        return self.region(name).dtype
+        return self._regions[name].dtype
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: region.shape for name, region in self._regions.items()}
@@ -84,52 +76,35 @@ class HfTensors:
         """The weight files, each once."""
         return tuple(dict.fromkeys(region.path for region in self._regions.values()))
 
-    def region(self, name: str) -> Region:
-        """Where a tensor lies; UserError for a name that is not there."""
-        if name not in self._regions:
-            raise UserError(f"{self.model_dir} holds no tensor {name}")
-        return self._regions[name]
-
     def read(self, rect: Rect) -> Tensor:
-        """A rectangle of a tensor; file's dtype, CPU.
-
-        The result is a view of the mapped file (not contiguous where columns are cut): copy it, do
-        not write to it. Only what is touched gets into memory.
-        """
-        rows = self.region(rect.tensor).rows(rect.row0, rect.row1)
-        return rows if rows.dim() == 1 else rows[:, rect.col0 : rect.col1]
+        """A rectangle of a tensor; file's dtype, CPU."""
+        stored = self._open(self._regions[rect.tensor].path).get_slice(rect.tensor)
+        rows = slice(rect.row0, rect.row1)
+        is_matrix = len(stored.get_shape()) == 2
+        return stored[rows, rect.col0 : rect.col1] if is_matrix else stored[rows]
 
     def copy_rows(self, name: str, start: int, stop: int, out: Tensor) -> None:
         """`tensor[start:stop]`, read from disk and cast into `out`, which has that shape."""
-        self.region(name).copy_rows(start, stop, out, name)
-
-    def _read_indexed(self, index: Path) -> None:
-        weight_map = _read_weight_map(index)
-        for file in dict.fromkeys(weight_map.values()):
-            path = self.model_dir / file
-            for name, region in read_regions(path).items():
-                if weight_map.get(name) != file:
-                    raise UserError(
-                        f"{path} holds tensor {name}, which {index.name} does not list for it"
-                    )
-                self._regions[name] = region
-        for name, file in weight_map.items():
-            if name not in self._regions:
-                raise UserError(f"{index} says that tensor {name} is in {file}, but it is not")
+        self._regions[name].copy_rows(start, stop, out, name)
 
 
-def _read_weight_map(index: Path) -> dict[str, str]:
-    """Tensor name -> file name."""
+def _weight_files(model_dir: Path) -> list[str]:
+    """Names of the files with a model's weights. Errors: `UserError` where there are none."""
+    if (model_dir / SINGLE_NAME).is_file():
+        return [SINGLE_NAME]
+    index = model_dir / INDEX_NAME
+    if not index.is_file():
+        raise UserError(
+            f"{model_dir} holds no weights: neither {SINGLE_NAME} nor {INDEX_NAME}; download "
+            "or convert the model again, or let transformers save it (save_pretrained)"
+        )
     try:
-        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{index} is not an index with a weight_map: {error!r}") from None
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise UserError(f"{index}: weight_map must be a non-empty object")
-    for name, file in weight_map.items():
-        if not isinstance(file, str) or Path(file).name != file:
-            raise UserError(f"{index}: tensor {name} is mapped to {file!r}, not to a file name")
-    return weight_map
+        files = [*dict.fromkeys(json.loads(index.read_text("utf-8"))["weight_map"].values())]
+        if files and all(Path(file).name == file for file in files):
+            return files
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        pass
+    raise UserError(f"{index} is not an index: its weight_map must map tensors to file names")
 
 
 def check_checkpoint(tensors: HfTensors, table: WeightTable) -> None:
@@ -144,12 +119,9 @@ def check_checkpoint(tensors: HfTensors, table: WeightTable) -> None:
         return
     name = EMBEDDING.hf_tensors[0][0]
     embedding = whole(name, tensors.shapes()[name])
-    for start in range(0, embedding.row1, COMPARED_ROWS):
-        stop = min(start + COMPARED_ROWS, embedding.row1)
-        rows = replace(embedding, row0=start, row1=stop)
-        if not torch.equal(tensors.read(replace(rows, tensor=TIED_HEAD)), tensors.read(rows)):
-            raise UserError(
-                f"{tensors.model_dir}: config.json says tie_word_embeddings=true, but {TIED_HEAD} "
-                f"differs from {embedding.tensor}; set tie_word_embeddings to false if the head is "
-                "meant to differ"
-            )
+    if not torch.equal(tensors.read(replace(embedding, tensor=TIED_HEAD)), tensors.read(embedding)):
+        raise UserError(
+            f"{tensors.model_dir}: config.json says tie_word_embeddings=true, but {TIED_HEAD} "
+            f"differs from {embedding.tensor}; set tie_word_embeddings to false if the head is "
+            "meant to differ"
+        )

@@ -1,8 +1,7 @@
 """Writing a Hugging Face model directory: in any order, and visible only when complete.
 
 Every byte of an output has its place before the first one is written, so tensors can be written in
-any order and by several threads, and nothing is held back in memory (safetensors' own writer needs
-a whole shard at once).
+any order, and nothing is held back in memory (safetensors' own writer needs a whole shard at once).
 """
 
 import json
@@ -12,10 +11,12 @@ from math import prod
 from pathlib import Path
 
 import torch
+from huggingface_hub import split_state_dict_into_shards_factory
 from torch import Tensor
 
+from megatron_opsft.runtime.durable import write_files
 from megatron_opsft.storage.hf_files import SAFETENSORS_DTYPES
-from megatron_opsft.storage.model_paths import INDEX_NAME, SINGLE_NAME
+from megatron_opsft.storage.model_paths import INDEX_NAME
 from megatron_opsft.storage.partial import PartialFiles, PlannedFile, written_whole
 from megatron_opsft.storage.regions import Region, check_cast
 from megatron_opsft.storage.replacing import check_out
@@ -76,25 +77,18 @@ def hf_layout(
 ) -> FileLayout:
     """A Hugging Face directory: safetensors shards of at most `max_shard_bytes`, and their index.
 
-    Tensors keep the given order; a larger one gets a file of its own. Names follow the hub's
-    convention. dtype: one of SAFETENSORS_DTYPES.
+    A larger tensor gets a file of its own. Names follow the hub's convention. dtype: one of
+    SAFETENSORS_DTYPES.
     """
-    groups: list[list[str]] = [[]]
-    filled = 0
-    for name, shape in shapes.items():
-        size = prod(shape) * dtype.itemsize
-        if groups[-1] and filled + size > max_shard_bytes:
-            groups.append([])
-            filled = 0
-        groups[-1].append(name)
-        filled += size
-    count = len(groups)
-    file_names = [f"model-{i:05d}-of-{count:05d}.safetensors" for i in range(1, count + 1)]
-    if count == 1:
-        file_names = [SINGLE_NAME]
+    split = split_state_dict_into_shards_factory(
+        dict(shapes),
+        get_storage_size=lambda shape: prod(shape) * dtype.itemsize,
+        filename_pattern="model{suffix}.safetensors",
+        max_shard_size=max_shard_bytes,
+    )
     files: list[PlannedFile] = []
     targets: list[Target] = []
-    for file_name, names in zip(file_names, groups, strict=True):
+    for file_name, names in split.filename_to_tensors.items():
         header, offsets, num_bytes = _safetensors(names, shapes, dtype)
         files.append(PlannedFile(file_name, num_bytes, ((0, header),)))
         for name, offset in offsets.items():
@@ -102,9 +96,8 @@ def hf_layout(
             region = Region(Path(file_name), offset, tuple(shapes[name]), dtype)
             targets.append(Target(name, region, (Copy(rect, rect),)))
     layout = FileLayout(tuple(files), tuple(targets), {})
-    if count > 1:
-        weight_map = {target.name: str(target.region.path) for target in targets}
-        index = {"metadata": {"total_size": layout.num_bytes}, "weight_map": weight_map}
+    if split.is_sharded:
+        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         layout.small_files[INDEX_NAME] = (json.dumps(index, indent=2) + "\n").encode()
     return layout
 
@@ -174,17 +167,14 @@ def write_hf_model(
     disk; after an error nothing is left.
     Errors: `UserError` if `out_dir` exists, or with `overwrite` is what may not be deleted; if
     another process writes there; for a value that is too large for the dtype; for a failed write.
-    ValueError for a wrong, repeated or missing name, or a wrong shape.
+    ValueError for a missing name.
     """
     check_out(out_dir, [source_dir], overwrite=overwrite)
     layout = hf_layout(shapes, dtype, max_shard_bytes)
     remaining = {target.name: target.region for target in layout.targets}
-    with written_whole(out_dir) as partial:
-        partial.open_files(layout.files)
-        partial.write_small(side_files(source_dir, dtype) | layout.small_files)
+    with written_whole(out_dir, layout.files) as partial:
+        write_files(partial.directory, side_files(source_dir, dtype) | layout.small_files)
         for name, tensor in tensors:
-            if name not in remaining:
-                raise ValueError(f"tensor {name} is not expected, or was already written")
             _write(partial, remaining.pop(name), name, tensor.detach().to("cpu"))
         if remaining:
             raise ValueError(f"tensors never written: {', '.join(sorted(remaining)[:8])}")
@@ -192,8 +182,7 @@ def write_hf_model(
 
 def _write(partial: PartialFiles, region: Region, name: str, tensor: Tensor) -> None:
     """Casts a tensor and puts it in its place."""
-    if tuple(tensor.shape) != region.shape:
-        raise ValueError(f"tensor {name} has shape {list(tensor.shape)}, not {list(region.shape)}")
+    assert tuple(tensor.shape) == region.shape, name
     cast = tensor.to(region.dtype)
     check_cast(tensor, cast, f"tensor {name}")
     data = cast.contiguous().reshape(-1).view(torch.uint8).numpy().data

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from megatron_opsft.architectures.template import ShardKind
 from megatron_opsft.errors import UserError
-from megatron_opsft.storage.dist_metadata import Chunk, locate, read_metadata, read_record
+from megatron_opsft.storage.dist_metadata import Chunk, locate, read_metadata
 from megatron_opsft.storage.hf_files import HfTensors, check_checkpoint
 from megatron_opsft.storage.model_paths import is_dist_checkpoint
 from megatron_opsft.storage.regions import Region
@@ -72,13 +72,6 @@ class MegatronTensors:
 
     def _match(self) -> None:
         """Find the entry of every parameter; strict both ways."""
-        record, vocab_size = read_record(self.model_dir), self._table.shape.vocab_size
-        if record is not None and record["vocab_size"] != vocab_size:
-            # The padding hides it: the padded embedding could be one of either size.
-            raise UserError(
-                f"{self.model_dir}: config.json says vocab_size={vocab_size}, but the checkpoint "
-                f"was made with {record['vocab_size']}"
-            )
         for rule in self._table.exported:
             candidates = (entry_of(rule.mcore_name), *other_entries(rule.mcore_name))
             entry = next((p for p in candidates if p.key in self._stored), None)

@@ -1,16 +1,10 @@
 """Where a model is, and the names of its files; reads no weights, and needs no torch."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.runtime.durable import list_checkpoints
-from megatron_opsft.runtime.libraries import (
-    check_fetched,
-    describe_offline,
-    is_offline,
-    prepare_hub,
-)
+from megatron_opsft.runtime.libraries import check_fetched, is_offline
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
@@ -23,7 +17,7 @@ TORCH_DIST_FORMAT = {
     "common_backend": "torch",
     "common_backend_version": 1,
 }
-RECORD_NAME = "conversion.json"  # of a converted checkpoint: its vocabulary, and a SHA-256
+RECORD_NAME = "conversion.json"  # marks a converted checkpoint, which may be overwritten
 ADAPTER_NAME = "adapter_config.json"  # of what PEFT saves
 TINY_REASONER = "tiny_reasoner"
 ASSETS = Path(__file__).parent.parent / "assets"
@@ -36,18 +30,16 @@ HUB_PATTERNS = [
 HUB_IGNORED = ["consolidated*", "onnx/*", "original/*", "*/*.safetensors"]
 
 
-def resolve_model(
-    name: str, patterns: Sequence[str] = HUB_PATTERNS, *, option: str = "model.path"
-) -> Path:
+def resolve_model(name: str, *, option: str = "model.path") -> Path:
     """The directory of a model: a directory itself, such as a checkpoint, that of a run (whose
     `hf/` is meant), `tiny_reasoner` (shipped), or a hub name.
 
-    Of a hub name the files that fit the patterns are downloaded once to the Hugging Face cache;
-    UserError where they cannot be. option: what errors call the name.
+    Of a hub name the files are downloaded once to the Hugging Face cache; UserError where they
+    cannot be. option: what errors call the name.
     """
     directory = local_model(name, option=option)
     if directory is None:
-        directory = _from_hub(name, patterns, option)
+        directory = _from_hub(name, HUB_PATTERNS, option)
         _check_complete(directory, option)
     return directory
 
@@ -117,21 +109,18 @@ def newest_checkpoint(directory: Path) -> Path:
     return there[-1] if there else directory
 
 
-def _from_hub(name: str, patterns: Sequence[str], option: str) -> Path:
+def _from_hub(name: str, patterns: list[str], option: str) -> Path:
     """The cached snapshot of a hub name, with the files that fit the patterns."""
-    prepare_hub()
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:
-        return Path(
-            snapshot_download(name, allow_patterns=list(patterns), ignore_patterns=HUB_IGNORED)
-        )
+        return Path(snapshot_download(name, allow_patterns=patterns, ignore_patterns=HUB_IGNORED))
     except (OSError, HfHubHTTPError, HFValidationError) as error:
         if is_offline():
             raise UserError(
                 f"{option}={name} is neither a local directory nor in the Hugging Face cache, and "
-                f"{describe_offline()}; download it where there is a network and give its directory"
+                "HF_HUB_OFFLINE=1 is set; download it where there is a network"
             ) from None
         reason = next((line for line in str(error).splitlines() if line.strip()), "")
         raise UserError(

@@ -4,15 +4,15 @@ Beside `NAME` stands `.NAME.partial/`: `data/` becomes the output, `lock` is hel
 it, `replaced/` is what had the name before, for the moment between two renames.
 """
 
-import fcntl
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from megatron_opsft.errors import UserError
-from megatron_opsft.runtime.durable import publish, put_back, remove, write_bytes
+from megatron_opsft.runtime.durable import publish, put_back, remove
 from megatron_opsft.storage.direct_io import DirectFile
 
 
@@ -30,41 +30,18 @@ class PlannedFile:
     constants: tuple[tuple[int, bytes], ...]
 
 
+@dataclass(frozen=True, slots=True)
 class PartialFiles:
-    """What is written of an output. files: the large ones, by name, while they are open."""
+    """What is written of an output. files: the large ones, by name."""
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self.files: dict[str, DirectFile] = {}
-
-    def open_files(self, planned: Sequence[PlannedFile]) -> None:
-        """Make the large files. `OSError`."""
-        for each in planned:
-            file = self.files[each.name] = DirectFile(self._directory / each.name, each.num_bytes)
-            for offset, content in each.constants:
-                file.write(content, offset)
-
-    def write_small(self, files: Mapping[str, bytes]) -> None:
-        """Files of the given relative names and contents. `OSError`, `FullDiskError`."""
-        for name, content in files.items():
-            (self._directory / name).parent.mkdir(parents=True, exist_ok=True)
-            write_bytes(self._directory / name, content)
-
-    def close(self, *, sync: bool) -> None:
-        """sync: the large files are on disk then. `OSError`."""
-        while self.files:
-            file = self.files.popitem()[1]
-            try:
-                if sync:
-                    file.sync()
-            finally:
-                file.close()
+    directory: Path
+    files: dict[str, DirectFile]
 
 
 @contextmanager
-def written_whole(out_dir: Path) -> Iterator[PartialFiles]:
-    """An empty directory, which is `out_dir` after the block; after an error nothing is left, and
-    what had the name before still has it.
+def written_whole(out_dir: Path, planned: Sequence[PlannedFile] = ()) -> Iterator[PartialFiles]:
+    """A directory with the planned files alone, which is `out_dir` after the block; after an error
+    nothing is left, and what had the name before still has it.
 
     What a killed process leaves stays hidden, and the next one begins anew.
     Errors: `UserError` for an `OSError` inside, and where another process writes there.
@@ -76,13 +53,19 @@ def written_whole(out_dir: Path) -> Iterator[PartialFiles]:
             put_back(replaced, out_dir)  # the try before may have ended between two renames
             remove(data, quietly=True)
             data.mkdir()
-            partial = PartialFiles(data)
             try:
-                yield partial
-                partial.close(sync=True)  # on NFS files that are open cannot be removed
+                with ExitStack() as opened:  # on NFS files that are open cannot be removed
+                    files = {}
+                    for each in planned:
+                        file = DirectFile(data / each.name, each.num_bytes)
+                        files[each.name] = opened.enter_context(closing(file))
+                        for offset, content in each.constants:
+                            file.write(content, offset)
+                    yield PartialFiles(data, files)
+                    for file in files.values():
+                        file.sync()
                 publish(data, out_dir, replaced)
             finally:
-                partial.close(sync=False)
                 remove(data, quietly=True)
                 remove(replaced, quietly=True)
     except OSError as error:
@@ -97,33 +80,19 @@ def _held(place: Path, out_dir: Path) -> Iterator[None]:
     """The directory `place` is there and is this process's; afterwards it is gone, unless something
     is in it. A kill lets go of it. Errors: `OSError`; `UserError` where another process holds it.
     """
-    lock = place / "lock"
-    while (handle := _lock(lock, out_dir)) is None:
-        pass
+    place.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(place / "lock", timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise UserError(
+            f"{out_dir} is being written by another process; wait for it, or choose another "
+            "directory"
+        ) from None
     try:
         yield
     finally:
-        with suppress(OSError):  # on NFS it goes when it is closed
-            lock.unlink()  # still held, so that nobody else begins to use it
-        os.close(handle)
+        (place / "lock").unlink(missing_ok=True)  # on NFS it goes when it is closed
+        lock.release()
         with suppress(OSError):  # another process begins anew there, or holds a file of it
             place.rmdir()
-
-
-def _lock(path: Path, out_dir: Path) -> int | None:
-    """The open file, locked; None where the process that held it is just removing it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with suppress(FileNotFoundError), ExitStack() as stack:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        stack.callback(os.close, handle)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(
-                f"{out_dir} is being written by another process; wait for it, or choose another "
-                "directory"
-            ) from None
-        if os.path.samestat(os.fstat(handle), path.stat()):
-            stack.pop_all()
-            return handle
-    return None

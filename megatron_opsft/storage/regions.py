@@ -1,15 +1,19 @@
-"""Tensors as they lie in files: contiguous bytes at an offset, mapped or read in pieces."""
+"""Tensors as they lie in files: contiguous bytes at an offset, read in pieces; and where they lie
+in archives of `torch.save`.
+"""
 
-import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.checkpoint.utils import _create_file_view
 
-from megatron_opsft.errors import UserError
+from megatron_opsft.errors import UserError, first_line
 from megatron_opsft.storage.direct_io import Staging
 
 _staging = Staging()
@@ -37,30 +41,6 @@ class Region:
         """Where a row begins in the file."""
         return self.offset + row * self.row_bytes
 
-    def rows(self, start: int, stop: int) -> Tensor:
-        """Rows along axis 0: a view of a mapping that lives as long as the tensor.
-
-        Errors: `UserError` when the file cannot be opened or has become shorter.
-        """
-        shape = (stop - start, *self.shape[1:])
-        first, num_bytes = self.offset_of(start), (stop - start) * self.row_bytes
-        if num_bytes == 0:
-            return torch.empty(shape, dtype=self.dtype)
-        aligned = first - first % mmap.ALLOCATIONGRANULARITY
-        try:
-            with open(self.path, "rb") as file:
-                # Copy on write: torch wants writable memory, and the file must not change.
-                mapped = mmap.mmap(
-                    file.fileno(),
-                    first - aligned + num_bytes,
-                    access=mmap.ACCESS_COPY,
-                    offset=aligned,
-                )
-        except (OSError, ValueError) as error:
-            raise UserError(f"{self.path} cannot be read: {error}") from None
-        flat = torch.frombuffer(mapped, dtype=self.dtype, count=prod(shape), offset=first - aligned)
-        return flat.view(shape)
-
     def copy_rows(self, start: int, stop: int, out: Tensor, name: str) -> None:
         """Rows along axis 0, read from disk and cast into `out`, which has their shape.
 
@@ -75,7 +55,9 @@ class Region:
                 data = _staging.read(self.path, offset, num_bytes)
             except (OSError, EOFError) as error:
                 raise UserError(f"{self.path} cannot be read: {error}") from None
-            rows = _typed(data, self.dtype, offset).view(last - first, *self.shape[1:])
+            # A copy where no such tensor can begin at their offset.
+            begins = data if offset % self.dtype.itemsize == 0 else bytearray(data)
+            rows = torch.frombuffer(begins, dtype=self.dtype).view(last - first, *self.shape[1:])
             target = out[first - start : last - start]
             target.copy_(rows)
             check_cast(rows, target, f"{self.path}: tensor {name}")
@@ -95,15 +77,49 @@ def check_cast(values: Tensor, cast: Tensor, what: str) -> None:
         )
 
 
-def _typed(data: memoryview, dtype: torch.dtype, offset: int) -> Tensor:
-    """The bytes as a flat tensor; a copy of them where no such tensor can begin at their offset."""
-    if offset % dtype.itemsize:
-        return torch.frombuffer(bytearray(data), dtype=dtype)
-    return torch.frombuffer(data, dtype=dtype)
-
-
 def row_chunks(start: int, stop: int, row_bytes: int) -> Iterator[tuple[int, int]]:
     """[start, stop) in consecutive ranges of at most CHUNK_BYTES, but of at least one row."""
     step = max(1, CHUNK_BYTES // max(row_bytes, 1))
     for first in range(start, stop, step):
         yield first, min(first + step, stop)
+
+
+def archived_tensor(path: Path, start: int, length: int, what: str) -> Region:
+    """Where the tensor lies that `torch.save` wrote into these bytes of a file; nothing else is
+    unpickled.
+
+    Errors: `UserError` naming `what` for an archive that does not fill these bytes, is damaged, or
+    holds no contiguous tensor.
+    """
+    try:
+        file = open(path, "rb")  # noqa: SIM115 - closed below
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+    with file:
+        if min(start, length) < 0:
+            raise UserError(f"{what} is damaged: it begins before its file")
+        archive: Any = _create_file_view(file, start, length)
+        # A reader alone would find an archive that is shifted, too.
+        first = archive.read(4)
+        archive.seek(max(0, length - 22))
+        if (first, archive.read(4)) != (b"PK\x03\x04", b"PK\x05\x06"):
+            raise UserError(f"{what} is damaged: no torch archive begins and ends there")
+        archive.seek(0)
+        try:
+            with FakeTensorMode():
+                tensor = torch.load(archive, weights_only=True, map_location="cpu")
+        except Exception as error:  # a damaged archive can fail anywhere in torch's reader
+            raise UserError(f"{what} is damaged: {first_line(error)[:200]}") from None
+        if not isinstance(tensor, torch.Tensor):
+            raise UserError(f"{what} is damaged: no tensor is stored there")
+        storage = tensor.untyped_storage()
+        offset: int | None = getattr(storage, "_checkpoint_offset", None)
+        skipped = int(tensor.storage_offset()) * tensor.dtype.itemsize
+        is_whole = tensor.is_contiguous() and skipped + tensor.nbytes <= storage.nbytes()
+        if offset is None or not is_whole:
+            raise UserError(f"{what} is damaged: it is not stored in one piece")
+        # The next part of the zip must follow: readers take any length of a header for granted.
+        archive.seek(offset + int(storage.nbytes()))
+        if archive.read(2) != b"PK" or offset + skipped + tensor.nbytes > length:
+            raise UserError(f"{what} is damaged: its bytes are not where the archive says")
+    return Region(path, start + offset + skipped, tuple(tensor.shape), tensor.dtype)

@@ -3,7 +3,7 @@ table.md, and the study's page, report.html.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean, median, pstdev
@@ -13,18 +13,17 @@ from markupsafe import Markup
 
 from megatron_opsft.evaluate.results import BlockResults, read_results
 from megatron_opsft.report.page import figures_of_rows, write_page
-from megatron_opsft.report.plot import Series, number, plot
+from megatron_opsft.report.plot import Series, plot
 from megatron_opsft.report.runs import read_json_lines, read_summary
 from megatron_opsft.report.table import (
     OVERALL,
-    Cell,
     Estimate,
     Metrics,
     TableRow,
     escape_markdown,
     markdown_table,
 )
-from megatron_opsft.report.tables import Section, Table, plots_of_block, table_of
+from megatron_opsft.report.tables import Section, plots_of_block, table_of
 from megatron_opsft.runtime.durable import write_text
 from megatron_opsft.study.jobs import trainings_of
 from megatron_opsft.study.study_file import StudyPlan, StudyRun
@@ -35,26 +34,14 @@ _LENGTH = "eval_mean_response_tokens"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Training:
-    """Of a run that trains. seconds: of all steps; phases: median seconds a step by phase, in the
-    order of a step; tokens: response tokens learned from; peak_memory_bytes: of the rank that had
-    most, None until the run has ended; lengths: (step, mean tokens).
-    """
-
-    steps: int
-    seconds: float
-    phases: dict[str, float]
-    tokens: int
-    peak_memory_bytes: int | None
-    skipped_steps: int
-    lengths: list[tuple[int, float]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One run of one section. metrics: overall ones as in results.json, with CR to the study's
-    baseline, empty without results; budgets: (token budget, metrics); error: why there are no
-    results, in the words of its log.
+    """One run of one section: an object of table.json. metrics: overall ones as in results.json,
+    with CR to the study's baseline, empty without results; budgets: (token budget, metrics); error:
+    why there are no results, in the words of its log.
+
+    training: None for a run that has not trained. seconds: of all steps; phases: median seconds a
+    step by phase, in the order of a step; tokens: response tokens learned from; peak_memory_bytes:
+    of the rank that had most, None until the run has ended; lengths: (step, mean tokens).
     """
 
     section: str
@@ -64,7 +51,7 @@ class Row:
     directory: str
     metrics: Metrics = field(default_factory=dict)
     budgets: Sequence[tuple[int, Metrics]] = ()
-    training: Training | None = None
+    training: dict[str, Any] | None = None
     error: str | None = None
 
 
@@ -109,7 +96,7 @@ def _read_row(out: Path, section: str, name: str, run: StudyRun, base: float | N
     )
 
 
-def _read_training(directories: Sequence[Path]) -> Training | None:
+def _read_training(directories: Sequence[Path]) -> dict[str, Any] | None:
     """Of trainings that follow each other, as one: their steps are counted on."""
     steps: list[dict[str, Any]] = []
     lengths: dict[int, float] = {}
@@ -124,19 +111,19 @@ def _read_training(directories: Sequence[Path]) -> Training | None:
             peaks.append(read_summary(directory).get("peak_memory_bytes", 0))
     if not steps:
         return None
-    return Training(
-        steps=steps[-1]["step"],
-        seconds=sum(line["step_seconds"] for line in steps),
-        phases={
+    return {
+        "steps": steps[-1]["step"],
+        "seconds": sum(line["step_seconds"] for line in steps),
+        "phases": {
             phase: median(line[f"{phase}_seconds"] for line in steps)
             for phase in PHASES
             if f"{phase}_seconds" in steps[-1]
         },
-        tokens=sum(line["trained_tokens"] for line in steps),
-        peak_memory_bytes=max(peaks, default=None),
-        skipped_steps=sum(line["num_accepted"] == 0 for line in steps),
-        lengths=list(lengths.items()),
-    )
+        "tokens": sum(line["trained_tokens"] for line in steps),
+        "peak_memory_bytes": max(peaks, default=None),
+        "skipped_steps": sum(line["num_accepted"] == 0 for line in steps),
+        "lengths": list(lengths.items()),
+    }
 
 
 def _last_words(log: Path) -> str:
@@ -215,52 +202,27 @@ def _lines(plan: StudyPlan, rows: Sequence[Row], section: str) -> list[TableRow]
 def _section(plan: StudyPlan, rows: Sequence[Row], key: str, lines: Sequence[TableRow]) -> Section:
     section = plan.study.sections[key]
     own = [row for row in rows if row.section == key]
-    table = table_of(lines, OVERALL, section.title)
     errors = {row.name: row.error for row in reversed(own) if row.error}  # of the first seed
     notes = [
         f"{name}: {entry.note}." for name, entry in section.runs.items() if entry and entry.note
     ]
     notes += [f"{name} has no result: {error}." for name, error in errors.items()]
-    trained = {
-        name: [row.training for row in own if row.name == name and row.training]
-        for name in section.runs
-    }
+    trained = {row.name: row.training["lengths"] for row in reversed(own) if row.training}
     return Section(
         title=section.title,
         text=" ".join(filter(None, [section.text.strip(), *notes])),
-        table=table,
-        plots=[*plots_of_block(lines, OVERALL), *_lengths(trained)],
-        folded=_costs(trained) if any(trained.values()) else None,
+        table=table_of(lines, OVERALL, section.title),
+        plots=[*plots_of_block(lines, OVERALL), *_lengths(trained, list(section.runs))],
     )
 
 
-def _lengths(trained: dict[str, list[Training]]) -> list[Markup]:
+def _lengths(lengths: Mapping[str, Sequence[tuple[int, float]]], names: list[str]) -> list[Markup]:
     """Mean response tokens of held-out problems over the steps, first seeds."""
-    curves = {name: own[0].lengths for name, own in trained.items() if own}
     series = [
-        Series(label=name, place=place, points=lengths)
-        for place, (name, lengths) in enumerate(curves.items())
-        if len(lengths) > 1
+        Series(label=name, place=place, points=lengths[name])
+        for place, name in enumerate(name for name in names if name in lengths)
+        if len(lengths[name]) > 1
     ]
     if not series or len(series) > _MARKED:
         return []
     return [plot("Mean response tokens on held-out problems", series, from_zero=True)]
-
-
-def _costs(trained: dict[str, list[Training]]) -> Table:
-    """Means over seeds."""
-    rows: list[list[Cell | str]] = []
-    for name, own in trained.items():
-        if not own:
-            continue
-        values = [
-            fmean(t.seconds / t.steps for t in own),
-            *(fmean(t.phases.get(phase, 0.0) for t in own) for phase in PHASES),
-            fmean(t.tokens / t.steps for t in own),
-            fmean(t.skipped_steps for t in own),
-        ]
-        rows.append([name, *map(number, values)])
-    headings = ["run", "s a step", *(f"{phase.replace('_', ' ')} s" for phase in PHASES)]
-    headings += ["trained tokens a step", "steps without any"]
-    caption = "What they cost; phases are median seconds of a step"
-    return Table(caption=caption, headings=headings, rows=rows)

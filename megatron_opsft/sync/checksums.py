@@ -7,7 +7,7 @@ from megatron_opsft.architectures.template import ShardKind
 from megatron_opsft.errors import SyncError
 from megatron_opsft.model.shards import ModelShards
 from megatron_opsft.rollout.engine import RolloutEngine
-from megatron_opsft.runtime.distributed import gather_from_all, sum_integers_over_world
+from megatron_opsft.runtime.distributed import gather_from_all, sum_over
 from megatron_opsft.weights.checksum import expected_checksums, parameter_checksums
 from megatron_opsft.weights.rectangles import Copy
 
@@ -49,7 +49,7 @@ def differing_parameters(
             cuts=cuts,
             signed_zeros=signed_zeros,
         )
-        expected = sum_integers_over_world(mine).tolist()
+        expected = sum_over(mine.cpu().clone()).tolist()
         have = found if tp_rank == own.tp_rank else expected
         wrong += [
             parameter.name

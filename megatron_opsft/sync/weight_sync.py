@@ -49,16 +49,11 @@ class WeightSync:
         engine: RolloutEngine,
         config: SyncConfig,
         score: Score,
-        wait_for_weights: Callable[[], None] = lambda: None,
     ) -> None:
-        """wait_for_weights: returns when the shards hold the last update; a push calls it as late
-        as it can.
-        """
         self._shards = shards
         self._engine = engine
         self._config = config
         self._score = score
-        self._wait_for_weights = wait_for_weights
         self._bucket_bytes = config.bucket_mb * 2**20
         self.exporter = Exporter(shards, self._bucket_bytes)
         self.version = -1
@@ -80,11 +75,9 @@ class WeightSync:
         transfer = self._transfer
         if transfer is not None:
             self._engine.begin_update()
-            self._wait_for_weights()
             transfer.run()
             self._engine.finish_update(version)
         else:
-            self._wait_for_weights()
             self._engine.load_weights(self.exporter.stream(), version)
         self.version = version
         if first or self._config.verify != "off":
@@ -246,12 +239,12 @@ def load_first_weights(parts: TrainerParts, sync: WeightSync, reader: RolloutEng
     files = parts.stored.files()
     start, by = time.perf_counter(), "each rank its own slices"
     if reader is None:
-        parts.shards.fill(parts.stored.read)
+        parts.fill_from_disk()
     else:
         reader.load_files(files, version=0)
         sync.pull()
+        parts.trainer.optimizer.reload_model_params()
         by = "by the engine"
-    parts.start_main_weights()
     (seconds,) = max_over_world([time.perf_counter() - start])
     if is_main:
         size = sum(file.stat().st_size for file in files) / 1e9

@@ -5,7 +5,6 @@ import logging
 import os
 import resource
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +32,9 @@ def delete_one_file(old: list[Path]) -> None:
         next(path.glob("*.distcp")).unlink()
 
 
-def save_twice(run_dir: Path, patch: Callable[[pytest.MonkeyPatch], None]) -> Any:
-    """Steps 1 and 2, one of which is kept, the second with a fault: what is there then, the
-    warnings, and the error if there is one.
+def save_twice(run_dir: Path, name: str, fault: Callable[..., None]) -> Any:
+    """Steps 1 and 2, one of which is kept, the second with a fault in a function of the package:
+    what is there then, the warnings, and the error if there is one.
     """
     built = build(Case())
     directory = run_dir / "checkpoints"
@@ -47,7 +46,7 @@ def save_twice(run_dir: Path, patch: Callable[[pytest.MonkeyPatch], None]) -> An
     logging.getLogger("megatron_opsft").addHandler(handler)
     error = ""
     with pytest.MonkeyPatch.context() as faults:
-        patch(faults)
+        faults.setattr(f"megatron_opsft.{name}", fault)
         try:
             saver.save(2, {})
         except UserError as caught:
@@ -57,20 +56,11 @@ def save_twice(run_dir: Path, patch: Callable[[pytest.MonkeyPatch], None]) -> An
     return there, [record.getMessage() for record in records], error
 
 
-def replaced(name: str, by: Any) -> Callable[[pytest.MonkeyPatch], None]:
-    """Patches a name of the package, such as `runtime.durable.sync_path`."""
-    return partial(_replace, name, by)
-
-
-def _replace(name: str, by: Any, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(f"megatron_opsft.{name}", by)
-
-
 def test_a_kill_while_an_old_one_is_deleted_leaves_what_a_resume_deletes(
     world: World, tmp_path: Path
 ) -> None:
-    patch = replaced("model.checkpoint._delete", delete_one_file)
-    ((there, _, error),) = world.run(save_twice, 1, tmp_path, patch)
+    fault = "model.checkpoint._delete", delete_one_file
+    ((there, _, error),) = world.run(save_twice, 1, tmp_path, *fault)
     assert (there, error) == ([".partial_replaced_000001", "step_000002"], "")
     (tmp_path / "rollouts").mkdir()
     RunDir(tmp_path).truncate(after_step=2)
@@ -78,9 +68,7 @@ def test_a_kill_while_an_old_one_is_deleted_leaves_what_a_resume_deletes(
 
 
 def test_an_error_when_one_appears_leaves_only_the_one_before(world: World, tmp_path: Path) -> None:
-    ((there, _, error),) = world.run(
-        save_twice, 1, tmp_path, replaced("runtime.durable.sync_path", fail)
-    )
+    ((there, _, error),) = world.run(save_twice, 1, tmp_path, "runtime.durable.sync_path", fail)
     assert there == ["step_000001"]
     written = tmp_path / "checkpoints" / "step_000002"
     assert error.startswith(f"cannot write {written}: Input/output error; make room")
@@ -88,7 +76,7 @@ def test_an_error_when_one_appears_leaves_only_the_one_before(world: World, tmp_
 
 def test_an_old_one_that_cannot_be_deleted_is_a_warning(world: World, tmp_path: Path) -> None:
     ((there, warnings, error),) = world.run(
-        save_twice, 1, tmp_path, replaced("runtime.durable.shutil.rmtree", fail)
+        save_twice, 1, tmp_path, "runtime.durable.shutil.rmtree", fail
     )
     old = tmp_path / "checkpoints" / ".partial_replaced_000001"
     assert warnings == [f"an old checkpoint, {old}, cannot be deleted: Input/output error"]

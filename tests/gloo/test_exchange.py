@@ -7,7 +7,7 @@ import pytest
 import torch
 from world import World
 
-from megatron_opsft.runtime.distributed import deal, gather_from_all, gather_to_main
+from megatron_opsft.runtime.distributed import deal, gather_from_all
 from megatron_opsft.runtime.exchange import all_gather_bytes, route_bytes
 
 
@@ -31,7 +31,7 @@ def route_and_gather() -> None:
     items = [me] * (me % 3) + ["x" * 1000 * me]
     expected = [item for r in range(size) for item in [r] * (r % 3) + ["x" * 1000 * r]]
     assert gather_from_all(items) == expected
-    assert gather_to_main(items) == (expected if me == 0 else [])
+    assert deal({0: items}) == (expected if me == 0 else [])
     assert deal({size - 1: items, me: ["own"]}) == (
         expected[: -len(items)] + ["own"] if me == size - 1 else ["own"]
     )

@@ -76,9 +76,7 @@ def differences(built: Built, engine: HfEngine) -> tuple[float, float]:
 def sync_of(built: Built, model: str) -> tuple[WeightSync, HfEngine]:
     """With an engine without weights."""
     engine = HfEngine(hf_model(model), None, batch_size=8, version=None)  # type: ignore[arg-type]
-    trainer, config = built.trainer, SyncConfig(bucket_mb=1)
-    gather = trainer.finish_gathering_weights
-    return WeightSync(built.shards, engine, config, trainer.score, gather), engine
+    return WeightSync(built.shards, engine, SyncConfig(bucket_mb=1), built.trainer.score), engine
 
 
 def push_and_pull(case: Case) -> tuple[float, float]:

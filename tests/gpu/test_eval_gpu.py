@@ -12,7 +12,6 @@ from megatron_opsft.diagnose.divergence import diverge, load_model
 from megatron_opsft.evaluate.inputs import open_model
 from megatron_opsft.evaluate.run import evaluate
 from megatron_opsft.evaluate.settings import EvalSettings
-from megatron_opsft.records import Sample
 from megatron_opsft.runtime.device import select_device
 
 
@@ -47,21 +46,16 @@ def test_vllm_is_as_accurate(tmp_path: Path) -> None:
 
 def test_d_t_is_that_of_a_cpu_and_in_bfloat16_about_so() -> None:
     model = open_model("tiny_reasoner")
-    p, q = (load_model(model, dtype=torch.float32, device=select_device("cpu")) for _ in range(2))
+    p, q = (load_model(model, torch.float32, select_device("cpu")) for _ in range(2))
     torch.manual_seed(0)
     for weight in q.parameters():
         weight.data += 0.1 * weight.std() * torch.randn(weight.shape)
     encode = model.tokenizer.encode
-    sample = Sample(
-        problem_id="p",
-        sample_index=0,
-        prompt_ids=tuple(encode("What is 8-6?")),
-        response_ids=tuple(encode("8-6=2. Wait, 8-6=2.\n</think>\n\\boxed{2}")),
-    )
-    expected, _ = diverge(p, q, model.tokenizer, sample)
+    ids = encode("What is 8-6?"), encode("8-6=2. Wait, 8-6=2.\n</think>\n\\boxed{2}")
+    expected, _ = diverge(p, q, model.tokenizer, *ids)
     assert max(expected) > 1e-3
-    found, _ = diverge(p.to("cuda"), q.to("cuda"), model.tokenizer, sample)
+    found, _ = diverge(p.to("cuda"), q.to("cuda"), model.tokenizer, *ids)
     assert found == pytest.approx(expected, abs=1e-5)
-    low, _ = diverge(p.bfloat16(), q.bfloat16(), model.tokenizer, sample)
+    low, _ = diverge(p.bfloat16(), q.bfloat16(), model.tokenizer, *ids)
     assert low == pytest.approx(expected, rel=0.5, abs=0.02)
-    assert not any(diverge(p, p, model.tokenizer, sample)[0])
+    assert not any(diverge(p, p, model.tokenizer, *ids)[0])

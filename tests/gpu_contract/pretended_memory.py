@@ -39,7 +39,6 @@ def measured(case: Case, num_microbatches: int) -> tuple[int, int]:
     batch = full_microbatch(built, case, TOKENS)
     for step in range(2):
         built.trainer.step([batch] * num_microbatches, 1.0, lr=1e-3)
-        built.trainer.finish_gathering_weights()
         if step == 0:
             torch.cuda.reset_peak_memory_stats()
     return built.layout.pp_rank, torch.cuda.max_memory_allocated() - before

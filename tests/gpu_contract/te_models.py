@@ -35,6 +35,7 @@ class PretendedGpu(Device):
 @contextmanager
 def rank_of(case: TeCase, rank: int) -> Iterator[tuple[Any, PretendedGpu, ParallelConfig]]:
     """Inside, this process is one rank of the case's world: its layout, its GPU."""
+    import torch
     import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -54,7 +55,8 @@ def rank_of(case: TeCase, rank: int) -> Iterator[tuple[Any, PretendedGpu, Parall
     dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
     try:
         layout = make_groups(parallel)
-        with cpu_compat.without_memory() as meta:
+        meta = torch.device("meta")
+        with patch.object(cpu_compat, "stands_for_cuda", meta), meta:
             yield layout, PretendedGpu(torch_device=meta, backend="fake"), parallel
     finally:
         stop_distributed()

@@ -90,9 +90,7 @@ class Case:
     def parallel(self) -> ParallelConfig:
         names = ("tp", "pp", "cp", "ep", "etp", "vpp", "sequence_parallel")
         layout = {name: getattr(self, name) for name in names}
-        return ParallelConfig(
-            **layout, overlap_grad_reduce=self.overlap, overlap_param_gather=self.overlap
-        )
+        return ParallelConfig(**layout, overlap_grad_reduce=self.overlap)
 
     def __str__(self) -> str:
         """What is not as usual."""
@@ -370,7 +368,6 @@ def train_steps(built: Built, case: Case, steps: range) -> list[StepResult]:
         result = built.trainer.step(batches, factor, lr=OPTIMIZER.lr)
         assert set(gather_from_all([result])) == {result}
         results.append(result)
-    built.trainer.finish_gathering_weights()
     return results
 
 
@@ -385,7 +382,6 @@ def run_training(config_file: str, overrides: list[str]) -> int:
 
 def exported(built: Built, bucket_bytes: int = BUCKET_BYTES) -> dict[str, torch.Tensor]:
     """The whole model under its HF names, on every rank."""
-    built.trainer.finish_gathering_weights()
     return {name: t.clone() for name, t in Exporter(built.shards, bucket_bytes).stream()}
 
 

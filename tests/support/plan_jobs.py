@@ -6,7 +6,9 @@ from itertools import chain
 from math import prod
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+import torch
 from jobs import Built, Case, build
 from live_memory import LiveMemory
 from tiny_models import SHAPES
@@ -79,7 +81,9 @@ def built_stages(job: Job) -> list[Stage]:
 
 
 def _built_stage(job: Job, rank: int, table: WeightTable) -> Stage:
-    with fake_rank(job, rank) as layout, cpu_compat.without_memory() as meta:
+    meta = torch.device("meta")
+    on_meta = patch.object(cpu_compat, "stands_for_cuda", meta)
+    with fake_rank(job, rank) as layout, on_meta, meta:
         device = Device(torch_device=meta, backend="fake")
         config = transformer_config(
             job.shape,
@@ -160,7 +164,6 @@ def measure_rank(case: Case, tokens: int, num_microbatches: int) -> Measured:
     with LiveMemory() as memory:
         trainer.accumulate([batch] * num_microbatches, 1.0)
     trainer.step([batch] * case.pp, 1.0, lr=1e-3)
-    trainer.finish_gathering_weights()
     buffers = [b for c in trainer.chunks for b in c.buffers + c.expert_parallel_buffers]
     return Measured(
         pp_rank=built.layout.pp_rank,

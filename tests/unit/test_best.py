@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from megatron_opsft.run.evaluations import ModelExports
-from megatron_opsft.run.summary import before_and_after, best_evaluation
+from megatron_opsft.run.summary import best_evaluation
 
 
 def lines(*measured: tuple[float, float]) -> list[dict[str, float]]:
@@ -62,13 +62,3 @@ def test_of_superseded_models_those_stay_that_a_resumed_run_needs(
     exports.drop_superseded(step, finished=finished)
     found = sorted(path.name for path in (tmp_path / "best").iterdir())
     assert found == [f"step_{number:06d}" for number in kept]
-
-
-def test_before_and_after_of_each_set() -> None:
-    first = {"step": 0, "eval_accuracy": 0.5, "eval_mean_response_tokens": 9.0, "eval_samples": 4}
-    aime = {"eval_aime_accuracy": 0.1, "eval_aime_mean_response_tokens": 7.0}
-    found = before_and_after([first | aime, first | {"step": 4, "eval_aime_accuracy": 0.2}])
-    assert found["base"] == {"accuracy": 0.5, "mean_response_tokens": 9.0, "samples": 4}
-    assert found["more"]["aime"]["base"]["accuracy"] == 0.1
-    assert found["more"]["aime"]["final"]["accuracy"] == 0.2
-    assert before_and_after([])["final"]["accuracy"] is None

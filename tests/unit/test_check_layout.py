@@ -61,14 +61,6 @@ def test_there_must_be_a_routing_to_replay(
         check_routing_replay(SHAPES[model], config)
 
 
-def test_layouts_that_fit() -> None:
-    check_layout(SHAPES["qwen2"], ParallelConfig(tp=2, pp=2, vpp=2))
-    check_layout(SHAPES["mistral"], ParallelConfig(tp=2, pp=4))
-    check_layout(SHAPES["qwen3_moe"], ParallelConfig(tp=2, pp=2, sequence_parallel=True))
-    check_layout(SHAPES["qwen3_moe"], ParallelConfig(pp=2, vpp=2))
-    check_layout(SHAPES["qwen3_moe"], ParallelConfig(ep=8, etp=1, tp=2, sequence_parallel=True))
-
-
 def test_ranks_must_hold_all_experts() -> None:
     check_world(8, ParallelConfig(ep=4, tp=2))
     check_world(4, ParallelConfig(ep=4, etp=1, tp=2))

@@ -9,7 +9,6 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,8 @@ from hf_reference import hf_model
 from safetensors.torch import load_file, save_file
 from tiny_models import SHAPES, weights
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
-from megatron_opsft.convert.run import DTYPES, Format, convert_model, differing_tensors, open_source
+from megatron_opsft.convert.run import Format, convert_model, differing_tensors, open_source
 from megatron_opsft.errors import UserError
 from megatron_opsft.storage.direct_io import DirectFile
 from megatron_opsft.storage.dist_metadata import locate, read_metadata
@@ -33,24 +31,20 @@ INDEX = "model.safetensors.index.json"
 
 
 def write_hf(directory: Path, name: str = "qwen2", dtype: torch.dtype = torch.float32) -> Path:
-    """A Hugging Face directory in two shards with an index."""
-    directory.mkdir(parents=True)
-    config = hf_model(name).config
-    config.architectures = [SHAPES[name].architecture]
-    config.save_pretrained(directory)
+    """A Hugging Face directory in several shards, as transformers writes it."""
+    hf_model(name).to(dtype).save_pretrained(directory, max_shard_size="300KB")
     (directory / "tokenizer.json").write_text("{}")
     (directory / "chat_template.jinja").write_text("x")
-    tensors = {key: value.to(dtype) for key, value in weights(name).items()}
-    names = list(tensors)
-    halves = {
-        "model-00001-of-00002.safetensors": names[: len(names) // 2],
-        "model-00002-of-00002.safetensors": names[len(names) // 2 :],
-    }
-    for file, part in halves.items():
-        save_file({key: tensors[key] for key in part}, directory / file, {"format": "pt"})
-    weight_map = {key: file for file, part in halves.items() for key in part}
-    (directory / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     return directory
+
+
+def edit(directory: Path, name: str, change: Callable[[Tensor], Tensor]) -> None:
+    """Change one tensor of a Hugging Face directory."""
+    for file in directory.glob("*.safetensors"):
+        tensors = load_file(file)
+        if name in tensors:
+            tensors[name] = change(tensors[name])
+            save_file(tensors, file, {"format": "pt"})
 
 
 @pytest.fixture
@@ -77,11 +71,11 @@ def content_of(directory: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in directory.iterdir()}
 
 
-@pytest.mark.parametrize(("name", "workers"), list(zip(SHAPES, cycle([1, 3]))))
-def test_there_and_back_is_bit_identical(tmp_path: Path, name: str, workers: int) -> None:
+@pytest.mark.parametrize("name", SHAPES)
+def test_there_and_back_is_bit_identical(tmp_path: Path, name: str) -> None:
     source = write_hf(tmp_path / "hf", name, torch.bfloat16)
-    run(source, tmp_path / "megatron", "megatron", workers=workers)
-    run(tmp_path / "megatron", tmp_path / "back", "hf", workers=workers)
+    run(source, tmp_path / "megatron", "megatron")
+    run(tmp_path / "megatron", tmp_path / "back", "hf")
     expected, found = all_tensors(source), all_tensors(tmp_path / "back")
     assert found.keys() == expected.keys()
     for key, value in expected.items():
@@ -95,28 +89,12 @@ def test_there_and_back_is_bit_identical(tmp_path: Path, name: str, workers: int
     assert differing_tensors(open_source(source), open_source(tmp_path / "megatron")) == []
 
 
-def test_result_loads_in_transformers(tmp_path: Path) -> None:
-    source = write_hf(tmp_path / "hf", "qwen2_tied")
-    run(source, tmp_path / "megatron", "megatron")
-    run(tmp_path / "megatron", tmp_path / "back", "hf")
-    ids = torch.arange(1, 20)[None]
-    logits = [
-        AutoModelForCausalLM.from_pretrained(path)(input_ids=ids).logits
-        for path in (source, tmp_path / "back")
-    ]
-    assert torch.equal(*logits)
-
-
 def test_dtype_is_cast_and_mixed_dtypes_need_one(hf: Path, tmp_path: Path) -> None:
     run(hf, tmp_path / "a", "megatron", dtype="bfloat16")
     run(tmp_path / "a", tmp_path / "b", "hf")
     for key, value in all_tensors(hf).items():
         assert torch.equal(all_tensors(tmp_path / "b")[key], value.bfloat16())
-    file = hf / "model-00001-of-00002.safetensors"
-    tensors = load_file(file)
-    name = next(iter(tensors))
-    tensors[name] = tensors[name].half()
-    save_file(tensors, file)
+    edit(hf, "model.norm.weight", Tensor.half)
     with pytest.raises(UserError, match="give --dtype"):
         run(hf, tmp_path / "c", "megatron")
     run(hf, tmp_path / "c", "megatron", dtype="float32")
@@ -137,11 +115,7 @@ def test_finite_values_that_would_become_infinite_are_refused(
     source = tmp_path / "source"
 
     def write(value: float) -> None:
-        for file in sorted(hf.glob("*.safetensors")):
-            tensors = load_file(file)
-            if name in tensors:
-                tensors[name][3, 2] = value
-                save_file(tensors, file, {"format": "pt"})
+        edit(hf, name, lambda tensor: tensor.index_fill(0, torch.tensor([3]), value))
         shutil.rmtree(source, ignore_errors=True)
         run(hf, source, "megatron")
 
@@ -151,12 +125,12 @@ def test_finite_values_that_would_become_infinite_are_refused(
         run(model, tmp_path / "out", to, dtype=dtype)
     assert not (tmp_path / "out").exists() and not partial_dir(tmp_path / "out").exists()
     with pytest.raises(UserError, match=f"tensor {name} holds"):  # as --verify compares
-        differing_tensors(open_source(hf), open_source(source), dtype=DTYPES[dtype])
-    for fits in (torch.finfo(DTYPES[dtype]).max, float("inf")):
+        differing_tensors(open_source(hf), open_source(source), dtype=getattr(torch, dtype))
+    for fits in (torch.finfo(getattr(torch, dtype)).max, float("inf")):
         write(fits)
         run(model, tmp_path / f"out {fits}", to, dtype=dtype)
         opened = open_source(tmp_path / f"out {fits}")
-        assert differing_tensors(open_source(hf), opened, dtype=DTYPES[dtype]) == []
+        assert differing_tensors(open_source(hf), opened, dtype=getattr(torch, dtype)) == []
 
 
 def test_overwrite_never_deletes_what_is_read(hf: Path, megatron: Path, tmp_path: Path) -> None:
@@ -187,11 +161,12 @@ def test_kills_at_random_moments_end_in_the_same_bytes(
     words = ["convert", f"to-{to}", flag, source, "--shard-size", "60KB", "--out"]
     slow = (
         "import time; from megatron_opsft.storage import partial as p\n"
+        "from megatron_opsft.runtime import durable\n"
         "def slowly(f):\n"
         "    def call(*a):\n"
         "        time.sleep(0.002); r = f(*a); time.sleep(0.002); return r\n"
         "    return call\n"
-        "p.write_bytes = slowly(p.write_bytes)\n"
+        "durable.write_bytes = slowly(durable.write_bytes)\n"
         "p.DirectFile.write_staged = slowly(p.DirectFile.write_staged)\n"
     )
     cli.run(["config", "--reference"])  # the server is ready: from here on seconds mean something
@@ -215,16 +190,11 @@ def test_kills_at_random_moments_end_in_the_same_bytes(
     assert not partial_dir(out).exists()
 
 
-@pytest.mark.parametrize("overwrite", [False, True])
 def test_a_file_system_that_keeps_removed_files_while_they_are_open(
-    hf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overwrite: bool
+    hf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On NFS they become `.nfs*` until they are closed, and their directory cannot be removed."""
-    out = tmp_path / "out"
-    if overwrite:
-        run(hf, out, "megatron", dtype="float16")
-        reader = (out / "common.pt").open("rb")  # another process that reads the old result
-    unlink, close, kept = os.unlink, os.close, list[Path]()
+    out, unlink, close, kept = tmp_path / "out", os.unlink, os.close, list[Path]()
 
     def is_open(path: Path) -> bool:
         links = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
@@ -233,9 +203,8 @@ def test_a_file_system_that_keeps_removed_files_while_they_are_open(
     def unlink_here(path: str | Path, *, dir_fd: int | None = None) -> None:
         place = Path(path if dir_fd is None else f"/proc/self/fd/{dir_fd}/{path}")
         if place.exists() and is_open(place):
-            if not place.name.startswith(".nfs"):
-                kept.append(place.parent.resolve() / f".nfs{len(kept)}")
-                place.rename(kept[-1])
+            kept.append(place.parent.resolve() / f".nfs{len(kept)}")
+            place.rename(kept[-1])
             return
         unlink(path, dir_fd=dir_fd)
 
@@ -248,13 +217,8 @@ def test_a_file_system_that_keeps_removed_files_while_they_are_open(
     with monkeypatch.context() as patched:
         patched.setattr(os, "unlink", unlink_here)
         patched.setattr(os, "close", close_here)
-        run(hf, out, "megatron", overwrite=overwrite)
+        run(hf, out, "megatron")
     assert differing_tensors(open_source(hf), open_source(out)) == []
-    if overwrite:
-        reader.close()
-        assert [path.name for path in kept if path.exists()] == [".nfs0"]
-        unlink(kept[0])
-        run(hf, out, "megatron", overwrite=True)
     assert not partial_dir(out).exists() and kept
 
 
@@ -317,7 +281,6 @@ def test_wrong_direction_and_missing_config_are_named(
     for words, message in (
         (["to-megatron", "--hf", megatron], "other way"),
         (["to-hf", "--megatron", hf], "other way"),
-        (["to-hf", "--megatron", "tiny_reasoner"], "other way"),
         (["to-hf", "--megatron", tmp_path / "gone"], "not a directory"),
         (["to-hf", "--megatron", megatron, "--shard-size", "many"], "--shard-size=many"),
         (["to-hf", "--megatron", megatron, "--shard-size", "0.5"], "--shard-size=0.5"),
@@ -326,10 +289,6 @@ def test_wrong_direction_and_missing_config_are_named(
         ended = cli.run(["convert", *words, "--out", tmp_path / "out"])
         assert ended.exit_code == 2
         assert message in ended.stderr and ended.stderr.count("\n") == 1
-    config = json.loads((megatron / "config.json").read_text())
-    (megatron / "config.json").write_text(json.dumps(config | {"vocab_size": 302}))
-    with pytest.raises(UserError, match="says vocab_size=302, but the checkpoint was made with"):
-        open_source(megatron)  # the padded embedding could be one of either size
     (megatron / "config.json").unlink()
     with pytest.raises(UserError, match="--config-from"):
         open_source(megatron)
@@ -339,10 +298,7 @@ def test_wrong_direction_and_missing_config_are_named(
 def test_check_tells_equal_from_different(cli: ForkedCli, hf: Path, megatron: Path) -> None:
     equal = cli.run(["convert", "check", hf, megatron])
     assert (equal.exit_code, equal.stdout) == (0, f"equal: {len(weights('qwen2'))} tensors\n")
-    file = hf / "model-00002-of-00002.safetensors"
-    tensors = load_file(file)
-    tensors["model.norm.weight"][3] += 1
-    save_file(tensors, file)
+    edit(hf, "model.norm.weight", lambda tensor: tensor + 1)
     different = cli.run(["convert", "check", hf, megatron])
     assert (different.exit_code, different.stdout) == (
         4,
@@ -414,16 +370,12 @@ MEGATRON_DAMAGE: list[tuple[str, Damage]] = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recorded", [True, False])
 @pytest.mark.parametrize("to", ["megatron", "hf"])
 def test_damaged_input_is_an_error_or_harmless(
-    hf: Path, megatron: Path, tmp_path: Path, to: Format, recorded: bool
+    hf: Path, megatron: Path, tmp_path: Path, to: Format
 ) -> None:
-    """recorded: with the SHA-256 of the metadata that our own conversions keep."""
     source, kinds = (hf, HF_DAMAGE) if to == "megatron" else (megatron, MEGATRON_DAMAGE)
-    if not recorded:
-        (megatron / "conversion.json").unlink()
-    draw = random.Random(f"{to} {recorded}")
+    draw = random.Random(to)
     num_errors = 0
     for number in range(60):
         damaged, out = tmp_path / f"damaged{number}", tmp_path / f"out{number}"

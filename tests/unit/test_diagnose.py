@@ -4,9 +4,7 @@ import json
 import shutil
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from forked_cli import ROOT, Finished, ForkedCli
@@ -15,8 +13,8 @@ from made_runs import HARM
 from rows import write_rows
 from safetensors.torch import load_file, save_file
 
-from megatron_opsft.diagnose.page import read_responses, write_page
-from megatron_opsft.errors import UserError
+from megatron_opsft.diagnose.page import write_page
+from megatron_opsft.runtime.durable import json_lines
 
 ASSET = ROOT / "megatron_opsft/assets/tiny_reasoner"
 NUM_RESPONSES = 12
@@ -77,22 +75,22 @@ def outputs(out: Path) -> dict[str, bytes]:
 def test_every_token_of_every_response_is_there_and_counted(whole: Path) -> None:
     there = {path.name for path in whole.iterdir()}
     assert there == {"manifest.json", "responses", *outputs(whole)}
-    responses = list(read_responses(whole))
-    assert len(responses) == NUM_RESPONSES
-    for each in responses:
-        assert "".join(each.tokens).rstrip().endswith("sentence｜>")
-        assert min(each.kl) >= 0 and max(each.kl) > 0
-        assert each.outcome in ("correct", "wrong", "no_answer")
-        for found in each.alternatives:
-            probabilities = [p for _, p in found.preferred]
+    rows = list(json_lines(whole / "tokens.jsonl"))
+    assert len(rows) == NUM_RESPONSES
+    for row in rows:
+        assert "".join(row["tokens"]).rstrip().endswith("sentence｜>")
+        assert len(row["kl"]) == len(row["tokens"])
+        assert min(row["kl"]) >= 0 and max(row["kl"]) > 0
+        assert row["outcome"] in ("correct", "wrong", "no_answer")
+        for found in row["alternatives"]:
+            probabilities = [p for _, p in found["preferred"]]
             assert probabilities == sorted(probabilities, reverse=True)
-    kl = [value for each in responses for value in each.kl]
-    first, *rows = write_page(whole, "tiny_reasoner", "efficient").splitlines()
+    kl = [value for row in rows for value in row["kl"]]
+    first, *lines = write_page(whole, "tiny_reasoner", "efficient").splitlines()
     assert f"{len(kl):,} tokens of 12 responses, D_t {fmean(kl):.4f} nats" in first
-    columns = [row.replace(",", "").replace(" %", "").split()[-4:] for row in rows[3:]]
-    tokens, _, shares, large = ([float(n) for n in column] for column in zip(*columns, strict=True))
+    columns = [line.replace(",", "").replace("%", "").split("|")[2:5] for line in lines[3:]]
+    tokens, _, shares = ([float(n) for n in column] for column in zip(*columns, strict=True))
     assert sum(tokens) == len(kl) and sum(shares) == pytest.approx(100, abs=0.5)
-    assert sum(large) == sum(value >= np.quantile(kl, 0.95) for value in kl)
 
 
 def test_the_page_is_made_of_the_tokens(tmp_path: Path) -> None:
@@ -103,8 +101,8 @@ def test_the_page_is_made_of_the_tokens(tmp_path: Path) -> None:
     assert "<h1>long against short</h1>" in page and page.count("<pre>") == 4
     assert page.count('class="k9" title="D = 5; efficient: &#39;&lt;/think&gt;&#39; 90 %') == 1
     assert HARM[:20] not in page and page.count("</script") == 2
-    rows = [json.loads(line) for line in (made / "tokens.jsonl").read_text().splitlines()]
-    write_rows(made / "tokens.jsonl", [row | {"kl": [0.0] * len(row["kl"])} for row in rows])
+    rows = [row | {"kl": [0.0] * len(row["kl"])} for row in json_lines(made / "tokens.jsonl")]
+    write_rows(made / "tokens.jsonl", rows)
     assert "0.0000 nats" in write_page(made, "long", "short")
 
 
@@ -118,57 +116,30 @@ def test_killed_and_continued_is_the_same(
     with open(out / "tokens.jsonl", "ab") as torn:  # as a failing machine leaves it
         torn.write(b'{"problem_id": "p')
     assert (out / "tokens.jsonl").read_bytes().count(b"\n") == 5
-    ended = diagnose(cli, efficient, out, prelude=KILLED.format(left=NUM_RESPONSES - 5))
-    assert ended.exit_code == -9  # at the last one: those that were there were not read again
-    ended = diagnose(cli, efficient, out)
+    # To the end of all but those that were there: they were not read again.
+    ended = diagnose(cli, efficient, out, prelude=KILLED.format(left=NUM_RESPONSES - 4))
     assert ended.exit_code == 0, ended.stderr
     assert outputs(out) == outputs(whole)
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--original", "/nowhere"], "--original=/nowhere"),
-        (["--benchmarks", "gsm9k"], "'gsm9k' is unknown"),
-        (["--max-tokens", "5000"], "set max_tokens="),
-    ],
-)
-def test_bad_options_are_one_line(
-    cli: ForkedCli, tmp_path: Path, efficient: Path, options: list[str], words: str
-) -> None:
-    assert words in diagnose(cli, efficient, tmp_path / "out", *options).error
-    assert not (tmp_path / "out/tokens.jsonl").exists()
-
-
-def test_ranks_models_and_directories_that_do_not_fit_are_one_line(
+def test_what_does_not_fit_is_one_line(
     cli: ForkedCli, efficient: Path, whole: Path, tmp_path: Path
 ) -> None:
-    before = outputs(whole)
-    ranks = "import os; os.environ['WORLD_SIZE'] = '2'"
-    ended = diagnose(cli, efficient, tmp_path / "out", prelude=ranks)
-    assert "diagnose runs as one process, but 2 were started" in ended.error
+    before, out = outputs(whole), tmp_path / "out"
+    bad = diagnose(cli, efficient, out, "--original", "/nowhere").error
+    assert "--original=/nowhere" in bad and not out.exists()
+    assert "unknown config key limits" in diagnose(cli, efficient, out, "--limits", "3").error
     assert "a diagnosis with efficient=" in diagnose(cli, "tiny_reasoner", whole).error
     assert (
-        "holds something other"
-        in diagnose(cli, efficient, whole / "responses", "--overwrite").error
+        "with temperature=0.6, not 0.7" in diagnose(cli, efficient, whole, "temperature=0.7").error
     )
+    nested = diagnose(cli, efficient, whole / "responses", "--overwrite")
+    assert "holds something other" in nested.error
     assert outputs(whole) == before
     changed = Path(shutil.copytree(efficient, tmp_path / "model"))
     path = changed / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"vocab_size": 590}))
-    assert "590" in diagnose(cli, changed, tmp_path / "out").error
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda row: row | {"kl": row["kl"][1:]},
-        lambda row: row | {"alternatives": [{"position": 1}]},
-    ],
-)
-def test_bad_lines_are_named(whole: Path, tmp_path: Path, change: Any) -> None:
-    first, second, *_ = (whole / "tokens.jsonl").read_text().splitlines()
-    lines = [first, json.dumps(change(json.loads(second)))]
-    (tmp_path / "tokens.jsonl").write_text("\n".join([*lines, '{"problem_id": "torn']))
-    with pytest.raises(UserError, match=r"tokens\.jsonl:2: not a diagnosed response"):
-        list(read_responses(tmp_path))
+    assert "590" in diagnose(cli, changed, out).error
+    shutil.copytree(whole, out)
+    (out / "tokens.jsonl").write_text("[]\n")
+    assert "tokens.jsonl:1: not a JSON object" in diagnose(cli, efficient, out).error

@@ -48,7 +48,7 @@ def opened(directory: Path, name: str) -> EvalModel:
 
 
 def loaded(model: EvalModel) -> Any:
-    return load_model(model, dtype=torch.float32, device=select_device("cpu"))
+    return load_model(model, torch.float32, select_device("cpu"))
 
 
 @torch.no_grad()
@@ -70,22 +70,24 @@ def test_d_t_and_preferences_match_float64_softmax_and_are_0_of_a_model_and_itse
         log_p, log_q = log_probs(sample, p), log_probs(sample, q)
         expected = (log_p.exp() * (log_p - log_q)).sum(-1)
         assert expected.min() > 1e-4  # far above what is compared
-        kl, alternatives = diverge(p, q, IDS, sample)
+        ids = sample.prompt_ids, sample.response_ids
+        kl, alternatives = diverge(p, q, IDS, *ids)
         assert kl == pytest.approx(expected.tolist(), abs=1e-5)
-        assert [each.position for each in alternatives] == sorted(
+        assert [each["position"] for each in alternatives] == sorted(
             expected.topk(min(32, len(expected))).indices.tolist()
         )
         for each in alternatives:
-            token, place = sample.response_ids[each.position], each.position
-            assert each.p_original == pytest.approx(float(log_p[place, token].exp()), abs=1e-5)
-            assert each.p_efficient == pytest.approx(float(log_q[place, token].exp()), abs=1e-5)
+            place = each["position"]
+            token = sample.response_ids[place]
+            found = [each["p_original"], each["p_efficient"]]
+            of_token = [float(log[place, token].exp()) for log in (log_p, log_q)]
+            assert found == pytest.approx(of_token, abs=1e-5)
             likeliest = log_q[place].exp().topk(NUM_PREFERRED)
-            assert [text for text, _ in each.preferred] == [*map(str, likeliest.indices.tolist())]
-            assert [p for _, p in each.preferred] == pytest.approx(
-                likeliest.values.tolist(), abs=1e-5
-            )
-        kl, alternatives = diverge(p, p, IDS, sample)
-        assert set(kl) == {0.0} and alternatives == ()
+            texts, shares = zip(*each["preferred"], strict=True)
+            assert texts == tuple(map(str, likeliest.indices.tolist()))
+            assert shares == pytest.approx(likeliest.values.tolist(), abs=1e-5)
+        kl, alternatives = diverge(p, p, IDS, *ids)
+        assert set(kl) == {0.0} and alternatives == []
 
 
 def test_a_megatron_checkpoint_is_the_model_that_was_converted(tmp_path: Path) -> None:
@@ -146,10 +148,8 @@ class StandIn:
 
 def peak_bytes(vocab_size: int, num_tokens: int) -> int:
     p, q = (StandIn(vocab_size, seed) for seed in (0, 1))
-    ids = (1,) * num_tokens
-    sample = Sample(problem_id="a", sample_index=0, prompt_ids=(1,), response_ids=ids)
     with LiveMemory() as memory:
-        diverge(p, q, IDS, sample)  # type: ignore[arg-type]
+        diverge(p, q, IDS, (1,), (1,) * num_tokens)  # type: ignore[arg-type]
     return memory.peak_bytes
 
 

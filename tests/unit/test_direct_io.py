@@ -61,17 +61,3 @@ def test_pieces_come_together(tmp_path: Path) -> None:
         assert staging.read(tmp_path / "file", start, stop - start) == content[start:stop]
     with pytest.raises(EOFError, match=str(SIZE)):
         staging.read(tmp_path / "file", SIZE - 5, 6)
-
-
-def test_full_disk_is_an_error_and_no_fallback(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file, staging = DirectFile(tmp_path / "file", 2 * ALIGNMENT), Staging()
-
-    def full(*_: object) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "pwrite", full)
-    with pytest.raises(OSError, match="No space"):
-        file.write_staged(staging.place_for(0, ALIGNMENT), 0)
-    file.close()

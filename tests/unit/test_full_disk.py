@@ -9,7 +9,7 @@ import pytest
 from forked_cli import ROOT, ForkedCli
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.runtime.durable import append_line, full_disk_behind, write_bytes
+from megatron_opsft.runtime.durable import append_line, write_bytes
 
 
 @contextmanager
@@ -43,25 +43,6 @@ def test_a_file_that_does_not_fit_leaves_the_one_before(tmp_path: Path) -> None:
         write_bytes(path, bytes(2000))
     assert path.read_bytes() == b"before"
     assert [entry.name for entry in tmp_path.iterdir()] == ["config.yaml"]
-
-
-def test_other_errors_are_not_taken_for_a_full_disk(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError) as caught:
-        write_bytes(tmp_path / "nowhere" / "x", b"")
-    assert full_disk_behind(caught.value) is None
-
-
-def test_torchs_own_error_is_seen_through(tmp_path: Path) -> None:
-    import torch
-
-    with (
-        files_of_at_most(100_000),
-        pytest.raises(Exception) as caught,
-        open(tmp_path / "x", "wb") as file,
-    ):
-        torch.save(torch.zeros(100_000), file)
-    full = full_disk_behind(caught.value)
-    assert full is not None and full.strerror == "File too large"
 
 
 @pytest.mark.parametrize(

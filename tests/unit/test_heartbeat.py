@@ -21,7 +21,7 @@ from megatron_opsft.runtime.phase import (
 def test_progress_counts_what_is_expected_and_a_new_phase_forgets_it() -> None:
     enter_phase("rollout", 3)
     assert describe_progress(31.2) == "step 3, rollout: 31 s"
-    expect(512, "responses")
+    expect(512)
     count_done(100)
     count_done(28)
     assert describe_progress(60) == "step 3, rollout: 60 s, 128 of 512 responses on this rank"
@@ -30,12 +30,10 @@ def test_progress_counts_what_is_expected_and_a_new_phase_forgets_it() -> None:
 
 
 def test_tokens_give_a_rate_and_an_estimate_before_the_first_response_ends() -> None:
-    count = Count(total=200, what="responses", max_tokens=200 * 100, began=10.0)
-    assert count.describe_rate(40.0) == ""
-    count.tokens = 3000
-    assert count.describe_rate(40.0) == ", 100 tokens/s, at most 170 s left"
+    count = Count(total=200, max_tokens=200 * 100, began=10.0, tokens=3000)
+    assert count.describe(40.0).endswith(", 100 tokens/s, at most 170 s left")
     count.done = 50
-    assert count.describe_rate(40.0) == ", 100 tokens/s, about 90 s left"
+    assert count.describe(40.0).endswith(", 100 tokens/s, about 90 s left")
 
 
 def test_a_phase_is_left_only_where_that_may_be() -> None:

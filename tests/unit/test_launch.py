@@ -17,10 +17,9 @@ from megatron_opsft.cli import PROGRAM
 from megatron_opsft.command_line import invoke
 from megatron_opsft.errors import UserError
 from megatron_opsft.launch.commands import Local, run_with_restarts
-from megatron_opsft.launch.slurm import Resources, batch_job, submit
 
 QUICKSTART = ROOT / "examples/configs/quickstart.yaml"
-RESOURCES = Resources(nodes=4, ranks_per_node=8, gpus_per_node=8)
+LAUNCH = ["launch", "slurm", str(QUICKSTART), "run.dir=runs/a"]
 
 
 @pytest.mark.parametrize(
@@ -205,44 +204,51 @@ def test_a_name_that_the_locale_has_no_letters_for_is_one_line(tmp_path: Path, w
     assert line.startswith("error: ") and line.endswith("set LC_ALL=C.UTF-8, or PYTHONUTF8=1")
 
 
-def test_defaults_ask_for_what_the_script_asks_for() -> None:
+def test_defaults_ask_for_what_the_script_asks_for(capsys: pytest.CaptureFixture[str]) -> None:
     """`launch slurm CONFIG` and `sbatch slurm/train.sh CONFIG` are the same job."""
-    one_node = RESOURCES.model_copy(update={"nodes": 1})
-    job = batch_job(QUICKSTART, Path("runs/a"), [], one_node)
+    invoke(PROGRAM, [*LAUNCH, "--dry-run"])
+    _, _, _, _, sbatch, *options, script, config, key = shlex.split(capsys.readouterr().out)
     header = (ROOT / "slurm/train.sh").read_text().splitlines()
     in_script = {line.removeprefix("#SBATCH ") for line in header if line.startswith("#SBATCH ")}
-    options = set(job.command[1:-2])
-    assert options - in_script == {"--job-name=opsft-a"}
-    assert job.command[-2:] == (str(ROOT / "slurm/train.sh"), str(QUICKSTART))
+    assert sbatch == "sbatch" and set(options) - in_script == {"--job-name=opsft-a"}
+    assert [script, config, key] == [
+        str(ROOT / "slurm/train.sh"),
+        str(QUICKSTART),
+        "run.dir=runs/a",
+    ]
 
 
 def test_printed_line_is_what_is_submitted_and_a_refusal_is_passed_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Both ways end in the same arguments and variables of sbatch."""
     sbatch = tmp_path / "sbatch"
     sbatch.write_text('#!/bin/sh\nprintf "%s|" "$@" "$VENV" "$PROJECT_DIR"\n')
     sbatch.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    job = batch_job(Path("a.yaml"), Path("runs/a"), ["x.y='1 2'"], RESOURCES)
-    printed = subprocess.run(["sh", "-c", job.command_line()], capture_output=True, text=True)
-    assert printed.stdout == submit(job)
-    assert "|x.y='1 2'|" in printed.stdout
+    words = [*LAUNCH, "--nodes=4", "data.train=1 '2'", "--sbatch=--qos=high"]
+    invoke(PROGRAM, [*words, "--dry-run"])
+    line = capsys.readouterr().out
+    printed = subprocess.run(["sh", "-c", line], capture_output=True, text=True).stdout
+    invoke(PROGRAM, words)
+    assert capsys.readouterr().out == printed + "\n"
+    assert (
+        "|--nodes=4|" in printed and "|--qos=high|" in printed and "|data.train=1 '2'|" in printed
+    )
     monkeypatch.setenv("CONTAINER_IMAGE", "opsft.sif")  # where to find Python is the caller's then
-    assert "VENV" in job.variables
-    assert "VENV" not in batch_job(QUICKSTART, Path("a"), [], RESOURCES).variables
+    invoke(PROGRAM, [*words, "--dry-run"])
+    assert "VENV=" in line and "VENV=" not in capsys.readouterr().out
     sbatch.write_text("#!/bin/sh\necho 'sbatch: error: invalid account' >&2; exit 1\n")
     with pytest.raises(UserError, match="sbatch refused the job: sbatch: error: invalid account"):
-        submit(job)
+        invoke(PROGRAM, words)
 
 
 def test_mistakes_are_found_before_anything_is_submitted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     for words, message in (
-        (["x.y=1"], "Missing argument 'CONFIG'"),
-        ([str(QUICKSTART), "optimizer.warmup=1"], "did you mean optimizer.warmup_steps?"),
-        ([str(QUICKSTART), "parallel.tp=3"], "world size 8 is not a multiple of parallel.tp"),
-        ([str(QUICKSTART), "--partition=gpu"], "there is no sbatch here"),
+        (["optimizer.warmup=1"], "did you mean optimizer.warmup_steps?"),
+        (["parallel.tp=3"], "world size 8 is not a multiple of parallel.tp"),
+        (["--partition=gpu"], "there is no sbatch here"),
     ):
         with pytest.raises(UserError, match=re.escape(message)):
-            invoke(PROGRAM, ["launch", "slurm", *words])
+            invoke(PROGRAM, [*LAUNCH, *words])

@@ -34,9 +34,7 @@ def wandb(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A run of the package in its place, and the settings that each was started with."""
     run = SimpleNamespace(log=lambda *args, **named: None, finish=lambda: None)
     started: list[dict[str, object]] = []
-    package = SimpleNamespace(
-        init=lambda **settings: started.append(settings) or run, Table=lambda **table: table
-    )
+    package = SimpleNamespace(init=lambda **settings: started.append(settings) or run)
     monkeypatch.setitem(sys.modules, "wandb", package)
     return SimpleNamespace(run=run, started=started, package=package)
 
@@ -80,21 +78,10 @@ def test_a_resumed_run_goes_on_at_tensorboard_and_wandb(
     assert all(settings["resume"] == "allow" for settings in wandb.started)
 
 
-def test_what_wandb_refuses_at_the_start_is_one_line(
-    tmp_path: Path, wandb: SimpleNamespace
-) -> None:
-    def init(**settings: object) -> None:
-        raise RuntimeError("api_key not configured\nsee ...")
-
-    wandb.package.init = init
-    with pytest.raises(UserError, match=r"\(RuntimeError: api_key not configured\); see `wandb"):
-        _open(tmp_path, tensorboard=False, wandb="online")
-
-
-def test_a_writer_that_fails_does_not_end_the_run(
+def test_what_wandb_refuses_is_one_line_and_later_a_warning(
     tmp_path: Path, wandb: SimpleNamespace, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is left out with one warning; the others have every step, and all are closed."""
+    """A writer that fails is left out; the others have every step, and all are closed."""
 
     def refuse(*args: object, **named: object) -> None:
         raise ConnectionError("the service is gone\ntraceback")
@@ -110,49 +97,35 @@ def test_a_writer_that_fails_does_not_end_the_run(
     assert said == f"nothing more is written to Weights & Biases: {reason}"
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
     assert [event.step for event in _events(tmp_path).Scalars("loss")] == [1, 2]
+    wandb.package.init = refuse
+    with pytest.raises(UserError, match=rf"\({reason}\); see `wandb login`"):
+        _open(tmp_path, tensorboard=False, wandb="online")
 
 
-SHOWN = ShownResponse(
-    problem="What is 2 + 2?",
-    gold="4",
-    response="<think>\n2 + 2\n</think>\n" + "so it is " * 60 + "[4]",
-    num_tokens=312,
-    outcome="correct",
-)
-
-
-def test_samples_are_shown_cut_on_the_console_and_whole_elsewhere(
-    tmp_path: Path, wandb: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+def test_responses_are_shown_without_their_middles_and_their_escape_sequences(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """... and no sequence of a response reaches the terminal."""
-    logged: list[tuple[dict[str, object], int]] = []
-    wandb.run.log = lambda values, step: logged.append((values, step))
+    shown = ShownResponse(
+        problem="What is 2 + 2?",
+        gold="4",
+        response="<think>\n2 + 2\n</think>\n" + "so it is " * 60 + "[4]",
+        num_tokens=312,
+        outcome="correct",
+    )
     rogue = "\x1b]0;title\x07\x1b[2J\x9b31m\u202e"
-    log = _open(tmp_path, wandb="offline")
-    log.samples(2, [SHOWN])
-    log.samples(3, [])
-    log.samples(4, [replace(SHOWN, problem=f"a{rogue}", response=f"b\r{rogue}", gold=f"c{rogue}")])
-    log.close()
+    log = _open(tmp_path, tensorboard=False)
+    log.samples([shown])
+    log.samples([replace(shown, problem=f"a{rogue}", response=f"b\r{rogue}", gold=f"c{rogue}")])
     problem, response, *safe = capsys.readouterr().out.splitlines()
     assert problem == "  for example: What is 2 + 2?"
     assert response.startswith("  -> <think> 2 + 2 </think> so it is")
     assert response.endswith("so it is [4] (312 tokens, correct, gold 4)")
     assert len(response) < 320
-    shown = r"\x1b]0;title\x07\x1b[2J\x9b31m\u202e"
+    text = r"\x1b]0;title\x07\x1b[2J\x9b31m\u202e"
     assert safe == [
-        f"  for example: a{shown}",
-        f"  -> b {shown} (312 tokens, correct, gold c{shown})",
+        f"  for example: a{text}",
+        f"  -> b {text} (312 tokens, correct, gold c{text})",
     ]
-    (values, step), _ = logged
-    assert step == 2
-    assert values["samples"] == {
-        "columns": ["problem", "gold", "response", "num_tokens", "outcome"],
-        "data": [["What is 2 + 2?", "4", SHOWN.response, "312", "correct"]],
-    }
-    text, _ = _events(tmp_path).Tensors("sample_1/text_summary")
-    assert text.step == 2
-    whole = text.tensor_proto.string_val[0].decode()
-    assert whole.count("so it is") == 60 and "    </think>" in whole
 
 
 def test_an_evaluation_of_several_sets_has_a_console_line_each(
@@ -164,9 +137,8 @@ def test_an_evaluation_of_several_sets_has_a_console_line_each(
     one["eval_correct_tokens_half"] = 108
     two = {"eval_aime_accuracy": 0.25, "eval_aime_mean_response_tokens": 9.5}
     two |= {"eval_aime_truncated_share": 0.1, "eval_aime_samples": 30}
-    log.evaluation({"step": 4, **one, **two}, ["aime"])
-    log.evaluation({"step": 8, **one, **two}, ["aime"])
-    log.close()
+    for step in (4, 8):
+        log.evaluation({"step": step, **one, **two}, ["aime"])
     assert capsys.readouterr().out.splitlines()[:2] == [
         "held-out after step 4: accuracy 50.0 %, 80.0 tokens, 5.0 % cut off (8 samples); "
         "correct answers: p10 52, median 108 tokens",

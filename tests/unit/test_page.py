@@ -16,7 +16,7 @@ from megatron_opsft.records import FinishReason, Outcome, Problem, Rollout, Toke
 from megatron_opsft.report.page import distinct, write_page
 from megatron_opsft.report.sampling import rollouts_of, sample_responses
 from megatron_opsft.report.table import OVERALL, Estimate, TableRow
-from megatron_opsft.report.tables import pareto_front, sections_of
+from megatron_opsft.report.tables import sections_of
 from megatron_opsft.run.rollout_log import rollout_line
 from megatron_opsft.runtime.durable import write_packed_lines
 
@@ -48,7 +48,7 @@ def test_everything_of_two_runs_and_an_evaluation(tmp_path: Path) -> None:
     both = "finished: 3 steps 80.0 to 77.0 (-3.7 %) 50.0 % to 75.0 % (+25.0 points) 25.0 % 3.5"
     assert f"a {both} b {both}" in text
     assert "Settings that differ setting a b optimizer.lr 0.0001 0.0002 All settings" in text
-    assert "torch 2.13.0" in text and "10 problems, 2 samples each" in text
+    assert "10 problems, 2 samples each" in text
     assert re.search(r"short 70\.0 \[\S+, \S+\] 70\.0 \[\S+, \S+\] 104 \[", text)
     data = data_of(tmp_path / "new/page.html")
     assert [run["name"] for run in data["runs"]] == ["a", "b", "evaluation of short"]
@@ -93,9 +93,8 @@ def test_before_and_after_are_the_first_thing(tmp_path: Path) -> None:
     assert text.startswith("Mean response tokens, long to short 304.5 → 104.5 -65.7 %")
     assert "Before: correct , 30" in text and "After: correct , 10" in text
     page = (tmp_path / "page.html").read_text()
-    (scatter,) = re.findall("<figcaption>Accuracy against [^<]*Pareto front.*?</svg>", page)
+    (scatter,) = re.findall("<figcaption>Accuracy against .*?</svg>", page)
     assert scatter.count("<circle") == 2 == scatter.count("whisker")
-    assert scatter.count('class="front"') == 1
     assert page.count("<figure>") == 1 + 1 + 3  # lengths, points and three curves
 
 
@@ -295,9 +294,3 @@ def test_the_same_run_gives_the_same_responses(tmp_path: Path) -> None:
     path.write_bytes(gzip.compress(b"".join(lines[::-1])))
     assert sample_responses(rollouts_of(run), 60_000) == first
     assert 0 < len(first["rows"]) < first["total"] == 6 * 8 * 3
-
-
-def test_pareto_front_matches_its_definition() -> None:
-    points = [(100, 0.5), (200, 0.6), (150, 0.5), (200, 0.6), (300, 0.6), (50, 0.1), (90, 0.05)]
-    assert pareto_front(points) == {0, 1, 3, 5}
-    assert pareto_front([(1, 1)]) == {0}

@@ -58,6 +58,20 @@ def test_what_does_not_fit_is_said_and_is_the_exit_code(cli: ForkedCli) -> None:
     assert cli.run(["plan", *TOO_LARGE, "--nodes", "1,64"]).exit_code == 4
 
 
+@pytest.mark.parametrize(
+    ("layout", "ranks"), [([], 1), (["parallel.tp=2", "parallel.pp=2"], 4), (["--search"], 1)]
+)
+def test_on_cpus_as_many_ranks_as_the_layout_needs(
+    cli: ForkedCli, layout: list[str], ranks: int
+) -> None:
+    words = ["plan", ROOT / "examples/configs/quickstart.yaml", "--gpu", "cpu", *layout]
+    ended = cli.run(words)
+    assert ended.exit_code == 0, ended.stderr
+    assert ended.stdout.startswith(f"ranks of a node: {ranks}, as the layout needs; others with")
+    given = cli.run([*words, "--gpus-per-node", 8])
+    assert given.exit_code == 0 and "as the layout needs" not in given.stdout
+
+
 def test_a_search_prints_what_to_override(cli: ForkedCli) -> None:
     ended = cli.run(["plan", SMALL, "--search", "--json"])
     assert ended.exit_code == 0, ended.stderr

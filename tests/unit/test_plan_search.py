@@ -21,16 +21,21 @@ def search(model: str, world_size: int, *overrides: str) -> list[Plan]:
     return search_layouts(make_job(model, world_size, *overrides), 10)
 
 
-def test_the_best_layout_has_most_memory_of_the_fastest_and_its_overrides_make_it() -> None:
+def test_the_best_is_the_simplest_of_the_fastest_and_its_overrides_make_it() -> None:
+    """Faster ones need more measures, and so do those with more memory to spare."""
+    plain = {f"{key}=1" for key in ("parallel.tp", "parallel.pp", "rollout.tp")}
+    plain |= {"train.recompute=none", "parallel.sequence_parallel=true"}
     base = "rollout.gpu_memory_fraction=0.6"
     found = search(MIDDLE, 16, base)
-    best = found[0]
     safe = [one for one in found if one.is_safe]
-    fastest = min(o.step["total"] for o in safe)
-    near = [o for o in safe if o.step["total"] <= 1.01 * fastest]
-    assert best in near and len(near) < len(safe)
-    assert best.worst.margin >= max(o.worst.margin for o in near) - 1e9
-    assert best.worst.margin >= SAFE_SHARE * 84.9e9
+    fastest = min(one.step["total"] for one in safe)
+    near = [one for one in safe if one.step["total"] <= 1.05 * fastest]
+    assert len(near) < len(safe) and found[: len(near)] == near
+    measures = [len(set(one.overrides) - plain) for one in near]
+    assert measures == sorted(measures) and measures[0] < measures[1]
+    best = found[0]
+    assert best.step["total"] > fastest
+    assert SAFE_SHARE * 84.9e9 < best.worst.margin < max(one.worst.margin for one in near)
     # As a user would take it over.
     job = make_job(MIDDLE, 16, base, *best.overrides)
     check_job(job)

@@ -11,7 +11,6 @@ import pytest
 from rows import write_rows
 
 from megatron_opsft.config import DataConfig, EvalConfig
-from megatron_opsft.data import sources
 from megatron_opsft.data.choices import describe_bad_rows, drop_unusable_prompts
 from megatron_opsft.data.problems import (
     ARITHMETIC,
@@ -205,7 +204,6 @@ def test_a_data_set_out_of_reach_is_a_user_error(monkeypatch: pytest.MonkeyPatch
         raise ConnectionError("Couldn't reach 'nobody/nothing' on the Hub\nmore")
 
     monkeypatch.setattr(datasets, "load_dataset", refuse)
-    monkeypatch.setattr(sources, "prepare_hub", lambda: False)
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     with pytest.raises(
         UserError, match=r"nobody/nothing \(main\) is not a file here.*Couldn't reach"

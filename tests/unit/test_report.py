@@ -47,13 +47,12 @@ def test_a_finished_run(tmp_path: Path) -> None:
     write_rows(tmp_path / "evals.jsonl", [evaluation(0, 0.961, 120) | hard, after])
     best = {"step": 30, "accuracy": 0.961, "mean_response_tokens": 28.0}
     write_rows(tmp_path / "summary.json", [{"best": best}])
-    (tmp_path / "manifest.json").write_text('{"config_hash": "abc", "versions": {}}')
     table = describe_run(tmp_path)
     tokens, accuracy, of_hard, _, footer, last = table.splitlines()[2:]
     assert tokens.split() == ["mean", "response", "tokens", "120.0", "30.0", "-75.0", "%"]
     assert accuracy.split() == ["accuracy", "96.1", "%", "95.8", "%", "-0.3", "points"]
     assert of_hard.split()[3:] == ["hard", "200.0", "50.0", "-75.0", "%"]
-    assert footer == "40 steps in 80 s, config abc"
+    assert footer == "40 steps in 80 s"
     assert last == "best evaluation: after step 30, 28.0 tokens, accuracy 96.1 %"
     assert all(line.isprintable() for line in table.splitlines())
     write_rows(tmp_path / "summary.json", [{"best": best | {"step": 40}}])
@@ -67,13 +66,15 @@ def test_a_finished_run(tmp_path: Path) -> None:
 def test_a_run_that_is_not_finished_has_a_table_up_to_its_last_evaluation(tmp_path: Path) -> None:
     lines = [STEP | {"step": n, "num_accepted": n - 1} for n in (1, 2)]
     write_rows(tmp_path / "metrics.jsonl", lines)
-    (tmp_path / "failed_step_000003.json").touch()
     table = describe_run(tmp_path)
-    assert "mean response tokens in training" in table
-    assert "2 steps in 4 s, config unknown" in table
+    assert "mean response tokens in training" in table and "2 steps in 4 s" in table
     assert "1 of 2 steps accepted no response" in table
-    assert "not finished: continue with --resume" in table
-    assert table.endswith(f"its batch: {tmp_path / 'failed_step_000003.json'}")
+    assert table.endswith("not finished: 2 of ? steps; continue with --resume")
+    failed = tmp_path / "failed_step_000003.json"
+    failed.touch()
+    assert f"failed: the loss of step 3 was not finite; its batch: {failed}; " in (
+        describe_run(tmp_path)
+    )
     write_rows(tmp_path / "metrics.jsonl", lines[:1])
     assert "NOTHING WAS LEARNED" in describe_run(tmp_path)
     write_rows(tmp_path / "evals.jsonl", [evaluation(0, 0.5, 100), evaluation(1, 0.5, 80)])
@@ -84,5 +85,5 @@ def test_what_others_have_left_is_no_run(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text('{"kind": "diagnosis"}')
     with pytest.raises(UserError, match="no run there, and no evaluation"):
         describe_run(tmp_path)
-    (tmp_path / "manifest.json").write_text('{"config_hash": "abc", "versions": {}}')
-    assert "0 steps in 0 s, config abc" in describe_run(tmp_path)  # killed before its first step
+    (tmp_path / "config.yaml").write_text("run: {steps: 9}")  # killed before its first step
+    assert "0 steps in 0 s" in describe_run(tmp_path)

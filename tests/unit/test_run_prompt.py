@@ -15,7 +15,7 @@ OF_RUN = [
     "data.system_prompt=Be brief.",
     "verify.judge=exact",
 ]
-PLACES = ["", "hf", "checkpoints/step_000005", "exports/step_000005", "best/step_000005"]
+PLACES = ["", "hf", "checkpoints/step_000005", "best/step_000005"]
 
 
 def config_words(model: Path) -> list[str]:

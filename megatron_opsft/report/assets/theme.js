@@ -16,9 +16,8 @@ function themes() {
 /** What a token says when it is pointed at, for fingers too: below the page, until the next. */
 function tellWhenTapped() {
   const told = document.getElementById("told");
-  if (told === null) return; // of a diagnosis alone
   document.addEventListener("click", (event) => {
-    const found = event.target.closest("pre i, .words span");
+    const found = event.target.closest("pre i");
     told.hidden = !found;
     told.textContent = found ? `${found.textContent.trim()}  ${found.title}` : "";
   });

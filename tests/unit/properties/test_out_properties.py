@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_opsft.errors import UserError
+from megatron_opsft.runtime.durable import write_files
 from megatron_opsft.storage.model_paths import INDEX_NAME, SINGLE_NAME
 from megatron_opsft.storage.partial import partial_dir, written_whole
 from megatron_opsft.storage.replacing import MODEL_FOLDERS, check_out
@@ -76,7 +77,7 @@ def test_an_output_is_the_old_or_the_new_one_whatever_ended_the_tries(ends: list
                 continue
             new = {f"new {number}"}
             with suppress(RuntimeError), written_whole(out) as partial:
-                partial.write_small(dict.fromkeys(new, b""))
+                write_files(partial.directory, dict.fromkeys(new, b""))
                 if end == "failed":
                     raise RuntimeError
             content = new if end == "published" else content
