@@ -36,8 +36,8 @@ part() { .venv/bin/pytest --no-loadscope-reorder "$@" || [ $? -eq 5 ]; } # 5: th
 
 plain="not gpu and not gpu_contract and not slurm and not vllm and not browser"
 if $quick; then
-  wait $types
   part -n 2 --dist loadfile -m "$plain and not slow" "$@"
+  wait $types
   exit
 fi
 part -n 3 --durations 15 --dist loadfile -m "$plain" "$@" # three on two cores: tests also wait

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from forked_cli import ForkedCli
+from forked_cli import Finished, ForkedCli
 from jobs import run_training
 from run_differences import compare_runs, read_lines
 from small_run import FOUR_STEPS, QUICKSTART
@@ -65,6 +65,17 @@ HfEngine.stream = stream_and_die
 """
 
 
+def run_on_two_ranks(
+    cli: ForkedCli, words: list[str], second: str = ""
+) -> tuple[Finished, Finished]:
+    """Both ranks' ends; second: Python that the second one executes first."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    preludes = [RANK.format(rank=rank, port=port) for rank in range(2)]
+    other = cli.start(words, prelude=preludes[1] + second)
+    return cli.run(words, prelude=preludes[0]), other.wait()
+
+
 def ranks_of(launcher: int) -> dict[str, psutil.Process]:
     children = psutil.Process(launcher).children()
     return {child.environ()["RANK"]: child for child in children if "RANK" in child.environ()}
@@ -91,22 +102,17 @@ def test_a_dead_engine_ends_all_ranks_with_69_and_the_run_goes_on_later(
     cli: ForkedCli, undisturbed: Path, tmp_path: Path
 ) -> None:
     """An engine lives in its rank's process, which dies with it."""
-    words = [QUICKSTART, *SMALL, f"run.dir={tmp_path}"]
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    first, second = (RANK.format(rank=rank, port=port) for rank in range(2))
-    dying = cli.start(["train", *words], prelude=second + DYING_ENGINE)
-    ended = cli.run(["train", *words], prelude=first)
-    assert dying.wait().exit_code == -signal.SIGKILL
+    words = ["train", QUICKSTART, *SMALL, f"run.dir={tmp_path}"]
+    ended, dead = run_on_two_ranks(cli, words, DYING_ENGINE)
+    assert dead.exit_code == -signal.SIGKILL
     assert ended.exit_code == PEER_LOST_EXIT_CODE, ended.stderr
     (error,) = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
     assert "rank 1 on " in error and "died in phase rollout of step 3" in error
-    resumed = ["launch", "local", *words, "--ranks=2", "--resume"]
-    again = cli.run(resumed)
-    assert again.exit_code == 0, again.stderr
+    for again in run_on_two_ranks(cli, [*words, "--resume"]):
+        assert again.exit_code == 0, again.stderr
     assert compare_runs(undisturbed, tmp_path) == []
     shutil.rmtree(tmp_path / "checkpoints")  # a run that is finished does without
-    third = cli.run(resumed)
+    third, _ = run_on_two_ranks(cli, [*words, "--resume"])
     assert third.exit_code == 0, third.stderr
     assert third.stdout == f"{tmp_path}: the run is finished; nothing is left\n"
     assert compare_runs(undisturbed, tmp_path) == []
@@ -114,12 +120,8 @@ def test_a_dead_engine_ends_all_ranks_with_69_and_the_run_goes_on_later(
 
 def test_a_dead_rank_ends_an_evaluation(cli: ForkedCli, tmp_path: Path) -> None:
     words = ["eval", "--model=tiny_reasoner", f"--out={tmp_path}", "limit=40", "samples=4"]
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    first, second = (RANK.format(rank=rank, port=port) for rank in range(2))
-    dying = cli.start(words, prelude=second + DYING_ENGINE.replace("== 2", "== 0"))
-    ended = cli.run(words, prelude=first)
-    assert dying.wait().exit_code == -signal.SIGKILL
+    ended, dead = run_on_two_ranks(cli, words, DYING_ENGINE.replace("== 2", "== 0"))
+    assert dead.exit_code == -signal.SIGKILL
     assert ended.exit_code == PEER_LOST_EXIT_CODE, ended.stderr
     (error,) = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
     assert "rank 1 on " in error and "died in phase evaluate" in error

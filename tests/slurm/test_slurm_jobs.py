@@ -8,13 +8,14 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import pytest
 import yaml
 from forked_cli import ROOT, ForkedCli
 from run_differences import compare_runs, read_lines
-from slurm_cluster import SlurmCluster
+from slurm_cluster import SlurmCluster, running_cluster
 from small_run import SMALL_RUN
 
 QUICKSTART = "examples/configs/quickstart.yaml"
@@ -23,13 +24,15 @@ SETTINGS = {"CONFIG": QUICKSTART, "VENV": sys.prefix, "OMP_NUM_THREADS": "1"}
 SMALL = [*SMALL_RUN, "run.steps=8"]
 
 
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[SlurmCluster]:
+    with running_cluster() as running:
+        yield running
+
+
 def on(nodes: int, ranks: int) -> list[str]:
     """sbatch's options for so many nodes and ranks on each, without GPUs."""
-    return [
-        f"--nodes={nodes}",
-        f"--ntasks-per-node={ranks}",
-        "--gpus-per-node=0",
-    ]
+    return [f"--nodes={nodes}", f"--ntasks-per-node={ranks}", "--gpus-per-node=0"]
 
 
 def wait_until(condition: Callable[[], bool], timeout: float = 300) -> None:
@@ -132,19 +135,6 @@ def test_array_runs_one_config_a_task(cluster: SlurmCluster) -> None:
     assert cluster.field(f"{job}_1", "ExitCode") == "2:0"
     assert "rank 0 on n" in cluster.output(f"{job}_1")
     assert not (cluster.directory / "wrong").exists()
-
-
-def test_evaluation(cluster: SlurmCluster) -> None:
-    out = cluster.directory / "evaluated"
-    settings = {"MODEL": "tiny_reasoner", "OUT": str(out), "BENCHMARKS": "arithmetic"}
-    options = ["limit=4", "samples=1", "max_tokens=64", "device=cpu"]
-    job = cluster.submit(
-        ["sbatch", *on(1, 2), "slurm/eval.sh", *options],
-        {**SETTINGS, **settings, "ENGINE": "hf"},
-    )
-    assert cluster.wait(job) == "COMPLETED", cluster.output(job)
-    assert "tiny_reasoner: 4 of 4 samples" in cluster.output(job)
-    assert (out / "results.json").is_file()
 
 
 def test_conversion(cluster: SlurmCluster) -> None:

@@ -46,7 +46,7 @@ class Chromium:
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [theme]})
         self.driver.get("about:blank")
         for kind in ("browser", "performance"):
-            self.driver.get_log(kind)
+            self._log(kind)
         self.driver.get(page.resolve().as_uri())
 
     def all(self, selector: str) -> list[WebElement]:
@@ -62,18 +62,30 @@ class Chromium:
     def run(self, script: str, *values: Any) -> Any:
         return self.driver.execute_script(script, *values)
 
+    def _log(self, kind: str) -> Any:
+        """Since the last call."""
+        return self.driver.get_log(kind)
+
     def messages(self) -> list[str]:
         """What the console says since the page was opened or the last call."""
-        return [entry["message"] for entry in self.driver.get_log("browser")]
+        return [entry["message"] for entry in self._log("browser")]
 
-    def requests(self) -> list[str]:
-        """Addresses asked for since, but for data in the file itself."""
-        events = [
-            json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")
-        ]
-        asked = [
-            e["params"]["request"]["url"]
-            for e in events
-            if e["method"] == "Network.requestWillBeSent"
-        ]
-        return [url for url in asked if not url.startswith("data:")]
+    def requests(self) -> set[str]:
+        """Files asked for since, but for data in the page itself."""
+        events = [json.loads(entry["message"])["message"] for entry in self._log("performance")]
+        sent = [e["params"] for e in events if e["method"] == "Network.requestWillBeSent"]
+        urls = {event["request"]["url"].split("#")[0] for event in sent}
+        return {url for url in urls if not url.startswith("data:")}
+
+    def check(self, page: Path, width: int, dark: bool) -> None:
+        """What holds of every page that was opened so: nothing is wider than the screen, or than
+        what it is in, the theme is the system's, nothing was fetched, and nothing went wrong.
+        """
+        assert self.run("return document.documentElement.scrollWidth") == width
+        tables = "[...document.querySelectorAll('table')]"
+        edges = self.run(f"return {tables}.map((one) => one.getBoundingClientRect().right)")
+        assert edges and max(edges) <= width
+        ground = self.run("return getComputedStyle(document.body).backgroundColor")
+        assert ground == ("rgb(20, 23, 28)" if dark else "rgb(255, 255, 255)")
+        assert self.messages() == []
+        assert self.requests() == {page.resolve().as_uri()}

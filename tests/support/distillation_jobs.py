@@ -8,11 +8,11 @@ from typing import Any
 from jobs import (
     Built,
     Case,
-    _finished,
     as_arrays,
     build,
     collect_reduced_parts,
     exported,
+    finished,
     sampled_here,
     whole_gradient,
 )
@@ -68,7 +68,7 @@ def judged(case: Case, s: Any, seed: int) -> JudgedBatch:
     of_all = plain_samples(seed, case.num_samples)
     mine = sampled_here(case, s.layout, of_all)
     problems = [Problem(id=f"p{n}", text="", answer="") for n in range(-(-len(of_all) // 2))]
-    rollouts = [_finished(sample, b"") for sample in mine]
+    rollouts = [finished(sample) for sample in mine]
     number_of = {(s.problem_id, s.sample_index): n for n, s in enumerate(of_all)}
     outcomes = (Outcome.WRONG, Outcome.CORRECT)
     verdicts = [

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -88,24 +88,15 @@ class Case:
 
     @property
     def parallel(self) -> ParallelConfig:
-        return ParallelConfig(
-            tp=self.tp,
-            pp=self.pp,
-            cp=self.cp,
-            ep=self.ep,
-            etp=self.etp,
-            vpp=self.vpp,
-            sequence_parallel=self.sequence_parallel,
-            overlap_grad_reduce=self.overlap,
-        )
+        names = ("tp", "pp", "cp", "ep", "etp", "vpp", "sequence_parallel")
+        layout = {name: getattr(self, name) for name in names}
+        return ParallelConfig(**layout, overlap_grad_reduce=self.overlap)
 
     def __str__(self) -> str:
-        extra = [f"cp{self.cp}"] * (self.cp > 1) + [f"ep{self.ep}"] * (self.ep > 1)
-        extra += [f"etp{self.etp}"] * bool(self.etp)
-        extra += [f"vpp{self.vpp}"] * bool(self.vpp) + ["sp"] * self.sequence_parallel
-        extra += ["no-overlap"] * (not self.overlap)
-        extra += ["te"] * (self.cross_entropy == "te") + ["replays"] * self.replays
-        return "-".join([self.model, f"tp{self.tp}pp{self.pp}dp{self.dp}", *extra])
+        """What is not as usual."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        unusual = [field.name for field in fields(self) if values[field.name] != field.default]
+        return " ".join(f"{name}={values[name]}" for name in unusual) or "one rank"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +165,8 @@ def _drawn_routing(case: Case, sample: Sample) -> bytes:
     )
 
 
-def _finished(sample: Sample, routing: bytes) -> Rollout:
+def finished(sample: Sample, routing: bytes = b"") -> Rollout:
+    """As an engine gives it back."""
     return Rollout(
         problem_id=sample.problem_id,
         sample_index=sample.sample_index,
@@ -191,7 +183,7 @@ def batches_of(case: Case, layout: Layout, seed: int = 0) -> tuple[list[MicroBat
     """Exchange, order, weigh, pack: the steps of the training loop."""
     mine = sampled_here(case, layout, samples(case.num_samples, seed=seed))
     problems = [Problem(id=f"p{n}", text="", answer="") for n in range(case.num_samples)]
-    rollouts = [_finished(sample, _drawn_routing(case, sample)) for sample in mine]
+    rollouts = [finished(sample, _drawn_routing(case, sample)) for sample in mine]
     correct = [Verdict(outcome=Outcome.CORRECT)] * len(mine)
     accepted = share_facts(rollouts, correct, problems)
     if not accepted:

@@ -50,12 +50,11 @@ class Measured:
 
 def planned_job(case: Case, tokens: int) -> Job:
     """The case as a plan sees it, with micro-batches of so many tokens."""
-    layout = ("tp", "pp", "cp", "ep", "etp", "vpp", "sequence_parallel")
     settings = {
         "model": {"path": "tiny_reasoner", "dtype": case.dtype},
         "data": {"train": "arithmetic", "max_prompt_tokens": _PROMPT},
         "rollout": {"max_response_tokens": _response(case)},
-        "parallel": {name: getattr(case, name) for name in layout},
+        "parallel": case.parallel.model_dump(),
         "train": {
             "max_tokens_per_microbatch": tokens,
             "recompute": case.recompute,

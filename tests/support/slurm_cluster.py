@@ -4,18 +4,16 @@ Everything lives in one temporary directory, under the user who runs the tests, 
 clusters of the machine, and its own munge, are not touched.
 """
 
-import contextlib
 import getpass
 import os
 import shutil
-import signal
 import socket
 import subprocess
-import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Self
+from tempfile import TemporaryDirectory
 
 from forked_cli import ROOT
 
@@ -60,22 +58,16 @@ NodeName=n[1-2] Name=gpu File=/dev/zero
 """
 
 
-def missing_programs() -> list[str]:
-    """What of SLURM and munge is not installed."""
-    return [name for name in _DAEMONS if shutil.which(name, path=_PATH) is None]
-
-
 class SlurmCluster:
-    """The running cluster: a context. Jobs are submitted from the project's root."""
+    """The running cluster, in its directory. Jobs are submitted from the project's root."""
 
-    def __init__(self) -> None:
-        self.directory = Path(tempfile.mkdtemp(prefix="opsft-slurm-"))  # short: it holds a socket
-        self._daemons: list[subprocess.Popen] = []
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
         self.environment = {
             **os.environ,
             "PATH": _PATH,
-            "SLURM_CONF": str(self.directory / "slurm.conf"),
-            "LOG_DIR": str(self.directory / "logs"),
+            "SLURM_CONF": str(directory / "slurm.conf"),
+            "LOG_DIR": str(directory / "logs"),
         }
 
     def call(self, command: Sequence[str], **settings: str) -> str:
@@ -104,13 +96,9 @@ class SlurmCluster:
 
     def wait(self, job: str, timeout: float = 400) -> str:
         """The state in which the job ended."""
+        running = ["squeue", "--noheader", "--jobs", job, "--states=PD,R,CG,CF"]
         deadline = time.monotonic() + timeout
-        while self.call(["squeue", "--noheader", "--jobs", job, "--states=all", "-o", "%t"]) in (
-            "PD",
-            "R",
-            "CG",
-            "CF",
-        ):
+        while self.call(running):
             assert time.monotonic() < deadline, f"job {job} still runs:\n{self.output(job)}"
             time.sleep(0.2)
         return self.field(job, "JobState")
@@ -120,24 +108,34 @@ class SlurmCluster:
         pattern = f"{job}-*.out" if "_" in job else f"*-{job}.out"
         return "".join(path.read_text() for path in self.directory.glob(pattern))
 
-    def __enter__(self) -> Self:
-        with contextlib.ExitStack() as undo:
-            undo.callback(self._stop)
-            self._start()
-            undo.pop_all()
-        return self
 
-    def _start(self) -> None:
-        here = self.directory
-        (here / "state").mkdir()
-        for node in NODES:
-            (here / node).mkdir()
-        conf = here / "slurm.conf"
-        conf.write_text(
-            _CONF.format(
-                host=socket.gethostname(), user=getpass.getuser(), directory=here, ports=_ports()
+@contextmanager
+def running_cluster() -> Iterator[SlurmCluster]:
+    """Jobs end with it, then the daemons."""
+    missing = [name for name in _DAEMONS if shutil.which(name, path=_PATH) is None]
+    assert not missing, f"{missing} are not installed: sudo bash tools/install_slurm.sh"
+    user = getpass.getuser()
+    with (
+        # Short: it holds a socket.
+        TemporaryDirectory(prefix="opsft-slurm-", ignore_cleanup_errors=True) as place,
+        ExitStack() as daemons,
+    ):
+        here, cluster = Path(place), SlurmCluster(Path(place))
+
+        def spawn(*command: str) -> None:
+            daemon = subprocess.Popen(
+                command,
+                env=cluster.environment,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
             )
-        )
+            daemons.callback(_end, daemon)
+
+        for name in ("state", *NODES):
+            (here / name).mkdir()
+        conf = _CONF.format(host=socket.gethostname(), user=user, directory=here, ports=_ports())
+        (here / "slurm.conf").write_text(conf)
         (here / "gres.conf").write_text(_GRES)
         key = here / "munge.key"
         key.write_bytes(os.urandom(1024))
@@ -145,52 +143,37 @@ class SlurmCluster:
         munge = [f"--{name}-file={here}/munge.{name}" for name in ("pid", "log", "seed")]
         munge += [f"--key-file={key}", f"--socket={here}/munge.socket"]
         # --force: the directory may lie in one that others can write to.
-        self._spawn(["munged", "--foreground", "--force", *munge])
-        _wait_for(lambda: (here / "munge.socket").exists(), "munged")
-        self._spawn(["slurmctld", "-D", "-i", "-f", str(conf)])
+        spawn("munged", "--foreground", "--force", *munge)
+        _wait_for((here / "munge.socket").exists, "munged")
+        spawn("slurmctld", "-D", "-i", "-f", f"{here}/slurm.conf")
         for node in NODES:
-            self._spawn(["slurmd", "-D", "-N", node, "-f", str(conf)])
-        _wait_for(self._is_idle, "slurmctld and slurmd")
+            spawn("slurmd", "-D", "-N", node, "-f", f"{here}/slurm.conf")
+        idle = ["sinfo", "--noheader", "--states=idle", "-o", "%D"]
 
-    def _spawn(self, command: Sequence[str]) -> None:
-        with open(self.directory / f"daemon-{len(self._daemons)}.log", "w") as log:
-            self._daemons.append(
-                subprocess.Popen(
-                    command, env=self.environment, stdout=log, stderr=log, start_new_session=True
-                )
-            )
+        def is_idle() -> bool:
+            with suppress(AssertionError):  # slurmctld does not answer yet
+                return cluster.call(idle) == str(len(NODES))
+            return False
 
-    def _is_idle(self) -> bool:
-        ended = subprocess.run(
-            ["sinfo", "--noheader", "--states=idle", "-o", "%D"],
-            env=self.environment,
-            capture_output=True,
-            text=True,
-        )
-        return ended.stdout.strip() == str(len(NODES))
+        _wait_for(is_idle, "slurmctld and slurmd")
+        yield cluster
+        cluster.call(["scancel", f"--user={user}"])
+        with suppress(AssertionError):
+            _wait_for(lambda: not cluster.call(["squeue", "--noheader"]), "the jobs' end")
 
-    def __exit__(self, *unused: object) -> None:
-        self._stop()
 
-    def _stop(self) -> None:
-        """End the jobs, then the daemons, each by its process id."""
-        if len(self._daemons) > 1:
-            self.call(["scancel", f"--user={getpass.getuser()}"])
-            with contextlib.suppress(AssertionError):
-                _wait_for(lambda: not self.call(["squeue", "--noheader"]), "the jobs' end")
-        for daemon in reversed(self._daemons):
-            daemon.send_signal(signal.SIGTERM)
-            try:
-                daemon.wait(timeout=10)
-            except subprocess.TimeoutExpired:
-                daemon.kill()
-                daemon.wait()
-        shutil.rmtree(self.directory, ignore_errors=True)
+def _end(daemon: subprocess.Popen[bytes]) -> None:
+    daemon.terminate()
+    try:
+        daemon.wait(timeout=10)
+    except subprocess.TimeoutExpired:
+        daemon.kill()
+        daemon.wait()
 
 
 def _ports() -> list[int]:
     """Three that are free now."""
-    with contextlib.ExitStack() as held:
+    with ExitStack() as held:
         sockets = [held.enter_context(socket.socket()) for _ in range(3)]
         for each in sockets:
             each.bind(("127.0.0.1", 0))

@@ -6,10 +6,9 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from forked_cli import ROOT
+from forked_cli import ROOT, ForkedCli
 
 pytestmark = pytest.mark.slow
 
@@ -17,18 +16,12 @@ PARTS = ["facts of responses", "packing", "tokens to the replica"]
 PARTS += ["who holds what", "schedule of a push"]
 
 
-def lines_of(script: str, *words: str, silent: bool = False) -> list[dict[str, Any]]:
-    """The JSON lines that the script prints; silent: it writes nothing on standard error."""
-    command = [sys.executable, str(ROOT / script), *words]
-    ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    assert ended.returncode == 0 and not (silent and ended.stderr), ended.stderr
-    return [json.loads(line) for line in ended.stdout.splitlines()]
-
-
-def test_against_grpo_prints_each_contender_and_then_the_ratios() -> None:
+def test_against_grpo_prints_each_contender_and_then_the_ratios(cli: ForkedCli) -> None:
     sizes = ["--prompts", "1", "--group", "4", "--rows", "2", "--max-tokens", "16"]
     threads = ["--prompt-tokens", "8", "--threads", "1", "--device", "cpu"]
-    *turns, whole = lines_of("benchmarks/against_grpo.py", "--shape", "tiny", *sizes, *threads)
+    ended = cli.run_script("benchmarks/against_grpo.py", "--shape", "tiny", *sizes, *threads)
+    assert ended.exit_code == 0, ended.stderr
+    *turns, whole = map(json.loads, ended.stdout.splitlines())
     assert [turn["contender"] for turn in turns] == ["ours", "grpo_beta0", "grpo_beta"]
     seconds = {turn["contender"]: round(turn["seconds"][0], 4) for turn in turns}
     assert {name: whole[name]["seconds"] for name in seconds} == seconds
@@ -47,7 +40,10 @@ def test_every_part_is_rehearsed(tmp_path: Path) -> None:
     words = ["examples/configs/quickstart.yaml", f"model.path={tmp_path}", "rollout.engine=vllm"]
     words += ["parallel.tp=2", "parallel.sequence_parallel=true", "parallel.ep=4"]
     words += ["parallel.etp=1", "--ranks", "4", "8", "--json"]
-    rows = lines_of("tools/rehearse.py", *words, silent=True)
+    command = [sys.executable, "tools/rehearse.py", *words]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert ended.returncode == 0 and not ended.stderr, ended.stderr
+    rows = [json.loads(line) for line in ended.stdout.splitlines()]
     found = [(row["ranks"], row["part"]) for row in rows]
     assert found == [(ranks, part) for ranks in (4, 8) for part in PARTS]
     assert all(row["seconds"] >= 0 and row["bytes"] > 0 for row in rows)

@@ -68,15 +68,3 @@ def cuda_mentions(tree: ast.AST) -> Iterator[int]:
 def test_cuda_is_named_in_runtime_alone() -> None:
     others = {place: tree for place, tree in TREES.items() if not place.startswith("runtime/")}
     assert {place: lines for place in others if (lines := list(cuda_mentions(others[place])))} == {}
-
-
-def test_every_way_to_name_cuda_is_seen() -> None:
-    for line in (
-        "torch.cuda.synchronize()",
-        "x.cuda()",
-        "torch.zeros(2, device='cuda:0')",
-        "x.to('cuda')",
-        "torch.device('cuda', 0)",
-    ):
-        assert list(cuda_mentions(ast.parse(line))), line
-    assert not list(cuda_mentions(ast.parse("torch.zeros(2, device=device); run.device == 'cuda'")))
