@@ -5,6 +5,7 @@ A response is on disk as soon as it is diagnosed, so the same command continues 
 
 import json
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -62,23 +63,18 @@ def diagnose(
         evaluate(settings)
         whole = b"".join(b"%s\n" % line for line in whole_lines(tokens))
         write_bytes(tokens, whole)  # without a torn line
-        done = {(row["problem_id"], row["sample_index"]) for row in json_lines(tokens)}
-        left = [
-            each
-            for each in _responses(inputs)
-            if (each[0]["problem_id"], each[0]["sample_index"]) not in done
-        ]
-        if left:
-            with Progress("diagnose", len(left), unit=" responses") as progress:
-                dtype = getattr(torch, inputs.dtype)
-                p_model, q_model = (load_model(m, dtype, inputs.device) for m in (p, q))
-                for row, prompt_ids, ids in left:
-                    row["tokens"] = pieces_of(p.tokenizer, ids)
-                    row["kl"], row["alternatives"] = diverge(
-                        p_model, q_model, p.tokenizer, prompt_ids, ids
-                    )
-                    append_line(tokens, json.dumps(row, ensure_ascii=False))
-                    progress.update(1)
+        key = itemgetter("problem_id", "sample_index")
+        done = set(map(key, json_lines(tokens)))
+        left = [response for response in _responses(inputs) if key(response[0]) not in done]
+        with Progress("diagnose", len(left), unit=" responses") as progress:
+            dtype = getattr(torch, inputs.dtype)
+            models = [load_model(m, dtype, inputs.device) for m in (p, q) if left]
+            for row, prompt_ids, ids in left:
+                row["tokens"] = pieces_of(p.tokenizer, ids)
+                found = diverge(models[0], models[1], p.tokenizer, prompt_ids, ids)
+                row["kl"], row["alternatives"] = found
+                append_line(tokens, json.dumps(row, ensure_ascii=False))
+                progress.update(1)
     return write_page(out, p.name, q.name if q.name != p.name else f"{q.name} (efficient)")
 
 

@@ -185,13 +185,3 @@ def test_intervals_have_the_coverage_that_the_documentation_tells(
         assert interval.low is not None and interval.high is not None
         covered += interval.low <= 0.5 <= interval.high
     assert least <= covered / 2000 <= most
-
-
-def test_overall_resamples_within_each_benchmark() -> None:
-    """The variance of a mean of B independent benchmarks is the sum of theirs over B squared."""
-    draws = [
-        measure(arrange(random_samples(seed, 30, 4)), draw_counts(30, name, num_resamples=8000))
-        for seed, name in enumerate("abc")
-    ]
-    overall = combine(draws)["accuracy"][1:].var()
-    assert overall == pytest.approx(sum(d["accuracy"][1:].var() for d in draws) / 9, rel=0.06)
