@@ -32,44 +32,26 @@ class Rounds:
         """Of a round, counted from 1."""
         return self.config.run.dir / f"round_{number}"
 
-    def data(self, number: int) -> Path:
-        """What a round trains on."""
-        return self.config.run.dir / f"round_{number}.parquet"
-
-    def is_done(self, number: int) -> bool:
-        """Whether a round has its trained model."""
-        return (self.run_dir(number) / "summary.json").is_file()
-
-    def of_round(self, number: int) -> list[str]:
-        """The run's words with what a round has of its own."""
-        model = self.run_dir(number - 1) / "hf" if number > 1 else self.config.model.path
-        seed = self.config.run.seed + number - 1
-        return [*self.words, f"model.path={model}", f"run.seed={seed}"]
-
-    def making(self, number: int) -> list[str]:
-        """The command that makes a round's data."""
-        limit = [] if self.problems is None else ["--limit", str(self.problems)]
-        name, file = self.config.method.name, str(self.data(number))
-        return ["data", name, *self.of_round(number), *limit, "--out", file]
-
-    def training(self, number: int) -> list[str]:
-        """The command that trains on them; an epoch is of whole batches but for fewer than one."""
-        batch = self.config.data.prompts_per_step * self.config.rollout.group_size
-        own = [
-            f"run.dir={self.run_dir(number)}",
-            f"run.steps={self.steps or max(1, _num_rows(self.data(number)) // batch)}",
-            f"data.responses={self.data(number)}",
-        ]
-        return ["train", *self.of_round(number), *own, "--resume=auto"]
-
     def left(self) -> Iterator[list[str]]:
-        """The commands that are not done; without `steps` each needs those before it done."""
+        """The commands that are not done: of each round the one that makes its data and the one
+        that trains on them, for an epoch of whole batches. Without `steps` each needs those before
+        it done.
+        """
+        config = self.config
+        limit = [] if self.problems is None else ["--limit", str(self.problems)]
+        batch = config.data.prompts_per_step * config.rollout.group_size
         for number in range(1, self.count + 1):
-            if self.is_done(number):
+            run_dir, data = self.run_dir(number), config.run.dir / f"round_{number}.parquet"
+            if (run_dir / "summary.json").is_file():
                 continue
-            if not self.data(number).exists():
-                yield self.making(number)
-            yield self.training(number)
+            model = self.run_dir(number - 1) / "hf" if number > 1 else config.model.path
+            seed = config.run.seed + number - 1
+            words = [*self.words, f"model.path={model}", f"run.seed={seed}"]
+            if not data.exists():
+                yield ["data", config.method.name, *words, *limit, "--out", str(data)]
+            steps = self.steps or max(1, _num_rows(data) // batch)
+            own = [f"run.dir={run_dir}", f"run.steps={steps}", f"data.responses={data}"]
+            yield ["train", *words, *own, "--resume=auto"]
 
 
 def _num_rows(path: Path) -> int:

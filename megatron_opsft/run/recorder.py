@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from megatron_opsft.batching.packing import PackingReport
-from megatron_opsft.config.load import config_hash, to_yaml
+from megatron_opsft.config.load import to_yaml
 from megatron_opsft.errors import UserError
 from megatron_opsft.methods.facts import describe_rollouts
 from megatron_opsft.methods.updates import describe_weights
@@ -142,10 +142,7 @@ class RunRecorder:
             return
         self._saved = step
         checkpointer = self._s.checkpointer
-        about = {
-            "config_hash": config_hash(self._s.config),
-            "method_state": self._s.method.state.model_dump(),
-        }
+        about = {"method_state": self._s.method.state.model_dump()}
         with self._watch.phase("checkpoint"):
             if leaving:
                 checkpointer.save(step, about)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from megatron_opsft.config import Config
-from megatron_opsft.config.load import config_hash
 from megatron_opsft.report.runs import read_json_lines
 from megatron_opsft.runtime.libraries import installed_versions
 from megatron_opsft.session import Session
@@ -19,7 +18,6 @@ def manifest_of(session: Session) -> dict[str, Any]:
     """`identity` is what a resumed run must keep besides the keys of its configuration."""
     return {
         "versions": installed_versions(),
-        "config_hash": config_hash(session.config),
         "data": session.problems.name,
         "identity": {
             "data_sha256": session.problems.sha256,
@@ -73,7 +71,6 @@ def summarize(directory: Path, config: Config) -> dict[str, Any]:
         "steps": config.run.steps,
         "skipped_steps": sum(line["num_accepted"] == 0 for line in steps),
         "seconds": sum(line["step_seconds"] for line in steps),
-        "config_hash": config_hash(config),
     }
 
 
