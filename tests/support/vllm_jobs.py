@@ -3,7 +3,6 @@
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -141,25 +140,17 @@ def spoil_and_pull(session: Session) -> int:
     return sum(not torch.equal(now[name], before[name]) for name in before)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
-    """What a rank starts from: the bits of its shards and main weights, the first loss."""
-
-    shards: dict[str, torch.Tensor]
-    main: list[torch.Tensor]
-    loss: float
-
-
-def start_of(session: Session) -> Start:
-    """As it is now; the loss is that of the probes."""
+def start_of(session: Session) -> dict[str, torch.Tensor]:
+    """What a rank starts from: the bits of its shards and main weights, the loss of the probes."""
     samples, layout, device = session.probes(0), session.layout, session.device.torch_device
     batch = build_microbatch(samples, [1.0] * len(samples), align=layout.tp_size, device=device)
     loss = session.trainer.accumulate([batch], 1.0).loss
-    return Start(
-        shards={name: bits(tensor) for name, tensor in session.shards.by_name.items()},
-        main=[bits(parameter) for parameter in session.trainer.optimizer.get_parameters()],
-        loss=loss,
-    )
+    main = enumerate(session.trainer.optimizer.get_parameters())
+    return {
+        **{name: bits(tensor) for name, tensor in session.shards.by_name.items()},
+        **{f"main weights {n}": bits(parameter) for n, parameter in main},
+        "first loss": torch.tensor(loss),
+    }
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -169,7 +160,7 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 
 def engine_against_disk(session: Session, recorder: RunRecorder) -> tuple[int, list[str]]:
     """The most memory that a pull takes of a new session's weights from the engine; and what is
-    another than when they are read from disk: names of shards, "main weights", "first loss".
+    another than when they are read from disk, by the names of `start_of`.
     """
     assert session.sync.version == 0
     transfer, _ = plan_transfer(session.shards, session.sampler.engine, 2**20, pull=True)
@@ -183,9 +174,7 @@ def engine_against_disk(session: Session, recorder: RunRecorder) -> tuple[int, l
     )
     parts.fill_from_disk()
     expected = start_of(session)
-    wrong = [n for n, bits in found.shards.items() if not torch.equal(bits, expected.shards[n])]
-    same_main = all(torch.equal(a, b) for a, b in zip(found.main, expected.main, strict=True))
-    wrong += ["main weights"] * (not same_main) + ["first loss"] * (found.loss != expected.loss)
+    wrong = [name for name, value in found.items() if not torch.equal(value, expected[name])]
     return memory.peak_bytes, wrong
 
 
