@@ -43,7 +43,7 @@ PLANTED = {
     ],
     "not of both model runners": [
         (ENGINE, "runner.get_draft_model()", "runner.drafter"),  # of the first alone
-        (ENGINE, "draft, runner.get_model()", "draft, runner.model_state"),  # of the second alone
+        (ENGINE, "draft, self._runner.get_model()", "draft, self._runner.model_state"),  # second
     ],
     "nothing to import": [
         (BUILD, "import parallel_state, ", "import parallel_states, "),
