@@ -46,9 +46,8 @@ from megatron_opsft.rollout.limits import check_lengths
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunInput:
     """What a run reads before it computes anything. teacher: its prompts, where the method has one;
-    settings: how training samples; more_held_out:
-    the sets of eval.more by name; bad_rows: what is left out, of the training data and of the
-    held-out problems; notes: what the user should know.
+    settings: how training samples; more_held_out: the sets of eval.more by name; bad_rows: what is
+    left out, of the training data and of the held-out problems; notes: what the user should know.
     """
 
     model_dir: Path

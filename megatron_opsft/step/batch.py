@@ -248,7 +248,6 @@ def stored_batch(s: Session, stored: StoredResponses, step: int) -> JudgedBatch:
     ]
     problems = [Problem(id=stored.problem_id(row), text="", answer="") for row in rows]
     groups = s.method.groups(responses, problems, max(r.num_tokens for r in responses))
-
     return JudgedBatch(
         problems=problems,
         rollouts=[],

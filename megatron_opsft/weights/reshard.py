@@ -9,7 +9,7 @@ order.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import gcd
 
 from megatron_opsft.weights.rectangles import Copy, Parameter, Rect
@@ -69,14 +69,6 @@ def split_into_blocks(
         for position, rank in enumerate(ranks):
             blocks[position * num_blocks // len(ranks)].add(rank)
     return [frozenset(block) for block in blocks]
-
-
-def within_block(placements: Sequence[Placement], block: frozenset[int]) -> list[Placement]:
-    """The placements without the ranks of other blocks."""
-    return [
-        replace(placed, ranks=tuple(rank for rank in placed.ranks if rank in block))
-        for placed in placements
-    ]
 
 
 def find_routes(sources: Sequence[Placement], targets: Sequence[Placement]) -> tuple[Route, ...]:

@@ -12,13 +12,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from megatron_opsft.weights.rectangles import Copy, Rect
-from megatron_opsft.weights.reshard import (
-    Placement,
-    Route,
-    find_routes,
-    split_into_blocks,
-    within_block,
-)
+from megatron_opsft.weights.reshard import Placement, Route, find_routes, split_into_blocks
 
 _PIECES_PER_BUCKET = 32
 
@@ -113,7 +107,10 @@ def make_schedule(
     """
     blocks = split_into_blocks(sources, targets)
     own = next((block for block in blocks if rank in block), blocks[0])
-    sources, targets = within_block(sources, own), within_block(targets, own)
+    sources, targets = (
+        [replace(placed, ranks=tuple(r for r in placed.ranks if r in own)) for placed in side]
+        for side in (sources, targets)
+    )
     routes = find_routes(sources, targets)
     sent = dict.fromkeys(own, 0)
     sends: list[Send] = []
