@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs into .venv and makes the paper's study with the shipped tiny reasoner: tables, figures, one page.
-#   bash examples/paper.sh           at most an hour on two cores
+#   bash examples/paper.sh           about an hour on two cores
 #   bash examples/paper.sh --quick   two minutes
 # The same command again continues. Other arguments are those of `megatron-opsft study`.
 set -euo pipefail
