@@ -3,23 +3,22 @@
     python benchmarks/against_grpo.py [--shape small] [--prompts 3] [--group 8] [--rounds 2] ...
 
 Contenders, each in a process of its own, in turn: ours (accepted samples, packed, `Trainer.step`),
-GRPO in plain PyTorch and transformers, and TRL's `GRPOTrainer` (`"trl": null` where it is not
-installed), both with beta 0 and above. Not timed: sampling and verification; all get the same token
-ids and verdicts. Lengths are real ones, cut off at a run's default rollout length (cut answers are
-never accepted) and scaled down. Equal for all: weights, dtype (bfloat16: GRPO's weights are float32
-under autocast, as our optimizer keeps main weights), AdamW, clipping, threads, no recomputation,
-and the tokens of a micro-batch: ours packs as many as `--rows` padded samples have.
+and GRPO in plain PyTorch and transformers, with beta 0 and above. Not timed: sampling and
+verification; all get the same token ids and verdicts. Lengths are real ones, cut off at a run's
+default rollout length (cut answers are never accepted) and scaled down. Equal for all: weights,
+dtype (bfloat16: GRPO's weights are float32 under autocast, as our optimizer keeps main weights),
+AdamW, clipping, threads, no recomputation, and the tokens of a micro-batch: ours packs as many as
+`--rows` padded samples have.
 
 Prints a JSON line for each contender and round as soon as it is measured, and one of all at the
 end. `seconds`: median of the steps after the first. `peak_bytes`: highest while training, over what
 was resident before the model was built. `activation_bytes`: that less weights, gradients, moments
 and reference model. `tokens`, prompts included: of all and of accepted samples;
-`padded`: of all, each micro-batch as wide as its own longest sample (TRL: as the longest of all);
+`padded`: of all, each micro-batch as wide as its own longest sample;
 of `microbatch` at most, and in ours' fullest, `packed_microbatch`.
 """
 
 import argparse
-import importlib.util
 import json
 import os
 import random
@@ -27,12 +26,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
-from grpo_reference import END_ID, PlainGrpo, Run, Work, build_trl, time_steps
+from grpo_reference import END_ID, PlainGrpo, Run, Work, time_steps
 from ranks import forget_peak, join_ranks, pack_accepted
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -58,7 +56,7 @@ REAL_LENGTHS = (
     *((71, 2769), (39, 1066), (154, 32768), (30, 4446), (64, 4389), (76, 2663), (180, 421)),
     *((118, 2176), (183, 3924), (28, 2693), (216, 11038), (155, 10380), (52, 2040)),
 )
-CONTENDERS = ("ours", "grpo_beta0", "grpo_beta", "trl_beta0", "trl_beta")
+CONTENDERS = ("ours", "grpo_beta0", "grpo_beta")
 
 
 def make_model(args: argparse.Namespace, directory: Path) -> int:
@@ -135,12 +133,9 @@ def build_ours(work: Work) -> Run:
 
 
 def build(name: str, work: Work, beta: float) -> Run:
-    beta = 0.0 if name.endswith("beta0") else beta
     if name == "ours":
         return build_ours(work)
-    if name.startswith("trl"):
-        return build_trl(work, beta, str(work.model_dir.parent / "trl"))
-    plain = PlainGrpo(work, beta)
+    plain = PlainGrpo(work, 0.0 if name == "grpo_beta0" else beta)
     return lambda: time_steps(plain.step, work)
 
 
@@ -148,8 +143,6 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     """The figures of one contender, in this process."""
     torch.set_num_threads(args.threads)
     work = plan_work(args, args.model_dir)
-    if args.only.startswith("trl"):
-        importlib.import_module("trl.trainer.grpo_trainer")
     before = forget_peak(work.device)
     run = build(args.only, work, args.beta)
     forget_peak(work.device)  # that of building
@@ -197,18 +190,14 @@ def summarize(name: str, rounds: list[dict[str, Any]], parameters: int, dtype: s
 
 def compare(args: argparse.Namespace) -> dict[str, Any]:
     """Every contender in turn, `--rounds` times."""
-    has_trl = all(importlib.util.find_spec(name) for name in ("trl", "accelerate"))
-    if not has_trl:
-        print("TRL is not installed: pip install --no-deps trl accelerate", file=sys.stderr)
-    names = CONTENDERS if has_trl else CONTENDERS[:3]
     with tempfile.TemporaryDirectory() as directory:
         model_dir = Path(directory) / "model"
         parameters = make_model(args, model_dir)
         work = plan_work(args, model_dir)
         tokens = num_tokens(work)
-        turns = [(name, measure_apart(name, args, model_dir)) for name in names * args.rounds]
+        turns = [(name, measure_apart(name, args, model_dir)) for name in CONTENDERS * args.rounds]
     found = {}
-    for name in names:
+    for name in CONTENDERS:
         rounds = [figures for turn, figures in turns if turn == name]
         found[name] = summarize(name, rounds, parameters, work.dtype)
     return {
@@ -222,11 +211,10 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
         "accepted": sum(work.accepted),
         "tokens": tokens,
         "beta": args.beta,
-        "trl": version("trl") if "trl_beta" in names else None,
         **found,
         "ratios": {
             name: {key: round(found["ours"][key] / found[name][key], 3) for key in found[name]}
-            for name in names[1:]
+            for name in CONTENDERS[1:]
         },
     }
 

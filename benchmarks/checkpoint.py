@@ -1,6 +1,6 @@
 """How long a checkpoint keeps a run waiting: written in the background, and written at once.
 
-    python benchmarks/checkpoint.py [--shape tiny|46m|1.5b] [--ranks N] [--tp N] [--repeats N]
+    python benchmarks/checkpoint.py [--shape NAME] [--ranks N] [--tp N] [--repeats N]
 
 Saves Megatron's model and optimizer with random weights by both ways in turn. In the background:
 the stall is what `start` and the `finish` after the write take, without what happens in between.
@@ -13,7 +13,6 @@ import shutil
 import statistics
 import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -33,9 +32,6 @@ from megatron_opsft.model.checkpoint import Checkpointer
 from megatron_opsft.runtime.device import Device
 from megatron_opsft.runtime.distributed import broadcast_object, gather_from_all
 
-TINY = replace(SHAPES["46m"], num_layers=4, hidden_size=96, ffn_size=256, num_heads=4, head_dim=24)
-CASES = {"tiny": replace(TINY, num_kv_heads=2, vocab_size=512), **SHAPES}
-
 
 def in_background(device: Device, saver: Checkpointer, step: int) -> tuple[float, float]:
     """Seconds of the stall, and until the checkpoint is there."""
@@ -53,7 +49,7 @@ def measure(args: argparse.Namespace) -> None:
     directory = Path(broadcast_object(tempfile.mkdtemp(dir=args.dir) if layout.is_main else ""))
     parallel = ParallelConfig(tp=args.tp, sequence_parallel=args.tp > 1)
     chunks, optimizer, _ = build_chunks(
-        CASES[args.shape], args.dtype, parallel, TrainConfig(), device
+        SHAPES[args.shape], args.dtype, parallel, TrainConfig(), device
     )
     saver = Checkpointer(directory, [chunk.module for chunk in chunks], optimizer, keep=1)
     saver.save(0, {})  # the first allocates what is kept
@@ -85,7 +81,7 @@ def measure(args: argparse.Namespace) -> None:
 def main() -> None:
     """Entry point."""
     parser = rank_parser(__doc__, dtype="bfloat16", repeats=5)
-    parser.add_argument("--shape", choices=CASES, default="tiny")
+    parser.add_argument("--shape", choices=SHAPES, default="tiny")
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--dir", type=Path, help="where to write; by default temporary")
     args = parser.parse_args()

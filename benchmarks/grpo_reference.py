@@ -1,17 +1,12 @@
-"""GRPO's train phase on given rollouts: in plain PyTorch, and by TRL's own trainer.
+"""GRPO's train phase on given rollouts, as one writes it in PyTorch without a framework.
 
-`against_grpo.py` times both. Plain is what one writes without a framework, and gives TRL's gradient
-(its default loss is DAPO's, arXiv 2503.14476):
+`against_grpo.py` times it. Its gradient is that of TRL's default loss (DAPO's, arXiv 2503.14476):
 
 - padded micro-batches of all samples, prompts to the left and responses to the right;
 - the policy's log-probabilities before the update, and with beta > 0 those of a frozen copy;
 - loss = - 1/(number of response tokens) sum_t min(r_t A, clip(r_t, 0.8, 1.2) A) - beta k3_t, with
   r_t = p / p_old, A = (reward - group mean) / (group deviation + 1e-4) and
   k3_t = p_ref/p - log(p_ref/p) - 1; from all logits of the responses through log_softmax.
-
-TRL is taken with its defaults but for what `trl_settings` says. They skip the log-probabilities
-before the update (with one update for each batch these are the update's own), compute entropies,
-and keep only tiles of 4096 x 32768 logits.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import Qwen2ForCausalLM, TrainerCallback
+from transformers import Qwen2ForCausalLM
 
 from megatron_opsft.config import OptimizerConfig
 from megatron_opsft.records import Sample
@@ -172,88 +167,3 @@ class PlainGrpo:
         self.adamw.step()
         self.adamw.zero_grad()
         return float(norm)
-
-
-class StepClock(TrainerCallback):
-    """Seconds from the beginning of each step to its end, the optimizer's part included."""
-
-    def __init__(self, device: Device) -> None:
-        self.device = device
-        self.seconds: list[float] = []
-
-    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
-        self.device.synchronize()
-        self._start = perf_counter()
-
-    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-        self.device.synchronize()
-        self.seconds.append(perf_counter() - self._start)
-
-
-def trl_settings(work: Work, beta: float, output_dir: str) -> dict[str, Any]:
-    """What differs from the defaults of TRL's `GRPOConfig`."""
-    settings = work.optimizer
-    batch = {
-        "per_device_train_batch_size": work.rows,
-        "gradient_accumulation_steps": len(work.samples) // work.rows,
-        "num_generations": work.group_size,
-        "max_completion_length": work.response_width,
-        "shuffle_dataset": False,
-        "max_steps": work.num_steps,
-    }
-    adamw = {
-        "learning_rate": settings.lr,
-        "lr_scheduler_type": "constant",
-        "weight_decay": settings.weight_decay,
-        "adam_beta1": settings.beta1,
-        "adam_beta2": settings.beta2,
-        "adam_epsilon": settings.eps,
-        "max_grad_norm": settings.clip_grad,
-    }
-    equal = {"beta": beta, "bf16": work.dtype == "bfloat16", "gradient_checkpointing": False}
-    model = {"model_init_kwargs": {"dtype": "float32"}, "use_cpu": not work.device.is_cuda}
-    quiet = {"output_dir": output_dir, "save_strategy": "no", "report_to": "none"}
-    return {**batch, **adamw, **equal, **model, **quiet, "disable_tqdm": True}
-
-
-def build_trl(work: Work, beta: float, output_dir: str) -> Run:
-    """TRL's trainer, whose rollouts are the given ones and whose reward is their acceptance."""
-    from datasets import Dataset
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-    from transformers import PreTrainedTokenizerFast
-    from trl import GRPOConfig, GRPOTrainer
-
-    words = Tokenizer(WordLevel({"<pad>": PAD_ID, "<end>": END_ID}, unk_token="<pad>"))
-    names = {"pad_token": "<pad>", "eos_token": "<end>"}
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, **names)
-    # Text has no part in this: decoding belongs to the rollouts.
-    tokenizer.batch_decode = lambda ids, **kwargs: [""] * len(ids)
-
-    def rollouts(prompts: list[str], trainer: Any) -> dict[str, Any]:
-        return {
-            "prompt_ids": [list(sample.prompt_ids) for sample in work.samples],
-            "completion_ids": [list(sample.response_ids) for sample in work.samples],
-            "logprobs": None,
-        }
-
-    def acceptance(prompts: list[str], **kwargs: Any) -> list[float]:
-        return [float(flag) for flag in work.accepted]
-
-    clock = StepClock(work.device)
-    numbers = [str(number) for number in range(len(work.samples) // work.group_size)]
-    trainer = GRPOTrainer(
-        model=str(work.model_dir),
-        reward_funcs=acceptance,
-        args=GRPOConfig(**trl_settings(work, beta, output_dir)),
-        train_dataset=Dataset.from_dict({"prompt": numbers}),
-        processing_class=tokenizer,
-        callbacks=[clock],
-        rollout_func=rollouts,
-    )
-
-    def run() -> list[float]:
-        trainer.train()
-        return clock.seconds
-
-    return run

@@ -1,6 +1,6 @@
 """Bytes a second of a push of all weights, against a plain copy of the same bytes in the same run.
 
-    python benchmarks/push.py [--shape 46m|1.5b|7b] [--tp N --pp N --rollout-tp N] [--repeats N]
+    python benchmarks/push.py [--shape NAME] [--tp N --pp N --rollout-tp N] [--repeats N]
     torchrun --nproc-per-node N benchmarks/push.py --tp N ...
 
 Builds Megatron's shards of a model with random weights and an engine that has vLLM's layout but
@@ -26,7 +26,7 @@ from megatron_opsft.config import ParallelConfig, SyncConfig, TrainConfig
 from megatron_opsft.model.build import build_model
 from megatron_opsft.model.shards import ModelShards
 from megatron_opsft.model.transformer_config import transformer_config, uses_transformer_engine
-from megatron_opsft.rollout.engine import EngineShare, EngineWeights
+from megatron_opsft.rollout.engine import EngineShare
 from megatron_opsft.rollout.vllm.weights import vllm_layout, with_tied_head
 from megatron_opsft.runtime.device import Device
 from megatron_opsft.runtime.distributed import Layout
@@ -38,16 +38,13 @@ from megatron_opsft.weights.rules import WeightTable
 class LayoutEngine:
     """The weights' side of a rollout engine: vLLM's parameters on this rank, and nothing else."""
 
-    def __init__(
-        self, table: WeightTable, tp: int, layout: Layout, like: Tensor, *, packed: str
-    ) -> None:
-        self.layout = vllm_layout(table, tp, packed_head=False)
+    def __init__(self, table: WeightTable, tp: int, layout: Layout, like: Tensor) -> None:
+        self.layout = vllm_layout(table, tp, layout.rank % tp)
+        self._hf_names = table.hf_shapes().keys()
         self.share = EngineShare(index=layout.rank // tp, count=layout.world_size // tp)
-        self._tp_rank = layout.rank % tp
-        self._packed = packed
         self._parts: dict[str, list[tuple[Copy, Tensor]]] = {}
         self.tensors: dict[str, Tensor] = {}
-        for parameter in self.layout.parameters_of(self._tp_rank):
+        for parameter in self.layout.parameters_of(self.layout.tp_rank):
             tensor = torch.zeros(parameter.shape, dtype=like.dtype, device=like.device)
             self.tensors[parameter.name] = tensor
             for part in parameter.parts:
@@ -55,7 +52,7 @@ class LayoutEngine:
 
     def load_weights(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Cut every whole tensor up and copy what this rank needs."""
-        for name, tensor in with_tied_head(tensors, self.layout.hf_columns):
+        for name, tensor in with_tied_head(tensors, self._hf_names):
             for part, own in self._parts.get(name, ()):
                 part.target.view(own).copy_(part.source.view(tensor))
 
@@ -65,9 +62,9 @@ class LayoutEngine:
     def finish_update(self, version: int) -> None:
         """Nothing."""
 
-    def weights(self) -> EngineWeights:
+    def weights(self) -> dict[str, Tensor]:
         """All of them, live."""
-        return EngineWeights(tp_rank=self._tp_rank, tensors=self.tensors, packed=self._packed)
+        return self.tensors
 
     def draft_fault(self) -> str:
         """There is no draft."""
@@ -102,14 +99,15 @@ def measure(args: argparse.Namespace) -> None:
     device, layout = join_ranks(args.device, parallel)
     shards = build_shards(SHAPES[args.shape], args.dtype, parallel, device, layout)
     like = shards.parameters[0][1]
-    acts: dict[str, Callable[[], Any]] = {}
-    for way, packed in (("in_place", ""), ("stream", "asked for")):
-        engine = LayoutEngine(shards.table, args.rollout_tp, layout, like, packed=packed)
-        config = SyncConfig(verify="off", bucket_mb=args.bucket_mb)
-        sync = WeightSync(shards, engine, config, score=lambda samples: [])  # type: ignore[arg-type]
-        sync.push(0)  # the first push is always a stream, and chooses the way
-        acts[way] = partial(sync.push, 1)
-        acts.setdefault("checksums", partial(sync.compare_checksums, "push"))
+    engine = LayoutEngine(shards.table, args.rollout_tp, layout, like)
+    config = SyncConfig(verify="off", bucket_mb=args.bucket_mb)
+    sync = WeightSync(shards, engine, config, score=lambda samples: [])  # type: ignore[arg-type]
+    sync.push(0)
+    acts: dict[str, Callable[[], Any]] = {
+        "in_place": partial(sync.push, 1),
+        "stream": lambda: engine.load_weights(sync.exporter.stream(), 1),
+        "checksums": partial(sync.compare_checksums, "push"),
+    }
     sources = [torch.ones_like(t) for t in engine.tensors.values()]
     targets = [torch.ones_like(t) for t in engine.tensors.values()]
 

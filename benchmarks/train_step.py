@@ -1,7 +1,6 @@
 """Seconds and peak memory of `Trainer.step`, one JSON line per acceptance rate.
 
-    python benchmarks/train_step.py [--tokens N --layers N --hidden N --vocab N --impl METHOD]
-    python benchmarks/train_step.py --shape 1.5b --dtype bfloat16 ...         (a published model's)
+    python benchmarks/train_step.py [--shape NAME --tokens N --impl METHOD]
     torchrun --nproc-per-node 8 benchmarks/train_step.py --tp 4 --pp 2 ...    (or tp x pp ranks)
 
 A Qwen2 of random weights takes the step that on-policy SFT takes on the accepted ones of
@@ -13,9 +12,7 @@ its weights, gradients and optimizer state, exact on CUDA, of the process on a C
 """
 
 import argparse
-import math
 import random
-from dataclasses import replace
 from functools import partial
 
 from ranks import (
@@ -29,7 +26,7 @@ from ranks import (
     run_main,
     start_ranks,
 )
-from shapes import R1_DISTILL_QWEN_1P5B, SHAPES
+from shapes import SHAPES
 
 from megatron_opsft.architectures.shape import ModelShape, forward_flops, quadratic_at
 from megatron_opsft.config import ParallelConfig, TrainConfig
@@ -40,24 +37,6 @@ from megatron_opsft.records import Sample
 from megatron_opsft.runtime.device import Device
 from megatron_opsft.runtime.distributed import Layout
 from megatron_opsft.weights.rules import padded_vocab_size
-
-
-def model_shape(args: argparse.Namespace) -> ModelShape:
-    """A shape of `SHAPES`; or heads of 64 (128 in wide models), a key/value head for four."""
-    if args.shape:
-        return SHAPES[args.shape]
-    head_dim = 128 if args.hidden >= 1536 else 64
-    heads = args.hidden // head_dim
-    return replace(
-        R1_DISTILL_QWEN_1P5B,
-        num_layers=args.layers,
-        hidden_size=args.hidden,
-        ffn_size=args.ffn or args.hidden * 4,
-        num_heads=heads,
-        num_kv_heads=math.gcd(heads, max(heads // 4, args.tp)),
-        head_dim=head_dim,
-        vocab_size=args.vocab,
-    )
 
 
 def build_trainer(
@@ -116,7 +95,7 @@ def accept(args: argparse.Namespace, rate: float) -> list[bool]:
 def measure(args: argparse.Namespace) -> None:
     """Called by every rank."""
     device, layout = join_ranks(args.device, ParallelConfig(tp=args.tp, pp=args.pp))
-    shape = model_shape(args)
+    shape = SHAPES[args.shape]
     trainer, method = build_trainer(args, shape, device, layout)
     samples = draw_samples(args, shape.vocab_size)
     accepted = {rate: accept(args, rate) for rate in args.acceptance}
@@ -149,9 +128,7 @@ def measure(args: argparse.Namespace) -> None:
             "world_size": layout.world_size,
             "tp": args.tp,
             "pp": args.pp,
-            "layers": shape.num_layers,
-            "hidden": shape.hidden_size,
-            "vocab": shape.vocab_size,
+            "shape": args.shape,
             "recompute": args.recompute,
             "acceptance": rate,
             "samples": len(chosen),
@@ -176,11 +153,7 @@ def main() -> None:
     methods = ("auto", "fused_linear", "te")
     parser.add_argument("--impl", choices=methods, default="auto", help="train.cross_entropy")
     parser.add_argument("--tokens", type=int, default=4096, help="budget of a micro-batch")
-    parser.add_argument("--shape", choices=SHAPES, help="instead of the next four")
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--hidden", type=int, default=512)
-    parser.add_argument("--ffn", type=int, help="default: 4 x hidden")
-    parser.add_argument("--vocab", type=int, default=32000)
+    parser.add_argument("--shape", choices=SHAPES, default="small")
     parser.add_argument("--pp", type=int, default=1)
     parser.add_argument("--recompute", choices=("none", "selective", "full"), default="none")
     parser.add_argument("--samples", type=int, default=32, help="sampled responses")

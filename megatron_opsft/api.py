@@ -5,6 +5,7 @@ a script of several ranks, under torchrun, every rank calls the same.
 """
 
 import json
+import os
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -75,25 +76,41 @@ def train(
     checkpoint after the step and return. Called in the main thread. Errors: also
     `NonFiniteError` and `SyncError` (megatron_opsft.errors).
     """
-    from megatron_opsft.preflight.check import opened_run
-
     if not isinstance(config, Config):
         raise UserError(f"train: give a configuration: train(load_config({str(config)!r}))")
     if resume and overwrite:
         raise UserError("train: resume and overwrite exclude each other; give one of them")
-    directory = config.run.dir
+    with _own_signals():
+        code = start_training(config, resume=resume, overwrite=overwrite, callbacks=callbacks)
+    return TrainedRun(directory=config.run.dir, finished=code == 0)
+
+
+def start_training(
+    config: Config,
+    *,
+    resume: bool | Literal["auto"],
+    overwrite: bool,
+    callbacks: Sequence[Callback] = (),
+) -> int:
+    """Train, as of `train`; the exit code of the command. Errors: as of `train`."""
+    from megatron_opsft.preflight.check import opened_run
+
+    directory, goes_on = config.run.dir, bool(resume)
     try:
-        with (
-            opened_run(config, resume=bool(resume), overwrite=overwrite, must_exist=resume is True),
-            _own_signals(),
-        ):
+        with opened_run(config, resume=goes_on, overwrite=overwrite, must_exist=resume is True):
             with loading_libraries():
                 from megatron_opsft.train import train as run
 
-            code = run(config, resume=bool(resume), overwrite=overwrite, callbacks=callbacks)
+            return run(config, resume=goes_on, overwrite=overwrite, callbacks=callbacks)
     except NothingLeft:
-        code = 0
-    return TrainedRun(directory=directory, finished=code == 0)
+        if os.environ.get("RANK", "0") == "0":
+            print(f"{directory}: the run is finished; nothing is left")
+        return 0
+    except FileNotFoundError as error:
+        if directory.exists():
+            raise
+        reason = f"run.dir={directory} was deleted while the run was writing to it"
+        raise UserError(reason) from error
 
 
 def evaluate(

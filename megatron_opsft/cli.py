@@ -1,7 +1,6 @@
 """The command line: `megatron-opsft`, the same as `python -m megatron_opsft`."""
 
 import errno
-import json
 import logging
 import os
 import shutil
@@ -9,15 +8,14 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import click
 from pydantic import Field
 
+from megatron_opsft.api import start_training
 from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.command_line import (
     Command,
@@ -34,7 +32,6 @@ from megatron_opsft.convert.commands import PROGRAM as convert
 from megatron_opsft.diagnose.commands import Diagnose
 from megatron_opsft.errors import (
     NonFiniteError,
-    NothingLeft,
     RanksMissing,
     SyncError,
     UserError,
@@ -43,6 +40,7 @@ from megatron_opsft.errors import (
 from megatron_opsft.evaluate.commands import PROGRAM as evaluate
 from megatron_opsft.launch.commands import PROGRAM as launch
 from megatron_opsft.make_data.commands import MakeData
+from megatron_opsft.methods.catalog import settings_class, show_methods
 from megatron_opsft.plan.commands import PROGRAM as plan
 from megatron_opsft.report_command import Report
 from megatron_opsft.rollout.limits import fit_lengths
@@ -70,25 +68,10 @@ class Train(StartCommand):
         "train CONFIG optimizer.lr=1e-6 --resume=auto",
     )
 
-    def run(self) -> int | None:
+    def run(self) -> int:
         """Train; the exit code."""
-        from megatron_opsft.preflight.check import opened_run
-
-        config = self.load()
-        resume, must_exist = self.resume is not None, self.resume == "yes"
-        try:
-            with (
-                _explaining_loss(config.run.dir),
-                opened_run(config, resume=resume, overwrite=self.overwrite, must_exist=must_exist),
-            ):
-                with loading_libraries():
-                    from megatron_opsft.train import train
-
-                return train(config, resume=resume, overwrite=self.overwrite)
-        except NothingLeft:
-            if os.environ.get("RANK", "0") == "0":
-                print(f"{config.run.dir}: the run is finished; nothing is left")
-            return None
+        resume: bool | Literal["auto"] = "auto" if self.resume == "auto" else bool(self.resume)
+        return start_training(self.load(), resume=resume, overwrite=self.overwrite)
 
 
 class ShowConfig(Command):
@@ -145,18 +128,13 @@ class Methods(Command):
     """List the methods that `method.name` can be: formula, paper, what each needs."""
 
     words: ClassVar[tuple[str, ...]] = ("name",)
-    examples: ClassVar[tuple[str, ...]] = ("methods", "methods laser", "methods --json")
+    examples: ClassVar[tuple[str, ...]] = ("methods", "methods laser")
     name: str | None = Field(None, description="Print the keys of this one instead.")
-    as_json: bool = Field(False, alias="json", description="Print them as JSON, with settings.")
 
     def run(self) -> None:
         """Print them."""
-        from megatron_opsft.methods.catalog import describe_methods, settings_class, show_methods
-
         if self.name is not None:
             print(reference_table(settings_class({"name": self.name}), prefix="method."))
-        elif self.as_json:
-            print(json.dumps(describe_methods(), indent=1))
         else:
             print(show_methods(width=shutil.get_terminal_size((120, 24)).columns), end="")
 
@@ -227,42 +205,19 @@ class _ToStderr(logging.StreamHandler[Any]):
         super().emit(record)
 
 
-@contextmanager
-def _explaining_loss(run_dir: Path) -> Iterator[None]:
-    """Say how a training run continues when the disk was full, or its directory is gone; other
-    commands do as they began.
-    """
-    try:
-        yield
-    except Exception as error:
-        if isinstance(error, FileNotFoundError) and not run_dir.exists():
-            reason = f"run.dir={run_dir} was deleted while the run was writing to it"
-            raise UserError(reason) from error
-        if full := _full_disk(error):
-            raise UserError(f"{full}; make room, then continue with --resume") from error
-        raise
-
-
-def _full_disk(error: Exception) -> str | None:
-    """What did not fit, if that is what an error says."""
-    if isinstance(error, FullDiskError):
-        return str(error)
-    is_told = isinstance(error, UserError | NonFiniteError | SyncError | RanksMissing | NothingLeft)
-    full = None if is_told else full_disk_behind(error)
-    return f"{describe_rank()}: {full}" if full else None
-
-
 def _cause_outside(error: Exception) -> tuple[str, int] | None:
     """What is said of an error whose cause is not in the program, and the exit code."""
-    if full := _full_disk(error):
-        return f"{full}; make room, then give the same command again", 2
-    if isinstance(error, UserError):
+    if isinstance(error, UserError) and not isinstance(error, FullDiskError):
         return str(error), 2
     if isinstance(error, NonFiniteError):  # the same on every rank, and it names the one it is of
         return str(error), 3
     if isinstance(error, SyncError | RanksMissing):
         code = 3 if isinstance(error, SyncError) else PEER_LOST_EXIT_CODE
         return f"{describe_rank()}: {error}", code
+    is_told = isinstance(error, FullDiskError)
+    if full := error if is_told else full_disk_behind(error):
+        said = f"{full}; make room, then give the same command again, `train` with --resume"
+        return said if is_told else f"{describe_rank()}: {said}", 2
     if type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported here
         return f"{describe_rank()}: {first_line(error)}; {_LESS_MEMORY}", 2
     if isinstance(error, OSError) and error.filename and error.errno in _REFUSALS:

@@ -19,8 +19,7 @@ from megatron_opsft.config import Config
 from megatron_opsft.config.load import load_config
 from megatron_opsft.config_section import Section, section_of
 from megatron_opsft.errors import UserError
-from megatron_opsft.methods.catalog import METHODS
-from megatron_opsft.methods.settings import MethodSettings
+from megatron_opsft.methods.settings import GroupNormalizedSettings, MethodSettings
 
 _KEY = re.compile(r"[A-Za-z][\w.-]*")
 _METAVARS = {Path: "PATH", int: "N", float: "X"}
@@ -240,51 +239,23 @@ def _default(field: FieldInfo) -> str:
     return "" if is_told else f" [{field.default}]"
 
 
-def reference_table(
-    model: type[BaseModel] = Config, *, prefix: str = "", fewest_methods: int = 1
-) -> str:
-    """All keys with defaults and meaning as a Markdown table. Of methods' keys those that at least
-    `fewest_methods` have: docs/ leave out what one family alone has.
-    """
+def reference_table(model: type[BaseModel] = Config, *, prefix: str = "") -> str:
+    """All keys with defaults and meaning as a Markdown table; of a method those that most have."""
     lines = ["| key | default | meaning |", "|---|---|---|"]
-    for cells in _rows(model, prefix, fewest_methods):
+    for cells in _rows(model, prefix):
         key, default, meaning = (cell.replace("|", r"\|") for cell in cells)
         lines.append(f"| `{key}` | {default} | {meaning} |")
     return "\n".join(lines)
 
 
-def _rows(
-    model: type[BaseModel], prefix: str, fewest_methods: int
-) -> Iterator[tuple[str, str, str]]:
+def _rows(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str, str]]:
     for key, field in model.model_fields.items():
         section = section_of(field)
-        if section is MethodSettings:
-            yield from _method_rows(fewest_methods)
-        elif section:
-            yield from _rows(section, f"{prefix}{key}.", fewest_methods)
+        if section:
+            section = GroupNormalizedSettings if section is MethodSettings else section
+            yield from _rows(section, f"{prefix}{key}.")
         elif field.description is not None:
             yield f"{prefix}{key}", _default_of(field), field.description
-
-
-def _method_rows(fewest: int) -> Iterator[tuple[str, str, str]]:
-    """Keys of all methods; one row where several have a key with the same meaning."""
-    which = MethodSettings.model_fields["name"]
-    yield "method.name", _default_of(which), str(which.description)
-    owners: dict[tuple[str, str], dict[str, list[str]]] = {}
-    for name, method in METHODS.items():
-        for key, field in method.model_fields.items():
-            if key != "name":
-                defaults = owners.setdefault((key, str(field.description)), {})
-                defaults.setdefault(_default_of(field), []).append(name)
-    for (key, meaning), defaults in owners.items():
-        names = [name for each in defaults.values() for name in each]
-        if len(names) < fewest:
-            continue
-        usual = max(defaults, key=lambda default: len(defaults[default]))
-        special = [f"{default} ({', '.join(whose)})" for default, whose in defaults.items()]
-        shown = [each for default, each in zip(defaults, special, strict=True) if default != usual]
-        whose = ", ".join(names) if len(names) <= 9 else "most methods"
-        yield f"method.{key}", "; ".join([usual, *shown]), f"{meaning} ({whose})"
 
 
 def _default_of(field: FieldInfo) -> str:

@@ -116,20 +116,17 @@ def _template_name(name: str) -> str:
 
 # A prompt that is shipped, or a file of the user's.
 TemplateName = Annotated[str, HomeExpanded, AfterValidator(_template_name)]
-SHIPPED_JUDGES = ("math", "choice", "exact")
+MATH = "math"
 _OWN_JUDGE = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 
 def _judge_name(name: str) -> str:
-    if name not in SHIPPED_JUDGES and not _OWN_JUDGE.fullmatch(name):
-        raise ValueError(
-            f"{name!r} is not a judge; write {', '.join(SHIPPED_JUDGES)}, or "
-            "package.module:function"
-        )
+    if name != MATH and not _OWN_JUDGE.fullmatch(name):
+        raise ValueError(f"{name!r} is not a judge; write {MATH}, or package.module:function")
     return name
 
 
-# A judge that is shipped, or a function of the user's.
+# The judge of mathematics, or a function of the user's.
 JudgeName = Annotated[str, AfterValidator(_judge_name)]
 
 

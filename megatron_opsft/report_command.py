@@ -59,9 +59,12 @@ class Report(Command):
         runs = [path for path in self.paths if path not in evaluations]
         tables = {path: describe_run(path) for path in runs}
         if evaluations:
-            from megatron_opsft.evaluate.comparison import table_of, with_baselines  # heavy
+            from megatron_opsft.evaluate.comparison import compare, with_baselines  # heavy
+            from megatron_opsft.evaluate.results import read_results
 
-            tables |= {path: table_of(path) for path in evaluations}
+            for path in evaluations:
+                results = [read_results(each) for each in with_baselines([path])]
+                tables[path] = compare(results).text().rstrip()
             evaluations = with_baselines(evaluations)
         for path, table in tables.items():
             _say((f"{path}:\n" if len(tables) > 1 else "") + table)

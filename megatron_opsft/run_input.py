@@ -10,7 +10,6 @@ from megatron_opsft.config.run import EvalSet
 from megatron_opsft.data.choices import (
     describe_data,
     drop_unusable_prompts,
-    keep_by_pass_rate,
     take_held_out,
 )
 from megatron_opsft.data.mixture import load_training
@@ -23,15 +22,14 @@ from megatron_opsft.data.problems import (
 )
 from megatron_opsft.data.prompts import (
     PromptEncoder,
-    TeacherPrompt,
     check_vocabulary,
     end_token_ids,
     load_tokenizer,
+    teacher_of,
 )
 from megatron_opsft.data.stored_responses import StoredResponses, read_stored_responses
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.held_out import HeldOut
-from megatron_opsft.evaluate.results import read_pass_rates
 from megatron_opsft.methods.facts import (
     ReferenceStatistics,
     check_monitor,
@@ -55,7 +53,7 @@ class RunInput:
 
     model_dir: Path
     encoder: PromptEncoder
-    teacher: TeacherPrompt | None
+    teacher: PromptEncoder | None
     settings: SamplingSettings
     problems: ProblemSet
     held_out: HeldOut | None
@@ -82,9 +80,6 @@ def read_input(config: Config, model_dir: Path, shape: ModelShape) -> RunInput:
     loaded = load_training(config.data, with_fields=config.verify.own_judge)
     problems = drop_unusable_prompts(loaded, encoder.encode, config.data.max_prompt_tokens)
     problems, held_out = _choose_held_out(config, problems, encoder)
-    if config.data.pass_rate and config.data.pass_rate_from:
-        rates = read_pass_rates(config.data.pass_rate_from)
-        problems = keep_by_pass_rate(problems, rates, config.data.pass_rate)
     more = _load_more(config, encoder)
     if more and held_out is None:
         raise UserError(
@@ -100,7 +95,7 @@ def read_input(config: Config, model_dir: Path, shape: ModelShape) -> RunInput:
     return RunInput(
         model_dir=model_dir,
         encoder=encoder,
-        teacher=None if teacher is None else TeacherPrompt(encoder, teacher),
+        teacher=None if teacher is None else teacher_of(encoder, teacher),
         settings=_sampling_of(config.rollout, end_tokens),
         problems=problems,
         held_out=evaluated,

@@ -50,7 +50,7 @@ def train(
     0: finished; 75: stopped by a signal or the time limit with a checkpoint, to be started again
     with `resume`; 128 + n: stopped by signal n before the first step. Called by every rank. Errors:
     `UserError` before anything is computed, `NothingLeft` for a resumed run that is finished,
-    `NonFiniteError` with the batch saved. callbacks: hear of it on rank 0.
+    `NonFiniteError` with the step's responses in rollouts/. callbacks: hear of it on rank 0.
     """
     stop = StopSignal(config.run.max_minutes)
     with (
@@ -98,7 +98,7 @@ def run_step(s: Session, recorder: RunRecorder, step: int) -> None:
         try:
             results = [s.trainer.step(u.microbatches, u.factor, lr) for u in updates]
         except NonFiniteError:
-            recorder.save_failed_batch(step, batch)
+            recorder.fail()
             raise
     s.method.advance(batch.groups, batch.refills)
     with watch.phase("sync"):

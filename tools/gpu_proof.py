@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from proof.stage import ROOT, Stage, adopt_orphans, formatted
+from tabulate import tabulate
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.runtime.durable import write_json
@@ -158,18 +159,15 @@ class Proof:
 
     def table(self) -> str:
         """One line a stage; `*` marks what an earlier call found."""
-        rows = [("stage", "outcome", "seconds", "figures, or why not")]
+        rows = []
         for found in self.in_order():
             name = found["name"] + "*" * (found["began"] < self.began)
             shown = formatted(found["figures"]) if found["outcome"] == PASSED else found["reason"]
             seconds = "" if found["outcome"] == LEFT_OUT else f"{found['seconds']:.1f}"
             rows.append((name, found["outcome"], seconds, shown))
-        widths = [max(len(row[column]) for row in rows) for column in range(3)]
-        lines = [
-            f"{name:<{widths[0]}}  {outcome:<{widths[1]}}  {seconds:>{widths[2]}}  {shown}".rstrip()
-            for name, outcome, seconds, shown in rows
-        ]
-        return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+        headings = ("stage", "outcome", "seconds", "figures, or why not")
+        align = ("left", "left", "right", "left")
+        return tabulate(rows, headings, disable_numparse=True, colalign=align)
 
 
 def _name(item: pytest.Item) -> str:

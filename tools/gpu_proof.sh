@@ -47,6 +47,6 @@ if compgen -G "$wheels/*.whl" >/dev/null; then
     --target "$packages" "$wheels"/*.whl || fail "the wheels in $wheels cannot be installed"
 fi
 export PYTHONPATH=$PWD${packages:+:$packages}${PYTHONPATH:+:$PYTHONPATH}
-"$python" -c 'import psutil, pytest' 2>/dev/null ||
-  fail "$python has no pytest or no psutil; install them, or put their wheels into $wheels"
+"$python" -c 'import psutil, pytest, tabulate' 2>/dev/null ||
+  fail "$python lacks pytest, psutil or tabulate; install them, or put their wheels into $wheels"
 "$python" tools/gpu_proof.py "$@"

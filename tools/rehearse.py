@@ -45,7 +45,6 @@ from megatron_opsft.runtime.distributed import Layout, make_groups, stop_distrib
 from megatron_opsft.runtime.exchange import digest_of, to_bytes
 from megatron_opsft.storage.model_paths import resolve_config
 from megatron_opsft.sync.transfer import engine_placements, trainer_placements
-from megatron_opsft.weights.rectangles import hf_columns
 from megatron_opsft.weights.rules import WeightTable
 from megatron_opsft.weights.schedule import make_schedule
 from megatron_opsft.weights.vllm_layout import vllm_parameters
@@ -179,10 +178,9 @@ class Rank:
         shards = ModelShards(table=table, layout=layout, parameters=parameters)
         engine = EngineLayout(
             tp_size=job.config.rollout.tp,
+            tp_rank=layout.rank % job.config.rollout.tp,
             parameters_of=lambda rank: vllm_parameters(table, rank, job.config.rollout.tp),
-            hf_columns=hf_columns(table.hf_shapes()),
         )
-        tp_rank = layout.rank % job.config.rollout.tp
         names = {at: tuple(rule.mcore_name for rule in held) for at, held in rules.items()}
         per_stage, etp = job.world_size // parallel.pp, parallel.expert_tp
         everyone = range(job.world_size)
@@ -192,7 +190,7 @@ class Rank:
         of_engine = [rank % job.config.rollout.tp for rank in everyone]
         placements = self.measure(
             "who holds what",
-            lambda: (trainer_placements(shards), engine_placements(engine, tp_rank)),
+            lambda: (trainer_placements(shards), engine_placements(engine)),
             [*told_by_value(of_trainer), *told_by_value(of_engine)],
         )
         sizes = {"itemsize": job.dtype_bytes, "bucket_bytes": job.config.sync.bucket_mb * 2**20}

@@ -13,9 +13,7 @@ def main() -> None:
     argparse.ArgumentParser(description=__doc__).parse_args()
     before, rest = PAGE.read_text(encoding="utf-8").split(START)
     after = rest.split(END)[1]
-    PAGE.write_text(
-        f"{before}{START}\n{reference_table(fewest_methods=4)}\n{END}{after}", encoding="utf-8"
-    )
+    PAGE.write_text(f"{before}{START}\n{reference_table()}\n{END}{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -54,8 +54,8 @@ def read_model_shape(model_dir: Path) -> ModelShape:
 
     hidden_size = _positive(config, "hidden_size", path, int)
     num_heads = _positive(config, "num_attention_heads", path, int)
-    kv_default = num_heads if architecture.default_kv_heads_to_heads else None
-    num_kv_heads = _positive(config, "num_key_value_heads", path, int, kv_default)
+    # Without the field Llama has as many; where another class has not, no tensor fits.
+    num_kv_heads = _positive(config, "num_key_value_heads", path, int, num_heads)
     if num_heads % num_kv_heads:
         raise UserError(
             f"{path}: num_key_value_heads={num_kv_heads} does not divide "

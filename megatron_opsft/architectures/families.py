@@ -61,7 +61,6 @@ LLAMA = Architecture(
     layer_rows=LAYER_ROWS,
     qkv_bias=False,
     qk_norm=False,
-    default_kv_heads_to_heads=True,
     fixed_fields=(("attention_bias", False), ("mlp_bias", False), ("pretraining_tp", 1)),
 )
 

@@ -68,7 +68,6 @@ class Architecture:
     all decoders and live in `rules`.
     expert_rows: repeated for each expert of each layer, after the layer's rows.
     default_head_dim: None where the class falls back to hidden_size / num_attention_heads.
-    default_kv_heads_to_heads: a config without num_key_value_heads means multi-head attention.
     fixed_fields: config fields that may be absent, but must have this value if present and not
     null; before those of `config_from_hf.FIXED_FIELDS`.
     """
@@ -79,6 +78,5 @@ class Architecture:
     qkv_bias: bool
     qk_norm: bool
     default_head_dim: int | None = None
-    default_kv_heads_to_heads: bool = False
     fixed_fields: tuple[tuple[str, object], ...] = ()
     expert_rows: tuple[Template, ...] = ()

@@ -109,17 +109,15 @@ def _keys_by_section(model: type[BaseModel], tree: Mapping[str, Any]) -> _Keys:
 
 
 def _meant(key: str, keys: _Keys) -> list[str]:
-    """What a key that does not exist may mean: a similar key of its section; else keys of other
-    sections with the same name, with a name it abbreviates, or with a similar one.
+    """What a key that does not exist may mean: a similar key of its section; else a key of another
+    section with the same name, or with a similar one.
     """
     section, _, name = key.rpartition(".")
     if near := difflib.get_close_matches(name, keys.get(section, []), n=1):
         return [f"{section}.{near[0]}".lstrip(".")]
     others = [(f"{other}.{key}", key) for other in keys if other for key in keys[other]]
-    short = "".join(word[:1] for word in name.split("_")) if "_" in name else name
     near = difflib.get_close_matches(name, [key for _, key in others], n=1)
-    same = [full for full, key in others if key in (name, short)]
-    return same or [full for full, key in others if key in near]
+    return [full for full, key in others if key in near]
 
 
 def read_yaml(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:

@@ -1,13 +1,13 @@
 """What is asked, and who judges the answers."""
 
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from megatron_opsft.config_section import (
     FREE,
-    SHIPPED_JUDGES,
+    MATH,
     HomeExpanded,
     JudgeName,
     MixturePart,
@@ -15,7 +15,6 @@ from megatron_opsft.config_section import (
     Sources,
     TemplateName,
 )
-from megatron_opsft.errors import UserError
 
 
 class DataConfig(Section):
@@ -34,13 +33,6 @@ class DataConfig(Section):
     answer_field: str | None = Field(
         None,
         description="Field of the gold answer (may be dotted); by default the first of answer, final_answer, solution.",
-    )
-    pass_rate: tuple[float, float] | None = Field(
-        None,
-        description="Train only on problems of which an evaluation solved a share in this range, such as [0.1, 0.9].",
-    )
-    pass_rate_from: Annotated[Path | None, HomeExpanded] = Field(
-        None, description="Directory of that evaluation, which must be of the same problems."
     )
     responses: Annotated[Path | None, HomeExpanded] = Field(
         None,
@@ -75,25 +67,11 @@ class DataConfig(Section):
         """What `train` is called in messages."""
         return " + ".join(part.path for part in self.parts)
 
-    @model_validator(mode="after")
-    def _pass_rate_is_whole(self) -> Self:
-        """Errors: `UserError` for bounds without an evaluation, and the other way round."""
-        if (self.pass_rate is None) != (self.pass_rate_from is None):
-            raise UserError(
-                "data.pass_rate and data.pass_rate_from (the directory of an evaluation) go "
-                "together; set both"
-            )
-        if self.pass_rate is not None and not 0 <= self.pass_rate[0] <= self.pass_rate[1] <= 1:
-            raise UserError(
-                f"data.pass_rate={list(self.pass_rate)}: write [LOW, HIGH], both from 0 to 1"
-            )
-        return self
-
 
 class VerifyConfig(Section):
     judge: JudgeName = Field(
         "math",
-        description="Who judges an answer: math, choice (A to E), exact, or a function of your own, package.module:function (docs/data.md).",
+        description="Who judges an answer: math, or a function of your own, package.module:function (docs/data.md).",
     )
     workers: Annotated[int, FREE] = Field(
         0, ge=0, description="Most verifier processes of a rank; 0: its share of the CPU cores."
@@ -103,4 +81,4 @@ class VerifyConfig(Section):
     @property
     def own_judge(self) -> bool:
         """Whether `judge` is a function of the user's, which takes all columns of a row."""
-        return self.judge not in SHIPPED_JUDGES
+        return self.judge != MATH

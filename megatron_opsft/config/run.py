@@ -103,19 +103,21 @@ def _named_sets(value: object) -> object:
 
 class EvalConfig(Section):
     data: Annotated[str | None, HomeExpanded] = Field(
-        None, description="Held-out problems; by default the test split of data.train, if any."
+        None,
+        description="Held-out problems, such as the test split of data.train; of `arithmetic` by default its own.",
     )
     split: str | None = Field(
         None, description="Split of a Hugging Face data set; by default its `test`."
     )
     subset: str | None = Field(
-        None, description="Configuration name of a Hugging Face data set; by default data.subset."
+        None,
+        description="Configuration name of a Hugging Face data set; of data.train by default data.subset.",
     )
     problem_field: str | None = Field(
-        None, description="Field of the problem; by default data.problem_field."
+        None, description="Field of the problem; of data.train by default data.problem_field."
     )
     answer_field: str | None = Field(
-        None, description="Field of the gold answer; by default data.answer_field."
+        None, description="Field of the gold answer; of data.train by default data.answer_field."
     )
     holdout: int = Field(
         0,

@@ -16,22 +16,18 @@ from megatron_opsft.errors import UserError
 log = logging.getLogger("megatron_opsft")
 
 # In which section a run has them; an evaluation has them without one.
-_SECTIONS = {
-    "template": "data",
-    "system_prompt": "data",
-    "judge": "verify",
-}
+_SECTIONS = {"template": "data", "system_prompt": "data", "judge": "verify"}
 
 
 def settings_of_run(
     model: str, now: Mapping[str, object], given: Collection[str]
 ) -> dict[str, Any]:
-    """Which of `now`, that are not `given`, a model's run has otherwise, and what it has: of
-    template, system_prompt and judge. {} for a model that no run holds.
+    """The template, system_prompt and judge of the run that trained a model, as far as they differ
+    from `now` and the user has not `given` them; {} for a model of no run.
 
-    model: as a user writes it. A line says what is taken from the run, another one what is given
-    otherwise. Errors: `UserError` for a run whose config.yaml cannot be read, and for a judge that
-    is a function: a file beside a model must not choose code to be run.
+    model: as a user writes it. A log line says what is taken, and what differs from the run.
+    Errors: `UserError` for a run whose config.yaml cannot be read, and for a judge that is a
+    function: a file beside a model must not choose code to be run.
     """
     if (run := _run_of(Path(model).expanduser())) is None:
         return {}
@@ -41,17 +37,16 @@ def settings_of_run(
         trained = {key: tree[section][key] for key, section in _SECTIONS.items()}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{file} cannot be read: {error}") from None
-    other = {key: value for key, value in trained.items() if value != now[key]}
-    taken = {key: value for key, value in other.items() if key not in given}
+    taken = {key: v for key, v in trained.items() if v != now[key] and key not in given}
     if ":" in str(function := taken.get("judge", "")):
         raise UserError(
             f"{model} was judged by the function {function}, says {file}: give judge={function} "
             "(of a run: verify.judge) to have it judge here as well, or judge=math"
         )
-    if taken:
-        _say(f"{model} was trained with {_list(taken)}: taken from {file}")
-    if kept := {key: now[key] for key in other if key not in taken}:
-        _say(f"{model} was trained with {_list(other, kept)}, not with {_list(kept)} as here")
+    for key, value in trained.items():
+        if value != now[key]:
+            what = f"taken from {file}" if key in taken else f"not {json.dumps(now[key])} as here"
+            _say(f"{model} was trained with {key}={json.dumps(value)}, {what}")
     return taken
 
 
@@ -64,11 +59,6 @@ def _run_of(directory: Path) -> Path | None:
         directory = directory.parent.parent
     files = (directory / "config.yaml", directory / "manifest.json")
     return directory if all(file.is_file() for file in files) else None
-
-
-def _list(values: Mapping[str, object], keys: Collection[str] | None = None) -> str:
-    shown = values if keys is None else keys
-    return ", ".join(f"{key}={json.dumps(values[key])}" for key in shown)
 
 
 @lru_cache  # a configuration is read several times

@@ -135,20 +135,14 @@ class ParallelConfig(Section):
         """Ranks of one data-parallel replica."""
         return self.tp * self.pp * self.cp
 
-    @property
-    def replica(self) -> str:
-        """Their number, for a message."""
-        if self.cp == 1:
-            return f"parallel.tp x parallel.pp = {self.tp} x {self.pp}"
-        return f"parallel.tp x parallel.pp x parallel.cp = {self.tp} x {self.pp} x {self.cp}"
-
 
 def check_world(world_size: int, parallel: ParallelConfig) -> None:
     """Errors: `UserError` for a layout that this number of ranks cannot hold."""
     if world_size % parallel.replica_size:
         raise UserError(
-            f"world size {world_size} is not a multiple of {parallel.replica}; start "
-            f"{parallel.replica_size} (or a multiple) ranks with torchrun --nproc-per-node"
+            f"world size {world_size} is not a multiple of parallel.tp x pp x cp = "
+            f"{parallel.tp} x {parallel.pp} x {parallel.cp}; start {parallel.replica_size} (or a "
+            "multiple) ranks with torchrun --nproc-per-node"
         )
     if parallel.ep == 1:
         return

@@ -20,8 +20,8 @@ def read_answer(value: object, field: str) -> str:
     Text with boxes gives the last box, with those joined to it by "and", "or" or a comma; else
     what follows `####` on the last line; else the text itself, unless the field is a worked
     `solution`, which must mark its answer. `1,234` becomes `1234`. Numbers become text without an
-    exponent. Raises RowError for anything else: null, booleans, lists, blank text, NaN, a last box
-    that is empty or never closed, and `####` with more than a line behind it.
+    exponent. Errors: `RowError` for anything else: null, booleans, lists, blank text, NaN, a last
+    box that is empty or never closed, and `####` that is followed by more than a line.
     """
     if value is None:
         raise RowError(f"no {field}")
@@ -89,9 +89,7 @@ def final_boxes(text: str) -> list[str]:
 
 
 def last_box(text: str) -> Box | None:
-    """The last of the outermost boxes; without content where it is empty or never closed: what it
-    was to hold is not known.
-    """
+    """The last of the outermost boxes; its content is "" where it is empty or never closed."""
     boxes = _scan(text)
     return boxes[-1] if boxes else None
 

@@ -102,6 +102,6 @@ def load_arithmetic(split: Split) -> list[Problem]:
         if len(answers) == NUM_PROBLEMS[split]:
             break
     return [
-        Problem(id=f"arithmetic-{split}-{index}", text=text, answer=str(answer))
+        Problem(id=f"arithmetic-{split}-{index}", text=text, answer=str(answer), row=index + 1)
         for index, (text, answer) in enumerate(answers.items())
     ]

@@ -4,8 +4,8 @@ is left out becomes bad rows.
 
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from megatron_opsft.config import Config
 from megatron_opsft.data.problems import ProblemSet
@@ -45,63 +45,24 @@ def take_held_out(problem_set: ProblemSet, num: int, seed: int) -> tuple[Problem
             "take fewer"
         )
     held = set(random.Random(f"holdout:{seed}").sample(texts, num))
-    sides: tuple[list[int], list[int]] = ([], [])
-    for index, problem in enumerate(problem_set.problems):
-        sides[problem.text in held].append(index)
-    train, test = map(problem_set.pick, sides)
+    sides: tuple[list[Problem], list[Problem]] = ([], [])
+    for problem in problem_set.problems:
+        sides[problem.text in held].append(problem)
+    train, test = (replace(problem_set, problems=tuple(side)) for side in sides)
     return train, replace(test, name=f"{problem_set.name} (held out)", bad_rows=())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PassRate:
-    """Share of a problem's responses that were correct; gold: the answer to compare with."""
-
-    rate: float
-    gold: str
-
-
-def keep_by_pass_rate(
-    problem_set: ProblemSet, rates: Mapping[str, PassRate], bounds: tuple[float, float]
-) -> ProblemSet:
-    """Problems whose rate is within the bounds, both included. rates: by problem id; what was not
-    evaluated is left out too. Errors: `UserError` for an evaluation of other problems, and where
-    nothing is left.
-    """
-    low, high = bounds
-    reasons: dict[int, str] = {}
-    for index, problem in enumerate(problem_set.problems):
-        found = rates.get(problem.id)
-        if found is not None and found.gold != problem.answer:
-            raise UserError(
-                "data.pass_rate_from: that evaluation had other problems: its answer to "
-                f"{problem.id} is {found.gold!r}, and {problem_set.source_of(index)} has "
-                f"{problem.answer!r}"
-            )
-        if found is None or not low <= found.rate <= high:
-            why = "was not evaluated" if found is None else f"is {found.rate:g}"
-            reasons[index] = f"its pass rate {why}; data.pass_rate={low:g} to {high:g}"
-    if len(reasons) == len(problem_set.problems):
-        raise UserError(
-            f"data.pass_rate={low:g} to {high:g}: none of the {len(reasons)} problems of "
-            f"{problem_set.name} is left (the first: {reasons[0].split(';')[0]}); evaluate on this "
-            "data, or widen the bounds"
-        )
-    return problem_set.leave_out(reasons)
 
 
 def describe_data(config: Config, problems: ProblemSet, held_out: ProblemSet | None) -> list[str]:
     """What a user should know of a run's data before anything is computed: one entry a fact."""
     said = [describe_bad_rows(problems)]
-    counts, weights = Counter(problems.parts), [part.weight for part in config.data.parts]
+    counts, weights = (
+        Counter(p.part for p in problems.problems),
+        [part.weight for part in config.data.parts],
+    )
     for number, source in enumerate(problems.sources):
         num, per_step = counts[number], config.data.prompts_per_step
         wanted = round(per_step * weights[number] / sum(weights), 1)
-        if wanted > num:
-            said.append(
-                f"data.prompts_per_step={wanted:g} is more than the {num} problems of {source}: "
-                "every step repeats some of them"
-            )
-        elif wanted * config.run.steps > num:
+        if wanted * config.run.steps > num:
             said.append(
                 f"{config.run.steps} steps of {wanted:g} problems use each of the {num} "
                 f"problems of {source} {wanted * config.run.steps / num:.1f} times"

@@ -30,21 +30,19 @@ def load_training(data: DataConfig, *, with_fields: bool) -> ProblemSet:
 
 
 def _joined(sets: Sequence[ProblemSet]) -> ProblemSet:
-    """One behind the other. An id that an earlier set has gets the number of its part."""
+    """The sets in order, as one. An id that an earlier set has gets the number of its part."""
     problems = {}
     for number, part in enumerate(sets):
         for problem in part.problems:
             unique = problem.id
             while unique in problems:
                 unique = f"{unique}@{number + 1}"
-            problems[unique] = replace(problem, id=unique)
+            problems[unique] = replace(problem, id=unique, part=number)
     return ProblemSet(
         name=" + ".join(part.name for part in sets),
         problems=tuple(problems.values()),
-        rows=tuple(row for part in sets for row in part.rows),
         bad_rows=tuple(bad for part in sets for bad in part.bad_rows),
         sources=tuple(part.name for part in sets),
-        parts=tuple(number for number, part in enumerate(sets) for _ in part.rows),
     )
 
 
@@ -55,9 +53,9 @@ class ProblemSampler:
     Draws from several sources by weight; each source repeats epoch after epoch, in a new order.
 
     members: the problem indices of each source, at least one. Stateless: resuming needs the step
-    number only. Among the first n draws of a run are n times a source's share of the weights, give
-    or take fewer draws than there are sources, whatever the batch size. A batch continues into the
-    next epoch where one ends, and repeats problems where there are fewer than `batch_size`.
+    number only. After n draws each source has had its share of n, to within fewer draws than there
+    are sources, whatever the batch size. A batch goes on into the next epoch where one ends, so it
+    repeats problems where there are fewer than `batch_size`.
     """
 
     members: tuple[Sequence[int], ...]
@@ -97,12 +95,10 @@ def _permutation(name: str, epoch: int, num_problems: int) -> tuple[int, ...]:
 
 
 def order_of(problems: ProblemSet, data: DataConfig, seed: int) -> ProblemSampler:
-    """Which of `problems` each step has. Errors: `UserError` for a source of which nothing is
-    left.
-    """
+    """The sampler of a run. Errors: `UserError` for a source that has no problem left."""
     members: list[list[int]] = [[] for _ in problems.sources]
-    for index, part in enumerate(problems.parts):
-        members[part].append(index)
+    for index, problem in enumerate(problems.problems):
+        members[problem.part].append(index)
     for source, indices in zip(problems.sources, members, strict=True):
         if not indices:
             raise UserError(f"data.train: no problem of {source} is left; take it out of the list")

@@ -8,7 +8,7 @@ reason. A source without a single usable row is a `UserError`.
 import hashlib
 import json
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import cast
 from megatron_opsft.config import DataConfig, EvalConfig
 from megatron_opsft.data.prompt_file import PromptFile, open_prompt_file
 from megatron_opsft.data.rows import ANSWER_FIELDS, PROBLEM_FIELDS, RowReader, choose_fields
-from megatron_opsft.data.sources import has_split, read_rows
+from megatron_opsft.data.sources import read_rows
 from megatron_opsft.errors import RowError, UserError
 from megatron_opsft.records import Problem
 
@@ -35,18 +35,12 @@ class BadRow:
 
 @dataclass(frozen=True, kw_only=True)
 class ProblemSet:
-    """What was read from one source, or from those of a mixture.
-
-    rows: the row number of each problem; sources: the names of what it was read from; parts: the
-    index of each problem's source.
-    """
+    """What was read from one source, or from those of a mixture; sources: their names."""
 
     name: str
     problems: tuple[Problem, ...]
-    rows: tuple[int, ...]
     bad_rows: tuple[BadRow, ...]
     sources: tuple[str, ...]
-    parts: tuple[int, ...]
 
     @cached_property
     def sha256(self) -> str:
@@ -63,30 +57,18 @@ class ProblemSet:
             digest.update(json.dumps(told).encode() + b"\n")
         return digest.hexdigest()
 
-    def source_of(self, index: int) -> str:
-        """What a problem was read from."""
-        return self.sources[self.parts[index]]
-
-    def pick(self, indices: Iterable[int]) -> "ProblemSet":
-        """Some of the problems, with all bad rows."""
-        chosen = tuple(indices)
-        return replace(
-            self,
-            problems=tuple(self.problems[index] for index in chosen),
-            rows=tuple(self.rows[index] for index in chosen),
-            parts=tuple(self.parts[index] for index in chosen),
-        )
-
     def leave_out(self, reasons: Mapping[int, str]) -> "ProblemSet":
         """Without the problems at these indices: they become bad rows, for these reasons. Errors:
         `UserError` where nothing is left.
         """
-        bad_rows = tuple(
-            BadRow(source=self.source_of(index), row=self.rows[index], reason=reasons[index])
-            for index in sorted(reasons)
-        )
-        kept = self.pick(index for index in range(len(self.rows)) if index not in reasons)
-        return replace(kept, bad_rows=self.bad_rows + bad_rows).checked()
+        kept, bad_rows = [], [*self.bad_rows]
+        for index, problem in enumerate(self.problems):
+            if index not in reasons:
+                kept.append(problem)
+                continue
+            source = self.sources[problem.part]
+            bad_rows.append(BadRow(source=source, row=problem.row, reason=reasons[index]))
+        return replace(self, problems=tuple(kept), bad_rows=tuple(bad_rows)).checked()
 
     def checked(self) -> "ProblemSet":
         """Errors: `UserError` without a problem."""
@@ -114,11 +96,11 @@ def load_problems(
     """Read all problems of a source: `arithmetic`, a file, a saved data set, or a Hugging Face
     name.
 
-    `split` and `subset` matter to data sets only (and `split` to `arithmetic`). A field that is
-    None is found: the most common of PROBLEM_FIELDS and of ANSWER_FIELDS. section: what
-    stands before a key's name in errors. template: a Jinja file makes the problems' texts, another
-    one changes nothing here. with_fields: problems have the other columns of their
-    rows. Raises UserError when the source cannot be read, has no such field, or no usable row.
+    split, subset: of data sets (and split of `arithmetic`). A field that is None is the most common
+    of PROBLEM_FIELDS or ANSWER_FIELDS. section: the prefix of keys in errors. template: a Jinja
+    file makes the problems' texts; any other changes nothing here. with_fields: problems keep the
+    other columns of their rows. Errors: `UserError` for a source that cannot be read, or has no
+    such field or no usable row.
     """
     if source == ARITHMETIC:
         return _load_arithmetic(split, open_prompt_file(template))
@@ -140,44 +122,38 @@ def load_problems(
         with_fields=with_fields,
     )
     problems: list[Problem] = []
-    numbers: list[int] = []
     bad_rows: list[BadRow] = []
     for row in rows:
         try:
             problems.append(reader.read(row))
-            numbers.append(row.number)
         except RowError as error:
             bad_rows.append(BadRow(source=source, row=row.number, reason=str(error)))
-    return _from_source(source, problems, numbers, bad_rows)
+    return ProblemSet(
+        name=source, problems=tuple(problems), bad_rows=tuple(bad_rows), sources=(source,)
+    ).checked()
 
 
 def load_held_out(
     data: DataConfig, evaluation: EvalConfig, *, with_fields: bool = False
 ) -> ProblemSet | None:
-    """Problems for evaluation: eval.data where it is set, else the test split of data.train, if
-    that is one source, read with what `data` says of its subset and fields.
+    """Problems for evaluation: eval.data, of a data set its split `test`; where that is data.train,
+    with data's subset and fields. Without eval.data those of `arithmetic` for its training, else
+    None.
 
-    None when neither exists. Errors: UserError as of `load_problems`, and for keys of `eval` that
-    are set though there is nothing to read with them.
+    Errors: `UserError` as of `load_problems`, and for keys of `eval` that nothing is read with.
     """
-    split, source = evaluation.split or "test", evaluation.data
+    source = evaluation.data or (ARITHMETIC if data.train == ARITHMETIC else None)
     keys = {key: getattr(evaluation, key) for key in ("subset", "problem_field", "answer_field")}
     if source is None:
+        for key, value in ({"split": evaluation.split} | keys).items():
+            if value is not None:
+                raise UserError(f"eval.{key}={value}: nothing is read with it; set eval.data")
+        return None
+    if source == data.train:
         keys = {key: value or getattr(data, key) for key, value in keys.items()}
-        source = data.train if isinstance(data.train, str) else None
-        if source != ARITHMETIC and not (
-            source and has_split(source, split, keys["subset"], section="eval.")
-        ):
-            unused = [key for key in ("split", *keys) if getattr(evaluation, key) is not None]
-            if unused:
-                raise UserError(
-                    f"eval.{unused[0]}={getattr(evaluation, unused[0])}: {data.name} has no split "
-                    f"{split!r} to evaluate on; set eval.data, or name a split it has as eval.split"
-                )
-            return None
     return load_problems(
         source,
-        split=split,
+        split=evaluation.split or "test",
         **keys,
         section="eval.",
         template=data.template,
@@ -202,17 +178,4 @@ def _load_arithmetic(split: str, prompt_file: PromptFile | None) -> ProblemSet:
             problems = [replace(p, text=prompt_file.render(p.text, {})) for p in problems]
         except RowError as error:
             raise UserError(f"{error}; a row of {ARITHMETIC} has no columns") from None
-    return _from_source(ARITHMETIC, problems, range(1, len(problems) + 1), [])
-
-
-def _from_source(
-    source: str, problems: Sequence[Problem], numbers: Iterable[int], bad_rows: Sequence[BadRow]
-) -> ProblemSet:
-    return ProblemSet(
-        name=source,
-        problems=tuple(problems),
-        rows=tuple(numbers),
-        bad_rows=tuple(bad_rows),
-        sources=(source,),
-        parts=(0,) * len(problems),
-    ).checked()
+    return ProblemSet(name=ARITHMETIC, problems=tuple(problems), bad_rows=(), sources=(ARITHMETIC,))

@@ -8,15 +8,16 @@ tokens and an opening `<think>` included, comes from the tokenizer's chat templa
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateError
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from megatron_opsft.data.prompt_file import open_prompt_file
+from megatron_opsft.data.prompt_file import PromptFile, open_prompt_file
 from megatron_opsft.errors import PromptError, RowError, UserError, first_line
 from megatron_opsft.records import Message, Problem
 
@@ -38,25 +39,32 @@ MODEL_OPTION = "model.path"  # what errors call the model of a run
 # day: the date that those of Llama 3.x name where there is no clock.
 _TODAY = datetime(2024, 7, 26)
 _EXAMPLE = Problem(id="", text="1", answer="")
-_OLDER_FILES = (("tokenizer.model",), ("vocab.json", "merges.txt"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PromptEncoder:
     """Problems to prompts of one model.
 
     template: r1 (step by step), cod (draft), concise (key steps alone); any other adds nothing to a
     problem's text.
-    system_prompt: system message of each problem that brings none.
+    system_prompt: the system message of problems that have none.
+    prompt_file: a teacher's, which makes the user's message from the problem's text.
     """
 
     tokenizer: PreTrainedTokenizerBase
     template: str
     system_prompt: str = ""
-    _markers: re.Pattern[str] | None = field(init=False, repr=False, compare=False)
+    prompt_file: PromptFile | None = None
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_markers", _find_markers(self.tokenizer))
+    @cached_property
+    def _markers(self) -> re.Pattern[str] | None:
+        """What in a text becomes a special token, or another token in angle brackets."""
+        texts = [
+            token.content
+            for token in self.tokenizer.added_tokens_decoder.values()
+            if token.content.strip() and (token.special or re.fullmatch("<.*>", token.content))
+        ]
+        return re.compile("|".join(map(re.escape, sorted(texts, key=len)[::-1]))) if texts else None
 
     @property
     def opens_think(self) -> bool:
@@ -71,10 +79,10 @@ class PromptEncoder:
     def encode(self, problem: Problem, *, system: str = "", suffix: str = "") -> tuple[int, ...]:
         """Prompt token ids up to where the response begins.
 
-        system: the end of the system message; suffix: that of the user's. An R1-style chat template
-        ends them with `<think>` and a line break; one that does not is left as it is. Errors:
-        `PromptError` for a text that contains markers such as `<|im_end|>`, which as tokens
-        would end the user's part or the thinking, and for what the chat template refuses.
+        system: added to the end of the system message; suffix: to the end of the user's. An
+        R1-style chat template opens `<think>`; nothing is added to one that does not. Errors:
+        `PromptError` for a text with a marker such as `<|im_end|>`, which as a token would end the
+        user's message or the thinking, and for what the chat template refuses.
         """
         for text in (*(message.content for message in problem.before), problem.text):
             if self._markers and (found := self._markers.search(text)):
@@ -104,78 +112,49 @@ class PromptEncoder:
         if before and before[0].role == "system":
             told = [before.pop(0).content]
         told = [text for text in (*told, system) if text]
-        content = problem.text + _INSTRUCTIONS.get(self.template, "") + suffix
+        text = self.prompt_file.render(problem.text, {}) if self.prompt_file else problem.text
+        content = text + _INSTRUCTIONS.get(self.template, "") + suffix
         first = [Message(role="system", content="\n\n".join(told))] if told else []
         return [*first, *before, Message(role="user", content=content)]
 
 
-def _find_markers(tokenizer: PreTrainedTokenizerBase) -> re.Pattern[str] | None:
-    """What in a text becomes a special token, or another token in angle brackets (`<think>`)."""
-    texts = [
-        token.content
-        for token in tokenizer.added_tokens_decoder.values()
-        if token.content.strip()
-        and (token.special or (token.content.startswith("<") and token.content.endswith(">")))
-    ]
-    return re.compile("|".join(map(re.escape, sorted(texts, key=len)[::-1]))) if texts else None
-
-
-class TeacherPrompt:
-    """What a teacher is asked: a `PromptEncoder` whose template replaces the plain one.
+def teacher_of(encoder: PromptEncoder, template: str) -> PromptEncoder:
+    """The encoder of a teacher's prompts: its template replaces the plain one.
 
     Errors: `UserError` for a file that cannot be read or needs a row's columns, and where the plain
     template is a file, whose instruction cannot be separated from the problem.
     """
-
-    def __init__(self, encoder: PromptEncoder, template: str) -> None:
-        if encoder.template.endswith(".jinja"):
-            raise UserError(
-                f"data.template={encoder.template}: {_TEACHER_OPTION} replaces the instruction of "
-                "a shipped template; set data.template to one of them, such as r1"
-            )
-        self._encoder = replace(encoder, template=template)
-        self._file = open_prompt_file(template, option=_TEACHER_OPTION)
-        if self._file is not None:
-            try:
-                self._file.render("1", {})
-            except RowError as error:
-                raise UserError(
-                    f"{_TEACHER_OPTION}={template} must do with `problem` alone: {error}"
-                ) from None
-
-    @property
-    def example(self) -> str:
-        """The prompt of a problem `1`, as text."""
-        prompt = self.encode(Problem(id="", text="1", answer=""))
-        return str(self._encoder.tokenizer.decode(prompt))
-
-    def encode(self, problem: Problem) -> tuple[int, ...]:
-        """Prompt token ids up to where the response begins."""
-        if self._file is not None:
-            problem = replace(problem, text=self._file.render(problem.text, {}))
-        return self._encoder.encode(problem)
+    if encoder.template.endswith(".jinja"):
+        raise UserError(
+            f"data.template={encoder.template}: {_TEACHER_OPTION} replaces the instruction of "
+            "a shipped template; set data.template to one of them, such as r1"
+        )
+    file = open_prompt_file(template, option=_TEACHER_OPTION)
+    teacher = replace(encoder, template=template, prompt_file=file)
+    try:
+        teacher.encode(_EXAMPLE)
+    except RowError as error:
+        raise UserError(
+            f"{_TEACHER_OPTION}={template} must do with `problem` alone: {error}"
+        ) from None
+    return teacher
 
 
 def load_tokenizer(path: str | Path, *, option: str = MODEL_OPTION) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model directory: what its `tokenizer.json` says, or without one what
-    transformers makes of its older files.
+    """The tokenizer of a model directory: what its `tokenizer.json` says.
 
-    For some model types AutoTokenizer builds another class than tokenizer.json describes, and drops
-    tokens or splits text otherwise. option: what errors call the model. Errors: `UserError` for
-    missing or damaged files, and for a missing chat template.
+    For some model types AutoTokenizer builds another class, which drops tokens or splits text
+    differently. option: what errors call the model. Errors: `UserError` for missing or damaged
+    files, and for a missing chat template.
     """
     directory = Path(path)
-    is_described = (directory / "tokenizer.json").is_file()
-    if not is_described and not any(
-        all((directory / name).is_file() for name in names) for names in _OLDER_FILES
-    ):
+    if not (directory / "tokenizer.json").is_file():
         raise UserError(
             f"{option}: {path} has no tokenizer.json; copy the tokenizer files "
             "(tokenizer.json, tokenizer_config.json, chat_template.jinja) of the model into it"
         )
-    kind = PreTrainedTokenizerFast if is_described else AutoTokenizer
     try:
-        tokenizer = kind.from_pretrained(str(path))
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(str(path))
     except Exception as error:  # the library of tokenizer.json raises bare Exception
         reason = first_line(error)
         raise UserError(f"{option}: cannot load a tokenizer from {path}: {reason}") from error

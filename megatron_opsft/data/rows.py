@@ -38,25 +38,25 @@ class RowReader:
         """Errors: `RowError`."""
         if row.error is not None:
             raise RowError(row.error)
-        answer = find_field(row.fields, self.answer_field)
-        _check_unicode({name: row.fields.get(name) for name in ID_FIELDS})
-        _check_unicode({self.answer_field: answer})
         *before, last = self._messages(find_field(row.fields, self.problem_field))
-        _check_unicode({self.problem_field: "".join(m.content for m in (*before, last))})
-        text = last.content
+        answer = find_field(row.fields, self.answer_field)
         gold = read_answer(None if answer is ABSENT else answer, self.answer_field)
+        text, problem_id = last.content, self._choose_id(row)
         if self.prompt_file is not None:
             text = self.prompt_file.render(text, row.fields)
-            _check_unicode({"the text that data.template gives": text})
+        for said in (problem_id, gold, text, *(message.content for message in before)):
+            _check_unicode(said)
+        self._taken_ids.add(problem_id)
         return Problem(
-            id=self._choose_id(row),
+            id=problem_id,
             text=text,
             answer=gold,
             before=tuple(before),
+            row=row.number,
             fields=_other_columns(row, self.problem_field) if self.with_fields else {},
         )
 
-    def _messages(self, value: object) -> tuple[Message, ...]:
+    def _messages(self, value: object) -> list[Message]:
         """Text is one message."""
         name = self.problem_field
         if value is ABSENT or value is None:
@@ -67,7 +67,7 @@ class RowReader:
             raise RowError(f"{name} is of type {type(value).__name__}, not text")
         if not value.strip():
             raise RowError(f"{name} is empty")
-        return (Message(role="user", content=value),)
+        return [Message(role="user", content=value)]
 
     def _choose_id(self, row: Row) -> str:
         """The row's own id, or stem and row number; the row number is added to one that is
@@ -78,7 +78,6 @@ class RowReader:
         problem_id = str(given) if usable else f"{self.stem}-{row.number}"
         while problem_id in self._taken_ids:
             problem_id = f"{problem_id}-{row.number}"
-        self._taken_ids.add(problem_id)
         return problem_id
 
 
@@ -131,32 +130,23 @@ def choose_fields(
     return chosen
 
 
-def _read_messages(value: list[object], field: str) -> tuple[Message, ...]:
-    """At least one; the last is the user's, and only the first can be the system's.
-
-    field: what errors call them. Errors: `RowError`.
-    """
-    messages = [_read_message(item, f"{field}[{number}]") for number, item in enumerate(value)]
-    if not messages:
-        raise RowError(f"{field} is an empty list of messages")
-    if messages[-1].role != "user":
-        raise RowError(f"{field} ends with a message of role {messages[-1].role}, not user")
-    if any(message.role == "system" for message in messages[1:]):
-        raise RowError(f"{field} has a system message that is not the first")
-    return tuple(messages)
-
-
-def _read_message(item: object, where: str) -> Message:
-    if not isinstance(item, Mapping):
-        raise RowError(f"{where} is of type {type(item).__name__}, not a message")
-    role, content = item.get("role"), item.get("content")
-    if role not in _ROLES:
-        raise RowError(f"{where} has role {role!r}; there are {', '.join(_ROLES)}")
-    if not isinstance(content, str):
-        raise RowError(f"the content of {where} is of type {type(content).__name__}, not text")
-    if not content.strip():
-        raise RowError(f"the content of {where} is empty")
-    return Message(role=role, content=content)
+def _read_messages(value: list[object], field: str) -> list[Message]:
+    """field: what errors call them. Errors: `RowError` for what is no chat that a user ends."""
+    messages = [
+        Message(item["role"], item["content"])
+        for item in value
+        if isinstance(item, Mapping)
+        and item.get("role") in _ROLES
+        and isinstance(item.get("content"), str)
+        and item["content"].strip()
+    ]
+    roles = [message.role for message in messages]
+    if len(roles) < len(value) or roles[-1:] != ["user"] or "system" in roles[1:]:
+        raise RowError(
+            f"{field} is not a chat: write messages with role ({', '.join(_ROLES)}) and content "
+            "(text), a system message first if at all, the user's last"
+        )
+    return messages
 
 
 def _other_columns(row: Row, problem_field: str) -> dict[str, Any]:
@@ -171,11 +161,9 @@ def _other_columns(row: Row, problem_field: str) -> dict[str, Any]:
     return columns
 
 
-def _check_unicode(texts: Mapping[str, object]) -> None:
+def _check_unicode(text: str) -> None:
     """Errors: `RowError` for text that JSON can write (`\\ud83d` alone), but no tokenizer takes."""
-    for name, text in texts.items():
-        try:
-            if isinstance(text, str):
-                text.encode("utf-8")
-        except UnicodeEncodeError:
-            raise RowError(f"{name} is not valid Unicode: half of a surrogate pair") from None
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise RowError("a text is not valid Unicode: half of a surrogate pair") from None

@@ -25,8 +25,8 @@ class Row:
 def read_rows(source: str, *, split: str, subset: str | None, section: str = "data.") -> list[Row]:
     """All rows of a source; blank lines of a JSONL file are not rows.
 
-    section: what stands before a key's name in errors. Raises UserError when there is no such
-    source, it is of another kind, or has no such split.
+    section: the prefix of keys in errors. Errors: `UserError` for a source that is missing, cannot
+    be read, or has no such split.
     """
     path = Path(source)
     check_source(source)
@@ -56,21 +56,6 @@ def check_source(source: str) -> None:
         raise UserError(f"data: there is no file {source}")
     else:
         check_cached("datasets", source, "data")
-
-
-def has_split(source: str, split: str, subset: str | None, section: str = "data.") -> bool:
-    """Whether a saved or Hugging Face data set has a split of that name; files have none."""
-    path = Path(source)
-    if path.is_dir():
-        return split in _saved_splits(path)
-    if path.exists():
-        return False
-    import datasets
-
-    try:
-        return split in datasets.get_dataset_split_names(source, subset)
-    except Exception as error:  # of whichever network or format library was at work
-        raise _hub_error(source, subset, section, error) from error
 
 
 def _read_jsonl(path: Path) -> list[Row]:
@@ -128,11 +113,6 @@ def _open_saved(path: Path, split: str, section: str) -> Any:
             f"{section}split: {path} has no split {split!r}; it has {', '.join(loaded)}"
         )
     return loaded[split]
-
-
-def _saved_splits(path: Path) -> list[str]:
-    index = path / "dataset_dict.json"
-    return json.loads(index.read_text())["splits"] if index.is_file() else []
 
 
 def _open_hub(source: str, split: str, subset: str | None, section: str) -> Any:

@@ -31,14 +31,16 @@ _SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredResponse(Sample):
-    """log_probs: where the method asks for them. advantage: what the response counts."""
+    """A response chosen before the run. advantage: its weight in the loss; log_probs: only where
+    the method asks for them.
+    """
 
     advantage: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredResponses(Sequence[StoredResponse]):
-    """A file of them, in its order; manifest: what it was made of. num_prompt_tokens,
+    """The responses of a file, in its order. manifest: what they were made of; num_prompt_tokens,
     num_response_tokens: of each row.
     """
 
@@ -73,7 +75,7 @@ class StoredResponses(Sequence[StoredResponse]):
 def write_stored_responses(
     path: Path, rows: Sequence[StoredResponse], manifest: Mapping[str, Any]
 ) -> None:
-    """Whole or not at all. manifest: JSON values. Errors: `UserError` without a row."""
+    """Write the file whole or not at all. manifest: JSON. Errors: `UserError` without a row."""
     if not rows:
         raise UserError(f"{path}: no response was chosen, so there is nothing to write")
     columns = {
@@ -89,8 +91,9 @@ def write_stored_responses(
 
 
 def read_stored_responses(path: Path) -> StoredResponses:
-    """Errors: `UserError` for a file of another kind, one without rows, and one whose responses are
-    empty or have another number of log-probs than tokens.
+    """Read a file of `write_stored_responses`, whose rows are taken as they are.
+
+    Errors: `UserError` for a file of another kind, and for one without rows.
     """
     how = "make it with `megatron-opsft data`"
     try:
@@ -102,20 +105,9 @@ def read_stored_responses(path: Path) -> StoredResponses:
         raise UserError(f"data.responses={path} cannot be read ({reason}); {how}") from None
     if not table.num_rows:
         raise UserError(f"data.responses={path} has no responses; {how}")
-    prompts, responses, scores = (
-        pc.list_value_length(table[name]).to_pylist()
-        for name in ("prompt_ids", "response_ids", "log_probs")
+    prompts, responses = (
+        pc.list_value_length(table[name]).to_pylist() for name in ("prompt_ids", "response_ids")
     )
-    for row, (prompt, response, scored) in enumerate(
-        zip(prompts, responses, scores, strict=True), start=1
-    ):
-        if not (prompt and response):
-            raise UserError(f"data.responses={path}, row {row}: no prompt or no response")
-        if scored not in (None, response):
-            raise UserError(
-                f"data.responses={path}, row {row}: {scored} log-probs of {response} response "
-                "tokens"
-            )
     return StoredResponses(
         manifest=manifest, table=table, num_prompt_tokens=prompts, num_response_tokens=responses
     )

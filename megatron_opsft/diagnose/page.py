@@ -20,7 +20,7 @@ from markupsafe import Markup
 
 from megatron_opsft.report import page
 from megatron_opsft.report.plot import Series, bars, percent, plot
-from megatron_opsft.report.table import markdown
+from megatron_opsft.report.table import aligned
 from megatron_opsft.report.tables import Section, Table
 from megatron_opsft.runtime.durable import json_lines
 
@@ -58,7 +58,7 @@ def write_page(directory: Path, original: str, efficient: str) -> str:
         for kind, count, mean, total in kinds.itertuples()
     ]
     plots = [
-        bars("Sum of D", [(w, d, f"{d:.3g} ({n})") for w, d, n in words.itertuples(index=False)]),
+        bars("Sum of D", [(w, d, f"{d:.2g} ({n})") for w, d, n in words.itertuples(index=False)]),
         plot("Mean D along a response", [along], x="share before the token", from_zero=True),
     ]
     told = f"{len(kl):,} tokens of {len(responses):,} responses, D_t {kl.mean():.4f} nats on "
@@ -70,12 +70,12 @@ def write_page(directory: Path, original: str, efficient: str) -> str:
         f"responses: {told}. Below, the responses with the largest: full colour is {full:.3g}, "
         "which one token in a hundred exceeds; point at a token or tap it for its number."
     )
-    plots += [_shaded(response, max(full, 1e-12)) for response in shown]
+    shaded = [_shaded(response, max(full, 1e-12)) for response in shown]
     title = f"{original} against {efficient}"
     table = Table(caption="D_t by kind of token", headings=headings, rows=lines)
-    section = Section(title="By kind and by token", text="", table=table, plots=plots)
+    section = Section(title="By kind and by token", text="", table=table, plots=[*plots, *shaded])
     page.write_page(directory / PAGE, [], title=title, text=text, sections=[section])
-    return f"{title}: {told}\n\n{markdown(headings, lines)}"
+    return f"{title}: {told}\n\n{aligned(headings, lines)}\n"
 
 
 def _rows_of(response: dict[str, Any]) -> Iterator[tuple[float, str, str, float]]:
@@ -83,7 +83,7 @@ def _rows_of(response: dict[str, Any]) -> Iterator[tuple[float, str, str, float]
     tokens, count = response["tokens"], len(response["tokens"])
     for place, (token, kind) in enumerate(zip(tokens, kinds_of(tokens), strict=True)):
         share = place * _BINS // count / _BINS
-        yield response["kl"][place], kind, repr(token.strip(" ")), share
+        yield response["kl"][place], kind, repr(token.strip(" ") or token), share
 
 
 def kinds_of(tokens: Sequence[str]) -> list[str]:

@@ -7,6 +7,7 @@ from pydantic import Field
 
 from megatron_opsft.command_line import Command, group, reference_table
 from megatron_opsft.config_section import Section
+from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.settings import EvalSettings, check_settings, load_settings
 from megatron_opsft.runtime.console import printable
 from megatron_opsft.runtime.libraries import loading_libraries
@@ -65,10 +66,20 @@ class Compare(Command):
     )
 
     def run(self) -> None:
-        """Write table and figures."""
-        from megatron_opsft.evaluate.comparison import compare_directories
+        """Write table and figures. Errors: `UserError` for a directory without results, where
+        nothing can be compared, and where --out has a table already or is a file.
+        """
+        from megatron_opsft.evaluate.comparison import compare
+        from megatron_opsft.evaluate.results import read_results
 
-        print(printable(compare_directories(self.results, self.out, self.baseline)), end="")
+        results = [read_results(path) for path in self.results]
+        if self.out.is_file() or (self.out / "table.md").exists():
+            raise UserError(
+                f"--out {self.out} holds a table.md already, or is a file; name another one"
+            )
+        comparison = compare(results, baseline=self.baseline)
+        comparison.write(self.out, [p if p.is_dir() else p.parent for p in self.results])
+        print(printable(comparison.text()), end="")
         print(f"table and figures: {self.out}")
 
 

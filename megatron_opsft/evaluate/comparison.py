@@ -6,7 +6,7 @@ overall values, which are over each one's own set.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from megatron_opsft.errors import UserError
@@ -77,48 +77,24 @@ def compare(results: Sequence[Results], *, baseline: str | None = None) -> Compa
         raise UserError(f"the results share no benchmark, so nothing can be compared: {sets}")
     same_sets = all(len(result.benchmarks) == len(shared) for result in results)
     blocks = [*shared, OVERALL] if same_sets else shared
-    rows: dict[str, TableRow] = {}
-    for result in results:
-        label, number = result.model, 1
-        while label in rows:
-            number += 1
-            label = f"{result.model} ({number})"
-        rows[label] = _row(label, result, blocks)
-    if baseline is not None and baseline not in rows:
-        raise UserError(f"baseline {baseline}: there are {', '.join(rows)}")
-    reference = results[0].baseline
+    by_label: dict[str, Results] = {}
+    for place, result in enumerate(results):
+        same = sum(other.model == result.model for other in results[:place])
+        by_label[f"{result.model} ({same + 1})" if same else result.model] = result
+    if baseline is not None and baseline not in by_label:
+        raise UserError(f"baseline {baseline}: there are {', '.join(by_label)}")
+    base, reference = None, results[0].baseline
     if len(results) > 1 or baseline is not None:
         reference = baseline or results[0].model
-        rows = {label: _with_ratio(row, rows[reference]) for label, row in rows.items()}
+        base = by_label[reference]
     sizes = {name: _size(results, name) for name in shared}
-    by_label = dict(zip(rows, results, strict=True))
     return Comparison(
-        rows=tuple(rows.values()),
+        rows=tuple(_row(label, result, blocks, base) for label, result in by_label.items()),
         blocks=tuple(shared if len(shared) == 1 else blocks),
         sizes=sizes,
         legend=_legend(results, sizes, reference, has_overall=same_sets and len(shared) > 1),
         notes=(*_left_out(by_label, shared), *_differing_settings(by_label, shared)),
     )
-
-
-def compare_directories(directories: Sequence[Path], out: Path, baseline: str | None) -> str:
-    """One table and page of several results, and the settings in which they differ; returns the
-    table for a terminal. Errors: `UserError` for a directory without results, when nothing can be
-    compared, and where `out` has a table already or is a file.
-    """
-    results = [read_results(directory) for directory in directories]
-    if out.is_file() or (out / "table.md").exists():
-        raise UserError(f"--out {out} holds a table.md already, or is a file; name another one")
-    comparison = compare(results, baseline=baseline)
-    comparison.write(out, [d if d.is_dir() else d.parent for d in directories])
-    return comparison.text()
-
-
-def table_of(directory: Path) -> str:
-    """The table of one evaluation and its baseline, for a terminal. Errors: `UserError` without an
-    evaluation.
-    """
-    return compare([read_results(path) for path in with_baselines([directory])]).text().rstrip()
 
 
 def with_baselines(directories: Sequence[Path]) -> list[Path]:
@@ -127,45 +103,31 @@ def with_baselines(directories: Sequence[Path]) -> list[Path]:
     """
     found: dict[Path, Path] = {}
     for directory in directories:
-        places = [directory / "baseline"]
-        manifest = EvaluationDirectory(directory).read_manifest() or {}
-        if given := manifest.get("settings", {}).get("baseline"):
-            places.insert(0, Path(given).expanduser())
-        if read_results(directory).baseline is None:
-            places = []
-        places = [place for place in places if (place / "results.json").is_file()][:1]
-        for place in (*places, directory):
-            found.setdefault(place.resolve(), place)
+        if read_results(directory).baseline is not None:
+            manifest = EvaluationDirectory(directory).read_manifest() or {}
+            given = manifest.get("settings", {}).get("baseline") or directory / "baseline"
+            places = (Path(given).expanduser(), directory / "baseline")
+            for place in [p for p in places if (p / "results.json").is_file()][:1]:
+                found.setdefault(place.resolve(), place)
+        found.setdefault(directory.resolve(), directory)
     return list(found.values())
 
 
-def _row(label: str, result: Results, names: Sequence[str]) -> TableRow:
-    blocks = {
-        name: result.overall if name == OVERALL else result.benchmarks[name] for name in names
-    }
-    return TableRow(
-        label=label,
-        blocks={name: block.metrics for name, block in blocks.items()},
-        budgets={
-            name: [(at.budget, at.metrics) for at in block.budgets]
-            for name, block in blocks.items()
-        },
-    )
-
-
-def _with_ratio(row: TableRow, base: TableRow) -> TableRow:
-    """The row with CR against `base`; with its interval where the result was evaluated against
-    these same samples.
+def _row(label: str, result: Results, names: Sequence[str], base: Results | None) -> TableRow:
+    """With CR against `base`; with its interval where the result was evaluated against these same
+    samples.
     """
-    blocks = {}
-    for name, metrics in row.blocks.items():
-        tokens = metrics["mean_tokens"].value
-        ratio = Estimate(value=tokens / base.blocks[name]["mean_tokens"].value)
-        stored = metrics.get(_RATIO)
-        if stored is not None and math.isclose(stored.value, ratio.value, rel_tol=1e-6):
-            ratio = stored
-        blocks[name] = {**metrics, _RATIO: ratio}
-    return replace(row, blocks=blocks)
+    blocks, budgets = {}, {}
+    for name in names:
+        block = result.block(name)
+        blocks[name] = dict(block.metrics)
+        budgets[name] = [(at.budget, at.metrics) for at in block.budgets]
+        if base is not None:
+            tokens, before = (b.metrics["mean_tokens"].value for b in (block, base.block(name)))
+            stored = block.metrics.get(_RATIO)
+            if stored is None or not math.isclose(stored.value, tokens / before, rel_tol=1e-6):
+                blocks[name][_RATIO] = Estimate(value=tokens / before)
+    return TableRow(label=label, blocks=blocks, budgets=budgets)
 
 
 def _size(results: Sequence[Results], name: str) -> str:

@@ -89,19 +89,16 @@ class HeldOut:
     ) -> tuple[ShownResponse, ...]:
         """The first response to each of the first problems, from whichever rank has it."""
         problems = {problem.id: problem for problem in self.problems[:number]}
-        mine = [
-            (
-                problem.id,
-                ShownResponse(
-                    problem=problem.text,
-                    gold=problem.answer,
-                    response=rollout.text,
-                    num_tokens=len(rollout.response_ids),
-                    outcome=verdict.outcome.value,
-                ),
+        mine = {
+            rollout.problem_id: ShownResponse(
+                problem=problems[rollout.problem_id].text,
+                gold=problems[rollout.problem_id].answer,
+                response=rollout.text,
+                num_tokens=len(rollout.response_ids),
+                outcome=verdict.outcome.value,
             )
             for rollout, verdict in zip(rollouts, verdicts, strict=True)
-            if rollout.sample_index == 0 and (problem := problems.get(rollout.problem_id))
-        ]
-        found = dict(gather_from_all(mine))
+            if rollout.sample_index == 0 and rollout.problem_id in problems
+        }
+        found = dict(gather_from_all(list(mine.items())))
         return tuple(found[key] for key in problems if key in found)

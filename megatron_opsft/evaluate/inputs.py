@@ -22,7 +22,6 @@ from megatron_opsft.errors import PromptError, UserError
 from megatron_opsft.evaluate.benchmarks import Benchmark, load_benchmarks
 from megatron_opsft.evaluate.deer import Deer
 from megatron_opsft.evaluate.settings import EvalSettings
-from megatron_opsft.rollout.engine import SamplingSettings
 from megatron_opsft.rollout.limits import engine_traits
 from megatron_opsft.runtime.device import Device
 from megatron_opsft.runtime.libraries import installed_versions
@@ -45,11 +44,6 @@ class EvalModel:
     end_tokens: tuple[int, ...]
     table: WeightTable
 
-    @property
-    def max_positions(self) -> int:
-        """The longest prompt and response together."""
-        return self.table.shape.max_position_embeddings
-
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """(HF name, whole tensor on the CPU in the files' dtype), in the order of the table."""
         opened = open_weights(self.directory, self.table, check=False)
@@ -60,10 +54,14 @@ class EvalModel:
         """JSON of all that decides a sample: weights, what config.json makes of them, tokenizer,
         end tokens. Reads every weight.
         """
+        file = self.directory / "tokenizer.json"
+        vocabulary = sorted(self.tokenizer.get_vocab().items())
+        tokenizer = file.read_bytes() if file.is_file() else repr(vocabulary).encode()
+        template = str(self.tokenizer.chat_template).encode()
         return {
             "model_sha256": self.weights_sha256(),
             "shape": asdict(self.table.shape),
-            "tokenizer_sha256": self.tokenizer_sha256(),
+            "tokenizer_sha256": hashlib.sha256(tokenizer + template).hexdigest(),
             "end_tokens": sorted(self.end_tokens),
         }
 
@@ -73,17 +71,6 @@ class EvalModel:
             digest = hashlib.sha256()
             for line in pool.map(_describe, self.tensors()):
                 digest.update(line.encode())
-        return digest.hexdigest()
-
-    def tokenizer_sha256(self) -> str:
-        """Hash of the vocabulary with its merges and of the chat template."""
-        digest = hashlib.sha256()
-        file = self.directory / "tokenizer.json"
-        if file.is_file():
-            digest.update(file.read_bytes())
-        else:
-            digest.update(repr(sorted(self.tokenizer.get_vocab().items())).encode())
-        digest.update(str(self.tokenizer.chat_template).encode())
         return digest.hexdigest()
 
 
@@ -112,15 +99,6 @@ class Inputs:
             return ()
         return tuple(sorted(set(self.settings.budgets))) or default_budgets(self.max_tokens)
 
-    @property
-    def sampling(self) -> SamplingSettings:
-        return SamplingSettings(
-            temperature=self.settings.temperature,
-            top_p=self.settings.top_p,
-            max_response_tokens=self.max_tokens,
-            end_token_ids=self.model.end_tokens,
-        )
-
     def comparable_settings(self) -> dict[str, Any]:
         """JSON of whatever two results may differ in, apart from model and size of benchmarks."""
         settings, versions = self.settings, installed_versions()
@@ -144,8 +122,6 @@ class Inputs:
         whole model for its hash: rank 0 alone calls it.
         """
         return {
-            "model": self.model.name,
-            "model_path": str(self.model.directory),
             "identity": self.comparable_settings() | self.model.identity(),
             "settings": self.settings.model_dump(mode="json"),
             "versions": installed_versions(),
@@ -238,12 +214,12 @@ def _encode(
 def _max_tokens(wanted: int | None, model: EvalModel, prompts: dict[str, tuple[int, ...]]) -> int:
     """The limit of a response: what was asked for, else as much of the paper's as fits."""
     longest = max(prompts, key=lambda key: len(prompts[key]))
-    num_tokens = len(prompts[longest])
-    left = model.max_positions - num_tokens
+    num_tokens, positions = len(prompts[longest]), model.table.shape.max_position_embeddings
+    left = positions - num_tokens
     if left < (wanted or 1):
         fix = f"set max_tokens={left} or less" if left > 0 else "leave that problem out"
         raise UserError(
-            f"{model.name} has {model.max_positions} positions (max_position_embeddings), and "
+            f"{model.name} has {positions} positions (max_position_embeddings), and "
             f"problem {longest} takes {num_tokens} of them: no room for "
             f"{wanted or 1} response tokens; {fix}"
         )

@@ -7,16 +7,13 @@ can differ by (sampling, template, data hash, engine version), but not the model
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
-from megatron_opsft.data.choices import PassRate
 from megatron_opsft.errors import UserError
-from megatron_opsft.evaluate.benchmarks import SampleFiles, StoredSample, ordered
+from megatron_opsft.evaluate.benchmarks import StoredSample, ordered
 from megatron_opsft.evaluate.metrics import (
     LEVEL,
     NUM_RESAMPLES,
@@ -29,8 +26,7 @@ from megatron_opsft.evaluate.metrics import (
     measure,
     measure_at,
 )
-from megatron_opsft.report.table import Estimate
-from megatron_opsft.runtime.durable import write_text
+from megatron_opsft.report.table import OVERALL, Estimate
 
 _Draws = dict[str, Floats]  # metric -> [1 + R]
 _Limited = dict[int | None, _Draws]  # token budget, None for the samples as they are -> draws
@@ -89,6 +85,10 @@ class Results(_Record):
     }
     benchmarks: dict[str, BenchmarkResults] = Field(min_length=1)
     overall: BlockResults
+
+    def block(self, name: str) -> BlockResults:
+        """Of a benchmark, or OVERALL."""
+        return self.overall if name == OVERALL else self.benchmarks[name]
 
 
 def build_results(
@@ -154,11 +154,6 @@ def to_json(results: Results) -> str:
     return json.dumps(tree, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def write_results(directory: Path, results: Results) -> None:
-    """Write results.json whole or not at all."""
-    write_text(directory / "results.json", to_json(results))
-
-
 def read_results(path: Path) -> Results:
     """results.json; `UserError` with file and field where it is none, damaged or of other make."""
     path = Path(path)
@@ -172,26 +167,3 @@ def read_results(path: Path) -> Results:
         first = error.errors(include_url=False)[0]
         field = ".".join(map(str, first["loc"])) or "results"
         raise UserError(f"{path}: {field}: {first['msg']}") from None
-
-
-def read_pass_rates(directory: Path) -> dict[str, PassRate]:
-    """How often each problem of a finished evaluation was solved, by its id. Errors: `UserError`,
-    also where two benchmarks have different problems of one id.
-    """
-    try:
-        benchmarks = read_results(directory).benchmarks
-    except UserError as error:
-        raise UserError(f"data.pass_rate_from={directory}: {error}") from None
-    rates: dict[str, PassRate] = {}
-    for benchmark in benchmarks:
-        stored = SampleFiles(directory).read(benchmark)
-        for problem_id, found in groupby(stored, key=attrgetter("problem_id")):
-            samples = list(found)
-            if problem_id in rates:
-                raise UserError(
-                    f"data.pass_rate_from={directory}: two of its benchmarks have a problem "
-                    f"with the id {problem_id}; give each problem its own id"
-                )
-            rate = sum(sample.correct for sample in samples) / len(samples)
-            rates[problem_id] = PassRate(rate=rate, gold=samples[-1].gold)
-    return rates

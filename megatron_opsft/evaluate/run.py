@@ -23,15 +23,16 @@ from megatron_opsft.evaluate.results import (
     Results,
     build_results,
     read_results,
-    write_results,
+    to_json,
 )
 from megatron_opsft.evaluate.settings import EvalSettings, EvaluationDirectory
-from megatron_opsft.evaluate.work import Scorer, WorkQueue, missing_requests, read_tally
+from megatron_opsft.evaluate.work import COUNTED, Scorer, WorkQueue, missing_requests
 from megatron_opsft.records import Rollout
-from megatron_opsft.rollout.engine import EngineSettings, RolloutEngine
+from megatron_opsft.rollout.engine import EngineSettings, RolloutEngine, SamplingSettings
 from megatron_opsft.rollout.open_engine import build_engine
 from megatron_opsft.runtime.device import select_device
 from megatron_opsft.runtime.diagnosis import Limits
+from megatron_opsft.runtime.durable import write_text
 from megatron_opsft.runtime.job import Job, join_job, leave_job
 from megatron_opsft.runtime.phase import enter_phase
 from megatron_opsft.runtime.progress import Progress
@@ -116,14 +117,13 @@ def _sample(
     engine.load_weights(inputs.model.tensors(), version=0)
     engine.tokenizer = inputs.model.tokenizer
     if job.is_main:
-        log.info(
-            "%s: %d samples by %d engines", inputs.model.name, len(missing), engine.share.count
-        )
+        told = (inputs.model.name, len(missing), engine.share.count)
+        log.info("%s: %d samples are missing; engines: %d", *told)
     queue = WorkQueue(name, missing, job, engine.share)
     start = time.monotonic()
 
     def read() -> tuple[int, str]:
-        new, correct, tokens = read_tally(job, name)
+        new, correct, tokens = (job.add(f"{name}/{what}", 0) for what in COUNTED)
         share = (num_correct + correct) / max(len(done) + new, 1)
         rate = tokens / (time.monotonic() - start)
         return len(done) + new, f"accuracy {100 * share:.1f} %, {rate:,.0f} tokens/s"
@@ -164,6 +164,7 @@ def _open(models: Sequence[Inputs], job: Job) -> RolloutEngine:
     inputs = models[0]
     settings, model = inputs.settings, inputs.model
     longest = max(len(ids) for each in models for ids in each.prompts.values())
+    positions = model.table.shape.max_position_embeddings
     return build_engine(
         settings.engine,
         EngineSettings(
@@ -171,7 +172,7 @@ def _open(models: Sequence[Inputs], job: Job) -> RolloutEngine:
             dtype=inputs.dtype,
             is_cuda=inputs.device.is_cuda,
             tp=settings.tp,
-            max_tokens=min(longest + inputs.max_tokens, model.max_positions),
+            max_tokens=min(longest + inputs.max_tokens, positions),
             batch_size=inputs.batch_size,
             gpu_memory_fraction=settings.gpu_memory_fraction,
             kv_cache_bytes=None,
@@ -193,12 +194,19 @@ def _finished(
     """Rollouts and what each cost beyond its tokens, by the method of the settings; empty lists in
     between.
     """
-    if inputs.settings.method == "deer":
-        deer = Deer(inputs.settings.deer, inputs.model.tokenizer)
+    settings = inputs.settings
+    sampling = SamplingSettings(
+        temperature=settings.temperature,
+        top_p=settings.top_p,
+        max_response_tokens=inputs.max_tokens,
+        end_token_ids=inputs.model.end_tokens,
+    )
+    if settings.method == "deer":
+        deer = Deer(settings.deer, inputs.model.tokenizer)
         while requests := queue.take(inputs.batch_size):
-            yield deer.generate(engine, requests, inputs.sampling)
+            yield deer.generate(engine, requests, sampling)
     else:
-        for rollouts in engine.stream(queue.take, inputs.sampling):
+        for rollouts in engine.stream(queue.take, sampling):
             yield [(rollout, 0) for rollout in rollouts]
 
 
@@ -208,7 +216,7 @@ def _write_outputs(models: Sequence[Inputs]) -> str:
     found = {} if earlier is None else {earlier: read_results(earlier)}
     for inputs in reversed(models):  # a baseline first
         results = _results(inputs, next(iter(found.items()), None))
-        write_results(inputs.settings.out, results)
+        write_text(inputs.settings.out / "results.json", to_json(results))
         found[inputs.settings.out] = results
     comparison = compare(list(found.values()))
     comparison.write(models[0].settings.out, list(found))

@@ -125,7 +125,7 @@ class EvalSettings(Section):
     )
     judge: JudgeName = Field(
         "math",
-        description="Who judges an answer: math, choice (A to E), exact, or a function of your own, package.module:function (docs/data.md).",
+        description="Who judges an answer: math, or a function of your own, package.module:function (docs/data.md).",
     )
     verify_timeout: float = Field(30.0, gt=0, description="Seconds for the verdict of a response.")
 

@@ -51,14 +51,9 @@ def missing_requests(
     return requests
 
 
-_COUNTED = ("done", "correct", "tokens")  # "done" first: none is read without its tokens
-
-
-def read_tally(job: Job, name: str) -> list[int]:
-    """What all ranks' scorers of this name stored since this start: samples, correct ones among
-    them, and tokens; all only grow.
-    """
-    return [job.add(f"{name}/{what}", 0) for what in _COUNTED]
+# Counters of the job, below a name: what all ranks' scorers of that name stored since this start.
+# Samples first: none is read without its tokens.
+COUNTED = ("done", "correct", "tokens")
 
 
 class WorkQueue:
@@ -110,7 +105,7 @@ class Scorer:
         job: Job,
         name: str,
     ) -> None:
-        """name: of the job's counters of what was stored, see `read_tally`."""
+        """name: of the job's counters of what was stored, see `COUNTED`."""
         self._verifier, self._files, self._job, self._name = verifier, files, job, name
         self._problems = {b.key(p.id): p for b in benchmarks for p in b.problems}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="scorer")
@@ -165,5 +160,5 @@ class Scorer:
         num_correct = sum(verdict.outcome is Outcome.CORRECT for verdict in verdicts)
         num_tokens = sum(len(rollout.response_ids) + extra for rollout, extra in batch)
         stored = (len(batch), num_correct, num_tokens)
-        for what, number in reversed([*zip(_COUNTED, stored, strict=True)]):
+        for what, number in reversed([*zip(COUNTED, stored, strict=True)]):
             self._job.add(f"{self._name}/{what}", number)

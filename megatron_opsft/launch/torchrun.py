@@ -11,7 +11,7 @@ import signal
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
 import psutil
@@ -98,12 +98,7 @@ class Torchrun:
         self._handlers = {s: signal.signal(s, self._pass_on) for s in heard_signals()}
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._ended.set()
         for number, handler in self._handlers.items():
             signal.signal(number, handler)

@@ -200,28 +200,30 @@ class _Gradient:
         taught: "_Taught | None",
     ) -> Tensor:
         """The gradient of a chunk's logits; lse_C: over the whole vocabulary, float32; logits_CV:
-        of this rank's rows, overwritten as the teacher's are.
+        of this rank's rows, undefined afterwards as the teacher's are.
         """
         # A CPU's GEMMs convert to float32 anyway.
         dtype = self.hidden_TH.dtype if self.hidden_TH.is_cuda else torch.float32
         temperature = self._head.temperature
         if temperature != 1.0:
             weights_C = weights_C / temperature
+        found: Tensor
         if taught is None:
-            found: Tensor = self._ops.loss_gradient_(logits_CV, labels_C, lse_C, weights_C, dtype)
-            return found
-        return logit_chunks.distillation_gradient_(
-            logits_CV,
-            taught.logits_CV,
-            labels_C,
-            lse_C,
-            taught.lse_C,
-            taught.divergence_C,
-            weights_C,
-            taught.weights_C / temperature,
-            dtype,
-            forward=taught.forward,
-        )
+            found = self._ops.loss_gradient_(logits_CV, labels_C, lse_C, weights_C, dtype)
+        else:
+            found = self._ops.distillation_gradient_(
+                logits_CV,
+                taught.logits_CV,
+                labels_C,
+                lse_C,
+                taught.lse_C,
+                taught.divergence_C,
+                weights_C,
+                taught.weights_C / temperature,
+                dtype,
+                forward=taught.forward,
+            )
+        return found
 
     def add(self, hidden_CH: Tensor, positions_C: Tensor, grad_CV: Tensor) -> None:
         """grad_CV: as `of_logits` gave it."""
@@ -250,9 +252,10 @@ def _compare(teacher: Teacher, part: slice, logits_CV: Tensor, lse_C: Tensor) ->
     head, hidden_CH = teacher.head, teacher.hidden_RH[part]
     teacher_CV = head.logits(hidden_CH)
     nowhere_C = torch.full_like(lse_C, -1, dtype=torch.int64)
-    own = operations(logits_CV.device).row_statistics(teacher_CV, nowhere_C)
+    ops = operations(logits_CV.device)
+    own = ops.row_statistics(teacher_CV, nowhere_C)
     teacher_lse_C = _over_ranks(own, head).lse_C.float()
-    divergence_C = logit_chunks.divergences(
+    divergence_C = ops.divergences(
         logits_CV, teacher_CV, lse_C.float(), teacher_lse_C, forward=teacher.forward
     )
     if head.group.size() > 1:
@@ -267,8 +270,8 @@ def _compare(teacher: Teacher, part: slice, logits_CV: Tensor, lse_C: Tensor) ->
 
 
 def operations(device: torch.device) -> ModuleType:
-    """Where `row_statistics` and `loss_gradient_` are: in `logit_kernels` on a CUDA device where
-    Triton can be imported, in `logit_chunks` elsewhere.
+    """Whose operations on a chunk of logits are used: `logit_kernels` on a CUDA device where Triton
+    can be imported, `logit_chunks` elsewhere.
     """
     if device.type == "cuda":
         try:

@@ -1,8 +1,8 @@
 """What the loss needs of a chunk of logits, in two operations that read every logit once each, and
 two more for the divergence from a teacher's logits.
 
-The PyTorch version, used on CPUs; `logit_kernels` has the Triton version of `row_statistics` and
-`loss_gradient_`. None communicates: a rank's statistics are of its own columns.
+The PyTorch version, used on CPUs; `logit_kernels` has the Triton version. None communicates: a
+rank's statistics are of its own columns.
 
 Shapes: C response tokens of a chunk, V columns of the vocabulary (this tensor-parallel rank's), G
 of the C rows. C and V may be 0. Labels are int64 and count columns of the rank: one that is
@@ -123,8 +123,8 @@ def distillation_gradient_(
     """`loss_gradient_` with the weights, and teacher_weight_c times the gradient of the divergence:
     p (log p - log q - KL), or p - q if forward. No gradient reaches the teacher.
 
-    divergence_C: over all columns of all ranks. Overwrites the teacher's logits; rows of which both
-    weights are 0 are exact zeros.
+    divergence_C: over all columns of all ranks. The teacher's logits are undefined afterwards; rows
+    of which both weights are 0 are exact zeros.
     """
     for rows in _groups(logits_CV) if logits_CV.numel() else ():
         log_p_GV = logits_CV[rows] - lse_C[rows, None]

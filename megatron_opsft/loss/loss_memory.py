@@ -87,7 +87,7 @@ def fused_linear_bytes(
     model's dtype, its hidden states and their gradient), and the placeholder of the weight's
     gradient in the backward pass (which a CPU never touches). The gradient of the hidden states is
     there in both, and under sequence parallelism all ranks' hidden states. with_teacher: its hidden
-    states of the response tokens and its logits too, and what PyTorch's operations on both take.
+    states of the response tokens and its logits too, and on a CPU what operations on both take.
     """
     most = chunk_tokens or tokens_per_chunk(rows_per_rank, with_teacher=with_teacher)
     tokens = min(most, num_loss_tokens)
@@ -99,7 +99,6 @@ def fused_linear_bytes(
     if with_teacher:
         held += num_loss_tokens * (hidden_size * dtype_bytes + 8)
         chunk += 4 * tokens * rows_per_rank
-        chunk += 12 * min(2**24, tokens * rows_per_rank) * on_cuda
     if on_cuda:
         return held + max(chunk, rows_per_rank * hidden_size * dtype_bytes)
     # One after the other: a part of the logits once more, then converted factors and their product.

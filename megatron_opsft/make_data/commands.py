@@ -7,7 +7,6 @@ from typing import ClassVar
 from pydantic import Field
 
 from megatron_opsft.command_line import RunCommand
-from megatron_opsft.config import Config
 from megatron_opsft.config.load import load_config
 from megatron_opsft.errors import UserError
 from megatron_opsft.methods.catalog.fixed_data import StepEntropy, TokenSkip
@@ -26,32 +25,27 @@ class MakeData(RunCommand):
     limit: int | None = Field(None, ge=1, description="How many problems at most.")
 
     def run(self) -> None:
-        """Make them."""
+        """Make them. What needs no library is refused first: a method without fixed data, a scorer
+        without its package, and an output that is there.
+        """
         config = load_config(self.config, [f"method.name={self.method}", *self.keys])
-        check_data(config, self.out)
+        method, longest = config.method, config.rollout.max_response_tokens
+        if not method.has_fixed_data:
+            raise UserError(
+                f"method.name={method.name} samples while it trains and needs no data; these do: "
+                "crst, off_policy_sft, o1_pruner with method.form=fixed, step_entropy and tokenskip"
+            )
+        if isinstance(method, StepEntropy) and method.answer_tokens >= longest:
+            raise UserError(
+                f"method.answer_tokens={method.answer_tokens} leaves no room for thinking within "
+                f"rollout.max_response_tokens={longest}; lower it"
+            )
+        if isinstance(method, TokenSkip) and find_spec("llmlingua") is None:
+            raise UserError(
+                "data tokenskip needs the llmlingua package: pip install '.[tokenskip]'"
+            )
+        if self.out.exists():
+            raise UserError(f"--out {self.out} already exists; remove it, or name another file")
         from megatron_opsft.make_data.run import make_data
 
         make_data(config, self.out, self.limit)
-
-
-def check_data(config: Config, out: Path) -> None:
-    """What can be known before anything heavy is imported. Errors: `UserError` for a method without
-    fixed data, a scorer without its package, and an output that is there.
-    """
-    method = config.method
-    if not method.has_fixed_data:
-        raise UserError(
-            f"method.name={method.name} samples while it trains and needs no data; these do: crst, "
-            "off_policy_sft, o1_pruner with method.form=fixed, step_entropy and tokenskip"
-        )
-    if isinstance(method, StepEntropy) and (
-        method.answer_tokens >= config.rollout.max_response_tokens
-    ):
-        raise UserError(
-            f"method.answer_tokens={method.answer_tokens} leaves no room for thinking within "
-            f"rollout.max_response_tokens={config.rollout.max_response_tokens}; lower it"
-        )
-    if isinstance(method, TokenSkip) and find_spec("llmlingua") is None:
-        raise UserError("data tokenskip needs the llmlingua package: pip install '.[tokenskip]'")
-    if out.exists():
-        raise UserError(f"--out {out} already exists; remove it, or name another file")

@@ -145,12 +145,9 @@ def _write(config: Config, rows: Sequence[StoredResponse], num_problems: int, ou
         "model": config.model.path,
         "problems": config.data.name,
         "num_problems": num_problems,
-        "template": config.data.template,
-        "system_prompt": config.data.system_prompt,
+        **config.data.model_dump(include={"template", "system_prompt"}),
         "seed": config.run.seed,
-        "temperature": rollout.temperature,
-        "top_p": rollout.top_p,
-        "max_response_tokens": rollout.max_response_tokens,
+        **rollout.model_dump(include={"temperature", "top_p", "max_response_tokens"}),
         "samples": getattr(method, "samples", 1),
     }
     if isinstance(method, O1Pruner):

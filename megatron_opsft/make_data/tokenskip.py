@@ -22,6 +22,7 @@ from megatron_opsft.session import Session
 from megatron_opsft.step.judged_problems import JudgedProblems
 from megatron_opsft.storage.model_paths import resolve_model
 
+# Of the share of tokens to keep, one is drawn for each problem.
 RATIOS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5)
 Shorten = Callable[[str, float], str]  # a text to about a share of its tokens
 
@@ -30,7 +31,7 @@ def open_llmlingua(scorer: str, device: torch.device) -> Shorten:
     """LLMLingua-2 with the token classifier `scorer`. Errors: `UserError` for a model that is not
     there or that llmlingua does not load.
     """
-    from llmlingua import PromptCompressor  # an extra: `check_data` has looked for it
+    from llmlingua import PromptCompressor  # an extra: the command has looked for it
 
     try:
         compressor: Any = PromptCompressor(
@@ -46,11 +47,6 @@ def open_llmlingua(scorer: str, device: torch.device) -> Shorten:
     return lambda text, ratio: str(
         compressor.compress_prompt(text, rate=ratio)["compressed_prompt"]
     )
-
-
-def ratio_of(problem_id: str, seed: int) -> float:
-    """TokenSkip's share of tokens to keep, drawn once for each problem."""
-    return random.Random(f"tokenskip:{seed}:{problem_id}").choice(RATIOS)
 
 
 def split(
@@ -82,7 +78,8 @@ def tokenskip_rows(
     for index in range(s.layout.rank, len(right), s.layout.world_size):
         sample = right[index]
         texts = [encoder.tokenizer.decode([token]) for token in sample.response_ids]
-        ratio = settings.ratio or ratio_of(sample.problem_id, s.config.run.seed)
+        draw = random.Random(f"tokenskip:{s.config.run.seed}:{sample.problem_id}")
+        ratio = settings.ratio or draw.choice(RATIOS)
         told = f"{settings.delimiter}{ratio}{settings.delimiter}" if ratio < 1 else ""
         prompt = encoder.encode(problems[sample.problem_id], suffix=told)
         parts = split(sample.response_ids, texts, tokenize)

@@ -36,11 +36,6 @@ class DapoSettings(Section):
         1.0, ge=0, description="What a reward loses at the limit, by method.overlong_buffer."
     )
 
-    @property
-    def most_refills(self) -> int:
-        """As of `MethodSettings`."""
-        return self.max_refills
-
     def keeps(self, group: Group, rewards: Sequence[float]) -> bool:
         """Whether the rewards differ; every group where problems are not drawn again."""
         return not self.max_refills or min(rewards) < max(rewards)

@@ -85,17 +85,12 @@ Surrogate = Likelihood | TokenClip | SequenceClip | SquaredLogRatio | Distillati
 class Objective:
     """beta, kl: factor and estimator of the divergence from the reference model; temperature: all
     log-probabilities are those of softmax(logits / temperature).
-
-    reward_beta: factor of a divergence that is each token's reward instead, as k1; A_t is then of
-    the token, whitened over the tokens of the batch if `whitens_tokens` (`model.reference`).
     """
 
     surrogate: Surrogate = field(default_factory=Likelihood)
     beta: float = 0.0
     kl: KlEstimator = "k3"
     temperature: float = 1.0
-    reward_beta: float = 0.0
-    whitens_tokens: bool = False
 
     @property
     def is_weighted_likelihood(self) -> bool:
@@ -115,7 +110,7 @@ class Objective:
     @property
     def needs_reference(self) -> bool:
         """Whether a divergence from the reference model counts, so that every response does."""
-        return self.beta > 0 or self.reward_beta > 0
+        return self.beta > 0
 
     @property
     def clips(self) -> bool:

@@ -216,7 +216,7 @@ class MethodSettings(Section):
     @property
     def most_refills(self) -> int:
         """How often problems are drawn again, at most, in place of groups that are not kept."""
-        return 0
+        return getattr(self, "max_refills", 0)
 
     def keeps(self, group: Group, rewards: Sequence[float]) -> bool:
         """Whether to train on a group, by its own rewards, not shaped."""

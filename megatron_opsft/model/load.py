@@ -3,7 +3,6 @@
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.config import Config
@@ -60,8 +59,7 @@ def build_trainer(config: Config, model_dir: Path, device: Device, layout: Layou
         device=device,
         deterministic=config.run.deterministic,
     )
-    norm_names: Literal["te", "local"] = "te" if with_te else "local"
-    table = WeightTable(shape, norm_names, config.parallel.tp)
+    table = WeightTable(shape, "te" if with_te else "local", config.parallel.tp)
     objective = config.method.objective(config.rollout.temperature)
     loss = choose_cross_entropy(
         config.train.cross_entropy,

@@ -8,8 +8,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tabulate import tabulate
-
 from megatron_opsft.config import Config
 from megatron_opsft.config.load import load_config
 from megatron_opsft.errors import UserError
@@ -26,6 +24,7 @@ from megatron_opsft.preflight.run_directory import RunDir
 from megatron_opsft.report.page import write_page
 from megatron_opsft.report.plot import Series, plot
 from megatron_opsft.report.runs import change_of, read_json_lines
+from megatron_opsft.report.table import aligned
 from megatron_opsft.report.tables import Section, Table
 
 _WARM_UP_STEPS = 2  # the first ones compile, allocate, and stream the first weights
@@ -158,9 +157,7 @@ def report_scaling(
     if rows:
         section = _section(rows)
         table = section.table
-        align = ["right"] * len(table.headings)
-        lines = tabulate(table.rows, table.headings, disable_numparse=True, colalign=align)
-        say(f"{table.caption}\n\n{lines}")
+        say(f"{table.caption}\n\n{aligned(table.headings, table.rows, num_left=0)}")
         first, last = rows[0].measured, rows[-1].measured
         nodes = f"{rows[0].nodes} to {rows[-1].nodes} nodes"
         figures = [

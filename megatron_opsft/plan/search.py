@@ -14,6 +14,7 @@ from megatron_opsft.plan.job import Job, check_job
 
 _MAX_PIPELINE = 32
 _EQUALLY_FAST = 0.05  # steps that differ by less differ by less than a plan knows
+_RECOMPUTE = ("none", "selective", "full")
 _ALWAYS_SHOWN = ("parallel.tp", "parallel.pp", "train.recompute", "rollout.tp")
 
 Change = dict[str, Any]
@@ -56,11 +57,14 @@ def search_layouts(job: Job, num_steps: int) -> list[Plan]:
 
 
 def _num_measures(plan: Plan) -> int:
-    """How many ways of cutting the model and of saving memory a layout takes."""
+    """How many ways of cutting the model and of saving memory a layout takes; full recomputation
+    is two of them.
+    """
     parallel, config = plan.job.parallel, plan.job.config
     sizes = (parallel.tp, parallel.pp, parallel.cp, parallel.ep, config.rollout.tp)
-    saves = any(key.startswith("rollout.gpu_memory_fraction") for key in plan.overrides)
-    return sum(size > 1 for size in sizes) + (config.train.recompute != "none") + saves
+    recomputed = _RECOMPUTE.index(config.train.recompute)
+    lowered = any(key.startswith("rollout.gpu_memory_fraction") for key in plan.overrides)
+    return sum(size > 1 for size in sizes) + recomputed + lowered
 
 
 def _rank_of(plan: Plan) -> tuple[bool, float, int]:
@@ -102,7 +106,7 @@ def _layouts(job: Job) -> Iterator[Change]:
         [n for n in range(1, min(layers, _MAX_PIPELINE) + 1) if layers % n == 0],
         context_sizes,
         [2**n for n in range(most_experts.bit_length())],
-        ("none", "selective", "full"),
+        _RECOMPUTE,
         inside_node if job.engine.tensor_parallel else [1],
     ):
         yield {

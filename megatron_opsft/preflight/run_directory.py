@@ -14,7 +14,6 @@ from megatron_opsft.runtime.durable import (
     in_step_order,
     remove,
     rollout_files,
-    step_name,
     write_bytes,
     write_text,
 )
@@ -22,11 +21,10 @@ from megatron_opsft.runtime.owned_directory import OwnedDirectory
 from megatron_opsft.storage.replacing import check_out
 
 BEST = "best"  # the folder of the best Hugging Face models, one a step
-_FAILED, _FAILED_END = "failed_step_", ".json"
 
 
 class RunDir(OwnedDirectory):
-    """The files of one run: `names` and the batches of failed steps. Used by rank 0 alone."""
+    """The files of one run. Used by rank 0 alone."""
 
     kind = "run"
     option = "run.dir="
@@ -45,11 +43,6 @@ class RunDir(OwnedDirectory):
         "tensorboard",
         "wandb",
     )
-
-    def entries(self) -> list[Path]:
-        """The batches of failed steps first."""
-        failed = in_step_order(self.path.glob("*"), _FAILED, _FAILED_END)
-        return [*(path for _, path in failed), *super().entries()]
 
     def check_start(self, *, resume: bool, overwrite: bool) -> None:
         """Errors: as of `check`, and for a run that is neither continued nor replaced."""
@@ -102,10 +95,6 @@ class RunDir(OwnedDirectory):
         path.unlink(missing_ok=True)
         if bad_rows:
             write_text(path, "".join(json.dumps(asdict(row)) + "\n" for row in bad_rows))
-
-    def failed_batch(self, step: int) -> Path:
-        """Where the batch of a step is kept whose loss was not finite."""
-        return self.path / step_name(step, _FAILED, _FAILED_END)
 
 
 def _lines_until(path: Path, last_step: int) -> bytes:

@@ -1,14 +1,13 @@
-"""Pictures of a page as inline SVG: a run or model a colour, which the page's style gives.
+"""Where the pictures of a page have their lines, dots and numbers; its template draws them as SVG.
 
-Numbers are drawn in a box of 400 x 200 units; legends are HTML. A screen reader hears the title
-and where each series begins and ends.
+They stand in a box of 400 x 200 units, and a run or model has a colour, which the page's style
+gives. A screen reader hears the title and where each series begins and ends.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-
-from markupsafe import Markup
+from typing import Any
 
 Point = tuple[float, float]
 _LEFT, _RIGHT, _TOP, _BOTTOM = 48, 390, 12, 168
@@ -47,6 +46,23 @@ def tokens(value: float) -> str:
     return f"{value:,.1f}" if value < 1000 else f"{value:,.0f}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """said: to a screen reader. rows: (down, number) of the vertical axis; columns: (across,
+    number) of the horizontal one, which counts `x`. lines: as of `_line`; bars: (down, width,
+    label, text).
+    """
+
+    title: str
+    said: str
+    height: int = 200
+    x: str = ""
+    rows: Sequence[tuple[float, str]] = ()
+    columns: Sequence[tuple[float, str]] = ()
+    lines: Sequence[dict[str, Any]] = ()
+    bars: Sequence[tuple[int, float, str, str]] = ()
+
+
 def plot(
     title: str,
     series: Sequence[Series],
@@ -55,51 +71,40 @@ def plot(
     show: Callable[[float], str] = number,
     from_zero: bool = False,
     log_x: bool = False,
-) -> Markup:
-    """A figure. x: what the horizontal axis counts; show: of vertical values; `percent` does not
-    leave 0 to 100 %.
+) -> Figure:
+    """x: what the horizontal axis counts; show: of vertical values; `percent` does not leave 0 to
+    100 %.
     """
     series = [one for one in series if one.points]
     axes = _Axes(series, from_zero=from_zero, is_share=show is percent, log_x=log_x)
-    drawn = [*axes.grid(show), *(_drawn(one, axes, x, show) for one in series)]
-    drawn.append(Markup('<text x="390" y="197" text-anchor="end">{}</text>').format(x))
-    legend = Markup("").join(
-        Markup('<span class="c{} {}">{}</span>').format(one.place % 7, one.kind, one.label)
-        for one in series
-        if one.label
+    columns: list[tuple[float, str]] = []
+    free = -math.inf
+    for tick in axes.xs if log_x else _ticks(*axes.x, 6):
+        if (across := axes.across(tick)) > free:
+            free = across + 7 * len(number(tick)) + 8
+            columns.append((across, number(tick)))
+    return Figure(
+        title=title,
+        said="; ".join(_said(one, x, show) for one in series),
+        x=x,
+        rows=[(axes.down(y), show(y).replace(".0 %", " %")) for y in _ticks(*axes.y, 4)],
+        columns=columns,
+        lines=[_line(one, axes, x, show) for one in series],
     )
-    said = "; ".join(_said(one, x, show) for one in series)
-    return _figure(title, said, drawn, 200, Markup('<div class="legend">{}</div>').format(legend))
 
 
-def bars(title: str, rows: Sequence[tuple[str, float, str]]) -> Markup:
+def bars(title: str, rows: Sequence[tuple[str, float, str]]) -> Figure:
     """A horizontal bar a row of (label, value, text)."""
     unit = 190 / (max((value for _, value, _ in rows), default=0) or 1)
-    drawn = [
-        Markup(
-            '<text x="0" y="{y}">{}</text><rect class="bar good" x="150" y="{top}" '
-            'width="{width:.1f}" height="12"/><text x="{end:.1f}" y="{y}">{}</text>'
-        ).format(
-            label if len(label) < 26 else f"{label[:24]}…",
-            text,
-            y=20 * n + 14,
-            top=20 * n + 4,
-            width=unit * value,
-            end=156 + unit * value,
-        )
-        for n, (label, value, text) in enumerate(rows)
-    ]
-    said = "; ".join(f"{label} {text}" for label, _, text in rows)
-    return _figure(title, said, drawn, 20 * len(rows) + 4)
-
-
-def _figure(
-    title: str, said: str, drawn: Sequence[Markup], height: int, legend: str = ""
-) -> Markup:
-    return Markup(
-        '<figure><figcaption>{0}</figcaption><svg viewBox="0 0 400 {1}" role="img" '
-        'aria-label="{0}: {2}">{3}</svg>{4}</figure>'
-    ).format(title, height, said, Markup("").join(drawn), legend)
+    return Figure(
+        title=title,
+        said="; ".join(f"{label} {text}" for label, _, text in rows),
+        height=20 * len(rows) + 4,
+        bars=[
+            (20 * n, round(unit * value, 1), label if len(label) < 26 else f"{label[:24]}…", text)
+            for n, (label, value, text) in enumerate(rows)
+        ],
+    )
 
 
 class _Axes:
@@ -108,73 +113,47 @@ class _Axes:
     def __init__(
         self, series: Sequence[Series], *, from_zero: bool, is_share: bool, log_x: bool
     ) -> None:
-        self._log = log_x
-        xs = sorted({x for one in series for x, _ in one.points})
+        self._of_x = math.log2 if log_x else float
+        self.xs = sorted({x for one in series for x, _ in one.points})
         ys = [y for one in series for _, y in one.points]
         ys += [y for one in series for _, *both in one.intervals for y in both]
-        self.xs = xs if log_x else []
-        self.x = _padded([self._of_x(x) for x in xs], 0.03)
+        self.x = _padded([self._of_x(x) for x in self.xs], 0.03)
         low, high = _padded([0.0, *ys] if from_zero else ys, 0.08)
         if from_zero or is_share:
             low = max(low, 0.0)
         self.y = (low, min(high, 1.0) if is_share else high)
 
-    def _of_x(self, x: float) -> float:
-        return math.log2(x) if self._log else x
+    def across(self, x: float) -> float:
+        """In units of the drawing."""
+        left, right = self.x
+        return round(_LEFT + (self._of_x(x) - left) / (right - left) * (_RIGHT - _LEFT), 1)
 
-    def at(self, x: float, y: float) -> Point:
-        """Across and down, in units of the drawing."""
-        (left, right), (low, high) = self.x, self.y
-        return (
-            _LEFT + (self._of_x(x) - left) / (right - left) * (_RIGHT - _LEFT),
-            _BOTTOM - (y - low) / (high - low or 1) * (_BOTTOM - _TOP),
-        )
-
-    def grid(self, show: Callable[[float], str]) -> Iterator[Markup]:
-        """Lines and numbers of both axes."""
-        ticks = self.xs or _ticks(*self.x, 6)
-        for y in _ticks(*self.y, 4):
-            _, at = self.at(ticks[0], y)
-            yield Markup(
-                '<line class="grid" x1="{}" x2="{}" y1="{at:.1f}" y2="{at:.1f}"/>'
-                '<text x="{}" y="{below:.1f}" text-anchor="end">{}</text>'
-            ).format(
-                *(_LEFT, _RIGHT, _LEFT - 5, show(y).replace(".0 %", " %")), at=at, below=at + 4
-            )
-        free = -math.inf
-        for x in ticks:
-            across, _ = self.at(x, 0)
-            if across > free:
-                free = across + 7 * len(number(x)) + 8
-                yield Markup('<text x="{:.1f}" y="183" text-anchor="middle">{}</text>').format(
-                    across, number(x)
-                )
+    def down(self, y: float) -> float:
+        """In units of the drawing."""
+        low, high = self.y
+        return round(_BOTTOM - (y - low) / (high - low or 1) * (_BOTTOM - _TOP), 1)
 
 
-def _drawn(one: Series, axes: _Axes, x: str, show: Callable[[float], str]) -> Markup:
+def _line(one: Series, axes: _Axes, x: str, show: Callable[[float], str]) -> dict[str, Any]:
+    """place, kind and label of a series; path: of its curve; whiskers: (across, down, down); dots:
+    (across, down, what is said when it is pointed at).
+    """
     every = max(1, math.ceil(len(one.points) / _MOST_POINTS))
     points = [*one.points[:-1:every], one.points[-1]]
-    parts = []
-    if one.kind != "points":
-        places = "L".join("{:.1f} {:.1f}".format(*axes.at(*point)) for point in points)
-        parts.append(Markup('<path class="curve {}" d="M{}"/>').format(one.kind, places))
-    for across, *ends in one.intervals:
-        (px, low), (_, high) = (axes.at(across, end) for end in ends)
-        parts.append(
-            Markup(
-                '<line class="whisker" x1="{px:.1f}" x2="{px:.1f}" y1="{:.1f}" y2="{:.1f}"/>'
-            ).format(low, high, px=px)
-        )
-    if one.kind in ("held", "points") or (one.kind == "curve" and len(points) < 3):
-        radius = 5 if one.kind == "points" else 3.5
-        for point in points:
-            said = f"{one.label}, " * bool(one.label) + f"{x} {number(point[0])}: {show(point[1])}"
-            parts.append(
-                Markup(
-                    '<circle class="dot" cx="{:.1f}" cy="{:.1f}" r="{}"><title>{}</title></circle>'
-                ).format(*axes.at(*point), radius, said)
-            )
-    return Markup('<g class="c{}">{}</g>').format(one.place % 7, Markup("").join(parts))
+    path = "L".join(f"{axes.across(px)} {axes.down(py)}" for px, py in points)
+    label = f"{one.label}, " * bool(one.label)
+    has_dots = one.kind != "curve" or len(points) < 3
+    return {
+        "place": one.place % 7,
+        "kind": one.kind,
+        "label": one.label,
+        "path": f"M{path}" if one.kind != "points" else "",
+        "whiskers": [(axes.across(w), axes.down(lo), axes.down(hi)) for w, lo, hi in one.intervals],
+        "dots": [
+            (axes.across(px), axes.down(py), f"{label}{x} {number(px)}: {show(py)}")
+            for px, py in (points if has_dots else ())
+        ],
+    }
 
 
 def _said(one: Series, x: str, show: Callable[[float], str]) -> str:

@@ -11,7 +11,8 @@ from typing import Any
 from megatron_opsft.config.yaml_text import parse_yaml
 from megatron_opsft.errors import UserError
 from megatron_opsft.report.plot import percent, tokens
-from megatron_opsft.runtime.durable import in_step_order, whole_lines
+from megatron_opsft.report.table import aligned
+from megatron_opsft.runtime.durable import whole_lines
 
 _FILES = ("config.yaml", "metrics.jsonl", "evals.jsonl", "rollouts")  # one of them is a run's
 Line = dict[str, Any]
@@ -131,13 +132,9 @@ def read_run(run: Path, name: str) -> Run:
     )
     settings = _settings(run / "config.yaml")
     reached = steps[-1]["step"] if steps else 0
-    failed = in_step_order(run.glob("failed_step_*"), "failed_step_", ".json")
-    state = f"not finished: {reached} of {settings.get('run.steps', '?')} steps"
-    if (run / "summary.json").is_file():
-        state = f"finished: {reached} steps"
-    elif failed and failed[-1][0] > reached:
-        step, batch = failed[-1]
-        state = f"failed: the loss of step {step} was not finite; its batch: {batch}"
+    state = f"finished: {reached} steps"
+    if not (run / "summary.json").is_file():
+        state = f"not finished: {reached} of {settings.get('run.steps', '?')} steps"
     return Run(
         name=name,
         state=state,
@@ -199,17 +196,13 @@ def describe_run(path: Path) -> str:
 
     Errors: `UserError` for a directory that holds no run, or damaged lines.
     """
-    from tabulate import tabulate
-
     run, summary = read_run(path, path.name), read_summary(path)
-    table = tabulate(
+    table = aligned(
+        ["held-out problems" * (len(run.evaluations) > 1), "before", "after", "change"],
         [
             (f"{one.title[0].lower()}{one.title[1:]}", one.before, one.after, one.change)
             for one in changes_of(run)
         ],
-        ("held-out problems" * (len(run.evaluations) > 1), "before", "after", "change"),
-        disable_numparse=True,
-        colalign=("left", "right", "right", "right"),
     )
     seconds = sum(line["step_seconds"] for line in run.steps)
     lines = [table, f"{run.num_steps} steps in {seconds:.0f} s", run.note]

@@ -57,7 +57,7 @@ def sample_responses(files: Mapping[Any, Sequence[Path]], max_bytes: int) -> dic
     rows: list[list[Any]] = []
     problems: dict[str, list[str | None]] = {}
     total, room = 0, max_bytes
-    order = _spread(sorted(files))
+    order = _spread(sorted(files)) if files else []
     for place, step in enumerate(order):
         lines_of = _lines_by_problem(files[step])
         total += sum(map(len, lines_of.values()))
@@ -114,11 +114,5 @@ def _group(step: Any, lines: Sequence[bytes]) -> tuple[list[list[Any]], dict[str
 
 def _spread(steps: Sequence[Any]) -> list[Any]:
     """The same steps, so that any beginning of them is spread: last, first, then the middles."""
-    order = [steps[-1], steps[0]] if len(steps) > 1 else list(steps)
-    gaps = [(0, len(steps) - 1)]
-    for low, high in gaps:
-        middle = (low + high) // 2
-        if middle > low:
-            order.append(steps[middle])
-            gaps += [(low, middle), (middle, high)]
-    return order
+    middles = sorted(range(1, len(steps) - 1), key=lambda place: -(place & -place))
+    return list(dict.fromkeys([steps[-1], steps[0], *(steps[place] for place in middles)]))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, model_validator
+from tabulate import tabulate
 
 from megatron_opsft.errors import UserError
 
@@ -166,22 +167,23 @@ def markdown_table(rows: Sequence[TableRow], blocks: Sequence[str], *, intervals
             for cell in found:
                 text = str(cell) if intervals else cell.value
                 line.append(f"**{text}**" if cell.is_best else text)
-    return markdown(["Method", *headings], lines)
+    return aligned(["Method", *headings], lines, style="pipe") + "\n"
 
 
-def markdown(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """A table of texts, numbers to the right but for the first column; ends with a line feed."""
-    from tabulate import tabulate
-
-    align = ("left", *["right"] * (len(headings) - 1))
-    text = tabulate(lines, headings, tablefmt="pipe", disable_numparse=True, colalign=align)
-    return f"{text}\n"
+def aligned(
+    headings: Sequence[str],
+    lines: Sequence[Sequence[object]],
+    *,
+    num_left: int = 1,
+    style: str = "simple",
+) -> str:
+    """A table of texts in a style of tabulate's: to the right but for the first columns."""
+    align = ["left"] * num_left + ["right"] * (len(headings) - num_left)
+    return tabulate(lines, headings, tablefmt=style, disable_numparse=True, colalign=align)
 
 
 def text_table(rows: Sequence[TableRow], blocks: Sequence[str]) -> str:
     """For a terminal: a line a benchmark and model, intervals of accuracy and tokens alone."""
-    from tabulate import tabulate
-
     columns = [*used_columns(rows, COLUMNS), *MORE_COLUMNS]
     lines = []
     for block in blocks:
@@ -191,14 +193,8 @@ def text_table(rows: Sequence[TableRow], blocks: Sequence[str]) -> str:
                 for cell, column in zip(found, columns, strict=True)
             ]
             lines.append([title_of(block) if place == 0 else "", rows[place].label, *shown])
-    text = tabulate(
-        lines,
-        ["", "", *(column.heading for column in columns)],
-        tablefmt="plain",
-        disable_numparse=True,
-        colalign=("left", "left", *["right"] * len(columns)),
-    )
-    return f"{text}\n"
+    headings = ["", "", *(column.heading for column in columns)]
+    return aligned(headings, lines, num_left=2, style="plain") + "\n"
 
 
 def read_evaluation(directory: Path) -> TableRow:

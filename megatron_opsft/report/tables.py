@@ -6,7 +6,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from megatron_opsft.report.plot import Series, bars, number, percent, plot
+from megatron_opsft.report.plot import Figure, Series, bars, number, percent, plot
 from megatron_opsft.report.runs import Run, changes_of
 from megatron_opsft.report.table import (
     COLUMNS,
@@ -58,7 +58,7 @@ class Section:
     title: str
     text: str
     table: Table
-    plots: Sequence[Markup]
+    plots: Sequence[Figure | Markup]
 
 
 def sections_of(rows: Sequence[TableRow], sizes: Mapping[str, str]) -> list[Section]:
@@ -91,7 +91,7 @@ def table_of(rows: Sequence[TableRow], block: str, caption: str) -> Table:
     )
 
 
-def plots_of_block(rows: Sequence[TableRow], block: str) -> list[Markup]:
+def plots_of_block(rows: Sequence[TableRow], block: str) -> list[Figure]:
     """Lengths, accuracy against length, and budget curves, of the rows that have the block."""
     rows = [row for row in rows if row.blocks.get(block)]
     tokens = [row.blocks[block]["mean_tokens"].value for row in rows]
@@ -113,7 +113,7 @@ def plots_of_block(rows: Sequence[TableRow], block: str) -> list[Markup]:
     return found
 
 
-def _scatter(rows: Sequence[TableRow], block: str) -> Markup:
+def _scatter(rows: Sequence[TableRow], block: str) -> Figure:
     series = [
         _series(row.label, place, [(own["mean_tokens"].value, own["accuracy"])], "points")
         for place, row in enumerate(rows)
@@ -155,7 +155,7 @@ def table_of_runs(runs: Sequence[Run]) -> Table:
     return Table(caption="Runs", headings=headings, rows=rows)
 
 
-def curves_of(runs: Sequence[Run]) -> tuple[list[Markup], list[Markup]]:
+def curves_of(runs: Sequence[Run]) -> tuple[list[Figure], list[Figure]]:
     """Pictures of the top, and all others: a run a colour; seconds by phase, a run a picture."""
     many = len(runs) > 1
     curves = list(_CURVES)

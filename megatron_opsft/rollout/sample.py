@@ -18,7 +18,7 @@ class Sampler:
     """Samples on this rank its part of the responses to a batch of problems.
 
     A response depends on (seed, step, problem id, sample index) and the weights, not on the number
-    of ranks: but for the rounding of logits, which in bfloat16 may move a draw.
+    of ranks: but for the rounding of logits, which may move a draw, in float32 very rarely.
     """
 
     engine: RolloutEngine

@@ -45,49 +45,21 @@ def sample_tokens(
     """One token per row, int64 [N], from softmax(logits / temperature) restricted to its nucleus.
 
     The nucleus is the smallest set of most probable tokens whose probabilities reach top_p; among
-    equally probable tokens the lower id comes first. uniforms_N: float64 in [0, 1).
-    """
-    return sample_with_margins(logits_NV, uniforms_N, temperature, top_p)[0]
-
-
-def sample_with_margins(
-    logits_NV: Tensor,
-    uniforms_N: Tensor,
-    temperature: float,
-    top_p: float,
-    noise: float = 0.0,
-) -> tuple[Tensor, Tensor]:
-    """`sample_tokens`, and per row whether the token is the same for all logits close to these.
-
-    Temperature 0 takes the most probable token; of equal ones the lowest id. noise: how far
-    rounding may move a cumulative probability; at 0 every row is sure.
+    equally probable tokens the lower id comes first. Temperature 0 takes the most probable token.
+    uniforms_N: float64 in [0, 1).
     """
     scaled_NV = _scale(logits_NV, temperature)
     if temperature == 0:
-        best_N2 = scaled_NV.topk(2, dim=-1).values
-        sure_N = torch.exp(best_N2[:, 1] - best_N2[:, 0]) <= 1 - 2 * noise
-        return scaled_NV.argmax(dim=-1), sure_N
+        return scaled_NV.argmax(dim=-1)
     if top_p < 1.0:
-        return _sample_nucleus(scaled_NV, uniforms_N, top_p, noise, _FIRST_CANDIDATES)
+        return _sample_nucleus(scaled_NV, uniforms_N, top_p, _FIRST_CANDIDATES)
     weights_NV = torch.exp(scaled_NV - scaled_NV.amax(dim=-1, keepdim=True))
-    tokens_N, distance_N = _invert_cdf(weights_NV, uniforms_N)
-    return tokens_N, distance_N >= noise
-
-
-def largest_move(logits_V: Tensor, others_V: Tensor, temperature: float) -> float:
-    """How far two versions of the same logits are apart: the largest difference of a cumulative
-    probability, at temperature 0 of those that the logits themselves give.
-    """
-    one_V, other_V = (
-        torch.softmax(_scale(values_V.double(), temperature), dim=-1).cumsum(dim=-1)
-        for values_V in (logits_V, others_V)
-    )
-    return float((one_V - other_V).abs().max())
+    return _invert_cdf(weights_NV, uniforms_N)
 
 
 def _scale(logits_NV: Tensor, temperature: float) -> Tensor:
-    """Logits over temperature in at least float32, [N, V] or [V]; but for 0 and 1 less the largest,
-    so that however small the temperature is, the most probable token has a finite value.
+    """Logits over temperature in at least float32, [N, V]; but for 0 and 1 less the largest, so
+    that however small the temperature is, the most probable token has a finite value.
     """
     if logits_NV.dtype != torch.float64:
         logits_NV = logits_NV.float()
@@ -97,18 +69,14 @@ def _scale(logits_NV: Tensor, temperature: float) -> Tensor:
     return (logits_NV - logits_NV.amax(dim=-1, keepdim=True)) / max(temperature, smallest)
 
 
-def _sample_nucleus(
-    scaled_NV: Tensor, uniforms_N: Tensor, top_p: float, noise: float, k: int
-) -> tuple[Tensor, Tensor]:
+def _sample_nucleus(scaled_NV: Tensor, uniforms_N: Tensor, top_p: float, k: int) -> Tensor:
     """Sample from the nucleus, looking for it among the k most probable tokens first.
 
     Sorting 152k logits costs more than the rest of the step, and a nucleus rarely has 64 tokens.
     Rows whose nucleus may reach beyond the candidates are sampled again among eight times as many.
     """
-    vocab_size = scaled_NV.shape[-1]
-    exhaustive = 2 * k >= vocab_size
-    if exhaustive:
-        ids_NK, values_NK = None, scaled_NV
+    if exhaustive := 2 * k >= scaled_NV.shape[-1]:
+        values_NK = scaled_NV
     else:
         # In id order, so that a stable sort breaks ties by id whatever order topk left them in.
         ids_NK = torch.topk(scaled_NV, k, dim=-1, sorted=False).indices.sort(dim=-1).values
@@ -118,44 +86,23 @@ def _sample_nucleus(
     weights_NK = torch.exp(values_NK - top_N1).double()
 
     sorted_NK, order_NK = weights_NK.sort(dim=-1, descending=True, stable=True)
-    mass_before_NK = sorted_NK.cumsum(dim=-1) - sorted_NK
-    kept_sorted_NK = mass_before_NK < top_p * total_N1
+    kept_sorted_NK = sorted_NK.cumsum(dim=-1) - sorted_NK < top_p * total_N1
     kept_NK = torch.zeros_like(kept_sorted_NK).scatter(-1, order_NK, kept_sorted_NK)
-    picked_N, distance_N = _invert_cdf(weights_NK * kept_NK, uniforms_N)
-    sure_N = distance_N >= noise
-    if noise:
-        # In order of falling weight: members that rounding may move into the nucleus or out of it,
-        # and a last member that may change places with the token behind it.
-        low_NK, high_NK = (mass_before_NK < (top_p + n) * total_N1 for n in (-noise, noise))
-        doubt_NK = low_NK ^ high_NK
-        alike_NK = sorted_NK[:, 1:] >= sorted_NK[:, :-1] * (1 - 2 * noise)
-        swapped_N = (alike_NK & (kept_sorted_NK[:, 1:] ^ kept_sorted_NK[:, :-1])).any(dim=-1)
-        # Several in doubt could come and go one by one; of one both cases are tried.
-        sure_N &= ~swapped_N & (doubt_NK.sum(dim=-1) <= 1)
-        rows = (sure_N & doubt_NK.any(dim=-1)).nonzero().squeeze(-1)
-        for members_NK in (low_NK[rows], high_NK[rows]):
-            inside_NK = torch.zeros_like(members_NK).scatter(-1, order_NK[rows], members_NK)
-            other_N, distance_N = _invert_cdf(weights_NK[rows] * inside_NK, uniforms_N[rows])
-            sure_N[rows] &= (other_N == picked_N[rows]) & (distance_N >= noise)
-    if ids_NK is None:
-        return picked_N, sure_N
+    picked_N = _invert_cdf(weights_NK * kept_NK, uniforms_N)
+    if exhaustive:
+        return picked_N
     tokens_N = ids_NK.gather(-1, picked_N[:, None]).squeeze(-1)
 
     # A kept candidate as small as the smallest may have equals or successors outside.
-    least_N1 = sorted_NK[:, -1:]
-    beyond_N = (kept_sorted_NK & (sorted_NK <= least_N1)).any(dim=-1)
+    beyond_N = (kept_sorted_NK & (sorted_NK <= sorted_NK[:, -1:])).any(dim=-1)
     if bool(beyond_N.any()):
         rows = beyond_N.nonzero().squeeze(-1)
-        tokens_N[rows], sure_N[rows] = _sample_nucleus(
-            scaled_NV[rows], uniforms_N[rows], top_p, noise, 8 * k
-        )
-    return tokens_N, sure_N
+        tokens_N[rows] = _sample_nucleus(scaled_NV[rows], uniforms_N[rows], top_p, 8 * k)
+    return tokens_N
 
 
-def _invert_cdf(weights_NK: Tensor, uniforms_N: Tensor) -> tuple[Tensor, Tensor]:
-    """The first index at which the cumulative weight exceeds uniform * total weight, int64 [N],
-    and how far, as a probability, that is from a border with another index, float64 [N].
-    """
+def _invert_cdf(weights_NK: Tensor, uniforms_N: Tensor) -> Tensor:
+    """The first index at which the cumulative weight exceeds uniform * total weight, int64 [N]."""
     cdf_NK = weights_NK.cumsum(dim=-1, dtype=torch.float64)
     total_N = cdf_NK[:, -1]
     # Rounding may lift uniform * total to the total itself, which nothing exceeds.
@@ -163,10 +110,4 @@ def _invert_cdf(weights_NK: Tensor, uniforms_N: Tensor) -> tuple[Tensor, Tensor]
         uniforms_N * total_N, torch.nextafter(total_N, torch.zeros_like(total_N))
     )
     picked_N = torch.searchsorted(cdf_NK, target_N[:, None], right=True).squeeze(-1)
-    picked_N = picked_N.clamp_max(weights_NK.shape[-1] - 1)  # where no weight is above 0
-    high_N = cdf_NK.gather(-1, picked_N[:, None]).squeeze(-1)
-    low_N = high_N - weights_NK.gather(-1, picked_N[:, None]).squeeze(-1)
-    # No other index lies below the first of the weights or above the last.
-    above_N = torch.where(high_N >= total_N, torch.inf, high_N - target_N)
-    below_N = torch.where(low_N <= 0, torch.inf, target_N - low_N)
-    return picked_N, torch.minimum(above_N, below_N) / total_N
+    return picked_N.clamp_max(weights_NK.shape[-1] - 1)  # where no weight is above 0

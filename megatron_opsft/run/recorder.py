@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from operator import itemgetter
 from pathlib import Path
 
 from megatron_opsft.batching.packing import PackingReport
@@ -19,7 +18,7 @@ from megatron_opsft.run.metrics import MetricsLog
 from megatron_opsft.run.rollout_log import RolloutLog
 from megatron_opsft.run.summary import manifest_of, summarize
 from megatron_opsft.runtime.device import peak_memory_bytes
-from megatron_opsft.runtime.distributed import deal, max_over_world
+from megatron_opsft.runtime.distributed import max_over_world
 from megatron_opsft.runtime.durable import list_checkpoints, step_name, write_json, write_text
 from megatron_opsft.runtime.phase import Interrupted, StopSignal, Stopwatch, enter_phase
 from megatron_opsft.session import Session, log
@@ -84,14 +83,17 @@ class RunRecorder:
             "lr": result.lr,
             **describe_rollouts(batch.responses, batch.accepted),
             **describe_weights(batch.groups, batch.weights),
-            **_of_objective(result),
+            **_known(clip_share=result.clip_share, kl_mean=result.kl_mean),
             "trained_tokens": result.trained_tokens,
             "num_microbatches": result.num_microbatches,
             "packing_efficiency": packing.fill,
             "rank_imbalance": packing.imbalance,
             **batch.metrics,
             "weight_version": pushed.version,
-            **_differences(pushed),
+            **_known(
+                logprob_diff_mean=pushed.logprob_diff_mean,
+                logprob_diff_max=pushed.logprob_diff_max,
+            ),
             **{f"{phase}_seconds": seconds for phase, seconds in watch.seconds.items()},
             "checkpoint_seconds": self._watch.seconds.pop("checkpoint"),
             "step_seconds": watch.total(),
@@ -172,31 +174,12 @@ class RunRecorder:
         for callback in self._callbacks:
             callback.on_checkpoint(*published)
 
-    def save_failed_batch(self, step: int, batch: JudgedBatch) -> None:
-        """Keep the batch of a step whose loss was not finite, for inspection.
-
-        Every rank is about to leave: the checkpoint under way is waited for.
+    def fail(self) -> None:
+        """Finish writing the responses of a step whose loss was not finite, and the checkpoint
+        before it: every rank is about to leave.
         """
+        self._rollouts.finish()
         self._settle_checkpoint(wait=True)
-        rank = self._s.layout.rank
-        held = [
-            (number, batch.rollouts[response.rollout_index])
-            for number, response in enumerate(batch.trained)
-            if response.rank == rank
-        ]
-        rows = [
-            {
-                "problem_id": rollout.problem_id,
-                "sample_index": rollout.sample_index,
-                "prompt_ids": rollout.prompt_ids,
-                "response_ids": rollout.response_ids,
-            }
-            for _, rollout in sorted(deal({0: held}), key=itemgetter(0))
-        ]
-        if self._s.layout.is_main:
-            path = self._dir.failed_batch(step)
-            write_json(path, {"step": step, "samples": rows})
-            log.error("step %d: loss or gradient is not finite; its batch is in %s", step, path)
 
     def finish(self, step: int) -> None:
         """Export the model after `step` updates as a Hugging Face directory and write
@@ -225,18 +208,9 @@ class RunRecorder:
             log.warning("%s", self._last_words)
 
 
-def _of_objective(result: StepResult) -> dict[str, float]:
-    values = {"clip_share": result.clip_share, "kl_mean": result.kl_mean}
+def _known(**values: float | None) -> dict[str, float]:
+    """Those that this run has."""
     return {key: value for key, value in values.items() if value is not None}
-
-
-def _differences(pushed: SyncResult) -> dict[str, float]:
-    if pushed.logprob_diff_mean is None or pushed.logprob_diff_max is None:
-        return {}
-    return {
-        "logprob_diff_mean": pushed.logprob_diff_mean,
-        "logprob_diff_max": pushed.logprob_diff_max,
-    }
 
 
 @contextmanager

@@ -6,10 +6,10 @@ bytes, on one node whatever the layout.
 
 import os
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from operator import itemgetter
 from pathlib import Path
-from threading import Thread
 from types import MappingProxyType
 from typing import Any
 
@@ -33,8 +33,8 @@ class RolloutLog:
         self._writer = min(node_start + local_size, layout.world_size) - 1
         self._in_name = self._writer if local_size < layout.world_size else None
         self._directory = directory
-        self._thread: Thread | None = None
-        self._failure: Exception | None = None
+        self._thread = ThreadPoolExecutor(1)
+        self._written: Future[None] | None = None
 
     def begin(
         self, step: int, batch: JudgedBatch, scores: Mapping[int, TokenScores] = _NO_SCORES
@@ -60,23 +60,17 @@ class RolloutLog:
         lines = [line for _, line in sorted(deal({self._writer: mine}), key=itemgetter(0))]
         if lines:
             path = self._directory / rollout_name(step, self._in_name)
-            self._thread = Thread(target=self._write, args=(path, lines))
-            self._thread.start()
-
-    def _write(self, path: Path, lines: Sequence[Line]) -> None:
-        try:
-            self._directory.mkdir(exist_ok=True)  # somebody may have deleted it, to make room
-            write_packed_lines(path, lines, level=1)
-        except Exception as error:  # for the thread that waits
-            self._failure = error
+            self._written = self._thread.submit(_write, path, lines)
 
     def finish(self) -> None:
         """Return when what was begun is on disk. Errors: what kept this rank's from it."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        if self._failure is not None:
-            raise self._failure
+        if self._written is not None:
+            self._written.result()
+
+
+def _write(path: Path, lines: Sequence[Line]) -> None:
+    path.parent.mkdir(exist_ok=True)  # somebody may have deleted it, to make room
+    write_packed_lines(path, lines, level=1)
 
 
 def rollout_line(

@@ -106,8 +106,8 @@ def join_job(device: Device, timeout: timedelta, patience: timedelta | None = No
 
 
 def _meet_ranks(rank: int, world_size: int, patience: timedelta) -> Any:
-    """The launcher's store when every rank has come to it. Errors: `RanksMissing`, the same on all
-    that have come.
+    """This start's part of the launcher's store when every rank has come to it. Errors:
+    `RanksMissing`, the same on all that have come.
     """
     within = f"within {patience / timedelta(minutes=1):.4g} min of the start"
     deadline = time.monotonic() + patience.total_seconds()
@@ -135,7 +135,7 @@ def _meet_ranks(rank: int, world_size: int, patience: timedelta) -> Any:
         if rank == 0:
             time.sleep(_HEAR_SECONDS)  # the store may be in this process
         raise RanksMissing(outcome)
-    return store
+    return start
 
 
 def _wait_for_first(deadline: float, within: str) -> None:

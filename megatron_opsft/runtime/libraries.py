@@ -34,10 +34,8 @@ def installed_versions() -> dict[str, str]:
     """Version of Python and of each package of `PACKAGES` that is installed."""
     versions = {"python": ".".join(map(str, sys.version_info[:3]))}
     for package in PACKAGES:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
     return versions
 
 
@@ -97,16 +95,10 @@ def _letters(name: str) -> str:
 def check_fetched(files: Iterable[Path]) -> None:
     """Errors: `UserError` for a file that is only Git LFS's pointer to the real one."""
     for path in files:
-        if _is_pointer(path):
-            raise UserError(
-                f"{path} is only Git LFS's pointer to the file: run `git lfs pull` in {path.parent}"
-            )
-
-
-def _is_pointer(path: Path) -> bool:
-    """What cannot be read is left to whoever needs it."""
-    with suppress(OSError):
-        if path.is_file() and path.stat().st_size <= _LFS_MAX_BYTES:
-            with path.open("rb") as file:
-                return file.read(len(_LFS_FIRST_BYTES)) == _LFS_FIRST_BYTES
-    return False
+        with suppress(OSError):  # what cannot be read is left to whoever needs it
+            is_small = path.is_file() and path.stat().st_size <= _LFS_MAX_BYTES
+            if is_small and path.read_bytes().startswith(_LFS_FIRST_BYTES):
+                raise UserError(
+                    f"{path} is only Git LFS's pointer to the file: run `git lfs pull` in "
+                    f"{path.parent}"
+                )

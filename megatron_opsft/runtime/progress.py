@@ -1,8 +1,9 @@
-"""How far a piece of work is: tqdm's bar on standard error, now and then where that is a file."""
+"""How far a piece of work is: a bar of tqdm's on a terminal, its lines now and then elsewhere."""
 
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 from tqdm import tqdm
 
@@ -11,6 +12,7 @@ class Progress(tqdm):  # type: ignore[type-arg]
     """Use it in a `with`; `update(n)` counts n more as done, or `look` asks how much that is."""
 
     monitor_interval = 0  # no thread beside
+    last_print_t: float  # as tqdm leaves it
 
     def __init__(
         self,
@@ -19,13 +21,13 @@ class Progress(tqdm):  # type: ignore[type-arg]
         *,
         unit: str,
         done: int = 0,
-        read: Callable[[], tuple[int, str]] = lambda: (0, ""),
+        read: Callable[[], tuple[int, str]] | None = None,
         shown: bool = True,
     ) -> None:
         """done: of `total` before the start. read: gives what is done now and a few words about it.
         unit: of both; "B" for bytes.
         """
-        self._read = read
+        self._read = read if shown else None
         super().__init__(
             desc=label,
             total=total,
@@ -38,10 +40,23 @@ class Progress(tqdm):  # type: ignore[type-arg]
             dynamic_ncols=True,
         )
 
-    def look(self) -> None:
+    @staticmethod
+    def status_printer(file: Any) -> Callable[[str], None]:
+        """A bar over itself on a terminal; elsewhere a line, which others may follow."""
+        if file.isatty():
+            return tqdm.status_printer(file)
+        return lambda text: print(text, file=file, flush=True)
+
+    def look(self, *, last: bool = False) -> None:
         """Show what is done now, if it is time."""
-        if not self.disable and time.time() - self.last_print_t >= self.mininterval:
-            done, about = self._read()
-            self.set_postfix_str(about, refresh=False)
-            self.update(done - self.n)
-            self.refresh()
+        if self._read is None:
+            return
+        if last or time.time() - self.last_print_t >= self.mininterval:
+            self.n, about = self._read()
+            self.set_postfix_str(about)
+            self.last_print_t = time.time()
+
+    def __exit__(self, kind: Any, *raised: Any) -> None:
+        if kind is None:
+            self.look(last=True)
+        super().__exit__(kind, *raised)

@@ -18,7 +18,6 @@ from megatron_opsft.methods.facts import Group, select
 from megatron_opsft.methods.updates import Update, Weights
 from megatron_opsft.model.optimizer import forget_moments
 from megatron_opsft.model.passes import with_log_probs
-from megatron_opsft.model.reference import with_token_rewards
 from megatron_opsft.records import NO_RANK, MicroBatch, Outcome, Problem, Response, StepResult
 from megatron_opsft.runtime.distributed import gather_from_all
 from megatron_opsft.runtime.phase import Stopwatch
@@ -144,9 +143,8 @@ def pack_updates(s: Session, batch: JudgedBatch, watch: Stopwatch) -> list[Packe
     """The optimizer steps on a batch, ready for the trainer. Called by every rank.
 
     With several updates the micro-batches carry the log-probs of the policy that sampled; with a
-    divergence in the loss, those of the reference model; with one in the rewards, both.
+    divergence, those of the reference model.
     """
-    objective = s.trainer.objective
     with watch.phase("train"):
         updates = [
             pack_update(
@@ -155,8 +153,7 @@ def pack_updates(s: Session, batch: JudgedBatch, watch: Stopwatch) -> list[Packe
             for update in s.method.updates(batch.groups, batch.weights)
         ]
     packs: Sequence[Sequence[MicroBatch]] = [update.microbatches for update in updates]
-    needs_old = len(updates) > 1 or objective.reward_beta > 0
-    if needs_old and s.stored is None:  # fixed data bring their own, where they matter
+    if len(updates) > 1 and s.stored is None:  # fixed data bring their own, where they matter
         with watch.phase("old_logprob"):
             packs = [
                 with_log_probs(pack, s.trainer.score_batches(pack), "old_log_probs_R")
@@ -165,8 +162,6 @@ def pack_updates(s: Session, batch: JudgedBatch, watch: Stopwatch) -> list[Packe
     if s.reference is not None:
         with watch.phase("reference"):
             packs = [s.reference.with_log_probs(pack) for pack in packs]
-    if objective.reward_beta:
-        packs = with_token_rewards(packs, objective, s.layout)
     return [replace(update, microbatches=pack) for update, pack in zip(updates, packs, strict=True)]
 
 

@@ -50,8 +50,7 @@ class MegatronTensors:
 
     def files(self) -> tuple[Path, ...]:
         """The files of the weights, each once."""
-        keys = dict.fromkeys(entry.key for entry in self._entries.values())
-        return tuple(dict.fromkeys(c.path for key in keys for c in self._stored[key].chunks))
+        return tuple(sorted({c.path for chunks in self._chunks.values() for c in chunks}))
 
     def read(self, rect: Rect) -> Tensor:
         """A rectangle of an HF tensor; stored dtype, CPU."""

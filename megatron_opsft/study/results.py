@@ -3,17 +3,14 @@ table.md, and the study's page, report.html.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean, median, pstdev
 from typing import Any
 
-from markupsafe import Markup
-
 from megatron_opsft.evaluate.results import BlockResults, read_results
 from megatron_opsft.report.page import figures_of_rows, write_page
-from megatron_opsft.report.plot import Series, plot
 from megatron_opsft.report.runs import read_json_lines, read_summary
 from megatron_opsft.report.table import (
     OVERALL,
@@ -29,7 +26,6 @@ from megatron_opsft.study.jobs import trainings_of
 from megatron_opsft.study.study_file import StudyPlan, StudyRun
 
 PHASES = ("rollout", "verify", "reference", "old_logprob", "train", "sync")
-_MARKED = 7  # rows whose lengths have a colour of their own
 _LENGTH = "eval_mean_response_tokens"
 
 
@@ -81,12 +77,8 @@ def _read_row(out: Path, section: str, name: str, run: StudyRun, base: float | N
     return Row(
         section=section,
         name=name,
-        settings={
-            "train": run.settings,
-            "eval": run.eval_settings,
-            "data_problems": run.data_problems,
-            "rounds": run.rounds,
-        },
+        settings={"train": run.settings, "eval": run.eval_settings}
+        | {"data_problems": run.data_problems, "rounds": run.rounds},
         seed=run.seed,
         directory=str(run.directory.relative_to(out)),
         metrics=metrics,
@@ -128,11 +120,9 @@ def _read_training(directories: Sequence[Path]) -> dict[str, Any] | None:
 
 def _last_words(log: Path) -> str:
     """The last line of a run's log, which says why it ended; paths in it are the run's own."""
-    if not log.is_file():
-        return "not made yet"
-    lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
-    said = [line for line in lines if line.strip()]
-    return said[-1][:300] if said else "it printed nothing"
+    text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
+    said = [line for line in text.split("\n") if line.strip()]
+    return said[-1][:300] if said else "not made yet"
 
 
 def write_outputs(out: Path, plan: StudyPlan, rows: Sequence[Row]) -> None:
@@ -207,22 +197,9 @@ def _section(plan: StudyPlan, rows: Sequence[Row], key: str, lines: Sequence[Tab
         f"{name}: {entry.note}." for name, entry in section.runs.items() if entry and entry.note
     ]
     notes += [f"{name} has no result: {error}." for name, error in errors.items()]
-    trained = {row.name: row.training["lengths"] for row in reversed(own) if row.training}
     return Section(
         title=section.title,
         text=" ".join(filter(None, [section.text.strip(), *notes])),
         table=table_of(lines, OVERALL, section.title),
-        plots=[*plots_of_block(lines, OVERALL), *_lengths(trained, list(section.runs))],
+        plots=plots_of_block(lines, OVERALL),
     )
-
-
-def _lengths(lengths: Mapping[str, Sequence[tuple[int, float]]], names: list[str]) -> list[Markup]:
-    """Mean response tokens of held-out problems over the steps, first seeds."""
-    series = [
-        Series(label=name, place=place, points=lengths[name])
-        for place, name in enumerate(name for name in names if name in lengths)
-        if len(lengths[name]) > 1
-    ]
-    if not series or len(series) > _MARKED:
-        return []
-    return [plot("Mean response tokens on held-out problems", series, from_zero=True)]

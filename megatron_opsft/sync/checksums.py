@@ -1,7 +1,6 @@
 """Trainer's and engine's checksums, compared: whether the engine holds the trainer's weights."""
 
-from collections.abc import Collection, Mapping, Sequence
-from math import lcm
+from collections.abc import Mapping, Sequence
 
 from megatron_opsft.architectures.template import ShardKind
 from megatron_opsft.errors import SyncError
@@ -12,50 +11,25 @@ from megatron_opsft.weights.checksum import expected_checksums, parameter_checks
 from megatron_opsft.weights.rectangles import Copy
 
 
-def differing_parameters(
-    shards: ModelShards, engine: RolloutEngine, ignored: Collection[str]
-) -> list[list[str]]:
+def differing_parameters(shards: ModelShards, engine: RolloutEngine) -> list[list[str]]:
     """By rank: the parameters of its engine whose checksum is not the trainer's.
 
-    ignored: names that are left out. Collective over the world.
+    Collective over the world.
     Errors: `SyncError` on every rank where an engine's draft model is not as it was loaded.
     """
-    described = engine.layout
-    layout = shards.layout
-    trained = (layout.shard(is_expert=is_expert).tp_size for is_expert in (False, True))
-    cuts = lcm(*trained, described.tp_size)
-    own = engine.weights()
-    told = gather_from_all([(own.signed_zeros, engine.draft_fault())])
-    if fault := next((fault for _, fault in told if fault), ""):
+    if fault := next(filter(None, gather_from_all([engine.draft_fault()])), ""):
         raise SyncError(f"{fault}; nothing was sampled with it")
-    # Engines are alike: all can tell zeros apart, or none.
-    signed_zeros = all(signed for signed, _ in told)
+    layout = engine.layout
     held, tensors = _answered_for(shards), shards.by_name
-    found = parameter_checksums(
-        described.parameters_of(own.tp_rank),
-        own.tensors,
-        hf_columns=described.hf_columns,
-        cuts=cuts,
-        signed_zeros=signed_zeros,
-    )
+    found = parameter_checksums(layout.parameters_of(layout.tp_rank), engine.weights())
     wrong: list[str] = []
-    for tp_rank in range(described.tp_size):
-        parameters = described.parameters_of(tp_rank)
-        mine = expected_checksums(
-            parameters,
-            held,
-            tensors,
-            hf_columns=described.hf_columns,
-            cuts=cuts,
-            signed_zeros=signed_zeros,
-        )
+    for tp_rank in range(layout.tp_size):
+        parameters = layout.parameters_of(tp_rank)
+        mine = expected_checksums(parameters, held, tensors)
         expected = sum_over(mine.cpu().clone()).tolist()
-        have = found if tp_rank == own.tp_rank else expected
-        wrong += [
-            parameter.name
-            for parameter, a, b in zip(parameters, have, expected, strict=True)
-            if a != b and parameter.name not in ignored
-        ]
+        if tp_rank == layout.tp_rank:
+            pairs = zip(parameters, found, expected, strict=True)
+            wrong = [parameter.name for parameter, a, b in pairs if a != b]
     return gather_from_all([wrong])
 
 

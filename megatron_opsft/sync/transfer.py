@@ -150,10 +150,9 @@ def plan_transfer(
     """Trainer -> engine, or back, and the most bytes that a rank sends. Collective over the
     world.
     """
-    own = engine.weights()
     sides = [
         (trainer_placements(shards), shards.by_name),
-        (engine_placements(engine.layout, own.tp_rank), own.tensors),
+        (engine_placements(engine.layout), engine.weights()),
     ]
     (sources, from_tensors), (targets, to_tensors) = reversed(sides) if pull else sides
     rank, itemsize = shards.layout.rank, shards.dtype.itemsize
@@ -182,9 +181,9 @@ def trainer_placements(shards: ModelShards) -> list[Placement]:
     ]
 
 
-def engine_placements(engine: EngineLayout, tp_rank: int) -> list[Placement]:
-    """What every rank's engine holds, by tensor-parallel rank; tp_rank: of this rank's engine."""
+def engine_placements(engine: EngineLayout) -> list[Placement]:
+    """What every rank's engine holds, by tensor-parallel rank."""
     return [
         Placement(ranks=ranks, parameters=engine.parameters_of(of_ranks))
-        for of_ranks, ranks in ranks_by_value(tp_rank).items()
+        for of_ranks, ranks in ranks_by_value(engine.tp_rank).items()
     ]

@@ -1,8 +1,4 @@
-"""Where every shipped judge looks for the answer, and the two that compare text: `choice`, `exact`.
-
-Those read the answer behind the last `</think>` (in all of the text where there is none): the last
-`\\boxed{...}`, else all of it; nothing where the last box is never closed.
-"""
+"""Where the judge of mathematics looks for the answer in a response."""
 
 import re
 
@@ -38,14 +34,6 @@ _COMPARES = re.compile(
     r"|\b(?:no|least|most|more|less|than|between|about|or|and|over|under|above|below|to)\b",
     re.IGNORECASE,
 )
-# A letter at the beginning, perhaps in brackets or a wrapper: B, (b), B. 42, \text{(B)}.
-_LEADING = re.compile(r"\W*(?:(?:text|textbf|mathrm|mathbf)\W+)?([A-Ea-e])(?![^\W_])")
-# What is called the answer comes before what is only mentioned.
-_SAID = tuple(
-    re.compile(rf"(?i:\b(?:{words})\b)(?i:\W*\b(?:is|option|choice)\b)*\W*([A-E])(?![^\W_])")
-    for words in ("answer", "option|choice")
-)
-_BRACKETED = re.compile(r"\(([A-E])\)")
 
 
 def behind_thinking(text: str) -> str:
@@ -54,8 +42,8 @@ def behind_thinking(text: str) -> str:
 
 
 def boxed_answer(text: str) -> str | None:
-    """The last box and those joined to it; "" where it is never closed, None where there is none
-    or "the final answer is" comes after it.
+    """The last box and those joined to it. "" where the last one is empty or never closed; None
+    where there is none, or where "the final answer is" follows it.
     """
     box = last_box(text)
     if box is None or (box.content and _FINAL_ANSWER.search(text, box.end)):
@@ -64,10 +52,11 @@ def boxed_answer(text: str) -> str | None:
 
 
 def stated_answer(text: str) -> list[str] | None:
-    """What follows the last "answer is", "Answer:" and the like, up to the end of its sentence or
-    line, and then what may be the answer in that. Of words ("this answer is consistent") also what
-    was called the answer before. [] where the last one denies an answer or says none. None where
-    nothing is called the answer.
+    """What the text calls its answer: what follows the last "answer is", "Answer:" and the like, up
+    to the end of the sentence or line, and then the parts of it that may be the answer.
+
+    Where that is only words ("this answer is consistent"), the statement before it counts too. []
+    where the last statement denies an answer or gives none; None where there is no statement.
     """
     candidates: list[str] | None = None
     for match in reversed(list(_STATEMENT.finditer(text))):
@@ -83,7 +72,7 @@ def stated_answer(text: str) -> list[str] | None:
 
 
 def last_formula(text: str) -> str:
-    """Inside the last formula marks; "" where there are none."""
+    """What the last formula marks ($...$ and the like) hold; "" where there are none."""
     found = _FORMULA.findall(text)
     return "".join(found[-1]).strip() if found else ""
 
@@ -99,8 +88,8 @@ def last_number_is_denied(text: str) -> bool:
 
 
 def _parts_of(sentence: str) -> list[str]:
-    """What may be the answer of a sentence that says more: what follows its last "is"; its only
-    formula; its only number, but in one that compares.
+    """What may be the answer in a sentence that says more: what follows its last "is"; its only
+    formula; its only number, unless the sentence compares it with something.
     """
     parts = [text.strip() for text in _IS.split(sentence)[1:][-1:]]
     formulas = ["".join(found) for found in _FORMULA.findall(sentence)]
@@ -113,50 +102,5 @@ def _parts_of(sentence: str) -> list[str]:
 
 
 def make_verdict(outcome: Outcome, answer: str = "") -> Verdict:
-    """The answer cut to what is kept."""
+    """A verdict with the answer cut to `MAX_ANSWER_CHARS`."""
     return Verdict(outcome=outcome, answer=answer[:MAX_ANSWER_CHARS])
-
-
-def choice(text: str, gold: str) -> Verdict:
-    """A letter from A to E: in the box, else after the last "answer", else after the last "option"
-    or "choice", else in the last round brackets, else at the beginning of the last line. A gold
-    answer without one is an ERROR.
-    """
-    wanted = _LEADING.match(gold)
-    if wanted is None:
-        return make_verdict(Outcome.ERROR, f"the gold answer {gold!r} is not a letter from A to E")
-    letter = _read_letter(text)
-    return _compared(letter, letter == wanted[1].upper())
-
-
-def exact(text: str, gold: str) -> Verdict:
-    """The same text but for white space."""
-    answer = _read_answer(text)
-    return _compared(answer, answer.split() == gold.split())
-
-
-def _compared(answer: str, same: bool) -> Verdict:
-    if not answer:
-        return make_verdict(Outcome.NO_ANSWER)
-    return make_verdict(Outcome.CORRECT if same else Outcome.WRONG, answer)
-
-
-def _read_answer(text: str) -> str:
-    tail = behind_thinking(text)
-    box = last_box(tail)
-    return tail.strip() if box is None else box.content
-
-
-def _read_letter(text: str) -> str:
-    """Upper case; "" where there is none."""
-    tail = behind_thinking(text).strip()
-    box = last_box(tail)
-    if box is not None:
-        match = _LEADING.match(box.content)
-        return match[1].upper() if match else ""
-    for pattern in (*_SAID, _BRACKETED):
-        if found := pattern.findall(tail):
-            return found[-1]
-    last_line = tail.rpartition("\n")[2]
-    match = re.match(r"\W*([A-E])(?:\W*$|[.):])", last_line)
-    return match[1] if match else ""

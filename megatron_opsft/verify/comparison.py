@@ -2,6 +2,7 @@
 
 import re
 from contextlib import suppress
+from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache
 from itertools import pairwise
@@ -14,7 +15,6 @@ from math_verify import LatexExtractionConfig, parse
 from megatron_opsft.verify.equality import same_number, same_value
 from megatron_opsft.verify.reading import (
     Answer,
-    Numeral,
     is_product,
     is_words,
     plain,
@@ -41,7 +41,7 @@ _WHOLE = (
 
 
 def is_understood(answer: Answer) -> bool:
-    """Whether all of it was read: as a letter, a time, a numeral, words or mathematics."""
+    """Whether the whole answer can be read: letter, time, numeral, words or mathematics."""
     if not answer.readable:
         return False
     body = answer.body
@@ -113,7 +113,8 @@ def _same_bodies(gold: str, answer: str) -> bool:
             halves[0] and halves[1] and halves[0][2] == halves[1][2]
             and _same_bodies(halves[0][3], halves[1][3])
         )  # fmt: skip
-    if (left := read_number(gold)) and (right := read_number(answer)):
+    left, right = read_number(gold), read_number(answer)
+    if left is not None and right is not None:
         return same_number(left, right)
     return any(same_value(g, a) for g in values_of(gold) for a in values_of(answer))
 
@@ -163,14 +164,14 @@ def _terms(sequence: str) -> list[str]:
     if r"\ldots" not in terms:
         return terms
     dots = terms.index(r"\ldots")
-    numbers = [number.value for number in map(read_number, terms[:dots]) if number]
+    numbers = [Fraction(n) for n in map(read_number, terms[:dots]) if n is not None]
     if len(numbers) < max(2, dots):
         return terms
     step = numbers[1] - numbers[0]
     if step == 0 or any(b - a != step for a, b in pairwise(numbers)):
         return terms
     end = read_number(terms[-1]) if len(terms) == dots + 2 else None
-    count = (end.value - numbers[0]) / step if end else Fraction(-1)
+    count = Fraction(-1) if end is None else (Fraction(end) - numbers[0]) / step
     if count.denominator == 1 and 0 < count <= _MAX_TERMS:
         return [str(numbers[0] + index * step) for index in range(int(count) + 1)]
     return [*terms[:2], *terms[dots:]]
@@ -178,16 +179,13 @@ def _terms(sequence: str) -> list[str]:
 
 @lru_cache(maxsize=4096)
 def values_of(body: str) -> tuple[Any, ...]:
-    """What math-verify makes of the whole of it; () where it cannot."""
-    number = read_number(body)
-    if number:
-        return (_as_sympy(number),)
+    """The values that math-verify reads in the whole of `body`; () where it reads none."""
+    if (number := read_number(body)) is not None:
+        value = sympy.Rational(*Fraction(number).as_integer_ratio())
+        if isinstance(number, Decimal):
+            value = sympy.Float(value, max(15, len(number.as_tuple().digits)))
+        return (value,)
     if r"\ldots" in body or re.search(r"\d\s+\d|\d\s*_", body):
         return ()
     found = parse(f"\\boxed{{{body}}}", _WHOLE, fallback_mode="no_fallback", parsing_timeout=None)
     return tuple(value for value in found if not isinstance(value, str))
-
-
-def _as_sympy(number: Numeral) -> sympy.Number:
-    value = sympy.Rational(number.value.numerator, number.value.denominator)
-    return sympy.Float(value, max(15, number.digits)) if number.digits else value

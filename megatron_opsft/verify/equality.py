@@ -5,6 +5,7 @@ at some points; math-verify judges everything else, and only ever sees exact num
 """
 
 from collections.abc import Iterable, Sequence
+from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
@@ -14,7 +15,7 @@ from math_verify import verify
 from sympy.core.function import AppliedUndef
 from sympy.core.relational import Relational
 
-from megatron_opsft.verify.reading import Numeral, as_numeral
+from megatron_opsft.verify.reading import Number, as_number
 
 RELATIVE_TOLERANCE = Fraction(1, 10**6)
 ROUNDED_DIGITS = 6  # a decimal with fewer is exact
@@ -26,35 +27,41 @@ _POINTS = ("1.372", "0.618", "2.291", "3.057", "0.853", "1.914", "2.733", "0.477
 _SIGNED = (sympy.Abs, sympy.sign, sympy.Max, sympy.Min, sympy.floor, sympy.ceiling, sympy.Piecewise)
 
 
-def same_number(left: Numeral, right: Numeral) -> bool:
-    """Exact numbers exactly. A decimal of six or more significant digits may be a rounded one: it
-    is within 1e-6, and less than one in its last digit, of a value that no shorter decimal is.
+def same_number(left: Number, right: Number) -> bool:
+    """Whether two numbers are equal. Exact numbers must be the same. A decimal of six or more
+    significant digits may be rounded: it may be off by 1e-6 of its value, but by less than one in
+    its last digit, and the other number must not be a shorter decimal.
     """
-    if left.value == right.value:
-        return True
-    digits, last = max(left.digits, right.digits), max(left.last, right.last)
-    difference = abs(left.value - right.value)
-    larger = max(abs(left.value), abs(right.value))
-    if digits > 12 and difference <= FLOAT_NOISE * larger:
+    one, other = Fraction(left), Fraction(right)
+    difference, larger = abs(one - other), max(abs(one), abs(other))
+    digits = max(_written(left)[0], _written(right)[0])
+    last = max(_written(left)[1], _written(right)[1])
+    if difference == 0 or (digits > 12 and difference <= FLOAT_NOISE * larger):
         return True
     if digits < ROUNDED_DIGITS or _is_short(left) or _is_short(right):
         return False
     return difference < last and difference <= RELATIVE_TOLERANCE * larger
 
 
-def _is_short(number: Numeral) -> bool:
+def _written(number: Number) -> tuple[int, Fraction]:
+    """How many digits of a decimal are significant, and what its last one counts in."""
+    if isinstance(number, Fraction):
+        return 0, Fraction(0)
+    _, digits, power = number.as_tuple()
+    return len(digits), Fraction(10) ** int(power)
+
+
+def _is_short(number: Number) -> bool:
     """Whether a decimal of fewer than six digits, or a whole number, says it exactly."""
-    if number.digits:
-        return number.digits < ROUNDED_DIGITS
-    shifted = number.value * 10**100
+    if isinstance(number, Decimal):
+        return _written(number)[0] < ROUNDED_DIGITS
+    shifted = number * 10**100
     digits = str(abs(shifted.numerator)).rstrip("0")
-    return number.value.denominator == 1 or (
-        shifted.denominator == 1 and len(digits) < ROUNDED_DIGITS
-    )
+    return number.denominator == 1 or (shifted.denominator == 1 and len(digits) < ROUNDED_DIGITS)
 
 
 def same_value(gold: Any, answer: Any) -> bool:
-    """Both as `parse` gives them."""
+    """Whether two values, as math-verify's `parse` gives them, are equal."""
     gold, answer = map(_cleaned, _unwrap(gold, answer))
     numbers = _single(gold), _single(answer)
     if all(map(_is_number, numbers)):
@@ -128,22 +135,24 @@ def _same_numbers(gold: sympy.Expr, answer: sympy.Expr) -> bool:
     difference = abs(values[0] - values[1])
     if not difference <= scale * _TOLERANCE or scale > _LARGEST:  # its digits would fill the memory
         return False
-    left, right = _numeral(gold), _numeral(answer)
-    if left and right:
+    left, right = _read(gold), _read(answer)
+    if left is not None and right is not None:
         return same_number(left, right)
-    decimal = left or right
-    if decimal and decimal.digits >= ROUNDED_DIGITS:
-        margin = min(RELATIVE_TOLERANCE * abs(decimal.value), decimal.last)
-        return bool(difference <= sympy.Rational(*margin.as_integer_ratio()))
+    decimal = right if left is None else left
+    if isinstance(decimal, Decimal):
+        digits, last = _written(decimal)
+        margin = min(RELATIVE_TOLERANCE * abs(Fraction(decimal)), last)
+        if digits >= ROUNDED_DIGITS:
+            return bool(difference <= sympy.Rational(*margin.as_integer_ratio()))
     return bool(abs(sympy.N(exact[0] - exact[1], 30)) <= scale * _NEARLY_ZERO)
 
 
-def _numeral(value: sympy.Expr) -> Numeral | None:
+def _read(value: sympy.Expr) -> Number | None:
     if isinstance(value, sympy.Float):
         mantissa, _, power = str(value).partition("e")
-        return as_numeral(mantissa, int(power or 0))
+        return as_number(mantissa, int(power or 0))
     value = value.doit()
-    return Numeral(Fraction(value.p, value.q)) if isinstance(value, sympy.Rational) else None
+    return Fraction(value.p, value.q) if isinstance(value, sympy.Rational) else None
 
 
 def _exact(value: Any) -> Any:

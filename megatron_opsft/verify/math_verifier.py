@@ -45,7 +45,7 @@ def judge(response_text: str, gold: str) -> Verdict:
     in $...$).
 
     The same pair always gets the same verdict: sympy's random probes are seeded anew for each
-    answer. What sympy cannot compare is WRONG; what breaks sympy is an exception of any kind.
+    answer. What sympy cannot compare is WRONG. Errors: whatever sympy raises.
     """
     tail = behind_thinking(response_text)
     golds = _read_gold(gold.strip())

@@ -7,6 +7,7 @@ makes an answer unreadable: it then equals the same text only, never a part of i
 
 import re
 from dataclasses import dataclass
+from decimal import Decimal
 from fractions import Fraction
 
 from megatron_opsft.data.answers import closing_brace
@@ -55,6 +56,8 @@ _NUMBER = re.compile(
     r"|(?P<minus>[-+]?)\s*(?P<digits>\d+\.?\d*|\.\d+)(?:\s*\\cdot 10\^\{(?P<power>-?\d+)\})?"
 )
 _MAX_DIGITS = 4000  # of a number that is read here; powers of ten up to 10^4000
+# Exact; or a decimal as it is written, without zeros at its end: it may be a rounded one.
+Number = Fraction | Decimal
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,7 @@ class Answer:
 
 
 def read(text: str) -> Answer:
-    """The answer in what a box holds, or in a gold answer; a very long one is text only."""
+    """Read what a box holds, or a gold answer; one of more than 5,000 characters is text only."""
     if len(text) > _MAX_CHARS:
         return Answer(text.strip(), text.strip(), readable=False)
     text = respell(text)
@@ -123,7 +126,9 @@ def is_words(text: str) -> bool:
 
 
 def plain(text: str) -> str:
-    """For comparison as text: without wrappers and spaces that mean nothing; words without case."""
+    """The text for a comparison as text: without wrappers and meaningless spaces, words in lower
+    case.
+    """
     text = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text)
     text = re.sub(r"([_^])\{(\w)\}", r"\1\2 ", re.sub(r"\s+(?=\\)", "", text))
     text = re.sub(r"\s*([^\w\s\\]|\\(?=[^a-zA-Z]))\s*", r"\1", " ".join(text.split()))
@@ -136,7 +141,7 @@ def is_product(text: str) -> bool:
 
 
 def same_words(left: str, right: str) -> bool:
-    """Words by their letters, without articles; lists in any order."""
+    """Whether two texts are the same words, apart from articles; lists may be in any order."""
     if is_product(left) and is_product(right):
         return sorted(left) == sorted(right)
     return _words(left) == _words(right)
@@ -148,23 +153,12 @@ def _words(text: str) -> list[str]:
     return sorted(" ".join(words) for words in names)
 
 
-@dataclass(frozen=True, slots=True)
-class Numeral:
-    """A number as it is written. Of a decimal also `digits`, how many are significant, and `last`,
-    what its last digit counts in; 0 for exact forms.
-    """
-
-    value: Fraction
-    digits: int = 0
-    last: Fraction = Fraction(0)
-
-
 def unwrapped(text: str) -> str:
     """What `\\text{...}` holds, without the wrapper."""
     return re.sub(r"\\text\{([^{}]*)\}", r"\1", text).strip()
 
 
-def read_number(body: str) -> Numeral | None:
+def read_number(body: str) -> Number | None:
     """An integer, decimal, fraction or mixed number; None for anything else."""
     match = _NUMBER.fullmatch(body)
     if match is None:
@@ -173,25 +167,21 @@ def read_number(body: str) -> Numeral | None:
         power = int(match["power"] or 0)
         if max(abs(power), len(match["digits"])) > _MAX_DIGITS:
             return None
-        return as_numeral(match["minus"] + match["digits"], power)
+        return as_number(match["minus"] + match["digits"], power)
     top, bottom = match["top"] or match["slash"], int(match["bottom"] or match["under"])
     joined = match["whole"] and match["slash"] and not re.search(r"\d\s+\d", body)
     if bottom == 0 or joined or len(body) > _MAX_DIGITS:  # joined: 12/3 is not 1 and 2/3
         return None
     value = int(match["whole"] or 0) + Fraction(int(top), bottom)
-    return Numeral(-value if match["sign"] else value)
+    return -value if match["sign"] else value
 
 
-def as_numeral(text: str, power: int = 0) -> Numeral:
+def as_number(text: str, power: int = 0) -> Number:
     """An integer or a decimal, times a power of ten; zeros at its end say nothing."""
-    scale = Fraction(10) ** power
     whole, _, decimals = text.partition(".")
-    decimals = decimals.rstrip("0")
-    value = Fraction(text if whole.strip("+-") else text.replace(".", "0.")) * scale
-    if not decimals:
-        return Numeral(value)
-    digits = len((whole.strip("+-") + decimals).lstrip("0"))
-    return Numeral(value, digits, scale / 10 ** len(decimals))
+    if decimals := decimals.rstrip("0"):
+        return Decimal(f"{whole}.{decimals}e{power}")
+    return int(whole if whole.strip("+-") else 0) * Fraction(10) ** power
 
 
 def read_clock(body: str) -> tuple[int, str] | None:

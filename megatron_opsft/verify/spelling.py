@@ -213,7 +213,7 @@ TABLE = (
 
 
 def respell(text: str) -> str:
-    """The same answer in the one spelling that `verify.reading` reads."""
+    """Rewrite an answer in the one spelling that `verify.reading` reads."""
     for rule in TABLE:
         text = rule.pattern.sub(rule.replacement, text)
     return text.strip()

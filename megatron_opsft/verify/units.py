@@ -119,6 +119,7 @@ def _short(name: str) -> str:
 
 
 def singular(word: str) -> str:
+    """An English word in the singular, in lower case; a single letter as it is."""
     word = word.strip(".")
     word = word.lower() if len(word) > 1 else word
     if len(word) > 3 and word.endswith("ies"):
@@ -129,8 +130,8 @@ def singular(word: str) -> str:
 
 
 def units_agree(left: Unit, right: Unit) -> bool:
-    """Whether the units are the same, or one side has none. Of things that are counted one side may
-    say less: "apples" and "red apples".
+    """Whether the units are the same, or one side has none. One side may name less of what is
+    counted: "apples" and "red apples".
     """
     a, b = set(left), set(right)
     if not a or not b or a == b:
@@ -141,8 +142,8 @@ def units_agree(left: Unit, right: Unit) -> bool:
 
 
 def letter_as_unit(body: str, unit: Unit) -> tuple[str, Unit] | None:
-    """(5, m) for `5 m`, of which take_unit cannot know whether m is a variable; for `5m` where that
-    is the unit of the other side.
+    """`5 m` as (5, m): take_unit cannot know whether m is a variable. Also `5m`, where m is the
+    unit of the other side. None for anything else.
     """
     match = re.fullmatch(rf"(.*[\d}})])(\s*)([{_LONE_LETTER_UNITS}])(?:\^\{{?([23])\}}?)?", body)
     if match is None:

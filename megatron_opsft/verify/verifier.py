@@ -16,8 +16,6 @@ from megatron_opsft.verify.worker_pool import VerifierPool
 log = logging.getLogger("megatron_opsft")
 
 MAX_WORKERS = 32  # of a rank that is not told how many
-# What decides a verdict of the shipped judges.
-_RULES = (*("answer", "comparison", "equality", "math_verifier", "reading", "spelling", "units"),)
 
 
 class Verifier:
@@ -27,7 +25,7 @@ class Verifier:
         num_workers = config.workers or share_of_cores(num_local_ranks)
         self._pool = VerifierPool(num_workers, config.timeout_seconds, judge=config.judge)
         self._judge = config.judge
-        self._says_error = config.judge != "math"  # to the others it is a mistake in code or data
+        self._says_error = config.own_judge  # there it is a mistake in code or data
 
     def score(self, rollouts: Sequence[Rollout], problems: Mapping[str, Problem]) -> list[Verdict]:
         """One verdict for each rollout, in order; `problems` by the rollouts' problem ids.
@@ -71,17 +69,15 @@ class Verifier:
 def share_of_cores(num_local_ranks: int) -> int:
     """Workers of a rank when `verify.workers` is 0: its share of the usable CPU cores.
 
-    The ranks of a node share what this process may use, but where SLURM bound each task to cores of
-    its own. A task that is bound has SLURM_CPUS_PER_TASK of them, and perhaps the sibling of an odd
-    one; one that is not has those of all tasks. Ranks that torchrun started share its task's.
+    A rank that is a task of SLURM has its task's; ranks that torchrun started share what each of
+    them may use.
     """
     affinity = getattr(os, "sched_getaffinity", None)
-    usable = len(affinity(0)) if affinity else os.cpu_count() or 1
+    share = (len(affinity(0)) if affinity else os.cpu_count() or 1) // num_local_ranks
     per_task = os.environ.get("SLURM_CPUS_PER_TASK", "")
-    by_slurm = per_task.isdecimal() and "TORCHELASTIC_RUN_ID" not in os.environ
-    if by_slurm and usable < 2 * int(per_task):
-        num_local_ranks = 1
-    return max(1, min(MAX_WORKERS, usable // num_local_ranks))
+    if per_task.isdecimal() and "TORCHELASTIC_RUN_ID" not in os.environ:
+        share = int(per_task)
+    return max(1, min(MAX_WORKERS, share))
 
 
 def check_judge(config: VerifyConfig) -> None:
@@ -94,12 +90,12 @@ def check_judge(config: VerifyConfig) -> None:
 
 
 def describe_judge(config: VerifyConfig, math: str) -> str:
-    """math: the version of math-verify. Of the rules in front of it, and of a user's function, a
-    hash of the files is part: another code, another judge.
+    """The judge's name with a hash of its code, so that evaluations by different code differ.
+
+    math: the version of math-verify.
     """
     if not config.own_judge:
-        rules = _hash(Path(__file__).with_name(f"{name}.py") for name in _RULES)
-        return f"{math if config.judge == 'math' else config.judge}, rules {rules}"
+        return f"{math}, rules {_hash(sorted(Path(__file__).parent.glob('*.py')))}"
     file = _find_file(config.judge.partition(":")[0])
     return f"{config.judge}, sha256 {_hash([file])}" if file else config.judge
 

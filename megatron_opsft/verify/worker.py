@@ -1,9 +1,8 @@
-"""The verifier's worker process, and the judges that it loads: the shipped ones, and a user's
-function.
+"""The verifier's worker process, and the judge that it loads: mathematics, or a user's function.
 
-It receives (text, gold) and what else its judge takes, and sends (outcome, answer, bytes of its
-address space), until its parent closes the pipe. The parent keeps the time limit and kills; the
-worker takes care to die with its parent and not to eat the machine's memory.
+It receives (text, gold) and what else its judge takes, and sends the verdict, until its parent
+closes the pipe. The parent keeps the time limit and kills; the worker takes care to die with its
+parent and not to eat the machine's memory.
 """
 
 import ctypes
@@ -30,7 +29,11 @@ Judge = Callable[..., Verdict]
 
 
 def main(judge_name: str, max_memory_bytes: int, parent_pid: int, pipe_fd: int) -> None:
-    """Serve until the pipe ends. `judge_name`: as of `open_judge`."""
+    """Serve until the pipe ends. `judge_name`: as of `open_judge`.
+
+    sympy keeps what it has computed, so a worker that has filled half of its memory ends between
+    two answers, and a fresh one takes its place.
+    """
     if sys.platform == "linux":
         # The kernel kills this process when its parent dies, even amid a long computation: to be
         # exact, when the thread that started it ends.
@@ -46,17 +49,14 @@ def main(judge_name: str, max_memory_bytes: int, parent_pid: int, pipe_fd: int) 
     except UserError as error:
         pipe.send(str(error))
         os._exit(2)
-    gc.freeze()  # what a judge imports stays; nothing has been collected while it was loaded
-    gc.enable()
-    try:
+    gc.freeze()  # what a judge imports stays
+    with suppress(EOFError, OSError, MemoryError):  # the parent has gone, or asks a fresh worker
         pipe.send(READY)
-        while True:
-            verdict = judge(*pipe.recv())
-            pipe.send((verdict.outcome.value, verdict.answer, _address_space()))
-    except (EOFError, OSError):
-        os._exit(0)  # the parent has gone
-    except MemoryError:
-        os._exit(1)  # the parent asks a fresh worker
+        is_full = False
+        while not is_full:
+            pipe.send(judge(*pipe.recv()))
+            is_full = 2 * _address_space() > max_memory_bytes > 0
+    os._exit(0)
 
 
 def _address_space() -> int:
@@ -67,7 +67,7 @@ def _address_space() -> int:
 
 
 def open_judge(name: str) -> Judge:
-    """The judge of that name, ready to be timed.
+    """The judge of that name, `math` or `package.module:function`, ready to be timed.
 
     It takes (text, gold, columns of the row as JSON); the last may be left out. Whatever goes wrong
     is an ERROR, but for MemoryError, which is perhaps of earlier answers: another process judges
@@ -75,13 +75,11 @@ def open_judge(name: str) -> Judge:
     """
     if ":" in name:
         function = _import_function(name)
-    elif name == "math":  # alone imports sympy, which the others do not wait for
+    else:  # alone imports sympy
         from megatron_opsft.verify import math_verifier
 
         function = math_verifier.judge
         function(r"\boxed{\frac{1}{2}}", "0.5")  # compiles patterns before any clock runs
-    else:
-        function = {"choice": answer.choice, "exact": answer.exact}[name]
 
     def judge(text: str, gold: str, fields: str = "{}") -> Verdict:
         try:
@@ -118,10 +116,10 @@ def _import_function(name: str) -> Callable[..., Any]:
 
 def _as_verdict(value: object) -> Verdict:
     if isinstance(value, Verdict):
-        return answer.make_verdict(value.outcome, str(value.answer))
+        return answer.make_verdict(Outcome(value.outcome), str(value.answer))
     if isinstance(value, Outcome):
         return answer.make_verdict(value)
-    if isinstance(value, bool):
-        return answer.make_verdict(Outcome.CORRECT if value else Outcome.WRONG)
-    what = f"it returned {type(value).__name__}, not a bool, an Outcome or a Verdict"
+    if isinstance(value, bool | int | float):
+        return answer.make_verdict(Outcome.CORRECT if value > 0.5 else Outcome.WRONG)
+    what = f"it returned {type(value).__name__}, not a bool, a number, an Outcome or a Verdict"
     return answer.make_verdict(Outcome.ERROR, what)

@@ -111,11 +111,6 @@ def whole(name: str, shape: tuple[int, ...]) -> Rect:
     return Rect(name, 0, shape[0], 0, shape[1] if len(shape) == 2 else 1)
 
 
-def hf_columns(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
-    """HF name -> columns of the whole tensor."""
-    return {name: whole(name, shape).col1 for name, shape in shapes.items()}
-
-
 def hf_parameters(shapes: Mapping[str, tuple[int, ...]]) -> tuple[Parameter, ...]:
     """Whole HF tensors (name -> shape) under their own names."""
     rects = {name: whole(name, shape) for name, shape in shapes.items()}

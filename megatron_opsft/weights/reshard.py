@@ -10,7 +10,7 @@ order.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import gcd, prod
+from math import gcd
 
 from megatron_opsft.weights.rectangles import Copy, Parameter, Rect
 
@@ -83,14 +83,12 @@ def find_routes(sources: Sequence[Placement], targets: Sequence[Placement]) -> t
     """All routes of a reshard.
 
     Rectangles of the sources are equal or apart. Errors: ValueError, naming the tensor, where they
-    leave out something that a target wants, and for a target parameter that its own parts do not
-    fill.
+    leave out something that a target wants.
     """
     held = _held_rects(sources)
     routes: dict[tuple[tuple[int, ...], int], list[Copy]] = {}
     for index, target in enumerate(targets):
         for parameter in target.parameters:
-            _check_filled(parameter)
             for part in parameter.parts:
                 missing = part.source.num_elements
                 for rect, holding in held.get(part.source.tensor, {}).items():
@@ -121,10 +119,3 @@ def _held_rects(sources: Sequence[Placement]) -> dict[str, dict[Rect, list[int]]
                 if index not in holding[-1:]:
                     holding.append(index)
     return held
-
-
-def _check_filled(parameter: Parameter) -> None:
-    experts, columns = prod(parameter.shape[:-2]), parameter.padding.col1
-    filled = sum(part.target.num_elements for part in parameter.parts)
-    if filled != experts * parameter.padding_row * columns:
-        raise ValueError(f"the parts of {parameter.name} do not fill it")

@@ -6,14 +6,13 @@ fused_moe/routed_experts.py.
 """
 
 import re
-from collections.abc import Iterable
 from dataclasses import replace
 
 from megatron_opsft.architectures.shape import ModelShape
 from megatron_opsft.architectures.template import Rule, ShardKind
 from megatron_opsft.errors import UserError
 from megatron_opsft.weights.rectangles import Copy, Parameter, Rect, whole
-from megatron_opsft.weights.rules import EMBEDDING, TIED_HEAD, WeightTable
+from megatron_opsft.weights.rules import WeightTable
 from megatron_opsft.weights.slicing import divide
 
 _VOCABULARY_MULTIPLE = 64
@@ -31,8 +30,8 @@ _FUSED = (
 def vllm_parameters(table: WeightTable, tp_rank: int, tp_size: int) -> tuple[Parameter, ...]:
     """The parameters of one tensor-parallel rank, by vLLM's names; tied weights once.
 
-    The experts' are as loaded: the Triton kernel keeps them so, FlashInfer's and the CPU's reorder
-    them. Errors: `UserError` for a tp_size that cannot cut the model.
+    All are as loaded: on a GPU the Triton kernel keeps experts so. Errors: `UserError` for a
+    tp_size that cannot cut the model.
     """
     check_rollout_tp(table.shape, tp_size)
     fused: dict[str, list[tuple[str, int | None]]] = {}
@@ -42,15 +41,6 @@ def vllm_parameters(table: WeightTable, tp_rank: int, tp_size: int) -> tuple[Par
     return tuple(
         _parameter(name, members, table, tp_rank, tp_size) for name, members in fused.items()
     )
-
-
-def tied_head(parameters: Iterable[Parameter]) -> Parameter:
-    """A second copy of a tied embedding under the head's name; parameters: of the same rank."""
-    embedding = next(p for p in parameters if p.name == EMBEDDING.hf_tensors[0][0])
-    parts = tuple(
-        Copy(part.source, replace(part.target, tensor=TIED_HEAD)) for part in embedding.parts
-    )
-    return replace(embedding, name=TIED_HEAD, parts=parts)
 
 
 def check_rollout_tp(shape: ModelShape, tp_size: int) -> None:

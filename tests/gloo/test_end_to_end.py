@@ -150,7 +150,7 @@ step._sum_losses = spoilt
 """
 
 
-def test_loss_that_is_not_finite_stops_with_the_batch_saved(
+def test_loss_that_is_not_finite_stops_with_its_responses_saved(
     cli: ForkedCli, undisturbed: Path, tmp_path: Path
 ) -> None:
     run_dir = tmp_path / "run"
@@ -159,9 +159,8 @@ def test_loss_that_is_not_finite_stops_with_the_batch_saved(
     assert "Traceback" not in ended.stderr
     assert "error: phase train of step 2: loss nan" in ended.stderr
     assert "the step was not applied; not finite at rank 0 on " in ended.stderr
-    failed = json.loads((run_dir / "failed_step_000002.json").read_text())
-    expected = read_lines(undisturbed / "metrics.jsonl")[1]
-    assert len(failed["samples"]) == expected["num_accepted"]
+    name = "rollouts/step_000002.jsonl.gz"
+    assert (run_dir / name).read_bytes() == (undisturbed / name).read_bytes()
     assert [path.name for path in (run_dir / "checkpoints").iterdir()] == ["step_000001"]
     assert not (run_dir / "hf").exists()
     assert cli.run([*train_args(run_dir), "--resume"]).exit_code == 0

@@ -1,6 +1,5 @@
-"""An engine that cannot be read leaves the first weights to the disk; what one holds at other
-places than it says is noticed before anything is sampled. That the weights are the same bits by
-both ways: tests/vllm.
+"""What an engine that has read the first weights holds at other places than it says is noticed
+before anything is sampled. That the weights are the same bits as from disk: tests/vllm.
 """
 
 from collections.abc import Sequence
@@ -14,7 +13,6 @@ from hf_reference import hf_model
 from jobs import Case, build
 from safetensors.torch import load_file, save_file
 from tiny_models import weights
-from torch import Tensor
 from world import World
 
 from megatron_opsft.config import SyncConfig
@@ -22,7 +20,6 @@ from megatron_opsft.errors import SyncError
 from megatron_opsft.model.load import TrainerParts
 from megatron_opsft.rollout.hf.engine import HfEngine
 from megatron_opsft.storage.hf_files import HfTensors
-from megatron_opsft.sync import weight_sync
 from megatron_opsft.sync.transfer import Transfer
 from megatron_opsft.sync.weight_sync import WeightSync, load_first_weights
 from megatron_opsft.weights.rectangles import Copy, Parameter, Rect
@@ -63,55 +60,10 @@ def build_parts(case: Case, model_dir: Path) -> Parts:
     )
 
 
-def load(parts: Parts) -> list[str]:
-    """Through the engine if that can be; what the log says."""
-    said: list[str] = []
-    with mock.patch.object(weight_sync.log, "info", lambda line, *args: said.append(line % args)):
-        load_first_weights(parts.trainer, parts.sync, parts.engine)
-    return said
-
-
-def state(parts: TrainerParts) -> list[Tensor]:
-    """Shards and main weights."""
-    main = parts.trainer.optimizer.get_parameters()
-    return [t.detach().clone() for t in [*parts.shards.by_name.values(), *main]]
-
-
 @pytest.fixture
 def model_dir(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     save_file(weights(request.param), tmp_path / "model.safetensors")
     return tmp_path
-
-
-def why_from_disk(case: Case, model_dir: Path) -> list[tuple[list[str], bool]]:
-    """What is said of an engine whose layout is not known and of one that holds weights packed, and
-    whether all weights are there.
-    """
-    parts = build_parts(case, model_dir)
-    parts.trainer.fill_from_disk()
-    expected = state(parts.trainer)
-    layout, own = parts.engine.layout, parts.engine.weights()
-    found = []
-    for uncertain, packed in ((frozenset([GATE]), None), (frozenset(), "the engine packs them")):
-        parts.engine.layout = replace(layout, uncertain=uncertain)
-        for tensor in parts.trainer.shards.by_name.values():
-            tensor.fill_(7.0)
-        with mock.patch.object(parts.engine, "weights", lambda p=packed: replace(own, packed=p)):
-            said = load(parts)
-        now = state(parts.trainer)
-        found.append((said, all(torch.equal(a, b) for a, b in zip(now, expected, strict=True))))
-    return found
-
-
-@pytest.mark.parametrize("model_dir", ["qwen2"], indirect=True)
-def test_an_engine_that_cannot_be_read_is_one_line_and_the_disk(
-    world: World, model_dir: Path
-) -> None:
-    (found,) = world.run(why_from_disk, 1, Case(), model_dir)
-    reasons = (f"the engine's layout of {GATE} is unknown", "the engine packs them")
-    for ((first, second), same), reason in zip(found, reasons, strict=True):
-        assert first == f"the trainer reads the weights from disk itself: {reason}"
-        assert second.endswith("each rank its own slices") and same
 
 
 def wrongly_pulled(case: Case, model_dir: Path) -> str:
@@ -126,7 +78,7 @@ def wrongly_pulled(case: Case, model_dir: Path) -> str:
                 tensor[0] *= 1.01  # the first row is the gate's
 
     with mock.patch.object(Transfer, "run", spoiling), pytest.raises(SyncError) as caught:
-        load(parts)
+        load_first_weights(parts.trainer, parts.sync, parts.engine)
     return str(caught.value)
 
 
@@ -147,7 +99,7 @@ def at_another_place(case: Case, model_dir: Path) -> tuple[bool, str]:
     parts.engine.layout = replace(
         layout, parameters_of=lambda rank: tuple(map(swapped, layout.parameters_of(rank)))
     )
-    load(parts)
+    load_first_weights(parts.trainer, parts.sync, parts.engine)
     found = dict(parts.sync.exporter.stream())
     with pytest.raises(SyncError) as caught:
         parts.sync.push(0)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from forked_cli import ROOT, ForkedCli
-from groups import group
+from groups import TO_ON_POLICY_SFT, group
 from jobs import run_training
 from responses import facts
 from run_differences import compare_runs
@@ -23,7 +23,6 @@ from world import World
 from megatron_opsft.config.load import load_config
 from megatron_opsft.data.stored_responses import StoredResponse, write_stored_responses
 from megatron_opsft.methods.catalog import METHODS
-from megatron_opsft.methods.catalog.grpo import TO_ON_POLICY_SFT
 from megatron_opsft.methods.facts import read_references
 from megatron_opsft.methods.settings import MethodState
 from megatron_opsft.methods.updates import MethodRun

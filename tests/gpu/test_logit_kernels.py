@@ -4,9 +4,11 @@ Without a GPU: TRITON_INTERPRET=1 runs the kernels on CPU tensors, where Triton 
 """
 
 import os
+from types import ModuleType
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from megatron_opsft.loss import logit_chunks
@@ -22,6 +24,7 @@ pytest.importorskip("triton")
 from megatron_opsft.loss import logit_kernels  # noqa: E402
 
 INF, NAN = float("inf"), float("nan")
+FORWARD = pytest.mark.parametrize("forward", [False, True], ids=["reverse", "forward"])
 # Below, at and beyond the blocks of columns; 1 and 0 of either.
 SHAPES = [
     *[(5, 97), (1, 4096), (3, 4097), (2, 8192), (2, 9999), (4, 2048), (1, 18992)],
@@ -105,6 +108,112 @@ def test_what_is_not_finite_is_as_in_pytorch(weight: float, num_columns: int) ->
     assert_same_statistics(logits, labels)
     lse, weights = logits.logsumexp(1), torch.full((6,), weight, device=DEVICE)
     assert_same_gradient(logits, labels, lse, weights)
+
+
+def taught(num_rows: int, num_columns: int, scale: float = 1.0) -> dict[str, Tensor]:
+    """A student's and a teacher's logits, and what else their divergence and its gradient take:
+    columns of one of two ranks, and rows of which both weights, none or one is 0.
+    """
+    logits, labels = chunk(num_rows, num_columns, scale)
+    teacher = logits.flip(1) * 0.5
+    lse, teacher_lse = (
+        torch.logaddexp(each.logsumexp(1), each.sum(1) / max(num_columns, 1))
+        for each in (logits, teacher)
+    )
+    weights, teacher_weights = torch.rand(2, num_rows, device=DEVICE) + 0.1
+    weights[1::2] = teacher_weights[1::3] = 0.0
+    return {
+        "logits_CV": logits,
+        "teacher_CV": teacher,
+        "labels_C": labels,
+        "lse_C": lse,
+        "teacher_lse_C": teacher_lse,
+        "weights_C": weights,
+        "teacher_weights_C": teacher_weights,
+    }
+
+
+def divergences(ops: ModuleType, given: dict[str, Tensor], *, forward: bool) -> Tensor:
+    names = ("logits_CV", "teacher_CV", "lse_C", "teacher_lse_C")
+    found: Tensor = ops.divergences(*(given[name] for name in names), forward=forward)
+    return found
+
+
+def gradient(
+    ops: ModuleType,
+    given: dict[str, Tensor],
+    divergence: Tensor,
+    *,
+    forward: bool,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """The logits are copied to columns of wider matrices, for they are overwritten."""
+    copies = {name: F.pad(given[name], (3, 5))[:, 3:-5] for name in ("logits_CV", "teacher_CV")}
+    found: Tensor = ops.distillation_gradient_(
+        **given | copies, divergence_C=divergence, out_dtype=dtype, forward=forward
+    )
+    assert found.dtype == dtype and (dtype != torch.float32 or found is copies["logits_CV"])
+    return found
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("scale", SCALES)
+@FORWARD
+def test_divergence_and_its_gradient_are_pytorch_s(
+    shape: tuple[int, int], scale: float, forward: bool
+) -> None:
+    given = taught(*shape, scale)
+    nothing = (given["weights_C"] == 0) & (given["teacher_weights_C"] == 0)
+    given["logits_CV"][nothing], given["teacher_CV"][nothing] = NAN, INF
+    found, expected = (
+        divergences(ops, given, forward=forward) for ops in (logit_kernels, logit_chunks)
+    )
+    near = {"rtol": 1e-5, "atol": 2e-6 * scale, "equal_nan": True}
+    torch.testing.assert_close(found, expected, **near)
+    whole = expected + 0.25  # with the other rank's part
+    full = gradient(logit_kernels, given, whole, forward=forward)
+    torch.testing.assert_close(
+        full, gradient(logit_chunks, given, whole, forward=forward), rtol=1e-5, atol=2e-6 * scale
+    )
+    low = gradient(logit_kernels, given, whole, forward=forward, dtype=torch.bfloat16)
+    torch.testing.assert_close(low.float(), full, rtol=BFLOAT16, atol=2e-38)
+    assert not full[nothing].any() and not low[nothing].any()
+
+
+@FORWARD
+def test_shards_of_the_vocabulary_give_float64_autograd_s_divergence(forward: bool) -> None:
+    given = taught(6, 5000, 4.0)
+    given["labels_C"] = given["labels_C"].remainder(5000)
+    given |= {"lse_C": given["logits_CV"].logsumexp(1)}
+    given |= {"teacher_lse_C": given["teacher_CV"].logsumexp(1)}
+    exact = given["logits_CV"].double().requires_grad_()
+    log_p, log_q = exact.log_softmax(1), given["teacher_CV"].double().log_softmax(1)
+    drawn, other = (log_q, log_p) if forward else (log_p, log_q)
+    expected = (drawn.exp() * (drawn - other)).sum(1)
+    likelihood = log_p.gather(1, given["labels_C"][:, None])[:, 0]
+    loss = expected * given["teacher_weights_C"] - likelihood * given["weights_C"]
+    loss.sum().backward()
+
+    def shard(first: int, last: int) -> dict[str, Tensor]:
+        own = {name: given[name][:, first:last] for name in ("logits_CV", "teacher_CV")}
+        return given | own | {"labels_C": given["labels_C"] - first}
+
+    shards = [shard(0, 1), shard(1, 2500), shard(2500, 5000)]
+    found = sum(divergences(logit_kernels, part, forward=forward) for part in shards)
+    assert isinstance(found, Tensor)
+    torch.testing.assert_close(found.double(), expected.detach(), rtol=1e-5, atol=1e-6)
+    parts = [gradient(logit_kernels, part, found, forward=forward) for part in shards]
+    torch.testing.assert_close(torch.cat(parts, 1).double(), exact.grad, rtol=1e-5, atol=1e-6)
+
+
+@FORWARD
+def test_a_teacher_that_is_the_student_teaches_nothing(forward: bool) -> None:
+    given = taught(5, 9999, 20.0)
+    given |= {"teacher_CV": given["logits_CV"], "teacher_lse_C": given["lse_C"]}
+    given["weights_C"].zero_()
+    found = divergences(logit_kernels, given, forward=forward)
+    assert not found.any()
+    assert not gradient(logit_kernels, given, found, forward=forward).any()
 
 
 @pytest.mark.skipif(INTERPRETED, reason="9 GB")

@@ -155,18 +155,25 @@ def test_statistics_equal_float64() -> None:
     torch.testing.assert_close(found.entropy_R.double(), entropy, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("with_teacher", [False, True])
 @pytest.mark.parametrize("tokens", [4096, 16_384])
-def test_peak_memory_is_the_formula_s(tokens: int) -> None:
+def test_peak_memory_is_the_formula_s(tokens: int, with_teacher: bool) -> None:
     device = select_device("cuda")
     if operations(device.torch_device) is logit_chunks:
         pytest.skip("the formula is that of the Triton version")
     vocab_size, hidden_size = 62_016, 1536
     hidden, weight, labels, weights = given(torch.bfloat16, tokens, vocab_size, hidden_size)
-    positions = torch.arange(tokens, device="cuda")
+    positions, head = torch.arange(tokens, device="cuda"), head_of(weight, vocab_size)
+    of_teacher = replace(head, weight_VH=weight.detach().clone())
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    losses = WeightedLikelihood(weights)
-    loss, _ = fused_linear_loss(hidden, head_of(weight, vocab_size), positions, labels, losses)
+    losses, teacher = WeightedLikelihood(weights), None
+    if with_teacher:  # its hidden states are counted
+        states = hidden.detach() + 0.1
+        teacher = Teacher(hidden_RH=states, head=of_teacher, weights_R=weights)
+    loss, _ = fused_linear_loss(hidden, head, positions, labels, losses, teacher=teacher)
     loss.backward()
-    expected = fused_linear_bytes(tokens, tokens, hidden_size, len(weight), dtype_bytes=2)
+    expected = fused_linear_bytes(
+        tokens, tokens, hidden_size, len(weight), dtype_bytes=2, with_teacher=with_teacher
+    )
     assert torch.cuda.max_memory_allocated() - before == pytest.approx(expected, rel=0.05)

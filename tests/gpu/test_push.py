@@ -13,7 +13,7 @@ from megatron_opsft.errors import SyncError
 from megatron_opsft.run.recorder import RunRecorder
 from megatron_opsft.session import Session
 from megatron_opsft.train import run_step
-from megatron_opsft.weights.checksum import checksum, unit_bytes
+from megatron_opsft.weights.checksum import checksum
 from megatron_opsft.weights.rectangles import Rect
 
 TINY_REASONER = Path(megatron_opsft.__file__).parent / "assets/tiny_reasoner"
@@ -25,9 +25,8 @@ BFLOAT16 = ["run.device=cuda", "model.dtype=bfloat16"]
 def test_checksums_are_those_of_the_cpu(dtype: torch.dtype, columns: int) -> None:
     values = torch.randn(777, columns, generator=torch.Generator().manual_seed(0)).to(dtype)
     rect = Rect("x", 5, 782, 0, columns)
-    unit = unit_bytes(columns, values.itemsize, 1)
-    on_cpu = checksum(values, rect, salt=3, unit_bytes=unit)
-    on_gpu = checksum(values.to("cuda"), rect, salt=3, unit_bytes=unit)
+    on_cpu = checksum(values, rect, salt=3)
+    on_gpu = checksum(values.to("cuda"), rect, salt=3)
     assert int(on_cpu) == int(on_gpu)
 
 

@@ -39,7 +39,7 @@ def _gpu_packages() -> None:
 def printed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
     """Runs a script of this folder, or `-m MODULE`, in a new process; what it printed.
 
-    num_gpus: on pretended GPUs, one rank each.
+    num_gpus: on pretended GPUs, one rank each. te: with TransformerEngine.
     """
     places = [HERE, HERE.parent / "support", ROOT, ROOT / "tools"]
     environment = {
@@ -52,12 +52,12 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
     }
     torchrun = "-m torch.distributed.run --standalone --local-addr=localhost --nproc-per-node"
 
-    def run(script: str, *words: object, num_gpus: int = 0) -> str:
+    def run(script: str, *words: object, num_gpus: int = 0, te: bool = False) -> str:
         command = [sys.executable]
         if num_gpus > 1:
             command += [*torchrun.split(), str(num_gpus)]
         if num_gpus:
-            command += ["-m", "pretend_gpu", str(num_gpus)]
+            command += ["-m", "pretend_gpu", str(num_gpus), *["--te"] * te]
         command += [script if script == "-m" else str(HERE / script), *map(str, words)]
         interpreted = {"TRITON_INTERPRET": "1"} if num_gpus else {}
         done = subprocess.run(

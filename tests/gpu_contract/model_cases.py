@@ -1,7 +1,6 @@
 """Models and layouts that are built without memory: TransformerEngine's, and vLLM's engines."""
 
-from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from dataclasses import dataclass, fields, replace
 
 from plan_cases import REAL_SHAPES
 
@@ -54,12 +53,10 @@ class TeCase:
     pp: int = 1
     vpp: int | None = None
     dp: int = 1
-    cp: int = 1
     ep: int = 1
     etp: int | None = None
     grouped: bool = True
     deterministic: bool = False
-    train: dict[str, Any] = field(default_factory=dict)
 
     @property
     def shape(self) -> ModelShape:
@@ -73,36 +70,27 @@ class TeCase:
 
     def __str__(self) -> str:
         values = {each.name: getattr(self, each.name) for each in fields(self)}
-        defaults = {each.name: each.default for each in fields(self)} | {"train": {}}
+        defaults = {each.name: each.default for each in fields(self)}
         return " ".join(f"{n}={v}" for n, v in values.items() if v != defaults[n])
 
 
-SELECTIVE, FULL = {"recompute": "selective"}, {"recompute": "full"}
 DENSE = [
     TeCase(model="R1-Distill-Qwen-1.5B"),
-    TeCase(model="R1-Distill-Qwen-1.5B", num_layers=4, tp=2, train=FULL, dp=2),
-    TeCase(model="R1-Distill-Qwen-7B", num_layers=4, tp=4, train=SELECTIVE),
+    TeCase(model="R1-Distill-Qwen-7B", num_layers=4, tp=4),
     TeCase(model="R1-Distill-Qwen-7B", num_layers=4, tp=2, pp=2, deterministic=True),
     TeCase(model="R1-Distill-Qwen-7B", num_layers=8, tp=1, pp=2, vpp=2),
     TeCase(model="Qwen2.5-1.5B", num_layers=4, tp=2, pp=2),
-    TeCase(model="Qwen3-8B", num_layers=4, tp=1),
     TeCase(model="Qwen3-8B", num_layers=8, tp=2, pp=2, vpp=2),
-    TeCase(model="Qwen3-8B", num_layers=4, tp=4, dp=2, train=FULL),
     TeCase(model="Llama-3.1-8B", tp=4),
     TeCase(model="Llama-3.2-1B", num_layers=4, tp=2),
-    TeCase(model="Mistral-7B-v0.3", num_layers=4, tp=2, pp=2, train=SELECTIVE),
-    TeCase(model="Mistral-7B-v0.3", num_layers=4, tp=1),
-    TeCase(model="R1-Distill-Qwen-7B", num_layers=4, tp=4, cp=2),
+    TeCase(model="Mistral-7B-v0.3", num_layers=4, tp=2, pp=2),
 ]
 EXPERTS = [
     TeCase(model="Qwen3-30B-A3B", num_layers=2),
-    TeCase(model="Qwen3-30B-A3B", num_layers=4, tp=2, pp=2, train=SELECTIVE),
-    TeCase(model="Qwen3-30B-A3B", num_layers=2, tp=4, dp=2, train=FULL),
+    TeCase(model="Qwen3-30B-A3B", num_layers=4, tp=2, pp=2),
     TeCase(model="Qwen3-30B-A3B", num_layers=2, tp=2, grouped=False),
     TeCase(model="Qwen3-30B-A3B", num_layers=2, dp=8, ep=8),
-    TeCase(model="Qwen3-30B-A3B", num_layers=2, tp=2, dp=4, ep=8, etp=1, train=SELECTIVE),
-    TeCase(model="Qwen3-30B-A3B", num_layers=2, tp=2, pp=2, dp=2, ep=2),
-    TeCase(model="Qwen3-30B-A3B", num_layers=2, cp=2, dp=2, ep=4),
+    TeCase(model="Qwen3-30B-A3B", num_layers=2, tp=2, dp=4, ep=8, etp=1),
 ]
 # Models and tensor-parallel sizes of vLLM: as many ranks as key/value heads, fewer and more.
 ENGINES = [

@@ -49,6 +49,8 @@ class ReadingEngine(HfEngine):
 def run(run_dir: Path, keys: list[str], *, resume: bool = False) -> list[dict[str, Any]]:
     """The metrics of a run that ends well."""
     config = load_config(Path(QUICKSTART), [*RUN, *keys, f"run.dir={run_dir}"])
+    # As a later start of these ranks: torchrun's store has the first run's addresses still.
+    os.environ["TORCHELASTIC_RESTART_COUNT"] = str(int(resume))
     code = train(config, resume=resume)
     assert code == 0, f"exit code {code}"
     return read_lines(run_dir / "metrics.jsonl")
@@ -79,7 +81,7 @@ def from_engine(directory: Path) -> tuple[list[str], dict[str, Any]]:
     def noted(self: WeightSync, *args: Any) -> Any:
         result = push(self, *args)
         pushed.append(result.path)
-        assert all(t.is_cuda for t in self._engine.weights().tensors.values())
+        assert all(t.is_cuda for t in self._engine.weights().values())
         return result
 
     with (

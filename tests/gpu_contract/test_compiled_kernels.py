@@ -104,25 +104,35 @@ def _described(kernel: Any, said: str) -> CompiledKernel:
 
 
 def launch_all() -> None:
-    """Every variant that the losses launch (`fused_linear._scan`, `_Gradient.add`)."""
+    """Every variant that the losses launch (`fused_linear`)."""
     from megatron_opsft.loss import logit_kernels
 
     labels, row = torch.zeros(2, dtype=torch.int64), torch.zeros(2)
+    rows = (row,) * 5  # two log-sum-exps, divergences, two weights
     for num_columns in COLUMNS:
         logits = torch.zeros(2, num_columns)
         logit_kernels.row_statistics(logits, labels)
         logit_kernels.row_statistics(logits, labels, mean=True)  # entropy
         for dtype in (torch.float32, torch.bfloat16):
             logit_kernels.loss_gradient_(logits, labels, row, row, dtype)
+            for way in (False, True):
+                logit_kernels.distillation_gradient_(
+                    logits, logits, labels, *rows, dtype, forward=way
+                )
+        logit_kernels.divergences(logits, logits, row, row, forward=False)
 
 
 @pytest.mark.parametrize("architecture", [90, 100])
 def test_kernels_compile_without_spills(tmp_path: Path, architecture: int) -> None:
     """A multiprocessor has room for two programs at a time."""
     kernels = compiled(architecture, launch_all, tmp_path)
-    assert len(kernels) == 4 * 3  # two of the sizes are multiples of 16
-    names = {kernel.name for kernel in kernels}
-    assert names == {"_row_statistics_kernel", "_loss_gradient_kernel"}
+    assert len(kernels) == 9 * 3  # two of the sizes are multiples of 16
+    assert {kernel.name for kernel in kernels} == {
+        "_row_statistics_kernel",
+        "_loss_gradient_kernel",
+        "_divergence_kernel",
+        "_distillation_gradient_kernel",
+    }
     for kernel in kernels:
         assert not kernel.spilled_bytes and kernel.registers <= MAX_REGISTERS, kernel
         assert 2 * kernel.shared_bytes <= SHARED_BYTES, kernel

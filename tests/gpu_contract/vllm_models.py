@@ -75,7 +75,7 @@ def compare(shape: ModelShape, tp: int) -> dict[str, Any]:
         count, problems = 0, []
         for rank in sorted({0, tp - 1}):
             found = parameters_of(real_configs.vllm_config(config, table), rank, tp)
-            layout = vllm_layout(table, tp, packed_head=False)
+            layout = vllm_layout(table, tp)
             wanted = {p.name: p.shape for p in layout.parameters_of(rank)}
             count += len(found)
             problems += [

@@ -55,21 +55,6 @@ def token_log_probs(model: PreTrainedModel, sample: Sample, temperature: float) 
     return log_probs.gather(1, ids[0, 1:, None])[-len(sample.response_ids) :, 0]
 
 
-def token_advantages(
-    objective: Objective, advantages: tuple[float, ...], old: list[Tensor], ref: list[Tensor]
-) -> list[Tensor]:
-    """Of every token: the response's, less beta times the divergence from here to its end."""
-    found = [
-        torch.tensor([a - objective.reward_beta * float((o - r)[t:].sum()) for t in range(len(o))])
-        for a, o, r in zip(advantages, old, ref, strict=True)
-    ]
-    if not objective.whitens_tokens:
-        return found
-    flat = torch.cat(found).double()
-    std = (flat.var(correction=0) + 1e-8).sqrt()
-    return [((values - flat.mean()) / std).float() for values in found]
-
-
 def response_loss(
     objective: Objective, advantage: Tensor, now: Tensor, old: Tensor, ref: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -118,10 +103,9 @@ def hf_objective(
             [token_log_probs(model, s, objective.temperature) for s in batch]
             for model in models[1:]
         ]
-    of_tokens = token_advantages(objective, advantages, *fixed)
     for number, (sample, divisor) in enumerate(zip(batch, divisors, strict=True)):
-        advantage = of_tokens[number]
         log_probs = token_log_probs(models[0], sample, objective.temperature)
+        advantage = torch.full(log_probs.shape, advantages[number])
         loss, ratio, kl = response_loss(
             objective, advantage, log_probs, *(values[number] for values in fixed)
         )

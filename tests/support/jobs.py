@@ -39,7 +39,7 @@ from megatron_opsft.records import (
 )
 from megatron_opsft.runtime.device import Device, select_device
 from megatron_opsft.runtime.distributed import Layout, gather_from_all, start_distributed
-from megatron_opsft.sync.export import BUCKET_BYTES, Exporter
+from megatron_opsft.sync.export import Exporter
 from megatron_opsft.weights.rules import WeightTable
 from megatron_opsft.weights.slicing import merge_shards, shard_parameter
 
@@ -380,9 +380,9 @@ def run_training(config_file: str, overrides: list[str]) -> int:
     return train(load_config(Path(config_file), overrides))
 
 
-def exported(built: Built, bucket_bytes: int = BUCKET_BYTES) -> dict[str, torch.Tensor]:
+def exported(built: Built) -> dict[str, torch.Tensor]:
     """The whole model under its HF names, on every rank."""
-    return {name: t.clone() for name, t in Exporter(built.shards, bucket_bytes).stream()}
+    return {name: t.clone() for name, t in Exporter(built.shards).stream()}
 
 
 def as_arrays(tensors: dict[str, torch.Tensor]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 from eval_samples import stored
 
 from megatron_opsft.evaluate.benchmarks import SampleFiles
-from megatron_opsft.evaluate.results import ModelSamples, build_results, write_results
+from megatron_opsft.evaluate.results import ModelSamples, build_results, to_json
 
 # Ends a script, fetches, runs, and is no Unicode.
 HARM = (
@@ -30,9 +30,6 @@ def make_run(
     """Of each problem: sample 0 is correct, 1 wrong, the others cut off; lengths fall by steps."""
     (run / "rollouts").mkdir(parents=True)
     (run / "config.yaml").write_text(f"run:\n  steps: {steps}\noptimizer:\n  lr: {lr}\n")
-    (run / "manifest.json").write_text(
-        '{"config_hash": "abc", "versions": {"torch": "2.13.0"}, "data": {}}'
-    )
     for step in range(1, steps + 1):
         rows = [
             response(step, f"p-{problem}", sample, words)
@@ -61,7 +58,7 @@ def make_run(
     if finished:
         ends = [{"accuracy": a, "mean_response_tokens": t} for a, t in ((0.5, 80.0), (0.75, 77.0))]
         summary = {"base": ends[0], "final": ends[1], "steps": steps, "seconds": 9.0}
-        (run / "summary.json").write_text(json.dumps(summary | {"config_hash": "abc"}))
+        (run / "summary.json").write_text(json.dumps(summary))
     return run
 
 
@@ -105,7 +102,8 @@ def make_evaluation(
     model = made_samples(name, tokens, correct, benchmark)
     SampleFiles(out).append(benchmark, model.samples[benchmark])
     SampleFiles(out).combine(benchmark)
-    write_results(out, build_results(model, baseline=baseline, budgets=(64, 128)))
+    results = build_results(model, baseline=baseline, budgets=(64, 128))
+    (out / "results.json").write_text(to_json(results))
     return out
 
 

@@ -15,7 +15,7 @@ from jobs import (
 )
 
 from megatron_opsft.model.passes import with_log_probs
-from megatron_opsft.model.reference import ReferenceModel, with_token_rewards
+from megatron_opsft.model.reference import ReferenceModel
 
 DRIFT = 6e-4  # the learning rate that takes the policy away from reference and old one
 
@@ -52,10 +52,8 @@ def objective_gradient(case: Case, updates: int) -> Found:
     if case.objective.needs_reference:
         batches = reference.with_log_probs(batches)
         same_weights(built, sampled_from)
-    if updates > 1 or case.objective.reward_beta:
+    if updates > 1:
         batches = with_log_probs(batches, trainer.score_batches(batches), "old_log_probs_R")
-    if case.objective.reward_beta:
-        (batches,) = with_token_rewards([batches], case.objective, built.layout)
     for _ in range(updates - 1):
         trainer.step(batches, factor, lr=DRIFT)
     now = as_arrays(exported(built))

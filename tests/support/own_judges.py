@@ -15,5 +15,5 @@ def any_return(text: str, gold: str, fields: dict[str, Any]) -> Any:
     """What a user may return, by the text."""
     if text == "raise":
         raise KeyError("no such column")
-    returned = {"true": True, "outcome": Outcome.NO_ANSWER, "none": None}
+    returned = {"true": True, "0.0": 0.0, "1.0": 1.0, "outcome": Outcome.NO_ANSWER, "none": None}
     return returned.get(text, fields == {"answer": "x"})

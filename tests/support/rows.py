@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,5 @@ def write_rows(path: Path, rows: Iterable[Any]) -> str:
 
 def problem_set(name: str, problems: Iterable[Problem]) -> ProblemSet:
     """As if read from the file `name`."""
-    every = tuple(problems)
-    return ProblemSet(
-        name=name,
-        problems=every,
-        rows=tuple(range(1, len(every) + 1)),
-        bad_rows=(),
-        sources=(name,),
-        parts=(0,) * len(every),
-    )
+    every = tuple(replace(problem, row=n) for n, problem in enumerate(problems, start=1))
+    return ProblemSet(name=name, problems=every, bad_rows=(), sources=(name,))

@@ -18,6 +18,7 @@ from megatron_opsft.records import Sample
 from megatron_opsft.run.recorder import RunRecorder, open_recorder
 from megatron_opsft.session import Session, open_session
 from megatron_opsft.storage.hf_files import HfTensors
+from megatron_opsft.sync.transfer import plan_transfer
 from megatron_opsft.train import run_step
 
 SMALL = [
@@ -34,19 +35,6 @@ SMALL = [
 
 
 @contextmanager
-def plain_weights() -> Iterator[None]:
-    """vLLM on a CPU as it is on a GPU: linear weights stay as they are instead of being packed."""
-    from vllm import _custom_ops
-
-    before = _custom_ops._supports_onednn
-    _custom_ops._supports_onednn = False
-    try:
-        yield
-    finally:
-        _custom_ops._supports_onednn = before
-
-
-@contextmanager
 def collected_later() -> Iterator[None]:
     """vLLM collects garbage four times when it ends, through all that was ever imported, and the
     worker does after each job.
@@ -60,14 +48,10 @@ def collected_later() -> Iterator[None]:
 
 
 @contextmanager
-def opened(
-    run_dir: Path, overrides: list[str], plain: bool = False
-) -> Iterator[tuple[Session, RunRecorder]]:
+def opened(run_dir: Path, overrides: list[str]) -> Iterator[tuple[Session, RunRecorder]]:
     """A session on the quickstart's configuration, after its first push."""
     config = load_config(Path(QUICKSTART), [*SMALL, f"run.dir={run_dir}", *overrides])
     with ExitStack() as stack:
-        if plain:  # only then must vLLM be installed
-            stack.enter_context(plain_weights())
         session = stack.enter_context(open_session(config))
         recorder = stack.enter_context(open_recorder(session, resume=False, overwrite=True))
         session.sync.push(0, session.probes(0))
@@ -162,15 +146,14 @@ def start_of(session: Session) -> dict[str, torch.Tensor]:
     return {name: t.detach().clone().view(kinds[t.itemsize]) for name, t in found.items()}
 
 
-def engine_against_disk(session: Session, recorder: RunRecorder) -> tuple[int | None, list[str]]:
-    """The most memory that the pull takes of a new session's weights from the engine, None where
-    they came from disk; and what is another than when they are read from disk.
+def engine_against_disk(session: Session, recorder: RunRecorder) -> tuple[int, list[str]]:
+    """The most memory that a pull takes of a new session's weights from the engine; and what is
+    another than when they are read from disk.
     """
     assert session.sync.version == 0
-    pull = session.sync._pull_transfer
-    if pull is not None:
-        with LiveMemory() as memory:
-            pull.run()
+    transfer, _ = plan_transfer(session.shards, session.sampler.engine, 2**20, pull=True)
+    with LiveMemory() as memory:
+        transfer.run()
     found = start_of(session)
     for tensor in session.shards.by_name.values():
         tensor.fill_(7.0)
@@ -179,24 +162,13 @@ def engine_against_disk(session: Session, recorder: RunRecorder) -> tuple[int | 
     ).fill_from_disk()
     expected = start_of(session)
     wrong = [name for name in found if not torch.equal(found[name], expected[name])]
-    return None if pull is None else memory.peak_bytes, wrong
+    return memory.peak_bytes, wrong
 
 
 @contextmanager
 def scaled_shard(session: Session) -> Iterator[None]:
     """What leaves the trainer's last rank is not what it holds: one parameter by one percent."""
     sync: Any = session.sync
-    if sync._transfer is None:
-        stream = sync.exporter.stream
-
-        def scaled() -> Any:
-            for name, tensor in stream():
-                yield name, tensor * 1.01 if name.endswith("2.mlp.down_proj.weight") else tensor
-
-        sync.exporter.stream = scaled
-        yield
-        sync.exporter.stream = stream
-        return
     sources = sync._transfer._sources
     if session.layout.rank == session.layout.world_size - 1:
         name = next(n for n in sources if n.endswith("3.mlp.linear_fc2.weight"))
@@ -209,22 +181,19 @@ def with_session(
     run_dir: Path,
     overrides: list[str],
     act: Callable[[Session, RunRecorder], Any],
-    plain: bool = False,
 ) -> Any:
     """`act` on a session of its own; act: of a module, not nested."""
-    with opened(run_dir, overrides, plain) as (session, recorder):
+    with opened(run_dir, overrides) as (session, recorder):
         return act(session, recorder)
 
 
 class KeptSession:
     """One session for several tests: to start its engines takes longer than most of them."""
 
-    def __init__(
-        self, world: World, run_dir: Path, ranks: int, overrides: list[str], plain: bool = False
-    ) -> None:
-        self.ranks, self.plain = ranks, plain
+    def __init__(self, world: World, run_dir: Path, ranks: int, overrides: list[str]) -> None:
+        self.ranks = ranks
         self._world = world
-        self._entering = (opened, ranks, run_dir, overrides, plain)
+        self._entering = (opened, ranks, run_dir, overrides)
 
     def run(self, act: Callable[..., Any], *args: Any, timeout: float = 120) -> list[Any]:
         """`act(session, recorder, *args)` on every rank; act: of a module, not nested.

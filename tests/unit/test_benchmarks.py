@@ -22,7 +22,7 @@ def test_against_grpo_prints_each_contender_and_then_the_ratios(cli: ForkedCli) 
     ended = cli.run_script("benchmarks/against_grpo.py", "--shape", "tiny", *sizes, *threads)
     assert ended.exit_code == 0, ended.stderr
     *turns, whole = map(json.loads, ended.stdout.splitlines())
-    assert [turn["contender"] for turn in turns[:3]] == ["ours", "grpo_beta0", "grpo_beta"]
+    assert [turn["contender"] for turn in turns] == ["ours", "grpo_beta0", "grpo_beta"]
     seconds = {turn["contender"]: round(turn["seconds"][0], 4) for turn in turns}
     assert {name: whole[name]["seconds"] for name in seconds} == seconds
     ratio = seconds["ours"] / seconds["grpo_beta"]

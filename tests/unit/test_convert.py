@@ -222,6 +222,36 @@ def test_a_file_system_that_keeps_removed_files_while_they_are_open(
     assert not partial_dir(out).exists() and kept
 
 
+@pytest.mark.parametrize("refused_at", ["open", "transfer"])
+def test_a_file_system_without_direct_transfers_gives_the_same_bytes(
+    hf: Path, megatron: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused_at: str
+) -> None:
+    open_file, direct = os.open, set[int]()
+
+    def open_here(path: Path, flags: int, *rest: int) -> int:
+        is_direct = bool(flags & os.O_DIRECT)
+        if is_direct and refused_at == "open":
+            raise OSError(errno.EINVAL, "no direct transfers here")
+        file = open_file(path, flags, *rest)
+        (direct.add if is_direct else direct.discard)(file)
+        return file
+
+    def refusing(transfer: Callable[..., int]) -> Callable[..., int]:
+        def call(file: int, *rest: Any) -> int:
+            if file in direct:
+                raise OSError(errno.EOPNOTSUPP, "no direct transfers here")
+            return transfer(file, *rest)
+
+        return call
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", open_here)
+        for name in ("pwrite", "preadv"):
+            patched.setattr(os, name, refusing(getattr(os, name)))
+        run(hf, tmp_path / "again", "megatron")
+    assert content_of(tmp_path / "again") == content_of(megatron)
+
+
 def test_a_writer_and_a_conversion_keep_each_other_out(hf: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     tensors = {"a": torch.ones(3)}

@@ -140,6 +140,3 @@ def test_what_does_not_fit_is_one_line(
     path = changed / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"vocab_size": 590}))
     assert "590" in diagnose(cli, changed, out).error
-    shutil.copytree(whole, out)
-    (out / "tokens.jsonl").write_text("[]\n")
-    assert "tokens.jsonl:1: not a JSON object" in diagnose(cli, efficient, out).error

@@ -14,7 +14,7 @@ from live_memory import LiveMemory
 from test_prompts import write_model_dir
 from torch import Tensor
 
-from megatron_opsft.data.prompts import PromptEncoder, TeacherPrompt, load_tokenizer
+from megatron_opsft.data.prompts import PromptEncoder, load_tokenizer, teacher_of
 from megatron_opsft.errors import UserError
 from megatron_opsft.loss.fused_linear import fused_linear_loss
 from megatron_opsft.loss.logit_chunks import distillation_gradient_, divergences
@@ -239,7 +239,7 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> PromptEncoder:
 
 
 def asked(encoder: PromptEncoder, template: str) -> str:
-    prompt = TeacherPrompt(encoder, template).encode(PROBLEM)
+    prompt = teacher_of(encoder, template).encode(PROBLEM)
     return str(encoder.tokenizer.decode(prompt))
 
 
@@ -264,4 +264,4 @@ def test_the_teacher_s_instruction_replaces_the_plain_one(
 def test_a_plain_prompt_of_a_file_is_refused(encoder: PromptEncoder) -> None:
     own = PromptEncoder(tokenizer=encoder.tokenizer, template="own.jinja")
     with pytest.raises(UserError, match=r"data.template=own.jinja: method.teacher_template .*r1"):
-        TeacherPrompt(own, "concise")
+        teacher_of(own, "concise")

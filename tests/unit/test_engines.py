@@ -17,11 +17,10 @@ from megatron_opsft import session
 from megatron_opsft.config import Config
 from megatron_opsft.config.load import load_config, to_yaml
 from megatron_opsft.errors import UserError
-from megatron_opsft.records import NO_RANK, FinishReason, Sample
+from megatron_opsft.records import NO_RANK, Sample
 from megatron_opsft.rollout.limits import check_engine
-from megatron_opsft.rollout.requests import make_requests, make_rollouts
 from megatron_opsft.rollout.vllm.options import prepare_environment
-from megatron_opsft.rollout.vllm.weights import DraftWeights, vllm_layout, with_tied_head
+from megatron_opsft.rollout.vllm.weights import DraftWeights, with_tied_head
 from megatron_opsft.session import Session
 from megatron_opsft.weights.rules import WeightTable
 
@@ -85,45 +84,12 @@ def test_probes_are_few_short_and_of_different_problems(monkeypatch: pytest.Monk
     assert (prompt.prompt_ids, prompt.response_ids) == ((5,), (6, 7))
 
 
-class Words:
-    """A tokenizer whose tokens are their own numbers."""
-
-    def batch_decode(self, sequences: list[list[int]], **kwargs: bool) -> list[str]:
-        return [" ".join(map(str, ids)) for ids in sequences]
-
-
-def test_the_last_token_says_how_a_response_ended() -> None:
-    rollouts = make_rollouts(
-        make_requests("p", (1, 2), 2, run_seed=0, step=1),
-        [[3, 4, 9], [3, 4, 5]],
-        end_token_ids=(8, 9),
-        tokenizer=Words(),
-        version=7,
-    )
-    assert [(r.text, r.finish_reason, r.response_ids) for r in rollouts] == [
-        ("3 4", FinishReason.STOP, (3, 4, 9)),
-        ("3 4 5", FinishReason.LENGTH, (3, 4, 5)),
-    ]
-    assert {r.weight_version for r in rollouts} == {7}
-    assert make_rollouts([], [], end_token_ids=(9,), tokenizer=Words(), version=7) == []
-
-
 @pytest.mark.parametrize("name", ["qwen2", "qwen2_tied"])
 def test_vllm_s_stream_names_a_tied_head(name: str) -> None:
     table = WeightTable(SHAPES[name])
-    layout = vllm_layout(table, 1, packed_head=False)
     good = [(n, torch.zeros(1)) for n in table.hf_shapes()]
-    sent = [n for n, _ in with_tied_head(good, layout.hf_columns)]
+    sent = [n for n, _ in with_tied_head(good, table.hf_shapes())]
     assert sorted(sent) == sorted({*table.hf_shapes(), "lm_head.weight"})
-
-
-def test_a_packed_tied_head_is_a_parameter_of_its_own() -> None:
-    table = WeightTable(SHAPES["qwen2_tied"])
-    names = {
-        packed: [p.name for p in vllm_layout(table, 1, packed_head=packed).parameters_of(0)]
-        for packed in (False, True)
-    }
-    assert names[True] == [*names[False], "lm_head.weight"]
 
 
 def test_a_speculative_mapping_on_the_command_line_and_in_a_file(tmp_path: Path) -> None:

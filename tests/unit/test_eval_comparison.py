@@ -1,18 +1,11 @@
 """Several results side by side: rows, baselines, settings that differ, figures' data."""
 
-from pathlib import Path
-
 import pytest
 from eval_samples import stored
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.evaluate.comparison import compare, compare_directories
-from megatron_opsft.evaluate.results import (
-    ModelSamples,
-    Results,
-    build_results,
-    write_results,
-)
+from megatron_opsft.evaluate.comparison import compare
+from megatron_opsft.evaluate.results import ModelSamples, Results, build_results
 from megatron_opsft.report.table import OVERALL
 from megatron_opsft.report.tables import plots_of_block
 
@@ -132,8 +125,8 @@ def test_no_spread_of_lengths_is_shown_of_one_sample() -> None:
     assert "norm_std" in of_old and "norm_std" not in of_one
     _, *lines = compare([one]).text().splitlines()
     assert [line.split()[-3:] for line in lines] == [["-", "0.0%", "0.0%"]] * 3
-    assert any("NormStd" in plot for plot in plots_of_block(comparison.rows, OVERALL))
-    assert not any("NormStd" in plot for plot in plots_of_block(compare([one]).rows, OVERALL))
+    assert any("NormStd" in plot.title for plot in plots_of_block(comparison.rows, OVERALL))
+    assert not any("NormStd" in plot.title for plot in plots_of_block(compare([one]).rows, OVERALL))
 
 
 def test_early_exit_has_no_budget_curve() -> None:
@@ -144,18 +137,7 @@ def test_early_exit_has_no_budget_curve() -> None:
         assert [row.label for row in comparison.rows if row.budgets[block]] == ["old"]
     for text in (comparison.markdown(), comparison.text()):
         assert "no budget curve: early (early exit tries answers by the room left" in text
-    assert not any("budget" in plot for plot in plots_of_block(compare([early]).rows, OVERALL))
+    assert not any(
+        "budget" in plot.title for plot in plots_of_block(compare([early]).rows, OVERALL)
+    )
     assert "no budget curve" not in compare([build(OLD)]).markdown()
-
-
-def test_an_earlier_comparison_is_not_replaced(tmp_path: Path) -> None:
-    for name, own in (("a", OLD), ("b", NEW)):
-        (tmp_path / name).mkdir()
-        write_results(tmp_path / name, build(own))
-    both, out = [tmp_path / "a", tmp_path / "b"], tmp_path / "out"
-    compare_directories(both, out, None)
-    before = (out / "table.md").read_text()
-    for there in (out, tmp_path / "a/results.json"):
-        with pytest.raises(UserError, match="holds a table.md already"):
-            compare_directories(both[::-1], there, None)
-    assert (out / "table.md").read_text() == before

@@ -23,9 +23,7 @@ def identity(**data: str) -> dict[str, Any]:
 
 def enter(directory: Path, identified: dict[str, Any]) -> None:
     """As each start of an evaluation does."""
-    out = EvaluationDirectory(directory)
-    out.open(identified, overwrite=False)
-    out.remember({"model": "m", "identity": identified})
+    EvaluationDirectory(directory).begin({"identity": identified}, overwrite=False)
 
 
 def test_a_lack_of_processes_is_not_taken_for_another_writer(tmp_path: Path) -> None:
@@ -45,8 +43,8 @@ def test_overwrite_removes_a_link_and_not_what_it_leads_to(tmp_path: Path) -> No
     enter(out, identity(mini="d1"))
     (out / "samples").symlink_to(scratch)
     (out / "table.md").symlink_to(tmp_path / "gone")
-    EvaluationDirectory(out).open(identity(mini="d2"), overwrite=True)
-    assert list(out.iterdir()) == []
+    EvaluationDirectory(out).begin({"identity": identity(mini="d2")}, overwrite=True)
+    assert [path.name for path in out.iterdir()] == ["manifest.json"]
     assert (scratch / "kept").exists()
 
 

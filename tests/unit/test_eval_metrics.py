@@ -103,7 +103,7 @@ def test_weights_are_copies_of_problems() -> None:
     for d, row in enumerate(counts):
         copies = []
         for p, times in enumerate(row):
-            own = [one for one in drawn if one.problem_id == grid.problem_ids[p]]
+            own = [one for one in drawn if one.problem_id == f"p{p}"]
             for copy in range(times):
                 copies += [
                     sample(f"{p}.{copy}", one.sample_index, one.num_tokens, one.correct)

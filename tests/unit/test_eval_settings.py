@@ -20,30 +20,22 @@ def settings_of(*words: str) -> EvalSettings:
     return load_settings(read.config, read.keys)
 
 
-def test_an_option_is_the_setting_of_its_name(tmp_path: Path) -> None:
+def test_options_are_settings_and_win_over_the_file(tmp_path: Path) -> None:
     config = tmp_path / "eval.yaml"
-    config.write_text("model: m\nseed: 4\nlimit: 9\ndeer: {max_trials: 3, threshold: 0.1}\n")
-    given = {"engine": "vllm", "template": "cod", "deer.threshold": 0.9, "temperature": 0.7}
-    given |= {"deer.transition_words": "Wait,But", "top_p": 0.9, "max_tokens": 100, "samples": 2}
-    given |= {"seed": 3, "budgets": "10,20", "dtype": "bfloat16", "device": "cpu", "tp": 2}
-    given |= {"batch_size": 5, "gpu_memory_fraction": 0.5, "benchmarks": "a,b"}
+    config.write_text(
+        "model: m\nname: n\nseed: 4\nlimit: 9\ndata: {a: f, b: g}\n"
+        "deer: {max_trials: 3, threshold: 0.1}\n"
+    )
+    given = {"engine": "vllm", "name": "07", "deer.threshold": 0.9, "temperature": 0.7}
+    given |= {"deer.transition_words": "Wait,But", "max_tokens": 100, "budgets": "10,20"}
+    given |= {"seed": 3, "dtype": "bfloat16", "tp": 2, "benchmarks": "a,b"}
     options = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
     keys = [f"{name}={value}" for name, value in given.items()]
-    settings = settings_of(str(config), *options, "--data", "a=f")
-    assert settings == settings_of(str(config), *keys, "data.a=f")
-    assert settings.limit == 9 and settings.deer.max_trials == 3
-    assert settings.deer.transition_words == ("Wait", "But")
-    assert settings_of(str(config), "--method", "deer").method == "deer"
-    with pytest.raises(UserError, match="samples=4 with temperature=0: all samples of a problem"):
-        settings_of(str(config), "--temperature", "0", "samples=4")
-
-
-def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
-    config = tmp_path / "eval.yaml"
-    config.write_text("model: m\nname: n\ndata: {a: f, b: g}\n")
-    settings = settings_of(
-        "--name", "07", str(config), "--data", "b=h", "--data", "c=i", "budgets=8"
-    )
+    settings = settings_of(str(config), *options, "--data", "b=h", "--data", "c=i")
+    assert settings == settings_of(*keys, "data.b=h", str(config), "data.c=i")
     assert (settings.model, settings.name, settings.out) == ("m", "07", Path("o"))
     assert settings.data == {"a": "f", "b": "h", "c": "i"}
-    assert settings.budgets == (8,)
+    assert settings.limit == 9 and settings.deer.max_trials == 3
+    assert settings.deer.transition_words == ("Wait", "But") and settings.budgets == (10, 20)
+    with pytest.raises(UserError, match="samples=4 with temperature=0: all samples of a problem"):
+        settings_of(str(config), "--temperature", "0", "samples=4")

@@ -10,6 +10,7 @@ from forked_cli import ROOT
 
 from megatron_opsft.cli import PROGRAM
 from megatron_opsft.command_line import reference_table
+from megatron_opsft.methods.catalog import METHODS
 
 LINES = 45
 
@@ -20,7 +21,8 @@ def check_example(words: Sequence[str]) -> None:
     assert not getattr(command, "commands", None), f"{words} names no command"
     read = command.read(rest)
     if read.keys_of is not None:
-        table = reference_table(read.keys_of)
+        methods = (reference_table(method, prefix="method.") for method in METHODS.values())
+        table = "\n".join([reference_table(read.keys_of), *methods])
         for key in (word.partition("=")[0] for word in read.keys):
             known = f"| `{key}` |" in table or f"| `{key.partition('.')[0]}` |" in table
             assert known, f"{words}: no key {key}"

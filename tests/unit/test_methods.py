@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from groups import group, update, weigh
+from groups import TO_ON_POLICY_SFT, group, update, weigh
 from responses import facts
 
 from megatron_opsft.config.load import load_config
 from megatron_opsft.methods.advantages import group_normalized, whiten, z_score
 from megatron_opsft.methods.catalog import METHODS
-from megatron_opsft.methods.catalog.grpo import TO_ON_POLICY_SFT
 from megatron_opsft.methods.facts import LengthTarget, ReferenceStatistics
 from megatron_opsft.methods.objective import Aggregation, aggregate
 from megatron_opsft.methods.updates import MethodRun
@@ -81,14 +80,7 @@ GOLDEN = [
     golden("linear", [0.9625, 0.925, -0.1125, 0.8125], [0.3156, 0.2781, -0.7594, 0.1656]),
     golden("l1_exact", [0.64, 0.88, -0.12, 0.40], [0.4444, 1.0057, -1.3332, -0.1169], EXACT),
     golden("l1_max", [0.86, 0.62, 0, 0], [1.1179, 0.5703, -0.8441, -0.8441], MOST),
-    golden(
-        "l1_max",
-        [1, 1, 0, 0],
-        [0.8660, 0.8660, -0.8660, -0.8660],
-        MOST,
-        alpha=0.01,
-        code_reward=True,
-    ),
+    golden("l1_max", [1, 1, 0, 0], [0.8660, 0.8660, -0.8660, -0.8660], MOST, alpha=0.01),
     golden("o1_pruner", [2.25, 0.875, -1.5833, 0.05], [2.25, 0.875, -1.5833, 0.05], REFERENCE),
     golden("mastery_gated", [1, 1, 0, 1], [0.5, 0.5, -1.5, 0.5]),
     golden("mastery_gated", [1, 1, 0.8, 0], [0.6301, 0.6301, 0.2100, -1.4703], {"correct": ALL}),

@@ -1,4 +1,4 @@
-"""Mixtures of sources, held-out problems, and problems chosen by how often a model solved them."""
+"""Mixtures of sources, and held-out problems."""
 
 import json
 import random
@@ -7,24 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from eval_samples import stored
 from rows import problem_set, write_rows
 
 from megatron_opsft.config import Config, DataConfig
 from megatron_opsft.config.load import config_hash, load_config, to_yaml
 from megatron_opsft.data.choices import (
-    PassRate,
     describe_data,
     drop_unusable_prompts,
-    keep_by_pass_rate,
     take_held_out,
 )
 from megatron_opsft.data.mixture import ProblemSampler, load_training, order_of
-from megatron_opsft.data.problems import ProblemSet, load_problems
+from megatron_opsft.data.problems import ProblemSet
 from megatron_opsft.errors import UserError
-from megatron_opsft.evaluate import results
-from megatron_opsft.evaluate.benchmarks import SampleFiles
-from megatron_opsft.evaluate.results import read_pass_rates
 from megatron_opsft.records import Problem
 
 
@@ -55,20 +49,13 @@ def test_sources_are_read_one_behind_the_other_each_with_its_fields(mixed: DataC
     read = load_training(mixed, with_fields=False)
     assert texts(read) == [*(f"a{n}" for n in range(6)), "b0", "b1", "a0"]
     assert [problem.id for problem in read.problems] == [*"012345", "0@2", "1@2", "9"]
-    assert read.parts == (0, 0, 0, 0, 0, 0, 1, 1, 1)
+    assert [problem.part for problem in read.problems] == [0, 0, 0, 0, 0, 0, 1, 1, 1]
+    short = drop_unusable_prompts(read, lambda p: range(9 if p.text == "a1" else 1), 4)
+    for chosen in take_held_out(short, 2, seed=0):
+        assert all(p.part == ("@" in p.id or p.id == "9") for p in chosen.problems)
     a, b = read.sources
     assert read.name == f"{a} + {b}" == mixed.name
     assert [(bad.source, bad.row) for bad in read.bad_rows] == [(b, 3)]
-
-
-def test_a_problem_keeps_its_source_through_every_choice(mixed: DataConfig) -> None:
-    read = load_training(mixed, with_fields=False)
-    short = drop_unusable_prompts(read, lambda p: range(9 if p.text == "a1" else 1), 4)
-    train, held = take_held_out(short, 2, seed=0)
-    assert len(train.problems) + len(held.problems) == 8
-    for number, problem in enumerate(train.problems):
-        of_b = "@" in problem.id or problem.id == "9"
-        assert Path(train.source_of(number)).name == ("b.jsonl" if of_b else "a.jsonl")
 
 
 def drawn(order: ProblemSampler, num: int) -> list[int]:
@@ -124,18 +111,7 @@ def test_a_part_of_which_nothing_is_left_is_a_user_error(mixed: DataConfig) -> N
     read = load_training(mixed, with_fields=False)
     assert order_of(read, mixed, 0).members == (tuple(range(6)), (6, 7, 8))
     with pytest.raises(UserError, match=r"no problem of .*b\.jsonl is left"):
-        order_of(read.pick(range(6)), mixed, 0)
-
-
-def test_what_a_mixture_repeats_is_said_of_each_source(mixed: DataConfig) -> None:
-    config = load_config(None, ["model.path=m", "data.train=x", "run.steps=2"])
-    config = config.model_copy(update={"data": mixed.model_copy(update={"prompts_per_step": 4})})
-    read = load_training(mixed, with_fields=False)
-    said = describe_data(config, read.pick(range(7)), read)
-    through = [line for line in said if "use each of" in line]
-    assert through == [
-        f"2 steps of 1 problems use each of the 1 problems of {read.sources[1]} 2.0 times"
-    ]
+        order_of(replace(read, problems=read.problems[:6]), mixed, 0)
 
 
 def test_a_mixture_is_written_and_loaded_again(tmp_path: Path) -> None:
@@ -152,63 +128,19 @@ TRAIN = "config key data.train=.*"
 
 
 @pytest.mark.parametrize(
-    ("train", "keys", "reason"),
+    ("train", "reason"),
     [
-        ([], [], TRAIN + r"a list of \{path: ..., weight: ...\}"),
-        (5, [], TRAIN + r"a list of \{path: ..., weight: ...\}"),
-        ([{"path": "b", "weight": 0}], [], TRAIN + "entry 1: weight: Input should be greater"),
-        ([{"path": "a", "wieght": 1}], [], "entry 1: wieght: .*an entry has path, weight, split"),
-        (["a"], [], TRAIN + "entry 1: Input should be a valid dictionary"),
-        ("a", ["data.pass_rate=[0.1,0.9]"], "go together; set both"),
-        ("a", ["data.pass_rate=[0.9,0.1]", "data.pass_rate_from=x"], r"write \[LOW, HIGH\]"),
+        ([], r"a list of \{path: ..., weight: ...\}"),
+        (5, r"a list of \{path: ..., weight: ...\}"),
+        ([{"path": "b", "weight": 0}], "entry 1: weight: Input should be greater"),
+        ([{"path": "a", "wieght": 1}], "entry 1: wieght: .*an entry has path, weight, split"),
+        (["a"], "entry 1: Input should be a valid dictionary"),
     ],
 )
-def test_a_wrong_mixture_or_pass_rate_is_one_line(
-    train: object, keys: list[str], reason: str
-) -> None:
-    with pytest.raises(UserError, match=reason) as caught:
-        config_of(train, *keys)
+def test_a_wrong_mixture_is_one_line(train: object, reason: str) -> None:
+    with pytest.raises(UserError, match=TRAIN + reason) as caught:
+        config_of(train)
     assert "\n" not in str(caught.value)
-
-
-def evaluated(directory: Path, *solved: int) -> Path:
-    """Samples of the arithmetic's first problems: of four responses so many are correct."""
-    problems = load_problems("arithmetic", split="train").problems
-    files = SampleFiles(directory)
-    for problem, num in zip(problems, solved, strict=False):
-        samples = [stored(problem.id, n, 1, n < num, gold=problem.answer) for n in range(4)]
-        files.append("mine", samples)
-    return directory
-
-
-def test_problems_are_kept_by_their_pass_rate(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Results:
-        benchmarks = {"mine": None}
-
-    directory = evaluated(tmp_path, 0, 1, 2, 4)
-    monkeypatch.setattr(results, "read_results", lambda _: Results)
-    rates = read_pass_rates(directory)
-    problems = load_problems("arithmetic", split="train")
-    assert [rates[p.id].rate for p in problems.problems[:4]] == [0, 0.25, 0.5, 1]
-    kept = keep_by_pass_rate(problems, rates, (0.25, 0.5))
-    assert kept.rows == (2, 3)
-    assert [(bad.row, bad.reason) for bad in kept.bad_rows[:3]] == [
-        (1, "its pass rate is 0; data.pass_rate=0.25 to 0.5"),
-        (4, "its pass rate is 1; data.pass_rate=0.25 to 0.5"),
-        (5, "its pass rate was not evaluated; data.pass_rate=0.25 to 0.5"),
-    ]
-    assert len(kept.bad_rows) == len(problems.problems) - 2
-    assert kept.sha256 != problems.sha256 != keep_by_pass_rate(problems, rates, (0, 1)).sha256
-    with pytest.raises(UserError, match=r"data.pass_rate_from=.*results.json: not found"):
-        monkeypatch.undo()
-        read_pass_rates(tmp_path)
-    with pytest.raises(UserError, match=r"0.6 to 0.9: none of the 8192 problems of arithmetic"):
-        keep_by_pass_rate(problems, rates, (0.6, 0.9))
-    other = {problems.problems[0].id: PassRate(rate=0.5, gold="77")}
-    with pytest.raises(UserError, match=r"had other problems: its answer to .* is '77', and"):
-        keep_by_pass_rate(problems, other, (0, 1))
 
 
 def set_of(*pairs: tuple[str, str]) -> ProblemSet:
@@ -226,26 +158,25 @@ def test_held_out_problems_are_taken_from_training_with_the_seed() -> None:
     assert take_held_out(TEN, 3, seed=0) == (train, held)
     assert take_held_out(TEN, 3, seed=1)[1].problems != held.problems
     assert len({train.sha256, held.sha256, TEN.sha256}) == 3
-    assert [int(problem.id) + 1 for problem in train.problems] == list(train.rows)
+    assert all(int(problem.id) + 1 == problem.row for problem in train.problems)
     with pytest.raises(UserError, match=r"eval.holdout=10: d.jsonl has only 10 different"):
         take_held_out(TEN, 10, seed=0)
-
-
-def test_a_held_out_problem_is_in_no_other_row() -> None:
-    for seed in range(5):
+    for seed in range(5):  # in no other row
         train, held = take_held_out(set_of(("a", "1"), ("b", "2"), ("a", "1")), 1, seed)
         assert not {p.text for p in train.problems} & {p.text for p in held.problems}
 
 
-def test_what_is_unusual_is_said_and_nothing_else() -> None:
+def test_what_is_unusual_is_said_and_nothing_else(mixed: DataConfig) -> None:
     usual = config_of("d.jsonl", "data.prompts_per_step=5", "run.steps=2")
     assert describe_data(usual, TEN, TEN) == []
     (none,) = describe_data(usual, TEN, None)
     assert none.startswith("nothing is evaluated: d.jsonl has no held-out problems")
     assert "eval.holdout=N" in none
-    (large,) = describe_data(config_of("d.jsonl", "data.prompts_per_step=11"), TEN, TEN)
-    assert large.startswith("data.prompts_per_step=11 is more than the 10 problems of d.jsonl")
-    (again,) = describe_data(
-        config_of("d.jsonl", "data.prompts_per_step=5", "run.steps=5"), TEN, TEN
-    )
+    often = config_of("d.jsonl", "data.prompts_per_step=5", "run.steps=5")
+    (again,) = describe_data(often, TEN, TEN)
     assert again == "5 steps of 5 problems use each of the 10 problems of d.jsonl 2.5 times"
+    both = usual.model_copy(update={"data": mixed.model_copy(update={"prompts_per_step": 4})})
+    read = load_training(mixed, with_fields=False)
+    (of_b,) = describe_data(both, replace(read, problems=read.problems[:7], bad_rows=()), TEN)
+    end = f"of the 1 problems of {read.sources[1]} 2.0 times"
+    assert of_b == f"2 steps of 1 problems use each {end}"

@@ -57,39 +57,26 @@ def test_dotted_names_reach_into_objects_in_training_and_evaluation(tmp_path: Pa
 def test_chat_messages_are_a_problem_and_what_is_none_is_a_bad_row(tmp_path: Path) -> None:
     shots = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]
     lists: list[Any] = [[USER], [SYSTEM, *shots, USER]]
-    bad = {
-        "prompt is an empty list of messages": [],
-        "prompt ends with a message of role assistant, not user": shots,
-        "prompt has a system message that is not the first": [USER, SYSTEM, USER],
-        "prompt[0] is of type str, not a message": ["1 + 1?"],
-        "prompt[0] has role 'tool'; there are system, user, assistant": [{"role": "tool"}],
-        "the content of prompt[0] is of type list, not text": [{"role": "user", "content": []}],
-        "the content of prompt[0] is empty": [{"role": "user", "content": " "}],
-        "prompt is not valid Unicode: half of a surrogate pair": [{**USER, "content": "\ud83d"}],
-    }
-    rows = [{"prompt": value, "answer": 2} for value in [*lists, *bad.values()]]
+    bad: list[Any] = [[], shots, [USER, SYSTEM, USER], ["1 + 1?"], [{"role": "tool"}]]
+    bad += [[{"role": "user", "content": content}] for content in ([], " ")]
+    surrogate = [{**USER, "content": "\ud83d"}]
+    rows = [{"prompt": value, "answer": 2} for value in [*lists, *bad, surrogate]]
     read = load_problems(write_rows(tmp_path / "rows.jsonl", rows))
     assert [problem.text for problem in read.problems] == ["1 + 1?", "1 + 1?"]
     assert [problem.before for problem in read.problems] == [
         (),
-        (
-            Message("system", "Be brief."),
-            Message("user", "2 + 2?"),
-            Message("assistant", "4"),
-        ),
+        tuple(Message(**message) for message in [SYSTEM, *shots]),
     ]
-    assert reasons(read) == [*bad]
+    *chats, unicode = reasons(read)
+    assert unicode == "a text is not valid Unicode: half of a surrogate pair"
+    assert len(chats) == len(bad) and all("prompt is not a chat: write" in each for each in chats)
 
 
 def test_messages_reach_the_chat_template_with_the_instruction_in_the_last(
     tokenizer: Any,
 ) -> None:
-    chat = Problem(
-        id="1",
-        text="1 + 1?",
-        answer="2",
-        before=(Message("user", "2 + 2?"), Message("assistant", "4")),
-    )
+    before = (Message("user", "2 + 2?"), Message("assistant", "4"))
+    chat = Problem(id="1", text="1 + 1?", answer="2", before=before)
     shots = "<|user|>2 + 2?<|assistant|>4<|user|>1 + 1?"
     assert prompt_of(tokenizer, chat) == f"{shots}<|assistant|>"
     told = prompt_of(tokenizer, chat, "r1", system_prompt="Think.", suffix="!")
@@ -144,7 +131,6 @@ def test_a_jinja_file_makes_the_user_s_message_of_the_row(tmp_path: Path, tokeni
     [
         (None, r"cannot be read \(No such file or directory\)"),
         ("{{ problem ", "is not a Jinja template: unexpected end of template"),
-        ("{{ problem }} {{ options }}", r"uses options; .* write row.options for a column"),
         ("Solve it.", "uses neither problem nor row"),
         ("{{ row.options }}", "has no attribute 'options'; a row of arithmetic has no columns"),
     ],
@@ -164,10 +150,3 @@ def test_a_jinja_file_can_do_nothing_but_write(tmp_path: Path) -> None:
     source = write_rows(tmp_path / "rows.jsonl", [{"problem": "1 + 1?", "answer": 2}])
     with pytest.raises(UserError, match="no usable row.*SecurityError"):
         load_problems(source, template=str(file))
-
-
-def test_a_template_that_is_none_is_told_what_to_write() -> None:
-    with pytest.raises(
-        UserError, match=r"'Be brief.' is not a template.*\.jinja file.*system_prompt"
-    ):
-        load_config(None, ["model.path=m", "data.train=x", "data.template=Be brief."])

@@ -57,7 +57,8 @@ def check_plan(
     (num_bins,) = {len(bins) for bins in plan}
     assert num_bins % multiple == 0
     if len(lengths) < 10_000:  # else it takes minutes
-        assert num_bins <= per_rank(first_fit_decreasing(lengths, budget), dp_size, multiple)
+        least = per_rank(first_fit_decreasing(lengths, budget), dp_size, multiple)
+        assert num_bins in (least, least + multiple)
     packed = sorted(index for bins in plan for indices in bins for index in indices)
     assert packed == list(range(len(lengths)))
     for indices in (indices for bins in plan for indices in bins):
@@ -177,7 +178,7 @@ def test_small_plans_are_the_same_for_ever_so_that_runs_repeat() -> None:
             draw_lengths(kind, 256), budget=BUDGET, dp_size=dp_size, multiple=multiple
         )
         digest.update(repr(plan).encode())
-    assert digest.hexdigest().startswith("3bb6e6a6f8ad6d69")
+    assert digest.hexdigest().startswith("8e125289422f3f09")
 
 
 @pytest.mark.parametrize("multiple", [1, 4])

@@ -31,7 +31,9 @@ def test_the_best_is_the_simplest_of_the_fastest_and_its_overrides_make_it() -> 
     fastest = min(one.step["total"] for one in safe)
     near = [one for one in safe if one.step["total"] <= 1.05 * fastest]
     assert len(near) < len(safe) and found[: len(near)] == near
-    measures = [len(set(one.overrides) - plain) for one in near]
+    measures = [
+        len({*one.overrides} - plain) + ("train.recompute=full" in one.overrides) for one in near
+    ]
     assert measures == sorted(measures) and measures[0] < measures[1]
     best = found[0]
     assert best.step["total"] > fastest

@@ -12,13 +12,11 @@ from megatron_opsft.plan.assumptions import PHASES, Workload, load_hardware
 from megatron_opsft.plan.estimate import estimate_step
 from megatron_opsft.plan.job import Job
 from megatron_opsft.plan.seconds import (
-    busiest_engine,
     decode_seconds,
     num_microbatches,
     pass_seconds,
     pipeline_seconds,
     ring_seconds,
-    rollout_seconds,
     step_seconds,
     sync_bytes,
     sync_seconds,
@@ -127,20 +125,6 @@ def test_training_is_passes_exchange_and_update(overlap: bool) -> None:
     assert training["bubble"] == pytest.approx(0.0)
 
 
-def test_micro_batches_are_as_full_as_the_mean_makes_them() -> None:
-    job = make_job(SMALL, 8, "train.max_tokens_per_microbatch=2000")
-    assert num_microbatches(equal(job)) == 16  # 64 sequences of 500 tokens
-    assert num_microbatches(equal(job, length=3000)) == 64  # longer than the budget
-    virtual = ("parallel.pp=4", "parallel.vpp=7", "data.prompts_per_step=3")
-    job = make_job(SMALL, 8, "train.max_tokens_per_microbatch=2000", *virtual)
-    assert num_microbatches(equal(job)) == 4  # 12 sequences, and a multiple of the stages
-    few = equal(make_job(SMALL, 64, "data.prompts_per_step=4", "rollout.group_size=8"))
-    many = replace(few, world_size=32)
-    assert num_microbatches(few) == num_microbatches(many) == 1  # a whole sequence at least
-    trained = [training_seconds(job)["train"] for job in (few, many)]
-    assert trained[0] == pytest.approx(trained[1], rel=0.1)
-
-
 def test_a_decoding_step_reads_weights_and_cache() -> None:
     job = plain(1)
     kv_bytes = 2 * 28 * 2 * 128 * 2
@@ -174,20 +158,6 @@ def test_an_engine_decodes_token_by_token() -> None:
         once, _ = decode_seconds(job, [50] * 2, prompt, 2)
         seconds, steps = decode_seconds(job, [50] * 6, prompt, 2)
         assert (seconds, steps) == (pytest.approx(3 * once, rel=1e-6), 150)
-
-
-def test_the_longest_response_bounds_the_rollout() -> None:
-    few = make_job(SMALL, 8)
-    many, alone = replace(few, world_size=512), replace(few, world_size=1)
-    assert busiest_engine(few)[1] == 64 and busiest_engine(many)[1] == 8  # a problem stays together
-    hardware = few.hardware
-    least = hardware.rollout_factor * max(few.workload.lengths)
-    least *= hardware.token_seconds + WEIGHTS / hardware.memory_bandwidth
-    seconds = [rollout_seconds(job) for job in (many, few, alone)]
-    assert least < seconds[0]["decode"] < seconds[1]["decode"] < seconds[2]["decode"]
-    assert seconds[0]["decode_fixed"] == seconds[1]["decode_fixed"]
-    # One engine has as many as its batch, and refills.
-    assert busiest_engine(alone)[1] == few.config.rollout.batch_size
 
 
 def test_a_weight_sync_gathers_and_takes_the_slower_of_both_links() -> None:

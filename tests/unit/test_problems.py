@@ -107,16 +107,14 @@ def test_gzip_parquet_and_saved_data_set_equal_jsonl(tmp_path: Path) -> None:
     data_set.save_to_disk(tmp_path / "single")
     datasets.DatasetDict(train=data_set, test=data_set.select([0])).save_to_disk(tmp_path / "both")
     expected = load_problems(source)
-    assert expected.rows == (1, 2, 3, 4, 5)
+    assert [problem.row for problem in expected.problems] == [1, 2, 3, 4, 5]
     for name in ("data.jsonl.gz", "data.parquet", "single", "both"):
         read = load_problems(str(tmp_path / name))
         assert read.problems == expected.problems
         assert read.sha256 == expected.sha256
-    held_out = held_out_of(train=str(tmp_path / "both"))
+    held_out = held_out_of(train=source, evaluation={"data": str(tmp_path / "both")})
     assert held_out is not None and len(held_out.problems) == 1
-    assert held_out_of(train=str(tmp_path / "single")) is None
     assert held_out_of(train=source) is None
-    assert held_out_of(train=source, evaluation={"data": str(tmp_path / "data.parquet")})
     with pytest.raises(UserError, match=r"data.split: .* has no split 'dev'; it has train, test"):
         load_problems(str(tmp_path / "both"), split="dev")
 
@@ -138,10 +136,11 @@ def test_evaluation_reads_the_test_split_with_the_training_fields_or_its_own(
     )
     fields = {"problem_field": "statement", "answer_field": "gold"}
     split = {"train": str(tmp_path / "set"), **fields}
+    same = {"data": split["train"]}
     other = {"train": ARITHMETIC, "problem_field": "text", "answer_field": "target"}
     for training, evaluation, expected in (
-        (split, {}, ("s", "2")),
-        (split, own, ("s", "1")),
+        (split, same, ("s", "2")),
+        (split, same | own, ("s", "1")),
         (other, file, ("p", "1")),
         (other, file | fields, ("s", "2")),
         (other, no_test | {"split": "dev"}, ("p", "1")),
@@ -150,14 +149,14 @@ def test_evaluation_reads_the_test_split_with_the_training_fields_or_its_own(
         assert found is not None
         assert [(p.text, p.answer) for p in found.problems] == [expected]
     for training, evaluation, said in (
-        (split, {"split": "val"}, r"eval.split=val: .* has no split 'val'"),
+        (split, same | {"split": "val"}, r"eval.split: .* has no split 'val'"),
         (
             other,
             file | {"answer_field": "sum"},
             r"eval.answer_field: .*has no field sum.*set eval.answer_",
         ),
         (other, no_test, r"eval.split: .* has no split 'test'; it has train, dev"),
-        ({"train": file["data"]}, {"subset": "main"}, r"eval.subset=main: .* has no split 'test'"),
+        (split, {"subset": "main"}, "eval.subset=main: nothing is read with it; set eval.data"),
     ):
         with pytest.raises(UserError, match=said):
             held_out_of(**training, evaluation=evaluation)
@@ -217,7 +216,7 @@ def test_long_prompts_become_bad_rows(tmp_path: Path) -> None:
     kept = drop_unusable_prompts(
         read, lambda problem: range(len(problem.text)), max_prompt_tokens=4
     )
-    assert kept.rows == (1, 3)
+    assert [problem.row for problem in kept.problems] == [1, 3]
     assert [(bad.row, bad.reason) for bad in kept.bad_rows] == [
         (2, "prompt of 10 tokens, more than data.max_prompt_tokens=4")
     ]

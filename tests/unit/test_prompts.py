@@ -51,15 +51,15 @@ def write_model_dir(path: Path, *, words: tuple[str, ...] = (), **config: Any) -
     return path
 
 
+FINAL = " and put your final answer within \\boxed{}."
+DRAFT = " but only keep a minimum draft for each thinking step, with 5 words at most,"
+
+
 @pytest.mark.parametrize(
     ("template", "instruction"),
     [
-        ("r1", "\nPlease reason step by step, and put your final answer within \\boxed{}."),
-        (
-            "cod",
-            "\nPlease reason step by step, but only keep a minimum draft for each thinking step, "
-            "with 5 words at most, and put your final answer within \\boxed{}.",
-        ),
+        ("r1", f"\nPlease reason step by step,{FINAL}"),
+        ("cod", f"\nPlease reason step by step,{DRAFT}{FINAL}"),
         ("chat", ""),
     ],
 )

@@ -70,11 +70,6 @@ def test_a_run_that_is_not_finished_has_a_table_up_to_its_last_evaluation(tmp_pa
     assert "mean response tokens in training" in table and "2 steps in 4 s" in table
     assert "1 of 2 steps accepted no response" in table
     assert table.endswith("not finished: 2 of ? steps; continue with --resume")
-    failed = tmp_path / "failed_step_000003.json"
-    failed.touch()
-    assert f"failed: the loss of step 3 was not finite; its batch: {failed}; " in (
-        describe_run(tmp_path)
-    )
     write_rows(tmp_path / "metrics.jsonl", lines[:1])
     assert "NOTHING WAS LEARNED" in describe_run(tmp_path)
     write_rows(tmp_path / "evals.jsonl", [evaluation(0, 0.5, 100), evaluation(1, 0.5, 80)])

@@ -1,17 +1,12 @@
 """The run directory: nothing is lost, nothing of others is deleted, resumed files are exact."""
 
-import gzip
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.preflight.run_directory import RunDir
-from megatron_opsft.records import FinishReason, Outcome, Problem, Rollout, Verdict
-from megatron_opsft.run.rollout_log import rollout_line
 from megatron_opsft.runtime.durable import (
     rollout_files,
     rollout_name,
@@ -32,22 +27,7 @@ def _finished_run(path: Path) -> RunDir:
 
 def _save(run_dir: Path, step: int, rank: int | None = None) -> None:
     (run_dir / "rollouts").mkdir(exist_ok=True)
-    write_packed_lines(run_dir / "rollouts" / rollout_name(step, rank), [_line()], level=1)
-
-
-def _line() -> Mapping[str, Any]:
-    problem = Problem(id="ä/1", text="2 + 2 = ?", answer="4")
-    rollout = Rollout(
-        problem_id="ä/1",
-        sample_index=0,
-        prompt_ids=(1, 2),
-        response_ids=(3, 4, 5),
-        text="2 + 2 = \\boxed{4} ✓",
-        finish_reason=FinishReason.STOP,
-        weight_version=7,
-    )
-    verdict = Verdict(outcome=Outcome.CORRECT, answer="4")
-    return rollout_line(problem, rollout, verdict, reward=1.0, advantage=0.25)
+    write_packed_lines(run_dir / "rollouts" / rollout_name(step, rank), [{}], level=1)
 
 
 def test_an_overwrite_that_is_killed_can_be_given_again(
@@ -123,27 +103,6 @@ def test_truncate_keeps_the_bytes_up_to_the_step(tmp_path: Path) -> None:
     names = [path.name for path in sorted((tmp_path / "rollouts").iterdir())]
     assert names == [f"step_00000{n}{r}.jsonl.gz" for n in (1, 2, 3) for r in ("", "_rank_0003")]
     assert list((tmp_path / "checkpoints").iterdir()) == []
-
-
-def test_a_line_of_rollouts_reads_back(tmp_path: Path) -> None:
-    _save(tmp_path, 2)
-    text = gzip.decompress((tmp_path / "rollouts/step_000002.jsonl.gz").read_bytes())
-    assert json.loads(text) == {
-        "problem_id": "ä/1",
-        "sample_index": 0,
-        "problem": "2 + 2 = ?",
-        "gold": "4",
-        "outcome": "correct",
-        "answer": "4",
-        "reward": 1.0,
-        "advantage": 0.25,
-        "finish_reason": "stop",
-        "num_prompt_tokens": 2,
-        "num_tokens": 3,
-        "weight_version": 7,
-        "text": "2 + 2 = \\boxed{4} ✓",
-        "response_ids": [3, 4, 5],
-    }
 
 
 def test_rollout_files_are_in_the_order_of_steps_and_ranks(tmp_path: Path) -> None:

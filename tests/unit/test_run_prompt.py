@@ -10,11 +10,7 @@ from megatron_opsft.config.load import load_config, to_yaml
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.settings import load_settings
 
-OF_RUN = [
-    "data.template=chat",
-    "data.system_prompt=Be brief.",
-    "verify.judge=exact",
-]
+OF_RUN = ["data.template=chat", "data.system_prompt=Be brief."]
 PLACES = ["", "hf", "checkpoints/step_000005", "best/step_000005"]
 
 
@@ -41,12 +37,12 @@ def test_a_model_of_a_run_is_evaluated_and_trained_on_with_the_run_s_prompt_and_
     model = trained / place
     settings = load_settings(None, [f"model={model}", "out=o"])
     config = load_config(None, config_words(model))
-    for prompt, verify in ((settings, settings), (config.data, config.verify)):
+    for prompt in (settings, config.data):
         assert (prompt.template, prompt.system_prompt) == ("chat", "Be brief.")
-        assert verify.judge == "exact"
-    (said,) = caplog.messages  # once, though both take it
-    assert said.startswith(f'{model} was trained with template="chat", system_prompt="Be brief.", ')
-    assert said.endswith(f"taken from {trained / 'config.yaml'}")
+    assert caplog.messages == [  # once, though both take it
+        f"{model} was trained with {key}, taken from {trained / 'config.yaml'}"
+        for key in ('template="chat"', 'system_prompt="Be brief."')
+    ]
     assert load_config(None, config_words(model)) == config
 
 
@@ -54,11 +50,13 @@ def test_what_is_given_wins_and_one_line_says_so(
     trained: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    given = ["template=r1", "system_prompt=Be brief.", "judge=math"]
+    given = ["template=r1", "system_prompt=Be brief.", "judge=a:b"]
     settings = load_settings(None, [f"model={trained}", "out=o", *given])
-    assert (settings.template, settings.judge) == ("r1", "math")
-    (said,) = caplog.messages
-    assert 'not with template="r1", judge="math" as here' in said
+    assert (settings.template, settings.judge) == ("r1", "a:b")
+    assert caplog.messages == [
+        f'{trained} was trained with template="chat", not "r1" as here',
+        f'{trained} was trained with judge="math", not "a:b" as here',
+    ]
 
 
 @pytest.mark.parametrize("model", ["tiny_reasoner", "Qwen/Qwen3-0.6B", "b"])
@@ -80,7 +78,7 @@ def test_a_run_whose_settings_cannot_be_read_is_an_error(trained: Path) -> None:
 def test_a_run_s_own_function_judges_only_where_it_is_given(trained: Path) -> None:
     """Else a model from elsewhere could have any function of this machine called."""
     file = trained / "config.yaml"
-    file.write_text(file.read_text().replace("judge: exact", "judge: os:system"))
+    file.write_text(file.read_text().replace("judge: math", "judge: os:system"))
     with pytest.raises(UserError, match="judged by the function os:system.*give judge=os:system"):
         load_settings(None, [f"model={trained}", "out=o"])
     settings = load_settings(None, [f"model={trained}", "out=o", "judge=math"])

@@ -36,21 +36,6 @@ def test_rows_and_manifest_read_back(tmp_path: Path) -> None:
     assert stored.manifest == {"method": "crst", "samples": 16}
 
 
-@pytest.mark.parametrize(
-    ("row", "said"),
-    [
-        (replace(ROWS[0], response_ids=()), "row 2: no prompt or no response"),
-        (replace(ROWS[1], log_probs=(-1.0,)), "row 2: 1 log-probs of 2 response tokens"),
-    ],
-)
-def test_a_row_that_cannot_be_trained_on_is_named(
-    tmp_path: Path, row: StoredResponse, said: str
-) -> None:
-    write_stored_responses(tmp_path / "data.parquet", [ROWS[0], row], {})
-    with pytest.raises(UserError, match=said):
-        read_stored_responses(tmp_path / "data.parquet")
-
-
 def test_no_row_and_no_such_file_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no response was chosen"):
         write_stored_responses(tmp_path / "data.parquet", [], {})

@@ -102,8 +102,8 @@ def test_rounds_share_out_the_steps_and_are_one_training_in_the_table(tmp_path: 
         evals = [{"step": step, "eval_mean_response_tokens": tokens} for step, tokens in lengths]
         write_rows(directory / "evals.jsonl", evals)
     training = read_rows(tmp_path, plan)[1].training
-    assert training is not None and (training.steps, training.tokens) == (4, 120)
-    assert training.lengths == [(0, 40.0), (2, 30.0), (4, 20.0)] and training.seconds == 8.0
+    assert training is not None and (training["steps"], training["tokens"]) == (4, 120)
+    assert training["lengths"] == [(0, 40.0), (2, 30.0), (4, 20.0)] and training["seconds"] == 8.0
 
 
 def second_run(**entry: Any) -> dict[str, Any]:
@@ -208,7 +208,7 @@ def test_a_run_that_failed_has_its_last_words_in_table_and_page(tmp_path: Path) 
         "not made yet",
     ]
     training = rows[1].training
-    assert training is not None and (training.tokens, training.skipped_steps) == (30, 1)
+    assert training is not None and (training["tokens"], training["skipped_steps"]) == (30, 1)
     write_outputs(tmp_path, plan, rows)
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "A &lt;study&gt;" in page and "0 of 7 runs are finished" in page

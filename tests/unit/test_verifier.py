@@ -5,7 +5,6 @@ import random
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -43,15 +42,11 @@ def judge_or_misbehave(text: str, gold: str, fields: dict[str, Any]) -> Verdict:
 
 
 def wait_for_workers(count: int) -> list[psutil.Process]:
-    """The worker processes of this one, once there are so many."""
-    deadline = time.monotonic() + 20
+    """The worker processes of this one, once there are that many."""
     while True:
-        found = [
-            child
-            for child in psutil.Process().children()
-            if "verify.worker" in " ".join(child.cmdline())
-        ]
-        if len(found) >= count or time.monotonic() > deadline:
+        children = psutil.Process().children()
+        found = [child for child in children if "verify.worker" in " ".join(child.cmdline())]
+        if len(found) >= count:
             return found
         time.sleep(0.01)
 
@@ -70,7 +65,7 @@ def test_pool_keeps_order_and_judges_equal_pairs_once() -> None:
 @pytest.mark.slow
 def test_hung_and_dying_workers_are_replaced_and_cost_only_their_item() -> None:
     texts = ["ok", "hang", "print", "die", "hang", "exit", "ok 2"]
-    with VerifierPool(2, 1.0, judge=ROGUE, answers_per_worker=1) as pool:
+    with VerifierPool(2, 1.0, judge=ROGUE) as pool:
         start = time.monotonic()
         verdicts = pool.score([(text, "x") for text in texts] + [("hang", "other gold")])
         seconds = time.monotonic() - start
@@ -99,34 +94,10 @@ def test_idle_workers_that_died_are_replaced_without_a_wrong_verdict() -> None:
             time.sleep(0.1)
 
 
-def test_workers_start_as_they_are_needed() -> None:
-    with VerifierPool(3, 30, judge=ROGUE, answers_per_worker=4) as pool:
-        for round_, number in enumerate((1, 2, 3, 3, 3)):
-            pool.score([(f"{round_} {n}", "x") for n in range(3)])
-            assert len(wait_for_workers(number)) == number
-
-
-def test_workers_outlive_the_thread_that_made_the_pool() -> None:
-    answers: list[str] = []
-    pools: list[VerifierPool] = []
-
-    def make_pool() -> None:
-        pools.append(VerifierPool(1, 30, judge=ROGUE))
-        answers.append(pools[0].score([("a", "a")])[0].answer)
-
-    thread = threading.Thread(target=make_pool)
-    thread.start()
-    thread.join()
-    time.sleep(0.2)  # for the kernel to kill whom it would kill
-    with pools[0] as pool:
-        (verdict,) = pool.score([("b", "b")])
-    assert verdict.answer.split()[1] == answers[0].split()[1]  # the same process
-
-
 def test_workers_end_with_their_parent() -> None:
     program = (
         "import os, sys; from megatron_opsft.verify.worker_pool import VerifierPool\n"
-        f"pool = VerifierPool(2, 30, judge={ROGUE!r}, answers_per_worker=1)\n"
+        f"pool = VerifierPool(2, 30, judge={ROGUE!r})\n"
         "verdicts = pool.score([('sleep 0.2', str(i)) for i in range(4)])\n"
         "pids = {v.answer.split()[-1] for v in verdicts}\n"
         "assert 'torch' not in sys.modules\n"
@@ -147,18 +118,12 @@ def test_workers_end_with_their_parent() -> None:
     assert all(worker.status() == psutil.STATUS_ZOMBIE for worker in left)
 
 
-@pytest.mark.parametrize(
-    ("ending", "said"),
-    [
-        ("os._exit(1)", "4 verifier workers in a row ended with exit code 1 "),
-        ("os.kill(os.getpid(), 9)", "4 verifier workers in a row ended with exit code -9 "),
-    ],
-)
 def test_workers_that_cannot_start_are_a_user_error(
-    ending: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "leaving_judge.py").write_text(f"import os\n{ending}\n")
+    (tmp_path / "leaving_judge.py").write_text("import os\nos.kill(os.getpid(), 9)\n")
     monkeypatch.syspath_prepend(tmp_path)
+    said = "4 verifier workers in a row ended with exit code -9 "
     with (
         VerifierPool(1, 30, judge="leaving_judge:judge") as pool,
         pytest.raises(UserError, match=said),
@@ -168,7 +133,7 @@ def test_workers_that_cannot_start_are_a_user_error(
         VerifierPool(0, 30)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGUSR1, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_signal_to_a_worker_that_just_starts_costs_no_verdict(number: int) -> None:
     """One that is killed is replaced; a scheduler's signal is none of its business."""
     with VerifierPool(2, 30, judge=ROGUE) as pool:
@@ -181,23 +146,16 @@ def test_a_signal_to_a_worker_that_just_starts_costs_no_verdict(number: int) -> 
     ("usable", "ranks", "environment", "workers"),
     [
         (12, 8, {"SLURM_CPUS_PER_TASK": "12"}, 12),
-        (6, 8, {"SLURM_CPUS_PER_TASK": "5"}, 6),
-        (96, 8, {"SLURM_CPUS_PER_TASK": "12"}, 12),
         (48, 8, {"SLURM_CPUS_PER_TASK": "48", "TORCHELASTIC_RUN_ID": "none"}, 6),
         (96, 8, {}, 12),
-        (12, 8, {}, 1),
         (96, 1, {"SLURM_CPUS_PER_TASK": "96"}, 32),
         (4, 10_000, {}, 1),
     ],
 )
 def test_cores_are_divided_by_the_ranks_that_share_them(
-    usable: int,
-    ranks: int,
-    environment: dict[str, str],
-    workers: int,
-    monkeypatch: pytest.MonkeyPatch,
+    usable: int, ranks: int, environment: dict[str, str], workers: int, monkeypatch: Any
 ) -> None:
-    """SLURM with cores for each task, without binding, with torchrun inside; and no SLURM."""
+    """SLURM with cores for each task, with torchrun inside; and no SLURM."""
     for name in ("SLURM_CPUS_PER_TASK", "TORCHELASTIC_RUN_ID"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():

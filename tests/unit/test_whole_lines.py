@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.runtime.durable import append_line, whole_lines, write_packed_lines
+from megatron_opsft.runtime.durable import append_line, json_lines, whole_lines, write_packed_lines
 
 
 def test_a_torn_last_line_is_not_read(tmp_path: Path) -> None:
@@ -30,3 +30,12 @@ def test_packed_lines_are_read_alike_and_damage_is_named(tmp_path: Path) -> None
     path.write_bytes(before[:-9])
     with pytest.raises(UserError, match=r"a\.jsonl\.gz cannot be read: .*restore or delete it"):
         [*whole_lines(path)]
+
+
+def test_a_line_that_is_no_object_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"a": 1}\n[]\n')
+    rows = json_lines(path)
+    assert next(rows) == {"a": 1}
+    with pytest.raises(UserError, match=r"a\.jsonl:2: not a JSON object"):
+        next(rows)

@@ -8,11 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tiny_models import SHAPES
 from vllm_jobs import (
     KeptSession,
     engine_against_disk,
@@ -22,27 +20,22 @@ from vllm_jobs import (
 )
 from world import World
 
-from megatron_opsft.errors import SyncError, UserError
+from megatron_opsft.errors import SyncError
 from megatron_opsft.records import FinishReason, Rollout
 from megatron_opsft.rollout.requests import make_requests
-from megatron_opsft.rollout.vllm.engine import VllmEngine
 from megatron_opsft.run.recorder import RunRecorder
 from megatron_opsft.session import Session
 from megatron_opsft.train import run_step
-from megatron_opsft.weights.rules import WeightTable
 
 pytestmark = pytest.mark.vllm
 
 # Few responses: with two tensor-parallel ranks on two cores a token costs 10 ms.
 TP2 = ["rollout.tp=2", "data.prompts_per_step=2", "rollout.group_size=2"]
-# Packed weights always come as a stream of whole tensors; plain ones are written in place.
-LAYOUTS: dict[str, tuple[int, list[str], bool]] = {
-    "1 rank, packed": (1, ["eval.max_response_tokens=250"], False),
-    "train PP2, rollout TP2, packed": (2, ["parallel.pp=2", *TP2], False),
-    "1 rank": (1, [], True),
-    "train TP2, rollout TP1": (2, ["parallel.tp=2"], True),
-    "train PP2, rollout TP2": (2, ["parallel.pp=2", "sync.bucket_mb=1", *TP2], True),
-    "train TP2, rollout TP2": (2, ["parallel.tp=2", *TP2], True),
+LAYOUTS: dict[str, tuple[int, list[str]]] = {
+    "1 rank": (1, ["eval.max_response_tokens=250"]),
+    "train TP2, rollout TP1": (2, ["parallel.tp=2"]),
+    "train PP2, rollout TP2": (2, ["parallel.pp=2", "sync.bucket_mb=1", *TP2]),
+    "train TP2, rollout TP2": (2, ["parallel.tp=2", *TP2]),
 }
 
 
@@ -50,9 +43,9 @@ LAYOUTS: dict[str, tuple[int, list[str], bool]] = {
 def session(
     vllm_world: World, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> KeptSession:
-    ranks, overrides, plain = LAYOUTS[request.param]
+    ranks, overrides = LAYOUTS[request.param]
     run_dir = tmp_path_factory.mktemp("session") / "run"
-    return KeptSession(vllm_world, run_dir, ranks, [*overrides, "optimizer.lr=5e-4"], plain)
+    return KeptSession(vllm_world, run_dir, ranks, [*overrides, "optimizer.lr=5e-4"])
 
 
 Spoilt = Callable[[Session], AbstractContextManager[None]]
@@ -68,7 +61,6 @@ def test_shards_from_the_engine_are_those_from_disk(
 ) -> None:
     """The first test of every session: it looks at how it started."""
     for peak_bytes, wrong in session.run(engine_against_disk):
-        assert (peak_bytes is not None) == session.plain
         assert wrong == []
         if request.node.callspec.params["session"] == "train PP2, rollout TP2":
             assert 2**18 < peak_bytes <= 2 * 2**20  # half of a stage comes from the other rank
@@ -87,7 +79,7 @@ def generate_without_weights(session: Session, recorder: RunRecorder) -> str:
     return "nothing"
 
 
-@in_layouts("1 rank, packed")
+@in_layouts("1 rank")
 def test_a_request_is_refused_before_a_push_is_complete(session: KeptSession) -> None:
     (said,) = session.run(generate_without_weights)
     assert "holds no complete set of weights" in said
@@ -150,7 +142,7 @@ def cold_responses(session: Session, recorder: RunRecorder) -> list[list[Rollout
     ]
 
 
-@in_layouts("1 rank, packed")
+@in_layouts("1 rank")
 def test_both_engines_say_the_same_when_cold(
     session: KeptSession, vllm_world: World, tmp_path: Path
 ) -> None:
@@ -167,11 +159,11 @@ def test_both_engines_say_the_same_when_cold(
 def test_engine_log_probs_match_hf_after_each_step_and_a_pull_is_exact(
     session: KeptSession,
 ) -> None:
-    steps = 6 if session.plain and session.ranks == 1 else 2
+    steps = 6 if session.ranks == 1 else 2
     for differences, ways, not_pulled in session.run(train_and_compare, steps):
         assert len(differences) == steps
         assert max(differences) < 1e-4
-        assert ways == ["in_place" if session.plain else "stream"] * steps
+        assert ways == ["in_place"] * steps
         assert not_pulled == 0
 
 
@@ -206,20 +198,14 @@ def kept_prefix_cache(session: Session) -> Iterator[None]:
     del engine._llm.reset_prefix_cache
 
 
-@in_layouts("1 rank, packed", "train TP2, rollout TP1")
+@in_layouts("1 rank", "train TP2, rollout TP1")
 def test_a_scaled_shard_stops_the_run(session: KeptSession) -> None:
     verify = "full" if session.ranks == 1 else "checksum"
     for said, version in session.run(outcome, scaled_shard, verify):
         assert "down_proj.weight" in said and f"version {version}" in said
 
 
-@in_layouts("train PP2, rollout TP2, packed")
+@in_layouts("train PP2, rollout TP2")
 def test_a_kept_prefix_cache_stops_the_run(session: KeptSession) -> None:
     for said, version in session.run(outcome, kept_prefix_cache, "full"):
         assert "cached" in said and f"version {version}" in said
-
-
-def test_rollout_tp_must_divide_the_world() -> None:
-    settings: Any = SimpleNamespace(tp=2, rank=0, world_size=1)
-    with pytest.raises(UserError, match=r"rollout\.tp=2 does not divide the world size 1"):
-        VllmEngine(settings, WeightTable(SHAPES["qwen2"]), Any)  # type: ignore[arg-type]

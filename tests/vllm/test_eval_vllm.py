@@ -54,8 +54,6 @@ def test_two_ranks_that_share_an_engine(vllm_world: World, tmp_path: Path) -> No
     vllm_world.run(evaluate_here, 2, words_of(shared, "batch_size=11", "tp=2"))
     assert len(samples_of(shared)) == 32
     assert num_equal(samples_of(shared), samples_of(alone)) >= 28
-    manifest = json.loads((shared / "manifest.json").read_text())
-    assert manifest["starts"][0]["num_engines"] == 1
 
 
 def test_greedy_responses_are_those_of_the_other_engine(vllm_world: World, tmp_path: Path) -> None:

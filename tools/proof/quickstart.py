@@ -57,9 +57,7 @@ def main() -> None:
         if "RANK" not in os.environ:
             folder = stack.enter_context(tempfile.TemporaryDirectory())
         run_dir = Path(folder) / "run"
-        # vLLM on a CPU packs its weights, which cannot be written in place, unless told not to.
-        plain = args.engine == "vllm" and args.device == "cpu"
-        with opened(run_dir, overrides, plain=plain) as (session, recorder):
+        with opened(run_dir, overrides) as (session, recorder):
             for step in range(1, args.steps + 1):
                 run_step(session, recorder, step)
             push = session.sync.push(args.steps + 1, session.probes(args.steps + 1))

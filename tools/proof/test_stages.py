@@ -141,7 +141,7 @@ def test_loss_speed(stage: Stage) -> None:
 @needs(75, limit=240, gb=75, quick=True, fix=SLOW)
 def test_step_speed(stage: Stage) -> None:
     """seconds, MFU and memory of a training step at the 1.5B shape"""
-    tiny = "--layers 2 --hidden 128 --vocab 1000 --samples 4 --response 32 --repeats 1"
+    tiny = "--shape tiny --samples 4 --response 32 --repeats 1"
     large = "--shape 1.5b --dtype bfloat16 --tokens 8192 --samples 32 --prompt 128 --response 1024"
     shape = large if stage.on_gpu else tiny
     words = f"--device {stage.device} {shape} --acceptance 1 0.25"
@@ -153,7 +153,7 @@ def test_step_speed(stage: Stage) -> None:
 @needs(30, gb=22, fix=SLOW)
 def test_push_speed(stage: Stage) -> None:
     """bytes a second of a push of 1.5B weights against a plain copy of them"""
-    shape = "--shape 1.5b" if stage.on_gpu else "--repeats 1"
+    shape = "--shape 1.5b" if stage.on_gpu else "--shape tiny --repeats 1"
     (line,) = stage.run(f"benchmarks/push.py --device {stage.device} {shape}")
     stage.show_of(line, "in_place_gb_per_second copy_gb_per_second in_place_to_copy")
     stage.show_of(line, "stream_to_copy checksums_seconds")

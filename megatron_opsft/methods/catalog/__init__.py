@@ -57,30 +57,6 @@ def with_class(values: Any) -> Any:
     return settings_class(values).model_validate(values) if isinstance(values, dict) else values
 
 
-def describe_methods() -> list[dict[str, Any]]:
-    """One record a method; settings: the defaults of its keys, or null where one must be given."""
-    return [
-        {
-            "name": name,
-            "formula": method.formula,
-            "paper": method.paper,
-            "needs": _needs(method),
-            "settings": {
-                key: None if field.is_required() else field.default
-                for key, field in method.model_fields.items()
-                if key != "name"
-            },
-        }
-        for name, method in METHODS.items()
-    ]
-
-
-def _needs(method: type[MethodSettings]) -> list[str]:
-    """By its default settings."""
-    diverges = method().objective(1.0).needs_reference
-    return [*method.needs, *["the reference model (method.beta > 0)"] * diverges]
-
-
 def show_methods(width: int) -> str:
     """The table, at most `width` characters wide. A method whose formula has no A has GRPO's."""
     from rich.box import SIMPLE_HEAD  # not needed to read a configuration
@@ -88,8 +64,10 @@ def show_methods(width: int) -> str:
     from rich.table import Table
 
     table = Table("name", "formula", "paper", "needs", box=SIMPLE_HEAD, pad_edge=False)
-    for row in describe_methods():
-        table.add_row(row["name"], row["formula"], row["paper"], ", ".join(row["needs"]) or "-")
+    for name, method in METHODS.items():
+        reference = ["the reference model (method.beta > 0)"]  # by its default settings
+        needs = [*method.needs, *reference * method().objective(1.0).needs_reference]
+        table.add_row(name, method.formula, method.paper, ", ".join(needs) or "-")
     console = Console(width=width, color_system=None, markup=False)
     with console.capture() as captured:
         console.print(table)

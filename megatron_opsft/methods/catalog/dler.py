@@ -1,5 +1,5 @@
 """DLER: truncation, an advantage whitened over the batch, and problems drawn again in place of
-groups that teach nothing. With `easy_limit` it is DA-DLER.
+groups that teach nothing.
 """
 
 from collections.abc import Sequence
@@ -27,15 +27,9 @@ class Dler(PolicySettings):
         description="Whether a response counts once, or once for each token (the authors' code).",
     )
     max_refills: MaxRefills = 8
-    easy_limit: int | None = Field(None, ge=1, description="DA-DLER: length limit of problems ...")
-    easy_pass_rate: float = Field(
-        0.5, ge=0, le=1, description="... solved in at least this share of responses."
-    )
 
     def group_rewards(self, group: Group, state: State) -> list[float]:
         """1 if correct within the limit."""
-        if self.easy_limit is not None and group.pass_rate >= self.easy_pass_rate:
-            return group.within(self.easy_limit)
         return group.within(group.limit)
 
     def advantages(self, batch: Sequence[Group], rewards: Values) -> Values:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from statistics import fmean, pstdev
 from typing import Literal
 
@@ -10,28 +9,20 @@ from pydantic import Field
 
 from megatron_opsft.methods.advantages import Values, leave_one_out, whiten
 from megatron_opsft.methods.facts import Group
-from megatron_opsft.methods.objective import Objective
-from megatron_opsft.methods.settings import AggregationKey, Beta, PolicySettings, State
+from megatron_opsft.methods.settings import AggregationKey, PolicySettings, State
 
 
 class ErRl(PolicySettings):
-    """Its divergence is in the reward of each token, and not in the loss."""
+    """Its authors' code has the divergence in the reward of each token; here it is in the loss."""
 
     formula = "r = 1[correct] (1 - alpha sigma((n - mu)/s)); A = r - mean of the others"
     paper = "Training Language Models to Reason Efficiently, arXiv 2502.04463"
     name: Literal["er_rl"] = "er_rl"
     aggregation: AggregationKey = "sequence"
-    beta: Beta = 0.0
-    kl: Literal["k1"] = Field("k1", description="Its estimator: log p - log ref.")
     alpha: float = Field(0.1, ge=0, lt=1, description="Reward that length can cost.")
     whiten: Literal["none", "tokens"] = Field(
         "none", description="tokens: advantages whitened over the batch's tokens, as in the code."
     )
-
-    def objective(self, sampling_temperature: float) -> Objective:
-        plain = super().objective(sampling_temperature)
-        whitens = self.whiten == "tokens" and self.beta > 0
-        return replace(plain, beta=0.0, reward_beta=self.beta, whitens_tokens=whitens)
 
     def group_rewards(self, group: Group, state: State) -> list[float]:
         """1 - alpha sigma((n - mu)/s) for the correct ones."""
@@ -42,10 +33,9 @@ class ErRl(PolicySettings):
         return [next(left) if response.correct else 0.0 for response in group.responses]
 
     def advantages(self, batch: Sequence[Group], rewards: Values) -> Values:
-        """Leave one out, then perhaps whitened: with a divergence the tokens' own are, later."""
-        whitening = "none" if self.beta else self.whiten
+        """Leave one out, then perhaps whitened."""
         lengths = [group.lengths for group in batch]
-        return whiten([leave_one_out(r) for r in rewards], lengths, whitening, count_less=0)
+        return whiten([leave_one_out(r) for r in rewards], lengths, self.whiten, count_less=0)
 
 
 def sigmoid_of_length(group: Group, lengths: Sequence[int]) -> list[float]:

@@ -1,11 +1,11 @@
-"""GRPO and Dr. GRPO, and the way from GRPO to on-policy SFT, one change at a time."""
+"""GRPO and Dr. GRPO."""
 
 from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import Field
 
-from megatron_opsft.methods.advantages import Values, group_centered, leave_one_out
+from megatron_opsft.methods.advantages import Values, group_centered
 from megatron_opsft.methods.facts import Group
 from megatron_opsft.methods.settings import (
     AggregationKey,
@@ -13,15 +13,6 @@ from megatron_opsft.methods.settings import (
     GroupNormalizedSettings,
     PolicySettings,
     State,
-)
-
-# Overrides of `method.name=grpo`, each on top of those before it; the last one is on-policy SFT.
-TO_ON_POLICY_SFT = (
-    "method.beta=0",
-    "method.advantage=group_centered",
-    "method.advantage=identity",
-    "method.reward=truncation",
-    "method.aggregation=max_accepted",
 )
 
 
@@ -35,9 +26,8 @@ class Grpo(GroupNormalizedSettings):
     reward: Literal["verdict", "truncation"] = Field(
         "verdict", description="1 if correct; truncation: if also within the limit."
     )
-    advantage: Literal["group_normalized", "group_centered", "leave_one_out", "identity"] = Field(
-        "group_normalized",
-        description="(r - mean)/std, r - mean, r - mean of the others, or r itself.",
+    advantage: Literal["group_normalized", "group_centered", "identity"] = Field(
+        "group_normalized", description="(r - mean)/std, r - mean, or r itself."
     )
 
     @property
@@ -57,8 +47,6 @@ class Grpo(GroupNormalizedSettings):
                 return super().advantages(batch, rewards)
             case "group_centered":
                 return [group_centered(group) for group in rewards]
-            case "leave_one_out":
-                return [leave_one_out(group) for group in rewards]
             case "identity":
                 return rewards
 

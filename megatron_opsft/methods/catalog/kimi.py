@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from megatron_opsft.methods.facts import Group
-from megatron_opsft.methods.objective import SquaredLogRatio, Surrogate
+from megatron_opsft.methods.objective import Likelihood, SquaredLogRatio, Surrogate
 from megatron_opsft.methods.settings import AggregationKey, MethodState, PolicySettings
 
 
@@ -18,19 +18,17 @@ class Kimi(PolicySettings):
     aggregation: AggregationKey = "sequence_sum"
     weight: float = Field(1.0, ge=0, description="Weight of the length reward.")
     warmup_steps: int = Field(0, ge=0, description="Steps without the length reward.")
-    loss: Literal["squared_log_ratio", "token_clip"] = Field(
-        "squared_log_ratio",
-        description="squared_log_ratio: A log p - tau/2 (log p/old)^2 of whole responses.",
-    )
     tau: float = Field(
-        0.1, ge=0, description="tau of squared_log_ratio; without effect in the first update."
+        0.1,
+        ge=0,
+        description="Of A log p - tau/2 (log p/old)^2 of whole responses; without effect in the "
+        "first update.",
     )
 
     @property
     def surrogate(self) -> Surrogate:
-        if self.loss == "token_clip" or self.updates_per_batch == 1:
-            return super().surrogate
-        return SquaredLogRatio(tau=self.tau)
+        one = self.updates_per_batch == 1
+        return Likelihood() if one else SquaredLogRatio(tau=self.tau)
 
     def group_rewards(self, group: Group, state: MethodState) -> list[float]:
         """c + w x, x = 1/2 - (n - min)/(max - min); of a wrong one at most 0."""

@@ -95,9 +95,6 @@ class L1Max(L1Settings):
     exact_share: float = Field(
         0.5, ge=0, le=1, description="Share of the problems that keep L1-Exact's prompt and reward."
     )
-    code_reward: bool = Field(
-        False, description="The published code's slope: alpha / 2, and 1/2 on the target."
-    )
 
     def draw_kind(self, draw: random.Random) -> LengthKind:
         return "max" if draw.random() >= self.exact_share else "exact"
@@ -106,6 +103,5 @@ class L1Max(L1Settings):
         """c clip(alpha (Lt - n) + delta, 0, 1) where the target is the most."""
         if group.target is not None and group.target.kind == "exact":
             return super().group_rewards(group, state)
-        slope, delta = (self.alpha / 2, 0.5) if self.code_reward else (self.alpha, self.delta)
-        paid = [min(max(slope * d + delta, 0.0), 1.0) for d in tokens_off(group)]
+        paid = [min(max(self.alpha * d + self.delta, 0.0), 1.0) for d in tokens_off(group)]
         return [c * share for c, share in zip(group.verdicts, paid, strict=True)]

@@ -61,8 +61,10 @@ class O1Pruner(PolicySettings):
         super().check(run)
         if self.form == "online" and self.references is None:
             raise UserError(
-                "method.references is missing: o1_pruner needs a file with each problem's mean "
-                "response tokens and accuracy under the reference model, or method.form=fixed"
+                "method.references is missing: set it to a file with each problem's mean response "
+                "tokens and accuracy under the reference model; or train on fixed data: set "
+                "method.form=fixed, and data.responses to a file that `megatron-opsft data "
+                "o1_pruner CONFIG method.form=fixed --out FILE` wrote"
             )
 
     def group_rewards(self, group: Group, state: State) -> list[float]:

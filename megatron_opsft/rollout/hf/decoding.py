@@ -14,14 +14,13 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
+from transformers import DynamicCache, PreTrainedModel
 
 from megatron_opsft.errors import NonFiniteError
 from megatron_opsft.rollout.engine import SamplingSettings
 from megatron_opsft.rollout.hf.attention import make_room
-from megatron_opsft.rollout.hf.passes import ModelPasses, as_bytes
 from megatron_opsft.rollout.requests import ResponseRequest
-from megatron_opsft.rollout.sampling import sample_with_margins, uniforms
+from megatron_opsft.rollout.sampling import sample_tokens, uniforms
 from megatron_opsft.runtime.phase import count_tokens
 
 _CHECK_EVERY = 4  # tokens between looks at who has finished: each look waits for the device
@@ -35,13 +34,52 @@ class Ended(NamedTuple):
     routing: bytes
 
 
+class ModelPasses:
+    """Forward passes of a causal LM with a `DynamicCache`, and the experts that they chose."""
+
+    def __init__(self, model: PreTrainedModel, *, notes_routing: bool = False) -> None:
+        """notes_routing: whether `routing` is wanted; only of a mixture of experts."""
+        self.model = model
+        self._chosen: list[Tensor] = []
+        for name, module in model.named_modules() if notes_routing else ():
+            if name.endswith(".mlp.gate"):  # logits, weights, and the experts [tokens, top_k]
+                module.register_forward_hook(lambda *call: self._chosen.append(call[2][2]))
+
+    def forward(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: DynamicCache) -> Tensor:
+        """Logits at the last position, [rows, V]; mask: of the tokens held and those given, by
+        which the cache grows.
+        """
+        logits: Tensor = self.model(
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        ).logits[:, -1]
+        return logits
+
+    def routing(self, rows: int, tokens: int) -> Tensor | None:
+        """The experts of the last pass, uint8 [rows, tokens, layers x top_k], if they are noted;
+        to be read after every pass.
+        """
+        if not self._chosen:
+            return None
+        chosen = torch.cat(self._chosen, dim=-1).to(torch.uint8).view(rows, tokens, -1)
+        self._chosen.clear()
+        return chosen
+
+
+def as_bytes(routing: Tensor) -> bytes:
+    """As `Sample.routing` has it."""
+    return routing.cpu().numpy().tobytes()
+
+
 @torch.inference_mode()
 def decode(
     passes: ModelPasses, requests: Sequence[ResponseRequest], sampling: SamplingSettings
 ) -> Iterator[dict[int, Ended]]:
-    """Responses as they finish, by the index of the request. Comes every few tokens, if only empty.
-    passes: of any causal LM that takes a `DynamicCache`.
-    """
+    """Responses as they finish, by the index of the request; every few tokens, if only none."""
     model = passes.model
     groups = [(ids, len([*same])) for ids, same in groupby(r.prompt_ids for r in requests)]
     prompts_PS, mask_PS = _left_pad([ids for ids, _ in groups], model.device)
@@ -53,11 +91,10 @@ def decode(
     owner_N = torch.repeat_interleave(torch.arange(len(groups), device=model.device), counts_P)
     cache.batch_select_indices(owner_N)
     make_room(cache)
-    batch = DecodingBatch(passes, mask_PS[owner_N], cache, requests, sampling)
-    if routing_PSW is not None:
-        batch.note_prompts(routing_PSW[owner_N])
+    routing_NSW = None if routing_PSW is None else routing_PSW[owner_N]
+    batch = DecodingBatch(passes, mask_PS[owner_N], cache, requests, sampling, routing_NSW)
     finished = batch.draw(1, logits_PV[owner_N])
-    while batch.going_on:
+    while not all(batch.ended):
         batch.drop_ended()
         finished |= batch.draw(_CHECK_EVERY - batch.num_drawn % _CHECK_EVERY)
         yield finished
@@ -91,8 +128,11 @@ class DecodingBatch:
         cache: DynamicCache,
         requests: Sequence[ResponseRequest],
         sampling: SamplingSettings,
+        routing_NSW: Tensor | None,
     ) -> None:
-        """mask_NS: True on tokens of the prompts, which the cache holds."""
+        """mask_NS: True on tokens of the prompts, which the cache holds. routing_NSW: the experts
+        of the prompts, padding too, if experts are noted.
+        """
         self.passes, self.cache, self.requests, self.sampling = passes, cache, requests, sampling
         self.limit, self.device = sampling.max_response_tokens, mask_NS.device
         num_rows, self.width_S = mask_NS.shape
@@ -107,17 +147,9 @@ class DecodingBatch:
         self._prompts_N = mask_NS.sum(dim=-1)
         self.rows_N = torch.arange(num_rows, device=self.device)
         self._routing_NTW: Tensor | None = None  # of all responses, as the tokens
-
-    def note_prompts(self, routing_NSW: Tensor) -> None:
-        """From here on the experts are noted. routing_NSW: those of the prompts, padding too."""
-        num_rows, _, width = routing_NSW.shape
-        of_responses = routing_NSW.new_zeros(num_rows, self.limit, width)
-        self._routing_NTW = torch.cat([routing_NSW, of_responses], dim=1)
-
-    @property
-    def going_on(self) -> bool:
-        """Whether any response has not ended."""
-        return not all(self.ended)
+        if routing_NSW is not None:
+            of_responses = routing_NSW.new_zeros(num_rows, self.limit, routing_NSW.shape[-1])
+            self._routing_NTW = torch.cat([routing_NSW, of_responses], dim=1)
 
     def draw(self, num_tokens: int, logits_NV: Tensor | None = None) -> dict[int, Ended]:
         """Draw `num_tokens` more for every row, but none beyond the longest response. logits_NV: of
@@ -133,14 +165,9 @@ class DecodingBatch:
             if logits_NV is None:
                 logits_NV = self._forward(drawn)
             finite_N &= logits_NV.amax(dim=-1).isfinite()
-            uniforms_N = self.uniforms_NL[rows_N, drawn]
-            token_N, sure_N = sample_with_margins(
-                logits_NV, uniforms_N, sampling.temperature, sampling.top_p, self.passes.noise
+            token_N = sample_tokens(
+                logits_NV, self.uniforms_NL[rows_N, drawn], sampling.temperature, sampling.top_p
             )
-            if self.passes.noise and not bool(sure_N.all()):
-                for n in (~sure_N & (length_N == 0)).nonzero().squeeze(-1).tolist():
-                    ids = [*self.requests[self.rows[n]].prompt_ids, *self.ids(n, drawn)]
-                    token_N[n] = self.passes.draw_alone(ids, logits_NV[n], uniforms_N[n], sampling)
             self.tokens_NL[rows_N, drawn] = token_N
             ended_N = torch.isin(token_N, self._ends) | (drawn + 1 == self.limit)
             length_N = torch.where((length_N == 0) & ended_N, drawn + 1, length_N)
@@ -159,13 +186,9 @@ class DecodingBatch:
         for n, length in enumerate(length_N.tolist()):
             if length and not self.ended[n]:
                 self.ended[n] = True
-                finished[self.rows[n]] = Ended(self.ids(n, length), self._routing(n, length))
+                ids = self.tokens_NL[self.rows[n], :length].tolist()
+                finished[self.rows[n]] = Ended(ids, self._routing(n, length))
         return finished
-
-    def ids(self, n: int, length: int) -> list[int]:
-        """The first tokens of the response in row `n`."""
-        ids: list[int] = self.tokens_NL[self.rows[n], :length].tolist()
-        return ids
 
     def _routing(self, n: int, length: int) -> bytes:
         """Of the prompt and the first tokens of the response in row `n`, but for the last."""
@@ -180,10 +203,8 @@ class DecodingBatch:
         positions_N1 = (self._prompts_N + drawn - 1)[:, None]
         mask = self.mask_NT[:, : self.width_S + drawn]
         logits_NV = self.passes.forward(ids_N1, mask, positions_N1, self.cache)
-        if (
-            self._routing_NTW is not None
-            and (seen := self.passes.routing(len(mask), 1)) is not None
-        ):
+        seen = self.passes.routing(len(mask), 1)
+        if seen is not None and self._routing_NTW is not None:
             self._routing_NTW[self.rows_N, self.width_S + drawn - 1] = seen[:, 0]
         return logits_NV
 

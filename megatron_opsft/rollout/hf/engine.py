@@ -2,7 +2,7 @@
 own (`decoding`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -14,18 +14,16 @@ from megatron_opsft.records import Rollout, Sample
 from megatron_opsft.rollout.engine import (
     EngineLayout,
     EngineShare,
-    EngineWeights,
     RolloutEngine,
     SamplingSettings,
     Scores,
     Take,
 )
 from megatron_opsft.rollout.hf.attention import GROUPED_SDPA
-from megatron_opsft.rollout.hf.decoding import decode
-from megatron_opsft.rollout.hf.passes import ModelPasses, as_bytes
+from megatron_opsft.rollout.hf.decoding import ModelPasses, as_bytes, decode
 from megatron_opsft.rollout.requests import Decoder, make_rollouts
 from megatron_opsft.runtime.phase import count_done
-from megatron_opsft.weights.rectangles import hf_columns, hf_parameters
+from megatron_opsft.weights.rectangles import hf_parameters
 
 _ALONE = EngineShare(index=0, count=1)
 
@@ -56,9 +54,7 @@ class HfEngine(RolloutEngine):
             self._weights.update(by_disk_name(name, parameter.data))
         shapes = {name: tuple(weight.shape) for name, weight in self._weights.items()}
         parameters = hf_parameters(shapes)
-        self.layout = EngineLayout(
-            tp_size=1, parameters_of=lambda tp_rank: parameters, hf_columns=hf_columns(shapes)
-        )
+        self.layout = EngineLayout(tp_size=1, tp_rank=0, parameters_of=lambda tp_rank: parameters)
 
     @classmethod
     def from_config(
@@ -113,7 +109,6 @@ class HfEngine(RolloutEngine):
             ids = torch.tensor([[*sample.prompt_ids, *sample.response_ids]])
             ids = ids.to(self.model.device)
             kept = len(sample.response_ids) + 1  # the last one predicts what is not there
-            self.passes.forget_routing()
             logits_RV = self.model(input_ids=ids, logits_to_keep=kept).logits[0, :-1].float()
             if (chosen := self.passes.routing(*ids.shape)) is not None:
                 routing.append(as_bytes(chosen[0, :-1]))
@@ -121,18 +116,14 @@ class HfEngine(RolloutEngine):
             scores.append(tuple(log_probs[:, 0].tolist()))
         return Scores(log_probs=tuple(scores), stale_tokens=0, routing=tuple(routing))
 
-    def copy_weights(self, tensors: Iterator[tuple[str, Tensor]]) -> None:
+    def copy_weights(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """See `RolloutEngine.copy_weights`. Values are cast to the engine's dtype."""
         for hf_name, tensor in tensors:
-            weight = self._weights[hf_name]
-            if weight.shape != tensor.shape:
-                sent, expected = tuple(tensor.shape), tuple(weight.shape)
-                raise ValueError(f"{hf_name}: sent shape {sent}, expected {expected}")
-            weight.copy_(tensor)
+            self._weights[hf_name].copy_(tensor)
 
-    def weights(self) -> EngineWeights:
+    def weights(self) -> Mapping[str, Tensor]:
         """See `RolloutEngine.weights`: the model's own parameters under their HF names."""
-        return EngineWeights(tp_rank=0, tensors=self._weights)
+        return self._weights
 
     def close(self) -> None:
         """Drop the model."""

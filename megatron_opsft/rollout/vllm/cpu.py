@@ -1,5 +1,5 @@
-"""vLLM's CPU worker as this project starts it (by name, `worker_cls`), and a kernel that its check
-of drafts needs; imported on a CPU alone.
+"""vLLM's CPU worker as this project starts it (by name, `worker_cls`), plain linear weights, and a
+kernel that its check of drafts needs; imported on a CPU alone.
 
 Importing vLLM's CPU worker replaces streams, events and memory functions of `torch.cuda`,
 `torch.accelerator` and `torch.Tensor` in the whole process, on any platform: nothing that a GPU
@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from vllm.model_executor.layers import utils
 from vllm.triton_utils.dispatcher import KernelOverride
 from vllm.v1.sample import rejection_sampler
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-from megatron_opsft.rollout.vllm.options import JOB_ID_VARIABLE
+from megatron_opsft.rollout.engine import JOB_ID_VARIABLE
 
 
 class LaunchedCpuWorker(CPUWorker):
@@ -29,6 +30,17 @@ class LaunchedCpuWorker(CPUWorker):
         """The process group is there already, so the address serves as a name only."""
         self.distributed_init_method = f"env://:{os.environ[JOB_ID_VARIABLE]}"
         super().init_device()
+
+
+def keep_weights_plain() -> None:
+    """Take torch's own product of linear layers from now on in this process. vLLM would pack their
+    weights into a form that only its kernels read, and that no push reaches.
+    """
+
+    def dispatch(layer: Any, remove_weight: bool) -> None:
+        layer.cpu_linear = torch.nn.functional.linear
+
+    utils.dispatch_cpu_unquantized_gemm = dispatch
 
 
 def expand(

@@ -4,9 +4,8 @@ With `options` and what is imported on a CPU alone the only file that names vllm
 """
 
 import gc
-import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -18,7 +17,6 @@ from megatron_opsft.records import Rollout, Sample
 from megatron_opsft.rollout.engine import (
     EngineSettings,
     EngineShare,
-    EngineWeights,
     RolloutEngine,
     SamplingSettings,
     Scores,
@@ -27,12 +25,7 @@ from megatron_opsft.rollout.engine import (
 from megatron_opsft.rollout.limits import check_engine_ranks
 from megatron_opsft.rollout.requests import Decoder, ResponseRequest, make_rollouts
 from megatron_opsft.rollout.vllm.options import sampling_params, start_llm
-from megatron_opsft.rollout.vllm.weights import (
-    DraftWeights,
-    EngineTensors,
-    vllm_layout,
-    with_tied_head,
-)
+from megatron_opsft.rollout.vllm.weights import DraftWeights, vllm_layout, with_tied_head
 from megatron_opsft.runtime.phase import count_done, count_tokens
 from megatron_opsft.weights.rules import WeightTable
 
@@ -44,7 +37,6 @@ if TYPE_CHECKING:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner as FirstRunner
     from vllm.v1.worker.gpu_worker import Worker
 
-_log = logging.getLogger(__name__)
 _SPEC_COUNTS = {
     "drafts": "vllm:spec_decode_num_drafts",
     "draft_tokens": "vllm:spec_decode_num_draft_tokens",
@@ -66,12 +58,13 @@ class VllmEngine(RolloutEngine):
         check_engine_ranks(settings.tp, settings.world_size)
         self.version = None
         self.tokenizer = tokenizer
-        self._tp_rank = settings.rank % settings.tp
+        self.layout = vllm_layout(table, settings.tp, settings.rank % settings.tp)
+        self._hf_names = table.hf_shapes().keys()
         self.share = EngineShare(
             index=settings.rank // settings.tp,
             count=settings.world_size // settings.tp,
             num_ranks=settings.tp,
-            answers=self._tp_rank == 0,
+            answers=self.layout.tp_rank == 0,
         )
         self._batch_size = settings.batch_size
         self._can_sleep = settings.is_cuda
@@ -80,32 +73,20 @@ class VllmEngine(RolloutEngine):
         # Under the external launcher this process has one worker, and can call it.
         (wrapper,) = self._llm.collective_rpc(lambda wrapper: wrapper)
         self._worker: Worker = wrapper.worker
-        self._tensors = EngineTensors(self._runner.get_model())
-        self.layout = vllm_layout(table, settings.tp, packed_head=self._tensors.packs_head)
         self._is_speculative = settings.speculative is not None
         self._draft: DraftWeights | None = None
         if self._is_speculative:
-            self._open_speculative(settings)
+            if not settings.is_cuda:
+                from megatron_opsft.rollout.vllm.cpu import correct_expansion
+
+                correct_expansion()
+            if (draft := self._runner.get_draft_model()) is not None:
+                self._draft = DraftWeights(draft, self._runner.get_model())
 
     @property
     def _runner(self) -> "FirstRunner | SecondRunner":
         """vLLM's runner of the model; it chooses between two."""
         return self._worker.model_runner
-
-    def _open_speculative(self, settings: EngineSettings) -> None:
-        if not settings.is_cuda:
-            from megatron_opsft.rollout.vllm.cpu import correct_expansion
-
-            correct_expansion()
-        runner = self._runner
-        if (draft := runner.get_draft_model()) is not None:
-            self._draft = DraftWeights(draft, runner.get_model())
-        if settings.rank == 0:
-            _log.info(
-                "rollout.speculative keeps the distribution of responses, not each response: their "
-                "random numbers then depend on earlier drafts, so a run that resumes or is "
-                "repeated may sample other responses"
-            )
 
     def stream(self, take: Take, sampling: SamplingSettings) -> Iterator[list[Rollout]]:
         """See `RolloutEngine.stream`. Work is taken as soon as there is room in the batch, so that
@@ -205,21 +186,17 @@ class VllmEngine(RolloutEngine):
             }
         )
 
-    def copy_weights(self, tensors: Iterator[tuple[str, Tensor]]) -> None:
+    def copy_weights(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """See `RolloutEngine.copy_weights`: vLLM's own update of a running model."""
-        tensors = with_tied_head(tensors, self.layout.hf_columns)
-        self._worker.reload_weights(weights_iterator=tensors)
+        self._worker.reload_weights(weights_iterator=with_tied_head(tensors, self._hf_names))
 
     def load_files(self, files: Sequence[Path], version: int) -> None:
         """See `RolloutEngine.load_files`: by vLLM's own readers and loaders."""
         from vllm.model_executor.model_loader import weight_utils
 
         names = [str(file) for file in files]
-        if files[0].suffix == ".safetensors":
-            tensors = weight_utils.safetensors_weights_iterator(names, use_tqdm_on_load=False)
-        else:
-            tensors = weight_utils.pt_weights_iterator(names, use_tqdm_on_load=False)
-        known = ((name, tensor) for name, tensor in tensors if name in self.layout.hf_columns)
+        tensors = weight_utils.safetensors_weights_iterator(names, use_tqdm_on_load=False)
+        known = ((name, tensor) for name, tensor in tensors if name in self._hf_names)
         self.load_weights(known, version)
 
     def begin_update(self) -> None:
@@ -233,7 +210,6 @@ class VllmEngine(RolloutEngine):
         if self._asleep:
             self._llm.wake_up(tags=["kv_cache"])
             self._asleep = False
-        self._tensors.forget()
         self._drop_cache()
         self.version = version
 
@@ -242,15 +218,9 @@ class VllmEngine(RolloutEngine):
         if not self._llm.reset_prefix_cache():
             raise SyncError("vLLM did not drop its prefix cache")
 
-    def weights(self) -> EngineWeights:
+    def weights(self) -> Mapping[str, Tensor]:
         """See `RolloutEngine.weights`."""
-        self._tensors.forget()
-        return EngineWeights(
-            tp_rank=self._tp_rank,
-            tensors=self._tensors,
-            packed=self._tensors.packed(self.layout.parameters_of(self._tp_rank)),
-            signed_zeros=not self._tensors.packs,
-        )
+        return {name: p.data for name, p in self._runner.get_model().named_parameters()}
 
     def draft_fault(self) -> str:
         """See `RolloutEngine.draft_fault`."""
@@ -268,7 +238,7 @@ class VllmEngine(RolloutEngine):
     def close(self) -> None:
         """Drop the model and its memory, and with vLLM's process groups also the job's."""
         self.version = None
-        del self._tensors, self._draft, self._worker
+        del self._draft, self._worker
         self._llm.llm_engine.engine_core.shutdown()
         del self._llm
         gc.collect()

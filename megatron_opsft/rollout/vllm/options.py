@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.rollout.engine import EngineSettings, SamplingSettings
+from megatron_opsft.rollout.engine import JOB_ID_VARIABLE, EngineSettings, SamplingSettings
 from megatron_opsft.rollout.limits import check_installed
 from megatron_opsft.runtime.libraries import collector_at_rest
 from megatron_opsft.weights.rules import WeightTable
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from vllm import LLM, SamplingParams
 
 _CPU_WORKER = "megatron_opsft.rollout.vllm.cpu.LaunchedCpuWorker"
-JOB_ID_VARIABLE = "MEGATRON_OPSFT_JOB_ID"
 _SLEEP_SWITCHES = ("sleep_mode_offload_cudagraph", "enable_nccl_comm_suspend")
 _CPU_BLOCK_TOKENS = 32  # prompts share whole blocks: vLLM's 128 would be longer than most prompts
 
@@ -36,6 +35,10 @@ def start_llm(settings: EngineSettings, table: WeightTable) -> "LLM":
     prepare_environment(settings.is_cuda, settings.rank, seeded=settings.seeded)
     with collector_at_rest():
         from vllm import LLM
+    if not settings.is_cuda:
+        from megatron_opsft.rollout.vllm import cpu
+
+        cpu.keep_weights_plain()
     if settings.notes_routing and settings.tp > 1:
         _note_routing_on_every_rank()
     # vLLM collects garbage six times while it starts. All that is there by now stays, so it is
@@ -140,6 +143,8 @@ def llm_options(settings: EngineSettings, table: WeightTable) -> dict[str, Any]:
         options["gpu_memory_utilization"] = settings.gpu_memory_fraction
         options["kv_cache_memory_bytes"] = settings.kv_cache_bytes
         options["enable_sleep_mode"] = True
+        if table.shape.moe:
+            options["moe_backend"] = "triton"  # FlashInfer's reorder the experts' weights
         options |= dict.fromkeys(_deeper_sleep(), settings.deep_sleep)
     else:
         os.environ[JOB_ID_VARIABLE] = settings.job_id

@@ -6,9 +6,9 @@ two devices in one operation (forward and backward), `.numpy()` of a CUDA tensor
 NCCL group, host memory that is read or written while a copy is under way, the wrong generator.
 torch's own Python code answers for `torch.cuda` down to its C functions, which are replaced.
 
-Not pretended: kernels of TransformerEngine and vLLM (Triton's run with TRITON_INTERPRET=1, set
-before Triton is imported), a second stream, CUDA's IPC. A process has one GPU, that of
-`torch.cuda.set_device`.
+Triton's kernels run with TRITON_INTERPRET=1, set before Triton is imported; TransformerEngine's C++
+extension is replaced (`te_extension`). Not pretended: vLLM's kernels, a second stream, CUDA's IPC.
+A process has one GPU, that of `torch.cuda.set_device`.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,9 @@
-"""Run a program on a pretended GPU: `python -m pretend_gpu NUM_GPUS (-m MODULE | FILE) ARGUMENTS`.
+"""Run a program on a pretended GPU:
+`python -m pretend_gpu NUM_GPUS [--te] (-m MODULE | FILE) ARGUMENTS`.
 
 Its exit code is the program's, or 70 where a fault was found that the program itself passed over.
-TransformerEngine is as if it were not installed.
+--te: TransformerEngine's modules run, on stand-ins for its extension; else it is as if it were not
+installed.
 """
 
 import os
@@ -9,15 +11,20 @@ import runpy
 import sys
 from typing import Any
 
-from pretend_gpu import pretended
+from pretend_gpu import pretended, te_extension
 
 
 def main() -> None:
     """Entry point."""
     num_gpus, *words = sys.argv[1:]
+    with_te = words[0] == "--te"
+    words = words[with_te:]
     os.environ["TORCH_COMPILE_DISABLE"] = "1"  # a compiled function shows its operations to nobody
-    absent: Any = None
-    sys.modules["transformer_engine"] = absent
+    if with_te:
+        os.environ["NVTE_PLUGIN"] = te_extension.__name__
+    else:
+        absent: Any = None
+        sys.modules["transformer_engine"] = absent
     with pretended(int(num_gpus)) as gpu:
         code: Any = 0
         try:

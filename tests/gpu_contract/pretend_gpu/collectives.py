@@ -29,6 +29,34 @@ def collective_stand_ins(gpu: Gpu) -> Iterator[tuple[Any, str, Any]]:
         stand_in = _over_gloo(getattr(dist, name))
         yield dist, name, stand_in
         yield distributed_c10d, name, stand_in
+    for name in ("isend", "irecv"):
+        stand_in = _waitable_twice(getattr(dist, name))
+        yield dist, name, stand_in
+        yield distributed_c10d, name, stand_in
+
+
+def _waitable_twice(real: Callable[..., Any]) -> Callable[..., Any]:
+    """A function whose work may be waited for again, as NCCL's: Gloo's waits for another message
+    then.
+    """
+
+    class Work:
+        def __init__(self, work: Any) -> None:
+            self._work, self._is_done = work, False
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._work, name)
+
+        def wait(self, *args: Any) -> bool:
+            self._is_done = self._is_done or self._work.wait(*args)
+            return self._is_done
+
+    @functools.wraps(real)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        work = real(*args, **kwargs)
+        return None if work is None else Work(work)
+
+    return called
 
 
 def _over_gloo(real: Callable[..., Any]) -> Callable[..., Any]:

@@ -20,6 +20,8 @@ def cuda_stand_ins(gpu: Gpu) -> Iterator[tuple[Any, str, Any]]:
     """(owner, name, stand-in)."""
     for name, function in _c_functions(gpu).items():
         yield torch._C, name, function
+        if hasattr(torch.cuda.graphs, name):
+            yield torch.cuda.graphs, name, function
         if name.endswith("xchangeDevice"):
             alias = {"_cuda_exchangeDevice": "_exchange_device"}.get(name, "_maybe_exchange_device")
             yield torch.cuda, alias, function

@@ -45,10 +45,6 @@ def accepted(overrides: list[str]) -> Config | None:
         return None
 
 
-def value_of(config: Config, section: str, key: str) -> Any:
-    return getattr(getattr(config, section), key)
-
-
 @given(st.integers(0, 10**15), st.integers(0, 4), st.booleans())
 def test_integers_are_what_was_written(number: int, zeros: int, sign: bool) -> None:
     text = "+" * sign + "0" * zeros + str(number)
@@ -115,6 +111,6 @@ def test_any_tree_is_accepted_or_refused_in_one_line(values: dict[tuple[str, str
     again = load(Config, None, options=parse_yaml(to_yaml(config)))
     assert again == config and config_hash(again) == config_hash(config)
     for (section, key), value in values.items():
-        got = value_of(config, section, key)
+        got = getattr(getattr(config, section), key)
         assert not isinstance(value, bool) or got == value or (value is False and got == "off")
         assert value is not None or got is None

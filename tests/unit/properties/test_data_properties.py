@@ -45,7 +45,7 @@ def test_every_row_is_a_problem_or_a_bad_row(lines: list[bytes]) -> None:
             found = load_problems(str(path), problem_field="problem", answer_field="answer")
         except UserError as error:
             raise AssertionError("the last row is a problem") from error
-    numbers = [*found.rows, *(bad.row for bad in found.bad_rows)]
+    numbers = [*(problem.row for problem in found.problems), *(bad.row for bad in found.bad_rows)]
     rows = [n for n, line in enumerate(lines, start=1) if line.strip()]
     assert sorted(numbers) == [*rows, len(lines) + 1]
     assert len({problem.id for problem in found.problems}) == len(found.problems)

@@ -15,7 +15,7 @@ AFFIXES = st.sampled_from(["step_", PARTIAL, REPLACED, "a.b", "", "(", "000"])
 ENDS = st.sampled_from(["", ".jsonl.gz", ".*", "0a"])
 # Names that nearly are those of a run, and any others that a file system takes.
 NEARLY = st.tuples(
-    st.sampled_from(["step_", PARTIAL, REPLACED, "failed_step_", "report.", ""]),
+    st.sampled_from(["step_", PARTIAL, REPLACED, "report.", ""]),
     st.text("0123456789", max_size=8),
     st.sampled_from(["", ".jsonl.gz", ".json", ".gz", "_", ".bak", "html", "\n"]),
 ).map("".join)
@@ -41,13 +41,12 @@ def test_only_the_name_of_a_step_is_one(name: str, before: str, behind: str) -> 
 
 def _is_of_a_run(name: str) -> bool:
     """What README and docs say that a run writes."""
-    failed = step_in(name, "failed_step_", ".json") is not None
-    return name in (*RUN_FILES, *RUN_FOLDERS) or failed or name in MADE
+    return name in (*RUN_FILES, *RUN_FOLDERS, *MADE)
 
 
 @settings(max_examples=25)
 @given(st.lists(NAMES, max_size=6, unique=True), st.integers(0, 3))
-@example(["failed_step_notes.json", "report.csv", "failed_step_000002.json", "report.html"], 0)
+@example(["report.csv", "report.html"], 0)
 def test_overwriting_and_resuming_leave_what_is_not_the_runs(
     names: list[str], after_step: int
 ) -> None:
@@ -55,7 +54,6 @@ def test_overwriting_and_resuming_leave_what_is_not_the_runs(
         run = RunDir(Path(place))
         run.open(resume=False, overwrite=False)
         run.write_manifest({})
-        assert run.failed_batch(2).name == "failed_step_000002.json"
         folders = [run.path, run.path / "rollouts", run.path / "checkpoints"]
         for folder in folders:
             folder.mkdir(exist_ok=True)

@@ -1,0 +1,168 @@
+"""TransformerEngine's fused attention over packed sequences, as its extension has it, in torch, and
+what its context parallelism puts together from steps.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pretend_gpu.te_kernels import plain
+
+
+def get_fused_attn_backend(params: Any) -> tuple[Any, str]:
+    """cuDNN's kernel for sequences of any length, which Hopper has for packed causal attention."""
+    from transformer_engine_torch import NVTE_Fused_Attn_Backend
+
+    return NVTE_Fused_Attn_Backend.NVTE_F16_arbitrary_seqlen, ""
+
+
+def _sequences(
+    q: Tensor,
+    k: Tensor,
+    cu_q: Tensor,
+    cu_k: Tensor,
+    padded_q: Tensor | None,
+    padded_k: Tensor | None,
+    mask: Any,
+    scale: float,
+) -> Iterator[tuple[slice, slice, Tensor]]:
+    """Of each sequence its rows of Q, of K, and the masked scores [heads, Q, K].
+
+    mask: causal counts from the first query and the first key. padded: where sequences begin, if
+    not at their cumulated lengths.
+    """
+    lengths = zip(cu_q.diff().tolist(), cu_k.diff().tolist(), strict=True)
+    starts_q = (cu_q if padded_q is None else padded_q).tolist()
+    starts_k = (cu_k if padded_k is None else padded_k).tolist()
+    for (num_q, num_k), start_q, start_k in zip(lengths, starts_q, starts_k, strict=False):
+        rows, keys = slice(start_q, start_q + num_q), slice(start_k, start_k + num_k)
+        scores = torch.einsum("qhd,khd->hqk", q[rows], k[keys]) * scale
+        if mask.name == "NVTE_PADDING_CAUSAL_MASK":
+            ahead = torch.ones(num_q, num_k, dtype=torch.bool, device=q.device).triu(1)
+            scores = scores.masked_fill(ahead, -math.inf)
+        yield rows, keys, scores
+
+
+def _repeated(kv: Tensor, num_heads: int) -> Tensor:
+    return kv.float().repeat_interleave(num_heads // kv.shape[1], dim=1)
+
+
+def _check_attention(
+    layouts: Any, bias: Any, mask: Any, softmax: Any, dropout: float, window: Any, bottom: bool
+) -> None:
+    names = {layout.name for layout in layouts}
+    plain(
+        layouts=not names <= {"NVTE_THD_THD_THD", "NVTE_THD"},
+        bias=bias.name != "NVTE_NO_BIAS",
+        mask=mask.name not in ("NVTE_PADDING_CAUSAL_MASK", "NVTE_PADDING_MASK"),
+        softmax=softmax.name != "NVTE_VANILLA_SOFTMAX",
+        dropout=dropout != 0.0,
+        window=tuple(window) not in ((-1, -1), (-1, 0)),
+        bottom_right=bottom,
+    )
+
+
+def fused_attn_fwd(*args: Any) -> list[Any]:
+    """[out, log-sum-exp of scores [T, heads, 1], state of the random numbers]."""
+    _, _, _, scale, dropout, _, layout, out_format, _, bias, mask, softmax, window, *more = args
+    bottom_right, cu_q, cu_k, q, k, v, _, padded_q, padded_k, *others = more
+    _check_attention([layout, out_format], bias, mask, softmax, dropout, window, bottom_right)
+    out = torch.zeros_like(q, memory_format=torch.contiguous_format)
+    sums = q.new_zeros(len(q), q.shape[1], 1, dtype=torch.float32)
+    keys, values = _repeated(k, q.shape[1]), _repeated(v, q.shape[1])
+    places = cu_q, cu_k, padded_q, padded_k
+    for rows, columns, scores in _sequences(q.float(), keys, *places, mask, scale):
+        sums[rows] = scores.logsumexp(-1).T[..., None]
+        out[rows] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), values[columns]).to(q.dtype)
+    return [out, sums, torch.zeros(2, dtype=torch.int64, device=q.device)]
+
+
+def fused_attn_bwd(*args: Any) -> list[Any]:
+    """Gradients of Q, K, V; none of a bias or of the softmax's offset."""
+    _, _, scale, dropout, _, layout, out_format, grad_format, grads_layout, _, _, *more = args
+    bias, mask, softmax, window, bottom_right, _, cu_q, cu_k, q, k, v, out, grad, *more = more
+    _, saved, padded_q, padded_k, *others = more
+    layouts = [layout, out_format, grad_format, grads_layout]
+    _check_attention(layouts, bias, mask, softmax, dropout, window, bottom_right)
+    heads = q.shape[1]
+    keys, values, queries = _repeated(k, heads), _repeated(v, heads), q.float()
+    to_q, to_k, to_v = map(torch.zeros_like, (queries, keys, values))
+    sums, grad, means = saved[0], grad.float(), (grad.float() * out.float()).sum(-1)
+    places = cu_q, cu_k, padded_q, padded_k
+    for rows, columns, scores in _sequences(queries, keys, *places, mask, scale):
+        weights = (scores - sums[rows, :, 0].T[..., None]).exp()
+        to_v[columns] = torch.einsum("hqk,qhd->khd", weights, grad[rows])
+        to_weights = torch.einsum("qhd,khd->hqk", grad[rows], values[columns])
+        to_scores = weights * (to_weights - means[rows].T[..., None]) * scale
+        to_q[rows] = torch.einsum("hqk,khd->qhd", to_scores, keys[columns])
+        to_k[columns] = torch.einsum("hqk,qhd->khd", to_scores, queries[rows])
+    groups = (len(k), k.shape[1], -1, k.shape[2])
+    to_kv = [each.view(groups).sum(2).to(k.dtype) for each in (to_k, to_v)]
+    return [to_q.to(q.dtype), *to_kv, None, None]
+
+
+def _second_halves(cu_seqlens: Tensor) -> Tensor:
+    """Which rows are in the second half of their sequence."""
+    ends = zip(cu_seqlens.tolist()[:-1], cu_seqlens.tolist()[1:], strict=True)
+    rows = [row >= (first + end) // 2 for first, end in ends for row in range(first, end)]
+    return torch.tensor(rows, device=cu_seqlens.device)
+
+
+def thd_read_half_tensor(x: Tensor, cu_seqlens: Tensor, half: int) -> Tensor:
+    second = _second_halves(cu_seqlens)
+    return x[second if half else ~second]
+
+
+def thd_read_second_half_lse(sums: Tensor, cu_seqlens: Tensor, packed: bool, size: int) -> Tensor:
+    """sums: [heads, T], as of all that follow."""
+    plain(unpacked=not packed)
+    return sums[:, _second_halves(cu_seqlens)]
+
+
+def thd_second_half_lse_correction(
+    sums: Tensor, step: Tensor, cu_seqlens: Tensor, packed: bool
+) -> None:
+    plain(unpacked=not packed)
+    second = _second_halves(cu_seqlens)
+    sums[:, second] = sums[:, second].logaddexp(step)
+
+
+def thd_out_correction(
+    out: Tensor,
+    step_out: Tensor,
+    old: Tensor,
+    new: Tensor,
+    step: Tensor,
+    cu_seqlens: Tensor,
+    second_half: bool,
+    packed: bool,
+) -> None:
+    plain(unpacked=not packed)
+    rows = _second_halves(cu_seqlens)
+    rows = rows if second_half else torch.ones_like(rows)
+    before, after = (old - new)[:, rows].exp(), (step - new[:, rows]).exp()
+    corrected = out[rows] * before.T[..., None] + step_out * after.T[..., None]
+    out[rows] = corrected.to(out.dtype)
+
+
+def thd_grad_correction(
+    grad: Tensor, step: Tensor, cu_seqlens: Tensor, first: str, second: str
+) -> None:
+    """first, second: what becomes of either half: none, zero, copy, add."""
+    seconds = _second_halves(cu_seqlens)
+    whole = "none" not in (first, second) and "zero" not in (first, second)
+    for rows, what in ((~seconds, first), (seconds, second)):
+        if what == "zero":
+            grad[rows] = 0
+        elif what != "none":
+            given = step[rows] if whole else step
+            grad[rows] = given if what == "copy" else grad[rows] + given
+
+
+_KERNELS = [get_fused_attn_backend, fused_attn_fwd, fused_attn_bwd]
+_KERNELS += [thd_read_half_tensor, thd_read_second_half_lse, thd_second_half_lse_correction]
+_KERNELS += [thd_out_correction, thd_grad_correction]
+STAND_INS: dict[str, Callable[..., Any]] = {kernel.__name__: kernel for kernel in _KERNELS}

@@ -1,0 +1,181 @@
+"""TransformerEngine's layers in float32 on a pretended GPU, beside plain layers with the same
+weights.
+
+Prints JSON, the largest differences: absolute of a logit; relative of a tensor of the gradient, and
+of the losses and gradient norms of some steps. Usage: pretended_te.py (CASE... | faults); started
+by `python -m pretend_gpu NUM_GPUS --te`, for several GPUs by torchrun.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import jobs
+import numpy
+import torch
+from jobs import Case
+from megatron.core import parallel_state
+
+from megatron_opsft.model import build, transformer_config
+from megatron_opsft.runtime.distributed import gather_from_all
+
+CASES = {
+    "dense": Case(),
+    "moe": Case(model="qwen3_moe"),
+    "tp2": Case(model="qwen3", tp=2, sequence_parallel=True, recompute="selective"),
+    "moe-tp2": Case(model="qwen3_moe", tp=2, sequence_parallel=True),
+    "cp2": Case(cp=2),
+    "ep2": Case(model="qwen3_moe", dp=2, ep=2),
+}
+NUM_STEPS = 2
+Differences = tuple[float, ...]
+
+
+def _transposed(args: list[Any]) -> None:
+    args[1] = args[1] != (args[0].shape[0] == args[0].shape[-1])  # where that changes no shape
+
+
+def _another_epsilon(args: list[Any]) -> None:
+    args[2] = 1e-4
+
+
+def _no_bias(args: list[Any]) -> None:
+    args[7] = args[7] if args[11] else None  # not where it asks for the bias's gradient
+
+
+def _not_causal(args: list[Any]) -> None:
+    args[10] = type(args[10]).NVTE_PADDING_MASK
+
+
+def _turned_forward(args: list[Any]) -> None:
+    args[1] = -args[1]
+
+
+def _argument_left_out(args: list[Any]) -> None:
+    args.pop()
+
+
+def _number_for_tensor(args: list[Any]) -> None:
+    args[2] = 1.0
+
+
+# What a stand-in is called with instead, in place.
+FAULTS: dict[str, Callable[[list[Any]], None]] = {
+    "generic_gemm: a transposed layout": _transposed,
+    "generic_gemm: no bias": _no_bias,
+    "rmsnorm_fwd: another epsilon": _another_epsilon,
+    "fused_attn_fwd: a mask that is not causal": _not_causal,
+    "fused_rope_backward: turned forward": _turned_forward,
+    "rmsnorm_bwd: an argument left out": _argument_left_out,
+    "rmsnorm_bwd: a number for a tensor": _number_for_tensor,
+}
+
+
+class _Float32IsHalf:
+    """torch, to modules whose fused attention takes two dtypes: float32 passes for float16."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, "float32" if name == "float16" else name)
+
+
+@contextmanager
+def layers(*, te: bool) -> Iterator[None]:
+    """Inside, models in float32 are built of those of either kind."""
+    from transformer_engine.pytorch.attention.dot_product_attention import backends, utils
+
+    def chosen(device: Any, dtype: str) -> bool:
+        return te
+
+    with (
+        patch.object(jobs, "uses_transformer_engine", chosen),
+        patch.object(build, "uses_transformer_engine", chosen),
+        patch.object(transformer_config, "uses_transformer_engine", chosen),
+        patch.object(utils, "torch", _Float32IsHalf()),
+        patch.object(backends, "torch", _Float32IsHalf()),
+    ):
+        yield
+
+
+def results(case: Case, *, te: bool) -> tuple[Any, ...]:
+    """Logits, gradients; loss and gradient norm of each step. Called by every rank."""
+    with layers(te=te):
+        logits = jobs.logits(case)
+        parallel_state.destroy_model_parallel()
+        _, _, gradients = jobs.gradient(case)
+        parallel_state.destroy_model_parallel()
+        steps = jobs.train_steps(jobs.build(case), case, range(NUM_STEPS))
+        parallel_state.destroy_model_parallel()
+    return [each[2] for each in logits], gradients, [[s.loss, s.grad_norm] for s in steps]
+
+
+def _relative(found: Any, wanted: Any) -> float:
+    found, wanted = numpy.asarray(found), numpy.asarray(wanted)
+    return float(numpy.linalg.norm(found - wanted) / numpy.linalg.norm(wanted))
+
+
+def differences(found: tuple[Any, ...], plain: tuple[Any, ...]) -> Differences:
+    """The largest on any rank. Called by every rank."""
+    (logits, gradients, steps), (plain_logits, plain_gradients, plain_steps) = found, plain
+    pairs = zip(logits, plain_logits, strict=True)
+    here = (
+        max((float(numpy.abs(one - two).max()) for one, two in pairs), default=0.0),
+        max((_relative(gradients[name], v) for name, v in plain_gradients.items()), default=0.0),
+        _relative(steps, plain_steps),
+    )
+    return tuple(map(max, zip(*gather_from_all([here]), strict=True)))
+
+
+def compare(case: Case) -> Differences:
+    return differences(results(case, te=True), results(case, te=False))
+
+
+@contextmanager
+def planted(function: str, change: Callable[[list[Any]], None]) -> Iterator[None]:
+    """Inside, the stand-in is called with changed arguments, from every module that imports it."""
+    import transformer_engine_torch as extension
+
+    stand_in = getattr(extension, function)
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        given = [*args]
+        change(given)
+        return stand_in(*given, **kwargs)
+
+    with ExitStack() as stack:
+        for module in [*sys.modules.values()]:
+            if vars(module).get(function) is stand_in:
+                stack.enter_context(patch.object(module, function, called))
+        yield
+
+
+def with_faults(case: Case) -> dict[str, Differences | str]:
+    """What becomes of each planted fault: differences, or the TypeError that it was."""
+    plain = results(case, te=False)
+    told: dict[str, Differences | str] = {}
+    for name, change in FAULTS.items():
+        with planted(name.partition(":")[0], change):
+            try:
+                told[name] = differences(results(case, te=True), plain)
+            except TypeError as error:
+                told[name] = str(error)
+                parallel_state.destroy_model_parallel()
+    return told
+
+
+def main() -> None:
+    """Run, compare, print."""
+    cases = {name: replace(case, device_name="cuda") for name, case in CASES.items()}
+    if sys.argv[1] == "faults":
+        told: dict[str, Any] = with_faults(cases["dense"])
+    else:
+        told = {name: compare(cases[name]) for name in sys.argv[1:]}
+    if torch.distributed.get_rank() == 0:
+        print(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main()

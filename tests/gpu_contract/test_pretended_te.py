@@ -1,0 +1,50 @@
+"""TransformerEngine's layers on a pretended GPU compute what the plain layers and Hugging Face do.
+
+Its Python modules run; stand-ins for its C++ extension are bound to the extension's signatures.
+"""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from proof import test_stages
+
+pytestmark = pytest.mark.gpu_contract
+Ran = Callable[..., Any]
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "cases"), [(1, ["moe", "dense"]), (2, ["ep2", "moe-tp2", "tp2", "cp2"])]
+)
+def test_layers_in_float32_are_the_plain_ones(ran: Ran, num_gpus: int, cases: list[str]) -> None:
+    told = ran("pretended_te.py", *cases, num_gpus=num_gpus, te=True)
+    assert [*told] == cases
+    for case, (logit, gradient, steps) in told.items():
+        assert logit < 1e-5 and gradient < 1e-4 and steps < 1e-5, (case, logit, gradient, steps)
+
+
+def test_each_planted_fault_is_found(ran: Ran) -> None:
+    told = ran("pretended_te.py", "faults", num_gpus=1, te=True)
+    refused = {name: found for name, found in told.items() if isinstance(found, str)}
+    assert [*refused.values()] == [
+        "missing a required argument: 'arg5'",
+        "rmsnorm_bwd: 1.0 is no arg2: torch.Tensor",
+    ]
+    differing = {name: found for name, found in told.items() if name not in refused}
+    assert len(differing) == 5
+    assert all(gradient > 1e-2 for _, gradient, _ in differing.values()), differing
+
+
+def test_stages_of_the_proof_on_4_ranks_pass(ran: Ran, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their own commands, TransformerEngine's cross-entropy and context parallelism among them."""
+    told = []
+
+    def run(words: str, ranks: int) -> None:
+        told.append(ran(*words.split(), num_gpus=ranks, te=True))
+
+    stage: Any = SimpleNamespace(run=run)
+    test_stages.test_te_steps_on_4_ranks(stage)
+    test_stages.test_steps_on_4_ranks(stage, monkeypatch)
+    assert [each["problems"] for each in told] == [[], []]
+    assert [len(each["details"]["cases"]) for each in told] == [2, 6]
