@@ -11,18 +11,13 @@ from typing import Any
 
 import pytest
 from forked_cli import ROOT, ForkedCli
+from proof import test_stages
+from proof.stage import Stage
 
 # Of the other stages other tests of the suite run what is in them.
 STEPS = ["steps_on_2_ranks", "quickstart", "preset"]
 SPEEDS = ["loss_speed", "step_speed", "push_speed", "save_speed", "convert_speed"]
 INFO = "transformers-99.0.dist-info"
-SCRIPT = """
-import runpy, sys
-sys.argv = {words}
-sys.path.insert(0, "benchmarks")
-runpy.run_path(sys.argv[0], run_name="__main__")
-sys.exit()
-"""
 
 
 def run(out: Path, *options: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -55,12 +50,9 @@ def test_a_benchmark_prints_the_figures_that_its_stage_shows(
     cli: ForkedCli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
 ) -> None:
     """In a fork, which has imported what takes longer than the benchmark."""
-    monkeypatch.syspath_prepend(str(ROOT / "tools"))
-    from proof import test_stages
-    from proof.stage import Stage
 
     def run_forked(self: Stage, words: str) -> list[dict[str, Any]]:
-        ended = cli.run([], prelude=SCRIPT.format(words=shlex.split(words)))
+        ended = cli.run_script(*shlex.split(words))
         assert ended.exit_code == 0, ended.stderr
         return [json.loads(one) for one in ended.stdout.splitlines() if one.startswith("{")]
 

@@ -43,7 +43,7 @@ def test_packed_sequences_hold_the_micro_batch() -> None:
 
 
 @pytest.mark.parametrize(("group", "cases"), [("dense", DENSE), ("experts", EXPERTS)])
-def test_transformer_engine_s_parameters_marks_and_checkpoint_keys_are_the_tables(
+def test_transformer_engine_s_parameters_and_checkpoint_keys_are_the_tables(
     ran: Ran, group: str, cases: list[Any]
 ) -> None:
     """And those of the plain layers."""

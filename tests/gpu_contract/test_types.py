@@ -34,7 +34,7 @@ PLANTED = [
     ("model/checkpoint_share.py", "part.gbuf_ranges", "part.buffer_ranges"),
     (HEAD, "self.group.rank()", "self.group.ranks()"),
     (ENGINE, "runner.get_draft_model()", "runner.drafter"),  # of the first model runner alone
-    (ENGINE, "draft, self._runner.get_model()", "draft, self._runner.model_state"),  # of the second alone
+    (ENGINE, "draft, self._runner.get_model()", "draft, self._runner.model_state"),  # second
     (BUILD, "import parallel_state, ", "import parallel_states, "),
     ("model/checkpoint_write.py", "data(self, plan: SavePlan, planner: Any)", "data(self)"),
 ]

@@ -105,6 +105,7 @@ def left_running(out: Path) -> list[int]:
     return [pid for pid in map(int, (out / "pids").read_text().split()) if psutil.pid_exists(pid)]
 
 
+@pytest.mark.slow
 def test_every_outcome_has_its_reason_and_the_next_stage_runs(tmp_path: Path) -> None:
     """And its result is on disk before."""
     missing = "exit code 1: ModuleNotFoundError: No module named 'torch_that_is_not_there'"
@@ -144,6 +145,7 @@ def test_every_outcome_has_its_reason_and_the_next_stage_runs(tmp_path: Path) ->
     assert "left out, so not proved: package, gpu, skipped, slow" in stdout
 
 
+@pytest.mark.slow
 def test_what_a_stage_started_ends_with_it(tmp_path: Path) -> None:
     late = {"code": SLEEPER + "time.sleep(300)", "limit": 1.5}
     assert prove(tmp_path / "out", {"late": late, "untidy": SLEEPER + GOOD})[0] == 1
@@ -153,6 +155,7 @@ def test_what_a_stage_started_ends_with_it(tmp_path: Path) -> None:
     assert left_running(tmp_path / "out") == []
 
 
+@pytest.mark.slow
 def test_a_stopped_proof_leaves_nothing_running(tmp_path: Path) -> None:
     process = start(tmp_path / "out", {"long": SLEEPER + "time.sleep(300)"})
     pids, deadline = tmp_path / "out/pids", time.monotonic() + 30
@@ -167,6 +170,7 @@ def test_a_stopped_proof_leaves_nothing_running(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.glob("opsft-*")] == []
 
 
+@pytest.mark.slow
 def test_the_time_of_all_stages_is_bounded(tmp_path: Path) -> None:
     stages: Stages = {"long": "import time; time.sleep(300)", "last": GOOD}
     assert prove(tmp_path / "out", stages, "--minutes", "0.1")[0] == 1
@@ -175,6 +179,7 @@ def test_the_time_of_all_stages_is_bounded(tmp_path: Path) -> None:
     assert found["last"]["reason"] == "no time: takes about 0 s, 0 s are left"
 
 
+@pytest.mark.slow
 def test_only_and_continue_keep_what_is_there(tmp_path: Path) -> None:
     out = tmp_path / "out"
 
@@ -251,6 +256,7 @@ def test_quick_runs_no_vllm_and_fits_into_6_minutes(monkeypatch: pytest.MonkeyPa
     assert all(needs["fix"] for needs in marks)
 
 
+@pytest.mark.slow
 def test_a_stage_on_two_nodes_is_started_by_srun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -273,6 +279,7 @@ def test_a_stage_on_two_nodes_is_started_by_srun(
     assert results(tmp_path / "out")["nodes"]["figures"] == {"world": 2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("device", "options", "message"),
     [
