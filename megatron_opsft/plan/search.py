@@ -23,9 +23,9 @@ Change = dict[str, Any]
 
 def search_layouts(job: Job, num_steps: int) -> list[Plan]:
     """All layouts that the trainer accepts: those that fit by seconds of a step, then the others by
-    what they lack. Those within `_EQUALLY_FAST` of the fastest come first, the simplest before the
-    others, of equally simple ones the one with the most memory to spare. What it proposes leaves
-    `SAFE_SHARE` of the memory free.
+    what they lack. Those within `_EQUALLY_FAST` of the fastest come first: with twice `SAFE_SHARE`
+    of the memory free before the others, then the simplest, then by what they leave free in steps
+    of `SAFE_SHARE`. What it proposes leaves `SAFE_SHARE` free.
 
     Tried are parallel.tp within a node (with sequence parallelism) x parallel.pp x parallel.cp
     x train.recompute x rollout.tp, and of a mixture of experts parallel.ep within a node, with
@@ -52,19 +52,21 @@ def search_layouts(job: Job, num_steps: int) -> list[Plan]:
     found.sort(key=_rank_of)
     limit = (1 + _EQUALLY_FAST) * found[0].step["total"]
     near = [plan for plan in found if plan.is_safe and plan.step["total"] <= limit]
-    near.sort(key=lambda plan: (_num_measures(plan), -round(plan.worst.margin / 1e9)))
+    near.sort(key=_preference)
     return near + found[len(near) :]
 
 
-def _num_measures(plan: Plan) -> int:
-    """How many ways of cutting the model and of saving memory a layout takes; full recomputation
-    is two of them.
+def _preference(plan: Plan) -> tuple[bool, int, int]:
+    """Of layouts that are equally fast. Simple is what takes few ways of cutting the model and of
+    saving memory; full recomputation is two of them.
     """
     parallel, config = plan.job.parallel, plan.job.config
     sizes = (parallel.tp, parallel.pp, parallel.cp, parallel.ep, config.rollout.tp)
     recomputed = _RECOMPUTE.index(config.train.recompute)
     lowered = any(key.startswith("rollout.gpu_memory_fraction") for key in plan.overrides)
-    return sum(size > 1 for size in sizes) + recomputed + lowered
+    measures = sum(size > 1 for size in sizes) + recomputed + lowered
+    free = int(plan.worst.margin / (SAFE_SHARE * plan.worst.limit))
+    return free < 2, measures, -free
 
 
 def _rank_of(plan: Plan) -> tuple[bool, float, int]:

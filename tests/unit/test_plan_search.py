@@ -22,7 +22,7 @@ def search(model: str, world_size: int, *overrides: str) -> list[Plan]:
 
 
 def test_the_best_is_the_simplest_of_the_fastest_and_its_overrides_make_it() -> None:
-    """Faster ones need more measures, and so do those with more memory to spare."""
+    """Faster ones leave less room, and those that leave more need more measures."""
     plain = {f"{key}=1" for key in ("parallel.tp", "parallel.pp", "rollout.tp")}
     plain |= {"train.recompute=none", "parallel.sequence_parallel=true"}
     base = "rollout.gpu_memory_fraction=0.6"
@@ -31,13 +31,15 @@ def test_the_best_is_the_simplest_of_the_fastest_and_its_overrides_make_it() -> 
     fastest = min(one.step["total"] for one in safe)
     near = [one for one in safe if one.step["total"] <= 1.05 * fastest]
     assert len(near) < len(safe) and found[: len(near)] == near
+    roomy = [one for one in near if one.worst.margin >= 2 * SAFE_SHARE * 84.9e9]
+    assert len(roomy) < len(near) and near[: len(roomy)] == roomy
     measures = [
-        len({*one.overrides} - plain) + ("train.recompute=full" in one.overrides) for one in near
+        len({*one.overrides} - plain) + ("train.recompute=full" in one.overrides) for one in roomy
     ]
     assert measures == sorted(measures) and measures[0] < measures[1]
     best = found[0]
     assert best.step["total"] > fastest
-    assert SAFE_SHARE * 84.9e9 < best.worst.margin < max(one.worst.margin for one in near)
+    assert best.worst.margin < max(one.worst.margin for one in near)
     # As a user would take it over.
     job = make_job(MIDDLE, 16, base, *best.overrides)
     check_job(job)
