@@ -2,7 +2,7 @@
 # Usage: gpu_bench.sh [pytest arguments] - test the GPU path against the real packages, on a machine without a GPU:
 # installs the GPU version set into .venv-gpu (tools/install_gpu.sh; half an hour and 10 GB the first time, seconds
 # later) and runs tests/gpu_contract with it (about ten minutes on two cores): names and types of the packages, models
-# without memory, and training on a pretended GPU (tests/gpu_contract/pretend_gpu). Run it again at any time; the
+# without memory, and training on a pretended GPU (tests/gpu_contract/pretend_gpu), TransformerEngine's Python too; the
 # planted faults alone, with any torch: pytest tests/unit/test_pretend_gpu.py.
 #
 #   PYTHON    interpreter to make .venv-gpu with (default: python3.12, also pyenv's)

@@ -4,6 +4,7 @@ Its Python modules run; stand-ins for its C++ extension are bound to the extensi
 """
 
 from collections.abc import Callable
+from inspect import signature
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,15 +37,20 @@ def test_each_planted_fault_is_found(ran: Ran) -> None:
     assert all(gradient > 1e-2 for _, gradient, _ in differing.values()), differing
 
 
-def test_stages_of_the_proof_on_4_ranks_pass(ran: Ran, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their own commands, TransformerEngine's cross-entropy and context parallelism among them."""
+@pytest.mark.parametrize(
+    ("name", "num_cases"), [("te_steps_on_4_ranks", 2), ("steps_on_4_ranks", 6)]
+)
+def test_a_stage_of_the_proof_on_4_ranks_passes(
+    ran: Ran, monkeypatch: pytest.MonkeyPatch, name: str, num_cases: int
+) -> None:
+    """By its own command; TransformerEngine's cross-entropy and context parallelism among it."""
     told = []
 
     def run(words: str, ranks: int) -> None:
         told.append(ran(*words.split(), num_gpus=ranks, te=True))
 
-    stage: Any = SimpleNamespace(run=run)
-    test_stages.test_te_steps_on_4_ranks(stage)
-    test_stages.test_steps_on_4_ranks(stage, monkeypatch)
-    assert [each["problems"] for each in told] == [[], []]
-    assert [len(each["details"]["cases"]) for each in told] == [2, 6]
+    given = {"stage": SimpleNamespace(run=run), "monkeypatch": monkeypatch}
+    test = getattr(test_stages, f"test_{name}")
+    test(**{each: given[each] for each in signature(test).parameters})
+    (found,) = told
+    assert found["problems"] == [] and len(found["details"]["cases"]) == num_cases

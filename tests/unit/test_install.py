@@ -57,6 +57,8 @@ case "$*" in
 *torch.version.cuda*) echo 13.0 ;;
 *"import nvidia"*) echo /nvidia ;;
 *" pip install"*) echo "$PIP_NO_INDEX $PIP_FIND_LINKS $*" >>"$ASKED" ;;
+*" pip freeze "*) printf "pip==26.3\ntorch==2.13.0+cu130\n" ;;
+*" pip wheel "*) echo "$@" >>"$ASKED"; touch "$SAVED/torch-2.13.0-cp312.whl" ;;
 esac
 """
 
@@ -68,12 +70,12 @@ def write_python(venv: Path, text: str) -> None:
 
 
 def test_a_folder_of_wheels_needs_no_network_and_no_compiler(tmp_path: Path) -> None:
-    script, asked, wheels = ROOT / "tools/install_gpu.sh", tmp_path / "asked", tmp_path / "wheels"
-    venv = tmp_path / "venv"
+    script = ROOT / "tools/install_gpu.sh"
+    asked, wheels, saved, venv = (tmp_path / name for name in ("asked", "wheels", "saved", "venv"))
     write_python(venv, OFFLINE)
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
-        env = os.environ | {"ASKED": str(asked)}
+        env = os.environ | {"ASKED": str(asked), "SAVED": str(saved)}
         return subprocess.run(
             ["bash", str(script), *words], env=env, cwd=tmp_path, capture_output=True, text=True
         )
@@ -90,6 +92,13 @@ def test_a_folder_of_wheels_needs_no_network_and_no_compiler(tmp_path: Path) -> 
     calls = asked.read_text().splitlines()
     assert len(calls) == 5 and all(call.startswith(f"1 {wheels} ") for call in calls)
     assert calls[3].endswith("transformer-engine[core-cu13,pytorch]==2.20.2")
+
+    kept = run("--save-wheels", "saved", str(venv))  # what is installed is not installed again
+    assert kept.returncode == 0 and f"1 wheels in {saved}; install_gpu.sh --wheels" in kept.stdout
+    assert (saved / "versions.txt").read_text() == "pip==26.3\ntorch==2.13.0\n"
+    (call,) = asked.read_text().splitlines()[5:]
+    assert "--no-deps --no-build-isolation" in call
+    assert call.endswith(f"--wheel-dir {saved} -r {saved}/versions.txt")
 
 
 @pytest.mark.parametrize(
