@@ -35,12 +35,12 @@ def rows_of(out: Path) -> dict[str, dict[str, Any]]:
 
 
 def shortened(directory: Path) -> Path:
-    """The study's untrained model, on-policy SFT as it is, and a variant in fewer, smaller steps;
-    evaluated on an eighth as many samples.
+    """The study's untrained model, on-policy SFT in steps half as large, and a variant in fewer and
+    smaller ones; evaluated on an eighth as many samples.
     """
     tree = yaml.safe_load(QUICK.read_text())
     tree["eval"] |= {"limit": 24, "samples": 2}
-    tree["set"] |= {"run.eval_every": 12, "eval.num_problems": 8}
+    tree["set"] |= {"run.eval_every": 12, "eval.num_problems": 8, "data.prompts_per_step": 8}
     methods, divisors = (tree["sections"][name]["runs"] for name in ("methods", "aggregation"))
     del methods["CoD"], methods["GRPO"], methods["CRST"]
     variant = divisors["each response's length"]
