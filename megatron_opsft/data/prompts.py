@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateError
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from megatron_opsft.data.prompt_file import PromptFile, open_prompt_file
 from megatron_opsft.errors import PromptError, RowError, UserError, first_line
@@ -141,20 +141,23 @@ def teacher_of(encoder: PromptEncoder, template: str) -> PromptEncoder:
 
 
 def load_tokenizer(path: str | Path, *, option: str = MODEL_OPTION) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model directory: what its `tokenizer.json` says.
+    """The tokenizer of a model directory: what its `tokenizer.json` says, or without one what
+    transformers makes of SentencePiece's tokenizer.model.
 
-    For some model types AutoTokenizer builds another class, which drops tokens or splits text
-    differently. option: what errors call the model. Errors: `UserError` for missing or damaged
-    files, and for a missing chat template.
+    For some model types AutoTokenizer builds another class than tokenizer.json describes, which
+    drops tokens or splits text differently. option: what errors call the model. Errors:
+    `UserError` for missing or damaged files, and for a missing chat template.
     """
     directory = Path(path)
-    if not (directory / "tokenizer.json").is_file():
+    is_described = (directory / "tokenizer.json").is_file()
+    if not is_described and not (directory / "tokenizer.model").is_file():
         raise UserError(
             f"{option}: {path} has no tokenizer.json; copy the tokenizer files "
             "(tokenizer.json, tokenizer_config.json, chat_template.jinja) of the model into it"
         )
+    kind = PreTrainedTokenizerFast if is_described else AutoTokenizer
     try:
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(str(path))
+        tokenizer = kind.from_pretrained(str(path))
     except Exception as error:  # the library of tokenizer.json raises bare Exception
         reason = first_line(error)
         raise UserError(f"{option}: cannot load a tokenizer from {path}: {reason}") from error

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sentencepiece
 from rows import write_rows
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
@@ -167,3 +168,22 @@ def test_end_tokens_are_collected_from_all_files(tmp_path: Path) -> None:
     tokenizer.eos_token = None
     with pytest.raises(UserError, match="has no end token"):
         end_token_ids(tokenizer, path)
+
+
+def test_a_sentencepiece_model_is_a_tokenizer(tmp_path: Path) -> None:
+    texts = iter([f"How many are {a} and {b}?" for a in range(40) for b in range(20)])
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=texts,
+        model_prefix=str(tmp_path / "tokenizer"),
+        vocab_size=120,
+        model_type="bpe",
+        minloglevel=2,
+    )
+    config = {"tokenizer_class": "LlamaTokenizer", "eos_token": "</s>", "chat_template": "x"}
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    tokenizer = load_tokenizer(tmp_path)
+    own = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "tokenizer.model"))
+    ids = tokenizer.encode("How many are 3 and 4?", add_special_tokens=False)
+    assert ids == own.encode("How many are 3 and 4?")
+    assert end_token_ids(tokenizer, tmp_path) == (own.eos_id(),)
