@@ -223,6 +223,8 @@ def _cause_outside(error: Exception) -> tuple[str, int] | None:
     if isinstance(error, OSError) and error.filename and error.errno in _REFUSALS:
         refused = f"{error.filename}: {error.strerror}"
         return f"{refused}; name another place, or change its permissions", 2
+    if isinstance(error, UnicodeEncodeError) and error.encoding == "ascii":  # of a file's name
+        return f"{error.object!a} cannot be named in this locale: set LC_ALL=C.UTF-8", 2
     lack = lack_of_memory(error)
     return (f"{describe_rank()}: {lack}", 2) if lack else None
 

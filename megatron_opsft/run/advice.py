@@ -103,6 +103,5 @@ def advise_on_base(evaluation: Counts) -> str:
         return ""
     return (
         f"the base model solves only {100 * evaluation['eval_accuracy']:.3g} % of the held-out "
-        "problems: take easier ones first, or a stronger model; a small instruct model may need "
-        "data.template=chat"
+        "problems: take easier ones first, or a stronger model"
     )

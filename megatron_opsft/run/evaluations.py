@@ -146,6 +146,8 @@ class Evaluations:
             self._log.evaluation(line, self._s.more_held_out)
             self._log.samples(shown)
             if not step and (advice := advise_on_base(line)):
+                if self._s.config.data.template != "chat":
+                    advice += "; a small instruct model may need data.template=chat"
                 log.warning("%s", advice)
             for callback in self._callbacks:
                 callback.on_evaluation(line)

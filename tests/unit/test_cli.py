@@ -91,6 +91,7 @@ def test_a_file_that_may_not_be_written_is_bad_input(cli: ForkedCli, tmp_path: P
         "pathlib.Path.read_bytes = refuse\n"
     )
     (tmp_path / "summary.json").touch()
+    (tmp_path / "config.yaml").touch()
     line = cli.run(["report", tmp_path], prelude=refused).error
     assert line.startswith(f"error: {tmp_path}/summary.json: Permission denied; name another")
 

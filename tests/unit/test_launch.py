@@ -188,20 +188,18 @@ def test_too_little_address_space_is_one_line(tmp_path: Path) -> None:
     assert "may have 400 MiB of address space, which is too little (ulimit -v)" in line
 
 
-@pytest.mark.parametrize("where", ["argument", "file"])
-def test_a_name_that_the_locale_has_no_letters_for_is_one_line(tmp_path: Path, where: str) -> None:
+def test_a_name_that_the_locale_has_no_letters_for_is_one_line(tmp_path: Path) -> None:
     config = tmp_path / "a.yaml"
     config.write_text(f"base: {QUICKSTART}\nrun: {{dir: \u00e4}}\n", encoding="utf-8")
-    words = ["train", str(config), *([f"run.dir={tmp_path}/\u00e4"] if where == "argument" else [])]
     ended = subprocess.run(
-        [sys.executable, "-m", "megatron_opsft", *words],
+        [sys.executable, "-m", "megatron_opsft", "train", str(config)],
         env={**os.environ, "LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
         capture_output=True,
         text=True,
     )
     assert ended.returncode == 2, ended.stderr
     (line,) = ended.stderr.splitlines()
-    assert line.startswith("error: ") and line.endswith("set LC_ALL=C.UTF-8, or PYTHONUTF8=1")
+    assert line.startswith("error: ") and line.endswith("set LC_ALL=C.UTF-8")
 
 
 def test_defaults_ask_for_what_the_script_asks_for(capsys: pytest.CaptureFixture[str]) -> None:
