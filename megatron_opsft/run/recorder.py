@@ -16,7 +16,7 @@ from megatron_opsft.run.advice import explain_empty_step
 from megatron_opsft.run.evaluations import Evaluations, ModelExports
 from megatron_opsft.run.metrics import MetricsLog
 from megatron_opsft.run.rollout_log import RolloutLog
-from megatron_opsft.run.summary import manifest_of, summarize
+from megatron_opsft.run.summary import manifest_of, model_card, summarize
 from megatron_opsft.runtime.device import peak_memory_bytes
 from megatron_opsft.runtime.distributed import max_over_world
 from megatron_opsft.runtime.durable import list_checkpoints, step_name, write_json, write_text
@@ -191,6 +191,10 @@ class RunRecorder:
         summary = summarize(self._dir.path, self._s.config)
         summary["peak_memory_bytes"] = int(peak)
         write_json(self._dir.path / "summary.json", summary)
+        if step:
+            prompt = self._s.sampler.encoder.example
+            card = model_card(summary, self._s.config, prompt)
+            write_text(self._dir.path / "hf/README.md", card)
         if learned := describe_skipped(summary["skipped_steps"], summary["steps"]):
             self._last_words = learned
         elif step:

@@ -1,5 +1,5 @@
-"""What a run is made of, manifest.json; which of its evaluations is the best; and what it did,
-summary.json.
+"""What a run is made of, manifest.json; which of its evaluations is the best; what it did,
+summary.json; and the card of its model, hf/README.md.
 """
 
 from collections.abc import Mapping, Sequence
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron_opsft.config import Config
+from megatron_opsft.report.plot import percent, tokens
 from megatron_opsft.report.runs import read_json_lines
 from megatron_opsft.runtime.libraries import installed_versions
 from megatron_opsft.session import Session
@@ -77,3 +78,52 @@ def summarize(directory: Path, config: Config) -> dict[str, Any]:
 def _measured(evaluation: Line) -> dict[str, Any]:
     """None for what an evaluation has not, as where there is none."""
     return {key: evaluation.get(f"eval_{key}") for key in _MEASURED}
+
+
+_CARD = """---
+library_name: transformers
+tags: [on-policy-sft, {config.method.name}]
+---
+# {name}
+
+{config.model.path} after {config.run.steps} steps of `{config.method.name}` on {data}.
+
+| held-out problems | before | after |
+|---|---|---|
+| mean response tokens | {before[1]} | {after[1]} |
+| accuracy | {before[0]} | {after[0]} |
+
+```python
+from transformers import pipeline
+
+answer = pipeline("text-generation", "{directory}")
+messages = [{{"role": "user", "content": "What is 12 + 30?"}}]
+print(answer(messages, max_new_tokens=1024)[0]["generated_text"][-1]["content"])
+```
+
+Its prompts in training looked like this:
+
+```
+{prompt}
+```
+"""
+
+
+def model_card(summary: Mapping[str, Any], config: Config, prompt: str) -> str:
+    """Markdown with the Hugging Face hub's header. prompt: of an example, as text."""
+    before, after = (
+        ("-", "-")
+        if found["accuracy"] is None
+        else (percent(found["accuracy"]), tokens(found["mean_response_tokens"]))
+        for found in (summary["base"], summary["final"])
+    )
+    directory = Path(config.run.dir)
+    return _CARD.format(
+        config=config,
+        data=", ".join(part.path for part in config.data.parts),
+        name=directory.name,
+        directory=directory / "hf",
+        before=before,
+        after=after,
+        prompt=prompt,
+    )

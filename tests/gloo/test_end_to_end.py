@@ -64,6 +64,9 @@ def test_exported_model_loads_in_transformers(undisturbed: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(undisturbed / "hf")
     ids = tokenizer("1 + 2", return_tensors="pt").input_ids
     assert math.isfinite(float(model(input_ids=ids, labels=ids).loss))
+    final = json.loads((undisturbed / "summary.json").read_text())["final"]
+    card = (undisturbed / "hf/README.md").read_text()
+    assert f"| {final['mean_response_tokens']:,.1f} |" in card and f'"{undisturbed}/hf"' in card
 
 
 def in_layout(tp: int, pp: int, budget: int, cp: int) -> list[str]:
