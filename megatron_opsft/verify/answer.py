@@ -10,7 +10,7 @@ MAX_ANSWER_CHARS = 500  # of the answer kept in a verdict, for the log
 
 _FINAL_ANSWER = re.compile(r"final answer[^\n]{0,100}?\bis\b", re.IGNORECASE)
 _STATEMENT = re.compile(
-    r"\b(?:answers?|ans)\b\.?[*_]*"
+    r"\b(?:answers?|ans|(?:correct|right|best) (?:option|choice))\b\.?[*_]*"
     r"(?:[^\n.:：=$\\]{0,60}?\b(?:is|are|be|was|(?:is|are|was)n't)\b\s*[:：]?|\s*[:：=])[*_\s]*"
     r"(?:(?:therefore|thus|hence|clearly|simply|just|indeed|then|given by|equal to)\b,?\s*)*",
     re.IGNORECASE,

@@ -266,6 +266,8 @@ def test_the_same_answer_and_another_one(line: str) -> None:
         ("34", "Answer: unknown (34 is a guess)", False),
         ("7", "The answer is 7. \\boxed{}", False),
         ("B", "The answer is (B), although option D looks right.", True),
+        ("C", "Hence the correct option is C.", True),
+        ("C", "The correct choice is not C.", False),
         ("D", "The answer is (B), although option D looks right.", False),
         ("(B)", "\\boxed{\\text{(b)}}", True),
         ("C", "\\boxed{B. 42 apples}", False),
