@@ -48,12 +48,24 @@ def read_model_shape(model_dir: Path) -> ModelShape:
     architecture = _architecture(config, path)
     for name, value in {**dict(FIXED_FIELDS), **dict(architecture.fixed_fields)}.items():
         _check_fixed(config, name, value, path)
+    for name in architecture.null_fields:
+        if name not in config:
+            raise UserError(
+                f"{path}: {name} is missing and then has a default value; only null is supported"
+            )
+        _check_fixed(config, name, None, path)
     layer_types = config.get("layer_types")
     if layer_types is not None and set(layer_types) != {"full_attention"}:
         raise UserError(f"{path}: layer_types is supported only with full_attention in every layer")
 
     hidden_size = _positive(config, "hidden_size", path, int)
     num_heads = _positive(config, "num_attention_heads", path, int)
+    is_given = config.get("head_dim") or architecture.default_head_dim
+    if not is_given and hidden_size % num_heads:
+        raise UserError(
+            f"{path}: num_attention_heads={num_heads} does not divide hidden_size={hidden_size} "
+            "and there is no head_dim"
+        )
     # Without the field Llama has as many; where another class has not, no tensor fits.
     num_kv_heads = _positive(config, "num_key_value_heads", path, int, num_heads)
     if num_heads % num_kv_heads:
@@ -127,12 +139,26 @@ def _moe(config: dict[str, Any], architecture: Architecture, path: Path) -> MoeS
         for name in EXPERT_COUNT_FIELDS:
             _check_fixed(config, name, None, path)
         return None
-    named = next((n for n in EXPERT_COUNT_FIELDS if config.get(n)), EXPERT_COUNT_FIELDS[0])
+    counts = {name: config[name] for name in EXPERT_COUNT_FIELDS if config.get(name) is not None}
+    if len(set(counts.values())) > 1:
+        raise UserError(f"{path}: {' and '.join(counts)} differ; keep one of them")
+    num_experts = _positive(counts, next(iter(counts), EXPERT_COUNT_FIELDS[0]), path, int)
+    top_k = _positive(config, "num_experts_per_tok", path, int)
+    normalize_top_k = _bool(config, "norm_topk_prob", path)
+    if top_k > num_experts:
+        raise UserError(
+            f"{path}: num_experts_per_tok={top_k} is more than num_experts={num_experts}"
+        )
+    if top_k == 1 and normalize_top_k:
+        raise UserError(
+            f"{path}: num_experts_per_tok=1 with norm_topk_prob=true is not supported: the router "
+            "would have no effect on the chosen expert's weight"
+        )
     return MoeShape(
-        num_experts=_positive(config, named, path, int),
-        top_k=_positive(config, "num_experts_per_tok", path, int),
+        num_experts=num_experts,
+        top_k=top_k,
         ffn_size=_positive(config, "moe_intermediate_size", path, int),
-        normalize_top_k=_bool(config, "norm_topk_prob", path),
+        normalize_top_k=normalize_top_k,
     )
 
 
@@ -166,6 +192,8 @@ def _rope(config: dict[str, Any], path: Path) -> tuple[float, RopeScaling | None
         return theta, None
     factor, low, high = (_positive(settings, name, path, float) for name in LLAMA3_FIELDS[:3])
     original = _positive(settings, LLAMA3_FIELDS[3], path, int)
+    if low >= high:
+        raise UserError(f"{path}: {field}.low_freq_factor must be below high_freq_factor")
     return theta, RopeScaling(
         factor=factor, low_freq_factor=low, high_freq_factor=high, original_max_position=original
     )

@@ -71,7 +71,8 @@ MISTRAL = Architecture(
     layer_rows=LAYER_ROWS,
     qkv_bias=False,
     qk_norm=False,
-    fixed_fields=(("sliding_window", None),),
+    # The class attends within a window of 4,096 where the config does not say null.
+    null_fields=("sliding_window",),
 )
 
 # Qwen2, Qwen2.5 and the R1-Distill-Qwen models: biases on q, k and v.

@@ -70,6 +70,8 @@ class Architecture:
     default_head_dim: None where the class falls back to hidden_size / num_attention_heads.
     fixed_fields: config fields that may be absent, but must have this value if present and not
     null; before those of `config_from_hf.FIXED_FIELDS`.
+    null_fields: config fields that must be there and null: the class takes another value for an
+    absent one.
     """
 
     hf_name: str
@@ -79,4 +81,5 @@ class Architecture:
     qk_norm: bool
     default_head_dim: int | None = None
     fixed_fields: tuple[tuple[str, object], ...] = ()
+    null_fields: tuple[str, ...] = ()
     expert_rows: tuple[Template, ...] = ()

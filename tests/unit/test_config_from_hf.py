@@ -164,13 +164,18 @@ def test_defaults_of_absent_fields_are_those_of_transformers(tmp_path: Path) -> 
         (MISTRAL, {"sliding_window": 4096}, "sliding_window=4096 .*unset"),
         (QWEN3_MOE, {"mlp_only_layers": [0]}, r"mlp_only_layers=\[0\] .*=\[\]"),
         (QWEN3_MOE, {"num_experts": None}, "num_experts must be a positive whole number"),
+        (QWEN3_MOE, {"num_local_experts": 9}, "num_experts and num_local_experts differ"),
+        (QWEN3_MOE, {"num_experts_per_tok": 9}, "num_experts_per_tok=9 is more than .*=8"),
+        (QWEN3_MOE, {"num_experts_per_tok": 1}, "num_experts_per_tok=1 with norm_topk_prob=true"),
         (LLAMA, {"attention_bias": True}, "attention_bias=true"),
         (QWEN2, {"rope_scaling": {"type": "yarn", "factor": 4.0}}, '"yarn" .*llama3'),
         (QWEN2, {"rope_scaling": {"type": "default", "mrope_section": [1]}}, "mrope_section"),
         (LLAMA, {"rope_scaling": LLAMA3_ROPE | {"factor": None}}, "factor must be"),
+        (LLAMA, {"rope_scaling": LLAMA3_ROPE | {"low_freq_factor": 4.0}}, "low_freq_factor"),
         (QWEN2, {"rope_scaling": 4.0}, "rope_scaling must be an object"),
         (QWEN2, {"num_hidden_layers": None}, "num_hidden_layers must be a positive whole"),
         (QWEN2, {"num_key_value_heads": 3}, "num_key_value_heads=3 does not divide .*=4"),
+        (QWEN2, {"hidden_size": 66}, "does not divide hidden_size=66"),
         (QWEN2, {"rope_theta": 0}, "rope_theta must be a positive number"),
         (QWEN2, {"tie_word_embeddings": "yes"}, "tie_word_embeddings must be true or false"),
     ],
@@ -192,6 +197,13 @@ def test_unsupported_architecture_lists_the_supported(tmp_path: Path) -> None:
     ):
         with pytest.raises(UserError, match="Qwen2ForCausalLM, Qwen3ForCausalLM, LlamaForCausalLM"):
             read(tmp_path, QWEN2 | change)
+
+
+def test_mistral_without_a_sliding_window_field_has_one(tmp_path: Path) -> None:
+    assert MistralConfig().sliding_window == 4096
+    absent = {k: v for k, v in MISTRAL.items() if k != "sliding_window"}
+    with pytest.raises(UserError, match=r"config\.json: sliding_window is missing.* only null"):
+        read(tmp_path, absent)
 
 
 def test_missing_or_broken_config(tmp_path: Path) -> None:
