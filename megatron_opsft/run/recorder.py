@@ -190,11 +190,11 @@ class RunRecorder:
             return
         summary = summarize(self._dir.path, self._s.config)
         summary["peak_memory_bytes"] = int(peak)
-        write_json(self._dir.path / "summary.json", summary)
         if step:
             prompt = self._s.sampler.encoder.example
             card = model_card(summary, self._s.config, prompt)
             write_text(self._dir.path / "hf/README.md", card)
+        write_json(self._dir.path / "summary.json", summary)  # from here on the run is finished
         if learned := describe_skipped(summary["skipped_steps"], summary["steps"]):
             self._last_words = learned
         elif step:
