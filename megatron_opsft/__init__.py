@@ -1,15 +1,13 @@
 """megatron_opsft: on-policy SFT for shorter reasoning, on Megatron-Core.
 
-Functions are imported on first use: `import megatron_opsft` costs nothing.
+`import megatron_opsft` costs nothing: its functions are imported on first use, and `__init__.pyi`
+tells type checkers what they are.
 """
 
+import importlib
 import sys
 import warnings
 from types import ModuleType
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from megatron_opsft.api import Callback, TrainedRun, convert, evaluate, load_config, train
 
 __all__ = ["Callback", "TrainedRun", "convert", "evaluate", "load_config", "train"]
 __version__ = "0.1.0"
@@ -21,9 +19,7 @@ class _Package(ModuleType):
     def __getattr__(self, name: str) -> object:
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from megatron_opsft import api
-
-        return getattr(api, name)
+        return getattr(importlib.import_module("megatron_opsft.api"), name)
 
     def __setattr__(self, name: str, value: object) -> None:
         if name not in __all__:
