@@ -1,4 +1,4 @@
-"""`launch local`: a rank that dies is started again, a stop is passed on, the numbers stay."""
+"""A rank that dies is started again, a stop is passed on, the numbers stay."""
 
 import os
 import signal
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
-from forked_cli import ForkedCli
+from forked_cli import Finished, ForkedCli
 from run_differences import compare_runs, read_lines
 from small_run import FOUR_STEPS, QUICKSTART
 
@@ -21,45 +21,48 @@ def wait_until(condition: Callable[[], bool], timeout: float = 100) -> None:
         time.sleep(0.01)
 
 
-def test_killed_rank_and_ctrl_c_leave_no_trace_in_the_numbers(
+def test_killed_rank_closed_terminal_and_ctrl_c_leave_no_trace_in_the_numbers(
     cli: ForkedCli, tmp_path: Path
 ) -> None:
-    # Enough steps for both to hit a run that is under way.
-    settings = [*SMALL, "run.steps=10"]
+    # Enough steps for all three to hit a run that is under way.
+    settings = [*SMALL, "run.steps=12"]
     undisturbed, run_dir = tmp_path / "undisturbed", tmp_path / "run"
     assert cli.run(["train", *settings, f"run.dir={undisturbed}"]).exit_code == 0
+
+    def num_steps() -> int:
+        return len(read_lines(run_dir / "metrics.jsonl"))
+
+    def check_stopped(ended: Finished) -> None:
+        """It ended after a whole step, of which there is a checkpoint."""
+        assert ended.exit_code == 75, ended.stderr
+        steps = num_steps()
+        last = f"stopped after step {steps}, checkpoint step_{steps:06d}; continue with --resume"
+        assert last in ended.stdout
+        checkpoints = sorted(path.name for path in (run_dir / "checkpoints").iterdir())
+        assert checkpoints[-1] == f"step_{steps:06d}"
+        assert not (run_dir / "summary.json").exists()
+
     run = cli.start(["launch", "local", *settings, f"run.dir={run_dir}", "--max-restarts=1"])
     wait_until((run_dir / "checkpoints/step_000001").exists)
     (rank,) = psutil.Process(run.pid).children()
     rank.kill()
-    before = len(read_lines(run_dir / "metrics.jsonl"))
+    before = num_steps()
     wait_until(lambda: psutil.Process(run.pid).children() not in ([], [rank]))
-    wait_until(lambda: len(read_lines(run_dir / "metrics.jsonl")) > before)
+    wait_until(lambda: num_steps() > before)
+    os.kill(run.pid, signal.SIGHUP)  # the terminal is closed
+    ended = run.wait()
+    check_stopped(ended)
+    assert "a rank ended with exit code 137; restart 1 of 1" in ended.stderr
+    before = num_steps()
+    run = cli.start(["train", *settings, f"run.dir={run_dir}", "--resume"])
+    wait_until(lambda: num_steps() > before)
     os.kill(run.pid, signal.SIGINT)  # Ctrl-C
     ended = run.wait()
-    assert ended.exit_code == 75, ended.stderr
+    check_stopped(ended)
     assert "stopping after this step; Ctrl-C again stops at once" in ended.stderr
-    assert "a rank ended with exit code 137; restart 1 of 1" in ended.stderr
-    steps = len(read_lines(run_dir / "metrics.jsonl"))
-    assert before < steps < 10
-    last = f"stopped after step {steps}, checkpoint step_{steps:06d}; continue with --resume"
-    assert last in ended.stdout
-    checkpoints = sorted(path.name for path in (run_dir / "checkpoints").iterdir())
-    assert checkpoints[-1] == f"step_{steps:06d}"
-    assert not (run_dir / "summary.json").exists()
+    assert before < num_steps() < 12
     assert cli.run(["train", *settings, f"run.dir={run_dir}", "--resume"]).exit_code == 0
     assert compare_runs(undisturbed, run_dir) == []
-
-
-def test_a_closed_terminal_is_a_stop(cli: ForkedCli, tmp_path: Path) -> None:
-    run = cli.start(["launch", "local", *SMALL, "run.steps=40", f"run.dir={tmp_path}"])
-    wait_until((tmp_path / "checkpoints/step_000001").exists)
-    os.kill(run.pid, signal.SIGHUP)
-    ended = run.wait()
-    assert ended.exit_code == 75, ended.stderr
-    steps = len(read_lines(tmp_path / "metrics.jsonl"))
-    assert f"stopped after step {steps}, checkpoint step_{steps:06d}" in ended.stdout
-    assert (tmp_path / f"checkpoints/step_{steps:06d}").is_dir()
 
 
 def test_a_run_goes_on_when_nobody_reads_what_it_prints(cli: ForkedCli, tmp_path: Path) -> None:

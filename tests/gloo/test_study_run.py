@@ -3,31 +3,16 @@
 import json
 import os
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from forked_cli import ROOT, ForkedCli
+from run_differences import read_lines
+from test_launch_local import wait_until
 
-ROOT = Path(__file__).parents[2]
 QUICK = ROOT / "examples/studies/tiny_quick.yaml"
-
-
-def start(study: Path, out: Path) -> subprocess.Popen[str]:
-    words = [sys.executable, "-m", "megatron_opsft", "study", study, "--out", out, "--jobs", "2"]
-    return subprocess.Popen(
-        words, cwd=ROOT, text=True, stdout=subprocess.PIPE, start_new_session=True
-    )
-
-
-def wait_for_step(path: Path, step: int, process: subprocess.Popen[str]) -> None:
-    until = time.monotonic() + 240
-    while not path.exists() or path.read_text().count("\n") < step:
-        assert process.poll() is None and time.monotonic() < until, f"{path}: no step {step}"
-        time.sleep(0.02)
 
 
 def rows_of(out: Path) -> dict[str, dict[str, Any]]:
@@ -52,20 +37,22 @@ def shortened(directory: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_the_quick_study_of_the_paper_killed_on_its_way(tmp_path: Path) -> None:
+def test_the_quick_study_of_the_paper_killed_on_its_way(cli: ForkedCli, tmp_path: Path) -> None:
     """Runs that were finished are not made again, and the one that was not goes on (that it is then
     an undisturbed run's equal: test_end_to_end). Answers become short and stay correct.
     """
     study, out = shortened(tmp_path), tmp_path / "out"
-    killed = start(study, out)
-    wait_for_step(out / "runs/each_response_s_length-s0/train/metrics.jsonl", 3, killed)
+    words = ["study", study, "--out", out, "--jobs", "2"]
+    killed = cli.start(words)
+    under_way = out / "runs/each_response_s_length-s0/train/metrics.jsonl"
+    wait_until(lambda: len(read_lines(under_way)) > 2, 240)
     os.kill(killed.pid, signal.SIGKILL)  # it alone: what it started must see that by itself
     killed.wait()
     assert not (out / "table.json").exists()
     finished = {path: path.stat().st_mtime_ns for path in out.glob("runs/*/eval/results.json")}
     assert finished
-    ended = start(study, out)
-    assert "report.html" in ended.communicate(timeout=500)[0] and ended.returncode == 0
+    ended = cli.start(words).wait(500)
+    assert ended.exit_code == 0 and "report.html" in ended.stdout, ended.stderr
     assert finished == {path: path.stat().st_mtime_ns for path in finished}
     page = (out / "report.html").read_text()
     assert "On-policy SFT" in page
