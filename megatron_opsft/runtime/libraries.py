@@ -1,7 +1,7 @@
 """The large libraries: which versions of PyTorch, Megatron-Core and transformers are there, and
 how they load faster; and what Hugging Face's find no model or data in: a cache
 without a network, and clones without Git LFS, which leave a few lines that name the real file.
-Nothing here imports one of them before it is asked to.
+Importing this imports none of them.
 """
 
 import gc
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.runtime.phase import announce
@@ -59,8 +59,27 @@ def collector_at_rest() -> Iterator[None]:
 def loading_libraries() -> Iterator[None]:
     """For the imports of a command that trains or evaluates, which it announces on rank 0."""
     announce("loading libraries: PyTorch, Megatron-Core, transformers")
-    with collector_at_rest():
+    with collector_at_rest(), _without_compiler():
         yield
+
+
+@contextmanager
+def _without_compiler() -> Iterator[None]:
+    """Where PyTorch has no CUDA, functions stay as they are.
+
+    Megatron decorates some with `torch.compile`. CPUs run hardly any of them, but the decorator
+    alone loads the compiler, a fifth of all imports.
+    """
+    import torch
+
+    library: Any = torch
+    compiled = torch.compile
+    if torch.version.cuda is None:
+        library.compile = lambda function=None, **unused: function or (lambda plain: plain)
+    try:
+        yield
+    finally:
+        library.compile = compiled
 
 
 def is_offline() -> bool:
