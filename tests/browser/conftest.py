@@ -5,9 +5,7 @@ from pathlib import Path
 
 import pytest
 from chromium import Chromium, missing_programs
-from made_runs import make_evaluation, make_run
-
-from megatron_opsft.report.page import write_page
+from made_runs import make_evaluation, make_run, write_report
 
 
 @pytest.fixture(scope="session")
@@ -27,5 +25,5 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     evaluations = [
         make_evaluation(at / f"eval{n}", f"model {n}", 300 - 200 * n, 6 + n) for n in (0, 1)
     ]
-    write_page(at / "report.html", runs, evaluations)
+    write_report(at / "report.html", evaluations, runs)
     return at / "report.html"

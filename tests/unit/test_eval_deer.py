@@ -3,14 +3,11 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from transformers import PreTrainedTokenizerBase
+from forked_cli import ROOT
 
-import megatron_opsft
 from megatron_opsft.data.prompts import load_tokenizer
 from megatron_opsft.errors import NonFiniteError, UserError
 from megatron_opsft.evaluate.deer import Deer, geometric_mean
@@ -19,21 +16,27 @@ from megatron_opsft.records import FinishReason, Rollout, Sample
 from megatron_opsft.rollout.engine import SamplingSettings, Scores
 from megatron_opsft.rollout.requests import ResponseRequest
 
-DIRECTORY = Path(megatron_opsft.__file__).parent / "assets" / "tiny_reasoner"
 EXIT = "\n</think>\n\n"
 INDUCER = "\n**Final Answer**\n\\boxed"
-
-
-@cache
-def tokenizer() -> PreTrainedTokenizerBase:
-    return load_tokenizer(DIRECTORY)
+TOKENIZER = load_tokenizer(ROOT / "megatron_opsft/assets/tiny_reasoner")
 
 
 def ids_of(text: str) -> list[int]:
-    return tokenizer().encode(text, add_special_tokens=False)
+    return TOKENIZER.encode(text, add_special_tokens=False)
 
 
-END = ids_of("<｜end▁of▁sentence｜>")[0]
+(END,) = ids_of("<｜end▁of▁sentence｜>")
+
+
+def rollout_of(prompt_ids: tuple[int, ...], ids: Sequence[int], text: str) -> Rollout:
+    return Rollout(
+        problem_id="p0",
+        prompt_ids=prompt_ids,
+        response_ids=tuple(ids),
+        text=text,
+        finish_reason=FinishReason.STOP,
+        weight_version=7,
+    )
 
 
 @dataclass(kw_only=True)
@@ -56,27 +59,15 @@ class Script:
     def generate(
         self, requests: Sequence[ResponseRequest], sampling: SamplingSettings
     ) -> list[Rollout]:
+        (request,) = requests
         greedy, limit = sampling.temperature == 0, sampling.max_response_tokens
         assert limit >= 1
         self.calls.append("trial" if greedy else "think")
-        rollouts = []
-        for request in requests:
-            self.seeds += [] if greedy else [request.seed]
-            out: list[int] = []
-            while len(out) < limit and not (out and out[-1] in sampling.end_token_ids):
-                out.append(self.next_token(request.prompt_ids, out))
-            rollouts.append(
-                Rollout(
-                    problem_id=request.problem_id,
-                    sample_index=request.sample_index,
-                    prompt_ids=request.prompt_ids,
-                    response_ids=tuple(out),
-                    text="",
-                    finish_reason=FinishReason.STOP,
-                    weight_version=7,
-                )
-            )
-        return rollouts
+        self.seeds += [] if greedy else [request.seed]
+        out: list[int] = []
+        while len(out) < limit and not (out and out[-1] in sampling.end_token_ids):
+            out.append(self.next_token(request.prompt_ids, out))
+        return [rollout_of(request.prompt_ids, out, "")]
 
     def score(self, samples: Sequence[Sample]) -> Scores:
         self.calls.append("score")
@@ -114,7 +105,7 @@ class Script:
 
 
 class Found(NamedTuple):
-    """A response and what it took."""
+    """A response, what it took, and what was asked of the engine."""
 
     rollout: Rollout
     extra_tokens: int
@@ -129,17 +120,13 @@ class Found(NamedTuple):
 def run(script: Script, *, limit: int = 400, **settings: object) -> Found:
     script.calls = []
     request = ResponseRequest(problem_id="p0", sample_index=0, prompt_ids=(0,), seed=100)
-    deer = Deer(DeerSettings(**settings), tokenizer())
-    ((rollout, extra_tokens),) = deer.generate(script, [request], sampling(limit))
-    closing = str(settings.get("exit_text", EXIT))
-    exited = bool(script.conclusion) and closing + script.conclusion[:1] in rollout.text
-    return Found(rollout, extra_tokens, exited, script.calls)
-
-
-def sampling(limit: int) -> SamplingSettings:
-    return SamplingSettings(
+    sampling = SamplingSettings(
         temperature=0.6, top_p=0.95, max_response_tokens=limit, end_token_ids=(END,)
     )
+    deer = Deer(DeerSettings(**settings), TOKENIZER)
+    ((rollout, extra_tokens),) = deer.generate(script, [request], sampling)
+    exited = bool(script.conclusion) and EXIT + script.conclusion[:1] in rollout.text
+    return Found(rollout, extra_tokens, exited, script.calls)
 
 
 THOUGHT = "2+7=9.\nWait, 2+7=9.\nWait, it is 9.\nWait, 9.\n</think>\n\\boxed{9}"
@@ -152,17 +139,9 @@ SURE = ("{9}", (1.0, 0.99, 0.98))
 def test_exit_at_the_first_transition_above_the_threshold() -> None:
     script = Script(thought=THOUGHT, trials=(DOUBT, SURE, SURE), conclusion="So \\boxed{9}")
     found = run(script)
-    before = "2+7=9.\nWait, 2+7=9.\n"
-    assert found.rollout == Rollout(
-        problem_id="p0",
-        sample_index=0,
-        prompt_ids=(0,),
-        response_ids=(*ids_of(before), *ids_of(EXIT), *ids_of("So \\boxed{9}"), END),
-        text=before + EXIT + "So \\boxed{9}",
-        finish_reason=FinishReason.STOP,
-        weight_version=7,
-    )
-    assert found.exited
+    text = "2+7=9.\nWait, 2+7=9.\n" + EXIT + "So \\boxed{9}"
+    ids = [token for part in text.partition(EXIT) for token in ids_of(part)]
+    assert found.rollout == rollout_of((0,), (*ids, END), text)
     # Two trials of "{", "9", "}" and their end, and the dropped word.
     assert found.extra_tokens == 4 + 4 + 1
     assert found.calls == [*("think", "trial", "score") * 2, "think"]
@@ -189,32 +168,46 @@ def test_threshold_is_compared_with_the_mean_over_the_answer_alone(
         geometric_mean([-0.1, math.nan])
 
 
-@pytest.mark.parametrize(("trial", "threshold"), [(DOUBT, 0.95), (("{9}", (1.0, 1.0, 1.0)), 1.0)])
-def test_no_exit_up_to_the_threshold_leaves_the_response_as_it_is(
-    trial: tuple[str, tuple[float, ...]], threshold: float
-) -> None:
-    found = run(Script(thought=THOUGHT, trials=(trial,) * 3), threshold=threshold)
-    assert (found.rollout.response_ids, found.rollout.text) == (WHOLE, THOUGHT)
-    assert (found.num_trials, found.extra_tokens) == (3, 12)
-    found = run(Script(thought=THOUGHT, trials=(DOUBT, DOUBT, SURE)), max_trials=2)
-    assert (found.rollout.response_ids, found.num_trials) == (WHOLE, 2)
-
-
 @pytest.mark.parametrize(
-    "trial",
+    ("trial", "settings", "num_trials"),
     [
-        "{}",  # empty
-        "9",  # not opened
-        "{9",  # not closed
-        "{\\frac{9}",  # closed inside only
-        "So \\boxed{9}",  # another box
+        (DOUBT, {}, 3),
+        (("{9}", (1.0, 1.0, 1.0)), {"threshold": 1.0}, 3),  # not above it
+        (DOUBT, {"max_trials": 2}, 2),
     ],
 )
+def test_no_exit_leaves_the_response_as_it_is_at_any_limit(
+    trial: tuple[str, tuple[float, ...]], settings: dict[str, float], num_trials: int
+) -> None:
+    script = Script(thought=THOUGHT, trials=(trial,) * 3)
+    found = run(script, **settings)
+    assert (found.rollout.response_ids, found.rollout.text) == (WHOLE, THOUGHT)
+    assert (found.num_trials, found.extra_tokens) == (num_trials, 4 * num_trials)
+    for limit in range(1, len(WHOLE) + 2):
+        rollout = run(script, limit=limit, max_trial_tokens=4, **settings).rollout
+        assert rollout.response_ids == WHOLE[:limit]
+        finished = limit >= len(WHOLE)
+        assert rollout.finish_reason is (FinishReason.STOP if finished else FinishReason.LENGTH)
+
+
+NO_ANSWER = {
+    "empty": "{}",
+    "not opened": "9",
+    "not closed": "{9",
+    "closed inside only": "{\\frac{9}",
+    "another box": "So \\boxed{9}",
+}
+
+
+@pytest.mark.parametrize("trial", NO_ANSWER.values(), ids=NO_ANSWER)
 def test_trial_without_an_answer_is_no_exit(trial: str) -> None:
     script = Script(thought=SHORT, trials=((trial, (1.0,) * len(ids_of(trial))),))
     found = run(script, threshold=0.0)
     assert found.rollout.text == SHORT
     assert found.num_trials == 1 and "score" not in found.calls
+
+
+def test_a_trial_longer_than_its_limit_is_no_exit() -> None:
     script = Script(thought=SHORT, trials=(("{123}", (1.0,) * 5),), conclusion="3")
     assert run(script, max_trial_tokens=5).exited
     found = run(script, max_trial_tokens=4)
@@ -247,19 +240,6 @@ def test_several_words_and_several_tokens_of_a_word() -> None:
     assert run(plain, transition_words=words).rollout.text == EXIT + "9"
 
 
-BEFORE = len(ids_of("2+7=9.\n"))  # tokens before the first transition
-
-
-def test_limit_inside_the_thinking() -> None:
-    """Whatever the limit, a response without exit is the undisturbed one, cut there."""
-    script = Script(thought=THOUGHT, trials=(DOUBT, DOUBT, DOUBT))
-    for limit in range(1, len(WHOLE) + 2):
-        rollout = run(script, limit=limit, max_trial_tokens=4).rollout
-        assert rollout.response_ids == WHOLE[:limit]
-        finished = limit >= len(WHOLE)
-        assert rollout.finish_reason is (FinishReason.STOP if finished else FinishReason.LENGTH)
-
-
 def test_limit_inside_the_conclusion() -> None:
     script = Script(thought=THOUGHT, trials=(SURE,), conclusion="It is so. " * 12 + "\\boxed{9}")
     opened = (*ids_of("2+7=9.\n"), *ids_of(EXIT))
@@ -274,13 +254,14 @@ def test_limit_inside_the_conclusion() -> None:
 def test_trial_needs_room() -> None:
     """For the inducer, the trial and the token that scoring may add, or for the closing text."""
     script = Script(thought=THOUGHT, trials=(SURE,), conclusion="9")
-    needed = BEFORE + len(ids_of(INDUCER)) + 20 + 1
+    before = len(ids_of("2+7=9.\n"))
+    needed = before + len(ids_of(INDUCER)) + 20 + 1
     assert run(script, limit=needed).exited
     found = run(script, limit=needed - 1)
     assert (found.num_trials, found.rollout.response_ids) == (0, WHOLE[: needed - 1])
     long = "So be it. " * 20 + "</think>"
     script = Script(thought=THOUGHT, trials=(DOUBT,) * 3)
-    closed = BEFORE + len(ids_of(long))
+    closed = before + len(ids_of(long))
     assert closed > needed
     for limit, num_trials in ((closed, 0), (closed + 1, 1)):
         assert run(script, limit=limit, exit_text=long, max_trials=1).num_trials == num_trials
@@ -299,5 +280,5 @@ def test_trial_needs_room() -> None:
 )
 def test_settings_that_do_not_fit_the_model(settings: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message) as error:
-        Deer(DeerSettings(**settings), tokenizer())
+        Deer(DeerSettings(**settings), TOKENIZER)
     assert "\n" not in str(error.value)

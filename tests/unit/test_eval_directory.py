@@ -14,16 +14,13 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.inputs import open_model
 from megatron_opsft.evaluate.settings import EvaluationDirectory
 
+ROPE = {"rope_type": "default", "rope_theta": 123456.0}
 SMALL = ["samples=1", "max_tokens=40", "device=cpu"]
 
 
-def identity(**data: str) -> dict[str, Any]:
-    return {"temperature": 0.6, "data": data}
-
-
-def enter(directory: Path, identified: dict[str, Any]) -> None:
+def enter(directory: Path, identity: dict[str, Any], *, overwrite: bool = False) -> None:
     """As each start of an evaluation does."""
-    EvaluationDirectory(directory).begin({"identity": identified}, overwrite=False)
+    EvaluationDirectory(directory).begin({"identity": identity}, overwrite=overwrite)
 
 
 def test_a_lack_of_processes_is_not_taken_for_another_writer(tmp_path: Path) -> None:
@@ -40,10 +37,10 @@ def test_overwrite_removes_a_link_and_not_what_it_leads_to(tmp_path: Path) -> No
     out.mkdir()
     scratch.mkdir()
     (scratch / "kept").touch()
-    enter(out, identity(mini="d1"))
+    enter(out, {"data": {"mini": "d1"}})
     (out / "samples").symlink_to(scratch)
     (out / "table.md").symlink_to(tmp_path / "gone")
-    EvaluationDirectory(out).begin({"identity": identity(mini="d2")}, overwrite=True)
+    enter(out, {"data": {"mini": "d2"}}, overwrite=True)
     assert [path.name for path in out.iterdir()] == ["manifest.json"]
     assert (scratch / "kept").exists()
 
@@ -59,22 +56,16 @@ def edited_model(path: Path, file: str, **changes: object) -> dict[str, Any]:
 def test_a_model_read_otherwise_is_another_model(tmp_path: Path) -> None:
     """Rotary base and end tokens decide samples, and no weight shows them."""
     same = edited_model(tmp_path / "same", "config.json")
-    angles = {"rope_type": "default", "rope_theta": 123456.0}
-    rope = edited_model(tmp_path / "rope", "config.json", rope_parameters=angles)
-    out = tmp_path / "out"
-    out.mkdir()
-    enter(out, same)
-    enter(out, same)
-    with pytest.raises(UserError, match=r"shape\.rope_theta=.*, not 123456\.0"):
-        enter(out, rope)
+    for _ in range(2):
+        enter(tmp_path, same)
     (ended, *_) = same["end_tokens"]
-    end = edited_model(tmp_path / "end", "generation_config.json", eos_token_id=[ended, ended + 1])
-    with pytest.raises(UserError, match=r"end_tokens="):
-        enter(out, end)
-
-
-def evaluate(cli: ForkedCli, out: Path, *options: object) -> Finished:
-    return cli.run(["eval", "--model", "tiny_reasoner", "--out", out, *SMALL, *options])
+    for file, change, words in (
+        ("config.json", {"rope_parameters": ROPE}, r"shape\.rope_theta=.*, not 123456\.0"),
+        ("generation_config.json", {"eos_token_id": [ended, ended + 1]}, "end_tokens="),
+    ):
+        other = edited_model(tmp_path / words[:3], file, **change)
+        with pytest.raises(UserError, match=words):
+            enter(tmp_path, other)
 
 
 def test_a_baseline_on_other_problems_is_refused_before_anything_is_sampled(
@@ -88,15 +79,19 @@ def test_a_baseline_on_other_problems_is_refused_before_anything_is_sampled(
         for n in range(2)
     )
     base, out = tmp_path / "base", tmp_path / "out"
-    assert evaluate(cli, base, "--data", f"mini={first}").exit_code == 0
-    assert "data.mini=" in evaluate(cli, base, "--data", f"mini={second}").error
+
+    def evaluate(out: Path, data: str, *more: object) -> Finished:
+        words = ["eval", "model=tiny_reasoner", f"out={out}", f"data.mini={data}", *SMALL]
+        return cli.run([*words, *more])
 
     def refusal(data: str, *more: str) -> str:
-        line = evaluate(cli, out, "--data", f"mini={data}", "--baseline", base, *more).error
+        line = evaluate(out, data, "--baseline", base, *more).error
         assert f"--baseline {base}: " in line
         assert not (out / "samples").exists()
         return line
 
+    assert evaluate(base, first).exit_code == 0
+    assert "data.mini=" in evaluate(base, second).error
     assert "its samples of mini are not of the 2 problems of" in refusal(second)
     assert "its samples of mini are not of the 1 problems of" in refusal(first, "limit=1")
     lines = gzip.decompress((base / "samples/mini.jsonl.gz").read_bytes()).splitlines(True)

@@ -19,15 +19,9 @@ GROUP = 8
 
 
 def benchmark(name: str, num_problems: int, samples: int) -> Benchmark:
-    problems = tuple(
-        Problem(id=f"p{i}", text=f"{name} {i}", answer="1") for i in range(num_problems)
-    )
+    problems = tuple(Problem(id=f"p{i}", text=str(i), answer="1") for i in range(num_problems))
     data = problem_set(name, problems)
     return Benchmark(name=name, data=data, problems=problems, samples=samples)
-
-
-def prompts_of(benchmarks: list[Benchmark]) -> dict[str, tuple[int, ...]]:
-    return {b.key(p.id): (1, 2, int(p.id[1:]) + 3) for b in benchmarks for p in b.problems}
 
 
 def pairs(requests: Sequence[ResponseRequest]) -> list[tuple[str, int]]:
@@ -36,59 +30,55 @@ def pairs(requests: Sequence[ResponseRequest]) -> list[tuple[str, int]]:
 
 def test_requests_are_what_is_missing_seeded_by_benchmark_problem_and_index() -> None:
     benchmarks = [benchmark("a", 3, 5), benchmark("b", 2, 20)]
+    prompts = {b.key(p.id): (1, 2, int(p.text) + 3) for b in benchmarks for p in b.problems}
     done = {("a/p0", i) for i in range(5)} | {("a/p1", 2), ("b/p1", 19)}
-    requests = missing_requests(benchmarks, prompts_of(benchmarks), done, seed=7)
-    wanted = {
-        (b.key(p.id), i)
-        for b in benchmarks
-        for p in b.problems
-        for i in range(b.samples)
-        if (b.key(p.id), i) not in done
-    }
-    assert sorted(pairs(requests)) == sorted(wanted)
+    requests = missing_requests(benchmarks, prompts, done, seed=7)
+    every = {(b.key(p.id), i) for b in benchmarks for p in b.problems for i in range(b.samples)}
+    assert sorted(pairs(requests)) == sorted(every - done)
     assert requests[0].problem_id.startswith("b/")
     for request in requests:
         assert request.seed == response_seed(7, 0, request.problem_id, request.sample_index)
     # The same problem id in two benchmarks is two problems.
-    assert len({request.seed for request in requests}) == len(wanted)
+    assert len({request.seed for request in requests}) == len(requests)
 
 
-def some_requests(num_problems: int) -> list[ResponseRequest]:
-    return [r for n in range(num_problems) for r in make_requests(f"p{n}", (1, n), GROUP, 0, 1)]
-
-
-def queue_of(rank: int, store: dist.Store, num_problems: int, engines: int, tp: int) -> WorkQueue:
-    job = Job(rank=rank, world_size=engines * tp, id="", store=dist.PrefixStore("job", store))
-    share = EngineShare(index=rank // tp, count=engines, num_ranks=tp, answers=rank % tp == 0)
-    return WorkQueue("q", some_requests(num_problems), job, share)
+def queues_of(num_problems: int, engines: int, tp: int = 1) -> list[WorkQueue]:
+    """Of every rank."""
+    store = dist.PrefixStore("job", dist.HashStore())
+    some = [r for n in range(num_problems) for r in make_requests(f"p{n}", (1, n), GROUP, 0, 1)]
+    return [
+        WorkQueue(
+            "q",
+            some,
+            Job(rank=rank, world_size=engines * tp, id="", store=store),
+            EngineShare(index=rank // tp, count=engines, num_ranks=tp, answers=rank % tp == 0),
+        )
+        for rank in range(engines * tp)
+    ]
 
 
 def test_every_response_is_taken_once_never_more_than_there_is_room_and_the_fast_take_more() -> (
     None
 ):
-    store = dist.HashStore()
-    queues = [queue_of(rank, store, 60, 3, 1) for rank in range(3)]
+    queues = queues_of(60, 3)
     taken: list[list[tuple[str, int]]] = [[] for _ in queues]
     for turn in range(600):
         engine, room = (0, 0, 0, 1, 1, 2)[turn % 6], 1 + turn * 7 % 20
         got = pairs(queues[engine].take(room))
         assert len(got) <= room
         taken[engine] += got
-    everything = [pair for part in taken for pair in part]
-    assert sorted(everything) == sorted(pairs(some_requests(60)))
+    every = [(f"p{n}", i) for n in range(60) for i in range(GROUP)]
+    assert sorted(sum(taken, [])) == sorted(every)
     assert len(taken[0]) > 160 > len(taken[2])
 
 
 def test_no_engine_is_idle_at_the_start_however_much_room_the_first_has() -> None:
-    store = dist.HashStore()
-    queues = [queue_of(rank, store, 2, 3, 1) for rank in range(3)]
-    assert [len(queue.take(100)) for queue in queues] == [6, 6, 4]
-    assert [len(queue.take(100)) for queue in queues] == [0, 0, 0]
+    queues = queues_of(2, 3)
+    assert [len(queue.take(100)) for queue in queues * 2] == [6, 6, 4, 0, 0, 0]
 
 
 def test_tensor_parallel_ranks_get_the_same_work() -> None:
-    store = dist.HashStore()
-    queues = [queue_of(rank, store, 10, 2, 2) for rank in range(4)]
+    queues = queues_of(10, 2, 2)
     total = 0
     for _ in range(20):
         taken = [pairs(queue.take(12)) for queue in queues]

@@ -3,7 +3,6 @@
 import json
 import logging
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,8 +11,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from megatron_opsft.config import RunConfig
 from megatron_opsft.errors import UserError
-from megatron_opsft.evaluate.held_out import ShownResponse
 from megatron_opsft.preflight.run_directory import RunDir
+from megatron_opsft.records import FinishReason, Outcome, Problem, Rollout, Verdict
 from megatron_opsft.run.metrics import MetricsLog
 
 
@@ -102,20 +101,26 @@ def test_what_wandb_refuses_is_one_line_and_later_a_warning(
         _open(tmp_path, tensorboard=False, wandb="online")
 
 
+def _shown(problem: str, gold: str, text: str) -> tuple[Problem, Rollout, Verdict]:
+    rollout = Rollout(
+        problem_id="p",
+        prompt_ids=(1,),
+        response_ids=(2,) * 312,
+        text=text,
+        finish_reason=FinishReason.STOP,
+        weight_version=0,
+    )
+    return Problem(id="p", text=problem, answer=gold), rollout, Verdict(outcome=Outcome.CORRECT)
+
+
 def test_responses_are_shown_without_their_middles_and_their_escape_sequences(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shown = ShownResponse(
-        problem="What is 2 + 2?",
-        gold="4",
-        response="<think>\n2 + 2\n</think>\n" + "so it is " * 60 + "[4]",
-        num_tokens=312,
-        outcome="correct",
-    )
     rogue = "\x1b]0;title\x07\x1b[2J\x9b31m\u202e"
+    long = "<think>\n2 + 2\n</think>\n" + "so it is " * 60 + "[4]"
     log = _open(tmp_path, tensorboard=False)
-    log.samples([shown])
-    log.samples([replace(shown, problem=f"a{rogue}", response=f"b\r{rogue}", gold=f"c{rogue}")])
+    log.samples([_shown("What is 2 + 2?", "4", long)])
+    log.samples([_shown(f"a{rogue}", f"c{rogue}", f"b\r{rogue}")])
     problem, response, *safe = capsys.readouterr().out.splitlines()
     assert problem == "  for example: What is 2 + 2?"
     assert response.startswith("  -> <think> 2 + 2 </think> so it is")
@@ -132,13 +137,12 @@ def test_an_evaluation_of_several_sets_has_a_console_line_each(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     log = _open(tmp_path, tensorboard=False)
-    one = {"eval_accuracy": 0.5, "eval_mean_response_tokens": 80.0, "eval_samples": 8}
-    one |= {"eval_truncated_share": 0.05, "eval_correct_tokens_tenth": 52}
-    one["eval_correct_tokens_half"] = 108
-    two = {"eval_aime_accuracy": 0.25, "eval_aime_mean_response_tokens": 9.5}
-    two |= {"eval_aime_truncated_share": 0.1, "eval_aime_samples": 30}
+    line = {"eval_correct_tokens_tenth": 52, "eval_correct_tokens_half": 108}
+    for key, *values in (("eval", 0.5, 80.0, 0.05, 8), ("eval_aime", 0.25, 9.5, 0.1, 30)):
+        names = ("accuracy", "mean_response_tokens", "truncated_share", "samples")
+        line |= {f"{key}_{n}": value for n, value in zip(names, values, strict=True)}
     for step in (4, 8):
-        log.evaluation({"step": step, **one, **two}, ["aime"])
+        log.evaluation({"step": step, **line}, ["aime"])
     assert capsys.readouterr().out.splitlines()[:2] == [
         "held-out after step 4: accuracy 50.0 %, 80.0 tokens, 5.0 % cut off (8 samples); "
         "correct answers: p10 52, median 108 tokens",
