@@ -4,13 +4,21 @@ from pathlib import Path
 
 import pytest
 from chromium import Chromium
-from made_runs import make_run, response, write_responses
+from made_runs import make_evaluation, make_run, response, write_report, write_responses
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
 from megatron_opsft.report.page import write_page
 
-PARTS = ["Result", "Tables", "Responses", "Curves", "Settings"]
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs, one of them crashed, and two evaluations."""
+    at = tmp_path_factory.mktemp("page")
+    runs = [make_run(at / "first"), make_run(at / "crashed", lr=2e-4, steps=2, finished=False)]
+    made = [make_evaluation(at / f"eval{n}", f"model {n}", 300 - 200 * n, 6 + n) for n in (0, 1)]
+    write_report(at / "report.html", made, runs)
+    return at / "report.html"
 
 
 @pytest.fixture
@@ -20,20 +28,12 @@ def opened(chromium: Chromium, page: Path) -> Chromium:
     return chromium
 
 
-def texts(chromium: Chromium, selector: str) -> list[str]:
-    return [element.text for element in chromium.all(selector)]
-
-
-def wait_for_count(chromium: Chromium, text: str) -> None:
-    WebDriverWait(chromium.driver, 10).until(lambda _: text in chromium.one("#count").text)
-
-
 @pytest.mark.parametrize(("width", "dark"), [(390, True), (1280, False)])
 def test_every_part_without_an_error_or_a_request(
     chromium: Chromium, page: Path, width: int, dark: bool
 ) -> None:
     chromium.open(page, width=width, dark=dark)
-    assert texts(chromium, "nav a") == PARTS
+    assert chromium.texts("nav a") == ["Result", "Tables", "Responses", "Curves", "Settings"]
     for link in chromium.all("nav a"):
         link.send_keys(Keys.ENTER)
         part = link.get_attribute("href").split("#")[1]
@@ -54,10 +54,6 @@ def test_the_first_screen_is_the_answer(chromium: Chromium, tmp_path: Path) -> N
     """Of a run: length and accuracy before and after, both curves, and a problem twice."""
     write_page(tmp_path / "page.html", [make_run(tmp_path / "run")])
     chromium.open(tmp_path / "page.html")
-    assert texts(chromium, ".big")[:2] == [
-        "80.0\n→\n77.0\n-3.7 %",
-        "50.0 %\n→\n75.0 %\n+25.0 points",
-    ]
     places = [chromium.one(".big"), *chromium.all("#result figure")[:3], *chromium.all(".pair h3")]
     assert len(places) == 6 and max(place.rect["y"] for place in places) < 850
     before, after = chromium.all(".pair article")
@@ -77,7 +73,7 @@ def test_filters_search_and_theme(opened: Chromium) -> None:
     Select(chromium.one("#step")).select_by_visible_text("2")
     assert chromium.one("#count").text.startswith("4 of 36")
     chromium.one("#problem").send_keys("p-3", Keys.TAB)
-    assert texts(chromium, "#list button")[0].startswith("step 2, p-3 #1 wrong 51 tokens")
+    assert chromium.texts("#list button")[0].startswith("step 2, p-3 #1 wrong 51 tokens")
     assert len(chromium.all("#list button")) == 1
     assert "wrong: read 8, expected answer: 7" in chromium.one("#detail").text
     chromium.one("#clear").click()
@@ -89,28 +85,40 @@ def test_filters_search_and_theme(opened: Chromium) -> None:
         chromium.one("button", name).click()
         assert words in chromium.one("#detail").text
     chromium.one("#search").send_keys("CORRECT in step 3")
-    wait_for_count(chromium, "4 of 36")
-    assert texts(chromium, "#detail mark") == ["correct in step 3"]
+    wait = WebDriverWait(chromium.driver, 10)
+    wait.until(lambda _: "4 of 36" in chromium.one("#count").text)
+    assert chromium.texts("#detail mark") == ["correct in step 3"]
     chromium.one("#search").send_keys(" and nothing")
-    wait_for_count(chromium, "0 of 36")
+    wait.until(lambda _: "0 of 36" in chromium.one("#count").text)
     assert "No response passes" in chromium.one("#detail").text
     for theme in ("light", "dark", "light"):
         assert chromium.run("return document.documentElement.dataset.theme") == theme
         chromium.one("#theme").click()
 
 
-def test_group_before_and_after_and_other_runs(opened: Chromium) -> None:
+def test_a_response_beside_its_group_another_step_run_and_model(opened: Chromium) -> None:
     chromium = opened
-    heads = lambda: texts(chromium, "#detail h3")  # noqa: E731
-    assert heads() == ["step 1, p-0 #0"]
-    chromium.one("#detail button", "Its group").click()
-    assert heads() == ["step 1, p-0 #0", "step 1, p-0 #1", "step 1, p-0 #2"]
-    chromium.one("#detail button", "Before and after").click()
-    assert heads() == ["step 1, p-0 #0", "step 3, p-0 #0"]
-    chromium.one("#detail button", "In every run").click()
-    assert heads() == ["first: step 1, p-0 #0", "crashed: step 1, p-0 #0"]
+    runs = Select(chromium.all("#responses select")[0])
+    for button, heads in (
+        ("Its group", ["step 1, p-0 #0", "step 1, p-0 #1", "step 1, p-0 #2"]),
+        ("Before and after", ["step 1, p-0 #0", "step 3, p-0 #0"]),
+        ("In every run", ["first: step 1, p-0 #0", "crashed: step 1, p-0 #0"]),
+    ):
+        chromium.one("#detail button", button).click()
+        assert chromium.texts("#detail h3") == heads
     places = [card.rect for card in chromium.all("#detail article")]
     assert places[0]["y"] == places[1]["y"] and places[0]["x"] < places[1]["x"]
+    runs.select_by_visible_text("crashed")
+    assert chromium.one("#count").text == "24 of 24 responses"
+    steps = [option.text for option in Select(chromium.one("#step")).options]
+    assert steps == ["all", "1", "2"]
+    runs.select_by_visible_text("evaluation of model 1")
+    Select(chromium.one("#verdict")).select_by_visible_text("wrong")
+    assert chromium.one("#count").text == "6 of 20 responses"
+    chromium.one("#detail button", "In every run").click()
+    heads = [f"evaluation of model {n}: gsm8k, p7 #0" for n in (0, 1)]
+    assert chromium.texts("#detail h3") == heads
+    assert "No response to this problem is here of first, crashed." in chromium.one("#detail").text
 
 
 def test_bins_of_lengths_filter(opened: Chromium) -> None:
@@ -126,22 +134,6 @@ def test_bins_of_lengths_filter(opened: Chromium) -> None:
     assert len(chromium.all(".bin.on")) == 1
     chromium.one(".bin.on").send_keys(Keys.ENTER)
     assert chromium.one("#count").text == "36 of 36 responses"
-
-
-def test_another_run_and_two_models_beside_each_other(opened: Chromium) -> None:
-    chromium = opened
-    Select(chromium.all("#responses select")[0]).select_by_visible_text("crashed")
-    assert chromium.one("#count").text == "24 of 24 responses"
-    steps = [option.text for option in Select(chromium.one("#step")).options]
-    assert steps == ["all", "1", "2"]
-    Select(chromium.all("#responses select")[0]).select_by_visible_text("evaluation of model 1")
-    Select(chromium.one("#verdict")).select_by_visible_text("wrong")
-    assert chromium.one("#count").text == "6 of 20 responses"
-    chromium.one("#detail button", "In every run").click()
-    assert texts(chromium, "#detail h3") == [
-        f"evaluation of model {n}: gsm8k, p7 #0" for n in (0, 1)
-    ]
-    assert "No response to this problem is here of first, crashed." in chromium.one("#detail").text
 
 
 def test_tokens_are_coloured_by_probability_where_it_was_saved(

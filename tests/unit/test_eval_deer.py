@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import pytest
 from forked_cli import ROOT
+from responses import rollout_of
 
 from megatron_opsft.data.prompts import load_tokenizer
 from megatron_opsft.errors import NonFiniteError, UserError
@@ -26,17 +27,6 @@ def ids_of(text: str) -> list[int]:
 
 
 (END,) = ids_of("<｜end▁of▁sentence｜>")
-
-
-def rollout_of(prompt_ids: tuple[int, ...], ids: Sequence[int], text: str) -> Rollout:
-    return Rollout(
-        problem_id="p0",
-        prompt_ids=prompt_ids,
-        response_ids=tuple(ids),
-        text=text,
-        finish_reason=FinishReason.STOP,
-        weight_version=7,
-    )
 
 
 @dataclass(kw_only=True)
@@ -67,7 +57,7 @@ class Script:
         out: list[int] = []
         while len(out) < limit and not (out and out[-1] in sampling.end_token_ids):
             out.append(self.next_token(request.prompt_ids, out))
-        return [rollout_of(request.prompt_ids, out, "")]
+        return [rollout_of("", tuple(out), prompt_ids=request.prompt_ids)]
 
     def score(self, samples: Sequence[Sample]) -> Scores:
         self.calls.append("score")
@@ -141,7 +131,7 @@ def test_exit_at_the_first_transition_above_the_threshold() -> None:
     found = run(script)
     text = "2+7=9.\nWait, 2+7=9.\n" + EXIT + "So \\boxed{9}"
     ids = [token for part in text.partition(EXIT) for token in ids_of(part)]
-    assert found.rollout == rollout_of((0,), (*ids, END), text)
+    assert found.rollout == rollout_of(text, (*ids, END), problem_id="p0")
     # Two trials of "{", "9", "}" and their end, and the dropped word.
     assert found.extra_tokens == 4 + 4 + 1
     assert found.calls == [*("think", "trial", "score") * 2, "think"]
@@ -190,36 +180,30 @@ def test_no_exit_leaves_the_response_as_it_is_at_any_limit(
         assert rollout.finish_reason is (FinishReason.STOP if finished else FinishReason.LENGTH)
 
 
-NO_ANSWER = {
-    "empty": "{}",
-    "not opened": "9",
-    "not closed": "{9",
-    "closed inside only": "{\\frac{9}",
-    "another box": "So \\boxed{9}",
-}
-
-
-@pytest.mark.parametrize("trial", NO_ANSWER.values(), ids=NO_ANSWER)
-def test_trial_without_an_answer_is_no_exit(trial: str) -> None:
-    script = Script(thought=SHORT, trials=((trial, (1.0,) * len(ids_of(trial))),))
-    found = run(script, threshold=0.0)
-    assert found.rollout.text == SHORT
-    assert found.num_trials == 1 and "score" not in found.calls
-
-
-def test_a_trial_longer_than_its_limit_is_no_exit() -> None:
-    script = Script(thought=SHORT, trials=(("{123}", (1.0,) * 5),), conclusion="3")
-    assert run(script, max_trial_tokens=5).exited
-    found = run(script, max_trial_tokens=4)
-    assert (found.exited, found.num_trials, found.extra_tokens) == (False, 1, 4)
+@pytest.mark.parametrize(
+    ("trial", "max_tokens", "exits"),
+    [
+        ("{}", 20, False),  # empty
+        ("9", 20, False),  # not opened
+        ("{9", 20, False),  # not closed
+        ("{\\frac{9}", 20, False),  # closed inside only
+        ("So \\boxed{9}", 20, False),  # another box
+        ("{123}", 5, True),
+        ("{123}", 4, False),  # longer than a trial
+    ],
+)
+def test_trial_without_an_answer_is_no_exit(trial: str, max_tokens: int, exits: bool) -> None:
+    probabilities = (1.0,) * len(ids_of(trial))
+    script = Script(thought=SHORT, trials=((trial, probabilities),), conclusion="3" * exits)
+    found = run(script, threshold=0.0, max_trial_tokens=max_tokens)
+    assert (found.exited, found.num_trials) == (exits, 1)
+    assert exits or (found.rollout.text == SHORT and "score" not in found.calls)
 
 
 @pytest.mark.parametrize(
     ("thought", "calls"),
-    [
-        ("2+7=9.\n</think>\nWait, \\boxed{9}", 2),  # a transition word in the conclusion
-        ("2+7=9.", 1),  # the end token inside the thinking
-    ],
+    [("2+7=9.\n</think>\nWait, \\boxed{9}", 2), ("2+7=9.", 1)],
+    ids=["a transition word in the conclusion", "the end token inside the thinking"],
 )
 def test_thinking_that_ends_by_itself_needs_no_trial(thought: str, calls: int) -> None:
     found = run(Script(thought=thought))
@@ -275,7 +259,6 @@ def test_trial_needs_room() -> None:
         (dict(think_end="</thought>"), "think_end: '</thought>' is not a single token"),
         (dict(exit_text="\n\n"), "exit_text: .* does not hold '</think>' once"),
         (dict(trial_prompt="The answer is"), "trial_prompt: .* does not end with an open box"),
-        (dict(trial_prompt="\\boxed{9}"), "trial_prompt: .* does not end with an open box"),
     ],
 )
 def test_settings_that_do_not_fit_the_model(settings: dict[str, object], message: str) -> None:

@@ -17,7 +17,12 @@ import pytest
 from forked_cli import ROOT, ForkedCli, Run
 from rows import write_rows
 
+from megatron_opsft.errors import UserError
+from megatron_opsft.evaluate.inputs import open_model
+from megatron_opsft.evaluate.settings import EvaluationDirectory
+
 ASSET = ROOT / "megatron_opsft/assets/tiny_reasoner"
+ROPE = {"rope_type": "default", "rope_theta": 123456.0}
 SMALL = ["limit=6", "samples=4", "max_tokens=250", "device=cpu"]
 NUM_SAMPLES = 24
 
@@ -224,18 +229,6 @@ def test_bad_options_are_one_line_before_anything_is_sampled(
     assert not (tmp_path / "out/samples").exists()
 
 
-def test_a_baseline_that_the_engine_cannot_hold_too_is_refused(
-    cli: ForkedCli, tmp_path: Path
-) -> None:
-    model = Path(shutil.copytree(ASSET, tmp_path / "model"))
-    rope = {"rope_parameters": {"rope_type": "default", "rope_theta": 123456.0}}
-    path = model / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | rope))
-    line = start(cli, tmp_path / "out", "--baseline", model).wait().error
-    assert "is of another architecture or size than the model" in line
-    assert not (tmp_path / "out/samples").exists()
-
-
 def test_another_evaluation_is_replaced_and_not_mixed_in(
     cli: ForkedCli, whole: Path, tmp_path: Path
 ) -> None:
@@ -250,3 +243,84 @@ def test_another_evaluation_is_replaced_and_not_mixed_in(
     evaluate(cli, out, "seed=1", "--overwrite", "limit=2")
     assert results_of(out)["settings"]["seed"] == 1
     assert (out / "notes.txt").read_text() == "mine"
+
+
+def enter(directory: Path, identity: dict[str, Any], *, overwrite: bool = False) -> None:
+    """As each start of an evaluation does."""
+    EvaluationDirectory(directory).begin({"identity": identity}, overwrite=overwrite)
+
+
+def test_overwrite_removes_a_link_and_not_what_it_leads_to(tmp_path: Path) -> None:
+    out, scratch = tmp_path / "out", tmp_path / "scratch"
+    out.mkdir()
+    scratch.mkdir()
+    (scratch / "kept").touch()
+    enter(out, {"data": {"mini": "d1"}})
+    (out / "samples").symlink_to(scratch)
+    (out / "table.md").symlink_to(tmp_path / "gone")
+    enter(out, {"data": {"mini": "d2"}}, overwrite=True)
+    assert [path.name for path in out.iterdir()] == ["manifest.json"]
+    assert (scratch / "kept").exists()
+
+
+def edited_model(path: Path, file: str, **changes: object) -> dict[str, Any]:
+    """The identity of the shipped model with another value in one of its JSON files, at `path`."""
+    model = Path(shutil.copytree(ASSET, path))
+    text = (model / file).read_text()
+    (model / file).write_text(json.dumps(json.loads(text) | changes))
+    return open_model(str(model)).identity() | {"data": {}}
+
+
+def test_a_baseline_that_the_engine_cannot_hold_too_is_refused(
+    cli: ForkedCli, tmp_path: Path
+) -> None:
+    edited_model(tmp_path / "model", "config.json", rope_parameters=ROPE)
+    line = start(cli, tmp_path / "out", "--baseline", tmp_path / "model").wait().error
+    assert "is of another architecture or size than the model" in line
+    assert not (tmp_path / "out/samples").exists()
+
+
+def test_a_model_read_otherwise_is_another_model(tmp_path: Path) -> None:
+    """Rotary base and end tokens decide samples, and no weight shows them."""
+    same = edited_model(tmp_path / "same", "config.json")
+    for _ in range(2):
+        enter(tmp_path, same)
+    (ended, *_) = same["end_tokens"]
+    for file, change, words in (
+        ("config.json", {"rope_parameters": ROPE}, r"shape\.rope_theta=.*, not 123456\.0"),
+        ("generation_config.json", {"eos_token_id": [ended, ended + 1]}, "end_tokens="),
+    ):
+        other = edited_model(tmp_path / words[:3], file, **change)
+        with pytest.raises(UserError, match=words):
+            enter(tmp_path, other)
+
+
+def test_a_baseline_on_other_problems_is_refused_before_anything_is_sampled(
+    cli: ForkedCli, tmp_path: Path
+) -> None:
+    """By the data's hash, by the number of problems, and by what is missing; so are samples that
+    were there, by the hash.
+    """
+    first, second = (
+        write_rows(tmp_path / f"{n}.jsonl", [{"problem": f"{n} + 1?", "answer": a} for a in "12"])
+        for n in range(2)
+    )
+    base, out = tmp_path / "base", tmp_path / "out"
+
+    small = ["limit=2", "samples=1", "max_tokens=40"]
+
+    def refusal(data: str, *more: str) -> str:
+        given = [f"data.mini={data}", "--baseline", base, *small, *more]
+        line = start(cli, out, *given).wait().error
+        assert f"--baseline {base}: " in line
+        assert not (out / "samples").exists()
+        return line
+
+    evaluate(cli, base, f"data.mini={first}", *small)
+    refused = start(cli, base, f"data.mini={second}", *small).wait()
+    assert "data.mini=" in refused.error
+    assert "its samples of mini are not of the 2 problems of" in refusal(second)
+    assert "its samples of mini are not of the 1 problems of" in refusal(first, "limit=1")
+    lines = gzip.decompress((base / "samples/mini.jsonl.gz").read_bytes()).splitlines(True)
+    (base / "samples/mini.jsonl.gz").write_bytes(gzip.compress(lines[0]))
+    assert "are incomplete: 1 are missing" in refusal(first)

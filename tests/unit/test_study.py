@@ -14,9 +14,8 @@ from made_runs import make_evaluation
 from rows import write_rows
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.report.table import Estimate
 from megatron_opsft.study.jobs import RunDirectory, check_run, commands_of, trainings_of
-from megatron_opsft.study.results import Row, read_rows, write_outputs
+from megatron_opsft.study.results import read_rows, write_outputs
 from megatron_opsft.study.study_file import StudyPlan, read_study
 
 BASE: dict[str, Any] = {"base": {"train": False}}
@@ -154,25 +153,6 @@ def test_the_paper_s_script_hands_a_study_to_the_command(tmp_path: Path) -> None
     assert (ROOT / said[1]).is_file()
 
 
-def test_seeds_are_a_mean_with_their_deviation(tmp_path: Path) -> None:
-    plan = plan_of(tmp_path, BASE | {"ours": {}})
-    values = {"accuracy": 0.5, "pass_at_n": 0.75, "efficiency": 1.25, "norm_std": 0.25}
-
-    def row(name: str, seed: int, tokens: float) -> Row:
-        metrics = {key: Estimate(value=value) for key, value in values.items()}
-        metrics |= {"mean_tokens": Estimate(value=tokens, low=1, high=99)}
-        facts = {"section": "methods", "settings": {}, "directory": ""}
-        return Row(**facts, name=name, seed=seed, metrics=metrics)
-
-    write_outputs(tmp_path, plan, [row("base", 0, 80), row("ours", 0, 30), row("ours", 1, 20)])
-    table = (tmp_path / "table.md").read_text(encoding="utf-8")
-    assert "80.0 [1.0, 99.0]" in table and "25.0 ± 5.0" in table
-    tokens = json.loads((tmp_path / "table.json").read_text())[2]["metrics"]["mean_tokens"]
-    assert tokens == {"value": 20, "low": 1, "high": 99}
-    page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "Mean response tokens, base to ours" in page and "-68.8 %" in page
-
-
 def test_a_run_that_failed_has_its_last_words_in_table_and_page(tmp_path: Path) -> None:
     plan = plan_of(tmp_path)
     plan.runs[1].directory.mkdir(parents=True)
@@ -186,17 +166,22 @@ def test_a_run_that_failed_has_its_last_words_in_table_and_page(tmp_path: Path) 
     assert "error: loss is nan &amp; no &lt;number&gt;" in page
 
 
-def test_finished_runs_are_read_compared_and_the_best_is_beside_the_baseline(
+def test_finished_runs_are_a_mean_with_its_deviation_and_the_best_is_beside_the_baseline(
     tmp_path: Path,
 ) -> None:
-    plan = plan_of(tmp_path, BASE | {"ours": {}, "worse": {}}, seeds=[0])
-    for run, tokens in zip(plan.runs, (200, 50, 100), strict=True):
+    plan = plan_of(tmp_path, BASE | {"worse": LIMITS["L = 48"], "ours": {}})
+    for run in plan.runs:
+        tokens = {"base": 200, "ours": 50, "worse": 100}[run.name] - 10 * run.seed
         make_evaluation(run.evaluation, run.label, tokens, 6)
     rows = read_rows(tmp_path, plan)
-    ratios = [round(row.metrics["compression_ratio"].value, 3) for row in rows]
-    assert ratios == [1, round(54.5 / 204.5, 3), round(104.5 / 204.5, 3)]
+    ratios = [round(row.metrics["compression_ratio"].value * 204.5, 3) for row in rows]
+    assert ratios == [204.5, 104.5, 94.5, 54.5, 44.5]
     assert [budget for budget, _ in rows[1].budgets] == [64, 128]
     write_outputs(tmp_path, plan, rows)
+    table = (tmp_path / "table.md").read_text(encoding="utf-8")
+    assert re.search(r"204 \[\d+, \d+\]", table) and "49.5 ± 5.0" in table
+    tokens = json.loads((tmp_path / "table.json").read_text())[4]["metrics"]["mean_tokens"]
+    assert tokens["value"] == 44.5 and tokens["low"] < 44.5 < tokens["high"]
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    before, after = re.findall("<pre>(.*?)</pre>", page)
-    assert (before, after) == ("base says 7", "ours says 7")
+    assert "Mean response tokens, base to ours" in page and "-75.8 %" in page
+    assert re.findall("<pre>(.*?)</pre>", page) == ["base says 7", "ours, seed 1 says 7"]
