@@ -13,11 +13,12 @@ from megatron_opsft.runtime.libraries import loading_libraries
 
 
 class Evaluate(Command):
-    """Sample, verify, measure. Several GPUs: torchrun --nproc-per-node N -m megatron_opsft eval.
+    """Evaluate a model: accuracy and length on benchmarks.
 
-    The same command continues what is in --out. Settings are KEY=VALUE or --key VALUE: model,
-    baseline, benchmarks, data.NAME=FILE, out, name, engine, samples, limit, max_tokens and more;
-    --reference lists them all. A YAML file of settings may come first.
+    Several GPUs: torchrun --nproc-per-node N -m megatron_opsft eval. The same command continues
+    what is in --out. Settings are KEY=VALUE or --key VALUE: model, baseline, benchmarks,
+    data.NAME=FILE, out, name, engine, samples, limit, max_tokens and more; --reference lists all of
+    them. A YAML file of settings may come first.
     """
 
     words: ClassVar[tuple[str, ...]] = ("config",)

@@ -56,42 +56,43 @@ class Script:
         self.seeds += [] if greedy else [request.seed]
         out: list[int] = []
         while len(out) < limit and not (out and out[-1] in sampling.end_token_ids):
-            out.append(self.next_token(request.prompt_ids, out))
+            out.append(self.next_token([*request.prompt_ids[1:], *out]))
         return [rollout_of("", tuple(out), prompt_ids=request.prompt_ids)]
 
     def score(self, samples: Sequence[Sample]) -> Scores:
         self.calls.append("score")
-        log_probs = tuple(tuple(map(math.log, self.probabilities(sample))) for sample in samples)
-        return Scores(log_probs=log_probs, stale_tokens=0)
+        (sample,) = samples
+        text, probabilities = self.trial_in(list(sample.prompt_ids[1:]))
+        assert len(probabilities) == len(ids_of(text))
+        log_probs = tuple(map(math.log, probabilities[: len(sample.response_ids)]))
+        return Scores(log_probs=(log_probs,), stale_tokens=0)
 
-    def trial_at(self, context: list[int]) -> tuple[str, tuple[float, ...], int] | None:
-        """Text and probabilities of the trial that `context` asks for, and where the inducer ends;
-        None if it is not there.
-        """
-        inducer = ids_of(INDUCER)
-        for start in range(len(context) - len(inducer) + 1):
-            if context[start : start + len(inducer)] == inducer:
-                transitions = {ids_of(word)[0] for word in self.words}
-                number = sum(token in transitions for token in context[:start])
-                return *self.trials[number], start + len(inducer)
-        return None
+    def trial_in(self, context: list[int]) -> tuple[str, tuple[float, ...]]:
+        """The trial that `context` asks for, by the transition words before the inducer."""
+        rest = behind(context, ids_of(INDUCER))
+        assert rest is not None
+        words = [ids_of(word)[0] for word in self.words]
+        before = context[: len(context) - len(rest)]
+        return self.trials[sum(token in words for token in before)]
 
-    def next_token(self, prompt_ids: Sequence[int], out: Sequence[int]) -> int:
-        context = [*prompt_ids[1:], *out]
-        if trial := self.trial_at(context):
-            return [*ids_of(trial[0]), END][len(context) - trial[2]]
+    def next_token(self, context: list[int]) -> int:
         thought = [*ids_of(self.thought), END]
-        if context == thought[: len(context)]:
+        if (said := behind(context, ids_of(INDUCER))) is not None:
+            whole = self.trial_in(context)[0]
+        elif context == thought[: len(context)]:
             return thought[len(context)]
-        closing = ids_of(EXIT)
-        common = next(i for i, (a, b) in enumerate(zip(context, thought, strict=False)) if a != b)
-        cut = max(c for c in range(common + 1) if context[c : c + len(closing)] == closing)
-        return [*ids_of(self.conclusion), END][len(context) - cut - len(closing)]
+        else:
+            said, whole = behind(context, ids_of(EXIT)), self.conclusion
+            assert said is not None
+        return [*ids_of(whole), END][len(said)]
 
-    def probabilities(self, sample: Sample) -> list[float]:
-        trial = self.trial_at(list(sample.prompt_ids[1:]))
-        assert trial is not None and len(trial[1]) == len(ids_of(trial[0]))
-        return list(trial[1][: len(sample.response_ids)])
+
+def behind(context: list[int], part: list[int]) -> list[int] | None:
+    """The tokens behind the last `part`; None if it is not there."""
+    for end in range(len(context), len(part) - 1, -1):
+        if context[end - len(part) : end] == part:
+            return context[end:]
+    return None
 
 
 class Found(NamedTuple):

@@ -128,24 +128,20 @@ def settings_of(*words: str) -> EvalSettings:
 
 
 def test_options_are_settings_and_win_over_the_file(tmp_path: Path) -> None:
-    config = tmp_path / "eval.yaml"
-    config.write_text(
-        "model: m\nname: n\nseed: 4\nlimit: 9\ndata: {a: f, b: g}\n"
-        "deer: {max_trials: 3, threshold: 0.1}\n"
-    )
-    given = {"engine": "vllm", "name": "07", "deer.threshold": 0.9, "temperature": 0.7}
-    given |= {"deer.transition_words": "Wait,But", "max_tokens": 100, "budgets": "10,20"}
-    given |= {"seed": 3, "dtype": "bfloat16", "tp": 2, "benchmarks": "a,b"}
+    rows = ["model: m", "name: n", "limit: 9", "data: {a: f, b: g}", "deer: {max_trials: 3}"]
+    config = write_rows(tmp_path / "eval.yaml", rows)
+    given = {"name": "07", "deer.threshold": 0.9, "max_tokens": 100, "budgets": "10,20", "tp": 2}
+    given |= {"engine": "vllm", "deer.transition_words": "Wait,But", "benchmarks": "a,b"}
     options = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
     keys = [f"{name}={value}" for name, value in given.items()]
-    settings = settings_of(str(config), *options, "--data", "b=h", "--data", "c=i")
-    assert settings == settings_of(*keys, "data.b=h", str(config), "data.c=i")
+    settings = settings_of(config, *options, "--data", "b=h", "--data", "c=i")
+    assert settings == settings_of(*keys, "data.b=h", config, "data.c=i")
     assert (settings.model, settings.name, settings.out) == ("m", "07", Path("o"))
     assert settings.data == {"a": "f", "b": "h", "c": "i"}
     assert settings.limit == 9 and settings.deer.max_trials == 3
     assert settings.deer.transition_words == ("Wait", "But") and settings.budgets == (10, 20)
     with pytest.raises(UserError, match="samples=4 with temperature=0: all samples of a problem"):
-        settings_of(str(config), "--temperature", "0", "samples=4")
+        settings_of(config, "--temperature", "0", "samples=4")
 
 
 GROUP = 8
@@ -190,9 +186,10 @@ def queues_of(num_problems: int, engines: int, tp: int = 1) -> list[WorkQueue]:
     ]
 
 
-def test_every_response_is_taken_once_never_more_than_there_is_room_and_the_fast_take_more() -> (
-    None
-):
+def test_every_response_is_taken_once_and_the_fast_take_more() -> None:
+    """Never more than there is room, and at the start none is idle."""
+    queues = queues_of(2, 3)
+    assert [len(queue.take(100)) for queue in queues * 2] == [6, 6, 4, 0, 0, 0]
     queues = queues_of(60, 3)
     taken: list[list[tuple[str, int]]] = [[] for _ in queues]
     for turn in range(600):
@@ -203,11 +200,6 @@ def test_every_response_is_taken_once_never_more_than_there_is_room_and_the_fast
     every = [(f"p{n}", i) for n in range(60) for i in range(GROUP)]
     assert sorted(sum(taken, [])) == sorted(every)
     assert len(taken[0]) > 160 > len(taken[2])
-
-
-def test_no_engine_is_idle_at_the_start_however_much_room_the_first_has() -> None:
-    queues = queues_of(2, 3)
-    assert [len(queue.take(100)) for queue in queues * 2] == [6, 6, 4, 0, 0, 0]
 
 
 def test_tensor_parallel_ranks_get_the_same_work() -> None:

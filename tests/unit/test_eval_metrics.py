@@ -4,12 +4,10 @@ named.
 """
 
 import itertools
-import json
 import math
 import random
 import statistics
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -243,33 +241,23 @@ def test_order_changes_no_byte_and_other_benchmarks_no_interval(tmp_path: Path) 
     assert alone.overall.metrics == results.benchmarks["aime24"].metrics
 
 
-def changed(tree: Any, path: str, value: object) -> str:
-    *keys, last = path.split(".")
-    place = tree
-    for key in keys:
-        place = place[key]
-    place[last] = value
-    return json.dumps(tree)
-
-
 @pytest.mark.parametrize(
-    ("path", "value", "message"),
+    ("old", "new", "message"),
     [
-        ("schema_version", 2, "schema_version: Input should be 1"),
-        ("benchmarks.gsm8k.num_problems", "20", "benchmarks.gsm8k.num_problems: "),
-        ("overall.metrics.accuracy.value", float("nan"), "accuracy.value: .*finite"),
-        ("", b'{"schema_version": 1', "results: Invalid JSON"),
-        ("", b"[]", "results: .* an object"),
+        ('"schema_version": 1', '"schema_version": 2', "schema_version: Input should be 1"),
+        ('"num_problems": 10', '"num_problems": "10"', "benchmarks.gsm8k.num_problems: "),
+        ('"value": 0.5', '"value": NaN', "accuracy.value: .*finite"),
+        ("", '{"schema_version": 1', "results: Invalid JSON"),
+        ("", "[]", "results: .* an object"),
     ],
 )
 def test_a_bad_file_is_named_with_its_field(
-    tmp_path: Path, path: str, value: Any, message: str
+    tmp_path: Path, old: str, new: str, message: str
 ) -> None:
     with pytest.raises(UserError, match=r"results\.json: not found"):
         read_results(tmp_path)
-    tree = json.loads(to_json(build_results(*made_model("a", 9, 5), budgets=BUDGETS)))
-    text = changed(tree, path, value) if path else value.decode()
-    (tmp_path / "results.json").write_text(text)
+    text = to_json(build_results(*made_model("a", 9, 5), budgets=BUDGETS))
+    (tmp_path / "results.json").write_text(text.replace(old, new, 1) if old else new)
     with pytest.raises(UserError, match=rf"results\.json: .*{message}") as caught:
         read_results(tmp_path)
     assert "\n" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""`report`: the page of runs and evaluations (tests/browser looks at it), and what a terminal gets."""
+"""`report`: the page of runs and evaluations, at which tests/browser looks, and the tables."""
 
 import gzip
 import html

@@ -1,14 +1,94 @@
-"""The page in a real browser: it shows what it holds, and fetches nothing."""
+"""The pages in a real browser: they show what they hold, and fetch nothing."""
 
+import json
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from chromium import Chromium
+from made_diagnosis import NUM_RESPONSES, make_diagnosis
 from made_runs import make_evaluation, make_run, response, write_report, write_responses
+from selenium import webdriver
+from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
+from megatron_opsft.diagnose.page import write_page as write_diagnosis
 from megatron_opsft.report.page import write_page
+
+_FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+_FLAGS += ["--disable-background-networking", "--hide-scrollbars"]
+
+
+class Chromium:
+    """A real one without a window, asked through its driver. profile: a new directory."""
+
+    def __init__(self, profile: Path) -> None:
+        programs = [shutil.which(name) for name in ("chromium", "chromedriver")]
+        assert all(programs), "not installed: sudo bash tools/install_chromium.sh"
+        options = webdriver.ChromeOptions()
+        options.binary_location = str(programs[0])
+        for flag in (*_FLAGS, f"--user-data-dir={profile}"):
+            options.add_argument(flag)
+        options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+        service = webdriver.ChromeService(executable_path=programs[1])
+        self.driver = webdriver.Chrome(options=options, service=service)
+
+    def open(self, page: Path, *, width: int = 1280, dark: bool = False) -> None:
+        """The page from disk; the width is that of what is seen, in CSS pixels."""
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+        theme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [theme]})
+        self.driver.get("about:blank")
+        for kind in ("browser", "performance"):
+            self.driver.get_log(kind)
+        self.driver.get(page.resolve().as_uri())
+
+    def all(self, selector: str) -> list[WebElement]:
+        """Elements of a CSS selector that are seen."""
+        return [e for e in self.driver.find_elements(By.CSS_SELECTOR, selector) if e.is_displayed()]
+
+    def one(self, selector: str, text: str = "") -> WebElement:
+        """The first that is seen and holds the text."""
+        found = [element for element in self.all(selector) if text in element.text]
+        assert found, f"no {selector} with {text!r} is seen"
+        return found[0]
+
+    def texts(self, selector: str) -> list[str]:
+        return [element.text for element in self.all(selector)]
+
+    def run(self, script: str, *values: Any) -> Any:
+        return self.driver.execute_script(script, *values)
+
+    def messages(self) -> list[str]:
+        """What the console says since the page was opened or the last call."""
+        return [entry["message"] for entry in self.driver.get_log("browser")]
+
+    def check(self, page: Path, width: int, dark: bool) -> None:
+        """What holds of every page that was opened so: nothing is wider than the screen, or than
+        what it is in, the theme is the system's, nothing was fetched, and nothing went wrong.
+        """
+        assert self.run("return document.documentElement.scrollWidth") == width
+        tables = "[...document.querySelectorAll('table')]"
+        edges = self.run(f"return {tables}.map((one) => one.getBoundingClientRect().right)")
+        assert edges and max(edges) <= width
+        ground = self.run("return getComputedStyle(document.body).backgroundColor")
+        assert ground == ("rgb(20, 23, 28)" if dark else "rgb(255, 255, 255)")
+        assert self.messages() == []
+        log = [json.loads(e["message"])["message"] for e in self.driver.get_log("performance")]
+        sent = [e["params"]["request"] for e in log if e["method"] == "Network.requestWillBeSent"]
+        urls = {request["url"].split("#")[0] for request in sent}
+        assert {url for url in urls if not url.startswith("data:")} == {page.resolve().as_uri()}
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
+    running = Chromium(tmp_path_factory.mktemp("profile"))
+    yield running
+    running.driver.quit()
 
 
 @pytest.fixture(scope="module")
@@ -19,13 +99,6 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = [make_evaluation(at / f"eval{n}", f"model {n}", 300 - 200 * n, 6 + n) for n in (0, 1)]
     write_report(at / "report.html", made, runs)
     return at / "report.html"
-
-
-@pytest.fixture
-def opened(chromium: Chromium, page: Path) -> Chromium:
-    """The page, newly opened."""
-    chromium.open(page)
-    return chromium
 
 
 @pytest.mark.parametrize(("width", "dark"), [(390, True), (1280, False)])
@@ -65,8 +138,8 @@ def test_the_first_screen_is_the_answer(chromium: Chromium, tmp_path: Path) -> N
     assert chromium.messages() == []
 
 
-def test_filters_search_and_theme(opened: Chromium) -> None:
-    chromium = opened
+def test_filters_search_and_theme(chromium: Chromium, page: Path) -> None:
+    chromium.open(page)
     assert chromium.one("#count").text == "36 of 36 responses"
     Select(chromium.one("#verdict")).select_by_visible_text("wrong")
     assert chromium.one("#count").text.startswith("12 of 36")
@@ -96,8 +169,8 @@ def test_filters_search_and_theme(opened: Chromium) -> None:
         chromium.one("#theme").click()
 
 
-def test_a_response_beside_its_group_another_step_run_and_model(opened: Chromium) -> None:
-    chromium = opened
+def test_a_response_beside_its_group_another_step_and_run(chromium: Chromium, page: Path) -> None:
+    chromium.open(page)
     runs = Select(chromium.all("#responses select")[0])
     for button, heads in (
         ("Its group", ["step 1, p-0 #0", "step 1, p-0 #1", "step 1, p-0 #2"]),
@@ -121,9 +194,9 @@ def test_a_response_beside_its_group_another_step_run_and_model(opened: Chromium
     assert "No response to this problem is here of first, crashed." in chromium.one("#detail").text
 
 
-def test_bins_of_lengths_filter(opened: Chromium) -> None:
+def test_bins_of_lengths_filter(chromium: Chromium, page: Path) -> None:
     """Lengths are 33 to 35, 50 to 52 and 100 to 102."""
-    chromium = opened
+    chromium.open(page)
     bins = [
         b for b in chromium.all(".bin") if ": 0 correct, 0 not" not in b.get_attribute("aria-label")
     ]
@@ -160,3 +233,29 @@ def test_tokens_are_coloured_by_probability_where_it_was_saved(
     chromium.one("#list button", "p-0 #1").click()
     assert not chromium.all(".probabilities") and not chromium.all("pre.response span")
     assert chromium.messages() == []
+
+
+@pytest.mark.parametrize(("width", "dark"), [(390, True), (1280, False)])
+def test_a_diagnosis_and_a_tapped_token_that_says_its_number(
+    chromium: Chromium, tmp_path: Path, width: int, dark: bool
+) -> None:
+    write_diagnosis(make_diagnosis(tmp_path), "long", "short")
+    chromium.open(tmp_path / "report.html", width=width, dark=dark)
+    assert chromium.one("h1").text == "long against short"
+    assert len(chromium.all("main pre")) == NUM_RESPONSES
+    said = chromium.one("figure svg").get_attribute("aria-label")
+    assert said.startswith("Sum of D: 'Wait' 14 (4); ")
+    # The word is seen on its shade: both themes have their own.
+    shade = "rgba(196, 44, 62, 0.85)" if dark else "rgba(178, 24, 43, 0.85)"
+    word = chromium.one("pre i.k9", "Wait")
+    assert word.value_of_css_property("background-color") == shade
+    assert max(bar.rect["width"] for bar in chromium.all("figure .bar")) > 50
+    chromium.check(tmp_path / "report.html", width, dark)
+    assert chromium.all("#told") == []
+    word = chromium.all("pre i.k9")[0]  # of the response with the largest
+    chromium.run("arguments[0].scrollIntoView({ block: 'center' })", word)
+    word.click()
+    told = chromium.one("#told").text
+    assert told.startswith("Wait") and "D = 5; efficient: '</think>' 90 %, 'Wait' 10 %" in told
+    chromium.one("#told").click()
+    assert chromium.all("#told") == []
