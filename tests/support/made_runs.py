@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from eval_samples import Model, made_model
+from responses import rollout_of
 
 from megatron_opsft.evaluate.benchmarks import SampleFiles
 from megatron_opsft.evaluate.comparison import compare
 from megatron_opsft.evaluate.results import build_results, read_results, to_json
+from megatron_opsft.records import FinishReason, Outcome, Problem, Verdict
+from megatron_opsft.run.rollout_log import rollout_line
 
 # Ends a script, fetches, runs, and is no Unicode.
 HARM = (
@@ -50,24 +53,18 @@ def make_run(
 
 def response(step: int, problem_id: str, sample: int, words: int = 10) -> dict[str, Any]:
     """A line of `rollouts/`."""
-    outcome = ("correct", "wrong", "unfinished")[min(sample, 2)]
-    num_tokens = 100 // step + sample
-    return {
-        "problem_id": problem_id,
-        "sample_index": sample,
-        "problem": f"What is {problem_id}? {HARM}",
-        "gold": "7",
-        "outcome": outcome,
-        "answer": {"correct": "7", "wrong": "8"}.get(outcome, ""),
-        "reward": float(outcome == "correct"),
-        "advantage": float(outcome == "correct"),
-        "finish_reason": "length" if outcome == "unfinished" else "stop",
-        "num_prompt_tokens": 5,
-        "num_tokens": num_tokens,
-        "weight_version": step - 1,
-        "text": f"{outcome} in step {step}, sample {sample}. " + "word " * words + HARM,
-        "response_ids": list(range(num_tokens)),
-    }
+    outcome = (Outcome.CORRECT, Outcome.WRONG, Outcome.UNFINISHED)[sample]
+    rollout = rollout_of(
+        f"{outcome} in step {step}, sample {sample}. " + "word " * words + HARM,
+        tuple(range(100 // step + sample)),
+        problem_id=problem_id,
+        sample_index=sample,
+        finish_reason=FinishReason.LENGTH if sample == 2 else FinishReason.STOP,
+    )
+    problem = Problem(id=problem_id, text=f"What is {problem_id}? {HARM}", answer="7")
+    verdict = Verdict(outcome=outcome, answer=("7", "8", "")[sample])
+    reward = 1.0 - bool(sample)
+    return dict(rollout_line(problem, rollout, verdict, reward=reward, advantage=reward / 2))
 
 
 def write_responses(path: Path, rows: list[dict[str, Any]]) -> None:

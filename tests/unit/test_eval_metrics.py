@@ -161,28 +161,16 @@ def test_intervals_have_the_coverage_that_the_documentation_tells(
     assert least <= covered / 2000 <= most
 
 
-BUDGETS = (128, 512)
+BUDGETS = (128, 1000)
 
 
-def draw(seed: int, problems: int, samples: int, mean_tokens: float) -> list[StoredSample]:
-    rng = np.random.default_rng(seed)
-    lengths = [1 + int(min(511, rng.exponential(mean_tokens))) for _ in range(problems * samples)]
-    return [
-        stored(f"p{i // samples}", i % samples, n, n < 512 and rng.random() < 0.6, finished=n < 512)
-        for i, n in enumerate(lengths)
-    ]
-
-
-def model(name: str = "new", tokens: float = 100, seed: int = 1, samples: int = 4) -> Model:
-    drawn = {
-        "zebra": draw(seed, 12, samples, tokens),
-        "aime24": draw(seed + 50, 8, samples, 2 * tokens),
-        "gsm8k": draw(seed + 70, 20, samples, tokens / 2),
-    }
+def model(name: str = "new", seed: int = 1, samples: int = 4) -> Model:
+    sizes = {"zebra": 12, "aime24": 8, "gsm8k": 20}
+    drawn = {each: random_samples(seed + n, n, samples) for each, n in sizes.items()}
     return name, drawn, {"temperature": 0.6, "data": {"b": 1, "a": [{"y": 2, "x": 3}]}}
 
 
-NEW, OLD = model(), model("old", 300, 2)
+NEW, OLD = model(), model("old", 30)
 
 
 def test_values_are_the_metrics_of_the_samples() -> None:

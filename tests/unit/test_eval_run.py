@@ -17,6 +17,7 @@ import pytest
 from forked_cli import ROOT, ForkedCli, Run
 from rows import write_rows
 
+from megatron_opsft.data.problems import load_problems
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.inputs import open_model
 from megatron_opsft.evaluate.settings import EvaluationDirectory
@@ -161,13 +162,10 @@ def test_an_earlier_evaluation_is_the_baseline_and_what_differs_is_named(
 
 
 def test_a_baseline_beside_the_model_and_local_files(cli: ForkedCli, tmp_path: Path) -> None:
-    from megatron_opsft.data.problems import load_problems
-
     problems = load_problems("arithmetic", split="test").problems[:4]
-    for name, answers in (("mine", [p.answer for p in problems]), ("gsm8k", ["-1"] * 4)):
-        pairs = zip(problems, answers, strict=True)
-        rows = [{"question": p.text, "answer": answer} for p, answer in pairs]
-        write_rows(tmp_path / f"{name}.jsonl", rows)
+    mine = [{"question": p.text, "answer": p.answer} for p in problems]
+    write_rows(tmp_path / "mine.jsonl", mine)
+    write_rows(tmp_path / "gsm8k.jsonl", [row | {"answer": "-1"} for row in mine])
     config = tmp_path / "eval.yaml"
     config.write_text(
         f"model: tiny_reasoner\nname: it\nout: {tmp_path / 'wrong'}\nbaseline: {ASSET}\n"

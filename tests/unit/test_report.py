@@ -12,15 +12,12 @@ import pytest
 from eval_samples import made_model
 from forked_cli import ForkedCli
 from made_runs import HARM, make_evaluation, make_run, response, write_report, write_responses
-from responses import rollout_of
 from rows import write_rows
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.records import Outcome, Problem, TokenScores, Verdict
 from megatron_opsft.report.page import distinct, write_page
 from megatron_opsft.report.runs import describe_run, read_json_lines
 from megatron_opsft.report.sampling import rollouts_of, sample_responses
-from megatron_opsft.run.rollout_log import rollout_line
 from megatron_opsft.runtime.durable import write_packed_lines
 
 
@@ -140,32 +137,22 @@ def test_what_a_run_writes_is_read_and_problems_with_quotes_are_told_apart(
 ) -> None:
     """Ids as they may be, and room for all: every response, with its problem's own text."""
     ids = ['a"0', 'a"1', "a\\", 'a\\"', 'b", "problem_id": "c', "c", "", "\u2028", "né"]
-    log_probs, lengths = (-0.125, 0.0, -7.5), (3, 0, 45)
-    scores = TokenScores(log_probs=log_probs, piece_lengths=lengths)
-    text = 'it is [1], "problem_id": "no", or ", "problem_id": "x"'
-    verdict = Verdict(outcome=Outcome.WRONG, answer="2")
+    more = {"log_probs": [-0.125, 0.0, -7.5], "piece_lengths": [3, 0, 45]}
+    more["text"] = 'it is [1], "problem_id": "no", or ", "problem_id": "x"'
     lines = [
-        rollout_line(
-            Problem(id=problem_id, text=f"What is {problem_id}?", answer="2"),
-            rollout_of(text, problem_id=problem_id, sample_index=sample),
-            verdict,
-            reward=0.5,
-            advantage=-0.5,
-            scores=scores,
-        )
-        for problem_id in ids
-        for sample in range(2)
+        {"step": 50} | response(50, i, n) | {"problem": f"What is {i}?"} | more
+        for i in ids
+        for n in range(2)
     ]
+    facts = "response_ids", "weight_version", "num_prompt_tokens", "reward", "advantage"
+    assert [lines[0][name] for name in facts] == [(0, 1), 7, 1, 1.0, 0.5]
     (tmp_path / "rollouts").mkdir()
-    path = tmp_path / "rollouts/step_000007_rank_0003.jsonl.gz"
-    write_packed_lines(path, lines, level=1)
-    first = json.loads(gzip.decompress(path.read_bytes()).splitlines()[0])
-    assert first["response_ids"] == [3, 4, 5] and first["weight_version"] == 7
-    assert (first["gold"], first["num_prompt_tokens"], first["sample_index"]) == ("2", 1, 0)
+    write_packed_lines(tmp_path / "rollouts/step_000050_rank_0003.jsonl.gz", lines, level=1)
     found = sample_responses(rollouts_of(tmp_path), 1_000_000)
-    rest = ["wrong", "2", 0.5, -0.5, "stop", 3, text, [*log_probs], [*lengths]]
-    assert found["rows"] == [[7, i, n, *rest] for i in sorted(ids) for n in range(2)]
-    assert found["problems"] == {i: [f"What is {i}?", "2"] for i in ids}
+    lines.sort(key=lambda line: (line["problem_id"], line["sample_index"]))
+    assert found["rows"] == [[line[name] for name in found["fields"]] for line in lines]
+    assert found["fields"][-2:] == ("log_probs", "piece_lengths")
+    assert found["problems"] == {i: [f"What is {i}?", "7"] for i in ids}
 
 
 def test_a_crashed_run_opens(tmp_path: Path) -> None:
