@@ -56,6 +56,9 @@ class Report(Command):
         from megatron_opsft.report.page import write_page
         from megatron_opsft.report.runs import describe_run
 
+        evaluations = [path for path in self.paths if (path / "results.json").is_file()]
+        if self.baseline is not None and not evaluations:
+            raise UserError(f"--baseline {self.baseline}: there is no evaluation; leave it out")
         if len(self.paths) == 1 and (scaled := scaling_runs(self.paths[0])):
             page = self.html or self.paths[0] / "report.html"
             self._check_free(self.html)
@@ -65,10 +68,7 @@ class Report(Command):
         own = self.paths[0] / "report.html" if len(self.paths) == 1 else None
         page = self.html or own or Path("report.html")
         self._check_free(None if page == own else page)  # our own is written again
-        evaluations = [path for path in self.paths if (path / "results.json").is_file()]
         runs = [path for path in self.paths if path not in evaluations]
-        if self.baseline is not None and not evaluations:
-            raise UserError(f"--baseline {self.baseline}: there is no evaluation; leave it out")
         tables = [(f"{run}:\n" if len(self.paths) > 1 else "") + describe_run(run) for run in runs]
         write: Callable[..., None] = partial(write_page, page, runs)
         if evaluations:

@@ -4,7 +4,7 @@ each run, table.md, and the study's page, report.html.
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
@@ -41,10 +41,10 @@ class Row:
     settings: dict[str, Any]
     seed: int
     directory: str
-    metrics: Metrics = field(default_factory=dict)
-    budgets: Sequence[tuple[int, Metrics]] = ()
-    training: dict[str, Any] | None = None
-    error: str | None = None
+    metrics: Metrics
+    budgets: Sequence[tuple[int, Metrics]]
+    training: dict[str, Any] | None
+    error: str | None
 
 
 def read_rows(out: Path, plan: StudyPlan) -> list[Row]:
