@@ -169,18 +169,18 @@ def test_a_run_that_failed_has_its_last_words_in_table_and_page(tmp_path: Path) 
 def test_finished_runs_are_a_mean_with_its_deviation_and_the_best_is_beside_the_baseline(
     tmp_path: Path,
 ) -> None:
-    plan = plan_of(tmp_path, BASE | {"worse": LIMITS["L = 48"], "ours": {}})
+    plan = plan_of(tmp_path, BASE | {"ours": {}, "worse": LIMITS["L = 48"]})
     for run in plan.runs:
         tokens = {"base": 200, "ours": 50, "worse": 100}[run.name] - 10 * run.seed
         make_evaluation(run.evaluation, run.label, tokens, 6)
     rows = read_rows(tmp_path, plan)
     ratios = [round(row.metrics["compression_ratio"].value * 204.5, 3) for row in rows]
-    assert ratios == [204.5, 104.5, 94.5, 54.5, 44.5]
+    assert ratios == [204.5, 54.5, 44.5, 104.5, 94.5]
     assert [budget for budget, _ in rows[1].budgets] == [64, 128]
     write_outputs(tmp_path, plan, rows)
     table = (tmp_path / "table.md").read_text(encoding="utf-8")
     assert re.search(r"204 \[\d+, \d+\]", table) and "49.5 ± 5.0" in table
-    tokens = json.loads((tmp_path / "table.json").read_text())[4]["metrics"]["mean_tokens"]
+    tokens = json.loads((tmp_path / "table.json").read_text())[2]["metrics"]["mean_tokens"]
     assert tokens["value"] == 44.5 and tokens["low"] < 44.5 < tokens["high"]
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "Mean response tokens, base to ours" in page and "-75.8 %" in page
