@@ -1,5 +1,7 @@
 """`megatron-opsft report`: the command, as users call it."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -12,14 +14,18 @@ from megatron_opsft.runtime.console import printable
 
 
 class Report(Command):
-    """Print the tables of runs and evaluations, and write a page of everything: curves, settings,
-    every response.
+    """Print the tables of runs, compare evaluations, and write a page of everything: curves,
+    settings, every response.
+
+    Evaluations are compared on the benchmarks that all share; every setting in which they differ is
+    named. One alone stands beside its baseline.
     """
 
     words: ClassVar[tuple[str, ...]] = ("paths",)
     examples: ClassVar[tuple[str, ...]] = (
         "report runs/quickstart",
-        "report runs/a runs/b runs/b/eval --html comparison.html",
+        "report runs/a runs/b --html runs.html",
+        "report runs/a/eval runs/b/eval --html comparison.html",
         "report runs/scaling/NAME",
     )
     paths: tuple[Path, ...] = Field(
@@ -33,6 +39,10 @@ class Report(Command):
         MAX_MB, gt=0, description="Size of the page; responses are sampled to fit."
     )
     overwrite: bool = Field(False, description="Replace files that are there.")
+    baseline: str | None = Field(
+        None,
+        description="Label of the model that is 100 % of every CR; by default the first one.",
+    )
     gpu: str | None = Field(
         None, description="Device of the plan beside runs nodes_1, nodes_2, ...; by default h100."
     )
@@ -46,6 +56,9 @@ class Report(Command):
         from megatron_opsft.report.page import write_page
         from megatron_opsft.report.runs import describe_run
 
+        evaluations = [path for path in self.paths if (path / "results.json").is_file()]
+        if self.baseline is not None and not evaluations:
+            raise UserError(f"--baseline {self.baseline}: there is no evaluation; leave it out")
         if len(self.paths) == 1 and (scaled := scaling_runs(self.paths[0])):
             page = self.html or self.paths[0] / "report.html"
             self._check_free(self.html)
@@ -55,20 +68,22 @@ class Report(Command):
         own = self.paths[0] / "report.html" if len(self.paths) == 1 else None
         page = self.html or own or Path("report.html")
         self._check_free(None if page == own else page)  # our own is written again
-        evaluations = [path for path in self.paths if (path / "results.json").is_file()]
         runs = [path for path in self.paths if path not in evaluations]
-        tables = {path: describe_run(path) for path in runs}
+        tables = [(f"{run}:\n" if len(self.paths) > 1 else "") + describe_run(run) for run in runs]
+        write: Callable[..., None] = partial(write_page, page, runs)
         if evaluations:
-            from megatron_opsft.evaluate.comparison import compare, with_baselines  # heavy
+            from megatron_opsft.evaluate.comparison import compare, with_baseline  # heavy
             from megatron_opsft.evaluate.results import read_results
 
-            for path in evaluations:
-                results = [read_results(each) for each in with_baselines([path])]
-                tables[path] = compare(results).text().rstrip()
-            evaluations = with_baselines(evaluations)
-        for path, table in tables.items():
-            _say((f"{path}:\n" if len(tables) > 1 else "") + table)
-        write_page(page, runs, evaluations, max_mb=self.max_mb)
+            if len(evaluations) == 1:
+                evaluations = with_baseline(evaluations[0])
+            results = [read_results(path) for path in evaluations]
+            comparison = compare(results, baseline=self.baseline)
+            tables.append(comparison.text().rstrip())
+            write = partial(comparison.write_page, page, evaluations, runs)
+        for table in tables:
+            _say(table)
+        write(max_mb=self.max_mb)
         print(f"page: {page}")
 
     def _check_free(self, file: Path | None) -> None:

@@ -66,9 +66,8 @@ def diverge(
     """D_t = KL(p_original || p_efficient) of every token in nats, over the whole vocabulary; and
     alternatives by position, where D_t is largest. Numbers have the digits of a float32.
 
-    An alternative has position: of the token in the response, from 0; p_original, p_efficient: its
-    probabilities under the two models; preferred: the efficient model's likeliest tokens with its
-    probabilities, falling; the token itself may be among them.
+    An alternative has position: of the token in the response, from 0; preferred: the efficient
+    model's likeliest tokens with its probabilities, falling; the token itself may be among them.
 
     Logits are float32 whatever the models' dtype, and made a few positions at a time.
     """
@@ -81,19 +80,15 @@ def diverge(
         .split(chunk)
         for model in (original, efficient)
     )
-    labels = torch.tensor(response_ids, device=head_p.device).split(chunk)
     parts = [
-        _compare(p_CH, head_p, q_CH, head_q, labels_C)
-        for p_CH, q_CH, labels_C in zip(hidden_p, hidden_q, labels, strict=True)
+        _compare(p_CH, head_p, q_CH, head_q) for p_CH, q_CH in zip(hidden_p, hidden_q, strict=True)
     ]
-    kl_R, p_R, q_R, ids_RK, preferred_RK = map(torch.cat, zip(*parts, strict=True))
-    kl, p, q, preferred = map(_short, (kl_R, p_R, q_R, preferred_RK))
+    kl_R, ids_RK, preferred_RK = map(torch.cat, zip(*parts, strict=True))
+    kl, preferred = _short(kl_R), _short(preferred_RK)
     count = min(max(_AT_LEAST, int(_SHARE * len(kl))), _AT_MOST, len(kl))
     return kl, [
         {
             "position": at,
-            "p_original": p[at],
-            "p_efficient": q[at],
             "preferred": [
                 [tokenizer.decode([token]), share]
                 for token, share in zip(ids_RK[at].tolist(), preferred[at], strict=True)
@@ -112,14 +107,13 @@ def _short(values: Tensor) -> Any:
 
 
 def _compare(
-    p_CH: Tensor, head_p_VH: Tensor, q_CH: Tensor, head_q_VH: Tensor, labels_C: Tensor
-) -> tuple[Tensor, ...]:
-    """D_t and both models' probabilities of the labels, [C]; ids of the tokens that the efficient
-    model finds likeliest and their probabilities, [C, K], falling.
+    p_CH: Tensor, head_p_VH: Tensor, q_CH: Tensor, head_q_VH: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """D_t, [C]; ids of the tokens that the efficient model finds likeliest and their probabilities,
+    [C, K], falling.
     """
     log_p_CV = times_transposed(p_CH, head_p_VH).log_softmax(-1)
     log_q_CV = times_transposed(q_CH, head_q_VH).log_softmax(-1).to(log_p_CV.device)
     kl_C = kl_div(log_q_CV, log_p_CV, reduction="none", log_target=True).sum(-1).clamp_min(0.0)
-    of_labels = [log.gather(1, labels_C[:, None])[:, 0].exp() for log in (log_p_CV, log_q_CV)]
     preferred = log_q_CV.topk(min(NUM_PREFERRED, log_q_CV.shape[1]))
-    return kl_C, *of_labels, preferred.indices, preferred.values.exp()
+    return kl_C, preferred.indices, preferred.values.exp()

@@ -5,20 +5,20 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from megatron_opsft.command_line import Command, group, reference_table
+from megatron_opsft.command_line import Command, reference_table
 from megatron_opsft.config_section import Section
-from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.settings import EvalSettings, check_settings, load_settings
 from megatron_opsft.runtime.console import printable
 from megatron_opsft.runtime.libraries import loading_libraries
 
 
 class Evaluate(Command):
-    """Sample, verify, measure. Several GPUs: torchrun --nproc-per-node N -m megatron_opsft eval.
+    """Evaluate a model: accuracy and length on benchmarks.
 
-    The same command continues what is in --out. Settings are KEY=VALUE or --key VALUE: model,
-    baseline, benchmarks, data.NAME=FILE, out, name, engine, samples, limit, max_tokens and more;
-    --reference lists them all. A YAML file of settings may come first.
+    Several GPUs: torchrun --nproc-per-node N -m megatron_opsft eval. The same command continues
+    what is in --out. Settings are KEY=VALUE or --key VALUE: model, baseline, benchmarks,
+    data.NAME=FILE, out, name, engine, samples, limit, max_tokens and more; --reference lists all of
+    them. A YAML file of settings may come first.
     """
 
     words: ClassVar[tuple[str, ...]] = ("config",)
@@ -47,49 +47,3 @@ class Evaluate(Command):
         if table := evaluate(settings, overwrite=self.overwrite):
             print(printable(table), end="")
             print(f"results, tables, figures and samples: {settings.out}")
-
-
-class Compare(Command):
-    """One table and figure of several results; names every setting in which they differ."""
-
-    words: ClassVar[tuple[str, ...]] = ("results",)
-    examples: ClassVar[tuple[str, ...]] = (
-        "eval compare runs/a/eval runs/b/eval --out comparison",
-        "eval compare a/results.json b --out ab --baseline base_model",
-    )
-    results: tuple[Path, ...] = Field(
-        description="Directories of evaluations, or results.json files."
-    )
-    out: Path = Field(description="Directory for the table and the figures.")
-    baseline: str | None = Field(
-        None, description="Label of the model that is 100 % of every CR; by default the first."
-    )
-
-    def run(self) -> None:
-        """Write table and figures. Errors: `UserError` for a directory without results, where
-        nothing can be compared, and where --out has a table already or is a file.
-        """
-        from megatron_opsft.evaluate.comparison import compare
-        from megatron_opsft.evaluate.results import read_results
-
-        results = [read_results(path) for path in self.results]
-        if self.out.is_file() or (self.out / "table.md").exists():
-            raise UserError(
-                f"--out {self.out} holds a table.md already, or is a file; name another one"
-            )
-        comparison = compare(results, baseline=self.baseline)
-        comparison.write(self.out, [p if p.is_dir() else p.parent for p in self.results])
-        print(printable(comparison.text()), end="")
-        print(f"table and figures: {self.out}")
-
-
-PROGRAM = group(
-    "eval",
-    "Evaluate a model: accuracy and length on benchmarks. `eval ...` is `eval run ...`.",
-    {"run": Evaluate, "compare": Compare},
-    (
-        "eval --model tiny_reasoner --out runs/eval limit=64",
-        "eval examples/eval/paper.yaml engine=vllm",
-        "eval compare runs/a/eval runs/b/eval --out comparison",
-    ),
-)

@@ -14,7 +14,8 @@ from megatron_opsft.evaluate.benchmarks import ordered
 from megatron_opsft.evaluate.metrics import FEW_PROBLEMS
 from megatron_opsft.evaluate.results import Results, read_results
 from megatron_opsft.evaluate.settings import EvaluationDirectory
-from megatron_opsft.report.page import write_page
+from megatron_opsft.report.html import MAX_MB
+from megatron_opsft.report.page import figures_of_rows, write_page
 from megatron_opsft.report.table import (
     OVERALL,
     Estimate,
@@ -23,8 +24,7 @@ from megatron_opsft.report.table import (
     text_table,
     title_of,
 )
-from megatron_opsft.report.tables import sections_of
-from megatron_opsft.runtime.durable import write_text
+from megatron_opsft.report.tables import section_of
 from megatron_opsft.runtime.owned_directory import NOT_SET, flatten
 
 _RATIO = "compression_ratio"
@@ -37,13 +37,12 @@ _LEGEND = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
     """rows: with the shared benchmarks, and OVERALL where all are over the same ones; blocks: what
-    the tables show of these. sizes: benchmark -> its numbers of problems and samples, as text.
-    legend: what the columns are; notes: what is left out, and each setting that differs.
+    the tables show of these. legend: what the columns are, and of how many problems and samples;
+    notes: what is left out, and each setting that differs.
     """
 
     rows: tuple[TableRow, ...]
     blocks: tuple[str, ...]
-    sizes: Mapping[str, str]
     legend: str
     notes: tuple[str, ...]
 
@@ -57,13 +56,28 @@ class Comparison:
         """For a terminal: the table, and the settings that differ."""
         return text_table(self.rows, self.blocks) + "".join(f"{note}\n" for note in self.notes)
 
-    def write(self, out: Path, evaluations: Sequence[Path]) -> None:
-        """table.md, and report.html of the evaluations that are compared."""
-        out.mkdir(parents=True, exist_ok=True)
-        write_text(out / "table.md", self.markdown())
-        text = " ".join([self.legend, *(f"{n[0].upper()}{n[1:]}." for n in self.notes)])
-        sections = sections_of(self.rows, self.sizes)
-        write_page(out / "report.html", [], evaluations, text=text, sections=sections)
+    def write_page(
+        self,
+        page: Path,
+        evaluations: Sequence[Path],
+        runs: Sequence[Path] = (),
+        *,
+        max_mb: float = MAX_MB,
+    ) -> None:
+        """The page of the evaluations that are compared, in their order, and of runs. Errors: as of
+        `report.page.write_page`.
+        """
+        first, last = self.rows[0], self.rows[-1]
+        has_ends = len(self.rows) > 1 and OVERALL in first.blocks and not runs
+        write_page(
+            page,
+            runs,
+            {row.label: path for row, path in zip(self.rows, evaluations, strict=True)},
+            text=" ".join([self.legend, *(f"{n[0].upper()}{n[1:]}." for n in self.notes)]),
+            figures=figures_of_rows(first, last, OVERALL) if has_ends else (),
+            sections=[section_of(self.rows, block, title_of(block)) for block in self.blocks],
+            max_mb=max_mb,
+        )
 
 
 def compare(results: Sequence[Results], *, baseline: str | None = None) -> Comparison:
@@ -87,30 +101,25 @@ def compare(results: Sequence[Results], *, baseline: str | None = None) -> Compa
     if len(results) > 1 or baseline is not None:
         reference = baseline or results[0].model
         base = by_label[reference]
-    sizes = {name: _size(results, name) for name in shared}
     return Comparison(
         rows=tuple(_row(label, result, blocks, base) for label, result in by_label.items()),
         blocks=tuple(shared if len(shared) == 1 else blocks),
-        sizes=sizes,
-        legend=_legend(results, sizes, reference, has_overall=same_sets and len(shared) > 1),
+        legend=_legend(results, shared, reference, has_overall=same_sets and len(shared) > 1),
         notes=(*_left_out(by_label, shared), *_differing_settings(by_label, shared)),
     )
 
 
-def with_baselines(directories: Sequence[Path]) -> list[Path]:
-    """The evaluations, each behind its baseline's where that is still there. Errors: `UserError`
-    where one is none.
+def with_baseline(directory: Path) -> list[Path]:
+    """An evaluation, behind its baseline's where that is still there. Errors: `UserError` where it
+    is none.
     """
-    found: dict[Path, Path] = {}
-    for directory in directories:
-        if read_results(directory).baseline is not None:
-            manifest = EvaluationDirectory(directory).read_manifest() or {}
-            given = manifest.get("settings", {}).get("baseline") or directory / "baseline"
-            places = (Path(given).expanduser(), directory / "baseline")
-            for place in [p for p in places if (p / "results.json").is_file()][:1]:
-                found.setdefault(place.resolve(), place)
-        found.setdefault(directory.resolve(), directory)
-    return list(found.values())
+    own = directory / "baseline"
+    if read_results(directory).baseline is None:
+        return [directory]
+    manifest = EvaluationDirectory(directory).read_manifest() or {}
+    given = Path(manifest.get("settings", {}).get("baseline") or own).expanduser()
+    found = [place for place in (given, own) if (place / "results.json").is_file()]
+    return [*found[:1], directory]
 
 
 def _row(label: str, result: Results, names: Sequence[str], base: Results | None) -> TableRow:
@@ -119,14 +128,15 @@ def _row(label: str, result: Results, names: Sequence[str], base: Results | None
     """
     blocks, budgets = {}, {}
     for name in names:
-        block = result.block(name)
+        block = result.blocks[name]
         blocks[name] = dict(block.metrics)
         budgets[name] = [(at.budget, at.metrics) for at in block.budgets]
         if base is not None:
-            tokens, before = (b.metrics["mean_tokens"].value for b in (block, base.block(name)))
+            before = base.blocks[name].metrics["mean_tokens"].value
+            ratio = block.metrics["mean_tokens"].value / before
             stored = block.metrics.get(_RATIO)
-            if stored is None or not math.isclose(stored.value, tokens / before, rel_tol=1e-6):
-                blocks[name][_RATIO] = Estimate(value=tokens / before)
+            if stored is None or not math.isclose(stored.value, ratio, rel_tol=1e-6):
+                blocks[name][_RATIO] = Estimate(value=ratio)
     return TableRow(label=label, blocks=blocks, budgets=budgets)
 
 
@@ -140,20 +150,20 @@ def _size(results: Sequence[Results], name: str) -> str:
 
 def _legend(
     results: Sequence[Results],
-    sizes: Mapping[str, str],
+    shared: Sequence[str],
     reference: str | None,
     *,
     has_overall: bool,
 ) -> str:
     overall = ["Overall: plain mean over benchmarks."] if has_overall else []
     parts = [_LEGEND, *overall, "In brackets: 95 % intervals, bootstrap over problems."]
-    fewest = min(r.benchmarks[name].num_problems for r in results for name in sizes)
+    fewest = min(r.benchmarks[name].num_problems for r in results for name in shared)
     if fewest < FEW_PROBLEMS:
         parts.append(
             f"They are too narrow for as few as {fewest} problems: at a nominal"
             " 95 %, about 84 % hold the true value at 5 problems and 92 % at 30."
         )
-    parts.append("; ".join(f"{title_of(name)}: {size}" for name, size in sizes.items()) + ".")
+    parts.append("; ".join(f"{title_of(name)}: {_size(results, name)}" for name in shared) + ".")
     if reference is not None:
         parts.append(f"Baseline: {reference}.")
     return " ".join(parts)

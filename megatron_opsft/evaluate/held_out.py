@@ -13,28 +13,15 @@ from megatron_opsft.verify.verifier import Verifier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShownResponse:
-    """A response for people to read."""
-
-    problem: str
-    gold: str
-    response: str
-    num_tokens: int
-    outcome: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EvalResult:
-    """accuracy, truncated_share (cut off by the limit): of all responses, in [0, 1];
-    mean_response_tokens: end tokens included; correct_lengths: tokens of each correct response.
+    """values: of all responses, as evals.jsonl has them behind `eval_`: accuracy, in [0, 1];
+    mean_response_tokens, end tokens included; truncated_share, cut off by the limit; samples.
+    correct_lengths: tokens of each correct response. shown: some for people to read.
     """
 
-    accuracy: float
-    mean_response_tokens: float
-    truncated_share: float
-    num_samples: int
-    correct_lengths: tuple[int, ...]
-    shown: tuple[ShownResponse, ...]
+    values: dict[str, float | int]
+    correct_lengths: list[int]
+    shown: list[tuple[Problem, Rollout, Verdict]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,41 +51,24 @@ class HeldOut:
             encode=encode,
         )
         verdicts = verifier.score(rollouts, {problem.id: problem for problem in self.problems})
-        mine = [
-            len(rollout.response_ids)
-            for rollout, verdict in zip(rollouts, verdicts, strict=True)
-            if verdict.outcome is Outcome.CORRECT
-        ]
-        correct_lengths = gather_from_all(mine)
+        judged = list(zip(rollouts, verdicts, strict=True))
+        correct = [len(r.response_ids) for r, v in judged if v.outcome is Outcome.CORRECT]
+        correct_lengths = gather_from_all(correct)
         tokens = sum(len(rollout.response_ids) for rollout in rollouts)
         cut_off = sum(rollout.finish_reason is FinishReason.LENGTH for rollout in rollouts)
         sampled_tokens, num_cut_off, num_samples = sum_over_world([tokens, cut_off, len(rollouts)])
         if not num_samples:
             raise UserError("eval.data: there is no held-out problem to evaluate on")
+        shown = {problem.id: problem for problem in self.problems[:num_shown]}
+        first = [(r.problem_id, (r, v)) for r, v in judged if not r.sample_index]
+        found = dict(gather_from_all([one for one in first if one[0] in shown]))
         return EvalResult(
-            accuracy=len(correct_lengths) / num_samples,
-            mean_response_tokens=sampled_tokens / num_samples,
-            truncated_share=num_cut_off / num_samples,
-            num_samples=int(num_samples),
-            correct_lengths=tuple(correct_lengths),
-            shown=self._shown(rollouts, verdicts, num_shown),
+            values={
+                "accuracy": len(correct_lengths) / num_samples,
+                "mean_response_tokens": sampled_tokens / num_samples,
+                "truncated_share": num_cut_off / num_samples,
+                "samples": int(num_samples),
+            },
+            correct_lengths=correct_lengths,
+            shown=[(problem, *found[key]) for key, problem in shown.items() if key in found],
         )
-
-    def _shown(
-        self, rollouts: Sequence[Rollout], verdicts: Sequence[Verdict], number: int
-    ) -> tuple[ShownResponse, ...]:
-        """The first response to each of the first problems, from whichever rank has it."""
-        problems = {problem.id: problem for problem in self.problems[:number]}
-        mine = {
-            rollout.problem_id: ShownResponse(
-                problem=problems[rollout.problem_id].text,
-                gold=problems[rollout.problem_id].answer,
-                response=rollout.text,
-                num_tokens=len(rollout.response_ids),
-                outcome=verdict.outcome.value,
-            )
-            for rollout, verdict in zip(rollouts, verdicts, strict=True)
-            if rollout.sample_index == 0 and rollout.problem_id in problems
-        }
-        found = dict(gather_from_all(list(mine.items())))
-        return tuple(found[key] for key in problems if key in found)

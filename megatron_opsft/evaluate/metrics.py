@@ -166,18 +166,12 @@ def token_quantiles(
 ) -> list[Floats]:
     """One [D] for each quantile of the lengths of all samples, as np.quantile (linear) has it."""
     order = np.argsort(grid.tokens_PN, axis=None, kind="stable")
-    sorted_S = grid.tokens_PN.ravel()[order]
-    problem_S = order // grid.samples_per_problem
-    place_Q = np.asarray(quantiles) * (len(sorted_S) - 1)
-    below_Q = np.floor(place_Q)
-    above_Q = np.ceil(place_Q)
-    out_DQ = np.empty((len(counts_DP), len(place_Q)))
-    for d, counts_P in enumerate(counts_DP):
-        ends_S = np.cumsum(counts_P[problem_S])  # the multiset's ranks that each sample fills
-        low_Q = sorted_S[np.searchsorted(ends_S, below_Q, side="right")]
-        high_Q = sorted_S[np.searchsorted(ends_S, above_Q, side="right")]
-        out_DQ[d] = low_Q + (high_Q - low_Q) * (place_Q - below_Q)
-    return list(out_DQ.T)
+    sorted_S, problem_S = grid.tokens_PN.ravel()[order], order // grid.samples_per_problem
+    ranks_S = np.arange(len(sorted_S))
+    places_Q = np.asarray(quantiles) * (len(sorted_S) - 1)
+    # Every row of counts adds up to P, so there are as many samples on each draw.
+    rows = [np.interp(places_Q, ranks_S, np.repeat(sorted_S, row[problem_S])) for row in counts_DP]
+    return list(np.array(rows).T)
 
 
 def efficiency(accuracy: Floats, mean_tokens: Floats) -> Floats:

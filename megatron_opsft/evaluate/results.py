@@ -6,7 +6,6 @@ can differ by (sampling, template, data hash, engine version), but not the model
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,17 +27,9 @@ from megatron_opsft.evaluate.metrics import (
 )
 from megatron_opsft.report.table import OVERALL, Estimate
 
+Samples = Mapping[str, Sequence[StoredSample]]  # of each benchmark
 _Draws = dict[str, Floats]  # metric -> [1 + R]
 _Limited = dict[int | None, _Draws]  # token budget, None for the samples as they are -> draws
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSamples:
-    """All samples of one model; `name` is the label of its row in tables and figures."""
-
-    name: str
-    samples: Mapping[str, Sequence[StoredSample]]
-    settings: Mapping[str, JsonValue]
 
 
 class _Record(BaseModel):
@@ -86,36 +77,39 @@ class Results(_Record):
     benchmarks: dict[str, BenchmarkResults] = Field(min_length=1)
     overall: BlockResults
 
-    def block(self, name: str) -> BlockResults:
-        """Of a benchmark, or OVERALL."""
-        return self.overall if name == OVERALL else self.benchmarks[name]
+    @property
+    def blocks(self) -> dict[str, BlockResults]:
+        """Those of every benchmark, and OVERALL."""
+        return {**self.benchmarks, OVERALL: self.overall}
 
 
 def build_results(
-    model: ModelSamples,
+    name: str,
+    samples: Samples,
+    settings: Mapping[str, JsonValue],
     *,
-    baseline: ModelSamples | None = None,
     budgets: Sequence[int],
+    baseline: tuple[str, Samples] | None = None,
 ) -> Results:
-    """Everything results.json holds.
+    """Everything results.json holds. name: of the model, in tables and figures.
 
-    budgets: ascending. baseline: on the same problems of every benchmark, with any number of
-    samples.
+    budgets: ascending. baseline: its name, and samples of the same problems of every benchmark, any
+    number of each.
     """
     own: list[_Limited] = []
     base: list[_Draws] = []
     benchmarks = {}
-    for name in ordered(model.samples):
-        grid = arrange(model.samples[name])
-        counts = draw_counts(grid.num_problems, name)
+    for benchmark in ordered(samples):
+        grid = arrange(samples[benchmark])
+        counts = draw_counts(grid.num_problems, benchmark)
         own.append({None: measure(grid, counts)})
         own[-1].update((limit, measure_at(grid, limit, counts)) for limit in budgets)
         if baseline is not None:
-            base_grid = arrange(baseline.samples[name])
+            base_grid = arrange(baseline[1][benchmark])
             base.append(measure(base_grid, counts))
             if base_grid.samples_per_problem != grid.samples_per_problem:
                 del base[-1]["pass_at_n"]  # of another N: no difference
-        benchmarks[name] = BenchmarkResults(
+        benchmarks[benchmark] = BenchmarkResults(
             **_estimated(own[-1], base[-1] if base else None),
             num_problems=grid.num_problems,
             samples_per_problem=grid.samples_per_problem,
@@ -123,9 +117,9 @@ def build_results(
     # Benchmarks were resampled independently of each other.
     overall = {limit: combine([draws[limit] for draws in own]) for limit in own[0]}
     return Results(
-        model=model.name,
-        baseline=baseline.name if baseline is not None else None,
-        settings=dict(model.settings),
+        model=name,
+        baseline=baseline[0] if baseline is not None else None,
+        settings=dict(settings),
         benchmarks=benchmarks,
         overall=BlockResults(**_estimated(overall, combine(base) if base else None)),
     )
@@ -154,11 +148,11 @@ def to_json(results: Results) -> str:
     return json.dumps(tree, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def read_results(path: Path) -> Results:
-    """results.json; `UserError` with file and field where it is none, damaged or of other make."""
-    path = Path(path)
-    if path.is_dir():
-        path = path / "results.json"
+def read_results(directory: Path) -> Results:
+    """Those of an evaluation. Errors: `UserError` with file and field where there are none, or they
+    are damaged or of other make.
+    """
+    path = directory / "results.json"
     if not path.is_file():
         raise UserError(f"{path}: not found; `megatron-opsft eval` writes it when it ends")
     try:

@@ -19,8 +19,8 @@ from megatron_opsft.evaluate.comparison import compare
 from megatron_opsft.evaluate.deer import Deer
 from megatron_opsft.evaluate.inputs import MAX_TOKENS, Inputs, read_models
 from megatron_opsft.evaluate.results import (
-    ModelSamples,
     Results,
+    Samples,
     build_results,
     read_results,
     to_json,
@@ -219,7 +219,9 @@ def _write_outputs(models: Sequence[Inputs]) -> str:
         write_text(inputs.settings.out / "results.json", to_json(results))
         found[inputs.settings.out] = results
     comparison = compare(list(found.values()))
-    comparison.write(models[0].settings.out, list(found))
+    out = models[0].settings.out
+    write_text(out / "table.md", comparison.markdown())
+    comparison.write_page(out / "report.html", list(found))
     return comparison.text()
 
 
@@ -228,17 +230,16 @@ def _results(inputs: Inputs, baseline: tuple[Path, Results] | None) -> Results:
     files = SampleFiles(inputs.settings.out)
     for benchmark in inputs.benchmarks:
         files.combine(benchmark.name)
-    own = ModelSamples(
-        name=inputs.model.name,
-        samples={each.name: files.wanted(each, each.samples) for each in inputs.benchmarks},
-        settings=inputs.comparable_settings(),
-    )
+    samples: Samples = {each.name: files.wanted(each, each.samples) for each in inputs.benchmarks}
     base = None
     if baseline is not None:
         files, before = SampleFiles(baseline[0]), baseline[1]
-        samples = {
+        theirs = {
             each.name: files.wanted(each, before.benchmarks[each.name].samples_per_problem)
             for each in inputs.benchmarks
         }
-        base = ModelSamples(name=before.model, samples=samples, settings=before.settings)
-    return build_results(own, baseline=base, budgets=inputs.budgets)
+        base = before.model, theirs
+    settings = inputs.comparable_settings()
+    return build_results(
+        inputs.model.name, samples, settings, budgets=inputs.budgets, baseline=base
+    )

@@ -110,24 +110,24 @@ class Scorer:
         self._problems = {b.key(p.id): p for b in benchmarks for p in b.problems}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="scorer")
         self._waiting: list[_Finished] = []
-        self._under_way: Future[None] | None = None
+        self._judged: Future[None] = Future()  # of the batch before
+        self._judged.set_result(None)
         self._begun = 0.0
 
     def put(self, responses: Sequence[_Finished]) -> None:
         """Judge and store them soon; call it often, with or without responses."""
         self._waiting += responses
-        is_idle = self._under_way is None or self._under_way.done()
-        if self._waiting and is_idle and time.monotonic() - self._begun > _GATHER_SECONDS:
+        is_time = time.monotonic() - self._begun > _GATHER_SECONDS
+        if self._waiting and self._judged.done() and is_time:
             self._begin()
 
     def _begin(self) -> Future[None]:
         """Judge what waits, after the batch before. Errors: of that batch."""
-        if self._under_way is not None:
-            self._under_way.result()
+        self._judged.result()
         batch, self._waiting = self._waiting, []
         self._begun = time.monotonic()
-        self._under_way = self._thread.submit(self._judge, batch)
-        return self._under_way
+        self._judged = self._thread.submit(self._judge, batch)
+        return self._judged
 
     def __enter__(self) -> Self:
         return self

@@ -2,22 +2,21 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.report.html import MAX_MB, encoded_size, render
 from megatron_opsft.report.runs import Change, Run, change_of, changes_of, read_run
 from megatron_opsft.report.sampling import rollouts_of, sample_responses, samples_of
-from megatron_opsft.report.table import OVERALL, TableRow, read_evaluation
+from megatron_opsft.report.table import TableRow
 from megatron_opsft.report.tables import (
     Section,
     Table,
     curves_of,
     example_of,
-    sections_of,
     table_of_runs,
 )
 from megatron_opsft.runtime.durable import write_bytes
@@ -26,41 +25,31 @@ from megatron_opsft.runtime.durable import write_bytes
 def write_page(
     out: Path,
     runs: Sequence[Path],
-    evaluations: Sequence[Path] = (),
+    evaluations: Mapping[str, Path] = MappingProxyType({}),
     *,
     max_mb: float = MAX_MB,
     title: str = "",
     text: str = "",
     figures: Sequence[Change] = (),
-    sections: Sequence[Section] | None = None,
-    compared: tuple[int, int] = (0, -1),
+    sections: Sequence[Section] = (),
 ) -> None:
-    """Write the page of run directories, finished or not, and of evaluation directories.
+    """Write the page of run directories, finished or not, and of evaluations.
 
-    max_mb: about how large the file may be, in 10^6 bytes; responses are sampled to fit. title,
-    text, figures, sections: what a study says of itself, in place of what its evaluations say.
-    compared: the evaluations that answer one problem at the top, where no run is shown.
-    Errors: `UserError` for a directory that holds neither, or where there is nothing to show.
+    evaluations: label -> directory, for the responses; without a run the first and the last of them
+    answer one problem at the top. text, figures, sections: what is said of them, and of a study.
+    max_mb: about how large the file may be, in 10^6 bytes; responses are sampled to fit. Errors:
+    `UserError` for a directory that holds no run.
     """
-    if not runs and not evaluations and not sections:
-        raise UserError("page: there is no run and no evaluation to show")
     if out.is_dir():
         raise UserError(f"page {out} is a directory; name a file")
     shown = [read_run(run, name) for run, name in zip(runs, distinct(runs), strict=True)]
-    rows = [read_evaluation(path) for path in evaluations]
-    if len({row.label for row in rows}) < len(rows):  # the same model: told apart by directories
-        names = zip(rows, distinct(evaluations), strict=True)
-        rows = [replace(row, label=f"{row.label} ({name})") for row, name in names]
     top, others = curves_of(shown)
-    if sections is None:
-        sizes = {name: size for row in rows for name, size in row.sizes.items()}
-        sections = sections_of(rows, sizes)
     values: dict[str, Any] = {
-        "title": title or ", ".join([run.name for run in shown] or [row.label for row in rows]),
+        "title": title or ", ".join([run.name for run in shown] or evaluations),
         "text": text,
         "made": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "runs": shown,
-        "figures": figures or _figures(shown, rows),
+        "figures": figures or (changes_of(shown[0]) if len(shown) == 1 else ()),
         "table": table_of_runs(shown) if len(shown) > 1 else None,
         "plots_at_top": top,
         "curves": others,
@@ -69,16 +58,13 @@ def write_page(
     }
     sources: list[tuple[str, Mapping[Any, Sequence[Path]]]] = [
         *((run.name, rollouts_of(path)) for run, path in zip(shown, runs, strict=True)),
-        *(
-            (f"evaluation of {row.label}", samples_of(path))
-            for row, path in zip(rows, evaluations, strict=True)
-        ),
+        *((f"evaluation of {label}", samples_of(path)) for label, path in evaluations.items()),
     ]
     room = int(1e6 * max_mb) - len(_rendered(values, []))
     responses = _responses(sources, room)
     if runs or len(responses) > 1:
-        before, after = (0, 0) if runs else compared
-        values["example"] = example_of(responses[before]["rollouts"], responses[after]["rollouts"])
+        last = responses[0 if runs else -1]
+        values["example"] = example_of(responses[0]["rollouts"], last["rollouts"])
     out.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(out, _rendered(values, [one for one in responses if one["rollouts"]["rows"]]))
 
@@ -98,14 +84,6 @@ def _responses(
         room -= encoded_size(rollouts)
         found.append({"name": name, "rollouts": rollouts})
     return found
-
-
-def _figures(runs: Sequence[Run], rows: Sequence[TableRow]) -> list[Change]:
-    """Of one run, or of the first and the last evaluation; several runs have a table."""
-    if runs:
-        return changes_of(runs[0]) if len(runs) == 1 else []
-    shared = len(rows) > 1 and set(rows[0].blocks) == set(rows[-1].blocks)
-    return figures_of_rows(rows[0], rows[-1], OVERALL) if shared else []
 
 
 def figures_of_rows(before: TableRow, after: TableRow, block: str) -> list[Change]:

@@ -12,7 +12,7 @@ from megatron_opsft.config.yaml_text import parse_yaml
 from megatron_opsft.errors import UserError
 from megatron_opsft.report.plot import percent, tokens
 from megatron_opsft.report.table import aligned
-from megatron_opsft.runtime.durable import whole_lines
+from megatron_opsft.runtime.durable import json_lines
 
 _FILES = ("config.yaml", "metrics.jsonl", "evals.jsonl", "rollouts")  # one of them is a run's
 Line = dict[str, Any]
@@ -36,11 +36,6 @@ class Run:
         lines = self.evaluations if key.startswith("eval_") else self.steps
         found = ((line["step"], line.get(key)) for line in lines)
         return [(n, v) for n, v in found if isinstance(v, int | float) and math.isfinite(v)]
-
-    @property
-    def num_steps(self) -> int:
-        """Those that are done."""
-        return int(self.steps[-1]["step"]) if self.steps else 0
 
     @property
     def more_sets(self) -> list[str]:
@@ -92,31 +87,18 @@ def changes_of(run: Run) -> list[Change]:
 def read_json_lines(path: Path, *, required: Sequence[str] = ()) -> list[dict[str, Any]]:
     """The objects of a file, in order; none where there is no file. A torn last line is left out.
 
-    required: keys that every line has, with numbers. Errors: `UserError` naming file and line for
-    one that is not an object, has no whole `step`, or lacks one of these numbers.
+    required: keys that every line has besides `step`, with numbers. Errors: `UserError` naming file
+    and line for one that is not an object, or lacks one of these numbers.
     """
-    records = []
-    for number, line in enumerate(whole_lines(path), start=1):
-        try:
-            record = json.loads(line)
-            wrong = _wrong_with(record, required)
-        except (ValueError, RecursionError):
-            wrong = "not a line of JSON"
-        if wrong:
-            raise UserError(f"{path}:{number}: {wrong}; restore the file, or delete that line")
-        records.append(record)
+    records = list(json_lines(path))
+    for number, record in enumerate(records, start=1):
+        for key in ("step", *required):
+            if type(record.get(key)) not in (int, float):
+                raise UserError(
+                    f"{path}:{number}: {key} is {json.dumps(record.get(key)):.40}, not a number; "
+                    "restore the file, or delete that line"
+                )
     return records
-
-
-def _wrong_with(record: Any, required: Sequence[str]) -> str:
-    if not isinstance(record, dict):
-        return f"not a JSON object but {json.dumps(record):.40}"
-    if type(record.get("step")) is not int:
-        return f"step is {json.dumps(record.get('step')):.40}, not a number"
-    for key in required:
-        if type(record.get(key)) not in (int, float):
-            return f"{key} is {json.dumps(record.get(key)):.40}, not a number"
-    return ""
 
 
 def read_run(run: Path, name: str) -> Run:
@@ -205,9 +187,10 @@ def describe_run(path: Path) -> str:
         ],
     )
     seconds = sum(line["step_seconds"] for line in run.steps)
-    lines = [table, f"{run.num_steps} steps in {seconds:.0f} s", run.note]
-    best = summary.get("best", {"step": run.num_steps})
-    if best["step"] != run.num_steps:
+    reached = run.steps[-1]["step"] if run.steps else 0
+    lines = [table, f"{reached} steps in {seconds:.0f} s", run.note]
+    best = summary.get("best", {"step": reached})
+    if best["step"] != reached:
         told = f"{best['mean_response_tokens']:.1f} tokens, accuracy {percent(best['accuracy'])}"
         lines.append(f"best evaluation: after step {best['step']}, {told}")
     if not summary:

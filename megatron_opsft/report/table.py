@@ -4,17 +4,12 @@ A row is a model or a run, a block a benchmark or all of them (OVERALL). In Mark
 of a column is bold; values that print alike are equally good, and nothing is bold where all do.
 """
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict
 from tabulate import tabulate
-
-from megatron_opsft.errors import UserError
 
 OVERALL = "overall"  # beside the names of benchmarks
 _TITLES = {
@@ -36,14 +31,6 @@ class Estimate(BaseModel):
     low: float | None = None
     high: float | None = None
 
-    @model_validator(mode="after")
-    def _check(self) -> "Estimate":
-        if (self.low is None) != (self.high is None):
-            raise ValueError("low and high must both be there or both be missing")
-        if self.low is not None and self.high is not None and self.low > self.high:
-            raise ValueError(f"low {self.low} is above high {self.high}")
-        return self
-
 
 Metrics = Mapping[str, Estimate]
 
@@ -52,16 +39,13 @@ Metrics = Mapping[str, Estimate]
 class TableRow:
     """blocks: block -> metric -> estimate; a metric that is absent prints as -. budgets: block ->
     (token budget, metrics) ascending, empty without a curve. deviations: block -> metric -> that of
-    several seeds, printed in place of the interval. reference: the model whose tokens are 100 % of
-    CR, if there is one. sizes: benchmark -> its problems and samples, as text.
+    several seeds, printed in place of the interval.
     """
 
     label: str
     blocks: Mapping[str, Metrics]
     budgets: Mapping[str, Sequence[tuple[int, Metrics]]] = field(default_factory=dict)
     deviations: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    reference: str | None = None
-    sizes: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,37 +179,6 @@ def text_table(rows: Sequence[TableRow], blocks: Sequence[str]) -> str:
             lines.append([title_of(block) if place == 0 else "", rows[place].label, *shown])
     headings = ["", "", *(column.heading for column in columns)]
     return aligned(headings, lines, num_left=2, style="plain") + "\n"
-
-
-def read_evaluation(directory: Path) -> TableRow:
-    """All blocks of results.json. Errors: `UserError` where there is none of an evaluation."""
-    path = directory / "results.json"
-    if not path.is_file():
-        raise UserError(f"{path}: not found; `megatron-opsft eval` writes it when it ends")
-    try:
-        results = json.loads(path.read_bytes())
-        blocks = {**results["benchmarks"], OVERALL: results["overall"]}
-        return TableRow(
-            label=str(results["model"]),
-            blocks={name: _metrics(block) for name, block in blocks.items()},
-            budgets={
-                name: [(int(at["budget"]), _metrics(at)) for at in block["budgets"]]
-                for name, block in blocks.items()
-            },
-            reference=results.get("baseline"),
-            sizes={
-                name: "{num_problems} problems, {samples_per_problem} samples each".format(**block)
-                for name, block in results["benchmarks"].items()
-            },
-        )
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise UserError(
-            f"{path}: not the results of an evaluation; restore it, or evaluate again"
-        ) from None
-
-
-def _metrics(block: dict[str, Any]) -> Metrics:
-    return {name: Estimate.model_validate(value) for name, value in block["metrics"].items()}
 
 
 def escape_markdown(text: str) -> str:

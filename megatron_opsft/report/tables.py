@@ -1,7 +1,7 @@
 """What a page shows of runs and evaluations: tables, pictures, and a problem before and after."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from markupsafe import Markup
@@ -11,12 +11,10 @@ from megatron_opsft.report.runs import Run, changes_of
 from megatron_opsft.report.table import (
     COLUMNS,
     MORE_COLUMNS,
-    OVERALL,
     Cell,
     Estimate,
     TableRow,
     cells,
-    title_of,
     used_columns,
 )
 
@@ -61,34 +59,15 @@ class Section:
     plots: Sequence[Figure | Markup]
 
 
-def sections_of(rows: Sequence[TableRow], sizes: Mapping[str, str]) -> list[Section]:
-    """A section a block; overall values only where all are over the same, several benchmarks.
-    sizes: benchmark -> its problems and samples, as text.
-    """
-    blocks = list(dict.fromkeys(block for row in rows for block in row.blocks))
-    if len(blocks) == 2 or len({frozenset(row.blocks) for row in rows}) > 1:
-        blocks.remove(OVERALL)
-    found = []
-    for block in blocks:
-        own, title = [row for row in rows if block in row.blocks], title_of(block)
-        told = [sizes[block]] if block in sizes else []
-        told += [f"CR of {r.label}: to the tokens of {r.reference}" for r in own if r.reference]
-        text = ". ".join([*told, "In brackets: intervals by bootstrap over problems."])
-        table, plots = table_of(own, block, title), plots_of_block(own, block)
-        found.append(Section(title=title, text=text, table=table, plots=plots))
-    return found
-
-
-def table_of(rows: Sequence[TableRow], block: str, caption: str) -> Table:
-    """The metrics of a block, with intervals."""
-    only = [replace(row, blocks={block: row.blocks.get(block, {})}) for row in rows]
-    columns = used_columns(only, (*COLUMNS, *MORE_COLUMNS))
+def section_of(rows: Sequence[TableRow], block: str, title: str, text: str = "") -> Section:
+    """The metrics of a block with intervals, and its pictures."""
+    columns = used_columns(rows, (*COLUMNS, *MORE_COLUMNS))
     lines = zip(rows, cells(rows, block, columns), strict=True)
-    return Table(
-        caption=caption,
-        headings=["", *(column.heading for column in columns)],
-        rows=[[row.label, *line] for row, line in lines],
+    headings = ["", *(column.heading for column in columns)]
+    table = Table(
+        caption=title, headings=headings, rows=[[row.label, *line] for row, line in lines]
     )
+    return Section(title=title, text=text, table=table, plots=plots_of_block(rows, block))
 
 
 def plots_of_block(rows: Sequence[TableRow], block: str) -> list[Figure]:

@@ -1,4 +1,4 @@
-"""What a run says about its counts: why responses were rejected, and what would help."""
+"""What a run says about rejected responses: why they were rejected, and what would help."""
 
 from collections.abc import Mapping, Sequence
 
@@ -29,9 +29,9 @@ _HARD = 0.2  # a base model that solves less has little to learn from
 
 
 def measure_correct(lengths: Sequence[int]) -> dict[str, int]:
-    """Tokens within which a tenth and a half of the correct answers end, as evals.jsonl has them.
+    """The lengths within which a tenth and half of the correct responses end, for evals.jsonl.
 
-    lengths: of correct responses, end token included; nothing where there is none.
+    lengths: tokens of each correct response, end token included; {} if there is none.
     """
     if not lengths:
         return {}
@@ -43,15 +43,15 @@ def measure_correct(lengths: Sequence[int]) -> dict[str, int]:
 
 
 def describe_rejected(counts: Counts) -> str:
-    """For example `28 cut off, 3 wrong, 1 no answer`; "" where nothing was rejected."""
+    """For example `28 cut off, 3 wrong, 1 no answer`; "" if nothing was rejected."""
     return ", ".join(
         f"{counts[key]} {name}" for key, (name, _) in _REASONS.items() if counts.get(key)
     )
 
 
 def describe_correct(evaluation: Counts) -> str:
-    """How long the correct answers of an evaluation are, by which the limit is chosen; "" where
-    none is.
+    """How long the correct answers of an evaluation are, which helps to choose the limit; "" if
+    there is none.
     """
     if _HALF not in evaluation:
         return ""
@@ -59,9 +59,9 @@ def describe_correct(evaluation: Counts) -> str:
 
 
 def warn_of_cut_off(name: str, evaluation: Counts, key: str) -> str:
-    """A warning where the limit distorts an evaluation; "" where it cuts few responses off.
+    """A warning if the limit distorts an evaluation; "" if it cuts few responses off.
 
-    key: what the set's names in `evaluation` begin with.
+    key: the beginning of the set's names in `evaluation`.
     """
     share = evaluation[f"{key}_truncated_share"]
     if share <= _FEW:
@@ -73,10 +73,10 @@ def warn_of_cut_off(name: str, evaluation: Counts, key: str) -> str:
 
 
 def explain_empty_step(counts: Counts, limit: int, base: Counts) -> str:
-    """A step that accepted nothing: the commonest reason, and the remedy.
+    """Why a step accepted nothing: the most common reason, and the remedy.
 
     limit: rollout.max_response_tokens. base: the line of evals.jsonl before the first step; empty
-    where nothing is evaluated.
+    if nothing is evaluated.
     """
     _, remedy = _REASONS[max(_REASONS, key=lambda key: counts.get(key, 0))]
     remedy = remedy or _lengths_remedy(limit, base)

@@ -1,5 +1,5 @@
-"""Evaluations during a run: when, on what, what is kept of them; and the run's model as Hugging
-Face directories: the last one and the best.
+"""Evaluations during a run: when they are due, on which problems, and what is kept; and the run's
+models as Hugging Face directories, the last and the best.
 """
 
 from collections.abc import Sequence
@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from megatron_opsft.evaluate.held_out import ShownResponse
 from megatron_opsft.preflight.run_directory import BEST
 from megatron_opsft.records import Callback
 from megatron_opsft.report.runs import read_json_lines
@@ -23,7 +22,13 @@ from megatron_opsft.runtime.durable import (
     step_in,
     step_name,
 )
-from megatron_opsft.runtime.phase import StopSignal, announce, enter_phase, interruptible
+from megatron_opsft.runtime.phase import (
+    Interrupted,
+    StopSignal,
+    announce,
+    enter_phase,
+    interruptible,
+)
 from megatron_opsft.session import Session, log
 from megatron_opsft.storage.hf_writer import write_hf_model
 
@@ -36,7 +41,7 @@ class ModelExports:
         self._dir = run_dir
 
     def write(self, name: str) -> None:
-        """The weights as they are, to `name` in the run's directory; what is there is replaced."""
+        """Write the current weights to `name` in the run's directory, in place of what is there."""
         enter_phase("export")
         stream = self._s.sync.exporter.stream()
         if not self._s.layout.is_main:
@@ -53,17 +58,17 @@ class ModelExports:
         )
 
     def write_best(self, step: int) -> None:
-        """The weights after `step` updates, where a resumed run does not find them written."""
+        """Write the weights after `step` updates, unless a resumed run finds them written."""
         name = f"{BEST}/{step_name(step)}"
         if not broadcast_object((self._dir / name / "config.json").is_file()):
             announce(f"writing {name}")
             self.write(name)
 
     def drop_superseded(self, step: int, *, finished: bool = False) -> None:
-        """Remove models that a better one has followed, after `step` updates.
+        """Remove best models that a better one has replaced, after `step` updates.
 
-        A run that is resumed from a checkpoint needs the newest model that is not younger: one
-        stays for each checkpoint that is there or is being written, unless the run has finished.
+        A run resumed from a checkpoint needs the newest best model of that time, so one stays for
+        each checkpoint that is there or is being written, unless the run has finished.
         """
         if not self._s.layout.is_main:
             return
@@ -88,35 +93,38 @@ class Evaluations:
         log: MetricsLog | None,
         callbacks: Sequence[Callback] = (),
     ) -> None:
-        """callbacks: hear of each evaluation on rank 0."""
+        """callbacks: are told of each evaluation, on rank 0."""
         self._callbacks = callbacks
         self._s = session
         self._exports = exports
         self._log = log
         self._path = session.config.run.dir / "evals.jsonl"
 
-    def look(self, step: int, stop: StopSignal) -> None:
-        """Evaluate what is due after `step` updates; not again where a resumed run finds it done.
+    def look(self, step: int, stop: StopSignal) -> bool:
+        """Evaluate if it is due after `step` updates, unless a resumed run finds it done.
 
-        Before the first step, after every `run.eval_every` and after the last is evaluated. Errors:
-        `Interrupted` on every rank, where a signal came meanwhile and every rank has an engine of
-        its own.
+        It is due before the first step, after every `run.eval_every`, and after the last. Returns
+        True on every rank if a signal interrupted it, which needs an engine on each rank.
         """
         run, settings = self._s.config.run, self._s.config.eval
         due = step in (0, run.steps) or (run.eval_every and step % run.eval_every == 0)
         if not due or self._s.held_out is None:
-            return
+            return False
         if not broadcast_object(any(line["step"] == step for line in self.lines())):
             engine, world_size = self._s.sampler.engine, self._s.layout.world_size
             may_leave = engine.share.count == world_size
-            with interruptible(lambda: stop.signalled) if may_leave else nullcontext():
-                self.evaluate(step)
+            try:
+                with interruptible(lambda: stop.signalled) if may_leave else nullcontext():
+                    self.evaluate(step)
+            except Interrupted:
+                return True
         lines = self.lines()
         best = best_evaluation(lines, settings.best_within)
         best_step = broadcast_object(step if best is None else best["step"])
         if settings.export_best and best_step == step and step:
             self._exports.write_best(step)
         self._exports.drop_superseded(step)
+        return False
 
     def evaluate(self, step: int) -> None:
         """Held-out accuracy and length after `step` updates, into evals.jsonl."""
@@ -124,7 +132,6 @@ class Evaluations:
         enter_phase("evaluate")
         encode = partial(self._s.prompt_of, held_out=True)
         line: dict[str, Any] = {"step": step}
-        shown: tuple[ShownResponse, ...] = ()
         for name, held_out in {"": self._s.held_out, **self._s.more_held_out}.items():
             of_name = f"problems of {name}" if name else "held-out problems"
             announce(f"evaluating on {len(held_out.problems)} {of_name}")
@@ -135,10 +142,7 @@ class Evaluations:
                 num_shown=0 if name else self._s.config.run.show_samples,
             )
             key = f"eval_{name}" if name else "eval"
-            line[f"{key}_accuracy"] = result.accuracy
-            line[f"{key}_mean_response_tokens"] = result.mean_response_tokens
-            line[f"{key}_truncated_share"] = result.truncated_share
-            line[f"{key}_samples"] = result.num_samples
+            line |= {f"{key}_{value}": number for value, number in result.values.items()}
             if not name:
                 line |= measure_correct(result.correct_lengths)
                 shown = result.shown
@@ -153,6 +157,6 @@ class Evaluations:
                 callback.on_evaluation(line)
 
     def lines(self) -> list[dict[str, Any]]:
-        """On rank 0 what evals.jsonl has; nothing elsewhere."""
+        """The lines of evals.jsonl on rank 0; none elsewhere."""
         required = ("eval_accuracy", "eval_mean_response_tokens")
         return read_json_lines(self._path, required=required) if self._log is not None else []

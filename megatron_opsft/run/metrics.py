@@ -1,6 +1,4 @@
-"""Where a run's numbers go: console, metrics.jsonl, TensorBoard, Weights & Biases. Used by rank
-0.
-"""
+"""Where rank 0 writes a run's numbers: console, metrics.jsonl, TensorBoard, Weights & Biases."""
 
 import json
 import logging
@@ -15,8 +13,8 @@ from rich.console import Console
 
 from megatron_opsft.config import RunConfig
 from megatron_opsft.errors import UserError, first_line
-from megatron_opsft.evaluate.held_out import ShownResponse
 from megatron_opsft.preflight.run_directory import RunDir
+from megatron_opsft.records import Problem, Rollout, Verdict
 from megatron_opsft.run.advice import describe_correct, describe_rejected, warn_of_cut_off
 from megatron_opsft.runtime.console import printable
 from megatron_opsft.runtime.durable import append_line, write_text
@@ -77,15 +75,14 @@ class MetricsLog:
                 self._warned.add(name)
                 log.warning("%s", warning)
 
-    def samples(self, shown: Sequence[ShownResponse]) -> None:
-        """Responses of an evaluation, on the console, without their middles."""
-        for response in shown:
-            self._console.print(
-                _in_short(response), highlight=False, markup=False, soft_wrap=True, style="dim"
-            )
+    def samples(self, shown: Sequence[tuple[Problem, Rollout, Verdict]]) -> None:
+        """Print responses of an evaluation; long ones without their middles."""
+        for one in shown:
+            text = _in_short(*one)
+            self._console.print(text, highlight=False, markup=False, soft_wrap=True, style="dim")
 
     def say(self, line: str) -> None:
-        """A line on the console alone."""
+        """Print a line on the console only."""
         self._console.print(line, highlight=False, soft_wrap=True)
 
     def _append(self, name: str, metrics: Values) -> None:
@@ -107,15 +104,16 @@ class MetricsLog:
             log.warning("nothing more is written to %s: %s", writer.name, first_line(error))
 
 
-def _in_short(shown: ShownResponse) -> str:
+def _in_short(problem: Problem, rollout: Rollout, verdict: Verdict) -> str:
     """Problem and response, each on a line that is not too long."""
-    problem = shorten(shown.problem, _PROBLEM_CHARACTERS, placeholder=" ...")
-    response = " ".join(shown.response.split())
+    asked = shorten(problem.text, _PROBLEM_CHARACTERS, placeholder=" ...")
+    response = " ".join(rollout.text.split())
     if len(response) > _RESPONSE_CHARACTERS:
         half = _RESPONSE_CHARACTERS // 2
         response = f"{response[:half]} [...] {response[-half:]}"
-    about = f"{shown.num_tokens} tokens, {shown.outcome}, gold {shown.gold}"
-    return printable(f"  for example: {problem}\n  -> {response} ({about})")
+    num_tokens = len(rollout.response_ids)
+    about = f"{num_tokens} tokens, {verdict.outcome.value}, gold {problem.answer}"
+    return printable(f"  for example: {asked}\n  -> {response} ({about})")
 
 
 class _TensorBoard:
@@ -137,7 +135,7 @@ class _TensorBoard:
 
 
 class _Wandb:
-    """id_file: what W&B knows the run by, so that a resumed one continues there."""
+    """id_file: holds W&B's id of the run, so that a resumed run continues there."""
 
     name = "Weights & Biases"
 

@@ -20,7 +20,7 @@ from megatron_opsft.run.summary import manifest_of, model_card, summarize
 from megatron_opsft.runtime.device import peak_memory_bytes
 from megatron_opsft.runtime.distributed import max_over_world
 from megatron_opsft.runtime.durable import list_checkpoints, step_name, write_json, write_text
-from megatron_opsft.runtime.phase import Interrupted, StopSignal, Stopwatch, enter_phase
+from megatron_opsft.runtime.phase import StopSignal, Stopwatch, enter_phase
 from megatron_opsft.session import Session, log
 from megatron_opsft.step.batch import JudgedBatch
 
@@ -40,7 +40,6 @@ class RunRecorder:
         self._told: tuple[int, Path] | None = None
         self._dir = run_dir
         self._has_explained = False
-        self._last_words = ""
         self._watch = Stopwatch(session.device)
         self.last_step = self._saved = last_step
         self._rollouts = RolloutLog(run_dir.path / "rollouts", session.layout)
@@ -66,9 +65,9 @@ class RunRecorder:
         pushed: SyncResult,
         watch: Stopwatch,
     ) -> None:
-        """One line of metrics.jsonl, when all ranks' responses are on disk.
+        """Write a line of metrics.jsonl, once all ranks' responses are on disk.
 
-        checkpoint_seconds: what checkpoints have kept the run from going on since the line before.
+        checkpoint_seconds: how long checkpoints have kept the run waiting since the last line.
         """
         self._settle_checkpoint(wait=False)
         enter_phase("record")
@@ -76,28 +75,28 @@ class RunRecorder:
         max_over_world([0.0])  # wait until every rank is here
         if self._log is None:
             return
-        metrics: dict[str, float | int] = {
+        known: dict[str, float | int | None] = {
             "step": step,
             "loss": result.loss,
             "grad_norm": result.grad_norm,
             "lr": result.lr,
             **describe_rollouts(batch.responses, batch.accepted),
             **describe_weights(batch.groups, batch.weights),
-            **_known(clip_share=result.clip_share, kl_mean=result.kl_mean),
+            "clip_share": result.clip_share,
+            "kl_mean": result.kl_mean,
             "trained_tokens": result.trained_tokens,
             "num_microbatches": result.num_microbatches,
             "packing_efficiency": packing.fill,
             "rank_imbalance": packing.imbalance,
             **batch.metrics,
             "weight_version": pushed.version,
-            **_known(
-                logprob_diff_mean=pushed.logprob_diff_mean,
-                logprob_diff_max=pushed.logprob_diff_max,
-            ),
+            "logprob_diff_mean": pushed.logprob_diff_mean,
+            "logprob_diff_max": pushed.logprob_diff_max,
             **{f"{phase}_seconds": seconds for phase, seconds in watch.seconds.items()},
             "checkpoint_seconds": self._watch.seconds.pop("checkpoint"),
             "step_seconds": watch.total(),
         }
+        metrics = {key: value for key, value in known.items() if value is not None}
         self._log.step(metrics)
         if not metrics["num_accepted"] and not self._has_explained:
             self._has_explained = True
@@ -115,28 +114,24 @@ class RunRecorder:
             self._log.say(f"stopped {done}; continue with --resume")
 
     def say_resumed(self) -> None:
-        """Where a resumed run continues."""
+        """Say where a resumed run continues."""
         if self._log is not None:
             where = f"checkpoint {step_name(self.last_step)}" if self.last_step else "the start"
             steps = self._s.config.run.steps
             self._log.say(f"continues from {where}: {self.last_step} of {steps} steps are done")
 
     def look(self, step: int, stop: StopSignal) -> bool:
-        """Evaluate what is due after `step` updates; whether `stop` came amid that.
+        """Evaluate if it is due after `step` updates. Returns whether `stop` interrupted it.
 
-        A run that is asked to stop leaves it to the one that resumes: its checkpoint comes first.
+        A run that is asked to stop writes its checkpoint; the resumed run makes the evaluation.
         """
-        try:
-            self._evaluations.look(step, stop)
-        except Interrupted:  # on every rank
-            return True
-        return False
+        return self._evaluations.look(step, stop)
 
     def checkpoint(self, step: int, *, leaving: bool = False) -> None:
         """Save the state after `step` updates.
 
-        leaving: wait until it is on disk, if it is not there already. Errors: `UserError` if it
-        cannot be; else that is a warning, and the next one is tried at its time.
+        leaving: wait until it is on disk. Errors: `UserError` if it cannot be written; without
+        `leaving` that is a warning, and the next checkpoint is tried at its time.
         """
         if leaving and step == self._saved and not self._settle_checkpoint(wait=True):
             return
@@ -164,7 +159,7 @@ class RunRecorder:
         return failure
 
     def _tell_checkpoint(self) -> None:
-        """Callbacks hear of a checkpoint that has appeared; on rank 0."""
+        """Tell the callbacks of a new checkpoint; on rank 0."""
         if (published := self._s.checkpointer.published) is None or published == self._told:
             return
         self._told = published
@@ -196,7 +191,7 @@ class RunRecorder:
             write_text(self._dir.path / "hf/README.md", card)
         write_json(self._dir.path / "summary.json", summary)  # from here on the run is finished
         if learned := describe_skipped(summary["skipped_steps"], summary["steps"]):
-            self._last_words = learned
+            log.warning("%s", learned)
         elif step:
             place = self._dir.path
             log.info("the model is in %s; `megatron-opsft report %s` compares", place / "hf", place)
@@ -205,13 +200,6 @@ class RunRecorder:
         """Flush the metrics writers, also when the run stops early."""
         if self._log is not None:
             self._log.close()
-        if self._last_words:
-            log.warning("%s", self._last_words)
-
-
-def _known(**values: float | None) -> dict[str, float]:
-    """Those that this run has."""
-    return {key: value for key, value in values.items() if value is not None}
 
 
 @contextmanager
@@ -220,8 +208,8 @@ def open_recorder(
 ) -> Iterator[RunRecorder]:
     """Create the run directory, or load its newest checkpoint. Called by every rank.
 
-    Errors: `UserError` for a directory that holds a run already, or a resume that would not be the
-    same run.
+    Errors: `UserError` for a directory that holds a run already, or a resume that would not
+    continue the same run.
     """
     config = session.config
     run_dir = RunDir(config.run.dir)

@@ -1,7 +1,7 @@
-"""The responses of every step in files, written while the step goes on.
+"""Files with the responses of every step, written while the step goes on.
 
 The last rank of every node writes those of the node's ranks. The same responses give the same
-bytes, on one node whatever the layout.
+bytes; on one node, with any layout.
 """
 
 import os
@@ -10,7 +10,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from operator import itemgetter
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from megatron_opsft.records import Problem, Rollout, TokenScores, Verdict
@@ -18,7 +17,6 @@ from megatron_opsft.runtime.distributed import Layout, deal
 from megatron_opsft.runtime.durable import rollout_name, write_packed_lines
 from megatron_opsft.step.batch import JudgedBatch
 
-_NO_SCORES: Mapping[int, TokenScores] = MappingProxyType({})
 Line = Mapping[str, Any]
 
 
@@ -36,9 +34,7 @@ class RolloutLog:
         self._thread = ThreadPoolExecutor(1)
         self._written: Future[None] | None = None
 
-    def begin(
-        self, step: int, batch: JudgedBatch, scores: Mapping[int, TokenScores] = _NO_SCORES
-    ) -> None:
+    def begin(self, step: int, batch: JudgedBatch, scores: Mapping[int, TokenScores]) -> None:
         """`finish` must follow. Collective over the world. scores: of this rank's responses, by
         index, where they are to be written.
         """
@@ -63,7 +59,7 @@ class RolloutLog:
             self._written = self._thread.submit(_write, path, lines)
 
     def finish(self) -> None:
-        """Return when what was begun is on disk. Errors: what kept this rank's from it."""
+        """Wait until the responses of `begin` are on disk. Errors: why this rank cannot write."""
         if self._written is not None:
             self._written.result()
 

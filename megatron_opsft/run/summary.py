@@ -34,10 +34,10 @@ def manifest_of(session: Session) -> dict[str, Any]:
 
 
 def best_evaluation(lines: Sequence[Line], within: float) -> Line | None:
-    """The fewest mean response tokens of those whose accuracy is at least the first's less
-    `within`; of equal ones the more accurate, then the earlier. None without a line.
+    """The evaluation with the fewest mean response tokens among those whose accuracy is at most
+    `within` below the first one's; of equal ones the more accurate, then the earlier.
 
-    lines: in the order of their steps; the first is the base model's.
+    lines: in the order of their steps; the first is the base model's. None without a line.
     """
     if not lines:
         return None
@@ -76,7 +76,7 @@ def summarize(directory: Path, config: Config) -> dict[str, Any]:
 
 
 def _measured(evaluation: Line) -> dict[str, Any]:
-    """None for what an evaluation has not, as where there is none."""
+    """None for each value that the evaluation lacks."""
     return {key: evaluation.get(f"eval_{key}") for key in _MEASURED}
 
 

@@ -28,7 +28,7 @@ class Study(Command):
         None,
         ge=1,
         alias="jobs",
-        description="Runs at once; by default one a core, or 1 if launched.",
+        description="Runs at once; by default one for each core, or 1 with --launcher.",
     )
     launcher: str = Field(
         "",
@@ -39,8 +39,8 @@ class Study(Command):
         None, ge=0, description="Only the run with this number, from 0, as --list shows it."
     )
     show_list: bool = Field(False, alias="list", description="List the runs and exit.")
-    dry_run: bool = Field(False, description="Print the commands that are left, and exit.")
-    page: bool = Field(False, description="Write tables and page of the runs that are there.")
+    dry_run: bool = Field(False, description="Print the commands that are still to run, and exit.")
+    page: bool = Field(False, description="Only write tables and page, of the finished runs.")
 
     def run(self) -> None:
         """Train, evaluate, write."""

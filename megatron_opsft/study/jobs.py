@@ -1,7 +1,7 @@
-"""A run of a study: data where its method asks for them, training, evaluation, each a command.
+"""How a study makes a run: data if its method needs them, training, evaluation, each a command.
 
-Commands are forked from one process that has imported the libraries once, or started by a launcher
-of the user's. What is there already is not made again: each command continues what it began.
+Commands are forked from one process that has imported the libraries once, or started by the user's
+launcher. Nothing is made twice: each command continues what it began.
 """
 
 import json
@@ -36,7 +36,7 @@ _SECONDS_BETWEEN_LOOKS = 0.1
 
 
 class RunDirectory(OwnedDirectory):
-    """Where a run of a study is kept; its manifest is what the run was made with."""
+    """The directory of a run; its manifest is the definition that the run was made with."""
 
     kind = "study's run"
     names = ()
@@ -45,7 +45,7 @@ class RunDirectory(OwnedDirectory):
 
 
 def check_run(run: StudyRun) -> None:
-    """Errors: `UserError` for settings that are wrong, or other than those it was made with."""
+    """Errors: `UserError` for wrong settings, or others than those the run was made with."""
     try:
         commands_of(run)
         RunDirectory(run.directory).check_same(run.definition())
@@ -54,7 +54,7 @@ def check_run(run: StudyRun) -> None:
 
 
 def _rounds(run: StudyRun) -> Rounds | None:
-    """Of a method with fixed data. Errors: `UserError`."""
+    """None for a method that samples while it trains. Errors: `UserError`."""
     config = run.load()
     if not config.method.has_fixed_data:
         if run.rounds > 1:
@@ -83,7 +83,7 @@ def trainings_of(run: StudyRun) -> list[Path]:
 
 
 def commands_of(run: StudyRun) -> list[list[str]]:
-    """What is left of a run, as words behind `megatron-opsft`. Errors: `UserError`."""
+    """The commands that a run still needs, without `megatron-opsft`. Errors: `UserError`."""
     commands: list[list[str]] = []
     if run.trains and (rounds := _rounds(run)):
         commands = list(rounds.left())
@@ -97,11 +97,11 @@ def commands_of(run: StudyRun) -> list[list[str]]:
 
 
 def make_runs(runs: Sequence[StudyRun], launcher: str, at_once: int) -> None:
-    """Make these runs, some at a time. launcher: the command that stands for `megatron-opsft`, such
-    as `torchrun --nproc-per-node 8 -m megatron_opsft`; "": processes of one rank each.
+    """Make these runs, `at_once` at a time. launcher: what replaces `megatron-opsft`, such as
+    `torchrun --nproc-per-node 8 -m megatron_opsft`; "": processes of one rank each.
 
-    A run that fails does not keep others from being made. A stop signal is passed on, and what is
-    left is not begun.
+    A failed run does not stop the others. A stop signal is passed on to the commands, and no
+    further run begins.
     """
     if not launcher:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -131,8 +131,8 @@ def _make(run: StudyRun, launcher: Sequence[str], stop: StopSignal) -> None:
 
 
 def _call(words: list[str], launcher: Sequence[str], output: Path, stop: StopSignal) -> int:
-    """The exit code of `megatron-opsft *words`, which adds what it says to `output`; of one that a
-    signal ended not 0. A requested stop becomes a SIGTERM.
+    """Run `megatron-opsft *words` and append its output to `output`; its exit code, which is not 0
+    if a signal ended it. A requested stop becomes a SIGTERM.
     """
     if launcher:
         with output.open("ab") as file:
@@ -152,7 +152,7 @@ def _call(words: list[str], launcher: Sequence[str], output: Path, stop: StopSig
 
 
 def _command(words: list[str], output: Path) -> None:
-    """In the forked process. It does not outlive the one that asked for it."""
+    """What the forked process does; it does not outlive the process that started it."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with output.open("ab") as file:
         for number in (1, 2):

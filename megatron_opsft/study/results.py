@@ -1,12 +1,12 @@
-"""What the runs of a study came to, from their directories alone: table.json, one object a run,
-table.md, and the study's page, report.html.
+"""The results of a study, read from the directories of its runs: table.json with one object for
+each run, table.md, and the study's page, report.html.
 """
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import fmean, median, pstdev
+from statistics import fmean, pstdev
 from typing import Any
 
 from megatron_opsft.evaluate.results import BlockResults, read_results
@@ -20,24 +20,20 @@ from megatron_opsft.report.table import (
     escape_markdown,
     markdown_table,
 )
-from megatron_opsft.report.tables import Section, plots_of_block, table_of
+from megatron_opsft.report.tables import Section, section_of
 from megatron_opsft.runtime.durable import write_text
 from megatron_opsft.study.jobs import trainings_of
 from megatron_opsft.study.study_file import StudyPlan, StudyRun
 
-PHASES = ("rollout", "verify", "reference", "old_logprob", "train", "sync")
-_LENGTH = "eval_mean_response_tokens"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One run of one section: an object of table.json. metrics: overall ones as in results.json,
-    with CR to the study's baseline, empty without results; budgets: (token budget, metrics); error:
-    why there are no results, in the words of its log.
+    """One run of one section: an object of table.json.
 
-    training: None for a run that has not trained. seconds: of all steps; phases: median seconds a
-    step by phase, in the order of a step; tokens: response tokens learned from; peak_memory_bytes:
-    of the rank that had most, None until the run has ended; lengths: (step, mean tokens).
+    metrics: the overall ones of results.json, with CR to the study's baseline; empty without
+    results. budgets: (token budget, metrics). error: why there are no results, as the run's log
+    says. training: steps, their seconds, and peak_memory_bytes of the rank that needed most (None
+    until the training has ended); None if the run has not trained.
     """
 
     section: str
@@ -45,14 +41,14 @@ class Row:
     settings: dict[str, Any]
     seed: int
     directory: str
-    metrics: Metrics = field(default_factory=dict)
-    budgets: Sequence[tuple[int, Metrics]] = ()
-    training: dict[str, Any] | None = None
-    error: str | None = None
+    metrics: Metrics
+    budgets: Sequence[tuple[int, Metrics]]
+    training: dict[str, Any] | None
+    error: str | None
 
 
 def read_rows(out: Path, plan: StudyPlan) -> list[Row]:
-    """Rows of the study in `out`, section by section; those of shared runs stand in each."""
+    """The rows of the study in `out`, section by section; a shared run has a row in each."""
     base = [_results(run) for run in plan.runs if run.name == plan.study.baseline]
     tokens = [found.metrics["mean_tokens"].value for found in base if found]
     return [
@@ -89,33 +85,18 @@ def _read_row(out: Path, section: str, name: str, run: StudyRun, base: float | N
 
 
 def _read_training(directories: Sequence[Path]) -> dict[str, Any] | None:
-    """Of trainings that follow each other, as one: their steps are counted on."""
-    steps: list[dict[str, Any]] = []
-    lengths: dict[int, float] = {}
+    """Of trainings that follow each other, counted as one."""
+    seconds: list[float] = []
     peaks: list[int] = []
     for directory in directories:
-        done = steps[-1]["step"] if steps else 0
-        for line in read_json_lines(directory / "evals.jsonl", required=(_LENGTH,)):
-            lengths[done + line["step"]] = line[_LENGTH]
-        for line in read_json_lines(directory / "metrics.jsonl", required=("step_seconds",)):
-            steps.append(line | {"step": done + line["step"]})
-        if (directory / "summary.json").is_file():
-            peaks.append(read_summary(directory).get("peak_memory_bytes", 0))
-    if not steps:
+        lines = read_json_lines(directory / "metrics.jsonl", required=("step_seconds",))
+        seconds += [line["step_seconds"] for line in lines]
+        if summary := read_summary(directory):
+            peaks.append(summary.get("peak_memory_bytes", 0))
+    if not seconds:
         return None
-    return {
-        "steps": steps[-1]["step"],
-        "seconds": sum(line["step_seconds"] for line in steps),
-        "phases": {
-            phase: median(line[f"{phase}_seconds"] for line in steps)
-            for phase in PHASES
-            if f"{phase}_seconds" in steps[-1]
-        },
-        "tokens": sum(line["trained_tokens"] for line in steps),
-        "peak_memory_bytes": max(peaks, default=None),
-        "skipped_steps": sum(line["num_accepted"] == 0 for line in steps),
-        "lengths": list(lengths.items()),
-    }
+    peak = max(peaks, default=None)
+    return {"steps": len(seconds), "seconds": sum(seconds), "peak_memory_bytes": peak}
 
 
 def _last_words(log: Path) -> str:
@@ -126,7 +107,7 @@ def _last_words(log: Path) -> str:
 
 
 def write_outputs(out: Path, plan: StudyPlan, rows: Sequence[Row]) -> None:
-    """All files, of the runs that are there."""
+    """Write all files, from the finished runs."""
     out.mkdir(parents=True, exist_ok=True)
     table = json.dumps(
         [asdict(row) for row in rows], indent=1, allow_nan=False, default=Estimate.model_dump
@@ -144,17 +125,16 @@ def write_outputs(out: Path, plan: StudyPlan, rows: Sequence[Row]) -> None:
     base = [row for row in done if row.label == plan.study.baseline]
     others = [row for row in done if row.label != plan.study.baseline]
     best = sorted(others, key=lambda row: -row.blocks[OVERALL]["efficiency"].value)[:1]
-    names = [run.name for run in made]
-    compared = [names.index(row.label) for row in base + best if row.label in names]
+    last = best[0].label if best else ""
+    made.sort(key=lambda run: (run.name != plan.study.baseline) + (run.name == last))
     write_page(
         out / "report.html",
         [],
-        [run.evaluation for run in made],
+        {run.label: run.evaluation for run in made},
         title=plan.study.title,
         text=f"{plan.study.text.strip()} {_legend(plan, len(made))}",
         figures=figures_of_rows(base[0], best[0], OVERALL) if base and best else (),
         sections=[_section(plan, rows, key, lines[key]) for key in plan.rows],
-        compared=(compared[0], compared[-1]) if compared else (0, -1),
     )
 
 
@@ -197,9 +177,5 @@ def _section(plan: StudyPlan, rows: Sequence[Row], key: str, lines: Sequence[Tab
         f"{name}: {entry.note}." for name, entry in section.runs.items() if entry and entry.note
     ]
     notes += [f"{name} has no result: {error}." for name, error in errors.items()]
-    return Section(
-        title=section.title,
-        text=" ".join(filter(None, [section.text.strip(), *notes])),
-        table=table_of(lines, OVERALL, section.title),
-        plots=plots_of_block(lines, OVERALL),
-    )
+    text = " ".join(filter(None, [section.text.strip(), *notes]))
+    return section_of(lines, OVERALL, section.title, text)

@@ -1,4 +1,4 @@
-"""A study as a file: runs that are trained and evaluated alike but for what each changes."""
+"""The file of a study: runs trained and evaluated alike, except for what each one changes."""
 
 import json
 import re
@@ -61,8 +61,8 @@ class Study(Section):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyRun:
-    """One run to be made, and where; settings are of its configuration and its evaluation, complete
-    but for places. Runs of several sections that are the same are made once.
+    """One run: its directory, and the settings of its configuration and its evaluation, complete
+    except for directories. Equal runs of several sections are made once.
     """
 
     name: str
@@ -82,23 +82,23 @@ class StudyRun:
 
     @property
     def evaluation(self) -> Path:
-        """`eval --out`"""
+        """The directory of its evaluation."""
         return self.directory / "eval"
 
     @property
     def log(self) -> Path:
-        """What its commands said."""
+        """The output of its commands."""
         return self.directory / "log.txt"
 
     @property
     def is_finished(self) -> bool:
-        """The evaluation is the last part, and writes its results last."""
+        """Whether the evaluation, which comes last, has written its results."""
         return (self.evaluation / "results.json").is_file()
 
     @property
     def words(self) -> list[str]:
-        """Configuration file and overrides, as `train` takes them. run.dir: of a method with fixed
-        data, that of its rounds.
+        """Configuration file and overrides, as `train` takes them. With fixed data, run.dir is the
+        directory of the rounds.
         """
         settings = self.settings | {"run.dir": str(self.directory / "train")}
         return [str(self.config), *(f"{key}={json.dumps(v)}" for key, v in settings.items())]
@@ -122,8 +122,8 @@ class StudyRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyPlan:
-    """rows: section -> name of a row -> its runs, a seed each; runs: all of them, each once, by
-    seed, so that a study that is stopped early has all rows.
+    """rows: section -> name of a row -> its runs, one for each seed. runs: all of them, each once,
+    ordered by seed, so that a study that stops early has every row.
     """
 
     study: Study
@@ -132,8 +132,8 @@ class StudyPlan:
 
 
 def read_study(path: Path, out: Path) -> StudyPlan:
-    """The runs of a file, which lie in `out`. Errors: `UserError` for a file that cannot be read,
-    an unknown key, names that mean several runs, and a baseline that is not a run.
+    """The plan of a file, whose runs go to `out`. Errors: `UserError` for a file that cannot be
+    read, an unknown key, different runs that would share a directory, a baseline that is no run.
     """
     study = load(Study, path)
     runs: dict[str, StudyRun] = {}

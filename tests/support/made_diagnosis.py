@@ -21,14 +21,7 @@ def make_diagnosis(directory: Path) -> Path:
             "outcome": "correct",
             "tokens": [*TOKENS, HARM],
             "kl": [2.0 + n if at == place else 0.001 * at for at in range(len(TOKENS) + 1)],
-            "alternatives": [
-                {
-                    "position": place,
-                    "p_original": 0.5,
-                    "p_efficient": 0.1,
-                    "preferred": [["</think>", 0.9], ["Wait", 0.1]],
-                }
-            ],
+            "alternatives": [{"position": place, "preferred": [["</think>", 0.9], ["Wait", 0.1]]}],
         }
         for n in range(NUM_RESPONSES)
     ]

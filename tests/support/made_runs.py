@@ -2,13 +2,18 @@
 
 import gzip
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from eval_samples import stored
+from eval_samples import Model, made_model
+from responses import rollout_of
 
 from megatron_opsft.evaluate.benchmarks import SampleFiles
-from megatron_opsft.evaluate.results import ModelSamples, build_results, to_json
+from megatron_opsft.evaluate.comparison import compare
+from megatron_opsft.evaluate.results import build_results, read_results, to_json
+from megatron_opsft.records import FinishReason, Outcome, Problem, Verdict
+from megatron_opsft.run.rollout_log import rollout_line
 
 # Ends a script, fetches, runs, and is no Unicode.
 HARM = (
@@ -22,66 +27,44 @@ def make_run(
     *,
     steps: int = 3,
     problems: int = 4,
-    group: int = 3,
     lr: float = 1e-4,
     words: int = 10,
     finished: bool = True,
 ) -> Path:
-    """Of each problem: sample 0 is correct, 1 wrong, the others cut off; lengths fall by steps."""
+    """Of each problem: sample 0 is correct, 1 wrong, 2 cut off; lengths fall by steps."""
     (run / "rollouts").mkdir(parents=True)
     (run / "config.yaml").write_text(f"run:\n  steps: {steps}\noptimizer:\n  lr: {lr}\n")
     for step in range(1, steps + 1):
-        rows = [
-            response(step, f"p-{problem}", sample, words)
-            for problem in range(problems)
-            for sample in range(group)
-        ]
+        rows = [response(step, f"p-{p}", n, words) for p in range(problems) for n in range(3)]
         write_responses(run / f"rollouts/step_{step:06d}.jsonl.gz", rows)
-        metrics = {
-            "step": step,
-            "loss": float("nan") if step == 2 else 1 / step,
-            "grad_norm": 0.5,
-            "accuracy": 0.3 + 0.1 * step,
-            "accept_rate": 0.25,
-            "num_accepted": 3,
-            "mean_response_tokens": 100.0 / step,
-            "logprob_diff_mean": 1e-6,
-            "rollout_seconds": 2.0,
-            "train_seconds": 1.0,
-            "step_seconds": 3.5,
-        }
+        metrics = {"step": step, "loss": float("nan") if step == 2 else 1 / step, "grad_norm": 0.5}
+        metrics |= {"accuracy": 0.3 + 0.1 * step, "mean_response_tokens": 100.0 / step}
+        metrics |= {"accept_rate": 0.25, "num_accepted": 3, "logprob_diff_mean": 1e-6}
+        metrics |= {"rollout_seconds": 2.0, "train_seconds": 1.0, "step_seconds": 3.5}
         _append(run / "metrics.jsonl", metrics)
     for step, accuracy in ((0, 0.5), (steps, 0.75)):
         line = {"step": step, "eval_accuracy": accuracy, "eval_mean_response_tokens": 80.0 - step}
         line |= {"eval_hard_accuracy": accuracy / 2, "eval_hard_mean_response_tokens": 90.0}
         _append(run / "evals.jsonl", line)
     if finished:
-        ends = [{"accuracy": a, "mean_response_tokens": t} for a, t in ((0.5, 80.0), (0.75, 77.0))]
-        summary = {"base": ends[0], "final": ends[1], "steps": steps, "seconds": 9.0}
-        (run / "summary.json").write_text(json.dumps(summary))
+        (run / "summary.json").write_text('{"seconds": 9.0}')
     return run
 
 
 def response(step: int, problem_id: str, sample: int, words: int = 10) -> dict[str, Any]:
     """A line of `rollouts/`."""
-    outcome = ("correct", "wrong", "unfinished")[min(sample, 2)]
-    num_tokens = 100 // step + sample
-    return {
-        "problem_id": problem_id,
-        "sample_index": sample,
-        "problem": f"What is {problem_id}? {HARM}",
-        "gold": "7",
-        "outcome": outcome,
-        "answer": {"correct": "7", "wrong": "8"}.get(outcome, ""),
-        "reward": float(outcome == "correct"),
-        "advantage": float(outcome == "correct"),
-        "finish_reason": "length" if outcome == "unfinished" else "stop",
-        "num_prompt_tokens": 5,
-        "num_tokens": num_tokens,
-        "weight_version": step - 1,
-        "text": f"{outcome} in step {step}, sample {sample}. " + "word " * words + HARM,
-        "response_ids": list(range(num_tokens)),
-    }
+    outcome = (Outcome.CORRECT, Outcome.WRONG, Outcome.UNFINISHED)[sample]
+    rollout = rollout_of(
+        f"{outcome} in step {step}, sample {sample}. " + "word " * words + HARM,
+        tuple(range(100 // step + sample)),
+        problem_id=problem_id,
+        sample_index=sample,
+        finish_reason=FinishReason.LENGTH if sample == 2 else FinishReason.STOP,
+    )
+    problem = Problem(id=problem_id, text=f"What is {problem_id}? {HARM}", answer="7")
+    verdict = Verdict(outcome=outcome, answer=("7", "8", "")[sample])
+    reward = 1.0 - bool(sample)
+    return dict(rollout_line(problem, rollout, verdict, reward=reward, advantage=reward / 2))
 
 
 def write_responses(path: Path, rows: list[dict[str, Any]]) -> None:
@@ -90,32 +73,21 @@ def write_responses(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def make_evaluation(
-    out: Path,
-    name: str,
-    tokens: int,
-    correct: int,
-    *,
-    benchmark: str = "gsm8k",
-    baseline: ModelSamples | None = None,
+    out: Path, name: str, tokens: int, correct: int, baseline: Model | None = None
 ) -> Path:
-    """10 problems, 2 samples each."""
-    model = made_samples(name, tokens, correct, benchmark)
-    SampleFiles(out).append(benchmark, model.samples[benchmark])
-    SampleFiles(out).combine(benchmark)
-    results = build_results(model, baseline=baseline, budgets=(64, 128))
+    """Of `made_model`."""
+    name, samples, settings = made_model(name, tokens, correct)
+    SampleFiles(out).append("gsm8k", samples["gsm8k"])
+    SampleFiles(out).combine("gsm8k")
+    base = baseline and baseline[:2]
+    results = build_results(name, samples, settings, baseline=base, budgets=(64, 128))
     (out / "results.json").write_text(to_json(results))
     return out
 
 
-def made_samples(name: str, tokens: int, correct: int, benchmark: str = "gsm8k") -> ModelSamples:
-    """Of `make_evaluation`."""
-    texts = {"answer": "7", "text": f"{name} says 7"}
-    samples = [
-        stored(f"p{p}", n, tokens + p, p < correct, gold="7" if p < correct else "8", **texts)
-        for p in range(10)
-        for n in range(2)
-    ]
-    return ModelSamples(name=name, samples={benchmark: samples}, settings={"temperature": 0.6})
+def write_report(page: Path, evaluations: list[Path], runs: Sequence[Path] = ()) -> None:
+    comparison = compare([read_results(path) for path in evaluations])
+    comparison.write_page(page, evaluations, runs)
 
 
 def _append(path: Path, line: dict[str, Any]) -> None:

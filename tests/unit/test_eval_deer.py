@@ -3,14 +3,12 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from transformers import PreTrainedTokenizerBase
+from forked_cli import ROOT
+from responses import rollout_of
 
-import megatron_opsft
 from megatron_opsft.data.prompts import load_tokenizer
 from megatron_opsft.errors import NonFiniteError, UserError
 from megatron_opsft.evaluate.deer import Deer, geometric_mean
@@ -19,21 +17,16 @@ from megatron_opsft.records import FinishReason, Rollout, Sample
 from megatron_opsft.rollout.engine import SamplingSettings, Scores
 from megatron_opsft.rollout.requests import ResponseRequest
 
-DIRECTORY = Path(megatron_opsft.__file__).parent / "assets" / "tiny_reasoner"
 EXIT = "\n</think>\n\n"
 INDUCER = "\n**Final Answer**\n\\boxed"
-
-
-@cache
-def tokenizer() -> PreTrainedTokenizerBase:
-    return load_tokenizer(DIRECTORY)
+TOKENIZER = load_tokenizer(ROOT / "megatron_opsft/assets/tiny_reasoner")
 
 
 def ids_of(text: str) -> list[int]:
-    return tokenizer().encode(text, add_special_tokens=False)
+    return TOKENIZER.encode(text, add_special_tokens=False)
 
 
-END = ids_of("<｜end▁of▁sentence｜>")[0]
+(END,) = ids_of("<｜end▁of▁sentence｜>")
 
 
 @dataclass(kw_only=True)
@@ -56,65 +49,54 @@ class Script:
     def generate(
         self, requests: Sequence[ResponseRequest], sampling: SamplingSettings
     ) -> list[Rollout]:
+        (request,) = requests
         greedy, limit = sampling.temperature == 0, sampling.max_response_tokens
         assert limit >= 1
         self.calls.append("trial" if greedy else "think")
-        rollouts = []
-        for request in requests:
-            self.seeds += [] if greedy else [request.seed]
-            out: list[int] = []
-            while len(out) < limit and not (out and out[-1] in sampling.end_token_ids):
-                out.append(self.next_token(request.prompt_ids, out))
-            rollouts.append(
-                Rollout(
-                    problem_id=request.problem_id,
-                    sample_index=request.sample_index,
-                    prompt_ids=request.prompt_ids,
-                    response_ids=tuple(out),
-                    text="",
-                    finish_reason=FinishReason.STOP,
-                    weight_version=7,
-                )
-            )
-        return rollouts
+        self.seeds += [] if greedy else [request.seed]
+        out: list[int] = []
+        while len(out) < limit and not (out and out[-1] in sampling.end_token_ids):
+            out.append(self.next_token([*request.prompt_ids[1:], *out]))
+        return [rollout_of("", tuple(out), prompt_ids=request.prompt_ids)]
 
     def score(self, samples: Sequence[Sample]) -> Scores:
         self.calls.append("score")
-        log_probs = tuple(tuple(map(math.log, self.probabilities(sample))) for sample in samples)
-        return Scores(log_probs=log_probs, stale_tokens=0)
+        (sample,) = samples
+        text, probabilities = self.trial_in(list(sample.prompt_ids[1:]))
+        assert len(probabilities) == len(ids_of(text))
+        log_probs = tuple(map(math.log, probabilities[: len(sample.response_ids)]))
+        return Scores(log_probs=(log_probs,), stale_tokens=0)
 
-    def trial_at(self, context: list[int]) -> tuple[str, tuple[float, ...], int] | None:
-        """Text and probabilities of the trial that `context` asks for, and where the inducer ends;
-        None if it is not there.
-        """
-        inducer = ids_of(INDUCER)
-        for start in range(len(context) - len(inducer) + 1):
-            if context[start : start + len(inducer)] == inducer:
-                transitions = {ids_of(word)[0] for word in self.words}
-                number = sum(token in transitions for token in context[:start])
-                return *self.trials[number], start + len(inducer)
-        return None
+    def trial_in(self, context: list[int]) -> tuple[str, tuple[float, ...]]:
+        """The trial that `context` asks for, by the transition words before the inducer."""
+        rest = behind(context, ids_of(INDUCER))
+        assert rest is not None
+        words = [ids_of(word)[0] for word in self.words]
+        before = context[: len(context) - len(rest)]
+        return self.trials[sum(token in words for token in before)]
 
-    def next_token(self, prompt_ids: Sequence[int], out: Sequence[int]) -> int:
-        context = [*prompt_ids[1:], *out]
-        if trial := self.trial_at(context):
-            return [*ids_of(trial[0]), END][len(context) - trial[2]]
+    def next_token(self, context: list[int]) -> int:
         thought = [*ids_of(self.thought), END]
-        if context == thought[: len(context)]:
+        if (said := behind(context, ids_of(INDUCER))) is not None:
+            whole = self.trial_in(context)[0]
+        elif context == thought[: len(context)]:
             return thought[len(context)]
-        closing = ids_of(EXIT)
-        common = next(i for i, (a, b) in enumerate(zip(context, thought, strict=False)) if a != b)
-        cut = max(c for c in range(common + 1) if context[c : c + len(closing)] == closing)
-        return [*ids_of(self.conclusion), END][len(context) - cut - len(closing)]
+        else:
+            said, whole = behind(context, ids_of(EXIT)), self.conclusion
+            assert said is not None
+        return [*ids_of(whole), END][len(said)]
 
-    def probabilities(self, sample: Sample) -> list[float]:
-        trial = self.trial_at(list(sample.prompt_ids[1:]))
-        assert trial is not None and len(trial[1]) == len(ids_of(trial[0]))
-        return list(trial[1][: len(sample.response_ids)])
+
+def behind(context: list[int], part: list[int]) -> list[int] | None:
+    """The tokens behind the last `part`; None if it is not there."""
+    for end in range(len(context), len(part) - 1, -1):
+        if context[end - len(part) : end] == part:
+            return context[end:]
+    return None
 
 
 class Found(NamedTuple):
-    """A response and what it took."""
+    """A response, what it took, and what was asked of the engine."""
 
     rollout: Rollout
     extra_tokens: int
@@ -129,17 +111,13 @@ class Found(NamedTuple):
 def run(script: Script, *, limit: int = 400, **settings: object) -> Found:
     script.calls = []
     request = ResponseRequest(problem_id="p0", sample_index=0, prompt_ids=(0,), seed=100)
-    deer = Deer(DeerSettings(**settings), tokenizer())
-    ((rollout, extra_tokens),) = deer.generate(script, [request], sampling(limit))
-    closing = str(settings.get("exit_text", EXIT))
-    exited = bool(script.conclusion) and closing + script.conclusion[:1] in rollout.text
-    return Found(rollout, extra_tokens, exited, script.calls)
-
-
-def sampling(limit: int) -> SamplingSettings:
-    return SamplingSettings(
+    sampling = SamplingSettings(
         temperature=0.6, top_p=0.95, max_response_tokens=limit, end_token_ids=(END,)
     )
+    deer = Deer(DeerSettings(**settings), TOKENIZER)
+    ((rollout, extra_tokens),) = deer.generate(script, [request], sampling)
+    exited = bool(script.conclusion) and EXIT + script.conclusion[:1] in rollout.text
+    return Found(rollout, extra_tokens, exited, script.calls)
 
 
 THOUGHT = "2+7=9.\nWait, 2+7=9.\nWait, it is 9.\nWait, 9.\n</think>\n\\boxed{9}"
@@ -152,17 +130,9 @@ SURE = ("{9}", (1.0, 0.99, 0.98))
 def test_exit_at_the_first_transition_above_the_threshold() -> None:
     script = Script(thought=THOUGHT, trials=(DOUBT, SURE, SURE), conclusion="So \\boxed{9}")
     found = run(script)
-    before = "2+7=9.\nWait, 2+7=9.\n"
-    assert found.rollout == Rollout(
-        problem_id="p0",
-        sample_index=0,
-        prompt_ids=(0,),
-        response_ids=(*ids_of(before), *ids_of(EXIT), *ids_of("So \\boxed{9}"), END),
-        text=before + EXIT + "So \\boxed{9}",
-        finish_reason=FinishReason.STOP,
-        weight_version=7,
-    )
-    assert found.exited
+    text = "2+7=9.\nWait, 2+7=9.\n" + EXIT + "So \\boxed{9}"
+    ids = [token for part in text.partition(EXIT) for token in ids_of(part)]
+    assert found.rollout == rollout_of(text, (*ids, END), problem_id="p0")
     # Two trials of "{", "9", "}" and their end, and the dropped word.
     assert found.extra_tokens == 4 + 4 + 1
     assert found.calls == [*("think", "trial", "score") * 2, "think"]
@@ -189,44 +159,52 @@ def test_threshold_is_compared_with_the_mean_over_the_answer_alone(
         geometric_mean([-0.1, math.nan])
 
 
-@pytest.mark.parametrize(("trial", "threshold"), [(DOUBT, 0.95), (("{9}", (1.0, 1.0, 1.0)), 1.0)])
-def test_no_exit_up_to_the_threshold_leaves_the_response_as_it_is(
-    trial: tuple[str, tuple[float, ...]], threshold: float
+@pytest.mark.parametrize(
+    ("trial", "settings", "num_trials"),
+    [
+        (DOUBT, {}, 3),
+        (("{9}", (1.0, 1.0, 1.0)), {"threshold": 1.0}, 3),  # not above it
+        (DOUBT, {"max_trials": 2}, 2),
+    ],
+)
+def test_no_exit_leaves_the_response_as_it_is_at_any_limit(
+    trial: tuple[str, tuple[float, ...]], settings: dict[str, float], num_trials: int
 ) -> None:
-    found = run(Script(thought=THOUGHT, trials=(trial,) * 3), threshold=threshold)
+    script = Script(thought=THOUGHT, trials=(trial,) * 3)
+    found = run(script, **settings)
     assert (found.rollout.response_ids, found.rollout.text) == (WHOLE, THOUGHT)
-    assert (found.num_trials, found.extra_tokens) == (3, 12)
-    found = run(Script(thought=THOUGHT, trials=(DOUBT, DOUBT, SURE)), max_trials=2)
-    assert (found.rollout.response_ids, found.num_trials) == (WHOLE, 2)
+    assert (found.num_trials, found.extra_tokens) == (num_trials, 4 * num_trials)
+    for limit in range(1, len(WHOLE) + 2):
+        rollout = run(script, limit=limit, max_trial_tokens=4, **settings).rollout
+        assert rollout.response_ids == WHOLE[:limit]
+        finished = limit >= len(WHOLE)
+        assert rollout.finish_reason is (FinishReason.STOP if finished else FinishReason.LENGTH)
 
 
 @pytest.mark.parametrize(
-    "trial",
+    ("trial", "max_tokens", "exits"),
     [
-        "{}",  # empty
-        "9",  # not opened
-        "{9",  # not closed
-        "{\\frac{9}",  # closed inside only
-        "So \\boxed{9}",  # another box
+        ("{}", 20, False),  # empty
+        ("9", 20, False),  # not opened
+        ("{9", 20, False),  # not closed
+        ("{\\frac{9}", 20, False),  # closed inside only
+        ("So \\boxed{9}", 20, False),  # another box
+        ("{123}", 5, True),
+        ("{123}", 4, False),  # longer than a trial
     ],
 )
-def test_trial_without_an_answer_is_no_exit(trial: str) -> None:
-    script = Script(thought=SHORT, trials=((trial, (1.0,) * len(ids_of(trial))),))
-    found = run(script, threshold=0.0)
-    assert found.rollout.text == SHORT
-    assert found.num_trials == 1 and "score" not in found.calls
-    script = Script(thought=SHORT, trials=(("{123}", (1.0,) * 5),), conclusion="3")
-    assert run(script, max_trial_tokens=5).exited
-    found = run(script, max_trial_tokens=4)
-    assert (found.exited, found.num_trials, found.extra_tokens) == (False, 1, 4)
+def test_trial_without_an_answer_is_no_exit(trial: str, max_tokens: int, exits: bool) -> None:
+    probabilities = (1.0,) * len(ids_of(trial))
+    script = Script(thought=SHORT, trials=((trial, probabilities),), conclusion="3" * exits)
+    found = run(script, threshold=0.0, max_trial_tokens=max_tokens)
+    assert (found.exited, found.num_trials) == (exits, 1)
+    assert exits or (found.rollout.text == SHORT and "score" not in found.calls)
 
 
 @pytest.mark.parametrize(
     ("thought", "calls"),
-    [
-        ("2+7=9.\n</think>\nWait, \\boxed{9}", 2),  # a transition word in the conclusion
-        ("2+7=9.", 1),  # the end token inside the thinking
-    ],
+    [("2+7=9.\n</think>\nWait, \\boxed{9}", 2), ("2+7=9.", 1)],
+    ids=["a transition word in the conclusion", "the end token inside the thinking"],
 )
 def test_thinking_that_ends_by_itself_needs_no_trial(thought: str, calls: int) -> None:
     found = run(Script(thought=thought))
@@ -247,19 +225,6 @@ def test_several_words_and_several_tokens_of_a_word() -> None:
     assert run(plain, transition_words=words).rollout.text == EXIT + "9"
 
 
-BEFORE = len(ids_of("2+7=9.\n"))  # tokens before the first transition
-
-
-def test_limit_inside_the_thinking() -> None:
-    """Whatever the limit, a response without exit is the undisturbed one, cut there."""
-    script = Script(thought=THOUGHT, trials=(DOUBT, DOUBT, DOUBT))
-    for limit in range(1, len(WHOLE) + 2):
-        rollout = run(script, limit=limit, max_trial_tokens=4).rollout
-        assert rollout.response_ids == WHOLE[:limit]
-        finished = limit >= len(WHOLE)
-        assert rollout.finish_reason is (FinishReason.STOP if finished else FinishReason.LENGTH)
-
-
 def test_limit_inside_the_conclusion() -> None:
     script = Script(thought=THOUGHT, trials=(SURE,), conclusion="It is so. " * 12 + "\\boxed{9}")
     opened = (*ids_of("2+7=9.\n"), *ids_of(EXIT))
@@ -274,13 +239,14 @@ def test_limit_inside_the_conclusion() -> None:
 def test_trial_needs_room() -> None:
     """For the inducer, the trial and the token that scoring may add, or for the closing text."""
     script = Script(thought=THOUGHT, trials=(SURE,), conclusion="9")
-    needed = BEFORE + len(ids_of(INDUCER)) + 20 + 1
+    before = len(ids_of("2+7=9.\n"))
+    needed = before + len(ids_of(INDUCER)) + 20 + 1
     assert run(script, limit=needed).exited
     found = run(script, limit=needed - 1)
     assert (found.num_trials, found.rollout.response_ids) == (0, WHOLE[: needed - 1])
     long = "So be it. " * 20 + "</think>"
     script = Script(thought=THOUGHT, trials=(DOUBT,) * 3)
-    closed = BEFORE + len(ids_of(long))
+    closed = before + len(ids_of(long))
     assert closed > needed
     for limit, num_trials in ((closed, 0), (closed + 1, 1)):
         assert run(script, limit=limit, exit_text=long, max_trials=1).num_trials == num_trials
@@ -294,10 +260,9 @@ def test_trial_needs_room() -> None:
         (dict(think_end="</thought>"), "think_end: '</thought>' is not a single token"),
         (dict(exit_text="\n\n"), "exit_text: .* does not hold '</think>' once"),
         (dict(trial_prompt="The answer is"), "trial_prompt: .* does not end with an open box"),
-        (dict(trial_prompt="\\boxed{9}"), "trial_prompt: .* does not end with an open box"),
     ],
 )
 def test_settings_that_do_not_fit_the_model(settings: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message) as error:
-        Deer(DeerSettings(**settings), tokenizer())
+        Deer(DeerSettings(**settings), TOKENIZER)
     assert "\n" not in str(error.value)

@@ -17,7 +17,13 @@ import pytest
 from forked_cli import ROOT, ForkedCli, Run
 from rows import write_rows
 
+from megatron_opsft.data.problems import load_problems
+from megatron_opsft.errors import UserError
+from megatron_opsft.evaluate.inputs import open_model
+from megatron_opsft.evaluate.settings import EvaluationDirectory
+
 ASSET = ROOT / "megatron_opsft/assets/tiny_reasoner"
+ROPE = {"rope_type": "default", "rope_theta": 123456.0}
 SMALL = ["limit=6", "samples=4", "max_tokens=250", "device=cpu"]
 NUM_SAMPLES = 24
 
@@ -27,10 +33,17 @@ def start(cli: ForkedCli, out: Path, *more: object, **environment: str) -> Run:
     return cli.start(["eval", "--model", "tiny_reasoner", "--out", out, *SMALL, *more], prelude)
 
 
-def evaluate(cli: ForkedCli, out: Path, *more: object) -> dict[str, Any]:
+def results_of(out: Path) -> dict[str, Any]:
+    found = json.loads((out / "results.json").read_text())
+    assert isinstance(found, dict)
+    return found
+
+
+def evaluate(cli: ForkedCli, out: Path, *more: object) -> str:
+    """What it says."""
     ended = start(cli, out, *more).wait()
     assert ended.exit_code == 0, ended.stderr
-    return json.loads((out / "results.json").read_text())
+    return ended.stderr
 
 
 def outputs(out: Path) -> dict[str, bytes]:
@@ -59,7 +72,7 @@ def test_every_output_is_there_and_results_follow_from_the_stored_samples(whole:
     assert manifest["example_prompt"].endswith("<think>\n")
     rows = rows_of(whole)
     assert len(rows) == NUM_SAMPLES
-    metrics = json.loads((whole / "results.json").read_text())["overall"]["metrics"]
+    metrics = results_of(whole)["overall"]["metrics"]
     correct = sum(row["outcome"] == "correct" for row in rows) / NUM_SAMPLES
     tokens = sum(row["num_tokens"] for row in rows) / NUM_SAMPLES
     assert metrics["accuracy"]["value"] == pytest.approx(correct)
@@ -71,30 +84,21 @@ def test_every_output_is_there_and_results_follow_from_the_stored_samples(whole:
 def test_two_ranks_change_nothing_and_both_work(
     cli: ForkedCli, whole: Path, tmp_path: Path
 ) -> None:
+    out = tmp_path / "out"
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    environment = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    ranks = [
-        start(
-            cli,
-            tmp_path / "out",
-            "batch_size=4",
-            **environment,
-            RANK=str(rank),
-            LOCAL_RANK=str(rank),
-        )
-        for rank in range(2)
-    ]
+        job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    job["WORLD_SIZE"] = "2"
+    ranks = [start(cli, out, "batch_size=4", **job, RANK=n, LOCAL_RANK=n) for n in "01"]
     parts: set[Path] = set()
-    while not (tmp_path / "out/results.json").exists():
-        parts |= {p for p in (tmp_path / "out/samples/parts").glob("*") if p.stat().st_size}
+    while not (out / "results.json").exists():
+        parts |= {path for path in (out / "samples/parts").glob("*") if path.stat().st_size}
         time.sleep(0.05)
     for rank in ranks:
         ended = rank.wait()
         assert ended.exit_code == 0, ended.stderr
     assert len(parts) == 2
-    assert outputs(tmp_path / "out") == outputs(whole)
+    assert outputs(out) == outputs(whole)
 
 
 def num_stored(out: Path) -> int:
@@ -120,10 +124,9 @@ def test_kills_at_random_moments_change_nothing(
         run.wait()
     left = NUM_SAMPLES - num_stored(out)
     assert left < NUM_SAMPLES
-    ended = start(cli, out, "batch_size=4").wait()
-    assert ended.exit_code == 0, ended.stderr
+    said = evaluate(cli, out, "batch_size=4")
     assert outputs(out) == outputs(whole)
-    assert not left or f"tiny_reasoner: {left} samples are missing" in ended.stderr
+    assert not left or f"tiny_reasoner: {left} samples are missing" in said
 
 
 def test_more_samples_and_problems_keep_those_that_are_there(
@@ -131,43 +134,38 @@ def test_more_samples_and_problems_keep_those_that_are_there(
 ) -> None:
     out = tmp_path / "out"
     shutil.copytree(whole, out)
-    more = start(cli, out, "samples=5", "limit=7").wait()
-    assert f"{35 - NUM_SAMPLES} samples are missing" in more.stderr
-    results = json.loads((out / "results.json").read_text())
-    assert results["benchmarks"]["arithmetic"]["samples_per_problem"] == 5
-    fewer = start(cli, out).wait()  # the results of those alone, and nothing is sampled
-    assert fewer.exit_code == 0 and "are missing" not in fewer.stderr
+    said = evaluate(cli, out, "samples=5", "limit=7")
+    assert f"{35 - NUM_SAMPLES} samples are missing" in said
+    assert results_of(out)["benchmarks"]["arithmetic"]["samples_per_problem"] == 5
+    # The results of fewer are of those alone, and nothing is sampled.
+    assert "are missing" not in evaluate(cli, out)
     assert (out / "results.json").read_bytes() == (whole / "results.json").read_bytes()
 
 
 def test_an_earlier_evaluation_is_the_baseline_and_what_differs_is_named(
     cli: ForkedCli, whole: Path, tmp_path: Path
 ) -> None:
-    compared = tmp_path / "out"
-    evaluate(cli, compared, "--baseline", whole, "template=cod", "--name", "draft")
-    results, base = (json.loads((d / "results.json").read_text()) for d in (compared, whole))
+    out = tmp_path / "out"
+    evaluate(cli, out, "--baseline", whole, "template=cod", "--name", "draft")
+    results, base = results_of(out), results_of(whole)
     tokens = [r["overall"]["metrics"]["mean_tokens"]["value"] for r in (results, base)]
     ratio = results["overall"]["metrics"]["compression_ratio"]
     assert ratio["value"] == pytest.approx(tokens[0] / tokens[1])
     assert results["baseline"] == "tiny_reasoner"
     differs = 'differs: template: "r1" (tiny_reasoner); "cod" (draft)'
-    assert differs in (compared / "table.md").read_text()
-    out = compared.parent / "comparison"
-    ended = cli.run(["eval", "compare", whole, compared, "--out", out])
-    assert ended.exit_code == 0 and differs in ended.stdout
-    assert "Accuracy against mean response tokens" in (out / "report.html").read_text()
-    refused = cli.run(["eval", "compare", whole, compared, "--out", whole])
-    assert "holds a table.md already" in refused.error
+    assert differs in (out / "table.md").read_text()
+    page = tmp_path / "page.html"
+    for words in ([out], [whole, out]):  # one alone stands behind its baseline
+        ended = cli.run(["report", *words, "--html", page, "--overwrite"])
+        assert ended.exit_code == 0 and differs in ended.stdout
+    assert "Accuracy against mean response tokens" in page.read_text()
 
 
 def test_a_baseline_beside_the_model_and_local_files(cli: ForkedCli, tmp_path: Path) -> None:
-    from megatron_opsft.data.problems import load_problems
-
     problems = load_problems("arithmetic", split="test").problems[:4]
-    for name, answers in (("mine", [p.answer for p in problems]), ("gsm8k", ["-1"] * 4)):
-        pairs = zip(problems, answers, strict=True)
-        rows = [{"question": p.text, "answer": answer} for p, answer in pairs]
-        write_rows(tmp_path / f"{name}.jsonl", rows)
+    mine = [{"question": p.text, "answer": p.answer} for p in problems]
+    write_rows(tmp_path / "mine.jsonl", mine)
+    write_rows(tmp_path / "gsm8k.jsonl", [row | {"answer": "-1"} for row in mine])
     config = tmp_path / "eval.yaml"
     config.write_text(
         f"model: tiny_reasoner\nname: it\nout: {tmp_path / 'wrong'}\nbaseline: {ASSET}\n"
@@ -178,13 +176,13 @@ def test_a_baseline_beside_the_model_and_local_files(cli: ForkedCli, tmp_path: P
     ended = cli.run(["eval", config, "--out", out])
     assert ended.exit_code == 0, ended.stderr
     assert not (tmp_path / "wrong").exists()
-    results = json.loads((out / "results.json").read_text())
+    results = results_of(out)
     accuracy = {n: b["metrics"]["accuracy"]["value"] for n, b in results["benchmarks"].items()}
     assert accuracy["gsm8k"] == 0.0 and accuracy["mine"] > 0.7
     assert results["overall"]["metrics"]["accuracy"]["value"] == pytest.approx(accuracy["mine"] / 2)
     assert [point["budget"] for point in results["overall"]["budgets"]] == [50, 250]
     assert results["overall"]["differences"]["mean_tokens"]["value"] == 0.0  # the same model
-    assert json.loads((out / "baseline/results.json").read_text())["model"] == "tiny_reasoner"
+    assert results_of(out / "baseline")["model"] == "tiny_reasoner"
 
 
 def test_early_exit_is_shorter_and_tells_what_its_trials_cost(
@@ -196,14 +194,13 @@ def test_early_exit_is_shorter_and_tells_what_its_trials_cost(
     config.write_text(f"method: deer\ndeer: {{transition_words: {words}, {texts}}}\n")
     outs = [tmp_path / "one", tmp_path / "other"]
     for out, batch_size in zip(outs, (64, 7), strict=True):
-        ended = start(cli, out, config, f"batch_size={batch_size}").wait()
-        assert ended.exit_code == 0, ended.stderr
+        evaluate(cli, out, config, f"batch_size={batch_size}")
     assert outputs(outs[0]) == outputs(outs[1])
     plain, early = rows_of(whole), rows_of(outs[0])
     assert sum(row["outcome"] == "correct" for row in early) >= 0.9 * NUM_SAMPLES
     assert sum(r["num_tokens"] for r in early) < 0.8 * sum(r["num_tokens"] for r in plain)
     assert sum(r["extra_tokens"] for r in early) > 0 == sum(r["extra_tokens"] for r in plain)
-    settings = json.loads((outs[0] / "results.json").read_text())["settings"]
+    settings = results_of(outs[0])["settings"]
     assert settings["method"] == "deer" and settings["deer"]["threshold"] == 0.95
 
 
@@ -230,18 +227,6 @@ def test_bad_options_are_one_line_before_anything_is_sampled(
     assert not (tmp_path / "out/samples").exists()
 
 
-def test_a_baseline_that_the_engine_cannot_hold_too_is_refused(
-    cli: ForkedCli, tmp_path: Path
-) -> None:
-    model = Path(shutil.copytree(ASSET, tmp_path / "model"))
-    config = json.loads((model / "config.json").read_text())
-    config["rope_parameters"] = {"rope_type": "default", "rope_theta": 123456.0}
-    (model / "config.json").write_text(json.dumps(config))
-    line = start(cli, tmp_path / "out", "--baseline", model).wait().error
-    assert "is of another architecture or size than the model" in line
-    assert not (tmp_path / "out/samples").exists()
-
-
 def test_another_evaluation_is_replaced_and_not_mixed_in(
     cli: ForkedCli, whole: Path, tmp_path: Path
 ) -> None:
@@ -253,6 +238,87 @@ def test_another_evaluation_is_replaced_and_not_mixed_in(
     assert "something other than an evaluation" in start(cli, tmp_path, "--overwrite").wait().error
     out = Path(shutil.copytree(whole, tmp_path / "out"))
     (out / "notes.txt").write_text("mine")
-    results = evaluate(cli, out, "seed=1", "--overwrite", "limit=2")
-    assert results["settings"]["seed"] == 1
+    evaluate(cli, out, "seed=1", "--overwrite", "limit=2")
+    assert results_of(out)["settings"]["seed"] == 1
     assert (out / "notes.txt").read_text() == "mine"
+
+
+def enter(directory: Path, identity: dict[str, Any], *, overwrite: bool = False) -> None:
+    """As each start of an evaluation does."""
+    EvaluationDirectory(directory).begin({"identity": identity}, overwrite=overwrite)
+
+
+def test_overwrite_removes_a_link_and_not_what_it_leads_to(tmp_path: Path) -> None:
+    out, scratch = tmp_path / "out", tmp_path / "scratch"
+    out.mkdir()
+    scratch.mkdir()
+    (scratch / "kept").touch()
+    enter(out, {"data": {"mini": "d1"}})
+    (out / "samples").symlink_to(scratch)
+    (out / "table.md").symlink_to(tmp_path / "gone")
+    enter(out, {"data": {"mini": "d2"}}, overwrite=True)
+    assert [path.name for path in out.iterdir()] == ["manifest.json"]
+    assert (scratch / "kept").exists()
+
+
+def edited_model(path: Path, file: str, **changes: object) -> dict[str, Any]:
+    """The identity of the shipped model with another value in one of its JSON files, at `path`."""
+    model = Path(shutil.copytree(ASSET, path))
+    text = (model / file).read_text()
+    (model / file).write_text(json.dumps(json.loads(text) | changes))
+    return open_model(str(model)).identity() | {"data": {}}
+
+
+def test_a_baseline_that_the_engine_cannot_hold_too_is_refused(
+    cli: ForkedCli, tmp_path: Path
+) -> None:
+    edited_model(tmp_path / "model", "config.json", rope_parameters=ROPE)
+    line = start(cli, tmp_path / "out", "--baseline", tmp_path / "model").wait().error
+    assert "is of another architecture or size than the model" in line
+    assert not (tmp_path / "out/samples").exists()
+
+
+def test_a_model_read_otherwise_is_another_model(tmp_path: Path) -> None:
+    """Rotary base and end tokens decide samples, and no weight shows them."""
+    same = edited_model(tmp_path / "same", "config.json")
+    for _ in range(2):
+        enter(tmp_path, same)
+    (ended, *_) = same["end_tokens"]
+    for file, change, words in (
+        ("config.json", {"rope_parameters": ROPE}, r"shape\.rope_theta=.*, not 123456\.0"),
+        ("generation_config.json", {"eos_token_id": [ended, ended + 1]}, "end_tokens="),
+    ):
+        other = edited_model(tmp_path / words[:3], file, **change)
+        with pytest.raises(UserError, match=words):
+            enter(tmp_path, other)
+
+
+def test_a_baseline_on_other_problems_is_refused_before_anything_is_sampled(
+    cli: ForkedCli, tmp_path: Path
+) -> None:
+    """By the data's hash, by the number of problems, and by what is missing; so are samples that
+    were there, by the hash.
+    """
+    first, second = (
+        write_rows(tmp_path / f"{n}.jsonl", [{"problem": f"{n} + 1?", "answer": a} for a in "12"])
+        for n in range(2)
+    )
+    base, out = tmp_path / "base", tmp_path / "out"
+
+    small = ["limit=2", "samples=1", "max_tokens=40"]
+
+    def refusal(data: str, *more: str) -> str:
+        given = [f"data.mini={data}", "--baseline", base, *small, *more]
+        line = start(cli, out, *given).wait().error
+        assert f"--baseline {base}: " in line
+        assert not (out / "samples").exists()
+        return line
+
+    evaluate(cli, base, f"data.mini={first}", *small)
+    refused = start(cli, base, f"data.mini={second}", *small).wait()
+    assert "data.mini=" in refused.error
+    assert "its samples of mini are not of the 2 problems of" in refusal(second)
+    assert "its samples of mini are not of the 1 problems of" in refusal(first, "limit=1")
+    lines = gzip.decompress((base / "samples/mini.jsonl.gz").read_bytes()).splitlines(True)
+    (base / "samples/mini.jsonl.gz").write_bytes(gzip.compress(lines[0]))
+    assert "are incomplete: 1 are missing" in refusal(first)

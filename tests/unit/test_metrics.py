@@ -1,19 +1,26 @@
-"""The metrics log: exact floats in JSON lines, TensorBoard events, plain console lines."""
+"""The metrics log: exact floats in JSON lines, TensorBoard events, plain console lines. What a run
+says of steps that accept little: the reason in counts, and the remedy.
+"""
 
+import gzip
 import json
 import logging
+import re
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from forked_cli import ROOT, ForkedCli
+from responses import rollout_of
+from small_run import QUICKSTART, SMALL_RUN
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from megatron_opsft.config import RunConfig
 from megatron_opsft.errors import UserError
-from megatron_opsft.evaluate.held_out import ShownResponse
 from megatron_opsft.preflight.run_directory import RunDir
+from megatron_opsft.records import Outcome, Problem, Verdict
+from megatron_opsft.run.advice import advise_on_base, explain_empty_step, measure_correct
 from megatron_opsft.run.metrics import MetricsLog
 
 
@@ -23,10 +30,11 @@ def _step_metrics(step: int) -> dict[str, float | int]:
     return counts | floats | {"mean_response_tokens": 33.3, "step_seconds": 0.5}
 
 
-def _events(path: Path) -> EventAccumulator:
+def _losses(path: Path) -> dict[int, float]:
+    """What TensorBoard has, by step."""
     events = EventAccumulator(str(path / "tensorboard"))
     events.Reload()
-    return events
+    return {event.step: event.value for event in events.Scalars("loss")}
 
 
 @pytest.fixture
@@ -43,36 +51,33 @@ def _open(path: Path, first_step: int = 0, **config: object) -> MetricsLog:
     run_dir = RunDir(path)
     run_dir.open(resume=True, overwrite=False)
     run_dir.write_manifest({})
-    return MetricsLog(run_dir, RunConfig(dir=path, steps=3, **config), first_step=first_step)
+    given = {"tensorboard": False} | config
+    return MetricsLog(run_dir, RunConfig(dir=path, steps=3, **given), first_step=first_step)
 
 
 def test_json_lines_read_back_as_the_same_numbers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    log = _open(tmp_path, tensorboard=False)
+    log = _open(tmp_path)
     for step in (1, 2):
         log.step(_step_metrics(step))
         # Each line is on disk before the next step begins.
         lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
         assert [json.loads(line) for line in lines] == [_step_metrics(n + 1) for n in range(step)]
         assert list(json.loads(lines[-1])) == list(_step_metrics(step))
-    log.close()
-    console = capsys.readouterr().out.splitlines()
-    assert len(console) == 2
-    assert console[1].startswith("step 2/3  loss 0.5000  accuracy 81.2 %  tokens 33.3")
+    _, second = capsys.readouterr().out.splitlines()
+    assert second.startswith("step 2/3  loss 0.5000  accuracy 81.2 %  tokens 33.3")
 
 
 def test_a_resumed_run_goes_on_at_tensorboard_and_wandb(
     tmp_path: Path, wandb: SimpleNamespace
 ) -> None:
     for path, steps in ((tmp_path, (1, 2, 3)), (tmp_path, (2, 3)), (tmp_path / "other", (1,))):
-        log = _open(path, steps[0] - 1, wandb="offline")
+        log = _open(path, steps[0] - 1, wandb="offline", tensorboard=True)
         for step in steps:
             log.step(_step_metrics(step))
         log.close()
-    losses = _events(tmp_path).Scalars("loss")
-    assert [event.step for event in losses] == [1, 2, 3]
-    assert losses[2].value == pytest.approx(0.7)
+    assert _losses(tmp_path) == pytest.approx({1: 0.3, 2: 0.5, 3: 0.7})
     first, again, other = (settings["id"] for settings in wandb.started)
     assert first == again != other and len(str(first)) == 32
     assert all(settings["resume"] == "allow" for settings in wandb.started)
@@ -87,58 +92,55 @@ def test_what_wandb_refuses_is_one_line_and_later_a_warning(
         raise ConnectionError("the service is gone\ntraceback")
 
     wandb.run.log = wandb.run.finish = refuse
-    log = _open(tmp_path, wandb="online")
+    log = _open(tmp_path, wandb="online", tensorboard=True)
     with caplog.at_level(logging.WARNING, "megatron_opsft"):
         for step in (1, 2):
             log.step(_step_metrics(step))
         log.close()
-    (said,) = caplog.messages
     reason = "ConnectionError: the service is gone"
-    assert said == f"nothing more is written to Weights & Biases: {reason}"
+    assert caplog.messages == [f"nothing more is written to Weights & Biases: {reason}"]
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
-    assert [event.step for event in _events(tmp_path).Scalars("loss")] == [1, 2]
+    assert list(_losses(tmp_path)) == [1, 2]
     wandb.package.init = refuse
     with pytest.raises(UserError, match=rf"\({reason}\); see `wandb login`"):
-        _open(tmp_path, tensorboard=False, wandb="online")
+        _open(tmp_path, wandb="online")
 
 
 def test_responses_are_shown_without_their_middles_and_their_escape_sequences(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shown = ShownResponse(
-        problem="What is 2 + 2?",
-        gold="4",
-        response="<think>\n2 + 2\n</think>\n" + "so it is " * 60 + "[4]",
-        num_tokens=312,
-        outcome="correct",
+    rogue, safe = "\x1b]0;title\x07\x1b[2J\x9b31m\u202e", r"\x1b]0;title\x07\x1b[2J\x9b31m\u202e"
+    long = "<think>\n2 + 2\n</think>\n" + "so it is " * 60 + "[4]"
+    shown = ("What is 2 + 2?", "4", long), (f"a{rogue}", f"c{rogue}", f"b\r{rogue}")
+    _open(tmp_path).samples(
+        [
+            (
+                Problem(id="p", text=problem, answer=gold),
+                rollout_of(text, (2,) * 312),
+                Verdict(outcome=Outcome.CORRECT),
+            )
+            for problem, gold, text in shown
+        ]
     )
-    rogue = "\x1b]0;title\x07\x1b[2J\x9b31m\u202e"
-    log = _open(tmp_path, tensorboard=False)
-    log.samples([shown])
-    log.samples([replace(shown, problem=f"a{rogue}", response=f"b\r{rogue}", gold=f"c{rogue}")])
-    problem, response, *safe = capsys.readouterr().out.splitlines()
+    problem, response, *last = capsys.readouterr().out.splitlines()
     assert problem == "  for example: What is 2 + 2?"
     assert response.startswith("  -> <think> 2 + 2 </think> so it is")
     assert response.endswith("so it is [4] (312 tokens, correct, gold 4)")
     assert len(response) < 320
-    text = r"\x1b]0;title\x07\x1b[2J\x9b31m\u202e"
-    assert safe == [
-        f"  for example: a{text}",
-        f"  -> b {text} (312 tokens, correct, gold c{text})",
-    ]
+    about = f"(312 tokens, correct, gold c{safe})"
+    assert last == [f"  for example: a{safe}", f"  -> b {safe} {about}"]
 
 
 def test_an_evaluation_of_several_sets_has_a_console_line_each(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    log = _open(tmp_path, tensorboard=False)
-    one = {"eval_accuracy": 0.5, "eval_mean_response_tokens": 80.0, "eval_samples": 8}
-    one |= {"eval_truncated_share": 0.05, "eval_correct_tokens_tenth": 52}
-    one["eval_correct_tokens_half"] = 108
-    two = {"eval_aime_accuracy": 0.25, "eval_aime_mean_response_tokens": 9.5}
-    two |= {"eval_aime_truncated_share": 0.1, "eval_aime_samples": 30}
+    log = _open(tmp_path)
+    line = {"eval_correct_tokens_tenth": 52, "eval_correct_tokens_half": 108}
+    for key, *values in (("eval", 0.5, 80.0, 0.05, 8), ("eval_aime", 0.25, 9.5, 0.1, 30)):
+        names = ("accuracy", "mean_response_tokens", "truncated_share", "samples")
+        line |= {f"{key}_{n}": value for n, value in zip(names, values, strict=True)}
     for step in (4, 8):
-        log.evaluation({"step": step, **one, **two}, ["aime"])
+        log.evaluation({"step": step, **line}, ["aime"])
     assert capsys.readouterr().out.splitlines()[:2] == [
         "held-out after step 4: accuracy 50.0 %, 80.0 tokens, 5.0 % cut off (8 samples); "
         "correct answers: p10 52, median 108 tokens",
@@ -146,3 +148,76 @@ def test_an_evaluation_of_several_sets_has_a_console_line_each(
     ]
     (said,) = caplog.messages  # of the first evaluation, and of the set with more than 5 %
     assert said.startswith("aime: 10.0 % of the responses were cut off")
+
+
+LENGTHS = {"eval_correct_tokens_tenth": 90, "eval_correct_tokens_half": 120}
+NEEDED = "p10 90, median 120 tokens; raise rollout.max_response_tokens=64"
+KEPT = "keep rollout.max_response_tokens=120 and raise data.prompts"
+
+
+def test_lengths_within_which_a_tenth_and_a_half_end() -> None:
+    assert [*measure_correct(range(1, 101)).items()] == [*zip(LENGTHS, (10, 50), strict=True)]
+    assert set(measure_correct([7]).values()) == {7} and measure_correct([]) == {}
+
+
+@pytest.mark.parametrize(
+    ("counts", "limit", "solved", "words"),
+    [
+        ({"num_unfinished": 30, "num_wrong": 2}, 64, (0.5, 0.0), NEEDED),
+        ({"num_unfinished": 30}, 120, (0.5, 0.0), KEPT),
+        ({"num_unfinished": 30}, 64, (0.03, 0.5), NEEDED),  # what is cut off may be correct
+        ({"num_unfinished": 30}, 64, (0.03, 0.16), NEEDED + "; the base model solves only 3 %"),
+        ({"num_unfinished": 30}, 64, None, "raise rollout.max_response_tokens=64; "),
+        ({"num_unfinished": 30}, 64, None, "eval.holdout or eval.data"),
+        # The remedy is that of the most common reason.
+        ({"num_unfinished": 15, "num_wrong": 17}, 64, None, "does the answer field hold"),
+        ({"num_unfinished": 15, "num_no_answer": 17}, 64, None, "chat template"),
+        ({"num_unfinished": 15, "verify_timeouts": 17}, 64, None, "raise verify.timeout_seconds"),
+        ({"num_unfinished": 15, "verify_errors": 17}, 64, None, "the verifier fails"),
+    ],
+)
+def test_a_step_without_any_is_explained_by_counts_and_the_first_evaluation(
+    counts: dict[str, int], limit: int, solved: tuple[float, float] | None, words: str
+) -> None:
+    base: dict[str, float] = {}
+    if solved is not None:
+        base = LENGTHS | dict(zip(("eval_accuracy", "eval_truncated_share"), solved, strict=True))
+    step = {"step": 1, "num_accepted": 0, "num_rollouts": 32, "num_wrong": 0}
+    said = explain_empty_step(step | counts, limit, base)
+    begin = "step 1 accepted none of 32 responses, so nothing was learned: "
+    assert said.startswith(f"{begin}{counts['num_unfinished']} cut off") and words in said
+    assert ", 0 " not in said and ("model solves" in said) == ("model solves" in words)
+
+
+def test_a_base_model_that_solves_little_is_said_at_once() -> None:
+    assert advise_on_base({"eval_accuracy": 0.2, "eval_truncated_share": 0.0}) == ""
+    said = advise_on_base({"eval_accuracy": 0.025, "eval_truncated_share": 0.0})
+    assert "solves only 2.5 % of the held-out" in said
+
+
+SECTIONS = re.split(r"^## ", (ROOT / "docs/results.md").read_text(), flags=re.MULTILINE)[1:]
+
+
+def documented(section: str) -> set[str]:
+    cells = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    return {key for cell in cells for key in re.findall(r"`(\w+)`", cell)}
+
+
+# Of vLLM: vllm/test_speculative.py. Of self-distillation: gloo/test_methods_run.py.
+ELSEWHERE = {"spec_acceptance", "spec_tokens_per_draft", "num_pairs_left_out"}
+
+
+def test_every_key_is_documented(cli: ForkedCli, tmp_path: Path) -> None:
+    """Of a run that has every kind of key."""
+    keys = ["method.name=grpo", "method.beta=0.1", "method.updates_per_batch=2", "run.steps=1"]
+    keys += ["eval.max_response_tokens=64"]
+    ended = cli.run(["train", QUICKSTART, *SMALL_RUN, *keys, f"run.dir={tmp_path}"])
+    assert ended.exit_code == 0, ended.stderr
+    rollouts = gzip.decompress((tmp_path / "rollouts/step_000001.jsonl.gz").read_bytes())
+    written = [
+        (tmp_path / "metrics.jsonl").read_bytes(),
+        (tmp_path / "evals.jsonl").read_bytes(),
+        rollouts,
+    ]
+    for section, lines in zip(SECTIONS, written, strict=True):
+        assert documented(section) - ELSEWHERE == set(json.loads(lines.splitlines()[0]))

@@ -1,6 +1,7 @@
 """Studies: what a file means, which runs are shared, what table and page say of directories."""
 
 import json
+import re
 import shlex
 import subprocess
 from pathlib import Path
@@ -8,16 +9,18 @@ from typing import Any
 
 import pytest
 import yaml
-from forked_cli import ForkedCli
+from forked_cli import ROOT, ForkedCli
+from made_runs import make_evaluation
 from rows import write_rows
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.report.table import Estimate
 from megatron_opsft.study.jobs import RunDirectory, check_run, commands_of, trainings_of
-from megatron_opsft.study.results import Row, read_rows, write_outputs
+from megatron_opsft.study.results import read_rows, write_outputs
 from megatron_opsft.study.study_file import StudyPlan, read_study
 
-ROOT = Path(__file__).parents[2]
+BASE: dict[str, Any] = {"base": {"train": False}}
+METHODS = BASE | {"ours": None, "crst": {"set": {"method.name": "crst"}, "data_problems": 4}}
+LIMITS = {"L = 64": {}, "L = 48": {"set": {"rollout.max_response_tokens": 48}}}
 STUDY: dict[str, Any] = {
     "title": "A <study>",
     "config": "examples/configs/quickstart.yaml",
@@ -26,25 +29,16 @@ STUDY: dict[str, Any] = {
     "seeds": [0, 1],
     "baseline": "base",
     "sections": {
-        "methods": {
-            "title": "Methods",
-            "runs": {
-                "base": {"train": False},
-                "ours": None,
-                "crst": {"set": {"method.name": "crst"}, "data_problems": 4},
-            },
-        },
-        "limits": {
-            "title": "Limits",
-            "runs": {"L = 64": {}, "L = 48": {"set": {"rollout.max_response_tokens": 48}}},
-        },
+        "methods": {"title": "Methods", "runs": METHODS},
+        "limits": {"title": "Limits", "runs": LIMITS},
     },
 }
 
-SAME_DIRECTORY = {"base": {}, "base!": {"set": {"run.steps": 3}}}
 
-
-def plan_of(tmp_path: Path, **changes: Any) -> StudyPlan:
+def plan_of(tmp_path: Path, runs: Any = None, **changes: Any) -> StudyPlan:
+    """runs: of the one section, where not the study's own."""
+    if runs is not None:
+        changes["sections"] = {"methods": {"title": "Methods", "runs": runs}}
     path = tmp_path / "study.yaml"
     path.write_text(yaml.safe_dump({**STUDY, **changes}, sort_keys=False))
     return read_study(path, tmp_path)
@@ -60,12 +54,9 @@ def test_every_shipped_study_can_be_made(path: Path, tmp_path: Path) -> None:
 
 def test_equal_runs_are_made_once_and_an_untrained_model_for_one_seed(tmp_path: Path) -> None:
     plan = plan_of(tmp_path)
-    labels = [run.label for run in plan.runs]
-    assert labels == ["base", "ours", "crst", "L = 48"] + [
-        "ours, seed 1",
-        "crst, seed 1",
-        "L = 48, seed 1",
-    ]
+    names = ["ours", "crst", "L = 48"]
+    labels = ["base", *names, *(f"{name}, seed 1" for name in names)]
+    assert [run.label for run in plan.runs] == labels
     assert plan.rows["limits"]["L = 64"] == plan.rows["methods"]["ours"]
     assert plan.rows["methods"]["ours"][1].settings == {"run.steps": 2, "run.seed": 1}
 
@@ -84,32 +75,20 @@ def test_fixed_data_are_made_before_the_training_that_reads_them(tmp_path: Path)
 
 def test_rounds_share_out_the_steps_and_are_one_training_in_the_table(tmp_path: Path) -> None:
     rounds = {"set": {"method.name": "off_policy_sft", "run.steps": 4}, "rounds": 2, "seeds": [3]}
-    runs = {"base": {"train": False}, "off": rounds}
-    plan = plan_of(tmp_path, sections={"methods": {"title": "Methods", "runs": runs}})
+    plan = plan_of(tmp_path, BASE | {"off": rounds})
     run = plan.runs[1]
     commands = commands_of(run)
     assert [words[0] for words in commands] == ["data", "train"] * 2 + ["eval"]
     assert all("run.steps=2" in commands[place] for place in (1, 3))
-    assert (
-        f"model.path={run.directory}/train/round_1/hf" in commands[2]
-        and "run.seed=4" in commands[2]
-    )
-    for directory, first in zip(trainings_of(run), (40.0, 30.0), strict=True):
+    model = f"model.path={run.directory}/train/round_1/hf"
+    assert model in commands[2] and "run.seed=4" in commands[2]
+    for number, directory in enumerate(trainings_of(run)):
         directory.mkdir(parents=True)
-        facts = {"step_seconds": 2.0, "trained_tokens": 30, "num_accepted": 4}
-        write_rows(directory / "metrics.jsonl", [{"step": step, **facts} for step in (1, 2)])
-        lengths = ((0, first), (2, first - 10))
-        evals = [{"step": step, "eval_mean_response_tokens": tokens} for step, tokens in lengths]
-        write_rows(directory / "evals.jsonl", evals)
-    training = read_rows(tmp_path, plan)[1].training
-    assert training is not None and (training["steps"], training["tokens"]) == (4, 120)
-    assert training["lengths"] == [(0, 40.0), (2, 30.0), (4, 20.0)] and training["seconds"] == 8.0
-
-
-def second_run(**entry: Any) -> dict[str, Any]:
-    """A section of the untrained model and a run `b`."""
-    runs = {"base": {"train": False}, "b": entry}
-    return {"sections": {"a": {"title": "", "runs": runs}}}
+        lines = [{"step": step, "step_seconds": 2.0} for step in (1, 2)]
+        write_rows(directory / "metrics.jsonl", lines)
+        write_rows(directory / "summary.json", [{"peak_memory_bytes": 7 - number}])
+    training = {"steps": 4, "seconds": 8.0, "peak_memory_bytes": 7}
+    assert read_rows(tmp_path, plan)[1].training == training
 
 
 @pytest.mark.parametrize(
@@ -117,18 +96,20 @@ def second_run(**entry: Any) -> dict[str, Any]:
     [
         ({"baseline": "nobody"}, "baseline=nobody is not the name of a run"),
         (
-            {"sections": {"a": {"title": "", "runs": SAME_DIRECTORY}}},
+            {"runs": {"base": {}, "base!": {"set": {"run.steps": 3}}}},
             "would share the directory base-s0; rename one",
         ),
-        (second_run(rounds=2), "samples while it trains and needs no rounds of fixed data"),
-        (second_run(rounds=3, set={"method.name": "crst"}), "does not divide run.steps=2"),
-        (second_run(eval={"method": "deer", "budgets": [16]}), "budgets: early exit tries answers"),
-        (second_run(set={"run.step": 3}), "run 'b': .*run.step"),
+        ({"rounds": 2}, "samples while it trains and needs no rounds of fixed data"),
+        ({"rounds": 3, "set": {"method.name": "crst"}}, "does not divide run.steps=2"),
+        ({"eval": {"method": "deer", "budgets": [16]}}, "budgets: early exit tries answers"),
+        ({"set": {"run.step": 3}}, "run 'b': .*run.step"),
     ],
 )
 def test_what_cannot_be_made_is_said_before_anything_is_run(
     tmp_path: Path, changes: Any, message: str
 ) -> None:
+    if not changes.keys() & {"baseline", "runs"}:
+        changes = {"runs": BASE | {"b": changes}}
     with pytest.raises(UserError, match=message):
         for run in plan_of(tmp_path, **changes).runs:
             check_run(run)
@@ -172,45 +153,35 @@ def test_the_paper_s_script_hands_a_study_to_the_command(tmp_path: Path) -> None
     assert (ROOT / said[1]).is_file()
 
 
-def test_seeds_are_a_mean_with_their_deviation(tmp_path: Path) -> None:
-    runs = {"base": {"train": False}, "ours": {}}
-    plan = plan_of(tmp_path, sections={"methods": {"title": "Methods", "runs": runs}})
-    facts = {"section": "methods", "settings": {}, "directory": ""}
-    values = {"accuracy": 0.5, "pass_at_n": 0.75, "efficiency": 1.25, "norm_std": 0.25}
-
-    def row(name: str, seed: int, tokens: float) -> Row:
-        metrics = {key: Estimate(value=value) for key, value in values.items()}
-        metrics |= {"mean_tokens": Estimate(value=tokens, low=1, high=99)}
-        return Row(**facts, name=name, seed=seed, metrics=metrics)
-
-    ours = [row("ours", 0, 30), row("ours", 1, 20)]
-    write_outputs(tmp_path, plan, [row("base", 0, 80), *ours])
-    table = (tmp_path / "table.md").read_text(encoding="utf-8")
-    assert "80.0 [1.0, 99.0]" in table and "25.0 ± 5.0" in table
-    tokens = json.loads((tmp_path / "table.json").read_text())[2]["metrics"]["mean_tokens"]
-    assert tokens == {"value": 20, "low": 1, "high": 99}
-    page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "Mean response tokens, base to ours" in page and "-68.8 %" in page
-
-
 def test_a_run_that_failed_has_its_last_words_in_table_and_page(tmp_path: Path) -> None:
     plan = plan_of(tmp_path)
-    train = plan.runs[1].directory / "train"
-    train.mkdir(parents=True)
+    plan.runs[1].directory.mkdir(parents=True)
     plan.runs[1].log.write_text("INFO step 1\nerror: loss is nan & no <number>\n\n")
-    step = {"step": 1, "step_seconds": 2.0, "trained_tokens": 30, "num_accepted": 0}
-    phases = {f"{phase}_seconds": 0.5 for phase in ("rollout", "verify", "train", "sync")}
-    write_rows(train / "metrics.jsonl", [step | phases])
     rows = read_rows(tmp_path, plan)
-    assert [row.error for row in rows][:3] == [
-        "not made yet",
-        "error: loss is nan & no <number>",
-        "not made yet",
-    ]
-    training = rows[1].training
-    assert training is not None and (training["tokens"], training["skipped_steps"]) == (30, 1)
+    said = ["not made yet", "error: loss is nan & no <number>", "not made yet"]
+    assert [row.error for row in rows][:3] == said and rows[1].training is None
     write_outputs(tmp_path, plan, rows)
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "A &lt;study&gt;" in page and "0 of 7 runs are finished" in page
     assert "error: loss is nan &amp; no &lt;number&gt;" in page
-    assert "http" not in page.replace("http://www.w3.org", "").replace("http-equiv", "")
+
+
+def test_finished_runs_are_a_mean_with_its_deviation_and_the_best_is_beside_the_baseline(
+    tmp_path: Path,
+) -> None:
+    plan = plan_of(tmp_path, BASE | {"ours": {}, "worse": LIMITS["L = 48"]})
+    for run in plan.runs:
+        tokens = {"base": 200, "ours": 50, "worse": 100}[run.name] - 10 * run.seed
+        make_evaluation(run.evaluation, run.label, tokens, 6)
+    rows = read_rows(tmp_path, plan)
+    ratios = [round(row.metrics["compression_ratio"].value * 204.5, 3) for row in rows]
+    assert ratios == [204.5, 54.5, 44.5, 104.5, 94.5]
+    assert [budget for budget, _ in rows[1].budgets] == [64, 128]
+    write_outputs(tmp_path, plan, rows)
+    table = (tmp_path / "table.md").read_text(encoding="utf-8")
+    assert re.search(r"204 \[\d+, \d+\]", table) and "49.5 ± 5.0" in table
+    tokens = json.loads((tmp_path / "table.json").read_text())[2]["metrics"]["mean_tokens"]
+    assert tokens["value"] == 44.5 and tokens["low"] < 44.5 < tokens["high"]
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "Mean response tokens, base to ours" in page and "-75.8 %" in page
+    assert re.findall("<pre>(.*?)</pre>", page) == ["base says 7", "ours, seed 1 says 7"]

@@ -1,0 +1,261 @@
+"""The pages in a real browser: they show what they hold, and fetch nothing."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_diagnosis import NUM_RESPONSES, make_diagnosis
+from made_runs import make_evaluation, make_run, response, write_report, write_responses
+from selenium import webdriver
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.remote.webelement import WebElement
+from selenium.webdriver.support.ui import Select, WebDriverWait
+
+from megatron_opsft.diagnose.page import write_page as write_diagnosis
+from megatron_opsft.report.page import write_page
+
+_FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+_FLAGS += ["--disable-background-networking", "--hide-scrollbars"]
+
+
+class Chromium:
+    """A real one without a window, asked through its driver. profile: a new directory."""
+
+    def __init__(self, profile: Path) -> None:
+        programs = [shutil.which(name) for name in ("chromium", "chromedriver")]
+        assert all(programs), "not installed: sudo bash tools/install_chromium.sh"
+        options = webdriver.ChromeOptions()
+        options.binary_location = str(programs[0])
+        for flag in (*_FLAGS, f"--user-data-dir={profile}"):
+            options.add_argument(flag)
+        options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+        service = webdriver.ChromeService(executable_path=programs[1])
+        self.driver = webdriver.Chrome(options=options, service=service)
+
+    def open(self, page: Path, *, width: int = 1280, dark: bool = False) -> None:
+        """The page from disk; the width is that of what is seen, in CSS pixels."""
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+        theme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [theme]})
+        self.driver.get("about:blank")
+        for kind in ("browser", "performance"):
+            self.driver.get_log(kind)
+        self.driver.get(page.resolve().as_uri())
+
+    def all(self, selector: str) -> list[WebElement]:
+        """Elements of a CSS selector that are seen."""
+        return [e for e in self.driver.find_elements(By.CSS_SELECTOR, selector) if e.is_displayed()]
+
+    def one(self, selector: str, text: str = "") -> WebElement:
+        """The first that is seen and holds the text."""
+        found = [element for element in self.all(selector) if text in element.text]
+        assert found, f"no {selector} with {text!r} is seen"
+        return found[0]
+
+    def texts(self, selector: str) -> list[str]:
+        return [element.text for element in self.all(selector)]
+
+    def run(self, script: str, *values: Any) -> Any:
+        return self.driver.execute_script(script, *values)
+
+    def messages(self) -> list[str]:
+        """What the console says since the page was opened or the last call."""
+        return [entry["message"] for entry in self.driver.get_log("browser")]
+
+    def check(self, page: Path, width: int, dark: bool) -> None:
+        """What holds of every page that was opened so: nothing is wider than the screen, or than
+        what it is in, the theme is the system's, nothing was fetched, and nothing went wrong.
+        """
+        assert self.run("return document.documentElement.scrollWidth") == width
+        tables = "[...document.querySelectorAll('table')]"
+        edges = self.run(f"return {tables}.map((one) => one.getBoundingClientRect().right)")
+        assert edges and max(edges) <= width
+        ground = self.run("return getComputedStyle(document.body).backgroundColor")
+        assert ground == ("rgb(20, 23, 28)" if dark else "rgb(255, 255, 255)")
+        assert self.messages() == []
+        log = [json.loads(e["message"])["message"] for e in self.driver.get_log("performance")]
+        sent = [e["params"]["request"] for e in log if e["method"] == "Network.requestWillBeSent"]
+        urls = {request["url"].split("#")[0] for request in sent}
+        assert {url for url in urls if not url.startswith("data:")} == {page.resolve().as_uri()}
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
+    running = Chromium(tmp_path_factory.mktemp("profile"))
+    yield running
+    running.driver.quit()
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs, one of them crashed, and two evaluations."""
+    at = tmp_path_factory.mktemp("page")
+    runs = [make_run(at / "first"), make_run(at / "crashed", lr=2e-4, steps=2, finished=False)]
+    made = [make_evaluation(at / f"eval{n}", f"model {n}", 300 - 200 * n, 6 + n) for n in (0, 1)]
+    write_report(at / "report.html", made, runs)
+    return at / "report.html"
+
+
+@pytest.mark.parametrize(("width", "dark"), [(390, True), (1280, False)])
+def test_every_part_without_an_error_or_a_request(
+    chromium: Chromium, page: Path, width: int, dark: bool
+) -> None:
+    chromium.open(page, width=width, dark=dark)
+    assert chromium.texts("nav a") == ["Result", "Tables", "Responses", "Curves", "Settings"]
+    for link in chromium.all("nav a"):
+        link.send_keys(Keys.ENTER)
+        part = link.get_attribute("href").split("#")[1]
+        assert len(chromium.one(f"#{part}").text) > 50
+        top = chromium.run(f"return document.getElementById('{part}').getBoundingClientRect().top")
+        assert -1 < top < 900
+    colours = chromium.run(
+        "return ['.c0 .curve', '.c1 .curve'].map((one) =>"
+        " getComputedStyle(document.querySelector('figure ' + one)).stroke)"
+    )
+    assert len(set(colours)) == 2
+    assert "</script><script>console.error('ran')</script>" in chromium.one("pre.response").text
+    assert chromium.run("return document.images.length") == 0
+    chromium.check(page, width, dark)
+
+
+def test_the_first_screen_is_the_answer(chromium: Chromium, tmp_path: Path) -> None:
+    """Of a run: length and accuracy before and after, both curves, and a problem twice."""
+    write_page(tmp_path / "page.html", [make_run(tmp_path / "run")])
+    chromium.open(tmp_path / "page.html")
+    places = [chromium.one(".big"), *chromium.all("#result figure")[:3], *chromium.all(".pair h3")]
+    assert len(places) == 6 and max(place.rect["y"] for place in places) < 850
+    before, after = chromium.all(".pair article")
+    assert before.rect["y"] == after.rect["y"] and before.rect["x"] < after.rect["x"]
+    assert "</script><script>console.error('ran')</script>" in before.text
+    chromium.open(tmp_path / "page.html", width=390)
+    before, after = chromium.all(".pair article")
+    assert before.rect["y"] < after.rect["y"]  # below each other
+    assert chromium.messages() == []
+
+
+def test_filters_search_and_theme(chromium: Chromium, page: Path) -> None:
+    chromium.open(page)
+    assert chromium.one("#count").text == "36 of 36 responses"
+    Select(chromium.one("#verdict")).select_by_visible_text("wrong")
+    assert chromium.one("#count").text.startswith("12 of 36")
+    Select(chromium.one("#step")).select_by_visible_text("2")
+    assert chromium.one("#count").text.startswith("4 of 36")
+    chromium.one("#problem").send_keys("p-3", Keys.TAB)
+    assert chromium.texts("#list button")[0].startswith("step 2, p-3 #1 wrong 51 tokens")
+    assert len(chromium.all("#list button")) == 1
+    assert "wrong: read 8, expected answer: 7" in chromium.one("#detail").text
+    chromium.one("#clear").click()
+    assert chromium.one("#count").text == "36 of 36 responses"
+    chromium.one("#from").send_keys("101", Keys.TAB)
+    assert chromium.one("#count").text.startswith("8 of 36")
+    chromium.one("#clear").click()
+    for name, words in (("Shortest", "33 tokens"), ("Longest", "102 tokens"), ("Random", "tokens")):
+        chromium.one("button", name).click()
+        assert words in chromium.one("#detail").text
+    chromium.one("#search").send_keys("CORRECT in step 3")
+    wait = WebDriverWait(chromium.driver, 10)
+    wait.until(lambda _: "4 of 36" in chromium.one("#count").text)
+    assert chromium.texts("#detail mark") == ["correct in step 3"]
+    chromium.one("#search").send_keys(" and nothing")
+    wait.until(lambda _: "0 of 36" in chromium.one("#count").text)
+    assert "No response passes" in chromium.one("#detail").text
+    for theme in ("light", "dark", "light"):
+        assert chromium.run("return document.documentElement.dataset.theme") == theme
+        chromium.one("#theme").click()
+
+
+def test_a_response_beside_its_group_another_step_and_run(chromium: Chromium, page: Path) -> None:
+    chromium.open(page)
+    runs = Select(chromium.all("#responses select")[0])
+    for button, heads in (
+        ("Its group", ["step 1, p-0 #0", "step 1, p-0 #1", "step 1, p-0 #2"]),
+        ("Before and after", ["step 1, p-0 #0", "step 3, p-0 #0"]),
+        ("In every run", ["first: step 1, p-0 #0", "crashed: step 1, p-0 #0"]),
+    ):
+        chromium.one("#detail button", button).click()
+        assert chromium.texts("#detail h3") == heads
+    places = [card.rect for card in chromium.all("#detail article")]
+    assert places[0]["y"] == places[1]["y"] and places[0]["x"] < places[1]["x"]
+    runs.select_by_visible_text("crashed")
+    assert chromium.one("#count").text == "24 of 24 responses"
+    steps = [option.text for option in Select(chromium.one("#step")).options]
+    assert steps == ["all", "1", "2"]
+    runs.select_by_visible_text("evaluation of model 1")
+    Select(chromium.one("#verdict")).select_by_visible_text("wrong")
+    assert chromium.one("#count").text == "6 of 20 responses"
+    chromium.one("#detail button", "In every run").click()
+    heads = [f"evaluation of model {n}: gsm8k, p7 #0" for n in (0, 1)]
+    assert chromium.texts("#detail h3") == heads
+    assert "No response to this problem is here of first, crashed." in chromium.one("#detail").text
+
+
+def test_bins_of_lengths_filter(chromium: Chromium, page: Path) -> None:
+    """Lengths are 33 to 35, 50 to 52 and 100 to 102."""
+    chromium.open(page)
+    bins = [
+        b for b in chromium.all(".bin") if ": 0 correct, 0 not" not in b.get_attribute("aria-label")
+    ]
+    label = bins[0].get_attribute("aria-label")
+    assert label == "30 to 34 tokens: 4 correct, 4 not"
+    bins[0].send_keys(Keys.ENTER)
+    assert chromium.one("#count").text.startswith("8 of 36")
+    assert len(chromium.all(".bin.on")) == 1
+    chromium.one(".bin.on").send_keys(Keys.ENTER)
+    assert chromium.one("#count").text == "36 of 36 responses"
+
+
+def test_tokens_are_coloured_by_probability_where_it_was_saved(
+    chromium: Chromium, tmp_path: Path
+) -> None:
+    run = make_run(tmp_path / "run", steps=1, problems=0)
+    rows = [response(1, "p-0", sample) for sample in range(2)]
+    signs = "ab\n\N{GRINNING FACE}e<i>f"
+    rows[0] |= {"text": signs, "log_probs": [-0.1, -1.0, -9.0, -0.3, 0.0]}
+    rows[0] |= {"piece_lengths": [2, 2, 0, len(signs) - 4, 4]}  # the end token's are not shown
+    write_responses(run / "rollouts/step_000001.jsonl.gz", rows)
+    write_page(tmp_path / "page.html", [run])
+    chromium.open(tmp_path / "page.html")
+    tokens = chromium.run(
+        "return [...document.querySelectorAll('pre.response span')]"
+        ".map((one) => [one.className, one.textContent, one.title])"
+    )
+    assert tokens == [
+        ["p0", "ab", "probability 90.5 %"],
+        ["p2", "\n\N{GRINNING FACE}", "probability 36.8 %"],
+        ["p1", "e<i>f", "probability 74.1 %"],
+    ]
+    assert len(chromium.all(".probabilities span")) == 6
+    chromium.one("#list button", "p-0 #1").click()
+    assert not chromium.all(".probabilities") and not chromium.all("pre.response span")
+    assert chromium.messages() == []
+
+
+@pytest.mark.parametrize(("width", "dark"), [(390, True), (1280, False)])
+def test_a_diagnosis_and_a_tapped_token_that_says_its_number(
+    chromium: Chromium, tmp_path: Path, width: int, dark: bool
+) -> None:
+    write_diagnosis(make_diagnosis(tmp_path), "long", "short")
+    chromium.open(tmp_path / "report.html", width=width, dark=dark)
+    assert chromium.one("h1").text == "long against short"
+    assert len(chromium.all("main pre")) == NUM_RESPONSES
+    said = chromium.one("figure svg").get_attribute("aria-label")
+    assert said.startswith("Sum of D: 'Wait' 14 (4); ")
+    # The word is seen on its shade: both themes have their own.
+    shade = "rgba(196, 44, 62, 0.85)" if dark else "rgba(178, 24, 43, 0.85)"
+    word = chromium.one("pre i.k9", "Wait")
+    assert word.value_of_css_property("background-color") == shade
+    assert max(bar.rect["width"] for bar in chromium.all("figure .bar")) > 50
+    chromium.check(tmp_path / "report.html", width, dark)
+    assert chromium.all("#told") == []
+    word = chromium.all("pre i.k9")[0]  # of the response with the largest
+    chromium.run("arguments[0].scrollIntoView({ block: 'center' })", word)
+    word.click()
+    told = chromium.one("#told").text
+    assert told.startswith("Wait") and "D = 5; efficient: '</think>' 90 %, 'Wait' 10 %" in told
+    chromium.one("#told").click()
+    assert chromium.all("#told") == []
