@@ -18,39 +18,26 @@ from megatron_opsft.config_section import (
 
 
 class DataConfig(Section):
-    train: Sources = Field(
-        ...,
-        description="`arithmetic` (embedded), a .jsonl/.jsonl.gz/.parquet file, or a Hugging Face data set name; or a list of {path, weight}, a mixture (docs/data.md).",
-    )
-    split: str = Field("train", description="Split of a Hugging Face data set.")
-    subset: str | None = Field(
-        None, description="Configuration name of a Hugging Face data set, such as `main` of gsm8k."
-    )
-    problem_field: str | None = Field(
-        None,
-        description="Field of the problem (text or chat messages; may be dotted); by default the first of problem, question, prompt.",
-    )
-    answer_field: str | None = Field(
-        None,
-        description="Field of the gold answer (may be dotted); by default the first of answer, final_answer, solution.",
-    )
-    responses: Annotated[Path | None, HomeExpanded] = Field(
-        None,
-        description="Fixed data, written by the command `data`, for a method that samples nothing; B x G responses a step.",
-    )
-    prompts_per_step: int = Field(64, ge=1, description="B: problems drawn in each step.")
-    max_prompt_tokens: int = Field(
-        1024,
-        ge=1,
-        description="Problems with a longer prompt are listed and left out. The default shrinks if the model has no room for it beside the longest response.",
-    )
-    template: TemplateName = Field(
-        "r1",
-        description="r1: step by step; cod: Chain of Draft; concise: key steps alone; chat: the problem alone; or a .jinja file (docs/data.md). All through the model's chat template.",
-    )
-    system_prompt: str = Field(
-        "", description="System message before each problem; rows that have one keep theirs."
-    )
+    train: Sources
+    """`arithmetic` (embedded), a .jsonl/.jsonl.gz/.parquet file, or a Hugging Face data set name; or a list of {path, weight}, a mixture (docs/data.md)."""
+    split: str = "train"
+    """Split of a Hugging Face data set."""
+    subset: str | None = None
+    """Configuration name of a Hugging Face data set, such as `main` of gsm8k."""
+    problem_field: str | None = None
+    """Field of the problem (text or chat messages; may be dotted); by default the first of problem, question, prompt."""
+    answer_field: str | None = None
+    """Field of the gold answer (may be dotted); by default the first of answer, final_answer, solution."""
+    responses: Annotated[Path | None, HomeExpanded] = None
+    """Fixed data, written by the command `data`, for a method that samples nothing; B x G responses a step."""
+    prompts_per_step: int = Field(64, ge=1)
+    """B: problems drawn in each step."""
+    max_prompt_tokens: int = Field(1024, ge=1)
+    """Problems with a longer prompt are listed and left out. The default shrinks if the model has no room for it beside the longest response."""
+    template: TemplateName = "r1"
+    """r1: step by step; cod: Chain of Draft; concise: key steps alone; chat: the problem alone; or a .jinja file (docs/data.md). All through the model's chat template."""
+    system_prompt: str = ""
+    """System message before each problem; rows that have one keep theirs."""
 
     @property
     def parts(self) -> tuple[MixturePart, ...]:
@@ -69,14 +56,12 @@ class DataConfig(Section):
 
 
 class VerifyConfig(Section):
-    judge: JudgeName = Field(
-        "math",
-        description="Who judges an answer: math, or a function of your own, package.module:function (docs/data.md).",
-    )
-    workers: Annotated[int, FREE] = Field(
-        0, ge=0, description="Most verifier processes of a rank; 0: its share of the CPU cores."
-    )
-    timeout_seconds: float = Field(10.0, gt=0, description="Wall-clock limit for one answer.")
+    judge: JudgeName = "math"
+    """Who judges an answer: math, or a function of your own, package.module:function (docs/data.md)."""
+    workers: Annotated[int, FREE] = Field(0, ge=0)
+    """Most verifier processes of a rank; 0: its share of the CPU cores."""
+    timeout_seconds: float = Field(10.0, gt=0)
+    """Wall-clock limit for one answer."""
 
     @property
     def own_judge(self) -> bool:

@@ -123,7 +123,7 @@ def gather_on_rank_2() -> list[str]:
     sources, targets = (spoiled(side, torch.bfloat16) for side in (trainer, engine))
     for name, shard in sources.items():
         fill_shard(
-            table.by_mcore_name(name),
+            table.by_mcore_name[name],
             lambda rect: rect.view(hf[rect.tensor]),
             shard,
             tp_rank=dist.get_rank(),

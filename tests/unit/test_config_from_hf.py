@@ -157,11 +157,11 @@ def test_defaults_of_absent_fields_are_those_of_transformers(tmp_path: Path) -> 
         (QWEN2, {"use_sliding_window": True}, "use_sliding_window=true .* only .*=false"),
         (QWEN2, {"hidden_act": "gelu"}, 'hidden_act="gelu" .*"silu"'),
         (QWEN2, {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
-        (QWEN2, {"quantization_config": {"bits": 4}}, "quantization_config=.*unset"),
+        (QWEN2, {"quantization_config": {"bits": 4}}, "quantization_config=.*null"),
         (QWEN2, {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
-        (QWEN2, {"transformers_weights": "x"}, "transformers_weights=.*unset"),
-        (QWEN2, {"num_experts": 8}, "num_experts=8 .*unset"),
-        (MISTRAL, {"sliding_window": 4096}, "sliding_window=4096 .*unset"),
+        (QWEN2, {"transformers_weights": "x"}, "transformers_weights=.*null"),
+        (QWEN2, {"num_experts": 8}, "num_experts=8 .*null"),
+        (MISTRAL, {"sliding_window": 4096}, "sliding_window=4096 .*null"),
         (QWEN3_MOE, {"mlp_only_layers": [0]}, r"mlp_only_layers=\[0\] .*=\[\]"),
         (QWEN3_MOE, {"num_experts": None}, "num_experts must be a positive whole number"),
         (QWEN3_MOE, {"num_local_experts": 9}, "num_experts and num_local_experts differ"),
@@ -202,7 +202,9 @@ def test_unsupported_architecture_lists_the_supported(tmp_path: Path) -> None:
 def test_mistral_without_a_sliding_window_field_has_one(tmp_path: Path) -> None:
     assert MistralConfig().sliding_window == 4096
     absent = {k: v for k, v in MISTRAL.items() if k != "sliding_window"}
-    with pytest.raises(UserError, match=r"config\.json: sliding_window is missing.* only null"):
+    with pytest.raises(
+        UserError, match=r"config\.json: sliding_window=4096 .* only sliding_window=null"
+    ):
         read(tmp_path, absent)
 
 

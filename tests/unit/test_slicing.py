@@ -27,7 +27,7 @@ QKV, FC1 = (f"decoder.layers.0.{n}.weight" for n in ("self_attention.linear_qkv"
 def shards_of(
     table: WeightTable, state: dict[str, Tensor], mcore_name: str, tp: int
 ) -> list[Tensor]:
-    rule = table.by_mcore_name(mcore_name)
+    rule = table.by_mcore_name[mcore_name]
     shards = []
     for tp_rank in range(tp):
         shard = torch.full(shard_shape(rule, tp), torch.nan)
@@ -73,7 +73,7 @@ def test_fill_reads_only_the_ranks_own_slice_once_per_tensor() -> None:
         calls.append(str(rect).removeprefix("model.layers.0.self_attn."))
         return rect.view(state[rect.tensor])
 
-    rule = WeightTable(SHAPES["qwen2"]).by_mcore_name(QKV)
+    rule = WeightTable(SHAPES["qwen2"]).by_mcore_name[QKV]
     fill_shard(rule, read, torch.empty(shard_shape(rule, 2)), tp_rank=1, tp_size=2)
     rows = {"q": "32:64", "k": "16:32", "v": "16:32"}
     assert calls == [f"{x}_proj.weight[{part}, 0:64]" for x, part in rows.items()]
@@ -89,4 +89,4 @@ def test_fill_reads_only_the_ranks_own_slice_once_per_tensor() -> None:
 def test_tp_that_does_not_divide_is_named(name: str, tp: int, said: str) -> None:
     table = WeightTable(replace(SHAPES["qwen2"], ffn_size=36))
     with pytest.raises(UserError, match=said):
-        shard_parameter(table.by_mcore_name(name), 0, tp)
+        shard_parameter(table.by_mcore_name[name], 0, tp)
