@@ -3,7 +3,7 @@ before anything is sampled. That the weights are the same bits as from disk: tes
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -34,51 +34,34 @@ class ReadingEngine(HfEngine):
         self.load_weights(((n, t) for file in files for n, t in load_file(file).items()), version)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """A trainer with spoilt weights, an engine that can read the files, and the sync of both."""
-
-    trainer: TrainerParts
-    engine: ReadingEngine
-    sync: WeightSync
-
-
-def build_parts(case: Case, model_dir: Path) -> Parts:
+def build_parts(case: Case, model_dir: Path) -> tuple[TrainerParts, WeightSync, ReadingEngine]:
+    """A trainer with spoilt weights, the sync, and an engine that can read the files."""
     built = build(case)
     for tensor in built.shards.by_name.values():
         tensor.fill_(7.0)
-    model = hf_model(case.model).to(built.shards.dtype)
+    model = hf_model(case.model)
     for value in model.parameters():
         value.data.fill_(5.0)
     engine = ReadingEngine(model, None, batch_size=8, version=None)  # type: ignore[arg-type]
     sync = WeightSync(built.shards, engine, SyncConfig(verify="checksum"), built.trainer.score)
     stored = HfTensors(model_dir)
-    return Parts(
-        trainer=TrainerParts(trainer=built.trainer, shards=built.shards, stored=stored),
-        engine=engine,
-        sync=sync,
-    )
-
-
-@pytest.fixture
-def model_dir(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    save_file(weights(request.param), tmp_path / "model.safetensors")
-    return tmp_path
+    parts = TrainerParts(trainer=built.trainer, shards=built.shards, stored=stored)
+    return parts, sync, engine
 
 
 def wrongly_pulled(case: Case, model_dir: Path) -> str:
     """One weight changes on its way from the engine."""
-    parts = build_parts(case, model_dir)
+    parts, sync, engine = build_parts(case, model_dir)
     run = Transfer.run
 
     def spoiling(transfer: Transfer) -> None:
         run(transfer)
-        for rule, tensor in parts.trainer.shards.parameters:
+        for rule, tensor in parts.shards.parameters:
             if GATE in rule.hf_names:
                 tensor[0] *= 1.01  # the first row is the gate's
 
     with mock.patch.object(Transfer, "run", spoiling), pytest.raises(SyncError) as caught:
-        load_first_weights(parts.trainer, parts.sync, parts.engine)
+        load_first_weights(parts, sync, engine)
     return str(caught.value)
 
 
@@ -86,8 +69,8 @@ def at_another_place(case: Case, model_dir: Path) -> tuple[bool, str]:
     """The engine's layout takes one weight for another: whether the trainer's is wrong after the
     pull, and what the first push says.
     """
-    parts = build_parts(case, model_dir)
-    layout, other = parts.engine.layout, {GATE: UP, UP: GATE}
+    parts, sync, engine = build_parts(case, model_dir)
+    layout, other = engine.layout, {GATE: UP, UP: GATE}
 
     def swapped(parameter: Parameter) -> Parameter:
         def named(rect: Rect) -> Rect:
@@ -96,22 +79,22 @@ def at_another_place(case: Case, model_dir: Path) -> tuple[bool, str]:
         turned = tuple(Copy(named(part.source), part.target) for part in parameter.parts)
         return replace(parameter, parts=turned)
 
-    parts.engine.layout = replace(
+    engine.layout = replace(
         layout, parameters_of=lambda rank: tuple(map(swapped, layout.parameters_of(rank)))
     )
-    load_first_weights(parts.trainer, parts.sync, parts.engine)
-    found = dict(parts.sync.exporter.stream())
+    load_first_weights(parts, sync, engine)
+    found = dict(sync.exporter.stream())
     with pytest.raises(SyncError) as caught:
-        parts.sync.push(0)
+        sync.push(0)
     return torch.equal(found[GATE], weights(case.model)[UP]), str(caught.value)
 
 
-@pytest.mark.parametrize("model_dir", ["qwen2"], indirect=True)
-def test_what_is_read_wrongly_stops_the_run(world: World, model_dir: Path) -> None:
+def test_what_is_read_wrongly_stops_the_run(world: World, tmp_path: Path) -> None:
+    save_file(weights("qwen2"), tmp_path / "model.safetensors")
     case = Case(tp=2)
-    for said in world.run(wrongly_pulled, 2, case, model_dir):
+    for said in world.run(wrongly_pulled, 2, case, tmp_path):
         assert said.startswith(f"pull: the engine of rank 0 does not hold the trainer's {GATE} ")
-    for is_swapped, said in world.run(at_another_place, 2, case, model_dir):
+    for is_swapped, said in world.run(at_another_place, 2, case, tmp_path):
         assert is_swapped
         assert said.startswith("sync of weight version 0: the engine of rank 0 does not hold ")
         assert GATE in said and UP in said

@@ -185,21 +185,20 @@ def check_all(world: World, cases: list[Case], method: Method) -> None:
 
 
 def cases(tp: int) -> dict[str, list[Case]]:
-    one = Case(tp=tp)
-    sequence_parallel = [replace(one, dtype=d, sequence_parallel=True) for d in LIMITS]
+    one, halves = Case(tp=tp), (None, 5)
+    # With 4 ranks some have nothing but padding.
+    sizes = ((1, True), (16, False), (17, True), (99, False), (128, True))
     return {
         "chunks": [replace(one, dtype=d, tokens=t) for d in LIMITS for t in (None, 1, 5, 100)],
-        # With 4 ranks some have nothing but padding.
-        "vocabulary": [
-            replace(one, vocab_size=n, tokens=5, main_grad=main_grad)
-            for n, main_grad in ((1, True), (16, False), (17, True), (99, False), (128, True))
-        ],
+        "vocabulary": [replace(one, vocab_size=n, tokens=5, main_grad=m) for n, m in sizes],
         "response tokens": [
-            replace(one, num_losses=n, tokens=t) for n in (0, 1, TOKENS) for t in (None, 3)
+            replace(one, num_losses=n, tokens=t) for n in (0, 1, TOKENS) for t in halves
         ],
-        "sequence parallelism": sequence_parallel if tp > 1 else [],
+        "sequence parallelism": [
+            replace(one, dtype=d, sequence_parallel=True) for d in LIMITS if tp > 1
+        ],
         "flat and peaked": [replace(one, scale=scale) for scale in (0.0, 30.0)],
-        "objectives": [replace(one, tokens=t, objective=o) for t in (None, 5) for o in OBJECTIVES],
+        "objectives": [replace(one, tokens=t, objective=o) for t in halves for o in OBJECTIVES],
     }
 
 
