@@ -113,11 +113,12 @@ def test_a_file_needs_only_what_its_base_has_otherwise(path: Path, tmp_path: Pat
     (tmp_path / "sub").mkdir()
     other = tmp_path / "sub/other.yaml"
     other.write_text("base: ../run.yaml\noptimizer: {lr: 2e-3, beta2: 0.6}\nrun: {steps: 7}\n")
-    config = load_config(other, ["run.seed=3", "optimizer.beta2=0.7", "run.dir='a #1'"])
+    keys = ["run.seed=3", "optimizer.beta2=0.7", "run.dir='a #1'", "run.wandb_project=010"]
+    config = load_config(other, keys)
     assert config.optimizer.lr == 2e-3
     assert (config.optimizer.beta1, config.optimizer.beta2) == (0.8, 0.7)
     assert (config.run.steps, config.run.seed, config.model.path) == (7, 3, "m")
-    assert config.run.dir == Path("a #1")
+    assert (config.run.dir, config.run.wandb_project) == (Path("a #1"), "010")
 
 
 def test_home_is_expanded_in_every_key_that_names_a_place(

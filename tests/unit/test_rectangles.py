@@ -42,26 +42,16 @@ def test_vllm_parameters_equal_those_of_cat_and_chunk(model: str, tp: int) -> No
 @pytest.mark.parametrize(
     ("model", "change", "tp", "message"),
     [
-        ("qwen2", {}, 3, "=3 does not divide num_attention_heads=4; choose a divisor of 4"),
-        (
-            "qwen2",
-            {"num_heads": 12, "num_kv_heads": 4},
-            6,
-            "=6 is neither a divisor nor a multiple of num_key_value_heads=4",
-        ),
-        ("qwen2", {"ffn_size": 98}, 4, "=4 does not divide intermediate_size=98"),
-        (
-            "qwen2",
-            {"num_heads": 6, "num_kv_heads": 3},
-            3,
-            "=3 does not divide the padded vocab_size=320",
-        ),
-        ("qwen3_moe", {"num_heads": 16}, 16, "=16 does not divide moe_intermediate_size=40"),
-        ("qwen3_moe_unnormalized", {"num_heads": 8}, 8, "=8 is more than num_experts=6"),
+        ("qwen2", {}, 3, "3 does not divide num_attention_heads=4; choose a divisor of 4"),
+        ("qwen2", {"num_heads": 12, "num_kv_heads": 4}, 6, "nor a multiple of num_key_value_heads"),
+        ("qwen2", {"ffn_size": 98}, 4, "4 does not divide intermediate_size=98"),
+        ("qwen2", {"num_heads": 6, "num_kv_heads": 3}, 3, "3 does not .* padded vocab_size=320"),
+        ("qwen3_moe", {"num_heads": 16}, 16, "16 does not divide moe_intermediate_size=40"),
+        ("qwen3_moe_unnormalized", {"num_heads": 8}, 8, "8 is more than num_experts=6"),
     ],
 )
 def test_a_tp_that_vllm_cannot_use_is_named(
     model: str, change: dict[str, int], tp: int, message: str
 ) -> None:
-    with pytest.raises(UserError, match=f"rollout.tp{message}"):
+    with pytest.raises(UserError, match=f"rollout.tp=.*{message}"):
         check_rollout_tp(replace(SHAPES[model], **change), tp)

@@ -130,6 +130,6 @@ def test_every_rank_has_partners_in_its_own_block_alone() -> None:
         partners = {peer for each in rounds for peer in (*each.sends, *each.receives)}
         first = rank % 1000 // 2 * 2
         block = (first, first + 1, first + 1000, first + 1001)
-        assert partners == {*block} - {rank}
+        assert partners == {*block} - {rank} and {*schedule.bytes_sent} == {*block}
         sent.add((len(rounds), *(schedule.bytes_sent[peer] for peer in block)))
     assert len(sent) == 1
