@@ -70,14 +70,13 @@ def both_sides(
     pp: int,
     dp: int,
     engine_tp: int,
-    vpp: int | None = None,
     **experts: int,
 ) -> tuple[Sequence[Placement], Sequence[Placement]]:
     """Who holds what in the trainer, and in the engines on the same ranks. experts: ep, etp."""
     table = WeightTable(shape, tp_size=tp)
     engine = partial(vllm_parameters, table, tp_size=engine_tp)
     return (
-        megatron_placements(table, tp=tp, pp=pp, dp=dp, vpp=vpp, **experts),
+        megatron_placements(table, tp=tp, pp=pp, dp=dp, **experts),
         engine_placements(engine, engine_tp, tp * pp * dp),
     )
 
