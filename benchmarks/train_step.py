@@ -53,12 +53,11 @@ def build_trainer(
     )
     chunks, optimizer, config = build_chunks(shape, args.dtype, parallel, train, device)
     trainer = Trainer(
-        chunks,
-        optimizer,
-        config,
-        layout,
+        chunks=chunks,
+        optimizer=optimizer,
+        config=config,
+        layout=layout,
         vocab_size=shape.vocab_size,
-        weight_decay=0.0,
         cross_entropy=loss.method,
     )
     return trainer, loss.method

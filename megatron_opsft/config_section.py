@@ -18,10 +18,14 @@ from pydantic.fields import FieldInfo
 
 
 class Section(BaseModel):
-    """Keys and their values; checked once, then unchanged."""
+    """Keys and their values, checked once, then unchanged; the text below a key is its meaning."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False
+        frozen=True,
+        extra="forbid",
+        protected_namespaces=(),
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
     )
 
     @field_validator("*", mode="before")

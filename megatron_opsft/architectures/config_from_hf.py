@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any, TypeVar
 
-from megatron_opsft.architectures.families import ARCHITECTURES
+from megatron_opsft.architectures.families import ARCHITECTURES, QK_NORMS, QKV_BIAS
 from megatron_opsft.architectures.shape import ModelShape, MoeShape, RopeScaling
 from megatron_opsft.architectures.template import Architecture
 from megatron_opsft.errors import UserError
@@ -46,22 +46,16 @@ def read_model_shape(model_dir: Path) -> ModelShape:
     path = Path(model_dir) / "config.json"
     config = _read_json(path)
     architecture = _architecture(config, path)
-    for name, value in {**dict(FIXED_FIELDS), **dict(architecture.fixed_fields)}.items():
+    config = {**architecture.defaults, **config}
+    for name, value in (*FIXED_FIELDS, *architecture.fixed_fields):
         _check_fixed(config, name, value, path)
-    for name in architecture.null_fields:
-        if name not in config:
-            raise UserError(
-                f"{path}: {name} is missing and then has a default value; only null is supported"
-            )
-        _check_fixed(config, name, None, path)
     layer_types = config.get("layer_types")
     if layer_types is not None and set(layer_types) != {"full_attention"}:
         raise UserError(f"{path}: layer_types is supported only with full_attention in every layer")
 
     hidden_size = _positive(config, "hidden_size", path, int)
     num_heads = _positive(config, "num_attention_heads", path, int)
-    is_given = config.get("head_dim") or architecture.default_head_dim
-    if not is_given and hidden_size % num_heads:
+    if config.get("head_dim") is None and hidden_size % num_heads:
         raise UserError(
             f"{path}: num_attention_heads={num_heads} does not divide hidden_size={hidden_size} "
             "and there is no head_dim"
@@ -81,13 +75,11 @@ def read_model_shape(model_dir: Path) -> ModelShape:
         ffn_size=_positive(config, "intermediate_size", path, int),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
-        head_dim=_positive(
-            config, "head_dim", path, int, architecture.default_head_dim or hidden_size // num_heads
-        ),
+        head_dim=_positive(config, "head_dim", path, int, hidden_size // num_heads),
         vocab_size=_positive(config, "vocab_size", path, int),
         tied_embeddings=_bool(config, "tie_word_embeddings", path),
-        qkv_bias=architecture.qkv_bias,
-        qk_norm=architecture.qk_norm,
+        qkv_bias=QKV_BIAS in architecture.layer_rows,
+        qk_norm=QK_NORMS[0] in architecture.layer_rows,
         norm_eps=_positive(config, "rms_norm_eps", path, float, 1e-6),
         max_position_embeddings=_positive(config, "max_position_embeddings", path, int),
         rope_theta=rope_theta,
@@ -129,8 +121,8 @@ def _check_fixed(config: dict[str, Any], name: str, supported: object, path: Pat
     value = config.get(name)
     if value is None or value == supported:
         return
-    fix = "this field unset" if supported is None else f"{name}={json.dumps(supported)}"
-    raise UserError(f"{path}: {name}={json.dumps(value)} is not supported, only {fix}")
+    shown = f"{name}={json.dumps(value)} is not supported, only {name}={json.dumps(supported)}"
+    raise UserError(f"{path}: {shown}")
 
 
 def _moe(config: dict[str, Any], architecture: Architecture, path: Path) -> MoeShape | None:

@@ -1,6 +1,7 @@
 """What the weight tables are made of: an architecture's rows, and the rules of one model."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 
 
@@ -62,24 +63,19 @@ class Rule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """One Hugging Face model class: its rows, and the switches its config leaves implicit.
+    """One Hugging Face model class: its rows, and what its config leaves implicit.
 
     layer_rows: repeated for each layer. The embedding, the final norm and the head are the same for
     all decoders and live in `rules`.
     expert_rows: repeated for each expert of each layer, after the layer's rows.
-    default_head_dim: None where the class falls back to hidden_size / num_attention_heads.
-    fixed_fields: config fields that may be absent, but must have this value if present and not
-    null; before those of `config_from_hf.FIXED_FIELDS`.
-    null_fields: config fields that must be there and null: the class takes another value for an
-    absent one.
+    fixed_fields: config fields that must have this value or be null; after those of
+    `config_from_hf.FIXED_FIELDS`.
+    defaults: what the class takes for fields that are absent, where that matters here.
     """
 
     hf_name: str
     model_type: str
     layer_rows: tuple[Template, ...]
-    qkv_bias: bool
-    qk_norm: bool
-    default_head_dim: int | None = None
-    fixed_fields: tuple[tuple[str, object], ...] = ()
-    null_fields: tuple[str, ...] = ()
     expert_rows: tuple[Template, ...] = ()
+    fixed_fields: tuple[tuple[str, object], ...] = ()
+    defaults: Mapping[str, object] = field(default_factory=dict)

@@ -7,8 +7,13 @@ from typing import Annotated, Self
 
 from pydantic import BeforeValidator, SerializeAsAny, model_validator
 
-from megatron_opsft.config.problems import DataConfig, VerifyConfig
-from megatron_opsft.config.run import CheckpointConfig, EvalConfig, RunConfig
+from megatron_opsft.config.run import (
+    CheckpointConfig,
+    DataConfig,
+    EvalConfig,
+    RunConfig,
+    VerifyConfig,
+)
 from megatron_opsft.config.training import (
     ModelConfig,
     OptimizerConfig,

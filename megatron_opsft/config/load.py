@@ -25,7 +25,6 @@ from megatron_opsft.methods.settings import MethodSettings
 
 M = TypeVar("M", bound=BaseModel)
 _Keys = dict[str, Mapping[str, FieldInfo]]
-_EXAMPLE = "section.key=value, for example optimizer.lr=1e-6"
 _LAST_STEP = "optimizer.schedule=cosine reaches min_lr at the last step, so the rate would jump"
 # A run chooses these itself unless the user sets them.
 _CHOSEN = ("data.max_prompt_tokens", "eval.max_response_tokens")
@@ -149,27 +148,19 @@ def read_yaml(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
 def _apply(tree: dict[str, Any], override: str, model: type[BaseModel]) -> None:
     key, equals, text = override.partition("=")
     section, dot, name = key.partition(".")
-    has_plain_keys = any(section_of(field) is None for field in model.model_fields.values())
-    keys = _keys_by_section(model, tree)
-    if equals and not dot and not has_plain_keys and (near := _meant(f".{key}", keys | {"": {}})):
-        raise UserError(
-            f"override {override!r} names no section: did you mean "
-            f"{' or '.join(f'{name}={text}' for name in near)}?"
-        )
-    if not equals or not all(key.split(".")) or not (dot or has_plain_keys):
-        example = "key=value, for example limit=8" if has_plain_keys else _EXAMPLE
-        raise UserError(f"override {override!r}: write {example}")
+    if not dot:
+        section, name = "", key
+    field = _keys_by_section(model, tree).get(section, {}).get(name)
+    if not equals or not all(key.split(".")) or (field is not None and section_of(field)):
+        example = "optimizer.lr=1e-6" if model is Config else "limit=8"
+        raise UserError(f"override {override!r}: write key=value, for example {example}")
     try:
         value = parse_yaml_value(text)
     except ValueError as error:
         raise UserError(f"override {override!r}: {error}") from None
-    field = keys.get(section if dot else "", {}).get(name if dot else key)
     if isinstance(value, int | float) and field is not None and _is_text(field):
         value = text.strip()
-    if not dot:
-        tree[key] = value
-        return
-    given = tree.setdefault(section, {})
+    given = tree.setdefault(section, {}) if dot else tree
     if not isinstance(given, dict):
         raise UserError(f"config section {section} must hold keys, not {given!r}")
     given[name] = value

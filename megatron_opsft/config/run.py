@@ -1,64 +1,106 @@
-"""How a run goes: its directory and length, evaluations during it, checkpoints."""
+"""What is asked, who judges the answers, and how a run goes: its length, evaluations, checkpoints."""
 
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from megatron_opsft.config_section import FREE, HomeExpanded, Section
+from megatron_opsft.config_section import (
+    FREE,
+    MATH,
+    HomeExpanded,
+    JudgeName,
+    MixturePart,
+    Section,
+    Sources,
+    TemplateName,
+)
 from megatron_opsft.errors import UserError
 
 
+class DataConfig(Section):
+    train: Sources
+    """`arithmetic` (embedded), a .jsonl/.jsonl.gz/.parquet file, or a Hugging Face data set name; or a list of {path, weight}, a mixture (docs/data.md)."""
+    split: str = "train"
+    """Split of a Hugging Face data set."""
+    subset: str | None = None
+    """Configuration name of a Hugging Face data set, such as `main` of gsm8k."""
+    problem_field: str | None = None
+    """Field of the problem (text or chat messages; may be dotted); by default the first of problem, question, prompt."""
+    answer_field: str | None = None
+    """Field of the gold answer (may be dotted); by default the first of answer, final_answer, solution."""
+    responses: Annotated[Path | None, HomeExpanded] = None
+    """Fixed data, written by the command `data`, for a method that samples nothing; B x G responses a step."""
+    prompts_per_step: int = Field(64, ge=1)
+    """B: problems drawn in each step."""
+    max_prompt_tokens: int = Field(1024, ge=1)
+    """Problems with a longer prompt are listed and left out. The default shrinks if the model has no room for it beside the longest response."""
+    template: TemplateName = "r1"
+    """r1: step by step; cod: Chain of Draft; concise: key steps alone; chat: the problem alone; or a .jinja file (docs/data.md). All through the model's chat template."""
+    system_prompt: str = ""
+    """System message before each problem; rows that have one keep theirs."""
+
+    @property
+    def parts(self) -> tuple[MixturePart, ...]:
+        """The sources of `train`, with what they do not say themselves."""
+        given = (MixturePart(path=self.train),) if isinstance(self.train, str) else self.train
+        own = ("split", "subset", "problem_field", "answer_field")
+        return tuple(
+            part.model_copy(update={key: getattr(part, key) or getattr(self, key) for key in own})
+            for part in given
+        )
+
+    @property
+    def name(self) -> str:
+        """What `train` is called in messages."""
+        return " + ".join(part.path for part in self.parts)
+
+
+class VerifyConfig(Section):
+    judge: JudgeName = "math"
+    """Who judges an answer: math, or a function of your own, package.module:function (docs/data.md)."""
+    workers: Annotated[int, FREE] = Field(0, ge=0)
+    """Most verifier processes of a rank; 0: its share of the CPU cores."""
+    timeout_seconds: float = Field(10.0, gt=0)
+    """Wall-clock limit for one answer."""
+
+    @property
+    def own_judge(self) -> bool:
+        """Whether `judge` is a function of the user's, which takes all columns of a row."""
+        return self.judge != MATH
+
+
 class RunConfig(Section):
-    dir: Annotated[Path, HomeExpanded, FREE] = Field(
-        Path("runs/default"), description="Run directory; everything the run writes is below it."
-    )
-    steps: Annotated[int, FREE] = Field(
-        300, ge=0, description="Training steps: one rollout batch and one update each."
-    )
-    seed: int = Field(0, ge=0, description="Seed of the problem order and of every response.")
-    eval_every: Annotated[int, FREE] = Field(
-        0,
-        ge=0,
-        description="Steps between evaluations; 0: before the first step and after the last.",
-    )
-    device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="auto: cuda where there is one."
-    )
-    show_samples: Annotated[int, FREE] = Field(
-        1, ge=0, description="Responses of an evaluation to show on the console."
-    )
-    save_rollouts: Annotated[bool, FREE] = Field(
-        True, description="Keep every response of every step in rollouts/."
-    )
-    save_logprobs: Annotated[bool, FREE] = Field(
-        False,
-        description="Keep the log-probability of each sampled token, too, which costs a pass of the trainer; the report colours tokens by it.",
-    )
-    tensorboard: Annotated[bool, FREE] = Field(True, description="Write TensorBoard events.")
-    wandb: Annotated[Literal["off", "offline", "online"], FREE] = Field(
-        "off", description="Weights & Biases; needs `pip install wandb`."
-    )
-    wandb_project: Annotated[str, FREE] = Field(
-        "megatron-opsft", description="Project name at Weights & Biases."
-    )
-    max_minutes: Annotated[float, FREE] = Field(
-        0,
-        ge=0,
-        description="Then the run writes a checkpoint and exits with 75; 0: no limit.",
-    )
-    hang_minutes: Annotated[float, FREE] = Field(
-        60,
-        ge=0,
-        description="A rank that stays in one phase for longer ends the run with exit code 69; set it above the longest phase; 0: no limit.",
-    )
-    silence_seconds: Annotated[float, FREE] = Field(
-        60, gt=0, description="A rank that gives no sign of life for longer ends the run too."
-    )
-    deterministic: bool = Field(
-        False,
-        description="Bit-identical repetition on GPUs, at lower speed (docs/gpu.md); CPUs always have it.",
-    )
+    dir: Annotated[Path, HomeExpanded, FREE] = Path("runs/default")
+    """Run directory; everything the run writes is below it."""
+    steps: Annotated[int, FREE] = Field(300, ge=0)
+    """Training steps: one rollout batch and one update each."""
+    seed: int = Field(0, ge=0)
+    """Seed of the problem order and of every response."""
+    eval_every: Annotated[int, FREE] = Field(0, ge=0)
+    """Steps between evaluations; 0: before the first step and after the last."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: cuda where there is one."""
+    show_samples: Annotated[int, FREE] = Field(1, ge=0)
+    """Responses of an evaluation to show on the console."""
+    save_rollouts: Annotated[bool, FREE] = True
+    """Keep every response of every step in rollouts/."""
+    save_logprobs: Annotated[bool, FREE] = False
+    """Keep the log-probability of each sampled token, too, which costs a pass of the trainer; the report colours tokens by it."""
+    tensorboard: Annotated[bool, FREE] = True
+    """Write TensorBoard events."""
+    wandb: Annotated[Literal["off", "offline", "online"], FREE] = "off"
+    """Weights & Biases; needs `pip install wandb`."""
+    wandb_project: Annotated[str, FREE] = "megatron-opsft"
+    """Project name at Weights & Biases."""
+    max_minutes: Annotated[float, FREE] = Field(0, ge=0)
+    """Then the run writes a checkpoint and exits with 75; 0: no limit."""
+    hang_minutes: Annotated[float, FREE] = Field(60, ge=0)
+    """A rank that stays in one phase for longer ends the run with exit code 69; set it above the longest phase; 0: no limit."""
+    silence_seconds: Annotated[float, FREE] = Field(60, gt=0)
+    """A rank that gives no sign of life for longer ends the run too."""
+    deterministic: bool = False
+    """Bit-identical repetition on GPUs, at lower speed (docs/gpu.md); CPUs always have it."""
 
     @property
     def collective_minutes(self) -> float:
@@ -69,13 +111,12 @@ class RunConfig(Section):
 
 
 class CheckpointConfig(Section):
-    every: int = Field(
-        50, ge=0, description="Steps between checkpoints; 0: only at the end and on SIGTERM."
-    )
-    keep: int = Field(2, ge=1, description="How many of the newest checkpoints to keep.")
-    asynchronous: bool = Field(
-        True, description="Write in the background, from a copy in CPU memory."
-    )
+    every: int = Field(50, ge=0)
+    """Steps between checkpoints; 0: only at the end and on SIGTERM."""
+    keep: int = Field(2, ge=1)
+    """How many of the newest checkpoints to keep."""
+    asynchronous: bool = True
+    """Write in the background, from a copy in CPU memory."""
 
 
 class EvalSet(Section):
@@ -102,56 +143,34 @@ def _named_sets(value: object) -> object:
 
 
 class EvalConfig(Section):
-    data: Annotated[str | None, HomeExpanded] = Field(
-        None,
-        description="Held-out problems, such as the test split of data.train; of `arithmetic` by default its own.",
-    )
-    split: str | None = Field(
-        None, description="Split of a Hugging Face data set; by default its `test`."
-    )
-    subset: str | None = Field(
-        None,
-        description="Configuration name of a Hugging Face data set; of data.train by default data.subset.",
-    )
-    problem_field: str | None = Field(
-        None, description="Field of the problem; of data.train by default data.problem_field."
-    )
-    answer_field: str | None = Field(
-        None, description="Field of the gold answer; of data.train by default data.answer_field."
-    )
-    holdout: int = Field(
-        0,
-        ge=0,
-        description="Problems to take out of data.train and evaluate on; not with eval.data.",
-    )
-    num_problems: int = Field(
-        256, ge=1, description="How many of them, the first ones of a fixed shuffle."
-    )
-    samples_per_problem: int = Field(2, ge=1, description="N: responses to each.")
-    temperature: float = Field(
-        0.6,
-        ge=0,
-        description="Temperature in evaluation; 0: greedy, with eval.samples_per_problem=1.",
-    )
-    top_p: float = Field(0.95, gt=0, le=1, description="Nucleus sampling in evaluation.")
-    max_response_tokens: int | None = Field(
-        None,
-        ge=1,
-        description="Longest response in evaluation; by default what the model's positions allow, at most 4,096 (hf) or 32,768 (vllm), at least rollout.max_response_tokens.",
-    )
-    more: Annotated[tuple[EvalSet, ...], BeforeValidator(_named_sets)] = Field(
-        (),
-        description="More sets to evaluate: NAME to a source, or to {data, split, subset, problem_field, answer_field, num_problems, samples_per_problem}.",
-    )
-    best_within: float = Field(
-        0.01,
-        ge=0,
-        le=1,
-        description="The best evaluation is the shortest whose accuracy is at most this much below the base model's.",
-    )
-    export_best: Annotated[bool, FREE] = Field(
-        False, description="Keep the best evaluation's model in best/, if it beats the base model."
-    )
+    data: Annotated[str | None, HomeExpanded] = None
+    """Held-out problems, such as the test split of data.train; of `arithmetic` by default its own."""
+    split: str | None = None
+    """Split of a Hugging Face data set; by default its `test`."""
+    subset: str | None = None
+    """Configuration name of a Hugging Face data set; of data.train by default data.subset."""
+    problem_field: str | None = None
+    """Field of the problem; of data.train by default data.problem_field."""
+    answer_field: str | None = None
+    """Field of the gold answer; of data.train by default data.answer_field."""
+    holdout: int = Field(0, ge=0)
+    """Problems to take out of data.train and evaluate on; not with eval.data."""
+    num_problems: int = Field(256, ge=1)
+    """How many of them, the first ones of a fixed shuffle."""
+    samples_per_problem: int = Field(2, ge=1)
+    """N: responses to each."""
+    temperature: float = Field(0.6, ge=0)
+    """Temperature in evaluation; 0: greedy, with eval.samples_per_problem=1."""
+    top_p: float = Field(0.95, gt=0, le=1)
+    """Nucleus sampling in evaluation."""
+    max_response_tokens: int | None = Field(None, ge=1)
+    """Longest response in evaluation; by default what the model's positions allow, at most 4,096 (hf) or 32,768 (vllm), at least rollout.max_response_tokens."""
+    more: Annotated[tuple[EvalSet, ...], BeforeValidator(_named_sets)] = ()
+    """More sets to evaluate: NAME to a source, or to {data, split, subset, problem_field, answer_field, num_problems, samples_per_problem}."""
+    best_within: float = Field(0.01, ge=0, le=1)
+    """The best evaluation is the shortest whose accuracy is at most this much below the base model's."""
+    export_best: Annotated[bool, FREE] = False
+    """Keep the best evaluation's model in best/, if it beats the base model."""
 
     @model_validator(mode="after")
     def _greedy_samples_are_one(self) -> Self:

@@ -9,55 +9,39 @@ from megatron_opsft.errors import UserError
 
 
 class ModelConfig(Section):
-    path: Annotated[str, HomeExpanded] = Field(
-        ...,
-        description="A Hugging Face directory or hub name, a run, a checkpoint, or `tiny_reasoner`.",
-    )
-    dtype: Literal["float32", "bfloat16"] = Field(
-        "bfloat16", description="Of weights and activations; main weights are float32."
-    )
-    load: Annotated[Literal["auto", "disk", "engine"], FREE] = Field(
-        "auto",
-        description="disk: every rank reads its shards from the files. engine: vLLM reads the files, and shards are filled from its parameters. auto: engine where possible, else disk.",
-    )
+    path: Annotated[str, HomeExpanded]
+    """A Hugging Face directory or hub name, a run, a checkpoint, or `tiny_reasoner`."""
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """Of weights and activations; main weights are float32."""
+    load: Annotated[Literal["auto", "disk", "engine"], FREE] = "auto"
+    """disk: every rank reads its shards from the files. engine: vLLM reads the files, and shards are filled from its parameters. auto: engine where possible, else disk."""
 
 
 class RolloutConfig(Section):
-    engine: str = Field("hf", description="hf: Hugging Face transformers; vllm: vLLM.")
-    tp: int = Field(
-        1, ge=1, description="Tensor-parallel size of one vLLM engine; need not be parallel.tp."
-    )
-    gpu_memory_fraction: float = Field(
-        0.5, gt=0, lt=1, description="Share of a GPU that vLLM fills with weights and KV cache."
-    )
-    kv_cache_bytes: int | None = Field(
-        None,
-        ge=1,
-        description="KV cache of each vLLM rank; by default what gpu_memory_fraction leaves.",
-    )
-    group_size: int = Field(8, ge=1, description="G: responses sampled for each problem.")
-    temperature: float = Field(
-        1.0,
-        ge=0,
-        description="Anything but 1 is off-policy and gets a warning.",
-    )
-    top_p: float = Field(0.95, gt=0, le=1, description="Nucleus sampling.")
-    max_response_tokens: int = Field(
-        3500, ge=1, description="L: longest response, end token included."
-    )
-    batch_size: int = Field(256, ge=1, description="Responses decoded at once by one engine.")
-    seeded: bool = Field(
-        True,
-        description="Each response from a seed of its own. false: vLLM's faster sampler on GPUs; responses then depend on their batch, so a repeated or resumed run samples others (docs/rollouts.md).",
-    )
-    deep_sleep: Annotated[bool, FREE] = Field(
-        True,
-        description="On GPUs CUDA graphs and NCCL's buffers of a sleeping vLLM leave the GPU too; false: only weights and KV cache do.",
-    )
-    speculative: dict[str, Any] | None = Field(
-        None,
-        description="vLLM's speculative_config, such as {method: ngram, num_speculative_tokens: 4, prompt_lookup_max: 4}. Responses keep their distribution; a repeated run may sample others (docs/rollouts.md).",
-    )
+    engine: str = "hf"
+    """hf: Hugging Face transformers; vllm: vLLM."""
+    tp: int = Field(1, ge=1)
+    """Tensor-parallel size of one vLLM engine; need not be parallel.tp."""
+    gpu_memory_fraction: float = Field(0.5, gt=0, lt=1)
+    """Share of a GPU that vLLM fills with weights and KV cache."""
+    kv_cache_bytes: int | None = Field(None, ge=1)
+    """KV cache of each vLLM rank; by default what gpu_memory_fraction leaves."""
+    group_size: int = Field(8, ge=1)
+    """G: responses sampled for each problem."""
+    temperature: float = Field(1.0, ge=0)
+    """Anything but 1 is off-policy and gets a warning."""
+    top_p: float = Field(0.95, gt=0, le=1)
+    """Nucleus sampling."""
+    max_response_tokens: int = Field(3500, ge=1)
+    """L: longest response, end token included."""
+    batch_size: int = Field(256, ge=1)
+    """Responses decoded at once by one engine."""
+    seeded: bool = True
+    """Each response from a seed of its own. false: vLLM's faster sampler on GPUs; responses then depend on their batch, so a repeated or resumed run samples others (docs/rollouts.md)."""
+    deep_sleep: Annotated[bool, FREE] = True
+    """On GPUs CUDA graphs and NCCL's buffers of a sleeping vLLM leave the GPU too; false: only weights and KV cache do."""
+    speculative: dict[str, Any] | None = None
+    """vLLM's speculative_config, such as {method: ngram, num_speculative_tokens: 4, prompt_lookup_max: 4}. Responses keep their distribution; a repeated run may sample others (docs/rollouts.md)."""
 
     @model_validator(mode="after")
     def _responses_differ(self) -> Self:
@@ -71,59 +55,52 @@ class RolloutConfig(Section):
 
 
 class SyncConfig(Section):
-    verify: Literal["off", "checksum", "full"] = Field(
-        "full",
-        description="Proof after every weight sync: checksums of every engine parameter; full: also log-probs of some responses.",
-    )
-    bucket_mb: int = Field(
-        256, ge=1, description="Size of the buckets that weights travel in, in MiB."
-    )
-    logprob_alarm: float | None = Field(
-        None,
-        gt=0,
-        description="Warn above this mean log-prob difference of engine and trainer; by default 0.001 in float32, 0.05 in bfloat16.",
-    )
+    verify: Literal["off", "checksum", "full"] = "full"
+    """Proof after every weight sync: checksums of every engine parameter; full: also log-probs of some responses."""
+    bucket_mb: int = Field(256, ge=1)
+    """Size of the buckets that weights travel in, in MiB."""
+    logprob_alarm: float | None = Field(None, gt=0)
+    """Warn above this mean log-prob difference of engine and trainer; by default 0.001 in float32, 0.05 in bfloat16."""
 
 
 class OptimizerConfig(Section):
-    lr: float = Field(1e-7, gt=0, description="AdamW learning rate after warm-up.")
-    warmup_steps: int = Field(0, ge=0, description="Steps of linear warm-up.")
-    schedule: Literal["constant", "cosine"] = Field(
-        "constant", description="After warm-up; cosine reaches min_lr at the last step."
-    )
-    min_lr: float = Field(0.0, ge=0, description="Learning rate at the end of the cosine schedule.")
-    weight_decay: float = Field(
-        0.0, ge=0, description="Decoupled weight decay; never on biases and norms."
-    )
-    beta1: float = Field(0.9, ge=0, lt=1, description="AdamW.")
-    beta2: float = Field(0.95, ge=0, lt=1, description="AdamW.")
-    eps: float = Field(1e-8, gt=0, description="AdamW.")
-    clip_grad: float = Field(1.0, ge=0, description="Largest gradient norm; 0: no clipping.")
+    lr: float = Field(1e-7, gt=0)
+    """AdamW learning rate after warm-up."""
+    warmup_steps: int = Field(0, ge=0)
+    """Steps of linear warm-up."""
+    schedule: Literal["constant", "cosine"] = "constant"
+    """After warm-up; cosine reaches min_lr at the last step."""
+    min_lr: float = Field(0.0, ge=0)
+    """Learning rate at the end of the cosine schedule."""
+    weight_decay: float = Field(0.0, ge=0)
+    """Decoupled weight decay; never on biases and norms."""
+    beta1: float = Field(0.9, ge=0, lt=1)
+    """AdamW."""
+    beta2: float = Field(0.95, ge=0, lt=1)
+    """AdamW."""
+    eps: float = Field(1e-8, gt=0)
+    """AdamW."""
+    clip_grad: float = Field(1.0, ge=0)
+    """Largest gradient norm; 0: no clipping."""
 
 
 class ParallelConfig(Section):
-    tp: int = Field(1, ge=1, description="Tensor-parallel size.")
-    pp: int = Field(1, ge=1, description="Pipeline-parallel size.")
-    cp: int = Field(
-        1, ge=1, description="Context-parallel size: the ranks that share every sequence of a pack."
-    )
-    ep: int = Field(
-        1, ge=1, description="Expert-parallel size: the ranks that share a layer's experts."
-    )
-    etp: int | None = Field(
-        None,
-        ge=1,
-        description="Tensor-parallel size of the experts, with parallel.ep; null: parallel.tp.",
-    )
-    vpp: int | None = Field(
-        None, ge=2, description="Virtual pipeline stages on each pipeline rank (interleaved 1F1B)."
-    )
-    sequence_parallel: bool = Field(
-        False, description="Shard the norms' activations over the tensor-parallel ranks."
-    )
-    overlap_grad_reduce: bool = Field(
-        True, description="Reduce gradients while the backward pass still runs."
-    )
+    tp: int = Field(1, ge=1)
+    """Tensor-parallel size."""
+    pp: int = Field(1, ge=1)
+    """Pipeline-parallel size."""
+    cp: int = Field(1, ge=1)
+    """Context-parallel size: the ranks that share every sequence of a pack."""
+    ep: int = Field(1, ge=1)
+    """Expert-parallel size: the ranks that share a layer's experts."""
+    etp: int | None = Field(None, ge=1)
+    """Tensor-parallel size of the experts, with parallel.ep; null: parallel.tp."""
+    vpp: int | None = Field(None, ge=2)
+    """Virtual pipeline stages on each pipeline rank (interleaved 1F1B)."""
+    sequence_parallel: bool = False
+    """Shard the norms' activations over the tensor-parallel ranks."""
+    overlap_grad_reduce: bool = True
+    """Reduce gradients while the backward pass still runs."""
 
     @property
     def expert_tp(self) -> int:
@@ -156,20 +133,11 @@ def check_world(world_size: int, parallel: ParallelConfig) -> None:
 
 
 class TrainConfig(Section):
-    max_tokens_per_microbatch: Annotated[int, FREE] = Field(
-        16384,
-        ge=1,
-        description="Tokens packed into a micro-batch, times parallel.cp; a longer sequence gets its own.",
-    )
-    cross_entropy: Literal["auto", "te", "fused_linear"] = Field(
-        "auto",
-        description="te: TransformerEngine's; fused_linear: from hidden states, a chunk of logits at a time; auto: the fastest that fits.",
-    )
-    recompute: Annotated[Literal["none", "selective", "full"], FREE] = Field(
-        "none",
-        description="Activations recomputed in the backward pass: those of feed-forward parts (selective), or of whole layers (full).",
-    )
-    routing_replay: bool = Field(
-        False,
-        description="Every token goes to the experts that the rollout engine chose for it; for mixtures of experts.",
-    )
+    max_tokens_per_microbatch: Annotated[int, FREE] = Field(16384, ge=1)
+    """Tokens packed into a micro-batch, times parallel.cp; a longer sequence gets its own."""
+    cross_entropy: Literal["auto", "te", "fused_linear"] = "auto"
+    """te: TransformerEngine's; fused_linear: from hidden states, a chunk of logits at a time; auto: the fastest that fits."""
+    recompute: Annotated[Literal["none", "selective", "full"], FREE] = "none"
+    """Activations recomputed in the backward pass: those of feed-forward parts (selective), or of whole layers (full)."""
+    routing_replay: bool = False
+    """Every token goes to the experts that the rollout engine chose for it; for mixtures of experts."""

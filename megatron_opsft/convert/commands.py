@@ -11,26 +11,20 @@ from megatron_opsft.command_line import Command, group
 from megatron_opsft.errors import ANSWER_IS_NO, UserError
 from megatron_opsft.runtime.console import printable
 
-_CONFIG_FROM = "Hugging Face directory or run with config and tokenizer, if --megatron has none."
-
 
 class _Conversion(Command):
-    out: Path = Field(description="Directory to write.")
-    dtype: Literal["float32", "float16", "bfloat16"] | None = Field(
-        None, description="Cast to it; by default as in the source."
-    )
-    shard_size: ByteSize = Field(
-        "5GB",
-        gt=0,
-        lt=2**63,
-        validate_default=True,
-        description="Largest file, such as 5GB or 500MB.",
-    )
-    overwrite: bool = Field(False, description="Replace the model or conversion at --out.")
-    verify: bool = Field(
-        False, description="Read everything back and compare it, tensor by tensor."
-    )
-    as_json: bool = Field(False, alias="json", description="Print one line of figures as JSON.")
+    out: Path
+    """Directory to write."""
+    dtype: Literal["float32", "float16", "bfloat16"] | None = None
+    """Cast to it; by default as in the source."""
+    shard_size: ByteSize = Field("5GB", gt=0, lt=2**63, validate_default=True)
+    """Largest file, such as 5GB or 500MB."""
+    overwrite: bool = False
+    """Replace the model or conversion at --out."""
+    verify: bool = False
+    """Read everything back and compare it, tensor by tensor."""
+    as_json: bool = Field(False, alias="json")
+    """Print one line of figures as JSON."""
 
     def convert(self, source: str, to: Literal["hf", "megatron"], config_from: Path | None) -> None:
         """Convert, and say how it went. source: as the user names it."""
@@ -67,7 +61,8 @@ class ToMegatron(_Conversion):
         "convert to-megatron --hf DIR --out MEGATRON_DIR --verify",
         "convert to-megatron --hf DIR --out OTHER --dtype bfloat16",
     )
-    hf: str = Field(description="Hugging Face directory, hub name, run directory or tiny_reasoner.")
+    hf: str
+    """Hugging Face directory, hub name, run directory or tiny_reasoner."""
 
     def run(self) -> None:
         """Convert."""
@@ -85,10 +80,10 @@ class ToHf(_Conversion):
         "convert to-hf --megatron MEGATRON_DIR --out DIR",
         "convert to-hf --megatron MEGATRON_DIR --out NEW --verify",
     )
-    megatron: Path = Field(
-        description="Megatron-Core distributed checkpoint, or a run: its newest one."
-    )
-    config_from: Path | None = Field(None, description=_CONFIG_FROM)
+    megatron: Path
+    """Megatron-Core distributed checkpoint, or a run: its newest one."""
+    config_from: Path | None = None
+    """Hugging Face directory or run with config and tokenizer, if --megatron has none."""
 
     def run(self) -> None:
         """Convert."""
@@ -103,9 +98,12 @@ class Check(Command):
         "convert check DIR MEGATRON_DIR",
         "convert check CHECKPOINT DIR --config-from DIR",
     )
-    first: str = Field(description="Either format.")
-    second: str = Field(description="Either format.")
-    config_from: Path | None = Field(None, description=_CONFIG_FROM)
+    first: str
+    """Either format."""
+    second: str
+    """Either format."""
+    config_from: Path | None = None
+    """Hugging Face directory or run with config and tokenizer, if --megatron has none."""
 
     def run(self) -> int | None:
         """Print what differs."""

@@ -4,9 +4,11 @@ import io
 import json
 import pickle
 import tempfile
+from dataclasses import dataclass, field
 from functools import cache
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.distributed.checkpoint.filesystem import _StorageInfo
@@ -48,87 +50,72 @@ def megatron_layout(table: WeightTable, dtype: torch.dtype, max_file_bytes: int)
     sizes = lead_sizes(table)
     for rule in table.exported:
         layout.add_tensor(rule, entry_of(rule.mcore_name), sizes)
+    empty = _saved([None])
     for key in extra_state_keys(table):
-        layout.add_object(key)
-    return layout.finish()
-
-
-class _DistLayout:
-    """Lays archives one behind the other into files, and keeps Megatron's metadata of them."""
-
-    def __init__(self, dtype: torch.dtype, max_file_bytes: int) -> None:
-        self._dtype, self._max_file_bytes = dtype, max_file_bytes
-        self._files: list[list[tuple[int, bytes]]] = [[]]
-        self._ends = [0]
-        self._targets: list[Target] = []
-        self._tensors: dict[str, TensorStorageMetadata] = {}
-        self._objects: dict[str, BytesStorageMetadata] = {}
-        self._storage: dict[MetadataIndex, _StorageInfo] = {}
-        self._empty = _saved([None])
-
-    def _reserve(
-        self, num_bytes: int, header_bytes: int = 0, alignment: int = 1
-    ) -> tuple[int, int]:
-        """(index of the file, offset) of the next `num_bytes`.
-
-        What comes behind their first `header_bytes` is aligned.
-        """
-        if self._ends[-1] and self._ends[-1] + num_bytes > self._max_file_bytes:
-            self._files.append([])
-            self._ends.append(0)
-        start = self._ends[-1]
-        start += -(start + header_bytes) % alignment
-        self._ends[-1] = start + num_bytes
-        return len(self._files) - 1, start
-
-    def add_tensor(self, rule: Rule, entry: Entry, lead: dict[str, tuple[int, ...]]) -> None:
-        """One layer (or expert) of a tensor: a chunk with one index on each prepended axis."""
-        shape = (*(1 for _ in entry.lead), *rule.mcore_shape)
-        before, behind = _around(shape, self._dtype)
-        data_bytes = prod(shape) * self._dtype.itemsize
-        # Whole pages are what disks read and write fastest; small tensors would waste most of one.
-        alignment = ALIGNMENT if data_bytes >= ALIGNMENT else _SMALL_ALIGNMENT
-        num_bytes = len(before) + data_bytes + len(behind)
-        file, start = self._reserve(num_bytes, len(before), alignment)
-        data = start + len(before)
-        self._files[file] += [(start, before), (data + data_bytes, behind)]
-        region = Region(Path(_file_name(file)), data, rule.mcore_shape, self._dtype)
-        parts = shard_parameter(rule, 0, 1).parts
-        self._targets.append(Target(rule.mcore_name, region, parts))
-        stored = self._tensors.setdefault(
-            entry.key,
-            TensorStorageMetadata(
-                TensorProperties(dtype=self._dtype),
-                torch.Size((*lead[entry.key], *rule.mcore_shape)),
-                [],
-            ),
-        )
-        offsets = torch.Size((*entry.lead, *(0 for _ in rule.mcore_shape)))
-        index = MetadataIndex(entry.key, offsets, len(stored.chunks))
-        stored.chunks.append(ChunkStorageMetadata(offsets, torch.Size(shape)))
-        self._storage[index] = _StorageInfo(_file_name(file), start, num_bytes)
-
-    def add_object(self, key: str) -> None:
-        """An object without content."""
-        file, start = self._reserve(len(self._empty))
-        self._files[file].append((start, self._empty))
-        self._objects[key] = BytesStorageMetadata()
-        info = _StorageInfo(_file_name(file), start, len(self._empty))
-        self._storage[MetadataIndex(key)] = info
-
-    def finish(self) -> FileLayout:
-        files = tuple(
-            PlannedFile(_file_name(index), end, tuple(constants))
-            for index, (end, constants) in enumerate(zip(self._ends, self._files, strict=True))
-        )
-        metadata = Metadata({**self._tensors, **self._objects}, storage_data=self._storage)
-        small = {
+        layout.described[key] = BytesStorageMetadata()
+        layout.add(MetadataIndex(key), empty)
+    ends, files = layout.ends, layout.files
+    metadata = Metadata(layout.described, storage_data=layout.storage)
+    return FileLayout(
+        tuple(PlannedFile(_file_name(n), end, tuple(files[n])) for n, end in enumerate(ends)),
+        tuple(layout.targets),
+        {
             COMMON_NAME: _saved({}),
             FORMAT_NAME: json.dumps(TORCH_DIST_FORMAT).encode(),
             METADATA_NAME: pickle.dumps(metadata),
             RECORD_NAME: b"{}\n",
-        }
-        return FileLayout(files, tuple(self._targets), small)
+        },
+    )
+
+
+@dataclass
+class _DistLayout:
+    """Archives one behind the other in files, and Megatron's metadata of them.
+
+    files: of each what is not tensor data, as (offset, bytes); ends: their sizes.
+    """
+
+    dtype: torch.dtype
+    max_file_bytes: int
+    files: list[list[tuple[int, bytes]]] = field(default_factory=lambda: [[]])
+    ends: list[int] = field(default_factory=lambda: [0])
+    targets: list[Target] = field(default_factory=list)
+    described: dict[str, Any] = field(default_factory=dict)
+    storage: dict[MetadataIndex, _StorageInfo] = field(default_factory=dict)
+
+    def add(
+        self, index: MetadataIndex, before: bytes, data_bytes: int = 0, behind: bytes = b""
+    ) -> tuple[Path, int]:
+        """An archive of data between bytes that are known: the file, and where its data is."""
+        num_bytes = len(before) + data_bytes + len(behind)
+        if self.ends[-1] and self.ends[-1] + num_bytes > self.max_file_bytes:
+            self.files.append([])
+            self.ends.append(0)
+        data = self.ends[-1] + len(before)
+        if data_bytes:
+            # Whole pages are what disks read and write fastest; small tensors would waste most.
+            data += -data % (ALIGNMENT if data_bytes >= ALIGNMENT else _SMALL_ALIGNMENT)
+        start = data - len(before)
+        self.ends[-1] = start + num_bytes
+        self.files[-1] += [(start, before), (data + data_bytes, behind)][: 1 + bool(behind)]
+        name = _file_name(len(self.files) - 1)
+        self.storage[index] = _StorageInfo(name, start, num_bytes)
+        return Path(name), data
+
+    def add_tensor(self, rule: Rule, entry: Entry, lead: dict[str, tuple[int, ...]]) -> None:
+        """One layer (or expert) of a tensor: a chunk with one index on each prepended axis."""
+        shape = (*(1 for _ in entry.lead), *rule.mcore_shape)
+        before, behind = _around(shape, self.dtype)
+        whole = torch.Size((*lead[entry.key], *rule.mcore_shape))
+        properties = TensorProperties(dtype=self.dtype)
+        stored = TensorStorageMetadata(properties, whole, [])
+        stored = self.described.setdefault(entry.key, stored)
+        offsets = torch.Size((*entry.lead, *(0 for _ in rule.mcore_shape)))
+        index = MetadataIndex(entry.key, offsets, len(stored.chunks))
+        stored.chunks.append(ChunkStorageMetadata(offsets, torch.Size(shape)))
+        path, data = self.add(index, before, prod(shape) * self.dtype.itemsize, behind)
+        region = Region(path, data, rule.mcore_shape, self.dtype)
+        self.targets.append(Target(rule.mcore_name, region, shard_parameter(rule, 0, 1).parts))
 
 
 def _file_name(index: int) -> str:

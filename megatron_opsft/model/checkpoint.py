@@ -7,6 +7,7 @@ whole; `load_newest` checks the files all the same, since disks and people damag
 
 import logging
 import threading
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,7 @@ log = logging.getLogger("megatron_opsft")
 _PATIENCE = timedelta(days=1)  # with a rank that still writes; one that is dead ends the job
 
 
+@dataclass(eq=False)
 class Checkpointer:
     """Saves and loads the state of `models` and `optimizer`, and of a reference model that was
     replaced; every rank calls every method.
@@ -65,41 +67,33 @@ class Checkpointer:
     wherever one is meant.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        models: list[GPTModel],
-        optimizer: ChainedOptimizer,
-        *,
-        keep: int,
-        reference: ReferenceModel | None = None,
-        model_dir: Path | None = None,
-    ) -> None:
-        self.directory = directory
-        self._models = models
-        self._optimizer = optimizer
-        self._keep = keep
-        self._reference = reference
-        self._model_dir = model_dir
+    directory: Path
+    models: list[GPTModel]
+    optimizer: ChainedOptimizer
+    keep: int
+    reference: ReferenceModel | None = None
+    model_dir: Path | None = None
+    published: tuple[int, Path] | None = field(default=None, init=False)  # on rank 0: the last one
+    _pending: tuple[CheckpointWrite, dict[str, Any]] | None = field(default=None, init=False)
+    _deletion: threading.Thread | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
         self._group = dist.new_group(backend="gloo", timeout=_PATIENCE)
-        self.published: tuple[int, Path] | None = None  # on rank 0: the last that appeared
-        self._pending: tuple[CheckpointWrite, dict[str, Any]] | None = None
-        self._deletion: threading.Thread | None = None
 
     def _state(self) -> dict[str, Any]:
         """What this rank writes: its share, and on rank 0 also the objects that are not tensors."""
-        models = describe_models(self._models)
+        models = describe_models(self.models)
         reference: dict[str, Any] = {}
-        if self._reference is not None and self._reference.is_replaced:
-            reference = {"reference": self._reference.share(), "has_reference": True}
+        if self.reference is not None and self.reference.is_replaced:
+            reference = {"reference": self.reference.share(), "has_reference": True}
         return {
             **reference,
-            "share": own_share(models, self._optimizer, is_loading=False),
+            "share": own_share(models, self.optimizer, is_loading=False),
             **{
                 key: {name: value for name, value in each.items() if not is_tensor(value)}
                 for key, each in models.items()
             },
-            "optimizer": settings_of(self._optimizer),
+            "optimizer": settings_of(self.optimizer),
         }
 
     def save(self, step: int, about: dict[str, Any]) -> Path:
@@ -163,14 +157,14 @@ class Checkpointer:
         """On rank 0: give a whole checkpoint its name, and delete what is too old."""
         step = manifest["step"]
         final, partial = self._named(step), self._named(step, PARTIAL)
-        if self._model_dir is not None:
-            dtype = next(self._models[0].parameters()).dtype
-            write_files(partial, side_files(self._model_dir, dtype))
+        if self.model_dir is not None:
+            dtype = next(self.models[0].parameters()).dtype
+            write_files(partial, side_files(self.model_dir, dtype))
         write_bytes(partial / COMPLETE, sealed({**manifest, "files": files}))
         self.wait_for_deletion()
         publish(partial, final, self._replaced(final))
         self.published = (step, final)
-        too_old = list_checkpoints(self.directory)[: -self._keep]
+        too_old = list_checkpoints(self.directory)[: -self.keep]
         for path in too_old:
             put_aside(path, self._replaced(path))
         # Large files take as long to delete as to copy; the run does not wait for it.
@@ -196,17 +190,17 @@ class Checkpointer:
             reasons.append(str(error))
         if reasons := gather_from_all(reasons):
             raise UserError(f"{min(reasons)}; restore it, or resume from another checkpoint")
-        gather_weights(self._optimizer)
+        gather_weights(self.optimizer)
 
     def _read(self, path: Path) -> None:
         """This rank's part. No collectives."""
         with damage_named(path / COMMON_NAME):
             common = torch.load(path / COMMON_NAME, map_location="cpu", weights_only=True)
-            load_settings(self._optimizer, common["optimizer"])
-        wanted = own_share(describe_models(self._models), self._optimizer, is_loading=True)
-        if self._reference is not None and common.get("has_reference"):
-            wanted += self._reference.share()
-            self._reference.is_replaced = True
+            load_settings(self.optimizer, common["optimizer"])
+        wanted = own_share(describe_models(self.models), self.optimizer, is_loading=True)
+        if self.reference is not None and common.get("has_reference"):
+            wanted += self.reference.share()
+            self.reference.is_replaced = True
         read_tensors(wanted, path)
 
     def load_newest(self) -> dict[str, Any] | None:

@@ -101,24 +101,18 @@ def _owned_ranges(
 ) -> Iterator[tuple[Tensor, int, int, dict[str, Tensor]]]:
     """(parameter, first element, end, main weight and moments of that range) of this rank."""
     for part in _parts(optimizer):
-        yield from _ranges_of(part)
+        buckets = [b for buffer in part.gbuf_ranges for own in buffer.values() for b in own]
+        for weight, ranges in ((w, r) for b in buckets for w, r in b["param_map"].items()):
+            group, order = part.model_param_group_index_map[weight]
+            main = part.optimizer.param_groups[group]["params"][order]
+            moments = {name: part.optimizer.state[main][name] for name in MOMENTS}
+            owned = ranges["param"]
+            yield weight, owned.start, owned.end, {"main": main.detach(), **moments}
 
 
 def _parts(optimizer: ChainedOptimizer) -> list[DistributedOptimizer]:
     """One, or two with expert parallelism."""
     return cast("list[DistributedOptimizer]", optimizer.chained_optimizers)
-
-
-def _ranges_of(part: DistributedOptimizer) -> Iterator[tuple[Tensor, int, int, dict[str, Tensor]]]:
-    for buffer in part.gbuf_ranges:
-        for buckets in buffer.values():
-            for bucket in buckets:
-                for weight, ranges in bucket["param_map"].items():
-                    group, order = part.model_param_group_index_map[weight]
-                    main = part.optimizer.param_groups[group]["params"][order]
-                    moments = {name: part.optimizer.state[main][name] for name in MOMENTS}
-                    owned = ranges["param"]
-                    yield weight, owned.start, owned.end, {"main": main.detach(), **moments}
 
 
 def _rectangles(

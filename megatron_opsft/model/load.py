@@ -74,12 +74,11 @@ def build_trainer(config: Config, model_dir: Path, device: Device, layout: Layou
     chunks = wrap_for_training(models, megatron, config.parallel)
     optimizer = build_optimizer(chunks, config.optimizer, bf16=megatron.bf16)
     trainer = Trainer(
-        chunks,
-        optimizer,
-        megatron,
-        layout,
+        chunks=chunks,
+        optimizer=optimizer,
+        config=megatron,
+        layout=layout,
         vocab_size=shape.vocab_size,
-        weight_decay=config.optimizer.weight_decay,
         cross_entropy=loss.method,
         objective=objective,
     )

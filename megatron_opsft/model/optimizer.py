@@ -52,11 +52,11 @@ def build_optimizer(
     return optimizer
 
 
-def set_learning_rate(optimizer: ChainedOptimizer, lr: float, weight_decay: float) -> None:
-    """Set both for the next update; a group of biases and norms has decay multiplier 0."""
+def set_learning_rate(optimizer: ChainedOptimizer, lr: float) -> None:
+    """For the next update, and weight decay; a group of biases and norms has multiplier 0 of it."""
     for group in optimizer.param_groups:
         group["lr"] = lr * group.get("lr_mult", 1.0)
-        group["weight_decay"] = weight_decay * group.get("wd_mult", 1.0)
+        group["weight_decay"] = optimizer.config.weight_decay * group.get("wd_mult", 1.0)
 
 
 def update(optimizer: ChainedOptimizer, grad_norm: Any) -> None:

@@ -6,7 +6,7 @@ them hidden states instead of logits.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate
 from typing import Any, cast
@@ -55,27 +55,20 @@ def packed_params(batch: MicroBatch) -> PackedSeqParams:
     )
 
 
+@dataclass(eq=False, kw_only=True)
 class ModelPasses:
-    """The model's chunks on this rank. Every rank calls every method."""
+    """The model's chunks on this rank. Every rank calls every method.
 
-    def __init__(
-        self,
-        chunks: list[DistributedDataParallel],
-        config: TransformerConfig,
-        layout: Layout,
-        *,
-        vocab_size: int,
-        cross_entropy: Method = "fused_linear",
-        objective: Objective = LIKELIHOOD,
-    ) -> None:
-        """vocab_size: without padding. objective: whose temperature the policy has."""
-        self.chunks = chunks
-        self.layout = layout
-        self.objective = objective
-        self._config = config
-        self._vocab_size = vocab_size
-        self._cross_entropy: Method = cross_entropy
-        self._replays = False  # whether micro-batches bring their routing
+    vocab_size: without padding. objective: whose temperature the policy has.
+    """
+
+    chunks: list[DistributedDataParallel]
+    config: TransformerConfig
+    layout: Layout
+    vocab_size: int
+    cross_entropy: Method = "fused_linear"
+    objective: Objective = LIKELIHOOD
+    _replays: bool = field(default=False, init=False)  # whether micro-batches bring their routing
 
     @property
     def models(self) -> list[GPTModel]:
@@ -100,7 +93,7 @@ class ModelPasses:
         def log_probs(head: OutputHead, batch: MicroBatch, hidden_TH: Tensor) -> Tensor:
             losses = WeightedLikelihood(batch.weights_R)
             found = summed_loss(
-                self._cross_entropy, hidden_TH, head, batch.loss_indices_R, batch.labels_R, losses
+                self.cross_entropy, hidden_TH, head, batch.loss_indices_R, batch.labels_R, losses
             )
             return found[1]
 
@@ -138,7 +131,7 @@ class ModelPasses:
         batch = build_microbatch(
             samples,
             [1.0] * len(samples),
-            align=self._config.tensor_model_parallel_size,
+            align=self.config.tensor_model_parallel_size,
             device=device,
             cp_rank=layout.cp_rank,
             cp_size=layout.cp_size,
@@ -204,7 +197,7 @@ class ModelPasses:
         """
         batch = next(batches)
         model = cast(GPTModel, chunk.module)
-        replay = replaying(model, batch, self._config, self.layout)
+        replay = replaying(model, batch, self.config, self.layout)
         with replay if self._replays else nullcontext():
             hidden = chunk(
                 input_ids=batch.tokens_T[None],
@@ -216,13 +209,13 @@ class ModelPasses:
             return hidden, None
         head = OutputHead(
             weight_VH=output_weight(model),
-            vocab_size=self._vocab_size,
+            vocab_size=self.vocab_size,
             group=model.pg_collection.tp,
             temperature=temperature,
         )
 
         def finish(hidden: Tensor, non_loss_data: bool = True) -> Any:
-            sharded = self._config.sequence_parallel
+            sharded = self.config.sequence_parallel
             return of_hidden(
                 head, batch, whole_hidden(hidden[0], head.group, sequence_parallel=sharded)
             )

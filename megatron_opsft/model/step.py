@@ -2,13 +2,12 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
-from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
+from megatron.core.distributed import finalize_model_grads
 from megatron.core.optimizer import ChainedOptimizer
-from megatron.core.transformer import TransformerConfig
 from torch import Tensor
 
 from megatron_opsft.errors import NonFiniteError
@@ -16,12 +15,11 @@ from megatron_opsft.loss.cross_entropy import Method, summed_loss
 from megatron_opsft.loss.fused_linear import fused_linear_loss
 from megatron_opsft.loss.output_head import OutputHead, Teacher
 from megatron_opsft.loss.token_losses import token_losses
-from megatron_opsft.methods.objective import LIKELIHOOD, Distillation, Objective
+from megatron_opsft.methods.objective import Distillation, Objective
 from megatron_opsft.model.optimizer import set_learning_rate, update
 from megatron_opsft.model.passes import ModelPasses
 from megatron_opsft.records import MicroBatch, StepResult
 from megatron_opsft.runtime.distributed import (
-    Layout,
     any_over_world,
     gather_from_all,
     sum_over_world,
@@ -84,36 +82,17 @@ def _teacher_of(distillation: Distillation, head: OutputHead, batch: MicroBatch)
     )
 
 
+@dataclass(eq=False, kw_only=True)
 class Trainer(ModelPasses):
     """The model's shards and their optimizer on this rank."""
 
-    def __init__(
-        self,
-        chunks: list[DistributedDataParallel],
-        optimizer: ChainedOptimizer,
-        config: TransformerConfig,
-        layout: Layout,
-        *,
-        vocab_size: int,
-        weight_decay: float,
-        cross_entropy: Method = "fused_linear",
-        objective: Objective = LIKELIHOOD,
-    ) -> None:
-        """vocab_size: without padding; weight_decay: AdamW's, on matrices."""
-        super().__init__(
-            chunks,
-            config,
-            layout,
-            vocab_size=vocab_size,
-            cross_entropy=cross_entropy,
-            objective=objective,
-        )
-        self.optimizer = optimizer
-        self._own_loss_is_finite = True
-        self._weight_decay = weight_decay
+    optimizer: ChainedOptimizer
+    _own_loss_is_finite: bool = field(default=True, init=False)
+
+    def __post_init__(self) -> None:
         # Sums over micro-batches and ranks are final here; Megatron's own division by a token
         # count is not wanted, so `num_tokens` is left out.
-        config.finalize_model_grads_func = lambda model, num_tokens=None, **kwargs: (
+        self.config.finalize_model_grads_func = lambda model, num_tokens=None, **kwargs: (
             finalize_model_grads(model, None, **kwargs)
         )
 
@@ -130,9 +109,9 @@ class Trainer(ModelPasses):
         losses = self._run(
             partial(
                 _sum_losses,
-                self._cross_entropy,
+                self.cross_entropy,
                 self.objective,
-                self._config.gradient_accumulation_fusion,
+                self.config.gradient_accumulation_fusion,
             ),
             batches,
             self.objective.temperature,
@@ -165,7 +144,7 @@ class Trainer(ModelPasses):
         if not batches:
             return replace(NOTHING_DONE, lr=lr)
         found = self.accumulate(batches, factor)
-        set_learning_rate(self.optimizer, lr, self._weight_decay)
+        set_learning_rate(self.optimizer, lr)
         self.optimizer.prepare_grads()
         norm = self.optimizer.get_grad_norm()
         grad_norm = math.nan if any_over_world(norm is None) else float(norm)

@@ -84,26 +84,13 @@ def transformer_config(
         apply_rope_fusion=with_te,
         bias_dropout_fusion=False,
         masked_softmax_fusion=False,
-        **_memory_settings(train, moe=shape.moe is not None),
+        recompute_granularity=None if train.recompute == "none" else train.recompute,
+        recompute_method="uniform" if train.recompute == "full" else None,
+        recompute_num_layers=1 if train.recompute == "full" else None,
+        # Not Megatron's default, attention alone: flash attention keeps next to nothing.
+        recompute_modules=["mlp" if shape.moe is None else "moe"],
         **(_expert_settings(shape.moe, train, grouped=with_te) if shape.moe else {}),
     )
-
-
-def _memory_settings(train: TrainConfig, *, moe: bool) -> dict[str, Any]:
-    """The part of Megatron's config that trades time for the memory of activations."""
-    if train.recompute == "full":
-        return {
-            "recompute_granularity": "full",
-            "recompute_method": "uniform",
-            "recompute_num_layers": 1,
-        }
-    if train.recompute == "selective":
-        # Not Megatron's default, attention alone: flash attention keeps next to nothing.
-        return {
-            "recompute_granularity": "selective",
-            "recompute_modules": ["moe" if moe else "mlp"],
-        }
-    return {}
 
 
 def _expert_settings(moe: MoeShape, train: TrainConfig, *, grouped: bool) -> dict[str, Any]:

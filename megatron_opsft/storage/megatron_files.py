@@ -46,7 +46,7 @@ class MegatronTensors:
         self._match()
 
     def dtype(self, name: str) -> torch.dtype:
-        return self._stored[self._entries[self._table.by_hf_name(name).mcore_name].key].dtype
+        return self._stored[self._entries[self._table.by_hf_name[name].mcore_name].key].dtype
 
     def files(self) -> tuple[Path, ...]:
         """The files of the weights, each once."""
@@ -54,7 +54,7 @@ class MegatronTensors:
 
     def read(self, rect: Rect) -> Tensor:
         """A rectangle of an HF tensor; stored dtype, CPU."""
-        rule = self._table.by_hf_name(rect.tensor)
+        rule = self._table.by_hf_name[rect.tensor]
         shape = rule.hf_shapes[rule.hf_names.index(rect.tensor)]
         out = torch.empty((rect.row1 - rect.row0, *shape[1:]), dtype=self.dtype(rect.tensor))
         self.copy_rows(rect.tensor, rect.row0, rect.row1, out)
@@ -62,7 +62,7 @@ class MegatronTensors:
 
     def copy_rows(self, name: str, start: int, stop: int, out: Tensor) -> None:
         """`tensor[start:stop]`, read from disk and cast into `out`, which has that shape."""
-        rule = self._table.by_hf_name(name)
+        rule = self._table.by_hf_name[name]
         wanted = Rect(name, start, stop, 0, out.shape[1] if out.dim() == 2 else 1)
         for part in shard_parameter(rule, 0, 1).parts:
             rows = part.cut(wanted)

@@ -8,7 +8,7 @@ unpacked.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 
 import torch
@@ -65,36 +65,29 @@ class _Posted:
     works: Sequence[dist.Work]
 
 
+@dataclass(eq=False)
 class Transfer:
     """Fills the targets of all ranks from their sources; made once, run for every push or pull.
 
-    Every rank has its own program of the same schedule.
+    program: this rank's of the same schedule. sources, targets: its live parameters under the
+    schedule's names, looked up anew at every run; all of one dtype.
     """
 
-    def __init__(
-        self,
-        program: Program,
-        sources: Mapping[str, Tensor],
-        targets: Mapping[str, Tensor],
-    ) -> None:
-        """sources, targets: this rank's live parameters under the schedule's names, looked up anew
-        at every run; all of one dtype.
-        """
-        self._program = program
-        self._sources = sources
-        self._targets = targets
-        self._is_connected = False
+    program: Program
+    sources: Mapping[str, Tensor]
+    targets: Mapping[str, Tensor]
+    _is_connected: bool = field(default=False, init=False)
 
     @torch.no_grad()
     def run(self) -> None:
         """Collective over the world. It takes less than two buckets of memory."""
-        if self._program.rounds and not self._is_connected:
+        if self.program.rounds and not self._is_connected:
             # NCCL wants a collective of all ranks before messages between some of them.
-            held = chain(self._sources.values(), self._targets.values())
+            held = chain(self.sources.values(), self.targets.values())
             dist.all_reduce(next(held, torch.empty(0)).new_zeros(1, dtype=torch.uint8))
             self._is_connected = True
         posted: _Posted | None = None
-        for index, current in enumerate(self._program.rounds):
+        for index, current in enumerate(self.program.rounds):
             following = self._post(current, index)
             self._finish(posted)
             posted = following
@@ -104,11 +97,11 @@ class Transfer:
         sent, received = [], []
         operations: list[dist.P2POp] = []
         for peer, rects in current.receives.items():
-            for message in _messages(rects, self._targets):
+            for message in _messages(rects, self.targets):
                 received.append(message)
                 operations.append(dist.P2POp(dist.irecv, message.buffer, peer, tag=index))
         for peer, rects in current.sends.items():
-            for message in _messages(rects, self._sources):
+            for message in _messages(rects, self.sources):
                 message.pack()
                 sent.append(message)
                 operations.append(dist.P2POp(dist.isend, message.buffer, peer, tag=index))
@@ -126,11 +119,11 @@ class Transfer:
             message.unpack()
 
     def _fill_locally(self) -> None:
-        for copy in self._program.copies:
-            source = copy.source.view(self._sources[copy.source.tensor])
-            copy.target.view(self._targets[copy.target.tensor]).copy_(source)
-        for padding in self._program.zeros:
-            padding.view(self._targets[padding.tensor]).zero_()
+        for copy in self.program.copies:
+            source = copy.source.view(self.sources[copy.source.tensor])
+            copy.target.view(self.targets[copy.target.tensor]).copy_(source)
+        for padding in self.program.zeros:
+            padding.view(self.targets[padding.tensor]).zero_()
 
 
 def _messages(rects: Sequence[Rect], tensors: Mapping[str, Tensor]) -> Iterator[_Message]:
@@ -145,7 +138,7 @@ def _messages(rects: Sequence[Rect], tensors: Mapping[str, Tensor]) -> Iterator[
 
 
 def plan_transfer(
-    shards: ModelShards, engine: RolloutEngine, bucket_bytes: int, *, pull: bool = False
+    shards: ModelShards, engine: RolloutEngine, bucket_mb: int, *, pull: bool = False
 ) -> tuple[Transfer, int]:
     """Trainer -> engine, or back, and the most bytes that a rank sends. Collective over the
     world.
@@ -157,7 +150,7 @@ def plan_transfer(
     (sources, from_tensors), (targets, to_tensors) = reversed(sides) if pull else sides
     rank, itemsize = shards.layout.rank, shards.dtype.itemsize
     schedule = make_schedule(
-        sources, targets, rank=rank, itemsize=itemsize, bucket_bytes=bucket_bytes
+        sources, targets, rank=rank, itemsize=itemsize, bucket_bytes=bucket_mb * 2**20
     )
     transfer = Transfer(schedule.program(rank), from_tensors, to_tensors)
     return transfer, max(schedule.bytes_sent.values())
@@ -174,7 +167,7 @@ def trainer_placements(shards: ModelShards) -> list[Placement]:
             ranks=ranks,
             parameters=tuple(
                 shard_parameter(rule, of_kind[rule.is_expert], own[rule.is_expert].tp_size)
-                for rule in map(table.by_mcore_name, held)
+                for rule in map(table.by_mcore_name.__getitem__, held)
             ),
         )
         for (of_kind, held), ranks in ranks_by_value((tp_ranks, names)).items()

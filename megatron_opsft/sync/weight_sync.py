@@ -10,9 +10,12 @@ schedule that is made once.
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
+import torch
+
+from megatron_opsft.architectures.template import ShardKind
 from megatron_opsft.config import SyncConfig
 from megatron_opsft.errors import SyncError
 from megatron_opsft.model.load import TrainerParts
@@ -21,44 +24,40 @@ from megatron_opsft.records import Sample, SyncResult
 from megatron_opsft.rollout.engine import RolloutEngine
 from megatron_opsft.runtime.distributed import (
     broadcast_object,
+    gather_from_all,
     max_over_world,
+    sum_over,
     sum_over_world,
 )
 from megatron_opsft.storage.hf_files import HfTensors
-from megatron_opsft.sync.checksums import differing_parameters
 from megatron_opsft.sync.export import Exporter
 from megatron_opsft.sync.transfer import Transfer, plan_transfer
+from megatron_opsft.weights.checksum import expected_checksums, parameter_checksums
+from megatron_opsft.weights.rectangles import Copy
 
 log = logging.getLogger("megatron_opsft")
 
 Score = Callable[[Sequence[Sample]], list[tuple[float, ...]]]
 """Log-probabilities of response tokens under the trainer's weights; every rank calls it."""
 
-_ALARM = {"float32": 1e-3, "bfloat16": 0.05}
+_ALARM = {torch.float32: 1e-3, torch.bfloat16: 0.05}
 
 
+@dataclass(eq=False)
 class WeightSync:
     """Pushes and pulls; `version` says which weights the engine holds: the number of updates
     behind them. Every method is called by every rank.
     """
 
-    def __init__(
-        self,
-        shards: ModelShards,
-        engine: RolloutEngine,
-        config: SyncConfig,
-        score: Score,
-    ) -> None:
-        self._shards = shards
-        self._engine = engine
-        self._config = config
-        self._score = score
-        self._bucket_bytes = config.bucket_mb * 2**20
-        self.exporter = Exporter(shards)
-        self.version = -1
-        self._transfer: Transfer | None = None
-        dtype = str(shards.dtype).removeprefix("torch.")
-        self._alarm = config.logprob_alarm or _ALARM[dtype]
+    shards: ModelShards
+    engine: RolloutEngine
+    config: SyncConfig
+    score: Score
+    version: int = field(default=-1, init=False)
+    _transfer: Transfer | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.exporter = Exporter(self.shards)
 
     def push(self, version: int, samples: Sequence[Sample] = ()) -> SyncResult:
         """Trainer -> engine, then the proof that `sync.verify` asks for.
@@ -69,23 +68,22 @@ class WeightSync:
         """
         first = self._transfer is None
         if self._transfer is None:
-            self._engine.load_weights(self.exporter.stream(), version)
+            self.engine.load_weights(self.exporter.stream(), version)
         else:
-            self._engine.begin_update()
+            self.engine.begin_update()
             self._transfer.run()
-            self._engine.finish_update(version)
+            self.engine.finish_update(version)
         self.version = version
-        if first or self._config.verify != "off":
+        if first or self.config.verify != "off":
             self.compare_checksums(f"sync of weight version {version}")
         if first:
-            self._transfer, num_bytes = plan_transfer(
-                self._shards, self._engine, self._bucket_bytes
-            )
-            if self._shards.layout.is_main:
+            bucket_mb = self.config.bucket_mb
+            self._transfer, num_bytes = plan_transfer(self.shards, self.engine, bucket_mb)
+            if self.shards.layout.is_main:
                 size = f"{num_bytes / 2**20:.1f} MiB"
                 log.info("weights go to the engine in place: at most %s sent by a rank", size)
         mean, largest = None, None
-        if self._config.verify == "full" and samples:
+        if self.config.verify == "full" and samples:
             mean, largest = self._compare_log_probs(samples)
         return SyncResult(
             version=version,
@@ -101,7 +99,8 @@ class WeightSync:
         The caller then reloads the optimizer's main weights from the model's.
         Errors: `SyncError` for a difference.
         """
-        transfer, _ = plan_transfer(self._shards, self._engine, self._bucket_bytes, pull=True)
+        bucket_mb = self.config.bucket_mb
+        transfer, _ = plan_transfer(self.shards, self.engine, bucket_mb, pull=True)
         transfer.run()
         self.compare_checksums("pull")
 
@@ -110,7 +109,7 @@ class WeightSync:
 
         after: what was done, for the message. Errors: `SyncError` on every rank for a difference.
         """
-        reports = differing_parameters(self._shards, self._engine)
+        reports = differing_parameters(self.shards, self.engine)
         if bad := {rank: names for rank, names in enumerate(reports) if names}:
             rank, names = next(iter(bad.items()))
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
@@ -125,7 +124,7 @@ class WeightSync:
 
         Errors: `SyncError` on every rank if it is not a number.
         """
-        scores = self._engine.score(samples)
+        scores = self.engine.score(samples)
         (stale,) = max_over_world([scores.stale_tokens])
         if stale:
             raise SyncError(
@@ -137,7 +136,7 @@ class WeightSync:
             samples = [replace(s, routing=r) for s, r in zip(samples, routing, strict=True)]
         mine = [
             abs(ours - theirs)
-            for a, b in zip(self._score(samples), scores.log_probs, strict=False)
+            for a, b in zip(self.score(samples), scores.log_probs, strict=False)
             for ours, theirs in zip(a, b, strict=True)
         ]
         total, count = sum_over_world([math.fsum(mine), len(mine)])
@@ -148,13 +147,50 @@ class WeightSync:
                 f"sync of weight version {self.version}: log-probs of the engine or the trainer "
                 "are NaN or infinite; nothing was sampled from these weights"
             )
-        if mean > self._alarm and self._shards.layout.is_main:
+        alarm = self.config.logprob_alarm or _ALARM[self.shards.dtype]
+        if mean > alarm and self.shards.layout.is_main:
             log.warning(
                 "ALARM: after the sync of weight version %d the log-probs of engine and trainer "
                 "differ by %.2g on average (at most %.2g); sync.logprob_alarm is %.2g",
-                *(self.version, mean, largest, self._alarm),
+                *(self.version, mean, largest, alarm),
             )
         return mean, largest
+
+
+def differing_parameters(shards: ModelShards, engine: RolloutEngine) -> list[list[str]]:
+    """By rank: the parameters of its engine whose checksum is not the trainer's.
+
+    Collective over the world.
+    Errors: `SyncError` on every rank where an engine's draft model is not as it was loaded.
+    """
+    if fault := next(filter(None, gather_from_all([engine.draft_fault()])), ""):
+        raise SyncError(f"{fault}; nothing was sampled with it")
+    layout = engine.layout
+    held, tensors = _answered_for(shards), shards.by_name
+    found = parameter_checksums(layout.parameters_of(layout.tp_rank), engine.weights())
+    wrong: list[str] = []
+    for tp_rank in range(layout.tp_size):
+        parameters = layout.parameters_of(tp_rank)
+        mine = expected_checksums(parameters, held, tensors)
+        expected = sum_over(mine.cpu().clone()).tolist()
+        if tp_rank == layout.tp_rank:
+            pairs = zip(parameters, found, expected, strict=True)
+            wrong = [parameter.name for parameter, a, b in pairs if a != b]
+    return gather_from_all([wrong])
+
+
+def _answered_for(shards: ModelShards) -> Mapping[str, Sequence[Copy]]:
+    """HF name -> what this rank answers for: replicas share the work, each part has one."""
+    layout = shards.layout
+    held: dict[str, list[Copy]] = {}
+    for index, (rule, _) in enumerate(shards.parameters):
+        shard = layout.shard(is_expert=rule.is_expert)
+        is_repeated = rule.replica or (rule.kind is ShardKind.COPY and shard.tp_rank > 0)
+        if is_repeated or index % shard.num_copies != shard.copy_rank:
+            continue
+        for part in shards.part(rule).parts:
+            held.setdefault(part.source.tensor, []).append(part)
+    return held
 
 
 def load_first_weights(parts: TrainerParts, sync: WeightSync, reader: RolloutEngine | None) -> None:

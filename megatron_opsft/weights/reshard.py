@@ -56,14 +56,14 @@ def split_into_blocks(
 ) -> list[frozenset[int]]:
     """All ranks of the placements in blocks; neighbours share one, as far as their kinds allow.
 
-    sources, targets: no rank is in two placements of the same side.
+    sources, targets: every rank is in one placement of each side.
     """
     holding = {rank: index for index, placed in enumerate(sources) for rank in placed.ranks}
     wanting = {rank: index for index, placed in enumerate(targets) for rank in placed.ranks}
-    kinds: dict[tuple[int | None, int | None], list[int]] = {}
-    for rank in sorted(holding.keys() | wanting.keys()):
-        kinds.setdefault((holding.get(rank), wanting.get(rank)), []).append(rank)
-    num_blocks = gcd(*map(len, kinds.values())) or 1
+    kinds: dict[tuple[int, int], list[int]] = {}
+    for rank in sorted(holding):
+        kinds.setdefault((holding[rank], wanting[rank]), []).append(rank)
+    num_blocks = gcd(*map(len, kinds.values()))
     blocks: list[set[int]] = [set() for _ in range(num_blocks)]
     for ranks in kinds.values():
         for position, rank in enumerate(ranks):

@@ -135,28 +135,14 @@ class WeightTable:
         return tuple(rule for rule in self.rules if not rule.replica)
 
     @cached_property
-    def _by_mcore_name(self) -> dict[str, Rule]:
+    def by_mcore_name(self) -> dict[str, Rule]:
+        """Megatron parameter (global name) -> its rule."""
         return {rule.mcore_name: rule for rule in self.rules}
 
     @cached_property
-    def _by_hf_name(self) -> dict[str, Rule]:
+    def by_hf_name(self) -> dict[str, Rule]:
+        """HF tensor -> the rule that exports it."""
         return {name: rule for rule in self.exported for name in rule.hf_names}
-
-    def by_mcore_name(self, mcore_name: str) -> Rule:
-        """The rule of a Megatron parameter (global name); UserError for an unknown name."""
-        if mcore_name not in self._by_mcore_name:
-            raise UserError(
-                f"Megatron parameter {mcore_name} has no counterpart in the weight table of "
-                f"{self.shape.architecture}: the model was built with a part the table does not "
-                "know"
-            )
-        return self._by_mcore_name[mcore_name]
-
-    def by_hf_name(self, hf_name: str) -> Rule:
-        """The rule that exports an HF tensor; UserError for a name the table does not know."""
-        if hf_name not in self._by_hf_name:
-            raise UserError(f"tensor {hf_name} is not part of a {self.shape.architecture}")
-        return self._by_hf_name[hf_name]
 
     def hf_shapes(self) -> dict[str, tuple[int, ...]]:
         """Name -> shape of every tensor of the HF model, in its order (a tied head is not one)."""

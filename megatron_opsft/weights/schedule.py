@@ -68,7 +68,7 @@ class Schedule:
     bytes_sent: Mapping[int, int]
 
     def program(self, rank: int) -> Program:
-        """What this rank of the block has to do; nothing for a rank that is in no placement."""
+        """What this rank of the block has to do."""
         held: dict[str, list[Copy]] = {}
         mine = [placed for placed in self.sources if rank in placed.ranks]
         for part in (part for placed in mine for p in placed.parameters for part in p.parts):
@@ -100,13 +100,12 @@ def make_schedule(
     """How the target parameters in the block of `rank` are filled from the sources.
 
     A rank that holds what it wants copies it; everything else travels once, straight from that of
-    its holders which has sent least. sources, targets: no rank is in two placements of the same
-    side; one may be in none. itemsize: of every parameter. bucket_bytes: no rank sends and receives
-    more in one round (except where a single row of a copy is larger: it has a round of its own).
+    its holders which has sent least. sources, targets: every rank is in one placement of each side.
+    itemsize: of every parameter. bucket_bytes: no rank sends and receives more in one round (except
+    where a single row of a copy is larger: it has a round of its own).
     Errors: as of `find_routes`.
     """
-    blocks = split_into_blocks(sources, targets)
-    own = next((block for block in blocks if rank in block), blocks[0])
+    own = next(block for block in split_into_blocks(sources, targets) if rank in block)
     sources, targets = (
         [replace(placed, ranks=tuple(r for r in placed.ranks if r in own)) for placed in side]
         for side in (sources, targets)

@@ -82,7 +82,7 @@ def _parameter(
     parts = []
     heights: dict[int | None, int] = {}
     for hf_name, expert in members:
-        rule = table.by_hf_name(hf_name)
+        rule = table.by_hf_name[hf_name]
         held = _held_rect(hf_name, rule, table.shape, tp_rank, tp_size)
         columns, row = held.col1 - held.col0, heights.get(expert, 0)
         heights[expert] = row + held.row1 - held.row0

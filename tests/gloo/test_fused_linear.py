@@ -39,28 +39,15 @@ class Case:
     objective: Objective = LIKELIHOOD
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Inputs:
+def inputs(case: Case) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """hidden [T, H]; weight [vocabulary, H], without padding; positions, labels, weights [R]."""
-
-    hidden: Tensor
-    weight: Tensor
-    positions: Tensor
-    labels: Tensor
-    weights: Tensor
-
-
-def inputs(case: Case) -> Inputs:
-    draw = torch.Generator().manual_seed(0)
-    positions = torch.randperm(TOKENS, generator=draw)[: case.num_losses].sort().values
+    draw, size = torch.Generator().manual_seed(0), case.num_losses
+    positions = torch.randperm(TOKENS, generator=draw)[:size].sort().values
     weight = torch.randn(case.vocab_size, HIDDEN, generator=draw) * case.scale
-    return Inputs(
-        hidden=torch.randn(TOKENS, HIDDEN, generator=draw).to(case.dtype),
-        weight=(weight / 3).to(case.dtype),
-        positions=positions,
-        labels=torch.randint(case.vocab_size, (case.num_losses,), generator=draw),
-        weights=torch.rand(case.num_losses, generator=draw) + 0.5,
-    )
+    hidden = torch.randn(TOKENS, HIDDEN, generator=draw).to(case.dtype)
+    labels = torch.randint(case.vocab_size, (size,), generator=draw)
+    weights = torch.rand(size, generator=draw) + 0.5
+    return hidden, (weight / 3).to(case.dtype), positions, labels, weights
 
 
 def shard_rows(case: Case) -> int:
@@ -82,18 +69,17 @@ def head_of(case: Case, weight: Tensor, group: Any) -> OutputHead:
     )
 
 
-def losses_of(case: Case, given: Inputs, dtype: torch.dtype = torch.float32) -> TokenLosses:
+def losses_of(case: Case, dtype: torch.dtype = torch.float32) -> TokenLosses:
     """Of three responses, with log-probabilities that some models before might have had."""
+    hidden, weight, positions, labels, weights = inputs(case)
     first, second = case.num_losses // 4, case.num_losses // 2
     lengths = [first, second, case.num_losses - first - second]
-    logits = given.hidden[given.positions].double() @ given.weight.double().T
-    log_probs = -F.cross_entropy(
-        logits / case.objective.temperature, given.labels, reduction="none"
-    )
+    logits = hidden[positions].double() @ weight.double().T / case.objective.temperature
+    log_probs = -F.cross_entropy(logits, labels, reduction="none")
     draw = torch.Generator().manual_seed(7)
     old, reference = (log_probs + 0.3 * torch.randn(len(log_probs), generator=draw) for _ in "ab")
     return losses_with_past(
-        case.objective, lengths, given.weights, old=old, reference=reference, dtype=dtype
+        case.objective, lengths, weights, old=old, reference=reference, dtype=dtype
     )
 
 
@@ -113,25 +99,23 @@ def results_of(cases: list[Case], method: Method) -> list[Any]:
 
 def loss_and_gradients(case: Case, method: Method, group: Any) -> Any:
     """(loss, gradient of the hidden states, of this rank's rows), and that padding got none."""
-    given = inputs(case)
-    head = head_of(case, given.weight, group)
+    hidden, all_rows, positions, labels, _ = inputs(case)
+    head = head_of(case, all_rows, group)
     weight: Any = head.weight_VH
     if case.main_grad:
         weight.main_grad = torch.ones_like(weight, dtype=torch.float32)  # adds, never overwrites
         weight.grad_added_to_main_grad = False
-    hidden = given.hidden.clone().requires_grad_()
-    own = hidden
-    if case.sequence_parallel:
-        own = hidden.chunk(case.tp)[group.rank()]
+    hidden.requires_grad_()
+    own = hidden.chunk(case.tp)[group.rank()] if case.sequence_parallel else hidden
     whole = whole_hidden(own, group, sequence_parallel=case.sequence_parallel)
-    losses = losses_of(case, given)
+    losses = losses_of(case)
     if method == "fused_linear":
         loss, found = fused_linear_loss(
-            whole, head, given.positions, given.labels, losses, chunk_tokens=case.tokens
+            whole, head, positions, labels, losses, chunk_tokens=case.tokens
         )
         assert not found.log_probs_R.requires_grad
     else:
-        loss, _ = summed_loss(method, whole, head, given.positions, given.labels, losses)
+        loss, _ = summed_loss(method, whole, head, positions, labels, losses)
     loss.backward()
     if case.main_grad and method == "fused_linear":
         assert weight.grad_added_to_main_grad and weight.grad.shape == weight.shape
@@ -146,12 +130,11 @@ def loss_and_gradients(case: Case, method: Method, group: Any) -> Any:
 
 
 def float64_autograd(case: Case) -> tuple[float, Tensor, Tensor]:
-    given = inputs(case)
-    hidden = given.hidden.double().requires_grad_()
-    weight = given.weight.double().requires_grad_()
-    logits = hidden[given.positions] @ weight.T / case.objective.temperature
-    log_probs = -F.cross_entropy(logits, given.labels, reduction="none")
-    loss = losses_of(case, given, torch.float64)(log_probs).sum()
+    hidden, weight, positions, labels, _ = inputs(case)
+    hidden, weight = hidden.double().requires_grad_(), weight.double().requires_grad_()
+    logits = hidden[positions] @ weight.T / case.objective.temperature
+    log_probs = -F.cross_entropy(logits, labels, reduction="none")
+    loss = losses_of(case, torch.float64)(log_probs).sum()
     loss.backward()
     assert hidden.grad is not None and weight.grad is not None
     return loss.item(), hidden.grad, weight.grad
@@ -185,21 +168,20 @@ def check_all(world: World, cases: list[Case], method: Method) -> None:
 
 
 def cases(tp: int) -> dict[str, list[Case]]:
-    one = Case(tp=tp)
-    sequence_parallel = [replace(one, dtype=d, sequence_parallel=True) for d in LIMITS]
+    one, halves = Case(tp=tp), (None, 5)
+    # With 4 ranks some have nothing but padding.
+    sizes = ((1, True), (16, False), (17, True), (99, False), (128, True))
     return {
         "chunks": [replace(one, dtype=d, tokens=t) for d in LIMITS for t in (None, 1, 5, 100)],
-        # With 4 ranks some have nothing but padding.
-        "vocabulary": [
-            replace(one, vocab_size=n, tokens=5, main_grad=main_grad)
-            for n, main_grad in ((1, True), (16, False), (17, True), (99, False), (128, True))
-        ],
+        "vocabulary": [replace(one, vocab_size=n, tokens=5, main_grad=m) for n, m in sizes],
         "response tokens": [
-            replace(one, num_losses=n, tokens=t) for n in (0, 1, TOKENS) for t in (None, 3)
+            replace(one, num_losses=n, tokens=t) for n in (0, 1, TOKENS) for t in halves
         ],
-        "sequence parallelism": sequence_parallel if tp > 1 else [],
+        "sequence parallelism": [
+            replace(one, dtype=d, sequence_parallel=True) for d in LIMITS if tp > 1
+        ],
         "flat and peaked": [replace(one, scale=scale) for scale in (0.0, 30.0)],
-        "objectives": [replace(one, tokens=t, objective=o) for t in (None, 5) for o in OBJECTIVES],
+        "objectives": [replace(one, tokens=t, objective=o) for t in halves for o in OBJECTIVES],
     }
 
 
@@ -226,10 +208,10 @@ def statistics_of(cases: list[Case]) -> list[Any]:
     group = join(cases[0])
     found = []
     for case in cases:
-        p = inputs(case)
-        head = head_of(case, p.weight, group)
+        hidden, weight, positions, labels, _ = inputs(case)
+        head = head_of(case, weight, group)
         own = token_statistics(
-            p.hidden, head, p.positions, p.labels, entropy=True, chunk_tokens=case.tokens
+            hidden, head, positions, labels, entropy=True, chunk_tokens=case.tokens
         )
         found.append((own.log_probs_R, own.entropy_R))
     return found
@@ -240,12 +222,9 @@ def test_log_probs_and_entropy_equal_float64(world: World, tp: int) -> None:
     pairs = [(None, 1.0), (5, 30.0)]
     cases = [Case(tp=tp, tokens=t, scale=scale, vocab_size=99) for t, scale in pairs]
     for case, *results in zip(cases, *world.run(statistics_of, tp, cases), strict=True):
-        p = inputs(case)
-        log_p = (p.hidden[p.positions].double() @ p.weight.double().T).log_softmax(-1)
-        expected = (
-            log_p.gather(1, p.labels[:, None])[:, 0],
-            -(log_p.exp() * log_p).sum(1),
-        )
+        hidden, weight, positions, labels, _ = inputs(case)
+        log_p = (hidden[positions].double() @ weight.double().T).log_softmax(-1)
+        expected = (log_p.gather(1, labels[:, None])[:, 0], -(log_p.exp() * log_p).sum(1))
         # The logits themselves are float32, up to 200 where the scale is 30.
         for found, want in zip([r for rank in results for r in rank], expected * tp, strict=True):
             torch.testing.assert_close(found.double(), want, rtol=1e-5, atol=2e-6 * case.scale)

@@ -1,12 +1,13 @@
-"""The whole gradient, every parameter under its HF name, against plain Hugging Face autograd."""
+"""The whole gradient, every parameter under its HF name, against plain Hugging Face autograd; with
+a given routing, against one rank's.
+"""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
-import torch
 from hf_reference import hf_gradient
 from jobs import NUM_ROLLOUTS, Case, gradient
-from tiny_models import samples
 from world import World
 
 LIMIT = 1e-5  # largest difference of a tensor / largest entry of that tensor, float32
@@ -72,17 +73,18 @@ OTHERS = [
 ]
 
 
+def assert_near(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert found.keys() == expected.keys()
+    for name, want in expected.items():
+        error = abs(found[name] - want).max() / abs(want).max()
+        assert error < LIMIT, f"{name}: {error:.2e}"
+
+
 def check(world: World, case: Case) -> int:
     """Compare loss and gradient with the reference; returns the micro-batches of each rank."""
     loss, num_batches, found = world.run(gradient, case.world_size, case)[0]
     hf_loss, expected = hf_gradient(case.model, case.num_samples, NUM_ROLLOUTS, case.aggregation)
-    assert found.keys() == expected.keys()
-    errors = {
-        name: float((torch.from_numpy(found[name]) - want).abs().max() / want.abs().max())
-        for name, want in expected.items()
-    }
-    worst = max(errors, key=lambda name: errors[name])
-    assert errors[worst] < LIMIT, f"{worst}: {errors[worst]:.2e}"
+    assert_near(found, {name: want.numpy() for name, want in expected.items()})
     assert loss == pytest.approx(hf_loss, rel=1e-5)
     return num_batches
 
@@ -106,7 +108,27 @@ def test_gradient_matches_hf_for_any_token_budget(
     assert expected in (None, num_batches)
 
 
-def test_samples_need_padding_under_context_parallelism() -> None:
-    """So that the cases above have it at work."""
-    lengths = [len(s.prompt_ids) + len(s.response_ids) for s in samples(Case().num_samples)]
-    assert min(lengths) < 2 * 4 and any(length % 8 for length in lengths)
+FORCED = Case(model="qwen3_moe", replays=True)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        replace(FORCED, tp=2, pp=2, sequence_parallel=True, recompute="selective"),
+        replace(FORCED, pp=2, vpp=2, dp=2, ep=2, recompute="full"),
+        replace(FORCED, cp=2, dp=2, ep=2),
+        replace(FORCED, dp=4, ep=4, num_samples=3),  # one rank packs only padding
+        replace(FORCED, model="qwen3_moe_unnormalized", tp=2, dp=2, sequence_parallel=True),
+    ],
+    ids=str,
+)
+def test_the_gradient_of_a_given_routing_is_the_same_in_every_layout(
+    world: World, case: Case
+) -> None:
+    alone = replace(FORCED, model=case.model, num_samples=case.num_samples)
+    loss, _, found = world.run(gradient, case.world_size, case)[0]
+    expected_loss, _, expected = world.run(gradient, 1, alone)[0]
+    own_loss = world.run(gradient, 1, replace(alone, replays=False))[0][0]
+    assert loss == pytest.approx(expected_loss, rel=1e-5)
+    assert own_loss != pytest.approx(loss, rel=1e-4)  # the routers would have chosen others
+    assert_near(found, expected)

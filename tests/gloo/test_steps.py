@@ -105,18 +105,16 @@ def loaded(dtype: str, directory: Path) -> tuple[bool, bool]:
     """Of a model stored in one dtype and trained in another: whether each parameter is the stored
     value in the other dtype, and whether the main weights are the parameters.
     """
-    sections = {"model": {"path": str(directory), "dtype": dtype}, "run": {"dir": directory}}
-    config = Config.model_validate({**sections, "data": {"train": "none.jsonl"}})
+    sections = {"model": {"path": str(directory), "dtype": dtype}, "data": {"train": "none.jsonl"}}
     case = Case(dtype=dtype)
     layout = start_distributed(case.device, case.parallel)
-    parts = build_trainer(config, directory, case.device, layout)
+    parts = build_trainer(Config.model_validate(sections), directory, case.device, layout)
     parts.fill_from_disk()
-    trainer, shards = parts.trainer, parts.shards
     kept = {n: t.to(DTYPES[dtype]) for n, t in load_file(directory / "model.safetensors").items()}
-    found = exported(Built(trainer=trainer, shards=shards, layout=layout))
-    (part,) = trainer.optimizer.chained_optimizers
+    found = exported(Built(trainer=parts.trainer, shards=parts.shards, layout=layout))
+    (part,) = parts.trainer.optimizer.chained_optimizers
     main = torch.cat([p.detach().flatten().float() for p in part.get_parameters()])
-    own = torch.cat([p.detach().flatten().float() for _, p in shards.parameters])
+    own = torch.cat([p.detach().flatten().float() for _, p in parts.shards.parameters])
     equal = all(torch.equal(found[name], kept[name]) for name in kept)
     return equal, torch.equal(main.sort().values, own.sort().values)
 

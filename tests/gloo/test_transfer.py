@@ -14,11 +14,8 @@ from vllm_weights import vllm_weights
 from world import World
 
 from megatron_opsft.sync.transfer import Transfer
-from megatron_opsft.weights.rectangles import hf_parameters
 from megatron_opsft.weights.reshard import Placement
-from megatron_opsft.weights.rules import WeightTable
 from megatron_opsft.weights.schedule import make_schedule
-from megatron_opsft.weights.slicing import fill_shard
 from megatron_opsft.weights.vllm_layout import vllm_parameters
 
 
@@ -111,27 +108,3 @@ def test_any_size_of_the_bucket_gives_the_same(world: World, bucket_bytes: int) 
     assert [wrong for _, wrong in found] == [[]] * 4
     rounds = {rounds for rounds, _ in found}
     assert rounds == {1} if bucket_bytes == 2**28 else min(rounds) > 50
-
-
-def gather_on_rank_2() -> list[str]:
-    """Ranks 0 and 1 train, rank 2 wants whole HF tensors, rank 3 nothing; names of wrong ones."""
-    table, hf = WeightTable(SHAPES["qwen2"], tp_size=2), weights("qwen2")
-    trainer = megatron_placements(table, tp=2, pp=1, dp=1)
-    engine = [Placement((2,), hf_parameters(table.hf_shapes()))]
-    rank = dist.get_rank()
-    schedule = make_schedule(trainer, engine, rank=rank, itemsize=2, bucket_bytes=30_000)
-    sources, targets = (spoiled(side, torch.bfloat16) for side in (trainer, engine))
-    for name, shard in sources.items():
-        fill_shard(
-            table.by_mcore_name(name),
-            lambda rect: rect.view(hf[rect.tensor]),
-            shard,
-            tp_rank=dist.get_rank(),
-            tp_size=2,
-        )
-    Transfer(schedule.program(rank), sources, targets).run()
-    return differing(targets, {name: hf[name].bfloat16() for name in targets})
-
-
-def test_ranks_that_hold_nothing_take_part(world: World) -> None:
-    assert world.run(gather_on_rank_2, 4) == [[]] * 4

@@ -1,29 +1,43 @@
-"""Weights out of the shards and back, bit for bit, and into a real rollout engine."""
+"""Weights out of the shards and back, bit for bit, into a real rollout engine and from it.
+
+That the first weights are the same bits from an engine as from disk: tests/vllm.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 from hf_reference import hf_model, response_log_prob
 from jobs import NUM_ROLLOUTS, Built, Case, build, exported, train_steps
+from safetensors.torch import load_file, save_file
 from tiny_models import samples, weights
 from world import World
 
 from megatron_opsft.config import SyncConfig
 from megatron_opsft.errors import SyncError
+from megatron_opsft.model.load import TrainerParts
 from megatron_opsft.rollout.hf.engine import HfEngine
 from megatron_opsft.runtime.distributed import gather_from_all
-from megatron_opsft.sync.weight_sync import WeightSync
+from megatron_opsft.storage.hf_files import HfTensors
+from megatron_opsft.sync.transfer import Transfer
+from megatron_opsft.sync.weight_sync import WeightSync, load_first_weights
+from megatron_opsft.weights.rectangles import Copy, Parameter, Rect
 
 LAYOUTS = [
     Case(dp=2),
     Case(tp=2, pp=2, vpp=2),
     Case(model="llama_mha", tp=4),
+    Case(model="llama_mha"),
     Case(model="qwen2_tied", pp=2, vpp=2),
     Case(model="qwen2_tied", tp=2, pp=2),
     Case(model="qwen3", tp=2, pp=2, dtype="bfloat16"),
     Case(model="llama3", pp=4, dtype="bfloat16"),
     Case(model="mistral", tp=2),
     Case(model="qwen3_moe", tp=2, pp=2, sequence_parallel=True),
-    Case(model="qwen3_moe", pp=2, dp=2, ep=2),
+    Case(model="qwen3_moe_unnormalized", pp=2, dp=2, ep=2),
     Case(model="qwen3_moe", tp=2, dp=2, ep=2, sequence_parallel=True),
     Case(model="qwen3_moe", tp=2, ep=2, etp=1, sequence_parallel=True, dtype="bfloat16"),
 ]
@@ -68,9 +82,16 @@ def differences(built: Built, engine: HfEngine) -> tuple[float, float]:
     return sum(everyone) / len(everyone), max(everyone)
 
 
-def sync_of(built: Built, model: str) -> tuple[WeightSync, HfEngine]:
+class ReadingEngine(HfEngine):
+    """An engine that reads files, on Hugging Face's model."""
+
+    def load_files(self, files: Sequence[Path], version: int) -> None:
+        self.load_weights(((n, t) for file in files for n, t in load_file(file).items()), version)
+
+
+def sync_of(built: Built, model: str) -> tuple[WeightSync, ReadingEngine]:
     """With an engine without weights."""
-    engine = HfEngine(hf_model(model), None, batch_size=8, version=None)  # type: ignore[arg-type]
+    engine = ReadingEngine(hf_model(model), None, batch_size=8, version=None)  # type: ignore[arg-type]
     return WeightSync(built.shards, engine, SyncConfig(bucket_mb=1), built.trainer.score), engine
 
 
@@ -152,3 +173,70 @@ def push_weights_with_a_nan(case: Case) -> str:
 def test_log_probs_of_a_push_that_are_nan_are_an_error_and_no_alarm(world: World) -> None:
     for said in world.run(push_weights_with_a_nan, 2, Case(tp=2)):
         assert said.startswith("sync of weight version 2: log-probs of the engine or the trainer")
+
+
+GATE, UP = (f"model.layers.1.mlp.{name}_proj.weight" for name in ("gate", "up"))
+
+
+def build_parts(case: Case, model_dir: Path) -> tuple[TrainerParts, WeightSync, ReadingEngine]:
+    """A trainer with spoilt weights, the sync, and an engine that can read the files."""
+    built = build(case)
+    for tensor in built.shards.by_name.values():
+        tensor.fill_(7.0)
+    sync, engine = sync_of(built, case.model)
+    for value in engine.weights().values():
+        value.fill_(5.0)
+    stored = HfTensors(model_dir)
+    parts = TrainerParts(trainer=built.trainer, shards=built.shards, stored=stored)
+    return parts, sync, engine
+
+
+def wrongly_pulled(case: Case, model_dir: Path) -> str:
+    """One weight changes on its way from the engine."""
+    parts, sync, engine = build_parts(case, model_dir)
+    run = Transfer.run
+
+    def spoiling(transfer: Transfer) -> None:
+        run(transfer)
+        for rule, tensor in parts.shards.parameters:
+            if GATE in rule.hf_names:
+                tensor[0] *= 1.01  # the first row is the gate's
+
+    with mock.patch.object(Transfer, "run", spoiling), pytest.raises(SyncError) as caught:
+        load_first_weights(parts, sync, engine)
+    return str(caught.value)
+
+
+def at_another_place(case: Case, model_dir: Path) -> tuple[bool, str]:
+    """The engine's layout takes one weight for another: whether the trainer's is wrong after the
+    pull, and what the first push says.
+    """
+    parts, sync, engine = build_parts(case, model_dir)
+    layout, other = engine.layout, {GATE: UP, UP: GATE}
+
+    def swapped(parameter: Parameter) -> Parameter:
+        def named(rect: Rect) -> Rect:
+            return replace(rect, tensor=other.get(rect.tensor, rect.tensor))
+
+        turned = tuple(Copy(named(part.source), part.target) for part in parameter.parts)
+        return replace(parameter, parts=turned)
+
+    engine.layout = replace(
+        layout, parameters_of=lambda rank: tuple(map(swapped, layout.parameters_of(rank)))
+    )
+    load_first_weights(parts, sync, engine)
+    found = dict(sync.exporter.stream())
+    with pytest.raises(SyncError) as caught:
+        sync.push(0)
+    return torch.equal(found[GATE], weights(case.model)[UP]), str(caught.value)
+
+
+def test_what_is_read_wrongly_stops_the_run(world: World, tmp_path: Path) -> None:
+    save_file(weights("qwen2"), tmp_path / "model.safetensors")
+    case = Case(tp=2)
+    for said in world.run(wrongly_pulled, 2, case, tmp_path):
+        assert said.startswith(f"pull: the engine of rank 0 does not hold the trainer's {GATE} ")
+    for is_swapped, said in world.run(at_another_place, 2, case, tmp_path):
+        assert is_swapped
+        assert said.startswith("sync of weight version 0: the engine of rank 0 does not hold ")
+        assert GATE in said and UP in said

@@ -131,12 +131,11 @@ def build(case: Case) -> Built:
     ModelShards.of(models, table, layout).fill(lambda rect: rect.view(values[rect.tensor]))
     chunks = wrap_for_training(models, config, case.parallel)
     trainer = Trainer(
-        chunks,
-        build_optimizer(chunks, OPTIMIZER, bf16=config.bf16),
-        config,
-        layout,
+        chunks=chunks,
+        optimizer=build_optimizer(chunks, OPTIMIZER, bf16=config.bf16),
+        config=config,
+        layout=layout,
         vocab_size=shape.vocab_size,
-        weight_decay=OPTIMIZER.weight_decay,
         cross_entropy=case.cross_entropy,
         objective=case.objective,
     )

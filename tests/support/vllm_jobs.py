@@ -151,7 +151,7 @@ def engine_against_disk(session: Session, recorder: RunRecorder) -> tuple[int, l
     another than when they are read from disk.
     """
     assert session.sync.version == 0
-    transfer, _ = plan_transfer(session.shards, session.sampler.engine, 2**20, pull=True)
+    transfer, _ = plan_transfer(session.shards, session.sampler.engine, 1, pull=True)
     with LiveMemory() as memory:
         transfer.run()
     found = start_of(session)
@@ -169,12 +169,12 @@ def engine_against_disk(session: Session, recorder: RunRecorder) -> tuple[int, l
 def scaled_shard(session: Session) -> Iterator[None]:
     """What leaves the trainer's last rank is not what it holds: one parameter by one percent."""
     sync: Any = session.sync
-    sources = sync._transfer._sources
+    sources = sync._transfer.sources
     if session.layout.rank == session.layout.world_size - 1:
         name = next(n for n in sources if n.endswith("3.mlp.linear_fc2.weight"))
-        sync._transfer._sources = {**sources, name: sources[name] * 1.01}
+        sync._transfer.sources = {**sources, name: sources[name] * 1.01}
     yield
-    sync._transfer._sources = sources
+    sync._transfer.sources = sources
 
 
 def with_session(

@@ -5,7 +5,8 @@ from contextlib import nullcontext
 import pytest
 from tiny_models import SHAPES
 
-from megatron_opsft.config import Config, ParallelConfig
+from megatron_opsft.config import ParallelConfig
+from megatron_opsft.config.load import load_config
 from megatron_opsft.config.training import check_world
 from megatron_opsft.errors import UserError
 from megatron_opsft.model.checks import check_layout, check_routing_replay
@@ -18,11 +19,7 @@ from megatron_opsft.model.checks import check_layout, check_routing_replay
         ("qwen2", {"tp": 4}, r"parallel\.tp=4 .* 2 key/value heads"),
         ("qwen2", {"pp": 3}, r"parallel\.pp=3 x vpp=1 .* 4 layers"),
         ("qwen2", {"vpp": 2}, r"parallel\.vpp=2 needs parallel\.pp"),
-        (
-            "qwen3_moe",
-            {"tp": 2},
-            r"parallel\.tp=2 .*needs parallel\.sequence_parallel=true",
-        ),
+        ("qwen3_moe", {"tp": 2}, r"parallel\.tp=2 .*needs parallel\.sequence_parallel=true"),
         ("qwen3_moe", {"ep": 3}, r"parallel\.ep=3 .* 8 experts; use a divisor of 8"),
         ("qwen3_moe", {"ep": 2, "etp": 3}, r"parallel\.etp=3 .* 40 feed-forward size"),
         ("qwen3_moe", {"etp": 2}, r"parallel\.etp=2 other than parallel\.tp=1 needs parallel\.ep"),
@@ -40,23 +37,14 @@ def test_a_layout_that_does_not_fit_is_named(
 @pytest.mark.parametrize(
     ("model", "method", "message"),
     [
-        ("qwen2", {}, "the model has no experts; leave it out"),
-        ("qwen3_moe", {"name": "crst"}, "method.name=crst trains on fixed data"),
-        ("qwen3_moe", {}, ""),
+        ("qwen2", "on_policy_sft", "the model has no experts; leave it out"),
+        ("qwen3_moe", "crst", "method.name=crst trains on fixed data"),
+        ("qwen3_moe", "on_policy_sft", ""),
     ],
 )
-def test_there_must_be_a_routing_to_replay(
-    model: str, method: dict[str, str], message: str
-) -> None:
-    config = Config.model_validate(
-        {
-            "run": {"dir": "x", "steps": 1},
-            "data": {"train": "arithmetic"},
-            "model": {"path": "x"},
-            "method": method,
-            "train": {"routing_replay": True},
-        }
-    )
+def test_there_must_be_a_routing_to_replay(model: str, method: str, message: str) -> None:
+    keys = ["model.path=x", "data.train=arithmetic", "train.routing_replay=true"]
+    config = load_config(None, [*keys, f"method.name={method}"])
     with pytest.raises(UserError, match=message) if message else nullcontext():
         check_routing_replay(SHAPES[model], config)
 

@@ -28,11 +28,10 @@ def error_of(path: Path, *overrides: str) -> str:
 
 def test_defaults_are_the_papers(path: Path) -> None:
     config = load_config(path)
-    assert config.optimizer.lr == 1e-7
-    assert (config.data.prompts_per_step, config.rollout.group_size) == (64, 8)
-    assert config.rollout.max_response_tokens == 3500
-    assert (config.rollout.temperature, config.rollout.top_p) == (1.0, 0.95)
-    assert (config.method.name, config.method.aggregation) == ("on_policy_sft", "max_accepted")
+    data, rollout, method = config.data, config.rollout, config.method
+    assert (data.prompts_per_step, rollout.group_size, config.optimizer.lr) == (64, 8, 1e-7)
+    assert (rollout.max_response_tokens, rollout.temperature, rollout.top_p) == (3500, 1.0, 0.95)
+    assert (method.name, method.aggregation) == ("on_policy_sft", "max_accepted")
 
 
 GRPO = "method.name=grpo"
@@ -46,10 +45,11 @@ GREEDY = ["eval.temperature=0", "eval.samples_per_problem=1"]
         ("optimiser.lr=1e-6", r"optimiser.*did you mean optimizer\?"),
         ("train.zzz=5", r"train\.zzz.*cross_entropy"),
         ("rollout.top_p=1.5", r"rollout\.top_p=1\.5.*less than or equal to 1"),
-        ("optimizer.lr", r"optimizer\.lr.*section\.key=value"),
-        ("lr=1", r"names no section.*did you mean optimizer\.lr=1\?"),
+        ("optimizer.lr", r"optimizer\.lr'.*write key=value"),
+        ("lr=1", r"unknown config key lr .*did you mean optimizer\.lr\?"),
         ("train.lr=1", r"train\.lr in the command line.*did you mean optimizer\.lr\?"),
-        ("no_such=1", r"section\.key=value"),
+        ("no_such=1", r"no_such.*there are: run, model"),
+        ("optimizer={lr: 1}", r"write key=value, for example optimizer\.lr=1e-6"),
         ("optimizer.lr=[", r"optimizer\.lr=\["),
         ("run.steps=1:30", r"run\.steps='1:30'.*integer"),
         ("run.dir=runs/a #1", "'#1' for a comment; put the value in quotes"),
@@ -58,9 +58,7 @@ GREEDY = ["eval.temperature=0", "eval.samples_per_problem=1"]
         ("run.steps=!!int x", "does not fit its !!tag"),
         ("run.dir={a: 1, a: 2}", "the key a is there twice"),
         ("run.steps=true", r"config key run\.steps=.*write a number"),
-        ("run.max_minutes=no", r"config key run\.max_minutes=.*number"),
         ("optimizer.lr=.inf", r"config key optimizer\.lr=.*finite"),
-        ("sync.logprob_alarm=nan", r"config key sync\.logprob_alarm=.*finite"),
         # Of a group of equal responses nothing is learned, and of equal samples one is enough.
         ("rollout.temperature=0", r"rollout\.temperature=0: all responses to a problem"),
         ("eval.temperature=0", r"eval\.temperature=0: .* set eval\.samples_per_problem=1"),
@@ -74,7 +72,6 @@ GREEDY = ["eval.temperature=0", "eval.samples_per_problem=1"]
             "method.name=grop",
             r"method\.name='grop': did you mean grpo\? there are: on_policy_sft, ",
         ),
-        ("method.name=[1]", r"method\.name=\[1\]: there are: on_policy_sft, grpo"),
         ("method.beta=1", r"unknown config key method\.beta"),
         ("data.template=Be brief.", r"'Be brief.' is not a template.*\.jinja.*system_prompt"),
         ([GRPO, "method.bta=1"], r"the command line: did you mean method\.beta\?"),
@@ -91,16 +88,15 @@ def test_wrong_override_is_named(path: Path, overrides: str | list[str], message
 @pytest.mark.parametrize(
     ("text", "part"),
     [
-        ("data: {train: d}\n", "model"),
-        ("model: {}\ndata: {train: d}\n", "model.path"),
-        ("model: {path: m}\ndata: [d]\n", "data"),
+        ("data: {train: d}\n", "config key model is missing"),
+        ("model: {path: m}\ndata: [d]\n", "config section data must hold keys"),
         ("- 1\n", "sections"),
         ("model: {path: m\n", "cannot be read"),
         (MINIMAL + "optimizer: {lr: fast}\n", "optimizer.lr='fast'"),
-        (MINIMAL + "optimizer:\n", "optimizer"),
+        (MINIMAL + "optimizer:\n", "config section optimizer must hold keys"),
         (MINIMAL + "method: 3\n", "config section method must hold keys, not 3"),
         (MINIMAL + "optimizer: {lr: 1, momentun: 2}\n", "optimizer.momentun in PATH: "),
-        (MINIMAL + "1: 2\n", "1"),
+        (MINIMAL + "1: 2\n", "config key 1=1: "),
         (MINIMAL + "run: {steps: 1}\nrun: {seed: 3}\n", "the key run is there twice"),
         ("base: run.yaml\n", "run.yaml is a base of itself"),
         ("base: none.yaml\n", "none.yaml does not exist"),
@@ -110,7 +106,6 @@ def test_wrong_override_is_named(path: Path, overrides: str | list[str], message
 def test_wrong_file_is_named(path: Path, text: str, part: str) -> None:
     path.write_text(text)
     assert part.replace("PATH", str(path)) in error_of(path, "optimizer.beta1=0.5")
-    assert "nowhere.yaml does not exist" in error_of(path.with_name("nowhere.yaml"))
 
 
 def test_a_file_needs_only_what_its_base_has_otherwise(path: Path, tmp_path: Path) -> None:
@@ -118,11 +113,12 @@ def test_a_file_needs_only_what_its_base_has_otherwise(path: Path, tmp_path: Pat
     (tmp_path / "sub").mkdir()
     other = tmp_path / "sub/other.yaml"
     other.write_text("base: ../run.yaml\noptimizer: {lr: 2e-3, beta2: 0.6}\nrun: {steps: 7}\n")
-    config = load_config(other, ["run.seed=3", "optimizer.beta2=0.7", "run.dir='a #1'"])
+    keys = ["run.seed=3", "optimizer.beta2=0.7", "run.dir='a #1'", "run.wandb_project=010"]
+    config = load_config(other, keys)
     assert config.optimizer.lr == 2e-3
     assert (config.optimizer.beta1, config.optimizer.beta2) == (0.8, 0.7)
     assert (config.run.steps, config.run.seed, config.model.path) == (7, 3, "m")
-    assert config.run.dir == Path("a #1")
+    assert (config.run.dir, config.run.wandb_project) == (Path("a #1"), "010")
 
 
 def test_home_is_expanded_in_every_key_that_names_a_place(
@@ -136,32 +132,32 @@ def test_home_is_expanded_in_every_key_that_names_a_place(
 
 
 @pytest.mark.parametrize(
-    ("override", "may_change"),
+    "override",
+    ["parallel.tp=2", "run.steps=900", "checkpoint.keep=9", "run.dir=b", "eval.export_best=true"],
+)
+def test_what_decides_no_number_may_change_on_resume(path: Path, override: str) -> None:
+    before, now = load_config(path), load_config(path, [override])
+    assert config_hash(before) == config_hash(now)
+    check_resumable(before, now, path.parent)
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
     [
-        *((key, True) for key in ("parallel.tp=2", "run.steps=900", "checkpoint.keep=9")),
-        *((key, True) for key in ("run.dir=b", "verify.workers=3", "eval.export_best=true")),
-        *((key, False) for key in ("optimizer.lr=1", "rollout.group_size=2", GRPO)),
-        *((key, False) for key in ("method.aggregation=sequence", "run.seed=3", "data.train=e")),
+        ("optimizer.lr=1", r"optimizer\.lr=1e-07, not 1\.0: "),
+        ("data.train=e", r"data\.train="),
+        (GRPO, r"method\.name="),
+        ("run.steps=900", r"run\.steps=300, not 900: .*so the rate would jump"),
     ],
 )
-def test_what_may_change_on_resume(path: Path, override: str, may_change: bool) -> None:
-    before, now = load_config(path), load_config(path, [override])
-    assert (config_hash(before) == config_hash(now)) == may_change
-    if may_change:
-        check_resumable(before, now, path.parent)
-        return
-    with pytest.raises(UserError, match=override.split("=")[0].replace(".", r"\.")):
-        check_resumable(before, now, path.parent)
-
-
-def test_steps_of_a_cosine_schedule_may_not_change_on_resume(path: Path) -> None:
-    """The learning rate of every step depends on the last one."""
-    before, longer = (
-        load_config(path, ["optimizer.schedule=cosine", f"run.steps={n}"]) for n in (300, 900)
-    )
+def test_what_decides_numbers_may_not(path: Path, override: str, said: str) -> None:
+    """With a cosine schedule the learning rate of every step depends on the last one."""
+    cosine = ["optimizer.schedule=cosine"]
+    before, now = load_config(path, cosine), load_config(path, [*cosine, override])
+    assert config_hash(before) != config_hash(now)
     check_resumable(before, before, path.parent)
-    with pytest.raises(UserError, match=r"run.steps=300, not 900: .*so the rate would jump"):
-        check_resumable(before, longer, path.parent)
+    with pytest.raises(UserError, match=said):
+        check_resumable(before, now, path.parent)
 
 
 @pytest.mark.parametrize(
@@ -185,11 +181,10 @@ def test_prompts_and_held_out_responses_may_be_as_long_as_model_and_engine_allow
     assert (fitted.data.max_prompt_tokens, fitted.eval.max_response_tokens) == (prompt, held_out)
     check_lengths(fitted, positions)
     check_resumable(fitted, base, path.parent)
-    shorter = load_config(
-        path, ["rollout.max_response_tokens=64", *keys, "eval.max_response_tokens=9"]
-    )
+    shorter = fitted.eval.model_copy(update={"max_response_tokens": 9})
+    shorter.model_fields_set.add("max_response_tokens")
     with pytest.raises(UserError, match="eval.max_response_tokens"):
-        check_resumable(fitted, shorter, path.parent)
+        check_resumable(fitted, fitted.model_copy(update={"eval": shorter}), path.parent)
 
 
 def test_prompts_and_responses_that_do_not_fit_are_one_line(path: Path) -> None:

@@ -43,12 +43,6 @@ def head_of(weight_VH: torch.Tensor, vocab_size: int) -> OutputHead:
     return OutputHead(weight_VH=weight_VH, vocab_size=vocab_size, group=dist.group.WORLD)
 
 
-def choose(wanted: Any, device: Device = CUDA, dtype: str = "bfloat16", tokens: int = 4096) -> Any:
-    return choose_cross_entropy(
-        wanted, te_problem(device, dtype), max_tokens=tokens, rows_per_rank=151_936
-    )
-
-
 @pytest.mark.parametrize(
     ("version", "dtype", "tokens", "method", "reason"),
     [
@@ -57,31 +51,27 @@ def choose(wanted: Any, device: Device = CUDA, dtype: str = "bfloat16", tokens: 
         ((2, 19), "bfloat16", 4096, "fused_linear", "TransformerEngine is 2.19, before 2.20"),
         ((2, 20), "float32", 4096, "fused_linear", "computes in float32"),
         (None, "bfloat16", 4096, "fused_linear", "cannot be imported"),
+        ("cpu", "bfloat16", 4096, "fused_linear", "needs CUDA"),
     ],
 )
 def test_auto_says_which_and_why(
     monkeypatch: pytest.MonkeyPatch,
-    version: tuple[int, int] | None,
+    version: Any,
     dtype: str,
     tokens: int,
     method: str,
     reason: str,
 ) -> None:
     monkeypatch.setattr(cross_entropy, "transformer_engine_version", lambda device: version)
-    found = choose("auto", dtype=dtype, tokens=tokens)
-    assert found.method == method
-    assert re.search(reason, found.reason)
-    if version != (2, 20) or dtype != "bfloat16":
-        with pytest.raises(UserError, match=rf"train\.cross_entropy=te: .*{reason}"):
-            choose("te", dtype=dtype)
-
-
-def test_auto_on_a_cpu_and_by_name() -> None:
-    assert choose("auto", CPU).method == "fused_linear"
-    assert "needs CUDA" in choose("auto", CPU).reason
-    assert choose("fused_linear", CPU).reason == "as train.cross_entropy says"
-    with pytest.raises(UserError, match=r"train\.cross_entropy=te: .* needs CUDA; use .*auto"):
-        choose("te", CPU)
+    problem = te_problem(CPU if version == "cpu" else CUDA, dtype)
+    sizes = {"max_tokens": tokens, "rows_per_rank": 151_936}
+    found = choose_cross_entropy("auto", problem, **sizes)
+    assert found.method == method and re.search(reason, found.reason)
+    named = choose_cross_entropy("fused_linear", problem, **sizes)
+    assert named.reason == "as train.cross_entropy says"
+    if problem:
+        with pytest.raises(UserError, match=rf"train\.cross_entropy=te: .*{reason}.*auto"):
+            choose_cross_entropy("te", problem, **sizes)
 
 
 def run_loss(weight: Any, hidden: torch.Tensor, chunk_tokens: int | None = None) -> torch.Tensor:
@@ -96,20 +86,14 @@ def run_loss(weight: Any, hidden: torch.Tensor, chunk_tokens: int | None = None)
     return loss
 
 
-def test_a_main_gradient_takes_no_factor_afterwards() -> None:
-    weight: Any = torch.nn.Parameter(torch.randn(16, 8))
-    weight.main_grad = torch.zeros(16, 8)
-    loss = run_loss(weight, torch.randn(3, 8, requires_grad=True))
-    with pytest.raises(RuntimeError):
-        (2 * loss).backward()
-
-
-def test_without_gradient_nothing_is_accumulated() -> None:
+def test_a_main_gradient_takes_no_factor_and_nothing_without_gradient() -> None:
     weight: Any = torch.nn.Parameter(torch.randn(16, 8))
     weight.main_grad = torch.zeros(16, 8)
     with torch.no_grad():
         run_loss(weight, torch.randn(3, 8))
     assert not weight.main_grad.any()
+    with pytest.raises(RuntimeError):
+        (2 * run_loss(weight, torch.randn(3, 8, requires_grad=True))).backward()
 
 
 @pytest.mark.parametrize(

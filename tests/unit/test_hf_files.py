@@ -6,17 +6,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from hf_reference import hf_model
 from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file, save_file
-from torch import Tensor
-from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from tiny_models import SHAPES, weights
+from transformers import AutoModelForCausalLM
 
 from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.errors import UserError
 from megatron_opsft.storage.hf_files import HfTensors, check_checkpoint
 from megatron_opsft.storage.hf_writer import side_files, write_hf_model
 from megatron_opsft.storage.model_paths import resolve_model
-from megatron_opsft.weights.rectangles import Rect, whole
+from megatron_opsft.weights.rectangles import Rect
 from megatron_opsft.weights.rules import WeightTable
 
 INDEX = "model.safetensors.index.json"
@@ -25,53 +26,26 @@ INDEX = "model.safetensors.index.json"
 @pytest.fixture
 def model_dir(tmp_path: Path) -> Path:
     """A tiny tied Qwen2 in several shards, as transformers writes it."""
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=100,
-        max_position_embeddings=64,
-        tie_word_embeddings=True,
-    )
     path = tmp_path / "source"
-    Qwen2ForCausalLM(config).save_pretrained(path, max_shard_size="20KB")
-    (path / "tokenizer.json").write_text("{}")
-    (path / "chat_template.jinja").write_text("x")
-    (path / "optimizer.pt").write_text("not to be copied")
+    hf_model("qwen2_tied").save_pretrained(path, max_shard_size="100KB")
+    for name in ("tokenizer.json", "chat_template.jinja", "optimizer.pt"):
+        (path / name).write_text("{}")
     return path
 
 
-def random_tensors() -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    shapes = {"a": (10, 4), "b": (3,), "c": (6, 6), "d": (2, 2)}
-    return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
-
-
-def whole_state(model_dir: Path) -> dict[str, Tensor]:
-    tensors = HfTensors(model_dir)
-    return {name: tensors.read(whole(name, shape)) for name, shape in tensors.shapes().items()}
-
-
 def test_reads_slices_names_shapes_and_dtypes(model_dir: Path) -> None:
-    tensors = HfTensors(model_dir)
-    expected = Qwen2ForCausalLM.from_pretrained(model_dir).state_dict()
-    expected.pop("lm_head.weight")
-    assert tensors.shapes().keys() == expected.keys()
-    name = "model.layers.1.mlp.down_proj.weight"
-    assert tensors.shapes()[name] == (32, 48) and tensors.dtype(name) is torch.float32
-    assert torch.equal(tensors.read(Rect(name, 3, 9, 0, 48)), expected[name][3:9])
-    assert torch.equal(tensors.read(Rect(name, 0, 32, 3, 9)), expected[name][:, 3:9])
-    bias = "model.layers.0.self_attn.q_proj.bias"
+    tensors, expected = HfTensors(model_dir), weights("qwen2_tied")
+    assert tensors.shapes() == {name: tuple(value.shape) for name, value in expected.items()}
+    name, bias = "model.layers.1.mlp.down_proj.weight", "model.layers.0.self_attn.q_proj.bias"
+    assert tensors.dtype(name) is torch.float32
+    assert torch.equal(tensors.read(Rect(name, 3, 9, 0, 96)), expected[name][3:9])
+    assert torch.equal(tensors.read(Rect(name, 0, 64, 3, 9)), expected[name][:, 3:9])
     assert torch.equal(tensors.read(Rect(bias, 8, 16, 0, 1)), expected[bias][8:16])
     check_checkpoint(tensors, WeightTable(read_model_shape(model_dir)))
 
 
-def test_a_repeated_tied_head_must_equal_the_embedding(tmp_path: Path, model_dir: Path) -> None:
-    state = whole_state(model_dir)
-    table = WeightTable(read_model_shape(model_dir))
+def test_a_repeated_tied_head_must_equal_the_embedding(tmp_path: Path) -> None:
+    state, table = weights("qwen2_tied"), WeightTable(SHAPES["qwen2_tied"])
     state["lm_head.weight"] = state["model.embed_tokens.weight"].clone()
     save_file(state, tmp_path / "model.safetensors")
     check_checkpoint(HfTensors(tmp_path), table)
@@ -108,17 +82,16 @@ def test_missing_shard_cut_shard_and_wrong_index_are_named(model_dir: Path) -> N
 
 def test_the_weights_chosen_are_those_that_transformers_loads(model_dir: Path) -> None:
     """Different models in one directory; the first in transformers' order is taken away."""
-    state = whole_state(model_dir)
-    norm = "model.norm.weight"
+    state, norm = weights("qwen2_tied"), "model.norm.weight"
     for number, file in enumerate(files := ["model.safetensors", "other.safetensors"]):
-        save_file(state | {norm: torch.full((32,), float(number))}, model_dir / file)
+        save_file(state | {norm: torch.full((64,), float(number))}, model_dir / file)
     (model_dir / INDEX).write_text(
         json.dumps({"metadata": {}, "weight_map": dict.fromkeys(state, files[1])})
     )
     for number, file in enumerate(files):
         loaded = AutoModelForCausalLM.from_pretrained(model_dir).state_dict()[norm]
-        assert torch.equal(loaded, torch.full((32,), float(number)))
-        assert torch.equal(HfTensors(model_dir).read(Rect(norm, 0, 32, 0, 1)), loaded)
+        assert torch.equal(loaded, torch.full((64,), float(number)))
+        assert torch.equal(HfTensors(model_dir).read(Rect(norm, 0, 64, 0, 1)), loaded)
         (model_dir / file).unlink()
     (model_dir / INDEX).unlink()
     with pytest.raises(UserError, match=r"holds no weights: neither model\.safetensors nor"):
@@ -137,14 +110,8 @@ def test_hub_downloads_are_the_files_that_are_loaded(
     """No copies in other formats or in folders."""
     wanted = {"config.json", "tokenizer.model", "additional_chat_templates/tool.jinja"}
     wanted |= {"model-00001-of-00001.safetensors", INDEX}
-    others = {
-        "pytorch_model.bin",
-        "consolidated.safetensors",
-        "onnx/model.safetensors",
-        "original/params.json",
-        "fp8/model.safetensors",
-        "training_args.pt",
-    }
+    others = {"pytorch_model.bin", "consolidated.safetensors", "training_args.pt"}
+    others |= {"onnx/model.safetensors", "original/params.json", "fp8/model.safetensors"}
 
     def download(name: str, **patterns: list[str]) -> str:
         for file in filter_repo_objects(sorted(wanted | others), **patterns):
@@ -158,40 +125,34 @@ def test_hub_downloads_are_the_files_that_are_loaded(
     assert files == wanted
 
 
-@pytest.mark.parametrize("max_shard_bytes", [20_000, 5_000_000_000])
+@pytest.mark.parametrize("max_shard_bytes", [100_000, 5_000_000_000])
 def test_written_model_is_bit_identical_and_loads_in_transformers(
     tmp_path: Path, model_dir: Path, max_shard_bytes: int
 ) -> None:
     out_dir = tmp_path / "new" / "hf"
-    shapes = WeightTable(read_model_shape(model_dir)).hf_shapes()
+    written, table = weights("qwen2_tied"), WeightTable(SHAPES["qwen2_tied"])
     write_hf_model(
         out_dir,
-        whole_state(model_dir).items(),
-        shapes=shapes,
+        written.items(),
+        shapes=table.hf_shapes(),
         dtype=torch.float32,
         source_dir=model_dir,
         max_shard_bytes=max_shard_bytes,
     )
-    want = AutoModelForCausalLM.from_pretrained(model_dir).state_dict()
     got = AutoModelForCausalLM.from_pretrained(out_dir).state_dict()
-    assert got.keys() == want.keys() and all(torch.equal(got[n], want[n]) for n in want)
+    assert all(torch.equal(got[name], value) for name, value in written.items())
     files = {path.name for path in out_dir.iterdir()}
     assert {"config.json", "generation_config.json", "tokenizer.json"} < files
-    assert "optimizer.pt" not in files
-    assert (INDEX in files) == (max_shard_bytes == 20_000)
+    assert "optimizer.pt" not in files and (INDEX in files) == (max_shard_bytes == 100_000)
     assert [path.name for path in out_dir.parent.iterdir()] == ["hf"]
-    check_checkpoint(HfTensors(out_dir), WeightTable(read_model_shape(out_dir)))
+    check_checkpoint(HfTensors(out_dir), table)
 
 
 def test_templates_tokenizers_and_generation_code_come_along_and_every_dtype_key_changes(
     model_dir: Path,
 ) -> None:
-    carried = {
-        "additional_chat_templates/tool_use.jinja",
-        "custom_generate/generate.py",
-        "tekken.json",
-        "spiece.model",
-    }
+    carried = {"additional_chat_templates/tool_use.jinja", "custom_generate/generate.py"}
+    carried |= {"tekken.json", "spiece.model"}
     for name in carried:
         (model_dir / name).parent.mkdir(exist_ok=True)
         (model_dir / name).write_text(name)
@@ -211,8 +172,9 @@ def test_templates_tokenizers_and_generation_code_come_along_and_every_dtype_key
 def test_tensors_in_any_order_give_the_same_bytes_and_are_cast(
     tmp_path: Path, model_dir: Path
 ) -> None:
-    tensors = random_tensors()
-    shapes = {name: tuple(t.shape) for name, t in tensors.items()}
+    draw = torch.Generator().manual_seed(1)
+    shapes = {"a": (10, 4), "b": (3,), "c": (6, 6), "d": (2, 2)}
+    tensors = {name: torch.randn(shape, generator=draw) for name, shape in shapes.items()}
     for out, names in (("one", "abcd"), ("two", "dbca")):
         stream = [(name, tensors[name]) for name in names]
         spread = [(n, t.t().contiguous().t() if n == "c" else t) for n, t in stream]

@@ -21,16 +21,6 @@ COMMAND = re.compile(r"^#   megatron-opsft plan (\S+) --nodes ([\d,]+) --gpu h10
 # What training starts at, most responses cut off by the limit.
 START = {"mean_tokens": 10_000.0, "acceptance": 0.3}
 
-# On one node of H100: seconds of rollout, train and sync, and GB to spare.
-PLANNED = {
-    "r1_distill_1p5b_paper": (18.041, 1.184, 1.017, 26.12),
-    "r1_distill_1p5b_released_code": (20.157, 2.342, 1.017, 26.12),
-    "r1_distill_7b_32k": (148.926, 10.473, 1.026, 16.60),
-    "r1_distill_7b_paper": (22.892, 6.430, 1.026, 16.60),
-    "r1_distill_7b_released_code": (27.190, 12.784, 1.026, 16.60),
-    "qwen3_30b_a3b": (147.687, 8.389, 1.043, -18.34),
-}
-
 
 def nodes_of(path: Path) -> list[int]:
     """Numbers of nodes in the command at the head of a configuration."""
@@ -56,13 +46,6 @@ def test_a_layout_fits_with_room_and_is_about_the_fastest(path: Path) -> None:
     found = search_layouts(plan.job, 1)
     fastest = min(one.step["total"] for one in found if one.is_safe)
     assert plan.step["total"] < 1.06 * fastest
-
-
-@pytest.mark.parametrize("name", PLANNED)
-def test_its_plan_is_what_it_was(name: str) -> None:
-    plan = planned(ROOT / f"examples/configs/{name}.yaml", 1)
-    seconds = [plan.step[phase] for phase in ("rollout", "train", "sync")]
-    assert [*seconds, plan.worst.margin / 1e9] == pytest.approx(PLANNED[name], abs=0.006)
 
 
 def test_a_plan_needs_no_network_and_no_cache(cli: ForkedCli, tmp_path: Path) -> None:

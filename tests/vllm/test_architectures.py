@@ -76,22 +76,19 @@ def start_push_and_pull(session: Session, recorder: RunRecorder) -> tuple[Any, A
 def test_first_weights_push_and_pull(vllm_world: World, tmp_path: Path, name: str) -> None:
     make_model(name, tmp_path / "model")
     tp, pp, rollout_tp = LAYOUTS.get(name, (1, 1, 1))
-    ranks = max(tp * pp, rollout_tp)
-    overrides = [
-        f"model.path={tmp_path / 'model'}",
-        f"parallel.tp={tp}",
-        f"parallel.pp={pp}",
-        f"rollout.tp={rollout_tp}",
-    ]
-    overrides += ["eval.max_response_tokens=64"]
+    layout = [f"parallel.tp={tp}", f"parallel.pp={pp}", f"rollout.tp={rollout_tp}"]
+    overrides = [f"model.path={tmp_path / 'model'}", *layout, "eval.max_response_tokens=64"]
     for start, (difference, path, wrong) in vllm_world.run(
-        with_session, ranks, tmp_path / "run", overrides, start_push_and_pull
+        with_session,
+        max(tp * pp, rollout_tp),
+        tmp_path / "run",
+        overrides,
+        start_push_and_pull,
     ):
         _, wrong_at_start = start
         assert wrong_at_start == []
         assert difference < 1e-4
-        assert wrong == 0
-        assert path == "in_place"
+        assert (path, wrong) == ("in_place", 0)
 
 
 def test_experts_on_a_cpu_are_refused() -> None:

@@ -174,8 +174,8 @@ def outcome(
     All is well again afterwards.
     """
     sync: Any = session.sync
-    config = sync._config
-    sync._config = config.model_copy(update={"verify": verify})
+    config = sync.config
+    sync.config = config.model_copy(update={"verify": verify})
     run_step(session, recorder, sync.version + 1)
     version, said = sync.version + 1, "nothing"
     with spoilt(session):
@@ -184,7 +184,7 @@ def outcome(
         except SyncError as error:
             said = str(error)
     assert sync.version == version
-    sync._config = config
+    sync.config = config
     sync.push(version)
     return said, version
 
