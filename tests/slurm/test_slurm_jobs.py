@@ -5,15 +5,15 @@ What they do with exit codes, containers and options, without SLURM: unit/test_j
 
 import json
 import shlex
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import yaml
-from forked_cli import ROOT, ForkedCli
+from forked_cli import ForkedCli
 from run_differences import compare_runs, read_lines
 from slurm_cluster import SlurmCluster, running_cluster
 from small_run import SMALL_RUN
@@ -62,7 +62,8 @@ def test_two_nodes_and_on_them_a_stop_and_a_lost_node(
     wait_until((disturbed / f"checkpoints/step_{stopped_after // 2 * 2 + 2:06d}").exists)
     cluster.call(["scontrol", "update", "nodename=n2", "state=down", "reason=test"])
     wait_until(lambda: cluster.field(job, "Restarts") == "2")
-    bring_back(cluster, "n2")
+    with suppress(AssertionError):  # its slurmd lives: SLURM may have taken it back by itself
+        cluster.call(["scontrol", "update", "nodename=n2", "state=resume"])
     assert cluster.wait(job) == "COMPLETED", cluster.output(job)
     assert "DUE TO NODE FAILURE" in cluster.output(job)
     assert cluster.field(job, "Restarts") == "2"
@@ -108,45 +109,6 @@ def test_every_rank_knows_its_place_and_sees_the_gpus_of_its_node(cluster: Slurm
         ["0: 0 4 0 2 0,1 2 n1", "1: 1 4 1 2 0,1 2 n1"],
         ["2: 2 4 0 2 0,1 2 n2", "3: 3 4 1 2 0,1 2 n2"],
     ]
-
-
-def bring_back(cluster: SlurmCluster, node: str) -> None:
-    """Its slurmd is alive: SLURM may have taken it back by itself, and then refuses this."""
-    subprocess.run(
-        ["scontrol", "update", f"nodename={node}", "state=resume"],
-        env=cluster.environment,
-        capture_output=True,
-    )
-
-
-def test_array_runs_one_config_a_task(cluster: SlurmCluster) -> None:
-    for name, steps, tp in (("sound", 1, 1), ("wrong", 1, 3)):
-        tree = yaml.safe_load((ROOT / QUICKSTART).read_text())
-        tree["run"] |= {"dir": str(cluster.directory / name), "steps": steps}
-        tree["parallel"] = {"tp": tp}
-        (cluster.directory / f"{name}.yaml").write_text(yaml.safe_dump(tree))
-    settings = {**SETTINGS, "CONFIG": f"{cluster.directory}/*.yaml"}
-    job = cluster.submit(
-        ["sbatch", "--array=0-1", *on(1, 1), SCRIPT, *SMALL, "run.steps=1"], settings
-    )
-    assert cluster.wait(f"{job}_0") == "COMPLETED", cluster.output(f"{job}_0")
-    assert len(read_lines(cluster.directory / "sound/metrics.jsonl")) == 1
-    assert cluster.wait(f"{job}_1") == "FAILED"
-    assert cluster.field(f"{job}_1", "ExitCode") == "2:0"
-    assert "rank 0 on n" in cluster.output(f"{job}_1")
-    assert not (cluster.directory / "wrong").exists()
-
-
-def test_conversion(cluster: SlurmCluster) -> None:
-    out = cluster.directory / "converted"
-    words: Sequence[str] = ["--hf", "megatron_opsft/assets/tiny_reasoner", "--out", str(out)]
-    options = ["--cpus-per-task=1", "--mem=0"]
-    job = cluster.submit(
-        ["sbatch", *options, "slurm/convert.sh", "to-megatron", *words, "--verify"], SETTINGS
-    )
-    assert cluster.wait(job) == "COMPLETED", cluster.output(job)
-    assert ", verified" in cluster.output(job)
-    assert (out / "metadata.json").is_file()
 
 
 def test_an_array_s_task_makes_its_run_of_a_study(cluster: SlurmCluster, cli: ForkedCli) -> None:

@@ -1,4 +1,4 @@
-"""A checkpoint's own files: which classes `.metadata` may name, and what `complete.json` notices."""
+"""Own files of a checkpoint: which classes `.metadata` may name, what `complete.json` notices."""
 
 import json
 import pickle

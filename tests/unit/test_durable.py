@@ -86,8 +86,7 @@ def test_the_same_rows_are_the_same_packed_bytes_and_damage_is_named(tmp_path: P
     write_packed_lines(path, rows, level=1)
     before = path.read_bytes()
     assert [*json_lines(path)] == rows and gzip.decompress(before).endswith(b'{"b": 1}\n')
-    write_packed_lines(path, rows, level=1)
-    assert path.read_bytes() == before
+    assert before[4:8] == bytes(4)  # where gzip puts the time
     path.write_bytes(before[:-9])
     with pytest.raises(UserError, match=r"a\.jsonl\.gz cannot be read: .*restore or delete it"):
         [*whole_lines(path)]
