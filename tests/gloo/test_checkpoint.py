@@ -105,28 +105,20 @@ def test_resumed_run_is_bit_identical_in_the_same_layout(
 
 SP = Case(model="qwen3_moe", sequence_parallel=True)
 EP = Case(model="qwen3_moe")
+OTHERS: list[dict[str, int]] = [{}, {"tp": 2}, {"dp": 4}, {"pp": 2, "dp": 2}, {"tp": 2, "dp": 2}]
 
 
 @pytest.mark.parametrize(
     ("first", "others"),
     [
-        (
-            Case(model=model, dtype=dtype, tp=2, pp=2),
-            [
-                Case(model=model, dtype=dtype, tp=tp, pp=pp, dp=dp)
-                for tp, pp, dp in ((1, 1, 1), (2, 1, 1), (1, 1, 4), (1, 2, 2), (2, 1, 2))
-            ],
-        )
-        for model, dtype in (("qwen2", "bfloat16"), ("qwen2_tied", "float32"))
-    ]
-    + [
+        *(
+            (replace(case, tp=2, pp=2), [replace(case, **other) for other in OTHERS])
+            for case in (Case(dtype="bfloat16"), Case(model="qwen2_tied"))
+        ),
         (Case(cp=2, tp=2), [Case()]),
         (Case(dp=2), [Case(cp=2)]),
         (replace(SP, tp=2, pp=2), [SP, replace(SP, dp=2, pp=2), replace(SP, tp=2)]),
-        (
-            replace(EP, dp=2, ep=2),
-            [EP, replace(EP, dp=4, ep=4), replace(SP, ep=2, tp=2, etp=1)],
-        ),
+        (replace(EP, dp=2, ep=2), [EP, replace(EP, dp=4, ep=4), replace(SP, ep=2, tp=2, etp=1)]),
     ],
     ids=lambda value: str(value) if isinstance(value, Case) else None,
 )

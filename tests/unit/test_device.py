@@ -1,7 +1,6 @@
 """What is set before CUDA starts, and the one-line errors; with a pretended GPU."""
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,16 +28,14 @@ NAMES = ("CUDA_DEVICE_MAX_CONNECTIONS", *DETERMINISTIC)
 
 
 @pytest.fixture
-def gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+def gpus(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Eight of them, as far as torch says."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
-    for name in NAMES:
-        monkeypatch.setenv(name, "to be restored")
+    for name in NAMES:  # so that it is restored
+        monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
-    yield monkeypatch
-    for name in NAMES:
-        os.environ.pop(name, None)
+    return monkeypatch
 
 
 def config(*overrides: str) -> Config:

@@ -18,6 +18,9 @@ from megatron_opsft.runtime.durable import (
     write_packed_lines,
 )
 
+QUICKSTART = ROOT / "examples/configs/quickstart.yaml"
+MODELS = ["tiny_reasoner", "tiny_reasoner"]
+
 
 @contextmanager
 def files_of_at_most(num_bytes: int) -> Iterator[None]:
@@ -48,16 +51,8 @@ def test_what_does_not_fit_leaves_what_was_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "place", "error"),
     [
-        (
-            ["train", ROOT / "examples/configs/quickstart.yaml", "run.dir=runs/never_made"],
-            "train.train",
-            "FullDiskError('cannot write x: No space')",
-        ),
-        (
-            ["convert", "check", "tiny_reasoner", "tiny_reasoner"],
-            "convert.run.open_source",
-            "OSError(errno.ENOSPC, 'No space')",
-        ),
+        (["train", QUICKSTART, "run.dir=x"], "train.train", "FullDiskError('No space')"),
+        (["convert", "check", *MODELS], "convert.run.open_source", "OSError(28, 'No space')"),
     ],
 )
 def test_a_full_disk_is_one_line_that_says_how_to_continue(
@@ -65,13 +60,13 @@ def test_a_full_disk_is_one_line_that_says_how_to_continue(
 ) -> None:
     module, _, function = place.rpartition(".")
     full = (
-        "import errno, importlib\n"
+        "import importlib\n"
         "from megatron_opsft.runtime.durable import FullDiskError\n"
         f"def full(*a, **k): raise {error}\n"
         f"importlib.import_module('megatron_opsft.{module}').{function} = full\n"
     )
-    ended = cli.run(words, full)
-    assert "No space; make room, then give the same command again, `train` with" in ended.error
+    said = cli.run(words, full).error
+    assert "No space; make room, then give the same command again, `train` with" in said
 
 
 def test_a_torn_last_line_is_not_read(tmp_path: Path) -> None:
