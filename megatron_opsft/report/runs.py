@@ -12,7 +12,7 @@ from megatron_opsft.config.yaml_text import parse_yaml
 from megatron_opsft.errors import UserError
 from megatron_opsft.report.plot import percent, tokens
 from megatron_opsft.report.table import aligned
-from megatron_opsft.runtime.durable import whole_lines
+from megatron_opsft.runtime.durable import json_lines
 
 _FILES = ("config.yaml", "metrics.jsonl", "evals.jsonl", "rollouts")  # one of them is a run's
 Line = dict[str, Any]
@@ -95,28 +95,15 @@ def read_json_lines(path: Path, *, required: Sequence[str] = ()) -> list[dict[st
     required: keys that every line has, with numbers. Errors: `UserError` naming file and line for
     one that is not an object, has no whole `step`, or lacks one of these numbers.
     """
-    records = []
-    for number, line in enumerate(whole_lines(path), start=1):
-        try:
-            record = json.loads(line)
-            wrong = _wrong_with(record, required)
-        except (ValueError, RecursionError):
-            wrong = "not a line of JSON"
-        if wrong:
-            raise UserError(f"{path}:{number}: {wrong}; restore the file, or delete that line")
-        records.append(record)
+    records = [*json_lines(path)]
+    for number, record in enumerate(records, start=1):
+        for key in ("step", *required):
+            if type(value := record.get(key)) not in ((int,) if key == "step" else (int, float)):
+                raise UserError(
+                    f"{path}:{number}: {key} is {json.dumps(value):.40}, not a number; restore the "
+                    "file, or delete that line"
+                )
     return records
-
-
-def _wrong_with(record: Any, required: Sequence[str]) -> str:
-    if not isinstance(record, dict):
-        return f"not a JSON object but {json.dumps(record):.40}"
-    if type(record.get("step")) is not int:
-        return f"step is {json.dumps(record.get('step')):.40}, not a number"
-    for key in required:
-        if type(record.get(key)) not in (int, float):
-            return f"{key} is {json.dumps(record.get(key)):.40}, not a number"
-    return ""
 
 
 def read_run(run: Path, name: str) -> Run:

@@ -75,7 +75,7 @@ def wait_until(condition: Callable[[], bool], timeout: float = 300) -> None:
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline
-        time.sleep(0.02)
+        time.sleep(0.05)
 
 
 class SlurmCluster:
@@ -113,13 +113,10 @@ class SlurmCluster:
         fields = self.call(["scontrol", "show", "job", "--oneliner", job]).split()
         return dict(field.split("=", 1) for field in fields if "=" in field)[name]
 
-    def wait(self, job: str, timeout: float = 400) -> str:
+    def wait(self, job: str) -> str:
         """The state in which the job ended."""
         running = ["squeue", "--noheader", "--jobs", job, "--states=PD,R,CG,CF"]
-        deadline = time.monotonic() + timeout
-        while self.call(running):
-            assert time.monotonic() < deadline, f"job {job} still runs:\n{self.output(job)}"
-            time.sleep(0.2)
+        wait_until(lambda: not self.call(running), 400)
         return self.field(job, "JobState")
 
     def output(self, job: str) -> str:
@@ -149,7 +146,8 @@ def cluster() -> Iterator[SlurmCluster]:
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
             )
-            daemons.callback(_end, daemon)
+            daemons.callback(daemon.wait)
+            daemons.callback(daemon.kill)
 
         for name in ("state", *NODES):
             (here / name).mkdir()
@@ -178,15 +176,6 @@ def cluster() -> Iterator[SlurmCluster]:
         running.call(["scancel", f"--user={user}"])
         with suppress(AssertionError):
             wait_until(lambda: not running.call(["squeue", "--noheader"]), 30)
-
-
-def _end(daemon: subprocess.Popen[bytes]) -> None:
-    daemon.terminate()
-    try:
-        daemon.wait(timeout=10)
-    except subprocess.TimeoutExpired:
-        daemon.kill()
-        daemon.wait()
 
 
 def _ports() -> list[int]:
