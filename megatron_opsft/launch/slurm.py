@@ -39,7 +39,6 @@ class Slurm(RunCommand):
     partition: str | None = Field(None, description="By default SLURM's.")
     account: str | None = Field(None, description="By default yours.")
     time: str | None = Field(None, description="Limit; by default 24:00:00.")
-    job_name: str | None = Field(None, description="By default from run.dir.")
     sbatch: tuple[str, ...] = Field(
         (), description="Another option of sbatch, such as --sbatch=--qos=high; repeatable."
     )
@@ -75,7 +74,7 @@ class Slurm(RunCommand):
             raise UserError(f"{path}: blanks or *?[ in the path of a job's config; rename it")
         gpus = self.ranks_per_node if self.gpus_per_node is None else self.gpus_per_node
         options = {
-            "job-name": self.job_name or f"opsft-{run_dir.name}",
+            "job-name": f"opsft-{run_dir.name}",
             "nodes": self.nodes,
             "ntasks-per-node": self.ranks_per_node,
             "gpus-per-node": gpus,

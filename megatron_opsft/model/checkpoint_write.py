@@ -6,8 +6,10 @@ checksums of every file and of itself.
 import io
 import json
 import os
+import pickle
 import threading
 import zlib
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,7 @@ from megatron.core.dist_checkpointing.strategies.torch import (
 from torch.distributed.checkpoint.default_planner import create_default_global_save_plan
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import SavePlan
-from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
 
 from megatron_opsft.runtime.device import to_host
 from megatron_opsft.runtime.distributed import gather_from_all
@@ -37,6 +39,7 @@ from megatron_opsft.runtime.durable import (
     remove,
     step_in,
 )
+from megatron_opsft.runtime.libraries import collector_at_rest
 from megatron_opsft.storage.model_paths import COMMON_NAME, FORMAT_NAME, TORCH_DIST_FORMAT
 
 _BLOCK_BYTES = 1 << 22
@@ -117,20 +120,32 @@ class CheckpointWrite:
 
 
 class _SharePlanner(MCoreSavePlanner):
-    """Writes the share of each rank as it is."""
+    """Writes the share of each rank as it is. Rank 0 needs the plans for the metadata alone: they
+    come to it packed, and none goes back.
+    """
+
+    def create_local_plan(self) -> SavePlan:
+        self._own = super().create_local_plan()
+        return SavePlan([], planner_data=pickle.dumps(self._own.items))
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
         """On rank 0. Counts elements only: torch would compare all shares in the same rows, most of
         its time in a large job. Errors: `ValueError` for a tensor of which not every element would
         be written once.
         """
-        plans, metadata = create_default_global_save_plan(all_plans)
+        with collector_at_rest():
+            plans = [SavePlan(pickle.loads(plan.planner_data)) for plan in all_plans]
+            _, metadata = create_default_global_save_plan(plans, rewrite_index_hints=False)
         for key, entry in metadata.state_dict_metadata.items():
             if isinstance(entry, TensorStorageMetadata):
                 num_elements = sum(prod(chunk.sizes) for chunk in entry.chunks)
                 if num_elements != prod(entry.size):
                     raise ValueError(f"{key} would not be written once as a whole")
-        return plans, metadata
+        return [SavePlan([]) for _ in all_plans], metadata
+
+    def finish_plan(self, new_plan: SavePlan) -> SavePlan:
+        """This rank's own, with the names that its files get."""
+        return replace(self._own, storage_data=new_plan.storage_data)
 
 
 class _Writer(dcp.FileSystemWriter):
@@ -154,17 +169,23 @@ class _Writer(dcp.FileSystemWriter):
         return plan
 
     def write_data(self, plan: SavePlan, planner: Any) -> Any:
-        """Errors: `OSError` for a full disk; torch's own error tells the other ranks no cause."""
+        """What was written, packed. Errors: `OSError` for a full disk; torch's own error tells the
+        other ranks no cause.
+        """
         try:
-            return super().write_data(plan, planner)
+            written = super().write_data(plan, planner).wait()
         except Exception as error:
             raise full_disk_behind(error) or error from None
+        packed: Future[list[bytes]] = Future()
+        packed.set_result([pickle.dumps(written)])
+        return packed
 
-    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """On rank 0, when all have written."""
+    def finish(self, metadata: Metadata, results: list[list[Any]]) -> None:
+        """On rank 0, when all have written. results: of `write_data`, rank by rank."""
         (self._directory / COMMON_NAME).write_bytes(self._common)
         (self._directory / FORMAT_NAME).write_text(json.dumps(TORCH_DIST_FORMAT), encoding="utf-8")
-        super().finish(metadata, results)
+        with collector_at_rest():
+            super().finish(metadata, [pickle.loads(packed) for (packed,) in results])
         # torch sends it to every rank, where nobody reads it.
         metadata.state_dict_metadata, metadata.storage_data = {}, {}
 

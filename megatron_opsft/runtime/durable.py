@@ -124,12 +124,14 @@ def whole_lines(path: Path) -> Iterator[bytes]:
 def json_lines(path: Path) -> Iterator[dict[str, Any]]:
     """The objects in `whole_lines`. Errors: `UserError`, also for a line that is no JSON object."""
     for number, line in enumerate(whole_lines(path), start=1):
+        wrong = "not a line of JSON"
         try:
             row = json.loads(line)
+            wrong = "" if isinstance(row, dict) else f"not a JSON object but {json.dumps(row):.40}"
         except (ValueError, RecursionError):
-            row = None
-        if not isinstance(row, dict):
-            raise UserError(f"{path}:{number}: not a JSON object; restore the file")
+            pass
+        if wrong:
+            raise UserError(f"{path}:{number}: {wrong}; restore the file, or delete that line")
         yield row
 
 

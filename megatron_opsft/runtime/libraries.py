@@ -41,8 +41,8 @@ def installed_versions() -> dict[str, str]:
 
 @contextmanager
 def collector_at_rest() -> Iterator[None]:
-    """For imports: nearly all that they make stays, and Python's garbage collector would go through
-    it a hundred times over. It counts as old afterwards, as if the collector had seen it.
+    """For what makes many objects that stay, such as imports: Python's garbage collector would go
+    through them a hundred times over. They count as old afterwards, as if it had seen them.
     """
     is_on = gc.isenabled()
     gc.disable()

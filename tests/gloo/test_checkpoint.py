@@ -1,6 +1,8 @@
 """Distributed checkpoints: the same run in another layout, and damage that is noticed."""
 
 from dataclasses import replace
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -52,28 +54,21 @@ def load_and_go_on(case: Case, directory: Path) -> Outcome:
     return results, loaded, as_arrays(exported(built))
 
 
-def save_with_reference(case: Case, directory: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The reference replaced after one update, a checkpoint after another; weights of both."""
+def weights_and_reference(case: Case, directory: Path, saves: bool) -> tuple[dict[str, Any], ...]:
+    """Weights of the model and of its reference, which was replaced after one update of two: of one
+    that is saved, or of a fresh one that has loaded it.
+    """
     built = build(case)
     reference = ReferenceModel(built.trainer, case.device)
-    train_steps(built, case, range(1))
-    reference.replace()
-    train_steps(built, case, range(1, 2))
-    checkpointer(built, directory, reference=reference).save(2, {})
-    return both(built, reference)
-
-
-def load_with_reference(case: Case, directory: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The weights of both in a fresh model."""
-    built = build(case)
-    reference = ReferenceModel(built.trainer, case.device)
-    checkpointer(built, directory, reference=reference).load_newest()
+    saver = checkpointer(built, directory, reference=reference)
+    if saves:
+        train_steps(built, case, range(1))
+        reference.replace()
+        train_steps(built, case, range(1, 2))
+        saver.save(2, {})
+    else:
+        saver.load_newest()
     assert reference.is_replaced
-    return both(built, reference)
-
-
-def both(built: Built, reference: ReferenceModel) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Weights of the model and of its reference."""
     with reference.in_place():
         frozen = as_arrays(exported(built))
     return as_arrays(exported(built)), frozen
@@ -110,28 +105,20 @@ def test_resumed_run_is_bit_identical_in_the_same_layout(
 
 SP = Case(model="qwen3_moe", sequence_parallel=True)
 EP = Case(model="qwen3_moe")
+OTHERS: list[dict[str, int]] = [{}, {"tp": 2}, {"dp": 4}, {"pp": 2, "dp": 2}, {"tp": 2, "dp": 2}]
 
 
 @pytest.mark.parametrize(
     ("first", "others"),
     [
-        (
-            Case(model=model, dtype=dtype, tp=2, pp=2),
-            [
-                Case(model=model, dtype=dtype, tp=tp, pp=pp, dp=dp)
-                for tp, pp, dp in ((1, 1, 1), (2, 1, 1), (1, 1, 4), (1, 2, 2), (2, 1, 2))
-            ],
-        )
-        for model, dtype in (("qwen2", "bfloat16"), ("qwen2_tied", "float32"))
-    ]
-    + [
+        *(
+            (replace(case, tp=2, pp=2), [replace(case, **other) for other in OTHERS])
+            for case in (Case(dtype="bfloat16"), Case(model="qwen2_tied"))
+        ),
         (Case(cp=2, tp=2), [Case()]),
         (Case(dp=2), [Case(cp=2)]),
         (replace(SP, tp=2, pp=2), [SP, replace(SP, dp=2, pp=2), replace(SP, tp=2)]),
-        (
-            replace(EP, dp=2, ep=2),
-            [EP, replace(EP, dp=4, ep=4), replace(SP, ep=2, tp=2, etp=1)],
-        ),
+        (replace(EP, dp=2, ep=2), [EP, replace(EP, dp=4, ep=4), replace(SP, ep=2, tp=2, etp=1)]),
     ],
     ids=lambda value: str(value) if isinstance(value, Case) else None,
 )
@@ -172,36 +159,33 @@ def test_each_data_parallel_rank_writes_its_own_share_alone(world: World, case: 
 def damage(file: Path, how: str) -> None:
     content = file.read_bytes()
     middle = len(content) // 2
-    if how == "flip":
-        file.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
-    elif how == "cut":
-        file.write_bytes(content[:middle])
-    else:
-        file.unlink()
+    file.unlink()
+    if how != "delete":
+        rest = bytes([content[middle] ^ 1]) + content[middle + 1 :] if how == "flip" else b""
+        file.write_bytes(content[:middle] + rest)
 
 
-def load_with_damage(case: Case, path: Path) -> list[tuple[str, str, str]]:
-    """After each way to damage each file of a checkpoint: the file, the way, the error. Then a load
-    of what is whole again.
+def load_with_damage(case: Case, path: Path) -> list[tuple[str, str]]:
+    """After each way to damage each file of a checkpoint: the file and the error. Then a load of
+    what is whole again.
     """
     built = build(case)
-    saver = checkpointer(built, path.parent)
+    saver, is_main = checkpointer(built, path.parent), built.layout.is_main
     found = []
     files = [file for file in sorted(path.rglob("*")) if file.is_file() and file.name != COMPLETE]
-    for file in files:
+    for file, how in product(files, ("flip", "cut", "delete")):
         content = file.read_bytes()
-        for how in ("flip", "cut", "delete"):
-            dist.barrier()
-            if built.layout.is_main:
-                damage(file, how)
-            dist.barrier()
-            with pytest.raises(UserError) as caught:
-                saver.load_newest()
-            found.append((str(file), how, str(caught.value)))
-            dist.barrier()
-            if built.layout.is_main:
-                file.write_bytes(content)
-    dist.barrier()
+        dist.barrier()
+        if is_main:
+            damage(file, how)
+        dist.barrier()
+        with pytest.raises(UserError) as caught:
+            saver.load_newest()
+        found.append((str(file), str(caught.value)))
+        dist.barrier()
+        if is_main:
+            file.write_bytes(content)
+        dist.barrier()
     assert saver.load_newest()["step"] == 1  # type: ignore[index]
     return found
 
@@ -212,25 +196,26 @@ def test_damaged_checkpoint_file_is_named(world: World, tmp_path: Path) -> None:
     (path,) = list_checkpoints(tmp_path)
     for found in world.run(load_with_damage, 2, case, path):
         assert len(found) >= 3 * 3
-        for file, how, message in found:
-            assert file in message, how
-            assert "\n" not in message
+        assert all(file in message and "\n" not in message for file, message in found)
 
 
 COPIES = ["step_000050_keep", "step_000050_1", "step_best", "step_0000060", "step_70"]
 
 
-def save_many(case: Case, directory: Path) -> int:
-    """The step of the newest that is there at the end."""
+def save_many(case: Case, directory: Path) -> tuple[list[list[Path]], Any]:
+    """What can be seen after each of: a save that began, another one, the end of both, and three
+    more; and what is loaded then.
+    """
     saver = checkpointer(build(case), directory)
-    for step in (1, 2, 3, 10, 10):
-        saver.save(step, {})
-    newest = saver.load_newest()
-    assert newest is not None
-    return newest["step"]
+    steps = [partial(saver.start, 1, {}), partial(saver.start, 2, {}), saver.finish]
+    seen = []
+    for act in (*steps, *(partial(saver.save, step, {}) for step in (3, 10, 10))):
+        act()
+        seen.append(list_checkpoints(directory))
+    return seen, saver.load_newest()
 
 
-def test_only_the_newest_checkpoints_are_kept_and_copies_do_not_count(
+def test_a_save_waits_for_the_one_before_and_only_the_newest_are_kept(
     world: World, tmp_path: Path
 ) -> None:
     """A directory that a user put beside them is neither loaded nor deleted."""
@@ -239,25 +224,11 @@ def test_only_the_newest_checkpoints_are_kept_and_copies_do_not_count(
         (tmp_path / name / COMPLETE).write_text("{}")
     (tmp_path / ".partial_000002").mkdir()
     (tmp_path / ".partial_000002" / "left_by_a_killed_run").touch()
-    assert world.run(save_many, 2, Case(dp=2), tmp_path) == [10, 10]
-    there = {path.name for path in tmp_path.iterdir()}
-    assert there == {*COPIES, "step_000003", "step_000010"}
-
-
-def save_in_turn(case: Case, directory: Path) -> list[list[str]]:
-    """What can be seen after each of: a save that began, another one, the end of both."""
-    built = build(case)
-    saver = checkpointer(built, directory)
-    seen = []
-    for act in (lambda: saver.start(1, {}), lambda: saver.start(2, {}), saver.finish):
-        act()
-        seen.append([path.name for path in list_checkpoints(directory)])
-    return seen
-
-
-def test_a_save_waits_for_the_one_before(world: World, tmp_path: Path) -> None:
-    first, second, last = world.run(save_in_turn, 2, Case(dp=2), tmp_path)[0]
-    assert (first, second, last) == ([], ["step_000001"], ["step_000001", "step_000002"])
+    seen, newest = world.run(save_many, 2, Case(dp=2), tmp_path)[0]
+    one, two, three, ten = (tmp_path / f"step_{step:06d}" for step in (1, 2, 3, 10))
+    assert seen == [[], [one], [one, two], [two, three], [three, ten], [three, ten]]
+    assert newest["step"] == 10
+    assert {path.name for path in tmp_path.iterdir()} == {*COPIES, three.name, ten.name}
 
 
 def load_newest(case: Case, directory: Path) -> int | str:
@@ -272,29 +243,23 @@ def load_newest(case: Case, directory: Path) -> int | str:
 def test_the_newest_whole_checkpoint_is_loaded(world: World, tmp_path: Path) -> None:
     case = Case(dp=2)
     assert world.run(load_newest, 2, case, tmp_path) == [0, 0]
-    world.run(save_in_turn, 2, case, tmp_path)
-    damaged = sorted((tmp_path / "step_000002").glob("*.distcp"))[0]
+    world.run(save_many, 2, case, tmp_path)
+    damaged = sorted((tmp_path / "step_000010").glob("*.distcp"))[0]
     damaged.write_bytes(damaged.read_bytes()[:-1])
-    assert world.run(load_newest, 2, case, tmp_path) == [1, 1]
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "damaged_step_000002",
-        "step_000001",
-    ]
-    (tmp_path / "step_000001" / COMPLETE).write_text("{")
+    assert world.run(load_newest, 2, case, tmp_path) == [3, 3]
+    (tmp_path / "step_000003" / COMPLETE).write_text("{")
     for message in world.run(load_newest, 2, case, tmp_path):
-        assert "no checkpoint in" in message and f"step_000001/{COMPLETE} is damaged" in message
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "damaged_step_000002",
-        "step_000001",
-    ]
+        assert "no checkpoint in" in message and f"step_000003/{COMPLETE} is damaged" in message
+    there = sorted(path.name for path in tmp_path.iterdir())
+    assert there == ["damaged_step_000010", "step_000003"]
 
 
 def test_replaced_reference_is_bit_identical_in_another_layout(
     world: World, tmp_path: Path
 ) -> None:
     case = Case(model="qwen2_tied", tp=2, dp=2, dtype="bfloat16")
-    saved = world.run(save_with_reference, case.world_size, case, tmp_path)[0]
+    saved = world.run(weights_and_reference, case.world_size, case, tmp_path, True)[0]
     assert not same(*saved)
     case = replace(case, tp=1, dp=1, pp=2)
-    loaded = world.run(load_with_reference, case.world_size, case, tmp_path)[0]
+    loaded = world.run(weights_and_reference, case.world_size, case, tmp_path, False)[0]
     assert same(saved[0], loaded[0]) and same(saved[1], loaded[1])

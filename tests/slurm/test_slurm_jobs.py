@@ -1,45 +1,195 @@
 """The job scripts on a real cluster: two nodes, the shipped model on the CPU, a few steps.
 
-What they do with exit codes, containers and options, without SLURM: unit/test_job_scripts.py.
+The cluster is munged, slurmctld, and slurmd twice, in one temporary directory, under the user who
+runs the tests, on free ports. Other clusters of the machine, and its own munge, are not touched.
+What the scripts do with exit codes, containers and options, without SLURM:
+unit/test_job_scripts.py.
 """
 
+import getpass
 import json
+import os
 import shlex
+import shutil
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import yaml
 from forked_cli import ROOT, ForkedCli
 from run_differences import compare_runs, read_lines
-from slurm_cluster import SlurmCluster, running_cluster
 from small_run import SMALL_RUN
 
 QUICKSTART = "examples/configs/quickstart.yaml"
 SCRIPT = "slurm/train_7b.sh"
 SETTINGS = {"CONFIG": QUICKSTART, "VENV": sys.prefix, "OMP_NUM_THREADS": "1"}
 SMALL = [*SMALL_RUN, "run.steps=8"]
+NODES = ("n1", "n2")
+_DAEMONS = ("munged", "slurmctld", "slurmd", "sbatch")
+_PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"
 
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[SlurmCluster]:
-    with running_cluster() as running:
-        yield running
-
-
-def on(nodes: int, ranks: int) -> list[str]:
-    """sbatch's options for so many nodes and ranks on each, without GPUs."""
-    return [f"--nodes={nodes}", f"--ntasks-per-node={ranks}", "--gpus-per-node=0"]
+# cred_expire: a requeued job waits so long before it may start; 5 is the least that SLURM takes.
+# KillWait: from SIGTERM to SIGKILL.
+_CONF = """\
+ClusterName=opsft
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={ports[0]}
+SlurmUser={user}
+SlurmdUser={user}
+AuthType=auth/munge
+AuthInfo=socket={directory}/munge.socket,cred_expire=5
+StateSaveLocation={directory}/state
+SlurmdSpoolDir={directory}/%n
+SlurmctldPidFile={directory}/slurmctld.pid
+SlurmdPidFile={directory}/slurmd-%n.pid
+SlurmctldLogFile={directory}/slurmctld.log
+SlurmdLogFile={directory}/slurmd-%n.log
+ProctrackType=proctrack/pgid
+TaskPlugin=task/none
+MpiDefault=none
+GresTypes=gpu
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1
+ReturnToService=2
+SlurmdParameters=config_overrides
+KillWait=5
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=4 Gres=gpu:2
+NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=4 Gres=gpu:2
+PartitionName=test Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP
+"""
+# Devices that stand for GPUs: SLURM counts and hands them out, and looks no further.
+_GRES = """\
+NodeName=n[1-2] Name=gpu File=/dev/null
+NodeName=n[1-2] Name=gpu File=/dev/zero
+"""
 
 
 def wait_until(condition: Callable[[], bool], timeout: float = 300) -> None:
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline
-        time.sleep(0.02)
+        time.sleep(0.05)
+
+
+class SlurmCluster:
+    """The running cluster, in its directory. Jobs are submitted from the project's root."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.environment = {
+            **os.environ,
+            "PATH": _PATH,
+            "SLURM_CONF": str(directory / "slurm.conf"),
+            "LOG_DIR": str(directory / "logs"),
+        }
+
+    def call(self, command: Sequence[str], **settings: str) -> str:
+        """Standard output of a program that must succeed; settings: environment variables."""
+        ended = subprocess.run(
+            command,
+            env={**self.environment, **settings},
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert ended.returncode == 0, f"{command}: {ended.stdout}{ended.stderr}"
+        return ended.stdout.strip()
+
+    def submit(self, command: Sequence[str], settings: Mapping[str, str]) -> str:
+        """sbatch's command line, with the job's output in `output`; the job's id."""
+        output = {"SBATCH_OUTPUT": str(self.directory / "%A_%a-%j.out")}
+        return self.call(command, **settings, **output).removeprefix("Submitted batch job ")
+
+    def field(self, job: str, name: str) -> str:
+        """A field of `scontrol show job`, such as JobState, Restarts, or ExitCode."""
+        fields = self.call(["scontrol", "show", "job", "--oneliner", job]).split()
+        return dict(field.split("=", 1) for field in fields if "=" in field)[name]
+
+    def wait(self, job: str) -> str:
+        """The state in which the job ended."""
+        running = ["squeue", "--noheader", "--jobs", job, "--states=PD,R,CG,CF"]
+        wait_until(lambda: not self.call(running), 400)
+        return self.field(job, "JobState")
+
+    def output(self, job: str) -> str:
+        """What the job, or the array's task, has printed so far."""
+        pattern = f"{job}-*.out" if "_" in job else f"*-{job}.out"
+        return "".join(path.read_text() for path in self.directory.glob(pattern))
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[SlurmCluster]:
+    """Jobs end with it, then the daemons."""
+    missing = [name for name in _DAEMONS if shutil.which(name, path=_PATH) is None]
+    assert not missing, f"{missing} are not installed: sudo bash tools/install_slurm.sh"
+    user = getpass.getuser()
+    with (
+        # Short: it holds a socket.
+        TemporaryDirectory(prefix="opsft-slurm-", ignore_cleanup_errors=True) as place,
+        ExitStack() as daemons,
+    ):
+        here, running = Path(place), SlurmCluster(Path(place))
+
+        def spawn(*command: str) -> None:
+            daemon = subprocess.Popen(
+                command,
+                env=running.environment,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+            daemons.callback(daemon.wait)
+            daemons.callback(daemon.kill)
+
+        for name in ("state", *NODES):
+            (here / name).mkdir()
+        conf = _CONF.format(host=socket.gethostname(), user=user, directory=here, ports=_ports())
+        (here / "slurm.conf").write_text(conf)
+        (here / "gres.conf").write_text(_GRES)
+        key = here / "munge.key"
+        key.write_bytes(os.urandom(1024))
+        key.chmod(0o400)
+        munge = [f"--{name}-file={here}/munge.{name}" for name in ("pid", "log", "seed", "key")]
+        # --force: the directory may lie in one that others can write to.
+        spawn("munged", "--foreground", "--force", *munge, f"--socket={here}/munge.socket")
+        wait_until((here / "munge.socket").exists, 30)
+        spawn("slurmctld", "-D", "-i", "-f", f"{here}/slurm.conf")
+        for node in NODES:
+            spawn("slurmd", "-D", "-N", node, "-f", f"{here}/slurm.conf")
+        idle = ["sinfo", "--noheader", "--states=idle", "-o", "%D"]
+
+        def is_idle() -> bool:
+            with suppress(AssertionError):  # slurmctld does not answer yet
+                return running.call(idle) == str(len(NODES))
+            return False
+
+        wait_until(is_idle, 30)
+        yield running
+        running.call(["scancel", f"--user={user}"])
+        with suppress(AssertionError):
+            wait_until(lambda: not running.call(["squeue", "--noheader"]), 30)
+
+
+def _ports() -> list[int]:
+    """Three that are free now."""
+    with ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(3)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+def on(nodes: int, ranks: int) -> list[str]:
+    """sbatch's options for so many nodes and ranks on each, without GPUs."""
+    return [f"--nodes={nodes}", f"--ntasks-per-node={ranks}", "--gpus-per-node=0"]
 
 
 def test_two_nodes_and_on_them_a_stop_and_a_lost_node(
@@ -62,7 +212,8 @@ def test_two_nodes_and_on_them_a_stop_and_a_lost_node(
     wait_until((disturbed / f"checkpoints/step_{stopped_after // 2 * 2 + 2:06d}").exists)
     cluster.call(["scontrol", "update", "nodename=n2", "state=down", "reason=test"])
     wait_until(lambda: cluster.field(job, "Restarts") == "2")
-    bring_back(cluster, "n2")
+    with suppress(AssertionError):  # its slurmd lives: SLURM may have taken it back by itself
+        cluster.call(["scontrol", "update", "nodename=n2", "state=resume"])
     assert cluster.wait(job) == "COMPLETED", cluster.output(job)
     assert "DUE TO NODE FAILURE" in cluster.output(job)
     assert cluster.field(job, "Restarts") == "2"
@@ -108,45 +259,6 @@ def test_every_rank_knows_its_place_and_sees_the_gpus_of_its_node(cluster: Slurm
         ["0: 0 4 0 2 0,1 2 n1", "1: 1 4 1 2 0,1 2 n1"],
         ["2: 2 4 0 2 0,1 2 n2", "3: 3 4 1 2 0,1 2 n2"],
     ]
-
-
-def bring_back(cluster: SlurmCluster, node: str) -> None:
-    """Its slurmd is alive: SLURM may have taken it back by itself, and then refuses this."""
-    subprocess.run(
-        ["scontrol", "update", f"nodename={node}", "state=resume"],
-        env=cluster.environment,
-        capture_output=True,
-    )
-
-
-def test_array_runs_one_config_a_task(cluster: SlurmCluster) -> None:
-    for name, steps, tp in (("sound", 1, 1), ("wrong", 1, 3)):
-        tree = yaml.safe_load((ROOT / QUICKSTART).read_text())
-        tree["run"] |= {"dir": str(cluster.directory / name), "steps": steps}
-        tree["parallel"] = {"tp": tp}
-        (cluster.directory / f"{name}.yaml").write_text(yaml.safe_dump(tree))
-    settings = {**SETTINGS, "CONFIG": f"{cluster.directory}/*.yaml"}
-    job = cluster.submit(
-        ["sbatch", "--array=0-1", *on(1, 1), SCRIPT, *SMALL, "run.steps=1"], settings
-    )
-    assert cluster.wait(f"{job}_0") == "COMPLETED", cluster.output(f"{job}_0")
-    assert len(read_lines(cluster.directory / "sound/metrics.jsonl")) == 1
-    assert cluster.wait(f"{job}_1") == "FAILED"
-    assert cluster.field(f"{job}_1", "ExitCode") == "2:0"
-    assert "rank 0 on n" in cluster.output(f"{job}_1")
-    assert not (cluster.directory / "wrong").exists()
-
-
-def test_conversion(cluster: SlurmCluster) -> None:
-    out = cluster.directory / "converted"
-    words: Sequence[str] = ["--hf", "megatron_opsft/assets/tiny_reasoner", "--out", str(out)]
-    options = ["--cpus-per-task=1", "--mem=0"]
-    job = cluster.submit(
-        ["sbatch", *options, "slurm/convert.sh", "to-megatron", *words, "--verify"], SETTINGS
-    )
-    assert cluster.wait(job) == "COMPLETED", cluster.output(job)
-    assert ", verified" in cluster.output(job)
-    assert (out / "metadata.json").is_file()
 
 
 def test_an_array_s_task_makes_its_run_of_a_study(cluster: SlurmCluster, cli: ForkedCli) -> None:

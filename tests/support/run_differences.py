@@ -1,5 +1,6 @@
 """Whether two runs are the same run: every number and byte that does not depend on the clock."""
 
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -12,26 +13,20 @@ def compare_runs(first: Path, second: Path) -> list[str]:
     Compared exactly: metrics.jsonl and evals.jsonl but for keys that end in `_seconds`, rollouts,
     and the exported weights.
     """
-    found: list[str] = []
+    directories, found = (first, second), []
     for name in ("metrics.jsonl", "evals.jsonl"):
-        rows, others = (read_lines(directory / name) for directory in (first, second))
-        if len(rows) != len(others):
-            found.append(f"{name}: {len(rows)} lines against {len(others)}")
-            continue
-        found += [
-            f"{name}, line {number}: {key} {one.get(key)} against {other.get(key)}"
-            for number, (one, other) in enumerate(zip(rows, others, strict=True), start=1)
-            for key in sorted(one.keys() | other.keys())
-            if one.get(key) != other.get(key)
-        ]
-    directories = (first, second)
+        for number, rows in enumerate(zip_longest(*(read_lines(d / name) for d in directories)), 1):
+            one, other = (row or {} for row in rows)
+            found += [
+                f"{name}, line {number}: {key} {one.get(key)} against {other.get(key)}"
+                for key in sorted(one.keys() | other.keys())
+                if one.get(key) != other.get(key)
+            ]
     for pattern in ("rollouts/*", "hf/*.safetensors"):
         for path in sorted({p.relative_to(d) for d in directories for p in d.glob(pattern)}):
-            contents = [(d / path).read_bytes() for d in directories if (d / path).exists()]
-            if len(contents) < 2:
-                found.append(f"{path}: is in one run only")
-            elif contents[0] != contents[1]:
-                found.append(f"{path}: differs")
+            contents = [(d / path).exists() and (d / path).read_bytes() for d in directories]
+            if contents[0] != contents[1]:
+                found.append(f"{path}: differs, or is in one run only")
     return found
 
 

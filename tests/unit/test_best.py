@@ -2,19 +2,12 @@
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from megatron_opsft.run.evaluations import ModelExports
 from megatron_opsft.run.summary import best_evaluation
-
-
-def lines(*measured: tuple[float, float]) -> list[dict[str, float]]:
-    """(accuracy, tokens) after 0, 4, 8, ... steps."""
-    return [
-        {"step": 4 * number, "eval_accuracy": accuracy, "eval_mean_response_tokens": tokens}
-        for number, (accuracy, tokens) in enumerate(measured)
-    ]
 
 
 @pytest.mark.parametrize(
@@ -33,7 +26,11 @@ def lines(*measured: tuple[float, float]) -> list[dict[str, float]]:
 def test_the_shortest_that_loses_no_more_accuracy_than_allowed(
     measured: list[tuple[float, float]], best: int | None
 ) -> None:
-    found = best_evaluation(lines(*measured), within=0.01 + 1e-12)
+    evaluations = [
+        {"step": 4 * number, "eval_accuracy": accuracy, "eval_mean_response_tokens": tokens}
+        for number, (accuracy, tokens) in enumerate(measured)
+    ]
+    found = best_evaluation(evaluations, within=0.01 + 1e-12)
     assert (found and found["step"]) == best
 
 
@@ -50,15 +47,13 @@ def test_the_shortest_that_loses_no_more_accuracy_than_allowed(
 def test_of_superseded_models_those_stay_that_a_resumed_run_needs(
     tmp_path: Path, every: int, saved: list[int], step: int, finished: bool, kept: list[int]
 ) -> None:
-    for written in (1, 3, 4, 7, 9):
-        if written <= step:
-            (tmp_path / f"best/step_{written:06d}").mkdir(parents=True)
-    for number in saved:
-        (tmp_path / f"checkpoints/step_{number:06d}").mkdir(parents=True)
-        (tmp_path / f"checkpoints/step_{number:06d}/complete.json").touch()
+    made = [f"best/step_{number:06d}/a" for number in (1, 3, 4, 7, 9) if number <= step]
+    made += [f"checkpoints/step_{number:06d}/complete.json" for number in saved]
+    for name in made:
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).touch()
     config = SimpleNamespace(checkpoint=SimpleNamespace(every=every))
-    session = SimpleNamespace(config=config, layout=SimpleNamespace(is_main=True))
-    exports = ModelExports(session, tmp_path)  # type: ignore[arg-type]
-    exports.drop_superseded(step, finished=finished)
+    session: Any = SimpleNamespace(config=config, layout=SimpleNamespace(is_main=True))
+    ModelExports(session, tmp_path).drop_superseded(step, finished=finished)
     found = sorted(path.name for path in (tmp_path / "best").iterdir())
     assert found == [f"step_{number:06d}" for number in kept]

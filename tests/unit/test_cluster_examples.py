@@ -20,9 +20,8 @@ def check_run(words: list[str], world_size: int) -> None:
     """The configuration loads with its overrides, and that number of ranks can hold the model."""
     config, *overrides = [word for word in words if not word.startswith("--")]
     loaded = load_config(EXAMPLES.parent / config, overrides)
-    assert str(loaded.run.dir).startswith("/shared/")
+    assert str(loaded.run.dir).startswith("/shared/") and "--resume=auto" in words
     assert world_size == 32 and world_size % loaded.parallel.replica_size == 0
-    assert "--resume=auto" in words
 
 
 def test_pytorchjob_starts_a_rank_for_each_gpu() -> None:
@@ -30,16 +29,15 @@ def test_pytorchjob_starts_a_rank_for_each_gpu() -> None:
     replicas, per_node = spec["pytorchReplicaSpecs"], spec["nprocPerNode"]
     assert isinstance(per_node, str)  # a number is an error of Kubeflow's
     assert replicas.keys() == {"Master", "Worker"} and replicas["Master"]["replicas"] == 1
-    num_nodes = sum(each["replicas"] for each in replicas.values())
-    for each in replicas.values():
-        pod = each["template"]["spec"]
+    num_ranks = sum(each["replicas"] for each in replicas.values()) * int(per_node)
+    for pod in (each["template"]["spec"] for each in replicas.values()):
         (container,) = pod["containers"]
         assert container["name"] == "pytorch"  # where the operator puts torchrun's variables
         assert container["command"] == ["torchrun", *COMMAND]
         assert str(container["resources"]["limits"]["nvidia.com/gpu"]) == per_node
         mounted = {mount["name"] for mount in container["volumeMounts"]}
         assert mounted == {volume["name"] for volume in pod["volumes"]}
-        check_run(container["args"], num_nodes * int(per_node))
+        check_run(container["args"], num_ranks)
 
 
 def test_skypilot_starts_a_rank_for_each_gpu() -> None:

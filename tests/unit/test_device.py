@@ -1,7 +1,6 @@
 """What is set before CUDA starts, and the one-line errors; with a pretended GPU."""
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,16 +28,14 @@ NAMES = ("CUDA_DEVICE_MAX_CONNECTIONS", *DETERMINISTIC)
 
 
 @pytest.fixture
-def gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+def gpus(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Eight of them, as far as torch says."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
-    for name in NAMES:
-        monkeypatch.setenv(name, "to be restored")
+    for name in NAMES:  # so that it is restored
+        monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
-    yield monkeypatch
-    for name in NAMES:
-        os.environ.pop(name, None)
+    return monkeypatch
 
 
 def config(*overrides: str) -> Config:
@@ -53,8 +50,8 @@ OVERLAP = ["parallel.tp=2", "parallel.sequence_parallel=true"]
     [
         (OVERLAP, {}, {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}),
         (OVERLAP, {"CUDA_DEVICE_MAX_CONNECTIONS": "8"}, {"CUDA_DEVICE_MAX_CONNECTIONS": "8"}),
-        (["parallel.tp=2"], {}, {}),
-        (["parallel.sequence_parallel=true"], {}, {}),
+        (OVERLAP[:1], {}, {}),
+        (OVERLAP[1:], {}, {}),
         (["run.deterministic=true"], {}, DETERMINISTIC),
         (["run.deterministic=true", "run.device=cpu"], {}, {}),
     ],
@@ -71,26 +68,22 @@ def test_what_is_set_before_cuda_starts(
     assert {name: os.environ[name] for name in NAMES if name in os.environ} == expected
 
 
-def test_a_contradiction_is_named(gpus: pytest.MonkeyPatch) -> None:
+def test_what_contradicts_the_configuration_is_one_line(
+    gpus: pytest.MonkeyPatch,
+) -> None:
     gpus.setenv("VLLM_BATCH_INVARIANT", "0")
     with pytest.raises(UserError, match="needs VLLM_BATCH_INVARIANT=1, .* says 0; unset it"):
         prepare_environment(config("run.deterministic=true"))
-
-
-def test_hopper_needs_flash_attention_to_be_deterministic(gpus: pytest.MonkeyPatch) -> None:
+    gpus.setenv("LOCAL_RANK", "8")
+    with pytest.raises(UserError, match="number 8 of its node, and torch sees 8 GPU"):
+        select_device("auto")
     gpus.setattr("megatron_opsft.runtime.device.has_transformer_engine", lambda device: True)
-    gpus.setattr("torch.cuda.get_device_capability", lambda device: (9, 0))
+    gpus.setattr("torch.cuda.get_device_capability", lambda device: (9, 0))  # Hopper
     with pytest.raises(UserError, match=r"run.deterministic=true: .*flash-attn>=2.4.1"):
         check_deterministic(CUDA, "bfloat16")
     check_deterministic(CUDA, "float32")
     gpus.setattr("torch.cuda.get_device_capability", lambda device: (10, 0))
     check_deterministic(CUDA, "bfloat16")
-
-
-def test_a_rank_without_a_gpu_says_what_to_change(gpus: pytest.MonkeyPatch) -> None:
-    gpus.setenv("LOCAL_RANK", "8")
-    with pytest.raises(UserError, match="number 8 of its node, and torch sees 8 GPU"):
-        select_device("auto")
 
 
 @pytest.mark.parametrize(
@@ -105,10 +98,9 @@ def test_no_gpu_says_which_driver_is_needed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cuda: str | None, driver: str, said: str
 ) -> None:
     monkeypatch.setattr("torch.version.cuda", cuda)
-    file = tmp_path / "version"
+    monkeypatch.setattr("megatron_opsft.runtime.device._DRIVER", tmp_path / "version")
     if driver:
-        file.write_text(driver)
-    monkeypatch.setattr("megatron_opsft.runtime.device._DRIVER", file)
+        (tmp_path / "version").write_text(driver)
     with pytest.raises(UserError, match=f"run.device=cuda: torch sees no GPU; .*{said}"):
         select_device("cuda")
 
@@ -132,5 +124,4 @@ def test_triton_needs_a_compiler_and_python_s_headers(
 
 def test_room_for_good_is_a_tenth_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (1000, 8000))
-    assert has_room_for_good(CUDA, 100)
-    assert not has_room_for_good(CUDA, 101)
+    assert has_room_for_good(CUDA, 100) and not has_room_for_good(CUDA, 101)

@@ -1,23 +1,109 @@
 """The job scripts against stand-ins for SLURM's commands: what is started, how often, with what.
 
-Real jobs on a real cluster: tests/slurm.
+`srun` starts one rank, `scontrol` answers for a node and a job, and `python` ends with the next of
+a given list of exit codes. Real jobs on a real cluster: tests/slurm.
 """
 
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from fake_slurm import FakeSlurm
-from forked_cli import ROOT
+from forked_cli import ROOT, Finished
 
 from megatron_opsft.launch.commands import FINAL_EXIT_CODES
 from megatron_opsft.runtime.phase import REQUEUE_EXIT_CODE
 
 QUICKSTART = "examples/configs/quickstart.yaml"
 TRAIN = "train_7b.sh"
+COMMANDS = {
+    "srun": """
+export SLURM_PROCID=0 SLURM_LOCALID=0 SLURMD_NODENAME=n1
+while [[ $1 == --* ]]; do shift; done
+exec "$@"
+""",
+    "scontrol": """
+case "$1 $2" in
+  "show hostnames") echo n1 ;;
+  "show node") echo "NodeName=n1 NodeAddr=192.0.2.7 State=ALLOCATED" ;;
+  "show job") echo "JobId=$4 JobState=$FAKE_JOB_STATE Restarts=0" ;;
+esac
+""",
+    "python": """
+code=$(head -n 1 "$FAKE_FOLDER/codes")
+sed -i 1d "$FAKE_FOLDER/codes"
+place="$RANK of $WORLD_SIZE at $MASTER_ADDR"
+echo "$SRUN_CPUS_PER_TASK CPUs, $OMP_NUM_THREADS threads" >> "$FAKE_FOLDER/cpus"
+echo "$place through ${GLOO_SOCKET_IFNAME:-any}" >> "$FAKE_FOLDER/ranks"
+echo "$VLLM_CACHE_ROOT $TRITON_CACHE_DIR $TORCHINDUCTOR_CACHE_DIR $FLASHINFER_WORKSPACE_BASE" \
+  >> "$FAKE_FOLDER/caches"
+exit "$code"
+""",
+    "apptainer": """
+while [[ $1 != *.sif ]]; do shift; done
+shift
+exec "$@"
+""",
+}
+
+
+class FakeSlurm:
+    """A folder with the commands; `run` is what SLURM does with a submitted script."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "bin").mkdir(parents=True)
+        for name, body in COMMANDS.items():
+            path = folder / "bin" / name
+            note = f'echo "{name} $*" >> "$FAKE_FOLDER/calls"'
+            path.write_text(f"#!/usr/bin/env bash\nset -eu\n{note}\n{body}")
+            path.chmod(0o755)
+        shutil.copy(folder / "bin/python", folder / "bin/python3")
+
+    def run(
+        self,
+        script: str,
+        arguments: Sequence[str] = (),
+        codes: Sequence[int] = (0,),
+        state: str = "RUNNING",
+        **settings: str,
+    ) -> Finished:
+        """Run a copy of slurm/`script` elsewhere, as SLURM does; `codes`: of its ranks' starts."""
+        spooled = self.folder / "slurm_script"
+        shutil.copy(ROOT / "slurm" / script, spooled)
+        (self.folder / "codes").write_text("".join(f"{code}\n" for code in codes))
+        environment = {
+            "PATH": f"{self.folder}/bin:{os.environ['PATH']}",
+            "HOME": str(self.folder),
+            "FAKE_FOLDER": str(self.folder),
+            "FAKE_JOB_STATE": state,
+            "SLURM_JOB_ID": "41",
+            "SLURM_JOB_NAME": "job",
+            "SLURM_JOB_NODELIST": "n1",
+            "SLURM_JOB_NUM_NODES": "1",
+            "SLURM_NTASKS": "1",
+            "SLURM_SUBMIT_DIR": str(ROOT),
+            "LOG_DIR": str(self.folder / "logs"),
+            "TMPDIR": str(self.folder),
+            "PYTHON": "python",
+        }
+        ended = subprocess.run(
+            ["bash", str(spooled), *arguments],
+            env=environment | settings,
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        return Finished(exit_code=ended.returncode, stdout=ended.stdout, stderr=ended.stderr)
+
+    def calls(self, command: str) -> list[str]:
+        """The command lines with which this command was called."""
+        lines = (self.folder / "calls").read_text().splitlines()
+        return [line for line in lines if line.split(" ", 1)[0] == command]
 
 
 @pytest.fixture
@@ -124,8 +210,8 @@ def test_what_saves_as_it_goes_is_requeued_at_every_time_limit(
 
 def test_many_restarts_have_a_rendezvous_each(slurm: FakeSlurm) -> None:
     """Bash takes `08` for a wrong octal number."""
-    codes = [1] * 10
-    ended = slurm.run(TRAIN, codes=[*codes, 0], MAX_RESTARTS="10", SLURM_RESTART_COUNT="0")
+    codes = [*[1] * 10, 0]
+    ended = slurm.run(TRAIN, codes=codes, MAX_RESTARTS="10", SLURM_RESTART_COUNT="0")
     assert ended.exit_code == 0, ended.stderr
     ports = [line.rsplit(":", 1)[1] for line in ended.stdout.splitlines() if "rendezvous" in line]
     assert len(set(ports)) == 11
@@ -134,11 +220,8 @@ def test_many_restarts_have_a_rendezvous_each(slurm: FakeSlurm) -> None:
 def test_an_outcome_that_a_full_disk_left_empty_does_not_count(slurm: FakeSlurm) -> None:
     """The exit code is srun's then: wrong input is not started again."""
     python = slurm.folder / "bin/python"
-    python.write_text(
-        python.read_text().replace('exit "$code"', ': >"$OUTCOME_FILE"; exit "$code"')
-    )
-    ended = slurm.run(TRAIN, codes=[2])
-    assert ended.exit_code == 2
+    python.write_text(python.read_text().replace("exit ", ': >"$OUTCOME_FILE"; exit '))
+    assert slurm.run(TRAIN, codes=[2]).exit_code == 2
     assert len(slurm.calls("srun")) == 1
 
 
@@ -151,40 +234,37 @@ def test_an_array_task_requeues_itself_alone(slurm: FakeSlurm) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("words", "settings", "message"),
     [
-        ({"CONFIG": "no.yaml"}, "CONFIG=no.yaml does not exist"),
-        ({"CONFIG": f"{QUICKSTART} {QUICKSTART}"}, "submit with --array=0-1"),
+        ([TRAIN], {"CONFIG": "no.yaml"}, "CONFIG=no.yaml does not exist"),
+        ([TRAIN], {"CONFIG": f"{QUICKSTART} {QUICKSTART}"}, "submit with --array=0-1"),
         (
+            [TRAIN],
             {"SLURM_ARRAY_JOB_ID": "41", "SLURM_ARRAY_TASK_ID": "1"},
             "array task 1, but CONFIG names 1",
         ),
-        (
-            {"PYTHON": "", "VENV": "/no"},
-            "there is no /no/bin/python: set VENV",
-        ),
+        ([TRAIN], {"PYTHON": "", "VENV": "/no"}, "there is no /no/bin/python: set VENV"),
+        (["train.sh"], {}, "error: name a configuration: sbatch"),
+        (["scaling.sh"], {}, "name a configuration"),
+        (["scaling.sh", "missing.yaml"], {}, "CONFIG=missing.yaml does not exist"),
+        (["scaling.sh", QUICKSTART], {"STEPS": "2"}, "STEPS=2 leaves nothing to count"),
+        (["scaling.sh", QUICKSTART], {"NODES": "1,2"}, "NODES=1,2 must be numbers"),
     ],
 )
 def test_wrong_settings_start_nothing(
-    slurm: FakeSlurm, settings: dict[str, str], message: str
+    slurm: FakeSlurm, words: list[str], settings: dict[str, str], message: str
 ) -> None:
-    ended = slurm.run(TRAIN, **settings)
-    assert ended.exit_code == 2
-    assert message in ended.stderr
-    plain = slurm.run("train.sh")
-    assert plain.exit_code == 2 and plain.stderr.startswith("error: name a configuration: sbatch")
+    ended = slurm.run(words[0], words[1:], **settings)
+    assert ended.exit_code == 2 and message in ended.stderr
     assert not (slurm.folder / "calls").exists()
 
 
-def test_compiled_kernels_stay_on_the_node(slurm: FakeSlurm) -> None:
+def test_compiled_kernels_stay_on_the_node_in_a_folder_of_one_s_own(slurm: FakeSlurm) -> None:
     assert slurm.run(TRAIN).exit_code == 0
     caches = (slurm.folder / "caches").read_text().split()
     own = slurm.folder / f"opsft-cache-{os.getuid()}"
     assert len(set(caches)) == 4 and all(Path(cache).parent == own for cache in caches)
     assert own.stat().st_mode & 0o777 == 0o700
-
-
-def test_a_cache_of_somebody_else_is_refused(slurm: FakeSlurm) -> None:
     foreign = slurm.folder / "foreign"
     foreign.mkdir()
     if os.geteuid() == 0:
@@ -194,47 +274,30 @@ def test_a_cache_of_somebody_else_is_refused(slurm: FakeSlurm) -> None:
     ended = slurm.run(TRAIN, NODE_CACHE=str(foreign))
     assert ended.exit_code == 2
     assert f"NODE_CACHE={foreign} on n1 belongs to somebody else" in ended.stderr
-    assert not slurm.calls("python")
+    assert len(slurm.calls("python")) == 1
 
 
-def test_apptainer_image(slurm: FakeSlurm) -> None:
+def test_images_of_containers(slurm: FakeSlurm) -> None:
     settings = {"CONTAINER_IMAGE": "opsft.sif", "PYTHON": "", "SLURM_GPUS_PER_NODE": "8"}
     assert slurm.run(TRAIN, **settings).exit_code == 0
     (call,) = slurm.calls("apptainer")
-    assert call.startswith(
-        f"apptainer exec --bind {ROOT}:{ROOT} --pwd {ROOT} --nv opsft.sif python3"
-    )
-    assert "--container" not in slurm.calls("srun")[0]
-
-
-def test_pyxis_image(slurm: FakeSlurm) -> None:
+    bound = f"--bind {ROOT}:{ROOT} --pwd {ROOT} --nv opsft.sif python3"
+    assert call.startswith(f"apptainer exec {bound}")
     settings = {"CONTAINER_IMAGE": "org/opsft:1", "CONTAINER_MOUNTS": "/data:/data", "PYTHON": ""}
     assert slurm.run(TRAIN, **settings).exit_code == 0
-    (call,) = slurm.calls("srun")
-    assert f"--container-image=org/opsft:1 --container-workdir={ROOT} " in call
+    of_apptainer, of_pyxis = slurm.calls("srun")
+    assert "--container" not in of_apptainer
+    assert f"--container-image=org/opsft:1 --container-workdir={ROOT} " in of_pyxis
     logs = slurm.folder / "logs/job-41"
-    assert f"--container-mounts=/data:/data,{ROOT}/slurm:{ROOT}/slurm,{logs}:{logs} " in call
+    assert f"--container-mounts=/data:/data,{ROOT}/slurm:{ROOT}/slurm,{logs}:{logs} " in of_pyxis
 
 
-def test_evaluation(slurm: FakeSlurm) -> None:
-    ended = slurm.run("eval.sh", ["seed=1"], MODEL="m", OUT="o", BENCHMARKS="gsm8k")
-    assert ended.exit_code == 0, ended.stderr
-    command = "eval --model m --benchmarks gsm8k --out o engine=vllm seed=1"
-    assert slurm.calls("python") == [f"python -m megatron_opsft {command}"]
+def test_evaluation_and_conversion(slurm: FakeSlurm) -> None:
+    settings = {"MODEL": "m", "OUT": "o", "BENCHMARKS": "gsm8k"}
+    assert slurm.run("eval.sh", ["seed=1"], **settings).exit_code == 0
+    assert slurm.run("convert.sh", ["to-hf", "--out", "o"]).exit_code == 0
+    assert slurm.calls("python") == [
+        "python -m megatron_opsft eval --model m --benchmarks gsm8k --out o engine=vllm seed=1",
+        "python -m megatron_opsft convert to-hf --out o",
+    ]
     assert slurm.run("eval.sh", OUT="o").exit_code != 0
-
-
-@pytest.mark.parametrize(
-    ("words", "settings", "error"),
-    [
-        ([], {}, "name a configuration"),
-        (["missing.yaml"], {}, "CONFIG=missing.yaml does not exist"),
-        ([QUICKSTART], {"STEPS": "2"}, "STEPS=2 leaves nothing to count"),
-        ([QUICKSTART], {"NODES": "1,2"}, "NODES=1,2 must be numbers"),
-    ],
-)
-def test_wrong_settings_of_a_scaling_experiment_submit_nothing(
-    slurm: FakeSlurm, words: list[str], settings: dict[str, str], error: str
-) -> None:
-    refused = slurm.run("scaling.sh", words, **settings)
-    assert refused.exit_code == 2 and error in refused.stderr

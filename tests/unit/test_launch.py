@@ -1,12 +1,12 @@
-"""`megatron-opsft launch`: which ends are started again, and the command line that sbatch gets."""
+"""How ranks start: together, again after which ends, and as the command line that sbatch gets."""
 
 import os
-import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
-from contextlib import AbstractContextManager
+import time
 from pathlib import Path
 
 import psutil
@@ -16,7 +16,9 @@ from forked_cli import ROOT, ForkedCli
 from megatron_opsft.cli import PROGRAM
 from megatron_opsft.command_line import invoke
 from megatron_opsft.errors import UserError
-from megatron_opsft.launch.commands import Local, run_with_restarts
+from megatron_opsft.launch.commands import FINAL_EXIT_CODES, Local, run_with_restarts
+from megatron_opsft.launch.torchrun import Torchrun
+from megatron_opsft.runtime.job import is_launched
 
 QUICKSTART = ROOT / "examples/configs/quickstart.yaml"
 LAUNCH = ["launch", "slurm", str(QUICKSTART), "run.dir=runs/a"]
@@ -27,21 +29,19 @@ LAUNCH = ["launch", "slurm", str(QUICKSTART), "run.dir=runs/a"]
     [
         ([0], 3, [False]),
         ([137, 1, 0], 3, [False, True, True]),
-        ([1, 69, 134], 2, [False, True, True]),
-        ([1], 0, [False]),
+        ([1, 134], 1, [False, True]),
         ([1, 75], 3, [False, True]),
-        ([2], 3, [False]),
-        ([3], 3, [False]),
+        *(([code], 3, [False]) for code in FINAL_EXIT_CODES),
     ],
 )
 def test_only_crashes_are_started_again(
     codes: list[int], max_restarts: int, starts: list[bool]
 ) -> None:
-    seen: list[bool] = []
+    ends, seen = iter(codes), []
 
     def start(again: bool) -> int:
         seen.append(again)
-        return codes[len(seen) - 1]
+        return next(ends)
 
     assert run_with_restarts(start, max_restarts) == codes[-1]
     assert seen == starts
@@ -55,25 +55,65 @@ def test_a_run_that_is_to_be_replaced_is_never_resumed(
     manifest.write_text('{"kind": "run"}')
     flags: list[str] = []
 
-    class FakeTorchrun(AbstractContextManager["FakeTorchrun"]):
-        def __init__(self, num_ranks: int) -> None:
-            pass
+    def run(self: Torchrun, arguments: list[str]) -> int:
+        flags.append(arguments[-1])
+        if len(flags) > died_before_it_was_replaced:
+            manifest.unlink()
+            manifest.write_text("{...}")
+        return 1 if len(flags) < 3 else 0
 
-        def __exit__(self, *error: object) -> None:
-            pass
-
-        def run(self, arguments: list[str]) -> int:
-            flags.append(arguments[-1])
-            if len(flags) > died_before_it_was_replaced:
-                manifest.unlink()
-                manifest.write_text("{...}")
-            return 1 if len(flags) < 3 else 0
-
-    monkeypatch.setattr("megatron_opsft.launch.torchrun.Torchrun", FakeTorchrun)
+    monkeypatch.setattr(Torchrun, "run", run)
     command = Local(config=QUICKSTART, keys=(f"run.dir={tmp_path}",), overwrite=True)
     assert command.run() == 0
     second = "--overwrite" if died_before_it_was_replaced else "--resume=auto"
     assert flags == ["--overwrite", second, "--resume=auto"]
+
+
+# Of three ranks, two come, or only one.
+JOIN = """
+import os
+from datetime import timedelta
+import click
+from megatron_opsft.cli import run
+from megatron_opsft.runtime.device import select_device
+from megatron_opsft.runtime.job import join_job
+
+os.environ.update(RANK="{rank}", WORLD_SIZE="3", MASTER_ADDR="localhost", MASTER_PORT="{port}")
+join = lambda: join_job(select_device("cpu"), timedelta(hours=1), timedelta(seconds=3))
+run(click.Command("join", callback=join))
+"""
+
+
+@pytest.mark.parametrize(
+    ("ranks", "message"),
+    [
+        ((0, 2), "rank 1 did not join"),
+        ((1,), "rank 0 does not answer at localhost:{port}"),
+    ],
+)
+def test_every_rank_that_came_says_who_did_not(
+    cli: ForkedCli, ranks: tuple[int, ...], message: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    came = [cli.start([], prelude=JOIN.format(rank=rank, port=port)) for rank in ranks]
+    start = time.monotonic()
+    for run, rank in zip(came, ranks, strict=True):
+        ended = run.wait(50)
+        where = f"error: rank {rank} on {socket.gethostname()} in phase start: "
+        said = f"{where}{message.format(port=port)} within 0.05 min of the start\n"
+        assert (ended.exit_code, ended.stderr) == (69, said)
+    # Patience, hearing, letting rank 0 speak first; room.
+    assert time.monotonic() - start < 3 + 1 + 3 + 4
+
+
+def test_a_variable_that_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    assert not is_launched()
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(UserError, match="not set WORLD_SIZE, MASTER_ADDR, MASTER_PORT"):
+        is_launched()
 
 
 EARLY_STOP = """
@@ -82,8 +122,7 @@ from megatron_opsft.launch import torchrun
 
 def run(options):
     os.kill(os.getpid(), signal.SIGTERM)  # before there is any rank
-    rank = subprocess.Popen(["sleep", "60"])
-    print("rank:", rank.wait())
+    print("rank:", subprocess.Popen(["sleep", "60"]).wait())
 
 torchrun.torchrun.run = run
 with torchrun.Torchrun(1) as started:
@@ -163,43 +202,53 @@ def test_ctrl_c_after_any_stop_ends_everything_at_once(
         )
 
 
-def test_nohup_keeps_a_run_from_hearing_that_the_terminal_is_gone() -> None:
-    hears = "from megatron_opsft.runtime.phase import heard_signals; print(heard_signals())"
-    words = [sys.executable, "-c", hears]
-    assert "SIGHUP" in subprocess.run(words, capture_output=True, text=True).stdout
-    ended = subprocess.run(["nohup", *words], capture_output=True, text=True)
-    assert "SIGTERM" in ended.stdout and "SIGHUP" not in ended.stdout
+PYTHON = shlex.quote(sys.executable)
+TRAIN = f"exec {PYTHON} -m megatron_opsft train a.yaml run.device=cpu"
 
 
-def test_output_that_was_closed_from_the_beginning_is_none() -> None:
-    words = f"{shlex.quote(sys.executable)} -m megatron_opsft methods"
-    ended = subprocess.run(["sh", "-c", f"{words} <&- >&- 2>&-"])
-    assert ended.returncode == 0
-
-
-def test_too_little_address_space_is_one_line(tmp_path: Path) -> None:
-    words = f"{shlex.quote(sys.executable)} -m megatron_opsft train {shlex.quote(str(QUICKSTART))}"
-    run = f"ulimit -v 409600; exec {words} run.dir={shlex.quote(str(tmp_path))} run.device=cpu"
-    ended = subprocess.run(["sh", "-c", run], capture_output=True, text=True, timeout=100)
-    assert ended.returncode == 2, ended.stderr
-    assert "Traceback" not in ended.stderr
-    *_, line = ended.stderr.splitlines()
-    assert line.startswith("error: ")
-    assert "may have 400 MiB of address space, which is too little (ulimit -v)" in line
-
-
-def test_a_name_that_the_locale_has_no_letters_for_is_one_line(tmp_path: Path) -> None:
-    config = tmp_path / "a.yaml"
-    config.write_text(f"base: {QUICKSTART}\nrun: {{dir: \u00e4}}\n", encoding="utf-8")
-    ended = subprocess.run(
-        [sys.executable, "-m", "megatron_opsft", "train", str(config)],
-        env={**os.environ, "LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+def sh(line: str, directory: Path, **settings: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        ["sh", "-c", line],
+        cwd=directory,
+        env={**os.environ, **settings},
         capture_output=True,
         text=True,
+        timeout=100,
     )
-    assert ended.returncode == 2, ended.stderr
-    (line,) = ended.stderr.splitlines()
-    assert line.startswith("error: ") and line.endswith("set LC_ALL=C.UTF-8")
+
+
+def test_nohup_keeps_a_run_from_hearing_that_the_terminal_is_gone(tmp_path: Path) -> None:
+    hears = "from megatron_opsft.runtime.phase import heard_signals; print(heard_signals())"
+    for nohup, hears_it in (("", True), ("nohup ", False)):
+        said = sh(f"{nohup}{PYTHON} -c '{hears}'", tmp_path).stdout
+        assert "SIGTERM" in said and ("SIGHUP" in said) == hears_it
+
+
+def test_output_that_was_closed_from_the_beginning_is_none(tmp_path: Path) -> None:
+    assert sh(f"{PYTHON} -m megatron_opsft methods <&- >&- 2>&-", tmp_path).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "settings", "words"),
+    [
+        (
+            f"ulimit -v 409600; {TRAIN}",
+            {},
+            "may have 400 MiB of address space, which is too little (ulimit -v)",
+        ),
+        (TRAIN, {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, "LC_ALL=C.UTF"),
+    ],
+    ids=["ulimit", "a locale without letters of a name"],
+)
+def test_what_a_process_is_started_with_is_one_line_where_it_is_too_little(
+    tmp_path: Path, line: str, settings: dict[str, str], words: str
+) -> None:
+    text = f"base: {QUICKSTART}\nrun: {{dir: \u00e4}}\n"
+    (tmp_path / "a.yaml").write_text(text, encoding="utf-8")
+    ended = sh(line, tmp_path, **settings)
+    assert ended.returncode == 2 and "Traceback" not in ended.stderr, ended.stderr
+    *_, said = ended.stderr.splitlines()
+    assert said.startswith("error: ") and words in said
 
 
 def test_defaults_ask_for_what_the_script_asks_for(capsys: pytest.CaptureFixture[str]) -> None:
@@ -209,11 +258,7 @@ def test_defaults_ask_for_what_the_script_asks_for(capsys: pytest.CaptureFixture
     header = (ROOT / "slurm/train.sh").read_text().splitlines()
     in_script = {line.removeprefix("#SBATCH ") for line in header if line.startswith("#SBATCH ")}
     assert sbatch == "sbatch" and set(options) - in_script == {"--job-name=opsft-a"}
-    assert [script, config, key] == [
-        str(ROOT / "slurm/train.sh"),
-        str(QUICKSTART),
-        "run.dir=runs/a",
-    ]
+    assert [script, config, key] == [f"{ROOT}/slurm/train.sh", f"{QUICKSTART}", "run.dir=runs/a"]
 
 
 def test_printed_line_is_what_is_submitted_and_a_refusal_is_passed_on(
@@ -230,23 +275,14 @@ def test_printed_line_is_what_is_submitted_and_a_refusal_is_passed_on(
     printed = subprocess.run(["sh", "-c", line], capture_output=True, text=True).stdout
     invoke(PROGRAM, words)
     assert capsys.readouterr().out == printed + "\n"
-    assert (
-        "|--nodes=4|" in printed and "|--qos=high|" in printed and "|data.train=1 '2'|" in printed
-    )
+    words_passed = ("--nodes=4", "--qos=high", "data.train=1 '2'")
+    assert all(f"|{word}|" in printed for word in words_passed)
     monkeypatch.setenv("CONTAINER_IMAGE", "opsft.sif")  # where to find Python is the caller's then
     invoke(PROGRAM, [*words, "--dry-run"])
     assert "VENV=" in line and "VENV=" not in capsys.readouterr().out
     sbatch.write_text("#!/bin/sh\necho 'sbatch: error: invalid account' >&2; exit 1\n")
     with pytest.raises(UserError, match="sbatch refused the job: sbatch: error: invalid account"):
         invoke(PROGRAM, words)
-
-
-def test_mistakes_are_found_before_anything_is_submitted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    for words, message in (
-        (["optimizer.warmup=1"], "did you mean optimizer.warmup_steps?"),
-        (["parallel.tp=3"], "world size 8 is not a multiple of parallel.tp"),
-        (["--partition=gpu"], "there is no sbatch here"),
-    ):
-        with pytest.raises(UserError, match=re.escape(message)):
-            invoke(PROGRAM, [*LAUNCH, *words])
+    with pytest.raises(UserError, match="there is no sbatch here"):
+        invoke(PROGRAM, words)

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -17,10 +19,11 @@ from forked_cli import ROOT
 from megatron_opsft.config import Config
 from megatron_opsft.config.load import load_config, to_yaml
 from megatron_opsft.errors import NothingLeft, UserError
-from megatron_opsft.preflight.check import is_finished, opened_run
+from megatron_opsft.preflight.check import check_run, is_finished, opened_run
 from megatron_opsft.preflight.run_directory import RunDir
 from megatron_opsft.runtime import owned_directory as locks
 from megatron_opsft.runtime.owned_directory import LOCK
+from megatron_opsft.storage.model_paths import ASSETS, TINY_REASONER, resolve_config
 
 QUICKSTART = ROOT / "examples/configs/quickstart.yaml"
 
@@ -40,45 +43,37 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-def write_lock(directory: Path, pid: int, *, host: str | None = None, start: bool = False) -> str:
+def write_lock(directory: Path, pid: int, *, host: str | None = None, start: bool = False) -> None:
     """As another process would write it; start: with what tells this process from another."""
     path = directory / LOCK
     with SoftFileLease(path, lease_duration=locks.SILENT_SECONDS, heartbeat_interval=0.02):
         lines = path.read_text().splitlines()
     own = {"pid": str(pid)} | ({} if host is None else {"host": host})
     fields = [line.partition("=") for line in lines if start or not line.startswith("start=")]
-    text = "".join(f"{name}{sign}{own.get(name, value)}\n" for name, sign, value in fields)
-    path.write_text(text)
-    return text
+    path.write_text("".join(f"{name}{sign}{own.get(name, old)}\n" for name, sign, old in fields))
 
 
-def owner(directory: Path) -> int | None:
-    return SoftFileLease(directory / LOCK).pid
+def take(directory: Path) -> float:
+    """Seconds until this process has the directory."""
+    begin = time.monotonic()
+    with RunDir(directory).locked():
+        assert SoftFileLease(directory / LOCK).pid == os.getpid()
+        return time.monotonic() - begin
 
 
-def test_a_living_process_is_named_with_its_host(
+def test_on_this_machine_a_living_owner_is_named_and_a_dead_one_is_none(
     tmp_path: Path, sleeper: subprocess.Popen[bytes]
 ) -> None:
-    text = write_lock(tmp_path, sleeper.pid)
-    wanted = f"in use by process {sleeper.pid} on {socket.gethostname()}; stop"
-    with pytest.raises(UserError, match=wanted), RunDir(tmp_path).locked():
-        pass
-    assert (tmp_path / LOCK).read_text() == text
-
-
-def test_a_dead_owner_or_a_later_process_of_its_number_is_no_owner(
-    tmp_path: Path, sleeper: subprocess.Popen[bytes]
-) -> None:
-    write_lock(tmp_path, sleeper.pid, start=True)  # of this process, not of the sleeper
-    with RunDir(tmp_path).locked():
-        assert owner(tmp_path) == os.getpid()
+    write_lock(tmp_path, sleeper.pid)
+    with pytest.raises(UserError, match=f"by process {sleeper.pid} on {socket.gethostname()}; st"):
+        take(tmp_path)
+    assert f"pid={sleeper.pid}\n" in (tmp_path / LOCK).read_text()
+    write_lock(tmp_path, sleeper.pid, start=True)  # of this process: a later one has its number
+    take(tmp_path)
     sleeper.kill()
     sleeper.wait()
     write_lock(tmp_path, sleeper.pid)
-    begin = time.monotonic()
-    with RunDir(tmp_path).locked():
-        pass
-    assert time.monotonic() - begin < 0.3
+    assert take(tmp_path) < 0.3
     assert list(tmp_path.iterdir()) == []
 
 
@@ -92,14 +87,11 @@ def test_another_machine_keeps_its_lock_as_long_as_it_touches_it(tmp_path: Path)
 
     beat = threading.Thread(target=touch)
     beat.start()
-    with pytest.raises(UserError, match="in use by process 1 on node7"), RunDir(tmp_path).locked():
-        pass
+    with pytest.raises(UserError, match="in use by process 1 on node7"):
+        take(tmp_path)
     ended.set()
     beat.join()
-    begin = time.monotonic()
-    with RunDir(tmp_path).locked():
-        assert time.monotonic() - begin >= 0.3
-        assert owner(tmp_path) == os.getpid()
+    assert take(tmp_path) >= 0.3
 
 
 def config_of(run_dir: Path, *overrides: str) -> Config:
@@ -159,24 +151,22 @@ def light() -> Iterator["subprocess.Popen[str]"]:
         ((TRAIN, SHIPPED, "run.dir=other"), "no manifest.json of a run; name another directory"),
         ((TRAIN, SHIPPED, "run.dir=/proc/run"), "cannot be written"),
         ((TRAIN, SHIPPED, "run.dir=/dev/null"), "run.dir=/dev/null is a file; name a directory"),
-        ((TRAIN, SHIPPED, "run.dir=/dev/null/a"), "a cannot be written (Not a directory)"),
         ((TRAIN, SHIPPED, f"run.dir={'a' * 300}"), "cannot be written (File name too long)"),
+        ((TRAIN, SHIPPED, OUT, "model.path=lora"), "a LoRA adapter and not the whole model; merge"),
         ((TRAIN, SHIPPED, OUT, "data.train=no.jsonl"), "there is no file no.jsonl"),
         ((TRAIN, SHIPPED, OUT, "data.train=empty.jsonl"), "empty.jsonl is empty: it has no rows"),
         ((TRAIN, SHIPPED, OUT, "eval.data=/no/where"), "data: there is no file /no/where"),
         ((TRAIN, SHIPPED, OUT, "model.path=./no"), "is not a directory"),
         ((TRAIN, SHIPPED, OUT, "parallel.tp=3"), "parallel.tp=3 does not divide"),
-        ((TRAIN, SHIPPED, OUT, "parallel.pp=3"), "parallel.pp=3"),
-        ((TRAIN, SHIPPED, OUT, "parallel.tp=2"), "world size 1 is not a multiple"),
         ((TRAIN, SHIPPED, OUT, "rollout.engine=sglang"), "no such engine"),
         ((TRAIN, SHIPPED, OUT, "rollout.tp=2"), "works only with vLLM"),
         ((TRAIN, SHIPPED, OUT, "method.name=crst"), "trains on fixed data"),
         ((TRAIN, SHIPPED, OUT, "method.name=crst", "data.responses=absent"), "no such file"),
         ((TRAIN, SHIPPED, OUT, "data.responses=absent"), "samples its own"),
         ((TRAIN, SHIPPED, OUT, "run.wandb=online"), "needs the wandb package: pip install wandb"),
-        (("launch", "local", SHIPPED, OUT, "model.path=/nowhere"), "is not a directory"),
         (("launch", "local", SHIPPED, "run.dir=run"), "already holds a run"),
         (("launch", "local", SHIPPED, "parallel.tp=2", "--ranks", "3"), "not a multiple"),
+        (("launch", "slurm", SHIPPED, "parallel.tp=3"), "world size 8 is not a multiple of"),
         (("eval", "--model", "./no", "--out", "free"), "--model=./no is not a directory"),
         (("eval", "--model", "run/checkpoints", "--out", "x"), "give one of them, such as run"),
         (("eval", "--model", "tiny_reasoner", "--out", "run"), "something other than an eval"),
@@ -194,14 +184,17 @@ def light() -> Iterator["subprocess.Popen[str]"]:
 def test_errors_that_need_nothing_heavy_import_nothing_heavy(
     tmp_path: Path, light: "subprocess.Popen[str]", words: tuple[str, ...], error: str
 ) -> None:
-    (tmp_path / "run/checkpoints/step_000001").mkdir(parents=True)
-    (tmp_path / "run/checkpoints/step_000001/complete.json").touch()
-    (tmp_path / "run/config.yaml").write_text(to_yaml(config_of(Path("run"))))
-    (tmp_path / "run/manifest.json").write_text('{"kind": "run"}')
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other/metrics.jsonl").touch()
-    (tmp_path / "empty.jsonl").touch()
-    (tmp_path / "wandb").mkdir()  # as W&B writes it; Python imports it as an empty package
+    for name, text in {
+        "run/checkpoints/step_000001/complete.json": "",
+        "run/config.yaml": to_yaml(config_of(Path("run"))),
+        "run/manifest.json": '{"kind": "run"}',
+        "other/metrics.jsonl": "",
+        "lora/adapter_config.json": '{"peft_type": "LORA"}',
+        "empty.jsonl": "",
+        "wandb/a": "",  # W&B's own folder; Python imports it as an empty package
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
     before = sorted(tmp_path.rglob("*"))
     assert light.stdin is not None and light.stdout is not None
     light.stdin.write(json.dumps([str(tmp_path), words]) + "\n")
@@ -210,3 +203,25 @@ def test_errors_that_need_nothing_heavy_import_nothing_heavy(
     assert error in said
     assert heavy == []
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "tokenizer.json", "config.json", "a.jsonl", "b.parquet", "set"]
+)
+def test_a_pointer_of_git_lfs_names_the_command_that_fetches_the_file(
+    tmp_path: Path, name: str
+) -> None:
+    model = shutil.copytree(ASSETS / TINY_REASONER, tmp_path / "model")
+    of_model = (model / name).exists()
+    pointer = (model if of_model else tmp_path) / name
+    override = f"model.path={model}" if of_model else f"data.train={pointer}"
+    if name == "set":  # as written by save_to_disk
+        pointer = pointer / "train/data-00000-of-00001.arrow"
+        pointer.parent.mkdir(parents=True)
+    pointer.write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{64 * '4'}\n")
+    said = f"{pointer} is only Git LFS's pointer to the file: run `git lfs pull` in "
+    config = config_of(tmp_path / "run", override)
+    with pytest.raises(UserError, match=re.escape(f"{said}{pointer.parent}")):
+        check_run(config, resume=False, overwrite=False, must_exist=False, world_size=1)
+    if name == "model.safetensors":
+        assert resolve_config(str(model)) == model  # for a plan, config.json is enough

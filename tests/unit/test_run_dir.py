@@ -7,36 +7,25 @@ import pytest
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.preflight.run_directory import RunDir
-from megatron_opsft.runtime.durable import (
-    rollout_files,
-    rollout_name,
-    write_json,
-    write_packed_lines,
-)
+from megatron_opsft.runtime.durable import rollout_files, rollout_name, write_json
 
 
-def _finished_run(path: Path) -> RunDir:
-    run = RunDir(path)
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    """One with a step, a checkpoint, and a model."""
+    run = RunDir(tmp_path)
     run.open(resume=False, overwrite=False)
     run.write_manifest({})
-    (path / "config.yaml").write_text("run: {}\n")
-    (path / "metrics.jsonl").write_text('{"step": 1}\n')
-    _save(path, 1)
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+    for file in ("checkpoints/step_000001/a", "hf/config.json", "hf/model.safetensors"):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).touch()
     return run
 
 
-def _save(run_dir: Path, step: int, rank: int | None = None) -> None:
-    (run_dir / "rollouts").mkdir(exist_ok=True)
-    write_packed_lines(run_dir / "rollouts" / rollout_name(step, rank), [{}], level=1)
-
-
 def test_an_overwrite_that_is_killed_can_be_given_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = _finished_run(tmp_path)
-    (tmp_path / "checkpoints" / "step_000001").mkdir()
-    (tmp_path / "checkpoints" / "step_000001" / "metadata.json").touch()
-
     def killed(path: Path, ignore_errors: bool) -> None:
         raise KeyboardInterrupt
 
@@ -44,71 +33,50 @@ def test_an_overwrite_that_is_killed_can_be_given_again(
         patch.setattr("shutil.rmtree", killed)
         run.open(resume=False, overwrite=True)
     run.open(resume=False, overwrite=True)
-    assert {path.name for path in tmp_path.iterdir()} == {"checkpoints"}
+    assert [path.name for path in run.path.rglob("*")] == ["checkpoints"]
 
 
-def test_overwrite_refuses_what_is_no_run(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text("of: another program\n")
-    with pytest.raises(UserError, match=r"no manifest\.json"):
-        RunDir(tmp_path).open(resume=False, overwrite=True)
-    assert (tmp_path / "config.yaml").exists()
-
-
-def test_overwrite_keeps_an_evaluation_and_what_the_run_reads(tmp_path: Path) -> None:
-    run = _finished_run(tmp_path)
-    (tmp_path / "hf").mkdir()
-    (tmp_path / "hf" / "config.json").write_text("{}")
-    (tmp_path / "hf" / "model.safetensors").write_text("")
-    before = {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")}
+def test_overwrite_keeps_an_evaluation_and_what_the_run_reads(run: RunDir) -> None:
+    before = sorted(run.path.rglob("*"))
     with pytest.raises(UserError, match=r"hf, which this run reads; --overwrite would delete"):
-        run.open(resume=False, overwrite=True, needed=[tmp_path / "hf"])
-    write_json(tmp_path / "manifest.json", {"kind": "evaluation", "versions": {}})
+        run.open(resume=False, overwrite=True, needed=[run.path / "hf"])
+    write_json(run.path / "manifest.json", {"kind": "evaluation", "versions": {}})
     with pytest.raises(UserError, match="something other than a run"):
         run.open(resume=False, overwrite=True)
+    assert sorted(run.path.rglob("*")) == before
     run.write_manifest({})
-    assert {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")} == before
-    run.open(resume=False, overwrite=True, needed=[tmp_path.parent])
-    assert not (tmp_path / "hf").exists()
+    run.open(resume=False, overwrite=True, needed=[run.path.parent])
+    assert not (run.path / "hf").exists()
 
 
 def test_files_of_others_where_the_model_will_be_written_are_refused_at_the_start(
-    tmp_path: Path,
+    run: RunDir,
 ) -> None:
-    run = _finished_run(tmp_path)
-    (tmp_path / "hf" / "notes").mkdir(parents=True)
+    (run.path / "hf/notes").mkdir()
     with pytest.raises(UserError, match=r"hf holds the directory notes, which is not part of a"):
         run.open(resume=True, overwrite=False)
 
 
-def test_start_beside_foreign_files_and_after_a_start_that_failed(tmp_path: Path) -> None:
-    (tmp_path / "slurm.out").write_text("log")
-    for resume in (False, True, False):
-        RunDir(tmp_path).open(resume=resume, overwrite=False)
-    assert (tmp_path / "slurm.out").read_text() == "log"
-
-
-def test_truncate_keeps_the_bytes_up_to_the_step(tmp_path: Path) -> None:
-    run = _finished_run(tmp_path)
+def test_truncate_keeps_the_bytes_up_to_the_step(run: RunDir) -> None:
     lines = [json.dumps({"step": n, "loss": 0.1 * n + 1e-17}) + "\n" for n in range(1, 6)]
-    (tmp_path / "metrics.jsonl").write_text("".join(lines) + '{"step": 6, "lo')
+    (run.path / "metrics.jsonl").write_text("".join(lines) + '{"step": 6, "lo')
     evals = ['{"step": 0, "eval_accuracy": 0.5}\n', '{"step": 4, "eval_accuracy": 0.6}\n']
-    (tmp_path / "evals.jsonl").write_text("".join(evals))
-    for step in range(1, 6):
-        _save(tmp_path, step)
-        _save(tmp_path, step, rank=3)
-    (tmp_path / "checkpoints" / ".partial_000004").mkdir()
+    (run.path / "evals.jsonl").write_text("".join(evals))
+    (run.path / "rollouts").mkdir()
+    names = [rollout_name(step, rank) for step in range(1, 6) for rank in (None, 3)]
+    for name in (*(f"rollouts/{name}" for name in names), "checkpoints/.partial_000004/a"):
+        (run.path / name).parent.mkdir(exist_ok=True)
+        (run.path / name).touch()
     run.truncate(after_step=3)
-    assert (tmp_path / "metrics.jsonl").read_text() == "".join(lines[:3])
-    assert (tmp_path / "evals.jsonl").read_text() == evals[0]
-    names = [path.name for path in sorted((tmp_path / "rollouts").iterdir())]
-    assert names == [f"step_00000{n}{r}.jsonl.gz" for n in (1, 2, 3) for r in ("", "_rank_0003")]
-    assert list((tmp_path / "checkpoints").iterdir()) == []
+    assert (run.path / "metrics.jsonl").read_text() == "".join(lines[:3])
+    assert (run.path / "evals.jsonl").read_text() == evals[0]
+    assert sorted(path.name for path in (run.path / "rollouts").iterdir()) == names[:6]
+    assert [path.name for path in (run.path / "checkpoints").iterdir()] == ["step_000001"]
 
 
 def test_rollout_files_are_in_the_order_of_steps_and_ranks(tmp_path: Path) -> None:
-    written = [(2, 12), (1, 10_000), (1, 9_999), (1_000_000, None)]
-    for step, rank in written:
+    expected = [(1, 9_999), (1, 10_000), (2, 12), (1_000_000, None)]
+    for step, rank in reversed(expected):
         (tmp_path / rollout_name(step, rank)).touch()
     (tmp_path / "step_000001_rank_003.jsonl.gz").touch()  # no rank of a run is named so
-    expected = [(1, 9_999), (1, 10_000), (2, 12), (1_000_000, None)]
     assert rollout_files(tmp_path) == [(s, tmp_path / rollout_name(s, r)) for s, r in expected]

@@ -6,22 +6,28 @@ from pathlib import Path
 
 import pytest
 
+from megatron_opsft.config import Config
 from megatron_opsft.config.load import load_config, to_yaml
 from megatron_opsft.errors import UserError
-from megatron_opsft.evaluate.settings import load_settings
+from megatron_opsft.evaluate.settings import EvalSettings, load_settings
 
 OF_RUN = ["data.template=chat", "data.system_prompt=Be brief."]
 PLACES = ["", "hf", "checkpoints/step_000005", "best/step_000005"]
 
 
-def config_words(model: Path) -> list[str]:
-    return [f"model.path={model}", "data.train=arithmetic", "run.dir=elsewhere"]
+def settings_of(model: Path | str, *words: str) -> EvalSettings:
+    return load_settings(None, [f"model={model}", "out=o", *words])
+
+
+def config_of(model: Path | str, *words: str) -> Config:
+    given = [f"model.path={model}", "data.train=arithmetic", "run.dir=elsewhere"]
+    return load_config(None, [*given, *words])
 
 
 @pytest.fixture
 def trained(tmp_path: Path) -> Path:
     """The directory of a run, as far as anybody asks it for its settings."""
-    config = load_config(None, [*config_words(Path("tiny_reasoner")), *OF_RUN])
+    config = config_of("tiny_reasoner", *OF_RUN)
     for place in PLACES:
         (tmp_path / "a" / place).mkdir(parents=True, exist_ok=True)
     (tmp_path / "a/config.yaml").write_text(to_yaml(config))
@@ -35,23 +41,22 @@ def test_a_model_of_a_run_is_evaluated_and_trained_on_with_the_run_s_prompt_and_
 ) -> None:
     caplog.set_level(logging.INFO)
     model = trained / place
-    settings = load_settings(None, [f"model={model}", "out=o"])
-    config = load_config(None, config_words(model))
+    settings = settings_of(model)
+    config = config_of(model)
     for prompt in (settings, config.data):
         assert (prompt.template, prompt.system_prompt) == ("chat", "Be brief.")
     assert caplog.messages == [  # once, though both take it
         f"{model} was trained with {key}, taken from {trained / 'config.yaml'}"
         for key in ('template="chat"', 'system_prompt="Be brief."')
     ]
-    assert load_config(None, config_words(model)) == config
+    assert config_of(model) == config
 
 
 def test_what_is_given_wins_and_one_line_says_so(
     trained: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    given = ["template=r1", "system_prompt=Be brief.", "judge=a:b"]
-    settings = load_settings(None, [f"model={trained}", "out=o", *given])
+    settings = settings_of(trained, "template=r1", "system_prompt=Be brief.", "judge=a:b")
     assert (settings.template, settings.judge) == ("r1", "a:b")
     assert caplog.messages == [
         f'{trained} was trained with template="chat", not "r1" as here',
@@ -59,20 +64,20 @@ def test_what_is_given_wins_and_one_line_says_so(
     ]
 
 
-@pytest.mark.parametrize("model", ["tiny_reasoner", "Qwen/Qwen3-0.6B", "b"])
 def test_a_model_that_no_run_holds_has_the_defaults(
-    trained: Path, model: str, monkeypatch: pytest.MonkeyPatch
+    trained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not even where the working directory is a run's."""
     (trained / "b").mkdir()
     monkeypatch.chdir(trained)
-    assert load_settings(None, [f"model={model}", "out=o"]).template == "r1"
+    models = ("tiny_reasoner", "Qwen/Qwen3-0.6B", "b")
+    assert {settings_of(model).template for model in models} == {"r1"}
 
 
 def test_a_run_whose_settings_cannot_be_read_is_an_error(trained: Path) -> None:
     (trained / "config.yaml").write_text("data: {template: chat}")
     with pytest.raises(UserError, match=r"config\.yaml cannot be read"):
-        load_settings(None, [f"model={trained}", "out=o"])
+        settings_of(trained)
 
 
 def test_a_run_s_own_function_judges_only_where_it_is_given(trained: Path) -> None:
@@ -80,6 +85,6 @@ def test_a_run_s_own_function_judges_only_where_it_is_given(trained: Path) -> No
     file = trained / "config.yaml"
     file.write_text(file.read_text().replace("judge: math", "judge: os:system"))
     with pytest.raises(UserError, match="judged by the function os:system.*give judge=os:system"):
-        load_settings(None, [f"model={trained}", "out=o"])
-    settings = load_settings(None, [f"model={trained}", "out=o", "judge=math"])
+        settings_of(trained)
+    settings = settings_of(trained, "judge=math")
     assert (settings.judge, settings.template) == ("math", "chat")

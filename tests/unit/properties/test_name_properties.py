@@ -21,9 +21,12 @@ NEARLY = st.tuples(
 ).map("".join)
 ANY = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), max_size=20)
 NAMES = st.one_of(NEARLY, ANY).filter(lambda name: name not in ("", ".", ".."))
-RUN_FILES = ("manifest.json", "config.yaml", "metrics.jsonl", "evals.jsonl", "summary.json")
-RUN_FOLDERS = ("rollouts", "checkpoints", "hf", "tensorboard", "wandb")
 MADE = ("report.html",)  # of a run, by `report`
+# What README and docs say that a run writes.
+OF_A_RUN = (
+    *("manifest.json", "config.yaml", "metrics.jsonl", "evals.jsonl", "summary.json", *MADE),
+    *("rollouts", "checkpoints", "hf", "tensorboard", "wandb"),
+)
 
 
 @given(STEPS, AFFIXES, ENDS)
@@ -39,17 +42,19 @@ def test_only_the_name_of_a_step_is_one(name: str, before: str, behind: str) -> 
     assert step is None or step_name(step, before, behind) == name
 
 
-def _is_of_a_run(name: str) -> bool:
-    """What README and docs say that a run writes."""
-    return name in (*RUN_FILES, *RUN_FOLDERS, *MADE)
-
-
 @settings(max_examples=25)
 @given(st.lists(NAMES, max_size=6, unique=True), st.integers(0, 3))
 @example(["report.csv", "report.html"], 0)
 def test_overwriting_and_resuming_leave_what_is_not_the_runs(
     names: list[str], after_step: int
 ) -> None:
+    foreign = {name for name in names if name not in OF_A_RUN}
+    of_a_step = {
+        name
+        for name in names
+        for before, behind in (("step_", ".jsonl.gz"), (PARTIAL, ""), (REPLACED, ""))
+        if step_in(name, before, behind) is not None
+    }
     with tempfile.TemporaryDirectory() as place:
         run = RunDir(Path(place))
         run.open(resume=False, overwrite=False)
@@ -57,20 +62,11 @@ def test_overwriting_and_resuming_leave_what_is_not_the_runs(
         folders = [run.path, run.path / "rollouts", run.path / "checkpoints"]
         for folder in folders:
             folder.mkdir(exist_ok=True)
-            for name in names:
-                if name not in (*RUN_FILES, *RUN_FOLDERS):
-                    (folder / name).touch()
-        foreign = [name for name in names if not _is_of_a_run(name)]
+            for name in {*foreign, *MADE} & {*names}:
+                (folder / name).touch()
         run.truncate(after_step)
         for folder in folders:
-            left = {path.name for path in folder.iterdir()}
-            assert {n for n in foreign if not _belongs_to_a_step(n)} <= left
+            assert foreign - of_a_step <= {path.name for path in folder.iterdir()}
         shutil.rmtree(run.path / "rollouts")
         run.open(resume=False, overwrite=True)
-        left = {path.name for path in run.path.iterdir()}
-        assert left == {*foreign, "checkpoints"}
-
-
-def _belongs_to_a_step(name: str) -> bool:
-    places = (("step_", ".jsonl.gz"), (PARTIAL, ""), (REPLACED, ""))
-    return any(step_in(name, before, behind) is not None for before, behind in places)
+        assert {path.name for path in run.path.iterdir()} == {*foreign, "checkpoints"}

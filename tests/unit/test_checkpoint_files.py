@@ -1,5 +1,6 @@
-"""`.metadata` of distributed checkpoints: which classes it may name."""
+"""Own files of a checkpoint: which classes `.metadata` may name, what `complete.json` notices."""
 
+import json
 import pickle
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from megatron_opsft.errors import UserError
+from megatron_opsft.model.checkpoint_write import read_manifest, sealed
 from megatron_opsft.storage.dist_metadata import METADATA_NAME, read_metadata
 
 
@@ -47,3 +49,20 @@ def test_what_torch_saves_itself_is_read(tmp_path: Path) -> None:
     later = unframed.replace(b"\x07pathlib", b"\x0epathlib._local")  # Python 3.13's name
     path.write_bytes(later)
     assert later != unframed and read_metadata(tmp_path)["a"] == tensor
+
+
+def test_complete_json_is_read_as_it_was_written_and_damaged_when_it_was_changed(
+    tmp_path: Path,
+) -> None:
+    counted = {"step": 4, "levels": {7: 0.1}, "share": float("nan")}
+    written = {"step": 3, "method_state": counted, "files": {"common.pt": [10, 5]}}
+    directory = tmp_path / "step_000003"
+    directory.mkdir()
+    file = directory / "complete.json"
+    file.write_bytes(sealed(written))
+    assert json.dumps(read_manifest(directory)) == json.dumps(written)
+    content = json.loads(file.read_text())
+    unsealed = {key: value for key, value in content.items() if key != "checksum"}
+    for changed in (content | {"method_state": {}}, content | {"added": 1}, unsealed):
+        file.write_text(json.dumps(changed))
+        assert read_manifest(directory) == f"checkpoint file {file} is damaged"

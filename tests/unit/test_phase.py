@@ -16,17 +16,17 @@ from megatron_opsft.runtime.phase import (
     heartbeat,
     interruptible,
 )
+from megatron_opsft.runtime.progress import Progress
 
 
 def test_progress_counts_what_is_expected_and_a_new_phase_forgets_it() -> None:
     enter_phase("rollout", 3)
-    assert describe_progress(31.2) == "step 3, rollout: 31 s"
     expect(512)
     count_done(100)
     count_done(28)
     assert describe_progress(60) == "step 3, rollout: 60 s, 128 of 512 responses on this rank"
     enter_phase("train")
-    assert describe_progress(1) == "step 3, train: 1 s"
+    assert describe_progress(1.2) == "step 3, train: 1 s"
 
 
 def test_tokens_give_a_rate_and_an_estimate_before_the_first_response_ends() -> None:
@@ -62,6 +62,19 @@ def test_rank_0_says_a_long_phase_again_and_again_and_nobody_a_short_one(
                 time.sleep(0.05)
             enter_phase("long")
             time.sleep(0.75)
-    first, *said = [record.getMessage() for record in caplog.records]
-    assert first == "b" and 1 <= len(said) <= 3
-    assert {line.split(":")[0] for line in said} == {"step 1, long"}
+    first, *said = [message.split(":")[0] for message in caplog.messages]
+    assert first == "b" and 1 <= len(said) <= 3 and {*said} == {"step 1, long"}
+
+
+def test_long_work_says_how_much_is_done(capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress("hidden", 4, unit="B", read=lambda: (4, ""), shown=False) as hidden:
+        hidden.look()
+    read = iter([(30, "right"), (40, "wrong")])
+    with Progress("model", 40, unit=" samples", done=10, read=lambda: next(read)) as asked:
+        asked.look()  # too early to say it again
+        asked.mininterval = 0
+        asked.look()
+        asked.mininterval = 100  # the end is said however early
+    said = capsys.readouterr().err
+    assert "hidden" not in said
+    assert all(text in said for text in ("10/40", "30/40", "samples/s, right]", "40/40", "wrong]"))
