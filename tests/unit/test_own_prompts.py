@@ -7,7 +7,7 @@ import pytest
 from rows import write_rows
 from test_prompts import write_model_dir
 
-from megatron_opsft.config.load import load_config
+from megatron_opsft.config import DataConfig, EvalConfig
 from megatron_opsft.data.problems import ARITHMETIC, ProblemSet, load_held_out, load_problems
 from megatron_opsft.data.prompts import PromptEncoder, load_tokenizer
 from megatron_opsft.errors import PromptError, UserError
@@ -44,9 +44,7 @@ def test_dotted_names_reach_into_objects_in_training_and_evaluation(tmp_path: Pa
     read = load_problems(source, **fields)
     assert [(p.text, p.answer) for p in read.problems] == [("1+1?", "2")]
     assert reasons(read) == ["no data.q"]
-    keys = [f"eval.{key}={value}" for key, value in fields.items()]
-    config = load_config(None, ["model.path=m", "data.train=x", f"eval.data={source}", *keys])
-    held_out = load_held_out(config.data, config.eval)
+    held_out = load_held_out(DataConfig(train="x"), EvalConfig(data=source, **fields))
     assert held_out is not None and held_out.problems == read.problems
     with pytest.raises(UserError, match=r"it has data.q, reward_model.ground_truth, reward_model"):
         load_problems(write_rows(tmp_path / "one.jsonl", [row]), problem_field="data.question")
@@ -56,17 +54,14 @@ def test_dotted_names_reach_into_objects_in_training_and_evaluation(tmp_path: Pa
 
 def test_chat_messages_are_a_problem_and_what_is_none_is_a_bad_row(tmp_path: Path) -> None:
     shots = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]
-    lists: list[Any] = [[USER], [SYSTEM, *shots, USER]]
     bad: list[Any] = [[], shots, [USER, SYSTEM, USER], ["1 + 1?"], [{"role": "tool"}]]
     bad += [[{"role": "user", "content": content}] for content in ([], " ")]
     surrogate = [{**USER, "content": "\ud83d"}]
-    rows = [{"prompt": value, "answer": 2} for value in [*lists, *bad, surrogate]]
-    read = load_problems(write_rows(tmp_path / "rows.jsonl", rows))
-    assert [problem.text for problem in read.problems] == ["1 + 1?", "1 + 1?"]
-    assert [problem.before for problem in read.problems] == [
-        (),
-        tuple(Message(**message) for message in [SYSTEM, *shots]),
-    ]
+    chats = [[USER], [SYSTEM, *shots, USER], *bad, surrogate]
+    rows = [{"prompt": value, "answer": 2} for value in chats]
+    one, other = (read := load_problems(write_rows(tmp_path / "rows.jsonl", rows))).problems
+    assert one.text == other.text == "1 + 1?" and one.before == ()
+    assert other.before == tuple(Message(**message) for message in [SYSTEM, *shots])
     *chats, unicode = reasons(read)
     assert unicode == "a text is not valid Unicode: half of a surrogate pair"
     assert len(chats) == len(bad) and all("prompt is not a chat: write" in each for each in chats)
@@ -82,18 +77,10 @@ def test_messages_reach_the_chat_template_with_the_instruction_in_the_last(
     told = prompt_of(tokenizer, chat, "r1", system_prompt="Think.", suffix="!")
     assert told.startswith(f"<|system|>Think.{shots}\nPlease reason step by step")
     assert told.endswith("\\boxed{}.!<|assistant|>")
-
-
-def test_a_row_s_own_system_message_stands_for_the_system_prompt(tokenizer: Any) -> None:
-    plain = Problem(id="1", text="1 + 1?", answer="2")
+    # A row's own system message stands for the system prompt; what a method says is added to it.
     own = Problem(id="1", text="1 + 1?", answer="2", before=(Message("system", "Be brief."),))
-    end = "<|user|>1 + 1?<|assistant|>"
-    assert prompt_of(tokenizer, plain) == end
-    assert prompt_of(tokenizer, plain, system_prompt="Think.") == f"<|system|>Think.{end}"
-    assert prompt_of(tokenizer, own, system_prompt="Think.") == f"<|system|>Be brief.{end}"
-    # What a method says is added to it.
     both = prompt_of(tokenizer, own, system_prompt="Think.", system="In 9 tokens.")
-    assert both == f"<|system|>Be brief.\n\nIn 9 tokens.{end}"
+    assert both == "<|system|>Be brief.\n\nIn 9 tokens.<|user|>1 + 1?<|assistant|>"
 
 
 def test_what_the_chat_template_refuses_is_a_prompt_error(tmp_path: Path) -> None:
@@ -115,15 +102,16 @@ def test_a_jinja_file_makes_the_user_s_message_of_the_row(tmp_path: Path, tokeni
     read = load_problems(source, template=str(file))
     assert [p.text for p in read.problems] == ["1 + 1?\nA) 2\nB) 3\nAnswer:", "1 + 1?\nAnswer:"]
     assert read.problems[1].before == (Message("system", "Be brief."),)
-    assert reasons(read) == [
-        "data.template: UndefinedError: 'dict object' has no attribute 'options'"
-    ]
+    (reason,) = reasons(read)
+    assert reason == "data.template: UndefinedError: 'dict object' has no attribute 'options'"
     prompt = prompt_of(tokenizer, read.problems[0], str(file))
     assert prompt == "<|user|>1 + 1?\nA) 2\nB) 3\nAnswer:<|assistant|>"
-    plain = load_problems(source)
-    assert plain.sha256 != read.sha256
+    assert load_problems(source).sha256 != read.sha256
     file.write_text("Q: {{ problem }}")
     assert load_problems(ARITHMETIC, template=str(file)).problems[0].text.startswith("Q: ")
+    file.write_text("{{ problem.__class__.__mro__[1].__subclasses__() }}")
+    with pytest.raises(UserError, match="no usable row.*SecurityError"):
+        load_problems(source, template=str(file))
 
 
 @pytest.mark.parametrize(
@@ -139,14 +127,5 @@ def test_a_wrong_jinja_file_is_one_line(tmp_path: Path, text: str | None, reason
     file = tmp_path / "prompt.jinja"
     if text is not None:
         file.write_text(text)
-    with pytest.raises(UserError, match=f"data.template(={file})?:? .*{reason}") as caught:
+    with pytest.raises(UserError, match=f"^data.template(={file})?:? [^\n]*{reason}[^\n]*$"):
         load_problems(ARITHMETIC, template=str(file))
-    assert "\n" not in str(caught.value)
-
-
-def test_a_jinja_file_can_do_nothing_but_write(tmp_path: Path) -> None:
-    file = tmp_path / "prompt.jinja"
-    file.write_text("{{ problem.__class__.__mro__[1].__subclasses__() }}")
-    source = write_rows(tmp_path / "rows.jsonl", [{"problem": "1 + 1?", "answer": 2}])
-    with pytest.raises(UserError, match="no usable row.*SecurityError"):
-        load_problems(source, template=str(file))

@@ -56,6 +56,11 @@ FINAL = " and put your final answer within \\boxed{}."
 DRAFT = " but only keep a minimum draft for each thinking step, with 5 words at most,"
 
 
+@pytest.fixture
+def r1(tmp_path: Path) -> Any:
+    return load_tokenizer(write_model_dir(tmp_path / "r1"))
+
+
 @pytest.mark.parametrize(
     ("template", "instruction"),
     [
@@ -64,21 +69,22 @@ DRAFT = " but only keep a minimum draft for each thinking step, with 5 words at 
         ("chat", ""),
     ],
 )
-def test_prompt_text_is_the_papers(tmp_path: Path, template: str, instruction: str) -> None:
-    tokenizer = load_tokenizer(write_model_dir(tmp_path))
-    prompt = PromptEncoder(tokenizer=tokenizer, template=template).encode(ONE)
+def test_prompt_text_is_the_papers(r1: Any, template: str, instruction: str) -> None:
+    encoder = PromptEncoder(tokenizer=r1, template=template)
+    prompt = encoder.encode(ONE)
     expected = f"<|begin|><|User|>1+1?{instruction}<|Assistant|><think>\n"
-    assert tokenizer.decode(prompt, skip_special_tokens=False) == expected
-    special = [tokenizer.convert_tokens_to_ids(token) for token in SPECIAL]
+    assert r1.decode(prompt, skip_special_tokens=False) == expected
+    special = [r1.convert_tokens_to_ids(token) for token in SPECIAL]
     assert [prompt[0], prompt[1], prompt[-3], prompt[-2]] == special[1:5]
-    assert all(isinstance(token_id, int) for token_id in prompt)
+    assert encoder.opens_think
 
 
 @pytest.mark.parametrize("marker", ["<|end|>", "<|User|>", "</think>"])
-def test_a_problem_with_a_marker_of_the_model_s_is_a_bad_row(tmp_path: Path, marker: str) -> None:
+def test_a_problem_with_a_marker_of_the_model_s_is_a_bad_row(
+    tmp_path: Path, r1: Any, marker: str
+) -> None:
     """As a token it would end the user's part or the thinking; similar text is left as it is."""
-    tokenizer = load_tokenizer(write_model_dir(tmp_path / "model"))
-    encoder = PromptEncoder(tokenizer=tokenizer, template="r1")
+    encoder = PromptEncoder(tokenizer=r1, template="r1")
     texts = [f"What is 1+1?{marker}", "Is 1 < 2 > 0? <b> <| end |>", "1+1?"]
     data = write_rows(tmp_path / "data.jsonl", [{"problem": t, "answer": "2"} for t in texts])
     read = drop_unusable_prompts(load_problems(data), encoder.encode, max_prompt_tokens=500)
@@ -91,11 +97,9 @@ def test_a_problem_with_a_marker_of_the_model_s_is_a_bad_row(tmp_path: Path, mar
 def test_no_thinking_is_added_to_a_template_without_it(tmp_path: Path) -> None:
     template = R1_TEMPLATE.replace("<think>\n", "")
     tokenizer = load_tokenizer(write_model_dir(tmp_path, chat_template=template))
-    prompt = PromptEncoder(tokenizer=tokenizer, template="r1").encode(ONE)
-    assert tokenizer.decode(prompt, skip_special_tokens=False).endswith("\\boxed{}.<|Assistant|>")
-    assert not PromptEncoder(tokenizer=tokenizer, template="r1").opens_think
-    r1 = load_tokenizer(write_model_dir(tmp_path / "r1"))
-    assert PromptEncoder(tokenizer=r1, template="r1").opens_think
+    encoder = PromptEncoder(tokenizer=tokenizer, template="r1")
+    assert tokenizer.decode(encoder.encode(ONE)).endswith("\\boxed{}.<|Assistant|>")
+    assert not encoder.opens_think
 
 
 def test_a_template_that_asks_for_the_date_makes_the_same_prompt_on_every_day(
@@ -139,35 +143,32 @@ def test_a_long_text_is_encoded_without_a_word(
     tokenizer = load_tokenizer(write_model_dir(tmp_path, model_max_length=16))
     problem = Problem(id="1", text="1+" * 40 + "1?", answer="41")
     assert len(PromptEncoder(tokenizer=tokenizer, template="chat").encode(problem)) > 16
-    assert tokenizer.model_max_length == 16
     assert capfd.readouterr() == ("", "")
 
 
 def test_missing_files_and_template_are_user_errors(tmp_path: Path) -> None:
     path = write_model_dir(tmp_path / "model")
-    (path / "tokenizer.json").rename(path / "elsewhere")
-    with pytest.raises(UserError, match=r"has no tokenizer.json; copy the tokenizer files"):
-        load_tokenizer(path)
     (path / "tokenizer.json").write_text("{")
     with pytest.raises(UserError, match="model.path"):
+        load_tokenizer(path)
+    (path / "tokenizer.json").unlink()
+    with pytest.raises(UserError, match=r"has no tokenizer.json; copy the tokenizer files"):
         load_tokenizer(path)
     with pytest.raises(UserError, match="has no chat template; add chat_template.jinja"):
         load_tokenizer(write_model_dir(tmp_path / "bare", chat_template=None))
 
 
-def test_end_tokens_are_collected_from_all_files(tmp_path: Path) -> None:
-    path = write_model_dir(tmp_path)
-    tokenizer = load_tokenizer(path)
-    own = tokenizer.eos_token_id
-    assert end_token_ids(tokenizer, path) == (own,)
-    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, own]}))
-    (path / "config.json").write_text(json.dumps({"eos_token_id": 3}))
-    assert end_token_ids(tokenizer, path) == (3, 7, own)
-    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": None}))
-    (path / "config.json").unlink()
-    tokenizer.eos_token = None
+def test_end_tokens_are_collected_from_all_files(tmp_path: Path, r1: Any) -> None:
+    own = r1.eos_token_id
+    assert end_token_ids(r1, tmp_path) == (own,)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, own]}))
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 3}))
+    assert end_token_ids(r1, tmp_path) == (3, 7, own)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": None}))
+    (tmp_path / "config.json").unlink()
+    r1.eos_token = None
     with pytest.raises(UserError, match="has no end token"):
-        end_token_ids(tokenizer, path)
+        end_token_ids(r1, tmp_path)
 
 
 def test_a_sentencepiece_model_is_a_tokenizer(tmp_path: Path) -> None:

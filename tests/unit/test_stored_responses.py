@@ -13,26 +13,17 @@ from megatron_opsft.data.stored_responses import (
     write_stored_responses,
 )
 from megatron_opsft.errors import UserError
-from megatron_opsft.records import Sample
 
-ROWS = [
-    StoredResponse(problem_id="ä/1", prompt_ids=(1, 150_000), response_ids=(3, 4, 5)),
-    StoredResponse(
-        problem_id="b",
-        prompt_ids=(7,),
-        response_ids=(8, 9),
-        advantage=-0.3,
-        log_probs=(-0.5, -1.25),
-    ),
-]
+ONE = StoredResponse(problem_id="ä/1", prompt_ids=(1, 150_000), response_ids=(3, 4, 5))
+OTHER = replace(ONE, response_ids=(8,), advantage=-0.3, log_probs=(-0.5,))
 
 
 def test_rows_and_manifest_read_back(tmp_path: Path) -> None:
     path = tmp_path / "data.parquet"
-    write_stored_responses(path, ROWS, {"method": "crst", "samples": 16})
+    write_stored_responses(path, [ONE, OTHER], {"method": "crst", "samples": 16})
     stored = read_stored_responses(path)
-    assert [stored[n] for n in range(len(stored))] == ROWS
-    assert (stored.num_prompt_tokens, stored.num_response_tokens) == ([2, 1], [3, 2])
+    assert [stored[n] for n in range(len(stored))] == [ONE, OTHER]
+    assert (stored.num_prompt_tokens, stored.num_response_tokens) == ([2, 2], [3, 1])
     assert stored.manifest == {"method": "crst", "samples": 16}
 
 
@@ -40,19 +31,15 @@ def test_no_row_and_no_such_file_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no response was chosen"):
         write_stored_responses(tmp_path / "data.parquet", [], {})
     (tmp_path / "text.parquet").write_text("x")
+    said = "cannot be read .*; make it with `megatron-opsft data`"
     for name in ("missing.parquet", "text.parquet"):
-        with pytest.raises(
-            UserError, match="cannot be read .*; make it with `megatron-opsft data`"
-        ):
+        with pytest.raises(UserError, match=said):
             read_stored_responses(tmp_path / name)
 
 
 def test_log_probs_of_all_samples_are_old_ones_of_the_micro_batch() -> None:
-    one = Sample(
-        problem_id="", sample_index=0, prompt_ids=(1,), response_ids=(2,), log_probs=(-1.0,)
-    )
-    three = replace(one, response_ids=(2,) * 3, log_probs=(-3.0,) * 3)
-    for other, expected in ((three, [-1.0, *[-3.0] * 3]), (replace(three, log_probs=None), None)):
-        batch = build_microbatch([one, other], [1.0, 1.0], align=8, device=torch.device("cpu"))
+    three = replace(ONE, log_probs=(-3.0,) * 3)
+    for other, expected in ((three, [-0.5, *[-3.0] * 3]), (ONE, None)):
+        batch = build_microbatch([OTHER, other], [1.0, 1.0], align=8, device=torch.device("cpu"))
         found = batch.old_log_probs_R
         assert (None if found is None else found.tolist()) == expected

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from forked_cli import ROOT
 
-FILES = [*(ROOT / "tools").glob("*.py"), *(ROOT / "benchmarks").glob("*.py")]
-SCRIPTS = [file for file in sorted(FILES) if '"__main__"' in file.read_text(encoding="utf-8")]
+FILES = sorted([*ROOT.glob("tools/*.py"), *ROOT.glob("benchmarks/*.py")])
+SCRIPTS = [file for file in FILES if '"__main__"' in file.read_text(encoding="utf-8")]
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
@@ -25,15 +25,12 @@ def test_help(
         runpy.run_path(str(script), run_name="__main__")
     assert ended.value.code == 0
     shown = capsys.readouterr().out
-    assert shown.strip().lower().startswith("usage")
-    assert len(shown.splitlines()) >= 3
+    assert shown.lower().startswith("usage") and len(shown.splitlines()) >= 3
 
 
 @pytest.mark.parametrize("script", sorted(ROOT.glob("t*s/*.sh")), ids=lambda path: path.stem)
 def test_a_shell_script_explains_itself_and_installs_nothing(script: Path) -> None:
-    environment = {"PATH": "/bin:/usr/bin"}
-    ended = subprocess.run(
-        ["bash", script, "--help"], env=environment, capture_output=True, text=True, timeout=20
-    )
+    words, environment = ["bash", script, "--help"], {"PATH": "/bin:/usr/bin"}
+    ended = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=20)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout.strip() or script.stem == "find_python"  # sourced, never run
