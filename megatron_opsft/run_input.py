@@ -7,15 +7,16 @@ from pathlib import Path
 from megatron_opsft.architectures.shape import ModelShape
 from megatron_opsft.config import Config, EvalConfig, RolloutConfig
 from megatron_opsft.config.run import EvalSet
-from megatron_opsft.data.choices import (
+from megatron_opsft.data.mixture import (
     describe_data,
     drop_unusable_prompts,
+    load_training,
     take_held_out,
 )
-from megatron_opsft.data.mixture import load_training
 from megatron_opsft.data.problems import (
     BadRow,
     ProblemSet,
+    fields_of,
     load_held_out,
     load_problems,
     shuffled_subset,
@@ -77,9 +78,23 @@ def read_input(config: Config, model_dir: Path, shape: ModelShape) -> RunInput:
     check_routing_replay(shape, config)
     check_lengths(config, shape.max_position_embeddings)
     loaded = load_training(config.data, with_fields=config.verify.own_judge)
-    problems = drop_unusable_prompts(loaded, encoder.encode, config.data.max_prompt_tokens)
+    problems = _usable(config, encoder, loaded)
     problems, held_out = _choose_held_out(config, problems, encoder)
-    more = _load_more(config, encoder)
+    more = {
+        given.name: _usable(
+            config,
+            encoder,
+            load_problems(
+                given.data,
+                split=given.split or "test",
+                **fields_of(given),
+                section=f"eval.more.{given.name}.",
+                template=config.data.template,
+                with_fields=config.verify.own_judge,
+            ),
+        )
+        for given in config.eval.more
+    }
     if more and held_out is None:
         raise UserError(
             "eval.more adds to the main evaluation set, but there is none; set eval.data "
@@ -150,30 +165,11 @@ def _choose_held_out(
             raise UserError("eval.holdout and eval.data exclude each other; set one of them")
         return take_held_out(problems, config.eval.holdout, config.run.seed)
     held_out = load_held_out(config.data, config.eval, with_fields=config.verify.own_judge)
-    if held_out is None:
-        return problems, None
-    limit = config.data.max_prompt_tokens
-    return problems, drop_unusable_prompts(held_out, encoder.encode, limit)
+    return problems, None if held_out is None else _usable(config, encoder, held_out)
 
 
-def _load_more(config: Config, encoder: PromptEncoder) -> dict[str, ProblemSet]:
-    """The sets of eval.more. Errors: `UserError` as of `load_problems`, or for a prompt that is too
-    long.
-    """
-    sets, limit = {}, config.data.max_prompt_tokens
-    for given in config.eval.more:
-        read = load_problems(
-            given.data,
-            split=given.split or "test",
-            subset=given.subset,
-            problem_field=given.problem_field,
-            answer_field=given.answer_field,
-            section=f"eval.more.{given.name}.",
-            template=config.data.template,
-            with_fields=config.verify.own_judge,
-        )
-        sets[given.name] = drop_unusable_prompts(read, encoder.encode, limit)
-    return sets
+def _usable(config: Config, encoder: PromptEncoder, read: ProblemSet) -> ProblemSet:
+    return drop_unusable_prompts(read, encoder.encode, config.data.max_prompt_tokens)
 
 
 def _evaluation(

@@ -52,8 +52,6 @@ class VerifierPool:
         judge: str = "math",
         max_memory_bytes: int = 1 << 30,
     ) -> None:
-        if num_workers < 1:
-            raise UserError(f"verify.workers: {num_workers} is too few; a pool needs at least 1")
         self._timeout_seconds = timeout_seconds
         self._judge, self._max_memory_bytes = judge, max_memory_bytes
         self._closed = False

@@ -217,19 +217,6 @@ EQUIVALENT: dict[str, Rule] = {
 }  # fmt: skip
 
 
-def _changed_digit(gold: str, random: Random) -> str | None:
-    """One digit of the only number, or of the first of a formula of plain numbers."""
-    if re.search(r"[\^_:]|\\text|\\mathrm|\\begin|0\b", gold) or not re.match(
-        r"-?(?:\\frac\{)?\d", gold
-    ):
-        return None
-    position = next(index for index, char in enumerate(gold) if char.isdigit())
-    digit = random.choice([d for d in "123456789" if d != gold[position]])
-    changed = gold[:position] + digit + gold[position + 1 :]
-    before, after = _as_fraction(gold), _as_fraction(changed)
-    return None if before is not None and before == after else changed
-
-
 def _tuple_swapped(match: re.Match[str], _: Random) -> str | None:
     parts = _members(match[1])
     swapped = [parts[1], parts[0], *parts[2:]]
@@ -278,7 +265,6 @@ _VALUE_CHANGES: dict[str, Callable[[Fraction, Random], str | None]] = {
 }  # fmt: skip
 INEQUIVALENT: dict[str, Rule] = {
     **{name: _on_value(change) for name, change in _VALUE_CHANGES.items()},
-    "another digit": _on_text(_changed_digit),
     "a box that never closes": _response("First \\boxed{GOLD}; so \\boxed{GOLD + 1"),
     "right, then wrong": _response("\\boxed{GOLD}? No: \\boxed{123454321}."),
     "a word behind it": _on_text(lambda gold, _: gold + r" \text{ is wrong}"),

@@ -18,7 +18,6 @@ from megatron_opsft.runtime.diagnosis import PEER_LOST_EXIT_CODE
 from megatron_opsft.runtime.phase import REQUEUE_EXIT_CODE
 
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
 TREE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 CLUSTER = (ROOT / "docs/cluster.md").read_text(encoding="utf-8")
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -101,12 +100,6 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     ended = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     assert {page.stem for page in PAGES[2:]} - {"index"} <= {f.name for f in tmp_path.iterdir()}
-
-
-def test_the_environment_is_activated_before_the_first_bare_command() -> None:
-    commands = "\n".join(re.findall(r"```bash\n(.*?)```", README, re.DOTALL)).splitlines()
-    bare = [n for n, line in enumerate(commands) if line.startswith(("megatron-opsft", "torchrun"))]
-    assert commands.index(next(c for c in commands if c.startswith("source .venv"))) < bare[0]
 
 
 def test_every_variable_of_the_job_scripts_is_in_the_table() -> None:

@@ -11,7 +11,7 @@ import pytest
 from rows import write_rows
 
 from megatron_opsft.config import DataConfig, EvalConfig
-from megatron_opsft.data.choices import describe_bad_rows, drop_unusable_prompts
+from megatron_opsft.data.mixture import describe_bad_rows, drop_unusable_prompts
 from megatron_opsft.data.problems import (
     ARITHMETIC,
     ProblemSet,
