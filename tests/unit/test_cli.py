@@ -128,11 +128,6 @@ def test_a_model_that_cannot_be_trained_is_named(cli: ForkedCli, tmp_path: Path)
     assert "model.layers.4" in error_with("deeper", **layers)
 
 
-def test_version(cli: ForkedCli) -> None:
-    ended = cli.run(["--version"])
-    assert (ended.exit_code, ended.stdout.split()[0]) == (0, "megatron-opsft")
-
-
 def check_example(words: list[str]) -> None:
     """AssertionError or `UsageError` unless command, options, keys and files exist."""
     command, rest = command_of(words)

@@ -122,78 +122,62 @@ AB != BA
 n! == n(n-1)!
 -x != \sqrt{x^2}
 """.strip().split("\n")
+# The same of whole responses; ⏎ ends a line.
+RESPONSES = r"""
+34 == Answer:34. ; Answer：34 ; The answer is therefore 34. ; Final answer: 34 dollars
+34 == The correct answer is (B) 34. ; The answer is thirty-four.
+34 == Answer: 34 ⏎ ⏎ This answer is consistent with what is given.
+34 != The answer is 3.4. ; The answer is 34. The answer was 35. ; The answer isn't 34.
+34 != It is not 34. ; Is the answer 34? No. ; Answer: unknown (34 is a guess)
+3 != First \boxed{3}, no: \boxed{2}. ; Answer: at least 3 ; So we get $\ge 3$
+4 == The answer is 4, since 2+2=4. ; \boxed{1}. The final answer is 4
+4 != The answer is not 4 ; So the answer is 4!
+4a-2 != \boxed{4}
+5 == the answer is \(x=5\). ; So x = 5. != So we get $5 \text{ million}$
+Thus the answer is $\boxed{5}$. == \boxed{5}
+7 == \fbox{7} ; \boxed 7 ; \boxed{\boxed{7}} ; So $\text{the sum} = 3 + 4 = 7$
+7 != The answers are 3 and 7. ; The answer is 7. \boxed{}
+3,7 == The answers are 3 and 7.
+12 != Answer: 12 apples and 5 pears ; First \boxed{7}; in total \boxed{12
+12\frac{3}{5} == \boxed{63/5} != \boxed{\frac{3}{5}}
+10000 == The answer is 10 000. ; So we get $10~000$
+0 != So we get $10~000$
+1/2 == \boxed\frac12 ; The answer is: ⏎ \[ ⏎ \frac{1}{2} ⏎ \]
+3.4 == The answer is 3.4.
+42 == #### 42 ; Never stopped thinking: \boxed{42}
+90 == The angle is [90].
+yes == The answer is yes. This answer is correct.
+7:55 a.m. == The answer is 7:55 a.m. != The answer is 7:55 p.m.
+-2, 1 == $x = \boxed{1}$ or $x = \boxed{-2}$
+1, 2 != $\boxed{1} \quad\text{and}\quad \boxed{3}$
+1011_3 != so we get 1011_2
+B == The correct answer is (B) 34. ; The answer is (B), although option D looks right.
+C == Hence the correct option is C. != The correct choice is not C. ; \boxed{B. 42 apples}
+D != The answer is (B), although option D looks right.
+D. none of these == So the correct answer is **(D)**.
+602 == So we get $\textbf{(C)}\ 602$
+""".strip().split("\n")
+
+
+def judged(line: str, response: str) -> None:
+    """AssertionError where an answer of the line, in that response, is not judged as it says."""
+    same, _, other = line.partition(" != ")
+    gold, _, accepted = same.partition(" == ")
+    for answers in (accepted, other):
+        for answer in filter(None, answers.split(" ; ")):
+            text = response.replace("ANSWER", answer).replace("⏎", "\n")
+            is_right = judge(text, gold).outcome is Outcome.CORRECT
+            assert is_right == (answers is accepted), answer
 
 
 @pytest.mark.parametrize("line", ANSWERS)
 def test_the_same_answer_and_another_one(line: str) -> None:
-    same, _, other = line.partition(" != ")
-    gold, _, accepted = same.partition(" == ")
-    for answers, outcome in ((accepted, Outcome.CORRECT), (other, Outcome.WRONG)):
-        for answer in filter(None, answers.split(" ; ")):
-            response = f"Therefore.\n</think>\n\nThe answer is $\\boxed{{{answer}}}$."
-            assert judge(response, gold).outcome is outcome, answer
+    judged(line, "Therefore.\n</think>\n\nThe answer is $\\boxed{ANSWER}$.")
 
 
-RESPONSES = {  # gold: responses that say it
-    "34": [
-        "Answer:34.",
-        "Answer：34",
-        "The answer is therefore 34.",
-        "Final answer: 34 dollars",
-        "The correct answer is (B) 34.",
-        "Answer: 34\n\nThis answer is consistent with what is given.",
-        "The answer is thirty-four.",
-    ],
-    "4": ["The answer is 4, since 2+2=4.", r"\boxed{1}. The final answer is 4"],
-    "5": [r"the answer is \(x=5\).", "So x = 5."],
-    "7": [r"\fbox{7}", r"\boxed 7", r"\boxed{\boxed{7}}", r"So $\text{the sum} = 3 + 4 = 7$"],
-    "10000": ["The answer is 10 000.", "So we get $10~000$"],
-    "1/2": [r"\boxed\frac12", "The answer is: \n\\[\n\\frac{1}{2}\n\\]"],
-    "3,7": ["The answers are 3 and 7."],
-    "3.4": ["The answer is 3.4."],
-    "42": ["#### 42", r"Never stopped thinking: \boxed{42}"],
-    "90": ["The angle is [90]."],
-    "yes": ["The answer is yes. This answer is correct."],
-    "7:55 a.m.": ["The answer is 7:55 a.m."],
-    "-2, 1": [r"$x = \boxed{1}$ or $x = \boxed{-2}$"],
-    r"12\frac{3}{5}": [r"\boxed{63/5}"],
-    r"Thus the answer is $\boxed{5}$.": [r"\boxed{5}"],
-    "B": ["The correct answer is (B) 34.", "The answer is (B), although option D looks right."],
-    "C": ["Hence the correct option is C."],
-    "D. none of these": ["So the correct answer is **(D)**."],
-    "602": [r"So we get $\textbf{(C)}\ 602$"],
-}
-WRONG_RESPONSES = {  # gold: responses that say something else
-    "3": [r"First \boxed{3}, no: \boxed{2}.", "Answer: at least 3", r"So we get $\ge 3$"],
-    "4": ["The answer is not 4", "So the answer is 4!"],
-    "34": [
-        "The answer is 3.4.",
-        "The answer is 34. The answer was 35.",
-        "The answer isn't 34.",
-        "It is not 34.",
-        "Is the answer 34? No.",
-        "Answer: unknown (34 is a guess)",
-    ],
-    "12": ["Answer: 12 apples and 5 pears", r"First \boxed{7}; in total \boxed{12"],
-    "7": ["The answers are 3 and 7.", r"The answer is 7. \boxed{}"],
-    "0": ["So we get $10~000$"],
-    "5": [r"So we get $5 \text{ million}$"],
-    "1, 2": [r"$\boxed{1} \quad\text{and}\quad \boxed{3}$"],
-    "4a-2": [r"\boxed{4}"],
-    r"12\frac{3}{5}": [r"\boxed{\frac{3}{5}}"],
-    "7:55 p.m.": ["The answer is 7:55 a.m."],
-    "C": ["The correct choice is not C.", r"\boxed{B. 42 apples}"],
-    "D": ["The answer is (B), although option D looks right."],
-    "1011_3": ["so we get 1011_2"],
-}
-
-
-@pytest.mark.parametrize("said", [RESPONSES, WRONG_RESPONSES], ids=["right", "wrong"])
-def test_what_a_response_calls_its_answer(said: dict[str, list[str]]) -> None:
-    for gold, responses in said.items():
-        for response in responses:
-            is_right = judge(response, gold).outcome is Outcome.CORRECT
-            assert is_right == (said is RESPONSES), (gold, response)
+@pytest.mark.parametrize("line", RESPONSES)
+def test_what_a_response_calls_its_answer(line: str) -> None:
+    judged(line, "ANSWER")
 
 
 def test_a_response_without_an_answer_has_none() -> None:

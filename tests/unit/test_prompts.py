@@ -72,14 +72,19 @@ def r1(tmp_path: Path) -> Any:
         ("chat", ""),
     ],
 )
-def test_prompt_text_is_the_papers(r1: Any, template: str, instruction: str) -> None:
-    encoder = PromptEncoder(tokenizer=r1, template=template)
-    prompt = encoder.encode(ONE)
-    expected = f"<|begin|><|User|>1+1?{instruction}<|Assistant|><think>\n"
-    assert r1.decode(prompt, skip_special_tokens=False) == expected
-    special = [r1.convert_tokens_to_ids(token) for token in SPECIAL]
-    assert [prompt[0], prompt[1], prompt[-3], prompt[-2]] == special[1:5]
-    assert encoder.opens_think
+def test_prompt_text_is_the_papers_and_thinking_is_the_template_s(
+    tmp_path: Path, r1: Any, template: str, instruction: str
+) -> None:
+    without = R1_TEMPLATE.replace("<think>\n", "")
+    bare = load_tokenizer(write_model_dir(tmp_path / "bare", chat_template=without))
+    for tokenizer, end in ((r1, "<think>\n"), (bare, "")):
+        encoder = PromptEncoder(tokenizer=tokenizer, template=template)
+        prompt = encoder.encode(ONE)
+        expected = f"<|begin|><|User|>1+1?{instruction}<|Assistant|>{end}"
+        assert tokenizer.decode(prompt, skip_special_tokens=False) == expected
+        special = [tokenizer.convert_tokens_to_ids(token) for token in SPECIAL[1:5]]
+        assert [i for i in prompt if i in special] == special[: 4 if end else 3]
+        assert encoder.opens_think == bool(end)
 
 
 @pytest.mark.parametrize("marker", ["<|end|>", "<|User|>", "</think>"])
@@ -95,14 +100,6 @@ def test_a_problem_with_a_marker_of_the_model_s_is_a_bad_row(
     assert [(bad.row, bad.reason) for bad in read.bad_rows] == [
         (1, f"the problem contains {marker!r}, a special token of the model")
     ]
-
-
-def test_no_thinking_is_added_to_a_template_without_it(tmp_path: Path) -> None:
-    template = R1_TEMPLATE.replace("<think>\n", "")
-    tokenizer = load_tokenizer(write_model_dir(tmp_path, chat_template=template))
-    encoder = PromptEncoder(tokenizer=tokenizer, template="r1")
-    assert tokenizer.decode(encoder.encode(ONE)).endswith("\\boxed{}.<|Assistant|>")
-    assert not encoder.opens_think
 
 
 def test_a_template_that_asks_for_the_date_makes_the_same_prompt_on_every_day(

@@ -1,7 +1,11 @@
-"""The verifier's pool: what it does with hangs, deaths and order."""
+"""The verifier's pool: what it does with hangs, deaths and order; and a user's own judge: what it
+gets and may return, and what is said of mistakes.
+"""
 
+import logging
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -11,13 +15,22 @@ from typing import Any
 
 import psutil
 import pytest
+from forked_cli import ROOT, ForkedCli
+from rows import write_rows
+from small_run import QUICKSTART
 
+from megatron_opsft.architectures.config_from_hf import read_model_shape
+from megatron_opsft.config import VerifyConfig
+from megatron_opsft.config.load import load_config
 from megatron_opsft.errors import UserError
-from megatron_opsft.records import Outcome, Verdict
-from megatron_opsft.verify.verifier import share_of_cores
+from megatron_opsft.records import FinishReason, Outcome, Problem, Rollout, Verdict
+from megatron_opsft.run_input import read_input
+from megatron_opsft.storage.model_paths import ASSETS, TINY_REASONER
+from megatron_opsft.verify.verifier import Verifier, check_judge, describe_judge, share_of_cores
 from megatron_opsft.verify.worker_pool import VerifierPool
 
-CORRECT, WRONG = Outcome.CORRECT, Outcome.WRONG
+CORRECT, WRONG, ERROR = Outcome.CORRECT, Outcome.WRONG, Outcome.ERROR
+EXAMPLE = "examples.own_judge:within_tolerance"
 ROGUE = f"{__name__}:judge_or_misbehave"
 KEPT: list[bytearray] = []  # as sympy keeps what it has computed
 
@@ -55,8 +68,8 @@ def test_hung_and_dying_workers_are_replaced_and_cost_only_their_item() -> None:
         verdicts = pool.score(items)
         assert time.monotonic() - start < 60
         assert [v.outcome for v in pool.score([("fine", "fine")] * 3)] == [CORRECT] * 3
-    timeout, error = Outcome.TIMEOUT, Outcome.ERROR
-    outcomes = [WRONG, timeout, WRONG, error, timeout, error, WRONG, timeout, CORRECT, CORRECT]
+    timeout = Outcome.TIMEOUT
+    outcomes = [WRONG, timeout, WRONG, ERROR, timeout, ERROR, WRONG, timeout, CORRECT, CORRECT]
     assert [v.outcome for v in verdicts] == outcomes
     for (text, _), verdict in zip(items, verdicts, strict=True):
         assert verdict.answer.rpartition(" ")[0] in (text, "")
@@ -67,7 +80,7 @@ def test_an_answer_too_large_for_what_is_left_is_judged_by_a_fresh_worker() -> N
     items = [("keep 200", "x"), ("keep 400", "keep 400"), ("keep 2000", "x"), ("fine", "fine")]
     with VerifierPool(1, 30, judge=ROGUE, max_memory_bytes=600 * 2**20) as pool:
         verdicts = pool.score(items)
-    assert [v.outcome for v in verdicts] == [WRONG, CORRECT, Outcome.ERROR, CORRECT]
+    assert [v.outcome for v in verdicts] == [WRONG, CORRECT, ERROR, CORRECT]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
@@ -118,19 +131,19 @@ def test_workers_that_cannot_start_are_a_user_error(
 @pytest.mark.parametrize(
     ("usable", "ranks", "environment", "workers"),
     [
-        (12, 8, {"SLURM_CPUS_PER_TASK": "12"}, 12),
-        (48, 8, {"SLURM_CPUS_PER_TASK": "48", "TORCHELASTIC_RUN_ID": "none"}, 6),
-        (96, 1, {"SLURM_CPUS_PER_TASK": "96"}, 32),
-        (4, 10_000, {}, 1),
+        (12, "8", {"SLURM_CPUS_PER_TASK": "12"}, 12),
+        (48, "8", {"SLURM_CPUS_PER_TASK": "48", "TORCHELASTIC_RUN_ID": "none"}, 6),
+        (96, "1", {"SLURM_CPUS_PER_TASK": "96"}, 32),
+        (4, "10000", {}, 1),
     ],
 )
 def test_cores_are_divided_by_the_ranks_that_share_them(
-    usable: int, ranks: int, environment: dict[str, str], workers: int, monkeypatch: Any
+    usable: int, ranks: str, environment: dict[str, str], workers: int, monkeypatch: Any
 ) -> None:
     """SLURM with cores for each task, with torchrun inside; and no SLURM."""
-    monkeypatch.setattr(os, "environ", environment)
+    monkeypatch.setattr(os, "environ", environment | {"LOCAL_WORLD_SIZE": ranks})
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(usable)), raising=False)
-    assert share_of_cores(ranks) == workers
+    assert share_of_cores() == workers
 
 
 def test_verdicts_do_not_depend_on_what_came_before_nor_on_the_number_of_workers() -> None:
@@ -151,3 +164,95 @@ def test_verdicts_do_not_depend_on_what_came_before_nor_on_the_number_of_workers
     assert dict(zip(shuffled, second, strict=True)) == dict(zip(items, first, strict=True))
     wanted = [WRONG if n % 4 == 0 else CORRECT for n in range(1, 101) for _ in forms]
     assert [v.outcome for v in first] == wanted
+
+
+def outcomes(config: VerifyConfig, pairs: list[tuple[str, Problem]]) -> list[Outcome]:
+    """Of finished responses to the problems; the same ones, cut off, are not judged."""
+    rollouts = [
+        Rollout(
+            problem_id=problem.id,
+            sample_index=0,
+            prompt_ids=(1,),
+            response_ids=(2,),
+            text=text,
+            finish_reason=reason,
+            weight_version=0,
+        )
+        for text, problem in pairs
+        for reason in (FinishReason.STOP, FinishReason.LENGTH)
+    ]
+    problems = {problem.id: problem for _, problem in pairs}
+    with Verifier(config) as verifier:
+        verdicts = verifier.score(rollouts, problems)
+        assert verifier.score(rollouts, problems) == verdicts
+    assert {verdict.outcome for verdict in verdicts[1::2]} == {Outcome.UNFINISHED}
+    return [verdict.outcome for verdict in verdicts[::2]]
+
+
+def test_what_a_function_may_return_and_what_an_exception_becomes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    problem = Problem(id="p", text="", answer="x", fields={"answer": "x"})
+    other = Problem(id="q", text="", answer="x", fields={"answer": "y"})
+    config = VerifyConfig(workers=1, judge="own_judges:any_return")
+    returned = ("true", "0.0", "1.0", "outcome", "none", "raise")
+    pairs = [(text, problem) for text in returned]
+    with caplog.at_level(logging.WARNING, "megatron_opsft"):
+        got = outcomes(config, [*pairs, ("fields", problem), ("fields", other)])
+    assert got == [CORRECT, WRONG, CORRECT, Outcome.NO_ANSWER, ERROR, ERROR, CORRECT, WRONG]
+    (message,) = [record.getMessage() for record in caplog.records]  # of two calls
+    assert "2 of 8 responses could not be judged" in message
+    assert "it returned NoneType, not a bool, a number, an Outcome or a Verdict" in message
+
+
+def test_a_judge_that_is_not_there_is_one_line_before_anything_is_written(
+    cli: ForkedCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train = ["train", QUICKSTART, f"run.dir={tmp_path / 'run'}", "verify.judge=no_such:judge"]
+    evaluate = ["eval", "model=tiny_reasoner", f"out={tmp_path / 'eval'}", "judge=no_such:judge"]
+    for words in (train, evaluate):
+        assert "judge no_such:judge: no_such cannot be imported" in cli.run(words).error
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.chdir(tmp_path)
+    Path("broken_judge.py").write_text("import no_such_package\n")
+    Path("other_judge.py").write_text("from math import pi\n")
+    for name, said in {
+        "broken_judge:judge": "No module named 'no_such_package'",
+        "other_judge:judge": "other_judge.py has no function judge",
+        "other_judge:pi": "other_judge.py has no function pi",
+    }.items():
+        with pytest.raises(UserError, match=f"^[^\n]*{said}[^\n]*$"):
+            check_judge(VerifyConfig(judge=name))
+    with pytest.raises(ValueError, match="'maths' is not a judge"):
+        VerifyConfig(judge="maths")
+
+
+def test_the_example_s_columns_reach_it_in_training_and_evaluation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    rows = [{"problem": "p", "answer": "5"}, {"problem": "q", "answer": "5", "tolerance": 2}]
+    source = write_rows(tmp_path / "rows.jsonl", rows)
+    words = [f"data.train={source}", f"eval.data={source}", f"verify.judge={EXAMPLE}"]
+    model = ASSETS / TINY_REASONER
+    read = read_input(load_config(Path(QUICKSTART), words), model, read_model_shape(model))
+    assert read.held_out is not None
+    for problems in (read.problems.problems, sorted(read.held_out.problems, key=lambda p: p.text)):
+        pairs = [(text, problem) for text in ("It is 5.", "It is 6.") for problem in problems]
+        got = outcomes(VerifyConfig(workers=1, judge=EXAMPLE), pairs)
+        assert got == [CORRECT, CORRECT, WRONG, CORRECT]
+
+
+def test_an_evaluation_is_of_one_judge_and_its_code(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert re.fullmatch(
+        "math-verify 0, rules [0-9a-f]{16}", describe_judge(VerifyConfig(), "math-verify 0")
+    )
+    own, code = VerifyConfig(judge="mine.judges:judge"), tmp_path / "mine" / "judges.py"
+    code.parent.mkdir()
+    said = set()
+    for text in ("judge = bool\n", "judge = str\n"):
+        code.write_text(text)
+        said.add(describe_judge(own, ""))
+    assert len(said) == 2
+    assert all(line.startswith("mine.judges:judge, sha256 ") for line in said)
