@@ -26,7 +26,6 @@ _UNIT = re.compile(
 )
 _WORD = re.compile(r"\\text\{([A-Za-z ]{2,})\}|([A-Z]?[a-z]{3,})")
 _FULL_WIDTH = str.maketrans("0123456789", "０１２３４５６７８９")
-_SUPERSCRIPT = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 _SUBSCRIPT = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
 
 
@@ -137,10 +136,6 @@ def _shuffled(match: re.Match[str], random: Random) -> str | None:
     return ", ".join(parts[:-1]) + rf" \text{{ and }} {parts[-1]}"
 
 
-def _superscripts(gold: str, _: Random) -> str:
-    return re.sub(r"\^(?:\{(\d+)\}|(\d))", lambda m: (m[1] or m[2]).translate(_SUPERSCRIPT), gold)
-
-
 _ROOT = r"\\sqrt\{(\d+)\}"
 EQUIVALENT: dict[str, Rule] = {
     "box": lambda gold, _: _boxed(_clean(gold)),
@@ -162,7 +157,6 @@ EQUIVALENT: dict[str, Rule] = {
     ),
     "Unicode minus": _replaced("-", "−"),
     "√": _replaced(_ROOT, r"√\1"),
-    "superscripts": _on_text(_superscripts),
     "degree sign": _replaced(r"\^\{?\\circ\}?", "°"),
     "degree sign left out": _on(re.compile(r"(\d+)\s*\^\{?\\circ\}?"), lambda m, _: m[1]),
     "degrees": _on(re.compile(r"(\d+)\s*\^\{?\\circ\}?"), lambda m, _: m[1] + r" \text{ degrees}"),
@@ -176,13 +170,7 @@ EQUIVALENT: dict[str, Rule] = {
     "a unit": _on(_INTEGER, lambda m, _: m[0] + r" \text{ apples}"),
     "a measure": _on(_INTEGER, lambda m, _: m[0] + r"\,\mathrm{cm}^2"),
     "a currency": _on(re.compile(r"\d+"), lambda m, _: r"\$" + m[0]),
-    "unit in other words": _on(
-        _UNIT, lambda m, _: m[1] + {"cm": " centimeters", "inches": r"\text{ in}", "feet": r" \text{ ft}",
-            "hours": " hours", "km": r"\text{ kilometers}", "degrees": "°", "dollars": " USD"}[m[2]]
-    ),
     "unit left out": _on(_UNIT, lambda m, _: m[1]),
-    "percent sign left out": _on(re.compile(r"(-?[\d.]+)\s*\\?%"), lambda m, _: m[1]),
-    "percent": _on(re.compile(r"(-?[\d.]+)\s*\\?%"), lambda m, _: m[1] + " percent"),
     "percent sign added": _on_text(
         lambda gold, _: gold + r"\%" if _INTEGER.fullmatch(gold) or _DECIMAL.fullmatch(gold) else None
     ),
@@ -206,9 +194,6 @@ EQUIVALENT: dict[str, Rule] = {
     "time in capitals": _on(_CLOCK, lambda m, _: rf"{m[1]}:{m[2]}\,{m[3].upper()}M"),
     "ratio with spaces": _on(_RATIO, lambda m, _: rf"{m[1]} \colon {m[2]}"),
     "tuple with spaces": _on(_TUPLE, lambda m, _: r"\left( " + r" ,\ ".join(_members(m[1])) + r" \right)"),
-    "column vector": _on(
-        _TUPLE, lambda m, _: r"\begin{pmatrix} " + r" \\ ".join(_members(m[1])) + r" \end{pmatrix}"
-    ),
     "list in another order": _on(_LIST, _shuffled),
     "list as a set": _on(_LIST, lambda m, _: rf"\{{{m[0]}\}}" if len(set(_members(m[0]))) == len(_members(m[0])) else None),
     "word without \\text": _on(_WORD, lambda m, _: m[1] or m[2]),

