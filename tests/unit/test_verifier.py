@@ -23,7 +23,7 @@ from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.config import VerifyConfig
 from megatron_opsft.config.load import load_config
 from megatron_opsft.errors import UserError
-from megatron_opsft.records import FinishReason, Outcome, Problem, Rollout, Verdict
+from megatron_opsft.records import FinishReason, Outcome, Problem, Rollout
 from megatron_opsft.run_input import read_input
 from megatron_opsft.storage.model_paths import ASSETS, TINY_REASONER
 from megatron_opsft.verify.verifier import Verifier, check_judge, describe_judge, share_of_cores
@@ -31,27 +31,7 @@ from megatron_opsft.verify.worker_pool import VerifierPool
 
 CORRECT, WRONG, ERROR = Outcome.CORRECT, Outcome.WRONG, Outcome.ERROR
 EXAMPLE = "examples.own_judge:within_tolerance"
-ROGUE = f"{__name__}:judge_or_misbehave"
-KEPT: list[bytearray] = []  # as sympy keeps what it has computed
-
-
-def judge_or_misbehave(text: str, gold: str, fields: dict[str, Any]) -> Verdict:
-    """A judge that does what the text says, as broken answers do to a real one."""
-    if text == "hang":
-        signal.signal(signal.SIGALRM, signal.SIG_IGN)
-        pow(3, pow(3, 21))  # minutes in one C call: no signal handler runs
-    if text == "die":
-        os.kill(os.getpid(), signal.SIGKILL)
-    if text == "exit":
-        sys.exit(3)
-    if text == "print":
-        print("stray output")
-        os.write(1, b"more of it")
-    if text.startswith("keep"):
-        KEPT.append(bytearray(int(text.split()[1]) * 2**20))
-    if text.startswith("sleep"):
-        time.sleep(float(text.split()[1]))
-    return Verdict(outcome=CORRECT if text == gold else WRONG, answer=f"{text} {os.getpid()}")
+ROGUE = "own_judges:judge_or_misbehave"
 
 
 def workers_of(process: psutil.Process) -> list[psutil.Process]:
