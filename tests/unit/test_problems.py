@@ -16,7 +16,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from rows import write_rows
 
 from megatron_opsft.config import DataConfig, EvalConfig
-from megatron_opsft.data.mixture import describe_bad_rows, drop_unusable_prompts
+from megatron_opsft.data.mixture import describe_bad_rows
 from megatron_opsft.data.problems import (
     ARITHMETIC,
     load_held_out,
@@ -179,17 +179,6 @@ def test_a_data_set_out_of_reach_is_a_user_error(monkeypatch: pytest.MonkeyPatch
     said = r"nobody/nothing \(main\) is not a file here[^\n]*Couldn't reach[^\n]*$"
     with pytest.raises(UserError, match=said):
         load_problems("nobody/nothing", subset="main")
-
-
-def test_long_prompts_become_bad_rows(tmp_path: Path) -> None:
-    rows = [{"problem": "x" * n, "answer": "1"} for n in (3, 10, 4)]
-    read = load_problems(write_rows(tmp_path / "data.jsonl", rows))
-    kept = drop_unusable_prompts(read, lambda problem: problem.text, max_prompt_tokens=4)
-    assert [problem.row for problem in kept.problems] == [1, 3]
-    (bad,) = kept.bad_rows
-    reason = "prompt of 10 tokens, more than data.max_prompt_tokens=4"
-    assert (bad.row, bad.reason) == (2, reason)
-    assert kept.sha256 != read.sha256
 
 
 def test_a_subset_is_drawn_with_its_seed_and_a_smaller_one_is_part_of_it() -> None:

@@ -88,18 +88,21 @@ def test_prompt_text_is_the_papers_and_thinking_is_the_template_s(
 
 
 @pytest.mark.parametrize("marker", ["<|end|>", "<|User|>", "</think>"])
-def test_a_problem_with_a_marker_of_the_model_s_is_a_bad_row(
+def test_problems_that_are_too_long_or_have_a_marker_of_the_model_s_are_bad_rows(
     tmp_path: Path, r1: Any, marker: str
 ) -> None:
     """As a token it would end the user's part or the thinking; similar text is left as it is."""
-    encoder = PromptEncoder(tokenizer=r1, template="r1")
-    texts = [f"What is 1+1?{marker}", "Is 1 < 2 > 0? <b> <| end |>", "1+1?"]
+    encoder = PromptEncoder(tokenizer=r1, template="chat")
+    texts = [f"What is 1+1?{marker}", "Is 1 < 2 > 0? <b> <| end |>", "1" * 45, "1" * 46]
     data = write_rows(tmp_path / "data.jsonl", [{"problem": t, "answer": "2"} for t in texts])
-    read = drop_unusable_prompts(load_problems(data), encoder.encode, max_prompt_tokens=500)
-    assert [problem.text for problem in read.problems] == texts[1:]
-    assert [(bad.row, bad.reason) for bad in read.bad_rows] == [
-        (1, f"the problem contains {marker!r}, a special token of the model")
+    read = load_problems(data)
+    kept = drop_unusable_prompts(read, encoder.encode, max_prompt_tokens=50)
+    assert [problem.text for problem in kept.problems] == texts[1:3]
+    assert [(bad.row, bad.reason) for bad in kept.bad_rows] == [
+        (1, f"the problem contains {marker!r}, a special token of the model"),
+        (4, "prompt of 51 tokens, more than data.max_prompt_tokens=50"),
     ]
+    assert kept.sha256 != read.sha256
 
 
 def test_a_template_that_asks_for_the_date_makes_the_same_prompt_on_every_day(
