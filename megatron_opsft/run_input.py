@@ -197,7 +197,18 @@ def _sampling_of(
 
 
 def _notes(config: Config, problems: ProblemSet, held_out: ProblemSet | None) -> Iterator[str]:
-    yield from _scaled_keys(config)
+    method = config.method
+    defaults = {key: type(method).model_fields[key].default for key in method.per_token}
+    scaled = [  # what `MethodSettings.fitted` changed, with the authors' values in brackets
+        f"method.{key}={getattr(method, key):.3g} ({default})"
+        for key, default in defaults.items()
+        if key not in method.model_fields_set and getattr(method, key) != default
+    ]
+    if scaled:
+        yield (
+            f"{', '.join(scaled)}: scaled to rollout.max_response_tokens="
+            f"{config.rollout.max_response_tokens}, too short for the authors' values in brackets"
+        )
     yield from describe_data(config, problems, held_out)
     if not config.rollout.seeded:
         yield (
@@ -208,20 +219,4 @@ def _notes(config: Config, problems: ProblemSet, held_out: ProblemSet | None) ->
         yield (
             f"rollout.temperature={temperature}: sampling is then not on-policy; the paper saw "
             "training collapse at 0.3 and 0.6 and diverge at 1.2 and 1.5. Use 1.0."
-        )
-
-
-def _scaled_keys(config: Config) -> Iterator[str]:
-    """What `MethodSettings.fitted` changed, with the authors' values in brackets."""
-    method = config.method
-    defaults = {key: type(method).model_fields[key].default for key in method.per_token}
-    scaled = [
-        f"method.{key}={getattr(method, key):.3g} ({default})"
-        for key, default in defaults.items()
-        if key not in method.model_fields_set and getattr(method, key) != default
-    ]
-    if scaled:
-        yield (
-            f"{', '.join(scaled)}: scaled to rollout.max_response_tokens="
-            f"{config.rollout.max_response_tokens}, too short for the authors' values in brackets"
         )

@@ -55,7 +55,7 @@ class StoredResponses(Sequence[StoredResponse]):
         return self.table.num_rows
 
     def __getitem__(self, number: Any) -> Any:
-        (row,) = self.table.slice(number, 1).to_pylist()
+        row = {name: self.table[name][number].as_py() for name in _SCHEMA.names}
         lists = {name: tuple(value) for name, value in row.items() if isinstance(value, list)}
         return StoredResponse(**row | lists)
 

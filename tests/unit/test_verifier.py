@@ -121,7 +121,10 @@ def test_cores_are_divided_by_the_ranks_that_share_them(
     usable: int, ranks: str, environment: dict[str, str], workers: int, monkeypatch: Any
 ) -> None:
     """SLURM with cores for each task, with torchrun inside; and no SLURM."""
-    monkeypatch.setattr(os, "environ", environment | {"LOCAL_WORLD_SIZE": ranks})
+    for name in ("SLURM_CPUS_PER_TASK", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in (environment | {"LOCAL_WORLD_SIZE": ranks}).items():
+        monkeypatch.setenv(name, value)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(usable)), raising=False)
     assert share_of_cores() == workers
 
