@@ -68,12 +68,14 @@ def test_an_answer_is_text_that_stays_itself(value: object) -> None:
 
 @given(LATEX)
 @example("\\boxed{a\\\\}")
+@example("\\boxed 4")
 def test_boxes_are_outermost_balanced_and_in_order(text: str) -> None:
     end = 0
     for box in find_boxes(text):
         assert end <= box.start < box.end <= len(text)
         end = box.end
-        inside = re.fullmatch(r"\\boxed\s*\{(.*)\}", text[box.start : box.end], re.DOTALL)
-        assert inside and box.content == inside[1].strip() != ""
+        whole = text[box.start : box.end]
+        inside = re.fullmatch(r"\\boxed\s*(?:\{(.*)\}|(\d+))", whole, re.DOTALL)
+        assert inside and box.content == (inside[1] or inside[2]).strip() != ""
         bare = re.sub(r"\\[\\{}]", "", box.content)
         assert bare.count("{") == bare.count("}")
