@@ -67,6 +67,7 @@ def test_the_keys_of_a_method_are_printed(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_what_others_wrote_moves_no_cursor(cli: ForkedCli, tmp_path: Path) -> None:
+    assert r"\x1b[2J.yaml does not exist" in cli.run(["train", "\x1b[2J.yaml"]).error
     assert r"\x1b[2J.jinja" in train(cli, tmp_path, "data.template=\x1b[2J.jinja").error
     warn = "import logging; logging.getLogger('megatron_opsft').warning('id %s', '\\x1b[2J')"
     ended = cli.run(
