@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Self
 
 from megatron_opsft.config import VerifyConfig
 from megatron_opsft.records import FinishReason, Outcome, Problem, Rollout, Verdict
@@ -18,13 +17,12 @@ log = logging.getLogger("megatron_opsft")
 MAX_WORKERS = 32  # of a rank that is not told how many
 
 
-class Verifier:
-    """Scores rollouts with a pool of worker processes; close it, or use it in a `with`."""
+class Verifier(VerifierPool):
+    """Scores rollouts; close it, or use it in a `with`."""
 
     def __init__(self, config: VerifyConfig) -> None:
         num_workers = config.workers or share_of_cores()
-        self._pool = VerifierPool(num_workers, config.timeout_seconds, judge=config.judge)
-        self._judge = config.judge
+        super().__init__(num_workers, config.timeout_seconds, judge=config.judge)
         self._says_error = config.own_judge  # there it is a mistake in code or data
 
     def score(self, rollouts: Sequence[Rollout], problems: Mapping[str, Problem]) -> list[Verdict]:
@@ -38,7 +36,7 @@ class Verifier:
             if rollout.finish_reason is FinishReason.STOP:
                 problem = problems[rollout.problem_id]
                 items[index] = rollout.text, problem.answer, json.dumps(problem.fields)
-        scored = self._pool.score([*items.values()])
+        scored = self.judge([*items.values()])
         self._say_first_error(scored)
         verdicts = dict(zip(items, scored, strict=True))
         unfinished = Verdict(outcome=Outcome.UNFINISHED)
@@ -53,16 +51,6 @@ class Verifier:
                 "the first: %s",
                 *(self._judge, len(errors), len(verdicts), errors[0]),
             )
-
-    def close(self) -> None:
-        """End the worker processes."""
-        self._pool.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def share_of_cores() -> int:

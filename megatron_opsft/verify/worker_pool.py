@@ -68,7 +68,7 @@ class VerifierPool:
         """Errors: `UserError` when a worker cannot start, as with a judge that is not there."""
         self._ready.result()
 
-    def score(self, items: Sequence[tuple[str, ...]]) -> list[Verdict]:
+    def judge(self, items: Sequence[tuple[str, ...]]) -> list[Verdict]:
         """Judge (response text, gold) and what else the judge takes; verdicts in the order of the
         items. Equal items are judged once.
 

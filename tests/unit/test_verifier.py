@@ -45,9 +45,9 @@ def test_hung_and_dying_workers_are_replaced_and_cost_only_their_item() -> None:
     items = [(text, "x") for text in texts] + [("hang", "other gold"), ("ok", "ok"), ("ok", "ok")]
     with VerifierPool(2, 1.0, judge=ROGUE) as pool:
         start = time.monotonic()
-        verdicts = pool.score(items)
+        verdicts = pool.judge(items)
         assert time.monotonic() - start < 60
-        assert [v.outcome for v in pool.score([("fine", "fine")] * 3)] == [CORRECT] * 3
+        assert [v.outcome for v in pool.judge([("fine", "fine")] * 3)] == [CORRECT] * 3
     timeout = Outcome.TIMEOUT
     outcomes = [WRONG, timeout, WRONG, ERROR, timeout, ERROR, WRONG, timeout, CORRECT, CORRECT]
     assert [v.outcome for v in verdicts] == outcomes
@@ -59,7 +59,7 @@ def test_hung_and_dying_workers_are_replaced_and_cost_only_their_item() -> None:
 def test_an_answer_too_large_for_what_is_left_is_judged_by_a_fresh_worker() -> None:
     items = [("keep 200", "x"), ("keep 400", "keep 400"), ("keep 2000", "x"), ("fine", "fine")]
     with VerifierPool(1, 30, judge=ROGUE, max_memory_bytes=600 * 2**20) as pool:
-        verdicts = pool.score(items)
+        verdicts = pool.judge(items)
     assert [v.outcome for v in verdicts] == [WRONG, CORRECT, ERROR, CORRECT]
 
 
@@ -71,17 +71,17 @@ def test_a_signal_to_a_worker_that_starts_or_waits_costs_no_verdict(number: int)
             while not (workers := workers_of(psutil.Process())):
                 time.sleep(0.01)
             workers[0].send_signal(number)
-            assert [v.outcome for v in pool.score([("a", "a"), ("b", "a")])] == [CORRECT, WRONG]
+            assert [v.outcome for v in pool.judge([("a", "a"), ("b", "a")])] == [CORRECT, WRONG]
 
 
 def test_workers_end_with_their_parent() -> None:
     program = (
         "import sys; from megatron_opsft.verify.worker_pool import VerifierPool\n"
         f"pool = VerifierPool(2, 30, judge={ROGUE!r})\n"
-        "pool.score([('sleep 0.2', str(i)) for i in range(4)])\n"
+        "pool.judge([('sleep 0.2', str(i)) for i in range(4)])\n"
         "assert 'torch' not in sys.modules\n"
         "print(flush=True)\n"
-        "pool.score([('hang', 'x'), ('hang', 'y')])\n"
+        "pool.judge([('hang', 'x'), ('hang', 'y')])\n"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     words = [sys.executable, "-c", program]
@@ -105,7 +105,7 @@ def test_workers_that_cannot_start_are_a_user_error(
         VerifierPool(1, 30, judge="leaving_judge:judge") as pool,
         pytest.raises(UserError, match=said),
     ):
-        pool.score([("a", "a")])
+        pool.judge([("a", "a")])
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_verdicts_do_not_depend_on_what_came_before_nor_on_the_number_of_workers
     shuffled = random.Random(1).sample(items, len(items))
     limit = 1 << 30
     with VerifierPool(2, 60, max_memory_bytes=limit) as two, VerifierPool(1, 60) as one:
-        first, second = two.score(items), one.score(shuffled)
+        first, second = two.judge(items), one.judge(shuffled)
         workers = workers_of(psutil.Process())
         assert len(workers) == 3
         assert all(worker.memory_info().rss < limit / 2 for worker in workers)
