@@ -8,8 +8,8 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -80,7 +80,11 @@ def train(
         raise UserError(f"train: give a configuration: train(load_config({str(config)!r}))")
     if resume and overwrite:
         raise UserError("train: resume and overwrite exclude each other; give one of them")
-    with _own_signals():
+    if threading.current_thread() is not threading.main_thread():
+        raise UserError("train: call it in the main thread; no other thread receives signals")
+    with ExitStack() as after:  # signals mean again what they meant before
+        for number in STOP_SIGNALS:
+            after.callback(signal.signal, number, signal.getsignal(number))
         code = start_training(config, resume=resume, overwrite=overwrite, callbacks=callbacks)
     return TrainedRun(directory=config.run.dir, finished=code == 0)
 
@@ -164,16 +168,3 @@ def convert(
         overwrite=overwrite,
         verify=verify,
     )
-
-
-@contextmanager
-def _own_signals() -> Iterator[None]:
-    """Signals mean again what they meant before, when the run is over. Errors: `UserError`."""
-    if threading.current_thread() is not threading.main_thread():
-        raise UserError("train: call it in the main thread; no other thread receives signals")
-    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

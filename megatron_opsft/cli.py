@@ -164,13 +164,10 @@ PROGRAM = group(
 PROGRAM = click.version_option(version("megatron-opsft"), message="%(prog)s %(version)s")(PROGRAM)
 
 
-def main() -> None:
-    """Entry point of the console script."""
-    run(PROGRAM)
-
-
-def run(program: click.Command) -> None:
-    """Call the command: errors a user can fix are one line and exit code 2, no traceback."""
+def main(program: click.Command = PROGRAM) -> None:
+    """Entry point of the console script: errors a user can fix are one line and exit code 2, no
+    traceback.
+    """
     let_output_go_away()
     if not sys.warnoptions:
         # Deprecations inside Megatron and torch: many on every rank, none for the user to fix.

@@ -7,15 +7,16 @@ from pathlib import Path
 from megatron_opsft.architectures.shape import ModelShape
 from megatron_opsft.config import Config, EvalConfig, RolloutConfig
 from megatron_opsft.config.run import EvalSet
-from megatron_opsft.data.choices import (
+from megatron_opsft.data.mixture import (
     describe_data,
     drop_unusable_prompts,
+    load_training,
     take_held_out,
 )
-from megatron_opsft.data.mixture import load_training
 from megatron_opsft.data.problems import (
     BadRow,
     ProblemSet,
+    fields_of,
     load_held_out,
     load_problems,
     shuffled_subset,
@@ -77,9 +78,23 @@ def read_input(config: Config, model_dir: Path, shape: ModelShape) -> RunInput:
     check_routing_replay(shape, config)
     check_lengths(config, shape.max_position_embeddings)
     loaded = load_training(config.data, with_fields=config.verify.own_judge)
-    problems = drop_unusable_prompts(loaded, encoder.encode, config.data.max_prompt_tokens)
+    problems = _usable(config, encoder, loaded)
     problems, held_out = _choose_held_out(config, problems, encoder)
-    more = _load_more(config, encoder)
+    more = {
+        given.name: _usable(
+            config,
+            encoder,
+            load_problems(
+                given.data,
+                split=given.split or "test",
+                **fields_of(given),
+                section=f"eval.more.{given.name}.",
+                template=config.data.template,
+                with_fields=config.verify.own_judge,
+            ),
+        )
+        for given in config.eval.more
+    }
     if more and held_out is None:
         raise UserError(
             "eval.more adds to the main evaluation set, but there is none; set eval.data "
@@ -150,30 +165,11 @@ def _choose_held_out(
             raise UserError("eval.holdout and eval.data exclude each other; set one of them")
         return take_held_out(problems, config.eval.holdout, config.run.seed)
     held_out = load_held_out(config.data, config.eval, with_fields=config.verify.own_judge)
-    if held_out is None:
-        return problems, None
-    limit = config.data.max_prompt_tokens
-    return problems, drop_unusable_prompts(held_out, encoder.encode, limit)
+    return problems, None if held_out is None else _usable(config, encoder, held_out)
 
 
-def _load_more(config: Config, encoder: PromptEncoder) -> dict[str, ProblemSet]:
-    """The sets of eval.more. Errors: `UserError` as of `load_problems`, or for a prompt that is too
-    long.
-    """
-    sets, limit = {}, config.data.max_prompt_tokens
-    for given in config.eval.more:
-        read = load_problems(
-            given.data,
-            split=given.split or "test",
-            subset=given.subset,
-            problem_field=given.problem_field,
-            answer_field=given.answer_field,
-            section=f"eval.more.{given.name}.",
-            template=config.data.template,
-            with_fields=config.verify.own_judge,
-        )
-        sets[given.name] = drop_unusable_prompts(read, encoder.encode, limit)
-    return sets
+def _usable(config: Config, encoder: PromptEncoder, read: ProblemSet) -> ProblemSet:
+    return drop_unusable_prompts(read, encoder.encode, config.data.max_prompt_tokens)
 
 
 def _evaluation(
@@ -201,7 +197,18 @@ def _sampling_of(
 
 
 def _notes(config: Config, problems: ProblemSet, held_out: ProblemSet | None) -> Iterator[str]:
-    yield from _scaled_keys(config)
+    method = config.method
+    defaults = {key: type(method).model_fields[key].default for key in method.per_token}
+    scaled = [  # what `MethodSettings.fitted` changed, with the authors' values in brackets
+        f"method.{key}={getattr(method, key):.3g} ({default})"
+        for key, default in defaults.items()
+        if key not in method.model_fields_set and getattr(method, key) != default
+    ]
+    if scaled:
+        yield (
+            f"{', '.join(scaled)}: scaled to rollout.max_response_tokens="
+            f"{config.rollout.max_response_tokens}, too short for the authors' values in brackets"
+        )
     yield from describe_data(config, problems, held_out)
     if not config.rollout.seeded:
         yield (
@@ -212,20 +219,4 @@ def _notes(config: Config, problems: ProblemSet, held_out: ProblemSet | None) ->
         yield (
             f"rollout.temperature={temperature}: sampling is then not on-policy; the paper saw "
             "training collapse at 0.3 and 0.6 and diverge at 1.2 and 1.5. Use 1.0."
-        )
-
-
-def _scaled_keys(config: Config) -> Iterator[str]:
-    """What `MethodSettings.fitted` changed, with the authors' values in brackets."""
-    method = config.method
-    defaults = {key: type(method).model_fields[key].default for key in method.per_token}
-    scaled = [
-        f"method.{key}={getattr(method, key):.3g} ({default})"
-        for key, default in defaults.items()
-        if key not in method.model_fields_set and getattr(method, key) != default
-    ]
-    if scaled:
-        yield (
-            f"{', '.join(scaled)}: scaled to rollout.max_response_tokens="
-            f"{config.rollout.max_response_tokens}, too short for the authors' values in brackets"
         )

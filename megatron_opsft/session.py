@@ -3,7 +3,6 @@ last.
 """
 
 import logging
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
@@ -173,7 +172,7 @@ def open_session(config: Config, *, resume: bool = False) -> Iterator[Session]:
     with watched(current_job(), limits):
         for note in given.notes if layout.is_main else ():
             log.warning(note)
-        with Verifier(config.verify, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))) as verifier:
+        with Verifier(config.verify) as verifier:
             session = _build(config, given, device, layout, verifier, resume=resume)
             yield session
             session.sampler.engine.close()

@@ -87,10 +87,10 @@ def main() -> None:
         cases += labelled(path.name, rows) if is_labelled else respelled(rows, options.golds)
     tried, failed = Counter(case.name for case in cases), Counter[str]()
     console = Console()
-    with VerifierPool(share_of_cores(1), TIMEOUT_SECONDS) as pool:
+    with VerifierPool(share_of_cores(), TIMEOUT_SECONDS) as pool:
         for first in range(0, len(cases), CHUNK):
             chunk = cases[first : first + CHUNK]
-            verdicts = iter(pool.score([(case.response, g) for case in chunk for g in case.golds]))
+            verdicts = iter(pool.judge([(case.response, g) for case in chunk for g in case.golds]))
             for case in chunk:
                 outcomes = [next(verdicts).outcome for _ in case.golds]
                 if (Outcome.CORRECT in outcomes) != case.wanted:

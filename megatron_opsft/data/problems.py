@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from megatron_opsft.config import DataConfig, EvalConfig
 from megatron_opsft.data.prompt_file import PromptFile, open_prompt_file
@@ -102,9 +102,9 @@ def load_problems(
     other columns of their rows. Errors: `UserError` for a source that cannot be read, or has no
     such field or no usable row.
     """
-    if source == ARITHMETIC:
-        return _load_arithmetic(split, open_prompt_file(template))
     prompt_file = open_prompt_file(template)
+    if source == ARITHMETIC:
+        return _load_arithmetic(split, prompt_file)
     rows = read_rows(source, split=split, subset=subset, section=section)
     of_problem, of_answer = choose_fields(
         source,
@@ -133,6 +133,11 @@ def load_problems(
     ).checked()
 
 
+def fields_of(section: object) -> dict[str, Any]:
+    """What a part of a configuration says of the rows of its source, for `load_problems`."""
+    return {key: getattr(section, key) for key in ("subset", "problem_field", "answer_field")}
+
+
 def load_held_out(
     data: DataConfig, evaluation: EvalConfig, *, with_fields: bool = False
 ) -> ProblemSet | None:
@@ -143,7 +148,7 @@ def load_held_out(
     Errors: `UserError` as of `load_problems`, and for keys of `eval` that nothing is read with.
     """
     source = evaluation.data or (ARITHMETIC if data.train == ARITHMETIC else None)
-    keys = {key: getattr(evaluation, key) for key in ("subset", "problem_field", "answer_field")}
+    keys = fields_of(evaluation)
     if source is None:
         for key, value in ({"split": evaluation.split} | keys).items():
             if value is not None:

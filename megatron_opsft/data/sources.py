@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron_opsft.errors import UserError, first_line
-from megatron_opsft.runtime.libraries import check_cached, check_fetched, is_offline
+from megatron_opsft.runtime.libraries import check_cached, check_fetched
 
 FILE_ENDINGS = (".jsonl", ".jsonl.gz", ".parquet")
 
@@ -121,21 +121,12 @@ def _open_hub(source: str, split: str, subset: str | None, section: str) -> Any:
     try:
         return datasets.load_dataset(source, subset, split=split)
     except Exception as error:  # of whichever network or format library was at work
-        raise _hub_error(source, subset, section, error) from error
-
-
-def _hub_error(source: str, subset: str | None, section: str, error: Exception) -> UserError:
-    name = f"{source} ({subset})" if subset else source
-    if is_offline():
-        return UserError(
-            f"data: {name} is neither a file here nor a data set in the Hugging Face cache, and "
-            "HF_HUB_OFFLINE=1 is set; load it where there is a network, or give a file"
-        )
-    return UserError(
-        f"data: {name} is not a file here, and could not be loaded as a Hugging Face data set: "
-        f"{first_line(error)} (check the name, {section}split and {section}subset, and the "
-        "network; or give a file)"
-    )
+        name = f"{source} ({subset})" if subset else source
+        raise UserError(
+            f"data: {name} is not a file here, and could not be loaded as a Hugging Face data set: "
+            f"{first_line(error)} (check the name, {section}split and {section}subset, and the "
+            "network; or give a file)"
+        ) from error
 
 
 def _number(rows: Any) -> list[Row]:

@@ -40,12 +40,14 @@ class StoredResponse(Sample):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredResponses(Sequence[StoredResponse]):
-    """The responses of a file, in its order. manifest: what they were made of; num_prompt_tokens,
-    num_response_tokens: of each row.
+    """The responses of a file, in its order. manifest: what they were made of; problem_ids,
+    advantages, num_prompt_tokens, num_response_tokens: of each row.
     """
 
     manifest: Mapping[str, Any]
     table: pa.Table
+    problem_ids: Sequence[str]
+    advantages: Sequence[float]
     num_prompt_tokens: Sequence[int]
     num_response_tokens: Sequence[int]
 
@@ -54,22 +56,8 @@ class StoredResponses(Sequence[StoredResponse]):
 
     def __getitem__(self, number: Any) -> Any:
         row = {name: self.table[name][number].as_py() for name in _SCHEMA.names}
-        log_probs = row.pop("log_probs")
-        return StoredResponse(
-            problem_id=row["problem_id"],
-            prompt_ids=tuple(row["prompt_ids"]),
-            response_ids=tuple(row["response_ids"]),
-            advantage=row["advantage"],
-            log_probs=None if log_probs is None else tuple(log_probs),
-        )
-
-    def problem_id(self, number: int) -> str:
-        """Of row `number`, without reading its tokens."""
-        return str(self.table["problem_id"][number])
-
-    def advantage(self, number: int) -> float:
-        """Of row `number`, without reading its tokens."""
-        return float(self.table["advantage"][number].as_py())
+        lists = {name: tuple(value) for name, value in row.items() if isinstance(value, list)}
+        return StoredResponse(**row | lists)
 
 
 def write_stored_responses(
@@ -109,5 +97,10 @@ def read_stored_responses(path: Path) -> StoredResponses:
         pc.list_value_length(table[name]).to_pylist() for name in ("prompt_ids", "response_ids")
     )
     return StoredResponses(
-        manifest=manifest, table=table, num_prompt_tokens=prompts, num_response_tokens=responses
+        manifest=manifest,
+        table=table,
+        problem_ids=table["problem_id"].to_pylist(),
+        advantages=table["advantage"].to_pylist(),
+        num_prompt_tokens=prompts,
+        num_response_tokens=responses,
     )

@@ -6,7 +6,6 @@ already is not sampled again.
 
 import json
 import logging
-import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -65,7 +64,7 @@ def evaluate(settings: EvalSettings, *, overwrite: bool = False) -> str:
                 directory = EvaluationDirectory(inputs.settings.out)
                 directory.begin(inputs.manifest(), overwrite=overwrite)
         # Its processes start while the engine does, and leave it one of the rank's cores.
-        cores = share_of_cores(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        cores = share_of_cores()
         workers = {"workers": max(1, cores - 1)}
         verifier = held.enter_context(Verifier(settings.verify.model_copy(update=workers)))
         engine = None

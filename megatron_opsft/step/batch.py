@@ -242,11 +242,11 @@ def stored_batch(s: Session, stored: StoredResponses, step: int) -> JudgedBatch:
             unclosed_think=False,
             rank=NO_RANK,
             rollout_index=row,
-            advantage=stored.advantage(row),
+            advantage=stored.advantages[row],
         )
         for index, row in enumerate(rows)
     ]
-    problems = [Problem(id=stored.problem_id(row), text="", answer="") for row in rows]
+    problems = [Problem(id=stored.problem_ids[row], text="", answer="") for row in rows]
     groups = s.method.groups(responses, problems, max(r.num_tokens for r in responses))
     return JudgedBatch(
         problems=problems,

@@ -157,9 +157,7 @@ def _read(value: sympy.Expr) -> Number | None:
 
 def _exact(value: Any) -> Any:
     """With every decimal as the fraction that it says."""
-    if isinstance(value, sympy.MatrixBase):
-        return value.applyfunc(_exact)
-    if not isinstance(value, sympy.Basic):
+    if not isinstance(value, sympy.Basic | sympy.MatrixBase):
         return value
     return value.xreplace({one: sympy.Rational(str(one)) for one in value.atoms(sympy.Float)})
 
@@ -168,9 +166,7 @@ def _cleaned(value: Any) -> Any:
     """With i as the imaginary unit, all other letters real, and per cent as a factor: math-verify
     reads each letter of a complex number as one that is not real.
     """
-    if isinstance(value, sympy.MatrixBase):
-        return value.applyfunc(_cleaned)
-    if not isinstance(value, sympy.Basic):
+    if not isinstance(value, sympy.Basic | sympy.MatrixBase):
         return value
     letters = {
         letter: sympy.I if letter.name == "i" else sympy.Symbol(letter.name, real=True)

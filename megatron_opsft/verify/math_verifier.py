@@ -18,20 +18,39 @@ import sympy
 import sympy.core.random
 from math_verify import parse
 
-from megatron_opsft.data.answers import final_boxes
+from megatron_opsft.data.answers import final_boxes, last_box
 from megatron_opsft.records import Outcome, Verdict
 from megatron_opsft.verify import reading
-from megatron_opsft.verify.answer import (
-    behind_thinking,
-    boxed_answer,
-    last_formula,
-    last_number_is_denied,
-    make_verdict,
-    stated_answer,
-)
 from megatron_opsft.verify.comparison import is_understood, same_answer
 from megatron_opsft.verify.reading import Answer
 
+THINK_END = "</think>"
+_FINAL_ANSWER = re.compile(r"final answer[^\n]{0,100}?\bis\b", re.IGNORECASE)
+_STATEMENT = re.compile(
+    r"\b(?:answers?|ans|(?:correct|right|best) (?:option|choice))\b\.?[*_]*"
+    r"(?:[^\n.:：=$\\]{0,60}?\b(?:is|are|be|was|(?:is|are|was)n't)\b\s*[:：]?|\s*[:：=])[*_\s]*"
+    r"(?:(?:therefore|thus|hence|clearly|simply|just|indeed|then|given by|equal to)\b,?\s*)*",
+    re.IGNORECASE,
+)
+_STATED = re.compile(
+    r"(\\\[.*?\\\]|\$\$.*?\$\$)"
+    r"|[^\n]*?(?=\.\s+[A-Z*<]|\.?[*_]*\s*(?:\n|$)"
+    r"|[,;]?\s+(?:because|since|which|where|so that|when|for|as|but|though|although|while)\b)",
+    re.DOTALL,
+)
+_FORMULA = re.compile(r"(?<!\\)\$\$?((?:\\\$|[^$])+)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
+_IS = re.compile(r"\b(?:is|are|equals)\b")
+_FORMULAS = re.compile(r"\$[^$]*\$|\\text\s*\{[^{}]*\}")  # what formulas deny is their own
+_NUMBERS = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+_DENIES = re.compile(
+    r"n't\b|\?|\b(?:not|never|cannot|unlikely|unknown|impossible|guess|wrong|incorrect)\b",
+    re.IGNORECASE,
+)
+_COMPARES = re.compile(
+    r"[<>≤≥≠/^*+:_=\\]"
+    r"|\b(?:no|least|most|more|less|than|between|about|or|and|over|under|above|below|to)\b",
+    re.IGNORECASE,
+)
 _BRACKETED = re.compile(r"\[([^\[\]\n]+)\](?!\()")
 _ALTERNATIVES = re.compile(r"\\text\s*\{\s*OR\s*\}")
 _WHOLE_EXPONENT = re.compile(r"(-?\d+)e(-?\d)")
@@ -47,24 +66,24 @@ def judge(response_text: str, gold: str) -> Verdict:
     The same pair always gets the same verdict: sympy's random probes are seeded anew for each
     answer. What sympy cannot compare is WRONG. Errors: whatever sympy raises.
     """
-    tail = behind_thinking(response_text)
+    tail = response_text.rpartition(THINK_END)[2]
     golds = _read_gold(gold.strip())
     sympy.core.random.seed(0)
-    boxed = boxed_answer(tail)
-    candidates = stated_answer(tail) if boxed is None else [boxed] if boxed else []
+    boxed = _boxed_answer(tail)
+    candidates = _stated_answer(tail) if boxed is None else [boxed] if boxed else []
     if candidates is None:
         if reading.plain(reading.read(tail).text) in [reading.plain(one.text) for one in golds]:
-            return make_verdict(Outcome.CORRECT, tail.strip())
+            return Verdict(outcome=Outcome.CORRECT, answer=tail.strip())
         candidates = _found_in_prose(tail)
     if not candidates:
-        return make_verdict(Outcome.NO_ANSWER)
+        return Verdict(outcome=Outcome.NO_ANSWER)
     for candidate in candidates:
         answers = _read(candidate)
         if any(same_answer(gold, answer) for gold in golds for answer in answers):
-            return make_verdict(Outcome.CORRECT, candidate)
+            return Verdict(outcome=Outcome.CORRECT, answer=candidate)
         if any(is_understood(one) and not reading.is_words(one.body) for one in answers):
-            return make_verdict(Outcome.WRONG, candidate)
-    return make_verdict(Outcome.WRONG, candidates[0])
+            return Verdict(outcome=Outcome.WRONG, answer=candidate)
+    return Verdict(outcome=Outcome.WRONG, answer=candidates[0])
 
 
 def _found_in_prose(text: str) -> list[str]:
@@ -72,10 +91,10 @@ def _found_in_prose(text: str) -> list[str]:
     last formula where that is in it, perhaps what follows its last "="; the base of a number goes
     with it; else what the last square brackets hold.
     """
-    if last_number_is_denied(text):
+    if _last_number_is_denied(text):
         return []
     found = "".join(map(str, parse(text, parsing_timeout=None)[-1:]))
-    formula = last_formula(text)
+    formula = _last_formula(text)
     if formula and found in formula:
         end = formula.rpartition("=")[2]
         return [formula, end] if end.count("{") == end.count("}") else [formula]
@@ -91,8 +110,8 @@ def _read_gold(gold: str) -> tuple[Answer, ...]:
         gold = ", ".join(boxes)
     texts = dict.fromkeys([gold, *_ALTERNATIVES.split(gold)])
     readings = [one for text in texts for one in _read(text)]
-    if not any(map(is_understood, readings)) and (formula := last_formula(gold)):
-        texts = dict.fromkeys(stated_answer(gold) or [formula])
+    if not any(map(is_understood, readings)) and (formula := _last_formula(gold)):
+        texts = dict.fromkeys(_stated_answer(gold) or [formula])
         readings += [one for text in texts for one in _read(text)]
     return tuple(readings)
 
@@ -106,3 +125,63 @@ def _read(text: str) -> list[Answer]:
     if match := _DECIMAL_COMMA.fullmatch(readings[0].body):
         readings.append(reading.read(f"{match[1]}.{match[2]}"))
     return readings
+
+
+def _boxed_answer(text: str) -> str | None:
+    """The last box and those joined to it. "" where the last one is empty or never closed; None
+    where there is none, or where "the final answer is" follows it.
+    """
+    box = last_box(text)
+    if box is None or (box.content and _FINAL_ANSWER.search(text, box.end)):
+        return None
+    return ", ".join(final_boxes(text)) if box.content else ""
+
+
+def _stated_answer(text: str) -> list[str] | None:
+    """What the text calls its answer: what follows the last "answer is", "Answer:" and the like, up
+    to the end of the sentence or line, and then the parts of it that may be the answer.
+
+    Where that is only words ("this answer is consistent"), the statement before it counts too. []
+    where the last statement denies an answer or gives none; None where there is no statement.
+    """
+    candidates: list[str] | None = None
+    for match in reversed(list(_STATEMENT.finditer(text))):
+        stated = _STATED.match(text, match.end())
+        answer = stated[0].strip().strip("*").strip() if stated else ""
+        sentence = re.split(r"[.!?]\s", text[: match.end()].rpartition("\n")[2])[-1]
+        if not answer or _DENIES.search(sentence + _FORMULAS.sub("", answer)):
+            return candidates or []
+        candidates = [*(candidates or []), answer, *_parts_of(answer)]
+        if ":" in match[0] or re.search(r"[\d$\\]", answer):
+            break
+    return candidates
+
+
+def _last_formula(text: str) -> str:
+    """What the last formula marks ($...$ and the like) hold; "" where there are none."""
+    found = _FORMULA.findall(text)
+    return "".join(found[-1]).strip() if found else ""
+
+
+def _last_number_is_denied(text: str) -> bool:
+    """Whether the last number is asked for or denied: "Was it 34?", "It is not 34."."""
+    sentences = re.split(r"(?<=[.!?])\s+|\n", text[-2000:])
+    numbers = [_NUMBERS.split(part) for part in sentences if _NUMBERS.search(part)]
+    if not numbers:
+        return False
+    before, behind = numbers[-1][-2:]
+    return _DENIES.search(_FORMULAS.sub("", before)) is not None or "?" in behind
+
+
+def _parts_of(sentence: str) -> list[str]:
+    """What may be the answer in a sentence that says more: what follows its last "is"; its only
+    formula; its only number, unless the sentence compares it with something.
+    """
+    parts = [text.strip() for text in _IS.split(sentence)[1:][-1:]]
+    formulas = ["".join(found) for found in _FORMULA.findall(sentence)]
+    if len(formulas) == 1:
+        return [*parts, *formulas]
+    numbers = _NUMBERS.findall(sentence)
+    if not formulas and len(numbers) == 1 and not _COMPARES.search(sentence):
+        parts.append(numbers[0])
+    return parts

@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Self
 
 from megatron_opsft.config import VerifyConfig
 from megatron_opsft.records import FinishReason, Outcome, Problem, Rollout, Verdict
@@ -18,13 +17,12 @@ log = logging.getLogger("megatron_opsft")
 MAX_WORKERS = 32  # of a rank that is not told how many
 
 
-class Verifier:
-    """Scores rollouts with a pool of worker processes; close it, or use it in a `with`."""
+class Verifier(VerifierPool):
+    """Scores rollouts; close it, or use it in a `with`."""
 
-    def __init__(self, config: VerifyConfig, num_local_ranks: int = 1) -> None:
-        num_workers = config.workers or share_of_cores(num_local_ranks)
-        self._pool = VerifierPool(num_workers, config.timeout_seconds, judge=config.judge)
-        self._judge = config.judge
+    def __init__(self, config: VerifyConfig) -> None:
+        num_workers = config.workers or share_of_cores()
+        super().__init__(num_workers, config.timeout_seconds, judge=config.judge)
         self._says_error = config.own_judge  # there it is a mistake in code or data
 
     def score(self, rollouts: Sequence[Rollout], problems: Mapping[str, Problem]) -> list[Verdict]:
@@ -33,17 +31,16 @@ class Verifier:
         A response that ended by the length limit is UNFINISHED: it is rejected whatever it says,
         so it costs no verification. Each rank scores its own rollouts.
         """
-        finished = [r.finish_reason is FinishReason.STOP for r in rollouts]
-        items = []
-        for rollout, is_finished in zip(rollouts, finished, strict=True):
-            if is_finished:
+        items = {}
+        for index, rollout in enumerate(rollouts):
+            if rollout.finish_reason is FinishReason.STOP:
                 problem = problems[rollout.problem_id]
-                items.append((rollout.text, problem.answer, json.dumps(problem.fields)))
-        verdicts = self._pool.score(items)
-        self._say_first_error(verdicts)
-        scored = iter(verdicts)
+                items[index] = rollout.text, problem.answer, json.dumps(problem.fields)
+        scored = self.judge([*items.values()])
+        self._say_first_error(scored)
+        verdicts = dict(zip(items, scored, strict=True))
         unfinished = Verdict(outcome=Outcome.UNFINISHED)
-        return [next(scored) if is_finished else unfinished for is_finished in finished]
+        return [verdicts.get(index, unfinished) for index in range(len(rollouts))]
 
     def _say_first_error(self, verdicts: Sequence[Verdict]) -> None:
         errors = [v.answer for v in verdicts if v.outcome is Outcome.ERROR and v.answer]
@@ -55,25 +52,16 @@ class Verifier:
                 *(self._judge, len(errors), len(verdicts), errors[0]),
             )
 
-    def close(self) -> None:
-        """End the worker processes."""
-        self._pool.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def share_of_cores(num_local_ranks: int) -> int:
+def share_of_cores() -> int:
     """Workers of a rank when `verify.workers` is 0: its share of the usable CPU cores.
 
     A rank that is a task of SLURM has its task's; ranks that torchrun started share what each of
     them may use.
     """
     affinity = getattr(os, "sched_getaffinity", None)
-    share = (len(affinity(0)) if affinity else os.cpu_count() or 1) // num_local_ranks
+    usable = len(affinity(0)) if affinity else os.cpu_count() or 1
+    share = usable // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     per_task = os.environ.get("SLURM_CPUS_PER_TASK", "")
     if per_task.isdecimal() and "TORCHELASTIC_RUN_ID" not in os.environ:
         share = int(per_task)

@@ -21,9 +21,9 @@ from typing import Any
 
 from megatron_opsft.errors import UserError, first_line
 from megatron_opsft.records import Outcome, Verdict
-from megatron_opsft.verify import answer
 
 READY = "ready"
+MAX_ANSWER_CHARS = 500  # of the answer kept in a verdict, for the log
 _PR_SET_PDEATHSIG = 1
 Judge = Callable[..., Verdict]
 
@@ -88,7 +88,7 @@ def open_judge(name: str) -> Judge:
         except MemoryError:
             raise
         except Exception as error:  # foreign output, foreign code: what breaks is the outcome
-            return answer.make_verdict(Outcome.ERROR, first_line(error))
+            return Verdict(outcome=Outcome.ERROR, answer=first_line(error)[:MAX_ANSWER_CHARS])
 
     return judge
 
@@ -116,10 +116,12 @@ def _import_function(name: str) -> Callable[..., Any]:
 
 def _as_verdict(value: object) -> Verdict:
     if isinstance(value, Verdict):
-        return answer.make_verdict(Outcome(value.outcome), str(value.answer))
+        kept = str(value.answer)[:MAX_ANSWER_CHARS]
+        return Verdict(outcome=Outcome(value.outcome), answer=kept)
     if isinstance(value, Outcome):
-        return answer.make_verdict(value)
+        return Verdict(outcome=value)
     if isinstance(value, bool | int | float):
-        return answer.make_verdict(Outcome.CORRECT if value > 0.5 else Outcome.WRONG)
-    what = f"it returned {type(value).__name__}, not a bool, a number, an Outcome or a Verdict"
-    return answer.make_verdict(Outcome.ERROR, what)
+        return Verdict(outcome=Outcome.CORRECT if value > 0.5 else Outcome.WRONG)
+    raise TypeError(
+        f"it returned {type(value).__name__}, not a bool, a number, an Outcome or a Verdict"
+    )

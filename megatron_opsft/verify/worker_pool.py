@@ -52,8 +52,6 @@ class VerifierPool:
         judge: str = "math",
         max_memory_bytes: int = 1 << 30,
     ) -> None:
-        if num_workers < 1:
-            raise UserError(f"verify.workers: {num_workers} is too few; a pool needs at least 1")
         self._timeout_seconds = timeout_seconds
         self._judge, self._max_memory_bytes = judge, max_memory_bytes
         self._closed = False
@@ -70,7 +68,7 @@ class VerifierPool:
         """Errors: `UserError` when a worker cannot start, as with a judge that is not there."""
         self._ready.result()
 
-    def score(self, items: Sequence[tuple[str, ...]]) -> list[Verdict]:
+    def judge(self, items: Sequence[tuple[str, ...]]) -> list[Verdict]:
         """Judge (response text, gold) and what else the judge takes; verdicts in the order of the
         items. Equal items are judged once.
 

@@ -1,9 +1,15 @@
 """Judges of a user's own. Their module is imported by every verifier process: it must be light."""
 
+import os
+import signal
+import sys
+import time
 import zlib
 from typing import Any
 
-from megatron_opsft.records import Outcome
+from megatron_opsft.records import Outcome, Verdict
+
+KEPT: list[bytearray] = []  # as sympy keeps what it has computed
 
 
 def half_of_them(text: str, gold: str, fields: dict[str, Any]) -> bool:
@@ -17,3 +23,23 @@ def any_return(text: str, gold: str, fields: dict[str, Any]) -> Any:
         raise KeyError("no such column")
     returned = {"true": True, "0.0": 0.0, "1.0": 1.0, "outcome": Outcome.NO_ANSWER, "none": None}
     return returned.get(text, fields == {"answer": "x"})
+
+
+def judge_or_misbehave(text: str, gold: str, fields: dict[str, Any]) -> Verdict:
+    """A judge that does what the text says, as broken answers do to a real one."""
+    if text == "hang":
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)
+        pow(3, pow(3, 21))  # minutes in one C call: no signal handler runs
+    if text == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if text == "exit":
+        sys.exit(3)
+    if text == "print":
+        print("stray output")
+        os.write(1, b"more of it")
+    if text.startswith("keep"):
+        KEPT.append(bytearray(int(text.split()[1]) * 2**20))
+    if text.startswith("sleep"):
+        time.sleep(float(text.split()[1]))
+    outcome = Outcome.CORRECT if text == gold else Outcome.WRONG
+    return Verdict(outcome=outcome, answer=f"{text} {os.getpid()}")

@@ -1,23 +1,28 @@
-"""The command line: every mistake is one line on stderr and exit code 2, without a traceback."""
+"""The command line: every mistake is one line on stderr and exit code 2, without a traceback; and
+`--help` of every command is one screen, with examples that the program takes.
+"""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
 import pytest
-from commands import all_commands, command_of
+from click.testing import CliRunner
+from commands import all_commands, calls_in, command_of
 from forked_cli import ROOT, Finished, ForkedCli
+from small_run import QUICKSTART
 
 from megatron_opsft.cli import PROGRAM
-from megatron_opsft.command_line import invoke
+from megatron_opsft.command_line import invoke, reference_table
 from megatron_opsft.errors import UserError
+from megatron_opsft.methods.catalog import METHODS
+from megatron_opsft.storage.model_paths import ASSETS, TINY_REASONER
 
-QUICKSTART = ROOT / "examples/configs/quickstart.yaml"
-ASSET = ROOT / "megatron_opsft/assets/tiny_reasoner"
 
-
-def train(cli: ForkedCli, run_dir: Path, *overrides: str) -> Finished:
-    return cli.run(["train", QUICKSTART, f"run.dir={run_dir}", "run.device=cpu", *overrides])
+def train(cli: ForkedCli, run_dir: Path, *overrides: str, prelude: str = "") -> Finished:
+    words = ["train", QUICKSTART, f"run.dir={run_dir / 'run'}", "run.device=cpu", *overrides]
+    return cli.run(words, prelude=prelude)
 
 
 @pytest.mark.parametrize("path", all_commands(), ids=lambda path: " ".join(path) or "(program)")
@@ -38,14 +43,12 @@ def test_a_command_without_arguments_says_what_is_missing(
     ("words", "said"),
     [
         ("report", "report: Missing argument 'PATHS...'; for example: megatron-opsft report runs/"),
-        ("plan run", "plan run: Missing argument 'CONFIG'; for example: megatron-opsft plan exa"),
         ("train --bogus", "train: --bogus has no value; for example: megatron-opsft train exa"),
         ("report x --bogus", "report: No such option '--bogus'"),
         ("report x --max-mb y", "report: --max-mb=y: Input should be a valid number"),
         ("methods gr3 x", "methods: Got unexpected extra argument (x); for example: megatron-"),
         ("methods lasr", "method.name='lasr': did you mean laser?"),
         ("convert bogus", "convert: No such command 'bogus'; for example: megatron-opsft conv"),
-        ("report no-run", "no-run"),
         (f"train {QUICKSTART} --resume --overwrite", "--resume and --overwrite exclude each other"),
         ("bogus", "No such command 'bogus'; for example: megatron-opsft train examples/"),
     ],
@@ -84,38 +87,38 @@ def test_a_key_may_have_dashes(cli: ForkedCli) -> None:
     assert "lr: 1.0e-06" in plain and "dir: '010'" in plain
 
 
-def test_a_file_that_may_not_be_written_is_bad_input(cli: ForkedCli, tmp_path: Path) -> None:
-    refused = (
-        "import pathlib\n"
-        "def refuse(self, *a, **k): raise PermissionError(13, 'Permission denied', str(self))\n"
-        "pathlib.Path.read_bytes = refuse\n"
-    )
+FULL_GPU = """
+import importlib
+class OutOfMemoryError(RuntimeError): pass
+def full(*a, **k): raise OutOfMemoryError('CUDA out of memory')
+importlib.import_module('megatron_opsft.train').train = full
+"""
+UNREADABLE = """
+import pathlib
+def refuse(self, *a, **k): raise PermissionError(13, 'Permission denied', str(self))
+pathlib.Path.read_bytes = refuse
+"""
+
+
+def test_what_the_machine_refuses_is_one_line_with_what_to_do(
+    cli: ForkedCli, tmp_path: Path
+) -> None:
+    full = train(cli, tmp_path, prelude=FULL_GPU).error
+    assert "CUDA out of memory; lower train.max_tokens_per_microbatch" in full
     (tmp_path / "summary.json").touch()
     (tmp_path / "config.yaml").touch()
-    line = cli.run(["report", tmp_path], prelude=refused).error
+    line = cli.run(["report", tmp_path], prelude=UNREADABLE).error
     assert line.startswith(f"error: {tmp_path}/summary.json: Permission denied; name another")
-
-
-def test_a_full_gpu_is_one_line_with_what_to_lower(cli: ForkedCli, tmp_path: Path) -> None:
-    full = (
-        "import importlib\n"
-        "class OutOfMemoryError(RuntimeError): pass\n"
-        "def full(*a, **k): raise OutOfMemoryError('CUDA out of memory')\n"
-        "importlib.import_module('megatron_opsft.train').train = full\n"
-    )
-    ended = cli.run(["train", QUICKSTART, f"run.dir={tmp_path / 'run'}"], prelude=full)
-    assert ended.exit_code == 2
-    assert "CUDA out of memory; lower train.max_tokens_per_microbatch" in ended.error
 
 
 def test_a_model_that_cannot_be_trained_is_named(cli: ForkedCli, tmp_path: Path) -> None:
     def error_with(name: str, **changes: object) -> str:
-        model = Path(shutil.copytree(ASSET, tmp_path / name))
+        model = Path(shutil.copytree(ASSETS / TINY_REASONER, tmp_path / name))
         config = model / "config.json"
         config.write_text(json.dumps(json.loads(config.read_text()) | changes))
         if not changes:
             (model / name).unlink()
-        return train(cli, tmp_path / "r", f"model.path={model}").error
+        return train(cli, tmp_path, f"model.path={model}").error
 
     assert "tokenizer.json" in error_with("tokenizer.json")
     assert str(tmp_path / "model.safetensors") in error_with("model.safetensors")
@@ -126,12 +129,31 @@ def test_a_model_that_cannot_be_trained_is_named(cli: ForkedCli, tmp_path: Path)
     assert "model.layers.4" in error_with("deeper", **layers)
 
 
-def test_data_without_a_usable_row(cli: ForkedCli, tmp_path: Path) -> None:
-    data = tmp_path / "bad.jsonl"
-    data.write_text('{"problem": "1+1?"}\n{"answer": "2"}\n')
-    assert str(data) in train(cli, tmp_path / "r", f"data.train={data}").error
+def check_example(words: list[str]) -> None:
+    """AssertionError or `UsageError` unless command, options, keys and files exist."""
+    command, rest = command_of(words)
+    assert not getattr(command, "commands", None), f"{words} names no command"
+    read = command.read(rest)
+    if read.keys_of is not None:
+        methods = (reference_table(method, prefix="method.") for method in METHODS.values())
+        table = "\n".join([reference_table(read.keys_of), *methods])
+        for key in (word.partition("=")[0] for word in read.keys):
+            known = f"| `{key}` |" in table or f"| `{key.partition('.')[0]}` |" in table
+            assert known, f"{words}: no key {key}"
+    for file in re.findall(r"examples/[\w/.]+", " ".join(words)):
+        assert (ROOT / file).is_file(), f"{words}: no file {file}"
 
 
-def test_version(cli: ForkedCli) -> None:
-    ended = cli.run(["--version"])
-    assert (ended.exit_code, ended.stdout.split()[0]) == (0, "megatron-opsft")
+@pytest.mark.parametrize("path", all_commands(), ids=lambda path: " ".join(path) or "(program)")
+def test_help_is_one_screen_with_examples(path: tuple[str, ...]) -> None:
+    ended = CliRunner().invoke(PROGRAM, [*path, "--help"], env={"COLUMNS": "80"})
+    assert ended.exit_code == 0
+    lines = ended.stdout.splitlines()
+    assert lines[0].startswith("Usage: ")
+    assert len(lines) <= 45 and max(map(len, lines)) <= 80
+    examples = calls_in(lines[lines.index("  Examples:") :])
+    assert len(examples) >= 2
+    for words in examples:
+        check_example(words)
+        name, *_ = path or words
+        assert words[0] == name, f"{words} is no example of {path}"

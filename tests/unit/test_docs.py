@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from commands import calls_in, command_of
 
+from megatron_opsft.cli import PROGRAM
 from megatron_opsft.command_line import Program, reference_table
 from megatron_opsft.config.load import load, load_config
 from megatron_opsft.errors import ANSWER_IS_NO
@@ -17,7 +18,6 @@ from megatron_opsft.runtime.diagnosis import PEER_LOST_EXIT_CODE
 from megatron_opsft.runtime.phase import REQUEUE_EXIT_CODE
 
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
 TREE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 CLUSTER = (ROOT / "docs/cluster.md").read_text(encoding="utf-8")
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -37,35 +37,26 @@ def anchors_of(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+def test_links_lead_somewhere_and_files_and_commands_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
         if "://" in target:
             continue
         file, _, anchor = target.partition("#")
         linked = (page.parent / file) if file else page
-        assert linked.exists(), f"{page.name}: {target}"
-        assert not anchor or anchor in anchors_of(linked), f"{page.name}: {target}"
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_files_that_are_named_exist(page: Path) -> None:
-    for name in FILES.findall(page.read_text(encoding="utf-8")):
-        assert list(ROOT.glob(name)), f"{page.name}: {name}"
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_commands_and_their_options_exist(page: Path) -> None:
-    for words in commands_of(page.read_text(encoding="utf-8")):
+        assert linked.exists(), target
+        assert not anchor or anchor in anchors_of(linked), target
+    for name in FILES.findall(text):
+        assert list(ROOT.glob(name)), name
+    for words in commands_of(text):
         command, rest = command_of(words)
-        assert command.name != "megatron-opsft", f"{page.name}: no command {words}"
+        assert command is not PROGRAM, f"no command {words}"
         known = {name for parameter in command.params for name in parameter.opts} | {"--help"}
         if isinstance(command, Program) and command.keys_of is not None:
             keys = re.findall(r"^\| `([\w.]+)`", reference_table(command.keys_of), re.MULTILINE)
             known |= {f"--{key.replace('_', '-')}" for key in keys}
-        for word in rest:
-            if word.startswith("--"):
-                option = word.split("=")[0]
-                assert option in known, f"{page.name}: {' '.join(words)} has no {option}"
+        used = {word.split("=")[0] for word in rest if word.startswith("--")}
+        assert used <= known, words
 
 
 def test_the_reference_is_the_generated_one() -> None:
@@ -82,10 +73,11 @@ def test_every_setting_of_an_evaluation_is_named() -> None:
 
 def test_the_tree_has_every_folder_and_top_level_module() -> None:
     package = ROOT / "megatron_opsft"
-    folders = {path.parent.name for path in package.glob("*/__init__.py")}
-    modules = {path.name for path in package.glob("*.py") if not path.name.startswith("__")}
-    assert folders == {f for f in folders if re.search(rf"^  {f}/ ", TREE, re.MULTILINE)}
-    assert {module for module in modules if module not in TREE} == set()
+    assert all(
+        re.search(rf"^  {path.parent.name}/ ", TREE, re.MULTILINE)
+        for path in package.glob("*/__init__.py")
+    )
+    assert all(path.name in TREE for path in package.glob("[!_]*.py"))
 
 
 def test_shipped_configurations_and_those_in_the_docs_load(tmp_path: Path) -> None:
@@ -107,15 +99,7 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     ended = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
-    assert {page.stem for page in (ROOT / "docs").glob("*.md")} - {"index"} <= {
-        folder.name for folder in tmp_path.iterdir()
-    }
-
-
-def test_the_environment_is_activated_before_the_first_bare_command() -> None:
-    commands = "\n".join(re.findall(r"```bash\n(.*?)```", README, re.DOTALL)).splitlines()
-    bare = [n for n, line in enumerate(commands) if line.startswith(("megatron-opsft", "torchrun"))]
-    assert commands.index(next(c for c in commands if c.startswith("source .venv"))) < bare[0]
+    assert {page.stem for page in PAGES[2:]} - {"index"} <= {f.name for f in tmp_path.iterdir()}
 
 
 def test_every_variable_of_the_job_scripts_is_in_the_table() -> None:

@@ -1,7 +1,12 @@
-"""What the install scripts take: tested versions that fit the ranges, PyTorch's CPU build first."""
+"""What the install scripts take: tested versions that fit the ranges, PyTorch's CPU build first;
+and every script of tools/ and benchmarks/ explains itself, and does nothing else when asked for
+--help.
+"""
 
 import os
+import runpy
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -30,19 +35,15 @@ esac
 
 @pytest.mark.parametrize("name", SETS)
 def test_tested_versions_fit_the_ranges(name: str) -> None:
-    python = f"3.{name[-2:]}"
     lines = (ROOT / f"constraints/{name}.txt").read_text().splitlines()
     pins = [line.split("==") for line in lines if not line.startswith("#")]
     pinned = {canonicalize_name(name): version for name, version in pins}
-    ranges = [*PROJECT["dependencies"]]
-    for extra in SETS[name]:
-        ranges += PROJECT["optional-dependencies"][extra]
-    for need in map(Requirement, ranges):
-        if need.marker and not need.marker.evaluate({"python_version": python}):
-            continue
-        if need.name == "setuptools":  # pip freeze leaves it out
-            continue
-        assert need.specifier.contains(pinned[canonicalize_name(need.name)]), need
+    extras = [need for extra in SETS[name] for need in PROJECT["optional-dependencies"][extra]]
+    for need in map(Requirement, [*PROJECT["dependencies"], *extras]):
+        environment = {"python_version": f"3.{name[-2:]}"}
+        is_needed = need.marker is None or need.marker.evaluate(environment)
+        if is_needed and need.name != "setuptools":  # which pip freeze leaves out
+            assert need.specifier.contains(pinned[canonicalize_name(need.name)]), need
 
 
 def test_the_container_copies_what_is_there() -> None:
@@ -63,6 +64,12 @@ esac
 """
 
 
+def run(script: str, *words: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    call = ["bash", str(ROOT / "tools" / script), *words]
+    given = os.environ | {"ASKED": str(cwd / "asked")} | env
+    return subprocess.run(call, env=given, cwd=cwd, capture_output=True, text=True)
+
+
 def write_python(venv: Path, text: str) -> None:
     (venv / "bin").mkdir(parents=True)
     (venv / "bin/python").write_text(text)
@@ -70,58 +77,73 @@ def write_python(venv: Path, text: str) -> None:
 
 
 def test_a_folder_of_wheels_needs_no_network_and_no_compiler(tmp_path: Path) -> None:
-    script = ROOT / "tools/install_gpu.sh"
-    asked, wheels, saved, venv = (tmp_path / name for name in ("asked", "wheels", "saved", "venv"))
+    wheels, saved, venv = (tmp_path / name for name in ("wheels", "saved", "venv"))
     write_python(venv, OFFLINE)
 
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
-        env = os.environ | {"ASKED": str(asked), "SAVED": str(saved)}
-        return subprocess.run(
-            ["bash", str(script), *words], env=env, cwd=tmp_path, capture_output=True, text=True
-        )
+    def install(*words: str) -> subprocess.CompletedProcess[str]:
+        return run("install_gpu.sh", *words, cwd=tmp_path, SAVED=str(saved))
 
-    refused = run("--wheels", "wheels", str(venv))
-    assert (
-        refused.returncode == 2 and "holds no torch-*.whl; make it with --save-w" in refused.stderr
-    )
-    assert run("--wheel", "x").stderr.startswith("error: there is no option --wheel;")
+    refused = install("--wheels", "wheels", str(venv))
+    assert refused.returncode == 2 and "holds no torch-*.whl; make it with" in refused.stderr
+    assert install("--wheel", "x").stderr.startswith("error: there is no option --wheel;")
     wheels.mkdir()
     (wheels / "torch-2.13.0-cp312.whl").touch()
-    ended = run("--wheels", "wheels", str(venv))
+    ended = install("--wheels", "wheels", str(venv))
     assert ended.returncode == 0, ended.stderr
-    calls = asked.read_text().splitlines()
+    calls = (tmp_path / "asked").read_text().splitlines()
     assert len(calls) == 5 and all(call.startswith(f"1 {wheels} ") for call in calls)
     assert calls[3].endswith("transformer-engine[core-cu13,pytorch]==2.20.2")
 
-    kept = run("--save-wheels", "saved", str(venv))  # what is installed is not installed again
+    kept = install("--save-wheels", "saved", str(venv))  # what is installed stays as it is
     assert kept.returncode == 0 and f"1 wheels in {saved}; install_gpu.sh --wheels" in kept.stdout
     assert (saved / "versions.txt").read_text() == "pip==26.3\ntorch==2.13.0\n"
-    (call,) = asked.read_text().splitlines()[5:]
+    (call,) = (tmp_path / "asked").read_text().splitlines()[5:]
     assert "--no-deps --no-build-isolation" in call
     assert call.endswith(f"--wheel-dir {saved} -r {saved}/versions.txt")
 
 
 @pytest.mark.parametrize(
-    ("answers", "needs", "said", "from_index"),
+    ("index", "needs", "said"),
     [
-        (True, "filelock", "CPU build, 0.2 GB, from http://index", True),
-        (False, "filelock", "CPU build, 0.2 GB, from pip's own index", False),
-        (False, "nvidia-cublas", "CUDA build, which runs on a CPU too", False),
+        ("0", "filelock", "CPU build, 0.2 GB, from http://index"),
+        ("1", "filelock", "CPU build, 0.2 GB, from pip's own index"),
+        ("1", "nvidia-cublas", "CUDA build, which runs on a CPU too"),
     ],
 )
-def test_torch_for_cpus(
-    tmp_path: Path, answers: bool, needs: str, said: str, from_index: bool
-) -> None:
+def test_torch_for_cpus(tmp_path: Path, index: str, needs: str, said: str) -> None:
     write_python(tmp_path, PYTHON)
-    asked = tmp_path / "asked"
-    env = os.environ | {"VENV": str(tmp_path), "ASKED": str(asked), "NEEDS": needs}
-    env |= {"TORCH_INDEX_URL": "http://index", "INDEX": "0" if answers else "1"}
-    script = str(ROOT / "tools/make_venv.sh")
-    ended = subprocess.run(["bash", script, "cpu"], env=env, capture_output=True, text=True)
+    env = {"TORCH_INDEX_URL": "http://index", "INDEX": index, "NEEDS": needs}
+    ended = run("make_venv.sh", "cpu", cwd=tmp_path, VENV=str(tmp_path), **env)
     assert ended.returncode == 0, ended.stderr
     assert said in ended.stderr
-    first, *others = asked.read_text().splitlines()
+    first, *others = (tmp_path / "asked").read_text().splitlines()
     assert first.endswith("--timeout 3 --retries 0 --index-url http://index torch==2.13.0")
     plain = [line for line in others if line.endswith("--disable-pip-version-check torch==2.13.0")]
-    assert bool(plain) != from_index
+    assert bool(plain) == (index == "1")
     assert others[-1].endswith("-e .[cpu]")
+
+
+FILES = sorted([*ROOT.glob("tools/*.py"), *ROOT.glob("benchmarks/*.py")])
+SCRIPTS = [file for file in FILES if '"__main__"' in file.read_text(encoding="utf-8")]
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_help(
+    script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [str(script), "--help"])
+    monkeypatch.syspath_prepend(str(script.parent))
+    monkeypatch.setattr(Path, "write_text", lambda *a, **k: pytest.fail("it writes"))
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(script), run_name="__main__")
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    assert shown.lower().startswith("usage") and len(shown.splitlines()) >= 3
+
+
+@pytest.mark.parametrize("script", sorted(ROOT.glob("t*s/*.sh")), ids=lambda path: path.stem)
+def test_a_shell_script_explains_itself_and_installs_nothing(script: Path) -> None:
+    words, environment = ["bash", script, "--help"], {"PATH": "/bin:/usr/bin"}
+    ended = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=20)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.strip() or script.stem == "find_python"  # sourced, never run

@@ -1,54 +1,68 @@
-"""`data METHOD`: what is chosen from hand-made responses, and a whole run on the tiny reasoner."""
+"""`data METHOD`: what is chosen from hand-made responses, and a whole run on the tiny reasoner; and
+the file of it: what is written is read back.
+"""
 
 import gzip
 import json
 import math
+from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from statistics import fmean, pstdev
 from types import SimpleNamespace
 
 import pytest
+import torch
 from forked_cli import ROOT, ForkedCli
 from responses import facts
 from small_run import QUICKSTART, SMALL_RUN
 from tiny_models import samples
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from megatron_opsft.data.stored_responses import read_stored_responses
-from megatron_opsft.errors import NonFiniteError
+from megatron_opsft.batching.microbatch import build_microbatch
+from megatron_opsft.data.stored_responses import (
+    StoredResponse,
+    StoredResponses,
+    read_stored_responses,
+    write_stored_responses,
+)
+from megatron_opsft.errors import NonFiniteError, UserError
 from megatron_opsft.make_data.samples import find_thinking, o1_choice, scores_of
 from megatron_opsft.make_data.step_entropy import masked, skipped_steps, steps_of
 from megatron_opsft.make_data.tokenskip import split
 from megatron_opsft.methods.catalog.o1_pruner import O1Pruner
 from megatron_opsft.records import Outcome
 from megatron_opsft.runtime.device import select_device
+from megatron_opsft.storage.model_paths import ASSETS, TINY_REASONER
 
-ASSET = ROOT / "megatron_opsft/assets/tiny_reasoner"
+TRAIN = ROOT / "tests/data/train.jsonl"
+SMALL = [QUICKSTART, *SMALL_RUN, "rollout.max_response_tokens=128"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerBase:
+    return AutoTokenizer.from_pretrained(ASSETS / TINY_REASONER)
+
+
+def made(cli: ForkedCli, out: Path, *words: object, prelude: str = "") -> StoredResponses:
+    """The file of `data WORDS`."""
+    ended = cli.run(["data", *words, "--out", out], prelude=prelude)
+    assert ended.exit_code == 0, ended.stderr
+    return read_stored_responses(out)
 
 
 def test_o1_pruner_compares_with_all_samples_and_keeps_some() -> None:
     """Lref 2200, Aref 0.75, lambda 2."""
-    lengths, correct = (800, 1600, 2400, 4000), (True, True, False, True)
-    found = [
-        facts(
-            num_tokens=length,
-            outcome=Outcome.CORRECT if right else Outcome.WRONG,
-            rollout_index=index,
-        )
-        for index, (length, right) in enumerate(zip(lengths, correct, strict=True))
-    ]
+    verdicts = {800: "correct", 1600: "correct", 2400: "wrong", 4000: "correct"}
+    found = [facts(num_tokens=n, outcome=Outcome(said)) for n, said in verdicts.items()]
     rewards = (2.25, 0.875, -1.5833, 0.05)
     settings = O1Pruner(form="fixed", samples_kept=4)
     assert [r for _, r in o1_choice("p", found, settings, 0)] == pytest.approx(rewards, abs=5.1e-5)
     two = O1Pruner(form="fixed", clip_rewards=True, accuracy_weight=10)
-    kept = {
-        tuple(kept.rollout_index for kept, _ in o1_choice(f"p{n}", found, two, seed=0))
-        for n in range(200)
-    }
-    assert len(kept) == 6  # every pair, in order
-    for pair in kept:
-        assert len(pair) == 2 and pair[0] < pair[1]
-    clipped = {r for n in range(20) for _, r in o1_choice(f"p{n}", found, two, seed=0)}
+    drawn = [o1_choice(f"p{n}", found, two, seed=0) for n in range(200)]
+    kept = {tuple(found.index(response) for response, _ in pair) for pair in drawn}
+    assert kept == {*combinations(range(4), 2)}  # every pair, in order
+    clipped = {reward for pair in drawn for _, reward in pair}
     assert min(clipped) == -2 and max(clipped) == 4
 
 
@@ -65,18 +79,14 @@ def test_step_entropy_masks_the_steps_of_least_entropy_without_separators() -> N
     skipped = skipped_steps(steps, [0.9, 0.9, 0.0, 0.1, 0.0, 0.4, 0.4], 0.67)
     assert skipped == {1, 2}
     assert masked(ids, steps, skipped, (90, 91)) == (1, 2, 90, 91, 90, 91)
-    assert masked(ids, steps, set(), (90, 91)) == (1, 2, 3, 4, 5)
     assert steps_of(["\n", "\n"], "\n") == []
-    for num_steps, num_skipped in [(0, 0), (1, 0), (4, 3), (9, 7), (10, 8)]:  # 0.8, rounded down
+    for num_steps, num_skipped in [(0, 0), (1, 0), (4, 3), (9, 7)]:  # 0.8, rounded down
         flat = [range(i, i + 1) for i in range(num_steps)]
         assert skipped_steps(flat, [1.0] * num_steps) == set(range(num_skipped))
 
 
 def test_tokenskip_keeps_the_answer_whole() -> None:
-    def tokenize(text: str) -> list[int]:
-        assert text == "\n\nThe final answer is: \\boxed{4}"
-        return [70, 71]
-
+    tokenize = {"\n\nThe final answer is: \\boxed{4}": [70, 71]}.__getitem__
     texts, ids = ["so", " 4", " is", "</think>", " \\boxed{4}", "<end>"], [1, 2, 3, 4, 5, 6]
     assert split(ids, texts, tokenize) == (slice(0, 3), (4, 5, 6))
     texts[3] = " or"
@@ -114,46 +124,37 @@ def test_data_of_crst_are_the_shortest_of_what_training_samples_and_continue_aft
     """Compared with `rollouts/` of a run's first step; killed before the last of three chunks, a
     problem each, and trained on.
     """
-    few = ["run.steps=1", "data.prompts_per_step=3", "rollout.max_response_tokens=128"]
-    few += ["eval.num_problems=1", "rollout.batch_size=1"]
-    lines = (ROOT / "tests/data/train.jsonl").read_text().splitlines()[:3]
     problems = tmp_path / "three.jsonl"
-    problems.write_text("\n".join(lines))
-    given = [QUICKSTART, *SMALL_RUN, *few, f"data.train={problems}"]
+    problems.write_text("".join(TRAIN.read_text().splitlines(keepends=True)[:3]))
+    given = [*SMALL, "run.steps=1", "data.prompts_per_step=3", f"data.train={problems}"]
+    given += ["eval.num_problems=1", "rollout.batch_size=1"]
     out, killed = tmp_path / "new" / "crst.parquet", tmp_path / "new" / "killed.parquet"
-    made = cli.run(["data", "crst", *given, "method.samples=4", "--out", out])
-    assert made.exit_code == 0, made.stderr
-    assert "3 of 3 problems" in made.stderr
+    stored = made(cli, out, "crst", *given, "method.samples=4")
 
     words = ["data", "crst", *given, "method.samples=4", "--out", killed]
     assert cli.run(words, prelude=KILLED).exit_code == 9
-    partial = tmp_path / "new" / "killed.parquet.partial.jsonl"
+    partial = killed.with_name("killed.parquet.partial.jsonl")
     with partial.open("ab") as file:
         file.write(b'{"num_problems": 1, "ro')  # torn
-    other = cli.run([*words, "run.seed=7"])
-    assert other.exit_code == 2 and f"{partial} has responses of other settings" in other.stderr
+    assert f"{partial} has responses of other settings" in cli.run([*words, "run.seed=7"]).error
     ended = cli.run(words)
-    assert ended.exit_code == 0, ended.stderr
     assert "3 of 3 problems" in ended.stderr and "2 of 3 problems" not in ended.stderr
     assert killed.read_bytes() == out.read_bytes()
     assert {path.name for path in out.parent.iterdir()} == {out.name, killed.name}
 
-    run_dir = tmp_path / "run"
-    assert cli.run(["train", *given, f"run.dir={run_dir}"]).exit_code == 0
-    (file,) = (run_dir / "rollouts").glob("*.jsonl.gz")
-    sampled = [json.loads(line) for line in gzip.decompress(file.read_bytes()).splitlines()]
+    assert cli.run(["train", *given, f"run.dir={tmp_path / 'run'}"]).exit_code == 0
+    (rollouts,) = (tmp_path / "run/rollouts").glob("*.jsonl.gz")
+    sampled = [json.loads(line) for line in gzip.decompress(rollouts.read_bytes()).splitlines()]
     assert len(sampled) == 12
     shortest: dict[str, list[int]] = {}
     for row in sampled:
         known = shortest.get(row["problem_id"])
         if row["outcome"] == "correct" and (known is None or row["num_tokens"] < len(known)):
             shortest[row["problem_id"]] = row["response_ids"]
-    stored = read_stored_responses(out)
     assert {row.problem_id: list(row.response_ids) for row in stored} == shortest
     assert stored.manifest["method"]["name"] == "crst" and stored.manifest["num_problems"] == 3
 
-    again = cli.run(["data", "crst", *given, "--out", out])
-    assert again.exit_code == 2 and "already exists" in again.stderr
+    assert "already exists" in cli.run(["data", "crst", *given, "--out", out]).error
     data = ["method.name=crst", f"data.responses={out}", "rollout.group_size=1"]
     trained = cli.run(["train", *given, *data, f"run.dir={tmp_path / 'trained'}"])
     assert trained.exit_code == 0, trained.stderr
@@ -161,31 +162,26 @@ def test_data_of_crst_are_the_shortest_of_what_training_samples_and_continue_aft
     assert len(stored) == 3 and metrics["trained_tokens"] == sum(map(len, shortest.values()))
 
 
-MADE = {
-    "o1_pruner": ["method.form=fixed", "method.samples=4", "method.z_score=true"],
-    "step_entropy": ["method.share=0.5", 'method.separator=".\\n"', "method.answer_tokens=32"],
-}
+def test_data_of_o1_pruner_hold_rewards_and_log_probs(cli: ForkedCli, tmp_path: Path) -> None:
+    keys = ["method.form=fixed", "method.samples=4", "method.z_score=true", "--limit", "6"]
+    stored = list(made(cli, tmp_path / "data.parquet", "o1_pruner", *SMALL, *keys))
+    advantages = [row.advantage for row in stored]
+    assert len(advantages) == 12
+    assert fmean(advantages) == pytest.approx(0, abs=1e-9)
+    assert pstdev(advantages) == pytest.approx(1)
+    for row in stored:
+        assert row.log_probs is not None and max(row.log_probs) <= 0
+        assert len(row.log_probs) == len(row.response_ids)
 
 
-@pytest.mark.parametrize("name", MADE)
-def test_made_data_hold_what_their_method_needs(cli: ForkedCli, tmp_path: Path, name: str) -> None:
+def test_data_of_step_entropy_skip_steps_and_answer_rightly(
+    cli: ForkedCli, tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    keys = ["method.share=0.5", 'method.separator=".\\n"', "method.answer_tokens=32"]
     out = tmp_path / "data.parquet"
-    given = [QUICKSTART, *SMALL_RUN, *MADE[name], "rollout.max_response_tokens=128"]
-    ended = cli.run(["data", name, *given, "--limit", "6", "--out", out])
-    assert ended.exit_code == 0, ended.stderr
-    stored = list(read_stored_responses(out))
-    if name == "o1_pruner":
-        advantages = [row.advantage for row in stored]
-        assert len(advantages) == 12
-        assert fmean(advantages) == pytest.approx(0, abs=1e-9)
-        assert pstdev(advantages) == pytest.approx(1)
-        for row in stored:
-            assert row.log_probs is not None and max(row.log_probs) <= 0
-            assert len(row.log_probs) == len(row.response_ids)
-        return
-    tokenizer = AutoTokenizer.from_pretrained(ASSET)
-    lines = (ROOT / "tests/data/train.jsonl").read_text().splitlines()
-    answers = {row["id"]: row["answer"] for row in map(json.loads, lines)}
+    stored = list(made(cli, out, "step_entropy", *SMALL, *keys, "--limit", "6"))
+    rows = map(json.loads, TRAIN.read_text().splitlines())
+    answers = {row["id"]: row["answer"] for row in rows}
     texts = [tokenizer.decode(row.response_ids) for row in stored]
     for row, text in zip(stored, texts, strict=True):
         behind = text.partition("</think>")[2]
@@ -211,19 +207,16 @@ sys.modules["llmlingua"] = types.SimpleNamespace(**package)
 """
 
 
-def test_llmlingua_shortens_the_reasoning(cli: ForkedCli, tmp_path: Path) -> None:
+def test_llmlingua_shortens_the_reasoning(
+    cli: ForkedCli, tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
     """Beside the untouched responses: those that a ratio of 1 keeps."""
     (tmp_path / "scorer").mkdir()
-    given = [QUICKSTART, *SMALL_RUN, "rollout.max_response_tokens=128", "--limit", "6"]
-    given += [f"method.scorer={tmp_path / 'scorer'}", "data.max_prompt_tokens=160"]
-    tokenizer = AutoTokenizer.from_pretrained(ASSET)
+    given = [*SMALL, f"method.scorer={tmp_path / 'scorer'}", "data.max_prompt_tokens=160"]
     texts = []
     for ratio in (0.6, 1):
-        out = tmp_path / f"{ratio}.parquet"
-        words = ["data", "tokenskip", *given, f"method.ratio={ratio}", "--out", out]
-        ended = cli.run(words, prelude=LLMLINGUA)
-        assert ended.exit_code == 0, ended.stderr
-        stored = list(read_stored_responses(out))
+        words = ["tokenskip", *given, f"method.ratio={ratio}", "--limit", "6"]
+        stored = list(made(cli, tmp_path / f"{ratio}.parquet", *words, prelude=LLMLINGUA))
         for row in stored:
             assert ("<|eot_id|>0.6<|eot_id|>" in tokenizer.decode(row.prompt_ids)) == (ratio < 1)
         texts.append([tokenizer.decode(row.response_ids) for row in stored])
@@ -236,18 +229,49 @@ def test_llmlingua_shortens_the_reasoning(cli: ForkedCli, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["crst", "rollout.max_response_tokens=2", "--limit", "1"], "of the responses to 1 "),
-        (["grpo"], "method.name=grpo samples while it trains and needs no data; these do: crst"),
-        (["step_entropy"], "method.answer_tokens=1024 leaves no room for thinking"),
-        (["step_entropy", "method.answer_tokens=8"], r"method.separator='\n\n' is not a token"),
-        (["tokenskip"], "needs the llmlingua package: pip install '.[tokenskip]'"),
+        ("crst rollout.max_response_tokens=2 --limit 1", "of the responses to 1 "),
+        ("grpo", "method.name=grpo samples while it trains and needs no data; these do: crst"),
+        ("step_entropy", "method.answer_tokens=1024 leaves no room for thinking"),
+        ("step_entropy method.answer_tokens=8", r"method.separator='\n\n' is not a token"),
+        ("tokenskip", "needs the llmlingua package: pip install '.[tokenskip]'"),
     ],
 )
 def test_data_that_cannot_be_made_are_one_line(
-    cli: ForkedCli, tmp_path: Path, words: list[str], said: str
+    cli: ForkedCli, tmp_path: Path, words: str, said: str
 ) -> None:
     out = tmp_path / "data.parquet"
-    method, *rest = words
+    method, *rest = words.split()
     ended = cli.run(["data", method, QUICKSTART, *SMALL_RUN, *rest, "--out", out])
     assert said in ended.error
     assert not out.exists()
+
+
+ONE = StoredResponse(problem_id="ä/1", prompt_ids=(1, 150_000), response_ids=(3, 4, 5))
+OTHER = replace(ONE, response_ids=(8,), advantage=-0.3, log_probs=(-0.5,))
+
+
+def test_rows_and_manifest_read_back(tmp_path: Path) -> None:
+    path = tmp_path / "data.parquet"
+    write_stored_responses(path, [ONE, OTHER], {"method": "crst", "samples": 16})
+    stored = read_stored_responses(path)
+    assert [stored[n] for n in range(len(stored))] == [ONE, OTHER]
+    assert (stored.num_prompt_tokens, stored.num_response_tokens) == ([2, 2], [3, 1])
+    assert stored.manifest == {"method": "crst", "samples": 16}
+
+
+def test_no_row_and_no_such_file_are_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no response was chosen"):
+        write_stored_responses(tmp_path / "data.parquet", [], {})
+    (tmp_path / "text.parquet").write_text("x")
+    said = "cannot be read .*; make it with `megatron-opsft data`"
+    for name in ("missing.parquet", "text.parquet"):
+        with pytest.raises(UserError, match=said):
+            read_stored_responses(tmp_path / name)
+
+
+def test_log_probs_of_all_samples_are_old_ones_of_the_micro_batch() -> None:
+    three = replace(ONE, log_probs=(-3.0,) * 3)
+    for other, expected in ((three, [-0.5, *[-3.0] * 3]), (ONE, None)):
+        batch = build_microbatch([OTHER, other], [1.0, 1.0], align=8, device=torch.device("cpu"))
+        found = batch.old_log_probs_R
+        assert (None if found is None else found.tolist()) == expected

@@ -10,310 +10,180 @@ from forked_cli import ROOT
 from megatron_opsft.records import Outcome, Verdict
 from megatron_opsft.verify.math_verifier import judge
 from megatron_opsft.verify.spelling import TABLE, respell
+from megatron_opsft.verify.worker import open_judge
 
 # gold == accepted ; accepted != refused ; refused
 ANSWERS = r"""
-10000 == 10~000 ; 10\;000
-1234.5 == 1\,234.5
+10000 == 10~000 ; 10'000 ; 10{\,}000 ; 10\thinspace000 ; 10\text{,}000
 0 != 10 000 ; 0.000000001 ; 10^{-9}
-3.141592653 == 3.141\,592\,653
-19 != -19\%
-\frac{100}{3} == \frac{100}{3}\%
-37.5\% == 0.375 ; \frac{3}{8}
-12\frac12\% == 12.5\%
-0.375 == 37.5\%
 33\frac{1}{3}\% == \frac{100}{3}\%
-50\% != 0.05
-2\sqrt{14} == 2√(14)
-(-\infty,3] == (-∞, 3]
+0.375 == 37.5\%
+50\% != 0.05 ; -50\%
 34 == 34元 ; ３４
 \frac12 == ½ ; \frac12 \text{ or } 0.5 ; \frac12 = 0.5
-2\frac12 == 2½
-x^2+1 == x²+1
-\frac{\pi}{2} == π/2
-x\le 3 == x ≤ 3 ; x\in(-\infty,3]
-3\times 4 == 12
-602 == \text{(C) } 602 ; (C)\ 602 ; \mathbf{(C)}~602 ; \text{C. } 602 ; C) 602 ; C: 602
-602 == \text{Option C: } 602 ; 602\ (\text{C}) ; \mathbf{C}. 602 ; \bf{(C)}\ 602
-602 != \textbf{(C)}\ 603
+x^2\le 3 == x² ≤ 3
+x\le 3 == x\in(-\infty,3]
+602 == \mathbf{(C)}~602 ; C) 602 ; \text{Option C: } 602 ; 602\ (\text{C}) != \textbf{(C)}\ 603
 C == \textbf{(C)}\ 602
-B != \textbf{(C)}\ 602
 \textbf{(C)}\ 602 == 602 ; C ; (C) != B
 \text{(B)} == B ; b
-\sqrt{1/n} == \frac{\sqrt{n}}{n}
 \ln a-\ln b == \ln(a/b)
-\log_2 (xy) == \log_2 x+\log_2 y
 x == \sqrt{x^2} != |x|
-\sqrt{a^2b} == a\sqrt{b}
 \sqrt{n} != \sqrt{n+1}
-0.000025 == 2.5e-05 ; 2.5E-5 ; 2.5 \times 10^{-5} ; 25 \times 10^{-6}
 1.6\times 10^{-19} == 1.6e-19 != 1.7e-19
-3\times10^8 == 300000000 ; 300,000,000
 2e-1 == 2e-1 ; 2e - 1
-12 == 12 apples ; x=12\text{ cm} != 12 apples and 5 pears ; 1,2
-3 == \approx 3 ; \{3\} ; (3) ; \text{3}
-3 != \ge 3 ; >3 ; x>3 ; \text{at least } 3 ; 3 \text{ or more} ; 3+ ; 3, 4 ; 3 \ldots ; \neq 3
+12 == 12 apples ; x=12\text{ cm} ; = 12 != 12 apples and 5 pears ; 1,2 ; \text{12 twice}
+3 == \approx 3 ; \{3\} ; (3) ; \text{3} != x>3 ; \text{at least } 3 ; 3+ ; 3 \ldots ; \neq 3
 3 != 3 \text{ and } 4 ; 3? ; 3! ; 3 PM
 x>3 == >3 ; 3<x ; \{x \mid x>3\} != x<3
->3 == x>3
 7:55 a.m. == 7:55 AM ; 7:55\text{ a.m.} != 7:55 p.m.
-3:30 PM == 3:30 p.m. ; 15:30
+7:55 \text{ p.m.} == t=7{:}55\text{ p.m.} ; 7:55 \text{ in the evening} != 07:55
 10:20 == 10:20 != 5:10
-9:45 a.m. == 9:45 ; 9\text{:}45\text{ a.m.}
 4:51:06 p.m. == 4\!:\!51\!:\!06 \text{ p.m.}
 $5:21\textsc{pm}$ == 5:21 PM
-1:2 == 2:4
-3:4 == \frac34 != 4:3
+12:00 \text{ p.m.} == \text{noon} != \text{midnight}
+3:00 PM == 3 PM
 2:3:4 == 4:6:8 != 2:3:5
 1:\sqrt{2} == \sqrt2:2
-3 : 4 == 3 \text{ to } 4
-52_8 == 52_{8} ; 52 ; 42_{10} ; 52_{\text{eight}} ; 52_{(8)} ; \text{52}_8
-52_8 == 52 \text{ base } 8 ; 52₈ ; 52 (base 8) != 52_{10} ; 53_8 ; 52_9
+52_8 == 52_{\text{eight}} ; \text{52}_8 ; 52 (base 8) ; (52)_8 ; x=52_8 != 53_8 ; 52_9
 52 == 52_8
 1A_{16} == 1a_{16}
 1011_2 != 1011_3 ; 11
 1, 3, 5, \ldots, 2n-1 == 1,3,5,...,2n-1 != 1, 2, \ldots, n
 1,2,\ldots,n == 1,2,3,\ldots,n != 1,2,4,\ldots,n ; 1,3,\ldots,n
+1,2,\ldots,5 == 1,2,3,4,5 != 1,2,3,4,6
 1+2+\cdots+n == 1+2+\ldots+n != 1+2+n
-5 \text{ cm} == 5\,\text{cm} ; 5 cm != 5 \text{ m}
-5 == 5 cm ; \$5 ; x=5
-5 != 5 \text{ million} ; x=6 ; 5 \text{ and a half} ; 5\frac12 ; \text{about } 5 ; 5\cdots
-5 != 5 \text{ dozen}
-5\text{ cm}^2 == 5\text{ square centimeters} ; 5 cm^2 ; 5 \text{ sq cm} ; 5\ \mathrm{cm}^{2}
-5\text{ cm}^2 != 5\text{ cm}
-\$306,\!956.63 == 306956.63 ; \$306{,}956.63
+5 != x=6 ; 5 \text{ and a half} ; 5\frac12 ; \text{about } 5 ; 5\cdots ; 5 \text{ dozen}
+5\text{ cm}^2 == 5\text{ square centimeters} ; 5 cm^2 ; 5 \text{ sq cm} != 5\text{ cm}
 \$5 == 5 dollars != 5 cents
-7\text{ hours}. == 7 hours != 7 days
-60 \text{ miles per hour} == 60 mph
-5 \text{ million} == 5000000
-164 \pi \mbox{ square feet} == 164\pi
+\$18.90 == \text{USD }18.90 != \text{EUR }18.90
+5\text{ m/s} == 5\ \mathrm{m\,s^{-1}} ; 5\,\frac{\text{m}}{\text{s}}
+5\text{ m} == 5m ; 5 m
 7 minutes and 5 seconds == 7 \text{ minutes and } 5\text{ seconds} != 7 minutes and 6 seconds
 7 != 7 minutes and 5 seconds
+5 \text{ feet } 10 \text{ inches} != 5'10"
 11^{\text{th}} == 11
-second == \text{second}
-(1,2) == \begin{pmatrix}1\\2\end{pmatrix} ; \langle 1,2\rangle ; 1<x<2 ; （1，2）
-(1,2) != [1,2] ; (2,1) ; (1,2+10^{-9})
-\begin{pmatrix}1\\2\end{pmatrix} == (1,2)
+25 == \text{twenty-five} ; 25°C
+25\% == 25\% \text{ increase}
+25^\circ == 25^\circ\text{C}
+25^\circ C != 25^\circ F
+\frac{\sqrt{3}}{2} == \sin 60^\circ
+(1,2) == （1，2） != [1,2] ; \{1,2\} ; (1,2+10^{-9})
 x\in(1,2) == 1<x<2
 (1,2] == 1<x\le 2 != 1\le x\le 2
-1,2 == 2,1 ; x=1 \text{ or } x=2 != 1
-\{1,2\} == 1,2
 (1,2),(3,4) == (3,4),(1,2)
-\pm 3 == 3,-3
-\pm3 != -3
-\text{east} == east != seat
-Yes == \text{Yes}
+(2,3) == x=2, y=3
+\pm 3 == 3,-3 != -3
+x<1 \text{ or } x>3 == (-\infty,1)\cup(3,\infty) != (-\infty,1)\cup(4,\infty)
+\mathbb R\setminus\{1\} == (-\infty,1)\cup(1,\infty)
+\text{east} == \text{an east} != seat
 BEE != EBE
 \text{even} != \text{odd}
 W \text{ and } Z == Z, W
 0.\overline{3} == \frac13 != 0.3
-0.1\overline{6} == \frac16
 \frac13 == 0.333333 ; 0.3333333333 ; 0.333\ldots != 0.33
 \sqrt2 == 1.41421356 != 1.414
-0.5 == .5 ; 0{,}5
 0.30000000000000004 == 0.3
+0,5 == 0.5
 1/20! != 1/21!
 1/2^{60} != 1/2^{61}
-0.0000031 != 0.0000029
 2^{2008} != 2^{2009}
-x+1 == 1+x
-y=2x+3 == 2x+3 ; y=3+2x
+0.0000031x != 0.0000029x
+(0.0000031, 2) != (0.0000029,2)
 3x+2y-5=0 == 5-3x-2y=0
 f(x)=x^2 == x^2
-a_k = k2^{k-1} == k2^{k-1}
-x_1+x_2 != x_1+x_3
 f'(x)=2x != f(x)=2x
-\binom{5}{2} == 10
+x_1+x_2 != x_1+x_3
+y=2x+3 == 2x+3 ; y=3+2x
+4 \cdot 2007 - 3 = 8025 == 8025 != 5 \cdot 2007 - 3 = 8025
+8025 == 4 \cdot 2007 - 3 = 8025
+\binom{5}{2} == 10 ; {5\choose 2}
 n \equiv 0,2 (\bmod 6) == n \equiv 0,2 \pmod 6
 \text{no solution} != \emptyset
 \infty != -\infty
-2+3i == 3i+2 != 2-3i
-e^{i\pi} == -1
-\frac{\sqrt{3}}{2} == \sin 60^\circ
-\sqrt{\frac{1209}{7}} \text{ OR } \frac{\sqrt{8463}}{7} == \frac{\sqrt{8463}}{7}
-{m \leq 3} == m\le 3
-abc == cba
-42 == \text{Answer: } 42 ; \text{The answer is } 42
-1,234 == 1234
-(1,234) == (1, 234)
-0,5 == 0.5
-\frac{574,287}{593,775} == \frac{574287}{593775}
-1 \text{ hour } 30 \text{ minutes} == 1 hour 30 minutes
--\frac{3}{4} == \frac{-3}{4}
-\frac{3}{4} == \frac{3}{4}\text{ of the cake}
-(0.0000031, 2) != (0.0000029,2)
-x=0.0000031 != x=0.0000029
-0.0000031x != 0.0000029x
-25\% == 25\% \text{ increase}
-25 == 25°C
-25^\circ == 25^\circ\text{C}
-25^\circ C != 25^\circ F
-\{1,2,\ldots,n\} == 1,2,\ldots,n
-1,2,\ldots,5 == 1,2,3,4,5 != 1,2,3,4,6
-e == 2.718282 != 2.71
-10000 == 10'000 ; 10{\,}000 ; 10\thinspace000 ; 10\text{,}000
-7:55 \text{ p.m.} == 7{:}55\text{ p.m.} ; \text{at }7:55\text{ p.m.} ; 7:55 \text{ in the evening}
-7:55 \text{ p.m.} == t=7:55\text{ p.m.} != 7:55 \text{ in the morning} ; 07:55
-12:00 \text{ p.m.} == \text{noon} != \text{midnight}
-52_8 == (52)_8 ; {52}_8 ; 52\ (\text{base }8) ; x=52_8
-\frac{1}{7} == 0.\dot{1}4285\dot{7}
-12 == = 12 ; \text{twelve} != 12 \text{ squared} ; 12\text{ halves} ; \text{12 twice}
-25 == \text{twenty-five}
-5\text{ m/s} == 5\ \mathrm{m\,s^{-1}} ; 5\,\frac{\text{m}}{\text{s}}
-5\text{ m} == 5m ; 5 m
-5.4 \text{ cents} == 5.4¢
-\$18.90 == \text{USD }18.90 != \text{EUR }18.90
-30^\circ == 30\text{°} ; 30\textdegree
-1000 == 1e3
-2.5e-05 == 2.5 \text{ x } 10^{-5} ; 2.5(10)^{-5}
-7 == \textcolor{red}{7} ; \begin{aligned}7\end{aligned} ; 7 \\
-\mathbb R\setminus\{1\} == (-\infty,1)\cup(1,\infty)
-5 == 5=x
-\text{ellipse} == \text{an ellipse}
-6 - 5i == 6-5\cdot i ; 6 - 5\mathrm{i} != 6+5i
+2+3i == 3\mathrm{i}+2 != 2-3i
 2i == \sqrt{-4}
-\frac{20000}{\pi} == \frac{2\times10^4}{\pi}
-120 == {10\choose 3}
-ab == a\cdot b ; ba
-(8,-2) != \{8,-2\}
-x^{ab} == (x^a)^b
-1 + 2004! == 2004! + 1 != 6 + 2004! ; 2004!
-4 \cdot 2007 - 3 = 8025 == 8025 != 5 \cdot 2007 - 3 = 8025
-8025 == 4 \cdot 2007 - 3 = 8025
-\frac{30^\circ}{2} == \frac{30^\circ}{2}
-\frac16 == 0.1666...
-3:00 PM == 3 PM
-31_{16} == 0x31
-(-\infty,1)\cup(3,\infty) == x<1 \text{ or } x>3
-x<1 \text{ or } x>3 == (-\infty,1)\cup(3,\infty) != (-\infty,1)\cup(4,\infty)
-(2,3) == x=2, y=3
-\mathbb{R} == (-\infty,\infty)
-٣ == 3
-3x+2 != 3x+2.0000001
-x^2+C == x^2+C
-16 != 16 \text{ (approximately)}
-24 == \text{24 hours} ; 24\text{hrs}
-\frac{\pi}{6} != 30^\circ
-2,3 == 2;3 ; 2 \text{ and } 3
-10 != 1010_2
-123 != 1,23
-\sqrt[3]{2} == 2^{1/3}
-n! == n(n-1)!
-\binom{n}{2} == \frac{n(n-1)}{2}
-(-1)^{n+1} == -(-1)^n
-\lfloor \sqrt n\rfloor == \lfloor \sqrt{n} \rfloor
-\log_{10} 2 == \frac{\ln 2}{\ln 10}
-\tan^{-1} 2 == \arctan 2
-|x| == \sqrt{x^2}
--x != \sqrt{x^2}
-€5 == 5 euros
-5 \text{ feet } 10 \text{ inches} != 5'10"
+e == 2.718282 != 2.71
+\sqrt{\frac{1209}{7}} \text{ OR } \frac{\sqrt{8463}}{7} == \frac{\sqrt{8463}}{7}
+abc == cba
 AB != BA
 \overline{AB} == \overline{AB}
-X == x
+42 == \text{Answer: } 42 ; \text{The answer is } 42
+(1,234) == (1, 234)
+\frac{574,287}{593,775} == \frac{574287}{593775}
+\frac{3}{4} == \frac{3}{4}\text{ of the cake}
+1 + 2004! == 2004! + 1 != 6 + 2004! ; 2004!
+16 != 16 \text{ (approximately)}
+n! == n(n-1)!
+-x != \sqrt{x^2}
 """.strip().split("\n")
+# The same of whole responses; ⏎ ends a line.
+RESPONSES = r"""
+34 == Answer:34. ; Answer：34 ; The answer is therefore 34. ; Final answer: 34 dollars
+34 == The correct answer is (B) 34. ; The answer is thirty-four.
+34 == Answer: 34 ⏎ ⏎ This answer is consistent with what is given.
+34 != The answer is 3.4. ; The answer is 34. The answer was 35. ; The answer isn't 34.
+34 != It is not 34. ; Is the answer 34? No. ; Answer: unknown (34 is a guess)
+3 != First \boxed{3}, no: \boxed{2}. ; Answer: at least 3 ; So we get $\ge 3$
+4 == The answer is 4, since 2+2=4. ; \boxed{1}. The final answer is 4
+4 != The answer is not 4 ; So the answer is 4!
+4a-2 != \boxed{4}
+5 == the answer is \(x=5\). ; So x = 5. != So we get $5 \text{ million}$
+Thus the answer is $\boxed{5}$. == \boxed{5}
+7 == \fbox{7} ; \boxed 7 ; \boxed{\boxed{7}} ; So $\text{the sum} = 3 + 4 = 7$
+7 != The answers are 3 and 7. ; The answer is 7. \boxed{}
+3,7 == The answers are 3 and 7.
+12 != Answer: 12 apples and 5 pears ; First \boxed{7}; in total \boxed{12
+12\frac{3}{5} == \boxed{63/5} != \boxed{\frac{3}{5}}
+10000 == The answer is 10 000. ; So we get $10~000$
+0 != So we get $10~000$
+1/2 == \boxed\frac12 ; The answer is: ⏎ \[ ⏎ \frac{1}{2} ⏎ \]
+3.4 == The answer is 3.4.
+42 == #### 42 ; Never stopped thinking: \boxed{42}
+90 == The angle is [90].
+yes == The answer is yes. This answer is correct.
+7:55 a.m. == The answer is 7:55 a.m. != The answer is 7:55 p.m.
+-2, 1 == $x = \boxed{1}$ or $x = \boxed{-2}$
+1, 2 != $\boxed{1} \quad\text{and}\quad \boxed{3}$
+1011_3 != so we get 1011_2
+B == The correct answer is (B) 34. ; The answer is (B), although option D looks right.
+C == Hence the correct option is C. != The correct choice is not C. ; \boxed{B. 42 apples}
+D != The answer is (B), although option D looks right.
+D. none of these == So the correct answer is **(D)**.
+602 == So we get $\textbf{(C)}\ 602$
+""".strip().split("\n")
+
+
+def judged(line: str, response: str) -> None:
+    """AssertionError where an answer of the line, in that response, is not judged as it says."""
+    same, _, other = line.partition(" != ")
+    gold, _, accepted = same.partition(" == ")
+    for answers in (accepted, other):
+        for answer in filter(None, answers.split(" ; ")):
+            text = response.replace("ANSWER", answer).replace("⏎", "\n")
+            is_right = judge(text, gold).outcome is Outcome.CORRECT
+            assert is_right == (answers is accepted), answer
 
 
 @pytest.mark.parametrize("line", ANSWERS)
 def test_the_same_answer_and_another_one(line: str) -> None:
-    same, _, other = line.partition(" != ")
-    gold, _, accepted = same.partition(" == ")
-    for answers, outcome in ((accepted, Outcome.CORRECT), (other, Outcome.WRONG)):
-        for answer in filter(None, answers.split(" ; ")):
-            response = f"Therefore.\n</think>\n\nThe answer is $\\boxed{{{answer}}}$."
-            assert judge(response, gold).outcome is outcome, answer
+    judged(line, "Therefore.\n</think>\n\nThe answer is $\\boxed{ANSWER}$.")
 
 
-@pytest.mark.parametrize(
-    ("gold", "response", "correct"),
-    [
-        ("34", "Answer:34.", True),
-        ("34", "**Answer:** 34", True),
-        ("34", "The answer is therefore 34.", True),
-        ("x+1", "Answer: x + 1", True),
-        ("12", "Answer: 12 apples and 5 pears", False),
-        ("3", "Answer: at least 3", False),
-        ("12", "First \\boxed{7}; in total \\boxed{12", False),
-        ("7", "\\fbox{7}", True),
-        ("7", "\\boxed 7", True),
-        ("\\frac12", "\\boxed\\frac12", True),
-        ("4", "The answer is not 4", False),
-        ("4", "The answer is 4, since 2+2=4.", True),
-        ("4", "So the answer is 4!", False),
-        ("34", "Final answer: 34 dollars", True),
-        ("34", "The correct answer is (B) 34.", True),
-        ("B", "The correct answer is (B) 34.", True),
-        ("7:55 a.m.", "The answer is 7:55 a.m.", True),
-        ("7:55 p.m.", "The answer is 7:55 a.m.", False),
-        ("1/2", "The answer is: \n\\[\n\\frac{1}{2}\n\\]", True),
-        ("34", "The answer is 3.4.", False),
-        ("3.4", "The answer is 3.4.", True),
-        ("5", "the answer is \\(x=5\\).", True),
-        ("5", "So x = 5.", True),
-        ("10000", "The answer is 10 000.", True),
-        ("7", "The answers are 3 and 7.", False),
-        ("3,7", "The answers are 3 and 7.", True),
-        ("7", "\\boxed{7}. Wait, that is wrong: \\boxed{8", False),
-        ("42", "#### 42", True),
-        ("34", "Answer：34", True),
-        ("34", "Answer: 34\n\nThis answer is consistent with what is given.", True),
-        ("yes", "The answer is yes. This answer is correct.", True),
-        ("34", "The answer is 34. The answer was 35.", False),
-        ("34", "The answer is thirty-four.", True),
-        ("34", "The answer isn't 34.", False),
-        ("34", "It is not 34.", False),
-        ("34", "Is the answer 34? No.", False),
-        ("34", "Answer: unknown (34 is a guess)", False),
-        ("7", "The answer is 7. \\boxed{}", False),
-        ("B", "The answer is (B), although option D looks right.", True),
-        ("C", "Hence the correct option is C.", True),
-        ("C", "The correct choice is not C.", False),
-        ("D", "The answer is (B), although option D looks right.", False),
-        ("(B)", "\\boxed{\\text{(b)}}", True),
-        ("C", "\\boxed{B. 42 apples}", False),
-        ("D. none of these", "So the correct answer is **(D)**.", True),
-        ("10000", "So we get $10~000$", True),
-        ("0", "So we get $10~000$", False),
-        ("602", "So we get $\\textbf{(C)}\\ 602$", True),
-        ("3", "So we get $\\ge 3$", False),
-        ("5", "So we get $5 \\text{ million}$", False),
-        ("7", "So $\\text{the sum} = 3 + 4 = 7$", True),
-        ("1011_3", "so we get 1011_2", False),
-    ],
-)
-def test_what_a_response_calls_its_answer(gold: str, response: str, correct: bool) -> None:
-    assert (judge(response, gold).outcome is Outcome.CORRECT) == correct
+@pytest.mark.parametrize("line", RESPONSES)
+def test_what_a_response_calls_its_answer(line: str) -> None:
+    judged(line, "ANSWER")
 
 
-@pytest.mark.parametrize(
-    ("text", "gold", "outcome"),
-    [
-        (r"First \boxed{3}, no: \boxed{2}.", "3", "wrong"),
-        (r"$x = \boxed{1}$ or $x = \boxed{-2}$", r"-2, 1", "correct"),
-        (r"$\boxed{1} \quad\text{and}\quad \boxed{3}$", r"1, 2", "wrong"),
-        (r"\boxed{\boxed{7}}", "7", "correct"),
-        (r"\boxed{4}", "4a-2", "wrong"),
-        (r"\boxed{\frac{3}{5}}", r"12\frac{3}{5}", "wrong"),
-        (r"\boxed{63/5}", r"12\frac{3}{5}", "correct"),
-        (r"\boxed{5}", r"Thus the answer is $\boxed{5}$.", "correct"),
-        ("The angle is [90].", "90", "correct"),
-        (r"\boxed{1}. The final answer is 4", "4", "correct"),
-        (r"\boxed{\frac{1}{2}", "1/2", "no_answer"),
-        ("I do not know.", "4", "no_answer"),
-        ("", "4", "no_answer"),
-        (r"\boxed{}", "4", "no_answer"),
-        (r"<think>It is \boxed{4}.</think> I give up.", "4", "no_answer"),
-        (r"Never stopped thinking: \boxed{4}", "4", "correct"),
-    ],
-)
-def test_where_the_answer_is_looked_for(text: str, gold: str, outcome: str) -> None:
-    assert judge(text, gold).outcome == Outcome(outcome)
+def test_a_response_without_an_answer_has_none() -> None:
+    unclosed, behind = r"\boxed{4", r"<think>It is \boxed{4}.</think> I give up."
+    for response in (unclosed, behind, "I do not know.", "", r"\boxed{}"):
+        assert judge(response, "4") == Verdict(outcome=Outcome.NO_ANSWER)
 
 
 def test_verdict_names_the_answer_it_read() -> None:
     assert judge(r"so \boxed{ 3 }", "4") == Verdict(outcome=Outcome.WRONG, answer="3")
-    assert judge("nothing", "4").answer == ""
-    assert len(judge("\\boxed{" + "9" * 2000 + "}", "4").answer) == 500
+    assert len(open_judge("math")("\\boxed{" + "9" * 2000 + "}", "4").answer) == 500
 
 
 # Of each kind of answer that data sets hold.

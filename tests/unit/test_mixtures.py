@@ -11,12 +11,14 @@ from rows import problem_set, write_rows
 
 from megatron_opsft.config import Config, DataConfig
 from megatron_opsft.config.load import config_hash, load_config, to_yaml
-from megatron_opsft.data.choices import (
+from megatron_opsft.data.mixture import (
+    ProblemSampler,
     describe_data,
     drop_unusable_prompts,
+    load_training,
+    order_of,
     take_held_out,
 )
-from megatron_opsft.data.mixture import ProblemSampler, load_training, order_of
 from megatron_opsft.data.problems import ProblemSet
 from megatron_opsft.errors import UserError
 from megatron_opsft.records import Problem

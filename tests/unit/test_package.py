@@ -17,19 +17,13 @@ BUILD = "import sys; from setuptools import build_meta as b; getattr(b, sys.argv
 pytestmark = pytest.mark.slow
 
 
-class Installed:
-    """The package in a directory of its own; dependencies are this environment's."""
-
-    def __init__(self, site: Path, cwd: Path) -> None:
-        self.site, self.cwd = site, cwd
-        self._env = os.environ | {"PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}
-
-    def run(self, *words: str) -> str:
-        """The output of `megatron-opsft *words`, as installed."""
-        words = (sys.executable, str(self.site / "bin/megatron-opsft"), *words)
-        ended = subprocess.run(words, cwd=self.cwd, env=self._env, capture_output=True, text=True)
-        assert ended.returncode == 0, f"{words}:\n{ended.stdout}\n{ended.stderr}"
-        return ended.stdout
+def python(*words: object, cwd: Path, path: object = "") -> str:
+    """The output of `python *words`."""
+    env = os.environ | {"PYTHONPATH": str(path), "OMP_NUM_THREADS": "1"}
+    call = [sys.executable, *map(str, words)]
+    ended = subprocess.run(call, cwd=cwd, env=env, capture_output=True, text=True)
+    assert ended.returncode == 0, f"{words}:\n{ended.stdout}\n{ended.stderr}"
+    return ended.stdout
 
 
 @pytest.fixture(scope="module")
@@ -38,29 +32,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("build")
     ignored = shutil.ignore_patterns(".*", "runs", "build", "dist", "*.egg-info", "__pycache__")
     shutil.copytree(ROOT, directory / "checkout", symlinks=True, ignore=ignored)
-    build(directory / "checkout", "build_sdist", directory)
+    python("-c", BUILD, "build_sdist", directory, cwd=directory / "checkout")
     (sdist,) = directory.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         archive.extractall(directory, filter="data")
-    build(directory / sdist.name.removesuffix(".tar.gz"), "build_wheel", directory)
+    python("-c", BUILD, "build_wheel", directory, cwd=directory / sdist.name[: -len(".tar.gz")])
     (made,) = directory.glob("*.whl")
     return made
-
-
-def build(source: Path, what: str, out: Path) -> None:
-    env = os.environ | {"PYTHONPATH": ""}
-    words = [sys.executable, "-c", BUILD, what, str(out)]
-    ended = subprocess.run(words, cwd=source, env=env, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
-
-
-@pytest.fixture(scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    site, cwd = tmp_path_factory.mktemp("site"), tmp_path_factory.mktemp("elsewhere")
-    options = ["--quiet", "--no-deps", "--no-index", "--no-compile", "--target", str(site)]
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install"]
-    subprocess.run([*pip, *options, str(wheel)], check=True, cwd=cwd)
-    return Installed(site, cwd)
 
 
 def test_the_wheel_has_the_package_and_nothing_else(wheel: Path) -> None:
@@ -83,12 +61,18 @@ def test_the_wheel_has_the_package_and_nothing_else(wheel: Path) -> None:
     assert "megatron_opsft/py.typed" in held
 
 
-def test_commands_outside_the_checkout(installed: Installed) -> None:
+def test_commands_outside_the_checkout(wheel: Path, tmp_path: Path) -> None:
     """A plan of a shipped configuration and its model there, and a job script."""
-    assert installed.run("--version") == "megatron-opsft 0.1.0\n"
-    job = installed.run("launch", "slurm", CONFIG, "--dry-run")
-    script, config = job.split()[-2:]
+    site = tmp_path / "site"
+    options = ["--quiet", "--no-deps", "--no-index", "--no-compile", "--target", site]
+    python("-m", "pip", "--disable-pip-version-check", "install", *options, wheel, cwd=tmp_path)
+
+    def run(*words: str) -> str:
+        return python(site / "bin/megatron-opsft", *words, cwd=tmp_path, path=site)
+
+    assert run("--version") == "megatron-opsft 0.1.0\n"
+    script, config = run("launch", "slurm", CONFIG, "--dry-run").split()[-2:]
     for named in (script, config):
-        assert Path(named).is_relative_to(installed.site) and Path(named).is_file(), named
+        assert Path(named).is_relative_to(site) and Path(named).is_file(), named
     assert (Path(script).parent / "common.sh").is_file()
-    assert '"fits": true' in installed.run("plan", CONFIG, "--json")
+    assert '"fits": true' in run("plan", CONFIG, "--json")

@@ -1,4 +1,6 @@
-"""Prompts through the chat template, tokenizers as their files describe them, end tokens."""
+"""A row's problem and messages, a user's own prompts, the chat template; tokenizers as their files
+describe them, end tokens.
+"""
 
 import json
 from pathlib import Path
@@ -9,16 +11,17 @@ import sentencepiece
 from rows import write_rows
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from megatron_opsft.data.choices import drop_unusable_prompts
-from megatron_opsft.data.problems import load_problems
+from megatron_opsft.config import DataConfig, EvalConfig
+from megatron_opsft.data.mixture import drop_unusable_prompts
+from megatron_opsft.data.problems import ARITHMETIC, ProblemSet, load_held_out, load_problems
 from megatron_opsft.data.prompts import (
     PromptEncoder,
     check_vocabulary,
     end_token_ids,
     load_tokenizer,
 )
-from megatron_opsft.errors import UserError
-from megatron_opsft.records import Problem
+from megatron_opsft.errors import PromptError, UserError
+from megatron_opsft.records import Message, Problem
 
 R1_TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}<|User|>{{ m['content'] }}{% endfor %}"
@@ -56,6 +59,11 @@ FINAL = " and put your final answer within \\boxed{}."
 DRAFT = " but only keep a minimum draft for each thinking step, with 5 words at most,"
 
 
+@pytest.fixture
+def r1(tmp_path: Path) -> Any:
+    return load_tokenizer(write_model_dir(tmp_path / "r1"))
+
+
 @pytest.mark.parametrize(
     ("template", "instruction"),
     [
@@ -64,38 +72,37 @@ DRAFT = " but only keep a minimum draft for each thinking step, with 5 words at 
         ("chat", ""),
     ],
 )
-def test_prompt_text_is_the_papers(tmp_path: Path, template: str, instruction: str) -> None:
-    tokenizer = load_tokenizer(write_model_dir(tmp_path))
-    prompt = PromptEncoder(tokenizer=tokenizer, template=template).encode(ONE)
-    expected = f"<|begin|><|User|>1+1?{instruction}<|Assistant|><think>\n"
-    assert tokenizer.decode(prompt, skip_special_tokens=False) == expected
-    special = [tokenizer.convert_tokens_to_ids(token) for token in SPECIAL]
-    assert [prompt[0], prompt[1], prompt[-3], prompt[-2]] == special[1:5]
-    assert all(isinstance(token_id, int) for token_id in prompt)
+def test_prompt_text_is_the_papers_and_thinking_is_the_template_s(
+    tmp_path: Path, r1: Any, template: str, instruction: str
+) -> None:
+    without = R1_TEMPLATE.replace("<think>\n", "")
+    bare = load_tokenizer(write_model_dir(tmp_path / "bare", chat_template=without))
+    for tokenizer, end in ((r1, "<think>\n"), (bare, "")):
+        encoder = PromptEncoder(tokenizer=tokenizer, template=template)
+        prompt = encoder.encode(ONE)
+        expected = f"<|begin|><|User|>1+1?{instruction}<|Assistant|>{end}"
+        assert tokenizer.decode(prompt, skip_special_tokens=False) == expected
+        special = [tokenizer.convert_tokens_to_ids(token) for token in SPECIAL[1:5]]
+        assert [i for i in prompt if i in special] == special[: 4 if end else 3]
+        assert encoder.opens_think == bool(end)
 
 
 @pytest.mark.parametrize("marker", ["<|end|>", "<|User|>", "</think>"])
-def test_a_problem_with_a_marker_of_the_model_s_is_a_bad_row(tmp_path: Path, marker: str) -> None:
+def test_problems_that_are_too_long_or_have_a_marker_of_the_model_s_are_bad_rows(
+    tmp_path: Path, r1: Any, marker: str
+) -> None:
     """As a token it would end the user's part or the thinking; similar text is left as it is."""
-    tokenizer = load_tokenizer(write_model_dir(tmp_path / "model"))
-    encoder = PromptEncoder(tokenizer=tokenizer, template="r1")
-    texts = [f"What is 1+1?{marker}", "Is 1 < 2 > 0? <b> <| end |>", "1+1?"]
+    encoder = PromptEncoder(tokenizer=r1, template="chat")
+    texts = [f"What is 1+1?{marker}", "Is 1 < 2 > 0? <b> <| end |>", "1" * 45, "1" * 46]
     data = write_rows(tmp_path / "data.jsonl", [{"problem": t, "answer": "2"} for t in texts])
-    read = drop_unusable_prompts(load_problems(data), encoder.encode, max_prompt_tokens=500)
-    assert [problem.text for problem in read.problems] == texts[1:]
-    assert [(bad.row, bad.reason) for bad in read.bad_rows] == [
-        (1, f"the problem contains {marker!r}, a special token of the model")
+    read = load_problems(data)
+    kept = drop_unusable_prompts(read, encoder.encode, max_prompt_tokens=50)
+    assert [problem.text for problem in kept.problems] == texts[1:3]
+    assert [(bad.row, bad.reason) for bad in kept.bad_rows] == [
+        (1, f"the problem contains {marker!r}, a special token of the model"),
+        (4, "prompt of 51 tokens, more than data.max_prompt_tokens=50"),
     ]
-
-
-def test_no_thinking_is_added_to_a_template_without_it(tmp_path: Path) -> None:
-    template = R1_TEMPLATE.replace("<think>\n", "")
-    tokenizer = load_tokenizer(write_model_dir(tmp_path, chat_template=template))
-    prompt = PromptEncoder(tokenizer=tokenizer, template="r1").encode(ONE)
-    assert tokenizer.decode(prompt, skip_special_tokens=False).endswith("\\boxed{}.<|Assistant|>")
-    assert not PromptEncoder(tokenizer=tokenizer, template="r1").opens_think
-    r1 = load_tokenizer(write_model_dir(tmp_path / "r1"))
-    assert PromptEncoder(tokenizer=r1, template="r1").opens_think
+    assert kept.sha256 != read.sha256
 
 
 def test_a_template_that_asks_for_the_date_makes_the_same_prompt_on_every_day(
@@ -139,35 +146,32 @@ def test_a_long_text_is_encoded_without_a_word(
     tokenizer = load_tokenizer(write_model_dir(tmp_path, model_max_length=16))
     problem = Problem(id="1", text="1+" * 40 + "1?", answer="41")
     assert len(PromptEncoder(tokenizer=tokenizer, template="chat").encode(problem)) > 16
-    assert tokenizer.model_max_length == 16
     assert capfd.readouterr() == ("", "")
 
 
 def test_missing_files_and_template_are_user_errors(tmp_path: Path) -> None:
     path = write_model_dir(tmp_path / "model")
-    (path / "tokenizer.json").rename(path / "elsewhere")
-    with pytest.raises(UserError, match=r"has no tokenizer.json; copy the tokenizer files"):
-        load_tokenizer(path)
     (path / "tokenizer.json").write_text("{")
     with pytest.raises(UserError, match="model.path"):
+        load_tokenizer(path)
+    (path / "tokenizer.json").unlink()
+    with pytest.raises(UserError, match=r"has no tokenizer.json; copy the tokenizer files"):
         load_tokenizer(path)
     with pytest.raises(UserError, match="has no chat template; add chat_template.jinja"):
         load_tokenizer(write_model_dir(tmp_path / "bare", chat_template=None))
 
 
-def test_end_tokens_are_collected_from_all_files(tmp_path: Path) -> None:
-    path = write_model_dir(tmp_path)
-    tokenizer = load_tokenizer(path)
-    own = tokenizer.eos_token_id
-    assert end_token_ids(tokenizer, path) == (own,)
-    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, own]}))
-    (path / "config.json").write_text(json.dumps({"eos_token_id": 3}))
-    assert end_token_ids(tokenizer, path) == (3, 7, own)
-    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": None}))
-    (path / "config.json").unlink()
-    tokenizer.eos_token = None
+def test_end_tokens_are_collected_from_all_files(tmp_path: Path, r1: Any) -> None:
+    own = r1.eos_token_id
+    assert end_token_ids(r1, tmp_path) == (own,)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, own]}))
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 3}))
+    assert end_token_ids(r1, tmp_path) == (3, 7, own)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": None}))
+    (tmp_path / "config.json").unlink()
+    r1.eos_token = None
     with pytest.raises(UserError, match="has no end token"):
-        end_token_ids(tokenizer, path)
+        end_token_ids(r1, tmp_path)
 
 
 def test_a_sentencepiece_model_is_a_tokenizer(tmp_path: Path) -> None:
@@ -187,3 +191,120 @@ def test_a_sentencepiece_model_is_a_tokenizer(tmp_path: Path) -> None:
     ids = tokenizer.encode("How many are 3 and 4?", add_special_tokens=False)
     assert ids == own.encode("How many are 3 and 4?")
     assert end_token_ids(tokenizer, tmp_path) == (own.eos_id(),)
+
+
+CHAT_TEMPLATE = (
+    "{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+USER = {"role": "user", "content": "1 + 1?"}
+SYSTEM = {"role": "system", "content": "Be brief."}
+
+
+def reasons(read: ProblemSet) -> list[str]:
+    return [bad.reason for bad in read.bad_rows]
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Any:
+    return load_tokenizer(write_model_dir(tmp_path / "chat", chat_template=CHAT_TEMPLATE))
+
+
+def prompt_of(tokenizer: Any, problem: Problem, template: str = "chat", **more: str) -> str:
+    method = {key: more.pop(key) for key in ("system", "suffix") if key in more}
+    encoder = PromptEncoder(tokenizer=tokenizer, template=template, **more)
+    return str(tokenizer.decode(encoder.encode(problem, **method)))
+
+
+def test_dotted_names_reach_into_objects_in_training_and_evaluation(tmp_path: Path) -> None:
+    row = {"data": {"q": "1+1?"}, "reward_model": {"ground_truth": "2", "style": "rule"}}
+    source = write_rows(tmp_path / "rows.jsonl", [row, {"data": None, "reward_model": {}}])
+    fields = {"problem_field": "data.q", "answer_field": "reward_model.ground_truth"}
+    read = load_problems(source, **fields)
+    assert [(p.text, p.answer) for p in read.problems] == [("1+1?", "2")]
+    assert reasons(read) == ["no data.q"]
+    held_out = load_held_out(DataConfig(train="x"), EvalConfig(data=source, **fields))
+    assert held_out is not None and held_out.problems == read.problems
+    with pytest.raises(UserError, match=r"it has data.q, reward_model.ground_truth, reward_model"):
+        load_problems(write_rows(tmp_path / "one.jsonl", [row]), problem_field="data.question")
+    dotted = write_rows(tmp_path / "dot.jsonl", [{"problem": "p", "a.b": 1, "a": {"b": 2}}])
+    assert load_problems(dotted, answer_field="a.b").problems[0].answer == "1"
+
+
+def test_chat_messages_are_a_problem_and_what_is_none_is_a_bad_row(tmp_path: Path) -> None:
+    shots = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]
+    bad: list[Any] = [[], shots, [USER, SYSTEM, USER], ["1 + 1?"], [{"role": "tool"}]]
+    bad += [[{"role": "user", "content": content}] for content in ([], " ")]
+    surrogate = [{**USER, "content": "\ud83d"}]
+    chats = [[USER], [SYSTEM, *shots, USER], *bad, surrogate]
+    rows = [{"prompt": value, "answer": 2} for value in chats]
+    one, other = (read := load_problems(write_rows(tmp_path / "rows.jsonl", rows))).problems
+    assert one.text == other.text == "1 + 1?" and one.before == ()
+    assert other.before == tuple(Message(**message) for message in [SYSTEM, *shots])
+    *chats, unicode = reasons(read)
+    assert unicode == "a text is not valid Unicode: half of a surrogate pair"
+    assert len(chats) == len(bad) and all("prompt is not a chat: write" in each for each in chats)
+
+
+def test_messages_reach_the_chat_template_with_the_instruction_in_the_last(
+    tokenizer: Any,
+) -> None:
+    before = (Message("user", "2 + 2?"), Message("assistant", "4"))
+    chat = Problem(id="1", text="1 + 1?", answer="2", before=before)
+    shots = "<|user|>2 + 2?<|assistant|>4<|user|>1 + 1?"
+    assert prompt_of(tokenizer, chat) == f"{shots}<|assistant|>"
+    told = prompt_of(tokenizer, chat, "r1", system_prompt="Think.", suffix="!")
+    assert told.startswith(f"<|system|>Think.{shots}\nPlease reason step by step")
+    assert told.endswith("\\boxed{}.!<|assistant|>")
+    # A row's own system message stands for the system prompt; what a method says is added to it.
+    own = Problem(id="1", text="1 + 1?", answer="2", before=(Message("system", "Be brief."),))
+    both = prompt_of(tokenizer, own, system_prompt="Think.", system="In 9 tokens.")
+    assert both == "<|system|>Be brief.\n\nIn 9 tokens.<|user|>1 + 1?<|assistant|>"
+
+
+def test_what_the_chat_template_refuses_is_a_prompt_error(tmp_path: Path) -> None:
+    refusing = "{{ raise_exception('no system message') }}"
+    strict = load_tokenizer(write_model_dir(tmp_path, chat_template=refusing))
+    with pytest.raises(PromptError, match=r"refuses it \(TemplateError: no system message\)"):
+        prompt_of(strict, Problem(id="1", text="1 + 1?", answer="2"))
+
+
+def test_a_jinja_file_makes_the_user_s_message_of_the_row(tmp_path: Path, tokenizer: Any) -> None:
+    file = tmp_path / "prompt.jinja"
+    file.write_text("{{ problem }}{% for o in row.options %}\n{{ o }}{% endfor %}\nAnswer:")
+    rows = [
+        {"question": "1 + 1?", "options": ["A) 2", "B) 3"], "answer": "A"},
+        {"question": "2 + 1?", "answer": "B"},
+        {"question": [SYSTEM, USER], "options": [], "answer": "A"},
+    ]
+    source = write_rows(tmp_path / "rows.jsonl", rows)
+    read = load_problems(source, template=str(file))
+    assert [p.text for p in read.problems] == ["1 + 1?\nA) 2\nB) 3\nAnswer:", "1 + 1?\nAnswer:"]
+    assert read.problems[1].before == (Message("system", "Be brief."),)
+    (reason,) = reasons(read)
+    assert reason == "data.template: UndefinedError: 'dict object' has no attribute 'options'"
+    prompt = prompt_of(tokenizer, read.problems[0], str(file))
+    assert prompt == "<|user|>1 + 1?\nA) 2\nB) 3\nAnswer:<|assistant|>"
+    assert load_problems(source).sha256 != read.sha256
+    file.write_text("Q: {{ problem }}")
+    assert load_problems(ARITHMETIC, template=str(file)).problems[0].text.startswith("Q: ")
+    file.write_text("{{ problem.__class__.__mro__[1].__subclasses__() }}")
+    with pytest.raises(UserError, match="no usable row.*SecurityError"):
+        load_problems(source, template=str(file))
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (None, r"cannot be read \(No such file or directory\)"),
+        ("{{ problem ", "is not a Jinja template: unexpected end of template"),
+        ("Solve it.", "uses neither problem nor row"),
+        ("{{ row.options }}", "has no attribute 'options'; a row of arithmetic has no columns"),
+    ],
+)
+def test_a_wrong_jinja_file_is_one_line(tmp_path: Path, text: str | None, reason: str) -> None:
+    file = tmp_path / "prompt.jinja"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(UserError, match=f"^data.template(={file})?:? [^\n]*{reason}[^\n]*$"):
+        load_problems(ARITHMETIC, template=str(file))

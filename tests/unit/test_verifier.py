@@ -1,7 +1,11 @@
-"""The verifier's pool: what it does with hangs, deaths and order."""
+"""The verifier's pool: what it does with hangs, deaths and order; and a user's own judge: what it
+gets and may return, and what is said of mistakes.
+"""
 
+import logging
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -11,110 +15,83 @@ from typing import Any
 
 import psutil
 import pytest
+from forked_cli import ROOT, ForkedCli
+from rows import write_rows
+from small_run import QUICKSTART
 
+from megatron_opsft.architectures.config_from_hf import read_model_shape
+from megatron_opsft.config import VerifyConfig
+from megatron_opsft.config.load import load_config
 from megatron_opsft.errors import UserError
-from megatron_opsft.records import Outcome, Verdict
-from megatron_opsft.verify.verifier import share_of_cores
+from megatron_opsft.records import FinishReason, Outcome, Problem, Rollout
+from megatron_opsft.run_input import read_input
+from megatron_opsft.storage.model_paths import ASSETS, TINY_REASONER
+from megatron_opsft.verify.verifier import Verifier, check_judge, describe_judge, share_of_cores
 from megatron_opsft.verify.worker_pool import VerifierPool
 
-CORRECT, WRONG = Outcome.CORRECT, Outcome.WRONG
-ROGUE = f"{__name__}:judge_or_misbehave"
-KEPT: list[bytearray] = []  # as sympy keeps what it has computed
+CORRECT, WRONG, ERROR = Outcome.CORRECT, Outcome.WRONG, Outcome.ERROR
+EXAMPLE = "examples.own_judge:within_tolerance"
+ROGUE = "own_judges:judge_or_misbehave"
 
 
-def judge_or_misbehave(text: str, gold: str, fields: dict[str, Any]) -> Verdict:
-    """A judge that does what the text says, as broken answers do to a real one."""
-    if text == "hang":
-        signal.signal(signal.SIGALRM, signal.SIG_IGN)
-        pow(3, pow(3, 21))  # minutes in one C call: no signal handler runs
-    if text == "die":
-        os.kill(os.getpid(), signal.SIGKILL)
-    if text == "exit":
-        sys.exit(3)
-    if text == "print":
-        print("stray output")
-        os.write(1, b"more of it")
-    if text.startswith("keep"):
-        KEPT.append(bytearray(int(text.split()[1]) * 2**20))
-    if text.startswith("sleep"):
-        time.sleep(float(text.split()[1]))
-    return Verdict(outcome=CORRECT if text == gold else WRONG, answer=f"{text} {os.getpid()}")
-
-
-def wait_for_workers(count: int) -> list[psutil.Process]:
-    """The worker processes of this one, once there are that many."""
-    while True:
-        children = psutil.Process().children()
-        found = [child for child in children if "verify.worker" in " ".join(child.cmdline())]
-        if len(found) >= count:
-            return found
-        time.sleep(0.01)
-
-
-def test_pool_keeps_order_and_judges_equal_pairs_once() -> None:
-    items = [(f"sleep {0.02 if i % 3 else 0.1}", f"g{i}") for i in range(12)]
-    items += [("a", "a"), ("b", "a"), ("a", "a")]
-    with VerifierPool(3, 30, judge=ROGUE) as pool:
-        verdicts = pool.score(items)
-        assert pool.score([]) == []
-    assert [v.outcome for v in verdicts] == [WRONG] * 12 + [CORRECT, WRONG, CORRECT]
-    assert [v.answer.rpartition(" ")[0] for v in verdicts] == [text for text, _ in items]
-    assert verdicts[12] == verdicts[14]
+def workers_of(process: psutil.Process) -> list[psutil.Process]:
+    return [one for one in process.children() if "verify.worker" in " ".join(one.cmdline())]
 
 
 @pytest.mark.slow
 def test_hung_and_dying_workers_are_replaced_and_cost_only_their_item() -> None:
-    texts = ["ok", "hang", "print", "die", "hang", "exit", "ok 2"]
+    """Verdicts are in the order of the items; equal items are judged once."""
+    texts = ["sleep 0.1", "hang", "print", "die", "hang", "exit", "ok 2"]
+    items = [(text, "x") for text in texts] + [("hang", "other gold"), ("ok", "ok"), ("ok", "ok")]
     with VerifierPool(2, 1.0, judge=ROGUE) as pool:
         start = time.monotonic()
-        verdicts = pool.score([(text, "x") for text in texts] + [("hang", "other gold")])
-        seconds = time.monotonic() - start
-        again = pool.score([("fine", "fine")] * 3)
-    timeout, error = Outcome.TIMEOUT, Outcome.ERROR
-    assert [v.outcome for v in verdicts] == [
-        WRONG, timeout, WRONG, error, timeout, error, WRONG, timeout
-    ]  # fmt: skip
-    assert [v.outcome for v in again] == [CORRECT] * 3
-    assert seconds < 60
+        verdicts = pool.judge(items)
+        assert time.monotonic() - start < 60
+        assert [v.outcome for v in pool.judge([("fine", "fine")] * 3)] == [CORRECT] * 3
+    timeout = Outcome.TIMEOUT
+    outcomes = [WRONG, timeout, WRONG, ERROR, timeout, ERROR, WRONG, timeout, CORRECT, CORRECT]
+    assert [v.outcome for v in verdicts] == outcomes
+    for (text, _), verdict in zip(items, verdicts, strict=True):
+        assert verdict.answer.rpartition(" ")[0] in (text, "")
+    assert verdicts[-1] == verdicts[-2]  # of one process, which names itself
 
 
 def test_an_answer_too_large_for_what_is_left_is_judged_by_a_fresh_worker() -> None:
     items = [("keep 200", "x"), ("keep 400", "keep 400"), ("keep 2000", "x"), ("fine", "fine")]
     with VerifierPool(1, 30, judge=ROGUE, max_memory_bytes=600 * 2**20) as pool:
-        verdicts = pool.score(items)
-    assert [v.outcome for v in verdicts] == [WRONG, CORRECT, Outcome.ERROR, CORRECT]
+        verdicts = pool.judge(items)
+    assert [v.outcome for v in verdicts] == [WRONG, CORRECT, ERROR, CORRECT]
 
 
-def test_idle_workers_that_died_are_replaced_without_a_wrong_verdict() -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_signal_to_a_worker_that_starts_or_waits_costs_no_verdict(number: int) -> None:
+    """One that is killed is replaced; a scheduler's signal is none of its business."""
     with VerifierPool(1, 30, judge=ROGUE) as pool:
         for _ in range(2):
-            (verdict,) = pool.score([("a", "a")])
-            assert verdict.outcome is CORRECT
-            os.kill(int(verdict.answer.split()[1]), signal.SIGKILL)
-            time.sleep(0.1)
+            while not (workers := workers_of(psutil.Process())):
+                time.sleep(0.01)
+            workers[0].send_signal(number)
+            assert [v.outcome for v in pool.judge([("a", "a"), ("b", "a")])] == [CORRECT, WRONG]
 
 
 def test_workers_end_with_their_parent() -> None:
     program = (
-        "import os, sys; from megatron_opsft.verify.worker_pool import VerifierPool\n"
+        "import sys; from megatron_opsft.verify.worker_pool import VerifierPool\n"
         f"pool = VerifierPool(2, 30, judge={ROGUE!r})\n"
-        "verdicts = pool.score([('sleep 0.2', str(i)) for i in range(4)])\n"
-        "pids = {v.answer.split()[-1] for v in verdicts}\n"
+        "pool.judge([('sleep 0.2', str(i)) for i in range(4)])\n"
         "assert 'torch' not in sys.modules\n"
-        "print(*pids, flush=True)\n"
-        "pool.score([('hang', 'x'), ('hang', 'y')])\n"
+        "print(flush=True)\n"
+        "pool.judge([('hang', 'x'), ('hang', 'y')])\n"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    parent = subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=environment
-    )
-    assert parent.stdout is not None
-    with parent, parent.stdout:
-        pids = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
+    words = [sys.executable, "-c", program]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, env=environment) as parent:
+        assert parent.stdout is not None and parent.stdout.readline() == b"\n"
         time.sleep(0.3)
+        workers = workers_of(psutil.Process(parent.pid))
         parent.kill()
-    assert pids
-    _, left = psutil.wait_procs(pids, timeout=20)
+    assert len(workers) == 2
+    _, left = psutil.wait_procs(workers, timeout=20)
     assert all(worker.status() == psutil.STATUS_ZOMBIE for worker in left)
 
 
@@ -128,40 +105,28 @@ def test_workers_that_cannot_start_are_a_user_error(
         VerifierPool(1, 30, judge="leaving_judge:judge") as pool,
         pytest.raises(UserError, match=said),
     ):
-        pool.score([("a", "a")])
-    with pytest.raises(UserError, match="verify.workers: 0 is too few"):
-        VerifierPool(0, 30)
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_signal_to_a_worker_that_just_starts_costs_no_verdict(number: int) -> None:
-    """One that is killed is replaced; a scheduler's signal is none of its business."""
-    with VerifierPool(2, 30, judge=ROGUE) as pool:
-        (worker,) = wait_for_workers(1)
-        worker.send_signal(number)
-        assert [v.outcome for v in pool.score([("a", "a"), ("b", "a")])] == [CORRECT, WRONG]
+        pool.judge([("a", "a")])
 
 
 @pytest.mark.parametrize(
     ("usable", "ranks", "environment", "workers"),
     [
-        (12, 8, {"SLURM_CPUS_PER_TASK": "12"}, 12),
-        (48, 8, {"SLURM_CPUS_PER_TASK": "48", "TORCHELASTIC_RUN_ID": "none"}, 6),
-        (96, 8, {}, 12),
-        (96, 1, {"SLURM_CPUS_PER_TASK": "96"}, 32),
-        (4, 10_000, {}, 1),
+        (12, "8", {"SLURM_CPUS_PER_TASK": "12"}, 12),
+        (48, "8", {"SLURM_CPUS_PER_TASK": "48", "TORCHELASTIC_RUN_ID": "none"}, 6),
+        (96, "1", {"SLURM_CPUS_PER_TASK": "96"}, 32),
+        (4, "10000", {}, 1),
     ],
 )
 def test_cores_are_divided_by_the_ranks_that_share_them(
-    usable: int, ranks: int, environment: dict[str, str], workers: int, monkeypatch: Any
+    usable: int, ranks: str, environment: dict[str, str], workers: int, monkeypatch: Any
 ) -> None:
     """SLURM with cores for each task, with torchrun inside; and no SLURM."""
     for name in ("SLURM_CPUS_PER_TASK", "TORCHELASTIC_RUN_ID"):
         monkeypatch.delenv(name, raising=False)
-    for name, value in environment.items():
+    for name, value in (environment | {"LOCAL_WORLD_SIZE": ranks}).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(usable)), raising=False)
-    assert share_of_cores(ranks) == workers
+    assert share_of_cores() == workers
 
 
 def test_verdicts_do_not_depend_on_what_came_before_nor_on_the_number_of_workers() -> None:
@@ -175,8 +140,102 @@ def test_verdicts_do_not_depend_on_what_came_before_nor_on_the_number_of_workers
     shuffled = random.Random(1).sample(items, len(items))
     limit = 1 << 30
     with VerifierPool(2, 60, max_memory_bytes=limit) as two, VerifierPool(1, 60) as one:
-        first, second = two.score(items), one.score(shuffled)
-        assert all(worker.memory_info().rss < limit / 2 for worker in wait_for_workers(3))
+        first, second = two.judge(items), one.judge(shuffled)
+        workers = workers_of(psutil.Process())
+        assert len(workers) == 3
+        assert all(worker.memory_info().rss < limit / 2 for worker in workers)
     assert dict(zip(shuffled, second, strict=True)) == dict(zip(items, first, strict=True))
     wanted = [WRONG if n % 4 == 0 else CORRECT for n in range(1, 101) for _ in forms]
     assert [v.outcome for v in first] == wanted
+
+
+def outcomes(config: VerifyConfig, pairs: list[tuple[str, Problem]]) -> list[Outcome]:
+    """Of finished responses to the problems; the same ones, cut off, are not judged."""
+    rollouts = [
+        Rollout(
+            problem_id=problem.id,
+            sample_index=0,
+            prompt_ids=(1,),
+            response_ids=(2,),
+            text=text,
+            finish_reason=reason,
+            weight_version=0,
+        )
+        for text, problem in pairs
+        for reason in (FinishReason.STOP, FinishReason.LENGTH)
+    ]
+    problems = {problem.id: problem for _, problem in pairs}
+    with Verifier(config) as verifier:
+        verdicts = verifier.score(rollouts, problems)
+        assert verifier.score(rollouts, problems) == verdicts
+    assert {verdict.outcome for verdict in verdicts[1::2]} == {Outcome.UNFINISHED}
+    return [verdict.outcome for verdict in verdicts[::2]]
+
+
+def test_what_a_function_may_return_and_what_an_exception_becomes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    problem = Problem(id="p", text="", answer="x", fields={"answer": "x"})
+    other = Problem(id="q", text="", answer="x", fields={"answer": "y"})
+    config = VerifyConfig(workers=1, judge="own_judges:any_return")
+    returned = ("true", "0.0", "1.0", "outcome", "none", "raise")
+    pairs = [(text, problem) for text in returned]
+    with caplog.at_level(logging.WARNING, "megatron_opsft"):
+        got = outcomes(config, [*pairs, ("fields", problem), ("fields", other)])
+    assert got == [CORRECT, WRONG, CORRECT, Outcome.NO_ANSWER, ERROR, ERROR, CORRECT, WRONG]
+    (message,) = [record.getMessage() for record in caplog.records]  # of two calls
+    assert "2 of 8 responses could not be judged" in message
+    assert "it returned NoneType, not a bool, a number, an Outcome or a Verdict" in message
+
+
+def test_a_judge_that_is_not_there_is_one_line_before_anything_is_written(
+    cli: ForkedCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train = ["train", QUICKSTART, f"run.dir={tmp_path / 'run'}", "verify.judge=no_such:judge"]
+    evaluate = ["eval", "model=tiny_reasoner", f"out={tmp_path / 'eval'}", "judge=no_such:judge"]
+    for words in (train, evaluate):
+        assert "judge no_such:judge: no_such cannot be imported" in cli.run(words).error
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.chdir(tmp_path)
+    Path("broken_judge.py").write_text("import no_such_package\n")
+    Path("other_judge.py").write_text("from math import pi\n")
+    for name, said in {
+        "broken_judge:judge": "No module named 'no_such_package'",
+        "other_judge:judge": "other_judge.py has no function judge",
+        "other_judge:pi": "other_judge.py has no function pi",
+    }.items():
+        with pytest.raises(UserError, match=f"^[^\n]*{said}[^\n]*$"):
+            check_judge(VerifyConfig(judge=name))
+    with pytest.raises(ValueError, match="'maths' is not a judge"):
+        VerifyConfig(judge="maths")
+
+
+def test_the_example_s_columns_reach_it_in_training_and_evaluation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    rows = [{"problem": "p", "answer": "5"}, {"problem": "q", "answer": "5", "tolerance": 2}]
+    source = write_rows(tmp_path / "rows.jsonl", rows)
+    words = [f"data.train={source}", f"eval.data={source}", f"verify.judge={EXAMPLE}"]
+    model = ASSETS / TINY_REASONER
+    read = read_input(load_config(Path(QUICKSTART), words), model, read_model_shape(model))
+    assert read.held_out is not None
+    for problems in (read.problems.problems, sorted(read.held_out.problems, key=lambda p: p.text)):
+        pairs = [(text, problem) for text in ("It is 5.", "It is 6.") for problem in problems]
+        got = outcomes(VerifyConfig(workers=1, judge=EXAMPLE), pairs)
+        assert got == [CORRECT, CORRECT, WRONG, CORRECT]
+
+
+def test_an_evaluation_is_of_one_judge_and_its_code(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert re.fullmatch(
+        "math-verify 0, rules [0-9a-f]{16}", describe_judge(VerifyConfig(), "math-verify 0")
+    )
+    own, code = VerifyConfig(judge="mine.judges:judge"), tmp_path / "mine" / "judges.py"
+    code.parent.mkdir()
+    said = set()
+    for text in ("judge = bool\n", "judge = str\n"):
+        code.write_text(text)
+        said.add(describe_judge(own, ""))
+    assert len(said) == 2
+    assert all(line.startswith("mine.judges:judge, sha256 ") for line in said)

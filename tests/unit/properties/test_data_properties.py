@@ -1,6 +1,7 @@
 """Any row gives a problem or a bad row with a reason of one line; boxes are what TeX would take."""
 
 import json
+import re
 import tempfile
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from megatron_opsft.data.answers import find_boxes, read_answer
 from megatron_opsft.data.problems import load_problems
 from megatron_opsft.data.rows import ANSWER_FIELDS, ID_FIELDS, PROBLEM_FIELDS
-from megatron_opsft.errors import RowError, UserError
+from megatron_opsft.errors import RowError
 
 TEXT = st.text(st.characters(), max_size=12)  # lone surrogates as well
 LATEX = st.lists(
@@ -41,10 +42,7 @@ def test_every_row_is_a_problem_or_a_bad_row(lines: list[bytes]) -> None:
     with tempfile.TemporaryDirectory() as place:
         path = Path(place) / "rows.jsonl"
         path.write_bytes(b"".join(line + b"\n" for line in [*lines, json.dumps(GOOD).encode()]))
-        try:
-            found = load_problems(str(path), problem_field="problem", answer_field="answer")
-        except UserError as error:
-            raise AssertionError("the last row is a problem") from error
+        found = load_problems(str(path), problem_field="problem", answer_field="answer")
     numbers = [*(problem.row for problem in found.problems), *(bad.row for bad in found.bad_rows)]
     rows = [n for n, line in enumerate(lines, start=1) if line.strip()]
     assert sorted(numbers) == [*rows, len(lines) + 1]
@@ -70,17 +68,14 @@ def test_an_answer_is_text_that_stays_itself(value: object) -> None:
 
 @given(LATEX)
 @example("\\boxed{a\\\\}")
+@example("\\boxed 4")
 def test_boxes_are_outermost_balanced_and_in_order(text: str) -> None:
     end = 0
     for box in find_boxes(text):
         assert end <= box.start < box.end <= len(text)
         end = box.end
         whole = text[box.start : box.end]
-        assert whole.startswith("\\boxed") and whole.endswith("}")
-        assert box.content == whole[whole.index("{") + 1 : -1].strip() != ""
-        assert _depth(box.content) == 0
-
-
-def _depth(text: str) -> int:
-    bare = text.replace("\\\\", "").replace("\\{", "").replace("\\}", "")
-    return bare.count("{") - bare.count("}")
+        inside = re.fullmatch(r"\\boxed\s*(?:\{(.*)\}|(\d+))", whole, re.DOTALL)
+        assert inside and box.content == (inside[1] or inside[2]).strip() != ""
+        bare = re.sub(r"\\[\\{}]", "", box.content)
+        assert bare.count("{") == bare.count("}")

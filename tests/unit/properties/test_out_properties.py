@@ -58,32 +58,27 @@ ENDS = ["published", "failed", "killed", "killed between two renames", "killed a
 def test_an_output_is_the_old_or_the_new_one_whatever_ended_the_tries(ends: list[str]) -> None:
     with tempfile.TemporaryDirectory() as place:
         out, left = Path(place) / "out", partial_dir(Path(place) / "out")
-        fill(out, {"old"}, set())
-        neighbours = ["out.partial", ".out2.partial", "out2", ".out"]
-        for name in neighbours:
-            fill(Path(place) / name, {"kept"}, set())
-        content = {"old"}
-        for number, end in enumerate(ends):
-            if "killed" in end:
-                left.mkdir(exist_ok=True)
-                (left / "lock").touch()
-                if not (left / "data").exists() and end != "killed at the end":
-                    fill(left / "data", {"half"}, set())
-                if end == "killed between two renames" and not (left / "replaced").exists():
-                    out.rename(left / "replaced")
-                elif end == "killed at the end" and out.exists():
-                    shutil.rmtree(left / "replaced", ignore_errors=True)
-                    fill(left / "replaced", {"older"}, set())
+        names = {"out", "out.partial", ".out2.partial", "out2", ".out"}
+        for name in names:
+            fill(Path(place) / name, {"old"}, set())
+        content = "old"
+        for number, end in enumerate([*ends, "failed"]):
+            if "killed" not in end:
+                with suppress(RuntimeError), written_whole(out) as partial:
+                    write_files(partial.directory, {f"new {number}": b""})
+                    if end == "failed":
+                        raise RuntimeError
+                content = f"new {number}" if end == "published" else content
+                assert [path.name for path in out.iterdir()] == [content]
+                assert {path.name for path in Path(place).iterdir()} == names
                 continue
-            new = {f"new {number}"}
-            with suppress(RuntimeError), written_whole(out) as partial:
-                write_files(partial.directory, dict.fromkeys(new, b""))
-                if end == "failed":
-                    raise RuntimeError
-            content = new if end == "published" else content
-            assert {path.name for path in out.iterdir()} == content and not left.exists()
-        with suppress(RuntimeError), written_whole(out):
-            raise RuntimeError
-        assert {path.name for path in out.iterdir()} == content
-        assert {path.name for path in Path(place).iterdir()} == {"out", *neighbours}
-        assert all((Path(place) / name / "kept").exists() for name in neighbours)
+            left.mkdir(exist_ok=True)
+            (left / "lock").touch()
+            if not (left / "data").exists() and end != "killed at the end":
+                fill(left / "data", {"half"}, set())
+            if end == "killed between two renames" and not (left / "replaced").exists():
+                out.rename(left / "replaced")
+            elif end == "killed at the end" and out.exists():
+                shutil.rmtree(left / "replaced", ignore_errors=True)
+                fill(left / "replaced", {"older"}, set())
+        assert all((Path(place) / name / "old").exists() for name in names - {"out"})
