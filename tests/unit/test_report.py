@@ -242,8 +242,8 @@ def evaluation(step: int, accuracy: float, tokens: float, name: str = "") -> dic
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("null", "not a JSON object"),
-        ('{"step": 3, "loss', "not a JSON object"),
+        ("null", "not a JSON object but null"),
+        ('{"step": 3, "loss', "not a line of JSON"),
         ('{"loss": 0.9}', "step is null, not a number"),
         ('{"step": 3, "eval_accuracy": 0.5}', "loss is null, not a number"),
     ],
