@@ -1,10 +1,12 @@
 """Models and layouts that are built without memory: TransformerEngine's, and vLLM's engines."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 from plan_cases import REAL_SHAPES
 
 from megatron_opsft.architectures.shape import ModelShape, RopeScaling
+from megatron_opsft.config import ParallelConfig
 
 SHAPES = {name.removeprefix("DeepSeek-"): shape for name, shape in REAL_SHAPES.items()}
 SHAPES["Qwen2.5-1.5B"] = replace(
@@ -42,55 +44,43 @@ SHAPES["Llama-3.2-1B"] = replace(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TeCase:
-    """num_layers: instead of the model's, all of which are alike. grouped: the experts, as every
-    run with TransformerEngine has them; else one linear each, which only a checkpoint's keys are
-    compared for.
-    """
+    """num_layers: instead of the model's, all of which are alike."""
 
     model: str
-    num_layers: int | None = None
-    tp: int = 1
-    pp: int = 1
-    vpp: int | None = None
+    num_layers: int
+    parallel: ParallelConfig = ParallelConfig()
     dp: int = 1
-    ep: int = 1
-    etp: int | None = None
-    grouped: bool = True
     deterministic: bool = False
 
     @property
     def shape(self) -> ModelShape:
-        shape = SHAPES[self.model]
-        return replace(shape, num_layers=self.num_layers or shape.num_layers)
+        return replace(SHAPES[self.model], num_layers=self.num_layers)
 
-    @property
-    def sequence_parallel(self) -> bool:
-        """With experts it has to be; else with every other tensor-parallel size."""
-        return self.tp > 1 and (self.shape.moe is not None or self.tp == 2)
 
-    def __str__(self) -> str:
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
-        defaults = {each.name: each.default for each in fields(self)}
-        return " ".join(f"{n}={v}" for n, v in values.items() if v != defaults[n])
+def case(model: str, num_layers: int, dp: int = 1, **parallel: Any) -> TeCase:
+    """Sequence parallel with experts, which need it, and with every other size."""
+    tp, moe = parallel.get("tp", 1), SHAPES[model].moe
+    layout = ParallelConfig(**parallel, sequence_parallel=tp == 2 or (tp > 1 and moe is not None))
+    deterministic = tp == parallel.get("pp") == 2
+    return TeCase(
+        model=model, num_layers=num_layers, parallel=layout, dp=dp, deterministic=deterministic
+    )
 
 
 DENSE = [
-    TeCase(model="R1-Distill-Qwen-1.5B"),
-    TeCase(model="R1-Distill-Qwen-7B", num_layers=4, tp=4),
-    TeCase(model="R1-Distill-Qwen-7B", num_layers=4, tp=2, pp=2, deterministic=True),
-    TeCase(model="R1-Distill-Qwen-7B", num_layers=8, tp=1, pp=2, vpp=2),
-    TeCase(model="Qwen2.5-1.5B", num_layers=4, tp=2, pp=2),
-    TeCase(model="Qwen3-8B", num_layers=8, tp=2, pp=2, vpp=2),
-    TeCase(model="Llama-3.1-8B", tp=4),
-    TeCase(model="Llama-3.2-1B", num_layers=4, tp=2),
-    TeCase(model="Mistral-7B-v0.3", num_layers=4, tp=2, pp=2),
+    case("R1-Distill-Qwen-1.5B", 28),
+    case("R1-Distill-Qwen-7B", 4, tp=4),
+    case("R1-Distill-Qwen-7B", 8, pp=2, vpp=2),
+    case("Qwen2.5-1.5B", 4, tp=2, pp=2),
+    case("Qwen3-8B", 8, tp=2, pp=2, vpp=2),
+    case("Llama-3.1-8B", 4, tp=4),
+    case("Llama-3.2-1B", 4, tp=2),
+    case("Mistral-7B-v0.3", 4, tp=2, pp=2),
 ]
 EXPERTS = [
-    TeCase(model="Qwen3-30B-A3B", num_layers=2),
-    TeCase(model="Qwen3-30B-A3B", num_layers=4, tp=2, pp=2),
-    TeCase(model="Qwen3-30B-A3B", num_layers=2, tp=2, grouped=False),
-    TeCase(model="Qwen3-30B-A3B", num_layers=2, dp=8, ep=8),
-    TeCase(model="Qwen3-30B-A3B", num_layers=2, tp=2, dp=4, ep=8, etp=1),
+    case("Qwen3-30B-A3B", 4, tp=2, pp=2),
+    case("Qwen3-30B-A3B", 2, dp=8, ep=8),
+    case("Qwen3-30B-A3B", 2, dp=4, tp=2, ep=8, etp=1),
 ]
 # Models and tensor-parallel sizes of vLLM: as many ranks as key/value heads, fewer and more.
 ENGINES = [

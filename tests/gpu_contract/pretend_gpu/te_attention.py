@@ -81,27 +81,29 @@ def fused_attn_fwd(*args: Any) -> list[Any]:
 
 
 def fused_attn_bwd(*args: Any) -> list[Any]:
-    """Gradients of Q, K, V; none of a bias or of the softmax's offset."""
+    """Gradients of Q, K, V; none of a bias or of the softmax's offset.
+
+    Autograd's of a sum whose derivative by the scores is that of the attention: scores know only
+    this step's keys, sums and outputs those of all steps.
+    """
     _, _, scale, dropout, _, layout, out_format, grad_format, grads_layout, _, _, *more = args
     bias, mask, softmax, window, bottom_right, _, cu_q, cu_k, q, k, v, out, grad, *more = more
-    _, saved, padded_q, padded_k, *others = more
+    _, (sums, *_), padded_q, padded_k, *others = more
     layouts = [layout, out_format, grad_format, grads_layout]
     _check_attention(layouts, bias, mask, softmax, dropout, window, bottom_right)
-    heads = q.shape[1]
-    keys, values, queries = _repeated(k, heads), _repeated(v, heads), q.float()
-    to_q, to_k, to_v = map(torch.zeros_like, (queries, keys, values))
-    sums, grad, means = saved[0], grad.float(), (grad.float() * out.float()).sum(-1)
+    grad = grad.float()
+    means = (grad * out.float()).sum(-1)
     places = cu_q, cu_k, padded_q, padded_k
-    for rows, columns, scores in _sequences(queries, keys, *places, mask, scale):
-        weights = (scores - sums[rows, :, 0].T[..., None]).exp()
-        to_v[columns] = torch.einsum("hqk,qhd->khd", weights, grad[rows])
-        to_weights = torch.einsum("qhd,khd->hqk", grad[rows], values[columns])
-        to_scores = weights * (to_weights - means[rows].T[..., None]) * scale
-        to_q[rows] = torch.einsum("hqk,khd->qhd", to_scores, keys[columns])
-        to_k[columns] = torch.einsum("hqk,qhd->khd", to_scores, queries[rows])
-    groups = (len(k), k.shape[1], -1, k.shape[2])
-    to_kv = [each.view(groups).sum(2).to(k.dtype) for each in (to_k, to_v)]
-    return [to_q.to(q.dtype), *to_kv, None, None]
+    with torch.enable_grad():
+        inputs = [each.detach().float().requires_grad_() for each in (q, k, v)]
+        queries, keys, values = inputs[0], *(_repeated(kv, q.shape[1]) for kv in inputs[1:])
+        total = queries.new_zeros(())
+        for rows, columns, scores in _sequences(queries, keys, *places, mask, scale):
+            weights = (scores - sums[rows, :, 0].T[..., None]).exp()
+            to_weights = torch.einsum("qhd,khd->hqk", grad[rows], values[columns])
+            total = total + (weights * (to_weights - means[rows].T[..., None])).sum()
+    found = torch.autograd.grad(total, inputs)
+    return [*(each.to(q.dtype) for each in found), None, None]
 
 
 def _second_halves(cu_seqlens: Tensor) -> Tensor:
