@@ -52,9 +52,9 @@ def search_layouts(job: Job, num_steps: int) -> list[Plan]:
 
 def _rank_of(plan: Plan, limit: float) -> tuple[float, ...]:
     """Those that fit by seconds of a step, then the others by what they lack. Up to `limit` seconds
-    layouts are equally fast: with twice `SAFE_SHARE` of the memory free come before the others, then
-    the simplest, then by what they leave free in steps of `SAFE_SHARE`. Simple is what takes few
-    ways of cutting the model and of saving memory; full recomputation is two of them.
+    layouts are equally fast: those with twice `SAFE_SHARE` of the memory free come first, then the
+    simplest, then by what they leave free in steps of `SAFE_SHARE`. Simple is what takes few ways
+    of cutting the model and of saving memory; full recomputation is two of them.
     """
     seconds = round(plan.step["total"], 3)
     if not plan.is_safe:

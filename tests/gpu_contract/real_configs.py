@@ -152,12 +152,13 @@ def main() -> None:
             told[path.stem] = read_vllm(path.stem, [])
             told[f"{path.stem}, other"] = read_vllm(path.stem, OTHER_ENGINE)
     else:
-        name = "r1_distill_7b_paper"
-        # Read when vLLM is imported.
-        prepare_environment(load_config(named(name), ["run.deterministic=true"]))
+        name, bits = "r1_distill_7b_paper", ["run.deterministic=true"]
+        prepare_environment(load_config(named(name), bits))  # read when vLLM is imported
         pretend_to_vllm()
-        told[name] = read_vllm(name, ["run.deterministic=true"])
+        told[name] = read_vllm(name, bits)
         assert os.environ["VLLM_BATCH_INVARIANT"] == "1"
+    # vLLM's CPU worker puts other functions into `torch.cuda`.
+    assert not [name for name in sys.modules if name.startswith("vllm.v1.worker.cpu")]
     print(json.dumps(told))
 
 

@@ -1,6 +1,6 @@
 """vLLM's own models for CUDA, on the meta device, against the layout that weights are written by.
 
-Prints JSON: case -> how many parameters there are and which differ.
+Prints JSON: case -> the parameters that differ, as vLLM has them and as they are written.
 """
 
 import json
@@ -58,32 +58,25 @@ def parameters_of(vllm_config: Any, rank: int, tp: int) -> dict[str, tuple[int, 
     return found
 
 
-def compare(shape: ModelShape, tp: int) -> dict[str, Any]:
+def compare(shape: ModelShape, tp: int) -> dict[str, tuple[Any, Any]]:
     """On the first and on the last tensor-parallel rank."""
     from megatron_opsft.rollout.vllm.weights import vllm_layout
 
     with tempfile.TemporaryDirectory() as directory:
-        hf_config(shape).save_pretrained(directory)
-        config_json = json.loads((Path(directory) / "config.json").read_text())
-        config_json["architectures"] = [shape.architecture]
-        (Path(directory) / "config.json").write_text(json.dumps(config_json))
+        hf = hf_config(shape)
+        hf.architectures = [shape.architecture]
+        hf.save_pretrained(directory)
         config = load_config(
             real_configs.named("r1_distill_7b_paper"),
             [f"model.path={directory}", f"rollout.tp={tp}"],
         )
-        table = WeightTable(read_model_shape(Path(directory)))
-        count, problems = 0, []
+        table, problems = WeightTable(read_model_shape(Path(directory))), {}
         for rank in sorted({0, tp - 1}):
             found = parameters_of(real_configs.vllm_config(config, table), rank, tp)
-            layout = vllm_layout(table, tp)
-            wanted = {p.name: p.shape for p in layout.parameters_of(rank)}
-            count += len(found)
-            problems += [
-                f"{name} has {found.get(name)}, planned {wanted.get(name)}"
-                for name in sorted(found.keys() | wanted.keys())
-                if found.get(name) != wanted.get(name)
-            ]
-    return {"parameters": count, "problems": problems}
+            wanted = {p.name: p.shape for p in vllm_layout(table, tp).parameters_of(rank)}
+            pairs = {n: (found.get(n), wanted.get(n)) for n in found.keys() | wanted.keys()}
+            problems |= real_configs.different(pairs)
+    return problems
 
 
 def main() -> None:
