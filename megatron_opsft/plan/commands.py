@@ -77,12 +77,11 @@ class PlanRun(_OnDevices, RunCommand):
 
         responses = {"mean_tokens": self.mean_tokens, "acceptance": self.acceptance}
         first = job.make_job(config, device, counts[0] * size, **responses)
-        made: dict[str, Any]
         if self.search:
             plans = search.search_layouts(first, num_steps)
             fits, text = plans[0].is_safe, show_found(plans)
             layouts = [{"overrides": p.overrides, **p.as_json()} for p in plans[:_NUM_SHOWN]]
-            made = {"fits": fits, "layouts": layouts}
+            made: dict[str, Any] = {"fits": fits, "layouts": layouts}
         else:
             jobs = [replace(first, world_size=count * size) for count in counts]
             for one in jobs:
@@ -98,13 +97,12 @@ class PlanRun(_OnDevices, RunCommand):
     def _node_counts(self) -> list[int]:
         """Errors: `UserError`, also for several where a search takes one."""
         parts = self.nodes.split(",")
-        wrong = ""
         if not all(part.isdecimal() and int(part) for part in parts):
-            wrong = "must be a number of nodes, or several such as 1,8,64"
-        elif self.search and len(parts) > 1:
-            wrong = "and --search exclude each other; give one number"
-        if wrong:
-            raise UserError(f"--nodes={self.nodes} {wrong}")
+            raise UserError(f"--nodes={self.nodes} must be a number of nodes, or several: 1,8,64")
+        if self.search and len(parts) > 1:
+            raise UserError(
+                f"--nodes={self.nodes} and --search exclude each other; give one number"
+            )
         return [int(part) for part in parts]
 
 

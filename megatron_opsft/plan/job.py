@@ -226,17 +226,13 @@ def check_job(job: Job) -> None:
     """
     config, shape, hardware, rollout = job.config, job.shape, job.hardware, job.config.rollout
     if config.run.device == ("cpu" if hardware.is_cuda else "cuda"):
-        planned = f"run.device={config.run.device}, but the plan is for {hardware.name}"
-        raise UserError(f"{planned}; give another --gpu, such as cpu or h100")
+        raise UserError(f"run.device={config.run.device}: give another --gpu than {hardware.name}")
     check_engine_settings(rollout.engine, rollout.tp, rollout.speculative, seeded=rollout.seeded)
     check_world(job.world_size, config.parallel)
     check_layout(shape, config.parallel)
     check_lengths(config, shape.max_position_embeddings)
     _ = job.cross_entropy
     check_rollout_tp(shape, rollout.tp)
-    if shape.moe and not hardware.is_cuda and not job.engine.experts_on_cpu:
-        raise UserError(
-            f"rollout.engine={rollout.engine}: on a CPU use rollout.engine=hf for a mixture of "
-            "experts"
-        )
+    if shape.moe and not hardware.is_cuda and rollout.engine == "vllm":
+        raise UserError("rollout.engine=vllm: on a CPU use hf for a mixture of experts")
     check_engine_ranks(rollout.tp, job.world_size)

@@ -23,7 +23,7 @@ from megatron_opsft.plan.assumptions import (
 from megatron_opsft.preflight.run_directory import RunDir
 from megatron_opsft.report.page import write_page
 from megatron_opsft.report.plot import Series, plot
-from megatron_opsft.report.runs import change_of, read_json_lines
+from megatron_opsft.report.runs import read_json_lines
 from megatron_opsft.report.table import aligned
 from megatron_opsft.report.tables import Section, Table
 
@@ -41,9 +41,6 @@ def read_run(path: Path) -> tuple[Config, dict[str, Any]]:
 
     Errors: `UserError` for what is missing or damaged.
     """
-    for name in ("config.yaml", "manifest.json", "metrics.jsonl"):
-        if not (path / name).is_file():
-            raise UserError(f"{path} has no {name}: it is not the directory of a run")
     config = load_config(path / "config.yaml")
     manifest = RunDir(path).read_manifest() or {}
     if type(manifest.get("world_size")) is not int:
@@ -158,13 +155,7 @@ def report_scaling(
         section = _section(rows)
         table, title = section.table, runs[0].resolve().parent.name
         say(f"{table.caption}\n\n{aligned(table.headings, table.rows, num_left=0)}")
-        nodes = f"{rows[0].nodes} to {rows[-1].nodes} nodes"
-        first, last = rows[0].measured, rows[-1].measured
-        figures = [
-            change_of(f"Seconds of a step, {nodes}", first["step"], last["step"], is_share=False),
-            change_of(f"Efficiency, {nodes}", 1.0, last["efficiency"], is_share=True),
-        ]
-        write_page(page, [], title=title, figures=figures, sections=[section])
+        write_page(page, [], title=title, sections=[section])
         say(f"page: {page}")
     if unread:
         raise UserError(f"{len(unread)} of {len(runs)} could not be read: {unread[0]}")

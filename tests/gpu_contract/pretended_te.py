@@ -2,15 +2,17 @@
 weights.
 
 Prints JSON, the largest differences: absolute of a logit; relative of a tensor of the gradient, and
-of the losses and gradient norms of some steps. Usage: pretended_te.py (CASE... | faults); started
+of the losses and gradient norms of some steps. What both write into checkpoints is the same, or an
+AssertionError. Usage: pretended_te.py (CASE... | faults); started
 by `python -m pretend_gpu NUM_GPUS --te`, for several GPUs by torchrun.
 """
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
@@ -19,9 +21,14 @@ import numpy
 import torch
 from jobs import Case
 from megatron.core import parallel_state
+from megatron.core.dist_checkpointing import mapping
+from megatron.core.dist_checkpointing.dict_utils import nested_values
+from tiny_models import SHAPES
 
 from megatron_opsft.model import build, transformer_config
 from megatron_opsft.runtime.distributed import gather_from_all
+from megatron_opsft.weights.checkpoint_keys import extra_state_keys
+from megatron_opsft.weights.rules import WeightTable
 
 CASES = {
     "dense": Case(),
@@ -30,6 +37,8 @@ CASES = {
     "moe-tp2": Case(model="qwen3_moe", tp=2, sequence_parallel=True),
     "cp2": Case(cp=2),
     "ep2": Case(model="qwen3_moe", dp=2, ep=2),
+    "etp1": Case(model="qwen3_moe", tp=2, ep=2, etp=1, sequence_parallel=True),
+    "vpp2": Case(model="qwen2_tied", pp=2, vpp=2, deterministic=True),
 }
 NUM_STEPS = 2
 Differences = tuple[float, ...]
@@ -77,31 +86,76 @@ def layers(*, te: bool) -> Iterator[None]:
         yield
 
 
-def results(case: Case, *, te: bool) -> tuple[list[Any], dict[str, Any], list[list[float]]]:
-    """Logits, gradients; loss and gradient norm of each step. Called by every rank."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Results:
+    """Of each micro-batch its logits; of each step loss and gradient norm. pieces: (key, whole
+    shape, offset, shape) of tensors in a checkpoint; objects: its other keys.
+    """
+
+    logits: list[Any]
+    gradients: dict[str, Any]
+    steps: list[list[float]]
+    pieces: set[tuple[Any, ...]]
+    objects: set[str]
+
+
+def results(case: Case, *, te: bool) -> Results:
+    """Called by every rank."""
     with layers(te=te):
         logits = jobs.logits(case)
         parallel_state.destroy_model_parallel()
         _, _, gradients = jobs.gradient(case)
         parallel_state.destroy_model_parallel()
-        steps = jobs.train_steps(jobs.build(case), case, range(NUM_STEPS))
+        built = jobs.build(case)
+        pieces, objects = checkpoint_entries(built.trainer.models)
+        steps = jobs.train_steps(built, case, range(NUM_STEPS))
         parallel_state.destroy_model_parallel()
-    return [each[2] for each in logits], gradients, [[s.loss, s.grad_norm] for s in steps]
+    return Results(
+        logits=[each[2] for each in logits],
+        gradients=gradients,
+        steps=[[step.loss, step.grad_norm] for step in steps],
+        pieces=pieces,
+        objects=objects,
+    )
+
+
+def checkpoint_entries(models: list[Any]) -> tuple[set[tuple[Any, ...]], set[str]]:
+    """As in `Results`."""
+    pieces, objects = set(), set()
+    for model in models:
+        state = model.sharded_state_dict(metadata={})
+        mapping.apply_factories(state)
+        for entry in nested_values(state):
+            if isinstance(entry, mapping.ShardedTensor):
+                shape, offset = map(tuple, (entry.global_shape, entry.global_offset))
+                pieces.add((entry.key, shape, offset, entry.local_shape))
+            elif isinstance(entry, mapping.ShardedObject):
+                objects.add(entry.unique_key)
+        rounding = [n for n, m in model.named_modules() if not fuses_weight_gradient(m)]
+        assert not rounding, f"{rounding} round their weight's gradient"
+    return pieces, objects
+
+
+def fuses_weight_gradient(module: Any) -> bool:
+    return bool(getattr(module, "fuse_wgrad_accumulation", True))
 
 
 def _relative(found: Any, wanted: Any) -> float:
     return float(numpy.linalg.norm(numpy.subtract(found, wanted)) / numpy.linalg.norm(wanted))
 
 
-def differences(case: Case, plain: Any = None) -> Differences:
+def differences(case: Case, plain: Results | None = None) -> Differences:
     """The largest on any rank, from the plain layers' results. Called by every rank."""
-    plain_logits, plain_gradients, plain_steps = plain or results(case, te=False)
-    logits, gradients, steps = results(case, te=True)
-    pairs = zip(logits, plain_logits, strict=True)
+    plain, found = plain or results(case, te=False), results(case, te=True)
+    assert found.pieces == plain.pieces, found.pieces ^ plain.pieces
+    known = extra_state_keys(WeightTable(SHAPES[case.model], "te", case.tp))
+    assert (found.objects | plain.objects) <= {*known}
+    pairs = zip(found.logits, plain.logits, strict=True)
+    gradients = [(found.gradients[name], wanted) for name, wanted in plain.gradients.items()]
     here = (
         max((float(numpy.abs(one - two).max()) for one, two in pairs), default=0.0),
-        max((_relative(gradients[name], v) for name, v in plain_gradients.items()), default=0.0),
-        _relative(steps, plain_steps),
+        max((_relative(*pair) for pair in gradients), default=0.0),
+        _relative(found.steps, plain.steps),
     )
     return tuple(map(max, zip(*gather_from_all([here]), strict=True)))
 
@@ -141,6 +195,7 @@ def with_faults(case: Case) -> dict[str, Differences | str]:
 
 def main() -> None:
     """Run, compare, print."""
+    os.environ["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] = "0"  # as `run.deterministic` sets it
     cases = {name: replace(case, device_name="cuda") for name, case in CASES.items()}
     if sys.argv[1] == "faults":
         told: dict[str, Any] = with_faults(cases["dense"])

@@ -31,14 +31,8 @@ GPU = Device(torch_device=torch.device("cuda", 0), backend="cpu:gloo,cuda:nccl")
 ONE_OF_8 = Layout(
     rank=0, world_size=8, tp_rank=0, tp_size=1, pp_rank=0, pp_size=1, dp_rank=0, dp_size=8
 )
-LAUNCHED = {
-    "RANK": "0",
-    "WORLD_SIZE": "8",
-    "LOCAL_RANK": "0",
-    "LOCAL_WORLD_SIZE": "8",
-    "MASTER_ADDR": "localhost",
-    "MASTER_PORT": "29500",
-}
+LAUNCHED = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500", "RANK": "0", "LOCAL_RANK": "0"}
+LAUNCHED |= {"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"}
 
 
 class Stop(Exception):

@@ -16,9 +16,11 @@ Ran = Callable[..., Any]
 
 
 @pytest.mark.parametrize(
-    ("num_gpus", "cases"), [(1, ["moe", "dense"]), (2, ["ep2", "moe-tp2", "tp2", "cp2"])]
+    ("num_gpus", "cases"),
+    [(1, ["moe", "dense"]), (2, ["ep2", "etp1", "moe-tp2", "tp2", "cp2", "vpp2"])],
 )
 def test_layers_in_float32_are_the_plain_ones(ran: Ran, num_gpus: int, cases: list[str]) -> None:
+    """And write the same into checkpoints."""
     told = ran("pretended_te.py", *cases, num_gpus=num_gpus, te=True)
     assert [*told] == cases
     for case, (logit, gradient, steps) in told.items():

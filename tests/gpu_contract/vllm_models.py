@@ -14,15 +14,51 @@ from unittest.mock import patch
 import real_configs
 import torch
 from hf_configs import hf_config
-from model_cases import ENGINES, SHAPES
+from plan_cases import REAL_SHAPES
 from pretend_cuda import pretend, pretend_to_vllm
 
 from megatron_opsft.architectures.config_from_hf import read_model_shape
-from megatron_opsft.architectures.shape import ModelShape
+from megatron_opsft.architectures.shape import ModelShape, RopeScaling
 from megatron_opsft.config.load import load_config
 from megatron_opsft.weights.rules import WeightTable
 
 WORLD_SIZE = 16
+SHAPES = {name.removeprefix("DeepSeek-"): shape for name, shape in REAL_SHAPES.items()}
+SHAPES["Qwen2.5-1.5B"] = replace(
+    SHAPES["R1-Distill-Qwen-1.5B"], tied_embeddings=True, rope_theta=1e6
+)
+SHAPES["Mistral-7B-v0.3"] = replace(
+    SHAPES["Qwen3-8B"],
+    architecture="MistralForCausalLM",
+    num_layers=32,
+    ffn_size=14336,
+    vocab_size=32768,
+    qk_norm=False,
+    norm_eps=1e-5,
+    max_position_embeddings=32768,
+)
+SHAPES["Llama-3.1-8B"] = replace(
+    SHAPES["Mistral-7B-v0.3"],
+    architecture="LlamaForCausalLM",
+    vocab_size=128256,
+    max_position_embeddings=131072,
+    rope_theta=5e5,
+    rope_scaling=RopeScaling(
+        factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position=8192
+    ),
+)
+# Models and tensor-parallel sizes of vLLM: as many ranks as key/value heads, fewer and more.
+ENGINES = [
+    ("R1-Distill-Qwen-7B", 1),
+    ("R1-Distill-Qwen-7B", 4),
+    ("Qwen2.5-1.5B", 2),
+    ("Qwen3-8B", 16),
+    ("Llama-3.1-8B", 4),
+    ("Mistral-7B-v0.3", 8),
+    ("Qwen3-30B-A3B", 1),
+    ("Qwen3-30B-A3B", 2),
+    ("Qwen3-30B-A3B", 8),
+]
 
 
 def parameters_of(vllm_config: Any, rank: int, tp: int) -> dict[str, tuple[int, ...]]:

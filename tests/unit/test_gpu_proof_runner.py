@@ -41,7 +41,7 @@ print(child.pid, file=open(os.environ["OUT"] + "/pids", "a"), flush=True)
 LATE = SLEEPER + "time.sleep(300)"
 SRUN = """#!/bin/bash
 while [[ $1 == --* ]]; do
-  for pair in $(tr , ' ' <<<"${1#--export=ALL,}"); do [[ $pair == --* ]] || export "$pair"; done
+  [[ $1 != --export=* ]] || export $(tr , ' ' <<<"${1#--export=ALL,}")
   shift
 done
 for rank in 0 1; do SLURM_PROCID=$rank SLURM_NTASKS=2 SLURM_LOCALID=0 "$@" & done

@@ -82,7 +82,7 @@ def test_the_command_says_what_was_measured(cli: ForkedCli, tmp_path: Path) -> N
     (line,) = (line for line in ended.stdout.splitlines() if "rollout_factor" in line)
     assert "# measured 8.000 s, planned " in line
     assert "  verify_factor: 1.0\n" in ended.stdout  # it verified nothing
-    assert "has no config.yaml" in cli.run(["plan", "calibrate", tmp_path]).error
+    assert "config.yaml does not exist" in cli.run(["plan", "calibrate", tmp_path]).error
 
 
 def test_what_is_no_run_is_named(tmp_path: Path) -> None:
@@ -129,5 +129,5 @@ def test_the_folder_is_reported_in_the_order_of_nodes_with_what_is_there(
     assert lines[1][-2] == "80%" and 40 < int(lines[1][-1].strip("(%)")) < 100
     page = (tmp_path / "report.html").read_text()
     assert "Median seconds of a step, measured (planned for h200)" in page
-    assert "Efficiency, 1 to 16 nodes" in page and 'aria-label="Efficiency: measured 100%' in page
+    assert 'aria-label="Efficiency: measured 100%' in page
     assert scaling_runs(tmp_path / "nodes_1") == []  # a run as any other
