@@ -180,16 +180,6 @@ def test_divergence_and_its_gradient_are_pytorch_s(
     assert not full[nothing].any() and not low[nothing].any()
 
 
-@FORWARD
-def test_a_teacher_that_is_the_student_teaches_nothing(forward: bool) -> None:
-    given = taught(5, 9999, 20.0)
-    given |= {"teacher_CV": given["logits_CV"], "teacher_lse_C": given["lse_C"]}
-    given["weights_C"].zero_()
-    found = divergences(logit_kernels, given, forward=forward)
-    assert not found.any()
-    assert not gradient(logit_kernels, given, found, forward=forward).any()
-
-
 @pytest.mark.skipif(INTERPRETED, reason="9 GB")
 def test_chunk_of_more_than_2_to_the_31_logits() -> None:
     num_columns = 2**21 + 3

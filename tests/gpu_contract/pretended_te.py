@@ -48,20 +48,14 @@ def _transposed(args: list[Any]) -> None:
     args[1] = args[1] != (args[0].shape[0] == args[0].shape[-1])  # where that changes no shape
 
 
-def _not_causal(args: list[Any]) -> None:
-    args[10] = type(args[10]).NVTE_PADDING_MASK
-
-
-def _number_for_tensor(args: list[Any]) -> None:
-    args[2] = 1.0
-
-
 # What a stand-in is called with instead, in place.
 FAULTS: dict[str, Callable[[list[Any]], object]] = {
     "generic_gemm: a transposed layout": _transposed,
-    "fused_attn_fwd: a mask that is not causal": _not_causal,
+    "fused_attn_fwd: a mask that is not causal": lambda args: args.__setitem__(
+        10, type(args[10]).NVTE_PADDING_MASK
+    ),
     "rmsnorm_bwd: an argument left out": list.pop,
-    "rmsnorm_bwd: a number for a tensor": _number_for_tensor,
+    "rmsnorm_bwd: a number for a tensor": lambda args: args.__setitem__(2, 1.0),
 }
 
 
@@ -88,15 +82,12 @@ def layers(*, te: bool) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
-    """Of each micro-batch its logits; of each step loss and gradient norm. pieces: (key, whole
-    shape, offset, shape) of tensors in a checkpoint; objects: its other keys.
-    """
+    """Of each micro-batch its logits; of each step loss and gradient norm; `checkpoint_entries`."""
 
     logits: list[Any]
     gradients: dict[str, Any]
     steps: list[list[float]]
-    pieces: set[tuple[Any, ...]]
-    objects: set[str]
+    entries: tuple[set[Any], set[str]]
 
 
 def results(case: Case, *, te: bool) -> Results:
@@ -107,20 +98,19 @@ def results(case: Case, *, te: bool) -> Results:
         _, _, gradients = jobs.gradient(case)
         parallel_state.destroy_model_parallel()
         built = jobs.build(case)
-        pieces, objects = checkpoint_entries(built.trainer.models)
+        entries = checkpoint_entries(built.trainer.models)
         steps = jobs.train_steps(built, case, range(NUM_STEPS))
         parallel_state.destroy_model_parallel()
     return Results(
         logits=[each[2] for each in logits],
         gradients=gradients,
         steps=[[step.loss, step.grad_norm] for step in steps],
-        pieces=pieces,
-        objects=objects,
+        entries=entries,
     )
 
 
-def checkpoint_entries(models: list[Any]) -> tuple[set[tuple[Any, ...]], set[str]]:
-    """As in `Results`."""
+def checkpoint_entries(models: list[Any]) -> tuple[set[Any], set[str]]:
+    """(key, whole shape, offset, shape) of tensors' pieces in a checkpoint; its other keys."""
     pieces, objects = set(), set()
     for model in models:
         state = model.sharded_state_dict(metadata={})
@@ -131,13 +121,9 @@ def checkpoint_entries(models: list[Any]) -> tuple[set[tuple[Any, ...]], set[str
                 pieces.add((entry.key, shape, offset, entry.local_shape))
             elif isinstance(entry, mapping.ShardedObject):
                 objects.add(entry.unique_key)
-        rounding = [n for n, m in model.named_modules() if not fuses_weight_gradient(m)]
-        assert not rounding, f"{rounding} round their weight's gradient"
+        fused = [getattr(m, "fuse_wgrad_accumulation", True) for m in model.modules()]
+        assert all(fused), "a weight's gradient is rounded"
     return pieces, objects
-
-
-def fuses_weight_gradient(module: Any) -> bool:
-    return bool(getattr(module, "fuse_wgrad_accumulation", True))
 
 
 def _relative(found: Any, wanted: Any) -> float:
@@ -147,9 +133,10 @@ def _relative(found: Any, wanted: Any) -> float:
 def differences(case: Case, plain: Results | None = None) -> Differences:
     """The largest on any rank, from the plain layers' results. Called by every rank."""
     plain, found = plain or results(case, te=False), results(case, te=True)
-    assert found.pieces == plain.pieces, found.pieces ^ plain.pieces
+    (pieces, objects), (plain_pieces, plain_objects) = found.entries, plain.entries
+    assert pieces == plain_pieces, pieces ^ plain_pieces
     known = extra_state_keys(WeightTable(SHAPES[case.model], "te", case.tp))
-    assert (found.objects | plain.objects) <= {*known}
+    assert (objects | plain_objects) <= {*known}
     pairs = zip(found.logits, plain.logits, strict=True)
     gradients = [(found.gradients[name], wanted) for name, wanted in plain.gradients.items()]
     here = (

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from proof import test_stages
 
-pytestmark = pytest.mark.gpu_contract
 Ran = Callable[..., Any]
 
 

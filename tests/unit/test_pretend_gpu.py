@@ -64,7 +64,6 @@ MISTAKES: list[tuple[Callable[[], Any], str]] = [
     (event_before_the_copy, "sum of host memory that an unfinished copy from the GPU writes"),
     (lambda: torch.mm(on_gpu(2, 2), on_gpu(2, 2), out_dtype=torch.float32), "mm of .*float32"),
     (lambda: torch.rand(2, generator=torch.Generator("cuda")), "generator is of another device"),
-    (lambda: on_gpu(2).pin_memory(), "pin_memory of a CUDA tensor"),
 ]
 
 

@@ -83,8 +83,6 @@ def check_collective(gpu: Gpu, name: str, args: Any, tensors: list[torch.Tensor]
         return
     backend = _backend_of(dist.ProcessGroup.unbox(boxed))
     held = {gpu.holds(tensor) for tensor in tensors}
-    if len(held) > 1:
-        gpu.fault(f"{name}: tensors of both devices")
     if False in held and backend == "nccl":
         gpu.fault(f"{name}: a CPU tensor in a group of NCCL alone")
     if True in held and backend == "gloo":

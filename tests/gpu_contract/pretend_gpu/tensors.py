@@ -24,7 +24,7 @@ def tensor_stand_ins(gpu: Gpu) -> Iterator[tuple[Any, str, Any]]:
     yield torch.Tensor, "is_cpu", property(lambda tensor: is_cpu(tensor) and not gpu.holds(tensor))
     yield torch.Tensor, "get_device", lambda tensor: gpu.index if gpu.holds(tensor) else -1
     yield torch.Tensor, "record_stream", lambda tensor, stream: None
-    for method in (*_moves(gpu), *_pinning(gpu), _type(gpu)):
+    for method in (*_moves(gpu), *_pinning(gpu)):
         yield torch.Tensor, method.__name__, method
     for name in ("numpy", "__array__", "tolist"):
         yield torch.Tensor, name, _read_by_host(gpu, name)
@@ -73,19 +73,7 @@ def _moves(gpu: Gpu) -> Iterator[Callable[..., torch.Tensor]]:
 
 
 def _pinning(gpu: Gpu) -> Iterator[Callable[..., Any]]:
-    def is_pinned(self: torch.Tensor, device: Any = None) -> bool:
-        return gpu.of(self).is_pinned
-
-    def pin_memory(self: torch.Tensor, device: Any = None) -> torch.Tensor:
-        if gpu.holds(self):
-            gpu.fault("pin_memory of a CUDA tensor")
-        return self if is_pinned(self) else _to_copy(self, pin_memory=True)
-
-    yield from (is_pinned, pin_memory)
-
-
-def _type(gpu: Gpu) -> Callable[..., Any]:
-    """`Tensor.type`, whose answer Megatron's optimizer compares."""
+    """And `Tensor.type`, whose answer Megatron's optimizer compares."""
     real = _Base.type
 
     def type(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -93,7 +81,13 @@ def _type(gpu: Gpu) -> Callable[..., Any]:
         named = isinstance(found, str) and gpu.holds(self)
         return found.replace("torch.", "torch.cuda.") if named else found
 
-    return type
+    def is_pinned(self: torch.Tensor, device: Any = None) -> bool:
+        return gpu.of(self).is_pinned
+
+    def pin_memory(self: torch.Tensor, device: Any = None) -> torch.Tensor:
+        return self if is_pinned(self) else _to_copy(self, pin_memory=True)
+
+    yield from (type, is_pinned, pin_memory)
 
 
 def _read_by_host(gpu: Gpu, name: str) -> Callable[..., Any]:
