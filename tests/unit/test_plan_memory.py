@@ -15,9 +15,7 @@ def terms(*overrides: str, gpu: str = "h100") -> dict[str, float]:
 
 # Model, ranks, tp, pp, vpp; then the parameters of its published weights.
 REAL = [
-    (SMALL, 8, 1, 1, None, 1_777_088_000),
     ("DeepSeek-R1-Distill-Qwen-7B", 32, 4, 1, None, 7_615_616_512),
-    ("DeepSeek-R1-Distill-Qwen-32B", 128, 8, 2, None, 32_763_876_352),
     (LARGE, 512, 8, 4, 2, 72_706_203_648),
     (MIXTURE, 64, 4, 2, None, 30_532_122_624),
 ]
