@@ -77,7 +77,7 @@ def test_a_mistake_is_found(gpu: Gpu, mistake: Callable[[], Any], said: str) -> 
 
 WRONG_ARGUMENTS: list[Callable[[], Any]] = [
     lambda: torch.cuda.mem_get_info(gpu=0),  # type: ignore[call-arg]
-    lambda: torch.cuda.Event().record(None, None),  # type: ignore[call-arg]
+    lambda: torch.cuda.Event(timing=True),  # type: ignore[call-arg]
     lambda: torch.ones(2).to("cuda", blocking=False),  # type: ignore[call-overload]
     lambda: torch.tensor([1], device="cuda", type=torch.int64),  # type: ignore[call-arg]
     lambda: dist.new_group([0], backends="nccl"),  # type: ignore[call-arg]
@@ -117,8 +117,7 @@ def test_a_collective_takes_the_tensors_of_its_backend(gpu: Gpu) -> None:
 
 def test_copies_are_done_after_a_synchronisation(gpu: Gpu) -> None:
     value, event = on_gpu(4), torch.cuda.Event()
-    waits = [torch.cuda.synchronize, event.synchronize, value.sum().item, value.cpu]
-    for wait in waits:
+    for wait in (torch.cuda.synchronize, event.synchronize, value.sum().item, value.cpu):
         host = value.to("cpu", non_blocking=True)
         assert host.is_pinned() and not host.is_cuda
         event.record()
@@ -152,11 +151,11 @@ def test_the_gpu_has_generators_of_its_own(gpu: Gpu) -> None:
         for _ in range(2)
     )
     assert first.equal(again)
-    state = torch.cuda.get_rng_state()
-    torch.rand(4)  # of the CPU: changes nothing there
-    drawn = torch.rand(4, device="cuda")
-    torch.cuda.set_rng_state(state)
-    assert torch.rand(4, device="cuda").equal(drawn)
+    states = torch.get_rng_state(), torch.cuda.get_rng_state()
+    drawn = torch.rand(4), torch.rand(4, device="cuda")
+    torch.set_rng_state(states[0])
+    torch.cuda.set_rng_state(states[1])  # in the other order: neither changes the other
+    assert torch.rand(4, device="cuda").equal(drawn[1]) and torch.rand(4).equal(drawn[0])
 
 
 def test_memory_is_that_of_the_storages_on_the_gpu(gpu: Gpu) -> None:
