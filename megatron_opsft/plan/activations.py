@@ -29,12 +29,12 @@ def num_in_flight(job: Job, stage: int, num_microbatches: int) -> float:
     return chunks / vpp
 
 
-def activation_bytes(job: Job, stage: Stage, in_flight: float) -> tuple[float, float, float]:
+def activation_bytes(job: Job, stage: Stage, num_microbatches: int) -> tuple[float, float, float]:
     """(kept, needed for a moment in a backward pass, needed for a moment by the loss) on a rank, of
     the largest micro-batch. The loss exists on the last stage alone, never together with the
     second.
     """
-    tokens = job.microbatch_tokens
+    tokens, in_flight = job.microbatch_tokens, num_in_flight(job, stage.index, num_microbatches)
     entering, of_layer, again = layer_bytes(job)
     kept = in_flight * tokens * stage.num_layers * of_layer
     moment = tokens * again

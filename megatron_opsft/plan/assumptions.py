@@ -6,12 +6,11 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict, NonNegativeFloat, PositiveFloat, ValidationError
 
 from megatron_opsft.config import Config
-from megatron_opsft.config.yaml_text import parse_yaml
+from megatron_opsft.config.load import read_yaml
 from megatron_opsft.errors import UserError
 
 SHIPPED = Path(__file__).with_name("hardware.yaml")
@@ -75,10 +74,11 @@ def load_hardware(name: str, path: Path | None = None, *, gpus_per_node: int = 8
     Errors: `UserError` for a missing or broken file, an unknown device, a missing, unknown or
     impossible figure.
     """
-    entries, where = _read_entries(SHIPPED), path or SHIPPED
-    if path is not None:
-        for device, entry in _read_entries(path).items():
-            entries[device] = {**entries.get(device, {}), **entry}
+    entries, where = read_yaml(SHIPPED), path or SHIPPED
+    for device, entry in (read_yaml(path) if path else {}).items():
+        if not isinstance(entry, dict):
+            raise UserError(f"--hardware={path}: {device} must hold figures, not {entry!r}")
+        entries[device] = entries.get(device, {}) | entry
     if name not in entries:
         raise UserError(f"--gpu={name} is not in {where}; there are: {', '.join(entries)}")
     try:
@@ -88,18 +88,6 @@ def load_hardware(name: str, path: Path | None = None, *, gpus_per_node: int = 8
         key = ".".join([name, *map(str, first["loc"])])
         given = "" if first["type"] == "missing" else f"={first['input']!r}"
         raise UserError(f"{where}: {key}{given}: {first['msg']}") from None
-
-
-def _read_entries(path: Path) -> dict[str, dict[str, Any]]:
-    try:
-        entries = parse_yaml(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"--hardware={path} does not exist") from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"--hardware={path} cannot be read: {error}") from None
-    if not isinstance(entries, dict) or not all(isinstance(v, dict) for v in entries.values()):
-        raise UserError(f"--hardware={path} must hold one section of figures for each device")
-    return entries
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

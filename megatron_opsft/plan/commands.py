@@ -73,29 +73,24 @@ class PlanRun(_OnDevices, RunCommand):
             size = _ranks_needed(config)
             note = f"ranks of a node: {size}, as the layout needs; others with --gpus-per-node\n\n"
         device = load_hardware(self.gpu, self.hardware, gpus_per_node=size)
-        from megatron_opsft.storage.model_paths import resolve_config
-
-        resolve_config(config.model.path)  # a mistake is said before PyTorch is loaded
         from megatron_opsft.plan import estimate, job, search
 
         responses = {"mean_tokens": self.mean_tokens, "acceptance": self.acceptance}
         first = job.make_job(config, device, counts[0] * size, **responses)
-        made: dict[str, Any]
         if self.search:
             plans = search.search_layouts(first, num_steps)
             fits, text = plans[0].is_safe, show_found(plans)
             layouts = [{"overrides": p.overrides, **p.as_json()} for p in plans[:_NUM_SHOWN]]
-            made = {"fits": fits, "layouts": layouts}
+            made: dict[str, Any] = {"fits": fits, "layouts": layouts}
         else:
             jobs = [replace(first, world_size=count * size) for count in counts]
             for one in jobs:
                 job.check_job(one)
             plans = [estimate.Plan(job=one, num_steps=num_steps) for one in jobs]
             fits = not any(plan.problems for plan in plans)
-            rows = [plan.as_json() for plan in plans]
-            alone = len(plans) == 1
-            text = show_plan(plans[0]) if alone else show_nodes(plans)
-            made = rows[0] if alone else {"runs": rows}
+            made, text = plans[0].as_json(), show_plan(plans[0])
+            if len(plans) > 1:
+                made, text = {"runs": [plan.as_json() for plan in plans]}, show_nodes(plans)
         print(json.dumps(made) if self.as_json else note + text)
         return 0 if fits else ANSWER_IS_NO
 
@@ -103,9 +98,7 @@ class PlanRun(_OnDevices, RunCommand):
         """Errors: `UserError`, also for several where a search takes one."""
         parts = self.nodes.split(",")
         if not all(part.isdecimal() and int(part) for part in parts):
-            raise UserError(
-                f"--nodes={self.nodes} must be a number of nodes, or several such as 1,8,64"
-            )
+            raise UserError(f"--nodes={self.nodes} must be a number of nodes, or several: 1,8,64")
         if self.search and len(parts) > 1:
             raise UserError(
                 f"--nodes={self.nodes} and --search exclude each other; give one number"
@@ -138,10 +131,7 @@ PROGRAM = group(
     "plan",
     "Predict memory, time and cost of a run, without a GPU. `plan CONFIG` is `plan run CONFIG`.",
     {"run": PlanRun, "calibrate": Calibrate},
-    (
-        "plan examples/configs/r1_distill_7b_paper.yaml --nodes 2",
-        "plan calibrate runs/a runs/b > figures.yaml",
-    ),
+    (PlanRun.examples[0], Calibrate.examples[0]),
 )
 
 
@@ -179,12 +169,9 @@ def verdict_line(plan: "Plan") -> str:
 def _headline(plan: "Plan") -> str:
     job, parallel, rollout = plan.job, plan.job.parallel, plan.job.config.rollout
     layout = f"TP {parallel.tp} x PP {parallel.pp} x DP {job.dp}"
-    if parallel.cp > 1:
-        layout += f" x CP {parallel.cp}"
-    if parallel.ep > 1:
-        layout += f", experts EP {parallel.ep} x TP {parallel.expert_tp}"
-    if parallel.vpp:
-        layout += f", {parallel.vpp} virtual stages"
+    layout += f" x CP {parallel.cp}" * (parallel.cp > 1)
+    layout += f", experts EP {parallel.ep} x TP {parallel.expert_tp}" * (parallel.ep > 1)
+    layout += f", {parallel.vpp} virtual stages" * bool(parallel.vpp)
     return (
         f"{job.num_parameters / 1e9:.2f} B parameters on {job.world_size} x {job.hardware.name}: "
         f"{layout}; {job.num_engines} x {rollout.engine} engine of {rollout.tp}; recompute "
@@ -237,17 +224,15 @@ def _gb(num_bytes: float) -> str:
 def _step_table(plan: "Plan") -> str:
     step, total = plan.step, plan.step["total"]
     rate = f"{plan.tokens_per_second:,.0f} sampled tokens/s"
+    about = plan.phases | {"total": f"{rate}; MFU of the step {plan.utilization(total):.1%}"}
     rows = [
         {
             "phase": name,
             "seconds": f"{step[name]:.2f}",
             "share": "" if name == "total" else f"{step[name] / total:.0%}",
-            "of which": about,
+            "of which": text,
         }
-        for name, about in [
-            *plan.phases.items(),
-            ("total", f"{rate}; MFU of the step {plan.utilization(total):.1%}"),
-        ]
+        for name, text in about.items()
     ]
     return _table(rows, "phase", "of which")
 

@@ -92,8 +92,7 @@ class Plan:
         problems = []
         for phase, fix in _FIXES.items():
             rank = max(self.memory, key=lambda one: one.phases[phase])
-            over = rank.phases[phase] - rank.limit
-            if over > 0:
+            if (over := rank.phases[phase] - rank.limit) > 0:
                 problems.append(
                     f"{phase}: stage {rank.stage.index} needs {over / 1e9:.1f} GB more than the "
                     f"{rank.limit / 1e9:.1f} of a device; {fix}"
@@ -179,23 +178,8 @@ class Plan:
     @property
     def notes(self) -> list[str]:
         """Notes, one line each: what is allowed but wasteful, and what the plan leaves out."""
-        job, config, method = self.job, self.job.config, self.job.config.method
-        parallel, node = job.parallel, job.hardware.gpus_per_node
-        spans = {
-            "parallel.tp x parallel.cp": parallel.tp * parallel.cp,
-            "parallel.ep x etp": parallel.ep * parallel.expert_tp if job.shape.moe else 1,
-            "rollout.tp": config.rollout.tp,
-        }
-        notes = [
-            f"{name} = {size} reaches beyond a node of {node} devices: the network carries what "
-            "they exchange in every layer"
-            for name, size in spans.items()
-            if size > node
-        ]
-        temperature = config.rollout.temperature
-        if method.objective(temperature).temperature != temperature:
-            notes.append(f"rollout.temperature={temperature} is not on-policy; use 1.0")
-        if job.hardware.is_cuda and config.rollout.engine == "hf" and job.num_responses:
+        job, method, notes = self.job, self.job.config.method, []
+        if job.hardware.is_cuda and not job.engine.refills and job.num_responses:
             notes.append(
                 "rollout.engine=hf decodes several times slower on a GPU than this plan, which "
                 "counts on vLLM's cost of a token; set rollout.engine=vllm"
@@ -204,15 +188,6 @@ class Plan:
             notes.append(
                 f"{method.name} draws problems again, up to {method.most_refills} times a step, "
                 "where groups teach nothing: the plan counts one draw"
-            )
-        # Devices decide whether a run fits: how much CPU memory a node has is not theirs to say.
-        there, reference = self.host_bytes_per_node, self.reference_host_bytes
-        if (needed := self.checkpoint["saved_bytes"] + reference) > there:
-            frozen = f"a checkpoint and the {self.frozen_copy} need"
-            what = frozen if reference else "a checkpoint needs"
-            notes.append(
-                f"{what} {needed / 1e9:,.0f} GB of a node's host memory, of which there are "
-                f"{there / 1e9:,.0f}; use more nodes"
             )
         return notes
 

@@ -159,12 +159,12 @@ class Job:
         """Every pipeline stage, counted from the weight table; layers are cut evenly."""
         parallel = self.parallel
         layers = self.shape.num_layers // parallel.pp
-        of_layer = _count(self.shape, parallel, has_layer=True)
+        of_layer = _count(self.shape, parallel, 1, False, False)
         state = 12 if self.dtype_bytes == 2 else 8  # a main weight where it is another, two moments
         stages = []
         for index in range(parallel.pp):
             first, last = index == 0, index == parallel.pp - 1
-            of_ends = _count(self.shape, parallel, has_embedding=first, has_output=last)
+            of_ends = _count(self.shape, parallel, 0, first, last)
             dense, experts, whole = (
                 layers * one + ends for one, ends in zip(of_layer, of_ends, strict=True)
             )
@@ -188,21 +188,14 @@ class Job:
 
 @cache
 def _count(
-    shape: ModelShape,
-    parallel: ParallelConfig,
-    *,
-    has_layer: bool = False,
-    has_embedding: bool = False,
-    has_output: bool = False,
+    shape: ModelShape, parallel: ParallelConfig, num_layers: int, first: bool, last: bool
 ) -> tuple[int, int, int]:
-    """Elements of these parts: (on one rank, without experts that are shared out; of such experts;
-    of the Hugging Face model).
+    """Elements of one layer or none, and of the model's first and last parts: (on one rank,
+    without experts that are shared out; of such experts; of the Hugging Face model).
     """
     table = WeightTable(replace(shape, num_layers=1), tp_size=parallel.tp)
     dense = experts = whole = 0
-    for rule in table.stage_rules(
-        [0] if has_layer else [], has_embedding=has_embedding, has_output=has_output
-    ):
+    for rule in table.stage_rules(range(num_layers), has_embedding=first, has_output=last):
         elements = prod(shard_shape(rule, parallel.expert_tp if rule.is_expert else parallel.tp))
         if rule.is_expert and parallel.ep > 1:
             experts += elements
@@ -232,19 +225,14 @@ def check_job(job: Job) -> None:
     would raise it, and for a device that config or engine cannot use.
     """
     config, shape, hardware, rollout = job.config, job.shape, job.hardware, job.config.rollout
-    if not hardware.is_cuda and config.run.device == "cuda":
-        raise UserError("run.device=cuda, but the plan is for a CPU; give another --gpu")
-    if hardware.is_cuda and config.run.device == "cpu":
-        raise UserError(f"run.device=cpu, but the plan is for {hardware.name}; give --gpu cpu")
+    if config.run.device == ("cpu" if hardware.is_cuda else "cuda"):
+        raise UserError(f"run.device={config.run.device}: give another --gpu than {hardware.name}")
     check_engine_settings(rollout.engine, rollout.tp, rollout.speculative, seeded=rollout.seeded)
     check_world(job.world_size, config.parallel)
     check_layout(shape, config.parallel)
     check_lengths(config, shape.max_position_embeddings)
     _ = job.cross_entropy
     check_rollout_tp(shape, rollout.tp)
-    if shape.moe and not hardware.is_cuda and not job.engine.experts_on_cpu:
-        raise UserError(
-            f"rollout.engine={rollout.engine}: on a CPU use rollout.engine=hf for a mixture of "
-            "experts"
-        )
+    if shape.moe and not hardware.is_cuda and rollout.engine == "vllm":
+        raise UserError("rollout.engine=vllm: on a CPU use hf for a mixture of experts")
     check_engine_ranks(rollout.tp, job.world_size)

@@ -2,7 +2,7 @@
 run does on 1, 2, 4, ... nodes, which `slurm/scaling.sh` makes in folders nodes_1, nodes_2, ...
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -23,7 +23,7 @@ from megatron_opsft.plan.assumptions import (
 from megatron_opsft.preflight.run_directory import RunDir
 from megatron_opsft.report.page import write_page
 from megatron_opsft.report.plot import Series, plot
-from megatron_opsft.report.runs import change_of, read_json_lines
+from megatron_opsft.report.runs import read_json_lines
 from megatron_opsft.report.table import aligned
 from megatron_opsft.report.tables import Section, Table
 
@@ -41,9 +41,6 @@ def read_run(path: Path) -> tuple[Config, dict[str, Any]]:
 
     Errors: `UserError` for what is missing or damaged.
     """
-    for name in ("config.yaml", "manifest.json", "metrics.jsonl"):
-        if not (path / name).is_file():
-            raise UserError(f"{path} has no {name}: it is not the directory of a run")
     config = load_config(path / "config.yaml")
     manifest = RunDir(path).read_manifest() or {}
     if type(manifest.get("world_size")) is not int:
@@ -102,7 +99,7 @@ def calibrate(run_dirs: Sequence[Path], base: Hardware) -> str:
     for name, value in base.model_dump(exclude={"name", "gpus_per_node"}).items():
         phase, seconds = name.removesuffix("_factor"), ""
         both = [(m[phase], p[phase]) for m, p in steps if m.get(phase) and p.get(phase)]
-        if name.endswith("_factor") and both:
+        if both:
             measured, planned = (median(one) for one in zip(*both, strict=True))
             seconds = f"  # measured {measured:.3f} s, planned {planned:.3f} s by {value:.4g}"
             value *= median(measured / planned for measured, planned in both)
@@ -156,16 +153,9 @@ def report_scaling(
             one["efficiency"] = one["rate"] / first["rate"]
     if rows:
         section = _section(rows)
-        table = section.table
+        table, title = section.table, runs[0].resolve().parent.name
         say(f"{table.caption}\n\n{aligned(table.headings, table.rows, num_left=0)}")
-        first, last = rows[0].measured, rows[-1].measured
-        nodes = f"{rows[0].nodes} to {rows[-1].nodes} nodes"
-        figures = [
-            change_of(f"Seconds of a step, {nodes}", first["step"], last["step"], is_share=False),
-            change_of(f"Efficiency, {nodes}", 1.0, last["efficiency"], is_share=True),
-        ]
-        title = runs[0].resolve().parent.name
-        write_page(page, [], title=title, figures=figures, sections=[section])
+        write_page(page, [], title=title, sections=[section])
         say(f"page: {page}")
     if unread:
         raise UserError(f"{len(unread)} of {len(runs)} could not be read: {unread[0]}")
@@ -206,12 +196,16 @@ def _section(rows: Sequence[ScalingRow]) -> Section:
             for row in rows
         ],
     )
-    seconds = [
-        line
-        for place, name in enumerate(_SECONDS)
-        for line in _lines(rows, name, labels=(name, ""), place=place)
-    ]
-    share = _lines(rows, "efficiency", labels=("measured", "planned"), place=0)
+
+    def curves(key: str, measured: str, planned: str = "", place: int = 0) -> Iterator[Series]:
+        points = [(row.nodes, row.measured[key]) for row in rows]
+        yield Series(label=measured, place=place, points=points)
+        points = [(row.nodes, row.planned[key]) for row in rows]
+        yield Series(label=planned, place=place, points=points, kind="held")
+
+    names = enumerate(_SECONDS)
+    seconds = [one for place, name in names for one in curves(name, name, place=place)]
+    share = [*curves("efficiency", "measured", "planned")]
     how: dict[str, Any] = {"x": "nodes", "from_zero": True, "log_x": True}
     return Section(
         title=table.caption,
@@ -222,15 +216,3 @@ def _section(rows: Sequence[ScalingRow]) -> Section:
             plot("Efficiency", share, show="{:.0%}".format, **how),
         ],
     )
-
-
-def _lines(
-    rows: Sequence[ScalingRow], key: str, *, labels: tuple[str, str], place: int
-) -> list[Series]:
-    """A line of what was measured and dots of what was planned."""
-    measured = [(row.nodes, row.measured[key]) for row in rows]
-    planned = [(row.nodes, row.planned[key]) for row in rows]
-    return [
-        Series(label=labels[0], place=place, points=measured),
-        Series(label=labels[1], place=place, points=planned, kind="held"),
-    ]

@@ -11,7 +11,7 @@ from functools import cache
 from math import prod
 
 from megatron_opsft.architectures.shape import ModelShape
-from megatron_opsft.plan.activations import activation_bytes, num_in_flight
+from megatron_opsft.plan.activations import activation_bytes
 from megatron_opsft.plan.job import Job, Stage
 from megatron_opsft.rollout.limits import max_engine_tokens
 from megatron_opsft.weights.rules import WeightTable
@@ -49,8 +49,7 @@ class RankMemory:
 
 def rank_memory(job: Job, stage: Stage, num_microbatches: int) -> RankMemory:
     """A rank of a stage; num_microbatches: of an update on each data-parallel rank."""
-    in_flight = num_in_flight(job, stage.index, num_microbatches)
-    kept, moment, loss = activation_bytes(job, stage, in_flight)
+    kept, moment, loss = activation_bytes(job, stage, num_microbatches)
     if loss and job.has_teacher and reference_bytes(job, stage)[1]:
         loss += job.rows_per_rank * job.shape.hidden_size * job.dtype_bytes  # of its output layer
     # The two exist one after the other: the larger one counts.

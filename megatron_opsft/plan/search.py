@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from math import floor
-from operator import attrgetter
 from typing import Any
 
 from megatron_opsft.errors import UserError
@@ -15,17 +14,15 @@ from megatron_opsft.plan.job import Job, check_job
 _MAX_PIPELINE = 32
 _EQUALLY_FAST = 0.05  # steps that differ by less differ by less than a plan knows
 _RECOMPUTE = ("none", "selective", "full")
-_ALWAYS_SHOWN = ("parallel.tp", "parallel.pp", "train.recompute", "rollout.tp")
+_ALWAYS_SHOWN = {("parallel", "tp"), ("parallel", "pp"), ("train", "recompute"), ("rollout", "tp")}
 
-Change = dict[str, Any]
-"""Key, such as parallel.tp -> value."""
+Change = dict[str, dict[str, Any]]
+"""Section -> key -> value."""
 
 
 def search_layouts(job: Job, num_steps: int) -> list[Plan]:
-    """All layouts that the trainer accepts: those that fit by seconds of a step, then the others by
-    what they lack. Those within `_EQUALLY_FAST` of the fastest come first: with twice `SAFE_SHARE`
-    of the memory free before the others, then the simplest, then by what they leave free in steps
-    of `SAFE_SHARE`. What it proposes leaves `SAFE_SHARE` free.
+    """All layouts that the trainer accepts, best first (`_rank_of`). What it proposes leaves
+    `SAFE_SHARE` of the memory free.
 
     Tried are parallel.tp within a node (with sequence parallelism) x parallel.pp x parallel.cp
     x train.recompute x rollout.tp, and of a mixture of experts parallel.ep within a node, with
@@ -43,53 +40,48 @@ def search_layouts(job: Job, num_steps: int) -> list[Plan]:
             refused = error
             continue
         if (fraction := _fraction_that_fits(plan)) is not None:
-            change["rollout.gpu_memory_fraction"] = fraction
+            change["rollout"]["gpu_memory_fraction"] = fraction
             plan = _planned(job, change, num_steps)
         found.append(plan)
     if not found:
         check_job(job)  # what is wrong with the file itself
         raise refused
-    found.sort(key=_rank_of)
-    limit = (1 + _EQUALLY_FAST) * found[0].step["total"]
-    near = [plan for plan in found if plan.is_safe and plan.step["total"] <= limit]
-    near.sort(key=_preference)
-    return near + found[len(near) :]
+    fastest = min((plan.step["total"] for plan in found if plan.is_safe), default=0.0)
+    return sorted(found, key=lambda plan: _rank_of(plan, (1 + _EQUALLY_FAST) * fastest))
 
 
-def _preference(plan: Plan) -> tuple[bool, int, int]:
-    """Of layouts that are equally fast. Simple is what takes few ways of cutting the model and of
-    saving memory; full recomputation is two of them.
+def _rank_of(plan: Plan, limit: float) -> tuple[float, ...]:
+    """Those that fit by seconds of a step, then the others by what they lack. Up to `limit` seconds
+    layouts are equally fast: those with twice `SAFE_SHARE` of the memory free come first, then the
+    simplest, then by what they leave free in steps of `SAFE_SHARE`. Simple is what takes few ways
+    of cutting the model and of saving memory; full recomputation is two of them.
     """
+    seconds = round(plan.step["total"], 3)
+    if not plan.is_safe:
+        return 2, round(-plan.worst.margin, 3), len(plan.overrides)
+    if plan.step["total"] > limit:
+        return 1, seconds, len(plan.overrides)
     parallel, config = plan.job.parallel, plan.job.config
     sizes = (parallel.tp, parallel.pp, parallel.cp, parallel.ep, config.rollout.tp)
     recomputed = _RECOMPUTE.index(config.train.recompute)
     lowered = any(key.startswith("rollout.gpu_memory_fraction") for key in plan.overrides)
     measures = sum(size > 1 for size in sizes) + recomputed + lowered
     free = int(plan.worst.margin / (SAFE_SHARE * plan.worst.limit))
-    return free < 2, measures, -free
-
-
-def _rank_of(plan: Plan) -> tuple[bool, float, int]:
-    """Fitting ones first, the fastest; among equally fast ones the simplest."""
-    badness = plan.step["total"] if plan.is_safe else -plan.worst.margin
-    return not plan.is_safe, round(badness, 3), len(plan.overrides)
+    return 0, free < 2, measures, -free, seconds, len(plan.overrides)
 
 
 def _planned(job: Job, change: Change, num_steps: int) -> Plan:
     """Its overrides are what differs from the file, and always the layout. Errors: `UserError`
     where the trainer refuses the change.
     """
-    sections: dict[str, dict[str, Any]] = {}
-    for key, value in change.items():
-        section, name = key.split(".")
-        sections.setdefault(section, {})[name] = value
-    update = {n: getattr(job.config, n).model_copy(update=v) for n, v in sections.items()}
+    update = {n: getattr(job.config, n).model_copy(update=v) for n, v in change.items()}
     changed = replace(job, config=job.config.model_copy(update=update))
     check_job(changed)
     overrides = tuple(
-        f"{key}={json.dumps(value)}".replace('"', "")
-        for key, value in change.items()
-        if key in _ALWAYS_SHOWN or value != attrgetter(key)(job.config)
+        f"{section}.{name}={json.dumps(value)}".replace('"', "")
+        for section, keys in change.items()
+        for name, value in keys.items()
+        if (section, name) in _ALWAYS_SHOWN or value != getattr(getattr(job.config, section), name)
     )
     return Plan(job=changed, num_steps=num_steps, overrides=overrides)
 
@@ -111,16 +103,13 @@ def _layouts(job: Job) -> Iterator[Change]:
         _RECOMPUTE,
         inside_node if job.engine.tensor_parallel else [1],
     ):
+        parallel = {"tp": tp, "pp": pp, "cp": cp, "ep": ep}
+        parallel |= {"etp": 1 if ep > 1 and tp > 1 else None, "vpp": None}
+        parallel["sequence_parallel"] = tp > 1
         yield {
-            "parallel.tp": tp,
-            "parallel.pp": pp,
-            "parallel.cp": cp,
-            "parallel.ep": ep,
-            "parallel.etp": 1 if ep > 1 and tp > 1 else None,
-            "parallel.vpp": None,
-            "parallel.sequence_parallel": tp > 1,
-            "train.recompute": recompute,
-            "rollout.tp": rollout_tp,
+            "parallel": parallel,
+            "train": {"recompute": recompute},
+            "rollout": {"tp": rollout_tp},
         }
 
 

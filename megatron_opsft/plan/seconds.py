@@ -132,34 +132,25 @@ def fixed_seconds(job: Job) -> float:
 
 def sync_seconds(job: Job) -> float:
     """Updated weights are gathered among those that share the optimizer; then a device receives
-    what its engine wants. Local copies and checksums are in the fixed cost.
+    what its engine wants and it does not hold: it holds about 1 / (tp x pp), of experts 1 / (etp x
+    ep x pp), and a stage that fills a node has all others on other nodes. Local copies and
+    checksums are in the fixed cost.
     """
-    hardware = job.hardware
+    hardware, parallel, moe = job.hardware, job.parallel, job.shape.moe
     gathered = max(shared_seconds(job, stage, stage.weight_bytes) for stage in job.stages)
-    received, across = sync_bytes(job)
+    wanted = engine_elements(job) * job.dtype_bytes
+    experts = 3.0 * job.shape.num_layers * job.shape.hidden_size * job.dtype_bytes
+    experts *= moe.num_experts * moe.ffn_size / job.config.rollout.tp if moe else 0
+    received = wanted - (wanted - experts) / (parallel.tp * parallel.pp)
+    received -= experts / (parallel.expert_tp * parallel.ep * parallel.pp)
+    node, across = hardware.gpus_per_node, 0.0
+    if job.world_size > node:
+        fills_nodes = job.world_size // parallel.pp >= node
+        across = (parallel.pp - 1) / parallel.pp if fills_nodes else 1 - node / job.world_size
     over_network = received * across / hardware.network_bandwidth
     inside = received * (1 - across) / hardware.link_bandwidth
     seconds = gathered + max(over_network, inside) + hardware.sync_seconds
     return hardware.sync_factor * seconds
-
-
-def sync_bytes(job: Job) -> tuple[float, float]:
-    """(bytes that a device receives; share of them between nodes). A rank holds about 1 / (tp x pp)
-    itself, of experts 1 / (etp x ep x pp); a stage that fills a node has all others elsewhere.
-    """
-    if job.world_size == 1:
-        return 0.0, 0.0
-    wanted = engine_elements(job) * job.dtype_bytes
-    parallel, moe = job.parallel, job.shape.moe
-    experts = 3.0 * job.shape.num_layers * job.shape.hidden_size * job.dtype_bytes
-    experts *= moe.num_experts * moe.ffn_size / job.config.rollout.tp if moe else 0
-    held = (wanted - experts) / (parallel.tp * parallel.pp)
-    held += experts / (parallel.expert_tp * parallel.ep * parallel.pp)
-    node, across = job.hardware.gpus_per_node, 0.0
-    if job.world_size > node:
-        fills_nodes = job.world_size // parallel.pp >= node
-        across = (parallel.pp - 1) / parallel.pp if fills_nodes else 1 - node / job.world_size
-    return wanted - held, across
 
 
 def training_seconds(job: Job) -> dict[str, float]:

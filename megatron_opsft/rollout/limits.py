@@ -21,7 +21,6 @@ class EngineTraits:
     refills: new responses take the places of finished ones, in a cache that is set aside at the
     start; otherwise a batch is decoded to its end, in a cache that grows with it.
     speculative: it takes `rollout.speculative`, and `rollout.seeded=false`.
-    experts_on_cpu: a mixture of experts can be updated there.
     eval_batch_size: default of `eval`. max_eval_tokens: the longest response of a run's evaluations
     where nobody says it: what the paper evaluates with, or what a cache that grows with the longest
     response of a batch can bear.
@@ -32,7 +31,6 @@ class EngineTraits:
     reads_files: bool
     refills: bool
     speculative: bool
-    experts_on_cpu: bool
     eval_batch_size: int
     max_eval_tokens: int
 
@@ -44,7 +42,6 @@ ENGINES = {
         reads_files=False,
         refills=False,
         speculative=False,
-        experts_on_cpu=True,
         eval_batch_size=64,
         max_eval_tokens=4096,
     ),
@@ -54,7 +51,6 @@ ENGINES = {
         reads_files=True,
         refills=True,
         speculative=True,
-        experts_on_cpu=False,
         eval_batch_size=256,
         max_eval_tokens=32768,
     ),

@@ -1,7 +1,6 @@
 """`megatron-opsft eval` on a GPU, and D_t of `diagnose`."""
 
 import gzip
-import importlib.util
 import json
 from pathlib import Path
 
@@ -31,15 +30,11 @@ def test_float32_responses_do_not_depend_on_the_batch_size(tmp_path: Path) -> No
     assert metrics["accuracy"] > 0.95
 
 
-def test_bfloat16_is_as_accurate(tmp_path: Path) -> None:
-    _, metrics = run(tmp_path / "out")
-    assert metrics["accuracy"] > 0.95
-    assert 90 < metrics["mean_tokens"] < 150
-
-
-@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vLLM")
-def test_vllm_is_as_accurate(tmp_path: Path) -> None:
-    _, metrics = run(tmp_path / "out", engine="vllm", gpu_memory_fraction=0.3)
+@pytest.mark.parametrize("engine", [{}, {"engine": "vllm", "gpu_memory_fraction": 0.3}], ids=str)
+def test_bfloat16_is_as_accurate(tmp_path: Path, engine: dict[str, object]) -> None:
+    if engine:
+        pytest.importorskip("vllm")
+    _, metrics = run(tmp_path / "out", **engine)
     assert metrics["accuracy"] > 0.95
     assert 90 < metrics["mean_tokens"] < 150
 

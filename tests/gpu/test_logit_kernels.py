@@ -180,42 +180,6 @@ def test_divergence_and_its_gradient_are_pytorch_s(
     assert not full[nothing].any() and not low[nothing].any()
 
 
-@FORWARD
-def test_shards_of_the_vocabulary_give_float64_autograd_s_divergence(forward: bool) -> None:
-    given = taught(6, 5000, 4.0)
-    given["labels_C"] = given["labels_C"].remainder(5000)
-    given |= {"lse_C": given["logits_CV"].logsumexp(1)}
-    given |= {"teacher_lse_C": given["teacher_CV"].logsumexp(1)}
-    exact = given["logits_CV"].double().requires_grad_()
-    log_p, log_q = exact.log_softmax(1), given["teacher_CV"].double().log_softmax(1)
-    drawn, other = (log_q, log_p) if forward else (log_p, log_q)
-    expected = (drawn.exp() * (drawn - other)).sum(1)
-    likelihood = log_p.gather(1, given["labels_C"][:, None])[:, 0]
-    loss = expected * given["teacher_weights_C"] - likelihood * given["weights_C"]
-    loss.sum().backward()
-
-    def shard(first: int, last: int) -> dict[str, Tensor]:
-        own = {name: given[name][:, first:last] for name in ("logits_CV", "teacher_CV")}
-        return given | own | {"labels_C": given["labels_C"] - first}
-
-    shards = [shard(0, 1), shard(1, 2500), shard(2500, 5000)]
-    found = sum(divergences(logit_kernels, part, forward=forward) for part in shards)
-    assert isinstance(found, Tensor)
-    torch.testing.assert_close(found.double(), expected.detach(), rtol=1e-5, atol=1e-6)
-    parts = [gradient(logit_kernels, part, found, forward=forward) for part in shards]
-    torch.testing.assert_close(torch.cat(parts, 1).double(), exact.grad, rtol=1e-5, atol=1e-6)
-
-
-@FORWARD
-def test_a_teacher_that_is_the_student_teaches_nothing(forward: bool) -> None:
-    given = taught(5, 9999, 20.0)
-    given |= {"teacher_CV": given["logits_CV"], "teacher_lse_C": given["lse_C"]}
-    given["weights_C"].zero_()
-    found = divergences(logit_kernels, given, forward=forward)
-    assert not found.any()
-    assert not gradient(logit_kernels, given, found, forward=forward).any()
-
-
 @pytest.mark.skipif(INTERPRETED, reason="9 GB")
 def test_chunk_of_more_than_2_to_the_31_logits() -> None:
     num_columns = 2**21 + 3

@@ -13,7 +13,7 @@ from torch import Tensor
 from megatron_opsft.config import ParallelConfig
 from megatron_opsft.loss import logit_chunks
 from megatron_opsft.loss.cross_entropy import Method, summed_loss
-from megatron_opsft.loss.fused_linear import fused_linear_loss, operations, token_statistics
+from megatron_opsft.loss.fused_linear import fused_linear_loss, operations
 from megatron_opsft.loss.loss_memory import fused_linear_bytes
 from megatron_opsft.loss.output_head import OutputHead, Teacher
 from megatron_opsft.loss.token_losses import TokenLosses, WeightedLikelihood
@@ -141,18 +141,6 @@ def check_objective(method: Method, objective: Objective, dtype: torch.dtype, de
         assert own is not None and want is not None
         assert error(own.cpu(), want) < limit
     assert not found[5003:].any()
-
-
-def test_statistics_equal_float64() -> None:
-    hidden, weight, labels, _ = given(torch.float32, 64, 5003, 256)
-    positions, head = torch.arange(64, device="cuda"), head_of(weight, 5003)
-    found = token_statistics(hidden, head, positions, labels, entropy=True)
-    log_p = (hidden.double() @ weight[:5003].double().T).log_softmax(-1)
-    expected = log_p.gather(1, labels[:, None])[:, 0]
-    torch.testing.assert_close(found.log_probs_R.double(), expected, rtol=1e-5, atol=1e-5)
-    assert found.entropy_R is not None
-    entropy = -(log_p.exp() * log_p).sum(1)
-    torch.testing.assert_close(found.entropy_R.double(), entropy, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("with_teacher", [False, True])

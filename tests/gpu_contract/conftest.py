@@ -36,8 +36,9 @@ def _gpu_packages() -> None:
 
 
 @pytest.fixture(scope="session")
-def printed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
-    """Runs a script of this folder, or `-m MODULE`, in a new process; what it printed.
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+    """Runs a script of this folder, or `-m MODULE`, in a new process; the last line that it
+    printed, read as JSON if it is.
 
     num_gpus: on pretended GPUs, one rank each. te: with TransformerEngine.
     """
@@ -52,7 +53,7 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
     }
     torchrun = "-m torch.distributed.run --standalone --local-addr=localhost --nproc-per-node"
 
-    def run(script: str, *words: object, num_gpus: int = 0, te: bool = False) -> str:
+    def run(script: str, *words: object, num_gpus: int = 0, te: bool = False) -> Any:
         command = [sys.executable]
         if num_gpus > 1:
             command += [*torchrun.split(), str(num_gpus)]
@@ -64,12 +65,7 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
             command, cwd=ROOT, env=environment | interpreted, capture_output=True, text=True
         )
         assert done.returncode == 0, f"{command}: {done.stdout[-2000:]} {done.stderr[-6000:]}"
-        return done.stdout
+        (*_, last) = done.stdout.splitlines()
+        return json.loads(last) if last.startswith(("{", "[")) else last
 
     return run
-
-
-@pytest.fixture(scope="session")
-def ran(printed: Callable[..., str]) -> Callable[..., Any]:
-    """As `printed`, but the last line, read as JSON."""
-    return lambda *words, **how: json.loads(printed(*words, **how).splitlines()[-1])

@@ -15,7 +15,7 @@ from jobs import Case, build
 from megatron.core import parallel_state
 from plan_jobs import full_microbatch, planned_job
 
-from megatron_opsft.plan.activations import activation_bytes, num_in_flight
+from megatron_opsft.plan.activations import activation_bytes
 from megatron_opsft.plan.assumptions import load_hardware
 from megatron_opsft.plan.job import Job
 from megatron_opsft.runtime.distributed import gather_from_all
@@ -49,8 +49,7 @@ def planned(case: Case, stage_index: int, num_microbatches: int) -> float:
     with patch.object(Job, "with_te", PropertyMock(return_value=False)):
         job = replace(planned_job(case, TOKENS), hardware=load_hardware("h100"))
         stage = job.stages[stage_index]
-        in_flight = num_in_flight(job, stage_index, num_microbatches)
-        kept, moment, loss = activation_bytes(job, stage, in_flight)
+        kept, moment, loss = activation_bytes(job, stage, num_microbatches)
     held = stage.weight_bytes + stage.gradient_bytes + stage.optimizer_bytes
     return held + kept + max(moment, loss)
 

@@ -104,8 +104,6 @@ def main() -> None:
         problems, line = from_engine(Path(directory))
     else:
         problems, line = whole_and_resumed(Path(directory), [f"method.name={what}", *keys])
-    if not torch.cuda.is_available():
-        problems.append("there is no GPU")
     if int(os.environ.get("RANK", "0")) == 0:
         print(json.dumps({"problems": problems, "line": line}))
 

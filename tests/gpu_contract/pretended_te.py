@@ -2,15 +2,17 @@
 weights.
 
 Prints JSON, the largest differences: absolute of a logit; relative of a tensor of the gradient, and
-of the losses and gradient norms of some steps. Usage: pretended_te.py (CASE... | faults); started
+of the losses and gradient norms of some steps. What both write into checkpoints is the same, or an
+AssertionError. Usage: pretended_te.py (CASE... | faults); started
 by `python -m pretend_gpu NUM_GPUS --te`, for several GPUs by torchrun.
 """
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
@@ -19,9 +21,14 @@ import numpy
 import torch
 from jobs import Case
 from megatron.core import parallel_state
+from megatron.core.dist_checkpointing import mapping
+from megatron.core.dist_checkpointing.dict_utils import nested_values
+from tiny_models import SHAPES
 
 from megatron_opsft.model import build, transformer_config
 from megatron_opsft.runtime.distributed import gather_from_all
+from megatron_opsft.weights.checkpoint_keys import extra_state_keys
+from megatron_opsft.weights.rules import WeightTable
 
 CASES = {
     "dense": Case(),
@@ -30,6 +37,8 @@ CASES = {
     "moe-tp2": Case(model="qwen3_moe", tp=2, sequence_parallel=True),
     "cp2": Case(cp=2),
     "ep2": Case(model="qwen3_moe", dp=2, ep=2),
+    "etp1": Case(model="qwen3_moe", tp=2, ep=2, etp=1, sequence_parallel=True),
+    "vpp2": Case(model="qwen2_tied", pp=2, vpp=2, deterministic=True),
 }
 NUM_STEPS = 2
 Differences = tuple[float, ...]
@@ -39,39 +48,14 @@ def _transposed(args: list[Any]) -> None:
     args[1] = args[1] != (args[0].shape[0] == args[0].shape[-1])  # where that changes no shape
 
 
-def _another_epsilon(args: list[Any]) -> None:
-    args[2] = 1e-4
-
-
-def _no_bias(args: list[Any]) -> None:
-    args[7] = args[7] if args[11] else None  # not where it asks for the bias's gradient
-
-
-def _not_causal(args: list[Any]) -> None:
-    args[10] = type(args[10]).NVTE_PADDING_MASK
-
-
-def _turned_forward(args: list[Any]) -> None:
-    args[1] = -args[1]
-
-
-def _argument_left_out(args: list[Any]) -> None:
-    args.pop()
-
-
-def _number_for_tensor(args: list[Any]) -> None:
-    args[2] = 1.0
-
-
 # What a stand-in is called with instead, in place.
-FAULTS: dict[str, Callable[[list[Any]], None]] = {
+FAULTS: dict[str, Callable[[list[Any]], object]] = {
     "generic_gemm: a transposed layout": _transposed,
-    "generic_gemm: no bias": _no_bias,
-    "rmsnorm_fwd: another epsilon": _another_epsilon,
-    "fused_attn_fwd: a mask that is not causal": _not_causal,
-    "fused_rope_backward: turned forward": _turned_forward,
-    "rmsnorm_bwd: an argument left out": _argument_left_out,
-    "rmsnorm_bwd: a number for a tensor": _number_for_tensor,
+    "fused_attn_fwd: a mask that is not causal": lambda args: args.__setitem__(
+        10, type(args[10]).NVTE_PADDING_MASK
+    ),
+    "rmsnorm_bwd: an argument left out": list.pop,
+    "rmsnorm_bwd: a number for a tensor": lambda args: args.__setitem__(2, 1.0),
 }
 
 
@@ -87,54 +71,84 @@ def layers(*, te: bool) -> Iterator[None]:
     """Inside, models in float32 are built of those of either kind."""
     from transformer_engine.pytorch.attention.dot_product_attention import backends, utils
 
-    def chosen(device: Any, dtype: str) -> bool:
-        return te
-
-    with (
-        patch.object(jobs, "uses_transformer_engine", chosen),
-        patch.object(build, "uses_transformer_engine", chosen),
-        patch.object(transformer_config, "uses_transformer_engine", chosen),
-        patch.object(utils, "torch", _Float32IsHalf()),
-        patch.object(backends, "torch", _Float32IsHalf()),
-    ):
+    with ExitStack() as stack:
+        for module in (jobs, build, transformer_config):
+            patched = patch.object(module, "uses_transformer_engine", lambda *_: te)
+            stack.enter_context(patched)
+        for module in (utils, backends):
+            stack.enter_context(patch.object(module, "torch", _Float32IsHalf()))
         yield
 
 
-def results(case: Case, *, te: bool) -> tuple[Any, ...]:
-    """Logits, gradients; loss and gradient norm of each step. Called by every rank."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Results:
+    """Of each micro-batch its logits; of each step loss and gradient norm; `checkpoint_entries`."""
+
+    logits: list[Any]
+    gradients: dict[str, Any]
+    steps: list[list[float]]
+    entries: tuple[set[Any], set[str]]
+
+
+def results(case: Case, *, te: bool) -> Results:
+    """Called by every rank."""
     with layers(te=te):
         logits = jobs.logits(case)
         parallel_state.destroy_model_parallel()
         _, _, gradients = jobs.gradient(case)
         parallel_state.destroy_model_parallel()
-        steps = jobs.train_steps(jobs.build(case), case, range(NUM_STEPS))
+        built = jobs.build(case)
+        entries = checkpoint_entries(built.trainer.models)
+        steps = jobs.train_steps(built, case, range(NUM_STEPS))
         parallel_state.destroy_model_parallel()
-    return [each[2] for each in logits], gradients, [[s.loss, s.grad_norm] for s in steps]
+    return Results(
+        logits=[each[2] for each in logits],
+        gradients=gradients,
+        steps=[[step.loss, step.grad_norm] for step in steps],
+        entries=entries,
+    )
+
+
+def checkpoint_entries(models: list[Any]) -> tuple[set[Any], set[str]]:
+    """(key, whole shape, offset, shape) of tensors' pieces in a checkpoint; its other keys."""
+    pieces, objects = set(), set()
+    for model in models:
+        state = model.sharded_state_dict(metadata={})
+        mapping.apply_factories(state)
+        for entry in nested_values(state):
+            if isinstance(entry, mapping.ShardedTensor):
+                shape, offset = map(tuple, (entry.global_shape, entry.global_offset))
+                pieces.add((entry.key, shape, offset, entry.local_shape))
+            elif isinstance(entry, mapping.ShardedObject):
+                objects.add(entry.unique_key)
+        fused = [getattr(m, "fuse_wgrad_accumulation", True) for m in model.modules()]
+        assert all(fused), "a weight's gradient is rounded"
+    return pieces, objects
 
 
 def _relative(found: Any, wanted: Any) -> float:
-    found, wanted = numpy.asarray(found), numpy.asarray(wanted)
-    return float(numpy.linalg.norm(found - wanted) / numpy.linalg.norm(wanted))
+    return float(numpy.linalg.norm(numpy.subtract(found, wanted)) / numpy.linalg.norm(wanted))
 
 
-def differences(found: tuple[Any, ...], plain: tuple[Any, ...]) -> Differences:
-    """The largest on any rank. Called by every rank."""
-    (logits, gradients, steps), (plain_logits, plain_gradients, plain_steps) = found, plain
-    pairs = zip(logits, plain_logits, strict=True)
+def differences(case: Case, plain: Results | None = None) -> Differences:
+    """The largest on any rank, from the plain layers' results. Called by every rank."""
+    plain, found = plain or results(case, te=False), results(case, te=True)
+    (pieces, objects), (plain_pieces, plain_objects) = found.entries, plain.entries
+    assert pieces == plain_pieces, pieces ^ plain_pieces
+    known = extra_state_keys(WeightTable(SHAPES[case.model], "te", case.tp))
+    assert (objects | plain_objects) <= {*known}
+    pairs = zip(found.logits, plain.logits, strict=True)
+    gradients = [(found.gradients[name], wanted) for name, wanted in plain.gradients.items()]
     here = (
         max((float(numpy.abs(one - two).max()) for one, two in pairs), default=0.0),
-        max((_relative(gradients[name], v) for name, v in plain_gradients.items()), default=0.0),
-        _relative(steps, plain_steps),
+        max((_relative(*pair) for pair in gradients), default=0.0),
+        _relative(found.steps, plain.steps),
     )
     return tuple(map(max, zip(*gather_from_all([here]), strict=True)))
 
 
-def compare(case: Case) -> Differences:
-    return differences(results(case, te=True), results(case, te=False))
-
-
 @contextmanager
-def planted(function: str, change: Callable[[list[Any]], None]) -> Iterator[None]:
+def planted(function: str, change: Callable[[list[Any]], object]) -> Iterator[None]:
     """Inside, the stand-in is called with changed arguments, from every module that imports it."""
     import transformer_engine_torch as extension
 
@@ -159,7 +173,7 @@ def with_faults(case: Case) -> dict[str, Differences | str]:
     for name, change in FAULTS.items():
         with planted(name.partition(":")[0], change):
             try:
-                told[name] = differences(results(case, te=True), plain)
+                told[name] = differences(case, plain)
             except TypeError as error:
                 told[name] = str(error)
                 parallel_state.destroy_model_parallel()
@@ -168,11 +182,12 @@ def with_faults(case: Case) -> dict[str, Differences | str]:
 
 def main() -> None:
     """Run, compare, print."""
+    os.environ["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] = "0"  # as `run.deterministic` sets it
     cases = {name: replace(case, device_name="cuda") for name, case in CASES.items()}
     if sys.argv[1] == "faults":
         told: dict[str, Any] = with_faults(cases["dense"])
     else:
-        told = {name: compare(cases[name]) for name in sys.argv[1:]}
+        told = {name: differences(cases[name]) for name in sys.argv[1:]}
     if torch.distributed.get_rank() == 0:
         print(json.dumps(told))
 

@@ -31,14 +31,8 @@ GPU = Device(torch_device=torch.device("cuda", 0), backend="cpu:gloo,cuda:nccl")
 ONE_OF_8 = Layout(
     rank=0, world_size=8, tp_rank=0, tp_size=1, pp_rank=0, pp_size=1, dp_rank=0, dp_size=8
 )
-LAUNCHED = {
-    "RANK": "0",
-    "WORLD_SIZE": "8",
-    "LOCAL_RANK": "0",
-    "LOCAL_WORLD_SIZE": "8",
-    "MASTER_ADDR": "localhost",
-    "MASTER_PORT": "29500",
-}
+LAUNCHED = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500", "RANK": "0", "LOCAL_RANK": "0"}
+LAUNCHED |= {"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"}
 
 
 class Stop(Exception):
@@ -152,12 +146,13 @@ def main() -> None:
             told[path.stem] = read_vllm(path.stem, [])
             told[f"{path.stem}, other"] = read_vllm(path.stem, OTHER_ENGINE)
     else:
-        name = "r1_distill_7b_paper"
-        # Read when vLLM is imported.
-        prepare_environment(load_config(named(name), ["run.deterministic=true"]))
+        name, bits = "r1_distill_7b_paper", ["run.deterministic=true"]
+        prepare_environment(load_config(named(name), bits))  # read when vLLM is imported
         pretend_to_vllm()
-        told[name] = read_vllm(name, ["run.deterministic=true"])
+        told[name] = read_vllm(name, bits)
         assert os.environ["VLLM_BATCH_INVARIANT"] == "1"
+    # vLLM's CPU worker puts other functions into `torch.cuda`.
+    assert not [name for name in sys.modules if name.startswith("vllm.v1.worker.cpu")]
     print(json.dumps(told))
 
 

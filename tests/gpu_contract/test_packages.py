@@ -7,12 +7,9 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
-from model_cases import DENSE, ENGINES, EXPERTS
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = {path.stem for path in (ROOT / "examples/configs").glob("*.yaml")}
@@ -27,41 +24,9 @@ def test_every_shipped_configuration_is_taken(ran: Ran, what: str) -> None:
     assert {case: wrong for case, wrong in told.items() if wrong} == {}
 
 
-def test_packed_sequences_hold_the_micro_batch() -> None:
-    from megatron_opsft.model.passes import packed_params
-
-    lengths = torch.tensor([0, 5, 12, 16], dtype=torch.int32)
-    for places in (None, torch.arange(3)):  # a rank of a context-parallel group has some places
-        batch: Any = SimpleNamespace(cu_seqlens=lengths, max_seqlen=7, response_indices_R=places)
-        found = packed_params(batch)
-        assert found.qkv_format == "thd"
-        assert found.cu_seqlens_q is lengths and found.cu_seqlens_kv is lengths
-        # TransformerEngine looks whether they are the same tensors: then there are no gaps.
-        padded = (found.cu_seqlens_q_padded, found.cu_seqlens_kv_padded)
-        assert all(borders is (None if places is None else lengths) for borders in padded)
-        assert (found.max_seqlen_q, found.max_seqlen_kv) == (7, 7)
-
-
-@pytest.mark.parametrize(("group", "cases"), [("dense", DENSE), ("experts", EXPERTS)])
-def test_transformer_engine_s_parameters_and_checkpoint_keys_are_the_tables(
-    ran: Ran, group: str, cases: list[Any]
-) -> None:
-    """And those of the plain layers."""
-    told = ran("te_models.py", group)
-    assert [found["case"] for found in told] == [str(case) for case in cases]
-    assert {found["case"]: found["problems"] for found in told if found["problems"]} == {}
-    assert all(found["parameters"] > 25 and found["keys"] >= 8 for found in told)
-
-
 def test_vllm_s_models_have_the_parameters_that_a_push_writes_in_place(ran: Ran) -> None:
     told = ran("vllm_models.py")
-    assert list(told) == [f"{name}-tp{tp}" for name, tp in ENGINES]
-    assert {case: found["problems"] for case, found in told.items() if found["problems"]} == {}
-
-
-def test_imports_replace_nothing_of_torch(ran: Ran) -> None:
-    """vLLM's CPU worker, for one, puts other functions into `torch.cuda`."""
-    assert ran("untouched_torch.py") == {"replaced": [], "cpu_worker": []}
+    assert len(told) == 9 and not any(told.values()), told
 
 
 def test_every_gpu_test_can_be_imported() -> None:

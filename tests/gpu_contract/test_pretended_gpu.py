@@ -55,9 +55,9 @@ def test_memory_of_a_step_is_as_planned(ran: Ran, num_gpus: int) -> None:
         assert measured == pytest.approx(planned, rel=0.1), case
 
 
-def test_the_gpu_s_own_tests_pass(printed: Callable[..., str]) -> None:
+def test_the_gpu_s_own_tests_pass(ran: Ran) -> None:
     """One of each kind: the others are the same code on other models."""
     chosen = "checkpoint or objective or full-qwen3-bfloat16"
     files = [f"tests/gpu/test_{name}.py" for name in ("train_step", "checkpoint_gpu")]
-    said = printed("-m", "pytest", "-m", "gpu", "-W", "ignore", "-k", chosen, *files, num_gpus=1)
+    said = ran("-m", "pytest", "-m", "gpu", "-W", "ignore", "-k", chosen, *files, num_gpus=1)
     assert "5 passed" in said

@@ -1,6 +1,6 @@
 """vLLM's own models for CUDA, on the meta device, against the layout that weights are written by.
 
-Prints JSON: case -> how many parameters there are and which differ.
+Prints JSON: case -> the parameters that differ, as vLLM has them and as they are written.
 """
 
 import json
@@ -14,15 +14,51 @@ from unittest.mock import patch
 import real_configs
 import torch
 from hf_configs import hf_config
-from model_cases import ENGINES, SHAPES
+from plan_cases import REAL_SHAPES
 from pretend_cuda import pretend, pretend_to_vllm
 
 from megatron_opsft.architectures.config_from_hf import read_model_shape
-from megatron_opsft.architectures.shape import ModelShape
+from megatron_opsft.architectures.shape import ModelShape, RopeScaling
 from megatron_opsft.config.load import load_config
 from megatron_opsft.weights.rules import WeightTable
 
 WORLD_SIZE = 16
+SHAPES = {name.removeprefix("DeepSeek-"): shape for name, shape in REAL_SHAPES.items()}
+SHAPES["Qwen2.5-1.5B"] = replace(
+    SHAPES["R1-Distill-Qwen-1.5B"], tied_embeddings=True, rope_theta=1e6
+)
+SHAPES["Mistral-7B-v0.3"] = replace(
+    SHAPES["Qwen3-8B"],
+    architecture="MistralForCausalLM",
+    num_layers=32,
+    ffn_size=14336,
+    vocab_size=32768,
+    qk_norm=False,
+    norm_eps=1e-5,
+    max_position_embeddings=32768,
+)
+SHAPES["Llama-3.1-8B"] = replace(
+    SHAPES["Mistral-7B-v0.3"],
+    architecture="LlamaForCausalLM",
+    vocab_size=128256,
+    max_position_embeddings=131072,
+    rope_theta=5e5,
+    rope_scaling=RopeScaling(
+        factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position=8192
+    ),
+)
+# Models and tensor-parallel sizes of vLLM: as many ranks as key/value heads, fewer and more.
+ENGINES = [
+    ("R1-Distill-Qwen-7B", 1),
+    ("R1-Distill-Qwen-7B", 4),
+    ("Qwen2.5-1.5B", 2),
+    ("Qwen3-8B", 16),
+    ("Llama-3.1-8B", 4),
+    ("Mistral-7B-v0.3", 8),
+    ("Qwen3-30B-A3B", 1),
+    ("Qwen3-30B-A3B", 2),
+    ("Qwen3-30B-A3B", 8),
+]
 
 
 def parameters_of(vllm_config: Any, rank: int, tp: int) -> dict[str, tuple[int, ...]]:
@@ -58,32 +94,25 @@ def parameters_of(vllm_config: Any, rank: int, tp: int) -> dict[str, tuple[int, 
     return found
 
 
-def compare(shape: ModelShape, tp: int) -> dict[str, Any]:
+def compare(shape: ModelShape, tp: int) -> dict[str, tuple[Any, Any]]:
     """On the first and on the last tensor-parallel rank."""
     from megatron_opsft.rollout.vllm.weights import vllm_layout
 
     with tempfile.TemporaryDirectory() as directory:
-        hf_config(shape).save_pretrained(directory)
-        config_json = json.loads((Path(directory) / "config.json").read_text())
-        config_json["architectures"] = [shape.architecture]
-        (Path(directory) / "config.json").write_text(json.dumps(config_json))
+        hf = hf_config(shape)
+        hf.architectures = [shape.architecture]
+        hf.save_pretrained(directory)
         config = load_config(
             real_configs.named("r1_distill_7b_paper"),
             [f"model.path={directory}", f"rollout.tp={tp}"],
         )
-        table = WeightTable(read_model_shape(Path(directory)))
-        count, problems = 0, []
+        table, problems = WeightTable(read_model_shape(Path(directory))), {}
         for rank in sorted({0, tp - 1}):
             found = parameters_of(real_configs.vllm_config(config, table), rank, tp)
-            layout = vllm_layout(table, tp)
-            wanted = {p.name: p.shape for p in layout.parameters_of(rank)}
-            count += len(found)
-            problems += [
-                f"{name} has {found.get(name)}, planned {wanted.get(name)}"
-                for name in sorted(found.keys() | wanted.keys())
-                if found.get(name) != wanted.get(name)
-            ]
-    return {"parameters": count, "problems": problems}
+            wanted = {p.name: p.shape for p in vllm_layout(table, tp).parameters_of(rank)}
+            pairs = {n: (found.get(n), wanted.get(n)) for n in found.keys() | wanted.keys()}
+            problems |= real_configs.different(pairs)
+    return problems
 
 
 def main() -> None:

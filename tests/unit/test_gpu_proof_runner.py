@@ -18,17 +18,13 @@ from forked_cli import ROOT
 from megatron_opsft.config.load import load_config
 
 MAIN = "import pathlib, sys, gpu_proof; gpu_proof.main(pathlib.Path(sys.argv.pop(1)))"
-REPORT = "import json; print(json.dumps({'figures': %s, 'problems': %s, 'details': {}}))"
-GOOD = REPORT % ("{'figure': 1.5}", "[]")
-BAD = REPORT % ("{'figure': 2.5}", "['norm: relative error 0.5, bound 0.1']")
-DIVERGED = (REPORT % ("{'loss': float('nan'), 'norm': 1.0}", "[]")).replace(
-    "'details': {}", "'details': {'losses': [float('inf'), 2.0]}"
-)
+REPORT = "import json; print(json.dumps({'figures': {'figure': %s}, 'problems': %s}))"
+GOOD, NAN = REPORT % ("1.5", "[]"), REPORT % ("float('nan')", "[]")
+BAD = REPORT % ("2.5", "['norm: relative error 0.5, bound 0.1']")
 SECOND = """
 import json, os, pathlib
 found = json.loads((pathlib.Path(os.environ["OUT"]) / "gpu_proof.json").read_text())["stages"]
-figures = {"stages": len(found), "earlier": found[0]["figures"]["figure"]}
-print(json.dumps({"figures": figures, "problems": []}))
+print(json.dumps({"figures": found[0]["figures"] | {"stages": len(found)}, "problems": []}))
 """
 TESTS = """
 import pytest
@@ -42,9 +38,10 @@ child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"],
                          start_new_session=True)
 print(child.pid, file=open(os.environ["OUT"] + "/pids", "a"), flush=True)
 """
-SRUN = """
+LATE = SLEEPER + "time.sleep(300)"
+SRUN = """#!/bin/bash
 while [[ $1 == --* ]]; do
-  for pair in $(tr , ' ' <<<"${1#--export=ALL,}"); do [[ $pair == --* ]] || export "$pair"; done
+  [[ $1 != --export=* ]] || export $(tr , ' ' <<<"${1#--export=ALL,}")
   shift
 done
 for rank in 0 1; do SLURM_PROCID=$rank SLURM_NTASKS=2 SLURM_LOCALID=0 "$@" & done
@@ -85,19 +82,18 @@ def start(out: Path, stages: Stages, *options: str, device: str = "cpu") -> subp
     )
 
 
-def prove(out: Path, stages: Stages, *options: str, device: str = "cpu") -> tuple[int, str, str]:
-    """Exit code, standard output and standard error."""
+def prove(
+    out: Path, stages: Stages, *options: str, device: str = "cpu"
+) -> tuple[int, str, str, dict[str, dict[str, Any]]]:
+    """Exit code, standard output and standard error; the results by stage."""
     process = start(out, stages, *options, device=device)
     stdout, stderr = process.communicate(timeout=60)
-    return process.returncode, stdout, stderr
-
-
-def summary(out: Path) -> dict[str, Any]:
-    return json.loads((out / "gpu_proof.json").read_text())
+    return process.returncode, stdout, stderr, results(out)
 
 
 def results(out: Path) -> dict[str, dict[str, Any]]:
-    return {stage["name"]: stage for stage in summary(out)["stages"]}
+    stages = json.loads((out / "gpu_proof.json").read_text())["stages"]
+    return {stage["name"]: stage for stage in stages}
 
 
 def left_running(out: Path) -> list[int]:
@@ -109,13 +105,13 @@ def left_running(out: Path) -> list[int]:
 def test_every_outcome_has_its_reason_and_the_next_stage_runs(tmp_path: Path) -> None:
     """And its result is on disk before."""
     missing = "exit code 1: ModuleNotFoundError: No module named 'torch_that_is_not_there'"
-    no_test = {"method": "run_tests", "code": TESTS.replace("def test_b", "def b")}
+    no_test = TESTS.replace("def test_b", "def b")
     outcomes: dict[str, tuple[Any, str, str]] = {
         "second": (SECOND, "passed", ""),
         "beyond": (BAD, "failed", "norm: relative error 0.5, bound 0.1"),
         "crash": ("import torch_that_is_not_there", "failed", missing),
         "silent": ("print('no report')", "failed", "it printed no figures"),
-        "diverged": (DIVERGED, "failed", "loss is NaN"),
+        "diverged": (NAN, "failed", "figure is NaN"),
         "tests": (
             {"method": "run_tests", "code": TESTS},
             "failed",
@@ -123,41 +119,40 @@ def test_every_outcome_has_its_reason_and_the_next_stage_runs(tmp_path: Path) ->
         ),
         "package": ({"modules": ["json", "no_such_package"]}, "left out", "needs no_such_package"),
         "gpu": ({"cpu": False}, "left out", "needs a GPU"),
-        "skipped": (no_test, "left out", "needs two GPUs"),
+        "skipped": ({"method": "run_tests", "code": no_test}, "left out", "needs two GPUs"),
+        "nodes": ({"nodes": 2}, "left out", "needs a SLURM job of 2 nodes"),
         "slow": ({"seconds": 7200}, "left out", " s are left"),
         "last": (GOOD, "passed", ""),
     }
     stages: Stages = {name: stage for name, (stage, _, _) in outcomes.items()}
-    code, stdout, _ = prove(tmp_path / "out", stages)
+    code, stdout, _, found = prove(tmp_path / "out", stages)
     assert code == 1
-    whole, found = summary(tmp_path / "out"), results(tmp_path / "out")
     for name, (_, outcome, reason) in outcomes.items():
         assert found[name]["outcome"] == outcome and found[name]["reason"].endswith(reason)
         assert found[name]["proves"] == f"that {name} runs"
-    assert whole["outcome"] == "failed" and list(whole["left_out"])[-1] == "slow"
-    assert whole["failed"] == [n for n, (_, outcome, _) in outcomes.items() if outcome == "failed"]
-    assert found["second"]["figures"] == {"stages": 1, "earlier": 1.5}
+    assert found["second"]["figures"] == {"stages": 1, "figure": 1.5}
     assert found["beyond"]["figures"] == {"figure": 2.5} and "figure 1.5" in stdout
-    assert found["diverged"]["figures"] == {"norm": 1.0}
-    assert found["diverged"]["details"]["losses"] == ["Infinity", 2.0]
     assert found["tests"]["figures"] == {"passed": 1, "failed": 1, "skipped": 1}
     assert f"FAILED: crash: {missing}" in stdout and "logs/crash.err" in stdout
-    assert "left out, so not proved: package, gpu, skipped, slow" in stdout
+    assert "left out, so not proved: package, gpu, skipped, nodes, slow" in stdout
 
 
 @pytest.mark.slow
-def test_what_a_stage_started_ends_with_it(tmp_path: Path) -> None:
-    late = {"code": SLEEPER + "time.sleep(300)", "limit": 1.5}
-    assert prove(tmp_path / "out", {"late": late, "untidy": SLEEPER + GOOD})[0] == 1
-    found = results(tmp_path / "out")
+def test_what_a_stage_started_ends_with_it_and_all_stages_with_their_time(tmp_path: Path) -> None:
+    stages: Stages = {"late": {"code": LATE, "limit": 1.5}, "untidy": SLEEPER + GOOD}
+    stages |= {"long": LATE, "last": GOOD}
+    code, _, _, found = prove(tmp_path / "out", stages, "--minutes", "0.15")
+    assert code == 1
     assert found["late"]["reason"] == "killed after 2 s, with all it had started"
     assert found["untidy"]["outcome"] == "passed"
+    assert found["long"]["outcome"] == "failed" and found["long"]["seconds"] < 9
+    assert found["last"]["reason"] == "no time: takes about 0 s, 0 s are left"
     assert left_running(tmp_path / "out") == []
 
 
 @pytest.mark.slow
 def test_a_stopped_proof_leaves_nothing_running(tmp_path: Path) -> None:
-    process = start(tmp_path / "out", {"long": SLEEPER + "time.sleep(300)"})
+    process = start(tmp_path / "out", {"long": LATE})
     pids, deadline = tmp_path / "out/pids", time.monotonic() + 30
     while not pids.exists() or not pids.read_text().strip():
         assert time.monotonic() < deadline
@@ -171,58 +166,54 @@ def test_a_stopped_proof_leaves_nothing_running(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_time_of_all_stages_is_bounded(tmp_path: Path) -> None:
-    stages: Stages = {"long": "import time; time.sleep(300)", "last": GOOD}
-    assert prove(tmp_path / "out", stages, "--minutes", "0.1")[0] == 1
-    found = results(tmp_path / "out")
-    assert found["long"]["outcome"] == "failed" and found["long"]["seconds"] < 10
-    assert found["last"]["reason"] == "no time: takes about 0 s, 0 s are left"
-
-
-@pytest.mark.slow
-def test_only_and_continue_keep_what_is_there(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-
+def test_only_and_continue_keep_what_is_there_and_bad_input_is_one_line(tmp_path: Path) -> None:
     def began(stages: Stages, *options: str) -> tuple[int, dict[str, float]]:
-        code, _, _ = prove(out, stages, *options)
-        return code, {name: stage["began"] for name, stage in results(out).items()}
+        code, _, _, found = prove(tmp_path / "out", stages, *options)
+        return code, {name: stage["began"] for name, stage in found.items()}
 
-    code, first = began({"one": GOOD, "two": BAD, "three": {"seconds": 7200}})
+    _, first = began({"one": GOOD, "two": BAD, "three": {"seconds": 7200}})
     good: Stages = {"one": GOOD, "two": GOOD, "three": GOOD}
     code, only = began(good, "--only", "one")
     assert code == 1 and only["one"] > first["one"] and only["two"] == first["two"]
     code, rest = began(good, "--continue")  # what was left out is not proved yet
-    assert code == 0 and results(out)["three"]["outcome"] == "passed"
+    assert code == 0 and rest["three"] > only["three"]
     assert rest["one"] == only["one"] and rest["two"] > only["two"]
     code, anew = began({"one": BAD, "two": GOOD})
     assert code == 1 and anew["two"] > rest["two"]
+    for device, option, error in (
+        ("cpu", "--only=nine", "error: --only nine: there is no such stage"),
+        ("cuda", "--continue", "holds results of another device"),
+        ("cuda", "--quick", "error: torch sees no GPU here"),
+    ):
+        stages: Stages = {"environment": REPORT.replace("figure'", "gpus'") % ("0", "[]")}
+        code, _, stderr, _ = prove(tmp_path / "out", stages, option, device=device)
+        assert code == 2 and error in stderr and stderr.count("\n") == 1
 
 
-def stages_of_the_proof(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+@pytest.fixture
+def proof(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The stages of the real proof."""
     monkeypatch.syspath_prepend(str(ROOT / "tools"))
     from proof import test_stages
 
     return {n.removeprefix("test_"): t for n, t in vars(test_stages).items() if n[:5] == "test_"}
 
 
-def test_the_docs_name_every_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_gpu_the_stages_name_files_and_options_that_are_there(
+    proof: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU tests/gloo/test_gpu_proof.py runs them. The docs name all of them."""
     docs = (ROOT / "docs/gpu.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| .*\? \| (`.*) \|$", docs, re.MULTILINE)
-    named = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
-    assert sorted(named) == sorted(stages_of_the_proof(monkeypatch))
-
-
-def test_on_a_gpu_the_stages_name_files_and_options_that_are_there(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """On a CPU tests/gloo/test_gpu_proof.py runs them."""
+    assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted(proof)
 
     def ask(words: str, ranks: int = 1) -> None:
         raise InterruptedError(words)
 
-    stage: Any = SimpleNamespace(device="cuda", on_gpu=True, run=ask, run_tests=ask)
-    stage.run_on_2_nodes = ask
-    for test in stages_of_the_proof(monkeypatch).values():
+    stage: Any = SimpleNamespace(
+        device="cuda", on_gpu=True, run=ask, run_tests=ask, run_on_2_nodes=ask
+    )
+    for test in proof.values():
         with pytest.raises(InterruptedError) as asked:
             test(stage, *[monkeypatch] * ("monkeypatch" in test.__code__.co_varnames))
         name, *words = str(asked.value).removeprefix("-m ").split()
@@ -236,17 +227,16 @@ def test_on_a_gpu_the_stages_name_files_and_options_that_are_there(
             assert re.search(rf"^def test_\w*{words[-1]}", text, re.MULTILINE), words
 
 
-@pytest.mark.parametrize("preset", ["r1_distill_1p5b_paper", "r1_distill_7b_paper"])
-def test_the_presets_take_what_the_proof_sets(monkeypatch: pytest.MonkeyPatch, preset: str) -> None:
+def test_the_presets_take_what_the_proof_sets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "tests/gpu"))
     from test_runs_gpu import CAPPED
 
-    config = load_config(ROOT / f"examples/configs/{preset}.yaml", CAPPED)
-    assert config.rollout.max_response_tokens == 512 and config.eval.data is None
+    for preset in ("r1_distill_1p5b_paper", "r1_distill_7b_paper"):
+        load_config(ROOT / f"examples/configs/{preset}.yaml", CAPPED)
 
 
-def test_quick_runs_no_vllm_and_fits_into_6_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
-    marks = [t.pytestmark[0].kwargs for t in stages_of_the_proof(monkeypatch).values()]
+def test_quick_runs_no_vllm_and_fits_into_6_minutes(proof: dict[str, Any]) -> None:
+    marks = [test.pytestmark[0].kwargs for test in proof.values()]
     quick = [needs for needs in marks if needs["quick"]]
     modules = {name for needs in quick for name in needs["modules"]}
     assert "megatron" in modules and not modules & {"vllm", "transformer_engine"}
@@ -260,40 +250,14 @@ def test_quick_runs_no_vllm_and_fits_into_6_minutes(monkeypatch: pytest.MonkeyPa
 def test_a_stage_on_two_nodes_is_started_by_srun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "bin").mkdir()
-    for name, text in {"srun": SRUN, "scontrol": "echo n1; echo n2"}.items():
-        (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{text}")
-        (tmp_path / "bin" / name).chmod(0o755)
-    code = (
-        "import json, os; world = int(os.environ['WORLD_SIZE']), os.environ['RANK'] in '01'; "
-        "print(json.dumps({'figures': {'world': world[0]}, 'problems': [] if world[1] "
-        "and os.environ['MASTER_ADDR'] == 'n1' else ['address']}))"
-    )
-    stages: Stages = {"nodes": {"code": code, "method": "run_on_2_nodes", "nodes": 2}}
-    assert prove(tmp_path / "out", stages)[0] == 0
-    assert results(tmp_path / "out")["nodes"]["reason"] == "needs a SLURM job of 2 nodes"
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    for name, text in {"srun": SRUN, "scontrol": "#!/bin/bash\necho n1; echo n2"}.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
-    assert prove(tmp_path / "out", stages)[0] == 0
-    assert results(tmp_path / "out")["nodes"]["figures"] == {"world": 2}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("device", "options", "message"),
-    [
-        ("cpu", ["--only", "nine"], "error: --only nine: there is no such stage"),
-        ("cuda", [], "error: torch sees no GPU here"),
-        ("cuda", ["--continue"], "holds results of another device"),
-    ],
-)
-def test_bad_input_is_one_line(
-    tmp_path: Path, device: str, options: list[str], message: str
-) -> None:
-    stages: Stages = {"environment": REPORT % ("{'gpus': 0}", "[]"), "one": GOOD}
-    if "--continue" in options:
-        prove(tmp_path / "out", stages)
-    code, _, stderr = prove(tmp_path / "out", stages, *options, device=device)
-    assert code == 2
-    assert message in stderr and stderr.count("\n") == 1
+    code = "import os; assert os.environ['RANK'] in '01' and os.environ['MASTER_ADDR'] == 'n1'\n"
+    code += REPORT % ("int(os.environ['WORLD_SIZE'])", "[]")
+    stages: Stages = {"nodes": {"code": code, "method": "run_on_2_nodes", "nodes": 2}}
+    ended, _, _, found = prove(tmp_path / "out", stages)
+    assert ended == 0 and found["nodes"]["figures"] == {"figure": 2}

@@ -41,9 +41,8 @@ def test_a_file_says_what_is_different(tmp_path: Path) -> None:
     [
         ("mine: {peak_flops: 1e12}", "mine.memory_bytes: Field required"),
         ("h100: {peek_flops: 1}", r"h100\.peek_flops=1: Extra inputs"),
-        ("h100: {peak_flops: fast}", r"h100\.peak_flops='fast': Input should be a valid number"),
         ("h100: {peak_flops: 0}", r"h100\.peak_flops=0: .* greater than 0"),
-        ("- h100", "must hold one section of figures for each device"),
+        ("h100: 3", "h100 must hold figures, not 3"),
     ],
 )
 def test_mistakes_in_a_file_are_named(tmp_path: Path, text: str, message: str) -> None:
@@ -53,12 +52,10 @@ def test_mistakes_in_a_file_are_named(tmp_path: Path, text: str, message: str) -
 
 
 def test_lengths_have_the_mean_and_the_limit() -> None:
-    free = quantiles(20_000, 1000, 10**9)
+    free, cut = (quantiles(20_000, 1000, limit) for limit in (10**9, 1200))
     assert sum(free) / 20_000 == pytest.approx(1000, rel=0.005)
-    cut = quantiles(20_000, 1000, 1200)
-    assert max(cut) == 1200
-    assert [n for n in cut if n < 1200] == [n for n in free if n < 1200]
-    for measured in (300.0, 900.0, 1150.0):
+    assert cut == [min(n, 1200) for n in free]
+    for measured in (300.0, 1150.0):
         values = quantiles(400, mean_before_the_cut(measured, 1200), 1200)
         assert sum(values) / 400 == pytest.approx(measured, rel=0.01)
 
@@ -72,4 +69,3 @@ def test_only_finished_responses_are_accepted() -> None:
     assert sum(some.sequences) == sum(some.trained) + 400 * 150
     every = make_workload(config, mean_tokens=2000, acceptance=1.0)
     assert len(every.trained) == sum(n < 2000 for n in some.lengths) < 1000
-    assert make_workload(config, acceptance=0.0).trained == ()

@@ -1,6 +1,5 @@
 """What a method trains on and keeps, in a plan: against closed forms and on-policy SFT's."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,6 +23,7 @@ HERE = [
     for path in sorted(METHODS.glob("*.yaml"))
     if "self_distillation" in path.name or "DeepSeek-R1" in load_config(path).model.path
 ]
+GRPO, WITHOUT = "method.name=grpo", ("method.name=grpo", "method.beta=0")
 
 
 def planned(*overrides: str) -> Plan:
@@ -40,22 +40,21 @@ def forward_seconds(job: Job) -> float:
 
 
 def test_a_policy_gradient_trains_on_all_responses_and_on_policy_sft_on_the_accepted() -> None:
-    ours, grpo = planned(), planned("method.name=grpo", "method.beta=0")
+    ours, grpo = planned(), planned(*WITHOUT)
     assert len(ours.job.workload.trained) == 256
     work = grpo.job.workload
     assert work.trained == work.lengths == ours.job.workload.lengths
     assert [grpo.step[name] - ours.step[name] for name in ("rollout", "sync")] == [0, 0]
     longer = sum(work.sequences) / sum(ours.job.workload.sequences)
-    assert longer > 2
     assert grpo.step["train"] / ours.step["train"] == pytest.approx(longer, rel=0.1)
-    assert grpo.step["reference"] == grpo.step["old_logprob"] == 0
-    assert grpo.memory == ours.memory and grpo.reference_host_bytes == 0
-    same = planned("method.name=grpo", "method.beta=0", "method.advantage=identity")
+    assert grpo.step["reference"] == grpo.step["old_logprob"] == grpo.reference_host_bytes == 0
+    assert grpo.memory == ours.memory
+    same = planned(*WITHOUT, "method.advantage=identity")
     assert (same.step, same.memory) == (ours.step, ours.memory)
 
 
 def test_a_reference_costs_a_forward_pass_and_two_exchanges_of_weights() -> None:
-    plan, without = planned("method.name=grpo"), planned("method.name=grpo", "method.beta=0")
+    plan, without = planned(GRPO), planned(*WITHOUT)
     weights = plan.memory[0].terms["weights"]
     # Bytes both ways, twice.
     exchanges = plan.job.hardware.train_factor * 4 * weights / 64e9
@@ -63,28 +62,26 @@ def test_a_reference_costs_a_forward_pass_and_two_exchanges_of_weights() -> None
     added = plan.step["total"] - without.step["total"]
     assert added == pytest.approx(plan.step["reference"])
     assert plan.reference_host_bytes == 8 * weights
-    assert plan.memory == without.memory and plan.notes == []
-    small = plan.job.hardware.model_copy(update={"host_memory_bytes": 5e9})
-    (note,) = planned_job(replace(plan.job, hardware=small)).notes
-    assert "a checkpoint and the reference model need 53 GB" in note
+    assert plan.memory == without.memory
+    assert "the reference model is in 28.4 GB of a node's host memory" in show_plan(plan)
 
 
 def test_a_reference_stays_on_a_device_with_room() -> None:
     """A tenth of what trainer and engine leave free."""
-    few = ("rollout.gpu_memory_fraction=0.1", "method.name=grpo")
-    plan, without = planned(*few), planned(*few, "method.beta=0")
+    few = "rollout.gpu_memory_fraction=0.1"
+    plan, without = planned(few, GRPO), planned(few, *WITHOUT)
     rank, alone = plan.memory[0], without.memory[0]
-    assert rank.terms["reference_model"] == rank.terms["weights"] > 3e9
-    for phase in ("rollout", "train", "sync"):
-        assert rank.phases[phase] == alone.phases[phase] + rank.terms["reference_model"]
+    held = rank.terms["reference_model"]
+    assert held == rank.terms["weights"] > 3e9
+    assert rank.phases == {phase: taken + held for phase, taken in alone.phases.items()}
     assert plan.reference_host_bytes == 0
-    assert plan.step["reference"] < planned("method.name=grpo").step["reference"] - 0.3
+    assert plan.step["reference"] < planned(GRPO).step["reference"] - 0.3
 
 
 def test_a_teacher_costs_what_a_reference_does_and_its_part_of_the_loss() -> None:
     """Its pass and its weights, and on the device its output layer for as long as the loss."""
     plan = planned("method.name=self_distillation", "method.responses=all")
-    reference, alone = planned("method.name=grpo"), planned("method.name=grpo", "method.beta=0")
+    reference, alone = planned(GRPO), planned(*WITHOUT)
     assert plan.job.workload == reference.job.workload
     assert plan.step["reference"] == reference.step["reference"] > 0
     assert plan.reference_host_bytes == reference.reference_host_bytes > 0
@@ -99,8 +96,7 @@ def test_a_teacher_costs_what_a_reference_does_and_its_part_of_the_loss() -> Non
 
 
 def test_several_updates_share_the_batch_and_score_it_before() -> None:
-    one = planned("method.name=dr_grpo")
-    four = planned("method.name=dr_grpo", "method.updates_per_batch=4")
+    one, four = (planned("method.name=dr_grpo", f"method.updates_per_batch={n}") for n in (1, 4))
     assert four.job.workload == one.job.workload and four.memory == one.memory
     assert four.step["update"] == pytest.approx(4 * one.step["update"])
     assert four.step["train"] > one.step["train"]
@@ -120,15 +116,10 @@ def test_fixed_data_sample_nothing() -> None:
 
 
 def test_notes_say_what_is_not_counted() -> None:
-    def notes(*overrides: str) -> str:
-        return " ".join(planned(*overrides).notes)
-
-    assert "draws problems again, up to 8 times a step" in notes("method.name=dler")
-    assert "up to 3 times a step" in notes("method.name=grpo", "method.max_refills=3")
-    assert "draws problems again" not in notes("method.name=grpo")
-    # Its log-probs are of the tempered policy.
-    assert "not on-policy" not in notes("method.name=laser_d", "rollout.temperature=0.6")
-    assert "not on-policy" in notes("rollout.temperature=0.6")
+    for words, times in ((["method.name=dler"], 8), ([GRPO, "method.max_refills=3"], 3)):
+        (note,) = planned(*words).notes
+        assert f"draws problems again, up to {times} times a step" in note
+    assert planned(GRPO).notes == []
 
 
 @pytest.mark.parametrize("path", HERE, ids=lambda path: path.stem)

@@ -38,13 +38,12 @@ def test_the_best_is_the_simplest_of_the_fastest_and_its_overrides_make_it() -> 
     ]
     assert measures == sorted(measures) and measures[0] < measures[1]
     best = found[0]
-    assert best.step["total"] > fastest
+    assert fastest < best.step["total"]
     assert best.worst.margin < max(one.worst.margin for one in near)
     # As a user would take it over.
     job = make_job(MIDDLE, 16, base, *best.overrides)
     check_job(job)
-    assert planned(job).step == best.step
-    assert planned(job).worst == best.worst
+    assert (planned(job).step, planned(job).worst) == (best.step, best.worst)
 
 
 def test_every_layout_is_tried_once() -> None:
@@ -57,23 +56,15 @@ def test_every_layout_is_tried_once() -> None:
 
 def test_context_parallelism_is_tried_for_sequences_beyond_the_packing_budget() -> None:
     long = ("rollout.max_response_tokens=32768", "train.max_tokens_per_microbatch=9000")
-    found = search(SMALL, 8, *long)
-    tried = {one.job.parallel.cp for one in found}
+    tried = {one.job.parallel.cp for one in search(SMALL, 8, *long)}
     assert tried == {1, 2, 4}  # a quarter of the longest fits the budget
-    for one in found:
-        parallel = one.job.parallel
-        assert (f"parallel.cp={parallel.cp}" in one.overrides) == (parallel.cp > 1)
 
 
 def test_expert_parallelism_is_tried_for_a_mixture_and_makes_room() -> None:
     found = search(MIXTURE, 16)
-    tried = {(one.job.parallel.ep, one.job.parallel.tp) for one in found}
-    assert {ep for ep, _ in tried} == {1, 2, 4, 8}
+    assert {one.job.parallel.ep for one in found} == {1, 2, 4, 8}
     for one in found:
-        parallel = one.job.parallel
-        assert parallel.expert_tp == (parallel.tp if parallel.ep == 1 else 1)
-        job = make_job(MIXTURE, 16, *one.overrides)
-        assert job.parallel == parallel
+        assert make_job(MIXTURE, 16, *one.overrides).parallel == one.job.parallel
     assert found[0].is_safe and found[0].job.parallel.ep > 1
 
 

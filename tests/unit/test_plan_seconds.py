@@ -1,7 +1,5 @@
 """Seconds by formula, against numbers worked out by hand and closed forms."""
 
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -13,14 +11,11 @@ from megatron_opsft.plan.estimate import estimate_step
 from megatron_opsft.plan.job import Job
 from megatron_opsft.plan.seconds import (
     decode_seconds,
-    num_microbatches,
     pass_seconds,
     pipeline_seconds,
     ring_seconds,
     step_seconds,
-    sync_bytes,
     sync_seconds,
-    training_seconds,
 )
 
 # Round figures: one operation, byte and second, and nothing but them.
@@ -34,26 +29,12 @@ PLAIN = load_hardware("h100").model_copy(
         **{f"{phase}_factor": 1.0 for phase in PHASES},
     }
 )
+WHOLE = 2 * 1_777_088_000
 WEIGHTS = ((1536 * 128 * 28 + 3 * 1536 * 8960) * 28 + 1536 * 151936) * 2
 
 
 def plain(world_size: int, *overrides: str, shape: str = SMALL) -> Job:
     return replace(make_job(shape, world_size, *overrides), hardware=PLAIN)
-
-
-def equal(job: Job, length: int = 400) -> Job:
-    """All responses of one length, and all of them accepted; prompts of 100 tokens."""
-    lengths = (length,) * job.num_responses
-    return replace(job, workload=Workload(lengths=lengths, trained=lengths, prompt_tokens=100))
-
-
-def test_nothing_of_it_needs_megatron() -> None:
-    code = (
-        "from megatron_opsft.plan import commands, search; import sys; "
-        "print([n for n in sys.modules if n.split('.')[0] in ('megatron', 'transformers')])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
 
 
 def passes(
@@ -85,26 +66,26 @@ def test_tensor_parallel_ranks_exchange_hidden_states_twice_a_layer() -> None:
     assert passes(tp=4)[0] == pytest.approx(forward / 4 + exchange)
     assert passes(tp=4)[1] == pytest.approx(backward / 4 + exchange)
     # Where a stage fills a node of eight the pipeline hands on over the network.
-    without = passes(tp=4)[0]
-    assert passes(tp=4, pp=2, stage_ranks=4)[0] - without == pytest.approx(hidden / 1e11)
-    assert passes(tp=4, pp=2, stage_ranks=8)[0] - without == pytest.approx(hidden / 1e10)
+    for ranks, bandwidth in ((4, 1e11), (8, 1e10)):
+        handed_on = passes(tp=4, pp=2, stage_ranks=ranks)[0] - passes(tp=4)[0]
+        assert handed_on == pytest.approx(hidden / bandwidth)
 
 
-@pytest.mark.parametrize(("pp", "vpp"), [(1, None), (4, None), (7, None), (4, 7)])
+@pytest.mark.parametrize(("pp", "vpp"), [(1, None), (4, None), (4, 7)])
 def test_equal_stages_fill_and_drain_the_pipeline(pp: int, vpp: int | None) -> None:
     """(m + (p - 1) / v) x one micro-batch (Narayanan et al., 2021)."""
     job = plain(pp, f"parallel.pp={pp}", f"parallel.vpp={vpp or 'null'}")
     expected = 3 * (8 + (pp - 1) / (vpp or 1))
     assert pipeline_seconds(job, [8 * 3.0] * pp, 8) == pytest.approx(expected)
-    # The second stage works on five micro-batches; the first one's passes surround it.
-    assert pipeline_seconds(plain(2, "parallel.pp=2"), [5.0, 15.0], 5) == pytest.approx(16.0)
 
 
 @pytest.mark.parametrize("overlap", [True, False])
 def test_training_is_passes_exchange_and_update(overlap: bool) -> None:
-    switch = f"parallel.overlap_grad_reduce={overlap}"
     # Four sequences of 500 tokens in a micro-batch; 32 accepted responses a rank.
-    job = equal(make_job(SMALL, 16, "train.max_tokens_per_microbatch=2000", switch))
+    lengths = (400,) * 512
+    settings = ("train.max_tokens_per_microbatch=2000", f"parallel.overlap_grad_reduce={overlap}")
+    work = Workload(lengths=lengths, trained=lengths, prompt_tokens=100)
+    job = replace(make_job(SMALL, 16, *settings), workload=work)
     (stage,), hardware = job.stages, job.hardware
     flops = 3 * forward_flops(job.shape, [500] * 32, 400 * 32)
     passes = flops / hardware.peak_flops + 8 * hardware.microbatch_seconds
@@ -112,17 +93,15 @@ def test_training_is_passes_exchange_and_update(overlap: bool) -> None:
     if overlap:  # nearly all of the reduction is behind the last backward pass
         last = (2 * flops / 3 / hardware.peak_flops + 4 * hardware.microbatch_seconds) / 8
         reduced = max(0.0, reduced - last)
-    training = training_seconds(job)
+    step, factor, host = estimate_step(job), hardware.train_factor, 15e-6 * 512
     verify = 32 * hardware.verify_seconds / hardware.cpu_cores
-    assert estimate_step(job)["verify"] == pytest.approx(verify)
-    factor, host = hardware.train_factor, 15e-6 * 512
-    assert num_microbatches(job) == 8
+    assert step["verify"] == pytest.approx(verify)
     moved = 30 * stage.updated_parameters + 16 * stage.num_parameters
-    assert training["update"] == pytest.approx(factor * moved / hardware.memory_bandwidth)
-    assert training["exchange"] == pytest.approx(factor * reduced)
-    expected = factor * passes + training["exchange"] + training["update"] + host
-    assert training["train"] == pytest.approx(expected)
-    assert training["bubble"] == pytest.approx(0.0)
+    assert step["update"] == pytest.approx(factor * moved / hardware.memory_bandwidth)
+    assert step["exchange"] == pytest.approx(factor * reduced)
+    expected = factor * passes + step["exchange"] + step["update"] + host
+    assert step["train"] == pytest.approx(expected)
+    assert step["bubble"] == pytest.approx(0.0)
 
 
 def test_a_decoding_step_reads_weights_and_cache() -> None:
@@ -161,18 +140,16 @@ def test_an_engine_decodes_token_by_token() -> None:
 
 
 def test_a_weight_sync_gathers_and_takes_the_slower_of_both_links() -> None:
-    job = plain(8, "parallel.tp=2", "parallel.sequence_parallel=true")
-    moved, across = sync_bytes(job)
-    gathered = 3 / 4 * job.stages[0].weight_bytes / 1e11
-    assert across == 0.0
-    assert sync_seconds(job) == pytest.approx(gathered + moved / 1e11)
+    assert sync_seconds(plain(1)) == 0.0
+    # Every rank holds the whole model: what it did not update is gathered.
+    assert sync_seconds(plain(8)) == pytest.approx(7 / 8 * WHOLE / 1e11)
+    halves = ("parallel.tp=2", "parallel.sequence_parallel=true")
+    gathered = 3 / 4 * WHOLE / 2 / 1e11
+    assert sync_seconds(plain(8, *halves)) == pytest.approx(gathered + WHOLE / 2 / 1e11, rel=1e-3)
     # An engine of two ranks wants half as much of each.
-    two = plain(8, "parallel.tp=2", "parallel.sequence_parallel=true", "rollout.tp=2")
-    assert 1.9 < moved / sync_bytes(two)[0] < 2.01
-    assert sync_bytes(plain(1)) == (0.0, 0.0)
-    assert sync_bytes(plain(8))[0] == 0.0  # every rank holds the whole model
-    job = plain(64, "parallel.pp=4")
-    moved, across = sync_bytes(job)
-    gathered = 15 / 16 * max(stage.weight_bytes for stage in job.stages) / 1e10
-    assert across == 0.75
-    assert sync_seconds(job) == pytest.approx(gathered + 0.75 * moved / 1e10)
+    two = sync_seconds(plain(8, *halves, "rollout.tp=2"))
+    assert two == pytest.approx(gathered + WHOLE / 4 / 1e11, rel=1e-2)
+    stages = plain(64, "parallel.pp=4")  # on nodes of their own
+    gathered = 15 / 16 * max(stage.weight_bytes for stage in stages.stages) / 1e10
+    received = 3 / 4 * WHOLE * 3 / 4 / 1e10
+    assert sync_seconds(stages) == pytest.approx(gathered + received)

@@ -2,9 +2,9 @@
 CUDA would run it.
 """
 
-import functools
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -60,18 +60,22 @@ class Checked(TorchDispatchMode):
         if name in _WAITING and on_gpu:
             gpu.finish_copies()
         pins = kwargs.pop("pin_memory", False)
-        if on_gpu or "generator" in kwargs:
-            func = self._random(func, kwargs, on_gpu)
-        if name in _WITH_FLOAT32_RESULT and "dtype" in func._overloadname:
-            result = self._multiply(func, args, kwargs, tensors)
-        else:
-            result = func(*args, **kwargs)
-        undecided = not on_gpu and _inside_autograd() and not self._decided(tensors)
+        given = kwargs.get("generator")
+        if given is not None and (given._cdata in gpu.generators) != on_gpu:
+            gpu.fault(f"{name}: the generator is of another device")
+        draws = given is None and torch.Tag.nondeterministic_seeded in func.tags
+        with self._drawing() if draws and on_gpu else nullcontext():
+            if name in _WITH_FLOAT32_RESULT and "dtype" in func._overloadname:
+                result = self._multiply(func, args, kwargs)
+            else:
+                result = func(*args, **kwargs)
+        is_undecided = _inside_autograd() and all(gpu.of(each).is_undecided for each in tensors)
         for tensor in _tensors(result):
             if on_gpu:
                 gpu.take(tensor)
-            elif pins or undecided:
-                (gpu.pinned if pins else gpu.undecided).add(gpu.watch(tensor) or 0)
+            elif pins or is_undecided:
+                memory = gpu.of(tensor)
+                memory.is_pinned, memory.is_undecided = pins, not pins
         return result
 
     def _place(
@@ -99,7 +103,7 @@ class Checked(TorchDispatchMode):
     def _check_loose(self, name: str, loose: list[torch.Tensor], *, is_indexed: bool) -> None:
         """Tensors of the CPU in an operation of the GPU: scalars may be, and indices."""
         for tensor in loose:
-            if self.gpu.watch(tensor) in self.gpu.undecided:
+            if self.gpu.of(tensor).is_undecided:
                 self.gpu.take(tensor)
             elif tensor.dim() and not is_indexed:
                 self.gpu.fault(
@@ -115,7 +119,7 @@ class Checked(TorchDispatchMode):
         target, source = args[0], args[1]
         host = source if self.gpu.holds(target) else target
         asynchronous = kwargs.get("non_blocking", len(args) > 2 and args[2])
-        if asynchronous and self.gpu.watch(host) in self.gpu.pinned:
+        if asynchronous and self.gpu.of(host).is_pinned:
             self.gpu.begin_copy(host, writes_host=host is target)
         else:
             self.gpu.finish_copies()
@@ -134,54 +138,36 @@ class Checked(TorchDispatchMode):
             for tensor in _tensors(value):
                 self.gpu.check_host(tensor, func._schema.name, writes=writes)
 
-    def _random(self, func: Any, kwargs: dict[str, Any], on_gpu: bool) -> Any:
-        """The operation that draws from a generator of the result's device."""
-        takes = _takes_generator(func)
-        given = kwargs.get("generator")
-        if given is not None and (given._cdata in self.gpu.generators) != on_gpu:
-            self.gpu.fault(f"{func._schema.name}: the generator is of another device")
-        if not on_gpu or given is not None:
-            return func
-        if not takes:  # torch.rand and the like have another overload for it
-            overload = {"default": "generator", "low": "low_generator"}.get(func._overloadname, "")
-            if overload not in func.overloadpacket.overloads():
-                return func
-            func = getattr(func.overloadpacket, overload)
-        kwargs["generator"] = self.gpu.generator
-        return func
+    @contextmanager
+    def _drawing(self) -> Iterator[None]:
+        """Inside, what is drawn without a generator comes from the GPU's."""
+        of_cpu, of_gpu = torch.default_generator, self.gpu.generator
+        state = of_cpu.get_state()
+        of_cpu.set_state(of_gpu.get_state())
+        yield
+        of_gpu.set_state(of_cpu.get_state())
+        of_cpu.set_state(state)
 
-    def _multiply(
-        self, func: Any, args: Any, kwargs: dict[str, Any], tensors: list[torch.Tensor]
-    ) -> Any:
+    def _multiply(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """GEMMs of bfloat16 with `out_dtype`, the accumulators, which only a GPU has."""
         names, name = [argument.name for argument in func._schema.arguments], func._schema.name
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         out_dtype, out = given.pop("out_dtype"), given.pop("out", None)
-        *added, left, right = [v for v in given.values() if isinstance(v, torch.Tensor)]
-        dtypes = {left.dtype, right.dtype}
-        if not all(map(self.gpu.holds, tensors)):
+        *_, left, right = factors = [v for v in given.values() if isinstance(v, torch.Tensor)]
+        if not all(map(self.gpu.holds, factors)):
             self.gpu.fault(f"{name} with out_dtype: only a GPU has it")
+        dtypes = {left.dtype, right.dtype}
         if len(dtypes) > 1 or not dtypes <= _HALVES or out_dtype != torch.float32:
             self.gpu.fault(f"{name} of {dtypes} with a result in {out_dtype}")
-        if any(tensor.dtype not in (out_dtype, *dtypes) for tensor in added):
-            self.gpu.fault(f"{name} adds to {added[0].dtype}")
         given |= {n: v.float() for n, v in given.items() if isinstance(v, torch.Tensor)}
         result = func.overloadpacket.default(**given)
         return result if out is None else out.copy_(result)
-
-    def _decided(self, tensors: list[torch.Tensor]) -> bool:
-        return any(self.gpu.watch(tensor) not in self.gpu.undecided for tensor in tensors)
 
 
 def _tensors(values: Any) -> list[torch.Tensor]:
     """Those that are the CPU's in truth."""
     leaves = [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
     return [leaf for leaf in leaves if true_device(leaf).type == "cpu"]
-
-
-@functools.cache
-def _takes_generator(func: Any) -> bool:
-    return any(argument.name == "generator" for argument in func._schema.arguments)
 
 
 def _inside_autograd() -> bool:

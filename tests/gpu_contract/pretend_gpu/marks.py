@@ -1,5 +1,7 @@
 """What is on the pretended GPU, how many bytes that takes, and which copies are under way."""
 
+import functools
+import inspect
 import sys
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -25,6 +27,19 @@ class Fault(RuntimeError):
     """What CUDA would refuse, or do wrong without a word."""
 
 
+class Memory:
+    """What is known of a storage.
+
+    on_gpu: its bytes there. is_undecided: made inside autograd, which did not say where. copy: the
+    unfinished one that uses it, counted from 1; is_written: by that copy.
+    """
+
+    storage: Any = None
+    on_gpu: int | None = None
+    is_pinned = is_undecided = is_written = False
+    copy = 0
+
+
 class Gpu:
     """The GPU of this process.
 
@@ -40,12 +55,8 @@ class Gpu:
         self.faults: list[str] = []
         self.generator = torch.Generator()  # the default one of the GPU
         self.generators = {self.generator._cdata}
-        self.pinned: set[int] = set()
-        self.undecided: set[int] = set()  # made inside autograd, which did not say where
-        self._sizes: dict[int, int] = {}
-        self._watched: dict[int, Any] = {}
-        # Host memory -> whether the unfinished copy writes it, and how many were begun before.
-        self._copies: dict[int, tuple[bool, int]] = {}
+        self._known: dict[int, Memory] = {}
+        self._copying: list[Memory] = []
         self.num_copies = 0
 
     @property
@@ -59,7 +70,7 @@ class Gpu:
 
     def fault(self, what: str) -> None:
         """Errors: `Fault`, always."""
-        self.faults.append(f"{what} ({_caller()})")
+        self.faults.append(f"{what} ({caller()})")
         raise Fault(what)
 
     def asked(self, device: Any) -> bool:
@@ -71,67 +82,73 @@ class Gpu:
             self.fault(f"a tensor for {device} on a rank whose GPU is {self.device}")
         return device.type == "cuda"
 
+    def of(self, tensor: torch.Tensor) -> Memory:
+        """What is known of the memory behind it, which views share."""
+        try:
+            key = tensor.untyped_storage()._cdata
+        except (RuntimeError, NotImplementedError):  # there is none
+            return Memory()
+        if (memory := self._known.get(key)) is None:
+            memory = self._known[key] = Memory()
+            memory.storage = ref(tensor.untyped_storage(), lambda _: self._forget(key))
+        return memory
+
     def holds(self, tensor: torch.Tensor) -> bool:
-        return bool(self._sizes) and key_of(tensor) in self._sizes
+        return self.of(tensor).on_gpu is not None
 
     def take(self, tensor: torch.Tensor) -> torch.Tensor:
         """The same tensor, now on the GPU."""
-        key = self.watch(tensor)
-        if key is not None and key not in self._sizes:
-            self.undecided.discard(key)
-            self._sizes[key] = tensor.untyped_storage().nbytes()
-            self.num_bytes += self._sizes[key]
+        memory = self.of(tensor)
+        if memory.on_gpu is None and memory.storage is not None:
+            memory.is_undecided = False
+            memory.on_gpu = tensor.untyped_storage().nbytes()
+            self.num_bytes += memory.on_gpu
             self.peak_bytes = max(self.peak_bytes, self.num_bytes)
         return tensor
 
-    def watch(self, tensor: torch.Tensor) -> int | None:
-        """The key of its storage, which is forgotten everywhere when the storage is freed."""
-        key = key_of(tensor)
-        if key is not None and key not in self._watched:
-            self._watched[key] = ref(tensor.untyped_storage(), lambda _: self._forget(key))
-        return key
-
     def _forget(self, key: int) -> None:
-        self._watched.pop(key, None)
-        self.num_bytes -= self._sizes.pop(key, 0)
-        self.pinned.discard(key)
-        self.undecided.discard(key)
-        self._copies.pop(key, None)
+        self.num_bytes -= self._known.pop(key).on_gpu or 0
 
     def begin_copy(self, host: torch.Tensor, *, writes_host: bool) -> None:
         """An asynchronous copy between this memory, which is pinned, and the GPU."""
-        key = self.watch(host)
-        if key is not None:
-            self.num_copies += 1
-            self._copies[key] = (writes_host, self.num_copies)
+        self.num_copies += 1
+        memory = self.of(host)
+        memory.copy, memory.is_written = self.num_copies, writes_host
+        self._copying.append(memory)
 
     @property
     def is_copying(self) -> bool:
-        return bool(self._copies)
+        return bool(self._copying)
 
     def finish_copies(self, begun: int | None = None) -> None:
         """A synchronisation: all copies are done, or the first `begun` of them."""
         last = self.num_copies if begun is None else begun
-        self._copies = {key: copy for key, copy in self._copies.items() if copy[1] > last}
+        for memory in self._copying:
+            memory.copy = memory.copy if memory.copy > last else 0
+        self._copying = [memory for memory in self._copying if memory.copy]
 
     def check_host(self, tensor: torch.Tensor, name: str, *, writes: bool) -> None:
         """Errors: `Fault` where a call must not touch memory that a copy still uses."""
-        copy = self._copies.get(key_of(tensor)) if self._copies else None  # type: ignore[arg-type]
-        if copy is not None and copy[0]:
+        memory = self.of(tensor)
+        if memory.copy and memory.is_written:
             self.fault(f"{name} of host memory that an unfinished copy from the GPU writes")
-        if copy is not None and writes:
+        if memory.copy and writes:
             self.fault(f"{name} writes host memory that an unfinished copy to the GPU reads")
 
 
-def key_of(tensor: torch.Tensor) -> int | None:
-    """Of the memory behind it, which views share; None where there is none."""
-    try:
-        return tensor.untyped_storage()._cdata
-    except (RuntimeError, NotImplementedError):
-        return None
+def checked(function: Callable[..., Any], real: Any) -> Callable[..., Any]:
+    """The function, which now takes what the real function takes: else a TypeError."""
+    signature = inspect.signature(real)
+
+    @functools.wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        call = signature.bind(*args, **kwargs)
+        return function(*call.args, **call.kwargs)
+
+    return called
 
 
-def _caller() -> str:
+def caller() -> str:
     """File and line of the innermost caller outside of the libraries and of this folder."""
     frame = sys._getframe(1)
     inside = ("/torch/", "/numpy/", "/pretend_gpu/")

@@ -3,7 +3,7 @@ what its context parallelism puts together from steps.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -19,21 +19,17 @@ def get_fused_attn_backend(params: Any) -> tuple[Any, str]:
     return NVTE_Fused_Attn_Backend.NVTE_F16_arbitrary_seqlen, ""
 
 
-def _sequences(
-    q: Tensor,
-    k: Tensor,
-    cu_q: Tensor,
-    cu_k: Tensor,
-    padded_q: Tensor | None,
-    padded_k: Tensor | None,
-    mask: Any,
-    scale: float,
-) -> Iterator[tuple[slice, slice, Tensor]]:
-    """Of each sequence its rows of Q, of K, and the masked scores [heads, Q, K].
+Places = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
+"""Cumulated lengths of Q's and of K's sequences, and where they begin, if not there."""
 
-    mask: causal counts from the first query and the first key. padded: where sequences begin, if
-    not at their cumulated lengths.
+
+def _sequences(
+    q: Tensor, k: Tensor, places: Places, mask: Any, scale: float
+) -> Iterator[tuple[slice, slice, Tensor]]:
+    """Of each sequence its rows of Q, of K, and the masked scores [heads, Q, K]. mask: causal
+    counts from the first query and the first key.
     """
+    cu_q, cu_k, padded_q, padded_k = places
     lengths = zip(cu_q.diff().tolist(), cu_k.diff().tolist(), strict=True)
     starts_q = (cu_q if padded_q is None else padded_q).tolist()
     starts_k = (cu_k if padded_k is None else padded_k).tolist()
@@ -74,34 +70,36 @@ def fused_attn_fwd(*args: Any) -> list[Any]:
     sums = q.new_zeros(len(q), q.shape[1], 1, dtype=torch.float32)
     keys, values = _repeated(k, q.shape[1]), _repeated(v, q.shape[1])
     places = cu_q, cu_k, padded_q, padded_k
-    for rows, columns, scores in _sequences(q.float(), keys, *places, mask, scale):
+    for rows, columns, scores in _sequences(q.float(), keys, places, mask, scale):
         sums[rows] = scores.logsumexp(-1).T[..., None]
         out[rows] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), values[columns]).to(q.dtype)
     return [out, sums, torch.zeros(2, dtype=torch.int64, device=q.device)]
 
 
 def fused_attn_bwd(*args: Any) -> list[Any]:
-    """Gradients of Q, K, V; none of a bias or of the softmax's offset."""
+    """Gradients of Q, K, V; none of a bias or of the softmax's offset.
+
+    Autograd's of a sum whose derivative by the scores is that of the attention: scores know only
+    this step's keys, sums and outputs those of all steps.
+    """
     _, _, scale, dropout, _, layout, out_format, grad_format, grads_layout, _, _, *more = args
     bias, mask, softmax, window, bottom_right, _, cu_q, cu_k, q, k, v, out, grad, *more = more
-    _, saved, padded_q, padded_k, *others = more
+    _, (sums, *_), padded_q, padded_k, *others = more
     layouts = [layout, out_format, grad_format, grads_layout]
     _check_attention(layouts, bias, mask, softmax, dropout, window, bottom_right)
-    heads = q.shape[1]
-    keys, values, queries = _repeated(k, heads), _repeated(v, heads), q.float()
-    to_q, to_k, to_v = map(torch.zeros_like, (queries, keys, values))
-    sums, grad, means = saved[0], grad.float(), (grad.float() * out.float()).sum(-1)
+    grad = grad.float()
+    means = (grad * out.float()).sum(-1)
     places = cu_q, cu_k, padded_q, padded_k
-    for rows, columns, scores in _sequences(queries, keys, *places, mask, scale):
-        weights = (scores - sums[rows, :, 0].T[..., None]).exp()
-        to_v[columns] = torch.einsum("hqk,qhd->khd", weights, grad[rows])
-        to_weights = torch.einsum("qhd,khd->hqk", grad[rows], values[columns])
-        to_scores = weights * (to_weights - means[rows].T[..., None]) * scale
-        to_q[rows] = torch.einsum("hqk,khd->qhd", to_scores, keys[columns])
-        to_k[columns] = torch.einsum("hqk,qhd->khd", to_scores, queries[rows])
-    groups = (len(k), k.shape[1], -1, k.shape[2])
-    to_kv = [each.view(groups).sum(2).to(k.dtype) for each in (to_k, to_v)]
-    return [to_q.to(q.dtype), *to_kv, None, None]
+    with torch.enable_grad():
+        inputs = [each.detach().float().requires_grad_() for each in (q, k, v)]
+        queries, keys, values = inputs[0], *(_repeated(kv, q.shape[1]) for kv in inputs[1:])
+        total = queries.new_zeros(())
+        for rows, columns, scores in _sequences(queries, keys, places, mask, scale):
+            weights = (scores - sums[rows, :, 0].T[..., None]).exp()
+            to_weights = torch.einsum("qhd,khd->hqk", grad[rows], values[columns])
+            total = total + (weights * (to_weights - means[rows].T[..., None])).sum()
+    found = torch.autograd.grad(total, inputs)
+    return [*(each.to(q.dtype) for each in found), None, None]
 
 
 def _second_halves(cu_seqlens: Tensor) -> Tensor:
@@ -130,16 +128,8 @@ def thd_second_half_lse_correction(
     sums[:, second] = sums[:, second].logaddexp(step)
 
 
-def thd_out_correction(
-    out: Tensor,
-    step_out: Tensor,
-    old: Tensor,
-    new: Tensor,
-    step: Tensor,
-    cu_seqlens: Tensor,
-    second_half: bool,
-    packed: bool,
-) -> None:
+def thd_out_correction(*args: Any) -> None:
+    out, step_out, old, new, step, cu_seqlens, second_half, packed = args
     plain(unpacked=not packed)
     rows = _second_halves(cu_seqlens)
     rows = rows if second_half else torch.ones_like(rows)
@@ -160,9 +150,3 @@ def thd_grad_correction(
         elif what != "none":
             given = step[rows] if whole else step
             grad[rows] = given if what == "copy" else grad[rows] + given
-
-
-_KERNELS = [get_fused_attn_backend, fused_attn_fwd, fused_attn_bwd]
-_KERNELS += [thd_read_half_tensor, thd_read_second_half_lse, thd_second_half_lse_correction]
-_KERNELS += [thd_out_correction, thd_grad_correction]
-STAND_INS: dict[str, Callable[..., Any]] = {kernel.__name__: kernel for kernel in _KERNELS}

@@ -16,9 +16,8 @@ from typing import Any
 
 import torch
 
+from pretend_gpu import te_attention, te_kernels
 from pretend_gpu.marks import Fault
-from pretend_gpu.te_attention import STAND_INS as ATTENTION
-from pretend_gpu.te_kernels import STAND_INS
 
 # They ask nothing of a GPU.
 _REAL = {"get_cudnn_version", "get_cublasLt_version", "get_num_cublas_streams"}
@@ -33,8 +32,8 @@ def load_plugins() -> None:
     extension = sys.modules["transformer_engine_torch"]
     for name, real in list(vars(extension).items()):
         if isinstance(real, types.BuiltinFunctionType) and name not in _REAL:
+            known = getattr(te_kernels, name, getattr(te_attention, name, None))
             missing = functools.partial(_missing, name)
-            known = (STAND_INS | ATTENTION).get(name)
             setattr(extension, name, bound(known, real, extension) if known else missing)
 
 

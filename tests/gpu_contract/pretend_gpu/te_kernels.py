@@ -1,7 +1,6 @@
-"""What TransformerEngine's kernels compute, in torch: the arguments are those of its extension."""
+"""What TransformerEngine's kernels compute, in torch: names and arguments are its extension's."""
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -48,8 +47,8 @@ def generic_gemm(*args: Any) -> list[Any]:
 
 
 def te_general_grouped_gemm(*args: Any) -> list[Tensor]:
-    a, trans_a, b, trans_b, outs, _, splits, biases, _, single, gelu_in, grad, *more = args
-    _, _, accumulate, _, _ = more
+    a, trans_a, b, trans_b, outs, _, splits, biases, _, single, gelu_in, *more = args
+    _, _, _, accumulate, _, _ = more
     plain(biases=any(bias.numel() for bias in biases), gelu=any(t.numel() for t in gelu_in))
     if single:
         assert splits is not None and sum(splits) == len(outs[0])
@@ -59,16 +58,8 @@ def te_general_grouped_gemm(*args: Any) -> list[Tensor]:
     return biases
 
 
-def rmsnorm_fwd(
-    x: Tensor,
-    weight: Tensor,
-    eps: float,
-    out: Tensor | None,
-    quantizer: Any,
-    dtype: Any,
-    sm_margin: int,
-    zero_centered: bool,
-) -> list[Any]:
+def rmsnorm_fwd(*args: Any) -> list[Any]:
+    x, weight, eps, out, quantizer, dtype, _, zero_centered = args
     plain(quantizer=quantizer, zero_centered=zero_centered)
     inverse = (x.float().square().mean(-1) + eps).rsqrt()
     result = x.float() * inverse[:, None] * weight.float()
@@ -96,17 +87,8 @@ def _angles(freqs: Tensor, cu_seqlens: Tensor, cp_size: int, cp_rank: int) -> Te
     return freqs[torch.cat(places), :, 0] if places else freqs[:0, :, 0]
 
 
-def _rope(
-    backward: bool,
-    x: Tensor,
-    freqs: Tensor,
-    start: Tensor | None,
-    layout: Any,
-    interleaved: bool,
-    cu_seqlens: Tensor,
-    cp_size: int,
-    cp_rank: int,
-) -> Tensor:
+def _rope(backward: bool, *args: Any) -> Tensor:
+    x, freqs, start, layout, interleaved, cu_seqlens, cp_size, cp_rank = args
     plain(start=start, interleaved=interleaved, layout=layout.name != "NVTE_THD")
     angles = _angles(freqs, cu_seqlens, cp_size, cp_rank)
     turned, kept = x.float().split([freqs.shape[-1], x.shape[-1] - freqs.shape[-1]], dim=-1)
@@ -131,27 +113,19 @@ def multi_tensor_adam(*args: Any) -> None:
             weight.copy_(target)
 
 
-def multi_tensor_scale(
-    chunk: int, noop: Tensor, lists: list[list[Tensor]], scale: float | Tensor
-) -> None:
+def multi_tensor_scale(chunk: int, noop: Tensor, lists: Any, scale: float | Tensor) -> None:
     for source, target in zip(*lists, strict=True):
         target.copy_(source * scale)
 
 
 def multi_tensor_l2norm(
-    chunk: int, noop: Tensor, lists: list[list[Tensor]], per_tensor: bool | None
+    chunk: int, noop: Tensor, lists: Any, per_tensor: bool | None
 ) -> tuple[Tensor, Tensor]:
     (tensors,) = lists
     norms = torch.stack([tensor.float().norm() for tensor in tensors])
     return norms.norm().view(1), norms if per_tensor else norms[:0]
 
 
-_KERNELS = [generic_gemm, te_general_grouped_gemm, rmsnorm_fwd, rmsnorm_bwd]
-_KERNELS += [multi_tensor_adam, multi_tensor_scale, multi_tensor_l2norm]
-# By the names that the extension has for them.
-STAND_INS: dict[str, Callable[..., Any]] = {
-    **{kernel.__name__: kernel for kernel in _KERNELS},
-    "fused_rope_forward": functools.partial(_rope, False),
-    "fused_rope_backward": functools.partial(_rope, True),
-    "multi_tensor_scale_tensor": multi_tensor_scale,
-}
+fused_rope_forward = functools.partial(_rope, False)
+fused_rope_backward = functools.partial(_rope, True)
+multi_tensor_scale_tensor = multi_tensor_scale

@@ -8,10 +8,9 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy
 import torch
 
-from pretend_gpu.marks import CPU, Gpu, true_device
+from pretend_gpu.marks import CPU, Gpu, caller, true_device
 
 _Base: Any = torch._C.TensorBase
 _to_copy: Any = torch.ops.aten._to_copy
@@ -25,7 +24,7 @@ def tensor_stand_ins(gpu: Gpu) -> Iterator[tuple[Any, str, Any]]:
     yield torch.Tensor, "is_cpu", property(lambda tensor: is_cpu(tensor) and not gpu.holds(tensor))
     yield torch.Tensor, "get_device", lambda tensor: gpu.index if gpu.holds(tensor) else -1
     yield torch.Tensor, "record_stream", lambda tensor, stream: None
-    for method in (*_moves(gpu), *_pinning(gpu), _type(gpu)):
+    for method in (*_moves(gpu), *_pinning(gpu)):
         yield torch.Tensor, method.__name__, method
     for name in ("numpy", "__array__", "tolist"):
         yield torch.Tensor, name, _read_by_host(gpu, name)
@@ -58,7 +57,7 @@ def _moves(gpu: Gpu) -> Iterator[Callable[..., torch.Tensor]]:
             return _to_copy(self, **options) if changed else self
         pinned = non_blocking and not to_gpu
         made = _to_copy(self, **options, device=device, pin_memory=pinned)
-        if pinned or non_blocking and gpu.watch(self) in gpu.pinned:
+        if pinned or non_blocking and gpu.of(self).is_pinned:
             gpu.begin_copy(made if pinned else self, writes_host=pinned)
         else:
             gpu.finish_copies()
@@ -74,19 +73,7 @@ def _moves(gpu: Gpu) -> Iterator[Callable[..., torch.Tensor]]:
 
 
 def _pinning(gpu: Gpu) -> Iterator[Callable[..., Any]]:
-    def is_pinned(self: torch.Tensor, device: Any = None) -> bool:
-        return gpu.watch(self) in gpu.pinned
-
-    def pin_memory(self: torch.Tensor, device: Any = None) -> torch.Tensor:
-        if gpu.holds(self):
-            gpu.fault("pin_memory of a CUDA tensor")
-        return self if is_pinned(self) else _to_copy(self, pin_memory=True)
-
-    yield from (is_pinned, pin_memory)
-
-
-def _type(gpu: Gpu) -> Callable[..., Any]:
-    """`Tensor.type`, whose answer Megatron's optimizer compares."""
+    """And `Tensor.type`, whose answer Megatron's optimizer compares."""
     real = _Base.type
 
     def type(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -94,7 +81,13 @@ def _type(gpu: Gpu) -> Callable[..., Any]:
         named = isinstance(found, str) and gpu.holds(self)
         return found.replace("torch.", "torch.cuda.") if named else found
 
-    return type
+    def is_pinned(self: torch.Tensor, device: Any = None) -> bool:
+        return gpu.of(self).is_pinned
+
+    def pin_memory(self: torch.Tensor, device: Any = None) -> torch.Tensor:
+        return self if is_pinned(self) else _to_copy(self, pin_memory=True)
+
+    yield from (type, is_pinned, pin_memory)
 
 
 def _read_by_host(gpu: Gpu, name: str) -> Callable[..., Any]:
@@ -102,43 +95,15 @@ def _read_by_host(gpu: Gpu, name: str) -> Callable[..., Any]:
 
     @functools.wraps(read)
     def checked(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if gpu.holds(self) and name != "tolist" and not kwargs.get("force"):
+        if gpu.holds(self) and name != "tolist":
             gpu.fault(f"{name} of a CUDA tensor")
         if gpu.holds(self):
             gpu.finish_copies()
-        elif name != "numpy":
+        elif "/megatron/" not in caller():  # its arrays of experts are made before it waits
             gpu.check_host(self, name, writes=False)
-        elif gpu.is_copying:
-            array = read(self, *args, **kwargs).view(_Unfinished)
-            array.check = lambda: gpu.check_host(self, name, writes=False)
-            return array
         return read(self, *args, **kwargs)
 
     return checked
-
-
-class _Unfinished(numpy.ndarray):
-    """Shares the memory of a tensor that a copy may still write: a use asks whether that is done,
-    making the array is none.
-    """
-
-    check: Callable[[], None] = staticmethod(lambda: None)
-
-    def __array_finalize__(self, source: Any) -> None:
-        self.check = getattr(source, "check", self.check)
-
-    def __getitem__(self, index: Any) -> Any:
-        self.check()
-        return super().__getitem__(index)
-
-    def tolist(self) -> Any:
-        self.check()
-        return super().tolist()
-
-    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        self.check()
-        plain = [v.view(numpy.ndarray) if isinstance(v, _Unfinished) else v for v in inputs]
-        return getattr(ufunc, method)(*plain, **kwargs)
 
 
 def _factory(gpu: Gpu, make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -151,8 +116,7 @@ def _factory(gpu: Gpu, make: Callable[..., torch.Tensor]) -> Callable[..., torch
             device = args[0].device
         if not gpu.asked(device):
             result = make(*args, device=device, **kwargs)
-            if pins:
-                gpu.pinned.add(gpu.watch(result) or 0)
+            gpu.of(result).is_pinned |= pins
             return result
         if make.__name__ in ("as_tensor", "asarray") and isinstance(args[0], torch.Tensor):
             return make(*args, **kwargs).to(device)  # perhaps itself

@@ -4,7 +4,6 @@ Their Python functions stay torch's own, with what they accept; the C functions 
 replaced. Streams and events are C's: the methods of their stand-ins take what the real ones take.
 """
 
-import functools
 import inspect
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +12,7 @@ from typing import Any
 
 import torch
 
-from pretend_gpu.marks import H100, Gpu
+from pretend_gpu.marks import H100, Gpu, checked
 
 
 def cuda_stand_ins(gpu: Gpu) -> Iterator[tuple[Any, str, Any]]:
@@ -72,26 +71,13 @@ def _c_functions(gpu: Gpu) -> dict[str, Callable[..., Any]]:
     }
 
 
-def bound(stand_in: type, real: type) -> type:
+def _bound(stand_in: type, real: type) -> type:
     """The class, each method of which now takes what the real class's method of its name takes."""
     for name, function in list(vars(stand_in).items()):
-        original = real.__dict__.get(name)
-        if isinstance(function, staticmethod):  # __new__
-            setattr(stand_in, name, _checked(function.__func__, original.__func__))
-        elif inspect.isfunction(function) and original is not None:
-            setattr(stand_in, name, _checked(function, original))
+        original = real.__dict__.get(name.replace("__init__", "__new__"))
+        if inspect.isfunction(function) and original is not None:
+            setattr(stand_in, name, checked(function, getattr(original, "__func__", original)))
     return stand_in
-
-
-def _checked(function: Callable[..., Any], real: Callable[..., Any]) -> Callable[..., Any]:
-    signature = inspect.signature(real)
-
-    @functools.wraps(function)
-    def called(*args: Any, **kwargs: Any) -> Any:
-        call = signature.bind(*args, **kwargs)
-        return function(*call.args, **call.kwargs)
-
-    return called
 
 
 def _stream_class(gpu: Gpu) -> type:
@@ -103,8 +89,8 @@ def _stream_class(gpu: Gpu) -> type:
         device = property(lambda self: gpu.device)
         device_index = property(lambda self: gpu.index)
 
-        def __new__(cls, *args: Any, **kwargs: Any) -> "Stream":
-            return object.__new__(cls)
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            pass
 
         def wait_event(self, event: Any) -> None:
             pass
@@ -123,7 +109,7 @@ def _stream_class(gpu: Gpu) -> type:
         def is_capturing(self) -> bool:
             return False
 
-    return bound(Stream, torch.cuda.Stream)
+    return _bound(Stream, torch.cuda.Stream)
 
 
 def _event_class(gpu: Gpu) -> type:
@@ -133,8 +119,8 @@ def _event_class(gpu: Gpu) -> type:
         num_copies = 0
         seconds = 0.0
 
-        def __new__(cls, *args: Any, **kwargs: Any) -> "Event":
-            return object.__new__(cls)
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            pass
 
         def record(self, stream: Any = None) -> None:
             self.num_copies, self.seconds = gpu.num_copies, time.perf_counter()
@@ -152,4 +138,4 @@ def _event_class(gpu: Gpu) -> type:
         def elapsed_time(self, end_event: "Event") -> float:
             return 1e3 * (end_event.seconds - self.seconds)
 
-    return bound(Event, torch.cuda.Event)
+    return _bound(Event, torch.cuda.Event)
