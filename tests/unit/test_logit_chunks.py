@@ -14,7 +14,7 @@ SCALES = [1.0, 1e4]
 
 @pytest.fixture(autouse=True, params=[1, 300, 2**20], ids=lambda size: f"group{size}")
 def _group_size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logit_chunks, "_CPU_GROUP", request.param)
+    monkeypatch.setattr(logit_chunks, "_GROUP", request.param)
 
 
 def chunk(num_rows: int, num_columns: int, scale: float = 1.0) -> tuple[Tensor, Tensor]:

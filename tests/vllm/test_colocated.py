@@ -85,10 +85,16 @@ def test_a_request_is_refused_before_a_push_is_complete(session: KeptSession) ->
     assert "holds no complete set of weights" in said
 
 
-def sample_twice(session: Session, recorder: RunRecorder) -> list[list[Rollout]]:
-    problems = session.problems.problems[:4]
+def sample_thrice(session: Session, recorder: RunRecorder) -> list[list[Rollout]]:
+    """Twice by seeds, and without any."""
     return [
-        session.sampler.sample(problems, session.settings, num_samples=4, step=1) for _ in range(2)
+        session.sampler.sample(
+            session.problems.problems[:4],
+            replace(session.settings, seeded=seeded),
+            num_samples=4,
+            step=1,
+        )
+        for seeded in (True, True, False)
     ]
 
 
@@ -102,31 +108,16 @@ def sampled() -> dict[int, dict[tuple[str, int], Rollout]]:
 def test_responses_depend_on_their_seeds_and_not_on_the_ranks(
     session: KeptSession, sampled: dict[int, dict[tuple[str, int], Rollout]]
 ) -> None:
-    found: dict[tuple[str, int], Rollout] = {}
-    for first, second in session.run(sample_twice):
-        assert first == second
-        found |= {(r.problem_id, r.sample_index): r for r in first}
-    assert len(found) == 16
-    assert found == sampled.setdefault(0, found)
-    ids = [rollout.response_ids for rollout in found.values()]
-    assert len(set(ids)) == len(ids)
-
-
-def sample_without_seeds(session: Session, recorder: RunRecorder) -> list[Rollout]:
-    problems, settings = session.problems.problems[:4], replace(session.settings, seeded=False)
-    return session.sampler.sample(problems, settings, num_samples=4, step=1)
-
-
-@in_layouts("1 rank", "train PP2, rollout TP2", "train TP2, rollout TP1")
-def test_without_seeds_responses_are_others_and_all_different(
-    session: KeptSession, sampled: dict[int, dict[tuple[str, int], Rollout]]
-) -> None:
-    """The ranks of an engine draw the same tokens, and two engines never the same ones."""
-    rollouts = [each for found in session.run(sample_without_seeds) for each in found]
-    assert len({(r.problem_id, r.sample_index) for r in rollouts}) == len(rollouts) == 16
-    responses = {r.response_ids for r in rollouts}
-    assert len(responses) == 16
-    assert not responses & {r.response_ids for r in sampled[0].values()}
+    """Without seeds they are others and all different: the ranks of an engine draw the same tokens,
+    and two engines never the same ones.
+    """
+    first, again, unseeded = (
+        {(r.problem_id, r.sample_index): r for rollouts in of_ranks for r in rollouts}
+        for of_ranks in zip(*session.run(sample_thrice), strict=True)
+    )
+    assert first == again == sampled.setdefault(0, first)
+    assert len(first) == len(unseeded) == 16
+    assert len({r.response_ids for r in (*first.values(), *unseeded.values())}) == 32
 
 
 def cold_responses(session: Session, recorder: RunRecorder) -> list[list[Rollout]]:
@@ -160,10 +151,9 @@ def test_engine_log_probs_match_hf_after_each_step_and_a_pull_is_exact(
     session: KeptSession,
 ) -> None:
     steps = 6 if session.ranks == 1 else 2
-    for differences, ways, not_pulled in session.run(train_and_compare, steps):
+    for differences, not_pulled in session.run(train_and_compare, steps):
         assert len(differences) == steps
         assert max(differences) < 1e-4
-        assert ways == ["in_place"] * steps
         assert not_pulled == 0
 
 
@@ -198,14 +188,17 @@ def kept_prefix_cache(session: Session) -> Iterator[None]:
     del engine._llm.reset_prefix_cache
 
 
-@in_layouts("1 rank", "train TP2, rollout TP1")
-def test_a_scaled_shard_stops_the_run(session: KeptSession) -> None:
-    verify = "full" if session.ranks == 1 else "checksum"
-    for said, version in session.run(outcome, scaled_shard, verify):
-        assert "down_proj.weight" in said and f"version {version}" in said
+SPOILT: dict[str, tuple[Spoilt, str, str]] = {
+    "1 rank": (scaled_shard, "full", "down_proj.weight"),
+    "train TP2, rollout TP1": (scaled_shard, "checksum", "down_proj.weight"),
+    "train PP2, rollout TP2": (kept_prefix_cache, "full", "cached"),
+}
 
 
-@in_layouts("train PP2, rollout TP2")
-def test_a_kept_prefix_cache_stops_the_run(session: KeptSession) -> None:
-    for said, version in session.run(outcome, kept_prefix_cache, "full"):
-        assert "cached" in said and f"version {version}" in said
+@in_layouts(*SPOILT)
+def test_a_push_that_went_wrong_stops_the_run(
+    session: KeptSession, request: pytest.FixtureRequest
+) -> None:
+    spoilt, verify, words = SPOILT[request.node.callspec.params["session"]]
+    for said, version in session.run(outcome, spoilt, verify):
+        assert words in said and f"version {version}" in said
