@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 from forked_cli import ROOT, ForkedCli
-from groups import group
 from jobs import run_training
 from responses import facts
 from run_differences import compare_runs
@@ -66,39 +65,29 @@ KILLED_AFTER = {"thinkprune": 2, "self_distillation": 3}
 # if they are none of these: one of each kind, and one of each state.
 RESUMED = {"on_policy_sft", "grpo", "thinkprune", "kimi", "dler", "self_distillation"}
 RESUMED |= {"crst", "o1_pruner", *{METHODS[name].state_class: name for name in SAMPLING}.values()}
-# In the run's process: what its prompts say, what its monitor sees, and its directory as it is
-# when a kill after so many steps would leave it.
+# In the run's process: what its prompts say, and its directory as it is when a kill after so many
+# steps would leave it.
 WATCH = """
 import json, shutil
 from pathlib import Path
-from megatron_opsft.methods.updates import MethodRun
 from megatron_opsft.run.recorder import RunRecorder
 from megatron_opsft.session import Session
 
 run_dir, killed_after = Path({run_dir!r}), {killed_after}
-made_prompt, observe, checkpoint = Session.prompt_of, MethodRun.observe, RunRecorder.checkpoint
+made_prompt, checkpoint = Session.prompt_of, RunRecorder.checkpoint
 
-def note(**noted):
-    with run_dir.with_name("notes.jsonl").open("a") as file:
-        print(json.dumps(noted), file=file)
-
-def noted_prompt(self, problem, **which):
+def noted(self, problem, **which):
     prompt = made_prompt(self, problem, **which)
-    note(problem=problem.id, prompt=self.sampler.encoder.tokenizer.decode(prompt))
+    with run_dir.with_name("prompts.jsonl").open("a") as file:
+        print(json.dumps([problem.id, self.sampler.encoder.tokenizer.decode(prompt)]), file=file)
     return prompt
-
-def noted_monitor(self, groups):
-    note(step=self.state.step, monitor=[
-        dict(n=g.lengths, c=[int(r.correct) for r in g.responses]) for g in groups
-    ])
-    observe(self, groups)
 
 def copied(self, step, **how):
     checkpoint(self, step, **how)
     if step == killed_after:
         shutil.copytree(run_dir, run_dir.with_name("killed"))
 
-Session.prompt_of, MethodRun.observe, RunRecorder.checkpoint = noted_prompt, noted_monitor, copied
+Session.prompt_of, RunRecorder.checkpoint = noted, copied
 """
 
 
@@ -124,7 +113,7 @@ def run_and_resume(cli: ForkedCli, tmp_path: Path, name: str, keys: list[str]) -
     return run_dir
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
+def read_lines(path: Path) -> list[Any]:
     data = path.read_bytes()
     text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
     return [json.loads(line) for line in text.splitlines()]
@@ -162,18 +151,17 @@ def test_rewards_and_advantages_are_the_method_s_and_a_killed_run_resumes(
     """And prompts, of a held-out problem too, ask for the length that the method has drawn."""
     own = [f"method.references={references}"] if name == "o1_pruner" else SETTINGS.get(name, [])
     run_dir = run_and_resume(cli, tmp_path, name, own)
-    notes = read_lines(tmp_path / "notes.jsonl")
     config = load_config(run_dir / "config.yaml")
     run = MethodRun(config.method, seed=config.run.seed, references=read_references(references))
-    prompts = {note["problem"]: note["prompt"] for note in notes if "prompt" in note}
+    prompts = dict(read_lines(tmp_path / "prompts.jsonl"))
     assert sum("-test" in problem for problem in prompts) == 1
     for problem, prompt in prompts.items():
         suffix = run.prompt_change(problem, held_out="-test" in problem).suffix
         assert suffix in prompt and bool(suffix) == ("Think for" in prompt)
     for line in read_lines(run_dir / "metrics.jsonl"):
-        for note in notes:
-            if note.get("step") == line["step"]:
-                run.observe([group(seen["n"], seen["c"]) for seen in note["monitor"]])
+        if targets := kept_state(run_dir, line["step"]).get("targets"):  # LASER's monitor has seen
+            assert any(targets.values())
+            run.state = run.state.model_copy(update={"targets": targets})
         rows = rows_of_step(run_dir, line["step"])
         problems = [Problem(id=row["problem_id"], text="", answer="") for row in rows[::4]]
         responses = [

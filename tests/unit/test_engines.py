@@ -87,24 +87,19 @@ def test_a_draft_s_embedding_that_pushes_no_longer_reach_is_a_fault() -> None:
     assert "no longer shares embed.weight with the policy" in weights.fault()
 
 
-@pytest.mark.parametrize(
-    ("is_cuda", "given", "seeded", "found"),
-    [
-        *((True, None, True, "0"), (True, "1", True, "1"), (False, None, True, None)),
-        *((True, "0", False, "0"), (True, None, False, None)),
-    ],
-)
 def test_on_a_gpu_the_sampler_that_is_compiled_is_off_where_seeds_leave_it_unused(
-    monkeypatch: pytest.MonkeyPatch, is_cuda: bool, given: str | None, seeded: bool, found: str
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     name = "VLLM_USE_FLASHINFER_SAMPLER"
-    environment = {} if given is None else {name: given}
-    monkeypatch.setattr(os, "environ", environment)
     monkeypatch.setattr("shutil.which", lambda name: name)
-    prepare_environment(is_cuda, rank=0, seeded=seeded)
-    assert environment.get(name) == found
-    if is_cuda and given is None and not seeded:
-        monkeypatch.setattr("shutil.which", lambda name: None)
-        monkeypatch.setattr("os.path.isfile", lambda name: False)
-        with pytest.raises(UserError, match="there is no nvcc; set CUDA_HOME"):
-            prepare_environment(is_cuda, rank=0, seeded=seeded)
+    for is_cuda, given, seeded, found in (
+        *((True, None, True, "0"), (True, "1", True, "1"), (False, None, True, None)),
+        *((True, "0", False, "0"), (True, None, False, None)),
+    ):
+        monkeypatch.setattr(os, "environ", {name: given} if given else {})
+        prepare_environment(is_cuda, rank=0, seeded=seeded)
+        assert os.environ.get(name) == found
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    monkeypatch.setattr("os.path.isfile", lambda name: False)
+    with pytest.raises(UserError, match="there is no nvcc; set CUDA_HOME"):
+        prepare_environment(True, rank=0, seeded=False)

@@ -1,7 +1,7 @@
 """Rewards, advantages and aggregations of the methods, against values worked out by hand."""
 
-import ast
 import inspect
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,22 +20,13 @@ from megatron_opsft.records import Outcome, Problem
 
 LIMIT = 3500
 PRESETS = Path(__file__).parents[2] / "examples/configs/methods"
-# What a group is like otherwise than `groups.group()`.
+# What a group is like otherwise than `groups.group()`, where lengths and verdicts do not say it.
 GROUPS: dict[str, dict[str, Any]] = {
     "": {},
-    "all right": {"correct": (1, 1, 1, 1)},
-    "half right": {"correct": (1, 0, 0, 1)},
     "3.5k": {"limit": LIMIT},
     "4k": {"limit": 4000},
+    "half right": {"correct": (1, 0, 0, 1)},
     "unfinished": {"lengths": (800, 1600, 2400, 3500), "finished": (1, 1, 1, 0), "limit": LIMIT},
-    "hard": {"lengths": (100, 220, 240, 900), "correct": (0, 1, 1, 0)},
-    "5:1 9:0": {"lengths": (5, 9), "correct": (1, 0)},
-    "5:0 9:0": {"lengths": (5, 9), "correct": (0, 0)},
-    "5:1 9:1": {"lengths": (5, 9), "correct": (1, 1)},
-    "7:1 7:0": {"lengths": (7, 7), "correct": (1, 0)},
-    "10:1 20:0": {"lengths": (10, 20), "correct": (1, 0)},
-    "10:1 99:0": {"lengths": (10, 99), "correct": (1, 0)},
-    "10:0 99:0": {"lengths": (10, 99), "correct": (0, 0)},
     "exactly 2000": {"target": LengthTarget(num_tokens=2000)},
     "at most 2000": {"target": LengthTarget(num_tokens=2000, kind="max")},
     "reference": {"reference": ReferenceStatistics(mean_tokens=2200, accuracy=0.75)},
@@ -61,7 +52,7 @@ gdpo | 10:0 99:0 | target=50 whiten=none std_epsilon=0.0 | 1 0 | 0.7071 -0.7071
 gdpo | 10:1 99:0 | target=50 whiten=none std_epsilon=0.0 | 2 0 | 1.4142 -1.4142
 short_rl | | length_tolerance=700 | 1.5 1.25 0 0.5 | 0.9986 0.6355 -1.1802 -0.4539
 short_rl | | length_tolerance=800 | 1.5 1.5 0 0.5 | 0.8333 0.8333 -1.1667 -0.5
-smart_thinker | hard | | 0 1 0.3333 0 | -0.7071 1.4142 0 -0.7071
+smart_thinker | 100:0 220:1 240:1 900:0 | | 0 1 0.3333 0 | -0.7071 1.4142 0 -0.7071
 smart_thinker | 5:1 9:1 | | 1 1 | 0 0
 linear | | | 0.9625 0.925 -0.1125 0.8125 | 0.3156 0.2781 -0.7594 0.1656
 linear | | only_correct=true | 0.9625 0.9250 0 0.8125 | 0.2875 0.2500 -0.6750 0.1375
@@ -71,11 +62,11 @@ l1_max | at most 2000 | | 0.86 0.62 0 0 | 1.1179 0.5703 -0.8441 -0.8441
 l1_max | at most 2000 | alpha=0.01 | 1 1 0 0 | 0.8660 0.8660 -0.8660 -0.8660
 o1_pruner | reference | | 2.25 0.875 -1.5833 0.05 | 2.25 0.875 -1.5833 0.05
 mastery_gated | | | 1 1 0 1 | 0.5 0.5 -1.5 0.5
-mastery_gated | all right | | 1 1 0.8 0 | 0.6301 0.6301 0.2100 -1.4703
+mastery_gated | 800:1 1600:1 2400:1 4000:1 | | 1 1 0.8 0 | 0.6301 0.6301 0.2100 -1.4703
 dler | 3.5k | whiten=responses | 1 1 0 0 | 0.8660 0.8660 -0.8660 -0.8660
 dler | unfinished | whiten=tokens | 1 1 0 0 | 1.5678 1.5678 -0.6378 -0.6378
 gr3 | | | 0.8929 0.8065 0 0.6250 | 0.7734 0.5590 -1.4414 0.1090
-gr3 | all right | | 0.8929 0.8065 0.7353 0.6250 | 1.1288 0.3666 -0.2612 -1.2342
+gr3 | 800:1 1600:1 2400:1 4000:1 | | 0.8929 0.8065 0.7353 0.6250 | 1.1288 0.3666 -0.2612 -1.2342
 gfpo | | kept=3 | 1 1 0 1 | 0.7071 0.7071 -1.4142 0
 gfpo | | kept=2 | 1 1 0 1 | 0 0 0 0
 gfpo | | kept=3 keep_by=reward_per_token | 1 1 0 1 | 0 0 0 0
@@ -92,7 +83,9 @@ def test_golden_rewards_and_advantages(line: str) -> None:
     """One problem."""
     name, given, keys, rewards, advantages = (part.strip() for part in line.split("|"))
     settings = {key: yaml.safe_load(v) for key, v in (word.split("=") for word in keys.split())}
-    found = weigh(name, group(**GROUPS[given]), state=STATES.get(name), **settings)
+    pairs = [tuple(map(int, word.split(":"))) for word in given.split() if ":" in word]
+    responses = group(*zip(*pairs, strict=True)) if pairs else group(**GROUPS[given])
+    found = weigh(name, responses, state=STATES.get(name), **settings)
     assert found.rewards == pytest.approx([float(r) for r in rewards.split()], abs=5.1e-5)
     assert found.advantages == pytest.approx([float(a) for a in advantages.split()], abs=5.1e-5)
 
@@ -167,12 +160,8 @@ LONGER = {"thinkprune", "o1_pruner", "self_distillation"}
 @pytest.mark.parametrize("name", sorted(METHODS.keys() - LONGER))
 def test_a_method_is_a_class_of_at_most_thirty_lines_of_code(name: str) -> None:
     """Without blank lines and docstrings."""
-    source = inspect.getsource(METHODS[name])
-    code = [line for line in source.splitlines() if line.strip()]
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.ClassDef | ast.FunctionDef):
-            code = code[len((ast.get_docstring(node) or "").splitlines()) :]
-    assert len(code) <= 30
+    code = re.sub(r'"""[^"]*"""', "", inspect.getsource(METHODS[name]))
+    assert len([line for line in code.splitlines() if line.strip()]) <= 30
 
 
 @pytest.mark.parametrize("name", sorted({p.stem.rsplit("_", 1)[0] for p in PRESETS.glob("*.yaml")}))

@@ -67,39 +67,36 @@ def test_ngram_in_a_run(tmp_path: Path) -> None:
     check_run(tmp_path / "run")
 
 
-def said_with_another_draft(session: Session, recorder: RunRecorder) -> list[str]:
-    """Of a push with one weight of the draft another by one bit, and of one afterwards."""
+def said_with_another_draft(session: Session, recorder: RunRecorder) -> str:
+    """Of a push with one weight of the draft another by one bit; one afterwards is well."""
     engine: Any = session.sampler.engine
     (wrapper,) = engine._llm.collective_rpc(lambda worker: worker)
     draft = wrapper.worker.get_draft_model()
-    said = []
     with torch.inference_mode():
         weight = draft.model.layers[0].post_attention_layernorm.weight.data
         kept = weight[3].clone()
-        for value in (torch.nextafter(kept, kept + 1), kept):
-            weight[3] = value
-            try:
-                session.sync.push(session.sync.version)
-                said.append("")
-            except SyncError as error:
-                said.append(str(error))
-    return said
+        weight[3] = torch.nextafter(kept, kept + 1)
+        with pytest.raises(SyncError) as caught:
+            session.sync.push(session.sync.version)
+        weight[3] = kept
+        session.sync.push(session.sync.version)
+    return str(caught.value)
 
 
 def test_a_draft_that_has_changed_by_one_bit_stops_the_run(session: KeptSession) -> None:
     """What a sleep leaves of one: tests/gpu/test_push.py."""
-    for spoiled, afterwards in session.run(said_with_another_draft):
-        assert "the draft model of rollout.speculative is not as it was loaded" in spoiled
-        assert "post_attention_layernorm.weight has changed" in spoiled and "\n" not in spoiled
-        assert afterwards == ""
+    for said in session.run(said_with_another_draft):
+        assert "the draft model of rollout.speculative is not as it was loaded" in said
+        assert "post_attention_layernorm.weight has changed" in said and "\n" not in said
 
 
 def refusal(run_dir: Path, speculative: str) -> str:
-    try:
-        with opened(run_dir, [f"rollout.speculative={speculative}"]):
-            return ""
-    except UserError as error:
-        return str(error)
+    with (
+        pytest.raises(UserError) as caught,
+        opened(run_dir, [f"rollout.speculative={speculative}"]),
+    ):
+        pass
+    return str(caught.value)
 
 
 @pytest.mark.parametrize(
