@@ -159,7 +159,8 @@ def test_rewards_and_advantages_are_the_method_s_and_a_killed_run_resumes(
         suffix = run.prompt_change(problem, held_out="-test" in problem).suffix
         assert suffix in prompt and bool(suffix) == ("Think for" in prompt)
     for line in read_lines(run_dir / "metrics.jsonl"):
-        if targets := kept_state(run_dir, line["step"]).get("targets"):  # LASER's monitor has seen
+        if name.startswith("laser_d"):  # what its monitor has shown
+            targets = kept_state(run_dir, line["step"])["targets"]
             assert any(targets.values())
             run.state = run.state.model_copy(update={"targets": targets})
         rows = rows_of_step(run_dir, line["step"])
