@@ -75,24 +75,20 @@ def judged(case: Case, s: Any, seed: int) -> JudgedBatch:
 
 def session(case: Case, built: Built, method: SelfDistillation) -> Any:
     """As much of one as a step's packing takes."""
-    device = case.device
-
-    def fetch(rollouts: Any, problems: Any, responses: Any, indices_of: Any) -> Any:
-        return fetch_samples(
-            responses, indices_of, rollouts, problems, built.layout, device.torch_device
-        )
-
+    layout, device = built.layout, case.device
     train = TrainConfig(max_tokens_per_microbatch=case.budget)
     return SimpleNamespace(
         config=SimpleNamespace(train=train, parallel=case.parallel),
         device=device,
-        layout=built.layout,
+        layout=layout,
         method=MethodRun(method, seed=0),
         teacher=SimpleNamespace(encode=lambda problem: prompt_of(problem.id, TAUGHT)),
         trainer=built.trainer,
         shards=built.shards,
         reference=ReferenceModel(built.trainer, device),
-        fetch=fetch,
+        fetch=lambda rollouts, problems, responses, indices_of: fetch_samples(
+            responses, indices_of, rollouts, problems, layout, device.torch_device
+        ),
     )
 
 

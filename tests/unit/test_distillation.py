@@ -180,13 +180,10 @@ def test_memory_at_8192_tokens_and_152_thousand_words_is_at_most_8_percent_of_ea
 
 
 def test_whole_logits_are_refused() -> None:
-    def choose(wanted: Any) -> str:
-        sizes: dict[str, Any] = {"max_tokens": 10, "rows_per_rank": 10}
-        return choose_cross_entropy(wanted, "", with_teacher=True, **sizes).method
-
-    assert choose("auto") == choose("fused_linear") == "fused_linear"
+    sizes: dict[str, Any] = {"max_tokens": 10, "rows_per_rank": 10, "with_teacher": True}
+    assert choose_cross_entropy("auto", "", **sizes).method == "fused_linear"
     with pytest.raises(UserError, match=r"cross_entropy=te: .* a teacher .*use .*fused_linear"):
-        choose("te")
+        choose_cross_entropy("te", "", **sizes)
 
 
 def test_the_teacher_s_instruction_replaces_the_plain_one(tmp_path: Path) -> None:

@@ -162,11 +162,8 @@ def test_from_config_and_load_equals_from_pretrained(tmp_path: Path) -> None:
     dtype = torch.bfloat16
     source = model_of(dtype=dtype)
     source.save_pretrained(tmp_path)
-    loaded = engine_of(
-        AutoModelForCausalLM.from_pretrained(
-            tmp_path, dtype=dtype, attn_implementation=GROUPED_SDPA
-        )
-    )
+    how: dict[str, Any] = {"dtype": dtype, "attn_implementation": GROUPED_SDPA}
+    loaded = engine_of(AutoModelForCausalLM.from_pretrained(tmp_path, **how))
     empty = HfEngine.from_config(
         tmp_path, SpellingTokenizer(), dtype=dtype, device="cpu", batch_size=64
     )

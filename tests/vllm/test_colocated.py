@@ -4,10 +4,11 @@ does not pass unnoticed.
 The tests of one layout follow each other in one session, from the shipped weights on.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from vllm_jobs import KeptSession, engine_against_disk, scaled_shard, train_and_compare
@@ -138,13 +139,10 @@ def outcome(
     return str(caught.value), version
 
 
-@contextmanager
-def kept_prefix_cache(session: Session) -> Iterator[None]:
+def kept_prefix_cache(session: Session) -> Any:
     """vLLM says that it dropped its cache, and did not."""
     engine: Any = session.sampler.engine
-    engine._llm.reset_prefix_cache = lambda: True
-    yield
-    del engine._llm.reset_prefix_cache
+    return patch.object(engine._llm, "reset_prefix_cache", return_value=True)
 
 
 SPOILT: dict[str, tuple[Spoilt, str, str]] = {

@@ -91,10 +91,8 @@ def test_a_draft_that_has_changed_by_one_bit_stops_the_run(session: KeptSession)
 
 
 def refusal(run_dir: Path, speculative: str) -> str:
-    with (
-        pytest.raises(UserError) as caught,
-        opened(run_dir, [f"rollout.speculative={speculative}"]),
-    ):
+    keys = [f"rollout.speculative={speculative}"]
+    with pytest.raises(UserError) as caught, opened(run_dir, keys):
         pass
     return str(caught.value)
 
