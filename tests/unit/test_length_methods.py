@@ -76,7 +76,6 @@ def test_l1_targets_are_drawn_once_from_seed_and_problem() -> None:
     assert drawn != [method.target_length(f"p{n}", 8) for n in range(2000)]
     tokens = [target.num_tokens for target in drawn]
     assert 100 <= min(tokens) < 110 and 3990 < max(tokens) <= 4000
-    assert fmean(tokens) == pytest.approx(2050, abs=75)  # 3 standard errors
     assert fmean(target.kind == "max" for target in drawn) == pytest.approx(0.5, abs=0.034)
     assert settings_of("l1_exact").target_length("p0", 7).kind == "exact"
 
