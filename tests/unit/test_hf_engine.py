@@ -35,6 +35,7 @@ def model_of(kind: str = "llama3", dtype: torch.dtype = torch.float64) -> PreTra
 
 
 def engine_of(model: PreTrainedModel, batch_size: int = 64) -> HfEngine:
+    model.set_attn_implementation(GROUPED_SDPA)
     return HfEngine(model, SpellingTokenizer(), batch_size, version=0)
 
 
@@ -62,9 +63,9 @@ def key_of(rollout: Rollout) -> tuple[str, int]:
     ("kind", "temperature"), [("qwen2_tied", 0.0), ("llama3", 1e-6), ("qwen3", 0.0)]
 )
 def test_greedy_matches_hf_generate(kind: str, temperature: float) -> None:
-    model = model_of(kind)
+    model, engine = model_of(kind), engine_of(model_of(kind))
     settings = sampling(temperature=temperature, top_p=1.0)
-    for rollout in engine_of(model).generate(requests_for(group_size=2), settings):
+    for rollout in engine.generate(requests_for(group_size=2), settings):
         prompt = torch.tensor([rollout.prompt_ids])
         expected = model.generate(
             prompt,
@@ -162,8 +163,7 @@ def test_from_config_and_load_equals_from_pretrained(tmp_path: Path) -> None:
     dtype = torch.bfloat16
     source = model_of(dtype=dtype)
     source.save_pretrained(tmp_path)
-    how: dict[str, Any] = {"dtype": dtype, "attn_implementation": GROUPED_SDPA}
-    loaded = engine_of(AutoModelForCausalLM.from_pretrained(tmp_path, **how))
+    loaded = engine_of(AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype))
     empty = HfEngine.from_config(
         tmp_path, SpellingTokenizer(), dtype=dtype, device="cpu", batch_size=64
     )
