@@ -133,6 +133,10 @@ class Response(NamedTuple):
         """Whether the verifier says so."""
         return self.outcome is Outcome.CORRECT
 
+    def is_accepted(self, limit: int) -> bool:
+        """Whether it is correct, finished, and within `limit` (Algorithm 1 of the paper)."""
+        return self.correct and self.finished and self.num_tokens <= limit
+
     @property
     def has_answer(self) -> bool:
         """Whether an answer could be read from it, right or wrong."""

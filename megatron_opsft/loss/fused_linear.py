@@ -270,17 +270,12 @@ def _compare(teacher: Teacher, part: slice, logits_CV: Tensor, lse_C: Tensor) ->
 
 
 def operations(device: torch.device) -> ModuleType:
-    """Whose operations on a chunk of logits are used: `logit_kernels` on a CUDA device where Triton
-    can be imported, `logit_chunks` elsewhere.
-    """
-    if device.type == "cuda":
-        try:
-            from megatron_opsft.loss import logit_kernels
-        except ImportError:
-            pass
-        else:
-            return logit_kernels
-    return logit_chunks
+    """Whose operations on a chunk of logits are used: on a CUDA device those in Triton."""
+    if device.type != "cuda":
+        return logit_chunks
+    from megatron_opsft.loss import logit_kernels
+
+    return logit_kernels
 
 
 def _over_ranks(own: RowStatistics, head: OutputHead) -> RowStatistics:

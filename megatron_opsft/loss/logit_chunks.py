@@ -15,10 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# Elements of the rows worked on at a time. On a CPU they and the scratch buffer, 4 MiB each, stay
-# in the cache through all the passes over them; elsewhere this only bounds the scratch memory.
-_CPU_GROUP = 2**20
-_OTHER_GROUP = 2**24
+# Elements of the rows worked on at a time: they and the scratch buffer, 4 MiB each, stay in a CPU's
+# cache through all the passes over them.
+_GROUP = 2**20
 _LARGEST = torch.finfo(torch.float32).max
 
 
@@ -146,8 +145,7 @@ def _locate(labels_C: Tensor, num_columns: int) -> tuple[Tensor, Tensor]:
 
 
 def _group_rows(logits_CV: Tensor) -> int:
-    group = _CPU_GROUP if logits_CV.device.type == "cpu" else _OTHER_GROUP
-    return max(1, min(group // logits_CV.shape[1], len(logits_CV)))
+    return max(1, min(_GROUP // logits_CV.shape[1], len(logits_CV)))
 
 
 def _groups(logits_CV: Tensor) -> Iterator[slice]:

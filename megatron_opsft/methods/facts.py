@@ -64,8 +64,8 @@ class Group:
         return [float(response.correct) for response in self.responses]
 
     def within(self, limit: int) -> list[float]:
-        """Of every response: 1 if correct, finished, and no longer than `limit`, else 0."""
-        return [float(r.correct and r.finished and r.num_tokens <= limit) for r in self.responses]
+        """Of every response: 1 if it is accepted, else 0."""
+        return [float(response.is_accepted(limit)) for response in self.responses]
 
     @property
     def stored_advantages(self) -> list[float]:
@@ -103,14 +103,8 @@ def has_unclosed_think(rollout: Rollout, *, prompts_open_think: bool) -> bool:
 
 
 def select(responses: Sequence[Response], max_response_tokens: int) -> list[Response]:
-    """Correct, finished, and no longer than the limit, in order (Algorithm 1 of the paper); end
-    tokens count.
-    """
-    return [
-        response
-        for response in responses
-        if response.correct and response.finished and response.num_tokens <= max_response_tokens
-    ]
+    """The accepted ones, in order."""
+    return [response for response in responses if response.is_accepted(max_response_tokens)]
 
 
 def describe_rollouts(

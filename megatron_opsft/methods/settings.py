@@ -62,15 +62,6 @@ class RunSize:
     max_response_tokens: int
 
 
-def check_reached(key: str, num_tokens: int, run: RunSize) -> None:
-    """Errors: `UserError` for a length that every response keeps to."""
-    if num_tokens >= run.max_response_tokens:
-        raise UserError(
-            f"method.{key}={num_tokens} is more than a response can have with "
-            f"rollout.max_response_tokens={run.max_response_tokens}; lower it"
-        )
-
-
 class MethodState(Section):
     """What a method carries from step to step; in the checkpoint, as JSON.
 
@@ -97,7 +88,8 @@ class MethodSettings(Section):
     problems, in words. state: the method's before the step in question.
 
     per_token: keys that are lengths in tokens (1) or prices of a token (-1); their defaults hold
-    where responses may have `fits_from` tokens or more.
+    where responses may have `fits_from` tokens or more. missable: key of a length that responses
+    must be able to exceed.
     """
 
     formula: ClassVar[str]
@@ -106,6 +98,7 @@ class MethodSettings(Section):
     state_class: ClassVar[type[MethodState]] = MethodState
     per_token: ClassVar[Mapping[str, Literal[1, -1]]] = {}
     fits_from: ClassVar[int] = 0
+    missable: ClassVar[str] = ""
 
     name: str = Field(
         "on_policy_sft", description="The method; `megatron-opsft methods` lists them."
@@ -153,6 +146,12 @@ class MethodSettings(Section):
             raise UserError(
                 f"method.name={self.name} compares the responses to one problem, and "
                 "rollout.group_size=1 leaves nothing to compare; set it to 2 or more"
+            )
+        num_tokens = getattr(self, self.missable) if self.missable else 0
+        if num_tokens >= run.max_response_tokens:
+            raise UserError(
+                f"method.{self.missable}={num_tokens} is more than a response can have with "
+                f"rollout.max_response_tokens={run.max_response_tokens}; lower it"
             )
 
     def group_rewards(self, group: Group, state: State) -> list[float]:

@@ -23,10 +23,6 @@ class ResponseRequest:
     prompt_ids: tuple[int, ...]
     seed: int
 
-    def __post_init__(self) -> None:
-        if not self.prompt_ids:
-            raise ValueError(f"empty prompt: problem {self.problem_id}")
-
 
 def make_requests(
     problem_id: str, prompt_ids: Sequence[int], num_samples: int, run_seed: int, step: int

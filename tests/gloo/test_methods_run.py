@@ -5,15 +5,12 @@ method that carries something on.
 
 import gzip
 import json
-import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from forked_cli import ROOT, ForkedCli
-from groups import TO_ON_POLICY_SFT, group
 from jobs import run_training
 from responses import facts
 from run_differences import compare_runs
@@ -26,7 +23,7 @@ from megatron_opsft.methods.catalog import METHODS
 from megatron_opsft.methods.facts import read_references
 from megatron_opsft.methods.settings import MethodState
 from megatron_opsft.methods.updates import MethodRun
-from megatron_opsft.records import Outcome, Problem, Response
+from megatron_opsft.records import Outcome, Problem
 
 RUN = [
     *SMALL_RUN,
@@ -41,12 +38,10 @@ RUN = [
 ASKED = ["method.lowest_target=8", "method.highest_target=60"]
 MONITOR = ["lowest_target=16", "highest_target=64", "target_step=16"]
 MONITOR = [f"method.{key}" for key in (*MONITOR, "monitor_problems=3", "monitor_samples=4")]
-SAMPLING: dict[str, list[str]] = {
-    "on_policy_sft": [],
+SETTINGS: dict[str, list[str]] = {
     "grpo": ["method.beta=0.04", "method.updates_per_batch=2", "method.overlong_buffer=40"],
     "dr_grpo": ["method.updates_per_batch=2"],
     "thinkprune": ["method.limits=64,50", "method.stage_steps=1", "method.beta=0.04"],
-    "o1_pruner": [],
     "l1_exact": ASKED,
     "l1_max": ASKED,
     "er_rl": ["method.beta=0.01", "method.whiten=tokens"],
@@ -54,60 +49,45 @@ SAMPLING: dict[str, list[str]] = {
     "laser_d": MONITOR,
     "laser_de": [*MONITOR, "method.updates_per_batch=2"],
     "kimi": ["method.updates_per_batch=2", "method.warmup_steps=1"],
-    "mastery_gated": [],
     "dler": ["method.max_refills=2", "rollout.max_response_tokens=50"],
     "gdpo": ["method.target=40"],
-    "ddca": [],
     "short_rl": ["method.length_tolerance=2"],
     "a_dlp": ["method.reference_accuracy=0.5"],
-    "smart_thinker": [],
-    "linear": [],
-    "gr3": [],
     "gfpo": ["method.kept=3"],
     "self_distillation": ["method.refresh_every=2", "method.responses=all"],
 }
-FIXED = ["crst", "tokenskip", "step_entropy", "off_policy_sft", "o1_pruner"]
+SAMPLING = [name for name, method in METHODS.items() if not method().has_fixed_data]
+FIXED = [*(METHODS.keys() - SAMPLING), "o1_pruner"]
 # A stage is to have begun, or a teacher to be in the second step of its own.
 LENGTHENED = {"thinkprune": ["run.steps=3"], "self_distillation": ["run.steps=4"]}
 KILLED_AFTER = {"thinkprune": 2, "self_distillation": 3}
 # Methods whose steps depend on no step before them resume by the same code, and make one step here
-# if they are none of these: one of each kind.
-RESUMED = {"on_policy_sft", "grpo", "thinkprune", "kimi", "dler", "self_distillation"} | {
-    *("crst", "o1_pruner", "laser_de", "short_rl", "a_dlp"),  # the last three have a state
-}
-# In the run's process: what its prompts say, what its monitor sees, and its directory as it is
-# when a kill after so many steps would leave it.
+# if they are none of these: one of each kind, and one of each state.
+RESUMED = {"on_policy_sft", "grpo", "thinkprune", "kimi", "dler", "self_distillation"}
+RESUMED |= {"crst", "o1_pruner", *{METHODS[name].state_class: name for name in SAMPLING}.values()}
+# In the run's process: what its prompts say, and its directory as it is when a kill after so many
+# steps would leave it.
 WATCH = """
 import json, shutil
 from pathlib import Path
-from megatron_opsft.methods.updates import MethodRun
 from megatron_opsft.run.recorder import RunRecorder
 from megatron_opsft.session import Session
 
 run_dir, killed_after = Path({run_dir!r}), {killed_after}
-made_prompt, observe, checkpoint = Session.prompt_of, MethodRun.observe, RunRecorder.checkpoint
+made_prompt, checkpoint = Session.prompt_of, RunRecorder.checkpoint
 
-def note(**noted):
-    with run_dir.with_name("notes.jsonl").open("a") as file:
-        print(json.dumps(noted), file=file)
-
-def noted_prompt(self, problem, **which):
+def noted(self, problem, **which):
     prompt = made_prompt(self, problem, **which)
-    note(problem=problem.id, prompt=self.sampler.encoder.tokenizer.decode(prompt))
+    with run_dir.with_name("prompts.jsonl").open("a") as file:
+        print(json.dumps([problem.id, self.sampler.encoder.tokenizer.decode(prompt)]), file=file)
     return prompt
-
-def noted_monitor(self, groups):
-    note(step=self.state.step, monitor=[
-        dict(n=g.lengths, c=[int(r.correct) for r in g.responses]) for g in groups
-    ])
-    observe(self, groups)
 
 def copied(self, step, **how):
     checkpoint(self, step, **how)
     if step == killed_after:
         shutil.copytree(run_dir, run_dir.with_name("killed"))
 
-Session.prompt_of, MethodRun.observe, RunRecorder.checkpoint = noted_prompt, noted_monitor, copied
+Session.prompt_of, RunRecorder.checkpoint = noted, copied
 """
 
 
@@ -133,47 +113,25 @@ def run_and_resume(cli: ForkedCli, tmp_path: Path, name: str, keys: list[str]) -
     return run_dir
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
+def read_lines(path: Path) -> list[Any]:
     data = path.read_bytes()
     text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
     return [json.loads(line) for line in text.splitlines()]
 
 
-def rows_of_step(run_dir: Path, step: int) -> list[list[dict[str, Any]]]:
-    """A list for each problem that was drawn."""
-    rows = read_lines(run_dir / f"rollouts/step_{step:06d}.jsonl.gz")
+def rows_of_step(run_dir: Path, step: int) -> list[dict[str, Any]]:
+    """Four for each problem that was drawn."""
+    return read_lines(run_dir / f"rollouts/step_{step:06d}.jsonl.gz")
+
+
+def four_each(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     return [rows[first : first + 4] for first in range(0, len(rows), 4)]
 
 
-def facts_of(rows: Sequence[dict[str, Any]], problem_index: int) -> list[Response]:
-    """Of the responses to one problem."""
-    return [
-        facts(
-            problem_index=problem_index,
-            sample_index=row["sample_index"],
-            num_tokens=row["num_tokens"],
-            outcome=Outcome(row["outcome"]),
-            finished=row["finish_reason"] == "stop",
-        )
-        for row in rows
-    ]
-
-
-def check_prompts(run: MethodRun, notes: list[dict[str, Any]], seed: int) -> None:
-    """Training prompts ask for the length that the method has drawn, if any, and one held-out
-    problem's prompt does.
-    """
-    asked = {
-        note["problem"]: found and (int(found[2]), found[1] is None)
-        for note in notes
-        if "prompt" in note
-        for found in [re.search(r" Think for (maximum )?(\d+) tokens\.", note["prompt"])]
-    }
-    held_out = [name for name, words in asked.items() if words and "-test" in name]
-    assert len(held_out) == run.settings.name.startswith("l1_")
-    for name in asked.keys() - held_out:
-        target = None if "-test" in name else run.settings.target_length(name, seed)
-        assert asked[name] == (target and (target.num_tokens, target.kind == "exact"))
+def kept_state(run_dir: Path, step: int) -> Any:
+    """The method's in the checkpoint after a step."""
+    checkpoint = run_dir / f"checkpoints/step_{step:06d}/complete.json"
+    return json.loads(checkpoint.read_text())["method_state"]
 
 
 @pytest.fixture(scope="module")
@@ -190,33 +148,55 @@ def references(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_rewards_and_advantages_are_the_method_s_and_a_killed_run_resumes(
     cli: ForkedCli, tmp_path: Path, references: Path, name: str
 ) -> None:
-    own = [f"method.references={references}"] if name == "o1_pruner" else SAMPLING[name]
+    """And prompts, of a held-out problem too, ask for the length that the method has drawn."""
+    own = [f"method.references={references}"] if name == "o1_pruner" else SETTINGS.get(name, [])
     run_dir = run_and_resume(cli, tmp_path, name, own)
-    notes = read_lines(tmp_path / "notes.jsonl")
     config = load_config(run_dir / "config.yaml")
     run = MethodRun(config.method, seed=config.run.seed, references=read_references(references))
-    check_prompts(run, notes, config.run.seed)
+    prompts = dict(read_lines(tmp_path / "prompts.jsonl"))
+    assert sum("-test" in problem for problem in prompts) == 1
+    for problem, prompt in prompts.items():
+        suffix = run.prompt_change(problem, held_out="-test" in problem).suffix
+        assert suffix in prompt and bool(suffix) == ("Think for" in prompt)
     for line in read_lines(run_dir / "metrics.jsonl"):
-        for note in notes:
-            if note.get("step") == line["step"]:
-                run.observe([group(seen["n"], seen["c"]) for seen in note["monitor"]])
-        step_rows = rows_of_step(run_dir, line["step"])
-        problems = [Problem(id=rows[0]["problem_id"], text="", answer="") for rows in step_rows]
-        responses = [r for n, rows in enumerate(step_rows) for r in facts_of(rows, n)]
+        if name.startswith("laser_d"):  # what its monitor has shown
+            targets = kept_state(run_dir, line["step"])["targets"]
+            assert any(targets.values())
+            run.state = run.state.model_copy(update={"targets": targets})
+        rows = rows_of_step(run_dir, line["step"])
+        problems = [Problem(id=row["problem_id"], text="", answer="") for row in rows[::4]]
+        responses = [
+            facts(
+                problem_index=number // 4,
+                num_tokens=row["num_tokens"],
+                outcome=Outcome(row["outcome"]),
+                finished=row["finish_reason"] == "stop",
+            )
+            for number, row in enumerate(rows)
+        ]
         limit = config.method.limit(run.state) or config.rollout.max_response_tokens
         groups = run.groups(responses, problems, limit)
         weights = run.weigh(groups)
-        rows = [row for rows in step_rows for row in rows]
         assert [row["reward"] for row in rows] == pytest.approx(weights.rewards, abs=1e-9)
         assert [row["advantage"] for row in rows] == pytest.approx(weights.advantages, abs=1e-9)
         found = (line["reward_mean"], line["reward_std"], line["advantage_std"])
         expected = (np.mean(weights.rewards), np.std(weights.rewards), np.std(weights.advantages))
         assert found == pytest.approx(expected, abs=1e-9)
-        run.advance(groups, refills=0)
-        idle = [rows for rows in step_rows if not any(row["advantage"] for row in rows)]
+        idle = [four for four in four_each(rows) if not any(row["advantage"] for row in four)]
         assert line["zero_advantage_groups"] == len(idle)
+        run.advance(groups, refills=0)
         if line["step"] == KILLED_AFTER.get(name, 1):
-            check_state(name, tmp_path / "killed", run.state)
+            check_checkpoint(name, tmp_path / "killed", run.state)
+
+
+def check_checkpoint(name: str, killed: Path, state: MethodState) -> None:
+    """The killed run's has the method's state, and a reference model that is another."""
+    kept = kept_state(killed, state.step - 1)
+    assert (kept["refills"] > 0) == (name == "dler")
+    assert kept == {**state.model_dump(), "refills": kept["refills"]}
+    if name in ("thinkprune", "self_distillation"):
+        metadata = killed / f"checkpoints/step_{state.step - 1:06d}/.metadata"
+        assert b"reference." in metadata.read_bytes()
 
 
 def test_problems_are_drawn_again_alike_on_one_rank_and_on_two(
@@ -229,20 +209,16 @@ def test_problems_are_drawn_again_alike_on_one_rank_and_on_two(
         assert world.run(run_training, ranks, QUICKSTART, words) == [0] * ranks
     one, two = tmp_path / "1", tmp_path / "2"
     for step in (1, 2):
-        groups = rows_of_step(one, step)
+        groups = four_each(rows_of_step(one, step))
         assert len(groups) == 2
         assert all(len({row["outcome"] == "correct" for row in rows}) == 2 for rows in groups)
-        assert groups == rows_of_step(two, step)
+        assert groups == four_each(rows_of_step(two, step))
     first, second = (read_lines(run / "metrics.jsonl") for run in (one, two))
     for a, b in zip(first, second, strict=True):
         assert a["zero_advantage_groups"] == b["zero_advantage_groups"] == 0
         assert b["grad_norm"] == pytest.approx(a["grad_norm"], rel=1e-5) != 0
-    kept = [
-        json.loads(p.read_text()) for p in tmp_path.glob("*/checkpoints/step_000002/complete.json")
-    ]
-    assert len(kept) == 2
-    assert kept[0]["method_state"] == kept[1]["method_state"]
-    assert kept[0]["method_state"]["refills"] > 0
+    assert kept_state(one, 2) == kept_state(two, 2)
+    assert kept_state(one, 2)["refills"] > 0
 
 
 # No response of two tokens is correct: DLER keeps no group of two draws of four problems. No pair
@@ -267,37 +243,27 @@ def test_a_step_that_learns_from_nothing_changes_no_weight(
     assert line.get("num_pairs_left_out", 16) == 16
 
 
-def check_state(name: str, killed: Path, state: MethodState) -> None:
-    """The killed run had the method's state in its checkpoint, and a reference that is another."""
-    (checkpoint,) = killed.glob(f"checkpoints/step_{state.step - 1:06d}")
-    kept = json.loads((checkpoint / "complete.json").read_text())["method_state"]
-    assert (kept["refills"] > 0) == (name == "dler")
-    assert kept == {**state.model_dump(), "refills": kept["refills"]}
-    if name in ("thinkprune", "self_distillation"):
-        assert b"reference." in (checkpoint / ".metadata").read_bytes()
-
-
-@pytest.mark.parametrize("name", FIXED)
+@pytest.mark.parametrize("name", sorted(FIXED))
 def test_fixed_data_are_trained_on_once_an_epoch_and_a_killed_run_resumes(
     cli: ForkedCli, tmp_path: Path, name: str
 ) -> None:
     """Two steps take the file's 16 rows."""
     draw = np.random.default_rng(0)
+    is_weighted = name == "o1_pruner"
     rows = [
         StoredResponse(
             problem_id=f"p{number}",
             prompt_ids=tuple(draw.integers(300, size=9).tolist()),
             response_ids=tuple(draw.integers(300, size=length).tolist()),
-            advantage=float(draw.normal()) if name == "o1_pruner" else 1.0,
-            log_probs=tuple((-draw.random(length)).tolist()) if name == "o1_pruner" else None,
+            advantage=float(draw.normal()) if is_weighted else 1.0,
+            log_probs=tuple((-draw.random(length)).tolist()) if is_weighted else None,
         )
         for number, length in enumerate(draw.integers(5, 30, size=16).tolist())
     ]
     data = tmp_path / "data.parquet"
     write_stored_responses(data, rows, {})
-    form = ["method.form=fixed"] if name == "o1_pruner" else []
-    run_dir = run_and_resume(cli, tmp_path, name, [f"data.responses={data}", *form])
-    lines = read_lines(run_dir / "metrics.jsonl")
+    keys = [f"data.responses={data}", *["method.form=fixed"] * is_weighted]
+    lines = read_lines(run_and_resume(cli, tmp_path, name, keys) / "metrics.jsonl")
     stored = np.array([row.advantage for row in rows])
     means = [line["reward_mean"] for line in lines]
     squares = [line["reward_std"] ** 2 + line["reward_mean"] ** 2 for line in lines]
@@ -306,20 +272,16 @@ def test_fixed_data_are_trained_on_once_an_epoch_and_a_killed_run_resumes(
     assert sum(line["trained_tokens"] for line in lines) == sum(len(r.response_ids) for r in rows)
 
 
-def test_every_method_is_here() -> None:
-    assert set(SAMPLING) | set(FIXED) == set(METHODS)
-    with_state = {method.state_class for method in METHODS.values()}
-    assert with_state == {METHODS[name].state_class for name in RESUMED}
-
-
 def test_grpo_without_its_parts_is_on_policy_sft_to_the_last_bit(
     cli: ForkedCli, tmp_path: Path
 ) -> None:
     """The end of the way: rewards, advantages, losses, gradient norms and weights."""
-    ours, grpo = tmp_path / "ours", tmp_path / "grpo"
-    words = ["train", QUICKSTART, *RUN, "checkpoint.every=0"]
-    assert cli.run([*words, f"run.dir={ours}"]).exit_code == 0
-    ended = cli.run([*words, "method.name=grpo", *TO_ON_POLICY_SFT, f"run.dir={grpo}"])
-    assert ended.exit_code == 0, ended.stderr
-    assert compare_runs(ours, grpo) == []
-    assert all(line["grad_norm"] > 0 for line in read_lines(ours / "metrics.jsonl"))
+    parts = ("beta=0", "advantage=identity", "reward=truncation", "aggregation=max_accepted")
+    as_ours = ["method.name=grpo", *(f"method.{part}" for part in parts)]
+    for name, keys in (("ours", []), ("grpo", as_ours)):
+        words = ["train", QUICKSTART, *RUN, "checkpoint.every=0", f"run.dir={tmp_path}/{name}"]
+        ended = cli.run([*words, *keys])
+        assert ended.exit_code == 0, ended.stderr
+    assert compare_runs(tmp_path / "ours", tmp_path / "grpo") == []
+    lines = read_lines(tmp_path / "ours/metrics.jsonl")
+    assert all(line["grad_norm"] > 0 for line in lines)

@@ -3,11 +3,11 @@
 import gzip
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from forked_cli import ROOT
+from hf_objective import log_probs, of_labels
 from jobs import run_training
 from small_run import QUICKSTART, SMALL_RUN
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -20,14 +20,6 @@ from megatron_opsft.report.sampling import rollouts_of, sample_responses
 
 MODEL = ROOT / "megatron_opsft/assets/tiny_reasoner"
 TEMPERATURE = 0.75
-
-
-def responses_of(run_dir: Path) -> list[dict[str, Any]]:
-    return [
-        json.loads(line)
-        for path in sorted((run_dir / "rollouts").iterdir())
-        for line in gzip.decompress(path.read_bytes()).decode().splitlines()
-    ]
 
 
 @pytest.mark.parametrize("layout", [("pp", "cp"), ("tp",)], ids=str)
@@ -45,21 +37,21 @@ def test_saved_log_probs_match_hf_in_layout(
         *(f"parallel.{name}=2" for name in layout),
     ]
     assert world.run(run_training, 4, QUICKSTART, overrides) == [0] * 4
-    tokenizer = AutoTokenizer.from_pretrained(MODEL)
-    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
-    rows = responses_of(tmp_path)
+    (file,) = (tmp_path / "rollouts").iterdir()
+    rows = [json.loads(line) for line in gzip.decompress(file.read_bytes()).splitlines()]
     assert len(rows) == 24
+    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(MODEL)
     template = load_config(tmp_path / "config.yaml").data.template
     encoder = PromptEncoder(tokenizer=tokenizer, template=template)
     for row in rows:
-        problem = Problem(id=row["problem_id"], text=row["problem"], answer=row["gold"])
-        prompt, ids = list(encoder.encode(problem)), row["response_ids"]
+        prompt = encoder.encode(Problem(id="", text=row["problem"], answer=row["gold"]))
         assert len(prompt) == row["num_prompt_tokens"]
+        ids = row["response_ids"]
         with torch.no_grad():
-            logits = model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1].double()
-        logs = (logits / TEMPERATURE).log_softmax(-1)[torch.arange(len(ids)), torch.tensor(ids)]
-        found = torch.tensor(row["log_probs"], dtype=torch.float64)
-        assert float((found - logs).abs().max()) < 6e-4  # half of the last decimal, and rounding
+            expected = of_labels(log_probs(model, prompt, ids, TEMPERATURE), ids)
+        difference = (torch.tensor(row["log_probs"]) - expected).abs().max()
+        assert float(difference) < 6e-4  # half of the last decimal, and rounding
         assert len(row["piece_lengths"]) == len(ids)
         whole = row["text"] if row["finish_reason"] == "length" else tokenizer.decode(ids)
         assert sum(row["piece_lengths"]) == len(whole) and whole.startswith(row["text"])

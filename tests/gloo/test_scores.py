@@ -2,42 +2,37 @@
 
 import pytest
 import torch
+from hf_objective import log_probs, of_labels
 from hf_reference import evaluated_hf_model
 from jobs import Case, build
 from tiny_models import samples
 from world import World
 
-from megatron_opsft.records import Sample
-
 RESPONSES = samples(4, seed=3)
+TEMPERATURE = 0.7
+Values = list[tuple[float, ...]]
 
 
-def score(case: Case, temperature: float) -> tuple[list[tuple[float, ...]], ...]:
+def score(case: Case) -> tuple[Values, Values]:
     """Log-probs and entropies."""
     trainer = build(case).trainer
     return (
-        trainer.score(RESPONSES, temperature=temperature),
-        trainer.score(RESPONSES, temperature=temperature, entropy=True),
+        trainer.score(RESPONSES, temperature=TEMPERATURE),
+        trainer.score(RESPONSES, temperature=TEMPERATURE, entropy=True),
     )
-
-
-@torch.no_grad()
-def expected(sample: Sample, temperature: float) -> tuple[list[float], list[float]]:
-    ids = torch.tensor([sample.prompt_ids + sample.response_ids])
-    first = len(sample.prompt_ids) - 1
-    logits = evaluated_hf_model("qwen2")(input_ids=ids).logits[0, first:-1].double()
-    log_probs = (logits / temperature).log_softmax(-1)
-    labels = torch.tensor(sample.response_ids)[:, None]
-    entropies = torch.distributions.Categorical(logits=log_probs).entropy()
-    return log_probs.gather(1, labels)[:, 0].tolist(), entropies.tolist()
 
 
 @pytest.mark.parametrize(
     "case", [Case(), Case(tp=2, pp=2), Case(cp=2), Case(cp=2, tp=2), Case(cp=2, pp=2)], ids=str
 )
 def test_log_probs_and_entropies_match_hf(world: World, case: Case) -> None:
-    for log_probs, entropies in world.run(score, case.world_size, case, 0.7):
-        for number, sample in enumerate(RESPONSES):
-            found = (log_probs[number], entropies[number])
-            for ours, theirs in zip(found, expected(sample, 0.7), strict=True):
-                assert ours == pytest.approx(theirs, abs=2e-5)
+    model = evaluated_hf_model("qwen2")
+    for of_rank in world.run(score, case.world_size, case):
+        for sample, *found in zip(RESPONSES, *of_rank, strict=True):
+            with torch.no_grad():
+                log_p = log_probs(model, sample.prompt_ids, sample.response_ids, TEMPERATURE)
+            entropies = torch.distributions.Categorical(logits=log_p).entropy()
+            for ours, theirs in zip(
+                found, (of_labels(log_p, sample.response_ids), entropies), strict=True
+            ):
+                assert ours == pytest.approx(theirs.tolist(), abs=2e-5)

@@ -1,9 +1,9 @@
 """What the workers run for a teacher's divergence: the step's own packing, pass and loss."""
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 from jobs import (
     Built,
@@ -24,16 +24,16 @@ from megatron_opsft.loss import loss_memory
 from megatron_opsft.methods.catalog.self_distillation import SelfDistillation
 from megatron_opsft.methods.updates import MethodRun
 from megatron_opsft.model.reference import ReferenceModel
-from megatron_opsft.records import Outcome, Problem, Response, Sample, Verdict
+from megatron_opsft.records import Outcome, Problem, Sample, Verdict
 from megatron_opsft.runtime.phase import Stopwatch
 from megatron_opsft.step.batch import JudgedBatch
 from megatron_opsft.step.teaching import pack_taught, without_long_pairs
 
 DRIFT = 6e-4  # the learning rate that takes the policy away from its teacher
+PLAIN, TAUGHT = 9, 15  # tokens of the longest prompt, of the policy and of its teacher
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class Found(NamedTuple):
     """On rank 0; weights by HF name."""
 
     now: dict[str, Any]
@@ -43,39 +43,25 @@ class Found:
     left_out: int
 
 
-def teacher_prompt(problem_id: str) -> tuple[int, ...]:
-    """Of other lengths than the plain ones."""
-    draw = random.Random(problem_id)
-    return tuple(draw.randrange(257) for _ in range(draw.randint(1, 15)))
+def prompt_of(problem_id: str, longest: int) -> tuple[int, ...]:
+    """The policy's, or that of its teacher."""
+    draw = random.Random(f"{problem_id} {longest}")
+    return tuple(draw.randrange(257) for _ in range(draw.randint(1, longest)))
 
 
-def plain_samples(seed: int = 0, count: int = 13) -> list[Sample]:
-    """Of two responses to each problem, which have its prompt."""
-    drawn = samples(count, seed=seed)
-    return [
-        replace(s, prompt_ids=drawn[number - number % 2].prompt_ids)
-        for number, s in enumerate(drawn)
-    ]
-
-
-def is_correct(number: int) -> bool:
-    """Of the samples in order."""
-    return number % 3 > 0
+def is_correct(sample: Sample) -> bool:
+    """Of two in three."""
+    return sum(sample.response_ids) % 3 > 0
 
 
 def judged(case: Case, s: Any, seed: int) -> JudgedBatch:
-    """A batch as the ranks have sampled and judged it."""
-    of_all = plain_samples(seed, case.num_samples)
-    mine = sampled_here(case, s.layout, of_all)
-    problems = [Problem(id=f"p{n}", text="", answer="") for n in range(-(-len(of_all) // 2))]
-    rollouts = [finished(sample) for sample in mine]
-    number_of = {(s.problem_id, s.sample_index): n for n, s in enumerate(of_all)}
+    """A batch as the ranks have sampled and judged it: two responses to each problem."""
+    mine = sampled_here(case, s.layout, samples(case.num_samples, seed=seed))
+    rollouts = [finished(replace(r, prompt_ids=prompt_of(r.problem_id, PLAIN))) for r in mine]
     outcomes = (Outcome.WRONG, Outcome.CORRECT)
-    verdicts = [
-        Verdict(outcome=outcomes[is_correct(number_of[r.problem_id, r.sample_index])])
-        for r in rollouts
-    ]
-    responses: list[Response] = share_facts(rollouts, verdicts, problems)
+    verdicts = [Verdict(outcome=outcomes[is_correct(r)]) for r in rollouts]
+    problems = [Problem(id=f"p{n}", text="", answer="") for n in range(-(-case.num_samples // 2))]
+    responses = share_facts(rollouts, verdicts, problems)
     groups = s.method.groups(responses, problems, 100)
     return JudgedBatch(
         problems=problems,
@@ -89,24 +75,20 @@ def judged(case: Case, s: Any, seed: int) -> JudgedBatch:
 
 def session(case: Case, built: Built, method: SelfDistillation) -> Any:
     """As much of one as a step's packing takes."""
-    device = case.device
-
-    def fetch(rollouts: Any, problems: Any, responses: Any, indices_of: Any) -> Any:
-        return fetch_samples(
-            responses, indices_of, rollouts, problems, built.layout, device.torch_device
-        )
-
+    layout, device = built.layout, case.device
     train = TrainConfig(max_tokens_per_microbatch=case.budget)
     return SimpleNamespace(
         config=SimpleNamespace(train=train, parallel=case.parallel),
         device=device,
-        layout=built.layout,
+        layout=layout,
         method=MethodRun(method, seed=0),
-        teacher=SimpleNamespace(encode=lambda problem: teacher_prompt(problem.id)),
+        teacher=SimpleNamespace(encode=lambda problem: prompt_of(problem.id, TAUGHT)),
         trainer=built.trainer,
         shards=built.shards,
         reference=ReferenceModel(built.trainer, device),
-        fetch=fetch,
+        fetch=lambda rollouts, problems, responses, indices_of: fetch_samples(
+            responses, indices_of, rollouts, problems, layout, device.torch_device
+        ),
     )
 
 
@@ -119,8 +101,7 @@ def refresh(s: Any) -> None:
     for state, kept in zip(states, before, strict=True):
         assert state["exp_avg_sq"].any()
         assert all((state[key] == value).all() for key, value in kept.items())
-    plain = {sample.problem_id: sample.prompt_ids for sample in plain_samples()}
-    s.teacher.encode = lambda problem: plain[problem.id]
+    s.teacher.encode = lambda problem: prompt_of(problem.id, PLAIN)
 
 
 def distilled_gradient(
@@ -145,10 +126,5 @@ def distilled_gradient(
     finally:
         loss_memory._CHUNK_BYTES = 512 * 2**20
     collect_reduced_parts(s.trainer)
-    return Found(
-        now=now,
-        gradient=whole_gradient(built),
-        loss=found.loss,
-        kl_mean=found.kl_mean,
-        left_out=int(batch.metrics["num_pairs_left_out"]),
-    )
+    left_out = int(batch.metrics["num_pairs_left_out"])
+    return Found(now, whole_gradient(built), found.loss, found.kl_mean, left_out)

@@ -12,14 +12,6 @@ from megatron_opsft.records import Outcome
 
 LENGTHS, CORRECT = (800, 1600, 2400, 4000), (1, 1, 0, 1)
 OUTCOMES = (Outcome.WRONG, Outcome.CORRECT)
-# Overrides of `method.name=grpo`, each on top of those before it; the last one is on-policy SFT.
-TO_ON_POLICY_SFT = (
-    "method.beta=0",
-    "method.advantage=group_centered",
-    "method.advantage=identity",
-    "method.reward=truncation",
-    "method.aggregation=max_accepted",
-)
 
 
 def group(

@@ -13,29 +13,22 @@ from tiny_models import samples
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from megatron_opsft.methods.objective import (
-    Objective,
-    SequenceClip,
-    SquaredLogRatio,
-    TokenClip,
-)
-from megatron_opsft.records import Sample
+from megatron_opsft.methods.objective import Objective, SequenceClip, SquaredLogRatio, TokenClip
 
 LIMIT = 1e-4  # largest difference of a tensor / largest entry of that tensor, float32
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class Expected:
-    """too_low, too_high: tokens whose ratio is beyond that end of the clip, so that the gradient is
-    taken away; kl: the sum of the estimates; num_tokens: of the batch.
+    """Of a batch: its loss, the sum of the divergences, its tokens, and how many of them have a
+    ratio beyond either end of the clip, so that their gradient is taken away.
     """
 
-    loss: float
-    gradient: dict[str, Tensor]
-    too_low: int
-    too_high: int
-    kl: float
-    num_tokens: int
+    loss: float = 0.0
+    kl: float = 0.0
+    num_tokens: int = 0
+    too_low: int = 0
+    too_high: int = 0
 
 
 def model_with(name: str, values: dict[str, Any]) -> PreTrainedModel:
@@ -48,11 +41,26 @@ def model_with(name: str, values: dict[str, Any]) -> PreTrainedModel:
     return model
 
 
-def token_log_probs(model: PreTrainedModel, sample: Sample, temperature: float) -> Tensor:
+def log_probs(
+    model: PreTrainedModel, prompt: tuple[int, ...], response: tuple[int, ...], temperature: float
+) -> Tensor:
+    """Of the whole vocabulary where the model predicts the response, float32 [tokens, V]."""
+    logits = model(input_ids=torch.tensor([[*prompt, *response]])).logits
+    return (logits[0, len(prompt) - 1 : -1].float() / temperature).log_softmax(-1)
+
+
+def of_labels(log_probs_RV: Tensor, response: tuple[int, ...]) -> Tensor:
     """log p(o_t | prompt, o_<t), float32 [tokens of the response]."""
-    ids = torch.tensor([[*sample.prompt_ids, *sample.response_ids]])
-    log_probs = (model(input_ids=ids).logits[0, :-1].float() / temperature).log_softmax(-1)
-    return log_probs.gather(1, ids[0, 1:, None])[-len(sample.response_ids) :, 0]
+    return log_probs_RV.gather(1, torch.tensor(response)[:, None])[:, 0]
+
+
+def check_gradient(found: dict[str, Any], model: PreTrainedModel, limit: float) -> None:
+    """Every tensor's by its HF name, to `limit` of its largest entry."""
+    expected = hf_weights(model, gradients=True)
+    assert found.keys() == expected.keys()
+    for name, want in expected.items():
+        error = float((torch.from_numpy(found[name]) - want).abs().max() / want.abs().max())
+        assert error < limit, f"{name}: {error:.2e}"
 
 
 def response_loss(
@@ -72,8 +80,7 @@ def response_loss(
             kept = torch.clip(ratio, 1 - low, 1 + high)
             surrogate = torch.min(ratio * advantage, kept * advantage).mean()
         case SquaredLogRatio(tau=tau):
-            log_ratio = now.sum() - old.sum()
-            surrogate = (advantage * now).sum() - tau / 2 * log_ratio**2
+            surrogate = (advantage * now).sum() - tau / 2 * (now.sum() - old.sum()) ** 2
         case _:
             surrogate = (advantage * now).sum()
     d = ref - now
@@ -81,76 +88,31 @@ def response_loss(
     return objective.beta * kl - surrogate, ratio.detach(), kl.detach()
 
 
-def hf_objective(
-    name: str,
-    objective: Objective,
-    *,
-    advantages: tuple[float, ...],
-    divisors: list[float],
-    now: dict[str, Any],
-    old: dict[str, Any],
-    reference: dict[str, Any],
-) -> Expected:
-    """Loss, its gradient, and what the clip did; divisors: of each response's sum over tokens."""
-    models = [model_with(name, values) for values in (now, old, reference)]
-    total = kl_sum = 0.0
-    too_low = too_high = num_tokens = 0
-    clip = objective.surrogate if objective.clips else TokenClip(low=1e9, high=1e9)
-    assert isinstance(clip, TokenClip | SequenceClip)
-    batch = samples(len(divisors))
-    with torch.no_grad():
-        fixed = [
-            [token_log_probs(model, s, objective.temperature) for s in batch]
-            for model in models[1:]
-        ]
-    for number, (sample, divisor) in enumerate(zip(batch, divisors, strict=True)):
-        log_probs = token_log_probs(models[0], sample, objective.temperature)
-        advantage = torch.full(log_probs.shape, advantages[number])
-        loss, ratio, kl = response_loss(
-            objective, advantage, log_probs, *(values[number] for values in fixed)
-        )
-        (loss / divisor).backward()
-        total += float(loss.detach()) / divisor
-        kl_sum += float(kl)
-        num_tokens += len(sample.response_ids)
-        too_low += int(((ratio < 1 - clip.low) & (advantage < 0)).sum())
-        dual = getattr(clip, "dual", None) or math.inf
-        highest = torch.where(advantage > 0, 1 + clip.high, dual)
-        too_high += int(((ratio > highest) & (advantage != 0)).sum())
-    return Expected(
-        loss=total,
-        gradient=hf_weights(models[0], gradients=True),
-        too_low=too_low,
-        too_high=too_high,
-        kl=kl_sum,
-        num_tokens=num_tokens,
-    )
-
-
 def compare(case: Case, found: Found) -> Expected:
     """Loss, gradient and statistics with the formula's; each response's mean counts alike."""
     assert case.aggregation == "sequence"
-    expected = hf_objective(
-        case.model,
-        case.objective,
-        advantages=ADVANTAGES,
-        divisors=[NUM_ROLLOUTS * len(s.response_ids) for s in samples(case.num_samples)],
-        now=found.now,
-        old=found.sampled_from,
-        reference=found.reference,
-    )
-    assert found.gradient.keys() == expected.gradient.keys()
-    errors = {
-        name: float((torch.from_numpy(found.gradient[name]) - want).abs().max() / want.abs().max())
-        for name, want in expected.gradient.items()
-    }
-    worst = max(errors, key=lambda name: errors[name])
-    assert errors[worst] < LIMIT, f"{worst}: {errors[worst]:.2e}"
+    objective, expected = case.objective, Expected()
+    models = [model_with(case.model, w) for w in (found.now, found.sampled_from, found.reference)]
+    clip = objective.surrogate if objective.clips else TokenClip(low=1e9, high=1e9)
+    assert isinstance(clip, TokenClip | SequenceClip)
+    dual = getattr(clip, "dual", None) or math.inf
+    for sample, value in zip(samples(case.num_samples), ADVANTAGES, strict=True):
+        given = (sample.prompt_ids, sample.response_ids, objective.temperature)
+        now, old, ref = (of_labels(log_probs(m, *given), sample.response_ids) for m in models)
+        advantage = torch.full(now.shape, value)
+        loss, ratio, kl = response_loss(objective, advantage, now, old.detach(), ref.detach())
+        loss = loss / (NUM_ROLLOUTS * len(sample.response_ids))
+        loss.backward()
+        expected.loss += loss.item()
+        expected.kl += float(kl)
+        expected.num_tokens += len(sample.response_ids)
+        expected.too_low += int(((ratio < 1 - clip.low) & (advantage < 0)).sum())
+        highest = torch.where(advantage > 0, 1 + clip.high, dual)
+        expected.too_high += int(((ratio > highest) & (advantage != 0)).sum())
+    check_gradient(found.gradient, models[0], LIMIT)
     assert found.loss == pytest.approx(expected.loss, rel=LIMIT)
     clipped = (expected.too_low + expected.too_high) / expected.num_tokens
-    assert found.clip_share == (clipped if case.objective.clips else None)
-    if case.objective.needs_reference:
-        assert found.kl_mean == pytest.approx(expected.kl / expected.num_tokens, rel=LIMIT)
-    else:
-        assert found.kl_mean is None
+    assert found.clip_share == (clipped if objective.clips else None)
+    kl_mean = pytest.approx(expected.kl / expected.num_tokens, rel=LIMIT)
+    assert found.kl_mean == (kl_mean if objective.needs_reference else None)
     return expected

@@ -1,18 +1,8 @@
 """What the workers run for objectives with an old policy and a reference model."""
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from jobs import (
-    Built,
-    Case,
-    as_arrays,
-    batches_of,
-    build,
-    collect_reduced_parts,
-    exported,
-    whole_gradient,
-)
+from jobs import Case, as_arrays, batches_of, build, collect_reduced_parts, exported, whole_gradient
 
 from megatron_opsft.model.passes import with_log_probs
 from megatron_opsft.model.reference import ReferenceModel
@@ -20,8 +10,7 @@ from megatron_opsft.model.reference import ReferenceModel
 DRIFT = 6e-4  # the learning rate that takes the policy away from reference and old one
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class Found(NamedTuple):
     """On rank 0; weights by HF name: of the reference, when the batch was sampled, and now.
 
     gradient, loss, clip_share, kl_mean: of the update that comes now.
@@ -51,26 +40,14 @@ def objective_gradient(case: Case, updates: int) -> Found:
     batches, factor = batches_of(case, built.layout)
     if case.objective.needs_reference:
         batches = reference.with_log_probs(batches)
-        same_weights(built, sampled_from)
+        for name, values in as_arrays(exported(built)).items():
+            assert (values == sampled_from[name]).all(), f"{name} is not what it was before"
     if updates > 1:
         batches = with_log_probs(batches, trainer.score_batches(batches), "old_log_probs_R")
     for _ in range(updates - 1):
         trainer.step(batches, factor, lr=DRIFT)
     now = as_arrays(exported(built))
-    found = trainer.accumulate(batches, factor)
+    result = trainer.accumulate(batches, factor)
     collect_reduced_parts(trainer)
-    return Found(
-        reference=start,
-        sampled_from=sampled_from,
-        now=now,
-        gradient=whole_gradient(built),
-        loss=found.loss,
-        clip_share=found.clip_share,
-        kl_mean=found.kl_mean,
-    )
-
-
-def same_weights(built: Built, expected: dict[str, Any]) -> None:
-    """Bit for bit, on this rank."""
-    for name, found in as_arrays(exported(built)).items():
-        assert (found == expected[name]).all(), f"{name} is not what it was before the pass"
+    statistics = (result.loss, result.clip_share, result.kl_mean)
+    return Found(start, sampled_from, now, whole_gradient(built), *statistics)

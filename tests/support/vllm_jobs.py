@@ -1,10 +1,10 @@
 """What the workers with vLLM run: real sessions, and what their engines say of their weights."""
 
-import gc
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from live_memory import LiveMemory
@@ -35,19 +35,6 @@ SMALL = [
 
 
 @contextmanager
-def collected_later() -> Iterator[None]:
-    """vLLM collects garbage four times when it ends, through all that was ever imported, and the
-    worker does after each job.
-    """
-    collect = gc.collect
-    gc.collect = lambda *unused: 0  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        gc.collect = collect
-
-
-@contextmanager
 def opened(run_dir: Path, overrides: list[str]) -> Iterator[tuple[Session, RunRecorder]]:
     """A session on the quickstart's configuration, after its first push."""
     config = load_config(Path(QUICKSTART), [*SMALL, f"run.dir={run_dir}", *overrides])
@@ -56,26 +43,9 @@ def opened(run_dir: Path, overrides: list[str]) -> Iterator[tuple[Session, RunRe
         recorder = stack.enter_context(open_recorder(session, resume=False, overwrite=True))
         session.sync.push(0, session.probes(0))
         yield session, recorder
-        with collected_later():
+        # vLLM would look four times through all that was imported; the worker does after a job.
+        with patch("gc.collect", return_value=0):
             stack.close()
-
-
-def hf_model_of(session: Session) -> PreTrainedModel:
-    """A Hugging Face model without the run's weights."""
-    model = AutoModelForCausalLM.from_config(
-        AutoConfig.from_pretrained(session.model_dir), dtype=torch.float32
-    )
-    return model.eval()
-
-
-def give_weights(session: Session, model: PreTrainedModel) -> None:
-    """Overwrite all of the model with the trainer's weights; on every rank."""
-    for parameter in model.parameters():
-        parameter.data.fill_(torch.nan)
-    state = dict(session.sync.exporter.stream())
-    missing, unexpected = model.load_state_dict(state, strict=False)
-    assert not unexpected and set(missing) <= {"lm_head.weight"}
-    model.tie_weights()
 
 
 @torch.inference_mode()
@@ -87,45 +57,37 @@ def hf_log_probs(model: PreTrainedModel, sample: Sample) -> torch.Tensor:
     return logits.log_softmax(-1).gather(-1, ids[0, start:, None])[:, 0]
 
 
-def difference_from_hf(session: Session, model: PreTrainedModel, samples: list[Sample]) -> float:
-    """Largest difference of the engine's log-probs from those of a Hugging Face model that is given
-    the trainer's weights.
+def difference_from_hf(session: Session, model: PreTrainedModel) -> float:
+    """Largest difference of the engine's log-probs of some samples from those of a Hugging Face
+    model, all of whose weights are overwritten with the trainer's; on every rank.
     """
-    scores = session.sampler.engine.score(samples)
-    give_weights(session, model)
+    for parameter in model.parameters():
+        parameter.data.fill_(torch.nan)
+    state = dict(session.sync.exporter.stream())
+    missing, unexpected = model.load_state_dict(state, strict=False)
+    assert not unexpected and set(missing) <= {"lm_head.weight"}
+    model.tie_weights()
+    samples = session.probes(session.sync.version)
+    scores = session.sampler.engine.score(samples).log_probs
     return max(
-        [
-            float((hf_log_probs(model, sample) - torch.tensor(scored)).abs().max())
-            for sample, scored in zip(samples, scores.log_probs, strict=False)
-        ],
-        default=0.0,
+        float((hf_log_probs(model, sample) - torch.tensor(scored)).abs().max())
+        for sample, scored in zip(samples, scores, strict=True)
     )
 
 
 def train_and_compare(
     session: Session, recorder: RunRecorder, num_steps: int
-) -> tuple[list[float], list[str], int]:
-    """Real steps; the difference from Hugging Face after each, by which way each push went, and
-    how many shards a pull at the end does not bring back.
+) -> tuple[list[float], int]:
+    """Real steps; the difference from Hugging Face after each, and how many shards a pull at the
+    end does not bring back.
     """
-    ways: list[str] = []
-    compared: list[Sample] = []
-    push = session.sync.push
-
-    def noting(version: int, samples: list[Sample]) -> Any:
-        result = push(version, samples)
-        ways.append(result.path)
-        compared[:] = samples
-        return result
-
-    session.sync.push = noting  # type: ignore[method-assign]
-    model = hf_model_of(session)
+    config = AutoConfig.from_pretrained(session.model_dir)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     differences = []
     for _ in range(num_steps):
         run_step(session, recorder, session.sync.version + 1)
-        differences.append(difference_from_hf(session, model, compared))
-    session.sync.push = push  # type: ignore[method-assign]
-    return differences, ways, spoil_and_pull(session)
+        differences.append(difference_from_hf(session, model))
+    return differences, spoil_and_pull(session)
 
 
 def spoil_and_pull(session: Session) -> int:
@@ -192,6 +154,7 @@ class KeptSession:
 
     def __init__(self, world: World, run_dir: Path, ranks: int, overrides: list[str]) -> None:
         self.ranks = ranks
+        self.run_dir = run_dir
         self._world = world
         self._entering = (opened, ranks, run_dir, overrides)
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 import yaml
 from responses import facts
-from tiny_models import SHAPES
 
 from megatron_opsft import session
 from megatron_opsft.config import Config
@@ -20,76 +19,51 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.records import NO_RANK, Sample
 from megatron_opsft.rollout.limits import check_engine
 from megatron_opsft.rollout.vllm.options import prepare_environment
-from megatron_opsft.rollout.vllm.weights import DraftWeights, with_tied_head
-from megatron_opsft.session import Session
-from megatron_opsft.weights.rules import WeightTable
-
-PROMPTS = ((5,), (5, 6, 7))
+from megatron_opsft.rollout.vllm.weights import DraftWeights
+from megatron_opsft.session import MAX_PROBE_TOKENS, Session
 
 
 def config(*overrides: str) -> Config:
     return load_config(None, ["model.path=tiny_reasoner", "data.train=arithmetic", *overrides])
 
 
-def test_without_vllm_the_error_is_the_line_that_installs_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match="vLLM is not installed; .* bash tools/install_vllm_cpu.sh"):
-        check_engine(config("rollout.engine=vllm"))
-
-
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("key", "said"),
     [
-        (["rollout.tp=2"], "rollout.tp=2"),
-        (
-            ["rollout.speculative={method: ngram}"],
-            r"rollout.speculative={'method': 'ngram'} works only with vLLM; .*speculative=null",
-        ),
-        (
-            ["rollout.seeded=false"],
-            "rollout.seeded=false works only with vLLM; .* or rollout.seeded=true",
-        ),
-        (["model.load=engine"], r"model\.load=engine: .* or model\.load=disk"),
-        (["rollout.engine=sglang"], "rollout.engine=sglang: .* use one of hf, vllm"),
+        ("rollout.engine=vllm", "vLLM is not installed; .* bash tools/install_vllm_cpu.sh"),
+        ("rollout.tp=2", "rollout.tp=2 works only with vLLM"),
+        ("rollout.speculative={method: ngram}", r"speculative={'method': 'ngram'} works only .*"),
+        ("rollout.seeded=false", "rollout.seeded=false works only .* or rollout.seeded=true"),
+        ("model.load=engine", r"model\.load=engine: .* or model\.load=disk"),
+        ("rollout.engine=sglang", "rollout.engine=sglang: .* use one of hf, vllm"),
     ],
 )
-def test_what_an_engine_cannot_do_is_refused(overrides: list[str], said: str) -> None:
+def test_what_an_engine_cannot_do_is_refused(
+    monkeypatch: pytest.MonkeyPatch, key: str, said: str
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=said):
-        check_engine(config(*overrides))
+        check_engine(config(key))
 
 
 def test_probes_are_few_short_and_of_different_problems(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "gather_from_all", lambda mine: mine)
-    limits = ["data.max_prompt_tokens=10", "rollout.max_response_tokens=300"]
+    prompts = [SimpleNamespace(id="q", ids=ids) for ids in ((5,), (5, 6, 7))]
     s: Any = SimpleNamespace(
-        config=config(*limits),
+        config=config("data.max_prompt_tokens=10", "rollout.max_response_tokens=300"),
         layout=SimpleNamespace(rank=0),
         encoder=SimpleNamespace(encode=lambda problem: problem.ids),
-        problems_of_draw=lambda draw: [SimpleNamespace(id="q", ids=ids) for ids in PROMPTS],
+        problems_of_draw=lambda draw: prompts,
     )
     kept = [Sample(problem_id="p", prompt_ids=(1,) * 9, response_ids=(n,) * 400) for n in range(20)]
     kept[3] = replace(kept[3], prompt_ids=(1,) * 300)  # leaves room for 9 tokens and one more
     accepted = [facts(problem_index=n // 2, rollout_index=n) for n in range(20)]
-    found = Session.probes(s, 7, accepted, kept)  # type: ignore[arg-type]
-    assert [(p.response_ids[0], len(p.response_ids)) for p in found] == [
-        (1, session.MAX_PROBE_TOKENS),
-        (3, 9),
-        (5, session.MAX_PROBE_TOKENS),
-        (7, session.MAX_PROBE_TOKENS),
-    ]
-    fixed = [facts(rank=NO_RANK)]  # nothing is sampled: prompts are read as responses
-    (prompt,) = Session.probes(s, 1, fixed)
+    found = [p.response_ids for p in Session.probes(s, 7, accepted, kept)]  # type: ignore[arg-type]
+    assert [ids[0] for ids in found] == [1, 3, 5, 7]
+    assert [len(ids) for ids in found] == [MAX_PROBE_TOKENS, 9, MAX_PROBE_TOKENS, MAX_PROBE_TOKENS]
+    # Where nothing is sampled, prompts are read as responses.
+    (prompt,) = Session.probes(s, 1, [facts(rank=NO_RANK)])
     assert (prompt.prompt_ids, prompt.response_ids) == ((5,), (6, 7))
-
-
-@pytest.mark.parametrize("name", ["qwen2", "qwen2_tied"])
-def test_vllm_s_stream_names_a_tied_head(name: str) -> None:
-    table = WeightTable(SHAPES[name])
-    good = [(n, torch.zeros(1)) for n in table.hf_shapes()]
-    sent = [n for n, _ in with_tied_head(good, table.hf_shapes())]
-    assert sorted(sent) == sorted({*table.hf_shapes(), "lm_head.weight"})
 
 
 def test_a_speculative_mapping_on_the_command_line_and_in_a_file(tmp_path: Path) -> None:
@@ -113,24 +87,19 @@ def test_a_draft_s_embedding_that_pushes_no_longer_reach_is_a_fault() -> None:
     assert "no longer shares embed.weight with the policy" in weights.fault()
 
 
-@pytest.mark.parametrize(
-    ("is_cuda", "given", "seeded", "found"),
-    [
-        *((True, None, True, "0"), (True, "1", True, "1"), (False, None, True, None)),
-        *((True, "0", False, "0"), (True, None, False, None)),
-    ],
-)
 def test_on_a_gpu_the_sampler_that_is_compiled_is_off_where_seeds_leave_it_unused(
-    monkeypatch: pytest.MonkeyPatch, is_cuda: bool, given: str | None, seeded: bool, found: str
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     name = "VLLM_USE_FLASHINFER_SAMPLER"
-    environment = {} if given is None else {name: given}
-    monkeypatch.setattr(os, "environ", environment)
     monkeypatch.setattr("shutil.which", lambda name: name)
-    prepare_environment(is_cuda, rank=0, seeded=seeded)
-    assert environment.get(name) == found
-    if is_cuda and given is None and not seeded:
-        monkeypatch.setattr("shutil.which", lambda name: None)
-        monkeypatch.setattr("os.path.isfile", lambda name: False)
-        with pytest.raises(UserError, match="there is no nvcc; set CUDA_HOME"):
-            prepare_environment(is_cuda, rank=0, seeded=seeded)
+    for is_cuda, given, seeded, found in (
+        *((True, None, True, "0"), (True, "1", True, "1"), (False, None, True, None)),
+        *((True, "0", False, "0"), (True, None, False, None)),
+    ):
+        monkeypatch.setattr(os, "environ", {name: given} if given else {})
+        prepare_environment(is_cuda, rank=0, seeded=seeded)
+        assert os.environ.get(name) == found
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    monkeypatch.setattr("os.path.isfile", lambda name: False)
+    with pytest.raises(UserError, match="there is no nvcc; set CUDA_HOME"):
+        prepare_environment(True, rank=0, seeded=False)

@@ -1,5 +1,5 @@
-"""What methods do beyond a reward: stages, targets, monitor problems, refills, prices; and the
-methods that came after the paper's, by hand.
+"""What methods do beyond a reward: stages, targets, monitor problems, refills, prices, objectives;
+and what a run is refused that does not fit its method.
 """
 
 import math
@@ -11,11 +11,9 @@ import pytest
 from groups import group, update, weigh
 from responses import facts
 
-from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.config.load import load_config
 from megatron_opsft.errors import UserError
 from megatron_opsft.methods.catalog import METHODS
-from megatron_opsft.methods.catalog.laser import choose_targets
 from megatron_opsft.methods.facts import (
     Group,
     LengthTarget,
@@ -25,34 +23,50 @@ from megatron_opsft.methods.facts import (
     check_references,
     read_references,
 )
-from megatron_opsft.methods.objective import Likelihood, SequenceClip, SquaredLogRatio, TokenClip
-from megatron_opsft.methods.settings import PolicySettings
+from megatron_opsft.methods.objective import (
+    LIKELIHOOD,
+    Likelihood,
+    Objective,
+    SequenceClip,
+    SquaredLogRatio,
+    Surrogate,
+    TokenClip,
+)
+from megatron_opsft.methods.settings import MethodSettings, PolicySettings
 from megatron_opsft.methods.updates import MethodRun
-from megatron_opsft.run_input import read_input
-from megatron_opsft.storage.model_paths import resolve_model
 
-PROBLEMS = Path(__file__).parents[1] / "data/train.jsonl"
 ONLINE = [name for name, method in METHODS.items() if not method().has_fixed_data]
 POLICIES = [name for name in ONLINE if issubclass(METHODS[name], PolicySettings)]
+EXACT = LengthTarget(num_tokens=2000)
+REFERENCE = ReferenceStatistics(mean_tokens=2200, accuracy=0.75)
 
 
 def settings_of(name: str, **keys: Any) -> Any:
     return METHODS[name](**keys)
 
 
+def run_of(name: str, **keys: Any) -> Any:
+    return MethodRun(settings_of(name, **keys), seed=7)
+
+
+def configured(*keys: str) -> MethodSettings:
+    """The method of a configuration with these keys of it, or of a section."""
+    keys = tuple(key if "." in key.partition("=")[0] else f"method.{key}" for key in keys)
+    return load_config(None, ["model.path=m", "data.train=d", *keys]).method
+
+
 def test_thinkprune_goes_through_its_stages() -> None:
-    method = settings_of(
-        "thinkprune", limits=[4000, 3000, 2000], stage_steps=[2, 1], announce_limit=True
-    )
-    run, seen = MethodRun(method, seed=0), []
+    run = run_of("thinkprune", limits=[4000, 3000, 2000], stage_steps=[2, 1], announce_limit=True)
+    seen = []
     for _ in range(5):
-        seen.append((method.limit(run.state), method.starts_stage(run.state)))
+        seen.append((run.settings.limit(run.state), run.settings.starts_stage(run.state)))
         assert f" {seen[-1][0]} tokens" in run.prompt_change("p0").system
+        assert run.prompt_change("p0", held_out=True) == PromptChange()
         run.advance([], refills=0)
     assert seen == [(4000, False), (4000, False), (3000, True), (2000, True), (2000, False)]
-    plain = settings_of("thinkprune")
-    assert plain.limit(run.state) is None
-    assert plain.prompt(run.state, None).system == ""
+    plain = run_of("thinkprune")
+    assert plain.settings.limit(plain.state) is None
+    assert plain.prompt_change("p0") == PromptChange()
 
 
 def test_l1_targets_are_drawn_once_from_seed_and_problem() -> None:
@@ -60,25 +74,19 @@ def test_l1_targets_are_drawn_once_from_seed_and_problem() -> None:
     drawn = [method.target_length(f"p{n}", 7) for n in range(2000)]
     assert drawn == [method.target_length(f"p{n}", 7) for n in range(2000)]
     assert drawn != [method.target_length(f"p{n}", 8) for n in range(2000)]
-    tokens = [target.num_tokens for target in drawn if target]
+    tokens = [target.num_tokens for target in drawn]
     assert 100 <= min(tokens) < 110 and 3990 < max(tokens) <= 4000
-    assert fmean(tokens) == pytest.approx(2050, abs=75)  # 3 standard errors
-    share = fmean(target.kind == "max" for target in drawn if target)
-    assert share == pytest.approx(0.5, abs=0.034)
-    exact = settings_of("l1_exact", highest_target=4000).target_length("p0", 7)
-    assert exact and exact.kind == "exact"
+    assert fmean(target.kind == "max" for target in drawn) == pytest.approx(0.5, abs=0.034)
+    assert settings_of("l1_exact").target_length("p0", 7).kind == "exact"
 
 
 def test_l1_asks_for_a_length_in_evaluations_too() -> None:
-    run = MethodRun(settings_of("l1_max", exact_share=0.0), seed=7)
+    run = run_of("l1_max", exact_share=0.0)
     assert run.prompt_change("p0", held_out=True) == run.prompt_change("p0")
     for name, words in (("l1_exact", "for 3500"), ("l1_max", "for maximum 3500")):
-        told = MethodRun(settings_of(name, eval_target=3500), seed=7)
-        assert told.prompt_change("p0", held_out=True).suffix == f" Think {words} tokens."
-    untold = MethodRun(settings_of("l1_max", prompt_target=False), seed=7)
-    assert untold.prompt_change("p0") == PromptChange()
-    announced = settings_of("thinkprune", limits=(3000,), announce_limit=True)
-    assert MethodRun(announced, seed=7).prompt_change("p0", held_out=True) == PromptChange()
+        told = run_of(name, eval_target=3500).prompt_change("p0", held_out=True)
+        assert told.suffix == f" Think {words} tokens."
+    assert run_of("l1_max", prompt_target=False).prompt_change("p0") == PromptChange()
 
 
 def monitor_groups() -> list[Group]:
@@ -92,28 +100,29 @@ def monitor_groups() -> list[Group]:
 
 
 @pytest.mark.parametrize(
-    ("rounding", "expected"),
+    ("keys", "targets"),
     [
         # Coverage asked for: 1/6, 1/3, 1 of 16, 8 and 8 responses.
-        ("ceil", {"easy": 1024, "medium": 3072, "hard": 5120}),
+        ({"rounding": "ceil"}, (1024, 3072, 5120)),
         # 1/5, 1/2, 1: 3 of 16 are less than a fifth.
-        ("floor", {"easy": 2048, "medium": 3072, "hard": 5120}),
+        ({"rounding": "floor"}, (2048, 3072, 5120)),
+        ({"highest_target": 4096}, (1024, 3072, None)),
     ],
 )
 def test_laser_targets_are_the_smallest_that_cover_enough(
-    rounding: Any, expected: dict[str, int]
+    keys: dict[str, Any], targets: tuple[int | None, ...]
 ) -> None:
-    found = choose_targets(monitor_groups(), range(1024, 16385, 1024), rounding)
-    assert found == expected
+    run = run_of("laser_d", **keys)
+    run.observe(monitor_groups())
+    assert tuple(run.state.targets[band] for band in ("easy", "medium", "hard")) == targets
 
 
 def test_laser_d_looks_at_the_monitor_before_the_first_step_and_every_twenty() -> None:
-    run = MethodRun(settings_of("laser_d", highest_target=4096), seed=0)
+    run = run_of("laser_d", highest_target=4096)
     states = [run.state.model_copy(update={"step": n}) for n in range(1, 42)]
     sizes = {state.step: run.settings.monitor_size(state) for state in states}
     assert {n: size for n, size in sizes.items() if size} == dict.fromkeys((1, 21, 41), (500, 8))
     run.observe(monitor_groups())
-    assert run.state.model_dump()["targets"] == {"easy": 1024, "medium": 3072, "hard": None}
     easy = group((900, 1100, 9000), (1, 1, 0))
     assert run.weigh([easy]).rewards == (1.5, 1.0, -0.5)
     hard = group((900, 1100, 9000, 16384), (1, 0, 0, 0))  # any length will do
@@ -124,25 +133,23 @@ def test_laser_d_looks_at_the_monitor_before_the_first_step_and_every_twenty() -
 
 def test_er_rl_whitening_over_tokens_by_hand() -> None:
     batch = [group(), group((90, 17, 3, 44), (0, 1, 0, 1))]
-    plain = weigh("er_rl", *batch).advantages
     lengths = [n for g in batch for n in g.lengths]
-    mean = sum(a * n for a, n in zip(plain, lengths, strict=True)) / sum(lengths)
-    squares = sum(n * (a - mean) ** 2 for a, n in zip(plain, lengths, strict=True))
-    expected = [(a - mean) / math.sqrt(squares / sum(lengths)) for a in plain]
+    plain = weigh("er_rl", *batch).advantages
+    mean = fmean(plain, lengths)
+    std = math.sqrt(fmean([(a - mean) ** 2 for a in plain], lengths))
     found = weigh("er_rl", *batch, whiten="tokens").advantages
-    assert found == pytest.approx(expected, rel=1e-6)
+    assert found == pytest.approx([(a - mean) / std for a in plain], rel=1e-6)
 
 
 def test_dler_draws_again_until_the_batch_is_full_or_the_cap_is_reached() -> None:
-    dler = MethodRun(settings_of("dler", max_refills=2), seed=0)
+    dler = run_of("dler", max_refills=2)
     mixed, solved, failed = (group((5, 6), c) for c in ((1, 0), (1, 1), (0, 0)))
     late = group((5, 60), (1, 1), limit=30)  # right, but too long: mixed
     groups = [mixed, solved, failed, late, mixed]
     assert dler.fill(groups, 4, 0) == ([0, 3, 4], True)
     assert dler.fill(groups, 4, 2) == ([0, 3, 4], False)
     assert dler.fill(groups, 2, 0) == ([0, 3], False)  # what is over is left out
-    cut = MethodRun(settings_of("dler", max_refills=0), seed=0)
-    assert cut.fill(groups, 5, 0) == ([0, 3, 4], False)
+    assert run_of("dler", max_refills=0).fill(groups, 5, 0) == ([0, 3, 4], False)
 
 
 def test_groups_of_equal_rewards_are_replaced_where_a_run_asks_for_it() -> None:
@@ -150,40 +157,35 @@ def test_groups_of_equal_rewards_are_replaced_where_a_run_asks_for_it() -> None:
     mixed, solved, failed = (group((5, 6), c, limit=6) for c in ((1, 0), (1, 1), (0, 0)))
     groups = [mixed, solved, failed]
     for name, kept in (("grpo", [0]), ("dr_grpo", [0]), ("linear", [0, 1]), ("gr3", [0])):
-        plain = MethodRun(settings_of(name), seed=0)
-        assert plain.fill(groups, 3, 0) == ([0, 2] if name == "gr3" else [0, 1, 2], False)
-        run = MethodRun(settings_of(name, max_refills=2, overlong_buffer=3), seed=0)
+        plain = run_of(name).fill(groups, 3, 0)
+        assert plain == ([0, 2] if name == "gr3" else [0, 1, 2], False)
+        run = run_of(name, max_refills=2, overlong_buffer=3)
         assert [run.fill(groups, 3, refills) for refills in (1, 2)] == [(kept, True), (kept, False)]
 
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_overlong_shaping_reaches_the_advantages_of_every_policy_gradient(name: str) -> None:
-    about = {
-        "target": LengthTarget(num_tokens=2000, kind="exact"),
-        "reference": ReferenceStatistics(mean_tokens=900, accuracy=0.5),
-        "limit": 4000,
-    }
-    found = [
-        weigh(name, group(**about), overlong_buffer=2000, overlong_penalty=penalty)
+    given = group(target=EXACT, reference=REFERENCE, limit=4000)
+    plain, shaped = (
+        weigh(name, given, overlong_buffer=2000, overlong_penalty=penalty)
         for penalty in (0.0, 0.25)
-    ]
-    lost = [a - b for a, b in zip(found[0].rewards, found[1].rewards, strict=True)]
+    )
+    lost = [a - b for a, b in zip(plain.rewards, shaped.rewards, strict=True)]
     assert lost == pytest.approx([0, 0, 0.25 * 0.2, 0.25])
-    assert found[0].advantages == pytest.approx(weigh(name, group(**about)).advantages)
-    assert found[0].advantages[3] > found[1].advantages[3] + 0.01
+    assert plain.advantages == pytest.approx(weigh(name, given).advantages)
+    assert plain.advantages[3] > shaped.advantages[3] + 0.01
 
 
 def test_o1_pruner_clips_and_standardizes_as_its_code_does() -> None:
-    reference = ReferenceStatistics(mean_tokens=2200, accuracy=0.75)
-    short = group((100, 8000), (1, 0), reference=reference)
+    """A z-score divides by the count."""
+    short = group((100, 8000), (1, 0), reference=REFERENCE)
     assert weigh("o1_pruner", short).rewards == pytest.approx((21.5, -2.225))
     assert weigh("o1_pruner", short, clip_rewards=True).rewards == (4.0, -2.0)
-    batch = [short, group(reference=reference)]
+    batch = [short, group(reference=REFERENCE)]
     plain = weigh("o1_pruner", *batch).advantages
     expected = [(a - fmean(plain)) / pstdev(plain) for a in plain]
-    found = weigh("o1_pruner", *batch, z_score=True)
-    assert found.advantages == pytest.approx(expected, rel=1e-12)
     step = update("o1_pruner", *batch, z_score=True)
+    assert step.advantages == pytest.approx(expected, rel=1e-12)
     assert (step.token_weights, step.factor) == ((1.0,) * 6, 1 / 6)
     stored = [facts(num_tokens=9, advantage=value) for value in (0.25, -1.5)]
     fixed = weigh("o1_pruner", Group(responses=stored, limit=9), form="fixed", z_score=True)
@@ -197,83 +199,86 @@ def test_short_rl_rewards_length_only_while_accuracy_holds() -> None:
 
 
 def test_a_dlp_price_follows_accuracy_and_stays_above_zero() -> None:
-    settings = settings_of("a_dlp", first_price=1e-3, price_rate=0.01, reference_accuracy=0.5)
-    run, prices = MethodRun(settings, seed=0), []
+    run = run_of("a_dlp", first_price=1e-3, price_rate=0.01, reference_accuracy=0.5)
+    prices = []
     for correct in ((1, 1, 0, 1), (0, 0, 0, 0), (1, 1, 1, 1)):
-        prices.append(run.state.model_dump()["price"])
+        prices.append(run.state.price)
         rewards = run.weigh([group(correct=correct)]).rewards
         assert rewards[3] == pytest.approx(correct[3] - prices[-1] * 4000)
         run.advance([group(correct=correct)], refills=0)
     assert prices == pytest.approx([1e-3, 3.5e-3, 0.0])
 
 
-def test_a_batch_of_fewer_groups_than_updates_has_updates_without_responses() -> None:
-    run = MethodRun(settings_of("dler", updates_per_batch=3), seed=0)
-    batch = [group(correct=(1, 0, 1, 0)), group(correct=(1, 1, 1, 0))]
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "l1_exact", "thinkprune"])
+def test_each_share_of_a_batch_is_an_update_of_its_own(name: str) -> None:
+    batch = [group(correct=correct, target=EXACT) for correct in ((1, 0, 1, 0), (1, 1, 1, 0))]
+    run = run_of(name, updates_per_batch=2)
+    assert run.updates(batch, run.weigh(batch)) == [update(name, one) for one in batch]
+    run = run_of(name, updates_per_batch=3)  # more than there are groups
     updates = run.updates(batch, run.weigh(batch))
     assert [len(found.responses) for found in updates] == [0, 4, 4]
     assert [found.factor > 0 for found in updates] == [False, True, True]
 
 
-@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "l1_exact", "thinkprune"])
-def test_each_share_of_a_batch_is_an_update_of_its_own(name: str) -> None:
-    target = LengthTarget(num_tokens=2000, kind="exact")
-    batch = [group(correct=(1, 0, 1, 0), target=target), group(correct=(1, 1, 1, 0), target=target)]
-    run = MethodRun(settings_of(name, updates_per_batch=2), seed=0)
-    updates = run.updates(batch, run.weigh(batch))
-    alone = [update(name, one) for one in batch]
-    for found, expected in zip(updates, alone, strict=True):
-        assert (found.factor, found.token_weights) == (expected.factor, expected.token_weights)
-
-
-def test_objectives_of_one_and_of_several_updates() -> None:
-    """In the only update of a batch a clip has the gradient of likelihood."""
-    assert settings_of("on_policy_sft").objective(0.6).is_weighted_likelihood
-    assert settings_of("on_policy_sft").objective(0.6).temperature == 1.0
-    assert settings_of("grpo", beta=0.0).objective(1.0).is_weighted_likelihood
-    once = settings_of("laser").objective(0.6)
-    assert (once.surrogate, once.beta, once.kl, once.temperature) == (
-        Likelihood(),
-        0.001,
-        "k3",
-        0.6,
-    )
-    plain = settings_of("laser", tempered_log_probs=False, updates_per_batch=2)
-    assert plain.objective(0.6).temperature == 1.0
-    assert plain.objective(0.6).surrogate == TokenClip(low=0.2, high=0.28)
-    dual = settings_of("l1_exact", updates_per_batch=2).objective(1.0).surrogate
-    assert dual == TokenClip(low=0.2, high=0.2, dual=3.0)
-    assert settings_of("dler").objective(1.0).kl == "k2"
-    kimi = settings_of("kimi", updates_per_batch=2, tau=0.3)
-    assert kimi.objective(1.0).surrogate == SquaredLogRatio(tau=0.3)
-    assert settings_of("kimi").objective(1.0).surrogate == Likelihood()
-    assert settings_of("o1_pruner").objective(1.0).surrogate == SequenceClip()
+def objective(surrogate: Surrogate | None = None, **keys: Any) -> Objective:
+    """Of log-probabilities at temperature 0.6."""
+    return Objective(surrogate=surrogate or Likelihood(), **{"temperature": 0.6, **keys})
 
 
 @pytest.mark.parametrize(
-    ("overrides", "message"),
+    ("name", "keys", "expected"),
     [
-        (["name=thinkprune", "limits=[3000,2000]"], "has 2 stages: give method.stage_steps the"),
-        (["name=thinkprune", "stage_steps=[5]"], "has 0 stages"),
-        (["name=thinkprune", "limits=4000"], "rollout.max_response_tokens=3500; raise that one"),
-        (["name=l1_exact", "highest_target=4000"], "must ascend in this order"),
-        (["name=l1_max", "lowest_target=3600"], "must ascend in this order"),
-        (["name=laser", "target=8192"], "method.target=8192 is more than a response can have"),
-        (["name=laser_d", "lowest_target=4096"], "method.lowest_target=4096 is more than a"),
-        (["name=gdpo", "target=3500"], "method.target=3500 is more than a response can have"),
-        (["name=gfpo", "kept=9"], "method.kept=9 is more than the responses to a problem"),
-        (["name=grpo", "overlong_buffer=3501"], "more than the 3500 tokens that a sampled"),
-        (["name=o1_pruner", "form=fixed", "overlong_buffer=1"], "more than the 0 tokens"),
-        (["name=grpo", "advantage=identity", "max_refills=1"], "learns from these as well"),
-        (["name=on_policy_sft", "max_refills=1"], "config key method.max_refills"),
-        (["name=o1_pruner"], "data o1_pruner CONFIG method.form=fixed --out FILE` wrote"),
+        ("on_policy_sft", {}, LIKELIHOOD),
+        ("grpo", {"beta": 0.0}, objective()),
+        # In the only update of a batch a clip has the gradient of likelihood.
+        ("laser", {}, objective(beta=0.001, kl="k3")),
+        ("laser", {"updates_per_batch": 2}, objective(TokenClip(high=0.28), beta=0.001)),
+        ("laser", {"tempered_log_probs": False}, objective(beta=0.001, temperature=1.0)),
+        ("l1_exact", {"updates_per_batch": 2}, objective(TokenClip(dual=3.0), beta=0.001)),
+        ("dler", {}, objective(beta=0.0005, kl="k2")),
+        ("kimi", {}, objective()),
+        ("kimi", {"updates_per_batch": 2, "tau": 0.3}, objective(SquaredLogRatio(tau=0.3))),
+        ("o1_pruner", {}, objective(SequenceClip())),
     ],
 )
-def test_a_method_that_does_not_fit_is_one_line(overrides: list[str], message: str) -> None:
-    given = ["model.path=m", "data.train=d", *(f"method.{override}" for override in overrides)]
+def test_objectives(name: str, keys: dict[str, Any], expected: Objective) -> None:
+    assert settings_of(name, **keys).objective(0.6) == expected
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ("name=thinkprune limits=[3000,2000]", "has 2 stages: give method.stage_steps the"),
+        ("name=thinkprune stage_steps=[5]", "has 0 stages"),
+        ("name=thinkprune limits=4000", "rollout.max_response_tokens=3500; raise that one"),
+        ("name=l1_exact highest_target=4000", "must ascend in this order"),
+        ("name=l1_max lowest_target=3600", "must ascend in this order"),
+        ("name=laser target=8192", "method.target=8192 is more than a response can have"),
+        ("name=laser_d lowest_target=4096", "method.lowest_target=4096 is more than a"),
+        ("name=gdpo target=3500", "method.target=3500 is more than a response can have"),
+        ("name=gfpo kept=9", "method.kept=9 is more than the responses to a problem"),
+        ("name=grpo overlong_buffer=3501", "more than the 3500 tokens that a sampled"),
+        ("name=o1_pruner form=fixed overlong_buffer=1", "more than the 0 tokens"),
+        ("name=grpo advantage=identity max_refills=1", "learns from these as well"),
+        ("name=on_policy_sft max_refills=1", "config key method.max_refills"),
+        ("name=o1_pruner", "data o1_pruner CONFIG method.form=fixed --out FILE` wrote"),
+    ],
+)
+def test_a_method_that_does_not_fit_is_one_line(keys: str, message: str) -> None:
     with pytest.raises(UserError) as caught:
-        load_config(None, given)
+        configured(*keys.split())
     assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ONLINE)
+def test_one_response_a_problem_is_refused_where_responses_are_compared(name: str) -> None:
+    keys = [f"name={name}", "rollout.group_size=1"]
+    keys += ["references=r.jsonl"] * (name == "o1_pruner")
+    if name in ("on_policy_sft", "o1_pruner", "self_distillation"):
+        assert configured(*keys).name == name
+    else:
+        with pytest.raises(UserError, match=f"method.name={name} compares the responses to one"):
+            configured(*keys)
 
 
 @pytest.mark.parametrize(
@@ -290,47 +295,27 @@ def test_a_method_that_does_not_fit_is_one_line(overrides: list[str], message: s
 def test_lengths_and_prices_fit_short_responses(name: str, scaled: dict[str, float]) -> None:
     """The authors' values at L = 3,500, times or over 64 / 3,500; what is set stays."""
 
-    def found(*more: str) -> dict[str, float]:
-        given = ["model.path=m", "data.train=d", f"method.name={name}", *more]
-        method = load_config(None, given).method
+    def found(limit: int, *more: str) -> dict[str, float]:
+        method = configured(f"name={name}", f"rollout.max_response_tokens={limit}", *more)
         return {key: getattr(method, key) for key in scaled}
 
-    authors = {key: METHODS[name].model_fields[key].default for key in scaled}
-    assert found("rollout.max_response_tokens=3500") == authors
-    assert found("rollout.max_response_tokens=64") == pytest.approx(scaled)
+    assert found(3500) == {key: METHODS[name].model_fields[key].default for key in scaled}
+    assert found(64) == pytest.approx(scaled)
     key = min(scaled)
-    kept = found("rollout.max_response_tokens=64", f"method.{key}=20")
-    assert kept == pytest.approx(scaled | {key: 20})
-
-
-@pytest.mark.parametrize("name", ONLINE)
-def test_one_response_a_problem_is_refused_where_responses_are_compared(name: str) -> None:
-    given = ["model.path=m", "data.train=d", f"method.name={name}", "rollout.group_size=1"]
-    given += ["method.references=r.jsonl"] * (name == "o1_pruner")
-    if name in ("on_policy_sft", "o1_pruner", "self_distillation"):
-        assert load_config(None, given).method.name == name
-    else:
-        with pytest.raises(UserError, match=f"method.name={name} compares the responses to one"):
-            load_config(None, given)
+    assert found(64, f"{key}=20") == pytest.approx(scaled | {key: 20})
 
 
 def test_references_are_read_and_missing_ones_named(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
-    path.write_text('{"problem_id": "a", "mean_tokens": 12.5, "accuracy": 0.25}\n')
+    good = '{"problem_id": "a", "mean_tokens": 12.5, "accuracy": 0.25}\n'
+    path.write_text(good)
     found = read_references(path)
     assert found == {"a": ReferenceStatistics(mean_tokens=12.5, accuracy=0.25)}
     check_references(found, ["a"], path)
     with pytest.raises(UserError, match="no line for 2 problems, the first b"):
         check_references(found, ["a", "b", "c"], path)
-    with pytest.raises(UserError, match="no line for problem b"):
-        weigh("o1_pruner", group(problem_id="b"))
-    for line in (
-        '{"problem_id": "a"}',
-        "[]",
-        "{",
-        '{"problem_id": 1, "mean_tokens": 0, "accuracy": 1}',
-    ):
-        path.write_text('{"problem_id": "a", "mean_tokens": 1, "accuracy": 1}\n' + line)
+    for line in ('{"problem_id": "a"}', "[]", "{", good.replace("12.5", "0")):
+        path.write_text(good + line)
         with pytest.raises(UserError, match=r"r\.jsonl, line 2: write an object with problem_id"):
             read_references(path)
     with pytest.raises(UserError, match="cannot be read"):
@@ -341,13 +326,3 @@ def test_monitor_problems_that_are_evaluated_are_refused() -> None:
     check_monitor(["a", "b"], ["c"])
     with pytest.raises(UserError, match="1 monitor problems .* such as 'b': "):
         check_monitor(["a", "b"], ["c", "b"])
-
-
-@pytest.mark.parametrize("name", [*(n for n in METHODS if n not in ONLINE), "o1_pruner"])
-def test_sampled_responses_are_not_taken_for_fixed_data(name: str) -> None:
-    given = ["model.path=tiny_reasoner", f"data.train={PROBLEMS}", f"method.name={name}"]
-    given += ["method.form=fixed"] * (name == "o1_pruner")
-    given += ["rollout.max_response_tokens=64", "data.max_prompt_tokens=64"]
-    with pytest.raises(UserError, match=f"method.name={name} trains on fixed data"):
-        model_dir = resolve_model("tiny_reasoner")
-        read_input(load_config(None, given), model_dir, read_model_shape(model_dir))

@@ -14,7 +14,7 @@ CASES.append(((4, 0), 1.0))
 
 @pytest.fixture(autouse=True, params=[1, 300, 2**20], ids=lambda size: f"group{size}")
 def _group_size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logit_chunks, "_CPU_GROUP", request.param)
+    monkeypatch.setattr(logit_chunks, "_GROUP", request.param)
 
 
 def chunk(num_rows: int, num_columns: int, scale: float) -> tuple[Tensor, Tensor]:

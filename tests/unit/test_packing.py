@@ -5,7 +5,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Sequence
-from itertools import product
+from itertools import chain, product
 
 import pytest
 from hypothesis import given, settings
@@ -52,17 +52,20 @@ def per_rank(num_bins: int, dp_size: int, multiple: int) -> int:
 
 def check_plan(
     plan: list[list[Bin]], lengths: Sequence[int], budget: int, dp_size: int, multiple: int = 1
-) -> None:
+) -> int:
+    """The bins of each rank."""
     assert len(plan) == dp_size
     (num_bins,) = {len(bins) for bins in plan}
     assert num_bins % multiple == 0
     if len(lengths) < 10_000:  # else it takes minutes
         least = per_rank(first_fit_decreasing(lengths, budget), dp_size, multiple)
         assert num_bins in (least, least + multiple)
-    packed = sorted(index for bins in plan for indices in bins for index in indices)
-    assert packed == list(range(len(lengths)))
-    for indices in (indices for bins in plan for indices in bins):
-        assert len(indices) <= 1 or sum(lengths[i] for i in indices) <= budget
+    bins = [*chain.from_iterable(plan)]
+    assert sorted(chain.from_iterable(bins)) == list(range(len(lengths)))
+    assert all(len(one) <= 1 or sum(lengths[i] for i in one) <= budget for one in bins)
+    if len(lengths) <= dp_size and 0 not in lengths:
+        assert max(sum(map(len, of_rank)) for of_rank in plan) <= 1
+    return num_bins
 
 
 @settings(deadline=None, derandomize=True, database=None)
@@ -78,12 +81,9 @@ def test_any_lengths_are_packed_once_and_within_the_budget(
     ("lengths", "budget", "num_bins"),
     [
         ([], 10, 0),
-        ([7], 10, 1),
-        ([5] * 101, 20, 26),  # all equal
-        ([51] * 40, 100, 40),  # all just over half the budget
+        ([51] * 40, 100, 40),  # all just over half: no two fit
         ([50] * 40, 100, 20),  # all just half
         ([100_000, *[30] * 50], 100, 18),  # one giant, alone
-        ([1] * 17, 1, 17),
         ([3] * 17, 1, 17),  # every sequence longer than the budget
         ([10**i for i in range(6)], 10**5, 2),
         ([0, 0, 5, 5], 5, 2),  # no room is needed for nothing
@@ -94,30 +94,15 @@ def test_adversarial_lengths_need_the_least_number_of_bins(
 ) -> None:
     for dp_size, multiple in LAYOUTS:
         plan = plan_packing(lengths, budget=budget, dp_size=dp_size, multiple=multiple)
-        check_plan(plan, lengths, budget, dp_size, multiple)
-        assert len(plan[0]) == per_rank(num_bins, dp_size, multiple)
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_balance_near_brute_force(seed: int) -> None:
-    draw = random.Random(seed)
-    lengths = [draw.randint(500, 8000) for _ in range(11)]
-    costs = [sequence_cost(length, QUADRATIC_AT) for length in lengths]
-    total = sum(costs)
-    best = min(
-        abs(total - 2 * sum(c for c, one in zip(costs, side, strict=True) if one)) * 2 / total
-        for side in product([False, True], repeat=len(lengths))
-    )
-    plan = plan_packing(lengths, budget=10**6, dp_size=2)
-    report = describe_plan(lengths, plan, budget=10**6, quadratic_at=QUADRATIC_AT)
-    assert best <= report.imbalance + 1e-9 <= best + 0.03
+        found = check_plan(plan, lengths, budget, dp_size, multiple)
+        assert found == per_rank(num_bins, dp_size, multiple)
 
 
 @pytest.mark.parametrize(
     ("kind", "num", "dp_size"),
     [
         *((kind, num, num // 4) for kind in DRAWS for num in (64, 512)),
-        *(("lognormal", 512, dp_size) for dp_size in (1, 8, 32)),
+        *(("lognormal", 512, dp_size) for dp_size in (1, 2, 8, 32)),
         ("lognormal", 65_536, 512),
     ],
 )
@@ -136,28 +121,19 @@ def test_bins_are_full_and_ranks_balanced(kind: str, num: int, dp_size: int) -> 
     # More than a rank's share, in one sequence.
     alone = max(0.0, max(cost) * dp_size / sum(cost) - 1)
     assert report.imbalance < (0.1 if num < 8 * dp_size else 0.03) + 1.2 * alone
-
-
-@pytest.mark.parametrize("dp_size", [2, 8])
-def test_micro_batches_of_a_rank_are_equally_costly(dp_size: int) -> None:
-    lengths = draw_lengths("lognormal", 512)
-    for bins in plan_packing(lengths, budget=BUDGET, dp_size=dp_size):
-        costs = [sum(sequence_cost(lengths[i], QUADRATIC_AT) for i in each) for each in bins]
+    for bins in plan if num >= 64 * dp_size else ():  # the micro-batches of a rank alike, too
+        costs = [sum(cost[i] for i in indices) for indices in bins]
         assert max(costs) <= 1.12 * sum(costs) / len(costs)
         assert costs == sorted(costs, reverse=True)  # like with like on expert-parallel ranks
 
 
-def test_balance_follows_quadratic_at() -> None:
-    lengths = [4000] * 4 + [1000] * 16  # equal tokens, or equal squares: not both
-    for quadratic_at in (1e9, 1.0):
-        plan = plan_packing(lengths, budget=40_000, dp_size=2, quadratic_at=quadratic_at)
-        report = describe_plan(lengths, plan, budget=40_000, quadratic_at=quadratic_at)
+@pytest.mark.parametrize("quadratic_at", [1e9, 1.0])
+def test_balance_follows_quadratic_at(quadratic_at: float) -> None:
+    """By linear cost the long sequence is worth 8 short ones, by square cost 64."""
+    for lengths in ([4000] * 4 + [1000] * 16, [8000] + [1000] * (8 if quadratic_at > 1 else 64)):
+        plan = plan_packing(lengths, budget=80_000, dp_size=2, quadratic_at=quadratic_at)
+        report = describe_plan(lengths, plan, budget=80_000, quadratic_at=quadratic_at)
         assert report.imbalance <= 0.005
-    plan = plan_packing([8000, *[1000] * 8], budget=9_000, dp_size=2, quadratic_at=1e9)
-    tokens = [sum(1000 if i else 8000 for indices in bins for i in indices) for bins in plan]
-    assert tokens == [8000, 8000]
-    plan = plan_packing([4000, *[1000] * 16], budget=16_000, dp_size=2, quadratic_at=1e-3)
-    assert plan[[0] in plan[1]] == [[0]]  # 16 short ones cost as much as the long one
 
 
 def test_describe_plan() -> None:
@@ -174,16 +150,7 @@ def test_describe_plan() -> None:
 def test_small_plans_are_the_same_for_ever_so_that_runs_repeat() -> None:
     digest = hashlib.sha256()
     for kind, (dp_size, multiple) in product(DRAWS, LAYOUTS):
-        plan = plan_packing(
-            draw_lengths(kind, 256), budget=BUDGET, dp_size=dp_size, multiple=multiple
-        )
+        lengths = draw_lengths(kind, 256)
+        plan = plan_packing(lengths, budget=BUDGET, dp_size=dp_size, multiple=multiple)
         digest.update(repr(plan).encode())
     assert digest.hexdigest().startswith("8e125289422f3f09")
-
-
-@pytest.mark.parametrize("multiple", [1, 4])
-def test_fewer_sequences_than_ranks_are_one_each(multiple: int) -> None:
-    lengths = draw_lengths("lognormal", 512)
-    plan = plan_packing(lengths, budget=BUDGET, dp_size=4096, multiple=multiple)
-    check_plan(plan, lengths, BUDGET, 4096, multiple)
-    assert max(sum(map(len, bins)) for bins in plan) == 1

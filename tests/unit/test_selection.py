@@ -1,22 +1,10 @@
 """Which responses count as accepted, and the metrics of a step."""
 
-from dataclasses import replace
-
 import pytest
 from responses import facts
 
 from megatron_opsft.methods.facts import describe_rollouts, has_unclosed_think, select
 from megatron_opsft.records import FinishReason, Outcome, Rollout
-
-ROLLOUT = Rollout(
-    problem_id="a",
-    sample_index=0,
-    prompt_ids=(7, 8),
-    response_ids=(0, 1),
-    text="",
-    finish_reason=FinishReason.STOP,
-    weight_version=0,
-)
 
 
 def test_what_is_correct_finished_and_no_longer_than_the_limit_is_accepted() -> None:
@@ -27,38 +15,41 @@ def test_what_is_correct_finished_and_no_longer_than_the_limit_is_accepted() -> 
     assert select(responses, 10) == responses[:2]
 
 
-@pytest.mark.parametrize(("opened", "expected"), [(True, 2), (False, 1)])
+@pytest.mark.parametrize(
+    ("text", "finish", "by_prompt", "by_itself"),
+    [
+        ("so </think> 1", FinishReason.STOP, False, False),
+        ("so 1", FinishReason.STOP, True, False),
+        ("<think> so 1", FinishReason.STOP, True, True),
+        ("<think> so </think> 1", FinishReason.STOP, False, False),
+        ("<think> so", FinishReason.LENGTH, False, False),
+    ],
+)
 def test_finished_responses_that_never_end_their_thinking_are_seen(
-    opened: bool, expected: int
+    text: str, finish: FinishReason, by_prompt: bool, by_itself: bool
 ) -> None:
-    """Those that hit the limit are not; opened: by the prompt."""
-    texts = ["so </think> 1", "so 1", "<think> so 1", "<think> so </think> 1"]
-    rollouts = [replace(ROLLOUT, text=text) for text in texts]
-    rollouts.append(replace(ROLLOUT, text="<think> so", finish_reason=FinishReason.LENGTH))
-    seen = [has_unclosed_think(rollout, prompts_open_think=opened) for rollout in rollouts]
-    assert sum(seen) == expected
+    """Whether the prompt or the response itself begins it."""
+    rollout = Rollout(
+        problem_id="a",
+        prompt_ids=(7,),
+        response_ids=(0,),
+        text=text,
+        finish_reason=finish,
+        weight_version=0,
+    )
+    assert has_unclosed_think(rollout, prompts_open_think=True) == by_prompt
+    assert has_unclosed_think(rollout, prompts_open_think=False) == by_itself
 
 
 def test_metrics_of_a_step() -> None:
-    lengths = (2, 4, 6, 8)
     outcomes = (Outcome.CORRECT, Outcome.CORRECT, Outcome.TIMEOUT, Outcome.UNFINISHED)
     responses = [
-        facts(
-            num_tokens=length,
-            outcome=outcome,
-            finished=outcome is not Outcome.UNFINISHED,
-            unclosed_think=length == 4,
-        )
-        for length, outcome in zip(lengths, outcomes, strict=True)
+        facts(num_tokens=length, outcome=outcome, unclosed_think=length == 4)
+        for length, outcome in zip((2, 4, 6, 8), outcomes, strict=True)
     ]
-    metrics = describe_rollouts(responses, select(responses, 3))
-    assert metrics["num_rollouts"] == 4
-    assert metrics["num_accepted"] == 1
-    assert metrics["accept_rate"] == 0.25
-    assert metrics["accuracy"] == 0.5
-    assert metrics["truncated_share"] == 0.25
-    assert metrics["verify_timeouts"] == 1
-    assert [metrics[f"num_{name}"] for name in ("unfinished", "wrong", "no_answer")] == [1, 0, 0]
-    assert metrics["num_unclosed_think"] == 1
-    assert metrics["mean_response_tokens"] == 5.0
-    assert metrics["max_accepted_tokens"] == 2
+    assert describe_rollouts(responses, select(responses, 3)) == {
+        **{"num_rollouts": 4, "num_accepted": 1, "accept_rate": 0.25, "accuracy": 0.5},
+        **{"truncated_share": 0.25, "num_unfinished": 1, "num_wrong": 0, "num_no_answer": 0},
+        **{"verify_timeouts": 1, "verify_errors": 0, "num_unclosed_think": 1},
+        **{"mean_response_tokens": 5.0, "mean_accepted_tokens": 2.0, "max_accepted_tokens": 2},
+    }

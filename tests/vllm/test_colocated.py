@@ -4,24 +4,18 @@ does not pass unnoticed.
 The tests of one layout follow each other in one session, from the shipped weights on.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
-from vllm_jobs import (
-    KeptSession,
-    engine_against_disk,
-    scaled_shard,
-    train_and_compare,
-    with_session,
-)
+from vllm_jobs import KeptSession, engine_against_disk, scaled_shard, train_and_compare
 from world import World
 
 from megatron_opsft.errors import SyncError
-from megatron_opsft.records import FinishReason, Rollout
+from megatron_opsft.records import Rollout
 from megatron_opsft.rollout.requests import make_requests
 from megatron_opsft.run.recorder import RunRecorder
 from megatron_opsft.session import Session
@@ -32,7 +26,7 @@ pytestmark = pytest.mark.vllm
 # Few responses: with two tensor-parallel ranks on two cores a token costs 10 ms.
 TP2 = ["rollout.tp=2", "data.prompts_per_step=2", "rollout.group_size=2"]
 LAYOUTS: dict[str, tuple[int, list[str]]] = {
-    "1 rank": (1, ["eval.max_response_tokens=250"]),
+    "1 rank": (1, []),
     "train TP2, rollout TP1": (2, ["parallel.tp=2"]),
     "train PP2, rollout TP2": (2, ["parallel.pp=2", "sync.bucket_mb=1", *TP2]),
     "train TP2, rollout TP2": (2, ["parallel.tp=2", *TP2]),
@@ -66,29 +60,30 @@ def test_shards_from_the_engine_are_those_from_disk(
             assert 2**18 < peak_bytes <= 2 * 2**20  # half of a stage comes from the other rank
 
 
-def generate_without_weights(session: Session, recorder: RunRecorder) -> str:
-    """The error; the weights are there again afterwards."""
+def refuse_without_weights(session: Session, recorder: RunRecorder) -> None:
+    """The weights are there again afterwards."""
     engine: Any = session.sampler.engine
     engine.begin_update()
-    try:
+    with pytest.raises(RuntimeError, match="holds no complete set of weights"):
         engine.generate(make_requests("p", (1, 2), 1, 0, 1), session.settings)
-    except RuntimeError as error:
-        return str(error)
-    finally:
-        session.sync.push(session.sync.version)
-    return "nothing"
+    session.sync.push(session.sync.version)
 
 
 @in_layouts("1 rank")
 def test_a_request_is_refused_before_a_push_is_complete(session: KeptSession) -> None:
-    (said,) = session.run(generate_without_weights)
-    assert "holds no complete set of weights" in said
+    session.run(refuse_without_weights)
 
 
-def sample_twice(session: Session, recorder: RunRecorder) -> list[list[Rollout]]:
-    problems = session.problems.problems[:4]
+def sample_thrice(session: Session, recorder: RunRecorder) -> list[list[Rollout]]:
+    """Twice by seeds, and without any."""
     return [
-        session.sampler.sample(problems, session.settings, num_samples=4, step=1) for _ in range(2)
+        session.sampler.sample(
+            session.problems.problems[:4],
+            replace(session.settings, seeded=seeded),
+            num_samples=4,
+            step=1,
+        )
+        for seeded in (True, True, False)
     ]
 
 
@@ -102,57 +97,16 @@ def sampled() -> dict[int, dict[tuple[str, int], Rollout]]:
 def test_responses_depend_on_their_seeds_and_not_on_the_ranks(
     session: KeptSession, sampled: dict[int, dict[tuple[str, int], Rollout]]
 ) -> None:
-    found: dict[tuple[str, int], Rollout] = {}
-    for first, second in session.run(sample_twice):
-        assert first == second
-        found |= {(r.problem_id, r.sample_index): r for r in first}
-    assert len(found) == 16
-    assert found == sampled.setdefault(0, found)
-    ids = [rollout.response_ids for rollout in found.values()]
-    assert len(set(ids)) == len(ids)
-
-
-def sample_without_seeds(session: Session, recorder: RunRecorder) -> list[Rollout]:
-    problems, settings = session.problems.problems[:4], replace(session.settings, seeded=False)
-    return session.sampler.sample(problems, settings, num_samples=4, step=1)
-
-
-@in_layouts("1 rank", "train PP2, rollout TP2", "train TP2, rollout TP1")
-def test_without_seeds_responses_are_others_and_all_different(
-    session: KeptSession, sampled: dict[int, dict[tuple[str, int], Rollout]]
-) -> None:
-    """The ranks of an engine draw the same tokens, and two engines never the same ones."""
-    rollouts = [each for found in session.run(sample_without_seeds) for each in found]
-    assert len({(r.problem_id, r.sample_index) for r in rollouts}) == len(rollouts) == 16
-    responses = {r.response_ids for r in rollouts}
-    assert len(responses) == 16
-    assert not responses & {r.response_ids for r in sampled[0].values()}
-
-
-def cold_responses(session: Session, recorder: RunRecorder) -> list[list[Rollout]]:
-    """Almost without chance, temperature 0.001: of at most 250 tokens, and of at most 20."""
-    return [
-        session.sampler.sample(
-            session.problems.problems[:8],
-            replace(session.settings, temperature=0.001, top_p=1.0, max_response_tokens=length),
-            num_samples=1,
-            step=1,
-        )
-        for length in (250, 20)
-    ]
-
-
-@in_layouts("1 rank")
-def test_both_engines_say_the_same_when_cold(
-    session: KeptSession, vllm_world: World, tmp_path: Path
-) -> None:
-    ((vllm_long, vllm_short),) = session.run(cold_responses)
-    overrides = ["rollout.engine=hf", "eval.max_response_tokens=250"]
-    ((hf_long, hf_short),) = vllm_world.run(with_session, 1, tmp_path, overrides, cold_responses)
-    assert vllm_long == hf_long and vllm_short == hf_short
-    assert {r.finish_reason for r in vllm_long} == {FinishReason.STOP}
-    cut_off = [r for r in vllm_short if r.finish_reason is FinishReason.LENGTH]
-    assert cut_off and {len(r.response_ids) for r in cut_off} == {20}
+    """Without seeds they are others and all different: the ranks of an engine draw the same tokens,
+    and two engines never the same ones.
+    """
+    first, again, unseeded = (
+        {(r.problem_id, r.sample_index): r for rollouts in of_ranks for r in rollouts}
+        for of_ranks in zip(*session.run(sample_thrice), strict=True)
+    )
+    assert first == again == sampled.setdefault(0, first)
+    assert len(first) == len(unseeded) == 16
+    assert len({r.response_ids for r in (*first.values(), *unseeded.values())}) == 32
 
 
 @in_layouts(*LAYOUTS)
@@ -160,10 +114,9 @@ def test_engine_log_probs_match_hf_after_each_step_and_a_pull_is_exact(
     session: KeptSession,
 ) -> None:
     steps = 6 if session.ranks == 1 else 2
-    for differences, ways, not_pulled in session.run(train_and_compare, steps):
+    for differences, not_pulled in session.run(train_and_compare, steps):
         assert len(differences) == steps
         assert max(differences) < 1e-4
-        assert ways == ["in_place"] * steps
         assert not_pulled == 0
 
 
@@ -177,35 +130,32 @@ def outcome(
     config = sync.config
     sync.config = config.model_copy(update={"verify": verify})
     run_step(session, recorder, sync.version + 1)
-    version, said = sync.version + 1, "nothing"
-    with spoilt(session):
-        try:
-            run_step(session, recorder, version)
-        except SyncError as error:
-            said = str(error)
+    version = sync.version + 1
+    with spoilt(session), pytest.raises(SyncError) as caught:
+        run_step(session, recorder, version)
     assert sync.version == version
     sync.config = config
     sync.push(version)
-    return said, version
+    return str(caught.value), version
 
 
-@contextmanager
-def kept_prefix_cache(session: Session) -> Iterator[None]:
+def kept_prefix_cache(session: Session) -> Any:
     """vLLM says that it dropped its cache, and did not."""
     engine: Any = session.sampler.engine
-    engine._llm.reset_prefix_cache = lambda: True
-    yield
-    del engine._llm.reset_prefix_cache
+    return patch.object(engine._llm, "reset_prefix_cache", return_value=True)
 
 
-@in_layouts("1 rank", "train TP2, rollout TP1")
-def test_a_scaled_shard_stops_the_run(session: KeptSession) -> None:
-    verify = "full" if session.ranks == 1 else "checksum"
-    for said, version in session.run(outcome, scaled_shard, verify):
-        assert "down_proj.weight" in said and f"version {version}" in said
+SPOILT: dict[str, tuple[Spoilt, str, str]] = {
+    "1 rank": (scaled_shard, "full", "down_proj.weight"),
+    "train TP2, rollout TP1": (scaled_shard, "checksum", "down_proj.weight"),
+    "train PP2, rollout TP2": (kept_prefix_cache, "full", "cached"),
+}
 
 
-@in_layouts("train PP2, rollout TP2")
-def test_a_kept_prefix_cache_stops_the_run(session: KeptSession) -> None:
-    for said, version in session.run(outcome, kept_prefix_cache, "full"):
-        assert "cached" in said and f"version {version}" in said
+@in_layouts(*SPOILT)
+def test_a_push_that_went_wrong_stops_the_run(
+    session: KeptSession, request: pytest.FixtureRequest
+) -> None:
+    spoilt, verify, words = SPOILT[request.node.callspec.params["session"]]
+    for said, version in session.run(outcome, spoilt, verify):
+        assert words in said and f"version {version}" in said

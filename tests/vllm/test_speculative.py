@@ -14,7 +14,6 @@ from world import World
 
 import megatron_opsft
 from megatron_opsft.errors import SyncError, UserError
-from megatron_opsft.records import FinishReason, Rollout
 from megatron_opsft.run.recorder import RunRecorder
 from megatron_opsft.session import Session
 
@@ -32,53 +31,30 @@ def session(vllm_world: World, tmp_path_factory: pytest.TempPathFactory) -> Kept
     return KeptSession(vllm_world, tmp_path_factory.mktemp("session"), 2, overrides)
 
 
-def two_steps(
-    session: Session, recorder: RunRecorder
-) -> tuple[list[Rollout], list[float], list[dict[str, Any]]]:
-    """This rank's last responses; the differences from Hugging Face after each step; metrics."""
-    kept: list[Rollout] = []
-    generate = session.sampler.engine.generate
-
-    def keeping(*given: Any) -> list[Rollout]:
-        kept[:] = generate(*given)
-        return kept
-
-    session.sampler.engine.generate = keeping  # type: ignore[method-assign]
-    differences, _, not_back = train_and_compare(session, recorder, 2)
-    session.sampler.engine.generate = generate  # type: ignore[method-assign]
-    assert not_back == 0
-    file = session.config.run.dir / "metrics.jsonl"
-    return kept, differences, [json.loads(line) for line in file.read_text().splitlines()]
-
-
-def assert_complete(lengths: list[int], stopped: list[bool]) -> None:
-    assert len(lengths) == 16 and any(stopped)
-    assert all(ended or n == 64 for n, ended in zip(lengths, stopped, strict=True))
-
-
-def assert_counted(line: dict[str, Any]) -> None:
-    assert line["logprob_diff_max"] < 1e-4
-    assert 0 < line["spec_acceptance"] <= 1
-    assert line["spec_acceptance"] <= line["spec_tokens_per_draft"] <= 3
+def check_run(run_dir: Path) -> list[dict[str, Any]]:
+    """The metrics of two steps, which have the counters; the responses of the last are complete."""
+    packed = (run_dir / "rollouts/step_000002.jsonl.gz").read_bytes()
+    rollouts = [json.loads(line) for line in gzip.decompress(packed).splitlines()]
+    stopped = [rollout["finish_reason"] == "stop" for rollout in rollouts]
+    assert len(stopped) == 16 and any(stopped)
+    assert all(s or r["num_tokens"] == 64 for s, r in zip(stopped, rollouts, strict=True))
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert len(lines) == 2
+    for line in lines:
+        assert line["logprob_diff_max"] < 1e-4
+        assert 0 < line["spec_acceptance"] <= 1
+        assert line["spec_acceptance"] <= line["spec_tokens_per_draft"] <= 3
+    return lines
 
 
 def test_responses_are_complete_and_log_probs_those_of_the_pushed_policy(
     session: KeptSession,
 ) -> None:
-    found = session.run(two_steps)
-    rollouts = [rollout for kept, _, _ in found for rollout in kept]
-    assert_complete(
-        [len(rollout.response_ids) for rollout in rollouts],
-        [rollout.finish_reason is FinishReason.STOP for rollout in rollouts],
-    )
-    _, differences, lines = found[0]
-    assert max(differences) < 1e-4
-    assert len(lines) == 2
-    for line in lines:
-        assert_counted(line)
+    for differences, not_pulled in session.run(train_and_compare, 2):
+        assert max(differences) < 1e-4 and not_pulled == 0
     # The draft is the policy at first, and takes its most probable tokens; a random one would have
     # one in a hundred right.
-    assert lines[0]["spec_acceptance"] > 0.5
+    assert check_run(session.run_dir)[0]["spec_acceptance"] > 0.5
 
 
 def test_ngram_in_a_run(tmp_path: Path) -> None:
@@ -88,51 +64,37 @@ def test_ngram_in_a_run(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "megatron_opsft", "train", str(QUICKSTART), *keys]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr[-2000:]
-    lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
-    assert len(lines) == 2
-    for line in lines:
-        assert_counted(json.loads(line))
-    packed = (tmp_path / "run/rollouts/step_000002.jsonl.gz").read_bytes()
-    rollouts = [json.loads(line) for line in gzip.decompress(packed).splitlines()]
-    assert_complete(
-        [rollout["num_tokens"] for rollout in rollouts],
-        [rollout["finish_reason"] == "stop" for rollout in rollouts],
-    )
+    check_run(tmp_path / "run")
 
 
-def said_with_another_draft(session: Session, recorder: RunRecorder) -> list[str]:
-    """Of a push with one weight of the draft another by one bit, and of one afterwards."""
+def said_with_another_draft(session: Session, recorder: RunRecorder) -> str:
+    """Of a push with one weight of the draft another by one bit; one afterwards is well."""
     engine: Any = session.sampler.engine
     (wrapper,) = engine._llm.collective_rpc(lambda worker: worker)
     draft = wrapper.worker.get_draft_model()
-    said = []
     with torch.inference_mode():
         weight = draft.model.layers[0].post_attention_layernorm.weight.data
         kept = weight[3].clone()
-        for value in (torch.nextafter(kept, kept + 1), kept):
-            weight[3] = value
-            try:
-                session.sync.push(session.sync.version)
-                said.append("")
-            except SyncError as error:
-                said.append(str(error))
-    return said
+        weight[3] = torch.nextafter(kept, kept + 1)
+        with pytest.raises(SyncError) as caught:
+            session.sync.push(session.sync.version)
+        weight[3] = kept
+        session.sync.push(session.sync.version)
+    return str(caught.value)
 
 
 def test_a_draft_that_has_changed_by_one_bit_stops_the_run(session: KeptSession) -> None:
     """What a sleep leaves of one: tests/gpu/test_push.py."""
-    for spoiled, afterwards in session.run(said_with_another_draft):
-        assert "the draft model of rollout.speculative is not as it was loaded" in spoiled
-        assert "post_attention_layernorm.weight has changed" in spoiled and "\n" not in spoiled
-        assert afterwards == ""
+    for said in session.run(said_with_another_draft):
+        assert "the draft model of rollout.speculative is not as it was loaded" in said
+        assert "post_attention_layernorm.weight has changed" in said and "\n" not in said
 
 
 def refusal(run_dir: Path, speculative: str) -> str:
-    try:
-        with opened(run_dir, [f"rollout.speculative={speculative}"]):
-            return ""
-    except UserError as error:
-        return str(error)
+    keys = [f"rollout.speculative={speculative}"]
+    with pytest.raises(UserError) as caught, opened(run_dir, keys):
+        pass
+    return str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -28,14 +28,11 @@ from megatron_opsft.methods.catalog.smart_thinker import SmartThinker
 from megatron_opsft.methods.catalog.thinkprune import ThinkPrune
 from megatron_opsft.methods.settings import MethodSettings
 
-_BASIC = (OnPolicySft, Grpo, DrGrpo)
-_LENGTH = (ThinkPrune, O1Pruner, L1Exact, L1Max, ErRl, Laser, LaserD, LaserDe)
-_LATER = (Kimi, MasteryGated, Dler, Gdpo, Ddca, ShortRl, ADlp, SmartThinker, Linear, Gr3, Gfpo)
-_DISTILLED = (SelfDistillation,)
-_FIXED_DATA = (Crst, TokenSkip, StepEntropy, OffPolicySft)
+_RL = (Grpo, DrGrpo, ThinkPrune, O1Pruner, L1Exact, L1Max, ErRl, Laser, LaserD, LaserDe, Kimi)
+_LATER = (MasteryGated, Dler, Gdpo, Ddca, ShortRl, ADlp, SmartThinker, Linear, Gr3, Gfpo)
+_OTHERS = (SelfDistillation, Crst, TokenSkip, StepEntropy, OffPolicySft)
 METHODS: dict[str, type[MethodSettings]] = {
-    method.model_fields["name"].default: method
-    for method in (*_BASIC, *_LENGTH, *_LATER, *_DISTILLED, *_FIXED_DATA)
+    method.model_fields["name"].default: method for method in (OnPolicySft, *_RL, *_LATER, *_OTHERS)
 }
 
 

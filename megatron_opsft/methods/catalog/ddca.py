@@ -25,7 +25,7 @@ class Ddca(GroupNormalizedSettings):
         advantages = super().advantages(batch, rewards)
         for group, values in zip(batch, advantages, strict=True):
             correct = [i for i, response in enumerate(group.responses) if response.correct]
-            scores = sigmoid_of_length(group, group.correct_lengths) if correct else []
+            scores = sigmoid_of_length(group) if correct else []
             for i, score in zip(correct, scores, strict=True):
                 values[i] -= self.length_weight * group.pass_rate * (score - fmean(scores))
         return advantages

@@ -28,7 +28,7 @@ class ErRl(PolicySettings):
         """1 - alpha sigma((n - mu)/s) for the correct ones."""
         if not group.num_correct:
             return [0.0] * len(group.responses)
-        scores = sigmoid_of_length(group, group.correct_lengths)
+        scores = sigmoid_of_length(group)
         left = iter([1 - self.alpha * score for score in scores])
         return [next(left) if response.correct else 0.0 for response in group.responses]
 
@@ -38,7 +38,8 @@ class ErRl(PolicySettings):
         return whiten([leave_one_out(r) for r in rewards], lengths, self.whiten, count_less=0)
 
 
-def sigmoid_of_length(group: Group, lengths: Sequence[int]) -> list[float]:
-    """sigma((n - mu) / s) of each length, mu and s (by the count) of the correct responses."""
-    mean, std = fmean(group.correct_lengths), pstdev(group.correct_lengths) + 1e-7
+def sigmoid_of_length(group: Group) -> list[float]:
+    """sigma((n - mu) / s) of the correct responses, mu and s (by the count) of their lengths."""
+    lengths = group.correct_lengths
+    mean, std = fmean(lengths), pstdev(lengths) + 1e-7
     return [1 / (1 + math.exp((mean - length) / std)) for length in lengths]

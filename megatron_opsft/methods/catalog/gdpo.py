@@ -7,7 +7,7 @@ from pydantic import Field
 
 from megatron_opsft.methods.advantages import Values, group_normalized, whiten
 from megatron_opsft.methods.facts import Group
-from megatron_opsft.methods.settings import GroupNormalizedSettings, RunSize, State, check_reached
+from megatron_opsft.methods.settings import GroupNormalizedSettings, State
 
 
 class Gdpo(GroupNormalizedSettings):
@@ -17,17 +17,13 @@ class Gdpo(GroupNormalizedSettings):
     paper = "GDPO, arXiv 2601.05242"
     per_token = {"target": 1}
     fits_from = 2001
+    missable = "target"
     name: Literal["gdpo"] = "gdpo"
     target: int = Field(2000, ge=1, description="Tokens within which the length reward is paid.")
     whiten: Literal["none", "responses", "tokens"] = Field(
         "tokens",
         description="How the sum is whitened over the batch; TRL: responses, verl: tokens.",
     )
-
-    def check(self, run: RunSize) -> None:
-        """Errors: as of `PolicySettings`, and for a target that every response meets."""
-        super().check(run)
-        check_reached("target", self.target, run)
 
     def length_rewards(self, group: Group) -> list[float]:
         """1 if finished within the target."""

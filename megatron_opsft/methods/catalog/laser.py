@@ -13,9 +13,7 @@ from megatron_opsft.methods.settings import (
     ClipHigh,
     GroupNormalizedSettings,
     MethodState,
-    RunSize,
     State,
-    check_reached,
 )
 
 Band = Literal["easy", "medium", "hard"]
@@ -98,13 +96,9 @@ class Laser(LaserRewards):
     formula = "r = R + 0.5 [correct and n <= Lt], R = 1, -0.5 or -1"
     per_token = {"target": 1}
     fits_from = 2049
+    missable = "target"
     name: Literal["laser"] = "laser"
     target: int = Field(2048, ge=1, description="Lt: tokens within which the bonus is paid.")
-
-    def check(self, run: RunSize) -> None:
-        """Errors: as of `PolicySettings`, and for a target that every response meets."""
-        super().check(run)
-        check_reached("target", self.target, run)
 
     def group_rewards(self, group: Group, state: State) -> list[float]:
         """One target for all problems."""
@@ -118,6 +112,7 @@ class LaserTargets(LaserRewards):
     state_class = LaserState
     per_token = {"lowest_target": 1, "highest_target": 1, "target_step": 1}
     fits_from = 1025
+    missable = "lowest_target"
     lowest_target: int = Field(
         1024, ge=1, description="Candidates for a target length: from here ..."
     )
@@ -129,11 +124,6 @@ class LaserTargets(LaserRewards):
     monitor_problems: int = Field(500, ge=1, description="Problems that targets are chosen on.")
     monitor_samples: int = Field(8, ge=1, description="Responses to each of them.")
     monitor_every: int = Field(20, ge=1, description="Steps between choices; one before the first.")
-
-    def check(self, run: RunSize) -> None:
-        """Errors: as of `PolicySettings`, and without a candidate that responses can miss."""
-        super().check(run)
-        check_reached("lowest_target", self.lowest_target, run)
 
     def monitor_size(self, state: LaserState) -> tuple[int, int] | None:
         is_due = (state.step - 1) % self.monitor_every == 0

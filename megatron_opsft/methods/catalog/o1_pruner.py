@@ -71,11 +71,7 @@ class O1Pruner(PolicySettings):
         """Lref/n - 1 + lambda (c - Aref); of fixed data what they say."""
         if self.form == "fixed":
             return group.stored_advantages
-        if group.reference is None:
-            raise UserError(
-                f"method.references has no line for problem {group.problem_id}; add its "
-                "mean_tokens and accuracy under the reference model"
-            )
+        assert group.reference is not None, "a run has looked for it"
         return against(group.reference, group.responses, self)
 
     def advantages(self, batch: Sequence[Group], rewards: Values) -> Values:

@@ -86,11 +86,8 @@ class GrowingLayer(DynamicLayer):
 
 
 def make_room(cache: DynamicCache) -> None:
-    """Let the plain layers of a prefilled cache grow in place; sliding windows and states stay."""
-    cache.layers = [
-        GrowingLayer(layer.keys, layer.values) if type(layer) is DynamicLayer else layer
-        for layer in cache.layers
-    ]
+    """Let the layers of a prefilled cache grow in place."""
+    cache.layers = [GrowingLayer(layer.keys, layer.values) for layer in cache.layers]
 
 
 def _grow(held: Tensor, capacity: int) -> Tensor:

@@ -25,7 +25,7 @@ from megatron_opsft.rollout.engine import (
 from megatron_opsft.rollout.limits import check_engine_ranks
 from megatron_opsft.rollout.requests import Decoder, ResponseRequest, make_rollouts
 from megatron_opsft.rollout.vllm.options import sampling_params, start_llm
-from megatron_opsft.rollout.vllm.weights import DraftWeights, vllm_layout, with_tied_head
+from megatron_opsft.rollout.vllm.weights import DraftWeights, vllm_layout
 from megatron_opsft.runtime.phase import count_done, count_tokens
 from megatron_opsft.weights.rules import WeightTable
 
@@ -188,7 +188,7 @@ class VllmEngine(RolloutEngine):
 
     def copy_weights(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """See `RolloutEngine.copy_weights`: vLLM's own update of a running model."""
-        self._worker.reload_weights(weights_iterator=with_tied_head(tensors, self._hf_names))
+        self._worker.reload_weights(weights_iterator=tensors)
 
     def load_files(self, files: Sequence[Path], version: int) -> None:
         """See `RolloutEngine.load_files`: by vLLM's own readers and loaders."""

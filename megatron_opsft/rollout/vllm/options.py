@@ -4,7 +4,6 @@ import gc
 import math
 import os
 import shutil
-from dataclasses import fields
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from vllm import LLM, SamplingParams
 
 _CPU_WORKER = "megatron_opsft.rollout.vllm.cpu.LaunchedCpuWorker"
-_SLEEP_SWITCHES = ("sleep_mode_offload_cudagraph", "enable_nccl_comm_suspend")
 _CPU_BLOCK_TOKENS = 32  # prompts share whole blocks: vLLM's 128 would be longer than most prompts
 
 
@@ -53,16 +51,9 @@ def start_llm(settings: EngineSettings, table: WeightTable) -> "LLM":
         refusals += (ImportError, OSError, RuntimeError)
         refused += f" with rollout.speculative={dict(settings.speculative)}"
     try:
-        llm = LLM(**llm_options(settings, table))
+        return LLM(**llm_options(settings, table))
     except refusals as error:
         raise UserError(f"rollout.engine=vllm: vLLM refuses {refused}: {_reason(error)}") from error
-    vocab_size = llm.model_config.get_vocab_size()
-    if vocab_size != table.shape.vocab_size:
-        raise UserError(
-            f"rollout.engine=vllm: the engine's vocabulary has {vocab_size} tokens, the trainer's "
-            f"{table.shape.vocab_size}"
-        )
-    return llm
 
 
 def _note_routing_on_every_rank() -> None:
@@ -145,7 +136,9 @@ def llm_options(settings: EngineSettings, table: WeightTable) -> dict[str, Any]:
         options["enable_sleep_mode"] = True
         if table.shape.moe:
             options["moe_backend"] = "triton"  # FlashInfer's reorder the experts' weights
-        options |= dict.fromkeys(_deeper_sleep(), settings.deep_sleep)
+        # CUDA graphs and NCCL's buffers leave the GPU, too.
+        options["sleep_mode_offload_cudagraph"] = settings.deep_sleep
+        options["enable_nccl_comm_suspend"] = settings.deep_sleep
     else:
         os.environ[JOB_ID_VARIABLE] = settings.job_id
         options["worker_cls"] = _CPU_WORKER
@@ -157,16 +150,6 @@ def llm_options(settings: EngineSettings, table: WeightTable) -> dict[str, Any]:
         options["enable_chunked_prefill"] = False
         options["max_num_batched_tokens"] = max(settings.max_tokens, 8192)
     return options
-
-
-def _deeper_sleep() -> list[str]:
-    """The switches by which CUDA graphs and NCCL's buffers leave the GPU too: those that this vLLM
-    has (0.32 has both).
-    """
-    from vllm.engine.arg_utils import EngineArgs
-
-    known = {field.name for field in fields(EngineArgs)}
-    return [name for name in _SLEEP_SWITCHES if name in known]
 
 
 def _cpu_cache(settings: EngineSettings, table: WeightTable) -> int:

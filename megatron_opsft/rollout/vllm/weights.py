@@ -2,7 +2,6 @@
 was started with.
 """
 
-from collections.abc import Collection, Iterable, Iterator
 from functools import cache, partial
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 from megatron_opsft.rollout.engine import EngineLayout
 from megatron_opsft.weights.checksum import checksum
 from megatron_opsft.weights.rectangles import Rect
-from megatron_opsft.weights.rules import EMBEDDING, TIED_HEAD, WeightTable
+from megatron_opsft.weights.rules import WeightTable
 from megatron_opsft.weights.vllm_layout import vllm_parameters
 
 
@@ -22,19 +21,6 @@ def vllm_layout(table: WeightTable, tp_size: int, tp_rank: int = 0) -> EngineLay
         tp_rank=tp_rank,
         parameters_of=cache(partial(vllm_parameters, table, tp_size=tp_size)),  # every push asks
     )
-
-
-def with_tied_head(
-    tensors: Iterable[tuple[str, Tensor]], hf_names: Collection[str]
-) -> Iterator[tuple[str, Tensor]]:
-    """The stream as vLLM needs it: a tied embedding comes under the head's name as well. hf_names:
-    of all tensors.
-    """
-    embedding = EMBEDDING.hf_tensors[0][0]
-    for name, tensor in tensors:
-        yield name, tensor
-        if name == embedding and TIED_HEAD not in hf_names:
-            yield TIED_HEAD, tensor
 
 
 class DraftWeights:
