@@ -1,7 +1,7 @@
 """The `.metadata` file of torch's distributed checkpoints: what is stored where.
 
-It is a pickle. Only the classes that torch puts into it are let in, so a damaged or hostile file is
-an error and nothing else. Each class is listed: a pickle may name anything that a module imports.
+It is a pickle. Only the classes that torch puts into it are loaded, so a damaged or hostile file
+is an error and nothing else. Each class is listed: a pickle may name anything that a module imports.
 """
 
 import io
@@ -88,7 +88,7 @@ def read_metadata(directory: Path) -> dict[str, StoredTensor]:
 
 
 def unpickle_metadata(directory: Path) -> Metadata:
-    """Of torch's classes, and nothing else. Errors: `UserError` naming the file."""
+    """Unpickle, admitting torch's classes alone. Errors: `UserError` naming the file."""
     path = directory / METADATA_NAME
     with damage_named(path):
         metadata = _Unpickler(io.BytesIO(path.read_bytes())).load()

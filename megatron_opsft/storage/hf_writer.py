@@ -60,7 +60,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class FileLayout:
-    """All of an output but what comes along from the source directory."""
+    """The files of an output, except those copied from the source directory."""
 
     files: tuple[PlannedFile, ...]
     targets: tuple[Target, ...]

@@ -34,8 +34,8 @@ def resolve_model(name: str, *, option: str = "model.path") -> Path:
     """The directory of a model: a directory itself, such as a checkpoint, that of a run (whose
     `hf/` is meant), `tiny_reasoner` (shipped), or a hub name.
 
-    Of a hub name the files are downloaded once to the Hugging Face cache; UserError where they
-    cannot be. option: what errors call the name.
+    The files of a hub name are downloaded once, to the Hugging Face cache. Errors: `UserError`
+    where they cannot be. option: what errors call the name.
     """
     directory = local_model(name, option=option)
     if directory is None:
@@ -104,7 +104,7 @@ def _model_of_run(directory: Path, option: str) -> Path | None:
 
 
 def newest_checkpoint(directory: Path) -> Path:
-    """Of a run directory its newest checkpoint; any other directory itself."""
+    """The newest checkpoint of a run's directory; any other directory unchanged."""
     there = list_checkpoints(directory / "checkpoints")
     return there[-1] if there else directory
 

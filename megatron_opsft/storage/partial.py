@@ -77,8 +77,8 @@ def written_whole(out_dir: Path, planned: Sequence[PlannedFile] = ()) -> Iterato
 
 @contextmanager
 def _held(place: Path, out_dir: Path) -> Iterator[None]:
-    """The directory `place` is there and is this process's; afterwards it is gone, unless something
-    is in it. A kill lets go of it. Errors: `OSError`; `UserError` where another process holds it.
+    """Hold the directory `place` for this process alone, and remove it afterwards if it is empty. A
+    kill releases it. Errors: `OSError`; `UserError` where another process holds it.
     """
     place.mkdir(parents=True, exist_ok=True)
     lock = FileLock(place / "lock", timeout=0)

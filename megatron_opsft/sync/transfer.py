@@ -109,7 +109,7 @@ class Transfer:
         return _Posted(sent, received, works)
 
     def _finish(self, posted: _Posted | None) -> None:
-        """None: nothing is to be waited for, and what this rank copies from itself is next."""
+        """Wait for a round and unpack it; before the first (None), copy between own parameters."""
         if posted is None:
             self._fill_locally()
             return
