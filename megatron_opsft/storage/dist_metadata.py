@@ -1,7 +1,7 @@
 """The `.metadata` file of torch's distributed checkpoints: what is stored where.
 
 It is a pickle. Only the classes that torch puts into it are loaded, so a damaged or hostile file
-is an error and nothing else. Each class is listed: a pickle may name anything that a module imports.
+is an error and nothing else. Each class is listed, as a pickle may name all that a module imports.
 """
 
 import io
