@@ -37,7 +37,7 @@ from megatron_opsft.errors import (
     UserError,
     first_line,
 )
-from megatron_opsft.evaluate.commands import Evaluate
+from megatron_opsft.evaluate.commands import PROGRAM as evaluate
 from megatron_opsft.launch.commands import PROGRAM as launch
 from megatron_opsft.make_data.commands import MakeData
 from megatron_opsft.methods.catalog import settings_class, show_methods
@@ -148,7 +148,7 @@ PROGRAM = group(
         "fetch": Fetch,
         "methods": Methods,
         "convert": convert,
-        "eval": Evaluate,
+        "eval": evaluate,
         "plan": plan,
         "launch": launch,
         "data": MakeData,

@@ -5,10 +5,12 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from megatron_opsft.command_line import Command, reference_table
+from megatron_opsft.command_line import Command, group, reference_table
 from megatron_opsft.config_section import Section
+from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.settings import EvalSettings, check_settings, load_settings
 from megatron_opsft.runtime.console import printable
+from megatron_opsft.runtime.durable import write_text
 from megatron_opsft.runtime.libraries import loading_libraries
 
 
@@ -47,3 +49,38 @@ class Evaluate(Command):
         if table := evaluate(settings, overwrite=self.overwrite):
             print(printable(table), end="")
             print(f"results, tables, figures and samples: {settings.out}")
+
+
+class Compare(Command):
+    """One table and page of several results; names every setting in which they differ."""
+
+    words: ClassVar[tuple[str, ...]] = ("results",)
+    examples: ClassVar[tuple[str, ...]] = (
+        "eval compare runs/a/eval runs/b/eval --out comparison",
+        "eval compare runs/a/eval runs/b/eval --out ab --baseline base_model",
+    )
+    results: tuple[Path, ...] = Field(description="Directories of evaluations.")
+    out: Path = Field(description="Directory for table.md and report.html.")
+    baseline: str | None = Field(None, description="Label of the model that is 100 % of every CR.")
+
+    def run(self) -> None:
+        """Compare. Errors: `UserError` as of `compare`, and for an --out that has a table."""
+        from megatron_opsft.evaluate.comparison import compare
+        from megatron_opsft.evaluate.results import read_results
+
+        comparison = compare([read_results(path) for path in self.results], baseline=self.baseline)
+        if self.out.is_file() or (self.out / "table.md").exists():
+            raise UserError(f"--out {self.out} is a file or holds a table.md; name another one")
+        self.out.mkdir(parents=True, exist_ok=True)
+        write_text(self.out / "table.md", comparison.markdown())
+        comparison.write_page(self.out / "report.html", self.results)
+        print(printable(comparison.text()), end="")
+        print(f"table and page: {self.out}")
+
+
+PROGRAM = group(
+    "eval",
+    "Evaluate a model: accuracy and length on benchmarks. `eval ...` is `eval run ...`.",
+    {"run": Evaluate, "compare": Compare},
+    (*Evaluate.examples[:2], Compare.examples[0]),
+)

@@ -29,105 +29,78 @@ from megatron_opsft.verify.verifier import check_judge
 class DeerSettings(Section):
     """Defaults: the paper's threshold, the released code's words, texts and limits."""
 
-    threshold: float = Field(
-        0.95, ge=0, le=1, description="Exit where the trial answer's confidence is above this."
-    )
-    transition_words: Annotated[tuple[str, ...], CommaSeparated] = Field(
-        ("Wait",),
-        min_length=1,
-        description="Words at which an answer is tried; each must be one token of the model.",
-    )
-    trial_prompt: str = Field(
-        "\n**Final Answer**\n\\boxed",
-        description="Inducer of the trial answer; it ends with an open box.",
-    )
-    max_trial_tokens: int = Field(
-        20, ge=1, description="Longest trial answer; one that is longer is not confident."
-    )
-    max_trials: int = Field(10, ge=1, description="Trials per response; then it thinks to its end.")
-    think_end: str = Field("</think>", description="The token that ends the model's thinking.")
-    exit_text: str = Field(
-        "\n</think>\n\n",
-        description="Written on an exit, before the conclusion; counts as part of the response.",
-    )
+    threshold: float = Field(0.95, ge=0, le=1)
+    """Exit where the trial answer's confidence is above this."""
+    transition_words: Annotated[tuple[str, ...], CommaSeparated] = Field(("Wait",), min_length=1)
+    """Words at which an answer is tried; each must be one token of the model."""
+    trial_prompt: str = "\n**Final Answer**\n\\boxed"
+    """Inducer of the trial answer; it ends with an open box."""
+    max_trial_tokens: int = Field(20, ge=1)
+    """Longest trial answer; one that is longer is not confident."""
+    max_trials: int = Field(10, ge=1)
+    """Trials per response; then it thinks to its end."""
+    think_end: str = "</think>"
+    """The token that ends the model's thinking."""
+    exit_text: str = "\n</think>\n\n"
+    """Written on an exit, before the conclusion; counts as part of the response."""
 
 
 class EvalSettings(Section):
     """One evaluation. What decides a sample is in `identity`; the rest is where and how it runs."""
 
-    model: str = Field(
-        ...,
-        description="Hugging Face directory or hub name, run directory, checkpoint of a run, converted checkpoint, or tiny_reasoner.",
-    )
-    name: str | None = Field(None, description="Label of the model; by default its last folder.")
-    baseline: str | None = Field(
-        None,
-        description="Model that CR and differences refer to, evaluated alike; or the directory of an earlier evaluation.",
-    )
-    benchmarks: Annotated[tuple[str, ...], CommaSeparated] = Field(
-        (),
-        description="gsm8k, math500, amc23, aime24, aime25, arithmetic, or names given in data; by default the paper's five, arithmetic for the tiny reasoner.",
-    )
-    data: NamedFiles = Field(
-        {}, description="Benchmark -> file (.jsonl, .jsonl.gz, .parquet) instead of the hub's."
-    )
-    problem_field: str | None = Field(
-        None,
-        description="Field of the problem in the files of data; found if its name is a common one.",
-    )
-    answer_field: str | None = Field(
-        None, description="Field of the answer, likewise; either may be dotted."
-    )
-    out: Annotated[Path, HomeExpanded] = Field(
-        ..., description="Directory to write; the same command continues in it."
-    )
-    engine: str = Field("hf", description="hf: transformers; vllm: vLLM.")
-    method: Literal["sample", "deer"] = Field(
-        "sample", description="sample: plain sampling; deer: dynamic early exit."
-    )
+    model: str
+    """Hugging Face directory or hub name, run directory, checkpoint of a run, converted checkpoint, or tiny_reasoner."""
+    name: str | None = None
+    """Label of the model; by default its last folder."""
+    baseline: str | None = None
+    """Model that CR and differences refer to, evaluated alike; or the directory of an earlier evaluation."""
+    benchmarks: Annotated[tuple[str, ...], CommaSeparated] = ()
+    """gsm8k, math500, amc23, aime24, aime25, arithmetic, or names given in data; by default the paper's five, arithmetic for the tiny reasoner."""
+    data: NamedFiles = {}
+    """Benchmark -> file (.jsonl, .jsonl.gz, .parquet) instead of the hub's."""
+    problem_field: str | None = None
+    """Field of the problem in the files of data; found if its name is a common one."""
+    answer_field: str | None = None
+    """Field of the answer, likewise; either may be dotted."""
+    out: Annotated[Path, HomeExpanded]
+    """Directory to write; the same command continues in it."""
+    engine: str = "hf"
+    """hf: transformers; vllm: vLLM."""
+    method: Literal["sample", "deer"] = "sample"
+    """sample: plain sampling; deer: dynamic early exit."""
     deer: DeerSettings = DeerSettings()
-    template: TemplateName = Field(
-        "r1",
-        description="r1: step by step; cod: Chain of Draft; concise: key steps alone; chat: the problem alone; or the path of a .jinja file, as in a run.",
-    )
-    system_prompt: str = Field("", description="System message before each problem.")
-    temperature: float = Field(
-        0.6, ge=0, description="Sampling temperature; 0: greedy, one sample of each problem."
-    )
-    top_p: float = Field(0.95, gt=0, le=1, description="Nucleus sampling.")
-    max_tokens: int | None = Field(
-        None,
-        ge=1,
-        description="Longest response, end token included; by default 32,768, or what the model's positions allow.",
-    )
-    samples: int | None = Field(
-        None, ge=1, le=4096, description="N; by default 16 or 64 by benchmark, as in the paper."
-    )
-    limit: int | None = Field(
-        None, ge=1, description="How many problems of each benchmark to take, from its start."
-    )
-    seed: int = Field(0, ge=0, description="Seed of the responses.")
-    dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto", description="auto: bfloat16 on a GPU, float32 on a CPU."
-    )
-    device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="auto: cuda where there is one."
-    )
-    batch_size: int | None = Field(
-        None, ge=1, description="Responses decoded at once; by default 64 (hf) or 256 (vllm)."
-    )
-    tp: int = Field(1, ge=1, description="Ranks that share one vLLM engine.")
-    gpu_memory_fraction: float = Field(
-        0.9, gt=0, lt=1, description="Share of a GPU that vLLM fills with weights and KV cache."
-    )
-    budgets: Annotated[tuple[int, ...], CommaSeparated] = Field(
-        (), description="Token budgets of the curves; by default powers of two up to max_tokens."
-    )
-    judge: JudgeName = Field(
-        "math",
-        description="Who judges an answer: math, or a function of your own, package.module:function (docs/data.md).",
-    )
-    verify_timeout: float = Field(30.0, gt=0, description="Seconds for the verdict of a response.")
+    template: TemplateName = "r1"
+    """r1: step by step; cod: Chain of Draft; concise: key steps alone; chat: the problem alone; or the path of a .jinja file, as in a run."""
+    system_prompt: str = ""
+    """System message before each problem."""
+    temperature: float = Field(0.6, ge=0)
+    """Sampling temperature; 0: greedy, one sample of each problem."""
+    top_p: float = Field(0.95, gt=0, le=1)
+    """Nucleus sampling."""
+    max_tokens: int | None = Field(None, ge=1)
+    """Longest response, end token included; by default 32,768, or what the model's positions allow."""
+    samples: int | None = Field(None, ge=1, le=4096)
+    """N; by default 16 or 64 by benchmark, as in the paper."""
+    limit: int | None = Field(None, ge=1)
+    """How many problems of each benchmark to take, from its start."""
+    seed: int = Field(0, ge=0)
+    """Seed of the responses."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """auto: bfloat16 on a GPU, float32 on a CPU."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: cuda where there is one."""
+    batch_size: int | None = Field(None, ge=1)
+    """Responses decoded at once; by default 64 (hf) or 256 (vllm)."""
+    tp: int = Field(1, ge=1)
+    """Ranks that share one vLLM engine."""
+    gpu_memory_fraction: float = Field(0.9, gt=0, lt=1)
+    """Share of a GPU that vLLM fills with weights and KV cache."""
+    budgets: Annotated[tuple[int, ...], CommaSeparated] = ()
+    """Token budgets of the curves; by default powers of two up to max_tokens."""
+    judge: JudgeName = "math"
+    """Who judges an answer: math, or a function of your own, package.module:function (docs/data.md)."""
+    verify_timeout: float = Field(30.0, gt=0)
+    """Seconds for the verdict of a response."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

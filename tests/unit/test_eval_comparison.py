@@ -3,11 +3,16 @@ paper's main table by our code, to the printed digit.
 """
 
 import re
+import sys
+from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
 from eval_samples import Model, made_model
+from made_runs import make_evaluation
 
+from megatron_opsft.cli import main
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.comparison import compare
 from megatron_opsft.evaluate.metrics import combine, efficiency
@@ -115,6 +120,24 @@ def test_what_a_result_has_not_is_not_shown() -> None:
         assert "no budget curve: early (early exit tries answers by the room left" in text
     assert "budget" not in titles([early]) and "budget" in titles([build(OLD)])
     assert "no budget curve" not in compare([build(OLD)]).markdown()
+
+
+def test_the_command_writes_a_table_and_a_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = [make_evaluation(tmp_path / n, n, t, 6) for n, t in (("long", 300), ("short", 100))]
+    out = tmp_path / "new" / "comparison"
+    words = ["megatron-opsft", "eval", "compare", *map(str, models), f"--out={out}"]
+    monkeypatch.setattr(sys, "argv", words)
+    with suppress(SystemExit):
+        main()
+    told = capsys.readouterr().out
+    assert "long" in told and f"table and page: {out}" in told
+    assert "\n| short " in (out / "table.md").read_text()
+    assert "Baseline: long." in (out / "report.html").read_text()
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert capsys.readouterr().err.endswith("is a file or holds a table.md; name another one\n")
 
 
 def row(label: str, accuracy: float, tokens: float, ratio: float | None) -> TableRow:
