@@ -27,7 +27,7 @@ from megatron_opsft.model.build import build_model
 from megatron_opsft.model.shards import ModelShards
 from megatron_opsft.model.transformer_config import transformer_config, uses_transformer_engine
 from megatron_opsft.rollout.engine import EngineShare
-from megatron_opsft.rollout.vllm.weights import vllm_layout, with_tied_head
+from megatron_opsft.rollout.vllm.weights import vllm_layout
 from megatron_opsft.runtime.device import Device
 from megatron_opsft.runtime.distributed import Layout
 from megatron_opsft.sync.weight_sync import WeightSync
@@ -40,7 +40,6 @@ class LayoutEngine:
 
     def __init__(self, table: WeightTable, tp: int, layout: Layout, like: Tensor) -> None:
         self.layout = vllm_layout(table, tp, layout.rank % tp)
-        self._hf_names = table.hf_shapes().keys()
         self.share = EngineShare(index=layout.rank // tp, count=layout.world_size // tp)
         self._parts: dict[str, list[tuple[Copy, Tensor]]] = {}
         self.tensors: dict[str, Tensor] = {}
@@ -52,7 +51,7 @@ class LayoutEngine:
 
     def load_weights(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Cut every whole tensor up and copy what this rank needs."""
-        for name, tensor in with_tied_head(tensors, self._hf_names):
+        for name, tensor in tensors:
             for part, own in self._parts.get(name, ()):
                 part.target.view(own).copy_(part.source.view(tensor))
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import click
-from pydantic import Field
 
 from megatron_opsft.api import start_training
 from megatron_opsft.architectures.config_from_hf import read_model_shape
@@ -83,9 +82,11 @@ class ShowConfig(Command):
         "config examples/configs/quickstart.yaml optimizer.lr=1e-6",
         "config --reference",
     )
-    config: Path | None = Field(None, description="YAML file of a run.")
+    config: Path | None = None
+    """YAML file of a run."""
     keys: tuple[str, ...] = ()
-    reference: bool = Field(False, description="Print the table of all keys instead.")
+    reference: bool = False
+    """Print the table of all keys instead."""
 
     def run(self) -> None:
         """Print it."""
@@ -129,7 +130,8 @@ class Methods(Command):
 
     words: ClassVar[tuple[str, ...]] = ("name",)
     examples: ClassVar[tuple[str, ...]] = ("methods", "methods laser")
-    name: str | None = Field(None, description="Print the keys of this one instead.")
+    name: str | None = None
+    """Print the keys of this one instead."""
 
     def run(self) -> None:
         """Print them."""

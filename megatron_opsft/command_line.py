@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, get_args, get_origin
 
 import click
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import BaseModel, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
 from megatron_opsft.config import Config
@@ -55,7 +55,8 @@ class RunCommand(Command):
 
     words: ClassVar[tuple[str, ...]] = ("config",)
     keys_of: ClassVar[type[Section] | None] = Config
-    config: Path = Field(description="YAML file of a run, such as examples/configs/*.yaml.")
+    config: Path
+    """YAML file of a run, such as examples/configs/*.yaml."""
     keys: tuple[str, ...] = ()
 
     def load(self) -> Config:
@@ -67,11 +68,10 @@ class StartCommand(RunCommand):
     """A command that starts a run or resumes one."""
 
     flags: ClassVar[Mapping[str, str]] = {"resume": "yes"}
-    resume: Literal["yes", "auto"] | None = Field(
-        None,
-        description="Continue from the newest checkpoint in run.dir; auto: or start a new run.",
-    )
-    overwrite: bool = Field(False, description="Delete what run.dir holds and start anew.")
+    resume: Literal["yes", "auto"] | None = None
+    """Continue from the newest checkpoint in run.dir; auto: or start a new run."""
+    overwrite: bool = False
+    """Delete what run.dir holds and start anew."""
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Self:
@@ -255,7 +255,7 @@ def _rows(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str, str]]
             section = GroupNormalizedSettings if section is MethodSettings else section
             yield from _rows(section, f"{prefix}{key}.")
         elif field.description is not None:
-            yield f"{prefix}{key}", _default_of(field), field.description
+            yield f"{prefix}{key}", _default_of(field), " ".join(field.description.split())
 
 
 def _default_of(field: FieldInfo) -> str:

@@ -28,27 +28,20 @@ class Report(Command):
         "report runs/a/eval runs/b/eval --html comparison.html",
         "report runs/scaling/NAME",
     )
-    paths: tuple[Path, ...] = Field(
-        description="Runs, finished or not, and evaluations; or the directory of slurm/scaling.sh."
-    )
-    html: Path | None = Field(
-        None,
-        description="Page to write; by default report.html, of one path in its directory.",
-    )
-    max_mb: float = Field(
-        MAX_MB, gt=0, description="Size of the page; responses are sampled to fit."
-    )
-    overwrite: bool = Field(False, description="Replace files that are there.")
-    baseline: str | None = Field(
-        None,
-        description="Label of the model that is 100 % of every CR; by default the first one.",
-    )
-    gpu: str | None = Field(
-        None, description="Device of the plan beside runs nodes_1, nodes_2, ...; by default h100."
-    )
-    hardware: Path | None = Field(
-        None, description="Figures of devices for that plan, such as `plan calibrate` prints."
-    )
+    paths: tuple[Path, ...]
+    """Runs, finished or not, and evaluations; or the directory of slurm/scaling.sh."""
+    html: Path | None = None
+    """Page to write; by default report.html, of one path in its directory."""
+    max_mb: float = Field(MAX_MB, gt=0)
+    """Size of the page; responses are sampled to fit."""
+    overwrite: bool = False
+    """Replace files that are there."""
+    baseline: str | None = None
+    """Label of the model that is 100 % of every CR; by default the first one."""
+    gpu: str | None = None
+    """Device of the plan beside runs nodes_1, nodes_2, ...; by default h100."""
+    hardware: Path | None = None
+    """Figures of devices for that plan, such as `plan calibrate` prints."""
 
     def run(self) -> None:
         """Print, draw, write."""

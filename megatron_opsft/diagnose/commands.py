@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import ClassVar
 
-from pydantic import Field
-
 from megatron_opsft.command_line import Command
 from megatron_opsft.config_section import Section
 from megatron_opsft.evaluate.settings import EvalSettings
@@ -25,11 +23,15 @@ class Diagnose(Command):
         "diagnose --original tiny_reasoner --efficient RUN --out DIR",
         "diagnose --original A --efficient B --out D --data mine=FILE",
     )
-    original: str = Field(description="Model whose responses are diagnosed.")
-    efficient: str = Field(description="Model trained from it.")
-    out: Path = Field(description="Directory to write.")
+    original: str
+    """Model whose responses are diagnosed."""
+    efficient: str
+    """Model trained from it."""
+    out: Path
+    """Directory to write."""
     keys: tuple[str, ...] = ()
-    overwrite: bool = Field(False, description="Delete the diagnosis that --out holds.")
+    overwrite: bool = False
+    """Delete the diagnosis that --out holds."""
 
     def run(self) -> None:
         """Diagnose."""

@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import ClassVar
 
-from pydantic import Field
-
 from megatron_opsft.command_line import Command, group, reference_table
 from megatron_opsft.config_section import Section
 from megatron_opsft.errors import UserError
@@ -31,10 +29,13 @@ class Evaluate(Command):
         "eval --model DIR data.mine=problems.jsonl --out DIR",
         "eval --reference",
     )
-    config: Path | None = Field(None, description="YAML file of settings.")
+    config: Path | None = None
+    """YAML file of settings."""
     keys: tuple[str, ...] = ()
-    overwrite: bool = Field(False, description="Delete the evaluation that --out holds.")
-    reference: bool = Field(False, description="Print the table of all settings instead.")
+    overwrite: bool = False
+    """Delete the evaluation that --out holds."""
+    reference: bool = False
+    """Print the table of all settings instead."""
 
     def run(self) -> None:
         """Evaluate, or print the settings."""
@@ -57,11 +58,14 @@ class Compare(Command):
     words: ClassVar[tuple[str, ...]] = ("results",)
     examples: ClassVar[tuple[str, ...]] = (
         "eval compare runs/a/eval runs/b/eval --out comparison",
-        "eval compare runs/a/eval runs/b/eval --out ab --baseline base_model",
+        "eval compare runs/a/eval runs/b/eval --out ab --baseline b",
     )
-    results: tuple[Path, ...] = Field(description="Directories of evaluations.")
-    out: Path = Field(description="Directory for table.md and report.html.")
-    baseline: str | None = Field(None, description="Label of the model that is 100 % of every CR.")
+    results: tuple[Path, ...]
+    """Directories of evaluations."""
+    out: Path
+    """Directory for table.md and report.html."""
+    baseline: str | None = None
+    """Label of the model that is 100 % of every CR."""
 
     def run(self) -> None:
         """Compare. Errors: `UserError` as of `compare`, and for an --out that has a table."""

@@ -27,10 +27,10 @@ class Local(StartCommand):
         "launch local examples/configs/quickstart.yaml --ranks 2",
         "launch local CONFIG parallel.tp=4 --ranks 8 --resume",
     )
-    ranks: int = Field(1, ge=1, description="Processes; one for each GPU.")
-    max_restarts: int = Field(
-        3, ge=0, description="How often to continue from the newest checkpoint after a failure."
-    )
+    ranks: int = Field(1, ge=1)
+    """Processes; one for each GPU."""
+    max_restarts: int = Field(3, ge=0)
+    """How often to continue from the newest checkpoint after a failure."""
 
     def run(self) -> int:
         """Train; the exit code of the last start."""
@@ -69,13 +69,12 @@ class Rounds(RunCommand):
         "launch rounds CONFIG --rounds 7 --problems 3200 --ranks 8",
         "launch rounds CONFIG method.name=crst --rounds 1",
     )
-    rounds: int = Field(
-        7, ge=1, description="Number of rounds; each makes data and trains on them."
-    )
-    problems: int | None = Field(
-        None, ge=1, description="Problems of each round; by default all of them."
-    )
-    ranks: int = Field(1, ge=1, description="Processes; one for each GPU.")
+    rounds: int = Field(7, ge=1)
+    """Number of rounds; each makes data and trains on them."""
+    problems: int | None = Field(None, ge=1)
+    """Problems of each round; by default all of them."""
+    ranks: int = Field(1, ge=1)
+    """Processes; one for each GPU."""
 
     def run(self) -> int:
         """Make the rounds; the exit code of the last command."""

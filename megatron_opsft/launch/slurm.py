@@ -31,18 +31,22 @@ class Slurm(RunCommand):
         "launch slurm CONFIG run.dir=runs/a --nodes 4 --partition gpu",
         "launch slurm CONFIG --sbatch=--qos=high --dry-run",
     )
-    nodes: int = Field(1, ge=1, description="Nodes of a job.")
-    ranks_per_node: int = Field(8, ge=1, description="One for each GPU.")
-    gpus_per_node: int | None = Field(
-        None, ge=0, description="By default one for each rank; 0: none."
-    )
-    partition: str | None = Field(None, description="By default SLURM's.")
-    account: str | None = Field(None, description="By default yours.")
-    time: str | None = Field(None, description="Limit; by default 24:00:00.")
-    sbatch: tuple[str, ...] = Field(
-        (), description="Another option of sbatch, such as --sbatch=--qos=high; repeatable."
-    )
-    dry_run: bool = Field(False, description="Print the command line instead of running it.")
+    nodes: int = Field(1, ge=1)
+    """Nodes of a job."""
+    ranks_per_node: int = Field(8, ge=1)
+    """One for each GPU."""
+    gpus_per_node: int | None = Field(None, ge=0)
+    """By default one for each rank; 0: none."""
+    partition: str | None = None
+    """By default SLURM's."""
+    account: str | None = None
+    """By default yours."""
+    time: str | None = None
+    """Limit; by default 24:00:00."""
+    sbatch: tuple[str, ...] = ()
+    """Another option of sbatch, such as --sbatch=--qos=high; repeatable."""
+    dry_run: bool = False
+    """Print the command line instead of running it."""
 
     def run(self) -> None:
         """Submit it, or print what a shell in the same directory would be given for the same job.

@@ -20,9 +20,12 @@ class MakeData(RunCommand):
         "data crst examples/configs/quickstart.yaml --out crst.parquet",
         "data tokenskip CONFIG method.ratio=0.7 --limit 9 --out FILE",
     )
-    method: str = Field(description="A method that trains on fixed data.")
-    out: Path = Field(description="Parquet file to write.")
-    limit: int | None = Field(None, ge=1, description="How many problems at most.")
+    method: str
+    """A method that trains on fixed data."""
+    out: Path
+    """Parquet file to write."""
+    limit: int | None = Field(None, ge=1)
+    """How many problems at most."""
 
     def run(self) -> None:
         """Make them. What needs no library is refused first: a method without fixed data, a scorer

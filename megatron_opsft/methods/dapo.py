@@ -26,15 +26,12 @@ class DapoSettings(Section):
     """Both are off unless a run asks for them. A group is judged by rewards that do not fall."""
 
     max_refills: MaxRefills = 0
-    overlong_buffer: int = Field(
-        0,
-        ge=0,
-        description="Over this many tokens before the length limit every reward falls, right or "
-        "wrong, in a straight line (DAPO); 0: none falls.",
-    )
-    overlong_penalty: float = Field(
-        1.0, ge=0, description="What a reward loses at the limit, by method.overlong_buffer."
-    )
+    overlong_buffer: int = Field(0, ge=0)
+    """Over this many tokens before the length limit every reward falls, right or wrong, in a
+    straight line (DAPO); 0: none falls.
+    """
+    overlong_penalty: float = Field(1.0, ge=0)
+    """What a reward loses at the limit, by method.overlong_buffer."""
 
     def keeps(self, group: Group, rewards: Sequence[float]) -> bool:
         """Whether the rewards differ; every group where problems are not drawn again."""

@@ -100,9 +100,8 @@ class MethodSettings(Section):
     fits_from: ClassVar[int] = 0
     missable: ClassVar[str] = ""
 
-    name: str = Field(
-        "on_policy_sft", description="The method; `megatron-opsft methods` lists them."
-    )
+    name: str = "on_policy_sft"
+    """The method; `megatron-opsft methods` lists them."""
     aggregation: AggregationKey = "accepted_tokens"
 
     @property
@@ -228,23 +227,18 @@ class PolicySettings(DapoSettings, MethodSettings):
     """
 
     aggregation: AggregationKey = "all_tokens"
-    clip_low: float = Field(
-        0.2, ge=0, le=1, description="A token's ratio to the old policy counts from 1 - this ..."
-    )
+    clip_low: float = Field(0.2, ge=0, le=1)
+    """A token's ratio to the old policy counts from 1 - this ..."""
     clip_high: ClipHigh = 0.2
     dual_clip: DualClip = None
     beta: Beta = 0.0
     kl: Kl = "k3"
-    updates_per_batch: int = Field(
-        1,
-        ge=1,
-        description="Optimizer steps on each rollout batch, on equal shares of its problems.",
-    )
-    tempered_log_probs: bool = Field(
-        True,
-        description="Log-probs are those of softmax(logits / rollout.temperature), the policy that "
-        "samples; else of softmax(logits).",
-    )
+    updates_per_batch: int = Field(1, ge=1)
+    """Optimizer steps on each rollout batch, on equal shares of its problems."""
+    tempered_log_probs: bool = True
+    """Log-probs are those of softmax(logits / rollout.temperature), the policy that samples; else
+    of softmax(logits).
+    """
 
     @property
     def num_updates(self) -> int:
@@ -291,9 +285,8 @@ class PolicySettings(DapoSettings, MethodSettings):
 class GroupNormalizedSettings(PolicySettings):
     """Methods with GRPO's advantage: (r - mean) / std."""
 
-    std_epsilon: float = Field(
-        1e-6, ge=0, description="Added to a group's standard deviation; verl 1e-6, TRL 1e-4."
-    )
+    std_epsilon: float = Field(1e-6, ge=0)
+    """Added to a group's standard deviation; verl 1e-6, TRL 1e-4."""
 
     def advantages(self, batch: Sequence[Group], rewards: Values) -> Values:
         return [group_normalized(group, self.std_epsilon) for group in rewards]

@@ -24,18 +24,12 @@ _NUM_SHOWN = 5  # layouts of a search
 class _OnDevices(Command):
     """The options about devices that both commands share."""
 
-    gpu: str = Field(
-        "h100", description="Device: h100, h200, a100, b200, cpu, or one of --hardware."
-    )
-    gpus_per_node: int | None = Field(
-        None,
-        ge=1,
-        description="Devices, and ranks, of a node; by default 8, on CPUs as many ranks as "
-        "the layout needs.",
-    )
-    hardware: Path | None = Field(
-        None, description="Figures of devices, such as `plan calibrate` prints."
-    )
+    gpu: str = "h100"
+    """Device: h100, h200, a100, b200, cpu, or one of --hardware."""
+    gpus_per_node: int | None = Field(None, ge=1)
+    """Devices, and ranks, of a node; by default 8, on CPUs as many ranks as the layout needs."""
+    hardware: Path | None = None
+    """Figures of devices, such as `plan calibrate` prints."""
 
 
 class PlanRun(_OnDevices, RunCommand):
@@ -49,18 +43,18 @@ class PlanRun(_OnDevices, RunCommand):
         "plan CONFIG --nodes 1,8,64",
         "plan CONFIG rollout.engine=vllm --gpu a100 --search",
     )
-    nodes: str = Field("1", description="Number of nodes; 1,8,64 gives a row for each.")
-    mean_tokens: float | None = Field(
-        None,
-        ge=1,
-        description="Mean response length without the limit; by default the paper's last, 2186, or "
-        "62 % of a limit below the paper's.",
-    )
-    acceptance: float = Field(
-        PAPER_ACCEPTANCE, ge=0, le=1, description="Share of correct, finished responses."
-    )
-    search: bool = Field(False, description="Look for the fastest layout that fits.")
-    as_json: bool = Field(False, alias="json", description="Print one JSON object.")
+    nodes: str = "1"
+    """Number of nodes; 1,8,64 gives a row for each."""
+    mean_tokens: float | None = Field(None, ge=1)
+    """Mean response length without the limit; by default the paper's last, 2186, or 62 % of a limit
+    below the paper's.
+    """
+    acceptance: float = Field(PAPER_ACCEPTANCE, ge=0, le=1)
+    """Share of correct, finished responses."""
+    search: bool = False
+    """Look for the fastest layout that fits."""
+    as_json: bool = Field(False, alias="json")
+    """Print one JSON object."""
 
     def run(self) -> int:
         """Print what the run takes; whether it fits as exit code."""
@@ -117,7 +111,8 @@ class Calibrate(_OnDevices):
         "plan calibrate runs/a runs/b > figures.yaml",
         "plan CONFIG --hardware figures.yaml --gpu h100",
     )
-    run_dirs: tuple[Path, ...] = Field(description="Directories of runs on one kind of device.")
+    run_dirs: tuple[Path, ...]
+    """Directories of runs on one kind of device."""
 
     def run(self) -> None:
         """Print a file for --hardware."""

@@ -22,25 +22,24 @@ class Study(Command):
         "study examples/studies/paper_tiny.yaml --out runs/paper",
         "study FILE --out DIR --only 3",
     )
-    file: Path = Field(description="YAML file of a study.")
-    out: Path = Field(description="Directory of its runs, table.json and report.html.")
-    at_once: int | None = Field(
-        None,
-        ge=1,
-        alias="jobs",
-        description="Runs at once; by default one for each core, or 1 with --launcher.",
-    )
-    launcher: str = Field(
-        "",
-        description="What to run in place of megatron-opsft, such as "
-        "'torchrun --nproc-per-node 8 -m megatron_opsft'.",
-    )
-    only: int | None = Field(
-        None, ge=0, description="Only the run with this number, from 0, as --list shows it."
-    )
-    show_list: bool = Field(False, alias="list", description="List the runs and exit.")
-    dry_run: bool = Field(False, description="Print the commands that are still to run, and exit.")
-    page: bool = Field(False, description="Only write tables and page, of the finished runs.")
+    file: Path
+    """YAML file of a study."""
+    out: Path
+    """Directory of its runs, table.json and report.html."""
+    at_once: int | None = Field(None, ge=1, alias="jobs")
+    """Runs at once; by default one for each core, or 1 with --launcher."""
+    launcher: str = ""
+    """What to run in place of megatron-opsft, such as 'torchrun --nproc-per-node 8 -m
+    megatron_opsft'.
+    """
+    only: int | None = Field(None, ge=0)
+    """Only the run with this number, from 0, as --list shows it."""
+    show_list: bool = Field(False, alias="list")
+    """List the runs and exit."""
+    dry_run: bool = False
+    """Print the commands that are still to run, and exit."""
+    page: bool = False
+    """Only write tables and page, of the finished runs."""
 
     def run(self) -> None:
         """Train, evaluate, write."""

@@ -4,7 +4,6 @@ Commands are forked from one process that has imported the libraries once, or st
 launcher. Nothing is made twice: each command continues what it began.
 """
 
-import json
 import logging
 import multiprocessing
 import os
@@ -24,7 +23,7 @@ from megatron_opsft.config.load import load
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.settings import EvalSettings
 from megatron_opsft.launch.rounds import Rounds, check_rounds
-from megatron_opsft.runtime.owned_directory import OwnedDirectory
+from megatron_opsft.runtime.owned_directory import OwnedDirectory, flatten
 from megatron_opsft.runtime.phase import REQUEUE_EXIT_CODE, StopSignal
 from megatron_opsft.study.study_file import StudyRun
 
@@ -91,7 +90,7 @@ def commands_of(run: StudyRun) -> list[list[str]]:
         commands = [["train", *run.words, "--resume=auto"]]
     model = str(trainings_of(run)[-1]) if run.trains else run.load().model.path
     own = {"model": model, "name": run.label, "out": str(run.evaluation)}
-    words = [f"{key}={json.dumps(value)}" for key, value in (run.eval_settings | own).items()]
+    words = [f"{key}={value}" for key, value in flatten(run.eval_settings | own).items()]
     load(EvalSettings, None, words)
     return [*commands, ["eval", *words]]
 

@@ -20,43 +20,54 @@ Keys = dict[str, Any]
 class RunEntry(Section):
     """What one row of a table changes."""
 
-    train: bool = Field(True, description="false: evaluate the model as it is.")
-    config: Path | None = Field(None, description="YAML file of the run, if not the study's.")
-    set: Keys = Field({}, description="Keys of the run's configuration, such as method.name.")
-    eval: Keys = Field({}, description="Settings of its evaluation.")
-    data_problems: int | None = Field(
-        None, ge=1, description="Problems to make fixed data from; null: all of them."
-    )
-    rounds: int = Field(
-        1,
-        ge=1,
-        description="How often fixed data are made; run.steps are divided among the rounds.",
-    )
-    seeds: tuple[int, ...] | None = Field(None, min_length=1, description="If not the study's.")
-    note: str = Field("", description="What a reader of the table should know about it.")
+    train: bool = True
+    """false: evaluate the model as it is."""
+    config: Path | None = None
+    """YAML file of the run, if not the study's."""
+    set: Keys = {}
+    """Keys of the run's configuration, such as method.name."""
+    eval: Keys = {}
+    """Settings of its evaluation."""
+    data_problems: int | None = Field(None, ge=1)
+    """Problems to make fixed data from; null: all of them."""
+    rounds: int = Field(1, ge=1)
+    """How often fixed data are made; run.steps are divided among the rounds."""
+    seeds: tuple[int, ...] | None = Field(None, min_length=1)
+    """If not the study's."""
+    note: str = ""
+    """What a reader of the table should know about it."""
 
 
 class StudySection(Section):
     """One table and one figure of the page."""
 
-    title: str = Field(..., description="Its heading.")
-    text: str = Field("", description="What it asks, in a sentence or two.")
-    runs: dict[str, RunEntry | None] = Field(..., min_length=1, description="Name -> what differs.")
+    title: str
+    """Its heading."""
+    text: str = ""
+    """What it asks, in a sentence or two."""
+    runs: dict[str, RunEntry | None] = Field(min_length=1)
+    """Name -> what differs."""
 
 
 class Study(Section):
     """The whole file. Paths in it are relative to the working directory, as in a run's."""
 
-    title: str = Field(..., description="Heading of the page.")
-    text: str = Field("", description="What the page should say before anything else.")
-    config: Path = Field(..., description="YAML file of a run: what all runs have in common.")
-    set: Keys = Field({}, description="Keys on top of it, for all runs.")
-    eval: Keys = Field({}, description="Settings of every evaluation; the model is the run's.")
-    seeds: tuple[int, ...] = Field(
-        (0,), min_length=1, description="Each run is made once for each seed."
-    )
-    baseline: str = Field(..., description="The run whose tokens are 100 % of every CR.")
-    sections: dict[str, StudySection] = Field(..., min_length=1, description="Parts of the page.")
+    title: str
+    """Heading of the page."""
+    text: str = ""
+    """What the page should say before anything else."""
+    config: Path
+    """YAML file of a run: what all runs have in common."""
+    set: Keys = {}
+    """Keys on top of it, for all runs."""
+    eval: Keys = {}
+    """Settings of every evaluation; the model is the run's."""
+    seeds: tuple[int, ...] = Field((0,), min_length=1)
+    """Each run is made once for each seed."""
+    baseline: str
+    """The run whose tokens are 100 % of every CR."""
+    sections: dict[str, StudySection] = Field(min_length=1)
+    """Parts of the page."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

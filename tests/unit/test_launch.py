@@ -74,13 +74,13 @@ JOIN = """
 import os
 from datetime import timedelta
 import click
-from megatron_opsft.cli import run
+from megatron_opsft.cli import main
 from megatron_opsft.runtime.device import select_device
 from megatron_opsft.runtime.job import join_job
 
 os.environ.update(RANK="{rank}", WORLD_SIZE="3", MASTER_ADDR="localhost", MASTER_PORT="{port}")
 join = lambda: join_job(select_device("cpu"), timedelta(hours=1), timedelta(seconds=3))
-run(click.Command("join", callback=join))
+main(click.Command("join", callback=join))
 """
 
 

@@ -25,11 +25,12 @@ class ADlp(GroupNormalizedSettings):
     fits_from = 1000  # from here on a whole response can cost as much as a right answer brings
     name: Literal["a_dlp"] = "a_dlp"
     beta: Beta = 0.001
-    first_price: float = Field(1e-3, ge=0, description="Lambda of the first step, a token.")
-    price_rate: float = Field(1e-3, ge=0, description="How fast lambda follows accuracy.")
-    reference_accuracy: float = Field(
-        0.62, ge=0, le=1, description="Accuracy above which lambda rises: the starting model's."
-    )
+    first_price: float = Field(1e-3, ge=0)
+    """Lambda of the first step, a token."""
+    price_rate: float = Field(1e-3, ge=0)
+    """How fast lambda follows accuracy."""
+    reference_accuracy: float = Field(0.62, ge=0, le=1)
+    """Accuracy above which lambda rises: the starting model's."""
 
     def first_state(self) -> ADlpState:
         return ADlpState(price=self.first_price)

@@ -18,7 +18,8 @@ class Ddca(GroupNormalizedSettings):
     formula = "A = (r - mean)/std - 0.2 pass_rate (s - mean s) if correct, s = sigma((n - mu)/std)"
     paper = "DDCA, arXiv 2602.02099"
     name: Literal["ddca"] = "ddca"
-    length_weight: float = Field(0.2, ge=0, description="Weight of the length advantage.")
+    length_weight: float = Field(0.2, ge=0)
+    """Weight of the length advantage."""
 
     def advantages(self, batch: Sequence[Group], rewards: Values) -> Values:
         """(r - mean)/std - w pass_rate (s - mean s), s = sigma((n - mu)/std), of correct ones."""

@@ -5,8 +5,6 @@ groups that teach nothing.
 from collections.abc import Sequence
 from typing import Literal
 
-from pydantic import Field
-
 from megatron_opsft.methods.advantages import Values, whiten
 from megatron_opsft.methods.dapo import MaxRefills
 from megatron_opsft.methods.facts import Group
@@ -22,10 +20,8 @@ class Dler(PolicySettings):
     clip_high: ClipHigh = 0.28
     beta: Beta = 0.0005
     kl: Kl = "k2"
-    whiten: Literal["responses", "tokens"] = Field(
-        "tokens",
-        description="Whether a response counts once, or once for each token (the authors' code).",
-    )
+    whiten: Literal["responses", "tokens"] = "tokens"
+    """Whether a response counts once, or once for each token (the authors' code)."""
     max_refills: MaxRefills = 8
 
     def group_rewards(self, group: Group, state: State) -> list[float]:

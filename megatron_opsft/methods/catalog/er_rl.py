@@ -19,10 +19,10 @@ class ErRl(PolicySettings):
     paper = "Training Language Models to Reason Efficiently, arXiv 2502.04463"
     name: Literal["er_rl"] = "er_rl"
     aggregation: AggregationKey = "sequence"
-    alpha: float = Field(0.1, ge=0, lt=1, description="Reward that length can cost.")
-    whiten: Literal["none", "tokens"] = Field(
-        "none", description="tokens: advantages whitened over the batch's tokens, as in the code."
-    )
+    alpha: float = Field(0.1, ge=0, lt=1)
+    """Reward that length can cost."""
+    whiten: Literal["none", "tokens"] = "none"
+    """tokens: advantages whitened over the batch's tokens, as in the code."""
 
     def group_rewards(self, group: Group, state: State) -> list[float]:
         """1 - alpha sigma((n - mu)/s) for the correct ones."""

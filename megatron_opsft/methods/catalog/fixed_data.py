@@ -38,24 +38,14 @@ class TokenSkip(FixedDataSettings):
     formula = "cross-entropy on correct samples without their least important tokens"
     paper = "TokenSkip, arXiv 2502.12067"
     name: Literal["tokenskip"] = "tokenskip"
-    ratio: float | None = Field(
-        None,
-        gt=0,
-        le=1,
-        description="Share of the reasoning's tokens to keep; null: drawn for each problem from "
-        "0.5, 0.6, ..., 1.",
-    )
-    scorer: str = Field(
-        "microsoft/llmlingua-2-xlm-roberta-large-meetingbank",
-        min_length=1,
-        description="Token classifier by which llmlingua chooses words (LLMLingua-2; pip install "
-        "'.[tokenskip]').",
-    )
-    delimiter: str = Field(
-        "<|eot_id|>",
-        min_length=1,
-        description="Around the ratio, at the end of the prompt; a ratio of 1 is not stated.",
-    )
+    ratio: float | None = Field(None, gt=0, le=1)
+    """Share of the reasoning's tokens to keep; null: drawn for each problem from 0.5, 0.6, ..., 1.
+    """
+    scorer: str = Field("microsoft/llmlingua-2-xlm-roberta-large-meetingbank", min_length=1)
+    """Token classifier by which llmlingua chooses words (LLMLingua-2; pip install '.[tokenskip]').
+    """
+    delimiter: str = Field("<|eot_id|>", min_length=1)
+    """Around the ratio, at the end of the prompt; a ratio of 1 is not stated."""
 
 
 class StepEntropy(FixedDataSettings):
@@ -64,16 +54,14 @@ class StepEntropy(FixedDataSettings):
     formula = "cross-entropy on correct samples without their 80 % of steps of least entropy"
     paper = "CoT Compression via Step Entropy, arXiv 2508.03346"
     name: Literal["step_entropy"] = "step_entropy"
-    share: float = Field(
-        0.8, ge=0, le=1, description="Share of the steps of least entropy that become [SKIP]."
-    )
-    separator: str = Field("\n\n", min_length=1, description="Text of the token between steps.")
-    answer_tokens: int = Field(
-        1024,
-        ge=1,
-        description="Longest answer behind the shortened thinking; responses that leave no room "
-        "for it are left out.",
-    )
+    share: float = Field(0.8, ge=0, le=1)
+    """Share of the steps of least entropy that become [SKIP]."""
+    separator: str = Field("\n\n", min_length=1)
+    """Text of the token between steps."""
+    answer_tokens: int = Field(1024, ge=1)
+    """Longest answer behind the shortened thinking; responses that leave no room for it are left
+    out.
+    """
 
 
 class OffPolicySft(FixedDataSettings):

@@ -19,11 +19,10 @@ class Gdpo(GroupNormalizedSettings):
     fits_from = 2001
     missable = "target"
     name: Literal["gdpo"] = "gdpo"
-    target: int = Field(2000, ge=1, description="Tokens within which the length reward is paid.")
-    whiten: Literal["none", "responses", "tokens"] = Field(
-        "tokens",
-        description="How the sum is whitened over the batch; TRL: responses, verl: tokens.",
-    )
+    target: int = Field(2000, ge=1)
+    """Tokens within which the length reward is paid."""
+    whiten: Literal["none", "responses", "tokens"] = "tokens"
+    """How the sum is whitened over the batch; TRL: responses, verl: tokens."""
 
     def length_rewards(self, group: Group) -> list[float]:
         """1 if finished within the target."""

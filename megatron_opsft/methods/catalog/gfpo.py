@@ -17,10 +17,10 @@ class Gfpo(GroupNormalizedSettings):
     formula = "A = (r - mean)/std of the k shortest responses, or of largest r/n; 0 of the others"
     paper = "GFPO, arXiv 2508.09726"
     name: Literal["gfpo"] = "gfpo"
-    kept: int = Field(4, ge=2, description="k: how many responses to each problem are kept.")
-    keep_by: Literal["length", "reward_per_token"] = Field(
-        "length", description="The shortest are kept, or those with most reward a token."
-    )
+    kept: int = Field(4, ge=2)
+    """k: how many responses to each problem are kept."""
+    keep_by: Literal["length", "reward_per_token"] = "length"
+    """The shortest are kept, or those with most reward a token."""
 
     def check(self, run: RunSize) -> None:
         """Errors: as of `PolicySettings`, and for more kept than there are."""

@@ -16,7 +16,8 @@ class Gr3(GroupNormalizedSettings):
     formula = "r = 1[correct] / (1 + alpha n/mean n)"
     paper = "GR3, arXiv 2603.10535"
     name: Literal["gr3"] = "gr3"
-    alpha: float = Field(0.33, ge=0, description="How much length costs; for chat 0.00133.")
+    alpha: float = Field(0.33, ge=0)
+    """How much length costs; for chat 0.00133."""
 
     def group_rewards(self, group: Group, state: State) -> list[float]:
         """c / (1 + alpha n / mean n), the mean over right and wrong ones."""

@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import Literal
 
-from pydantic import Field
-
 from megatron_opsft.methods.advantages import Values, group_centered
 from megatron_opsft.methods.facts import Group
 from megatron_opsft.methods.settings import (
@@ -23,12 +21,10 @@ class Grpo(GroupNormalizedSettings):
     paper = "DeepSeekMath, arXiv 2402.03300"
     name: Literal["grpo"] = "grpo"
     beta: Beta = 0.001
-    reward: Literal["verdict", "truncation"] = Field(
-        "verdict", description="1 if correct; truncation: if also within the limit."
-    )
-    advantage: Literal["group_normalized", "group_centered", "identity"] = Field(
-        "group_normalized", description="(r - mean)/std, r - mean, or r itself."
-    )
+    reward: Literal["verdict", "truncation"] = "verdict"
+    """1 if correct; truncation: if also within the limit."""
+    advantage: Literal["group_normalized", "group_centered", "identity"] = "group_normalized"
+    """(r - mean)/std, r - mean, or r itself."""
 
     @property
     def compares_group(self) -> bool:

@@ -16,14 +16,12 @@ class Kimi(PolicySettings):
     paper = "Kimi k1.5, arXiv 2501.12599"
     name: Literal["kimi"] = "kimi"
     aggregation: AggregationKey = "sequence_sum"
-    weight: float = Field(1.0, ge=0, description="Weight of the length reward.")
-    warmup_steps: int = Field(0, ge=0, description="Steps without the length reward.")
-    tau: float = Field(
-        0.1,
-        ge=0,
-        description="Of A log p - tau/2 (log p/old)^2 of whole responses; without effect in the "
-        "first update.",
-    )
+    weight: float = Field(1.0, ge=0)
+    """Weight of the length reward."""
+    warmup_steps: int = Field(0, ge=0)
+    """Steps without the length reward."""
+    tau: float = Field(0.1, ge=0)
+    """Of A log p - tau/2 (log p/old)^2 of whole responses; without effect in the first update."""
 
     @property
     def surrogate(self) -> Surrogate:

@@ -19,18 +19,16 @@ class L1Settings(GroupNormalizedSettings):
     eval_kind: ClassVar[LengthKind] = "exact"
     beta: Beta = 0.001
     dual_clip: DualClip = 3.0
-    lowest_target: int = Field(
-        100, ge=1, description="Each problem's target length is drawn once, from here ..."
-    )
-    highest_target: int = Field(3500, ge=1, description="... to here, in tokens.")
-    alpha: float = Field(0.0003, gt=0, description="Reward lost with each token off the target.")
-    prompt_target: bool = Field(True, description="The prompt ends with the target length.")
-    eval_target: int | None = Field(
-        None,
-        ge=1,
-        description="Target length that prompts of the evaluation end with; null: drawn as in "
-        "training.",
-    )
+    lowest_target: int = Field(100, ge=1)
+    """Each problem's target length is drawn once, from here ..."""
+    highest_target: int = Field(3500, ge=1)
+    """... to here, in tokens."""
+    alpha: float = Field(0.0003, gt=0)
+    """Reward lost with each token off the target."""
+    prompt_target: bool = True
+    """The prompt ends with the target length."""
+    eval_target: int | None = Field(None, ge=1)
+    """Target length that prompts of the evaluation end with; null: drawn as in training."""
 
     def check(self, run: RunSize) -> None:
         """Errors: as of `PolicySettings`, and for targets that no response can have."""
@@ -91,10 +89,10 @@ class L1Max(L1Settings):
     needs = ("a model from l1_exact to start with",)
     eval_kind = "max"
     name: Literal["l1_max"] = "l1_max"
-    delta: float = Field(0.5, ge=0, le=1, description="Reward of a correct one on the target.")
-    exact_share: float = Field(
-        0.5, ge=0, le=1, description="Share of the problems that keep L1-Exact's prompt and reward."
-    )
+    delta: float = Field(0.5, ge=0, le=1)
+    """Reward of a correct one on the target."""
+    exact_share: float = Field(0.5, ge=0, le=1)
+    """Share of the problems that keep L1-Exact's prompt and reward."""
 
     def draw_kind(self, draw: random.Random) -> LengthKind:
         return "max" if draw.random() >= self.exact_share else "exact"

@@ -74,11 +74,12 @@ class LaserRewards(GroupNormalizedSettings):
     paper = "LASER, arXiv 2505.15612"
     clip_high: ClipHigh = 0.28
     beta: Beta = 0.001
-    bonus: float = Field(0.5, ge=0, description="Reward within the target length.")
-    wrong: float = Field(-0.5, description="Reward of a wrong answer.")
-    bad_format: float = Field(
-        -1.0, description="Reward without an answer; a cut response has none."
-    )
+    bonus: float = Field(0.5, ge=0)
+    """Reward within the target length."""
+    wrong: float = -0.5
+    """Reward of a wrong answer."""
+    bad_format: float = -1.0
+    """Reward without an answer; a cut response has none."""
 
     def stepped(self, group: Group, target: int) -> list[float]:
         """1, wrong or bad_format; a correct one within the target gets the bonus."""
@@ -98,7 +99,8 @@ class Laser(LaserRewards):
     fits_from = 2049
     missable = "target"
     name: Literal["laser"] = "laser"
-    target: int = Field(2048, ge=1, description="Lt: tokens within which the bonus is paid.")
+    target: int = Field(2048, ge=1)
+    """Lt: tokens within which the bonus is paid."""
 
     def group_rewards(self, group: Group, state: State) -> list[float]:
         """One target for all problems."""
@@ -113,17 +115,20 @@ class LaserTargets(LaserRewards):
     per_token = {"lowest_target": 1, "highest_target": 1, "target_step": 1}
     fits_from = 1025
     missable = "lowest_target"
-    lowest_target: int = Field(
-        1024, ge=1, description="Candidates for a target length: from here ..."
-    )
-    highest_target: int = Field(16384, ge=1, description="... to here ...")
-    target_step: int = Field(1024, ge=1, description="... in steps of this many tokens.")
-    rounding: Literal["ceil", "floor"] = Field(
-        "ceil", description="Of the correct responses that a difficulty stands for; code: floor."
-    )
-    monitor_problems: int = Field(500, ge=1, description="Problems that targets are chosen on.")
-    monitor_samples: int = Field(8, ge=1, description="Responses to each of them.")
-    monitor_every: int = Field(20, ge=1, description="Steps between choices; one before the first.")
+    lowest_target: int = Field(1024, ge=1)
+    """Candidates for a target length: from here ..."""
+    highest_target: int = Field(16384, ge=1)
+    """... to here ..."""
+    target_step: int = Field(1024, ge=1)
+    """... in steps of this many tokens."""
+    rounding: Literal["ceil", "floor"] = "ceil"
+    """Of the correct responses that a difficulty stands for; code: floor."""
+    monitor_problems: int = Field(500, ge=1)
+    """Problems that targets are chosen on."""
+    monitor_samples: int = Field(8, ge=1)
+    """Responses to each of them."""
+    monitor_every: int = Field(20, ge=1)
+    """Steps between choices; one before the first."""
 
     def monitor_size(self, state: LaserState) -> tuple[int, int] | None:
         is_due = (state.step - 1) % self.monitor_every == 0

@@ -14,10 +14,10 @@ class Linear(PolicySettings):
     formula = "r = 1[correct] - 0.25 pass_rate n/max n; A = r - mean"
     paper = "prime-rl, pull request 2901"
     name: Literal["linear"] = "linear"
-    weight: float = Field(0.25, ge=0, description="Weight of the length penalty.")
-    only_correct: bool = Field(
-        False, description="Only correct responses pay it (prime-rl, pull request 3376)."
-    )
+    weight: float = Field(0.25, ge=0)
+    """Weight of the length penalty."""
+    only_correct: bool = False
+    """Only correct responses pay it (prime-rl, pull request 3376)."""
 
     def group_rewards(self, group: Group, state: State) -> list[float]:
         """c - w pass_rate n / max n, of wrong ones 0 if only correct ones pay."""

@@ -15,7 +15,8 @@ class MasteryGated(GroupNormalizedSettings):
     formula = "all correct: r = 1 - w (n - median)+/(max - median), else 1[correct]"
     paper = "CoT Compression with One-Domain-to-All Generalization, arXiv 2601.06052"
     name: Literal["mastery_gated"] = "mastery_gated"
-    weight: float = Field(1.0, ge=0, description="Weight of the length penalty.")
+    weight: float = Field(1.0, ge=0)
+    """Weight of the length penalty."""
 
     def group_rewards(self, group: Group, state: State) -> list[float]:
         """c - w (n - median)/(max - median) beyond the median, if all are correct."""

@@ -25,24 +25,19 @@ class O1Pruner(PolicySettings):
     needs = ("lengths and accuracy of the reference model (method.references), or fixed data",)
     name: Literal["o1_pruner"] = "o1_pruner"
     aggregation: AggregationKey = "sequence_sum"
-    form: Literal["online", "fixed"] = Field(
-        "online",
-        description="Responses of the policy, or the reference model's from a fixed data set.",
-    )
-    references: Annotated[Path | None, HomeExpanded] = Field(
-        None,
-        description="Lines of JSON: problem_id, mean_tokens and accuracy of the reference model.",
-    )
-    accuracy_weight: float = Field(2.0, ge=0, description="Lambda, of accuracy against length.")
-    clip_rewards: bool = Field(False, description="Rewards lie within -2 and 4.")
-    z_score: bool = Field(
-        False,
-        description="Advantages have mean 0 and deviation 1, in the batch or over all fixed data.",
-    )
+    form: Literal["online", "fixed"] = "online"
+    """Responses of the policy, or the reference model's from a fixed data set."""
+    references: Annotated[Path | None, HomeExpanded] = None
+    """Lines of JSON: problem_id, mean_tokens and accuracy of the reference model."""
+    accuracy_weight: float = Field(2.0, ge=0)
+    """Lambda, of accuracy against length."""
+    clip_rewards: bool = False
+    """Rewards lie within -2 and 4."""
+    z_score: bool = False
+    """Advantages have mean 0 and deviation 1, in the batch or over all fixed data."""
     samples: Samples = 16
-    samples_kept: int = Field(
-        2, ge=1, description="How many of them to train on, chosen at random."
-    )
+    samples_kept: int = Field(2, ge=1)
+    """How many of them to train on, chosen at random."""
 
     @property
     def has_fixed_data(self) -> bool:

@@ -2,8 +2,6 @@
 
 from typing import Literal
 
-from pydantic import Field
-
 from megatron_opsft.methods.facts import Group
 from megatron_opsft.methods.settings import MethodSettings, State
 
@@ -14,11 +12,10 @@ class OnPolicySft(MethodSettings):
     formula = "A = 1[correct and n <= L], likelihood"
     paper = "On-Policy Supervised Fine-Tuning for Efficient Reasoning"
     name: Literal["on_policy_sft"] = "on_policy_sft"
-    aggregation: Literal["max_accepted", "accepted_tokens", "sequence"] = Field(
-        "max_accepted",
-        description="max_accepted: 1/(B G M), the paper's; sequence: 1/|o|, its ablation; "
-        "accepted_tokens: 1/sum |o|, the released code's.",
-    )
+    aggregation: Literal["max_accepted", "accepted_tokens", "sequence"] = "max_accepted"
+    """max_accepted: 1/(B G M), the paper's; sequence: 1/|o|, its ablation; accepted_tokens: 1/sum
+    |o|, the released code's.
+    """
 
     def group_rewards(self, group: Group, state: State) -> list[float]:
         """1 if correct, finished, and no longer than the limit."""

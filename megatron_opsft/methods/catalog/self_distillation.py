@@ -21,27 +21,20 @@ class SelfDistillation(MethodSettings):
     paper = "On-Policy Self-Distillation for Concise Reasoning, arXiv 2603.05433"
     needs = ("a frozen copy of the model, the teacher",)
     name: Literal["self_distillation"] = "self_distillation"
-    teacher_template: TemplateName = Field(
-        "concise",
-        description="The teacher's prompt, in place of data.template's: one of its names, or a "
-        ".jinja file that names `problem` alone.",
-    )
-    responses: Literal["all", "correct"] = Field(
-        "correct",
-        description="Which are learned from: the accepted ones, or all, as the authors do.",
-    )
-    refresh_every: int = Field(
-        50,
-        ge=0,
-        description="Steps after which the teacher's weights are the model's again; 0: never.",
-    )
-    direction: Literal["reverse", "forward"] = Field(
-        "reverse", description="KL of the policy to the teacher, or of the teacher to the policy."
-    )
-    beta: float = Field(1.0, gt=0, description="Weight of the divergence from the teacher.")
-    likelihood: float = Field(
-        0.0, ge=0, description="Weight of on-policy SFT's -log p of the same responses, beside it."
-    )
+    teacher_template: TemplateName = "concise"
+    """The teacher's prompt, in place of data.template's: one of its names, or a .jinja file that
+    names `problem` alone.
+    """
+    responses: Literal["all", "correct"] = "correct"
+    """Which are learned from: the accepted ones, or all, as the authors do."""
+    refresh_every: int = Field(50, ge=0)
+    """Steps after which the teacher's weights are the model's again; 0: never."""
+    direction: Literal["reverse", "forward"] = "reverse"
+    """KL of the policy to the teacher, or of the teacher to the policy."""
+    beta: float = Field(1.0, gt=0)
+    """Weight of the divergence from the teacher."""
+    likelihood: float = Field(0.0, ge=0)
+    """Weight of on-policy SFT's -log p of the same responses, beside it."""
 
     @property
     def learns_from_rejected(self) -> bool:

@@ -26,10 +26,10 @@ class ShortRl(GroupNormalizedSettings):
     fits_from = 101
     name: Literal["short_rl"] = "short_rl"
     beta: Beta = 0.001
-    length_tolerance: int = Field(100, ge=0, description="Tokens beyond the shortest at no cost.")
-    accuracy_tolerance: float = Field(
-        0.05, ge=0, description="How far below the best batch a batch's accuracy may be."
-    )
+    length_tolerance: int = Field(100, ge=0)
+    """Tokens beyond the shortest at no cost."""
+    accuracy_tolerance: float = Field(0.05, ge=0)
+    """How far below the best batch a batch's accuracy may be."""
 
     def rewards(self, batch: Sequence[Group], state: ShortRlState) -> Values:
         """c, and the bonus of correct ones if the batch is accurate enough."""

@@ -3,8 +3,6 @@
 from itertools import accumulate
 from typing import Annotated, Literal
 
-from pydantic import Field
-
 from megatron_opsft.config_section import CommaSeparated
 from megatron_opsft.errors import UserError
 from megatron_opsft.methods.facts import Group, LengthTarget, PromptChange
@@ -24,15 +22,12 @@ class ThinkPrune(GroupNormalizedSettings):
     paper = "ThinkPrune, arXiv 2504.01296"
     name: Literal["thinkprune"] = "thinkprune"
     beta: Beta = 0.001
-    limits: Annotated[tuple[int, ...], CommaSeparated] = Field(
-        (), description="Length limit of each stage, in tokens; none: the run's, in one stage."
-    )
-    stage_steps: Annotated[tuple[int, ...], CommaSeparated] = Field(
-        (), description="Steps of each stage but the last, which lasts until the run ends."
-    )
-    announce_limit: bool = Field(
-        False, description="A system message states the limit, as the authors' does."
-    )
+    limits: Annotated[tuple[int, ...], CommaSeparated] = ()
+    """Length limit of each stage, in tokens; none: the run's, in one stage."""
+    stage_steps: Annotated[tuple[int, ...], CommaSeparated] = ()
+    """Steps of each stage but the last, which lasts until the run ends."""
+    announce_limit: bool = False
+    """A system message states the limit, as the authors' does."""
 
     def check(self, run: RunSize) -> None:
         """Errors: as of `PolicySettings`, and where stages and steps do not fit each other."""
