@@ -62,16 +62,10 @@ GREEDY = ["eval.temperature=0", "eval.samples_per_problem=1"]
         # Of a group of equal responses nothing is learned, and of equal samples one is enough.
         ("rollout.temperature=0", r"rollout\.temperature=0: all responses to a problem"),
         ("eval.temperature=0", r"eval\.temperature=0: .* set eval\.samples_per_problem=1"),
-        (
-            [*GREEDY, "eval.more={hard: {data: hard.jsonl, samples_per_problem: 2}}"],
-            r"eval\.temperature=0",
-        ),
+        ([*GREEDY, "eval.more={a: {data: a, samples_per_problem: 2}}"], r"eval\.temperature=0"),
         ("eval.more={a b: x.jsonl}", r"eval\.more"),
         ("eval.more={a: {data: x, steps: 1}}", r"eval\.more"),
-        (
-            "method.name=grop",
-            r"method\.name='grop': did you mean grpo\? there are: on_policy_sft, ",
-        ),
+        ("method.name=grop", "'grop': did you mean grpo. there are: on_policy_sft, "),
         ("method.beta=1", r"unknown config key method\.beta"),
         ("data.template=Be brief.", r"'Be brief.' is not a template.*\.jinja.*system_prompt"),
         ([GRPO, "method.bta=1"], r"the command line: did you mean method\.beta\?"),
@@ -89,7 +83,6 @@ def test_wrong_override_is_named(path: Path, overrides: str | list[str], message
     ("text", "part"),
     [
         ("data: {train: d}\n", "config key model is missing"),
-        ("model: {path: m}\ndata: [d]\n", "config section data must hold keys"),
         ("- 1\n", "sections"),
         ("model: {path: m\n", "cannot be read"),
         (MINIMAL + "optimizer: {lr: fast}\n", "optimizer.lr='fast'"),
@@ -110,20 +103,18 @@ def test_wrong_file_is_named(path: Path, text: str, part: str) -> None:
 
 def test_a_file_needs_only_what_its_base_has_otherwise(path: Path, tmp_path: Path) -> None:
     path.write_text(MINIMAL + "optimizer: {lr: 1e-3, beta1: 0.8}\n")
-    (tmp_path / "sub").mkdir()
     other = tmp_path / "sub/other.yaml"
+    other.parent.mkdir()
     other.write_text("base: ../run.yaml\noptimizer: {lr: 2e-3, beta2: 0.6}\nrun: {steps: 7}\n")
     keys = ["run.seed=3", "optimizer.beta2=0.7", "run.dir='a #1'", "run.wandb_project=010"]
     config = load_config(other, keys)
-    assert config.optimizer.lr == 2e-3
-    assert (config.optimizer.beta1, config.optimizer.beta2) == (0.8, 0.7)
-    assert (config.run.steps, config.run.seed, config.model.path) == (7, 3, "m")
-    assert (config.run.dir, config.run.wandb_project) == (Path("a #1"), "010")
+    run, optimizer = config.run, config.optimizer
+    assert (optimizer.lr, optimizer.beta1, optimizer.beta2) == (2e-3, 0.8, 0.7)
+    assert (run.steps, run.seed, config.model.path) == (7, 3, "m")
+    assert (run.dir, run.wandb_project) == (Path("a #1"), "010")
 
 
-def test_home_is_expanded_in_every_key_that_names_a_place(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_home_is_expanded_in_names_of_places(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/somebody")
     keys = ("run.dir", "model.path", "data.train", "eval.data")
     loaded = load_config(path, [f"{key}=~/{key}" for key in keys])
@@ -188,25 +179,20 @@ def test_prompts_and_held_out_responses_may_be_as_long_as_model_and_engine_allow
 
 
 def test_prompts_and_responses_that_do_not_fit_are_one_line(path: Path) -> None:
-    told = load_config(path, ["eval.max_response_tokens=4000", "data.max_prompt_tokens=128"])
-    message = "data.max_prompt_tokens=128 and eval.max_response_tokens=4000 together exceed"
-    with pytest.raises(UserError, match=message):
+    keys = ["data.max_prompt_tokens=128", "eval.max_response_tokens=4000"]
+    told = load_config(path, keys)
+    with pytest.raises(UserError, match=f"{' and '.join(keys)} together exceed"):
         check_lengths(fit_lengths(told, 512), 512)
 
 
-def test_settings_of_a_method_and_more_evaluation_sets_survive_the_resolved_file(
-    path: Path, tmp_path: Path
-) -> None:
+def test_the_resolved_file_has_settings_of_a_method_and_more_evaluation_sets(path: Path) -> None:
     sets = "eval: {more: {aime: aime.jsonl, own: {data: own.jsonl, num_problems: 3}}}"
     path.write_text(MINIMAL + sets)
     config = load_config(path, [GRPO, "method.clip_high=0.28"])
     assert config.method.model_dump()["clip_high"] == 0.28
-    assert [(each.name, each.data, each.num_problems) for each in config.eval.more] == [
-        ("aime", "aime.jsonl", None),
-        ("own", "own.jsonl", 3),
-    ]
-    resolved = tmp_path / "resolved.yaml"
-    resolved.write_text(to_yaml(config), encoding="utf-8")
-    again = load_config(resolved)
+    more = [(each.name, each.data, each.num_problems) for each in config.eval.more]
+    assert more == [("aime", "aime.jsonl", None), ("own", "own.jsonl", 3)]
+    path.write_text(to_yaml(config), encoding="utf-8")
+    again = load_config(path)
     assert again == config and type(again.method) is type(config.method)
     assert config_hash(again) == config_hash(config) and hash(again) == hash(config)

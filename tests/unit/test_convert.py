@@ -28,7 +28,19 @@ from megatron_opsft.storage.dist_metadata import locate, read_metadata
 from megatron_opsft.storage.hf_writer import write_hf_model
 from megatron_opsft.storage.partial import partial_dir
 
-INDEX = "model.safetensors.index.json"
+SLOW = """
+import time
+from megatron_opsft.runtime import durable
+from megatron_opsft.storage.partial import DirectFile
+def slowly(write):
+    def call(*args):
+        time.sleep(0.002)
+        write(*args)
+        time.sleep(0.002)
+    return call
+durable.write_bytes = slowly(durable.write_bytes)
+DirectFile.write_staged = slowly(DirectFile.write_staged)
+"""
 
 
 def write_hf(directory: Path, name: str = "qwen2", dtype: torch.dtype = torch.float32) -> Path:
@@ -55,13 +67,13 @@ def hf(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def megatron(hf: Path, tmp_path: Path) -> Path:
-    run(hf, tmp_path / "megatron", "megatron")
-    return tmp_path / "megatron"
+    return run(hf, tmp_path / "megatron", "megatron")
 
 
-def run(source: Path, out: Path, to: Format, **settings: Any) -> None:
-    """Into several files even for tiny models."""
+def run(source: Path, out: Path, to: Format, **settings: Any) -> Path:
+    """Into several files even for tiny models. Returns: out."""
     convert_model(source, out, to, max_shard_bytes=60_000, **settings)
+    return out
 
 
 def all_tensors(directory: Path) -> dict[str, Tensor]:
@@ -75,26 +87,24 @@ def content_of(directory: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize("name", SHAPES)
 def test_there_and_back_is_bit_identical(tmp_path: Path, name: str) -> None:
     source = write_hf(tmp_path / "hf", name, torch.bfloat16)
-    run(source, tmp_path / "megatron", "megatron")
-    run(tmp_path / "megatron", tmp_path / "back", "hf")
-    expected, found = all_tensors(source), all_tensors(tmp_path / "back")
+    megatron = run(source, tmp_path / "megatron", "megatron")
+    back = run(megatron, tmp_path / "back", "hf")
+    expected, found = all_tensors(source), all_tensors(back)
     assert found.keys() == expected.keys()
     for key, value in expected.items():
-        assert found[key].dtype is torch.bfloat16
-        assert torch.equal(found[key], value), key
-    back = tmp_path / "back"
-    assert len(list((tmp_path / "megatron").glob("*.distcp"))) > 1
-    assert json.loads((back / INDEX).read_text())["weight_map"].keys() == expected.keys()
+        assert found[key].dtype is torch.bfloat16 and torch.equal(found[key], value), key
+    assert len(list(megatron.glob("*.distcp"))) > 1
+    index = json.loads((back / "model.safetensors.index.json").read_text())
+    assert index["weight_map"].keys() == expected.keys()
     assert json.loads((back / "config.json").read_text())["dtype"] == "bfloat16"
     assert (back / "chat_template.jinja").read_text() == "x"
-    assert differing_tensors(open_source(source), open_source(tmp_path / "megatron")) == []
+    assert differing_tensors(open_source(source), open_source(megatron)) == []
 
 
 def test_dtype_is_cast_and_mixed_dtypes_need_one(hf: Path, tmp_path: Path) -> None:
-    run(hf, tmp_path / "a", "megatron", dtype="bfloat16")
-    run(tmp_path / "a", tmp_path / "b", "hf")
-    for key, value in all_tensors(hf).items():
-        assert torch.equal(all_tensors(tmp_path / "b")[key], value.bfloat16())
+    short = run(hf, tmp_path / "a", "megatron", dtype="bfloat16")
+    found = all_tensors(run(short, tmp_path / "b", "hf"))
+    assert all(torch.equal(found[key], value.bfloat16()) for key, value in all_tensors(hf).items())
     edit(hf, "model.norm.weight", Tensor.half)
     with pytest.raises(UserError, match="give --dtype"):
         run(hf, tmp_path / "c", "megatron")
@@ -115,8 +125,7 @@ def test_finite_values_that_would_become_infinite_are_refused(
     name = "model.layers.0.mlp.up_proj.weight"
     for number in (value, torch.finfo(dtype).max, float("inf")):
         edit(hf, name, lambda t, x=number: t.index_fill(0, torch.tensor([3]), x))
-        wide, out = tmp_path / f"wide {number}", tmp_path / f"out {number}"
-        run(hf, wide, "megatron")
+        wide, out = run(hf, tmp_path / f"wide {number}", "megatron"), tmp_path / f"out {number}"
         convert = partial(run, wide if to == "hf" else hf, out, to, dtype=str(dtype)[6:])
         if number != value:
             convert()
@@ -137,15 +146,9 @@ def test_overwrite_never_deletes_what_is_read(hf: Path, megatron: Path, tmp_path
         file.unlink()
         file.symlink_to(hf / file.name)
     everything = {p: p.is_file() and p.read_bytes() for p in tmp_path.rglob("*")}
-    cases: list[tuple[Path, Path, Format]] = [
-        (hf, hf, "megatron"),
-        (megatron, megatron, "hf"),
-        (linked, hf, "megatron"),
-        (linked, linked.parent, "megatron"),
-    ]
-    for source, out, to in cases:
+    for source, out in ((hf, hf), (megatron, megatron), (linked, hf), (linked, linked.parent)):
         with pytest.raises(UserError, match=r"(is|holds) what is read"):
-            run(source, out, to, overwrite=True)
+            run(source, out, "hf" if source == megatron else "megatron", overwrite=True)
     assert {p: p.is_file() and p.read_bytes() for p in tmp_path.rglob("*")} == everything
 
 
@@ -155,33 +158,21 @@ def test_kills_at_random_moments_end_in_the_same_bytes(
 ) -> None:
     source, flag = (hf, "--hf") if to == "megatron" else (megatron, "--megatron")
     words = ["convert", f"to-{to}", flag, source, "--shard-size", "60KB", "--out"]
-    slow = (
-        "import time; from megatron_opsft.storage import partial as p\n"
-        "from megatron_opsft.runtime import durable\n"
-        "def slowly(f):\n"
-        "    def call(*a):\n"
-        "        time.sleep(0.002); r = f(*a); time.sleep(0.002); return r\n"
-        "    return call\n"
-        "durable.write_bytes = slowly(durable.write_bytes)\n"
-        "p.DirectFile.write_staged = slowly(p.DirectFile.write_staged)\n"
-    )
     cli.run(["config", "--reference"])  # the server is ready: from here on seconds mean something
     begin = time.monotonic()
-    assert cli.start([*words, tmp_path / "whole"], slow).wait().exit_code == 0
+    assert cli.run([*words, tmp_path / "whole"], SLOW).exit_code == 0
     seconds = time.monotonic() - begin
-    draw = random.Random(0)
-    out = tmp_path / "out"
-    kills = 0
+    draw, out, kills = random.Random(0), tmp_path / "out", 0
     while kills < 4:
-        started = cli.start([*words, out], slow)
+        started = cli.start([*words, out], SLOW)
         time.sleep(draw.uniform(0, 0.9) * seconds)
-        os.kill(started.pid, signal.SIGKILL)
-        if started.wait().exit_code != 0:
-            kills += 1
+        with suppress(ProcessLookupError):  # it has ended
+            os.kill(started.pid, signal.SIGKILL)
+        kills += started.wait().exit_code != 0
         if out.exists():  # whole, or not there
             assert content_of(out) == content_of(tmp_path / "whole")
             shutil.rmtree(out)
-    assert cli.start([*words, out]).wait().exit_code == 0
+    assert cli.run([*words, out]).exit_code == 0
     assert content_of(out) == content_of(tmp_path / "whole")
     assert not partial_dir(out).exists()
 
@@ -235,24 +226,22 @@ def test_a_file_system_without_direct_transfers_gives_the_same_bytes(
 
 
 def test_a_writer_and_a_conversion_keep_each_other_out(hf: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    tensors = {"a": torch.ones(3)}
-
+    out, ones = tmp_path / "out", torch.ones(3)
     write = partial(write_hf_model, out, shapes={"a": (3,)}, dtype=torch.float32, source_dir=hf)
 
     def stream() -> Iterator[tuple[str, Tensor]]:
         for other in (lambda: write([]), lambda: run(hf, out, "megatron")):
             with pytest.raises(UserError, match="is being written by another process"):
                 other()
-        yield "a", tensors["a"]
+        yield "a", ones
 
     write(stream())
-    assert torch.equal(load_file(out / "model.safetensors")["a"], tensors["a"])
+    assert torch.equal(load_file(out / "model.safetensors")["a"], ones)
     assert not partial_dir(out).exists()
 
 
 @pytest.mark.parametrize(
-    ("owner", "name", "when"),
+    "fault",
     [
         (DirectFile, "write_staged", lambda file, data, offset: offset > 0),
         (DirectFile, "sync", lambda file: not os.ftruncate(file._file, 0)),  # its pages are lost
@@ -261,14 +250,10 @@ def test_a_writer_and_a_conversion_keep_each_other_out(hf: Path, tmp_path: Path)
 )
 @pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), KeyboardInterrupt()])
 def test_an_error_at_any_point_keeps_what_was_there_and_the_next_try_begins_anew(
-    hf: Path,
-    megatron: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    owner: type,
-    name: str,
-    when: Callable[..., bool],
-    error: BaseException,
+    hf: Path, megatron: Path, monkeypatch: pytest.MonkeyPatch, fault: Any, error: BaseException
 ) -> None:
+    """fault: the owner of a function, its name, and which of its calls fails."""
+    owner, name, when = fault
     before, original = content_of(megatron), getattr(owner, name)
 
     def failing(self: Any, *args: Any) -> Any:
@@ -308,14 +293,13 @@ def test_wrong_direction_and_missing_config_are_named(
 
 
 def test_check_tells_equal_from_different(cli: ForkedCli, hf: Path, megatron: Path) -> None:
+    number = len(weights("qwen2"))
     equal = cli.run(["convert", "check", hf, megatron])
-    assert (equal.exit_code, equal.stdout) == (0, f"equal: {len(weights('qwen2'))} tensors\n")
+    assert (equal.exit_code, equal.stdout) == (0, f"equal: {number} tensors\n")
     edit(hf, "model.norm.weight", lambda tensor: tensor + 1)
     different = cli.run(["convert", "check", hf, megatron])
-    assert (different.exit_code, different.stdout) == (
-        4,
-        f"model.norm.weight: other values\n1 of {len(weights('qwen2'))} tensors differ\n",
-    )
+    said = f"model.norm.weight: other values\n1 of {number} tensors differ\n"
+    assert (different.exit_code, different.stdout) == (4, said)
 
 
 def flip(path: Path, draw: random.Random) -> None:
@@ -350,16 +334,13 @@ def change_tensor(path: Path, draw: random.Random) -> None:
     save_file(tensors, path)
 
 
-DAMAGE: dict[str, list[tuple[str, Callable[[Path, random.Random], None]]]] = {
-    "megatron": [
-        *(("*.safetensors", damage) for damage in (flip, cut, remove, change_tensor)),
-        ("*.index.json", cut),
-        ("config.json", cut),
-    ],
-    "hf": [
-        *((".metadata", damage) for damage in (flip, cut)),
-        *(("*.distcp", damage) for damage in (flip, cut, remove)),
-    ],
+DAMAGE: dict[str, dict[str, list[Callable[[Path, random.Random], None]]]] = {
+    "megatron": {
+        "*.safetensors": [flip, cut, remove, change_tensor],
+        "*.index.json": [cut],
+        "config.json": [cut],
+    },
+    "hf": {".metadata": [flip, cut], "*.distcp": [flip, cut, remove]},
 }
 
 
@@ -368,12 +349,11 @@ DAMAGE: dict[str, list[tuple[str, Callable[[Path, random.Random], None]]]] = {
 def test_damaged_input_is_an_error_or_harmless(
     hf: Path, megatron: Path, tmp_path: Path, to: Format
 ) -> None:
-    source, kinds = hf if to == "megatron" else megatron, DAMAGE[to]
-    draw = random.Random(to)
-    num_errors = 0
+    source = hf if to == "megatron" else megatron
+    kinds = [(pattern, damage) for pattern, all_ in DAMAGE[to].items() for damage in all_]
+    draw, num_errors = random.Random(to), 0
     for number in range(60):
-        damaged, out = tmp_path / f"damaged{number}", tmp_path / f"out{number}"
-        shutil.copytree(source, damaged)
+        damaged, out = shutil.copytree(source, tmp_path / f"damaged{number}"), tmp_path / "out"
         pattern, damage = kinds[number % len(kinds)]
         damage(draw.choice(sorted(damaged.glob(pattern))), draw)
         try:

@@ -1,6 +1,4 @@
-"""`megatron-opsft eval` as users call it, on the shipped model: same results whatever happens on
-the way, and one line for every mistake before anything is sampled.
-"""
+"""`eval` on the shipped model: results do not depend on the way, and mistakes are one line."""
 
 import gzip
 import json
@@ -34,9 +32,7 @@ def start(cli: ForkedCli, out: Path, *more: object, **environment: str) -> Run:
 
 
 def results_of(out: Path) -> dict[str, Any]:
-    found = json.loads((out / "results.json").read_text())
-    assert isinstance(found, dict)
-    return found
+    return dict(json.loads((out / "results.json").read_text()))
 
 
 def evaluate(cli: ForkedCli, out: Path, *more: object) -> str:
@@ -81,9 +77,7 @@ def test_every_output_is_there_and_results_follow_from_the_stored_samples(whole:
     assert all(row["text"].count("\\boxed") == 1 for row in rows if row["outcome"] == "correct")
 
 
-def test_two_ranks_change_nothing_and_both_work(
-    cli: ForkedCli, whole: Path, tmp_path: Path
-) -> None:
+def test_two_ranks_work_and_change_nothing(cli: ForkedCli, whole: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -95,10 +89,8 @@ def test_two_ranks_change_nothing_and_both_work(
         parts |= {path for path in (out / "samples/parts").glob("*") if path.stat().st_size}
         time.sleep(0.05)
     for rank in ranks:
-        ended = rank.wait()
-        assert ended.exit_code == 0, ended.stderr
-    assert len(parts) == 2
-    assert outputs(out) == outputs(whole)
+        assert rank.wait().exit_code == 0, rank.stderr
+    assert len(parts) == 2 and outputs(out) == outputs(whole)
 
 
 def num_stored(out: Path) -> int:
@@ -108,11 +100,8 @@ def num_stored(out: Path) -> int:
     return sum(path.read_bytes().count(b"\n") for path in (out / "samples/parts").glob("*"))
 
 
-def test_kills_at_random_moments_change_nothing(
-    cli: ForkedCli, whole: Path, tmp_path: Path
-) -> None:
-    moments = random.Random(0)
-    out = tmp_path / "out"
+def test_kills_at_any_moment_change_nothing(cli: ForkedCli, whole: Path, tmp_path: Path) -> None:
+    moments, out = random.Random(0), tmp_path / "out"
     for _ in range(2):
         wanted = num_stored(out) + moments.randint(0, 6)
         run = start(cli, out, "batch_size=4")
@@ -123,17 +112,13 @@ def test_kills_at_random_moments_change_nothing(
         os.kill(run.pid, signal.SIGKILL)
         run.wait()
     left = NUM_SAMPLES - num_stored(out)
-    assert left < NUM_SAMPLES
     said = evaluate(cli, out, "batch_size=4")
-    assert outputs(out) == outputs(whole)
+    assert left < NUM_SAMPLES and outputs(out) == outputs(whole)
     assert not left or f"tiny_reasoner: {left} samples are missing" in said
 
 
-def test_more_samples_and_problems_keep_those_that_are_there(
-    cli: ForkedCli, whole: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "out"
-    shutil.copytree(whole, out)
+def test_more_samples_keep_what_is_there(cli: ForkedCli, whole: Path, tmp_path: Path) -> None:
+    out = Path(shutil.copytree(whole, tmp_path / "out"))
     said = evaluate(cli, out, "samples=5", "limit=7")
     assert f"{35 - NUM_SAMPLES} samples are missing" in said
     assert results_of(out)["benchmarks"]["arithmetic"]["samples_per_problem"] == 5
@@ -142,9 +127,7 @@ def test_more_samples_and_problems_keep_those_that_are_there(
     assert (out / "results.json").read_bytes() == (whole / "results.json").read_bytes()
 
 
-def test_an_earlier_evaluation_is_the_baseline_and_what_differs_is_named(
-    cli: ForkedCli, whole: Path, tmp_path: Path
-) -> None:
+def test_what_differs_from_a_baseline_is_named(cli: ForkedCli, whole: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     evaluate(cli, out, "--baseline", whole, "template=cod", "--name", "draft")
     results, base = results_of(out), results_of(whole)
@@ -166,32 +149,30 @@ def test_a_baseline_beside_the_model_and_local_files(cli: ForkedCli, tmp_path: P
     mine = [{"question": p.text, "answer": p.answer} for p in problems]
     write_rows(tmp_path / "mine.jsonl", mine)
     write_rows(tmp_path / "gsm8k.jsonl", [row | {"answer": "-1"} for row in mine])
-    config = tmp_path / "eval.yaml"
+    config, out = tmp_path / "eval.yaml", tmp_path / "out"
     config.write_text(
         f"model: tiny_reasoner\nname: it\nout: {tmp_path / 'wrong'}\nbaseline: {ASSET}\n"
         f"data: {{mine: {tmp_path / 'mine.jsonl'}, gsm8k: {tmp_path / 'gsm8k.jsonl'}}}\n"
         "samples: 2\nmax_tokens: 250\nbudgets: [50, 250]\n"
     )
-    out = tmp_path / "out"
     ended = cli.run(["eval", config, "--out", out])
     assert ended.exit_code == 0, ended.stderr
     assert not (tmp_path / "wrong").exists()
     results = results_of(out)
     accuracy = {n: b["metrics"]["accuracy"]["value"] for n, b in results["benchmarks"].items()}
     assert accuracy["gsm8k"] == 0.0 and accuracy["mine"] > 0.7
-    assert results["overall"]["metrics"]["accuracy"]["value"] == pytest.approx(accuracy["mine"] / 2)
-    assert [point["budget"] for point in results["overall"]["budgets"]] == [50, 250]
-    assert results["overall"]["differences"]["mean_tokens"]["value"] == 0.0  # the same model
+    overall = results["overall"]
+    assert overall["metrics"]["accuracy"]["value"] == pytest.approx(accuracy["mine"] / 2)
+    assert [point["budget"] for point in overall["budgets"]] == [50, 250]
+    assert overall["differences"]["mean_tokens"]["value"] == 0.0  # the same model
     assert results_of(out / "baseline")["model"] == "tiny_reasoner"
 
 
-def test_early_exit_is_shorter_and_tells_what_its_trials_cost(
-    cli: ForkedCli, whole: Path, tmp_path: Path
-) -> None:
+def test_early_exit_is_shorter_and_has_costs(cli: ForkedCli, whole: Path, tmp_path: Path) -> None:
     config = tmp_path / "deer.yaml"
-    words = "[Wait, Alternatively, Hmm]"
+    words = "transition_words: [Wait, Alternatively, Hmm]"
     texts = r'trial_prompt: "</think>\n\\boxed", exit_text: "</think>\n"'
-    config.write_text(f"method: deer\ndeer: {{transition_words: {words}, {texts}}}\n")
+    config.write_text(f"method: deer\ndeer: {{{words}, {texts}}}\n")
     outs = [tmp_path / "one", tmp_path / "other"]
     for out, batch_size in zip(outs, (64, 7), strict=True):
         evaluate(cli, out, config, f"batch_size={batch_size}")
@@ -222,14 +203,11 @@ def test_early_exit_is_shorter_and_tells_what_its_trials_cost(
 def test_bad_options_are_one_line_before_anything_is_sampled(
     cli: ForkedCli, tmp_path: Path, options: list[str], words: str
 ) -> None:
-    line = start(cli, tmp_path / "out", *options).wait().error
-    assert words in line
+    assert words in start(cli, tmp_path / "out", *options).wait().error
     assert not (tmp_path / "out/samples").exists()
 
 
-def test_another_evaluation_is_replaced_and_not_mixed_in(
-    cli: ForkedCli, whole: Path, tmp_path: Path
-) -> None:
+def test_another_evaluation_is_not_mixed_in(cli: ForkedCli, whole: Path, tmp_path: Path) -> None:
     before = outputs(whole)
     line = start(cli, whole, "temperature=0.7").wait().error
     assert "temperature=0.6, not 0.7" in line and "--overwrite" in line
@@ -249,29 +227,25 @@ def enter(directory: Path, identity: dict[str, Any], *, overwrite: bool = False)
 
 
 def test_overwrite_removes_a_link_and_not_what_it_leads_to(tmp_path: Path) -> None:
-    out, scratch = tmp_path / "out", tmp_path / "scratch"
-    out.mkdir()
-    scratch.mkdir()
-    (scratch / "kept").touch()
+    out, kept = tmp_path / "out", tmp_path / "scratch/kept"
+    for directory in (out, kept.parent):
+        directory.mkdir()
+    kept.touch()
     enter(out, {"data": {"mini": "d1"}})
-    (out / "samples").symlink_to(scratch)
+    (out / "samples").symlink_to(kept.parent)
     (out / "table.md").symlink_to(tmp_path / "gone")
     enter(out, {"data": {"mini": "d2"}}, overwrite=True)
-    assert [path.name for path in out.iterdir()] == ["manifest.json"]
-    assert (scratch / "kept").exists()
+    assert [path.name for path in out.iterdir()] == ["manifest.json"] and kept.exists()
 
 
 def edited_model(path: Path, file: str, **changes: object) -> dict[str, Any]:
     """The identity of the shipped model with another value in one of its JSON files, at `path`."""
-    model = Path(shutil.copytree(ASSET, path))
-    text = (model / file).read_text()
-    (model / file).write_text(json.dumps(json.loads(text) | changes))
-    return open_model(str(model)).identity() | {"data": {}}
+    shutil.copytree(ASSET, path)
+    (path / file).write_text(json.dumps(json.loads((path / file).read_text()) | changes))
+    return open_model(str(path)).identity() | {"data": {}}
 
 
-def test_a_baseline_that_the_engine_cannot_hold_too_is_refused(
-    cli: ForkedCli, tmp_path: Path
-) -> None:
+def test_a_baseline_that_the_engine_cannot_hold_is_refused(cli: ForkedCli, tmp_path: Path) -> None:
     edited_model(tmp_path / "model", "config.json", rope_parameters=ROPE)
     line = start(cli, tmp_path / "out", "--baseline", tmp_path / "model").wait().error
     assert "is of another architecture or size than the model" in line
@@ -293,18 +267,13 @@ def test_a_model_read_otherwise_is_another_model(tmp_path: Path) -> None:
             enter(tmp_path, other)
 
 
-def test_a_baseline_on_other_problems_is_refused_before_anything_is_sampled(
-    cli: ForkedCli, tmp_path: Path
-) -> None:
-    """By the data's hash, by the number of problems, and by what is missing; so are samples that
-    were there, by the hash.
-    """
+def test_a_baseline_on_other_problems_is_refused(cli: ForkedCli, tmp_path: Path) -> None:
+    """By hash and number of problems, and by what is missing; samples in `out` by the hash."""
     first, second = (
         write_rows(tmp_path / f"{n}.jsonl", [{"problem": f"{n} + 1?", "answer": a} for a in "12"])
         for n in range(2)
     )
     base, out = tmp_path / "base", tmp_path / "out"
-
     small = ["limit=2", "samples=1", "max_tokens=40"]
 
     def refusal(data: str, *more: str) -> str:
@@ -315,8 +284,7 @@ def test_a_baseline_on_other_problems_is_refused_before_anything_is_sampled(
         return line
 
     evaluate(cli, base, f"data.mini={first}", *small)
-    refused = start(cli, base, f"data.mini={second}", *small).wait()
-    assert "data.mini=" in refused.error
+    assert "data.mini=" in start(cli, base, f"data.mini={second}", *small).wait().error
     assert "its samples of mini are not of the 2 problems of" in refusal(second)
     assert "its samples of mini are not of the 1 problems of" in refusal(first, "limit=1")
     lines = gzip.decompress((base / "samples/mini.jsonl.gz").read_bytes()).splitlines(True)

@@ -1,6 +1,4 @@
-"""The metrics log: exact floats in JSON lines, TensorBoard events, plain console lines. What a run
-says of steps that accept little: the reason in counts, and the remedy.
-"""
+"""The metrics log, its services and console lines; what a run says of steps that accept little."""
 
 import gzip
 import json
@@ -25,9 +23,9 @@ from megatron_opsft.run.metrics import MetricsLog
 
 
 def _step_metrics(step: int) -> dict[str, float | int]:
-    counts = {"step": step, "num_rollouts": 16, "num_accepted": 12}
-    floats = {"loss": 0.1 + 0.2 * step, "grad_norm": 1 / 3, "lr": 1e-7, "accuracy": 0.8125}
-    return counts | floats | {"mean_response_tokens": 33.3, "step_seconds": 0.5}
+    line = {"step": step, "num_rollouts": 16, "num_accepted": 12, "loss": 0.1 + 0.2 * step}
+    line |= {"grad_norm": 1 / 3, "lr": 1e-7, "accuracy": 0.8125}
+    return line | {"mean_response_tokens": 33.3, "step_seconds": 0.5}
 
 
 def _losses(path: Path) -> dict[int, float]:
@@ -51,13 +49,11 @@ def _open(path: Path, first_step: int = 0, **config: object) -> MetricsLog:
     run_dir = RunDir(path)
     run_dir.open(resume=True, overwrite=False)
     run_dir.write_manifest({})
-    given = {"tensorboard": False} | config
-    return MetricsLog(run_dir, RunConfig(dir=path, steps=3, **given), first_step=first_step)
+    given = {"dir": path, "steps": 3, "tensorboard": False} | config
+    return MetricsLog(run_dir, RunConfig(**given), first_step=first_step)
 
 
-def test_json_lines_read_back_as_the_same_numbers(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_numbers_are_read_as_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = _open(tmp_path)
     for step in (1, 2):
         log.step(_step_metrics(step))
@@ -69,9 +65,7 @@ def test_json_lines_read_back_as_the_same_numbers(
     assert second.startswith("step 2/3  loss 0.5000  accuracy 81.2 %  tokens 33.3")
 
 
-def test_a_resumed_run_goes_on_at_tensorboard_and_wandb(
-    tmp_path: Path, wandb: SimpleNamespace
-) -> None:
+def test_tensorboard_and_wandb_go_on_with_a_run(tmp_path: Path, wandb: SimpleNamespace) -> None:
     for path, steps in ((tmp_path, (1, 2, 3)), (tmp_path, (2, 3)), (tmp_path / "other", (1,))):
         log = _open(path, steps[0] - 1, wandb="offline", tensorboard=True)
         for step in steps:
@@ -112,21 +106,14 @@ def test_responses_are_shown_without_their_middles_and_their_escape_sequences(
     rogue, safe = "\x1b]0;title\x07\x1b[2J\x9b31m\u202e", r"\x1b]0;title\x07\x1b[2J\x9b31m\u202e"
     long = "<think>\n2 + 2\n</think>\n" + "so it is " * 60 + "[4]"
     shown = ("What is 2 + 2?", "4", long), (f"a{rogue}", f"c{rogue}", f"b\r{rogue}")
-    _open(tmp_path).samples(
-        [
-            (
-                Problem(id="p", text=problem, answer=gold),
-                rollout_of(text, (2,) * 312),
-                Verdict(outcome=Outcome.CORRECT),
-            )
-            for problem, gold, text in shown
-        ]
-    )
+    problems = [Problem(id="p", text=problem, answer=gold) for problem, gold, _ in shown]
+    rollouts = [rollout_of(text, (2,) * 312) for *_, text in shown]
+    verdicts = [Verdict(outcome=Outcome.CORRECT)] * 2
+    _open(tmp_path).samples(list(zip(problems, rollouts, verdicts, strict=True)))
     problem, response, *last = capsys.readouterr().out.splitlines()
     assert problem == "  for example: What is 2 + 2?"
-    assert response.startswith("  -> <think> 2 + 2 </think> so it is")
+    assert response.startswith("  -> <think> 2 + 2 </think> so it is") and len(response) < 320
     assert response.endswith("so it is [4] (312 tokens, correct, gold 4)")
-    assert len(response) < 320
     about = f"(312 tokens, correct, gold c{safe})"
     assert last == [f"  for example: a{safe}", f"  -> b {safe} {about}"]
 
@@ -153,11 +140,6 @@ def test_an_evaluation_of_several_sets_has_a_console_line_each(
 LENGTHS = {"eval_correct_tokens_tenth": 90, "eval_correct_tokens_half": 120}
 NEEDED = "p10 90, median 120 tokens; raise rollout.max_response_tokens=64"
 KEPT = "keep rollout.max_response_tokens=120 and raise data.prompts"
-
-
-def test_lengths_within_which_a_tenth_and_a_half_end() -> None:
-    assert [*measure_correct(range(1, 101)).items()] == [*zip(LENGTHS, (10, 50), strict=True)]
-    assert set(measure_correct([7]).values()) == {7} and measure_correct([]) == {}
 
 
 @pytest.mark.parametrize(
@@ -189,7 +171,9 @@ def test_a_step_without_any_is_explained_by_counts_and_the_first_evaluation(
     assert ", 0 " not in said and ("model solves" in said) == ("model solves" in words)
 
 
-def test_a_base_model_that_solves_little_is_said_at_once() -> None:
+def test_lengths_of_correct_answers_and_a_base_model_that_solves_little_are_said() -> None:
+    assert [*measure_correct(range(1, 101)).items()] == [*zip(LENGTHS, (10, 50), strict=True)]
+    assert set(measure_correct([7]).values()) == {7} and measure_correct([]) == {}
     assert advise_on_base({"eval_accuracy": 0.2, "eval_truncated_share": 0.0}) == ""
     said = advise_on_base({"eval_accuracy": 0.025, "eval_truncated_share": 0.0})
     assert "solves only 2.5 % of the held-out" in said
@@ -213,11 +197,7 @@ def test_every_key_is_documented(cli: ForkedCli, tmp_path: Path) -> None:
     keys += ["eval.max_response_tokens=64"]
     ended = cli.run(["train", QUICKSTART, *SMALL_RUN, *keys, f"run.dir={tmp_path}"])
     assert ended.exit_code == 0, ended.stderr
-    rollouts = gzip.decompress((tmp_path / "rollouts/step_000001.jsonl.gz").read_bytes())
-    written = [
-        (tmp_path / "metrics.jsonl").read_bytes(),
-        (tmp_path / "evals.jsonl").read_bytes(),
-        rollouts,
-    ]
+    written = [(tmp_path / name).read_bytes() for name in ("metrics.jsonl", "evals.jsonl")]
+    written.append(gzip.decompress((tmp_path / "rollouts/step_000001.jsonl.gz").read_bytes()))
     for section, lines in zip(SECTIONS, written, strict=True):
         assert documented(section) - ELSEWHERE == set(json.loads(lines.splitlines()[0]))

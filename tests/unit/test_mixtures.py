@@ -25,8 +25,7 @@ from megatron_opsft.records import Problem
 
 
 def config_of(train: object, *overrides: str) -> Config:
-    keys = ["model.path=m", f"data.train={json.dumps(train)}", *overrides]
-    return load_config(None, keys)
+    return load_config(None, ["model.path=m", f"data.train={json.dumps(train)}", *overrides])
 
 
 @pytest.fixture
@@ -34,22 +33,14 @@ def mixed(tmp_path: Path) -> DataConfig:
     """Six problems of a, asked for as `q`, and three of b, one of which a has too."""
     a = [{"id": n, "q": f"a{n}", "answer": n} for n in range(6)]
     b = [{"id": n, "problem": f"b{n}", "answer": n} for n in range(2)]
-    bad = {"problem": "b", "answer": None}
-    twice = {"id": 9, "problem": "a0", "answer": 0}
-    parts = [
-        {"path": write_rows(tmp_path / "a.jsonl", a), "weight": 3, "problem_field": "q"},
-        {"path": write_rows(tmp_path / "b.jsonl", [*b, bad, twice])},
-    ]
-    return config_of(parts).data
-
-
-def texts(problems: ProblemSet) -> list[str]:
-    return [problem.text for problem in problems.problems]
+    b += [{"problem": "b", "answer": None}, {"id": 9, "problem": "a0", "answer": 0}]
+    of_a = {"path": write_rows(tmp_path / "a.jsonl", a), "weight": 3, "problem_field": "q"}
+    return config_of([of_a, {"path": write_rows(tmp_path / "b.jsonl", b)}]).data
 
 
 def test_sources_are_read_one_behind_the_other_each_with_its_fields(mixed: DataConfig) -> None:
     read = load_training(mixed, with_fields=False)
-    assert texts(read) == [*(f"a{n}" for n in range(6)), "b0", "b1", "a0"]
+    assert [p.text for p in read.problems] == [*(f"a{n}" for n in range(6)), "b0", "b1", "a0"]
     assert [problem.id for problem in read.problems] == [*"012345", "0@2", "1@2", "9"]
     assert [problem.part for problem in read.problems] == [0, 0, 0, 0, 0, 0, 1, 1, 1]
     short = drop_unusable_prompts(read, lambda p: range(9 if p.text == "a1" else 1), 4)
@@ -58,6 +49,9 @@ def test_sources_are_read_one_behind_the_other_each_with_its_fields(mixed: DataC
     a, b = read.sources
     assert read.name == f"{a} + {b}" == mixed.name
     assert [(bad.source, bad.row) for bad in read.bad_rows] == [(b, 3)]
+    assert order_of(read, mixed, 0).members == (tuple(range(6)), (6, 7, 8))
+    with pytest.raises(UserError, match=r"no problem of .*b\.jsonl is left"):
+        order_of(replace(read, problems=read.problems[:6]), mixed, 0)
 
 
 def drawn(order: ProblemSampler, num: int) -> list[int]:
@@ -65,10 +59,8 @@ def drawn(order: ProblemSampler, num: int) -> list[int]:
 
 
 def mixture(weights: Sequence[float], sizes: Sequence[int], batch_size: int = 8) -> ProblemSampler:
-    members = [tuple(range(sum(sizes[:n]), sum(sizes[: n + 1]))) for n in range(len(sizes))]
-    return ProblemSampler(
-        members=tuple(members), weights=tuple(weights), batch_size=batch_size, seed=5
-    )
+    members = tuple(tuple(range(sum(sizes[:n]), sum(sizes[: n + 1]))) for n in range(len(sizes)))
+    return ProblemSampler(members=members, weights=tuple(weights), batch_size=batch_size, seed=5)
 
 
 @pytest.mark.parametrize("weights", [(3, 1), (0.1, 0.2, 0.7), (5, 0.01), (1, 2, 3, 4)])
@@ -88,29 +80,18 @@ def test_each_source_goes_through_epochs_of_its_own() -> None:
         own = [index for index in indices if index in members]
         size = len(members)
         epochs = [own[n : n + size] for n in range(0, len(own) - size + 1, size)]
-        assert len(epochs) > 10
         assert all(sorted(epoch) == list(members) for epoch in epochs)
         assert len({tuple(epoch) for epoch in epochs}) > 10
 
 
-def test_draws_depend_on_seed_and_position_alone() -> None:
+def test_draws_depend_on_seed_and_position_alone_and_are_the_same_in_every_release() -> None:
     order, state = mixture((3, 1), (12, 5)), random.getstate()
     assert drawn(order, 12) == drawn(mixture((3, 1), (12, 5), batch_size=12), 8)
     assert drawn(order, 8)[56:] == mixture((3, 1), (12, 5)).indices(7)
     assert drawn(order, 4) != drawn(replace(order, seed=6), 4)
     assert random.getstate() == state
-
-
-def test_the_order_is_the_same_in_every_release() -> None:
-    assert mixture((3, 1), (12, 5)).indices(0) == [14, 2, 9, 10, 15, 7, 5, 3]
+    assert order.indices(0) == [14, 2, 9, 10, 15, 7, 5, 3]
     assert replace(mixture((1,), (8,)), seed=0).indices(0) == [2, 3, 4, 7, 1, 5, 0, 6]
-
-
-def test_a_part_of_which_nothing_is_left_is_a_user_error(mixed: DataConfig) -> None:
-    read = load_training(mixed, with_fields=False)
-    assert order_of(read, mixed, 0).members == (tuple(range(6)), (6, 7, 8))
-    with pytest.raises(UserError, match=r"no problem of .*b\.jsonl is left"):
-        order_of(replace(read, problems=read.problems[:6]), mixed, 0)
 
 
 def test_a_mixture_is_written_and_loaded_again(tmp_path: Path) -> None:
@@ -166,8 +147,7 @@ def test_what_is_unusual_is_said_and_nothing_else(mixed: DataConfig) -> None:
     usual = config_of("d.jsonl", "data.prompts_per_step=5", "run.steps=2")
     assert describe_data(usual, TEN, TEN) == []
     (none,) = describe_data(usual, TEN, None)
-    assert none.startswith("nothing is evaluated: d.jsonl has no held-out problems")
-    assert "eval.holdout=N" in none
+    assert "nothing is evaluated: d.jsonl has no held" in none and "eval.holdout=N" in none
     often = config_of("d.jsonl", "data.prompts_per_step=5", "run.steps=5")
     (again,) = describe_data(often, TEN, TEN)
     assert again == "5 steps of 5 problems use each of the 10 problems of d.jsonl 2.5 times"

@@ -1,6 +1,4 @@
-"""Problems from files: fields, answers, ids, and every bad row with its place; and a hub out of
-reach, jobs without a network.
-"""
+"""Problems from files: fields, answers, ids, bad rows; a hub out of reach, jobs without network."""
 
 import gzip
 import shutil
@@ -17,12 +15,7 @@ from rows import write_rows
 
 from megatron_opsft.config import DataConfig, EvalConfig
 from megatron_opsft.data.mixture import describe_bad_rows
-from megatron_opsft.data.problems import (
-    ARITHMETIC,
-    load_held_out,
-    load_problems,
-    shuffled_subset,
-)
+from megatron_opsft.data.problems import ARITHMETIC, load_held_out, load_problems, shuffled_subset
 from megatron_opsft.data.sources import check_source
 from megatron_opsft.errors import UserError
 from megatron_opsft.runtime.libraries import check_cached
@@ -33,9 +26,9 @@ def test_fields_are_found_and_a_gold_answer_is_what_its_text_marks(tmp_path: Pat
     deepscaler = {"problem": "1+1?", "answer": "\\frac{4}{2}", "solution": "no box here"}
     gsm8k = {"question": "2+2?", "answer": "Two and two <<2+2=4>>4.\n#### 4,321"}
     math = {"problem": "3+3?", "solution": "It is $\\boxed{\\sqrt{36}}$.", "level": 1}
+    source = tmp_path / "data.jsonl"
     for row, answer in [(deepscaler, "\\frac{4}{2}"), (gsm8k, "4321"), (math, "\\sqrt{36}")]:
-        (problem,) = load_problems(write_rows(tmp_path / "data.jsonl", [row])).problems
-        assert problem.answer == answer
+        assert [p.answer for p in load_problems(write_rows(source, [row])).problems] == [answer]
     usable: dict[Any, str] = {
         **{7: "7", 2.0: "2", -3: "-3", 0.000025: "0.000025", 1.5e-7: "0.00000015"},
         **{"1,234.5": "1234.5", "(1,234)": "(1,234)", "So \\fbox{7}.": "7"},
@@ -52,7 +45,7 @@ def test_fields_are_found_and_a_gold_answer_is_what_its_text_marks(tmp_path: Pat
         "answer has no answer behind its last ####, on the last line": "#### Check\nIt fits.\n",
     }
     rows = [{"problem": "p", "answer": value} for value in (*usable, *bad.values())]
-    read = load_problems(write_rows(tmp_path / "data.jsonl", rows))
+    read = load_problems(write_rows(source, rows))
     assert [problem.answer for problem in read.problems] == [*usable.values()]
     numbered = list(enumerate(bad, start=len(usable) + 1))
     assert [(bad_row.row, bad_row.reason) for bad_row in read.bad_rows] == numbered
@@ -66,15 +59,11 @@ def test_bad_lines_are_listed_with_their_line_numbers_and_ids_are_unique(tmp_pat
     source = write_rows(tmp_path / "set.v1.jsonl", rows)
     read = load_problems(source)
     assert [problem.id for problem in read.problems] == ["a", "a-2", "7", "set-4", "a-5", "a-2-6"]
-    head, broken, *others = describe_bad_rows(read, limit=4).splitlines()
-    assert head == f"{source}: 5 of 11 rows left out"
+    head, broken, *others, number, rest = describe_bad_rows(read, limit=4).splitlines()
+    assert (head, rest) == (f"{source}: 5 of 11 rows left out", "  ... and 1 more")
     assert broken.startswith(f"  {source}:8: not JSON")
-    assert others == [
-        f"  {source}:9: a JSON list, not an object",
-        f"  {source}:10: no problem",
-        f"  {source}:11: problem is of type int, not text",
-        "  ... and 1 more",
-    ]
+    assert others == [f"  {source}:9: a JSON list, not an object", f"  {source}:10: no problem"]
+    assert number == f"  {source}:11: problem is of type int, not text"
 
 
 def test_a_column_that_python_cannot_hold_is_one_line(tmp_path: Path) -> None:
@@ -82,11 +71,11 @@ def test_a_column_that_python_cannot_hold_is_one_line(tmp_path: Path) -> None:
     offsets = pyarrow.array([0, 2], pyarrow.int32()).buffers()[1]
     text = pyarrow.StringArray.from_buffers(1, offsets, pyarrow.py_buffer(b"\xff\xfe"))
     for column in (text, pyarrow.array([2**60], pyarrow.timestamp("ms"))):
-        path = tmp_path / "rows.parquet"
+        path = str(tmp_path / "rows.parquet")
         table = pyarrow.table({"problem": ["p"], "answer": ["1"], "more": column})
         pyarrow.parquet.write_table(table, path)
         with pytest.raises(UserError, match="^[^\n]*cannot be read as Parquet[^\n]*$"):
-            load_problems(str(path))
+            load_problems(path)
 
 
 def test_gzip_parquet_and_saved_data_set_equal_jsonl(tmp_path: Path) -> None:
@@ -106,9 +95,7 @@ def test_gzip_parquet_and_saved_data_set_equal_jsonl(tmp_path: Path) -> None:
         load_problems(str(tmp_path / "both"), split="dev")
 
 
-def test_evaluation_reads_the_test_split_with_the_training_fields_or_its_own(
-    tmp_path: Path,
-) -> None:
+def test_evaluation_reads_the_test_split_with_training_s_fields_or_its_own(tmp_path: Path) -> None:
     """Of data of its own it finds the fields itself."""
     row = {"problem": "p", "answer": "1", "statement": "s", "gold": "2"}
     rows, place = datasets.Dataset.from_list([row]), str(tmp_path / "set")
@@ -126,13 +113,9 @@ def test_evaluation_reads_the_test_split_with_the_training_fields_or_its_own(
         (no_test | {"split": "dev"}, ("p", "1")),
     ):
         found = load_held_out(training, EvalConfig(**keys))
-        assert found is not None
-        assert [(p.text, p.answer) for p in found.problems] == [expected]
+        assert found and [(p.text, p.answer) for p in found.problems] == [expected]
     for keys, said in (
-        (
-            file | {"answer_field": "sum"},
-            r"eval.answer_field: .*has no field sum.*set eval.answer_",
-        ),
+        (file | {"answer_field": "sum"}, r"eval.answer_field: .*has no field sum.*set eval.ans"),
         (no_test, r"eval.split: .* has no split 'test'; it has train, dev"),
         ({"subset": "main"}, "eval.subset=main: nothing is read with it; set eval.data"),
     ):
@@ -141,10 +124,7 @@ def test_evaluation_reads_the_test_split_with_the_training_fields_or_its_own(
     assert load_held_out(training, EvalConfig()) is None
 
 
-NO_FIELDS = (
-    r"problem_field, data.answer_field: .* has no field problem or .*, and no answer.*; "
-    r"it has target, text: set data.problem_field and data.ans"
-)
+NO_FIELDS = "problem_field, data.answer_field: .*no field problem.* has target, text: set data.prob"
 
 
 @pytest.mark.parametrize(
@@ -170,35 +150,27 @@ def test_errors_name_the_source_and_the_fix(
         load_problems(str(tmp_path / name), answer_field="gold" if "gold" in said else None)
 
 
-def test_a_data_set_out_of_reach_is_a_user_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise ConnectionError("Couldn't reach 'nobody/nothing' on the Hub\nmore")
-
-    monkeypatch.setattr(datasets, "load_dataset", refuse)
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    said = r"nobody/nothing \(main\) is not a file here[^\n]*Couldn't reach[^\n]*$"
-    with pytest.raises(UserError, match=said):
-        load_problems("nobody/nothing", subset="main")
-
-
 def test_a_subset_is_drawn_with_its_seed_and_a_smaller_one_is_part_of_it() -> None:
     problems = load_problems(ARITHMETIC, split="test").problems
     subset = shuffled_subset(problems, 20, seed=1)
-    assert len(set(subset)) == 20
-    assert subset != shuffled_subset(problems, 20, seed=2)
+    assert len(set(subset)) == 20 and subset != shuffled_subset(problems, 20, seed=2)
     assert subset[:5] == shuffled_subset(problems, 5, seed=1)
     assert len(shuffled_subset(subset, 99, seed=1)) == 20
 
 
-def test_a_model_out_of_reach_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_out_of_reach_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise LocalEntryNotFoundError("no connection\nmore")
 
+    monkeypatch.setattr(datasets, "load_dataset", refuse)
     monkeypatch.setattr("huggingface_hub.snapshot_download", refuse)
     with monkeypatch.context() as online:
         online.delenv("HF_HUB_OFFLINE", raising=False)
         with pytest.raises(UserError, match=r"could not be fetched .*no connection\); download it"):
             resolve_model("nobody/nothing")
+        said = r"nobody/nothing \(main\) is not a file here[^\n]*no connection[^\n]*$"
+        with pytest.raises(UserError, match=said):
+            load_problems("nobody/nothing", subset="main")
     with pytest.raises(UserError, match="HF_HUB_OFFLINE=1 is set"):
         resolve_model("nobody/nothing")
 

@@ -42,14 +42,9 @@ def write_model_dir(path: Path, *, words: tuple[str, ...] = (), **config: Any) -
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL[:2]])
     tokenizer.add_tokens([AddedToken(token, normalized=False) for token in SPECIAL[2:]])
     tokenizer.save(str(path / "tokenizer.json"))
-    settings = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": "<|begin|>",
-        "eos_token": "<|end|>",
-        "chat_template": R1_TEMPLATE,
-        **config,
-    }
-    settings = {key: value for key, value in settings.items() if value is not None}
+    given = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": R1_TEMPLATE}
+    given |= {"bos_token": "<|begin|>", "eos_token": "<|end|>", **config}
+    settings = {key: value for key, value in given.items() if value is not None}
     (path / "tokenizer_config.json").write_text(json.dumps(settings))
     (path / "config.json").write_text(json.dumps({"model_type": "qwen2", "vocab_size": 262}))
     return path
@@ -80,8 +75,8 @@ def test_prompt_text_is_the_papers_and_thinking_is_the_template_s(
     for tokenizer, end in ((r1, "<think>\n"), (bare, "")):
         encoder = PromptEncoder(tokenizer=tokenizer, template=template)
         prompt = encoder.encode(ONE)
-        expected = f"<|begin|><|User|>1+1?{instruction}<|Assistant|>{end}"
-        assert tokenizer.decode(prompt, skip_special_tokens=False) == expected
+        text = tokenizer.decode(prompt, skip_special_tokens=False)
+        assert text == f"<|begin|><|User|>1+1?{instruction}<|Assistant|>{end}"
         special = [tokenizer.convert_tokens_to_ids(token) for token in SPECIAL[1:5]]
         assert [i for i in prompt if i in special] == special[: 4 if end else 3]
         assert encoder.opens_think == bool(end)
@@ -105,9 +100,7 @@ def test_problems_that_are_too_long_or_have_a_marker_of_the_model_s_are_bad_rows
     assert kept.sha256 != read.sha256
 
 
-def test_a_template_that_asks_for_the_date_makes_the_same_prompt_on_every_day(
-    tmp_path: Path,
-) -> None:
+def test_a_template_that_asks_for_the_date_has_one_prompt_on_every_day(tmp_path: Path) -> None:
     """As Llama 3.x's, which has its own date only where there is no clock."""
     dated = '{% set date = strftime_now("%d %b %Y") %}Today Date: {{ date }}\n\n' + R1_TEMPLATE
     tokenizer = load_tokenizer(write_model_dir(tmp_path, chat_template=dated))
@@ -118,13 +111,11 @@ def test_a_template_that_asks_for_the_date_makes_the_same_prompt_on_every_day(
     assert tokenizer.decode(prompt, skip_special_tokens=False) == expected
 
 
-@pytest.mark.parametrize("tokenizer_class", ["Qwen2Tokenizer", "LlamaTokenizerFast", None])
-def test_loaded_tokenizer_equals_tokenizer_json(
-    tmp_path: Path, tokenizer_class: str | None
-) -> None:
+@pytest.mark.parametrize("own_class", ["Qwen2Tokenizer", "LlamaTokenizerFast", None])
+def test_loaded_tokenizer_equals_tokenizer_json(tmp_path: Path, own_class: str | None) -> None:
     """AutoTokenizer may put another class in place; the ids of the file must come out."""
     words = ("wait", "boxed", "Ġsum")
-    path = write_model_dir(tmp_path, words=words, tokenizer_class=tokenizer_class)
+    path = write_model_dir(tmp_path, words=words, tokenizer_class=own_class)
     loaded, described = load_tokenizer(path), Tokenizer.from_file(str(path / "tokenizer.json"))
     vocab = described.get_vocab(with_added_tokens=True)
     assert {token: loaded.get_vocab().get(token) for token in vocab} == vocab
@@ -149,7 +140,7 @@ def test_a_long_text_is_encoded_without_a_word(
     assert capfd.readouterr() == ("", "")
 
 
-def test_missing_files_and_template_are_user_errors(tmp_path: Path) -> None:
+def test_missing_files_and_template_and_what_it_refuses_are_user_errors(tmp_path: Path) -> None:
     path = write_model_dir(tmp_path / "model")
     (path / "tokenizer.json").write_text("{")
     with pytest.raises(UserError, match="model.path"):
@@ -159,6 +150,10 @@ def test_missing_files_and_template_are_user_errors(tmp_path: Path) -> None:
         load_tokenizer(path)
     with pytest.raises(UserError, match="has no chat template; add chat_template.jinja"):
         load_tokenizer(write_model_dir(tmp_path / "bare", chat_template=None))
+    refusing = "{{ raise_exception('no system message') }}"
+    strict = load_tokenizer(write_model_dir(tmp_path / "strict", chat_template=refusing))
+    with pytest.raises(PromptError, match=r"refuses it \(TemplateError: no system message\)"):
+        prompt_of(strict, ONE)
 
 
 def test_end_tokens_are_collected_from_all_files(tmp_path: Path, r1: Any) -> None:
@@ -176,12 +171,9 @@ def test_end_tokens_are_collected_from_all_files(tmp_path: Path, r1: Any) -> Non
 
 def test_a_sentencepiece_model_is_a_tokenizer(tmp_path: Path) -> None:
     texts = iter([f"How many are {a} and {b}?" for a in range(40) for b in range(20)])
+    settings = {"vocab_size": 120, "model_type": "bpe", "minloglevel": 2}
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=texts,
-        model_prefix=str(tmp_path / "tokenizer"),
-        vocab_size=120,
-        model_type="bpe",
-        minloglevel=2,
+        sentence_iterator=texts, model_prefix=str(tmp_path / "tokenizer"), **settings
     )
     config = {"tokenizer_class": "LlamaTokenizer", "eos_token": "</s>", "chat_template": "x"}
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
@@ -246,9 +238,7 @@ def test_chat_messages_are_a_problem_and_what_is_none_is_a_bad_row(tmp_path: Pat
     assert len(chats) == len(bad) and all("prompt is not a chat: write" in each for each in chats)
 
 
-def test_messages_reach_the_chat_template_with_the_instruction_in_the_last(
-    tokenizer: Any,
-) -> None:
+def test_messages_reach_the_chat_template_the_last_with_the_instruction(tokenizer: Any) -> None:
     before = (Message("user", "2 + 2?"), Message("assistant", "4"))
     chat = Problem(id="1", text="1 + 1?", answer="2", before=before)
     shots = "<|user|>2 + 2?<|assistant|>4<|user|>1 + 1?"
@@ -260,13 +250,6 @@ def test_messages_reach_the_chat_template_with_the_instruction_in_the_last(
     own = Problem(id="1", text="1 + 1?", answer="2", before=(Message("system", "Be brief."),))
     both = prompt_of(tokenizer, own, system_prompt="Think.", system="In 9 tokens.")
     assert both == "<|system|>Be brief.\n\nIn 9 tokens.<|user|>1 + 1?<|assistant|>"
-
-
-def test_what_the_chat_template_refuses_is_a_prompt_error(tmp_path: Path) -> None:
-    refusing = "{{ raise_exception('no system message') }}"
-    strict = load_tokenizer(write_model_dir(tmp_path, chat_template=refusing))
-    with pytest.raises(PromptError, match=r"refuses it \(TemplateError: no system message\)"):
-        prompt_of(strict, Problem(id="1", text="1 + 1?", answer="2"))
 
 
 def test_a_jinja_file_makes_the_user_s_message_of_the_row(tmp_path: Path, tokenizer: Any) -> None:
@@ -281,8 +264,8 @@ def test_a_jinja_file_makes_the_user_s_message_of_the_row(tmp_path: Path, tokeni
     read = load_problems(source, template=str(file))
     assert [p.text for p in read.problems] == ["1 + 1?\nA) 2\nB) 3\nAnswer:", "1 + 1?\nAnswer:"]
     assert read.problems[1].before == (Message("system", "Be brief."),)
-    (reason,) = reasons(read)
-    assert reason == "data.template: UndefinedError: 'dict object' has no attribute 'options'"
+    said = "data.template: UndefinedError: 'dict object' has no attribute 'options'"
+    assert reasons(read) == [said]
     prompt = prompt_of(tokenizer, read.problems[0], str(file))
     assert prompt == "<|user|>1 + 1?\nA) 2\nB) 3\nAnswer:<|assistant|>"
     assert load_problems(source).sha256 != read.sha256
