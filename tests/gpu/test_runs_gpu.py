@@ -22,9 +22,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 DEVICE = os.environ.get("PROOF_DEVICE", "cuda")
 ON_CPU = DEVICE == "cpu"
-RANKS = 2 if DEVICE == "cpu" else torch.cuda.device_count()
+RANKS = 1 if ON_CPU else torch.cuda.device_count()
 ASSETS = ROOT / "megatron_opsft/assets"
-MEAN_TOKENS, LIMIT = (30, 96) if DEVICE == "cpu" else (150, 512)
+MEAN_TOKENS, LIMIT = (30, 96) if ON_CPU else (150, 512)
 CAPPED = [
     *("run.steps=2", "data.train=arithmetic", "verify.judge=own_judges:half_of_them"),
     *(f"rollout.max_response_tokens={LIMIT}", f"eval.max_response_tokens={LIMIT}"),
@@ -80,7 +80,7 @@ def kill_after(
 
 def used_bytes() -> int:
     """Of the fullest GPU, whoever uses it; on a CPU of the processes below this one."""
-    if DEVICE == "cpu":
+    if ON_CPU:
         below = psutil.Process().children(recursive=True)
         return sum(each.memory_info().rss for each in below if each.is_running()) // RANKS
     query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
@@ -109,19 +109,19 @@ def test_a_preset_steps_as_planned(tmp_path: Path, record_property: Any) -> None
         "r1_distill_1p5b_paper",
         "model_configs/deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B",
     )
-    if DEVICE == "cpu":
+    if ON_CPU:
         preset, name = "quickstart", "tiny_reasoner"
     elif RANKS >= 8:
         preset, name = preset.replace("1p5b", "7b"), name.replace("1.5B", "7B")
     model = tmp_path / "model", name, DEVICE
-    if DEVICE == "cpu":
+    if ON_CPU:
         write_random_model(*model)
     else:  # in a process with which its GPU memory goes
         writer = multiprocessing.get_context("spawn").Process(target=write_random_model, args=model)
         writer.start()
         writer.join()
     words = [f"examples/configs/{preset}.yaml", f"model.path={tmp_path / 'model'}", *CAPPED]
-    words += TINY * (DEVICE == "cpu")
+    words += TINY * (ON_CPU)
     run_dir, peaks = tmp_path / "run", [0]
 
     def is_over() -> bool:
