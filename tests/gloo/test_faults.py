@@ -30,7 +30,6 @@ def start_on_small_disk(self, step, *args, **kwargs):
     start(self, step, *args, **kwargs)
 Checkpointer.start = start_on_small_disk
 """
-
 # After the second step somebody deletes a directory.
 DELETED = """
 import shutil
@@ -42,8 +41,6 @@ def record_and_lose(self, step, *args):
         shutil.rmtree({lost!r})
 RunRecorder.record = record_and_lose
 """
-
-
 # A rank as another launcher than torchrun would start it, and an engine that dies while it decodes.
 RANK = """
 import os
@@ -76,17 +73,16 @@ def run_on_two_ranks(
     return cli.run(words, prelude=preludes[0]), other.wait()
 
 
-def ranks_of(launcher: int) -> dict[str, psutil.Process]:
-    children = psutil.Process(launcher).children()
-    return {child.environ()["RANK"]: child for child in children if "RANK" in child.environ()}
+def check_lost(ended: Finished, dead: Finished, words: str) -> None:
+    assert dead.exit_code == -signal.SIGKILL
+    assert ended.exit_code == PEER_LOST_EXIT_CODE, ended.stderr
+    assert "rank 1 on " in error_of(ended) and words in error_of(ended)
 
 
-def damage_newest(run_dir: Path) -> Path:
-    newest = sorted((run_dir / "checkpoints").glob("step_*"))[-1]
-    path = newest / "common.pt" if (newest / "common.pt").exists() else newest / ".metadata"
-    content = path.read_bytes()
-    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    return path
+def error_of(ended: Finished) -> str:
+    """The one line, whatever the exit code."""
+    (error,) = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
+    return error
 
 
 @pytest.fixture(scope="module")
@@ -104,10 +100,7 @@ def test_a_dead_engine_ends_all_ranks_with_69_and_the_run_goes_on_later(
     """An engine lives in its rank's process, which dies with it."""
     words = ["train", QUICKSTART, *SMALL, f"run.dir={tmp_path}"]
     ended, dead = run_on_two_ranks(cli, words, DYING_ENGINE)
-    assert dead.exit_code == -signal.SIGKILL
-    assert ended.exit_code == PEER_LOST_EXIT_CODE, ended.stderr
-    (error,) = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
-    assert "rank 1 on " in error and "died in phase rollout of step 3" in error
+    check_lost(ended, dead, "died in phase rollout of step 3")
     for again in run_on_two_ranks(cli, [*words, "--resume"]):
         assert again.exit_code == 0, again.stderr
     assert compare_runs(undisturbed, tmp_path) == []
@@ -121,64 +114,53 @@ def test_a_dead_engine_ends_all_ranks_with_69_and_the_run_goes_on_later(
 def test_a_dead_rank_ends_an_evaluation(cli: ForkedCli, tmp_path: Path) -> None:
     words = ["eval", "--model=tiny_reasoner", f"--out={tmp_path}", "limit=40", "samples=4"]
     ended, dead = run_on_two_ranks(cli, words, DYING_ENGINE.replace("== 2", "== 0"))
-    assert dead.exit_code == -signal.SIGKILL
-    assert ended.exit_code == PEER_LOST_EXIT_CODE, ended.stderr
-    (error,) = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
-    assert "rank 1 on " in error and "died in phase evaluate" in error
+    check_lost(ended, dead, "died in phase evaluate")
 
 
 def test_a_stopped_rank_and_a_damaged_checkpoint_leave_no_trace(
     cli: ForkedCli, undisturbed: Path, tmp_path: Path
 ) -> None:
-    run_dir = tmp_path / "run"
-    words = ["launch", "local", QUICKSTART, *SMALL, f"run.dir={run_dir}", "--ranks=2"]
+    words = ["launch", "local", QUICKSTART, *SMALL, f"run.dir={tmp_path}", "--ranks=2"]
     run = cli.start([*words, "--max-restarts=1"])
-    wait_until((run_dir / "checkpoints/step_000002").exists)
-    first = ranks_of(run.pid)["0"]
+    wait_until((tmp_path / "checkpoints/step_000002").exists)
+    children = psutil.Process(run.pid).children()
+    (first,) = [child for child in children if child.environ().get("RANK") == "0"]
     first.send_signal(signal.SIGSTOP)  # the rank that gives checkpoints their names
-    damaged = damage_newest(run_dir)
+    damaged = max((tmp_path / "checkpoints").glob("step_*")) / ".metadata"
+    content = damaged.read_bytes()
+    damaged.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     wait_until(lambda: not first.is_running(), 20)
     ended = run.wait()
     assert ended.exit_code == 0, ended.stderr
-    (error,) = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
-    assert "rank 0 on " in error and "no sign of life for 4 s" in error
+    assert "rank 0 on " in error_of(ended) and "no sign of life for 4 s" in error_of(ended)
     (fallback,) = [line for line in ended.stderr.splitlines() if str(damaged) in line]
     assert "is damaged: its checksum differs" in fallback and "continues from" in fallback
     assert "Traceback" not in ended.stderr
-    assert compare_runs(undisturbed, run_dir) == []
+    assert compare_runs(undisturbed, tmp_path) == []
 
 
 def test_full_disk_keeps_what_is_there_and_the_run_goes_on_later(
     cli: ForkedCli, four_steps: Path, tmp_path: Path
 ) -> None:
+    words = ["train", QUICKSTART, *SMALL, f"run.dir={tmp_path}"]
+    ended = cli.run(words, prelude=SMALL_DISK)
+    assert ended.stderr.count("the older checkpoints stay, and the run continues") == 2
+    assert all(word in ended.error for word in (".partial_000004", "bytes", "--resume"))
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step_000001"]
+    assert [line["step"] for line in read_lines(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4]
+    assert cli.run([*words, "--resume"]).exit_code == 0
+    assert compare_runs(four_steps, tmp_path) == []
+
+
+def test_deleted_rollouts_are_missed_by_nobody_and_a_deleted_run_is_one_line(
+    cli: ForkedCli, tmp_path: Path
+) -> None:
     run_dir = tmp_path / "run"
     words = ["train", QUICKSTART, *SMALL, f"run.dir={run_dir}"]
-    ended = cli.run(words, prelude=SMALL_DISK)
-    assert ended.exit_code == 2
-    assert ended.stderr.count("the older checkpoints stay, and the run continues") == 2
-    (error,) = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
-    assert ".partial_000004" in error and "bytes" in error and "--resume" in error
-    assert [path.name for path in (run_dir / "checkpoints").iterdir()] == ["step_000001"]
-    assert [line["step"] for line in read_lines(run_dir / "metrics.jsonl")] == [1, 2, 3, 4]
-    assert cli.run([*words, "--resume"]).exit_code == 0
-    assert compare_runs(four_steps, run_dir) == []
-
-
-def test_deleted_rollouts_are_missed_by_nobody(cli: ForkedCli, tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
-    lost = DELETED.format(lost=str(run_dir / "rollouts"))
-    ended = cli.run(["train", QUICKSTART, *SMALL, f"run.dir={run_dir}"], lost)
+    ended = cli.run(words, DELETED.format(lost=str(run_dir / "rollouts")))
     assert ended.exit_code == 0, ended.stderr
     found = sorted(path.name for path in (run_dir / "rollouts").iterdir())
     assert found == ["step_000003.jsonl.gz", "step_000004.jsonl.gz"]
-
-
-def test_a_deleted_run_is_one_line(cli: ForkedCli, tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
-    ended = cli.run(
-        ["train", QUICKSTART, *SMALL, f"run.dir={run_dir}"], DELETED.format(lost=str(run_dir))
-    )
-    assert ended.exit_code == 2 and "Traceback" not in ended.stderr
-    (error,) = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
-    assert error == f"error: run.dir={run_dir} was deleted while the run was writing to it"
+    ended = cli.run([*words, "--overwrite"], DELETED.format(lost=str(run_dir)))
+    assert ended.error == f"error: run.dir={run_dir} was deleted while the run was writing to it"
     assert not run_dir.exists()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
-from forked_cli import Finished, ForkedCli
+from forked_cli import Finished, ForkedCli, Run
 from run_differences import compare_runs, read_lines
 from small_run import FOUR_STEPS, QUICKSTART
 
@@ -32,15 +32,16 @@ def test_killed_rank_closed_terminal_and_ctrl_c_leave_no_trace_in_the_numbers(
     def num_steps() -> int:
         return len(read_lines(run_dir / "metrics.jsonl"))
 
-    def check_stopped(ended: Finished) -> None:
-        """It ended after a whole step, of which there is a checkpoint."""
+    def stopped(run: Run) -> Finished:
+        """Its end, after a whole step, of which there is a checkpoint."""
+        ended = run.wait()
         assert ended.exit_code == 75, ended.stderr
         steps = num_steps()
-        last = f"stopped after step {steps}, checkpoint step_{steps:06d}; continue with --resume"
-        assert last in ended.stdout
-        checkpoints = sorted(path.name for path in (run_dir / "checkpoints").iterdir())
-        assert checkpoints[-1] == f"step_{steps:06d}"
+        newest = max(path.name for path in (run_dir / "checkpoints").iterdir())
+        assert f"stopped after step {steps}, checkpoint {newest}; continue with" in ended.stdout
+        assert newest == f"step_{steps:06d}"
         assert not (run_dir / "summary.json").exists()
+        return ended
 
     run = cli.start(["launch", "local", *settings, f"run.dir={run_dir}", "--max-restarts=1"])
     wait_until((run_dir / "checkpoints/step_000001").exists)
@@ -50,16 +51,12 @@ def test_killed_rank_closed_terminal_and_ctrl_c_leave_no_trace_in_the_numbers(
     wait_until(lambda: psutil.Process(run.pid).children() not in ([], [rank]))
     wait_until(lambda: num_steps() > before)
     os.kill(run.pid, signal.SIGHUP)  # the terminal is closed
-    ended = run.wait()
-    check_stopped(ended)
-    assert "a rank ended with exit code 137; restart 1 of 1" in ended.stderr
+    assert "a rank ended with exit code 137; restart 1 of 1" in stopped(run).stderr
     before = num_steps()
     run = cli.start(["train", *settings, f"run.dir={run_dir}", "--resume"])
     wait_until(lambda: num_steps() > before)
     os.kill(run.pid, signal.SIGINT)  # Ctrl-C
-    ended = run.wait()
-    check_stopped(ended)
-    assert "stopping after this step; Ctrl-C again stops at once" in ended.stderr
+    assert "stopping after this step; Ctrl-C again stops at once" in stopped(run).stderr
     assert before < num_steps() < 12
     assert cli.run(["train", *settings, f"run.dir={run_dir}", "--resume"]).exit_code == 0
     assert compare_runs(undisturbed, run_dir) == []
@@ -69,8 +66,7 @@ def test_a_run_goes_on_when_nobody_reads_what_it_prints(cli: ForkedCli, tmp_path
     nobody = "import os; r, w = os.pipe(); os.dup2(w, 1); os.close(r)"
     ended = cli.run(["train", *SMALL, "run.steps=2", f"run.dir={tmp_path}"], prelude=nobody)
     assert ended.exit_code == 0, ended.stderr
-    said = "standard output was closed: continuing without it"
-    assert ended.stderr.splitlines().count(said) == 1
+    assert ended.stderr.count("standard output was closed: continuing without it") == 1
     assert len(read_lines(tmp_path / "metrics.jsonl")) == 2
     assert (tmp_path / "hf/config.json").exists()
 
@@ -83,12 +79,9 @@ def test_a_base_run_leaves_an_evaluation_and_nothing_else(cli: ForkedCli, tmp_pa
     assert "the run is finished; nothing is left" in cli.run([*words, "--resume"]).stdout
 
 
-LONG_EVALUATION = [
-    *("eval.num_problems=100", "eval.samples_per_problem=60", "eval.max_response_tokens=800"),
-    *("eval.temperature=3", "eval.top_p=1"),  # nothing that would end
-]
-
-
+# Long, and nothing that would end.
+LONG = ("num_problems=100", "samples_per_problem=60", "max_response_tokens=800")
+LONG_EVALUATION = [f"eval.{key}" for key in (*LONG, "temperature=3", "top_p=1")]
 AT_THE_LAST_EVALUATION = """
 import os, signal
 from megatron_opsft.run.evaluations import Evaluations
@@ -114,14 +107,12 @@ def test_a_signal_amid_the_first_evaluation_ends_the_run(cli: ForkedCli, tmp_pat
     assert not (tmp_path / "evals.jsonl").exists()
 
 
-def test_a_signal_amid_the_last_evaluation_keeps_the_last_step(
-    cli: ForkedCli, tmp_path: Path
-) -> None:
+def test_a_signal_amid_the_last_evaluation_keeps_the_step(cli: ForkedCli, tmp_path: Path) -> None:
     words = ["train", *SMALL, "run.steps=1", f"run.dir={tmp_path}"]
     ended = cli.run(words, prelude=AT_THE_LAST_EVALUATION)
     assert ended.exit_code == 75, ended.stderr
     assert "stopped after step 1, checkpoint step_000001" in ended.stdout
-    assert len(read_lines(tmp_path / "evals.jsonl")) == 1
+    assert [line["step"] for line in read_lines(tmp_path / "evals.jsonl")] == [0]
     assert cli.run([*words, "--resume"]).exit_code == 0
     assert [line["step"] for line in read_lines(tmp_path / "evals.jsonl")] == [0, 1]
     assert (tmp_path / "hf/config.json").exists()

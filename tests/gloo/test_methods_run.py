@@ -3,7 +3,6 @@
 method that carries something on.
 """
 
-import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,8 @@ import pytest
 from forked_cli import ROOT, ForkedCli
 from jobs import run_training
 from responses import facts
-from run_differences import compare_runs
+from rows import write_rows
+from run_differences import compare_runs, read_lines
 from small_run import QUICKSTART, SMALL_RUN
 from world import World
 
@@ -24,6 +24,7 @@ from megatron_opsft.methods.facts import read_references
 from megatron_opsft.methods.settings import MethodState
 from megatron_opsft.methods.updates import MethodRun
 from megatron_opsft.records import Outcome, Problem
+from megatron_opsft.runtime.durable import json_lines
 
 RUN = [
     *SMALL_RUN,
@@ -61,25 +62,23 @@ FIXED = [*(METHODS.keys() - SAMPLING), "o1_pruner"]
 # A stage is to have begun, or a teacher to be in the second step of its own.
 LENGTHENED = {"thinkprune": ["run.steps=3"], "self_distillation": ["run.steps=4"]}
 KILLED_AFTER = {"thinkprune": 2, "self_distillation": 3}
-# Methods whose steps depend on no step before them resume by the same code, and make one step here
-# if they are none of these: one of each kind, and one of each state.
+# The others' steps depend on no step before them: they make one here. One of each kind and state.
 RESUMED = {"on_policy_sft", "grpo", "thinkprune", "kimi", "dler", "self_distillation"}
 RESUMED |= {"crst", "o1_pruner", *{METHODS[name].state_class: name for name in SAMPLING}.values()}
-# In the run's process: what its prompts say, and its directory as it is when a kill after so many
-# steps would leave it.
+# In the run's process: its prompts, and its directory as a kill after so many steps would leave it.
 WATCH = """
 import json, shutil
 from pathlib import Path
 from megatron_opsft.run.recorder import RunRecorder
 from megatron_opsft.session import Session
 
-run_dir, killed_after = Path({run_dir!r}), {killed_after}
+run_dir, killed_after, prompts = Path({run_dir!r}), {killed_after}, {{}}
 made_prompt, checkpoint = Session.prompt_of, RunRecorder.checkpoint
 
 def noted(self, problem, **which):
     prompt = made_prompt(self, problem, **which)
-    with run_dir.with_name("prompts.jsonl").open("a") as file:
-        print(json.dumps([problem.id, self.sampler.encoder.tokenizer.decode(prompt)]), file=file)
+    prompts[problem.id] = self.sampler.encoder.tokenizer.decode(prompt)
+    run_dir.with_name("prompts.json").write_text(json.dumps(prompts))
     return prompt
 
 def copied(self, step, **how):
@@ -92,9 +91,7 @@ Session.prompt_of, RunRecorder.checkpoint = noted, copied
 
 
 def run_and_resume(cli: ForkedCli, tmp_path: Path, name: str, keys: list[str]) -> Path:
-    """The directory of a run, which one that was killed on the way and resumed is equal to; of
-    methods in RESUMED.
-    """
+    """The directory of a run; one killed on the way and resumed is equal, of methods in RESUMED."""
     run_dir, after = tmp_path / "whole", KILLED_AFTER.get(name, 1)
     words = ["train", QUICKSTART, *RUN, *LENGTHENED.get(name, []), f"method.name={name}", *keys]
     words += ["run.steps=1"] * (name in SAMPLING and name not in RESUMED)
@@ -113,18 +110,16 @@ def run_and_resume(cli: ForkedCli, tmp_path: Path, name: str, keys: list[str]) -
     return run_dir
 
 
-def read_lines(path: Path) -> list[Any]:
-    data = path.read_bytes()
-    text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
-    return [json.loads(line) for line in text.splitlines()]
+def metrics_of(run_dir: Path) -> list[dict[str, Any]]:
+    lines = read_lines(run_dir / "metrics.jsonl")
+    assert lines
+    return lines
 
 
-def rows_of_step(run_dir: Path, step: int) -> list[dict[str, Any]]:
-    """Four for each problem that was drawn."""
-    return read_lines(run_dir / f"rollouts/step_{step:06d}.jsonl.gz")
-
-
-def four_each(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+def groups_of(run_dir: Path, step: int) -> list[list[dict[str, Any]]]:
+    """Four responses to each problem that was drawn."""
+    rows = list(json_lines(run_dir / f"rollouts/step_{step:06d}.jsonl.gz"))
+    assert rows
     return [rows[first : first + 4] for first in range(0, len(rows), 4)]
 
 
@@ -138,10 +133,9 @@ def kept_state(run_dir: Path, step: int) -> Any:
 def references(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of O1-Pruner: the same for every problem."""
     file = tmp_path_factory.mktemp("references") / "references.jsonl"
-    known = {"mean_tokens": 50, "accuracy": 0.75}
-    ids = [problem["id"] for problem in read_lines(ROOT / "tests/data/train.jsonl")]
-    file.write_text("".join(json.dumps({"problem_id": i, **known}) + "\n" for i in ids))
-    return file
+    rows = json_lines(ROOT / "tests/data/train.jsonl")
+    known = [{"problem_id": row["id"], "mean_tokens": 50, "accuracy": 0.75} for row in rows]
+    return Path(write_rows(file, known))
 
 
 @pytest.mark.parametrize("name", SAMPLING)
@@ -153,18 +147,19 @@ def test_rewards_and_advantages_are_the_method_s_and_a_killed_run_resumes(
     run_dir = run_and_resume(cli, tmp_path, name, own)
     config = load_config(run_dir / "config.yaml")
     run = MethodRun(config.method, seed=config.run.seed, references=read_references(references))
-    prompts = dict(read_lines(tmp_path / "prompts.jsonl"))
+    prompts = json.loads((tmp_path / "prompts.json").read_text())
     assert sum("-test" in problem for problem in prompts) == 1
     for problem, prompt in prompts.items():
         suffix = run.prompt_change(problem, held_out="-test" in problem).suffix
         assert suffix in prompt and bool(suffix) == ("Think for" in prompt)
-    for line in read_lines(run_dir / "metrics.jsonl"):
+    for line in metrics_of(run_dir):
         if name.startswith("laser_d"):  # what its monitor has shown
             targets = kept_state(run_dir, line["step"])["targets"]
             assert any(targets.values())
             run.state = run.state.model_copy(update={"targets": targets})
-        rows = rows_of_step(run_dir, line["step"])
-        problems = [Problem(id=row["problem_id"], text="", answer="") for row in rows[::4]]
+        fours = groups_of(run_dir, line["step"])
+        rows = [row for four in fours for row in four]
+        problems = [Problem(id=four[0]["problem_id"], text="", answer="") for four in fours]
         responses = [
             facts(
                 problem_index=number // 4,
@@ -182,8 +177,8 @@ def test_rewards_and_advantages_are_the_method_s_and_a_killed_run_resumes(
         found = (line["reward_mean"], line["reward_std"], line["advantage_std"])
         expected = (np.mean(weights.rewards), np.std(weights.rewards), np.std(weights.advantages))
         assert found == pytest.approx(expected, abs=1e-9)
-        idle = [four for four in four_each(rows) if not any(row["advantage"] for row in four)]
-        assert line["zero_advantage_groups"] == len(idle)
+        idle = sum(not any(row["advantage"] for row in four) for four in fours)
+        assert line["zero_advantage_groups"] == idle
         run.advance(groups, refills=0)
         if line["step"] == KILLED_AFTER.get(name, 1):
             check_checkpoint(name, tmp_path / "killed", run.state)
@@ -199,9 +194,7 @@ def check_checkpoint(name: str, killed: Path, state: MethodState) -> None:
         assert b"reference." in metadata.read_bytes()
 
 
-def test_problems_are_drawn_again_alike_on_one_rank_and_on_two(
-    world: World, tmp_path: Path
-) -> None:
+def test_problems_are_drawn_again_alike_on_two_ranks(world: World, tmp_path: Path) -> None:
     """None of GRPO's groups has equal rewards then, and all ranks draw the same problems."""
     keys = ["method.name=grpo", "method.max_refills=4", "rollout.max_response_tokens=50"]
     for ranks in (1, 2):
@@ -209,12 +202,11 @@ def test_problems_are_drawn_again_alike_on_one_rank_and_on_two(
         assert world.run(run_training, ranks, QUICKSTART, words) == [0] * ranks
     one, two = tmp_path / "1", tmp_path / "2"
     for step in (1, 2):
-        groups = four_each(rows_of_step(one, step))
+        groups = groups_of(one, step)
         assert len(groups) == 2
         assert all(len({row["outcome"] == "correct" for row in rows}) == 2 for rows in groups)
-        assert groups == four_each(rows_of_step(two, step))
-    first, second = (read_lines(run / "metrics.jsonl") for run in (one, two))
-    for a, b in zip(first, second, strict=True):
+        assert groups == groups_of(two, step)
+    for a, b in zip(metrics_of(one), metrics_of(two), strict=True):
         assert a["zero_advantage_groups"] == b["zero_advantage_groups"] == 0
         assert b["grad_norm"] == pytest.approx(a["grad_norm"], rel=1e-5) != 0
     assert kept_state(one, 2) == kept_state(two, 2)
@@ -234,10 +226,9 @@ def test_a_step_that_learns_from_nothing_changes_no_weight(
     cli: ForkedCli, tmp_path: Path, name: str
 ) -> None:
     keys = [*NOTHING[name], f"method.name={name}", "run.steps=1", "data.prompts_per_step=4"]
-    keys += ["run.eval_every=0", f"run.dir={tmp_path}/a"]
-    ended = cli.run(["train", QUICKSTART, *RUN, *keys])
+    ended = cli.run(["train", QUICKSTART, *RUN, *keys, f"run.dir={tmp_path}/a"])
     assert ended.exit_code == 0, ended.stderr
-    (line,) = read_lines(tmp_path / "a/metrics.jsonl")
+    (line,) = metrics_of(tmp_path / "a")
     assert (line["zero_advantage_groups"], line["num_rollouts"]) == (4, 16)
     assert (line["trained_tokens"], line["num_microbatches"], line["grad_norm"]) == (0, 0, 0)
     assert line.get("num_pairs_left_out", 16) == 16
@@ -263,7 +254,7 @@ def test_fixed_data_are_trained_on_once_an_epoch_and_a_killed_run_resumes(
     data = tmp_path / "data.parquet"
     write_stored_responses(data, rows, {})
     keys = [f"data.responses={data}", *["method.form=fixed"] * is_weighted]
-    lines = read_lines(run_and_resume(cli, tmp_path, name, keys) / "metrics.jsonl")
+    lines = metrics_of(run_and_resume(cli, tmp_path, name, keys))
     stored = np.array([row.advantage for row in rows])
     means = [line["reward_mean"] for line in lines]
     squares = [line["reward_std"] ** 2 + line["reward_mean"] ** 2 for line in lines]
@@ -283,5 +274,4 @@ def test_grpo_without_its_parts_is_on_policy_sft_to_the_last_bit(
         ended = cli.run([*words, *keys])
         assert ended.exit_code == 0, ended.stderr
     assert compare_runs(tmp_path / "ours", tmp_path / "grpo") == []
-    lines = read_lines(tmp_path / "ours/metrics.jsonl")
-    assert all(line["grad_norm"] > 0 for line in lines)
+    assert all(line["grad_norm"] > 0 for line in metrics_of(tmp_path / "ours"))

@@ -4,7 +4,9 @@ import random
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
+from groups import OUTCOMES
 from jobs import (
     Built,
     Case,
@@ -24,7 +26,7 @@ from megatron_opsft.loss import loss_memory
 from megatron_opsft.methods.catalog.self_distillation import SelfDistillation
 from megatron_opsft.methods.updates import MethodRun
 from megatron_opsft.model.reference import ReferenceModel
-from megatron_opsft.records import Outcome, Problem, Sample, Verdict
+from megatron_opsft.records import Problem, Sample, Verdict
 from megatron_opsft.runtime.phase import Stopwatch
 from megatron_opsft.step.batch import JudgedBatch
 from megatron_opsft.step.teaching import pack_taught, without_long_pairs
@@ -58,8 +60,7 @@ def judged(case: Case, s: Any, seed: int) -> JudgedBatch:
     """A batch as the ranks have sampled and judged it: two responses to each problem."""
     mine = sampled_here(case, s.layout, samples(case.num_samples, seed=seed))
     rollouts = [finished(replace(r, prompt_ids=prompt_of(r.problem_id, PLAIN))) for r in mine]
-    outcomes = (Outcome.WRONG, Outcome.CORRECT)
-    verdicts = [Verdict(outcome=outcomes[is_correct(r)]) for r in rollouts]
+    verdicts = [Verdict(outcome=OUTCOMES[is_correct(r)]) for r in rollouts]
     problems = [Problem(id=f"p{n}", text="", answer="") for n in range(-(-case.num_samples // 2))]
     responses = share_facts(rollouts, verdicts, problems)
     groups = s.method.groups(responses, problems, 100)
@@ -110,8 +111,8 @@ def distilled_gradient(
     """The gradient on a batch of a policy that has moved on from its teacher; or, if alike, when
     that has become the policy again and has the plain prompts.
     """
-    loss_memory._CHUNK_BYTES = chunk_tokens * 8 * 301  # of the models of one rank
-    try:
+    chunk_bytes = chunk_tokens * 8 * 301  # of the models of one rank
+    with patch.object(loss_memory, "_CHUNK_BYTES", chunk_bytes):
         built = build(replace(case, objective=method.objective(1.0)))
         s = session(case, built, method)
         watch = Stopwatch(case.device)
@@ -123,8 +124,6 @@ def distilled_gradient(
         (update,) = pack_taught(s, batch, watch)
         now = as_arrays(exported(built))
         found = s.trainer.accumulate(update.microbatches, update.factor)
-    finally:
-        loss_memory._CHUNK_BYTES = 512 * 2**20
     collect_reduced_parts(s.trainer)
     left_out = int(batch.metrics["num_pairs_left_out"])
     return Found(now, whole_gradient(built), found.loss, found.kl_mean, left_out)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hf_reference import hf_model, hf_weights
+from hf_reference import hf_model, hf_weights, log_probs, of_labels
 from jobs import ADVANTAGES, NUM_ROLLOUTS, Case
 from objective_jobs import Found
 from tiny_models import samples
@@ -33,25 +33,7 @@ class Expected:
 
 def model_with(name: str, values: dict[str, Any]) -> PreTrainedModel:
     """The model of `SHAPES` with these weights by HF name."""
-    model = hf_model(name)
-    parameters = hf_weights(model)
-    assert parameters.keys() == values.keys()
-    for hf_name, value in values.items():
-        parameters[hf_name].copy_(torch.from_numpy(value))
-    return model
-
-
-def log_probs(
-    model: PreTrainedModel, prompt: tuple[int, ...], response: tuple[int, ...], temperature: float
-) -> Tensor:
-    """Of the whole vocabulary where the model predicts the response, float32 [tokens, V]."""
-    logits = model(input_ids=torch.tensor([[*prompt, *response]])).logits
-    return (logits[0, len(prompt) - 1 : -1].float() / temperature).log_softmax(-1)
-
-
-def of_labels(log_probs_RV: Tensor, response: tuple[int, ...]) -> Tensor:
-    """log p(o_t | prompt, o_<t), float32 [tokens of the response]."""
-    return log_probs_RV.gather(1, torch.tensor(response)[:, None])[:, 0]
+    return hf_model(name, {key: torch.from_numpy(value) for key, value in values.items()})
 
 
 def check_gradient(found: dict[str, Any], model: PreTrainedModel, limit: float) -> None:

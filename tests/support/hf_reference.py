@@ -1,5 +1,6 @@
 """What the gradient must be: Hugging Face's model and plain autograd, one response at a time."""
 
+from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
 
@@ -8,6 +9,7 @@ from hf_configs import hf_config
 from jobs import Logits
 from tiny_models import SHAPES, samples, weights
 from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from megatron_opsft.config import OptimizerConfig
@@ -16,12 +18,11 @@ from megatron_opsft.records import Sample
 from megatron_opsft.rollout.hf.engine import by_disk_name
 
 
-def hf_model(name: str) -> PreTrainedModel:
-    """The float32 model of `SHAPES` with the weights of `tiny_models`."""
-    config = hf_config(SHAPES[name])
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+def hf_model(name: str, values: dict[str, Tensor] | None = None) -> PreTrainedModel:
+    """The float32 model of `SHAPES` with these weights by HF name, or those of `tiny_models`."""
+    model = AutoModelForCausalLM.from_config(hf_config(SHAPES[name]), dtype=torch.float32)
     parameters = hf_weights(model)
-    values = weights(name)
+    values = values or weights(name)
     assert parameters.keys() == values.keys()
     for hf_name, value in values.items():
         parameters[hf_name].copy_(value)
@@ -48,8 +49,7 @@ def evaluated_hf_model(name: str) -> PreTrainedModel:
 def largest_logit_difference(name: str, found: Logits) -> float:
     """Between HF's logits of each packed sequence, by itself, and those found in the packs."""
     assert len(found) > 1
-    worst = 0.0
-    lengths = set()
+    worst, lengths = 0.0, set()
     for tokens, cu_seqlens, values in found:
         assert values.shape == (len(tokens), SHAPES[name].vocab_size)
         for start, stop in pairwise(cu_seqlens):
@@ -61,28 +61,35 @@ def largest_logit_difference(name: str, found: Logits) -> float:
     return worst
 
 
+def log_probs(
+    model: PreTrainedModel, prompt: Sequence[int], response: Sequence[int], temperature: float = 1.0
+) -> Tensor:
+    """Of the whole vocabulary where the model predicts the response, float32 [tokens, V]."""
+    logits = model(input_ids=torch.tensor([[*prompt, *response]])).logits
+    return (logits[0, len(prompt) - 1 : -1].float() / temperature).log_softmax(-1)
+
+
+def of_labels(log_probs_RV: Tensor, response: Sequence[int]) -> Tensor:
+    """log p(o_t | prompt, o_<t), float32 [tokens of the response]."""
+    return log_probs_RV.gather(1, torch.tensor(response)[:, None])[:, 0]
+
+
 def response_log_prob(model: PreTrainedModel, sample: Sample) -> Tensor:
     """sum_t log p(o_t | prompt, o_<t) of one response."""
-    ids = torch.tensor([[*sample.prompt_ids, *sample.response_ids]])
-    log_probs_TV = model(input_ids=ids).logits[0, :-1].float().log_softmax(-1)
-    log_probs_T = log_probs_TV.gather(1, ids[0, 1:, None])[:, 0]
-    return log_probs_T[-len(sample.response_ids) :].sum()
+    given = log_probs(model, sample.prompt_ids, sample.response_ids)
+    return of_labels(given, sample.response_ids).sum()
 
 
 def backward(
     model: PreTrainedModel, accepted: list[Sample], num_rollouts: int, aggregation: Aggregation
 ) -> float:
     """Add the gradient of the loss of Algorithm 1 (or of another aggregation); that loss."""
-    longest = max(len(sample.response_ids) for sample in accepted)
-    total = sum(len(sample.response_ids) for sample in accepted)
+    lengths = [len(sample.response_ids) for sample in accepted]
     loss = 0.0
-    for sample in accepted:
-        divisor = {
-            "max_accepted": num_rollouts * longest,
-            "sequence": num_rollouts * len(sample.response_ids),
-            "accepted_tokens": total,
-        }[aggregation]
-        part = -response_log_prob(model, sample) / divisor
+    for sample, length in zip(accepted, lengths, strict=True):
+        divisors = {"max_accepted": num_rollouts * max(lengths), "sequence": num_rollouts * length}
+        divisors["accepted_tokens"] = sum(lengths)
+        part = -response_log_prob(model, sample) / divisors[aggregation]
         part.backward()
         loss += part.item()
     return loss
@@ -104,13 +111,9 @@ def hf_training(
 ) -> tuple[list[float], list[float], dict[str, Tensor]]:
     """Losses, gradient norms before clipping, and final weights with torch's own AdamW."""
     model = hf_model(name)
-    matrices = [p for p in model.parameters() if p.ndim > 1]
-    vectors = [p for p in model.parameters() if p.ndim == 1]
+    decay = optimizer.weight_decay  # of matrices, not of vectors
     adamw = torch.optim.AdamW(
-        [
-            {"params": matrices, "weight_decay": optimizer.weight_decay},
-            {"params": vectors, "weight_decay": 0.0},
-        ],
+        [{"params": [p], "weight_decay": decay * (p.ndim > 1)} for p in model.parameters()],
         lr=optimizer.lr,
         betas=(optimizer.beta1, optimizer.beta2),
         eps=optimizer.eps,
@@ -120,7 +123,6 @@ def hf_training(
         adamw.zero_grad()
         accepted = samples(num_samples, seed=step)
         losses.append(backward(model, accepted, num_rollouts, "max_accepted"))
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), optimizer.clip_grad)
-        norms.append(float(norm))
+        norms.append(float(clip_grad_norm_(model.parameters(), optimizer.clip_grad)))
         adamw.step()
     return losses, norms, hf_weights(model)

@@ -4,7 +4,6 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch.distributed as dist
 from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
+from responses import rollout_of
 from te_cross_entropy import install_stand_in
 from tiny_models import SHAPES, samples, weights
 
@@ -28,7 +28,6 @@ from megatron_opsft.model.shards import ModelShards
 from megatron_opsft.model.step import Trainer
 from megatron_opsft.model.transformer_config import transformer_config, uses_transformer_engine
 from megatron_opsft.records import (
-    FinishReason,
     MicroBatch,
     Outcome,
     Problem,
@@ -94,9 +93,8 @@ class Case:
 
     def __str__(self) -> str:
         """What is not as usual."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        unusual = [field.name for field in fields(self) if values[field.name] != field.default]
-        return " ".join(f"{name}={values[name]}" for name in unusual) or "one rank"
+        values = [(field, getattr(self, field.name)) for field in fields(self)]
+        return " ".join(f"{f.name}={v}" for f, v in values if v != f.default) or "one rank"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,13 +112,12 @@ def build(case: Case) -> Built:
     if case.cross_entropy == "te" and not case.device.is_cuda:
         install_stand_in()
     shape = SHAPES[case.model]
+    train = {"recompute": case.recompute, "routing_replay": case.replays}
     config = transformer_config(
         shape,
         dtype=case.dtype,
         parallel=case.parallel,
-        train=TrainConfig.model_validate(
-            {"recompute": case.recompute, "routing_replay": case.replays}
-        ),
+        train=TrainConfig.model_validate(train),
         device=case.device,
         deterministic=case.deterministic,
     )
@@ -153,29 +150,19 @@ def sampled_here(case: Case, layout: Layout, accepted: list[Sample]) -> list[Sam
 
 def _drawn_routing(case: Case, sample: Sample) -> bytes:
     """Experts of each token but the last in each layer; they depend on the sample alone."""
-    moe = SHAPES[case.model].moe
-    if not case.replays or moe is None:
+    shape = SHAPES[case.model]
+    if not case.replays or shape.moe is None:
         return b""
     draw = random.Random(repr(sample))
-    num_tokens = len(sample.prompt_ids) + len(sample.response_ids) - 1
-    places = range(num_tokens * SHAPES[case.model].num_layers)
-    return bytes(
-        chain.from_iterable(draw.sample(range(moe.num_experts), moe.top_k) for _ in places)
-    )
+    num_places = (len(sample.prompt_ids) + len(sample.response_ids) - 1) * shape.num_layers
+    experts = range(shape.moe.num_experts)
+    return b"".join(bytes(draw.sample(experts, shape.moe.top_k)) for _ in range(num_places))
 
 
 def finished(sample: Sample, routing: bytes = b"") -> Rollout:
     """As an engine gives it back."""
-    return Rollout(
-        problem_id=sample.problem_id,
-        sample_index=sample.sample_index,
-        prompt_ids=sample.prompt_ids,
-        response_ids=sample.response_ids,
-        text="",
-        finish_reason=FinishReason.STOP,
-        weight_version=0,
-        routing=routing,
-    )
+    given = {name: getattr(sample, name) for name in ("problem_id", "sample_index", "prompt_ids")}
+    return rollout_of("", sample.response_ids, routing=routing, **given)
 
 
 def batches_of(case: Case, layout: Layout, seed: int = 0) -> tuple[list[MicroBatch], float]:
@@ -187,21 +174,17 @@ def batches_of(case: Case, layout: Layout, seed: int = 0) -> tuple[list[MicroBat
     accepted = share_facts(rollouts, correct, problems)
     if not accepted:
         return [], 0.0
-    plain = case.objective.is_weighted_likelihood
     lengths = [response.num_tokens for response in accepted]
-    rejected = NUM_ROLLOUTS - len(lengths)
-    token_weights, factor = aggregate(
-        case.aggregation,
-        lengths + [1] * rejected,
-        [True] * len(lengths) + [False] * rejected,
-        limit=0,
-    )
+    is_accepted = [n < len(lengths) for n in range(NUM_ROLLOUTS)]
+    all_lengths = lengths + [1] * (NUM_ROLLOUTS - len(lengths))
+    token_weights, factor = aggregate(case.aggregation, all_lengths, is_accepted, limit=0)
+    plain = case.objective.is_weighted_likelihood
     device = case.device.torch_device
     shape = SHAPES[case.model]
     width = shape.num_layers * shape.moe.top_k if case.replays and shape.moe else 0
     batches, _ = pack(
         [response.sequence_tokens for response in accepted],
-        token_weights[: len(lengths)],
+        token_weights[: len(accepted)],
         lambda indices: fetch_samples(
             accepted, indices, rollouts, problems, layout, device, routing_width=width
         ),
@@ -232,15 +215,12 @@ def gradient(case: Case) -> Any:
 Logits = list[tuple[list[int], list[int], Any]]  # tokens, cu_seqlens, logits of each micro-batch
 
 
-def logits(case: Case, checkpoint: Path | None = None) -> Logits:
-    """A forward pass; (tokens, cu_seqlens, logits [T, vocabulary]) by micro-batch.
-
-    checkpoint: read by Megatron alone, over weights that were made useless before. Empty on ranks
-    other than the first of the last pipeline stage.
+def logits(case: Case, checkpoint: Path) -> Logits:
+    """A forward pass with weights that Megatron alone has read; empty on ranks other than the first
+    of the last pipeline stage.
     """
     built = build(case)
-    if checkpoint is not None:
-        load_with_megatron(built.trainer.models, checkpoint)
+    load_with_megatron(built.trainer.models, checkpoint)
     batches, _ = batches_of(case, built.layout)
     found = forward_logits(built.trainer.chunks, batches, SHAPES[case.model].vocab_size)
     return found if built.layout.is_loss_rank else []
@@ -264,21 +244,12 @@ def forward_logits(models: list[Any], batches: list[MicroBatch], vocab_size: int
 
     def forward(own: Iterator[MicroBatch], model: Any) -> tuple[torch.Tensor, Any]:
         batch = next(own)
-        output = model(
-            input_ids=batch.tokens_T[None],
-            position_ids=batch.positions_T[None],
-            attention_mask=None,
-            packed_seq_params=packed_params(batch),
-        )
-        return output, partial(collect, batch)
+        inputs = batch.tokens_T[None], batch.positions_T[None], None  # no attention mask
+        return model(*inputs, packed_seq_params=packed_params(batch)), partial(collect, batch)
 
     def collect(batch: MicroBatch, logits_1TV: torch.Tensor, non_loss_data: bool) -> Any:
         whole_TV = gather_from_tensor_model_parallel_region(logits_1TV)[0, :, :vocab_size]
-        return (
-            batch.tokens_T.tolist(),
-            batch.cu_seqlens.tolist(),
-            whole_TV.detach().float().cpu().numpy(),
-        )
+        return batch.tokens_T.tolist(), batch.cu_seqlens.tolist(), whole_TV.float().numpy()
 
     for model in models:
         model.eval()
@@ -309,23 +280,13 @@ def collect_reduced_parts(trainer: Trainer) -> None:
                 dist.all_gather_into_tensor(bucket.grad_data, part, group=holders)
 
 
-def main_gradients(built: Built) -> dict[str, Any]:
-    """mcore name -> this rank's fp32 gradient shard, by the weight table's names."""
-    by_storage = {
-        parameter.data_ptr(): parameter.main_grad
-        for model in built.trainer.models
-        for parameter in model.parameters()
-    }
-    return {
-        rule.mcore_name: by_storage[data.data_ptr()].cpu().numpy().copy()
-        for rule, data in built.shards.parameters
-    }
-
-
 def whole_gradient(built: Built) -> dict[str, Any]:
     """HF name -> gradient, on rank 0; checks what all copies of a parameter must agree on."""
     layout, table = built.layout, built.shards.table
-    found = gather_from_all([(layout, main_gradients(built))])
+    parameters = [p for model in built.trainer.models for p in model.parameters()]
+    by_storage = {p.data_ptr(): p.main_grad.cpu().numpy() for p in parameters}
+    mine = {rule.mcore_name: by_storage[p.data_ptr()] for rule, p in built.shards.parameters}
+    found = gather_from_all([(layout, mine)])
     if not layout.is_main:
         return {}
     whole: dict[str, torch.Tensor] = {}

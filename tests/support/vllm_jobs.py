@@ -7,6 +7,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from hf_reference import log_probs, of_labels
 from live_memory import LiveMemory
 from small_run import FEW_PROBLEMS, QUICKSTART
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
@@ -50,16 +51,13 @@ def opened(run_dir: Path, overrides: list[str]) -> Iterator[tuple[Session, RunRe
 
 @torch.inference_mode()
 def hf_log_probs(model: PreTrainedModel, sample: Sample) -> torch.Tensor:
-    """Of the response's tokens."""
-    ids = torch.tensor([[*sample.prompt_ids, *sample.response_ids]])
-    start = len(sample.prompt_ids)
-    logits = model(input_ids=ids).logits[0, start - 1 : -1].double()
-    return logits.log_softmax(-1).gather(-1, ids[0, start:, None])[:, 0]
+    given = log_probs(model, sample.prompt_ids, sample.response_ids)
+    return of_labels(given, sample.response_ids)
 
 
 def difference_from_hf(session: Session, model: PreTrainedModel) -> float:
-    """Largest difference of the engine's log-probs of some samples from those of a Hugging Face
-    model, all of whose weights are overwritten with the trainer's; on every rank.
+    """The largest of the engine's log-probs of some samples from those of a Hugging Face model that
+    takes all weights from the trainer; on every rank.
     """
     for parameter in model.parameters():
         parameter.data.fill_(torch.nan)
@@ -75,10 +73,8 @@ def difference_from_hf(session: Session, model: PreTrainedModel) -> float:
     )
 
 
-def train_and_compare(
-    session: Session, recorder: RunRecorder, num_steps: int
-) -> tuple[list[float], int]:
-    """Real steps; the difference from Hugging Face after each, and how many shards a pull at the
+def train_and_compare(session: Session, recorder: RunRecorder, num_steps: int) -> Any:
+    """Real steps: the difference from Hugging Face after each, and how many shards a pull at the
     end does not bring back.
     """
     config = AutoConfig.from_pretrained(session.model_dir)
@@ -109,8 +105,8 @@ def start_of(session: Session) -> dict[str, torch.Tensor]:
 
 
 def engine_against_disk(session: Session, recorder: RunRecorder) -> tuple[int, list[str]]:
-    """The most memory that a pull takes of a new session's weights from the engine; and what is
-    another than when they are read from disk.
+    """The most memory that a new session's pull from the engine takes; and what is another than
+    from disk.
     """
     assert session.sync.version == 0
     transfer, _ = plan_transfer(session.shards, session.sampler.engine, 1, pull=True)
@@ -119,12 +115,10 @@ def engine_against_disk(session: Session, recorder: RunRecorder) -> tuple[int, l
     found = start_of(session)
     for tensor in session.shards.by_name.values():
         tensor.fill_(7.0)
-    TrainerParts(
-        trainer=session.trainer, shards=session.shards, stored=HfTensors(session.model_dir)
-    ).fill_from_disk()
+    stored = HfTensors(session.model_dir)
+    TrainerParts(trainer=session.trainer, shards=session.shards, stored=stored).fill_from_disk()
     expected = start_of(session)
-    wrong = [name for name in found if not torch.equal(found[name], expected[name])]
-    return memory.peak_bytes, wrong
+    return memory.peak_bytes, [n for n in found if not torch.equal(found[n], expected[n])]
 
 
 @contextmanager
@@ -139,12 +133,8 @@ def scaled_shard(session: Session) -> Iterator[None]:
     sync._transfer.sources = sources
 
 
-def with_session(
-    run_dir: Path,
-    overrides: list[str],
-    act: Callable[[Session, RunRecorder], Any],
-) -> Any:
-    """`act` on a session of its own; act: of a module, not nested."""
+def with_session(run_dir: Path, overrides: list[str], act: Callable[..., Any]) -> Any:
+    """`act(session, recorder)` on a session of its own; act: of a module, not nested."""
     with opened(run_dir, overrides) as (session, recorder):
         return act(session, recorder)
 

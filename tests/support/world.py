@@ -15,16 +15,10 @@ from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
-from weakref import WeakSet
 
 from forked_cli import FORKS
 
-NUM_WORKERS = 4
 _GRACE_SECONDS = 3.0
-
-
-class JobFailed(AssertionError):
-    """A rank raised; the message holds its traceback."""
 
 
 class World:
@@ -33,7 +27,7 @@ class World:
     `enter` and `inside` do the same in a context that stays, as a whole session of the trainer.
     """
 
-    def __init__(self, num_workers: int = NUM_WORKERS) -> None:
+    def __init__(self, num_workers: int = 4) -> None:
         self._num_workers = num_workers
         self._workers: list[ProcessPoolExecutor] = []  # of one process each
         self._directory = tempfile.TemporaryDirectory()
@@ -46,7 +40,8 @@ class World:
     ) -> list[Any]:
         """function: of a module, not nested; called as `function(*args)` inside a process group.
 
-        Arguments and results are pickled. Errors: `JobFailed` when a rank raises or is late.
+        Arguments and results are pickled. Errors: AssertionError with the tracebacks of the ranks
+        that raise, and the numbers of those that are late.
         """
         __tracebackhide__ = True
         self.leave()
@@ -89,14 +84,11 @@ class World:
         if wait(jobs, timeout, FIRST_EXCEPTION).not_done:
             wait(jobs, _GRACE_SECONDS)
         late = [rank for rank, job in enumerate(jobs) if not job.done()]
-        failures = [
-            f"rank {rank}: {error}"
-            for rank, job in enumerate(jobs)
-            if rank not in late and (error := job.exception())
-        ]
+        errors = {rank: job.exception() for rank, job in enumerate(jobs) if rank not in late}
+        failures = [f"rank {rank}: {error}" for rank, error in errors.items() if error]
         if failures or late:
             self.stop()
-            raise JobFailed("\n".join([*failures, f"ranks that did not end: {late}"]))
+            raise AssertionError("\n".join([*failures, f"ranks that did not end: {late}"]))
         return [job.result() for job in jobs]
 
     def stop(self) -> None:
@@ -123,7 +115,6 @@ def _start(rank: int) -> None:
     from megatron_opsft.runtime import cpu_compat
 
     cpu_compat.install()
-    _note_dispatchers()
     gc.freeze()  # a collection after each job, and those of Megatron, pass over what is imported
     global _rank
     _rank = rank
@@ -133,7 +124,7 @@ def _answer(act: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     try:
         return act(*args)
     except BaseException:
-        raise JobFailed(traceback.format_exc()) from None
+        raise AssertionError(traceback.format_exc()) from None
 
 
 def _run(store: tuple[str, int], function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
@@ -160,6 +151,7 @@ def _leave() -> None:
 @contextmanager
 def _process_group(store: str, world_size: int) -> Iterator[None]:
     import torch.distributed as dist
+    from megatron.core.transformer.moe.token_dispatcher import MoETokenDispatcher as Dispatcher
 
     from megatron_opsft.runtime.distributed import stop_distributed
 
@@ -170,23 +162,8 @@ def _process_group(store: str, world_size: int) -> Iterator[None]:
     yield
     # Only after success, as the trainer: the other ranks may wait for ever.
     stop_distributed()
-    for dispatcher in tuple(_dispatchers):
-        dispatcher.__dict__.clear()
+    # Megatron's expert layers keep the last graph, and that the model, from being collected.
+    for layer in [found for found in gc.get_objects() if issubclass(type(found), Dispatcher)]:
+        layer.__dict__.clear()
     # Models are in reference cycles and hold process groups, which hold some forty threads a job.
     gc.collect()
-
-
-_dispatchers: WeakSet[Any] = WeakSet()
-"""Megatron's expert layers keep the last graph, and that the model, from being collected."""
-
-
-def _note_dispatchers() -> None:
-    from megatron.core.transformer.moe.token_dispatcher import MoETokenDispatcher
-
-    initialize = MoETokenDispatcher.__init__
-
-    def noted(self: Any, *args: Any, **kwargs: Any) -> None:
-        _dispatchers.add(self)
-        initialize(self, *args, **kwargs)
-
-    MoETokenDispatcher.__init__ = noted

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 from forked_cli import ROOT, ForkedCli
@@ -25,24 +24,25 @@ from pathlib import Path
 from megatron_opsft import Callback, convert, load_config, train
 from megatron_opsft.runtime.durable import COMPLETE
 
-heard = []
+heard = [], [], []
 
 class Listener(Callback):
     def on_step(self, metrics):
-        heard.append(["step", dict(metrics)])
+        heard[0].append(dict(metrics))
 
     def on_evaluation(self, metrics):
-        heard.append(["evaluation", dict(metrics)])
+        heard[1].append(dict(metrics))
 
     def on_checkpoint(self, step, directory):
-        heard.append(["checkpoint", step, (directory / COMPLETE).is_file()])
+        heard[2].append([step, (directory / COMPLETE).is_file()])
 
 class Stopping(Callback):
     def on_step(self, metrics):
         signal.raise_signal(signal.SIGTERM)
 
 assert "torch" not in sys.modules
-config = load_config(sys.argv[1], json.loads(sys.argv[2]))
+keys = json.loads(sys.argv[2])
+config = load_config(sys.argv[1], keys)
 before = signal.getsignal(signal.SIGTERM)
 stopped = train(config, callbacks=[Listener(), Stopping()])
 assert signal.getsignal(signal.SIGTERM) is before
@@ -51,16 +51,10 @@ again = train(config, resume=True, callbacks=[Stopping()])  # nothing is left
 assert again == run
 figures = convert(run.directory, run.directory / "megatron", to="megatron", verify=True)
 convert(run.directory, run.directory / "hf_again", to="hf")
-checkpoint = {"model.path": run.directory / "checkpoints/step_000002"}
-more = {"run.dir": run.directory / "more", "run.steps": 1, **checkpoint}
-keys = dict(override.split("=", 1) for override in json.loads(sys.argv[2]))
-train(load_config(sys.argv[1], keys | more))
+keys += [f"model.path={run.directory}/checkpoints/step_000002"]
+train(load_config(sys.argv[1], [*keys, f"run.dir={run.directory}/more", "run.steps=1"]))
 print(json.dumps([stopped.finished, run.finished, run.summary, figures.tensors, heard]))
 """
-
-
-def keys_of(overrides: list[str]) -> dict[str, Any]:
-    return dict(override.split("=", 1) for override in overrides)
 
 
 def test_importing_the_package_costs_nothing() -> None:
@@ -81,7 +75,6 @@ def test_importing_the_package_costs_nothing() -> None:
 
 
 def test_a_configuration_is_what_the_command_line_makes_of_it() -> None:
-    overrides = ["optimizer.lr=1e-06", "run.dir=x: y", "data.train=no", "eval.data=null"]
     mapped = {"optimizer.lr": 1e-6, "run.dir": Path("x: y"), "data.train": "no", "eval.data": None}
     config = load_config(QUICKSTART, mapped)
     assert (config.optimizer.lr, config.data.train, config.eval.data) == (1e-6, "no", None)
@@ -107,13 +100,12 @@ def test_mistakes_are_errors_of_the_caller(tmp_path: Path) -> None:
 
 def test_a_script_trains_stops_resumes_converts_and_trains_on(tmp_path: Path) -> None:
     """The last from a checkpoint, which is a model wherever one is meant."""
-    keys = keys_of([*SMALL_RUN, "run.steps=2", "checkpoint.every=1"])
-    keys |= {"run.dir": str(tmp_path / "run"), "run.device": "cpu"}
+    run = tmp_path / "run"
+    keys = [*SMALL_RUN, "run.steps=2", "checkpoint.every=1", f"run.dir={run}"]
     script = tmp_path / "script.py"  # without a guard for child processes
     script.write_text(SCRIPT)
-    overrides = [f"{key}={value}" for key, value in keys.items()]
     ended = subprocess.run(
-        [sys.executable, str(script), QUICKSTART, json.dumps(overrides)],
+        [sys.executable, str(script), QUICKSTART, json.dumps(keys)],
         capture_output=True,
         text=True,
         cwd=ROOT,
@@ -122,27 +114,15 @@ def test_a_script_trains_stops_resumes_converts_and_trains_on(tmp_path: Path) ->
     assert ended.returncode == 0, ended.stderr
     stopped, finished, summary, tensors, heard = json.loads(ended.stdout.split("\n")[-2])
     assert (stopped, finished, tensors > 0) == (False, True, True)
-    assert summary == json.loads((tmp_path / "run/summary.json").read_text())
-    assert [what[1] for what in heard if what[0] == "step"] == [
-        *read_json_lines(tmp_path / "run/metrics.jsonl")
-    ]
-    assert [what[1] for what in heard if what[0] == "evaluation"] == [
-        *read_json_lines(tmp_path / "run/evals.jsonl")
-    ]
-    assert [what[1:] for what in heard if what[0] == "checkpoint"] == [[1, True], [2, True]]
-    weights = [
-        (Path(directory) / "model.safetensors").read_bytes()
-        for directory in (tmp_path / "run/hf_again", tmp_path / "run/hf")
-    ]
-    assert weights[0] == weights[1]
-    last, first = (
-        read_json_lines(tmp_path / name)[place]
-        for name, place in (("run/evals.jsonl", -1), ("run/more/evals.jsonl", 0))
-    )
-    assert last | {"step": 0} == first
-    checkpoint = tmp_path / "run/checkpoints/step_000002"
+    assert summary == json.loads((run / "summary.json").read_text())
+    written = [read_json_lines(run / f"{name}.jsonl") for name in ("metrics", "evals")]
+    assert heard == [*written, [[1, True], [2, True]]]
+    again, exported = (run / f"{name}/model.safetensors" for name in ("hf_again", "hf"))
+    assert again.read_bytes() == exported.read_bytes()
+    assert written[1][-1] | {"step": 0} == read_json_lines(run / "more/evals.jsonl")[0]
+    checkpoint = run / "checkpoints/step_000002"
     assert resolve_config(str(checkpoint)) == checkpoint
-    models = [open_model(str(path)) for path in (checkpoint, tmp_path / "run")]
+    models = [open_model(str(path)) for path in (checkpoint, run)]
     assert len({model.weights_sha256() for model in models}) == 1
     assert len({model.identity()["tokenizer_sha256"] for model in models}) == 1
 
@@ -150,9 +130,9 @@ def test_a_script_trains_stops_resumes_converts_and_trains_on(tmp_path: Path) ->
 def test_the_cells_of_the_notebook_run(cli: ForkedCli, tmp_path: Path) -> None:
     cells = json.loads((ROOT / "examples/from_python.ipynb").read_text())["cells"]
     codes = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
-    overrides = [*SMALL_RUN, "run.steps=2", f"run.dir={tmp_path / 'run'}"]
     assert codes[1].startswith("config = load_config(")
-    codes[1] = f"config = load_config({QUICKSTART!r}, {overrides!r})"
+    keys = [*SMALL_RUN, "run.steps=2", f"run.dir={tmp_path / 'run'}"]
+    codes[1] = f"config = load_config({QUICKSTART!r}, {keys!r})"
     codes[-1] = codes[-1].replace("limit=32", "limit=2").replace("max_tokens=350", "max_tokens=64")
     ended = cli.run(["--version"], prelude="\n".join(codes))
     assert ended.exit_code == 0, ended.stderr
