@@ -86,10 +86,7 @@ run(click.Command("join", callback=join))
 
 @pytest.mark.parametrize(
     ("ranks", "message"),
-    [
-        ((0, 2), "rank 1 did not join"),
-        ((1,), "rank 0 does not answer at localhost:{port}"),
-    ],
+    [((0, 2), "rank 1 did not join"), ((1,), "rank 0 does not answer at localhost:{port}")],
 )
 def test_every_rank_that_came_says_who_did_not(
     cli: ForkedCli, ranks: tuple[int, ...], message: str
