@@ -12,13 +12,14 @@ import os
 import shlex
 import shutil
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from subprocess import DEVNULL, Popen, run
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 import yaml
@@ -82,24 +83,14 @@ class SlurmCluster:
     """The running cluster, in its directory. Jobs are submitted from the project's root."""
 
     def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.environment = {
-            **os.environ,
-            "PATH": _PATH,
-            "SLURM_CONF": str(directory / "slurm.conf"),
-            "LOG_DIR": str(directory / "logs"),
-        }
+        self.directory, self.logs = directory, directory / "logs"
+        self.env = os.environ | {"PATH": _PATH, "LOG_DIR": str(self.logs)}
+        self.env["SLURM_CONF"] = str(directory / "slurm.conf")
 
     def call(self, command: Sequence[str], **settings: str) -> str:
         """Standard output of a program that must succeed; settings: environment variables."""
-        ended = subprocess.run(
-            command,
-            env={**self.environment, **settings},
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        env = self.env | settings
+        ended = run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=60)
         assert ended.returncode == 0, f"{command}: {ended.stdout}{ended.stderr}"
         return ended.stdout.strip()
 
@@ -131,27 +122,23 @@ def cluster() -> Iterator[SlurmCluster]:
     missing = [name for name in _DAEMONS if shutil.which(name, path=_PATH) is None]
     assert not missing, f"{missing} are not installed: sudo bash tools/install_slurm.sh"
     user = getpass.getuser()
-    with (
-        # Short: it holds a socket.
-        TemporaryDirectory(prefix="opsft-slurm-", ignore_cleanup_errors=True) as place,
-        ExitStack() as daemons,
-    ):
-        here, running = Path(place), SlurmCluster(Path(place))
+    place = TemporaryDirectory(prefix="opsft-slurm-", ignore_cleanup_errors=True)
+    with place, ExitStack() as daemons:
+        here = Path(place.name)  # short: it holds a socket
+        running = SlurmCluster(here)
 
         def spawn(*command: str) -> None:
-            daemon = subprocess.Popen(
-                command,
-                env=running.environment,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-            )
+            env, nowhere = running.env, {"stdout": DEVNULL, "stderr": DEVNULL}
+            daemon = Popen(command, env=env, start_new_session=True, **nowhere)
             daemons.callback(daemon.wait)
             daemons.callback(daemon.kill)
 
         for name in ("state", *NODES):
             (here / name).mkdir()
-        conf = _CONF.format(host=socket.gethostname(), user=user, directory=here, ports=_ports())
+        with ExitStack() as held:  # until all are known to be free
+            free = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
+            ports = [each.getsockname()[1] for each in free]
+        conf = _CONF.format(host=socket.gethostname(), user=user, directory=here, ports=ports)
         (here / "slurm.conf").write_text(conf)
         (here / "gres.conf").write_text(_GRES)
         key = here / "munge.key"
@@ -178,13 +165,8 @@ def cluster() -> Iterator[SlurmCluster]:
             wait_until(lambda: not running.call(["squeue", "--noheader"]), 30)
 
 
-def _ports() -> list[int]:
-    """Three that are free now."""
-    with ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(3)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text())
 
 
 def on(nodes: int, ranks: int) -> list[str]:
@@ -196,20 +178,32 @@ def test_two_nodes_and_on_them_a_stop_and_a_lost_node(
     cluster: SlurmCluster, cli: ForkedCli
 ) -> None:
     """Both lead to a requeue and an exact resume: USR1 after the first step, before a checkpoint is
-    due, and a node that SLURM takes away later.
+    due, and a node that SLURM takes away later. Undisturbed: what `launch slurm --dry-run` prints.
     """
     undisturbed, disturbed = (cluster.directory / name for name in ("undisturbed", "disturbed"))
-    check_two_nodes(cluster, submit_as_printed(cluster, cli, undisturbed), undisturbed)
+    resources = ["--nodes=2", "--ranks-per-node=1", "--gpus-per-node=0", "--dry-run"]
+    launch = ["launch", "slurm", QUICKSTART, *SMALL, f"run.dir={undisturbed}", *resources]
+    printed = cli.run(launch).stdout
+    job = cluster.submit(shlex.split(printed), {"OMP_NUM_THREADS": "1"})
+    assert cluster.wait(job) == "COMPLETED", cluster.output(job)
+    assert [row["step"] for row in read_lines(undisturbed / "metrics.jsonl")] == [*range(1, 9)]
+    assert read_json(undisturbed / "manifest.json")["world_size"] == 2
+    assert read_json(undisturbed / "summary.json")["steps"] == 8
+    assert (undisturbed / "hf/model.safetensors").is_file()
+    logs = {path.name: path.read_text() for path in cluster.logs.glob(f"*-undisturbed-{job}/*")}
+    assert sorted(logs) == ["node-0.log", "node-1.log"]
+    merged = cluster.output(job)
+    assert all("\n0: step 8/8  loss" in text for text in (merged, logs["node-0.log"]))
+    assert "2 ranks on n[1-2], rendezvous at 127.0.0.1:" in merged
     words = ["sbatch", *on(2, 1), SCRIPT, *SMALL, f"run.dir={disturbed}", "checkpoint.every=2"]
     job = cluster.submit(words, SETTINGS)
     wait_until(lambda: bool(read_lines(disturbed / "metrics.jsonl")))
     cluster.call(["scancel", "--signal=USR1", job])
     wait_until(lambda: cluster.field(job, "Restarts") == "1")
     assert "stopped with a checkpoint, as asked" in cluster.output(job)
-    stopped_after = len(read_lines(disturbed / "metrics.jsonl"))
-    assert (disturbed / f"checkpoints/step_{stopped_after:06d}").exists()
-    assert stopped_after < 5
-    wait_until((disturbed / f"checkpoints/step_{stopped_after // 2 * 2 + 2:06d}").exists)
+    stopped, saved = len(read_lines(disturbed / "metrics.jsonl")), disturbed / "checkpoints"
+    assert (saved / f"step_{stopped:06d}").exists() and stopped < 5
+    wait_until((saved / f"step_{stopped // 2 * 2 + 2:06d}").exists)
     cluster.call(["scontrol", "update", "nodename=n2", "state=down", "reason=test"])
     wait_until(lambda: cluster.field(job, "Restarts") == "2")
     with suppress(AssertionError):  # its slurmd lives: SLURM may have taken it back by itself
@@ -218,30 +212,6 @@ def test_two_nodes_and_on_them_a_stop_and_a_lost_node(
     assert "DUE TO NODE FAILURE" in cluster.output(job)
     assert cluster.field(job, "Restarts") == "2"
     assert compare_runs(undisturbed, disturbed) == []
-
-
-def submit_as_printed(cluster: SlurmCluster, cli: ForkedCli, run_dir: Path) -> str:
-    """The job of what `launch slurm --dry-run` prints for a run on two nodes of one rank."""
-    resources = ["--nodes=2", "--ranks-per-node=1", "--gpus-per-node=0"]
-    config = [QUICKSTART, *SMALL, f"run.dir={run_dir}"]
-    printed = cli.run(["launch", "slurm", *config, *resources, "--dry-run"])
-    assert printed.exit_code == 0, printed.stderr
-    return cluster.submit(shlex.split(printed.stdout), {"OMP_NUM_THREADS": "1"})
-
-
-def check_two_nodes(cluster: SlurmCluster, job: str, run_dir: Path) -> None:
-    """What a job on two nodes of one rank leaves behind."""
-    assert cluster.wait(job) == "COMPLETED", cluster.output(job)
-    assert [line["step"] for line in read_lines(run_dir / "metrics.jsonl")] == list(range(1, 9))
-    assert json.loads((run_dir / "manifest.json").read_text())["world_size"] == 2
-    assert json.loads((run_dir / "summary.json").read_text())["steps"] == 8
-    assert (run_dir / "hf/model.safetensors").is_file()
-    logs = cluster.directory / "logs" / f"opsft-undisturbed-{job}"
-    assert "\n0: step 8/8  loss" in (logs / "node-0.log").read_text()
-    assert sorted(path.name for path in logs.iterdir()) == ["node-0.log", "node-1.log"]
-    merged = cluster.output(job)
-    assert "\n0: step 8/8  loss" in merged
-    assert "2 ranks on n[1-2], rendezvous at 127.0.0.1:" in merged
 
 
 def test_every_rank_knows_its_place_and_sees_the_gpus_of_its_node(cluster: SlurmCluster) -> None:
@@ -253,8 +223,8 @@ def test_every_rank_knows_its_place_and_sees_the_gpus_of_its_node(cluster: Slurm
     resources = ["--nodes=2", "--ntasks-per-node=2", "--gpus-per-node=2"]
     job = cluster.submit(["sbatch", *resources, SCRIPT], {**SETTINGS, "PYTHON": str(probe)})
     assert cluster.wait(job) == "COMPLETED", cluster.output(job)
-    logs = cluster.directory / "logs" / f"opsft-7b-{job}"
-    lines = [sorted((logs / f"node-{n}.log").read_text().splitlines()) for n in range(2)]
+    logs = [cluster.logs / f"opsft-7b-{job}/node-{node}.log" for node in range(2)]
+    lines = [sorted(log.read_text().splitlines()) for log in logs]
     assert lines == [
         ["0: 0 4 0 2 0,1 2 n1", "1: 1 4 1 2 0,1 2 n1"],
         ["2: 2 4 0 2 0,1 2 n2", "3: 3 4 1 2 0,1 2 n2"],
@@ -279,29 +249,27 @@ def test_an_array_s_task_makes_its_run_of_a_study(cluster: SlurmCluster, cli: Fo
     assert cluster.wait(f"{job}_1") == "COMPLETED", cluster.output(f"{job}_1")
     ended = cli.run(["study", study, "--out", out, "--page"])
     assert ended.exit_code == 0, ended.stderr
-    rows = json.loads((out / "table.json").read_text())
+    rows = read_json(out / "table.json")
     errors = [(row["name"], row["error"]) for row in rows]
     assert errors == [("base", "not made yet"), ("ours", None)]
     assert rows[1]["training"]["steps"] == 1
-    assert json.loads((out / "runs/ours-s0/train/manifest.json").read_text())["world_size"] == 2
+    assert read_json(out / "runs/ours-s0/train/manifest.json")["world_size"] == 2
 
 
 def test_scaling_on_one_and_two_nodes(cluster: SlurmCluster, cli: ForkedCli) -> None:
     """One job submits a run for each number of nodes; `report` has them beside the plan."""
     out = cluster.directory / "scaling"
     settings = {**SETTINGS, "NODES": "1 2", "STEPS": "4", "OUT": str(out)}
-    each = [option for option in on(1, 1) if not option.startswith("--nodes")]
-    words = ["sbatch", "slurm/scaling.sh", *each, QUICKSTART, *SMALL_RUN]
+    words = ["sbatch", "slurm/scaling.sh", *on(1, 1)[1:], QUICKSTART, *SMALL_RUN]
     submitter = cluster.submit(words, settings)
     assert cluster.wait(submitter) == "COMPLETED", cluster.output(submitter)
-    said = cluster.output(submitter).splitlines()
-    assert said[-1].endswith(f"megatron-opsft report {out}")
-    for line in said[:2]:
-        job = line.rpartition(" ")[2]
+    *submitted, last = cluster.output(submitter).splitlines()
+    assert last.endswith(f"megatron-opsft report {out}")
+    for job in (line.rpartition(" ")[2] for line in submitted[:2]):
         assert cluster.wait(job) == "COMPLETED", cluster.output(job)
     for nodes in (1, 2):
         run = out / f"nodes_{nodes}"
-        assert json.loads((run / "manifest.json").read_text())["world_size"] == nodes
+        assert read_json(run / "manifest.json")["world_size"] == nodes
         assert len(read_lines(run / "metrics.jsonl")) == 4
         assert [path.name for path in (run / "checkpoints").iterdir()] == ["step_000004"]
     ended = cli.run(["report", out])

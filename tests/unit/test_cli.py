@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -26,9 +27,7 @@ def train(cli: ForkedCli, run_dir: Path, *overrides: str, prelude: str = "") -> 
 
 
 @pytest.mark.parametrize("path", all_commands(), ids=lambda path: " ".join(path) or "(program)")
-def test_a_command_without_arguments_says_what_is_missing(
-    path: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_command_without_arguments_says_what_is_missing(path: Any, capsys: Any) -> None:
     if hasattr(command_of(path)[0], "commands"):  # a group
         assert invoke(PROGRAM, path) == 2
         assert "Examples:" in capsys.readouterr().err

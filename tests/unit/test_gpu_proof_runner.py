@@ -54,7 +54,7 @@ def test_{name}(stage):
     stage.{method}({words!r})
 """
 
-Stages = dict[str, str | dict[str, Any]]  # its code, or also its method and what it needs
+Stages = dict[str, Any]  # of each its code, or a dict: also its method and what it needs
 
 
 def start(out: Path, stages: Stages, *options: str, device: str = "cpu") -> subprocess.Popen[str]:
@@ -62,31 +62,26 @@ def start(out: Path, stages: Stages, *options: str, device: str = "cpu") -> subp
     out.mkdir(exist_ok=True)
     text = "from proof.test_stages import needs\n"
     for name, given in {"environment": GOOD, **stages}.items():
-        needs = {"code": given} if isinstance(given, str) else dict(given)
-        method, code = needs.pop("method", "run"), needs.pop("code", GOOD)
+        needs = {"seconds": 0, "limit": 60, "modules": (), "gpus": 0, "code": GOOD, "method": "run"}
+        needs |= {"code": given} if isinstance(given, str) else given
+        method, code = needs.pop("method"), str(needs.pop("code"))
         words = "-c " + shlex.quote(code)
         if method == "run_tests":
             words = str(out.parent / f"test_of_{name}.py")
             Path(words).write_text(code)
-        needs = {"seconds": 0, "limit": 60, "modules": (), "gpus": 0, **needs}
         text += STAGE.format(needs=needs, name=name, method=method, words=words)
     file = out.parent / "test_made_stages.py"
     file.write_text(text)
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "tools")])
-    return subprocess.Popen(
-        [sys.executable, "-c", MAIN, str(file), "--device", device, *options],
-        env={**os.environ, "OUT": str(out), "PYTHONPATH": paths, "TMPDIR": str(out.parent)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    words = [sys.executable, "-c", MAIN, str(file), "--device", device, *options]
+    env = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tools'}"}
+    env |= {"OUT": str(out), "TMPDIR": str(out.parent)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(words, env=env, text=True, **pipes)
 
 
-def prove(
-    out: Path, stages: Stages, *options: str, device: str = "cpu"
-) -> tuple[int, str, str, dict[str, dict[str, Any]]]:
-    """Exit code, standard output and standard error; the results by stage."""
-    process = start(out, stages, *options, device=device)
+def prove(out: Path, *given: Any, **device: str) -> tuple[int, str, str, dict[str, dict[str, Any]]]:
+    """Of what is started: exit code, standard output, standard error, and the results by stage."""
+    process = start(out, *given, **device)
     stdout, stderr = process.communicate(timeout=60)
     return process.returncode, stdout, stderr, results(out)
 
@@ -105,7 +100,7 @@ def left_running(out: Path) -> list[int]:
 def test_every_outcome_has_its_reason_and_the_next_stage_runs(tmp_path: Path) -> None:
     """And its result is on disk before."""
     missing = "exit code 1: ModuleNotFoundError: No module named 'torch_that_is_not_there'"
-    no_test = TESTS.replace("def test_b", "def b")
+    bad, no_test = "test_of_tests.py::test_bad", TESTS.replace("def test_b", "def b")
     outcomes: dict[str, tuple[Any, str, str]] = {
         "second": (SECOND, "passed", ""),
         "beyond": (BAD, "failed", "norm: relative error 0.5, bound 0.1"),
@@ -115,7 +110,7 @@ def test_every_outcome_has_its_reason_and_the_next_stage_runs(tmp_path: Path) ->
         "tests": (
             {"method": "run_tests", "code": TESTS},
             "failed",
-            "test_of_tests.py::test_bad - AssertionError: more",
+            f"{bad} - AssertionError: more",
         ),
         "package": ({"modules": ["json", "no_such_package"]}, "left out", "needs no_such_package"),
         "gpu": ({"cpu": False}, "left out", "needs a GPU"),
@@ -124,7 +119,7 @@ def test_every_outcome_has_its_reason_and_the_next_stage_runs(tmp_path: Path) ->
         "slow": ({"seconds": 7200}, "left out", " s are left"),
         "last": (GOOD, "passed", ""),
     }
-    stages: Stages = {name: stage for name, (stage, _, _) in outcomes.items()}
+    stages = {name: stage for name, (stage, _, _) in outcomes.items()}
     code, stdout, _, found = prove(tmp_path / "out", stages)
     assert code == 1
     for name, (_, outcome, reason) in outcomes.items():
@@ -139,7 +134,7 @@ def test_every_outcome_has_its_reason_and_the_next_stage_runs(tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_what_a_stage_started_ends_with_it_and_all_stages_with_their_time(tmp_path: Path) -> None:
-    stages: Stages = {"late": {"code": LATE, "limit": 1.5}, "untidy": SLEEPER + GOOD}
+    stages = {"late": {"code": LATE, "limit": 1.5}, "untidy": SLEEPER + GOOD}
     stages |= {"long": LATE, "last": GOOD}
     code, _, _, found = prove(tmp_path / "out", stages, "--minutes", "0.15")
     assert code == 1
@@ -159,10 +154,8 @@ def test_a_stopped_proof_leaves_nothing_running(tmp_path: Path) -> None:
         time.sleep(0.05)
     process.terminate()
     process.communicate(timeout=30)
-    assert process.returncode == 143
-    assert left_running(tmp_path / "out") == []
-    assert list(results(tmp_path / "out")) == ["environment"]
-    assert [path.name for path in tmp_path.glob("opsft-*")] == []
+    assert process.returncode == 143 and left_running(tmp_path / "out") == []
+    assert list(results(tmp_path / "out")) == ["environment"] and not [*tmp_path.glob("opsft-*")]
 
 
 @pytest.mark.slow
@@ -172,7 +165,7 @@ def test_only_and_continue_keep_what_is_there_and_bad_input_is_one_line(tmp_path
         return code, {name: stage["began"] for name, stage in found.items()}
 
     _, first = began({"one": GOOD, "two": BAD, "three": {"seconds": 7200}})
-    good: Stages = {"one": GOOD, "two": GOOD, "three": GOOD}
+    good = dict.fromkeys(("one", "two", "three"), GOOD)
     code, only = began(good, "--only", "one")
     assert code == 1 and only["one"] > first["one"] and only["two"] == first["two"]
     code, rest = began(good, "--continue")  # what was left out is not proved yet
@@ -185,7 +178,7 @@ def test_only_and_continue_keep_what_is_there_and_bad_input_is_one_line(tmp_path
         ("cuda", "--continue", "holds results of another device"),
         ("cuda", "--quick", "error: torch sees no GPU here"),
     ):
-        stages: Stages = {"environment": REPORT.replace("figure'", "gpus'") % ("0", "[]")}
+        stages = {"environment": REPORT.replace("figure'", "gpus'") % ("0", "[]")}
         code, _, stderr, _ = prove(tmp_path / "out", stages, option, device=device)
         assert code == 2 and error in stderr and stderr.count("\n") == 1
 
@@ -202,7 +195,9 @@ def proof(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def test_on_a_gpu_the_stages_name_files_and_options_that_are_there(
     proof: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a CPU tests/gloo/test_gpu_proof.py runs them. The docs name all of them."""
+    """On a CPU tests/gloo/test_gpu_proof.py runs them. The docs name all of them, and presets take
+    what their runs set.
+    """
     docs = (ROOT / "docs/gpu.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| .*\? \| (`.*) \|$", docs, re.MULTILINE)
     assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted(proof)
@@ -210,9 +205,8 @@ def test_on_a_gpu_the_stages_name_files_and_options_that_are_there(
     def ask(words: str, ranks: int = 1) -> None:
         raise InterruptedError(words)
 
-    stage: Any = SimpleNamespace(
-        device="cuda", on_gpu=True, run=ask, run_tests=ask, run_on_2_nodes=ask
-    )
+    methods = dict.fromkeys(("run", "run_tests", "run_on_2_nodes"), ask)
+    stage: Any = SimpleNamespace(device="cuda", on_gpu=True, **methods)
     for test in proof.values():
         with pytest.raises(InterruptedError) as asked:
             test(stage, *[monkeypatch] * ("monkeypatch" in test.__code__.co_varnames))
@@ -225,9 +219,6 @@ def test_on_a_gpu_the_stages_name_files_and_options_that_are_there(
         assert all(f'"{option}"' in text for option in options), f"{file}: {options}"
         if "-k" in words:
             assert re.search(rf"^def test_\w*{words[-1]}", text, re.MULTILINE), words
-
-
-def test_the_presets_take_what_the_proof_sets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "tests/gpu"))
     from test_runs_gpu import CAPPED
 
@@ -258,6 +249,6 @@ def test_a_stage_on_two_nodes_is_started_by_srun(
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
     code = "import os; assert os.environ['RANK'] in '01' and os.environ['MASTER_ADDR'] == 'n1'\n"
     code += REPORT % ("int(os.environ['WORLD_SIZE'])", "[]")
-    stages: Stages = {"nodes": {"code": code, "method": "run_on_2_nodes", "nodes": 2}}
+    stages = {"nodes": {"code": code, "method": "run_on_2_nodes", "nodes": 2}}
     ended, _, _, found = prove(tmp_path / "out", stages)
     assert ended == 0 and found["nodes"]["figures"] == {"figure": 2}

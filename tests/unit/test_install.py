@@ -8,12 +8,14 @@ import runpy
 import subprocess
 import sys
 import tomllib
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from forked_cli import ROOT
 from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
+from packaging.utils import canonicalize_name as canonical
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 SETS = {"cpu-py311": ("cpu", "test"), "cpu-py312": ("cpu", "test"), "gpu-py312": ("gpu", "test")}
@@ -36,14 +38,13 @@ esac
 @pytest.mark.parametrize("name", SETS)
 def test_tested_versions_fit_the_ranges(name: str) -> None:
     lines = (ROOT / f"constraints/{name}.txt").read_text().splitlines()
-    pins = [line.split("==") for line in lines if not line.startswith("#")]
-    pinned = {canonicalize_name(name): version for name, version in pins}
+    pins = (line.split("==") for line in lines if not line.startswith("#"))
+    pinned = {canonical(package): version for package, version in pins}
     extras = [need for extra in SETS[name] for need in PROJECT["optional-dependencies"][extra]]
     for need in map(Requirement, [*PROJECT["dependencies"], *extras]):
-        environment = {"python_version": f"3.{name[-2:]}"}
-        is_needed = need.marker is None or need.marker.evaluate(environment)
+        is_needed = not need.marker or need.marker.evaluate({"python_version": f"3.{name[-2:]}"})
         if is_needed and need.name != "setuptools":  # which pip freeze leaves out
-            assert need.specifier.contains(pinned[canonicalize_name(need.name)]), need
+            assert need.specifier.contains(pinned[canonical(need.name)]), need
 
 
 def test_the_container_copies_what_is_there() -> None:
@@ -79,10 +80,7 @@ def write_python(venv: Path, text: str) -> None:
 def test_a_folder_of_wheels_needs_no_network_and_no_compiler(tmp_path: Path) -> None:
     wheels, saved, venv = (tmp_path / name for name in ("wheels", "saved", "venv"))
     write_python(venv, OFFLINE)
-
-    def install(*words: str) -> subprocess.CompletedProcess[str]:
-        return run("install_gpu.sh", *words, cwd=tmp_path, SAVED=str(saved))
-
+    install = partial(run, "install_gpu.sh", cwd=tmp_path, SAVED=str(saved))
     refused = install("--wheels", "wheels", str(venv))
     assert refused.returncode == 2 and "holds no torch-*.whl; make it with" in refused.stderr
     assert install("--wheel", "x").stderr.startswith("error: there is no option --wheel;")
@@ -93,7 +91,6 @@ def test_a_folder_of_wheels_needs_no_network_and_no_compiler(tmp_path: Path) -> 
     calls = (tmp_path / "asked").read_text().splitlines()
     assert len(calls) == 5 and all(call.startswith(f"1 {wheels} ") for call in calls)
     assert calls[3].endswith("transformer-engine[core-cu13,pytorch]==2.20.2")
-
     kept = install("--save-wheels", "saved", str(venv))  # what is installed stays as it is
     assert kept.returncode == 0 and f"1 wheels in {saved}; install_gpu.sh --wheels" in kept.stdout
     assert (saved / "versions.txt").read_text() == "pip==26.3\ntorch==2.13.0\n"
@@ -114,8 +111,7 @@ def test_torch_for_cpus(tmp_path: Path, index: str, needs: str, said: str) -> No
     write_python(tmp_path, PYTHON)
     env = {"TORCH_INDEX_URL": "http://index", "INDEX": index, "NEEDS": needs}
     ended = run("make_venv.sh", "cpu", cwd=tmp_path, VENV=str(tmp_path), **env)
-    assert ended.returncode == 0, ended.stderr
-    assert said in ended.stderr
+    assert ended.returncode == 0 and said in ended.stderr, ended.stderr
     first, *others = (tmp_path / "asked").read_text().splitlines()
     assert first.endswith("--timeout 3 --retries 0 --index-url http://index torch==2.13.0")
     plain = [line for line in others if line.endswith("--disable-pip-version-check torch==2.13.0")]
@@ -128,9 +124,7 @@ SCRIPTS = [file for file in FILES if '"__main__"' in file.read_text(encoding="ut
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
-def test_help(
-    script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_help(script: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setattr(sys, "argv", [str(script), "--help"])
     monkeypatch.syspath_prepend(str(script.parent))
     monkeypatch.setattr(Path, "write_text", lambda *a, **k: pytest.fail("it writes"))

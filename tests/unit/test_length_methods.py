@@ -13,25 +13,10 @@ from responses import facts
 
 from megatron_opsft.config.load import load_config
 from megatron_opsft.errors import UserError
+from megatron_opsft.methods import facts as method_facts
 from megatron_opsft.methods.catalog import METHODS
-from megatron_opsft.methods.facts import (
-    Group,
-    LengthTarget,
-    PromptChange,
-    ReferenceStatistics,
-    check_monitor,
-    check_references,
-    read_references,
-)
-from megatron_opsft.methods.objective import (
-    LIKELIHOOD,
-    Likelihood,
-    Objective,
-    SequenceClip,
-    SquaredLogRatio,
-    Surrogate,
-    TokenClip,
-)
+from megatron_opsft.methods.facts import Group, LengthTarget, PromptChange, ReferenceStatistics
+from megatron_opsft.methods.objective import Objective, SequenceClip, SquaredLogRatio, TokenClip
 from megatron_opsft.methods.settings import MethodSettings, PolicySettings
 from megatron_opsft.methods.updates import MethodRun
 
@@ -41,12 +26,8 @@ EXACT = LengthTarget(num_tokens=2000)
 REFERENCE = ReferenceStatistics(mean_tokens=2200, accuracy=0.75)
 
 
-def settings_of(name: str, **keys: Any) -> Any:
-    return METHODS[name](**keys)
-
-
 def run_of(name: str, **keys: Any) -> Any:
-    return MethodRun(settings_of(name, **keys), seed=7)
+    return MethodRun(METHODS[name](**keys), seed=7)
 
 
 def configured(*keys: str) -> MethodSettings:
@@ -70,14 +51,15 @@ def test_thinkprune_goes_through_its_stages() -> None:
 
 
 def test_l1_targets_are_drawn_once_from_seed_and_problem() -> None:
-    method = settings_of("l1_max", lowest_target=100, highest_target=4000)
-    drawn = [method.target_length(f"p{n}", 7) for n in range(2000)]
-    assert drawn == [method.target_length(f"p{n}", 7) for n in range(2000)]
-    assert drawn != [method.target_length(f"p{n}", 8) for n in range(2000)]
+    method: Any = METHODS["l1_max"](lowest_target=100, highest_target=4000)
+    drawn, again, other = (
+        [method.target_length(f"p{n}", seed) for n in range(2000)] for seed in (7, 7, 8)
+    )
+    assert drawn == again != other
     tokens = [target.num_tokens for target in drawn]
     assert 100 <= min(tokens) < 110 and 3990 < max(tokens) <= 4000
     assert fmean(target.kind == "max" for target in drawn) == pytest.approx(0.5, abs=0.034)
-    assert settings_of("l1_exact").target_length("p0", 7).kind == "exact"
+    assert run_of("l1_exact").settings.target_length("p0", 7).kind == "exact"
 
 
 def test_l1_asks_for_a_length_in_evaluations_too() -> None:
@@ -89,14 +71,12 @@ def test_l1_asks_for_a_length_in_evaluations_too() -> None:
     assert run_of("l1_max", prompt_target=False).prompt_change("p0") == PromptChange()
 
 
-def monitor_groups() -> list[Group]:
-    """Two easy problems, one medium, one hard, of 8 responses each."""
-    return [
-        group([100] * 2 + [2000] * 6, [1] * 6 + [0] * 2),
-        group([100] * 1 + [3000] * 7, [1] * 8),
-        group([1500] * 2 + [2500] * 2 + [9000] * 4, [1] * 3 + [0] * 5),
-        group([700] * 1 + [5000] * 7, [1] * 2 + [0] * 6),
-    ]
+MONITOR = [  # two easy problems, one medium, one hard, of 8 responses each
+    group([100] * 2 + [2000] * 6, [1] * 6 + [0] * 2),
+    group([100] * 1 + [3000] * 7, [1] * 8),
+    group([1500] * 2 + [2500] * 2 + [9000] * 4, [1] * 3 + [0] * 5),
+    group([700] * 1 + [5000] * 7, [1] * 2 + [0] * 6),
+]
 
 
 @pytest.mark.parametrize(
@@ -113,7 +93,7 @@ def test_laser_targets_are_the_smallest_that_cover_enough(
     keys: dict[str, Any], targets: tuple[int | None, ...]
 ) -> None:
     run = run_of("laser_d", **keys)
-    run.observe(monitor_groups())
+    run.observe(MONITOR)
     assert tuple(run.state.targets[band] for band in ("easy", "medium", "hard")) == targets
 
 
@@ -122,7 +102,7 @@ def test_laser_d_looks_at_the_monitor_before_the_first_step_and_every_twenty() -
     states = [run.state.model_copy(update={"step": n}) for n in range(1, 42)]
     sizes = {state.step: run.settings.monitor_size(state) for state in states}
     assert {n: size for n, size in sizes.items() if size} == dict.fromkeys((1, 21, 41), (500, 8))
-    run.observe(monitor_groups())
+    run.observe(MONITOR)
     easy = group((900, 1100, 9000), (1, 1, 0))
     assert run.weigh([easy]).rewards == (1.5, 1.0, -0.5)
     hard = group((900, 1100, 9000, 16384), (1, 0, 0, 0))  # any length will do
@@ -133,8 +113,7 @@ def test_laser_d_looks_at_the_monitor_before_the_first_step_and_every_twenty() -
 
 def test_er_rl_whitening_over_tokens_by_hand() -> None:
     batch = [group(), group((90, 17, 3, 44), (0, 1, 0, 1))]
-    lengths = [n for g in batch for n in g.lengths]
-    plain = weigh("er_rl", *batch).advantages
+    plain, lengths = weigh("er_rl", *batch).advantages, [n for g in batch for n in g.lengths]
     mean = fmean(plain, lengths)
     std = math.sqrt(fmean([(a - mean) ** 2 for a in plain], lengths))
     found = weigh("er_rl", *batch, whiten="tokens").advantages
@@ -157,8 +136,7 @@ def test_groups_of_equal_rewards_are_replaced_where_a_run_asks_for_it() -> None:
     mixed, solved, failed = (group((5, 6), c, limit=6) for c in ((1, 0), (1, 1), (0, 0)))
     groups = [mixed, solved, failed]
     for name, kept in (("grpo", [0]), ("dr_grpo", [0]), ("linear", [0, 1]), ("gr3", [0])):
-        plain = run_of(name).fill(groups, 3, 0)
-        assert plain == ([0, 2] if name == "gr3" else [0, 1, 2], False)
+        assert run_of(name).fill(groups, 3, 0) == ([0, 2] if name == "gr3" else [0, 1, 2], False)
         run = run_of(name, max_refills=2, overlong_buffer=3)
         assert [run.fill(groups, 3, refills) for refills in (1, 2)] == [(kept, True), (kept, False)]
 
@@ -166,10 +144,8 @@ def test_groups_of_equal_rewards_are_replaced_where_a_run_asks_for_it() -> None:
 @pytest.mark.parametrize("name", POLICIES)
 def test_overlong_shaping_reaches_the_advantages_of_every_policy_gradient(name: str) -> None:
     given = group(target=EXACT, reference=REFERENCE, limit=4000)
-    plain, shaped = (
-        weigh(name, given, overlong_buffer=2000, overlong_penalty=penalty)
-        for penalty in (0.0, 0.25)
-    )
+    plain = weigh(name, given, overlong_buffer=2000, overlong_penalty=0.0)
+    shaped = weigh(name, given, overlong_buffer=2000, overlong_penalty=0.25)
     lost = [a - b for a, b in zip(plain.rewards, shaped.rewards, strict=True)]
     assert lost == pytest.approx([0, 0, 0.25 * 0.2, 0.25])
     assert plain.advantages == pytest.approx(weigh(name, given).advantages)
@@ -182,9 +158,8 @@ def test_o1_pruner_clips_and_standardizes_as_its_code_does() -> None:
     assert weigh("o1_pruner", short).rewards == pytest.approx((21.5, -2.225))
     assert weigh("o1_pruner", short, clip_rewards=True).rewards == (4.0, -2.0)
     batch = [short, group(reference=REFERENCE)]
-    plain = weigh("o1_pruner", *batch).advantages
+    plain, step = weigh("o1_pruner", *batch).advantages, update("o1_pruner", *batch, z_score=True)
     expected = [(a - fmean(plain)) / pstdev(plain) for a in plain]
-    step = update("o1_pruner", *batch, z_score=True)
     assert step.advantages == pytest.approx(expected, rel=1e-12)
     assert (step.token_weights, step.factor) == ((1.0,) * 6, 1 / 6)
     stored = [facts(num_tokens=9, advantage=value) for value in (0.25, -1.5)]
@@ -220,29 +195,25 @@ def test_each_share_of_a_batch_is_an_update_of_its_own(name: str) -> None:
     assert [found.factor > 0 for found in updates] == [False, True, True]
 
 
-def objective(surrogate: Surrogate | None = None, **keys: Any) -> Objective:
-    """Of log-probabilities at temperature 0.6."""
-    return Objective(surrogate=surrogate or Likelihood(), **{"temperature": 0.6, **keys})
-
-
 @pytest.mark.parametrize(
     ("name", "keys", "expected"),
     [
-        ("on_policy_sft", {}, LIKELIHOOD),
-        ("grpo", {"beta": 0.0}, objective()),
+        ("on_policy_sft", {}, {"temperature": 1.0}),
+        ("grpo", {"beta": 0.0}, {}),
         # In the only update of a batch a clip has the gradient of likelihood.
-        ("laser", {}, objective(beta=0.001, kl="k3")),
-        ("laser", {"updates_per_batch": 2}, objective(TokenClip(high=0.28), beta=0.001)),
-        ("laser", {"tempered_log_probs": False}, objective(beta=0.001, temperature=1.0)),
-        ("l1_exact", {"updates_per_batch": 2}, objective(TokenClip(dual=3.0), beta=0.001)),
-        ("dler", {}, objective(beta=0.0005, kl="k2")),
-        ("kimi", {}, objective()),
-        ("kimi", {"updates_per_batch": 2, "tau": 0.3}, objective(SquaredLogRatio(tau=0.3))),
-        ("o1_pruner", {}, objective(SequenceClip())),
+        ("laser", {}, {"beta": 0.001, "kl": "k3"}),
+        ("laser", {"updates_per_batch": 2}, {"surrogate": TokenClip(high=0.28), "beta": 0.001}),
+        ("laser", {"tempered_log_probs": False}, {"beta": 0.001, "temperature": 1.0}),
+        ("l1_exact", {"updates_per_batch": 2}, {"surrogate": TokenClip(dual=3.0), "beta": 0.001}),
+        ("dler", {}, {"beta": 0.0005, "kl": "k2"}),
+        ("kimi", {}, {}),
+        ("kimi", {"updates_per_batch": 2, "tau": 0.3}, {"surrogate": SquaredLogRatio(tau=0.3)}),
+        ("o1_pruner", {}, {"surrogate": SequenceClip()}),
     ],
 )
-def test_objectives(name: str, keys: dict[str, Any], expected: Objective) -> None:
-    assert settings_of(name, **keys).objective(0.6) == expected
+def test_objectives(name: str, keys: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Of log-probabilities at temperature 0.6."""
+    assert METHODS[name](**keys).objective(0.6) == Objective(**{"temperature": 0.6, **expected})
 
 
 @pytest.mark.parametrize(
@@ -272,8 +243,7 @@ def test_a_method_that_does_not_fit_is_one_line(keys: str, message: str) -> None
 
 @pytest.mark.parametrize("name", ONLINE)
 def test_one_response_a_problem_is_refused_where_responses_are_compared(name: str) -> None:
-    keys = [f"name={name}", "rollout.group_size=1"]
-    keys += ["references=r.jsonl"] * (name == "o1_pruner")
+    keys = [f"name={name}", "rollout.group_size=1"] + ["references=r"] * (name == "o1_pruner")
     if name in ("on_policy_sft", "o1_pruner", "self_distillation"):
         assert configured(*keys).name == name
     else:
@@ -306,23 +276,25 @@ def test_lengths_and_prices_fit_short_responses(name: str, scaled: dict[str, flo
 
 
 def test_references_are_read_and_missing_ones_named(tmp_path: Path) -> None:
-    path = tmp_path / "r.jsonl"
-    good = '{"problem_id": "a", "mean_tokens": 12.5, "accuracy": 0.25}\n'
+    path, good = (
+        tmp_path / "r.jsonl",
+        '{"problem_id": "a", "mean_tokens": 12.5, "accuracy": 0.25}\n',
+    )
     path.write_text(good)
-    found = read_references(path)
+    found = method_facts.read_references(path)
     assert found == {"a": ReferenceStatistics(mean_tokens=12.5, accuracy=0.25)}
-    check_references(found, ["a"], path)
+    method_facts.check_references(found, ["a"], path)
     with pytest.raises(UserError, match="no line for 2 problems, the first b"):
-        check_references(found, ["a", "b", "c"], path)
+        method_facts.check_references(found, ["a", "b", "c"], path)
     for line in ('{"problem_id": "a"}', "[]", "{", good.replace("12.5", "0")):
         path.write_text(good + line)
-        with pytest.raises(UserError, match=r"r\.jsonl, line 2: write an object with problem_id"):
-            read_references(path)
+        with pytest.raises(UserError, match="r.jsonl, line 2: write an object with problem_id"):
+            method_facts.read_references(path)
     with pytest.raises(UserError, match="cannot be read"):
-        read_references(tmp_path / "none")
+        method_facts.read_references(tmp_path / "none")
 
 
 def test_monitor_problems_that_are_evaluated_are_refused() -> None:
-    check_monitor(["a", "b"], ["c"])
+    method_facts.check_monitor(["a", "b"], ["c"])
     with pytest.raises(UserError, match="1 monitor problems .* such as 'b': "):
-        check_monitor(["a", "b"], ["c", "b"])
+        method_facts.check_monitor(["a", "b"], ["c", "b"])

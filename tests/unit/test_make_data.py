@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from statistics import fmean, pstdev
-from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -17,15 +17,11 @@ from forked_cli import ROOT, ForkedCli
 from responses import facts
 from small_run import QUICKSTART, SMALL_RUN
 from tiny_models import samples
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoTokenizer
 
 from megatron_opsft.batching.microbatch import build_microbatch
-from megatron_opsft.data.stored_responses import (
-    StoredResponse,
-    StoredResponses,
-    read_stored_responses,
-    write_stored_responses,
-)
+from megatron_opsft.data import stored_responses as stores
+from megatron_opsft.data.stored_responses import StoredResponse, StoredResponses
 from megatron_opsft.errors import NonFiniteError, UserError
 from megatron_opsft.make_data.samples import find_thinking, o1_choice, scores_of
 from megatron_opsft.make_data.step_entropy import masked, skipped_steps, steps_of
@@ -36,19 +32,15 @@ from megatron_opsft.runtime.device import select_device
 from megatron_opsft.storage.model_paths import ASSETS, TINY_REASONER
 
 TRAIN = ROOT / "tests/data/train.jsonl"
+TOKENIZER = AutoTokenizer.from_pretrained(ASSETS / TINY_REASONER)
 SMALL = [QUICKSTART, *SMALL_RUN, "rollout.max_response_tokens=128"]
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerBase:
-    return AutoTokenizer.from_pretrained(ASSETS / TINY_REASONER)
 
 
 def made(cli: ForkedCli, out: Path, *words: object, prelude: str = "") -> StoredResponses:
     """The file of `data WORDS`."""
     ended = cli.run(["data", *words, "--out", out], prelude=prelude)
     assert ended.exit_code == 0, ended.stderr
-    return read_stored_responses(out)
+    return stores.read_stored_responses(out)
 
 
 def test_o1_pruner_compares_with_all_samples_and_keeps_some() -> None:
@@ -96,25 +88,18 @@ def test_tokenskip_keeps_the_answer_whole() -> None:
 
 def test_scores_that_are_nan_choose_nothing() -> None:
     """They come back from no sort in an order that means anything."""
-    session = SimpleNamespace(
-        config=SimpleNamespace(train=SimpleNamespace(max_tokens_per_microbatch=8)),
-        layout=SimpleNamespace(cp_size=1),
-        device=select_device("cpu"),
-        trainer=SimpleNamespace(score=lambda part, **how: [(-0.5, math.nan) for _ in part]),
-    )
+    session = MagicMock(device=select_device("cpu"))
+    session.config.train.max_tokens_per_microbatch, session.layout.cp_size = 8, 1
+    session.trainer.score = lambda part, **how: [(-0.5, math.nan) for _ in part]
     with pytest.raises(NonFiniteError, match="own responses are NaN"):
-        scores_of(session, samples(2, seed=0))  # type: ignore[arg-type]
+        scores_of(session, samples(2, seed=0))
 
 
 KILLED = """
 import os
 import megatron_opsft.make_data.run as run
-chosen = []
-shortest = run.shortest
-def die(*drawn):
-    chosen.append(drawn)
-    return os._exit(9) if len(chosen) == 3 else shortest(*drawn)
-run.shortest = die
+ends = [run.shortest, run.shortest, lambda *drawn: os._exit(9)]
+run.shortest = lambda *drawn: ends.pop(0)(*drawn)
 """
 
 
@@ -130,7 +115,6 @@ def test_data_of_crst_are_the_shortest_of_what_training_samples_and_continue_aft
     given += ["eval.num_problems=1", "rollout.batch_size=1"]
     out, killed = tmp_path / "new" / "crst.parquet", tmp_path / "new" / "killed.parquet"
     stored = made(cli, out, "crst", *given, "method.samples=4")
-
     words = ["data", "crst", *given, "method.samples=4", "--out", killed]
     assert cli.run(words, prelude=KILLED).exit_code == 9
     partial = killed.with_name("killed.parquet.partial.jsonl")
@@ -140,17 +124,16 @@ def test_data_of_crst_are_the_shortest_of_what_training_samples_and_continue_aft
     ended = cli.run(words)
     assert "3 of 3 problems" in ended.stderr and "2 of 3 problems" not in ended.stderr
     assert killed.read_bytes() == out.read_bytes()
-    assert {path.name for path in out.parent.iterdir()} == {out.name, killed.name}
+    assert {*out.parent.iterdir()} == {out, killed}
 
     assert cli.run(["train", *given, f"run.dir={tmp_path / 'run'}"]).exit_code == 0
     (rollouts,) = (tmp_path / "run/rollouts").glob("*.jsonl.gz")
     sampled = [json.loads(line) for line in gzip.decompress(rollouts.read_bytes()).splitlines()]
     assert len(sampled) == 12
     shortest: dict[str, list[int]] = {}
-    for row in sampled:
-        known = shortest.get(row["problem_id"])
-        if row["outcome"] == "correct" and (known is None or row["num_tokens"] < len(known)):
-            shortest[row["problem_id"]] = row["response_ids"]
+    for row in sorted(sampled, key=lambda row: row["num_tokens"]):  # of equal ones the first
+        if row["outcome"] == "correct":
+            shortest.setdefault(row["problem_id"], row["response_ids"])
     assert {row.problem_id: list(row.response_ids) for row in stored} == shortest
     assert stored.manifest["method"]["name"] == "crst" and stored.manifest["num_problems"] == 3
 
@@ -167,25 +150,21 @@ def test_data_of_o1_pruner_hold_rewards_and_log_probs(cli: ForkedCli, tmp_path: 
     stored = list(made(cli, tmp_path / "data.parquet", "o1_pruner", *SMALL, *keys))
     advantages = [row.advantage for row in stored]
     assert len(advantages) == 12
-    assert fmean(advantages) == pytest.approx(0, abs=1e-9)
-    assert pstdev(advantages) == pytest.approx(1)
+    assert (fmean(advantages), pstdev(advantages)) == pytest.approx((0, 1), abs=1e-9)
     for row in stored:
         assert row.log_probs is not None and max(row.log_probs) <= 0
         assert len(row.log_probs) == len(row.response_ids)
 
 
-def test_data_of_step_entropy_skip_steps_and_answer_rightly(
-    cli: ForkedCli, tmp_path: Path, tokenizer: PreTrainedTokenizerBase
-) -> None:
+def test_data_of_step_entropy_skip_steps_and_answer_rightly(cli: ForkedCli, tmp_path: Path) -> None:
     keys = ["method.share=0.5", 'method.separator=".\\n"', "method.answer_tokens=32"]
     out = tmp_path / "data.parquet"
     stored = list(made(cli, out, "step_entropy", *SMALL, *keys, "--limit", "6"))
-    rows = map(json.loads, TRAIN.read_text().splitlines())
-    answers = {row["id"]: row["answer"] for row in rows}
-    texts = [tokenizer.decode(row.response_ids) for row in stored]
+    problems = {row["id"]: row for row in map(json.loads, TRAIN.read_text().splitlines())}
+    texts = [TOKENIZER.decode(row.response_ids) for row in stored]
     for row, text in zip(stored, texts, strict=True):
-        behind = text.partition("</think>")[2]
-        assert behind.strip().startswith(f"\\boxed{{{answers[row.problem_id]}}}")
+        boxed = f"\\boxed{{{problems[row.problem_id]['answer']}}}"
+        assert text.partition("</think>")[2].strip().startswith(boxed)
     assert any("[SKIP]" in text for text in texts)
 
 
@@ -207,9 +186,7 @@ sys.modules["llmlingua"] = types.SimpleNamespace(**package)
 """
 
 
-def test_llmlingua_shortens_the_reasoning(
-    cli: ForkedCli, tmp_path: Path, tokenizer: PreTrainedTokenizerBase
-) -> None:
+def test_llmlingua_shortens_the_reasoning(cli: ForkedCli, tmp_path: Path) -> None:
     """Beside the untouched responses: those that a ratio of 1 keeps."""
     (tmp_path / "scorer").mkdir()
     given = [*SMALL, f"method.scorer={tmp_path / 'scorer'}", "data.max_prompt_tokens=160"]
@@ -218,8 +195,8 @@ def test_llmlingua_shortens_the_reasoning(
         words = ["tokenskip", *given, f"method.ratio={ratio}", "--limit", "6"]
         stored = list(made(cli, tmp_path / f"{ratio}.parquet", *words, prelude=LLMLINGUA))
         for row in stored:
-            assert ("<|eot_id|>0.6<|eot_id|>" in tokenizer.decode(row.prompt_ids)) == (ratio < 1)
-        texts.append([tokenizer.decode(row.response_ids) for row in stored])
+            assert ("<|eot_id|>0.6<|eot_id|>" in TOKENIZER.decode(row.prompt_ids)) == (ratio < 1)
+        texts.append([TOKENIZER.decode(row.response_ids) for row in stored])
     assert texts[0]
     for short, whole in zip(*texts, strict=True):
         (thought, *behind), (before, *same) = short.split("</think>"), whole.split("</think>")
@@ -241,8 +218,8 @@ def test_data_that_cannot_be_made_are_one_line(
 ) -> None:
     out = tmp_path / "data.parquet"
     method, *rest = words.split()
-    ended = cli.run(["data", method, QUICKSTART, *SMALL_RUN, *rest, "--out", out])
-    assert said in ended.error
+    command = ["data", method, QUICKSTART, *SMALL_RUN, *rest, "--out", out]
+    assert said in cli.run(command).error
     assert not out.exists()
 
 
@@ -250,23 +227,20 @@ ONE = StoredResponse(problem_id="ä/1", prompt_ids=(1, 150_000), response_ids=(3
 OTHER = replace(ONE, response_ids=(8,), advantage=-0.3, log_probs=(-0.5,))
 
 
-def test_rows_and_manifest_read_back(tmp_path: Path) -> None:
+def test_rows_and_manifest_read_back_and_a_file_without_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / "data.parquet"
-    write_stored_responses(path, [ONE, OTHER], {"method": "crst", "samples": 16})
-    stored = read_stored_responses(path)
+    stores.write_stored_responses(path, [ONE, OTHER], {"method": "crst", "samples": 16})
+    stored = stores.read_stored_responses(path)
     assert [stored[n] for n in range(len(stored))] == [ONE, OTHER]
     assert (stored.num_prompt_tokens, stored.num_response_tokens) == ([2, 2], [3, 1])
     assert stored.manifest == {"method": "crst", "samples": 16}
-
-
-def test_no_row_and_no_such_file_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no response was chosen"):
-        write_stored_responses(tmp_path / "data.parquet", [], {})
-    (tmp_path / "text.parquet").write_text("x")
+        stores.write_stored_responses(path, [], {})
+    path.write_text("x")
     said = "cannot be read .*; make it with `megatron-opsft data`"
-    for name in ("missing.parquet", "text.parquet"):
+    for unreadable in (path, tmp_path / "missing.parquet"):
         with pytest.raises(UserError, match=said):
-            read_stored_responses(tmp_path / name)
+            stores.read_stored_responses(unreadable)
 
 
 def test_log_probs_of_all_samples_are_old_ones_of_the_micro_batch() -> None:

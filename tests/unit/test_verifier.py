@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 from forked_cli import ROOT, ForkedCli
+from responses import rollout_of
 from rows import write_rows
 from small_run import QUICKSTART
 
@@ -23,7 +24,7 @@ from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.config import VerifyConfig
 from megatron_opsft.config.load import load_config
 from megatron_opsft.errors import UserError
-from megatron_opsft.records import FinishReason, Outcome, Problem, Rollout
+from megatron_opsft.records import FinishReason, Outcome, Problem
 from megatron_opsft.run_input import read_input
 from megatron_opsft.storage.model_paths import ASSETS, TINY_REASONER
 from megatron_opsft.verify.verifier import Verifier, check_judge, describe_judge, share_of_cores
@@ -48,9 +49,9 @@ def test_hung_and_dying_workers_are_replaced_and_cost_only_their_item() -> None:
         verdicts = pool.judge(items)
         assert time.monotonic() - start < 60
         assert [v.outcome for v in pool.judge([("fine", "fine")] * 3)] == [CORRECT] * 3
-    timeout = Outcome.TIMEOUT
-    outcomes = [WRONG, timeout, WRONG, ERROR, timeout, ERROR, WRONG, timeout, CORRECT, CORRECT]
-    assert [v.outcome for v in verdicts] == outcomes
+    late = Outcome.TIMEOUT
+    expected = [WRONG, late, WRONG, ERROR, late, ERROR, WRONG, late, CORRECT, CORRECT]
+    assert [v.outcome for v in verdicts] == expected
     for (text, _), verdict in zip(items, verdicts, strict=True):
         assert verdict.answer.rpartition(" ")[0] in (text, "")
     assert verdicts[-1] == verdicts[-2]  # of one process, which names itself
@@ -74,17 +75,20 @@ def test_a_signal_to_a_worker_that_starts_or_waits_costs_no_verdict(number: int)
             assert [v.outcome for v in pool.judge([("a", "a"), ("b", "a")])] == [CORRECT, WRONG]
 
 
+PARENT = f"""
+import sys
+from megatron_opsft.verify.worker_pool import VerifierPool
+pool = VerifierPool(2, 30, judge={ROGUE!r})
+pool.judge([("sleep 0.2", str(n)) for n in range(4)])
+assert "torch" not in sys.modules
+print(flush=True)
+pool.judge([("hang", "x"), ("hang", "y")])
+"""
+
+
 def test_workers_end_with_their_parent() -> None:
-    program = (
-        "import sys; from megatron_opsft.verify.worker_pool import VerifierPool\n"
-        f"pool = VerifierPool(2, 30, judge={ROGUE!r})\n"
-        "pool.judge([('sleep 0.2', str(i)) for i in range(4)])\n"
-        "assert 'torch' not in sys.modules\n"
-        "print(flush=True)\n"
-        "pool.judge([('hang', 'x'), ('hang', 'y')])\n"
-    )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    words = [sys.executable, "-c", program]
+    words = [sys.executable, "-c", PARENT]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen(words, stdout=subprocess.PIPE, env=environment) as parent:
         assert parent.stdout is not None and parent.stdout.readline() == b"\n"
         time.sleep(0.3)
@@ -98,13 +102,10 @@ def test_workers_end_with_their_parent() -> None:
 def test_workers_that_cannot_start_are_a_user_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "leaving_judge.py").write_text("import os\nos.kill(os.getpid(), 9)\n")
+    (tmp_path / "leaving.py").write_text("import os\nos.kill(os.getpid(), 9)\n")
     monkeypatch.syspath_prepend(tmp_path)
-    said = "4 verifier workers in a row ended with exit code -9 "
-    with (
-        VerifierPool(1, 30, judge="leaving_judge:judge") as pool,
-        pytest.raises(UserError, match=said),
-    ):
+    said = pytest.raises(UserError, match="4 verifier workers in a row ended with exit code -9 ")
+    with VerifierPool(1, 30, judge="leaving:judge") as pool, said:
         pool.judge([("a", "a")])
 
 
@@ -132,35 +133,23 @@ def test_cores_are_divided_by_the_ranks_that_share_them(
 def test_verdicts_do_not_depend_on_what_came_before_nor_on_the_number_of_workers() -> None:
     """Distinct answers in two orders, and what the workers hold of them in the end."""
     forms = [(r"\frac{%d}{7}", r"\dfrac{%d}{7}"), (r"%d{,}000", "%d000"), (r"\text{(%d)}", "%d")]
-    items = [
-        (rf"so \boxed{{{answer % n}}}", gold % (n + (n % 4 == 0)))
-        for n in range(1, 101)
-        for answer, gold in forms
-    ]
-    shuffled = random.Random(1).sample(items, len(items))
-    limit = 1 << 30
+    items, wanted = [], []
+    for n in range(1, 101):
+        wanted += [WRONG if n % 4 == 0 else CORRECT] * len(forms)
+        items += [(rf"so \boxed{{{one % n}}}", gold % (n + (n % 4 == 0))) for one, gold in forms]
+    shuffled, limit = random.Random(1).sample(items, len(items)), 1 << 30
     with VerifierPool(2, 60, max_memory_bytes=limit) as two, VerifierPool(1, 60) as one:
         first, second = two.judge(items), one.judge(shuffled)
-        workers = workers_of(psutil.Process())
-        assert len(workers) == 3
-        assert all(worker.memory_info().rss < limit / 2 for worker in workers)
+        held = [worker.memory_info().rss for worker in workers_of(psutil.Process())]
+    assert len(held) == 3 and max(held) < limit / 2
     assert dict(zip(shuffled, second, strict=True)) == dict(zip(items, first, strict=True))
-    wanted = [WRONG if n % 4 == 0 else CORRECT for n in range(1, 101) for _ in forms]
     assert [v.outcome for v in first] == wanted
 
 
 def outcomes(config: VerifyConfig, pairs: list[tuple[str, Problem]]) -> list[Outcome]:
     """Of finished responses to the problems; the same ones, cut off, are not judged."""
     rollouts = [
-        Rollout(
-            problem_id=problem.id,
-            sample_index=0,
-            prompt_ids=(1,),
-            response_ids=(2,),
-            text=text,
-            finish_reason=reason,
-            weight_version=0,
-        )
+        rollout_of(text, problem_id=problem.id, sample_index=0, finish_reason=reason)
         for text, problem in pairs
         for reason in (FinishReason.STOP, FinishReason.LENGTH)
     ]
@@ -172,16 +161,13 @@ def outcomes(config: VerifyConfig, pairs: list[tuple[str, Problem]]) -> list[Out
     return [verdict.outcome for verdict in verdicts[::2]]
 
 
-def test_what_a_function_may_return_and_what_an_exception_becomes(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_what_a_function_may_return_and_what_an_exception_becomes(caplog: Any) -> None:
     problem = Problem(id="p", text="", answer="x", fields={"answer": "x"})
     other = Problem(id="q", text="", answer="x", fields={"answer": "y"})
     config = VerifyConfig(workers=1, judge="own_judges:any_return")
-    returned = ("true", "0.0", "1.0", "outcome", "none", "raise")
-    pairs = [(text, problem) for text in returned]
+    returned = ("true", "0.0", "1.0", "outcome", "none", "raise", "fields")
     with caplog.at_level(logging.WARNING, "megatron_opsft"):
-        got = outcomes(config, [*pairs, ("fields", problem), ("fields", other)])
+        got = outcomes(config, [*((text, problem) for text in returned), ("fields", other)])
     assert got == [CORRECT, WRONG, CORRECT, Outcome.NO_ANSWER, ERROR, ERROR, CORRECT, WRONG]
     (message,) = [record.getMessage() for record in caplog.records]  # of two calls
     assert "2 of 8 responses could not be judged" in message
@@ -228,12 +214,10 @@ def test_the_example_s_columns_reach_it_in_training_and_evaluation(
 
 def test_an_evaluation_is_of_one_judge_and_its_code(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
-    assert re.fullmatch(
-        "math-verify 0, rules [0-9a-f]{16}", describe_judge(VerifyConfig(), "math-verify 0")
-    )
-    own, code = VerifyConfig(judge="mine.judges:judge"), tmp_path / "mine" / "judges.py"
+    rules = describe_judge(VerifyConfig(), "math-verify 0")
+    assert re.fullmatch("math-verify 0, rules [0-9a-f]{16}", rules)
+    own, code, said = VerifyConfig(judge="mine.judges:judge"), tmp_path / "mine/judges.py", set()
     code.parent.mkdir()
-    said = set()
     for text in ("judge = bool\n", "judge = str\n"):
         code.write_text(text)
         said.add(describe_judge(own, ""))

@@ -18,13 +18,8 @@ from pathlib import Path
 import pytest
 from torch.distributed import TCPStore
 
-from megatron_opsft.runtime.diagnosis import (
-    PEER_LOST_EXIT_CODE,
-    SETTLE_SECONDS,
-    Limits,
-    Peer,
-    diagnose,
-)
+from megatron_opsft.runtime.diagnosis import PEER_LOST_EXIT_CODE as LOST
+from megatron_opsft.runtime.diagnosis import SETTLE_SECONDS, Limits, Peer, diagnose
 from megatron_opsft.runtime.job import Job
 from megatron_opsft.runtime.phase import enter_phase
 from megatron_opsft.runtime.watchdog import Process, Watchdog, this_process
@@ -85,14 +80,14 @@ def test_whose_fault_it_is(
         return
     assert (found.rank, found.kind) == (rank, kind) and message in found.message
     failed = peers[rank].failed
-    assert found.code == (failed[1] if failed else PEER_LOST_EXIT_CODE)
+    assert found.code == (failed[1] if failed else LOST)
 
 
 QUICK = Limits(hang_seconds=5.0, silence_seconds=4.0)
 
 
-def run_processes(behaviours: Sequence[str], said: Path) -> list[int]:
-    """Exit codes; what all write to standard error is in `said`."""
+def run_processes(behaviours: Sequence[str], said: Path) -> tuple[list[int], str]:
+    """Exit codes, and what all wrote to standard error, which is the file `said`."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     pids = []
@@ -106,7 +101,8 @@ def run_processes(behaviours: Sequence[str], said: Path) -> list[int]:
             finally:
                 os._exit(17 if sys.exc_info()[0] else 0)
         pids.append(pid)
-    return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    return codes, said.read_text()
 
 
 def be_watched(rank: int, behaviours: Sequence[str], port: int) -> None:
@@ -121,30 +117,20 @@ def be_watched(rank: int, behaviours: Sequence[str], port: int) -> None:
     watchdog = Watchdog(job, processes, QUICK)
     enter_phase("rollout", 7)
     time.sleep(1.5)
-    if behaviour == "die":
-        os.kill(os.getpid(), signal.SIGKILL)
-    if behaviour == "stop":
-        os.kill(os.getpid(), signal.SIGSTOP)
-    if behaviour == "fail":
-        report_failure(watchdog, rank, 3, "not a number")
-    if behaviour == "fall":
-        time.sleep(0.1)
-        report_failure(watchdog, rank, 1, "connection closed")
+    if behaviour in ("die", "stop"):
+        os.kill(os.getpid(), signal.SIGKILL if behaviour == "die" else signal.SIGSTOP)
+    if behaviour in ("fail", "fall"):  # as the command line does
+        time.sleep(0.1 * (behaviour == "fall"))
+        code, message = (3, "not a number") if behaviour == "fail" else (1, "connection closed")
+        diagnosis = watchdog.report(code, message)
+        if diagnosis is None or diagnosis.rank == rank:
+            print(f"error: {message}", file=sys.stderr, flush=True)
+        os._exit(diagnosis.code if diagnosis else 1)
     if behaviour == "leave":
-        watchdog.leave()
-        return
-    if behaviour == "stuck":
-        time.sleep(60)
-    enter_phase("train")  # one that is stuck is behind the others
+        return watchdog.leave()
+    if behaviour != "stuck":  # one that is stuck is behind the others
+        enter_phase("train")
     time.sleep(60)
-
-
-def report_failure(watchdog: Watchdog, rank: int, code: int, message: str) -> None:
-    """As the command line does."""
-    diagnosis = watchdog.report(code, message)
-    if diagnosis is None or diagnosis.rank == rank:
-        print(f"error: {message}", file=sys.stderr, flush=True)
-    os._exit(diagnosis.code if diagnosis else 1)
 
 
 FAULTS = {  # exit code of the culprit and of the others; words of the message
@@ -162,25 +148,21 @@ def test_one_fault_ends_all_with_one_message(tmp_path: Path, behaviour: str, cul
     """On two nodes of two ranks. With the launcher's store: gloo/test_faults.py."""
     behaviours = ["well"] * 4
     behaviours[culprit] = behaviour
-    ended = run_processes(behaviours, tmp_path / "said")
-    said = (tmp_path / "said").read_text()
+    ended, said = run_processes(behaviours, tmp_path / "said")
     own, others, words = FAULTS[behaviour]
     assert ended == [own if rank == culprit else others for rank in range(4)], said
     (line,) = [line for line in said.splitlines() if line.startswith("error: ")]
-    assert words in line
-    assert f"rank {culprit} on " in line or behaviour == "fail"
+    assert words in line and (f"rank {culprit} on " in line or behaviour == "fail")
 
 
 @pytest.mark.slow
 def test_who_fails_of_a_death_does_not_speak(tmp_path: Path) -> None:
     """On two nodes: the death is known to the rank beside the dead one alone."""
-    ended = run_processes(["fall", "well", "die", "fall"], tmp_path / "said")
-    said = (tmp_path / "said").read_text()
+    ended, said = run_processes(["fall", "well", "die", "fall"], tmp_path / "said")
     assert ended == [69, 69, -9, 69], said
     lines = [line for line in said.splitlines() if line.startswith("error: ")]
     assert lines == ["error: rank 2 on node1 died in phase rollout of step 7"]
 
 
 def test_ranks_leave_in_peace(tmp_path: Path) -> None:
-    assert run_processes(["leave"] * 4, tmp_path / "said") == [0] * 4
-    assert (tmp_path / "said").read_text() == ""
+    assert run_processes(["leave"] * 4, tmp_path / "said") == ([0] * 4, "")
