@@ -41,15 +41,19 @@ if $quick; then
   wait $types
   exit
 fi
-chosen="not gpu and not gpu_contract"
-if ! bash tools/install_chromium.sh; then
-  chosen+=" and not browser"
+part -n 3 --durations 15 --dist loadfile -m "$plain" "$@" # three on two cores: tests also wait
+wait $types
+# One worker for vLLM, whose ranks spin while they wait for each other; browser and cluster wait beside it. The groups:
+# tests/conftest.py.
+beside="vllm and not gpu" unread=(--ignore=tests/unit '--ignore-glob=tests/g*')
+if bash tools/install_chromium.sh; then
+  beside+=" or browser"
+else
   echo "LEFT OUT: tests/browser, which opens reports in Chromium; the line above says what it needs" >&2
 fi
-if ! bash tools/install_slurm.sh; then
-  chosen+=" and not slurm"
+if bash tools/install_slurm.sh; then
+  beside+=" or slurm"
+else
   echo "LEFT OUT: tests/slurm, which starts a real SLURM cluster; the line above says what it needs" >&2
 fi
-# Three on two cores: tests also wait. What follows each other on one worker: tests/conftest.py.
-part -n 3 --durations 20 --dist loadgroup -m "$chosen" "$@"
-wait $types
+part -n 3 --durations 15 --dist loadgroup "${unread[@]}" -m "$beside" "$@"

@@ -3,16 +3,14 @@ paper's main table by our code, to the printed digit.
 """
 
 import re
-import sys
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 from eval_samples import Model, made_model
+from forked_cli import ForkedCli
 from made_runs import make_evaluation
 
-from megatron_opsft.cli import main
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.comparison import compare
 from megatron_opsft.evaluate.metrics import combine, efficiency
@@ -122,22 +120,16 @@ def test_what_a_result_has_not_is_not_shown() -> None:
     assert "no budget curve" not in compare([build(OLD)]).markdown()
 
 
-def test_the_command_writes_a_table_and_a_page(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_writes_a_table_and_a_page(cli: ForkedCli, tmp_path: Path) -> None:
     models = [make_evaluation(tmp_path / n, n, t, 6) for n, t in (("long", 300), ("short", 100))]
     out = tmp_path / "new" / "comparison"
-    words = ["megatron-opsft", "eval", "compare", *map(str, models), f"--out={out}"]
-    monkeypatch.setattr(sys, "argv", words)
-    with suppress(SystemExit):
-        main()
-    told = capsys.readouterr().out
-    assert "long" in told and f"table and page: {out}" in told
+    words = ["eval", "compare", *models, f"--out={out}"]
+    ended = cli.run(words)
+    assert ended.exit_code == 0 and "long" in ended.stdout, ended.stderr
+    assert f"table and page: {out}" in ended.stdout
     assert "\n| short " in (out / "table.md").read_text()
     assert "Baseline: long." in (out / "report.html").read_text()
-    with pytest.raises(SystemExit, match="2"):
-        main()
-    assert capsys.readouterr().err.endswith("is a file or holds a table.md; name another one\n")
+    assert cli.run(words).error.endswith("is a file or holds a table.md; name another one")
 
 
 def row(label: str, accuracy: float, tokens: float, ratio: float | None) -> TableRow:
