@@ -35,6 +35,7 @@ from megatron_opsft.architectures.shape import quadratic_at
 from megatron_opsft.batching import exchange
 from megatron_opsft.batching.packing import plan_packing
 from megatron_opsft.config.load import load_config
+from megatron_opsft.errors import UserError
 from megatron_opsft.model.shards import ModelShards
 from megatron_opsft.plan.assumptions import load_hardware, make_workload
 from megatron_opsft.plan.job import Job
@@ -241,4 +242,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except UserError as error:
+        raise SystemExit(f"error: {error}") from None

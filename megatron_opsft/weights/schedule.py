@@ -52,6 +52,7 @@ class Send(NamedTuple):
     sender: int
     receiver: int
     copy: Copy
+    num_bytes: int
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -122,7 +123,7 @@ def make_schedule(
         sources=sources,
         targets=targets,
         routes=routes,
-        rounds=_cut_rounds(sends, itemsize, bucket_bytes),
+        rounds=_cut_rounds(sends, bucket_bytes),
         bytes_sent=sent,
     )
 
@@ -139,11 +140,12 @@ def _choose_senders(
     for copy in route.copies:
         for piece in split_rows(copy, itemsize, piece_bytes):
             size = piece.source.num_elements
+            num_bytes, share = size * itemsize, size / len(receivers)
             for receiver in receivers:
                 sender = min(route.holders, key=sent.__getitem__)
-                sent[sender] += size * itemsize
-                yield Send(done / total, sender, receiver, piece)
-                done += size / len(receivers)
+                sent[sender] += num_bytes
+                yield Send(done / total, sender, receiver, piece, num_bytes)
+                done += share
 
 
 def split_rows(copy: Copy, itemsize: int, piece_bytes: int) -> Iterator[Copy]:
@@ -161,13 +163,12 @@ def split_rows(copy: Copy, itemsize: int, piece_bytes: int) -> Iterator[Copy]:
         yield piece
 
 
-def _cut_rounds(sends: Sequence[Send], itemsize: int, bucket_bytes: int) -> list[list[Send]]:
+def _cut_rounds(sends: Sequence[Send], bucket_bytes: int) -> list[list[Send]]:
     """A round is as many sends in a row as fit the buckets of all ranks, but at least one."""
     rounds: list[list[Send]] = []
     used: dict[int, int] = {}
     for send in sends:
-        sender, receiver = send.sender, send.receiver
-        num_bytes = send.copy.source.num_elements * itemsize
+        _, sender, receiver, _, num_bytes = send
         after = used.get(sender, 0) + num_bytes, used.get(receiver, 0) + num_bytes
         if not rounds or max(after) > bucket_bytes:
             rounds.append([])
