@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Usage: make_venv.sh EXTRAS - make a virtual environment in the project's root and install the project with these extras,
-# in the versions of constraints/. Quick when nothing changed since the last time.
+# in the versions of constraints/. Quick when nothing changed since the last time. EXTRAS torch: PyTorch alone.
 #
 #   PYTHON           interpreter to make it with (default: python3)
 #   VENV             its folder (default: .venv)
@@ -44,6 +44,10 @@ install_torch() {
   pip_install "$torch"
 }
 
+if [ "$extras" = torch ]; then
+  install_torch
+  exit
+fi
 pinned=constraints/cpu-$(python_name "$python").txt
 stamp=$venv/.installed-${extras//,/-}
 wanted=$(cat pyproject.toml "$pinned" 2>/dev/null | cksum; echo "$extras"; "$python" --version)
