@@ -8,7 +8,6 @@ from megatron_opsft.config_section import Section
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.settings import EvalSettings, check_settings, load_settings
 from megatron_opsft.runtime.console import printable
-from megatron_opsft.runtime.durable import write_text
 from megatron_opsft.runtime.libraries import loading_libraries
 
 
@@ -75,9 +74,7 @@ class Compare(Command):
         comparison = compare([read_results(path) for path in self.results], baseline=self.baseline)
         if self.out.is_file() or (self.out / "table.md").exists():
             raise UserError(f"--out {self.out} is a file or holds a table.md; name another one")
-        self.out.mkdir(parents=True, exist_ok=True)
-        write_text(self.out / "table.md", comparison.markdown())
-        comparison.write_page(self.out / "report.html", self.results)
+        comparison.write(self.out, self.results)
         print(printable(comparison.text()), end="")
         print(f"table and page: {self.out}")
 

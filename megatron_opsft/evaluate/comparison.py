@@ -25,6 +25,7 @@ from megatron_opsft.report.table import (
     title_of,
 )
 from megatron_opsft.report.tables import section_of
+from megatron_opsft.runtime.durable import write_text
 from megatron_opsft.runtime.owned_directory import NOT_SET, flatten
 
 _RATIO = "compression_ratio"
@@ -55,6 +56,12 @@ class Comparison:
     def text(self) -> str:
         """For a terminal: the table, and the settings that differ."""
         return text_table(self.rows, self.blocks) + "".join(f"{note}\n" for note in self.notes)
+
+    def write(self, out: Path, evaluations: Sequence[Path]) -> None:
+        """table.md and report.html of the evaluations, in `out`."""
+        out.mkdir(parents=True, exist_ok=True)
+        write_text(out / "table.md", self.markdown())
+        self.write_page(out / "report.html", evaluations)
 
     def write_page(
         self,

@@ -218,9 +218,7 @@ def _write_outputs(models: Sequence[Inputs]) -> str:
         write_text(inputs.settings.out / "results.json", to_json(results))
         found[inputs.settings.out] = results
     comparison = compare(list(found.values()))
-    out = models[0].settings.out
-    write_text(out / "table.md", comparison.markdown())
-    comparison.write_page(out / "report.html", list(found))
+    comparison.write(models[0].settings.out, list(found))
     return comparison.text()
 
 

@@ -53,7 +53,7 @@ def build_optimizer(
 
 
 def set_learning_rate(optimizer: ChainedOptimizer, lr: float) -> None:
-    """For the next update, and weight decay; a group of biases and norms has multiplier 0 of it."""
+    """Set it and the weight decay for the next update; biases and norms have decay multiplier 0."""
     for group in optimizer.param_groups:
         group["lr"] = lr * group.get("lr_mult", 1.0)
         group["weight_decay"] = optimizer.config.weight_decay * group.get("wd_mult", 1.0)

@@ -159,12 +159,12 @@ class Job:
         """Every pipeline stage, counted from the weight table; layers are cut evenly."""
         parallel = self.parallel
         layers = self.shape.num_layers // parallel.pp
-        of_layer = _count(self.shape, parallel, 1, False, False)
+        of_layer = _count(self.shape, parallel, num_layers=1, first=False, last=False)
         state = 12 if self.dtype_bytes == 2 else 8  # a main weight where it is another, two moments
         stages = []
         for index in range(parallel.pp):
             first, last = index == 0, index == parallel.pp - 1
-            of_ends = _count(self.shape, parallel, 0, first, last)
+            of_ends = _count(self.shape, parallel, num_layers=0, first=first, last=last)
             dense, experts, whole = (
                 layers * one + ends for one, ends in zip(of_layer, of_ends, strict=True)
             )
@@ -188,7 +188,7 @@ class Job:
 
 @cache
 def _count(
-    shape: ModelShape, parallel: ParallelConfig, num_layers: int, first: bool, last: bool
+    shape: ModelShape, parallel: ParallelConfig, *, num_layers: int, first: bool, last: bool
 ) -> tuple[int, int, int]:
     """Elements of one layer or none, and of the model's first and last parts: (on one rank,
     without experts that are shared out; of such experts; of the Hugging Face model).

@@ -1,7 +1,7 @@
-"""The large libraries: which versions of PyTorch, Megatron-Core and transformers are there, and
-how they load faster; and what Hugging Face's find no model or data in: a cache
-without a network, and clones without Git LFS, which leave a few lines that name the real file.
-Importing this imports none of them.
+"""The large libraries: which versions of PyTorch, Megatron-Core and transformers are there, how
+they load faster, and why Hugging Face's may find no model or data: no network and a cache that
+lacks it, or a clone without Git LFS, whose files only name the real ones. Importing this imports
+none of them.
 """
 
 import gc
