@@ -84,7 +84,8 @@ def noted(self, problem, **which):
 def copied(self, step, **how):
     checkpoint(self, step, **how)
     if step == killed_after:
-        shutil.copytree(run_dir, run_dir.with_name("killed"))
+        deleting = shutil.ignore_patterns(".partial_*")  # by a thread, now
+        shutil.copytree(run_dir, run_dir.with_name("killed"), ignore=deleting)
 
 Session.prompt_of, RunRecorder.checkpoint = noted, copied
 """
