@@ -11,16 +11,14 @@ from typing import Any
 import pytest
 from forked_cli import FORKS, ForkedCli
 
-from megatron_opsft.runtime.libraries import loading_libraries
-
 gc.disable()  # until all tests are imported: nothing of that goes away
 _CACHE = tempfile.TemporaryDirectory(prefix="cache-of-tests-")  # as long as the tests run
 os.environ["HF_HOME"] = _CACHE.name
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-with loading_libraries():  # as the command line does, which tests in this process call
-    pass
+if "PYTEST_XDIST_WORKER" in os.environ:  # whoever only hands tests out needs none of it
+    import preloaded  # noqa: F401
 
 
 @pytest.hookimpl(tryfirst=True)

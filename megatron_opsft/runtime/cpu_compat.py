@@ -141,7 +141,7 @@ def install() -> None:
     cuda.empty_cache = lambda: None
     cuda.current_stream = cuda.default_stream = cuda.Stream = _NoStream
     cuda.get_rng_state, cuda.set_rng_state = _get_cpu_rng_state, _set_cpu_rng_state
-    cuda.manual_seed = torch.manual_seed
+    cuda.manual_seed = torch.default_generator.manual_seed  # torch's own seeds other devices too
     random: Any = megatron_random
     random._get_cuda_rng_state = _get_cpu_rng_state
     random._set_cuda_rng_state = _set_cpu_rng_state

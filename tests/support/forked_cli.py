@@ -15,20 +15,10 @@ from pathlib import Path
 from typing import Any, Self
 
 ROOT = Path(__file__).parents[2]
-# The server that all processes of the tests are forked from has imported what they need. vLLM is
-# not among it: it changes the process it lives in.
+# All processes of the tests are forked from a server that has imported what they need; it finds
+# the module from the project's root, and pytest because a forked process imports what started it.
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(
-    [
-        "pytest",  # a forked process imports what pytest was started by
-        "torch._dynamo",
-        "pandas",
-        "transformers.models.qwen2.modeling_qwen2",
-        "megatron_opsft.evaluate.run",
-        "megatron_opsft.report.page",
-        "megatron_opsft.train",
-    ]
-)
+FORKS.set_forkserver_preload(["pytest", "tests.support.preloaded"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 from forked_cli import FORKS
 
@@ -102,6 +103,7 @@ class World:
 
 
 _rank = 0
+_dispatchers: WeakSet[Any] = WeakSet()
 _context = ExitStack()
 _entered: tuple[Any, ...] = ()
 
@@ -115,6 +117,15 @@ def _start(rank: int) -> None:
     from megatron_opsft.runtime import cpu_compat
 
     cpu_compat.install()
+    from megatron.core.transformer.moe.token_dispatcher import MoETokenDispatcher
+
+    make: Any = MoETokenDispatcher.__init__
+
+    def noted(self: Any, *args: Any, **kwargs: Any) -> None:
+        _dispatchers.add(self)
+        make(self, *args, **kwargs)
+
+    MoETokenDispatcher.__init__ = noted
     gc.freeze()  # a collection after each job, and those of Megatron, pass over what is imported
     global _rank
     _rank = rank
@@ -151,7 +162,6 @@ def _leave() -> None:
 @contextmanager
 def _process_group(store: str, world_size: int) -> Iterator[None]:
     import torch.distributed as dist
-    from megatron.core.transformer.moe.token_dispatcher import MoETokenDispatcher as Dispatcher
 
     from megatron_opsft.runtime.distributed import stop_distributed
 
@@ -163,7 +173,7 @@ def _process_group(store: str, world_size: int) -> Iterator[None]:
     # Only after success, as the trainer: the other ranks may wait for ever.
     stop_distributed()
     # Megatron's expert layers keep the last graph, and that the model, from being collected.
-    for layer in [found for found in gc.get_objects() if issubclass(type(found), Dispatcher)]:
-        layer.__dict__.clear()
+    for dispatcher in _dispatchers:
+        dispatcher.__dict__.clear()
     # Models are in reference cycles and hold process groups, which hold some forty threads a job.
     gc.collect()

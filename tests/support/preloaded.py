@@ -1,0 +1,15 @@
+"""What the tests' processes have imported before they begin, as the command line imports it.
+
+vLLM is not among it: it changes the process it lives in.
+"""
+
+from megatron_opsft.runtime.libraries import loading_libraries
+
+with loading_libraries():
+    import pandas  # noqa: F401
+    import transformers.models.qwen2.modeling_qwen2  # noqa: F401
+
+    import megatron_opsft.cli
+    import megatron_opsft.evaluate.run
+    import megatron_opsft.report.page
+    import megatron_opsft.train  # noqa: F401
