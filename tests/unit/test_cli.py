@@ -71,7 +71,7 @@ def test_what_others_wrote_moves_no_cursor(cli: ForkedCli, tmp_path: Path) -> No
     warn = "import logging; logging.getLogger('megatron_opsft').warning('id %s', '\\x1b[2J')"
     ended = cli.run(
         ["train", "no.yaml"],
-        prelude="import megatron_opsft.config.load as f\n"
+        prelude="import megatron_opsft.command_line as f\n"
         f"def load_config(*args):\n    {warn}\n    raise f.UserError('no')\n"
         "f.load_config = load_config",
     )
