@@ -24,10 +24,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # whoever only hands tests out needs no
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark tests as their folder is called, and as `slow` what has processes of its own, but for
-    tests marked `quick`. The tests of vLLM and SLURM are the longest groups of all: they begin
+    tests marked `quick`. The tests of SLURM and vLLM are the longest groups of all: they begin
     first.
     """
-    first = ("vllm", "slurm")
+    first = ("slurm", "vllm")
     items.sort(key=lambda item: (*first, item.path.parent.name).index(item.path.parent.name))
     for item in items:
         folder = item.path.parent.name
@@ -69,7 +69,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class GroupScheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = PurePath(nodeid.split("::", 1)[0])
-            shared = file.parent.name in ("vllm", "slurm", "browser")
+            shared = file.parent.name in ("vllm", "browser")
             return str(file.parent if shared and file.name not in _OWN_PROCESSES else file)
 
     return GroupScheduling(config, log) if config.getvalue("dist") == "loadgroup" else None

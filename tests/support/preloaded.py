@@ -3,6 +3,8 @@
 vLLM is not among it: it changes the process it lives in.
 """
 
+from pathlib import Path
+
 from megatron_opsft.runtime.libraries import loading_libraries
 
 with loading_libraries():
@@ -13,3 +15,7 @@ with loading_libraries():
     import megatron_opsft.evaluate.run
     import megatron_opsft.report.page
     import megatron_opsft.train  # noqa: F401
+    from megatron_opsft.config.load import load_config, to_yaml
+
+# The first configuration that is read and written compiles what the others find compiled.
+to_yaml(load_config(Path("examples/configs/quickstart.yaml")))
