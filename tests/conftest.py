@@ -5,7 +5,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 import pytest
@@ -17,6 +17,9 @@ os.environ["HF_HOME"] = _CACHE.name
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Also for processes that are not forked, such as a job's ranks and their judges.
+_SUPPORT = str(Path(__file__).parent / "support")
+os.environ["PYTHONPATH"] = os.pathsep.join([_SUPPORT, os.environ.get("PYTHONPATH", "")])
 if "PYTEST_XDIST_WORKER" in os.environ:  # whoever only hands tests out needs none of it
     import preloaded  # noqa: F401
 

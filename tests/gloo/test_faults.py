@@ -1,13 +1,13 @@
 """A few faults on real runs; many at random: tools/random_faults.py."""
 
+import os
 import shutil
 import signal
 import socket
 from pathlib import Path
 
-import psutil
 import pytest
-from forked_cli import Finished, ForkedCli
+from forked_cli import Finished, ForkedCli, Run
 from jobs import run_training
 from run_differences import compare_runs, read_lines
 from small_run import FOUR_STEPS, QUICKSTART
@@ -62,15 +62,20 @@ HfEngine.stream = stream_and_die
 """
 
 
-def run_on_two_ranks(
-    cli: ForkedCli, words: list[str], second: str = ""
-) -> tuple[Finished, Finished]:
-    """Both ranks' ends; second: Python that the second one executes first."""
+def start_two_ranks(cli: ForkedCli, words: list[str], second: str = "") -> tuple[Run, Run]:
+    """second: Python that the second one executes first."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     preludes = [RANK.format(rank=rank, port=port) for rank in range(2)]
-    other = cli.start(words, prelude=preludes[1] + second)
-    return cli.run(words, prelude=preludes[0]), other.wait()
+    return cli.start(words, preludes[0]), cli.start(words, preludes[1] + second)
+
+
+def run_on_two_ranks(
+    cli: ForkedCli, words: list[str], second: str = ""
+) -> tuple[Finished, Finished]:
+    """Both ranks' ends; otherwise as `start_two_ranks`."""
+    first, other = start_two_ranks(cli, words, second)
+    return first.wait(), other.wait()
 
 
 def check_lost(ended: Finished, dead: Finished, words: str) -> None:
@@ -120,19 +125,18 @@ def test_a_dead_rank_ends_an_evaluation(cli: ForkedCli, tmp_path: Path) -> None:
 def test_a_stopped_rank_and_a_damaged_checkpoint_leave_no_trace(
     cli: ForkedCli, undisturbed: Path, tmp_path: Path
 ) -> None:
-    words = ["launch", "local", QUICKSTART, *SMALL, f"run.dir={tmp_path}", "--ranks=2"]
-    run = cli.start([*words, "--max-restarts=1"])
+    words = ["train", QUICKSTART, *SMALL, f"run.dir={tmp_path}"]
+    first, second = start_two_ranks(cli, words)
     wait_until((tmp_path / "checkpoints/step_000002").exists)
-    children = psutil.Process(run.pid).children()
-    (first,) = [child for child in children if child.environ().get("RANK") == "0"]
-    first.send_signal(signal.SIGSTOP)  # the rank that gives checkpoints their names
+    os.kill(first.pid, signal.SIGSTOP)  # the rank that gives checkpoints their names
     damaged = max((tmp_path / "checkpoints").glob("step_*")) / ".metadata"
     content = damaged.read_bytes()
     damaged.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    wait_until(lambda: not first.is_running(), 20)
-    ended = run.wait()
-    assert ended.exit_code == 0, ended.stderr
-    assert "rank 0 on " in error_of(ended) and "no sign of life for 4 s" in error_of(ended)
+    left = second.wait(20)
+    assert (first.wait(20).exit_code, left.exit_code) == (-signal.SIGKILL, PEER_LOST_EXIT_CODE)
+    assert "rank 0 on " in error_of(left) and "no sign of life for 4 s" in error_of(left)
+    ended, other = run_on_two_ranks(cli, [*words, "--resume"])
+    assert (ended.exit_code, other.exit_code) == (0, 0), ended.stderr
     (fallback,) = [line for line in ended.stderr.splitlines() if str(damaged) in line]
     assert "is damaged: its checksum differs" in fallback and "continues from" in fallback
     assert "Traceback" not in ended.stderr

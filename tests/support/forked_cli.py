@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, Self
 
 ROOT = Path(__file__).parents[2]
-# All processes of the tests are forked from a server that has imported what they need; it finds
-# the module from the project's root, and pytest because a forked process imports what started it.
+# All processes of the tests are forked from a server that has imported what they need, and pytest,
+# as a forked process imports what started it.
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["pytest", "tests.support.preloaded"])
+FORKS.set_forkserver_preload(["pytest", "preloaded"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,9 +7,19 @@ import time
 import zlib
 from typing import Any
 
+from megatron_opsft.data import answers
 from megatron_opsft.records import Outcome, Verdict
 
 KEPT: list[bytearray] = []  # as sympy keeps what it has computed
+
+
+def last_box(text: str, gold: str, fields: dict[str, Any]) -> Verdict:
+    """Of answers that are spelled in one way; sympy takes half as long to start as a small run."""
+    box = answers.last_box(text)
+    if box is None or not box.content:
+        return Verdict(outcome=Outcome.NO_ANSWER)
+    outcome = Outcome.CORRECT if box.content == gold else Outcome.WRONG
+    return Verdict(outcome=outcome, answer=box.content)
 
 
 def half_of_them(text: str, gold: str, fields: dict[str, Any]) -> bool:

@@ -20,5 +20,6 @@ SMALL_RUN = [
     "eval.samples_per_problem=1",
     "eval.max_response_tokens=16",
     "verify.workers=1",
+    "verify.judge=own_judges:last_box",
 ]
 FOUR_STEPS = [*SMALL_RUN, "run.steps=4", "checkpoint.every=1"]

@@ -114,6 +114,7 @@ def _start(rank: int) -> None:
     import torch
 
     torch.set_num_threads(1)
+    os.environ["TORCH_GLOO_LAZY_INIT"] = "1"  # as whoever joins a job has it
     from megatron_opsft.runtime import cpu_compat
 
     cpu_compat.install()

@@ -101,7 +101,8 @@ def test_mistakes_are_errors_of_the_caller(tmp_path: Path) -> None:
 def test_a_script_trains_stops_resumes_converts_and_trains_on(tmp_path: Path) -> None:
     """The last from a checkpoint, which is a model wherever one is meant."""
     run = tmp_path / "run"
-    keys = [*SMALL_RUN, "run.steps=2", "checkpoint.every=1", f"run.dir={run}"]
+    keys = [*SMALL_RUN, "verify.judge=math", "run.steps=2", "checkpoint.every=1"]
+    keys.append(f"run.dir={run}")
     script = tmp_path / "script.py"  # without a guard for child processes
     script.write_text(SCRIPT)
     ended = subprocess.run(
@@ -131,7 +132,7 @@ def test_the_cells_of_the_notebook_run(cli: ForkedCli, tmp_path: Path) -> None:
     cells = json.loads((ROOT / "examples/from_python.ipynb").read_text())["cells"]
     codes = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     assert codes[1].startswith("config = load_config(")
-    keys = [*SMALL_RUN, "run.steps=2", f"run.dir={tmp_path / 'run'}"]
+    keys = [*SMALL_RUN, "verify.judge=math", "run.steps=2", f"run.dir={tmp_path / 'run'}"]
     codes[1] = f"config = load_config({QUICKSTART!r}, {keys!r})"
     codes[-1] = codes[-1].replace("limit=32", "limit=2").replace("max_tokens=350", "max_tokens=64")
     ended = cli.run(["--version"], prelude="\n".join(codes))
