@@ -26,8 +26,25 @@ SMALL = ["limit=6", "samples=4", "max_tokens=250", "device=cpu"]
 NUM_SAMPLES = 24
 
 
-def start(cli: ForkedCli, out: Path, *more: object, **environment: str) -> Run:
-    prelude = f"import os; os.environ.update({environment!r})"
+# Whoever has its first samples waits until the other rank has some.
+BOTH_WORK = """
+import os, time
+from pathlib import Path
+from megatron_opsft.evaluate.benchmarks import SampleFiles
+append = SampleFiles.append
+def append_and_wait(self, *args):
+    append(self, *args)
+    Path({place!r}, os.environ["RANK"]).touch()
+    deadline = time.monotonic() + 60
+    while len(os.listdir({place!r})) < 2:
+        assert time.monotonic() < deadline, "the other rank has made no sample"
+        time.sleep(0.01)
+SampleFiles.append = append_and_wait
+"""
+
+
+def start(cli: ForkedCli, out: Path, *more: object, prelude: str = "", **environment: str) -> Run:
+    prelude = f"import os; os.environ.update({environment!r})\n{prelude}"
     return cli.start(["eval", "--model", "tiny_reasoner", "--out", out, *SMALL, *more], prelude)
 
 
@@ -83,14 +100,15 @@ def test_two_ranks_work_and_change_nothing(cli: ForkedCli, whole: Path, tmp_path
         free.bind(("127.0.0.1", 0))
         job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
     job["WORLD_SIZE"] = "2"
-    ranks = [start(cli, out, "batch_size=4", **job, RANK=n, LOCAL_RANK=n) for n in "01"]
-    parts: set[Path] = set()
-    while not (out / "results.json").exists():
-        parts |= {path for path in (out / "samples/parts").glob("*") if path.stat().st_size}
-        time.sleep(0.05)
+    place = tmp_path / "have_samples"
+    place.mkdir()
+    work = BOTH_WORK.format(place=str(place))
+    ranks = [
+        start(cli, out, "batch_size=4", prelude=work, **job, RANK=n, LOCAL_RANK=n) for n in "01"
+    ]
     for rank in ranks:
         assert rank.wait().exit_code == 0, rank.stderr
-    assert len(parts) == 2 and outputs(out) == outputs(whole)
+    assert outputs(out) == outputs(whole)
 
 
 def num_stored(out: Path) -> int:
