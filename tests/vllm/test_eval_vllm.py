@@ -5,13 +5,11 @@ in float32 they were all the same, and nearly all must be.
 
 import gzip
 import json
-import subprocess
-import sys
 from pathlib import Path
 from unittest.mock import patch
 
 import pytest
-from forked_cli import ROOT
+from forked_cli import ForkedCli
 from world import World
 
 from megatron_opsft.config.load import load
@@ -46,11 +44,10 @@ def num_equal(one: Samples, other: Samples) -> int:
     return sum(one[key] == other[key] for key in one)
 
 
-def test_two_ranks_that_share_an_engine(vllm_world: World, tmp_path: Path) -> None:
+def test_two_ranks_that_share_an_engine(cli: ForkedCli, vllm_world: World, tmp_path: Path) -> None:
     alone, shared = tmp_path / "alone", tmp_path / "shared"
-    command = [sys.executable, "-m", "megatron_opsft", "eval", *words_of(alone, "batch_size=32")]
-    ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
-    assert ended.returncode == 0, ended.stderr
+    ended = cli.run(["eval", *words_of(alone, "batch_size=32")])
+    assert ended.exit_code == 0, ended.stderr
     vllm_world.run(evaluate_here, 2, words_of(shared, "batch_size=11", "tp=2"))
     assert len(samples_of(shared)) == 32
     assert num_equal(samples_of(shared), samples_of(alone)) >= 28
