@@ -29,7 +29,7 @@ def test_splits_share_no_problem_and_no_terms() -> None:
     assert len({problem.text for problem in train + test}) == len(train) + len(test)
     train_terms, test_terms = (
         {problem.terms for problem in islice(draw_problems(split, seed=0), num)}
-        for split, num in (("train", 20_000), ("test", 3000))
+        for split, num in (("train", 20_000), ("test", 6000))
     )
     assert train_terms.isdisjoint(test_terms)
     assert len(train_terms) > 1000 and len(test_terms) > 200
