@@ -81,7 +81,7 @@ def from_engine(directory: Path) -> tuple[list[str], dict[str, Any]]:
     def noted(self: WeightSync, *args: Any) -> Any:
         result = push(self, *args)
         pushed.append(result.path)
-        assert all(t.is_cuda for t in self._engine.weights().values())
+        assert all(t.is_cuda for t in self.engine.weights().values())
         return result
 
     with (

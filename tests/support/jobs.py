@@ -215,12 +215,13 @@ def gradient(case: Case) -> Any:
 Logits = list[tuple[list[int], list[int], Any]]  # tokens, cu_seqlens, logits of each micro-batch
 
 
-def logits(case: Case, checkpoint: Path) -> Logits:
-    """A forward pass with weights that Megatron alone has read; empty on ranks other than the first
-    of the last pipeline stage.
+def logits(case: Case, checkpoint: Path | None = None) -> Logits:
+    """A forward pass, with weights that Megatron alone has read where there is a checkpoint; empty
+    on ranks other than the first of the last pipeline stage.
     """
     built = build(case)
-    load_with_megatron(built.trainer.models, checkpoint)
+    if checkpoint is not None:
+        load_with_megatron(built.trainer.models, checkpoint)
     batches, _ = batches_of(case, built.layout)
     found = forward_logits(built.trainer.chunks, batches, SHAPES[case.model].vocab_size)
     return found if built.layout.is_loss_rank else []
@@ -249,7 +250,7 @@ def forward_logits(models: list[Any], batches: list[MicroBatch], vocab_size: int
 
     def collect(batch: MicroBatch, logits_1TV: torch.Tensor, non_loss_data: bool) -> Any:
         whole_TV = gather_from_tensor_model_parallel_region(logits_1TV)[0, :, :vocab_size]
-        return batch.tokens_T.tolist(), batch.cu_seqlens.tolist(), whole_TV.float().numpy()
+        return batch.tokens_T.tolist(), batch.cu_seqlens.tolist(), whole_TV.float().cpu().numpy()
 
     for model in models:
         model.eval()
