@@ -52,7 +52,8 @@ from megatron_opsft.weights.vllm_layout import vllm_parameters
 
 CONFIG = Path(__file__).resolve().parents[1] / "examples/configs/r1_distill_7b_paper.yaml"
 STEP = ["data.prompts_per_step=1024", "rollout.group_size=16", "rollout.max_response_tokens=8192"]
-Gathers, Parts = Sequence[Sequence[Tensor]], dict[int, Tensor]
+Gathers = Sequence[Sequence[Tensor]]
+Parts = dict[int, Tensor]
 PROMPT_TOKENS = 150
 TOKEN = 123_456  # all the same: small integers are shared in Python, those of a vocabulary are not
 

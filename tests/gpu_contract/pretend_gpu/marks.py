@@ -54,7 +54,7 @@ class Gpu:
         self.num_bytes = self.peak_bytes = 0
         self.faults: list[str] = []
         self.generator = torch.Generator()  # the default one of the GPU
-        self.generators = {self.generator._cdata}
+        self.generators = {self.generator._cdata}  # type: ignore[attr-defined]
         self._known: dict[int, Memory] = {}
         self._copying: list[Memory] = []
         self.num_copies = 0
