@@ -19,7 +19,9 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Also for processes that are not forked, such as a job's ranks and their judges.
 _SUPPORT = str(Path(__file__).parent / "support")
-os.environ["PYTHONPATH"] = os.pathsep.join([_SUPPORT, os.environ.get("PYTHONPATH", "")])
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, [_SUPPORT, os.environ.get("PYTHONPATH")])  # an empty one is the working directory
+)
 if "PYTEST_XDIST_WORKER" in os.environ:  # whoever only hands tests out needs none of it
     import preloaded  # noqa: F401
 
