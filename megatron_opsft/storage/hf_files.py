@@ -1,7 +1,6 @@
 """Hugging Face model directories: found, opened, checked and read slice by slice."""
 
 import json
-from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -119,7 +118,7 @@ def check_checkpoint(tensors: HfTensors, table: WeightTable) -> None:
         return
     name = EMBEDDING.hf_tensors[0][0]
     embedding = whole(name, tensors.shapes()[name])
-    if not torch.equal(tensors.read(replace(embedding, tensor=TIED_HEAD)), tensors.read(embedding)):
+    if not torch.equal(tensors.read(embedding._replace(tensor=TIED_HEAD)), tensors.read(embedding)):
         raise UserError(
             f"{tensors.model_dir}: config.json says tie_word_embeddings=true, but {TIED_HEAD} "
             f"differs from {embedding.tensor}; set tie_word_embeddings to false if the head is "

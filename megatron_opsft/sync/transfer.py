@@ -18,6 +18,7 @@ from torch import Tensor
 from megatron_opsft.model.shards import ModelShards
 from megatron_opsft.rollout.engine import EngineLayout, RolloutEngine
 from megatron_opsft.runtime.distributed import ranks_by_value
+from megatron_opsft.runtime.libraries import collector_at_rest
 from megatron_opsft.weights.rectangles import Rect
 from megatron_opsft.weights.reshard import Placement
 from megatron_opsft.weights.schedule import Program, Round, make_schedule
@@ -174,6 +175,7 @@ def trainer_placements(shards: ModelShards) -> list[Placement]:
     ]
 
 
+@collector_at_rest()
 def engine_placements(engine: EngineLayout) -> list[Placement]:
     """What every rank's engine holds, by tensor-parallel rank."""
     return [

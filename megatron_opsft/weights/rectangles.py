@@ -8,15 +8,15 @@ tensor are joined by `Copy.then`. Pure names and numbers.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class Rect:
+class Rect(NamedTuple):
     """Rows [row0, row1) and columns [col0, col1) of a tensor; a vector has one column.
 
-    index: which matrix (expert) of a tensor with three axes, else None.
+    matrix: which one (expert) of a tensor with three axes, else None.
     """
 
     tensor: str
@@ -24,11 +24,11 @@ class Rect:
     row1: int
     col0: int
     col1: int
-    index: int | None = None
+    matrix: int | None = None
 
     def __str__(self) -> str:
-        index = "" if self.index is None else f"{self.index}, "
-        return f"{self.tensor}[{index}{self.row0}:{self.row1}, {self.col0}:{self.col1}]"
+        matrix = "" if self.matrix is None else f"{self.matrix}, "
+        return f"{self.tensor}[{matrix}{self.row0}:{self.row1}, {self.col0}:{self.col1}]"
 
     @property
     def num_elements(self) -> int:
@@ -36,13 +36,13 @@ class Rect:
 
     def intersect(self, other: "Rect") -> "Rect | None":
         """What both cover; None where that is nothing."""
-        if self.tensor != other.tensor or self.index != other.index:
+        if self.tensor != other.tensor or self.matrix != other.matrix:
             return None
         row0, row1 = max(self.row0, other.row0), min(self.row1, other.row1)
         col0, col1 = max(self.col0, other.col0), min(self.col1, other.col1)
         if row0 >= row1 or col0 >= col1:
             return None
-        return Rect(self.tensor, row0, row1, col0, col1, self.index)
+        return Rect(self.tensor, row0, row1, col0, col1, self.matrix)
 
     def relative_to(self, outer: "Rect") -> "Rect":
         """The same, its rows and columns counted from the corner of `outer`, which holds it."""
@@ -51,13 +51,12 @@ class Rect:
 
     def view(self, tensor: Tensor) -> Tensor:
         """This rectangle of the given tensor: [rows, columns], or [rows] of a vector."""
-        matrix = tensor if self.index is None else tensor[self.index]
+        matrix = tensor if self.matrix is None else tensor[self.matrix]
         rows = matrix[self.row0 : self.row1]
         return rows if rows.dim() == 1 else rows[:, self.col0 : self.col1]
 
 
-@dataclass(frozen=True, slots=True)
-class Copy:
+class Copy(NamedTuple):
     """The values of `source` are those of `target`; both have the same numbers of rows, columns."""
 
     source: Rect
@@ -71,12 +70,12 @@ class Copy:
     def cut(self, rect: Rect) -> "Copy | None":
         """The part of it whose source lies in `rect`; None where that is nothing."""
         source, target = self.source.intersect(rect), self.target
-        if source is None:
-            return None
+        if source is None or source == self.source:
+            return source and self
         down, right = target.row0 - self.source.row0, target.col0 - self.source.col0
         rows = source.row0 + down, source.row1 + down
         columns = source.col0 + right, source.col1 + right
-        return Copy(source, Rect(target.tensor, *rows, *columns, target.index))
+        return Copy(source, Rect(target.tensor, *rows, *columns, target.matrix))
 
     def then(self, following: "Copy") -> "Copy | None":
         """From this source straight to the following target, as far as both reach; else None."""

@@ -7,7 +7,6 @@ on.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from math import lcm
 
 import torch
@@ -98,7 +97,7 @@ def fill_shard(rule: Rule, read: ReadRect, shard: Tensor, *, tp_rank: int, tp_si
     for hf_name in dict.fromkeys(part.source.tensor for part in parameter.parts):
         own = [part for part in parameter.parts if part.source.tensor == hf_name]
         last = own[-1].source
-        around = replace(own[0].source, row1=last.row1, col1=last.col1)
+        around = own[0].source._replace(row1=last.row1, col1=last.col1)
         values = read(around)
         for part in own:
             part.target.view(shard).copy_(part.source.relative_to(around).view(values))

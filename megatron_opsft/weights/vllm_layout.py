@@ -6,12 +6,12 @@ fused_moe/routed_experts.py.
 """
 
 import re
-from dataclasses import replace
+from functools import cache
 
 from megatron_opsft.architectures.shape import ModelShape
 from megatron_opsft.architectures.template import Rule, ShardKind
 from megatron_opsft.errors import UserError
-from megatron_opsft.weights.rectangles import Copy, Parameter, Rect, whole
+from megatron_opsft.weights.rectangles import Copy, Parameter, Rect
 from megatron_opsft.weights.rules import WeightTable
 from megatron_opsft.weights.slicing import divide
 
@@ -62,6 +62,7 @@ def _padded_vocabulary(shape: ModelShape) -> int:
     return -(-shape.vocab_size // _VOCABULARY_MULTIPLE) * _VOCABULARY_MULTIPLE
 
 
+@cache  # the same for every tensor-parallel rank
 def _vllm_name(hf_name: str) -> tuple[str, int | None]:
     """The parameter's name, and the index in it."""
     for pattern, name in _FUSED:
@@ -103,16 +104,15 @@ def _held_rect(hf_name: str, rule: Rule, shape: ModelShape, tp_rank: int, tp_siz
     each is on several.
     """
     index = rule.hf_names.index(hf_name)
-    rect = whole(hf_name, rule.hf_shapes[index])
+    height, width = (*rule.hf_shapes[index], 1)[:2]
     if rule.kind is ShardKind.COPY:
-        return rect
+        return Rect(hf_name, 0, height, 0, width)
     if rule.kind is ShardKind.ROW:
-        size = rect.col1 // tp_size
-        return replace(rect, col0=tp_rank * size, col1=(tp_rank + 1) * size)
-    size, part = rect.row1 // tp_size, tp_rank
+        size = width // tp_size
+        return Rect(hf_name, 0, height, tp_rank * size, (tp_rank + 1) * size)
+    size, part = height // tp_size, tp_rank
     if rule.kind is ShardKind.VOCABULARY:
         size = _padded_vocabulary(shape) // tp_size
     elif rule.kind is ShardKind.QKV and index > 0 and tp_size > shape.num_kv_heads:
         size, part = shape.head_dim, tp_rank // (tp_size // shape.num_kv_heads)
-    start, stop = (min(edge * size, rect.row1) for edge in (part, part + 1))
-    return replace(rect, row0=start, row1=stop)
+    return Rect(hf_name, min(part * size, height), min((part + 1) * size, height), 0, width)

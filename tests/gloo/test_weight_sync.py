@@ -216,7 +216,7 @@ def at_another_place(case: Case, model_dir: Path) -> tuple[bool, str]:
 
     def swapped(parameter: Parameter) -> Parameter:
         def named(rect: Rect) -> Rect:
-            return replace(rect, tensor=other.get(rect.tensor, rect.tensor))
+            return rect._replace(tensor=other.get(rect.tensor, rect.tensor))
 
         turned = tuple(Copy(named(part.source), part.target) for part in parameter.parts)
         return replace(parameter, parts=turned)
