@@ -15,13 +15,8 @@ _GONE = (errno.EPIPE, errno.EIO)  # nobody reads the pipe; the terminal was clos
 # surrogate pairs, as of file names that are not UTF-8, which cannot be written at all.
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 # Of the C library, of the loader and of Python, whichever asked for memory first.
-_NO_SPACE = (
-    "failed to map segment",
-    "Resource temporarily unavailable",
-    "annot allocate memory",
-    "can't allocate memory",
-    "can't start new thread",
-    "bad_alloc",
+_NO_SPACE = re.compile(
+    "map segment|Resource temporarily unavailable|allocate memory|start new thread|bad_alloc"
 )
 
 
@@ -75,7 +70,7 @@ def let_output_go_away() -> None:
 def lack_of_memory(error: BaseException) -> str | None:
     """What to change about the start, if an error comes from a limit of this process's memory."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    is_lack = isinstance(error, MemoryError) or any(text in str(error) for text in _NO_SPACE)
+    is_lack = isinstance(error, MemoryError) or _NO_SPACE.search(str(error))
     if limit == resource.RLIM_INFINITY or not is_lack:
         return None
     return (

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from megatron_opsft.errors import UserError
+from megatron_opsft.errors import UserError, first_line
 from megatron_opsft.runtime.durable import list_checkpoints
 from megatron_opsft.runtime.libraries import check_fetched, is_offline
 
@@ -117,17 +117,10 @@ def _from_hub(name: str, patterns: list[str], option: str) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=patterns, ignore_patterns=HUB_IGNORED))
     except (OSError, HfHubHTTPError, HFValidationError) as error:
-        if is_offline():
-            raise UserError(
-                f"{option}={name} is neither a local directory nor in the Hugging Face cache, and "
-                "HF_HUB_OFFLINE=1 is set; download it where there is a network"
-            ) from None
-        reason = next((line for line in str(error).splitlines() if line.strip()), "")
+        why = "HF_HUB_OFFLINE=1 is set" if is_offline() else first_line(error)
         raise UserError(
             f"{option}={name} is not a local directory and could not be fetched from the Hugging "
-            "Face hub "
-            f"({type(error).__name__}: {reason}); download it where there is a network and give "
-            "its directory"
+            f"Face hub ({why}); download it where there is a network and give its directory"
         ) from None
 
 

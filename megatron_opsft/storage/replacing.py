@@ -1,6 +1,5 @@
 """What `--overwrite` may delete: a model, a conversion, an empty directory, and nothing else."""
 
-import os
 from collections.abc import Iterable
 from fnmatch import fnmatch
 from pathlib import Path
@@ -41,10 +40,7 @@ def check_out(out_dir: Path, sources: Iterable[Path], *, overwrite: bool) -> Non
     if not overwrite:
         raise UserError(f"{out_dir} already exists; choose another, or give --overwrite")
     needed = [(Path(source), "what is read") for source in sources]
-    needed += [
-        (Path.cwd(), "the working directory"),
-        (Path(os.path.expanduser("~")), "the home directory"),
-    ]
+    needed += [(Path.cwd(), "the working directory"), (Path.home(), "the home directory")]
     place = out_dir.resolve()
     for path, what in needed:
         if path.resolve().is_relative_to(place):

@@ -5,7 +5,7 @@ from contextlib import suppress
 from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import sympy
@@ -27,6 +27,7 @@ from megatron_opsft.verify.units import letter_as_unit, units_agree
 
 _TUPLE = re.compile(r"\([^()]*\)")
 _HALF_RELATION = re.compile(r"([a-zA-Z]?)\s*(<|>|\\le|\\ge|\\ne)(?![a-zA-Z])\s*([^<>]+)")
+_PLUS_MINUS = re.compile(r"\\pm(?![a-zA-Z])")
 _MAX_TERMS = 1000  # of a progression that is written out
 # math-verify reads the whole of one box or nothing; units are read before.
 _WHOLE = (
@@ -177,6 +178,18 @@ def _terms(sequence: str) -> list[str]:
     return [*terms[:2], *terms[dots:]]
 
 
+def _with_both_signs(body: str) -> str:
+    r"""A list with each member that has a \pm, such as (\pm 3, 0), in all its signs."""
+    if not 0 < len(_PLUS_MINUS.findall(body)) <= 4:
+        return body
+    inner = re.sub(r"^\\{(.*)\\}$", r"\1", body)
+    return ",".join(
+        parts[0] + "".join(map("".join, zip(signs, parts[1:], strict=True)))
+        for parts in map(_PLUS_MINUS.split, re.split(r",(?![^(\[{]*[)\]}])", inner))
+        for signs in product("+-", repeat=len(parts) - 1)
+    )
+
+
 @lru_cache(maxsize=4096)
 def values_of(body: str) -> tuple[Any, ...]:
     """The values that math-verify reads in the whole of `body`; () where it reads none."""
@@ -187,5 +200,6 @@ def values_of(body: str) -> tuple[Any, ...]:
         return (value,)
     if r"\ldots" in body or re.search(r"\d\s+\d|\d\s*_", body):
         return ()
-    found = parse(f"\\boxed{{{body}}}", _WHOLE, fallback_mode="no_fallback", parsing_timeout=None)
+    box = rf"\boxed{{{_with_both_signs(body)}}}"
+    found = parse(box, _WHOLE, fallback_mode="no_fallback", parsing_timeout=None)
     return tuple(value for value in found if not isinstance(value, str))

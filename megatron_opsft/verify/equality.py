@@ -24,6 +24,7 @@ _TOLERANCE = sympy.Rational(*RELATIVE_TOLERANCE.as_integer_ratio())
 _LARGEST = sympy.Float("1e200000", 30)
 _NEARLY_ZERO = sympy.Float("1e-25", 30)
 _POINTS = ("1.372", "0.618", "2.291", "3.057", "0.853", "1.914", "2.733", "0.477")
+_APART = ({"between", "numbers"}, {"between", "named"}, {"pair", "named"})  # see `_kind`
 _SIGNED = (sympy.Abs, sympy.sign, sympy.Max, sympy.Min, sympy.floor, sympy.ceiling, sympy.Piecewise)
 
 
@@ -62,6 +63,8 @@ def _is_short(number: Number) -> bool:
 
 def same_value(gold: Any, answer: Any) -> bool:
     """Whether two values, as math-verify's `parse` gives them, are equal."""
+    if {_kind(gold), _kind(answer)} in _APART:
+        return False
     gold, answer = map(_cleaned, _unwrap(gold, answer))
     numbers = _single(gold), _single(answer)
     if all(map(_is_number, numbers)):
@@ -101,6 +104,24 @@ def _assigned(value: Any) -> tuple[Any, Any] | None:
         return None
     left, right = parts[0].lhs, parts[-1].rhs
     return (right, left) if _is_name(right) and not _is_name(left) else (left, right)
+
+
+def _kind(value: Any) -> str:
+    """Numbers `between` bounds (1 < x < 2), some `numbers` (1, 2), those of a name (`named`: x = 1
+    or x = 2); `pair`: (1, 2), which may be an interval. "": anything else.
+    """
+    match value:
+        case sympy.Eq(rhs=sympy.Interval() | sympy.Union()):
+            return "between"
+        case sympy.Eq(rhs=sympy.FiniteSet()):
+            return "named"
+        case Relational() | And():
+            return "" if _assigned(value) else "between"
+        case sympy.FiniteSet() if all(isinstance(one, sympy.Expr) for one in value.args):
+            return "numbers"
+        case sympy.FiniteSet() if all(isinstance(one, sympy.Eq) for one in value.args):
+            return "named" if len({one.lhs for one in value.args}) == 1 else ""
+    return "pair" if isinstance(value, sympy.Interval) else ""
 
 
 def _is_name(value: Any) -> bool:
@@ -159,14 +180,17 @@ def _exact(value: Any) -> Any:
     """With every decimal as the fraction that it says."""
     if not isinstance(value, sympy.Basic | sympy.MatrixBase):
         return value
+    if isinstance(value, sympy.Eq) and isinstance(value.rhs, sympy.Set):  # it would be "false"
+        return sympy.Eq(value.lhs, _exact(value.rhs), evaluate=False)
     return value.xreplace({one: sympy.Rational(str(one)) for one in value.atoms(sympy.Float)})
 
 
 def _cleaned(value: Any) -> Any:
     """With i as the imaginary unit, all other letters real, and per cent as a factor: math-verify
-    reads each letter of a complex number as one that is not real.
+    reads each letter of a complex number as one that is not real. Equations in a set wait until
+    their names are gone: for a real x, x = 2i would be "false".
     """
-    if not isinstance(value, sympy.Basic | sympy.MatrixBase):
+    if not isinstance(value, sympy.Basic | sympy.MatrixBase) or _kind(value) == "named":
         return value
     letters = {
         letter: sympy.I if letter.name == "i" else sympy.Symbol(letter.name, real=True)

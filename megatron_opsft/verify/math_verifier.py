@@ -26,16 +26,30 @@ from megatron_opsft.verify.reading import Answer
 
 THINK_END = "</think>"
 _FINAL_ANSWER = re.compile(r"final answer[^\n]{0,100}?\bis\b", re.IGNORECASE)
+_EMPHASIS = re.compile(r"(?<![\w\\*])(\*{1,3}|__|`)(?=\S)(.+?)(?<=\S)\1(?![\w*])")
 _STATEMENT = re.compile(
-    r"\b(?:answers?|ans|(?:correct|right|best) (?:option|choice))\b\.?[*_]*"
+    r"^[#>\s]*(?:the\s+)?(?:final\s+)?answers?\s*\n\s*"
+    r"|\b(?:answers?|ans|(?:correct|right|best) (?:option|choice))\b\.?[*_]*"
     r"(?:[^\n.:：=$\\]{0,60}?\b(?:is|are|be|was|(?:is|are|was)n't)\b\s*[:：]?|\s*[:：=])[*_\s]*"
     r"(?:(?:therefore|thus|hence|clearly|simply|just|indeed|then|given by|equal to)\b,?\s*)*",
-    re.IGNORECASE,
+    re.IGNORECASE | re.MULTILINE,
+)
+_CHOSEN = re.compile(
+    r"(?:^|\b(?:option|choice)\s+)\(?([A-J])\)?(?:\s+is\s+(?:the\s+)?(?:correct|right|answer)|\.?\s*\Z)"
+    r"|\b([A-J])\b\)?\s+is\s+the\s+(?:correct|right)\s+(?:answer|option|choice)",
+    re.IGNORECASE | re.MULTILINE,
+)
+# Where what is sought takes its value.
+_SIDE_CONDITION = re.compile(
+    r",?\s*\(?(?:which (?:is|occurs)|attained|achieved|reached|obtained|occurring)\s+"
+    r"(?:at|when|for|by|if)\b[^.\n]*"
 )
 _STATED = re.compile(
     r"(\\\[.*?\\\]|\$\$.*?\$\$)"
     r"|[^\n]*?(?=\.\s+[A-Z*<]|\.?[*_]*\s*(?:\n|$)"
-    r"|[,;]?\s+(?:because|since|which|where|so that|when|for|as|but|though|although|while)\b)",
+    r"|[,;]?\s+\(?(?:because|since|which|where|so that|when|for|as|but|though|although|while"
+    r"|attained|achieved|reached)\b|\s+\((?:see|i\.e|\$?\s*=)"
+    r"|,\s+(?:not|approximately|about|roughly|it)\b)",
     re.DOTALL,
 )
 _FORMULA = re.compile(r"(?<!\\)\$\$?((?:\\\$|[^$])+)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
@@ -46,6 +60,7 @@ _DENIES = re.compile(
     r"n't\b|\?|\b(?:not|never|cannot|unlikely|unknown|impossible|guess|wrong|incorrect)\b",
     re.IGNORECASE,
 )
+_IS_NOT = re.compile(r"[\W_]*(?:which\s+)?(?:is|was)\s+(?:not|wrong|incorrect|impossible)\b")
 _COMPARES = re.compile(
     r"[<>≤≥≠/^*+:_=\\]"
     r"|\b(?:no|least|most|more|less|than|between|about|or|and|over|under|above|below|to)\b",
@@ -54,6 +69,7 @@ _COMPARES = re.compile(
 _BRACKETED = re.compile(r"\[([^\[\]\n]+)\](?!\()")
 _ALTERNATIVES = re.compile(r"\\text\s*\{\s*OR\s*\}")
 _WHOLE_EXPONENT = re.compile(r"(-?\d+)e(-?\d)")
+_ALL_EQUAL = re.compile(r"[a-z]\s*(?:=\s*[a-z]\s*)+=([^=a-z]+)")
 _DECIMAL_COMMA = re.compile(r"([+-]?\d+),(\d+)")
 # math-verify warns at every first use that its limit is off; the pool's limit is why.
 logging.getLogger("math_verify").setLevel(logging.ERROR)
@@ -70,7 +86,11 @@ def judge(response_text: str, gold: str) -> Verdict:
     golds = _read_gold(gold.strip())
     sympy.core.random.seed(0)
     boxed = _boxed_answer(tail)
+    if boxed is None:
+        tail = _EMPHASIS.sub(r"\2", tail)
     candidates = _stated_answer(tail) if boxed is None else [boxed] if boxed else []
+    if candidates is None and (chosen := _CHOSEN.findall(tail)):
+        candidates = ["".join(chosen[-1])]
     if candidates is None:
         if reading.plain(reading.read(tail).text) in [reading.plain(one.text) for one in golds]:
             return Verdict(outcome=Outcome.CORRECT, answer=tail.strip())
@@ -91,6 +111,7 @@ def _found_in_prose(text: str) -> list[str]:
     last formula where that is in it, perhaps what follows its last "="; the base of a number goes
     with it; else what the last square brackets hold.
     """
+    text = _SIDE_CONDITION.sub("", text.replace(r"\$", ""))
     if _last_number_is_denied(text):
         return []
     found = "".join(map(str, parse(text, parsing_timeout=None)[-1:]))
@@ -122,6 +143,8 @@ def _read(text: str) -> list[Answer]:
     if match := _WHOLE_EXPONENT.fullmatch(readings[0].body):  # 2e-8 has Euler's number to some
         power = rf"{match[1]}\cdot 10^{{{match[2]}}}"
         return [reading.read(power)] if match[2].isdecimal() else [*readings, reading.read(power)]
+    if match := _ALL_EQUAL.fullmatch(readings[0].body):  # x = y = 1 is (1, 1)
+        readings.append(reading.read(f"({', '.join([match[1]] * match[0].count('='))})"))
     if match := _DECIMAL_COMMA.fullmatch(readings[0].body):
         readings.append(reading.read(f"{match[1]}.{match[2]}"))
     return readings
@@ -170,7 +193,8 @@ def _last_number_is_denied(text: str) -> bool:
     if not numbers:
         return False
     before, behind = numbers[-1][-2:]
-    return _DENIES.search(_FORMULAS.sub("", before)) is not None or "?" in behind
+    is_denied = _DENIES.search(_FORMULAS.sub("", before)) or _IS_NOT.match(behind)
+    return is_denied is not None or "?" in behind
 
 
 def _parts_of(sentence: str) -> list[str]:

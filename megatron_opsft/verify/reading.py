@@ -21,9 +21,13 @@ _OPTION = re.compile(
 )
 _OPTION_BEHIND = re.compile(rf"(?<=\S)[\s,]+{_LETTER}$")
 _SAYS_MORE = re.compile(r"\b(?:is|isn|wrong|incorrect)\b")
+_WORDS = re.compile(r"(?:[aA]\s+(?=[^\W\d_]{3}))?[^\W\d_]{2,}[.!]?(?:[\s,\-]+[^\W\d_]+[.!]?)*")
 _PRODUCT = re.compile("[abckmnpqrtuvwxyz]{2,3}")
+# n_{\min} =, \max =, f'(2) =: names that math-verify does not read.
 _LABEL = re.compile(
     r"\\text\{[^{}\d]*\}\s*(?:=|:(?!\d))\s*"
+    r"|(?:[a-z]_\{?\\?(?:min|max)\}?|[a-z]'+\(-?\d+\)"
+    r"|\\(?:min|max|det|mathbb\{P\}|#)\s*\w?(?:\([^()=]*\))?)\s*=\s*"
     r"|(?:\\text\{\s*)?(?:the\s+)?(?:final\s+)?answer\s*(?:is)?\s*[:=]?\s*\}?\s*",
     re.IGNORECASE,
 )
@@ -120,9 +124,7 @@ def _without_outer_brackets(text: str) -> str:
 def is_words(text: str) -> bool:
     """Whether the text is words and nothing else: a name, yes, a direction, AB."""
     bare = unwrapped(text)
-    return re.fullmatch(r"[^\W\d_]{2,}[.!]?(?:[\s,\-]+[^\W\d_]+[.!]?)*", bare) is not None and not (
-        set(bare.lower().split()) & FUNCTIONS
-    )
+    return _WORDS.fullmatch(bare) is not None and not set(bare.lower().split()) & FUNCTIONS
 
 
 def plain(text: str) -> str:

@@ -116,6 +116,30 @@ AB != BA
 16 != 16 \text{ (approximately)}
 n! == n(n-1)!
 -x != \sqrt{x^2}
+\{2, 3\} != 2<x<3 ; x\in(2,3)
+-2<x<5 == (-2,5) != -2,5 ; x=-2 \text{ or } x=5
+(-2,5) != x=-2, x=5
+|x|<2 != x=\pm 2
+0<x<2.5 == x\in(0,2.5) ; x\in(0,\frac52) != x\in(0,2.6)
+x \ge 0.5 == x\in[0.5,\infty)
+\frac{-1 \pm \sqrt5}{2} == x = \frac{-1 \pm \sqrt5}{2} ; \frac{-1+\sqrt5}{2}, \frac{-1-\sqrt5}{2}
+\frac{-1 \pm \sqrt{5}}{2} != \frac{1 \pm \sqrt{5}}{2} ; \frac{-1+\sqrt5}{2}
+1, \frac{-1+i\sqrt3}{2}, \frac{-1-i\sqrt3}{2} == 1, \frac{-1 \pm i\sqrt{3}}{2}
+(\pm 3, 0) == (3,0),(-3,0) != (3,0)
+\pm 1 \pm \sqrt2 == \{1 \pm \sqrt2, -1 \pm \sqrt2\}
+\pm 2i == x = \pm 2i ; x = 2i, x = -2i
+\log_2 3 == \log_2(3) ; \log_{2}{3} ; \frac{\ln 3}{\ln 2} ; x=\log_2 3 != \log_3 2
+2^4 \cdot 3^2 == 2^4 3^2
+20 == \frac{6!}{3!^2}
+2n!^2 == 2(n!)^2 != (2n!)^2
+\emptyset == \text{The empty set}
+\epsilon_0 == \varepsilon_0
+-7 == {-}7
+circle == \text{a circle} ; A circle != \text{a square}
+90 == 90 \mathrm{~km} / \mathrm{h}
+9.8 \mathrm{~m} / \mathrm{s}^{2} == 9.8 ; 9.8 \text{ m/s}^2 != 9.8 \text{ m/s}
+17 == n_{\min} = 17 ; S_\max=17 ; \det A = 17 ; f'(2) = 17 ; \mathbb{P}(A)=17 != n_{\min} = 18
+(1,1,1) == x=y=z=1 != x=y=z=2
 """.strip().split("\n")
 # The same of whole responses; ⏎ ends a line.
 RESPONSES = r"""
@@ -151,6 +175,18 @@ C == Hence the correct option is C. != The correct choice is not C. ; \boxed{B. 
 D != The answer is (B), although option D looks right.
 D. none of these == So the correct answer is **(D)**.
 602 == So we get $\textbf{(C)}\ 602$
+9 == Answer: 9 (since 3^2 = 9) ; The answer is $9$ ($= 3^2$). ; **Answer:** 9 (see above)
+9 == The answer is 9, not 12.
+3 == The answer is 3 (attained at $x=1$). ; The minimum is 3, attained when $x=1$.
+3 != The minimum is 1, attained when $x=3$.
+2\sqrt{3} == The answer is \(2\sqrt{3}\), approximately 3.46.
+yes == Answer: Yes, it is possible. ; **Final Answer** ⏎ Yes != Answer: No, it is not.
+17 == So there are **17** ways. ; ### Final Answer ⏎ **17** ; **17** is the answer.
+17 == The value is `17`. ; It is *17*.
+24 == So 2*3*4 = 24. ; So it costs \$24. ; The total is **\$24**. ; She makes \$24 every day.
+24 != 24 is not the answer. ; We get 24, which is impossible.
+D == **Final Answer** ⏎ (D) ; **(D)** ; Option D. ; So option D is correct.
+D == **D** is the correct answer. != (C)
 """.strip().split("\n")
 
 
