@@ -155,12 +155,10 @@ def convert(
     verify: read it back and compare.
     """
     from megatron_opsft.convert.commands import find_source
-
-    directory = find_source(str(source), to, Path(out), overwrite=overwrite)
     from megatron_opsft.convert.run import convert_model
 
     return convert_model(
-        directory,
+        find_source(str(source), to),
         Path(out),
         to,
         config_from=Path(config_from) if config_from is not None else None,

@@ -44,10 +44,6 @@ class Source:
     tensors: StoredWeights
     is_megatron: bool
 
-    def paths(self) -> tuple[Path, ...]:
-        """Everything that is read: directories, and the weight files, which links may lead to."""
-        return (self.directory, self.config_dir, *self.tensors.files())
-
     def only_dtype(self) -> torch.dtype:
         """The dtype of all weights. Errors: `UserError` naming one that has another."""
         names = list(self.table.hf_shapes())
@@ -115,15 +111,18 @@ def convert_model(
         kind = "Megatron checkpoint" if source.is_megatron else "Hugging Face directory"
         raise UserError(f"{directory} is a {kind} already; convert it the other way")
     started = time.monotonic()
-    check_out(out, source.paths(), overwrite=overwrite)
+    # The weight files too, to which links may lead.
+    read = [source.directory, source.config_dir, *source.tensors.files()]
+    check_out(out, read, overwrite=overwrite)
     wanted = getattr(torch, dtype) if dtype else source.only_dtype()
     if to == "hf":
         layout = hf_layout(source.table.hf_shapes(), wanted, max_shard_bytes)
     else:
         layout = megatron_layout(source.table, wanted, max_shard_bytes)
+    num_bytes = sum(target.region.num_bytes for target in layout.targets)
     with (
         written_whole(out, layout.files) as partial,
-        Progress("converting", layout.num_bytes, unit="B") as progress,
+        Progress("converting", num_bytes, unit="B") as progress,
     ):
         for target in layout.targets:
             _copy(source, target, partial)
@@ -135,7 +134,7 @@ def convert_model(
         raise UserError(f"{out} differs from {directory}: {'; '.join(lines[:4])}")
     return Figures(
         tensors=len(layout.targets),
-        bytes=layout.num_bytes,
+        bytes=num_bytes,
         seconds=round(seconds, 3),
         peak_rss_mb=round(peak_resident_bytes() / 2**20, 1),
     )
@@ -145,7 +144,7 @@ def _copy(source: Source, target: Target, partial: PartialFiles) -> None:
     """All rows of one tensor, a chunk at a time: put together in memory, then written."""
     region, width = target.region, target.parts[0].target.col1
     file = partial.files[str(region.path)]
-    for first, last in row_chunks(0, target.num_filled, region.row_bytes):
+    for first, last in row_chunks(0, target.parts[-1].target.row1, region.row_bytes):
         offset = region.offset_of(first)
         data = _staging.place_for(offset, (last - first) * region.row_bytes)
         rows = torch.frombuffer(data, dtype=region.dtype).view(last - first, *region.shape[1:])

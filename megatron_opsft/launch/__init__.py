@@ -1,1 +1,0 @@
-"""Starts runs: on this machine through torchrun, on a cluster through SLURM."""

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable
-from pathlib import Path
 from typing import ClassVar
 
 from pydantic import Field
@@ -48,11 +47,11 @@ class Local(StartCommand):
         first = ["--overwrite"] if self.overwrite else []
         first += [f"--resume={self.resume}"] if self.resume else []
         manifest = config.run.dir / "manifest.json"
-        replaced = _stamp(manifest) if self.overwrite else None
+        old = manifest.stat().st_mtime_ns if self.overwrite and manifest.is_file() else None
 
         def start(again: bool) -> int:
             # If the first start died before it replaced the run, that one must not be resumed.
-            fresh = not again or (replaced is not None and _stamp(manifest) == replaced)
+            fresh = not again or (old and manifest.is_file() and manifest.stat().st_mtime_ns == old)
             return torchrun.run([*command, *(first if fresh else ["--resume=auto"])])
 
         with Torchrun(self.ranks) as torchrun:
@@ -111,14 +110,6 @@ def run_with_restarts(start: Callable[[bool], int], max_restarts: int) -> int:
         )
         code = start(True)
     return code
-
-
-def _stamp(path: Path) -> tuple[int, int] | None:
-    """Tells a file from one that has replaced it; None where there is none."""
-    if not path.is_file():
-        return None
-    found = path.stat()
-    return found.st_ino, found.st_mtime_ns
 
 
 PROGRAM = group(

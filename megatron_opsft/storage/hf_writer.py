@@ -52,11 +52,6 @@ class Target:
     region: Region
     parts: tuple[Copy, ...]
 
-    @property
-    def num_filled(self) -> int:
-        """How many rows the parts fill."""
-        return self.parts[-1].target.row1
-
 
 @dataclass(frozen=True, slots=True)
 class FileLayout:
@@ -65,11 +60,6 @@ class FileLayout:
     files: tuple[PlannedFile, ...]
     targets: tuple[Target, ...]
     small_files: dict[str, bytes]
-
-    @property
-    def num_bytes(self) -> int:
-        """Size of the tensors, padding included."""
-        return sum(target.region.num_bytes for target in self.targets)
 
 
 def hf_layout(

@@ -108,7 +108,7 @@ def _assigned(value: Any) -> tuple[Any, Any] | None:
 
 def _kind(value: Any) -> str:
     """Numbers `between` bounds (1 < x < 2), some `numbers` (1, 2), those of a name (`named`: x = 1
-    or x = 2); `pair`: (1, 2), which may be an interval. "": anything else.
+    or x = 2); `each`: x = 1, y = 2; `pair`: (1, 2), perhaps an interval. "": anything else.
     """
     match value:
         case sympy.Eq(rhs=sympy.Interval() | sympy.Union()):
@@ -120,7 +120,8 @@ def _kind(value: Any) -> str:
         case sympy.FiniteSet() if all(isinstance(one, sympy.Expr) for one in value.args):
             return "numbers"
         case sympy.FiniteSet() if all(isinstance(one, sympy.Eq) for one in value.args):
-            return "named" if len({one.lhs for one in value.args}) == 1 else ""
+            names = {one.lhs for one in value.args}
+            return "named" if len(names) == 1 else "each" if len(names) == len(value.args) else ""
     return "pair" if isinstance(value, sympy.Interval) else ""
 
 
@@ -223,18 +224,27 @@ def _same_members(gold: Any, answer: Any) -> bool | None:
         case sympy.Interval(), sympy.Interval():
             closed = [(one.left_open, one.right_open) for one in (gold, answer)]
             return closed[0] == closed[1] and _all_same(_ends(gold), _ends(answer))
-        case sympy.FiniteSet(), sympy.FiniteSet():
-            return _same_sets(gold.args, answer.args)
-        case _, sympy.FiniteSet() if left is not None:  # 1, 2 for (1, 2)
-            return _all_same(left, getattr(answer, "_unsorted_args", answer.args))
-        case sympy.FiniteSet(), _ if right is not None and len(gold.args) == len(right):
+        case sympy.FiniteSet(), sympy.FiniteSet() if (left is None) == (right is None):
+            members = _written_members(gold), _written_members(answer)  # 3, 3, 5 is not 3, 5, 5
+            return _same_sets(
+                *members if len(set(map(len, members))) == 1 else (gold.args, answer.args)
+            )
+        case _, sympy.FiniteSet() if left is not None:  # 1, 2 for (1, 2) and for x = 1, y = 2
+            return _all_same(left, right or _written_members(answer))
+        case sympy.FiniteSet(), _ if left is None and right and len(gold.args) == len(right):
             return _same_sets(gold.args, right)
     return None if left is None or right is None else _all_same(left, right)
 
 
 def _ordered(value: Any) -> Sequence[Any] | None:
-    """The members of a tuple, of (a, b), which may be an interval, and of a vector."""
+    """The members of a tuple, of (a, b), which may be an interval, of a vector, and of x = 2, y = 3
+    in the order of its names.
+    """
     match value:
+        case sympy.FiniteSet() if _kind(value) == "each":
+            members = _written_members(value)
+            in_order = {str(one.lhs) for one in members} <= {*"xyz"}
+            return [one.rhs for one in (sorted(members, key=str) if in_order else members)]
         case sympy.Tuple():
             return value.args
         case sympy.Interval(left_open=sympy.true, right_open=sympy.true):
@@ -242,6 +252,10 @@ def _ordered(value: Any) -> Sequence[Any] | None:
         case sympy.MatrixBase() if 1 in value.shape:
             return value.flat()
     return None
+
+
+def _written_members(value: sympy.FiniteSet) -> Sequence[Any]:
+    return getattr(value, "_unsorted_args", value.args)
 
 
 def _ends(interval: sympy.Interval) -> Sequence[Any]:
@@ -255,14 +269,12 @@ def _all_same(left: Sequence[Any], right: Sequence[Any]) -> bool:
 def _same_sets(left: Sequence[Any], right: Iterable[Any]) -> bool:
     """Each of the one has a partner in the other."""
     others = list(right)
-    if len(left) != len(others):
-        return False
     for value in left:
         partner = next((i for i, other in enumerate(others) if same_value(value, other)), None)
         if partner is None:
             return False
         del others[partner]
-    return True
+    return not others
 
 
 def _same_at_points(gold: Any, answer: Any) -> bool | None:

@@ -25,18 +25,19 @@ from megatron_opsft.verify.comparison import is_understood, same_answer
 from megatron_opsft.verify.reading import Answer
 
 THINK_END = "</think>"
-_FINAL_ANSWER = re.compile(r"final answer[^\n]{0,100}?\bis\b", re.IGNORECASE)
-_EMPHASIS = re.compile(r"(?<![\w\\*])(\*{1,3}|__|`)(?=\S)(.+?)(?<=\S)\1(?![\w*])")
+_FINAL_ANSWER = re.compile(r"(?i)final answer[^\n.]{0,99}?\bis\b[:*_\s]*(?=[-+\d$\\(\[])")
+_EMPHASIS = re.compile(r"</?answer>|(?<![\w\\*])(\*{1,3}|__|`)(?=\S)(.+?)(?<=\S)\1(?![\w*])")
 _STATEMENT = re.compile(
-    r"^[#>\s]*(?:the\s+)?(?:final\s+)?answers?\s*\n\s*"
-    r"|\b(?:answers?|ans|(?:correct|right|best) (?:option|choice))\b\.?[*_]*"
+    r"^[#>\s]*(?:the\s+)?(?:final\s+)?answers?\s*\n\s*|(?:答案|故选)[是为：:】\s]*"
+    r"|\b(?:answers?|ans|(?:correct|right|best|final) (?:option|choice))\b\.?[*_]*"
     r"(?:[^\n.:：=$\\]{0,60}?\b(?:is|are|be|was|(?:is|are|was)n't)\b\s*[:：]?|\s*[:：=])[*_\s]*"
     r"(?:(?:therefore|thus|hence|clearly|simply|just|indeed|then|given by|equal to)\b,?\s*)*",
     re.IGNORECASE | re.MULTILINE,
 )
 _CHOSEN = re.compile(
     r"(?:^|\b(?:option|choice)\s+)\(?([A-J])\)?(?:\s+is\s+(?:the\s+)?(?:correct|right|answer)|\.?\s*\Z)"
-    r"|\b([A-J])\b\)?\s+is\s+the\s+(?:correct|right)\s+(?:answer|option|choice)",
+    r"|\b([A-J])\b\)?\s+is\s+the\s+(?:(?:correct|right)\s+)?(?:answer|option|choice)"
+    r"|\(([A-J])\)\s+is\s+(?:correct|right)|^(\(?[A-J][).:]\)?\s+[-\d$\\(][^\n]*)\Z",
     re.IGNORECASE | re.MULTILINE,
 )
 # Where what is sought takes its value.
@@ -46,7 +47,7 @@ _SIDE_CONDITION = re.compile(
 )
 _STATED = re.compile(
     r"(\\\[.*?\\\]|\$\$.*?\$\$)"
-    r"|[^\n]*?(?=\.\s+[A-Z*<]|\.?[*_]*\s*(?:\n|$)"
+    r"|[^\n]*?(?=。|\.\s+[A-Z*<]|\.?[*_]*\s*(?:\n|$)"
     r"|[,;]?\s+\(?(?:because|since|which|where|so that|when|for|as|but|though|although|while"
     r"|attained|achieved|reached)\b|\s+\((?:see|i\.e|\$?\s*=)"
     r"|,\s+(?:not|approximately|about|roughly|it)\b)",
@@ -55,12 +56,16 @@ _STATED = re.compile(
 _FORMULA = re.compile(r"(?<!\\)\$\$?((?:\\\$|[^$])+)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 _IS = re.compile(r"\b(?:is|are|equals)\b")
 _FORMULAS = re.compile(r"\$[^$]*\$|\\text\s*\{[^{}]*\}")  # what formulas deny is their own
-_NUMBERS = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+_NUMBERS = re.compile(r"-?\d(?:[\d,]*\d)?(?:\.\d+)?")
 _DENIES = re.compile(
     r"n't\b|\?|\b(?:not|never|cannot|unlikely|unknown|impossible|guess|wrong|incorrect)\b",
     re.IGNORECASE,
 )
-_IS_NOT = re.compile(r"[\W_]*(?:which\s+)?(?:is|was)\s+(?:not|wrong|incorrect|impossible)\b")
+_IS_NOT = re.compile(
+    r"[\W_]*(?:which\s+)?(?:is|was)\s+(?:not|wrong|incorrect|impossible)\b"
+    r"|\s*(?:[π+*/^]|e\d|(?:m|b|tr)illion|thousand|hundred|dozen)"
+)
+_IS_OF_SEVERAL = re.compile(r"(?:\s*,|,?\s+(?:or|and))\s*(?:[a-z]\s*=\s*)?")
 _COMPARES = re.compile(
     r"[<>≤≥≠/^*+:_=\\]"
     r"|\b(?:no|least|most|more|less|than|between|about|or|and|over|under|above|below|to)\b",
@@ -193,8 +198,9 @@ def _last_number_is_denied(text: str) -> bool:
     if not numbers:
         return False
     before, behind = numbers[-1][-2:]
-    is_denied = _DENIES.search(_FORMULAS.sub("", before)) or _IS_NOT.match(behind)
-    return is_denied is not None or "?" in behind
+    is_part = _IS_OF_SEVERAL.fullmatch(before) or _IS_NOT.match(behind)
+    is_part = is_part and not set("$\\({[") & set("".join(numbers[-1]))
+    return bool(is_part or _DENIES.search(_FORMULAS.sub("", before)) or "?" in behind)
 
 
 def _parts_of(sentence: str) -> list[str]:
@@ -203,7 +209,7 @@ def _parts_of(sentence: str) -> list[str]:
     """
     parts = [text.strip() for text in _IS.split(sentence)[1:][-1:]]
     formulas = ["".join(found) for found in _FORMULA.findall(sentence)]
-    if len(formulas) == 1:
+    if len(formulas) == 1 and not re.search(r"\b(?:than|least|most) *[$\\]", sentence):
         return [*parts, *formulas]
     numbers = _NUMBERS.findall(sentence)
     if not formulas and len(numbers) == 1 and not _COMPARES.search(sentence):

@@ -25,7 +25,7 @@ _WORDS = re.compile(r"(?:[aA]\s+(?=[^\W\d_]{3}))?[^\W\d_]{2,}[.!]?(?:[\s,\-]+[^\
 _PRODUCT = re.compile("[abckmnpqrtuvwxyz]{2,3}")
 # n_{\min} =, \max =, f'(2) =: names that math-verify does not read.
 _LABEL = re.compile(
-    r"\\text\{[^{}\d]*\}\s*(?:=|:(?!\d))\s*"
+    r"\\text\{[^{}\d]*(?:\}\s*(?:=|:(?!\d))|(?::|\bis)\s*\})\s*"
     r"|(?:[a-z]_\{?\\?(?:min|max)\}?|[a-z]'+\(-?\d+\)"
     r"|\\(?:min|max|det|mathbb\{P\}|#)\s*\w?(?:\([^()=]*\))?)\s*=\s*"
     r"|(?:\\text\{\s*)?(?:the\s+)?(?:final\s+)?answer\s*(?:is)?\s*[:=]?\s*\}?\s*",
@@ -132,7 +132,8 @@ def plain(text: str) -> str:
     case.
     """
     text = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text)
-    text = re.sub(r"([_^])\{(\w)\}", r"\1\2 ", re.sub(r"\s+(?=\\)", "", text))
+    text = re.sub(r"\s+(?=\\)|(?<=[a-z])\s+(?=\d)", "", text)
+    text = re.sub(r"([_^])\{(\w)\}", r"\1\2 ", text)
     text = re.sub(r"\s*([^\w\s\\]|\\(?=[^a-zA-Z]))\s*", r"\1", " ".join(text.split()))
     return text.casefold() if "\\" not in text and is_words(text) else text
 

@@ -45,7 +45,8 @@ _SCALE = "|".join(_SCALES)
 _RADIX = {"x": 16, "o": 8, "b": 2}
 _DIGIT = re.compile(r"\d")
 _END = r"(?![a-zA-Z])"  # of a command
-_TOKEN = r"(?:\{([^{}]*)\}|(\d|[a-zA-Z]))"
+_GREEK_NAMES = "|".join(word[1:] for word in _GREEK.split()) + "|pi"
+_TOKEN = rf"(?:\{{([^{{}}]*)\}}|(\d|[a-zA-Z]|\\(?:{_GREEK_NAMES})(?![a-zA-Z])))"
 _CIRCLE = r"\^\s*(?:\{\s*\\circ\s*\}|\\circ)"
 _DEGREES = rf"\d+(?:\.\d+)?\s*{_CIRCLE}"
 _SPACE = (
@@ -136,10 +137,15 @@ TABLE = (
     _rule(r"\bf{(C)}", r"\text{(C)}", r"\{\\(?:bf|rm|it)\s+([^{}]*)\}|\\(?:bf|rm|it)\s*\{([^{}]*)\}", lambda m: rf"\text{{{m[1] or m[2]}}}"),
     _rule(r"\displaystyle 7", "7", rf"\\(?:displaystyle|textstyle|limits|nolimits|rm|bf|it|[lL]arge){_END}\s*", ""),
     _rule(r"\textcolor{red}{7}", "{7}", r"\\(?:text)?color\s*\{[^{}]*\}", ""),
+    _rule(r"x&=2", "x=2", r"&\s*(?==)", ""),
+    _rule(r"\begin{cases}x=2\\y=3\end{cases}", "x=2, y=3", r"\\begin\{(cases|aligned|split|gathered)\}([^&]*?)\\end\{\1\}", lambda m: m[2].replace(r"\\", ", ")),
     _rule(r"\begin{aligned}7\end{aligned}", "7", r"\\(?:begin|end)\{(?:align|aligned|split|gathered|equation)\*?\}", ""),
     _rule(r"\dfrac{3}{4}", r"\frac{3}{4}", rf"\\[dtc]frac{_END}", r"\\frac"),
     _rule(r"\frac34", r"\frac{3}{4}", rf"\\frac\s*{_TOKEN}\s*{_TOKEN}", _fraction),
-    _rule(r"\sqrt2", r"\sqrt{2}", r"\\sqrt\s*(\d|[a-zA-Z])", r"\\sqrt{\1}"),
+    _rule(r"\sqrt[3]\pi", r"\sqrt[3]{\pi}", rf"\\sqrt\s*(\[\w+\])?\s*(\\frac\{{[^{{}}]*\}}\{{[^{{}}]*\}}|(?!\{{){_TOKEN})", r"\\sqrt\1{\2}"),
+    _rule(r"x^\frac{1}{2}", r"x^{\frac{1}{2}}", r"\^\s*(\\frac\{[^{}]*\}\{[^{}]*\})", r"^{\1}"),
+    _rule(r"\binom94", r"\binom{9}{4}", rf"\\[dt]?binom\s*{_TOKEN}\s*{_TOKEN}", lambda m: rf"\binom{{{m[1] or m[2]}}}{{{m[3] or m[4]}}}"),
+    _rule(r"\vec a", r"\vec{a}", r"\\(vec|bar|hat|overline|text|mathrm|textbf|mathbf)\s+(\w)(?!\w)", r"\\\1{\2}"),
     _rule(r"\mathbb R", r"\mathbb{R}", r"\\mathbb\s+([A-Z])", r"\\mathbb{\1}"),
     _rule(r"{10 \choose 3}", r"\binom{10}{3}", r"\{\s*(\w+)\s*\\choose\s*(\w+)\s*\}", r"\\binom{\1}{\2}"),
     _rule(r"8 \operatorname{cm}", r"8 \text{cm}", r"\\operatorname\s*(?=\{\s*(?:[mck]?m|k?g|[md]?l|ft|in|s|h|min)\s*\})", r"\\text"),
@@ -150,6 +156,7 @@ TABLE = (
     _rule(r"\text{24 hours}", "24 hours", r"\\text\{([^{}]*\d[^{}]*)\}", r" \1 "),
     _rule(r"\text{\textbf{east}}", r"\text{east}", r"\\text\{\s*(\\text\{[^{}]*\})\s*\}", r"\1"),
     _rule(r"\text{\$}5", r"\$5", r"\\text\{\s*(\\\$|[€£¥₹¢])\s*\}", r"\1"),
+    _rule(r"\text{Answer: D}", r"\text{D}", r"\\text\{\s*(?:the\s+)?(?:(?:final|correct)\s+)?answer\s*(?:is|[:=])+\s*(?=[^\s}])", r"\\text{", re.IGNORECASE),
     _rule(r"\text{A, B}", "A, B", r"\\text\{\s*([A-Z](?:\s*,\s*[A-Z])+)\s*\}", r"\1"),
     _rule(r"3\mathrm{i}", "3 i", r"\\text\{\s*([ei])\s*\}", r" \1 "),
     _rule(r"5 (\text{cm}^2)", r"5 \text{cm}^2", r"\(\s*(\\text\{[^{}]*\}(?:\^\s*\{?\d\}?)?)\s*\)", r"\1"),
@@ -182,16 +189,18 @@ TABLE = (
     _rule(r"\varnothing", r"\emptyset", rf"\\varnothing{_END}", r"\\emptyset "),
     _rule(r"7{:}55", "7:55", rf"\\colon{_END}|\\text\{{\s*:\s*\}}|\{{:\}}", ":"),
     _rule("3 to 4", "3:4", rf"(?<=\d)\s*{_word('to')}\s*(?=\d)", ":"),
-    _rule(r"1 \bmod 6", r"1 \pmod{6}", r"\(\s*(?:\\bmod|\\text\{\s*mod\s*\})\s*(\w+)\s*\)|(?:\\p?mod|\\bmod|\\text\{\s*mod\s*\})\s*(?:\{\s*(\w+)\s*\}|(\w+))", lambda m: rf"\pmod{{{m[1] or m[2] or m[3]}}}"),
+    _rule(r"1 \bmod 6", r"1 \pmod{6}", r"\(\s*(?:\\bmod|\\(?:text|operatorname)\{\s*mod\s*\})\s*(\w+)\s*\)|(?:\\p?mod|\\bmod|\\text\{\s*mod\s*\})\s*(?:\{\s*(\w+)\s*\}|(\w+))", lambda m: rf"\pmod{{{m[1] or m[2] or m[3]}}}"),
     _rule(r"x \times y", r"x \cdot y", rf"\\times{_END}", r"\\cdot"),
     _rule(r"\lg 2", r"\log_{10} 2", rf"\\lg{_END}", r"\\log_{10}"),
     _rule(r"\log_2 3", r"\log_{2} 3", r"\\log\s*_\s*(\d+)\s+(?=\d)", r"\\log_{\1} "),
     _rule("2^4 3^2", "2^{4} 3^2", r"\^(\d)\s+(?=\d)", r"^{\1} "),
     _rule("n!^2", "(n!)^2", r"(\d+!|[a-zA-Z]!)(?=\^)", r"(\1)"),
     _rule(r"\varepsilon", r"\epsilon", rf"\\var(epsilon|phi|theta|rho|sigma|pi|kappa){_END}", r"\\\1"),
+    _rule("3(4)", r"3\cdot (4)", r"((?<![\w^.])(?<![_^]\{)[\d.]+|[\d)]\)|\\(?:frac|binom)\{[^{}]*\}\{[^{}]*\})\s*(?=\([\d.]+\)|\(\\frac\{\d+\}\{\d+\}\)|\\binom)", r"\1\\cdot "),
+    _rule(r"x=k\pi, k\in\mathbb{Z}", r"x=k\pi", r"(?<=\S)[\s,(]+[kmn]\s*\\in\s*\\mathbb\s*\{?Z\}?[\s)]*$", ""),
     _rule(r"\log_e 2", r"\ln 2", r"\\log_\{?e\}?(?![a-zA-Z])", r"\\ln"),
     _rule(r"\text{empty set}", r"\emptyset", _word("(?:the )?empty set"), r"\\emptyset ", re.IGNORECASE),
-    _rule(r"\text{all real numbers}", r"\mathbb{R}", _word("all real(?:s| numbers)"), r"\\mathbb{R}"),
+    _rule(r"\text{all real numbers}", r"\mathbb{R}", _word("all real(?:s| numbers)"), r"\\mathbb{R}", re.IGNORECASE),
     _rule("2**3", "2^3", r"\*\*", "^"),
     _rule("sqrt(2)", r"\sqrt{2}", r"(?<![\\a-zA-Z])sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
     _rule("2pi", r"2\pi", rf"(?<![\\a-zA-Z])pi{_END}", r"\\pi "),
@@ -204,7 +213,7 @@ TABLE = (
     _rule("25°F", r"25\text{fahrenheit}", rf"\^\\circ\s*(?:\\text\{{\s*)?F{_END}(?:\s*\}})?", r"\\text{fahrenheit}"),
     _rule("5 percent", r"5 \%", rf"\\?%|{_word('per ?cent(?:age)?|pct')}", r"\\% "),
     _rule("5 million", r"5\cdot 10^{6}", rf"(?<=[\d}}])\s*{_word(f'(?:{_SCALE})s?')}", lambda match: rf"\cdot 10^{{{next(power for word, power in _SCALES.items() if word in match[0].lower())}}} ", re.IGNORECASE),
-    _rule(r"2 \text{ and } 3", "2, 3", rf"\s*{_word(',?[ ]*(?:and|or)[ ]*,?')}", ", "),
+    _rule(r"2 \text{ and } 3", "2, 3", rf"\s*{_word(',?[ ]*(?:and|or|或|和)[ ]*,?')}", ", "),
     _rule(r"2\text{ }", "2", r"\\text\{\s*\}", " "),
     _rule('"12"', "12", r"^\s*\\?[\"'`]+(.*?)\\?[\"'`]+[.,]?\s*$", r"\1"),
     _rule("16''", r"16\text{ in}", r"(?<=\d)\s*(?:''|\")(?!')", r"\\text{ in}"),

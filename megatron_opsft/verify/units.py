@@ -34,7 +34,8 @@ _NO_UNITS = _words(
     "not no more less than least most greater fewer larger smaller between except times plus minus"
     " over under above below about dozen half third quarter all any every none each if for when"
     " where unless until or and from to at is are was be other both either neither only"
-    " factorial inverse twice double triple fail halve tenth hundredth thousandth fifth"
+    " factorial inverse twice double triple fail halve tenth hundredth thousandth fifth sixth"
+    " seventh eighth ninth ten lakh crore wrong roughly 万 亿 千 百"
 )
 _BARE_WORDS = re.compile(
     r"\\text\{[^{}]*\}|(?<![\\A-Za-z_^{])((?:[A-Za-z]{2,}|[^\x00-\u03ff\W\d_]+)\.?(?:[\s/-]+[A-Za-z]+\.?)*)"

@@ -140,6 +140,25 @@ circle == \text{a circle} ; A circle != \text{a square}
 9.8 \mathrm{~m} / \mathrm{s}^{2} == 9.8 ; 9.8 \text{ m/s}^2 != 9.8 \text{ m/s}
 17 == n_{\min} = 17 ; S_\max=17 ; \det A = 17 ; f'(2) = 17 ; \mathbb{P}(A)=17 != n_{\min} = 18
 (1,1,1) == x=y=z=1 != x=y=z=2
+12 == 3(4) ; (3)(4) ; 3(4)=12 ; 24(\frac12)
+7 != 3(4) ; (3)(4)
+60 == 3\binom{6}{3} ; \binom63\binom32 ; \frac{10(12)}{2}
+3 == \log_{2}(8)
+\frac{\pi}{4} == \frac\pi4 ; \frac\pi{4}
+\sqrt{\frac{\pi}{2}} == \sqrt\frac\pi2 ; (\frac\pi2)^\frac12
+\vec{a}+2\vec{b} == \vec a+2\vec b
+C == \mathrm C ; \text{The correct answer is (C)} ; \text{Answer: C}
+7 == \text{Total: }7 ; \text{The total is }7 != \text{The total is not }7
+\mathbb{R} == \text{All real numbers}
+x = \frac{\pi}{4} + k\pi, k \in \mathbb{Z} == \frac{\pi}{4}+k\pi (k \in \mathbb{Z})
+x \equiv 3 \pmod{7} == x\equiv3\pmod7 ; x \equiv 3 (\operatorname{mod} 7)
+x=2, y=-3 == (2,-3) ; y=-3, x=2 != (-3,2) ; x=-3, y=2 ; -3, 2
+p=2, a=3 == 2, 3 != 3, 2
+(2,3) == y=3, x=2 ; \begin{cases}x=2\\y=3\end{cases} != y=2, x=3
+(2,3) == \begin{aligned}x&=2\\y&=3\end{aligned}
+3, 3, 5 == 5, 3, 3 != 3, 5, 5
+12 != 12 \text{ lakh} ; 12万 ; 12 \text{ sixths}
+6, 8 == 6 \text{ 或 } 8
 """.strip().split("\n")
 # The same of whole responses; ⏎ ends a line.
 RESPONSES = r"""
@@ -186,7 +205,11 @@ yes == Answer: Yes, it is possible. ; **Final Answer** ⏎ Yes != Answer: No, it
 24 == So 2*3*4 = 24. ; So it costs \$24. ; The total is **\$24**. ; She makes \$24 every day.
 24 != 24 is not the answer. ; We get 24, which is impossible.
 D == **Final Answer** ⏎ (D) ; **(D)** ; Option D. ; So option D is correct.
-D == **D** is the correct answer. != (C)
+D == **D** is the correct answer. ; (D) is correct. ; Final choice: D ; D) 8 ; 故选：D != (C)
+7 == \boxed{7} is the final answer. This is what we wanted. ; 答案是7。
+7 == <answer>7</answer> ; \boxed{7} ⏎ The final answer is boxed above.
+7 != \boxed{5} The final answer is an integer near 7. ; It's either 6 or 7. ; It is 7 million.
+7 != The answer is less than $7$. ; Possible values: 5, 6, 7
 """.strip().split("\n")
 
 
