@@ -158,7 +158,7 @@ def convert(
     from megatron_opsft.convert.run import convert_model
 
     return convert_model(
-        find_source(str(source), to),
+        find_source(str(source), to, Path(out), overwrite=overwrite),
         Path(out),
         to,
         config_from=Path(config_from) if config_from is not None else None,

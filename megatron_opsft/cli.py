@@ -56,7 +56,10 @@ _LESS_MEMORY = (
     "lower train.max_tokens_per_microbatch, rollout.gpu_memory_fraction or, with hf, "
     "rollout.batch_size; or set train.recompute=full; `megatron-opsft plan` says what fits"
 )
-_REFUSALS = (errno.EACCES, errno.EPERM, errno.EROFS)
+_REFUSALS = (
+    *(errno.EACCES, errno.EPERM, errno.EROFS),
+    *(errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG),
+)
 
 
 class Train(StartCommand):

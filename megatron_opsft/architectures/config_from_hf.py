@@ -44,13 +44,13 @@ def read_model_shape(model_dir: Path) -> ModelShape:
     not reproduce.
     """
     path = Path(model_dir) / "config.json"
-    config = _read_json(path)
+    config = read_json(path)
     architecture = _architecture(config, path)
     config = {**architecture.defaults, **config}
     for name, value in (*FIXED_FIELDS, *architecture.fixed_fields):
         _check_fixed(config, name, value, path)
-    layer_types = config.get("layer_types")
-    if layer_types is not None and set(layer_types) != {"full_attention"}:
+    layer_types = config.get("layer_types") or ["full_attention"]
+    if not isinstance(layer_types, list) or set(map(str, layer_types)) != {"full_attention"}:
         raise UserError(f"{path}: layer_types is supported only with full_attention in every layer")
 
     hidden_size = _positive(config, "hidden_size", path, int)
@@ -88,14 +88,15 @@ def read_model_shape(model_dir: Path) -> ModelShape:
     )
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """A file of a model. Errors: `UserError` where it holds no JSON object."""
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(
             f"{path} does not exist: {path.parent} is not a Hugging Face model directory"
         ) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read as JSON: {error}") from None
     if not isinstance(config, dict):
         raise UserError(f"{path} is not a JSON object")
@@ -106,8 +107,8 @@ def _architecture(config: dict[str, Any], path: Path) -> Architecture:
     """By `architectures`, or by `model_type` where a config was saved without its model."""
     names, label = config.get("architectures"), config.get("model_type")
     if names:
-        label = names[0]
-        found = ARCHITECTURES.get(str(label)) if len(names) == 1 else None
+        label = names[0] if isinstance(names, list) else names
+        found = ARCHITECTURES.get(str(label)) if names == [label] else None
     else:
         found = next((a for a in ARCHITECTURES.values() if a.model_type == label), None)
     if found is None:
@@ -197,7 +198,7 @@ def _positive(
     """A field that is a positive number, a whole one if `kind` is int."""
     value = config.get(name)
     value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, int | kind) or not value > 0:
+    if isinstance(value, bool) or not isinstance(value, int | kind) or not 0 < value < 2**40:
         what = "a positive whole number" if kind is int else "a positive number"
         raise UserError(f"{path}: {name} must be {what}, not {json.dumps(value)}")
     return kind(value)

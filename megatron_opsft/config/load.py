@@ -84,11 +84,13 @@ def _in_one_line(
         typed = [override.partition("=")[0] for override in overrides]
         is_typed = any(f"{name}.".startswith(f"{key}.") for name in typed)
         origin = "the command line" if path is None or is_typed else path
-        there = ", ".join(keys.get(key.rpartition(".")[0], ()))
+        inside = keys.get(key.rpartition(".")[0]) or keys.get(key.partition(".")[0], {})
+        there = ", ".join(inside)
         meant = _meant(key, keys)
         hint = f"did you mean {' or '.join(meant)}?" if meant else f"there are: {there}"
         return f"unknown config key {key} in {origin}: {hint}"
     if wrong["type"] == "missing":
+        key = next((f"{key}.{n}" for n, f in keys.get(key, {}).items() if f.is_required()), key)
         return f"config key {key} is missing: set it in the file or as {key}=..."
     if wrong["type"] in ("model_type", "model_attributes_type", "dict_type"):
         return f"config section {key} must hold keys, not {wrong['input']!r}"

@@ -31,7 +31,7 @@ class DataConfig(Section):
     """Field of the gold answer (may be dotted); by default the first of answer, final_answer, solution."""
     responses: Annotated[Path | None, HomeExpanded] = None
     """Fixed data, written by the command `data`, for a method that samples nothing; B x G responses a step."""
-    prompts_per_step: int = Field(64, ge=1)
+    prompts_per_step: int = Field(64, ge=1, lt=2**31)
     """B: problems drawn in each step."""
     max_prompt_tokens: int = Field(1024, ge=1)
     """Problems with a longer prompt are listed and left out. The default shrinks if the model has no room for it beside the longest response."""
@@ -61,7 +61,7 @@ class VerifyConfig(Section):
     """Who judges an answer: math, or a function of your own, package.module:function (docs/data.md)."""
     workers: Annotated[int, FREE] = Field(0, ge=0)
     """Most verifier processes of a rank; 0: its share of the CPU cores."""
-    timeout_seconds: float = Field(10.0, gt=0)
+    timeout_seconds: float = Field(10.0, gt=0, le=1e6)
     """Wall-clock limit for one answer."""
 
     @property
@@ -75,7 +75,7 @@ class RunConfig(Section):
     """Run directory; everything the run writes is below it."""
     steps: Annotated[int, FREE] = Field(300, ge=0)
     """Training steps: one rollout batch and one update each."""
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=2**63)
     """Seed of the problem order and of every response."""
     eval_every: Annotated[int, FREE] = Field(0, ge=0)
     """Steps between evaluations; 0: before the first step and after the last."""
@@ -95,9 +95,9 @@ class RunConfig(Section):
     """Project name at Weights & Biases."""
     max_minutes: Annotated[float, FREE] = Field(0, ge=0)
     """Then the run writes a checkpoint and exits with 75; 0: no limit."""
-    hang_minutes: Annotated[float, FREE] = Field(60, ge=0)
+    hang_minutes: Annotated[float, FREE] = Field(60, ge=0, le=1e6)
     """A rank that stays in one phase for longer ends the run with exit code 69; set it above the longest phase; 0: no limit."""
-    silence_seconds: Annotated[float, FREE] = Field(60, gt=0)
+    silence_seconds: Annotated[float, FREE] = Field(60, gt=0, le=1e6)
     """A rank that gives no sign of life for longer ends the run too."""
     deterministic: bool = False
     """Bit-identical repetition on GPUs, at lower speed (docs/gpu.md); CPUs always have it."""

@@ -26,7 +26,7 @@ class RolloutConfig(Section):
     """Share of a GPU that vLLM fills with weights and KV cache."""
     kv_cache_bytes: int | None = Field(None, ge=1)
     """KV cache of each vLLM rank; by default what gpu_memory_fraction leaves."""
-    group_size: int = Field(8, ge=1)
+    group_size: int = Field(8, ge=1, lt=2**31)
     """G: responses sampled for each problem."""
     temperature: float = Field(1.0, ge=0)
     """Anything but 1 is off-policy and gets a warning."""
@@ -34,7 +34,7 @@ class RolloutConfig(Section):
     """Nucleus sampling."""
     max_response_tokens: int = Field(3500, ge=1)
     """L: longest response, end token included."""
-    batch_size: int = Field(256, ge=1)
+    batch_size: int = Field(256, ge=1, lt=2**31)
     """Responses decoded at once by one engine."""
     seeded: bool = True
     """Each response from a seed of its own. false: vLLM's faster sampler on GPUs; responses then depend on their batch, so a repeated or resumed run samples others (docs/rollouts.md)."""
@@ -133,7 +133,7 @@ def check_world(world_size: int, parallel: ParallelConfig) -> None:
 
 
 class TrainConfig(Section):
-    max_tokens_per_microbatch: Annotated[int, FREE] = Field(16384, ge=1)
+    max_tokens_per_microbatch: Annotated[int, FREE] = Field(16384, ge=1, lt=2**31)
     """Tokens packed into a micro-batch, times parallel.cp; a longer sequence gets its own."""
     cross_entropy: Literal["auto", "te", "fused_linear"] = "auto"
     """te: TransformerEngine's; fused_linear: from hidden states, a chunk of logits at a time; auto: the fastest that fits."""

@@ -28,7 +28,7 @@ class _Conversion(Command):
 
     def convert(self, source: str, to: Literal["hf", "megatron"], config_from: Path | None) -> None:
         """Convert, and say how it went. source: as the user names it."""
-        directory = find_source(source, to)
+        directory = find_source(source, to, self.out, overwrite=self.overwrite)
         from megatron_opsft.convert.run import convert_model
 
         figures = convert_model(
@@ -133,9 +133,12 @@ PROGRAM = group(
 )
 
 
-def find_source(name: str, to: str) -> Path:
-    """The directory of a model to be converted `to` hf or megatron. Errors: `UserError`."""
+def find_source(name: str, to: str, out: Path, *, overwrite: bool) -> Path:
+    """The directory of a model to be converted `to` hf or megatron. Errors: `UserError`, also for
+    an output that may not be written.
+    """
     from megatron_opsft.storage.model_paths import newest_checkpoint, resolve_model
+    from megatron_opsft.storage.replacing import check_out
 
     if to == "megatron":
         directory = resolve_model(name, option="--hf")
@@ -143,4 +146,5 @@ def find_source(name: str, to: str) -> Path:
         directory = newest_checkpoint(Path(name).expanduser())
     if not directory.is_dir():
         raise UserError(f"{directory} is not a directory")
+    check_out(out, [directory], overwrite=overwrite)
     return directory

@@ -95,7 +95,7 @@ def describe_data(config: Config, problems: ProblemSet, held_out: ProblemSet | N
     for number, source in enumerate(problems.sources):
         num = counts[number]
         wanted = round(config.data.prompts_per_step * weights[number] / sum(weights), 1)
-        if wanted * config.run.steps > num:
+        if 0 < num < wanted * config.run.steps:
             said.append(
                 f"{config.run.steps} steps of {wanted:g} problems use each of the {num} "
                 f"problems of {source} {wanted * config.run.steps / num:.1f} times"

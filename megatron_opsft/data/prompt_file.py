@@ -21,7 +21,7 @@ class PromptFile:
 
         environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined)
         try:
-            source = Path(path).read_text(encoding="utf-8")
+            source = Path(path).read_text(encoding="utf-8-sig")
             self._template = environment.from_string(source)
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error

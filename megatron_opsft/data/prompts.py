@@ -5,7 +5,6 @@ The instructions are the paper's (appendix, prompt templates). Everything around
 tokens and an opening `<think>` included, comes from the tokenizer's chat template.
 """
 
-import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from megatron_opsft.architectures.config_from_hf import read_json
 from megatron_opsft.data.prompt_file import PromptFile, open_prompt_file
 from megatron_opsft.errors import PromptError, RowError, UserError, first_line
 from megatron_opsft.records import Message, Problem
@@ -183,7 +183,7 @@ def end_token_ids(
     for name in ("generation_config.json", "config.json"):
         file = Path(model_dir) / name
         if file.is_file():
-            value = json.loads(file.read_text()).get("eos_token_id")
+            value = read_json(file).get("eos_token_id")
             values = value if isinstance(value, list) else [value]
             found.update(each for each in values if isinstance(each, int))
     if not found:

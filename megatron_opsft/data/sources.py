@@ -74,7 +74,7 @@ def _read_jsonl(path: Path) -> list[Row]:
 
 def _parse_line(number: int, line: bytes) -> Row:
     try:
-        value = json.loads(line)
+        value = json.loads(line.decode("utf-8-sig"))
     except ValueError as error:  # also of text that is not UTF-8
         return Row(number=number, error=f"not JSON: {error}")
     except RecursionError:

@@ -92,7 +92,8 @@ class OwnedDirectory:
         """Errors: `UserError` naming what differs from the identity in the manifest, if there is
         one. growing: a mapping in it, whose keys may come and stay away.
         """
-        before = flatten((self.read_manifest() or {"identity": identity})["identity"])
+        manifest = self.read_manifest()
+        before = flatten(identity if manifest is None else manifest.get("identity", {}))
         now = flatten(identity)
         for name in dict.fromkeys((*before, *now)):
             old, new = before.get(name, NOT_SET), now.get(name, NOT_SET)

@@ -17,26 +17,16 @@ from torch import Tensor
 from megatron_opsft.runtime.durable import write_files
 from megatron_opsft.storage.hf_files import SAFETENSORS_DTYPES
 from megatron_opsft.storage.model_paths import INDEX_NAME
-from megatron_opsft.storage.partial import PartialFiles, PlannedFile, written_whole
+from megatron_opsft.storage.partial import PlannedFile, written_whole
 from megatron_opsft.storage.regions import Region, check_cast
 from megatron_opsft.storage.replacing import check_out
 from megatron_opsft.weights.rectangles import Copy, whole
 
 MAX_SHARD_BYTES = 5_000_000_000
 COPIED_PATTERNS = (
-    "generation_config.json",
-    "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "*.tiktoken",
-    "tekken.json",
-    "*.model",
-    "chat_template*",
-    "additional_chat_templates",
-    "custom_generate",
+    *("generation_config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.json", "vocab.txt", "merges.txt", "*.tiktoken", "tekken.json", "*.model"),
+    *("chat_template*", "additional_chat_templates", "custom_generate"),
 )
 
 
@@ -165,15 +155,11 @@ def write_hf_model(
     with written_whole(out_dir, layout.files) as partial:
         write_files(partial.directory, side_files(source_dir, dtype) | layout.small_files)
         for name, tensor in tensors:
-            _write(partial, remaining.pop(name), name, tensor.detach().to("cpu"))
+            region, held = remaining.pop(name), tensor.detach().to("cpu")
+            assert tuple(held.shape) == region.shape, name
+            cast = held.to(region.dtype)
+            check_cast(held, cast, f"tensor {name}")
+            data = cast.contiguous().reshape(-1).view(torch.uint8).numpy().data
+            partial.files[str(region.path)].write(data, region.offset)
         if remaining:
             raise ValueError(f"tensors never written: {', '.join(sorted(remaining)[:8])}")
-
-
-def _write(partial: PartialFiles, region: Region, name: str, tensor: Tensor) -> None:
-    """Casts a tensor and puts it in its place."""
-    assert tuple(tensor.shape) == region.shape, name
-    cast = tensor.to(region.dtype)
-    check_cast(tensor, cast, f"tensor {name}")
-    data = cast.contiguous().reshape(-1).view(torch.uint8).numpy().data
-    partial.files[str(region.path)].write(data, region.offset)

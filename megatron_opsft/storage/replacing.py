@@ -12,15 +12,12 @@ from megatron_opsft.storage.model_paths import (
     is_dist_checkpoint,
 )
 
-# Directories inside a model's; any other one is somebody's own.
-MODEL_FOLDERS = (
-    "tokenizer*",
-    "chat_template*",
-    "additional_chat_templates",
-    "custom_generate",
-    "onnx",
-    "original",
-    ".cache",
+# What lies in a model's directory; anything else is somebody's own.
+MODEL_ENTRIES = (
+    *("*.json", "*.safetensors", "*.distcp", ".metadata", "*.bin", "*.pt", "*.pth", "*.gguf"),
+    *("tokenizer*", "*.model", "*.tiktoken", "vocab.txt", "merges.txt", "chat_template*"),
+    *("additional_chat_templates", "custom_generate", "*.py", "onnx", "original"),
+    *("README*", "LICENSE*", ".git*", ".cache"),
 )
 
 
@@ -60,8 +57,8 @@ def _no_model(directory: Path) -> str | None:
     if not directory.is_dir():
         return "is a file"
     for entry in sorted(directory.iterdir()):
-        if entry.is_dir() and not any(fnmatch(entry.name, folder) for folder in MODEL_FOLDERS):
-            return f"holds the directory {entry.name}, which is not part of a model"
+        if not any(fnmatch(entry.name, name) for name in MODEL_ENTRIES):
+            return f"holds {entry.name}, which is not part of a model"
     names = {entry.name for entry in directory.iterdir()}
     is_converted = RECORD_NAME in names and is_dist_checkpoint(directory)
     is_hf = "config.json" in names and not names.isdisjoint((SINGLE_NAME, INDEX_NAME))

@@ -226,9 +226,8 @@ def _same_members(gold: Any, answer: Any) -> bool | None:
             return closed[0] == closed[1] and _all_same(_ends(gold), _ends(answer))
         case sympy.FiniteSet(), sympy.FiniteSet() if (left is None) == (right is None):
             members = _written_members(gold), _written_members(answer)  # 3, 3, 5 is not 3, 5, 5
-            return _same_sets(
-                *members if len(set(map(len, members))) == 1 else (gold.args, answer.args)
-            )
+            as_lists = len(members[0]) == len(members[1])
+            return _same_sets(*(members if as_lists else (gold.args, answer.args)))
         case _, sympy.FiniteSet() if left is not None:  # 1, 2 for (1, 2) and for x = 1, y = 2
             return _all_same(left, right or _written_members(answer))
         case sympy.FiniteSet(), _ if left is None and right and len(gold.args) == len(right):

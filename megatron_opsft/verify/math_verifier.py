@@ -40,7 +40,6 @@ _CHOSEN = re.compile(
     r"|\(([A-J])\)\s+is\s+(?:correct|right)|^(\(?[A-J][).:]\)?\s+[-\d$\\(][^\n]*)\Z",
     re.IGNORECASE | re.MULTILINE,
 )
-# Where what is sought takes its value.
 _SIDE_CONDITION = re.compile(
     r",?\s*\(?(?:which (?:is|occurs)|attained|achieved|reached|obtained|occurring)\s+"
     r"(?:at|when|for|by|if)\b[^.\n]*"
@@ -198,8 +197,8 @@ def _last_number_is_denied(text: str) -> bool:
     if not numbers:
         return False
     before, behind = numbers[-1][-2:]
-    is_part = _IS_OF_SEVERAL.fullmatch(before) or _IS_NOT.match(behind)
-    is_part = is_part and not set("$\\({[") & set("".join(numbers[-1]))
+    in_prose = not set("$\\({[") & set("".join(numbers[-1]))
+    is_part = in_prose and (_IS_OF_SEVERAL.fullmatch(before) or _IS_NOT.match(behind))
     return bool(is_part or _DENIES.search(_FORMULAS.sub("", before)) or "?" in behind)
 
 

@@ -43,7 +43,8 @@ class Verifier(VerifierPool):
         return [verdicts.get(index, unfinished) for index in range(len(rollouts))]
 
     def _say_first_error(self, verdicts: Sequence[Verdict]) -> None:
-        errors = [v.answer for v in verdicts if v.outcome is Outcome.ERROR and v.answer]
+        failed = [v for v in verdicts if v.outcome in (Outcome.ERROR, Outcome.TIMEOUT)]
+        errors = [v.answer or "it ended its process, or took too long" for v in failed]
         if errors and self._says_error:
             self._says_error = False
             log.warning(

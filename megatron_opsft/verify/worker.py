@@ -88,7 +88,7 @@ def open_judge(name: str) -> Judge:
         except MemoryError:
             raise
         except Exception as error:  # foreign output, foreign code: what breaks is the outcome
-            return Verdict(outcome=Outcome.ERROR, answer=first_line(error)[:MAX_ANSWER_CHARS])
+            return Verdict(outcome=Outcome.ERROR, answer=_kept(first_line(error)))
 
     return judge
 
@@ -114,12 +114,17 @@ def _import_function(name: str) -> Callable[..., Any]:
     return function
 
 
+def _kept(text: str) -> str:
+    """As much as is kept of it, without halves of surrogate pairs, which cannot be written."""
+    return text[:MAX_ANSWER_CHARS].encode(errors="replace").decode()
+
+
 def _as_verdict(value: object) -> Verdict:
     if isinstance(value, Verdict):
-        kept = str(value.answer)[:MAX_ANSWER_CHARS]
-        return Verdict(outcome=Outcome(value.outcome), answer=kept)
+        return Verdict(outcome=Outcome(value.outcome), answer=_kept(str(value.answer)))
     if isinstance(value, Outcome):
         return Verdict(outcome=value)
+    value = value.item() if hasattr(value, "item") else value  # of NumPy, of torch
     if isinstance(value, bool | int | float):
         return Verdict(outcome=Outcome.CORRECT if value > 0.5 else Outcome.WRONG)
     raise TypeError(

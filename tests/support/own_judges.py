@@ -5,6 +5,7 @@ import signal
 import sys
 import time
 import zlib
+from types import SimpleNamespace
 from typing import Any
 
 from megatron_opsft.data import answers
@@ -32,6 +33,8 @@ def any_return(text: str, gold: str, fields: dict[str, Any]) -> Any:
     if text == "raise":
         raise KeyError("no such column")
     returned = {"true": True, "0.0": 0.0, "1.0": 1.0, "outcome": Outcome.NO_ANSWER, "none": None}
+    returned["numpy"] = SimpleNamespace(item=lambda: True)  # as its scalars are
+    returned["half"] = Verdict(outcome=Outcome.CORRECT, answer="\ud83d")
     return returned.get(text, fields == {"answer": "x"})
 
 

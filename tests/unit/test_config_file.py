@@ -59,6 +59,8 @@ GREEDY = ["eval.temperature=0", "eval.samples_per_problem=1"]
         ("run.dir={a: 1, a: 2}", "the key a is there twice"),
         ("run.steps=true", r"config key run\.steps=.*write a number"),
         ("optimizer.lr=.inf", r"config key optimizer\.lr=.*finite"),
+        (f"run.seed={2**64}", r"config key run\.seed=.*less than"),
+        ("run.dir.x=1", r"unknown config key run\.dir\.x .*there are: dir, steps"),
         # Of a group of equal responses nothing is learned, and of equal samples one is enough.
         ("rollout.temperature=0", r"rollout\.temperature=0: all responses to a problem"),
         ("eval.temperature=0", r"eval\.temperature=0: .* set eval\.samples_per_problem=1"),
@@ -82,7 +84,7 @@ def test_wrong_override_is_named(path: Path, overrides: str | list[str], message
 @pytest.mark.parametrize(
     ("text", "part"),
     [
-        ("data: {train: d}\n", "config key model is missing"),
+        ("data: {train: d}\n", "config key model.path is missing"),
         ("- 1\n", "sections"),
         ("model: {path: m\n", "cannot be read"),
         (MINIMAL + "optimizer: {lr: fast}\n", "optimizer.lr='fast'"),

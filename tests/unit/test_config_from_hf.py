@@ -164,6 +164,9 @@ def test_defaults_of_absent_fields_are_those_of_transformers(tmp_path: Path) -> 
         (QWEN2, {"architectures": ["MixtralForCausalLM"]}, "supported: Qwen2ForCausalLM, Qwen3"),
         (QWEN2, {"architectures": ["Qwen2ForCausalLM"] * 2}, "is not supported"),
         (QWEN2, {"architectures": None, "model_type": "mamba"}, "mamba is not supported"),
+        (QWEN2, {"architectures": 3}, "architecture 3 is not supported"),
+        (QWEN2, {"layer_types": 3}, "layer_types"),
+        (QWEN2, {"num_hidden_layers": 10**30}, "num_hidden_layers must be"),
     ],
 )
 def test_unsupported_settings_name_file_and_field(
@@ -176,7 +179,12 @@ def test_unsupported_settings_name_file_and_field(
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [(None, "does not exist"), ('{"a": ', "cannot be read as JSON"), ("[]", "not a JSON object")],
+    [
+        (None, "does not exist"),
+        ('{"a": ', "cannot be read as JSON"),
+        ("[" * 100_000, "cannot be read as JSON"),
+        ("[]", "not a JSON object"),
+    ],
 )
 def test_missing_or_broken_config(tmp_path: Path, text: str | None, message: str) -> None:
     if text is not None:

@@ -162,6 +162,9 @@ def test_end_tokens_are_collected_from_all_files(tmp_path: Path, r1: Any) -> Non
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, own]}))
     (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 3}))
     assert end_token_ids(r1, tmp_path) == (3, 7, own)
+    (tmp_path / "generation_config.json").write_text("")
+    with pytest.raises(UserError, match="generation_config.json cannot be read as JSON"):
+        end_token_ids(r1, tmp_path)
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": None}))
     (tmp_path / "config.json").unlink()
     r1.eos_token = None
@@ -269,7 +272,7 @@ def test_a_jinja_file_makes_the_user_s_message_of_the_row(tmp_path: Path, tokeni
     prompt = prompt_of(tokenizer, read.problems[0], str(file))
     assert prompt == "<|user|>1 + 1?\nA) 2\nB) 3\nAnswer:<|assistant|>"
     assert load_problems(source).sha256 != read.sha256
-    file.write_text("Q: {{ problem }}")
+    file.write_text("\ufeffQ: {{ problem }}")  # a byte order mark, as editors leave it
     assert load_problems(ARITHMETIC, template=str(file)).problems[0].text.startswith("Q: ")
     file.write_text("{{ problem.__class__.__mro__[1].__subclasses__() }}")
     with pytest.raises(UserError, match="no usable row.*SecurityError"):

@@ -12,13 +12,13 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.runtime.durable import write_files
 from megatron_opsft.storage.model_paths import INDEX_NAME, SINGLE_NAME
 from megatron_opsft.storage.partial import partial_dir, written_whole
-from megatron_opsft.storage.replacing import MODEL_FOLDERS, check_out
+from megatron_opsft.storage.replacing import check_out
 
 WHOLE = [SINGLE_NAME, INDEX_NAME]
 FILES = st.sampled_from(
     ["config.json", "conversion.json", "metadata.json", ".metadata", "notes.txt", *WHOLE]
 )
-FOLDERS = st.sampled_from(["src", "data", "checkpoints", *(f.rstrip("*") for f in MODEL_FOLDERS)])
+FOLDERS = st.sampled_from(["src", "data", "checkpoints", "tokenizer", "onnx", ".cache"])
 
 
 def fill(directory: Path, files: set[str], folders: set[str]) -> None:
@@ -45,7 +45,7 @@ def test_only_a_model_a_conversion_or_nothing_may_be_replaced(
         assert {path.name for path in out.iterdir()} == files | folders
     is_hf = "config.json" in files and bool(files & set(WHOLE))
     is_converted = {"conversion.json", "metadata.json", ".metadata"} <= files
-    foreign = folders & {"src", "data", "checkpoints"}
+    foreign = (files | folders) & {"src", "data", "checkpoints", "notes.txt"}
     wanted = not foreign and (not files | folders or is_hf or is_converted)
     assert allowed == (overwrite and wanted)
 
