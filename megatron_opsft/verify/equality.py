@@ -20,8 +20,7 @@ from megatron_opsft.verify.reading import Number, as_number
 RELATIVE_TOLERANCE = Fraction(1, 10**6)
 ROUNDED_DIGITS = 6  # a decimal with fewer is exact
 FLOAT_NOISE = Fraction(1, 10**13)  # 0.1 + 0.2, as programs write it
-_TOLERANCE = sympy.Rational(*RELATIVE_TOLERANCE.as_integer_ratio())
-_LARGEST = sympy.Float("1e200000", 30)
+_LARGEST = sympy.Float("1e200000", 30)  # digits of more would fill the memory
 _NEARLY_ZERO = sympy.Float("1e-25", 30)
 _POINTS = ("1.372", "0.618", "2.291", "3.057", "0.853", "1.914", "2.733", "0.477")
 _APART = ({"between", "numbers"}, {"between", "named"}, {"pair", "named"})  # see `_kind`
@@ -155,7 +154,7 @@ def _same_numbers(gold: sympy.Expr, answer: sympy.Expr) -> bool:
         return values[0] == values[1]
     scale = max(abs(value) for value in values)
     difference = abs(values[0] - values[1])
-    if not difference <= scale * _TOLERANCE or scale > _LARGEST:  # its digits would fill the memory
+    if not difference <= scale * sympy.Rational(RELATIVE_TOLERANCE) or scale > _LARGEST:
         return False
     left, right = _read(gold), _read(answer)
     if left is not None and right is not None:
@@ -236,9 +235,7 @@ def _same_members(gold: Any, answer: Any) -> bool | None:
 
 
 def _ordered(value: Any) -> Sequence[Any] | None:
-    """The members of a tuple, of (a, b), which may be an interval, of a vector, and of x = 2, y = 3
-    in the order of its names.
-    """
+    """In order, of a tuple, of (a, b), which may be an interval, of a vector, of x = 2, y = 3."""
     match value:
         case sympy.FiniteSet() if _kind(value) == "each":
             members = _written_members(value)

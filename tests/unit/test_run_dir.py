@@ -53,7 +53,7 @@ def test_files_of_others_where_the_model_will_be_written_are_refused_at_the_star
     run: RunDir,
 ) -> None:
     (run.path / "hf/notes").mkdir()
-    with pytest.raises(UserError, match=r"hf holds the directory notes, which is not part of a"):
+    with pytest.raises(UserError, match=r"hf holds notes, which is not part of a"):
         run.open(resume=True, overwrite=False)
 
 
