@@ -1,6 +1,5 @@
 """The command line: `megatron-opsft`, the same as `python -m megatron_opsft`."""
 
-import errno
 import logging
 import os
 import shutil
@@ -8,6 +7,7 @@ import sys
 import time
 import traceback
 import warnings
+from errno import EACCES, EEXIST, EISDIR, ENAMETOOLONG, ENOTDIR, EPERM, EROFS
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -56,10 +56,7 @@ _LESS_MEMORY = (
     "lower train.max_tokens_per_microbatch, rollout.gpu_memory_fraction or, with hf, "
     "rollout.batch_size; or set train.recompute=full; `megatron-opsft plan` says what fits"
 )
-_REFUSALS = (
-    *(errno.EACCES, errno.EPERM, errno.EROFS),
-    *(errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG),
-)
+_REFUSALS = (EACCES, EPERM, EROFS, EEXIST, ENOTDIR, EISDIR, ENAMETOOLONG)
 
 
 class Train(StartCommand):

@@ -87,7 +87,7 @@ class VerifierPool:
         """End all workers. The pool cannot be used again; closing twice is fine."""
         self._closed = True
         for worker in list(self._workers.values()):
-            worker.process.kill()  # whoever waits for it stops waiting
+            worker.kill()  # whoever waits for it stops waiting
         self._threads.shutdown(cancel_futures=True)
         for thread in list(self._workers):
             self._end(thread)
@@ -154,7 +154,7 @@ class VerifierPool:
     def _end(self, thread: int) -> None:
         """SIGKILL, reap and close the thread's worker."""
         worker = self._workers.pop(thread)
-        worker.process.kill()
+        worker.kill()
         worker.process.wait()
         worker.pipe.close()
 
@@ -177,8 +177,14 @@ class _Worker:
                 stdout=2,  # what a library prints is not output of this program
                 pass_fds=[theirs.fileno()],
                 env=environment,
+                start_new_session=True,
             )
         self.num_judged = 0
+
+    def kill(self) -> None:
+        """SIGKILL, also to what a judge has forked."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
 
     def receive(self, seconds: float) -> Any:
         """Its next message, None where that comes too late. Errors: `EOFError` or `OSError` where
