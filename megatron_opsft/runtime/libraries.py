@@ -40,17 +40,18 @@ def installed_versions() -> dict[str, str]:
 
 
 @contextmanager
-def collector_at_rest() -> Iterator[None]:
-    """For what makes many objects that stay, such as imports: Python's garbage collector would go
-    through them a hundred times over. They count as old afterwards, as if it had seen them.
+def collector_at_rest(*, lasting: bool = False) -> Iterator[None]:
+    """For what makes many objects: Python's garbage collector would go through them a hundred times
+    over. lasting: those of imports, which count as old afterwards, as if it had seen them.
     """
     is_on = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.freeze()
-        gc.unfreeze()  # to the oldest generation
+        if lasting:
+            gc.freeze()
+            gc.unfreeze()  # to the oldest generation
         if is_on:
             gc.enable()
 
@@ -59,7 +60,7 @@ def collector_at_rest() -> Iterator[None]:
 def loading_libraries() -> Iterator[None]:
     """For the imports of a command that trains or evaluates, which it announces on rank 0."""
     announce("loading libraries: PyTorch, Megatron-Core, transformers")
-    with collector_at_rest(), _without_compiler():
+    with collector_at_rest(lasting=True), _without_compiler():
         yield
 
 

@@ -31,7 +31,7 @@ def start_llm(settings: EngineSettings, table: WeightTable) -> "LLM":
             "update of the weights reaches; on a CPU use rollout.engine=hf for a mixture of experts"
         )
     prepare_environment(settings.is_cuda, settings.rank, seeded=settings.seeded)
-    with collector_at_rest():
+    with collector_at_rest(lasting=True):
         from vllm import LLM
     if not settings.is_cuda:
         from megatron_opsft.rollout.vllm import cpu
