@@ -16,7 +16,8 @@ _GONE = (errno.EPIPE, errno.EIO)  # nobody reads the pipe; the terminal was clos
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 # Of the C library, of the loader and of Python, whichever asked for memory first.
 _NO_SPACE = re.compile(
-    "map segment|Resource temporarily unavailable|allocate memory|start new thread|bad_alloc"
+    "failed to map segment|Resource temporarily unavailable|annot allocate memory"
+    "|can't allocate memory|can't start new thread|bad_alloc"
 )
 
 

@@ -180,7 +180,7 @@ def _exact(value: Any) -> Any:
     """With every decimal as the fraction that it says."""
     if not isinstance(value, sympy.Basic | sympy.MatrixBase):
         return value
-    if isinstance(value, sympy.Eq) and isinstance(value.rhs, sympy.Set):  # it would be "false"
+    if isinstance(value, sympy.Eq) and isinstance(value.rhs, sympy.Set):  # else it becomes "false"
         return sympy.Eq(value.lhs, _exact(value.rhs), evaluate=False)
     return value.xreplace({one: sympy.Rational(str(one)) for one in value.atoms(sympy.Float)})
 
@@ -235,7 +235,7 @@ def _same_members(gold: Any, answer: Any) -> bool | None:
 
 
 def _ordered(value: Any) -> Sequence[Any] | None:
-    """In order, of a tuple, of (a, b), which may be an interval, of a vector, of x = 2, y = 3."""
+    """The members, in order, of a tuple, a vector, (a, b) (perhaps an interval), x = 2, y = 3."""
     match value:
         case sympy.FiniteSet() if _kind(value) == "each":
             members = _written_members(value)

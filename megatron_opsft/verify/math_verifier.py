@@ -20,13 +20,13 @@ from math_verify import parse
 
 from megatron_opsft.data.answers import final_boxes, last_box
 from megatron_opsft.records import Outcome, Verdict
-from megatron_opsft.verify import reading
+from megatron_opsft.verify import reading, spelling
 from megatron_opsft.verify.comparison import is_understood, same_answer
 from megatron_opsft.verify.reading import Answer
 
 THINK_END = "</think>"
 _FINAL_ANSWER = re.compile(r"(?i)final answer[^\n.]{0,99}?\bis\b[:*_\s]*(?=[-+\d$\\(\[])")
-_EMPHASIS = re.compile(r"</?answer>|(?<![\w\\*])(\*{1,3}|__|`)(?=\S)(.+?)(?<=\S)\1(?![\w*])")
+_MARKUP = re.compile(r"</?answer>|(?<![\w\\*])(\*{1,3}|__|`)(?=\S)(.+?)(?<=\S)\1(?![\w*])")
 _STATEMENT = re.compile(
     r"^[#>\s]*(?:the\s+)?(?:final\s+)?answers?\s*\n\s*|(?:答案|故选)[是为：:】\s]*"
     r"|\b(?:answers?|ans|(?:correct|right|best|final) (?:option|choice))\b\.?[*_]*"
@@ -60,9 +60,9 @@ _DENIES = re.compile(
     r"n't\b|\?|\b(?:not|never|cannot|unlikely|unknown|impossible|guess|wrong|incorrect)\b",
     re.IGNORECASE,
 )
-_IS_NOT = re.compile(
+_IS_DENIED_OR_GOES_ON = re.compile(
     r"[\W_]*(?:which\s+)?(?:is|was)\s+(?:not|wrong|incorrect|impossible)\b"
-    r"|\s*(?:[π+*/^]|e\d|(?:m|b|tr)illion|thousand|hundred|dozen)"
+    rf"|\s*(?:[π+*/^]|e\d|{spelling.SCALE}|dozen)"
 )
 _IS_OF_SEVERAL = re.compile(r"(?:\s*,|,?\s+(?:or|and))\s*(?:[a-z]\s*=\s*)?")
 _COMPARES = re.compile(
@@ -91,7 +91,7 @@ def judge(response_text: str, gold: str) -> Verdict:
     sympy.core.random.seed(0)
     boxed = _boxed_answer(tail)
     if boxed is None:
-        tail = _EMPHASIS.sub(r"\2", tail)
+        tail = _MARKUP.sub(r"\2", tail)
     candidates = _stated_answer(tail) if boxed is None else [boxed] if boxed else []
     if candidates is None and (chosen := _CHOSEN.findall(tail)):
         candidates = ["".join(chosen[-1])]
@@ -191,14 +191,14 @@ def _last_formula(text: str) -> str:
 
 
 def _last_number_is_denied(text: str) -> bool:
-    """Whether the last number is asked for or denied: "Was it 34?", "It is not 34."."""
+    """Whether the last number is asked for, denied or a part: "Was it 34?", "It is 6 or 34."."""
     sentences = re.split(r"(?<=[.!?])\s+|\n", text[-2000:])
     numbers = [_NUMBERS.split(part) for part in sentences if _NUMBERS.search(part)]
     if not numbers:
         return False
     before, behind = numbers[-1][-2:]
     in_prose = not set("$\\({[") & set("".join(numbers[-1]))
-    is_part = in_prose and (_IS_OF_SEVERAL.fullmatch(before) or _IS_NOT.match(behind))
+    is_part = in_prose and (_IS_OF_SEVERAL.fullmatch(before) or _IS_DENIED_OR_GOES_ON.match(behind))
     return bool(is_part or _DENIES.search(_FORMULAS.sub("", before)) or "?" in behind)
 
 

@@ -41,7 +41,7 @@ _SIGNS |= {word[0]: rf"\{word[1:]} " for word in _GREEK.split()}
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿⁱ", "0123456789+-()ni")
 _SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉₊₋₍₎", "0123456789+-()")
 _SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
-_SCALE = "|".join(_SCALES)
+SCALE = "|".join(_SCALES)
 _RADIX = {"x": 16, "o": 8, "b": 2}
 _DIGIT = re.compile(r"\d")
 _END = r"(?![a-zA-Z])"  # of a command
@@ -84,8 +84,8 @@ def _root(match: re.Match[str]) -> str:
 
 
 def _fraction(match: re.Match[str]) -> str:
-    top, bottom = match[1] or match[2], match[3] or match[4]
-    return rf"\frac{{{top}}}{{{bottom}}}" if top and bottom else match[0]
+    top, bottom = match[2] or match[3], match[4] or match[5]
+    return rf"\{match[1]}{{{top}}}{{{bottom}}}" if top and bottom else match[0]
 
 
 def _joined(match: re.Match[str]) -> str:
@@ -141,10 +141,10 @@ TABLE = (
     _rule(r"\begin{cases}x=2\\y=3\end{cases}", "x=2, y=3", r"\\begin\{(cases|aligned|split|gathered)\}([^&]*?)\\end\{\1\}", lambda m: m[2].replace(r"\\", ", ")),
     _rule(r"\begin{aligned}7\end{aligned}", "7", r"\\(?:begin|end)\{(?:align|aligned|split|gathered|equation)\*?\}", ""),
     _rule(r"\dfrac{3}{4}", r"\frac{3}{4}", rf"\\[dtc]frac{_END}", r"\\frac"),
-    _rule(r"\frac34", r"\frac{3}{4}", rf"\\frac\s*{_TOKEN}\s*{_TOKEN}", _fraction),
+    _rule(r"\frac34", r"\frac{3}{4}", rf"\\(frac)\s*{_TOKEN}\s*{_TOKEN}", _fraction),
     _rule(r"\sqrt[3]\pi", r"\sqrt[3]{\pi}", rf"\\sqrt\s*(\[\w+\])?\s*(\\frac\{{[^{{}}]*\}}\{{[^{{}}]*\}}|(?!\{{){_TOKEN})", r"\\sqrt\1{\2}"),
     _rule(r"x^\frac{1}{2}", r"x^{\frac{1}{2}}", r"\^\s*(\\frac\{[^{}]*\}\{[^{}]*\})", r"^{\1}"),
-    _rule(r"\binom94", r"\binom{9}{4}", rf"\\[dt]?binom\s*{_TOKEN}\s*{_TOKEN}", lambda m: rf"\binom{{{m[1] or m[2]}}}{{{m[3] or m[4]}}}"),
+    _rule(r"\binom94", r"\binom{9}{4}", rf"\\[dt]?(binom)\s*{_TOKEN}\s*{_TOKEN}", _fraction),
     _rule(r"\vec a", r"\vec{a}", r"\\(vec|bar|hat|overline|text|mathrm|textbf|mathbf)\s+(\w)(?!\w)", r"\\\1{\2}"),
     _rule(r"\mathbb R", r"\mathbb{R}", r"\\mathbb\s+([A-Z])", r"\\mathbb{\1}"),
     _rule(r"{10 \choose 3}", r"\binom{10}{3}", r"\{\s*(\w+)\s*\\choose\s*(\w+)\s*\}", r"\\binom{\1}{\2}"),
@@ -212,7 +212,7 @@ TABLE = (
     _rule("25°C", r"25\text{celsius}", rf"\^\\circ\s*(?:\\text\{{\s*)?C{_END}(?:\s*\}})?", r"\\text{celsius}"),
     _rule("25°F", r"25\text{fahrenheit}", rf"\^\\circ\s*(?:\\text\{{\s*)?F{_END}(?:\s*\}})?", r"\\text{fahrenheit}"),
     _rule("5 percent", r"5 \%", rf"\\?%|{_word('per ?cent(?:age)?|pct')}", r"\\% "),
-    _rule("5 million", r"5\cdot 10^{6}", rf"(?<=[\d}}])\s*{_word(f'(?:{_SCALE})s?')}", lambda match: rf"\cdot 10^{{{next(power for word, power in _SCALES.items() if word in match[0].lower())}}} ", re.IGNORECASE),
+    _rule("5 million", r"5\cdot 10^{6}", rf"(?<=[\d}}])\s*{_word(f'(?:{SCALE})s?')}", lambda match: rf"\cdot 10^{{{next(power for word, power in _SCALES.items() if word in match[0].lower())}}} ", re.IGNORECASE),
     _rule(r"2 \text{ and } 3", "2, 3", rf"\s*{_word(',?[ ]*(?:and|or|或|和)[ ]*,?')}", ", "),
     _rule(r"2\text{ }", "2", r"\\text\{\s*\}", " "),
     _rule('"12"', "12", r"^\s*\\?[\"'`]+(.*?)\\?[\"'`]+[.,]?\s*$", r"\1"),

@@ -154,6 +154,6 @@ def test_what_is_unusual_is_said_and_nothing_else(mixed: DataConfig) -> None:
     both = usual.model_copy(update={"data": mixed.model_copy(update={"prompts_per_step": 4})})
     read = load_training(mixed, with_fields=False)
     (of_b,) = describe_data(both, replace(read, problems=read.problems[:7], bad_rows=()), TEN)
-    describe_data(both, replace(read, problems=read.problems[:6]), TEN)  # none of b is left
+    assert describe_data(both, replace(read, problems=read.problems[:6], bad_rows=()), TEN) == []
     end = f"of the 1 problems of {read.sources[1]} 2.0 times"
     assert of_b == f"2 steps of 1 problems use each {end}"
