@@ -133,7 +133,7 @@ class _SharePlanner(MCoreSavePlanner):
         its time in a large job. Errors: `ValueError` for a tensor of which not every element would
         be written once.
         """
-        with collector_at_rest():
+        with collector_at_rest(lasting=True):
             plans = [SavePlan(pickle.loads(plan.planner_data)) for plan in all_plans]
             _, metadata = create_default_global_save_plan(plans, rewrite_index_hints=False)
         for key, entry in metadata.state_dict_metadata.items():
@@ -184,7 +184,7 @@ class _Writer(dcp.FileSystemWriter):
         """On rank 0, when all have written. results: of `write_data`, rank by rank."""
         (self._directory / COMMON_NAME).write_bytes(self._common)
         (self._directory / FORMAT_NAME).write_text(json.dumps(TORCH_DIST_FORMAT), encoding="utf-8")
-        with collector_at_rest():
+        with collector_at_rest(lasting=True):
             super().finish(metadata, [pickle.loads(packed) for (packed,) in results])
         # torch sends it to every rank, where nobody reads it.
         metadata.state_dict_metadata, metadata.storage_data = {}, {}

@@ -42,7 +42,7 @@ def installed_versions() -> dict[str, str]:
 @contextmanager
 def collector_at_rest(*, lasting: bool = False) -> Iterator[None]:
     """For what makes many objects: Python's garbage collector would go through them a hundred times
-    over. lasting: they stay, as those of imports, and count as old afterwards, as if it knew them.
+    over. lasting: they stay for long, as those of imports do, and count as old from then on.
     """
     is_on = gc.isenabled()
     gc.disable()
