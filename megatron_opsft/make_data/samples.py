@@ -4,7 +4,7 @@ data that are some of them, unchanged: CRST, off-policy SFT, O1-Pruner.
 
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, groupby
 from operator import attrgetter
 from statistics import fmean
@@ -48,19 +48,18 @@ def scores_of(
     return found
 
 
-def _within(samples: Sequence[Sample], budget: int) -> Iterator[list[Sample]]:
+def _within(samples: Sequence[Sample], budget: int) -> list[list[Sample]]:
     """In order, in parts of at most this many tokens; a longer sample forms its own part."""
-    part: list[Sample] = []
-    num_tokens = 0
+    parts: list[list[Sample]] = []
+    room = 0
     for sample in samples:
         length = len(sample.prompt_ids) + len(sample.response_ids)
-        if part and num_tokens + length > budget:
-            yield part
-            part, num_tokens = [], 0
-        part.append(sample)
-        num_tokens += length
-    if part:
-        yield part
+        if length > room:
+            parts.append([])
+            room = budget
+        parts[-1].append(sample)
+        room -= length
+    return parts
 
 
 def find_thinking(texts: Sequence[str]) -> slice | None:

@@ -13,6 +13,7 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.report.plot import percent, tokens
 from megatron_opsft.report.table import aligned
 from megatron_opsft.runtime.durable import json_lines
+from megatron_opsft.runtime.owned_directory import flatten
 
 _FILES = ("config.yaml", "metrics.jsonl", "evals.jsonl", "rollouts")  # one of them is a run's
 Line = dict[str, Any]
@@ -27,7 +28,7 @@ class Run:
     name: str
     state: str
     note: str
-    settings: Mapping[str, Any]
+    settings: Mapping[str, str]
     steps: Sequence[Line]
     evaluations: Sequence[Line]
 
@@ -127,21 +128,13 @@ def read_run(run: Path, name: str) -> Run:
     )
 
 
-def _settings(path: Path) -> dict[str, Any]:
+def _settings(path: Path) -> dict[str, str]:
     """config.yaml with dotted keys; empty where there is none, or it is damaged."""
     try:
         tree = parse_yaml(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return _flat(tree) if isinstance(tree, dict) else {}
-
-
-def _flat(tree: Mapping[Any, Any], before: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        inner = isinstance(value, dict) and value
-        flat |= _flat(value, f"{before}{key}.") if inner else {f"{before}{key}": value}
-    return flat
+    return flatten(tree, str) if isinstance(tree, dict) else {}
 
 
 def describe_skipped(skipped: int, steps: int) -> str:

@@ -88,11 +88,8 @@ def _lines_by_problem(paths: Sequence[Path]) -> dict[bytes, list[bytes]]:
                     found.setdefault(problem[1], []).append(line)
         except UserError as error:  # a killed process or a full disk may have torn its end
             log.warning("%s; its other responses are left out", error)
-    return dict(sorted(found.items(), key=lambda item: _hash(item[0])))
-
-
-def _hash(problem_id: bytes) -> bytes:
-    return hashlib.blake2b(problem_id, digest_size=8).digest()
+    by_hash = sorted(found, key=lambda each: hashlib.blake2b(each, digest_size=8).digest())
+    return {problem: found[problem] for problem in by_hash}
 
 
 def _group(step: Any, lines: Sequence[bytes]) -> tuple[list[list[Any]], dict[str, list[Any]]]:

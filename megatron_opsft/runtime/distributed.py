@@ -5,12 +5,13 @@ import os
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import Tensor
+from torch.distributed.nn.functional import all_reduce
 
 from megatron_opsft.config.training import ParallelConfig, check_world
 from megatron_opsft.runtime.device import Device
@@ -240,23 +241,11 @@ def deal(items_for: Mapping[int, Sequence[T]]) -> list[T]:
     return [item for rank in sorted(parts) for item in parts[rank]]
 
 
-class _SumOverContext(torch.autograd.Function):
-    """Every rank's result depends on every rank's part, so its gradients are summed as well."""
-
-    @staticmethod
-    def forward(ctx: Any, part: Tensor) -> Tensor:
-        return sum_over(part.clone(), parallel_state.get_context_parallel_group())
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        return _SumOverContext.forward(ctx, gradients[0])
-
-
 def sum_over_context(part: Tensor) -> Tensor:
-    """Elementwise sum over the group's ranks, a tensor of its own; differentiable, and collective
-    in the backward pass too.
+    """Elementwise sum over the group's ranks, a tensor of its own. Collective over them, and in the
+    backward pass too: every rank's result depends on every rank's part.
     """
-    total: Tensor = _SumOverContext.apply(part)
+    total: Tensor = all_reduce(part, group=parallel_state.get_context_parallel_group())
     return total
 
 

@@ -8,9 +8,11 @@ import resource
 import socket
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from threading import Thread
 from typing import Any
 from uuid import uuid4
 
@@ -84,8 +86,8 @@ def join_job(device: Device, timeout: timedelta, patience: timedelta | None = No
 
     Gloo connects two ranks when they first have something to say to each other, not each with all.
     timeout: of collectives. patience: with ranks that have not come yet; by default the same.
-    Errors: `UserError` where the launcher has not set what a rank needs; `RanksMissing` where the
-    patience ends.
+    Errors: `UserError` where the launcher has not set what a rank needs, or another program has
+    rank 0's port; `RanksMissing` where the patience ends.
     """
     os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")  # read whenever a group is made
     if is_launched():
@@ -111,10 +113,7 @@ def _meet_ranks(rank: int, world_size: int, patience: timedelta) -> Any:
     """
     within = f"within {patience / timedelta(minutes=1):.4g} min of the start"
     deadline = time.monotonic() + patience.total_seconds()
-    if rank:
-        _wait_for_first(deadline, within)
-    # -1: the store itself waits for nobody, as it could not say for whom.
-    store, _, _ = next(dist.rendezvous("env://?world_size=-1", timeout=patience))
+    store = _open_store(rank, patience, deadline, within)
     # torchrun's store may outlive a start of its ranks.
     start: Any = dist.PrefixStore(f"start{os.environ.get('TORCHELASTIC_RESTART_COUNT', '')}", store)
     try:
@@ -138,15 +137,33 @@ def _meet_ranks(rank: int, world_size: int, patience: timedelta) -> Any:
     return start
 
 
-def _wait_for_first(deadline: float, within: str) -> None:
-    """Return when somebody listens where the store is to be; PyTorch would print a stack."""
+def _open_store(rank: int, patience: timedelta, deadline: float, within: str) -> Any:
+    """The launcher's store, which may be in rank 0. Errors: as `join_job`."""
     host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
-    while time.monotonic() < deadline:
+    silent = f"rank 0 does not answer at {host}:{port} {within}"
+    while rank:  # until somebody listens; PyTorch would print a stack
         with suppress(OSError):
             socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
-            return
+            break
+        if time.monotonic() > deadline:
+            raise RanksMissing(silent)
         time.sleep(_POLL_SECONDS)
-    raise RanksMissing(f"rank 0 does not answer at {host}:{port} {within}")
+    opened: Future[Any] = Future()
+
+    def open_store() -> None:
+        try:  # -1: the store itself waits for nobody, as it could not say for whom
+            opened.set_result(next(dist.rendezvous("env://?world_size=-1", timeout=patience))[0])
+        except dist.DistError as error:
+            opened.set_exception(error)
+
+    # Where another program listens and says nothing, PyTorch's call would not return.
+    Thread(target=open_store, daemon=True).start()
+    try:
+        return opened.result(max(0.0, deadline - time.monotonic()))
+    except (dist.DistError, TimeoutError) as error:
+        if "EADDRINUSE" in str(error):
+            raise UserError(f"another program has {host}:{port}; change MASTER_PORT") from None
+        raise RanksMissing(f"{silent}; another program may have this port") from None
 
 
 def current_job() -> Job:

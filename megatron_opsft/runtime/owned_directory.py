@@ -12,8 +12,9 @@ is taken over. No clocks are compared, and no lock service of the file system is
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
@@ -189,14 +190,18 @@ class OwnedDirectory:
         )
 
 
-def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Dotted name -> JSON of the value."""
+_as_json = partial(json.dumps, ensure_ascii=False, sort_keys=True)
+
+
+def flatten(
+    tree: Mapping[Any, Any], show: Callable[[Any], str] = _as_json, prefix: str = ""
+) -> dict[str, str]:
+    """Dotted name -> the value as text."""
     flat: dict[str, str] = {}
     for key, value in tree.items():
-        if isinstance(value, dict):
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = json.dumps(value, ensure_ascii=False, sort_keys=True)
+        name = f"{prefix}{key}"
+        inner = isinstance(value, dict)
+        flat |= flatten(value, show, f"{name}.") if inner else {name: show(value)}
     return flat
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from jobs import Case, build
-from test_launch_local import wait_until
+from processes import wait_until
 from world import World
 
 from megatron_opsft.errors import UserError

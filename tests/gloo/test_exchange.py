@@ -5,12 +5,12 @@ That facts and tokens of responses do: test_end_to_end, whose layouts train alik
 """
 
 import os
-import socket
 
 import psutil
 import pytest
 import torch
 import torch.distributed as dist
+from processes import rank_environments
 from world import World
 
 from megatron_opsft.config import ParallelConfig
@@ -63,11 +63,8 @@ NUM_RANKS = 16
 def start_and_talk() -> int:
     """As a launcher without torchrun starts a rank: its connections after a step's exchange."""
     rank = dist.get_rank()
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = broadcast_object(free.getsockname()[1])
+    os.environ.update(broadcast_object(rank_environments(NUM_RANKS))[rank])
     dist.destroy_process_group()
-    names = {"RANK": rank, "WORLD_SIZE": NUM_RANKS, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    os.environ.update({name: str(value) for name, value in names.items()})
     start_distributed(select_device("cpu"), ParallelConfig())
     assert gather_from_all([rank]) == list(range(NUM_RANKS))
     assert broadcast_object(rank) == 0

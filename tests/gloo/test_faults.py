@@ -3,15 +3,14 @@
 import os
 import shutil
 import signal
-import socket
 from pathlib import Path
 
 import pytest
 from forked_cli import Finished, ForkedCli, Run
 from jobs import run_training
+from processes import rank_environments, wait_until
 from run_differences import compare_runs, read_lines
 from small_run import FOUR_STEPS, QUICKSTART
-from test_launch_local import wait_until
 from world import World
 
 from megatron_opsft.runtime.diagnosis import PEER_LOST_EXIT_CODE
@@ -41,12 +40,7 @@ def record_and_lose(self, step, *args):
         shutil.rmtree({lost!r})
 RunRecorder.record = record_and_lose
 """
-# A rank as another launcher than torchrun would start it, and an engine that dies while it decodes.
-RANK = """
-import os
-os.environ.update(RANK="{rank}", LOCAL_RANK="{rank}", WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
-os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="{port}")
-"""
+# An engine that dies while it decodes.
 DYING_ENGINE = """
 import signal
 import time
@@ -64,10 +58,8 @@ HfEngine.stream = stream_and_die
 
 def start_two_ranks(cli: ForkedCli, words: list[str], second: str = "") -> tuple[Run, Run]:
     """second: Python that the second one executes first."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    preludes = [RANK.format(rank=rank, port=port) for rank in range(2)]
-    return cli.start(words, preludes[0]), cli.start(words, preludes[1] + second)
+    ranks = [f"import os\nos.environ.update({each!r})\n" for each in rank_environments(2)]
+    return cli.start(words, ranks[0]), cli.start(words, ranks[1] + second)
 
 
 def run_on_two_ranks(

@@ -2,23 +2,15 @@
 
 import os
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 from forked_cli import Finished, ForkedCli, Run
+from processes import wait_until
 from run_differences import compare_runs, read_lines
 from small_run import FOUR_STEPS, QUICKSTART
 
 SMALL = [QUICKSTART, *FOUR_STEPS]
-
-
-def wait_until(condition: Callable[[], bool], timeout: float = 100) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_killed_rank_closed_terminal_and_ctrl_c_leave_no_trace_in_the_numbers(

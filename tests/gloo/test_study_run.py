@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 from forked_cli import ROOT, ForkedCli
+from processes import wait_until
 from run_differences import read_lines
-from test_launch_local import wait_until
 
 QUICK = ROOT / "examples/studies/tiny_quick.yaml"
 

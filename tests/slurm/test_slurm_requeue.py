@@ -5,8 +5,9 @@ import shlex
 from contextlib import suppress
 
 from forked_cli import ForkedCli
+from processes import wait_until
 from run_differences import compare_runs, read_lines
-from slurm_cluster import QUICKSTART, SCRIPT, SETTINGS, SlurmCluster, on, wait_until
+from slurm_cluster import QUICKSTART, SCRIPT, SETTINGS, SlurmCluster, on
 from small_run import SMALL_RUN
 
 SMALL = [*SMALL_RUN, "run.steps=8"]

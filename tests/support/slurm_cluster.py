@@ -8,14 +8,14 @@ import os
 import shutil
 import socket
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from subprocess import DEVNULL, Popen, run
 from tempfile import TemporaryDirectory
 
 from forked_cli import ROOT
+from processes import free_ports, wait_until
 
 QUICKSTART = "examples/configs/quickstart.yaml"
 SCRIPT = "slurm/train_7b.sh"
@@ -59,13 +59,6 @@ _GRES = """\
 NodeName=n[1-2] Name=gpu File=/dev/null
 NodeName=n[1-2] Name=gpu File=/dev/zero
 """
-
-
-def wait_until(condition: Callable[[], bool], timeout: float = 300) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 class SlurmCluster:
@@ -124,10 +117,8 @@ def running_cluster() -> Iterator[SlurmCluster]:
 
         for name in ("state", *NODES):
             (here / name).mkdir()
-        with ExitStack() as held:  # until all are known to be free
-            free = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
-            ports = [each.getsockname()[1] for each in free]
-        conf = _CONF.format(host=socket.gethostname(), user=user, directory=here, ports=ports)
+        host, ports = socket.gethostname(), free_ports(3)
+        conf = _CONF.format(host=host, user=user, directory=here, ports=ports)
         (here / "slurm.conf").write_text(conf)
         (here / "gres.conf").write_text(_GRES)
         key = here / "munge.key"

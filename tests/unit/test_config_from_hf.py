@@ -1,10 +1,12 @@
 """`config.json` -> ModelShape: both spellings, defaults as in transformers, and what is refused."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_models import SHAPES
 from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
 from megatron_opsft.architectures.config_from_hf import read_model_shape
@@ -61,22 +63,8 @@ def read(directory: Path, config: dict[str, Any], *without: str) -> ModelShape:
 
 
 def test_a_config_of_transformers_4(tmp_path: Path) -> None:
-    shape = ModelShape(
-        architecture="Qwen2ForCausalLM",
-        num_layers=3,
-        hidden_size=64,
-        ffn_size=160,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=16,
-        vocab_size=300,
-        tied_embeddings=True,
-        qkv_bias=True,
-        qk_norm=False,
-        norm_eps=1e-5,
-        max_position_embeddings=512,
-        rope_theta=1e6,
-    )
+    sizes = {"num_layers": 3, "ffn_size": 160, "vocab_size": 300, "max_position_embeddings": 512}
+    shape = replace(SHAPES["qwen2"], tied_embeddings=True, norm_eps=1e-5, rope_theta=1e6, **sizes)
     assert read(tmp_path, QWEN2) == shape
     assert read(tmp_path, QWEN2 | {"architectures": None}) == shape  # saved without its model
     moe = read(tmp_path, MOE)

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from forked_cli import ROOT, ForkedCli
+from processes import rank_environments
 
 from megatron_opsft.cli import PROGRAM
 from megatron_opsft.command_line import invoke
@@ -74,13 +75,13 @@ def test_a_run_that_is_to_be_replaced_is_never_resumed(
 # Of three ranks, two come, or only one.
 JOIN = """
 import os
+os.environ.update({each})
 from datetime import timedelta
 import click
 from megatron_opsft.cli import main
 from megatron_opsft.runtime.device import select_device
 from megatron_opsft.runtime.job import join_job
 
-os.environ.update(RANK="{rank}", WORLD_SIZE="3", MASTER_ADDR="localhost", MASTER_PORT="{port}")
 join = lambda: join_job(select_device("cpu"), timedelta(hours=1), timedelta(seconds=3))
 main(click.Command("join", callback=join))
 """
@@ -88,22 +89,31 @@ main(click.Command("join", callback=join))
 
 @pytest.mark.parametrize(
     ("ranks", "message"),
-    [((0, 2), "rank 1 did not join"), ((1,), "rank 0 does not answer at localhost:{port}")],
+    [((0, 2), "rank 1 did not join"), ((1,), "rank 0 does not answer at localhost:{MASTER_PORT}")],
 )
 def test_every_rank_that_came_says_who_did_not(
     cli: ForkedCli, ranks: tuple[int, ...], message: str
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    came = [cli.start([], prelude=JOIN.format(rank=rank, port=port)) for rank in ranks]
+    job = rank_environments(3)
+    came = [cli.start([], prelude=JOIN.format(each=job[rank])) for rank in ranks]
     start = time.monotonic()
     for run, rank in zip(came, ranks, strict=True):
         ended = run.wait(50)
-        who, what = f"rank {rank} on {socket.gethostname()}", message.format(port=port)
+        who, what = f"rank {rank} on {socket.gethostname()}", message.format(**job[rank])
         said = f"error: {who} in phase start: {what} within 0.05 min of the start\n"
         assert (ended.exit_code, ended.stderr) == (69, said)
     # Patience, hearing, letting rank 0 speak first; room.
     assert time.monotonic() - start < 3 + 1 + 3 + 4
+
+
+def test_the_port_of_another_program_is_named(cli: ForkedCli) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        job = rank_environments(2, port)
+        first, second = [cli.start([], prelude=JOIN.format(each=each)) for each in job]
+        words = f"error: another program has localhost:{port}; change MASTER_PORT"
+        assert first.wait(50).error == words
+        assert "may have this port" in second.wait(50).stderr
 
 
 def test_a_variable_that_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,6 @@ what happened to another, before that one is known. After a moment.
 import json
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from processes import free_ports
 from torch.distributed import TCPStore
 
 from megatron_opsft.runtime.diagnosis import PEER_LOST_EXIT_CODE as LOST
@@ -88,8 +88,7 @@ QUICK = Limits(hang_seconds=5.0, silence_seconds=4.0)
 
 def run_processes(behaviours: Sequence[str], said: Path) -> tuple[list[int], str]:
     """Exit codes, and what all wrote to standard error, which is the file `said`."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    (port,) = free_ports()
     pids = []
     for rank in range(len(behaviours)):
         if not (pid := os.fork()):

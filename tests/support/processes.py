@@ -1,0 +1,37 @@
+"""Processes that a test starts: where they find each other, and how far they are."""
+
+import random
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+
+def free_ports(count: int = 1) -> list[int]:
+    """On which nobody listens, below those that a system hands out (from 32768): what it handed out
+    once may be another process's before it is listened on.
+    """
+    found: list[int] = []
+    for port in random.SystemRandom().sample(range(15000, 32000), 500):
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise AssertionError("no free port")
+
+
+def rank_environments(world_size: int, port: int | None = None) -> list[dict[str, str]]:
+    """Of each rank of a job that a launcher other than torchrun starts on this machine."""
+    size, port = str(world_size), port or free_ports()[0]
+    job = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "WORLD_SIZE": size}
+    return [
+        job | {"LOCAL_WORLD_SIZE": size, "RANK": rank, "LOCAL_RANK": rank}
+        for rank in map(str, range(world_size))
+    ]
+
+
+def wait_until(condition: Callable[[], bool], timeout: float = 300) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
