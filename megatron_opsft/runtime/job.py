@@ -23,7 +23,6 @@ from megatron_opsft.runtime.device import Device
 
 _RENDEZVOUS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # torchrun sets them
 _POLL_SECONDS = 0.05
-_CONNECT_SECONDS = 10.0
 _HEAR_SECONDS = 1.0  # for the others to read why they are to leave
 _PATIENCE = timedelta(days=1)  # with a rank that is busy; one that is dead ends the job
 
@@ -86,8 +85,8 @@ def join_job(device: Device, timeout: timedelta, patience: timedelta | None = No
 
     Gloo connects two ranks when they first have something to say to each other, not each with all.
     timeout: of collectives. patience: with ranks that have not come yet; by default the same.
-    Errors: `UserError` where the launcher has not set what a rank needs, or another program has
-    rank 0's port; `RanksMissing` where the patience ends.
+    Errors: `UserError` where the launcher has not set what a rank needs; `RanksMissing` where the
+    patience ends, or another program has rank 0's port: the next start may take another.
     """
     os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")  # read whenever a group is made
     if is_launched():
@@ -143,7 +142,7 @@ def _open_store(rank: int, patience: timedelta, deadline: float, within: str) ->
     silent = f"rank 0 does not answer at {host}:{port} {within}"
     while rank:  # until somebody listens; PyTorch would print a stack
         with suppress(OSError):
-            socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
+            socket.create_connection((host, int(port)), timeout=10.0).close()
             break
         if time.monotonic() > deadline:
             raise RanksMissing(silent)
@@ -161,9 +160,9 @@ def _open_store(rank: int, patience: timedelta, deadline: float, within: str) ->
     try:
         return opened.result(max(0.0, deadline - time.monotonic()))
     except (dist.DistError, TimeoutError) as error:
-        if "EADDRINUSE" in str(error):
-            raise UserError(f"another program has {host}:{port}; change MASTER_PORT") from None
-        raise RanksMissing(f"{silent}; another program may have this port") from None
+        taken = f"another program has {host}:{port}; change MASTER_PORT"
+        unknown = f"{silent}; another program may have this port"
+        raise RanksMissing(taken if "EADDRINUSE" in str(error) else unknown) from None
 
 
 def current_job() -> Job:

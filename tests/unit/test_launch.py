@@ -108,12 +108,12 @@ def test_every_rank_that_came_says_who_did_not(
 
 def test_the_port_of_another_program_is_named(cli: ForkedCli) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        port = silent.getsockname()[1]
-        job = rank_environments(2, port)
-        first, second = [cli.start([], prelude=JOIN.format(each=each)) for each in job]
-        words = f"error: another program has localhost:{port}; change MASTER_PORT"
-        assert first.wait(50).error == words
-        assert "may have this port" in second.wait(50).stderr
+        job = rank_environments(2, silent.getsockname()[1])
+        runs = [cli.start([], prelude=JOIN.format(each=each)) for each in job]
+        first, second = [run.wait(50) for run in runs]
+    assert (first.exit_code, second.exit_code) == (69, 69)
+    told = "another program has localhost:{MASTER_PORT}; change MASTER_PORT\n".format(**job[0])
+    assert told in first.stderr and "may have this port" in second.stderr
 
 
 def test_a_variable_that_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
