@@ -38,11 +38,13 @@ class Rect(NamedTuple):
         """What both cover; None where that is nothing."""
         if self.tensor != other.tensor or self.matrix != other.matrix:
             return None
-        row0, row1 = max(self.row0, other.row0), min(self.row1, other.row1)
-        col0, col1 = max(self.col0, other.col0), min(self.col1, other.col1)
-        if row0 >= row1 or col0 >= col1:
-            return None
-        return Rect(self.tensor, row0, row1, col0, col1, self.matrix)
+        _, row0, row1, col0, col1, _ = self
+        if other.row0 <= row0 < row1 <= other.row1 and other.col0 <= col0 < col1 <= other.col1:
+            return self  # nearly always
+        row0, row1 = max(row0, other.row0), min(row1, other.row1)
+        col0, col1 = max(col0, other.col0), min(col1, other.col1)
+        both = Rect(self.tensor, row0, row1, col0, col1, self.matrix)
+        return both if row0 < row1 and col0 < col1 else None
 
     def relative_to(self, outer: "Rect") -> "Rect":
         """The same, its rows and columns counted from the corner of `outer`, which holds it."""

@@ -45,11 +45,6 @@ class Route:
         """Who wants the values and holds them."""
         return tuple(rank for rank in self.wanting if rank in self.holders)
 
-    @property
-    def num_elements(self) -> int:
-        """Elements of all copies together."""
-        return sum(copy.source.num_elements for copy in self.copies)
-
 
 def split_into_blocks(
     sources: Sequence[Placement], targets: Sequence[Placement]

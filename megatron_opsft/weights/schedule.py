@@ -7,6 +7,7 @@ same schedule for its block of ranks, from who holds what, and takes its own par
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from heapq import heapify, heapreplace
 from itertools import pairwise
 from operator import attrgetter
 from typing import NamedTuple
@@ -136,18 +137,21 @@ def _choose_senders(
     """Each piece for each receiver; adds the bytes of each to its sender's in `sent`."""
     # Holders begin with different receivers: those behind them.
     receivers = sorted(route.receivers, key=lambda rank: (rank < route.holders[0], rank))
-    total, done = route.num_elements, 0.0
     if not receivers:
         return
-    for copy in route.copies:
-        for piece in split_rows(copy, itemsize, piece_bytes):
-            size = piece.source.num_elements
-            num_bytes, share = size * itemsize, size / len(receivers)
-            for receiver in receivers:
-                sender = min(route.holders, key=sent.__getitem__)
-                sent[sender] += num_bytes
-                yield Send(done / total, sender, receiver, piece, num_bytes)
-                done += share
+    pieces = [p for copy in route.copies for p in split_rows(copy, itemsize, piece_bytes)]
+    total, done = sum(piece.source.num_elements for piece in pieces), 0.0
+    loads = [(sent[rank], place, rank) for place, rank in enumerate(route.holders)]
+    heapify(loads)
+    for piece in pieces:
+        num_bytes = piece.source.num_elements * itemsize
+        share = piece.source.num_elements / len(receivers)
+        for receiver in receivers:
+            least, place, sender = loads[0]
+            heapreplace(loads, (least + num_bytes, place, sender))
+            yield Send(done / total, sender, receiver, piece, num_bytes)
+            done += share
+    sent |= {rank: load for load, _, rank in loads}
 
 
 def split_rows(copy: Copy, itemsize: int, piece_bytes: int) -> Iterator[Copy]:

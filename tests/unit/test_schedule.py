@@ -2,7 +2,7 @@
 arrives: tests/gloo/test_transfer.py.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -12,6 +12,7 @@ from plan_cases import REAL_SHAPES
 from tiny_models import SHAPES
 
 from megatron_opsft.architectures.shape import ModelShape
+from megatron_opsft.weights.rectangles import Copy
 from megatron_opsft.weights.reshard import Placement, find_routes
 from megatron_opsft.weights.rules import WeightTable
 from megatron_opsft.weights.schedule import make_schedule
@@ -38,7 +39,7 @@ def traffic(
         for send in (send for sends in made.rounds for send in sends):
             sent[send.sender] += send.copy.source.num_elements
             received[send.receiver] += send.copy.source.num_elements
-        local += sum(route.num_elements * len(route.local) for route in made.routes)
+        local += sum(num_copied(route.copies) * len(route.local) for route in made.routes)
         rounds = max(rounds, len(made.rounds))
     return sent, received, local, rounds
 
@@ -55,22 +56,21 @@ def least(sources: Sequence[Placement], targets: Sequence[Placement]) -> int:
     for route in find_routes(sources, targets):
         if route.receivers:
             holders = frozenset(route.holders)
-            needs[holders] = needs.get(holders, 0) + route.num_elements * len(route.receivers)
+            needs[holders] = needs.get(holders, 0) + num_copied(route.copies) * len(route.receivers)
     sets = [*needs, frozenset[int]().union(*needs)] if needs else []
     return max((-(-sum(n for o, n in needs.items() if o <= s) // len(s)) for s in sets), default=0)
 
 
+def num_copied(copies: Iterable[Copy]) -> int:
+    return sum(copy.source.num_elements for copy in copies)
+
+
 def num_held(placement: Placement) -> int:
-    return sum(part.source.num_elements for p in placement.parameters for part in p.parts)
+    return num_copied(part for p in placement.parameters for part in p.parts)
 
 
 def both_sides(
-    shape: ModelShape,
-    tp: int,
-    pp: int,
-    dp: int,
-    engine_tp: int,
-    **experts: int,
+    shape: ModelShape, tp: int, pp: int, dp: int, engine_tp: int, **experts: int
 ) -> tuple[Sequence[Placement], Sequence[Placement]]:
     """Who holds what in the trainer, and in the engines on the same ranks. experts: ep, etp."""
     table = WeightTable(shape, tp_size=tp)
@@ -115,8 +115,7 @@ def test_a_rank_that_holds_what_it_wants_receives_nothing() -> None:
     schedule = make_schedule(trainer, engine, rank=5, itemsize=2, bucket_bytes=BUCKET)
     assert set(schedule.bytes_sent.values()) == {0}
     assert least(trainer, engine) == len(schedule.rounds) == 0
-    copied = sum(copy.target.num_elements for copy in schedule.program(5).copies)
-    assert copied == num_held(engine[1])
+    assert num_copied(schedule.program(5).copies) == num_held(engine[1])
 
 
 def test_every_rank_has_partners_in_its_own_block_alone() -> None:
