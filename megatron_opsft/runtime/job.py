@@ -152,7 +152,7 @@ def _open_store(rank: int, patience: timedelta, deadline: float, within: str) ->
     def open_store() -> None:
         try:  # -1: the store itself waits for nobody, as it could not say for whom
             opened.set_result(next(dist.rendezvous("env://?world_size=-1", timeout=patience))[0])
-        except dist.DistError as error:
+        except Exception as error:
             opened.set_exception(error)
 
     # Where another program listens and says nothing, PyTorch's call would not return.
