@@ -15,6 +15,7 @@ from megatron_opsft.errors import NonFiniteError
 from megatron_opsft.methods.catalog.o1_pruner import O1Pruner, against
 from megatron_opsft.methods.facts import THINK, THINK_END, ReferenceStatistics, select
 from megatron_opsft.records import Response, Sample
+from megatron_opsft.runtime.parts import in_parts
 from megatron_opsft.runtime.phase import Stopwatch
 from megatron_opsft.session import Session
 from megatron_opsft.step.judged_problems import JudgedProblems
@@ -40,7 +41,7 @@ def scores_of(
     with Stopwatch(s.device).phase("score"):
         found = [
             scores
-            for part in _within(samples, budget)
+            for part in in_parts(samples, _num_tokens, budget)
             for scores in s.trainer.score(part, temperature=temperature, entropy=entropy)
         ]
     if not all(math.isfinite(score) for scores in found for score in scores):
@@ -48,18 +49,8 @@ def scores_of(
     return found
 
 
-def _within(samples: Sequence[Sample], budget: int) -> list[list[Sample]]:
-    """In order, in parts of at most this many tokens; a longer sample forms its own part."""
-    parts: list[list[Sample]] = []
-    room = 0
-    for sample in samples:
-        length = len(sample.prompt_ids) + len(sample.response_ids)
-        if length > room:
-            parts.append([])
-            room = budget
-        parts[-1].append(sample)
-        room -= length
-    return parts
+def _num_tokens(sample: Sample) -> int:
+    return len(sample.prompt_ids) + len(sample.response_ids)
 
 
 def find_thinking(texts: Sequence[str]) -> slice | None:

@@ -7,12 +7,12 @@ same schedule for its block of ranks, from who holds what, and takes its own par
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from heapq import heapify, heapreplace
 from itertools import pairwise
 from operator import attrgetter
 from typing import NamedTuple
 
 from megatron_opsft.runtime.libraries import collector_at_rest
+from megatron_opsft.runtime.parts import in_parts
 from megatron_opsft.weights.rectangles import Copy, Rect
 from megatron_opsft.weights.reshard import Placement, Route, find_routes, split_into_blocks
 
@@ -45,15 +45,15 @@ class Program:
 
 
 class Send(NamedTuple):
-    """`copy`, from a rectangle of an HF tensor to one of a parameter, goes from rank to rank.
+    """`copies`, from rectangles of HF tensors to those of parameters, go from rank to rank.
 
-    progress: the share of its route that travels before it.
+    progress: the share of their route that travels before them.
     """
 
     progress: float
     sender: int
     receiver: int
-    copy: Copy
+    copies: Sequence[Copy]
     num_bytes: int
 
 
@@ -137,28 +137,23 @@ def _choose_senders(
     """Each piece for each receiver; adds the bytes of each to its sender's in `sent`."""
     # Holders begin with different receivers: those behind them.
     receivers = sorted(route.receivers, key=lambda rank: (rank < route.holders[0], rank))
-    if not receivers:
-        return
-    pieces = [p for copy in route.copies for p in split_rows(copy, itemsize, piece_bytes)]
-    total, done = sum(piece.source.num_elements for piece in pieces), 0.0
-    loads = [(sent[rank], place, rank) for place, rank in enumerate(route.holders)]
-    heapify(loads)
-    for piece in pieces:
-        num_bytes = piece.source.num_elements * itemsize
-        share = piece.source.num_elements / len(receivers)
-        for receiver in receivers:
-            least, place, sender = loads[0]
-            heapreplace(loads, (least + num_bytes, place, sender))
-            yield Send(done / total, sender, receiver, piece, num_bytes)
-            done += share
-    sent |= {rank: load for load, _, rank in loads}
+    most = piece_bytes // itemsize
+    parts = (part for copy in route.copies for part in split_rows(copy, most))
+    pieces = in_parts(parts, lambda part: part.source.num_elements, most)
+    for number, piece in enumerate(pieces):
+        num_bytes = itemsize * sum(part.source.num_elements for part in piece)
+        for place, receiver in enumerate(receivers):
+            sender = min(route.holders, key=sent.__getitem__)
+            sent[sender] += num_bytes
+            progress = (number + place / len(receivers)) / len(pieces)
+            yield Send(progress, sender, receiver, piece, num_bytes)
 
 
-def split_rows(copy: Copy, itemsize: int, piece_bytes: int) -> Iterator[Copy]:
-    """The copy in pieces of about equally many rows, each at most `piece_bytes` or a single row."""
+def split_rows(copy: Copy, most: int) -> Iterator[Copy]:
+    """In pieces of about equally many rows, each of at most `most` elements or a single row."""
     rect = copy.source
     height, width = rect.row1 - rect.row0, rect.col1 - rect.col0
-    count = -(-height // max(1, piece_bytes // (width * itemsize)))
+    count = -(-height // max(1, most // width))
     if count == 1:
         yield copy
         return
@@ -190,9 +185,10 @@ def _round_of(rank: int, sends: Sequence[Send], held: Mapping[str, Sequence[Copy
     into: dict[int, list[Rect]] = {}
     for send in sends:
         if send.sender == rank:
-            out.setdefault(send.receiver, []).append(_locate(held, send.copy.source))
+            located = [_locate(held, copy.source) for copy in send.copies]
+            out.setdefault(send.receiver, []).extend(located)
         elif send.receiver == rank:
-            into.setdefault(send.sender, []).append(send.copy.target)
+            into.setdefault(send.sender, []).extend(copy.target for copy in send.copies)
     return Round(
         {peer: tuple(rects) for peer, rects in out.items()},
         {peer: tuple(rects) for peer, rects in into.items()},

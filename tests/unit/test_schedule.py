@@ -37,8 +37,8 @@ def traffic(
         made = make_schedule(sources, targets, rank=rank, itemsize=2, bucket_bytes=BUCKET)
         done |= {rank, *made.bytes_sent}
         for send in (send for sends in made.rounds for send in sends):
-            sent[send.sender] += send.copy.source.num_elements
-            received[send.receiver] += send.copy.source.num_elements
+            sent[send.sender] += num_copied(send.copies)
+            received[send.receiver] += num_copied(send.copies)
         local += sum(num_copied(route.copies) * len(route.local) for route in made.routes)
         rounds = max(rounds, len(made.rounds))
     return sent, received, local, rounds
