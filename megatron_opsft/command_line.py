@@ -129,7 +129,13 @@ class Program(click.Command):
         while rest:
             word = rest.pop(0)
             key, equals, text = word.removeprefix("--").partition("=")
-            key, dashed = key.replace("-", "_"), word.startswith("--")
+            top, dot, name = key.partition(".")
+            field = None if self.keys_of is None else self.keys_of.model_fields.get(top)
+            is_named = (
+                field is not None and get_origin(field.annotation) is dict
+            )  # data.my-set=FILE
+            key = top.replace("-", "_") + dot + (name if is_named else name.replace("-", "_"))
+            dashed = word.startswith("--")
             is_key = self.keys_of is not None and key != "help"
             if not (dashed or (equals and _KEY.fullmatch(key))) or not (key in options or is_key):
                 words.append(word)
@@ -143,8 +149,7 @@ class Program(click.Command):
             if key in options:
                 words.append(f"--{key.replace('_', '-')}={text}")
             else:
-                field = self.keys_of.model_fields.get(key)  # type: ignore[union-attr]
-                joint = "." if dashed and field and get_origin(field.annotation) is dict else "="
+                joint = "." if dashed and is_named and not dot else "="
                 keys.append(f"{key}{joint}{text}")  # --data a=FILE is data.a=FILE
         rest = super().parse_args(ctx, words)
         ctx.params |= {"keys": tuple(keys)} if keys else {}

@@ -101,7 +101,7 @@ def read_input(config: Config, model_dir: Path, shape: ModelShape) -> RunInput:
             "to one of them, or eval.holdout"
         )
     read = [problems, *([held_out] if held_out is not None else []), *more.values()]
-    stored = _read_stored(config, shape.max_position_embeddings)
+    stored = _read_stored(config, shape)
     teacher: str | None = getattr(config.method, "teacher_template", None)
     evaluated = None
     if held_out is not None:
@@ -124,12 +124,25 @@ def read_input(config: Config, model_dir: Path, shape: ModelShape) -> RunInput:
     )
 
 
-def _read_stored(config: Config, max_tokens: int | None) -> StoredResponses | None:
-    """Errors: `UserError` where method and data.responses do not fit, or a row is too long."""
+def _read_stored(config: Config, shape: ModelShape) -> StoredResponses | None:
+    """Errors: `UserError` where method and data.responses do not fit, a row is too long, or the
+    tokens are another model's.
+    """
     check_responses(config)
     if (path := config.data.responses) is None:
         return None
-    stored = read_stored_responses(path)
+    stored, max_tokens = read_stored_responses(path), shape.max_position_embeddings
+    made_for = stored.manifest.get("method", {}).get("name", config.method.name)
+    if made_for != config.method.name:
+        raise UserError(
+            f"data.responses={path} were made for method.name={made_for}, not "
+            f"{config.method.name}; make others with `megatron-opsft data {config.method.name}`"
+        )
+    if stored.largest_id >= shape.vocab_size:
+        raise UserError(
+            f"data.responses={path} has token {stored.largest_id}, but the model has "
+            f"{shape.vocab_size}: it was made with another model's tokenizer; make it again"
+        )
     lengths = map(sum, zip(stored.num_prompt_tokens, stored.num_response_tokens, strict=True))
     for row, length in enumerate(lengths, start=1):
         if max_tokens is not None and length > max_tokens:

@@ -67,22 +67,25 @@ install_torch() {
     fail "pip took a torch 2.13.0 without CUDA 13 ($(cuda_version)): it is set up to prefer another build. An empty setup gets the right one: rm -r $venv, then PIP_CONFIG_FILE=/dev/null PIP_FIND_LINKS= bash tools/install_gpu.sh $venv"
 }
 
-# Compiler and headers of torch's CUDA version, all from wheels.
+cuda_home() { echo "$("$bin/python" -c 'import nvidia; print(next(iter(nvidia.__path__)))')/cu13"; }
+
+# Compiler and headers of torch's CUDA version, all from wheels; and the two names under which a toolkit has its libraries.
 install_cuda() {
   local version
   version=$(cuda_version)
-  install nvidia-cudnn-frontend "nvidia-cuda-nvcc==$version.*" "nvidia-cuda-crt==$version.*" \
+  install nvidia-cudnn-frontend "nvidia-cuda-nvcc==$version.*" "nvidia-nvvm==$version.*" "nvidia-cuda-crt==$version.*" \
     "nvidia-cuda-cccl==$version.*" "nvidia-cuda-profiler-api==$version.*"
+  ln -sfn lib "$(cuda_home)/lib64"
+  ln -sf libcudart.so.13 "$(cuda_home)/lib/libcudart.so"
 }
 
 # The torch part is a source distribution: it is compiled against the torch that is there.
 install_transformer_engine() {
-  local cuda memory_gb jobs
+  local memory_gb jobs
   [[ -n $wheels ]] || command -v c++ >/dev/null || fail "there is no C++ compiler (c++); on Debian and Ubuntu: apt-get install g++"
-  cuda=$("$bin/python" -c 'import nvidia; print(next(iter(nvidia.__path__)))')/cu13
   memory_gb=$(awk '/MemTotal/ {print int($2 / 1e6)}' /proc/meminfo)
   jobs=$((memory_gb / 6 < $(nproc) ? memory_gb / 6 : $(nproc)))
-  CUDA_HOME=$cuda NVTE_BUILD_USE_NVIDIA_WHEELS=1 MAX_JOBS=${MAX_JOBS:-$((jobs > 0 ? jobs : 1))} \
+  CUDA_HOME=$(cuda_home) NVTE_BUILD_USE_NVIDIA_WHEELS=1 MAX_JOBS=${MAX_JOBS:-$((jobs > 0 ? jobs : 1))} \
     install --no-build-isolation "transformer-engine[core-cu13,pytorch]==2.20.2"
 }
 

@@ -24,6 +24,21 @@ from megatron_opsft.records import Problem
 ARITHMETIC = "arithmetic"
 
 
+def sha256_of(problems: Sequence[Problem]) -> str:
+    """Of the ids, texts, answers and fields in order, so that a resumed run can tell whether its
+    data changed.
+    """
+    digest = hashlib.sha256()
+    for problem in problems:
+        told = [problem.id, problem.text, problem.answer]
+        if problem.before:
+            told.append(json.dumps(problem.before))
+        if problem.fields:
+            told.append(json.dumps(problem.fields, sort_keys=True))
+        digest.update(json.dumps(told).encode() + b"\n")
+    return digest.hexdigest()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BadRow:
     """A row left out: `row` counts from 1 (of a JSONL file it is the line)."""
@@ -44,18 +59,8 @@ class ProblemSet:
 
     @cached_property
     def sha256(self) -> str:
-        """Of the ids, texts, answers and fields in order, so that a resumed run can tell whether
-        its data changed.
-        """
-        digest = hashlib.sha256()
-        for problem in self.problems:
-            told = [problem.id, problem.text, problem.answer]
-            if problem.before:
-                told.append(json.dumps(problem.before))
-            if problem.fields:
-                told.append(json.dumps(problem.fields, sort_keys=True))
-            digest.update(json.dumps(told).encode() + b"\n")
-        return digest.hexdigest()
+        """See `sha256_of`."""
+        return sha256_of(self.problems)
 
     def leave_out(self, reasons: Mapping[int, str]) -> "ProblemSet":
         """Without the problems at these indices: they become bad rows, for these reasons. Errors:

@@ -41,7 +41,7 @@ class StoredResponse(Sample):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredResponses(Sequence[StoredResponse]):
     """The responses of a file, in its order. manifest: what they were made of; problem_ids,
-    advantages, num_prompt_tokens, num_response_tokens: of each row.
+    advantages, num_prompt_tokens, num_response_tokens: of each row. largest_id: of all tokens.
     """
 
     manifest: Mapping[str, Any]
@@ -50,6 +50,7 @@ class StoredResponses(Sequence[StoredResponse]):
     advantages: Sequence[float]
     num_prompt_tokens: Sequence[int]
     num_response_tokens: Sequence[int]
+    largest_id: int
 
     def __len__(self) -> int:
         return self.table.num_rows
@@ -96,6 +97,9 @@ def read_stored_responses(path: Path) -> StoredResponses:
     prompts, responses = (
         pc.list_value_length(table[name]).to_pylist() for name in ("prompt_ids", "response_ids")
     )
+    if not min([*prompts, *responses]):
+        raise UserError(f"data.responses={path} has an empty prompt or response; {how}")
+    largest = (pc.max(pc.list_flatten(table[name])) for name in ("prompt_ids", "response_ids"))
     return StoredResponses(
         manifest=manifest,
         table=table,
@@ -103,4 +107,5 @@ def read_stored_responses(path: Path) -> StoredResponses:
         advantages=table["advantage"].to_pylist(),
         num_prompt_tokens=prompts,
         num_response_tokens=responses,
+        largest_id=max(each.as_py() for each in largest),
     )

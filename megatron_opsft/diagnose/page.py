@@ -10,7 +10,7 @@ last of them); kl: D_t of each, >= 0; alternatives: as `divergence.diverge` give
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ from megatron_opsft.report import page
 from megatron_opsft.report.plot import Series, bars, percent, plot
 from megatron_opsft.report.table import aligned
 from megatron_opsft.report.tables import Section, Table
-from megatron_opsft.runtime.durable import json_lines
 
 TOKENS, PAGE = "tokens.jsonl", "report.html"
 # Words with which a response turns back, doubts or checks; those that conclude (so, therefore,
@@ -39,11 +38,12 @@ _BINS = 20  # of a response's length
 _SHADES = 9
 
 
-def write_page(directory: Path, original: str, efficient: str) -> str:
-    """The page of tokens.jsonl; returns D_t by kind of token, as plain text. original, efficient:
-    what the models are called. Errors: `UserError`.
+def write_page(
+    out: Path, responses: Sequence[Mapping[str, Any]], original: str, efficient: str
+) -> str:
+    """The page of lines of tokens.jsonl; returns D_t by kind of token, as plain text. original,
+    efficient: what the models are called. Errors: `UserError`.
     """
-    responses = list(json_lines(directory / TOKENS))
     rows = (row for each in responses for row in _rows_of(each))
     tokens = pd.DataFrame(rows, columns=["kl", "kind", "word", "share"])
     kl = tokens["kl"]
@@ -74,11 +74,11 @@ def write_page(directory: Path, original: str, efficient: str) -> str:
     title = f"{original} against {efficient}"
     table = Table(caption="D_t by kind of token", headings=headings, rows=lines)
     section = Section(title="By kind and by token", text="", table=table, plots=[*plots, *shaded])
-    page.write_page(directory / PAGE, [], title=title, text=text, sections=[section])
+    page.write_page(out, [], title=title, text=text, sections=[section])
     return f"{title}: {told}\n\n{aligned(headings, lines)}\n"
 
 
-def _rows_of(response: dict[str, Any]) -> Iterator[tuple[float, str, str, float]]:
+def _rows_of(response: Mapping[str, Any]) -> Iterator[tuple[float, str, str, float]]:
     """D_t of each token, its kind, the token as text, and the share of the response before it."""
     tokens, count = response["tokens"], len(response["tokens"])
     for place, (token, kind) in enumerate(zip(tokens, kinds_of(tokens), strict=True)):
@@ -112,7 +112,7 @@ def _kind(token: str, start: int, word_at: dict[int, str]) -> str:
     return "mathematics" if any(sign in "+-*/=<>^_\\{}$%&|~" for sign in bare) else "punctuation"
 
 
-def _shaded(response: dict[str, Any], full: float) -> Markup:
+def _shaded(response: Mapping[str, Any], full: float) -> Markup:
     """The response, each token shaded by its D_t. full: the D_t that has the full colour."""
     told = {
         at["position"]: "; efficient: "

@@ -65,7 +65,8 @@ def diagnose(
         write_bytes(tokens, whole)  # without a torn line
         key = itemgetter("problem_id", "sample_index")
         done = set(map(key, json_lines(tokens)))
-        left = [response for response in _responses(inputs) if key(response[0]) not in done]
+        wanted = list(_responses(inputs))
+        left = [response for response in wanted if key(response[0]) not in done]
         with Progress("diagnose", len(left), unit=" responses") as progress:
             dtype = getattr(torch, inputs.dtype)
             models = [load_model(m, dtype, inputs.device) for m in (p, q) if left]
@@ -75,7 +76,10 @@ def diagnose(
                 row["kl"], row["alternatives"] = found
                 append_line(tokens, json.dumps(row, ensure_ascii=False))
                 progress.update(1)
-    return write_page(out, p.name, q.name if q.name != p.name else f"{q.name} (efficient)")
+        shown = {key(row) for row, _, _ in wanted}  # an earlier command may have wanted others
+        responses = [row for row in json_lines(tokens) if key(row) in shown]
+    efficient_name = q.name if q.name != p.name else f"{q.name} (efficient)"
+    return write_page(out / PAGE, responses, p.name, efficient_name)
 
 
 def _responses(inputs: Inputs) -> Iterator[tuple[dict[str, Any], tuple[int, ...], list[int]]]:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from uuid import uuid4
 
 from megatron_opsft.data.problems import ARITHMETIC, ProblemSet, load_problems
-from megatron_opsft.errors import UserError
+from megatron_opsft.errors import UserError, first_line
 from megatron_opsft.evaluate.settings import EvalSettings
 from megatron_opsft.records import FinishReason, Outcome, Problem
 from megatron_opsft.report.table import OVERALL
@@ -177,9 +177,14 @@ class SampleFiles:
         found: dict[tuple[str, int], StoredSample] = {}
         for path in self._files(benchmark):
             for row in json_lines(path):
-                row["outcome"] = Outcome(row["outcome"])
-                row["finish_reason"] = FinishReason(row["finish_reason"])
-                sample = StoredSample(**row)
+                try:
+                    row["outcome"] = Outcome(row["outcome"])
+                    row["finish_reason"] = FinishReason(row["finish_reason"])
+                    sample = StoredSample(**row)
+                except (KeyError, TypeError, ValueError) as error:
+                    raise UserError(
+                        f"{path}: a line is no sample ({first_line(error)}); delete the line"
+                    ) from None
                 found.setdefault((sample.problem_id, sample.sample_index), sample)
         return [found[key] for key in sorted(found)]
 

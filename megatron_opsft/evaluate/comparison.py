@@ -7,6 +7,7 @@ overall values, which are over each one's own set.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, count
 from pathlib import Path
 
 from megatron_opsft.errors import UserError
@@ -99,9 +100,9 @@ def compare(results: Sequence[Results], *, baseline: str | None = None) -> Compa
     same_sets = all(len(result.benchmarks) == len(shared) for result in results)
     blocks = [*shared, OVERALL] if same_sets else shared
     by_label: dict[str, Results] = {}
-    for place, result in enumerate(results):
-        same = sum(other.model == result.model for other in results[:place])
-        by_label[f"{result.model} ({same + 1})" if same else result.model] = result
+    for result in results:
+        names = chain([result.model], (f"{result.model} ({n})" for n in count(2)))
+        by_label[next(name for name in names if name not in by_label)] = result
     if baseline is not None and baseline not in by_label:
         raise UserError(f"baseline {baseline}: there are {', '.join(by_label)}")
     base, reference = None, results[0].baseline

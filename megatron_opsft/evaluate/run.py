@@ -62,7 +62,9 @@ def evaluate(settings: EvalSettings, *, overwrite: bool = False) -> str:
                 _check_baseline(settings.earlier_baseline, models[0].benchmarks)
             for inputs in models:
                 directory = EvaluationDirectory(inputs.settings.out)
-                directory.begin(inputs.manifest(), overwrite=overwrite)
+                baseline = settings.earlier_baseline
+                needed = [] if baseline is None else [baseline / "results.json"]
+                directory.begin(inputs.manifest(), overwrite=overwrite, needed=needed)
         # Its processes start while the engine does, and leave it one of the rank's cores.
         cores = share_of_cores()
         workers = {"workers": max(1, cores - 1)}

@@ -141,14 +141,17 @@ class EvaluationDirectory(OwnedDirectory):
     kind = "evaluation"
     names = ("samples", "results.json", "table.md", "report.html")
 
-    def begin(self, manifest: Mapping[str, Any], *, overwrite: bool) -> None:
+    def begin(
+        self, manifest: Mapping[str, Any], *, overwrite: bool, needed: Sequence[Path] = ()
+    ) -> None:
         """Make it ready for samples of the manifest's identity, JSON; below `data` that has an
         entry for each benchmark. Those that this command leaves out stay in the manifest: their
-        samples are still there. Errors: `UserError` naming what differs from the samples' identity.
+        samples are still there. needed: as of `clear`. Errors: `UserError` naming what differs from
+        the samples' identity.
         """
         self.check()
         if overwrite:
-            self.clear()
+            self.clear(needed)
         identity = manifest["identity"]
         self.check_same(identity, growing="data")
         data = self.data() | identity["data"]

@@ -109,7 +109,7 @@ def read_run(run: Path, name: str) -> Run:
     steps, evaluations = (
         read_json_lines(run / name, required=required)
         for name, required in (
-            ("metrics.jsonl", ("num_accepted", "step_seconds")),
+            ("metrics.jsonl", ("trained_tokens", "step_seconds")),
             ("evals.jsonl", ("eval_accuracy", "eval_mean_response_tokens")),
         )
     )
@@ -121,7 +121,7 @@ def read_run(run: Path, name: str) -> Run:
     return Run(
         name=name,
         state=state,
-        note=describe_skipped(sum(line["num_accepted"] == 0 for line in steps), len(steps)),
+        note=describe_skipped(sum(line["trained_tokens"] == 0 for line in steps), len(steps)),
         settings=settings,
         steps=steps,
         evaluations=evaluations,
@@ -138,7 +138,7 @@ def _settings(path: Path) -> dict[str, str]:
 
 
 def describe_skipped(skipped: int, steps: int) -> str:
-    """skipped: how many of the steps accepted no response; "" if none did."""
+    """skipped: how many of the steps trained on no token; "" if none did."""
     if not skipped:
         return ""
     if skipped < steps:

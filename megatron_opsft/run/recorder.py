@@ -98,7 +98,7 @@ class RunRecorder:
         }
         metrics = {key: value for key, value in known.items() if value is not None}
         self._log.step(metrics)
-        if not metrics["num_accepted"] and not self._has_explained:
+        if not metrics["trained_tokens"] and not self._has_explained:
             self._has_explained = True
             limit = self._s.config.rollout.max_response_tokens
             base = next(iter(self._evaluations.lines()), {})

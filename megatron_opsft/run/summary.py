@@ -2,35 +2,49 @@
 summary.json; and the card of its model, hf/README.md.
 """
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from megatron_opsft.config import Config
+from megatron_opsft.data.problems import sha256_of
 from megatron_opsft.report.plot import percent, tokens
 from megatron_opsft.report.runs import read_json_lines
 from megatron_opsft.runtime.libraries import installed_versions
 from megatron_opsft.session import Session
+from megatron_opsft.verify.verifier import describe_judge
 
 Line = Mapping[str, Any]  # of evals.jsonl
 
 
 def manifest_of(session: Session) -> dict[str, Any]:
     """`identity` is what a resumed run must keep besides the keys of its configuration."""
+    config = session.config
+    held_out = {"eval": session.held_out, **session.more_held_out}
+    judge, stored = config.verify, config.data.responses
     return {
         "versions": installed_versions(),
         "data": session.problems.name,
         "identity": {
             "data_sha256": session.problems.sha256,
+            "held_out_sha256": {name: sha256_of(s.problems) for name, s in held_out.items() if s},
+            "judge": describe_judge(judge, "") if judge.own_judge else judge.judge,
+            "responses_sha256": None if stored is None else _sha256_of_file(stored),
             # With the teacher's behind it, where there is one.
             "example_prompt": session.sampler.encoder.example
             + ("" if session.teacher is None else session.teacher.example),
         },
         "num_problems": len(session.problems.problems),
         "num_bad_rows": len(session.problems.bad_rows),
-        "model": str(session.config.model.path),
+        "model": str(config.model.path),
         "world_size": session.layout.world_size,
     }
+
+
+def _sha256_of_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def best_evaluation(lines: Sequence[Line], within: float) -> Line | None:
@@ -62,7 +76,9 @@ def summarize(directory: Path, config: Config) -> dict[str, Any]:
     evaluations = read_json_lines(
         directory / "evals.jsonl", required=[f"eval_{key}" for key in _MEASURED]
     )
-    steps = read_json_lines(directory / "metrics.jsonl", required=("num_accepted", "step_seconds"))
+    steps = read_json_lines(
+        directory / "metrics.jsonl", required=("trained_tokens", "step_seconds")
+    )
     first, last = (evaluations[0], evaluations[-1]) if evaluations else ({}, {})
     summary: dict[str, Any] = {"base": _measured(first), "final": _measured(last)}
     best = best_evaluation(evaluations, config.eval.best_within)
@@ -70,7 +86,7 @@ def summarize(directory: Path, config: Config) -> dict[str, Any]:
         summary["best"] = _measured(best) | {"step": best["step"]}
     return summary | {
         "steps": config.run.steps,
-        "skipped_steps": sum(line["num_accepted"] == 0 for line in steps),
+        "skipped_steps": sum(line["trained_tokens"] == 0 for line in steps),
         "seconds": sum(line["step_seconds"] for line in steps),
     }
 

@@ -222,8 +222,9 @@ def whole_result(results: Sequence[StepResult]) -> StepResult:
 
 def stored_batch(s: Session, stored: StoredResponses, step: int) -> JudgedBatch:
     """The step's responses: as many as another method would sample, epoch after epoch in a new
-    order.
+    order. The engine, awake since the last update for evaluations alone, sleeps meanwhile.
     """
+    s.sampler.engine.sleep()
     order = ProblemSampler(
         members=(range(len(stored)),),
         weights=(1.0,),

@@ -17,7 +17,9 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import connection
+from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 from megatron_opsft.config.load import load
 from megatron_opsft.errors import UserError
@@ -25,7 +27,7 @@ from megatron_opsft.evaluate.settings import EvalSettings
 from megatron_opsft.launch.rounds import Rounds, check_rounds
 from megatron_opsft.runtime.owned_directory import OwnedDirectory, flatten
 from megatron_opsft.runtime.phase import REQUEUE_EXIT_CODE, StopSignal
-from megatron_opsft.study.study_file import StudyRun
+from megatron_opsft.study.study_file import ASKED, StudyRun
 
 log = logging.getLogger("megatron_opsft")
 
@@ -88,9 +90,15 @@ def commands_of(run: StudyRun) -> list[list[str]]:
         commands = list(rounds.left())
     elif run.trains:
         commands = [["train", *run.words, "--resume=auto"]]
-    model = str(trainings_of(run)[-1]) if run.trains else run.load().model.path
-    own = {"model": model, "name": run.label, "out": str(run.evaluation)}
-    words = [f"{key}={value}" for key, value in flatten(run.eval_settings | own).items()]
+    own: dict[str, Any] = {"name": run.label, "out": str(run.evaluation)}
+    asked = {}  # a model that is trained is asked as in its training
+    if run.trains:
+        own["model"] = str(trainings_of(run)[-1])
+    else:
+        config = run.load()
+        own["model"] = config.model.path
+        asked = {name: attrgetter(key)(config) for key, name in ASKED.items()}
+    words = [f"{key}={value}" for key, value in flatten(asked | run.eval_settings | own).items()]
     load(EvalSettings, None, words)
     return [*commands, ["eval", *words]]
 

@@ -49,7 +49,8 @@ class Row:
 
 def read_rows(out: Path, plan: StudyPlan) -> list[Row]:
     """The rows of the study in `out`, section by section; a shared run has a row in each."""
-    base = [_results(run) for run in plan.runs if run.name == plan.study.baseline]
+    named = [rows.get(plan.study.baseline, ()) for rows in plan.rows.values()]
+    base = [_results(run) for runs in named for run in runs]
     tokens = [found.metrics["mean_tokens"].value for found in base if found]
     return [
         _read_row(out, section, name, run, fmean(tokens) if tokens else None)
@@ -154,19 +155,32 @@ def _lines(plan: StudyPlan, rows: Sequence[Row], section: str) -> list[TableRow]
     found = []
     for name in plan.rows[section]:
         done = [r for r in rows if (r.section, r.name, r.error) == (section, name, None)]
-        metrics = dict(done[0].metrics) if done else {}
-        deviations = {}
-        if len(done) > 1:
-            for metric in metrics:
-                values = [row.metrics[metric].value for row in done if metric in row.metrics]
-                metrics[metric] = Estimate(value=fmean(values))
-                deviations[metric] = pstdev(values)
-        blocks = {OVERALL: metrics} if done else {}
-        budgets = {OVERALL: done[0].budgets} if done else {}
+        if not done:
+            found.append(TableRow(label=name, blocks={}))
+            continue
+        metrics, deviations = _means([row.metrics for row in done])
+        budgets = [
+            (points[0][0], _means([at for _, at in points])[0])
+            for points in zip(*(row.budgets for row in done), strict=True)
+        ]
         found.append(
-            TableRow(label=name, blocks=blocks, budgets=budgets, deviations={OVERALL: deviations})
+            TableRow(
+                label=name,
+                blocks={OVERALL: metrics},
+                budgets={OVERALL: budgets},
+                deviations={OVERALL: deviations},
+            )
         )
     return found
+
+
+def _means(found: Sequence[Metrics]) -> tuple[Metrics, dict[str, float]]:
+    """Of each metric the mean over seeds and the deviation; of one seed its own, with intervals."""
+    if len(found) == 1:
+        return found[0], {}
+    values = {m: [each[m].value for each in found if m in each] for m in found[0]}
+    means = {metric: Estimate(value=fmean(those)) for metric, those in values.items()}
+    return means, {metric: pstdev(those) for metric, those in values.items()}
 
 
 def _section(plan: StudyPlan, rows: Sequence[Row], key: str, lines: Sequence[TableRow]) -> Section:

@@ -15,6 +15,12 @@ from megatron_opsft.config_section import Section
 from megatron_opsft.errors import UserError
 
 Keys = dict[str, Any]
+# What a model that is not trained is asked with, and who judges it; other keys do nothing for it.
+ASKED = {
+    "data.template": "template",
+    "data.system_prompt": "system_prompt",
+    "verify.judge": "judge",
+}
 
 
 class RunEntry(Section):
@@ -167,7 +173,7 @@ def read_study(path: Path, out: Path) -> StudyPlan:
         }
         for key, section in study.sections.items()
     }
-    if study.baseline not in {run.name for run in runs.values()}:
+    if not any(study.baseline in named for named in rows.values()):
         raise UserError(f"{path}: baseline={study.baseline} is not the name of a run")
     in_order = sorted(runs.values(), key=lambda run: run.seed)
     return StudyPlan(study=study, rows=rows, runs=in_order)
@@ -175,6 +181,12 @@ def read_study(path: Path, out: Path) -> StudyPlan:
 
 def _expand(study: Study, name: str, entry: RunEntry, out: Path) -> Iterator[StudyRun]:
     seeds = dict.fromkeys(entry.seeds or study.seeds)
+    settings = {**study.set, **entry.set}
+    if not entry.train:
+        used = {"model.path", *ASKED}
+        if without := sorted(entry.set.keys() - used):
+            raise UserError(f"run {name!r} is not trained, so leave out set: {without[0]}")
+        settings = {key: value for key, value in settings.items() if key in used}
     for seed in seeds if entry.train else [*seeds][:1]:
         folder = re.sub(r"[^A-Za-z0-9.]+", "_", name).strip("_")
         yield StudyRun(
@@ -183,11 +195,7 @@ def _expand(study: Study, name: str, entry: RunEntry, out: Path) -> Iterator[Stu
             directory=out / "runs" / f"{folder}-s{seed}",
             config=entry.config or study.config,
             trains=entry.train,
-            settings=(
-                {**study.set, **entry.set, "run.seed": seed}
-                if entry.train
-                else {key: value for key, value in study.set.items() if key == "model.path"}
-            ),
+            settings=settings | ({"run.seed": seed} if entry.train else {}),
             eval_settings={**study.eval, **entry.eval},
             data_problems=entry.data_problems,
             rounds=entry.rounds,

@@ -17,6 +17,7 @@ from selenium.webdriver.support.ui import Select, WebDriverWait
 
 from megatron_opsft.diagnose.page import write_page as write_diagnosis
 from megatron_opsft.report.page import write_page
+from megatron_opsft.runtime.durable import json_lines
 
 _FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
 _FLAGS += ["--disable-background-networking", "--hide-scrollbars"]
@@ -239,7 +240,8 @@ def test_tokens_are_coloured_by_probability_where_it_was_saved(
 def test_a_diagnosis_and_a_tapped_token_that_says_its_number(
     chromium: Chromium, tmp_path: Path, width: int, dark: bool
 ) -> None:
-    write_diagnosis(make_diagnosis(tmp_path), "long", "short")
+    rows = [*json_lines(make_diagnosis(tmp_path) / "tokens.jsonl")]
+    write_diagnosis(tmp_path / "report.html", rows, "long", "short")
     chromium.open(tmp_path / "report.html", width=width, dark=dark)
     assert chromium.one("h1").text == "long against short"
     assert len(chromium.all("main pre")) == NUM_RESPONSES

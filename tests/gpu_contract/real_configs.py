@@ -81,6 +81,7 @@ def read_vllm(name: str, overrides: list[str]) -> dict[str, Any]:
     batch = found.scheduler_config.max_num_seqs, found.scheduler_config.max_num_batched_tokens
     memory = cache.gpu_memory_utilization, cache.kv_cache_memory_bytes
     routing = found.aux_output_config.enable_return_routed_experts
+    replays, fuses = config.train.routing_replay, found.compilation_config.pass_config
     return different(
         {
             "device": (found.device_config.device_type, "cuda"),
@@ -95,7 +96,9 @@ def read_vllm(name: str, overrides: list[str]) -> dict[str, Any]:
             "batch": (batch, (rollout.batch_size, load_hardware("h100").engine_batch_tokens)),
             "memory": (memory, (rollout.gpu_memory_fraction, rollout.kv_cache_bytes)),
             "prefix_caching": (cache.enable_prefix_caching, True),
-            "routing": (routing, config.train.routing_replay),
+            "routing": (routing, replays),
+            "async": (found.scheduler_config.async_scheduling, not replays),
+            "FlashInfer's sums": (fuses.fuse_allreduce_rms, False),
             "eager": (model.enforce_eager, False),
         }
     )

@@ -14,7 +14,6 @@ from hf_reference import hf_model
 from live_memory import LiveMemory
 from made_diagnosis import make_diagnosis
 from made_runs import HARM
-from rows import write_rows
 from safetensors.torch import load_file, save_file
 from tiny_models import SHAPES, samples, weights
 from torch import Tensor
@@ -82,7 +81,7 @@ def outputs(out: Path) -> dict[str, bytes]:
     return {name: (out / name).read_bytes() for name in ("tokens.jsonl", "report.html")}
 
 
-def test_every_token_of_every_response_is_there_and_counted(whole: Path) -> None:
+def test_every_token_of_every_response_is_there_and_counted(whole: Path, tmp_path: Path) -> None:
     there = {path.name for path in whole.iterdir()}
     assert there == {"manifest.json", "responses", *outputs(whole)}
     rows = list(json_lines(whole / "tokens.jsonl"))
@@ -92,7 +91,9 @@ def test_every_token_of_every_response_is_there_and_counted(whole: Path) -> None
         assert len(row["kl"]) == len(row["tokens"]) and 0 <= min(row["kl"]) < max(row["kl"])
         assert row["outcome"] in ("correct", "wrong", "no_answer") and row["alternatives"]
     kl = [value for row in rows for value in row["kl"]]
-    first, *lines = write_page(whole, "tiny_reasoner", "efficient").splitlines()
+    first, *lines = write_page(
+        tmp_path / "page.html", rows, "tiny_reasoner", "efficient"
+    ).splitlines()
     assert f"{len(kl):,} tokens of 12 responses, D_t {fmean(kl):.4f} nats" in first
     rows_said = [line.replace(",", "").replace(" %", "") for line in lines if line[-1:] == "%"]
     columns = [line.split()[-3:] for line in rows_said]
@@ -103,14 +104,14 @@ def test_every_token_of_every_response_is_there_and_counted(whole: Path) -> None
 def test_the_page_is_made_of_the_tokens(tmp_path: Path) -> None:
     """Texts that mean harm stay texts; D_t may be 0 everywhere, as of a model and itself."""
     made = make_diagnosis(tmp_path)
-    assert "60 tokens of 4 responses" in write_page(made, "long", "short")
-    page = (made / "report.html").read_text()
+    rows, out = [*json_lines(made / "tokens.jsonl")], made / "report.html"
+    assert "60 tokens of 4 responses" in write_page(out, rows, "long", "short")
+    page = out.read_text()
     assert "<h1>long against short</h1>" in page and page.count("<pre>") == 4
     assert page.count('class="k9" title="D = 5; efficient: &#39;&lt;/think&gt;&#39; 90 %') == 1
     assert HARM[:20] not in page and page.count("</script") == 2
-    rows = [row | {"kl": [0.0] * len(row["kl"])} for row in json_lines(made / "tokens.jsonl")]
-    write_rows(made / "tokens.jsonl", rows)
-    assert "0.0000 nats" in write_page(made, "long", "short")
+    rows = [row | {"kl": [0.0] * len(row["kl"])} for row in rows]
+    assert "0.0000 nats" in write_page(out, rows, "long", "short")
 
 
 def test_kills_change_nothing(cli: ForkedCli, efficient: Path, whole: Path, tmp_path: Path) -> None:

@@ -45,6 +45,8 @@ def test_tested_versions_fit_the_ranges(name: str) -> None:
         is_needed = not need.marker or need.marker.evaluate({"python_version": f"3.{name[-2:]}"})
         if is_needed and need.name != "setuptools":  # which pip freeze leaves out
             assert need.specifier.contains(pinned[canonical(need.name)]), need
+    compiler = (pinned.get(f"nvidia-{part}", "") for part in ("cuda-nvcc", "cuda-crt", "nvvm"))
+    assert len({version.rpartition(".")[0] for version in compiler}) == 1
 
 
 def test_the_container_copies_what_is_there() -> None:
@@ -57,7 +59,7 @@ def test_the_container_copies_what_is_there() -> None:
 OFFLINE = """#!/bin/bash
 case "$*" in
 *torch.version.cuda*) echo 13.0 ;;
-*"import nvidia"*) echo /nvidia ;;
+*"import nvidia"*) echo "$NVIDIA" ;;
 *" pip install"*) echo "$PIP_NO_INDEX $PIP_FIND_LINKS $*" >>"$ASKED" ;;
 *" pip freeze "*) printf "pip==26.3\ntorch==2.13.0+cu130\n" ;;
 *" pip wheel "*) echo "$@" >>"$ASKED"; touch "$SAVED/torch-2.13.0-cp312.whl" ;;
@@ -80,7 +82,9 @@ def write_python(venv: Path, text: str) -> None:
 def test_a_folder_of_wheels_needs_no_network_and_no_compiler(tmp_path: Path) -> None:
     wheels, saved, venv = (tmp_path / name for name in ("wheels", "saved", "venv"))
     write_python(venv, OFFLINE)
-    install = partial(run, "install_gpu.sh", cwd=tmp_path, SAVED=str(saved))
+    lib = tmp_path / "cu13/lib"
+    lib.mkdir(parents=True)
+    install = partial(run, "install_gpu.sh", cwd=tmp_path, SAVED=str(saved), NVIDIA=str(tmp_path))
     refused = install("--wheels", "wheels", str(venv))
     assert refused.returncode == 2 and "holds no torch-*.whl; make it with" in refused.stderr
     assert install("--wheel", "x").stderr.startswith("error: there is no option --wheel;")
@@ -91,6 +95,7 @@ def test_a_folder_of_wheels_needs_no_network_and_no_compiler(tmp_path: Path) -> 
     calls = (tmp_path / "asked").read_text().splitlines()
     assert len(calls) == 5 and all(call.startswith(f"1 {wheels} ") for call in calls)
     assert calls[3].endswith("transformer-engine[core-cu13,pytorch]==2.20.2")
+    assert (lib.with_name("lib64") / "libcudart.so").readlink() == Path("libcudart.so.13")
     kept = install("--save-wheels", "saved", str(venv))  # what is installed stays as it is
     assert kept.returncode == 0 and f"1 wheels in {saved}; install_gpu.sh --wheels" in kept.stdout
     assert (saved / "versions.txt").read_text() == "pip==26.3\ntorch==2.13.0\n"

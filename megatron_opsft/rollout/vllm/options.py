@@ -83,6 +83,10 @@ def prepare_environment(is_cuda: bool, rank: int, *, seeded: bool) -> None:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # its warnings are not for the user
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    if is_cuda:
+        # FlashInfer's sum over an engine's ranks comes in no fixed order, and is compiled by a CUDA
+        # toolkit that may not be there.
+        os.environ.setdefault("VLLM_ALLREDUCE_USE_FLASHINFER", "0")
     if is_cuda and seeded:
         # FlashInfer's sampler takes no batch with a request that carries a seed. vLLM's warm-up,
         # which has none, would still compile it with a CUDA toolkit that may not be there.
@@ -130,10 +134,13 @@ def llm_options(settings: EngineSettings, table: WeightTable) -> dict[str, Any]:
             options["sleep_preserve_parameter_names"] = ["draft.*"]
     if settings.notes_routing:
         options["enable_return_routed_experts"] = True
+        # With it a pass of ended requests is left over, on which vLLM 0.32 stops after a sleep.
+        options["async_scheduling"] = False
     if settings.is_cuda:
         options["gpu_memory_utilization"] = settings.gpu_memory_fraction
         options["kv_cache_memory_bytes"] = settings.kv_cache_bytes
         options["enable_sleep_mode"] = True
+        options["compilation_config"] = {"pass_config": {"fuse_allreduce_rms": False}}  # FlashInfer
         if table.shape.moe:
             options["moe_backend"] = "triton"  # FlashInfer's reorder the experts' weights
         # CUDA graphs and NCCL's buffers leave the GPU, too.
