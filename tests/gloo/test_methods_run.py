@@ -69,11 +69,13 @@ RESUMED |= {"crst", "o1_pruner", *{METHODS[name].state_class: name for name in S
 WATCH = """
 import json, shutil
 from pathlib import Path
+from megatron_opsft.rollout.hf.engine import HfEngine
 from megatron_opsft.run.recorder import RunRecorder
 from megatron_opsft.session import Session
 
 run_dir, killed_after, prompts = Path({run_dir!r}), {killed_after}, {{}}
 made_prompt, checkpoint = Session.prompt_of, RunRecorder.checkpoint
+HfEngine.sleep = lambda self: print("asleep")
 
 def noted(self, problem, **which):
     prompt = made_prompt(self, problem, **which)
@@ -99,6 +101,7 @@ def run_and_resume(cli: ForkedCli, tmp_path: Path, name: str, keys: list[str]) -
     watch = WATCH.format(run_dir=str(run_dir), killed_after=after)
     ended = cli.run([*words, f"run.dir={run_dir}"], watch)
     assert ended.exit_code == 0, ended.stderr
+    assert ended.stdout.count("asleep") == ended.stdout.count("\nstep ")  # while it trains
     if name not in RESUMED:
         return run_dir
     killed = tmp_path / "killed"

@@ -126,6 +126,7 @@ def test_kills_change_nothing(cli: ForkedCli, efficient: Path, whole: Path, tmp_
     ended = diagnose(cli, efficient, out, prelude=KILLED.format(left=NUM_RESPONSES - 4))
     assert ended.exit_code == 0, ended.stderr
     assert outputs(out) == outputs(whole)
+    assert " of 2 responses" in diagnose(cli, efficient, out, "--limit", "1").stdout
 
 
 def test_misfits_are_one_line(cli: ForkedCli, efficient: Path, whole: Path, tmp_path: Path) -> None:

@@ -99,6 +99,7 @@ def test_on_a_gpu_the_sampler_that_is_compiled_is_off_where_seeds_leave_it_unuse
         monkeypatch.setattr(os, "environ", {name: given} if given else {})
         prepare_environment(is_cuda, rank=0, seeded=seeded)
         assert os.environ.get(name) == found
+        assert os.environ.get("VLLM_ALLREDUCE_USE_FLASHINFER") == ("0" if is_cuda else None)
     monkeypatch.setattr("shutil.which", lambda name: None)
     monkeypatch.setattr("os.path.isfile", lambda name: False)
     with pytest.raises(UserError, match="there is no nvcc; set CUDA_HOME"):

@@ -82,6 +82,12 @@ def test_shared_benchmarks_alone_are_compared_and_other_sets_have_no_overall() -
         compare([build(OLD), build(made_model("x", 9, 1, ("math500",)))])
 
 
+def test_equal_names_are_told_apart() -> None:
+    names = ("a", "a (2)", "a")
+    rows = compare([build(made_model(name, 9, 1, BOTH)) for name in names]).rows
+    assert [row.label for row in rows] == ["a", "a (2)", "a (3)"]
+
+
 def test_every_setting_that_differs_is_named() -> None:
     settings = {"temperature": 1.0, "template": {"name": "cod"}, "engine": "vllm 1"}
     other = made_model("new", 200, 7, BOTH, 2, **SETTINGS | settings)

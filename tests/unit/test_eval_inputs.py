@@ -90,6 +90,9 @@ def test_what_was_appended_comes_back_in_order_without_a_torn_line(tmp_path: Pat
     assert [s.problem_id for s in one.read("a.b")] == ["z"] and one.read("b") == []
     part.write_bytes(part.read_bytes()[:-1])
     assert [(s.problem_id, s.sample_index) for s in one.read("a")] == [("p", 0), ("q", 1)]
+    part.write_text('{"problem_id": "p"}\n')
+    with pytest.raises(UserError, match="a line is no sample"):
+        one.read("a")
 
 
 def test_one_file_in_the_end_whoever_wrote_the_parts(tmp_path: Path) -> None:
@@ -136,6 +139,7 @@ def test_options_are_settings_and_win_over_the_file(tmp_path: Path) -> None:
     keys = [f"{name}={value}" for name, value in given.items()]
     settings = settings_of(config, *options, "--data", "b=h", "--data", "c=i")
     assert settings == settings_of(*keys, "data.b=h", config, "data.c=i")
+    assert {*settings_of("model=m", "data.my-set=h", "data.my_set=i").data} == {"my-set", "my_set"}
     assert (settings.model, settings.name, settings.out) == ("m", "07", Path("o"))
     assert settings.data == {"a": "f", "b": "h", "c": "i"}
     assert settings.limit == 9 and settings.deer.max_trials == 3

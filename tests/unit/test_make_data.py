@@ -143,6 +143,9 @@ def test_data_of_crst_are_the_shortest_of_what_training_samples_and_continue_aft
     assert trained.exit_code == 0, trained.stderr
     metrics = json.loads((tmp_path / "trained/metrics.jsonl").read_text().splitlines()[0])
     assert len(stored) == 3 and metrics["trained_tokens"] == sum(map(len, shortest.values()))
+    data[0] = "method.name=off_policy_sft"
+    error = cli.run(["train", *given, *data, f"run.dir={tmp_path / 'other'}"]).error
+    assert "were made for method.name=crst, not off_policy_sft" in error
 
 
 def test_data_of_o1_pruner_hold_rewards_and_log_probs(cli: ForkedCli, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import re
 import shlex
 import subprocess
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -14,8 +15,9 @@ from made_runs import make_evaluation
 from rows import write_rows
 
 from megatron_opsft.errors import UserError
+from megatron_opsft.report.table import OVERALL
 from megatron_opsft.study.jobs import RunDirectory, check_run, commands_of, trainings_of
-from megatron_opsft.study.results import read_rows, write_outputs
+from megatron_opsft.study.results import _lines, read_rows, write_outputs
 from megatron_opsft.study.study_file import StudyPlan, read_study
 
 BASE: dict[str, Any] = {"base": {"train": False}}
@@ -60,6 +62,15 @@ def test_equal_runs_are_made_once_and_an_untrained_model_for_one_seed(tmp_path: 
     assert plan.rows["methods"]["ours"][1].settings == {"run.steps": 2, "run.seed": 1}
 
 
+def test_an_untrained_model_is_asked_as_the_trained_ones(tmp_path: Path) -> None:
+    keys = {"data.template": "chat", "verify.judge": "mine:judge"}
+    other = {"train": False, "set": {"model.path": "else/where"}}
+    plan = plan_of(tmp_path, BASE | {"other": other, "ours": None}, set={"run.steps": 2} | keys)
+    for run, model in zip(plan.runs, ("tiny_reasoner", "else/where"), strict=False):
+        (words,) = commands_of(run)
+        assert {f'model="{model}"', 'template="chat"', 'judge="mine:judge"'} <= set(words)
+
+
 def test_fixed_data_are_made_before_the_training_that_reads_them(tmp_path: Path) -> None:
     run = next(run for run in plan_of(tmp_path).runs if run.name == "crst")
     data, train, evaluation = commands_of(run)
@@ -98,6 +109,7 @@ def test_rounds_share_out_the_steps_and_are_one_training_in_the_table(tmp_path: 
         ({"rounds": 3, "set": {"method.name": "crst"}}, "does not divide run.steps=2"),
         ({"eval": {"method": "deer", "budgets": [16]}}, "budgets: early exit tries answers"),
         ({"set": {"run.step": 3}}, "run 'b': .*run.step"),
+        ({"train": False, "set": {"run.steps": 3}}, "'b' is not trained, so leave out set: run"),
     ],
 )
 def test_what_cannot_be_made_is_said_before_anything_is_run(
@@ -173,6 +185,10 @@ def test_finished_runs_are_a_mean_and_the_best_is_beside_the_baseline(tmp_path: 
     write_outputs(tmp_path, plan, rows)
     table = (tmp_path / "table.md").read_text(encoding="utf-8")
     assert re.search(r"204 \[\d+, \d+\]", table) and "49.5 ± 5.0" in table
+    (_, ours, _) = _lines(plan, rows, "methods")
+    ends = [[at["mean_tokens"].value for _, at in row.budgets] for row in rows[1:3]]
+    means = [at["mean_tokens"].value for _, at in ours.budgets[OVERALL]]
+    assert means == [fmean(pair) for pair in zip(*ends, strict=True)]
     tokens = json.loads((tmp_path / "table.json").read_text())[2]["metrics"]["mean_tokens"]
     assert tokens["value"] == 44.5 and tokens["low"] < 44.5 < tokens["high"]
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
