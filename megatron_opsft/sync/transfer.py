@@ -7,7 +7,7 @@ Two rounds are on their way at a time: while one travels, the next is packed, an
 unpacked.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -57,15 +57,6 @@ class _Message:
             yield from ((v, part.view(v.shape)) for v, part in zip(self._views, parts, strict=True))
 
 
-@dataclass(frozen=True, slots=True)
-class _Posted:
-    """A round on its way. The messages must live until all of `works` have been waited for."""
-
-    sent: Sequence[_Message]
-    received: Sequence[_Message]
-    works: Sequence[dist.Work]
-
-
 @dataclass(eq=False)
 class Transfer:
     """Fills the targets of all ranks from their sources; made once, run for every push or pull.
@@ -87,14 +78,15 @@ class Transfer:
             held = chain(self.sources.values(), self.targets.values())
             dist.all_reduce(next(held, torch.empty(0)).new_zeros(1, dtype=torch.uint8))
             self._is_connected = True
-        posted: _Posted | None = None
+        finish: Callable[[], None] = self._fill_locally  # while the first round travels
         for index, current in enumerate(self.program.rounds):
             following = self._post(current, index)
-            self._finish(posted)
-            posted = following
-        self._finish(posted)
+            finish()
+            finish = following
+        finish()
 
-    def _post(self, current: Round, index: int) -> _Posted:
+    def _post(self, current: Round, index: int) -> Callable[[], None]:
+        """Start a round; the rest of it waits, and unpacks. Until then the messages must live."""
         sent, received = [], []
         operations: list[dist.P2POp] = []
         for peer, rects in current.receives.items():
@@ -107,19 +99,18 @@ class Transfer:
                 sent.append(message)
                 operations.append(dist.P2POp(dist.isend, message.buffer, peer, tag=index))
         works = dist.batch_isend_irecv(operations) if operations else []
-        return _Posted(sent, received, works)
 
-    def _finish(self, posted: _Posted | None) -> None:
-        """Wait for a round and unpack it; before the first (None), copy between own parameters."""
-        if posted is None:
-            self._fill_locally()
-            return
-        for work in posted.works:
-            work.wait()
-        for message in posted.received:
-            message.unpack()
+        def finish() -> None:
+            for work in works:
+                work.wait()
+            for message in received:
+                message.unpack()
+            sent.clear()
+
+        return finish
 
     def _fill_locally(self) -> None:
+        """Copy between own parameters."""
         for copy in self.program.copies:
             source = copy.source.view(self.sources[copy.source.tensor])
             copy.target.view(self.targets[copy.target.tensor]).copy_(source)
