@@ -11,11 +11,11 @@ from megatron.core.optimizer import ChainedOptimizer
 from torch import Tensor
 
 from megatron_opsft.errors import NonFiniteError
-from megatron_opsft.loss.cross_entropy import Method, summed_loss
+from megatron_opsft.loss.cross_entropy import summed_loss
 from megatron_opsft.loss.fused_linear import fused_linear_loss
 from megatron_opsft.loss.output_head import OutputHead, Teacher
 from megatron_opsft.loss.token_losses import token_losses
-from megatron_opsft.methods.objective import Distillation, Objective
+from megatron_opsft.methods.objective import Distillation
 from megatron_opsft.model.optimizer import set_learning_rate, update
 from megatron_opsft.model.passes import ModelPasses
 from megatron_opsft.records import MicroBatch, StepResult
@@ -32,16 +32,12 @@ NOTHING_DONE = StepResult(
 
 
 def _sum_losses(
-    method: Method,
-    objective: Objective,
-    accumulation_fusion: bool,
-    head: OutputHead,
-    batch: MicroBatch,
-    hidden_TH: Tensor,
+    trainer: "Trainer", head: OutputHead, batch: MicroBatch, hidden_TH: Tensor
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
     """The weighted, unnormalised sum of one micro-batch's token losses, for the schedule; again,
     with the sums of the objective's statistics.
     """
+    objective = trainer.objective
     losses = token_losses(objective, batch)
     num_tokens = torch.tensor(batch.num_loss_tokens, dtype=torch.int, device=hidden_TH.device)
     if isinstance(objective.surrogate, Distillation):
@@ -58,13 +54,13 @@ def _sum_losses(
         statistics: tuple[Tensor, ...] = (clipped, found.divergence_R.sum())
     else:
         loss_sum, log_probs_R = summed_loss(
-            method,
+            trainer.cross_entropy,
             hidden_TH,
             head,
             batch.loss_indices_R,
             batch.labels_R,
             losses,
-            accumulation_fusion=accumulation_fusion,
+            accumulation_fusion=trainer.config.gradient_accumulation_fusion,
         )
         statistics = losses.statistics(log_probs_R)
     return loss_sum, num_tokens, (loss_sum.detach().clone(), *statistics)
@@ -107,15 +103,7 @@ class Trainer(ModelPasses):
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
         losses = self._run(
-            partial(
-                _sum_losses,
-                self.cross_entropy,
-                self.objective,
-                self.config.gradient_accumulation_fusion,
-            ),
-            batches,
-            self.objective.temperature,
-            forward_only=False,
+            partial(_sum_losses, self), batches, self.objective.temperature, forward_only=False
         )
         for chunk in self.chunks:
             chunk.scale_gradients(factor)
