@@ -54,7 +54,7 @@ def plan_packing(
     sizes = count(least, multiple)
     ranks = next(filter(None, (_spread(lengths, cost, order, budget, dp_size, n) for n in sizes)))
     for bins in ranks:
-        bins.sort(key=lambda indices: -_cost_of([indices], cost))
+        bins.sort(key=lambda indices: -sum(cost[i] for i in indices))
     return ranks
 
 
@@ -106,10 +106,6 @@ def _spread(
     return ranks
 
 
-def _cost_of(bins: Sequence[Bin], cost: Sequence[float]) -> float:
-    return sum([cost[i] for indices in bins for i in indices])
-
-
 def describe_plan(
     lengths: Sequence[int], plan: Sequence[Sequence[Bin]], *, budget: int, quadratic_at: float
 ) -> PackingReport:
@@ -117,7 +113,7 @@ def describe_plan(
     bins = [indices for mine in plan for indices in mine]
     used = [sum(lengths[i] for i in indices) for indices in bins]
     cost = [sequence_cost(length, quadratic_at) for length in lengths]
-    load = [_cost_of(mine, cost) for mine in plan]
+    load = [sum(cost[i] for indices in mine for i in indices) for mine in plan]
     room = sum(max(budget, tokens) for tokens in used)
     return PackingReport(
         fill=sum(used) / room if room else 0.0,
