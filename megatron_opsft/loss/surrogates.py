@@ -31,11 +31,6 @@ class ResponsePart:
     total: Callable[[Tensor], Tensor]
 
 
-def likelihood(log_probs: Tensor, advantages: Tensor) -> Tensor:
-    """A log p."""
-    return advantages * log_probs
-
-
 def token_clip(
     log_probs: Tensor,
     old: Tensor,

@@ -91,9 +91,9 @@ class ObjectiveLosses:
         lengths, parted = batch.response_lengths, _response_part(batch)
         match self.objective.surrogate:
             case Likelihood():
-                return surrogates.likelihood(log_probs_C, advantages_C)
+                return advantages_C * log_probs_C
             case Distillation(likelihood=weight):  # the rest is not a function of log-probs
-                return weight * surrogates.likelihood(log_probs_C, advantages_C)
+                return weight * (advantages_C * log_probs_C)
             case TokenClip(low=low, high=high, dual=dual):
                 return surrogates.token_clip(
                     log_probs_C, old_C, advantages_C, low=low, high=high, dual=dual
