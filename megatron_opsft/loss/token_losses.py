@@ -3,6 +3,7 @@ with given weights, and any objective. Suffix C: those tokens of the R that a sl
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -27,11 +28,7 @@ class WeightedLikelihood:
     """weight * -log p."""
 
     weights_R: Tensor
-
-    @property
-    def joins_tokens(self) -> bool:
-        """Whether a token's loss depends on the rest of its response."""
-        return False
+    joins_tokens: ClassVar[bool] = False  # whether a token's loss depends on its whole response
 
     def __call__(self, log_probs_C: Tensor, part: slice = _ALL) -> Tensor:
         """float32 [C], differentiable. part: which of the R tokens; all if `joins_tokens`."""
