@@ -66,10 +66,10 @@ def fused_linear_loss(
     what this rank's rows cause (`output_head.whole_hidden` adds the ranks' up). Where the weight
     has a `main_grad`, the loss must enter the backward pass with factor 1, once.
     """
-    weights_R = None
+    by_token = losses
     if losses.joins_tokens and torch.is_grad_enabled():
         seen = token_statistics(hidden_TH, head, positions_R, labels_R, chunk_tokens=chunk_tokens)
-        weights_R = losses.weights(seen.log_probs_R)
+        by_token = WeightedLikelihood(losses.weights(seen.log_probs_R))
     loss, log_probs_R, entropy_R, divergence_R = _FusedLinearLoss.apply(
         hidden_TH,
         head.weight_VH,
@@ -77,7 +77,7 @@ def fused_linear_loss(
         positions_R,
         labels_R,
         losses,
-        weights_R,
+        by_token,
         teacher,
         entropy,
         chunk_tokens or tokens_per_chunk(len(head.weight_VH), with_teacher=teacher is not None),
@@ -117,13 +117,13 @@ class _FusedLinearLoss(torch.autograd.Function):
         positions_R: Tensor,
         labels_R: Tensor,
         losses: TokenLosses,
-        weights_R: Tensor | None,
+        by_token: TokenLosses,
         teacher: Teacher | None,
         entropy: bool,
         chunk_tokens: int,
         with_gradient: bool,
     ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-        """weights_R: those of the losses, where they are known already."""
+        """by_token: what has the gradient of the losses, but joins no tokens."""
         log_probs_R = torch.zeros_like(labels_R, dtype=torch.float32)
         entropy_R = torch.zeros_like(log_probs_R) if entropy else None
         divergence_R = torch.zeros_like(log_probs_R) if teacher is not None else None
@@ -143,10 +143,7 @@ class _FusedLinearLoss(torch.autograd.Function):
                 taught = _compare(teacher, part, logits_CV, found.lse_C)
                 divergence_R[part] = taught.divergence_C
             if gradient is not None:
-                if weights_R is None:
-                    weights_C = losses.weights(log_probs_R[part], part)
-                else:
-                    weights_C = weights_R[part]
+                weights_C = by_token.weights(log_probs_R[part], part)
                 lse_C = found.lse_C.float()
                 grad_CV = gradient.of_logits(labels_C, weights_C, lse_C, logits_CV, taught)
                 gradient.add(hidden_CH, positions_R[part], grad_CV)
