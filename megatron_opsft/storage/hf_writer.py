@@ -107,10 +107,10 @@ def _safetensors(
     return header, {n: s + len(header) for n, s in starts.items()}, position + len(header)
 
 
-def side_files(model_dir: Path, dtype: torch.dtype | None) -> dict[str, bytes]:
+def side_files(model_dir: Path, dtype: torch.dtype) -> dict[str, bytes]:
     """Config, generation config, tokenizer, chat template: relative name -> content.
 
-    dtype: what config.json should say; None leaves it as it is.
+    dtype: what config.json should say.
     """
     files = {
         str(path.relative_to(model_dir)): path.read_bytes()
@@ -118,12 +118,10 @@ def side_files(model_dir: Path, dtype: torch.dtype | None) -> dict[str, bytes]:
         for path in (found.rglob("*") if found.is_dir() else [found])
         if path.is_file()
     }
-    content = (model_dir / "config.json").read_bytes()
-    if dtype is not None:
-        config = json.loads(content)
-        for key in [key for key in ("dtype", "torch_dtype") if key in config] or ["dtype"]:
-            config[key] = str(dtype).removeprefix("torch.")
-        content = (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
+    config = json.loads((model_dir / "config.json").read_bytes())
+    for key in [key for key in ("dtype", "torch_dtype") if key in config] or ["dtype"]:
+        config[key] = str(dtype).removeprefix("torch.")
+    content = (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
     return files | {"config.json": content}
 
 
