@@ -11,9 +11,8 @@ from megatron.core.transformer.transformer_layer import get_transformer_layer_of
 from torch import Tensor
 
 from megatron_opsft.runtime.distributed import Layout
-from megatron_opsft.weights.rectangles import Parameter
 from megatron_opsft.weights.rules import Rule, WeightTable, local_to_global
-from megatron_opsft.weights.slicing import ReadRect, fill_shard, shard_parameter
+from megatron_opsft.weights.slicing import ReadRect, fill_shard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +65,3 @@ class ModelShards:
         for rule, parameter in self.parameters:
             shard = self.layout.shard(is_expert=rule.is_expert)
             fill_shard(rule, read, parameter, tp_rank=shard.tp_rank, tp_size=shard.tp_size)
-
-    def part(self, rule: Rule) -> Parameter:
-        """What this rank's parameter of a rule holds of the HF tensors."""
-        shard = self.layout.shard(is_expert=rule.is_expert)
-        return shard_parameter(rule, shard.tp_rank, shard.tp_size)

@@ -34,6 +34,7 @@ from megatron_opsft.sync.export import Exporter
 from megatron_opsft.sync.transfer import Transfer, plan_transfer
 from megatron_opsft.weights.checksum import expected_checksums, parameter_checksums
 from megatron_opsft.weights.rectangles import Copy
+from megatron_opsft.weights.slicing import shard_parameter
 
 log = logging.getLogger("megatron_opsft")
 
@@ -188,7 +189,7 @@ def _answered_for(shards: ModelShards) -> Mapping[str, Sequence[Copy]]:
         is_repeated = rule.replica or (rule.kind is ShardKind.COPY and shard.tp_rank > 0)
         if is_repeated or index % shard.num_copies != shard.copy_rank:
             continue
-        for part in shards.part(rule).parts:
+        for part in shard_parameter(rule, shard.tp_rank, shard.tp_size).parts:
             held.setdefault(part.source.tensor, []).append(part)
     return held
 
