@@ -188,19 +188,13 @@ def without_output_layer(models: Sequence[GPTModel]) -> Iterator[None]:
     """Inside, the output layer of these GPTModels hands its input on."""
     layers = [model.output_layer for model in models if model.post_process]
     for layer in layers:
-        layer.forward = _hand_on  # hides the class's method
+        # Hides the class's method, which returns (logits, bias).
+        layer.forward = lambda hidden, *unused, **options: (hidden, None)
     try:
         yield
     finally:
         for layer in layers:
             del layer.forward
-
-
-def _hand_on(
-    hidden: Tensor, weight: Tensor | None = None, **unused: Any
-) -> tuple[Tensor, Tensor | None]:
-    """In place of `ColumnParallelLinear.forward`, which returns (logits, bias)."""
-    return hidden, None
 
 
 def output_weight(model: GPTModel) -> Tensor:
