@@ -20,22 +20,20 @@ from torch.distributed import ProcessGroup
 from megatron_opsft.batching.microbatch import joined_order, own_pieces
 
 
-class RMSNorm(torch.nn.Module):
+class RMSNorm(torch.nn.RMSNorm):
     """Root-mean-square norm over the last axis; computes in float32, returns the input's dtype."""
 
     def __init__(
         self, config: TransformerConfig, hidden_size: int, eps: float = 1e-6, **unused: Any
     ) -> None:
-        super().__init__()
-        self.eps = eps
-        self.weight = torch.nn.Parameter(torch.ones(hidden_size, dtype=config.params_dtype))
+        super().__init__(hidden_size, eps, dtype=config.params_dtype)
         # Under sequence parallelism each rank sees a part of the tokens; Megatron sums the
         # gradients of parameters marked so over the tensor-parallel group.
         self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dtype == torch.float32:
-            return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+            return super().forward(x)
         normed = F.rms_norm(x.float(), self.weight.shape, None, self.eps)
         return self.weight * normed.to(x.dtype)
 
