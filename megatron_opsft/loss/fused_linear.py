@@ -204,23 +204,20 @@ class _Gradient:
         temperature = self._head.temperature
         if temperature != 1.0:
             weights_C = weights_C / temperature
-        found: Tensor
         if taught is None:
-            found = self._ops.loss_gradient_(logits_CV, labels_C, lse_C, weights_C, dtype)
-        else:
-            found = self._ops.distillation_gradient_(
-                logits_CV,
-                taught.logits_CV,
-                labels_C,
-                lse_C,
-                taught.lse_C,
-                taught.divergence_C,
-                weights_C,
-                taught.weights_C / temperature,
-                dtype,
-                forward=taught.forward,
-            )
-        return found
+            return self._ops.loss_gradient_(logits_CV, labels_C, lse_C, weights_C, dtype)
+        return self._ops.distillation_gradient_(
+            logits_CV,
+            taught.logits_CV,
+            labels_C,
+            lse_C,
+            taught.lse_C,
+            taught.divergence_C,
+            weights_C,
+            taught.weights_C / temperature,
+            dtype,
+            forward=taught.forward,
+        )
 
     def add(self, hidden_CH: Tensor, positions_C: Tensor, grad_CV: Tensor) -> None:
         """grad_CV: as `of_logits` gave it."""
