@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.autograd.functional import vjp
 
 from megatron_opsft.loss import surrogates
 from megatron_opsft.methods.objective import (
@@ -65,9 +66,7 @@ class ObjectiveLosses:
         return self.batch.weights_R[part] * losses_C
 
     def weights(self, log_probs_C: Tensor, part: slice = _ALL) -> Tensor:
-        with torch.enable_grad():
-            leaf_C = log_probs_C.detach().requires_grad_()
-            (gradient_C,) = torch.autograd.grad(self(leaf_C, part).sum(), leaf_C)
+        _, gradient_C = vjp(lambda leaf_C: self(leaf_C, part).sum(), log_probs_C)
         return -gradient_C
 
     def statistics(self, log_probs_R: Tensor) -> tuple[Tensor, ...]:
@@ -113,9 +112,7 @@ class ObjectiveLosses:
 
     def _clipped(self, log_probs_R: Tensor) -> Tensor:
         """Whether a clip took a token's gradient away, float32 [R]."""
-        with torch.enable_grad():
-            leaf_R = log_probs_R.detach().requires_grad_()
-            (gradient_R,) = torch.autograd.grad(self._surrogate(leaf_R, _ALL).sum(), leaf_R)
+        _, gradient_R = vjp(lambda leaf_R: self._surrogate(leaf_R, _ALL).sum(), log_probs_R)
         assert self.batch.advantages_R is not None
         return ((gradient_R == 0) & (self.batch.advantages_R != 0)).float()
 
