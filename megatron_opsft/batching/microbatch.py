@@ -84,13 +84,11 @@ def build_microbatch(
     lengths: list[int] = []
     indices: list[int] = []
     labels: list[int] = []
-    weights: list[float] = []
-    for sample, weight in zip(samples, token_weights, strict=True):
+    for sample in samples:
         first = len(tokens) + len(sample.prompt_ids) - 1
         num_response = len(sample.response_ids)
         indices += range(first, first + num_response)
         labels += sample.response_ids
-        weights += [weight] * num_response
         tokens += sample.prompt_ids + sample.response_ids
         length = len(sample.prompt_ids) + num_response
         lengths.append(padded(length, cp_size, align))
@@ -110,7 +108,7 @@ def build_microbatch(
         max_seqlen=max(lengths),
         loss_indices_R=torch.tensor(indices, dtype=torch.int64, device=device),
         labels_R=torch.tensor(labels, dtype=torch.int64, device=device),
-        weights_R=torch.tensor(weights, dtype=torch.float32, device=device),
+        weights_R=_by_token(token_weights, responses, device),
         response_lengths=responses,
         old_log_probs_R=_old_log_probs(samples, device),
         advantages_R=None if advantages is None else _by_token(advantages, responses, device),
