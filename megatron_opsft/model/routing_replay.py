@@ -20,14 +20,12 @@ from megatron_opsft.records import MicroBatch
 from megatron_opsft.runtime.distributed import Layout
 
 
-def routers_of(model: GPTModel) -> list[tuple[int, RouterReplay]]:
+def routers_of(model: GPTModel) -> Iterator[tuple[int, RouterReplay]]:
     """Of each layer here its number from 0 in the whole model, and its router's replay."""
-    found, layers = [], cast(Any, model.decoder.layers)
-    for layer in layers:
+    for layer in cast(Any, model.decoder.layers):
         replay = getattr(getattr(layer.mlp, "router", None), "router_replay", None)
         if replay is not None:
-            found.append((layer.layer_number - 1, replay))
-    return found
+            yield layer.layer_number - 1, replay
 
 
 @contextmanager
