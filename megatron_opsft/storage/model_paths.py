@@ -37,10 +37,8 @@ def resolve_model(name: str, *, option: str = "model.path") -> Path:
     The files of a hub name are downloaded once, to the Hugging Face cache. Errors: `UserError`
     where they cannot be. option: what errors call the name.
     """
-    directory = local_model(name, option=option)
-    if directory is None:
-        directory = _from_hub(name, HUB_PATTERNS, option)
-        _check_complete(directory, option)
+    directory = _find_local(name, option) or _from_hub(name, HUB_PATTERNS, option)
+    _check_complete(directory, option)
     return directory
 
 
