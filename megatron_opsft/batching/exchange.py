@@ -107,10 +107,18 @@ def fetch_samples(
     routing: list[Tensor | None] = [None] * len(mine)
     if routing_width:
         routing = [*bring(_routing_bytes, [routing_width * (size - 1) for size in tokens_of])]
-    return {
-        i: _sample(responses[i], problems[responses[i].problem_index].id, ids, chosen)
-        for i, ids, chosen in zip(mine, tokens, routing, strict=True)
-    }
+    samples = {}
+    for i, token_bytes, chosen in zip(mine, tokens, routing, strict=True):
+        response = responses[i]
+        ids = token_bytes.clone().view(torch.int32).tolist()  # a copy: where int32 may begin
+        samples[i] = Sample(
+            problem_id=problems[response.problem_index].id,
+            sample_index=response.sample_index,
+            prompt_ids=tuple(ids[: response.num_prompt_tokens]),
+            response_ids=tuple(ids[response.num_prompt_tokens :]),
+            routing=b"" if chosen is None else chosen.numpy().tobytes(),
+        )
+    return samples
 
 
 def _token_bytes(rollouts: Sequence[Rollout]) -> Tensor:
@@ -120,16 +128,3 @@ def _token_bytes(rollouts: Sequence[Rollout]) -> Tensor:
 
 def _routing_bytes(rollouts: Sequence[Rollout]) -> Tensor:
     return torch.frombuffer(bytearray().join(r.routing for r in rollouts), dtype=torch.uint8)
-
-
-def _sample(
-    response: Response, problem_id: str, token_bytes: Tensor, routing: Tensor | None
-) -> Sample:
-    tokens = token_bytes.clone().view(torch.int32).tolist()  # a copy: where int32 may begin
-    return Sample(
-        problem_id=problem_id,
-        sample_index=response.sample_index,
-        prompt_ids=tuple(tokens[: response.num_prompt_tokens]),
-        response_ids=tuple(tokens[response.num_prompt_tokens :]),
-        routing=b"" if routing is None else routing.numpy().tobytes(),
-    )
