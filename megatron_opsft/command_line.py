@@ -131,9 +131,8 @@ class Program(click.Command):
             key, equals, text = word.removeprefix("--").partition("=")
             top, dot, name = key.partition(".")
             field = None if self.keys_of is None else self.keys_of.model_fields.get(top)
-            is_named = (
-                field is not None and get_origin(field.annotation) is dict
-            )  # data.my-set=FILE
+            # The name in data.my-set=FILE is left as it is.
+            is_named = field is not None and get_origin(field.annotation) is dict
             key = top.replace("-", "_") + dot + (name if is_named else name.replace("-", "_"))
             dashed = word.startswith("--")
             is_key = self.keys_of is not None and key != "help"
