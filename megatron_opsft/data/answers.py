@@ -53,6 +53,7 @@ def _marked_answer(text: str, field: str) -> str:
 
 
 _OPENING = re.compile(r"\\(?:boxed|fbox)\s*(?:\{|(?=\d|\\frac))")
+_BRACE = re.compile(r"[{}]|\\.", re.DOTALL)  # an escaped brace opens and closes nothing
 _BARE_NUMBER = re.compile(r"\\frac\s*(?:\{[^{}]*\}|\d){2}|\d[\d.,]*")
 
 # What may stand between two boxes of one answer.
@@ -115,16 +116,8 @@ def _scan(text: str) -> list[Box]:
 def closing_brace(text: str, start: int) -> int:
     """Index of the brace that closes the group opened just before `start`; -1 if none does."""
     depth = 1
-    position = start
-    while position < len(text):
-        char = text[position]
-        if char == "\\":
-            position += 1  # an escaped brace opens and closes nothing
-        elif char == "{":
-            depth += 1
-        elif char == "}":
-            depth -= 1
-            if depth == 0:
-                return position
-        position += 1
+    for match in _BRACE.finditer(text, start):
+        depth += {"{": 1, "}": -1}.get(match[0], 0)
+        if depth == 0:
+            return match.start()
     return -1
