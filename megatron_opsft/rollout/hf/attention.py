@@ -71,8 +71,9 @@ class GrowingLayer(DynamicLayer):
         total = held + key_states.shape[-2]
         if total > self._key_buffer.shape[-2]:
             capacity = max(total + held // 4, held + _MIN_GROWTH)
-            self._key_buffer = _grow(self.keys, capacity)
-            self._value_buffer = _grow(self.values, capacity)
+            room = (0, 0, 0, capacity - held)  # behind the tokens
+            self._key_buffer = torch.nn.functional.pad(self.keys, room)
+            self._value_buffer = torch.nn.functional.pad(self.values, room)
         self._key_buffer[:, :, held:total] = key_states
         self._value_buffer[:, :, held:total] = value_states
         self.keys = self._key_buffer[:, :, :total]
@@ -88,12 +89,3 @@ class GrowingLayer(DynamicLayer):
 def make_room(cache: DynamicCache) -> None:
     """Let the layers of a prefilled cache grow in place."""
     cache.layers = [GrowingLayer(layer.keys, layer.values) for layer in cache.layers]
-
-
-def _grow(held: Tensor, capacity: int) -> Tensor:
-    """A buffer [B, H, capacity, D] that begins with `held`."""
-    buffer = torch.empty(
-        (*held.shape[:2], capacity, held.shape[-1]), dtype=held.dtype, device=held.device
-    )
-    buffer[:, :, : held.shape[-2]] = held
-    return buffer
