@@ -11,7 +11,7 @@ from functools import lru_cache
 from math import floor
 
 from megatron_opsft.config import Config, DataConfig
-from megatron_opsft.data.problems import ProblemSet, fields_of, load_problems
+from megatron_opsft.data.problems import BadRow, ProblemSet, fields_of, load_problems
 from megatron_opsft.errors import PromptError, UserError
 from megatron_opsft.records import Problem
 
@@ -52,21 +52,21 @@ def drop_unusable_prompts(
     problem_set: ProblemSet, encode: Callable[[Problem], Sequence[int]], max_prompt_tokens: int
 ) -> ProblemSet:
     """Leave out the problems whose encoded prompt is longer than the limit, and those that `encode`
-    refuses. Errors: `UserError` where nothing is left.
+    refuses: they become bad rows. Errors: `UserError` where nothing is left.
     """
-    reasons: dict[int, str] = {}
-    for index, problem in enumerate(problem_set.problems):
+    kept, bad_rows = [], [*problem_set.bad_rows]
+    for problem in problem_set.problems:
         try:
-            num_tokens = len(encode(problem))
+            if (num_tokens := len(encode(problem))) > max_prompt_tokens:
+                raise PromptError(
+                    f"prompt of {num_tokens} tokens, more than data.max_prompt_tokens="
+                    f"{max_prompt_tokens}"
+                )
+            kept.append(problem)
         except PromptError as error:
-            reasons[index] = str(error)
-            continue
-        if num_tokens > max_prompt_tokens:
-            reasons[index] = (
-                f"prompt of {num_tokens} tokens, more than data.max_prompt_tokens="
-                f"{max_prompt_tokens}"
-            )
-    return problem_set.leave_out(reasons)
+            source = problem_set.sources[problem.part]
+            bad_rows.append(BadRow(source=source, row=problem.row, reason=str(error)))
+    return replace(problem_set, problems=tuple(kept), bad_rows=tuple(bad_rows)).checked()
 
 
 def take_held_out(problem_set: ProblemSet, num: int, seed: int) -> tuple[ProblemSet, ProblemSet]:

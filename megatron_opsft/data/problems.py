@@ -8,7 +8,7 @@ reason. A source without a single usable row is a `UserError`.
 import hashlib
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -61,19 +61,6 @@ class ProblemSet:
     def sha256(self) -> str:
         """See `sha256_of`."""
         return sha256_of(self.problems)
-
-    def leave_out(self, reasons: Mapping[int, str]) -> "ProblemSet":
-        """Without the problems at these indices: they become bad rows, for these reasons. Errors:
-        `UserError` where nothing is left.
-        """
-        kept, bad_rows = [], [*self.bad_rows]
-        for index, problem in enumerate(self.problems):
-            if index not in reasons:
-                kept.append(problem)
-                continue
-            source = self.sources[problem.part]
-            bad_rows.append(BadRow(source=source, row=problem.row, reason=reasons[index]))
-        return replace(self, problems=tuple(kept), bad_rows=tuple(bad_rows)).checked()
 
     def checked(self) -> "ProblemSet":
         """Errors: `UserError` without a problem."""
