@@ -5,10 +5,8 @@ a case in `build_engine`.
 from pathlib import Path
 from uuid import uuid4
 
-import torch
-
 from megatron_opsft.config import Config
-from megatron_opsft.rollout.engine import EngineSettings, EngineShare, RolloutEngine
+from megatron_opsft.rollout.engine import EngineSettings, RolloutEngine
 from megatron_opsft.rollout.hf.engine import HfEngine
 from megatron_opsft.rollout.limits import max_engine_tokens
 from megatron_opsft.rollout.requests import Decoder
@@ -31,15 +29,7 @@ def build_engine(
     """
     if name == "vllm":
         return VllmEngine(settings, table, tokenizer)
-    return HfEngine.from_config(
-        settings.model_dir,
-        tokenizer,
-        dtype=getattr(torch, settings.dtype),
-        device=device.torch_device,
-        batch_size=settings.batch_size,
-        share=EngineShare(index=settings.rank, count=settings.world_size),
-        notes_routing=settings.notes_routing,
-    )
+    return HfEngine.from_settings(settings, tokenizer, device.torch_device)
 
 
 def open_engine(

@@ -1,6 +1,7 @@
 """The embedded engine on tiny random models, against transformers' generation and exact numbers."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -159,14 +160,13 @@ def test_one_row_that_turns_nan_for_one_token_is_noticed(monkeypatch: pytest.Mon
         engine.generate(requests_for(), sampling())
 
 
-def test_from_config_and_load_equals_from_pretrained(tmp_path: Path) -> None:
-    dtype = torch.bfloat16
-    source = model_of(dtype=dtype)
+def test_from_settings_and_load_equals_from_pretrained(tmp_path: Path) -> None:
+    source = model_of(dtype=torch.bfloat16)
     source.save_pretrained(tmp_path)
-    loaded = engine_of(AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype))
-    empty = HfEngine.from_config(
-        tmp_path, SpellingTokenizer(), dtype=dtype, device="cpu", batch_size=64
-    )
+    loaded = engine_of(AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16))
+    asked = {"dtype": "bfloat16", "batch_size": 64, "notes_routing": False}
+    settings = SimpleNamespace(model_dir=tmp_path, rank=0, world_size=1, **asked)
+    empty = HfEngine.from_settings(settings, SpellingTokenizer(), torch.device("cpu"))
     with pytest.raises(RuntimeError, match="no complete set of weights"):
         empty.generate(requests_for(), sampling())
     empty.load_weights(((name, p.clone()) for name, p in source.named_parameters()), version=3)

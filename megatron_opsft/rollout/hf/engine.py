@@ -3,7 +3,6 @@ own (`decoding`).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -13,6 +12,7 @@ from transformers.initialization import no_init_weights
 from megatron_opsft.records import Rollout, Sample
 from megatron_opsft.rollout.engine import (
     EngineLayout,
+    EngineSettings,
     EngineShare,
     RolloutEngine,
     SamplingSettings,
@@ -57,32 +57,24 @@ class HfEngine(RolloutEngine):
         self.layout = EngineLayout(tp_size=1, tp_rank=0, parameters_of=lambda tp_rank: parameters)
 
     @classmethod
-    def from_config(
-        cls,
-        model_dir: str | Path,
-        tokenizer: Decoder,
-        *,
-        dtype: torch.dtype,
-        device: torch.device | str,
-        batch_size: int,
-        share: EngineShare = _ALONE,
-        notes_routing: bool = False,
+    def from_settings(
+        cls, settings: EngineSettings, tokenizer: Decoder, device: torch.device
     ) -> "HfEngine":
         """The model of config.json, its weights allocated but unset: an update comes next."""
-        config = AutoConfig.from_pretrained(model_dir)
+        config = AutoConfig.from_pretrained(settings.model_dir)
         # Only parameters stay unset: constructors compute buffers such as rotary frequencies.
         with no_init_weights():
             model = AutoModelForCausalLM.from_config(
-                config, dtype=dtype, attn_implementation=GROUPED_SDPA
+                config, dtype=settings.dtype, attn_implementation=GROUPED_SDPA
             )
         model.tie_weights()  # skipped together with the initialisation
         return cls(
             model.to(device),
             tokenizer,
-            batch_size,
+            settings.batch_size,
             version=None,
-            share=share,
-            notes_routing=notes_routing,
+            share=EngineShare(index=settings.rank, count=settings.world_size),
+            notes_routing=settings.notes_routing,
         )
 
     def stream(self, take: Take, sampling: SamplingSettings) -> Iterator[list[Rollout]]:
