@@ -26,6 +26,7 @@ from megatron_opsft.runtime.phase import count_done
 from megatron_opsft.weights.rectangles import hf_parameters
 
 _ALONE = EngineShare(index=0, count=1)
+_STACKED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 
 
 class HfEngine(RolloutEngine):
@@ -133,15 +134,10 @@ def by_disk_name(name: str, value: Tensor) -> Iterator[tuple[str, Tensor]]:
     value: a parameter or anything of its shape: [experts, 2 ffn, hidden] for gate and up,
     [experts, hidden, ffn] for down.
     """
-    if name.endswith(".experts.gate_up_proj"):
-        prefix = name.removesuffix("gate_up_proj")
-        for expert, gate_up in enumerate(value):
-            gate, up = gate_up.chunk(2)
-            yield f"{prefix}{expert}.gate_proj.weight", gate
-            yield f"{prefix}{expert}.up_proj.weight", up
-    elif name.endswith(".experts.down_proj"):
-        prefix = name.removesuffix("down_proj")
-        for expert, down in enumerate(value):
-            yield f"{prefix}{expert}.down_proj.weight", down
-    else:
+    prefix, _, last = name.rpartition(".")
+    if last not in _STACKED or not prefix.endswith(".experts"):
         yield name, value
+        return
+    for expert, matrix in enumerate(value):
+        for part, rows in zip(_STACKED[last], matrix.chunk(len(_STACKED[last])), strict=True):
+            yield f"{prefix}.{expert}.{part}.weight", rows
