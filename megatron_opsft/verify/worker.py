@@ -38,8 +38,7 @@ def main(judge_name: str, max_memory_bytes: int, parent_pid: int, pipe_fd: int) 
         # The kernel kills this process when its parent dies, even amid a long computation: to be
         # exact, when the thread that started it ends.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if max_memory_bytes:
-            resource.setrlimit(resource.RLIMIT_AS, (max_memory_bytes, max_memory_bytes))
+        resource.setrlimit(resource.RLIMIT_AS, (max_memory_bytes, max_memory_bytes))
     if os.getppid() != parent_pid:
         os._exit(0)  # it died before the request was made
     os.nice(5)  # an engine that decodes at the same time comes first
@@ -55,7 +54,7 @@ def main(judge_name: str, max_memory_bytes: int, parent_pid: int, pipe_fd: int) 
         is_full = False
         while not is_full:
             pipe.send(judge(*pipe.recv()))
-            is_full = 2 * _address_space() > max_memory_bytes > 0
+            is_full = 2 * _address_space() > max_memory_bytes
     os._exit(0)
 
 

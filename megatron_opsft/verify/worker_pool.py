@@ -38,8 +38,7 @@ class VerifierPool:
 
     timeout_seconds: wall-clock limit of one answer, counted from when a warm worker gets it.
     judge: as of `verify.worker.open_judge`.
-    max_memory_bytes: address space of a worker (0: no limit); beyond it the answer is an ERROR or
-    WRONG.
+    max_memory_bytes: address space of a worker; beyond it the answer is an ERROR or WRONG.
 
     Each thread of the pool starts, asks and replaces a worker of its own.
     """
