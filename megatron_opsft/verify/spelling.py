@@ -38,8 +38,6 @@ _GREEK = (
     "αalpha βbeta γgamma δdelta εepsilon θtheta λlambda μmu νnu ρrho σsigma τtau φphi ψpsi ωomega"
 )
 _SIGNS |= {word[0]: rf"\{word[1:]} " for word in _GREEK.split()}
-_SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿⁱ", "0123456789+-()ni")
-_SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉₊₋₍₎", "0123456789+-()")
 _SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 SCALE = "|".join(_SCALES)
 _RADIX = {"x": 16, "o": 8, "b": 2}
@@ -74,8 +72,8 @@ def _vulgar_fraction(match: re.Match[str]) -> str:
     return rf"\frac{{{top}}}{{{bottom}}}"
 
 
-def _script(sign: str, digits: dict[int, int]) -> Replacement:
-    return lambda match: f"{sign}{{{match[0].translate(digits)}}}"
+def _script(sign: str) -> Replacement:
+    return lambda match: f"{sign}{{{unicodedata.normalize('NFKC', match[0])}}}"
 
 
 def _root(match: re.Match[str]) -> str:
@@ -120,10 +118,10 @@ def _rule(
 
 # fmt: off
 TABLE = (
-    # Characters.
+    # Characters. Scripts leave a minus sign that is made a plain one with the other signs.
     _rule("2½", r"2\frac{1}{2}", "[¼½¾⅐⅑⅒⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞]", _vulgar_fraction),
-    _rule("x²", "x^{2}", "[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿⁱ]+", _script("^", _SUPERSCRIPTS)),
-    _rule("52₈", "52_{8}", "[₀₁₂₃₄₅₆₇₈₉₊₋₍₎]+", _script("_", _SUBSCRIPTS)),
+    _rule("x²", "x^{2}", "[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿⁱ]+", _script("^")),
+    _rule("52₈", "52_{8}", "[₀₁₂₃₄₅₆₇₈₉₊₋₍₎]+", _script("_")),
     _rule("x ≤ −3", r"x \le -3", f"[{''.join(_SIGNS)}]", lambda match: _SIGNS[match[0]]),
     _rule("３４", "34", r"[^\x00-\x7f]+", _plain_characters),
     _rule("3\u200b4", "34", "[\u200b-\u200f\u2060\ufeff\u00ad]", ""),
