@@ -110,10 +110,8 @@ def _repeating(match: re.Match[str]) -> str:
     return rf"\frac{{{int(whole + fixed + period) - int(whole + fixed)}}}{{{nines}}}"
 
 
-def _rule(
-    written: str, becomes: str, pattern: str, replacement: Replacement, flags: int = 0
-) -> Rule:
-    return Rule(written, becomes, re.compile(pattern, flags), replacement)
+def _rule(written: str, becomes: str, pattern: str, replacement: Replacement) -> Rule:
+    return Rule(written, becomes, re.compile(pattern), replacement)
 
 
 # fmt: off
@@ -154,7 +152,7 @@ TABLE = (
     _rule(r"\text{24 hours}", "24 hours", r"\\text\{([^{}]*\d[^{}]*)\}", r" \1 "),
     _rule(r"\text{\textbf{east}}", r"\text{east}", r"\\text\{\s*(\\text\{[^{}]*\})\s*\}", r"\1"),
     _rule(r"\text{\$}5", r"\$5", r"\\text\{\s*(\\\$|[€£¥₹¢])\s*\}", r"\1"),
-    _rule(r"\text{Answer: D}", r"\text{D}", r"\\text\{\s*(?:the\s+)?(?:(?:final|correct)\s+)?answer\s*(?:is|[:=])+\s*(?=[^\s}])", r"\\text{", re.IGNORECASE),
+    _rule(r"\text{Answer: D}", r"\text{D}", r"(?i)\\text\{\s*(?:the\s+)?(?:(?:final|correct)\s+)?answer\s*(?:is|[:=])+\s*(?=[^\s}])", r"\\text{"),
     _rule(r"\text{A, B}", "A, B", r"\\text\{\s*([A-Z](?:\s*,\s*[A-Z])+)\s*\}", r"\1"),
     _rule(r"3\mathrm{i}", "3 i", r"\\text\{\s*([ei])\s*\}", r" \1 "),
     _rule(r"5 (\text{cm}^2)", r"5 \text{cm}^2", r"\(\s*(\\text\{[^{}]*\}(?:\^\s*\{?\d\}?)?)\s*\)", r"\1"),
@@ -197,12 +195,12 @@ TABLE = (
     _rule("3(4)", r"3\cdot (4)", r"((?<![\w^.])(?<![_^]\{)[\d.]+|[\d)]\)|\\(?:frac|binom)\{[^{}]*\}\{[^{}]*\})\s*(?=\([\d.]+\)|\(\\frac\{\d+\}\{\d+\}\)|\\binom)", r"\1\\cdot "),
     _rule(r"x=k\pi, k\in\mathbb{Z}", r"x=k\pi", r"(?<=\S)[\s,(]+[kmn]\s*\\in\s*\\mathbb\s*\{?Z\}?[\s)]*$", ""),
     _rule(r"\log_e 2", r"\ln 2", r"\\log_\{?e\}?(?![a-zA-Z])", r"\\ln"),
-    _rule(r"\text{empty set}", r"\emptyset", _word("(?:the )?empty set"), r"\\emptyset ", re.IGNORECASE),
-    _rule(r"\text{all real numbers}", r"\mathbb{R}", _word("all real(?:s| numbers)"), r"\\mathbb{R}", re.IGNORECASE),
+    _rule(r"\text{empty set}", r"\emptyset", rf"(?i){_word('(?:the )?empty set')}", r"\\emptyset "),
+    _rule(r"\text{all real numbers}", r"\mathbb{R}", rf"(?i){_word('all real(?:s| numbers)')}", r"\\mathbb{R}"),
     _rule("2**3", "2^3", r"\*\*", "^"),
     _rule("sqrt(2)", r"\sqrt{2}", r"(?<![\\a-zA-Z])sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
     _rule("2pi", r"2\pi", rf"(?<![\\a-zA-Z])pi{_END}", r"\\pi "),
-    _rule("infinity", r"\infty", rf"(?<![\\a-zA-Z])(?:infinity|infty|inf|oo){_END}", r"\\infty ", re.IGNORECASE),
+    _rule("infinity", r"\infty", rf"(?i)(?<![\\a-zA-Z])(?:infinity|infty|inf|oo){_END}", r"\\infty "),
     _rule("0x1F", "1F_{16}", r"(?<![\w.])0([xXoObB])([0-9A-Fa-f]+)(?!\w)", lambda match: f"{match[2].upper()}_{{{_RADIX[match[1].lower()]}}}"),
     # Words for signs, and signs for units.
     _rule(r"\sin 60^\circ", r"\sin(\frac{60\pi }{180})", rf"(\\(?:sin|cos|tan|cot|sec|csc)(?:\^(?:\{{\d\}}|\d))?)\s*(?:\(\s*({_DEGREES})\s*\)|\{{\s*({_DEGREES})\s*\}}|({_DEGREES}))", _radians),
@@ -210,7 +208,7 @@ TABLE = (
     _rule("25°C", r"25\text{celsius}", rf"\^\\circ\s*(?:\\text\{{\s*)?C{_END}(?:\s*\}})?", r"\\text{celsius}"),
     _rule("25°F", r"25\text{fahrenheit}", rf"\^\\circ\s*(?:\\text\{{\s*)?F{_END}(?:\s*\}})?", r"\\text{fahrenheit}"),
     _rule("5 percent", r"5 \%", rf"\\?%|{_word('per ?cent(?:age)?|pct')}", r"\\% "),
-    _rule("5 million", r"5\cdot 10^{6}", rf"(?<=[\d}}])\s*{_word(f'(?:{SCALE})s?')}", lambda match: rf"\cdot 10^{{{next(power for word, power in _SCALES.items() if word in match[0].lower())}}} ", re.IGNORECASE),
+    _rule("5 million", r"5\cdot 10^{6}", rf"(?i)(?<=[\d}}])\s*{_word(f'(?:{SCALE})s?')}", lambda match: rf"\cdot 10^{{{next(power for word, power in _SCALES.items() if word in match[0].lower())}}} "),
     _rule(r"2 \text{ and } 3", "2, 3", rf"\s*{_word(',?[ ]*(?:and|or|或|和)[ ]*,?')}", ", "),
     _rule(r"2\text{ }", "2", r"\\text\{\s*\}", " "),
     _rule('"12"', "12", r"^\s*\\?[\"'`]+(.*?)\\?[\"'`]+[.,]?\s*$", r"\1"),
