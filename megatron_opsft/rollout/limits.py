@@ -90,7 +90,6 @@ def check_engine_settings(
 
 def check_installed(name: str, *, section: str = "rollout.") -> None:
     """Errors: `UserError` with the install line. Imports nothing."""
-    engine_traits(name, section=section)
     if name == "vllm" and importlib.util.find_spec("vllm") is None:
         raise UserError(
             f"{section}engine=vllm: vLLM is not installed; on a CPU: bash "
