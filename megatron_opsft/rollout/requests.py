@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, pairwise
 from typing import Any, Protocol, TypeVar
 
@@ -107,20 +108,13 @@ def pieces_of(tokenizer: Any, token_ids: Sequence[int]) -> list[str]:
     A character of several tokens is with the last of them, the others add nothing. Decoded in
     context, since some tokenizers drop a space where a text begins.
     """
-
-    def text_of(first: int, stop: int) -> str:
-        return str(
-            tokenizer.decode(
-                token_ids[first:stop],
-                skip_special_tokens=False,
-                clean_up_tokenization_spaces=False,
-            )
-        )
-
+    decode = partial(
+        tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False
+    )
     pieces: list[str] = []
     context = read = 0  # first token of the context, first token that was not read yet
     for stop in range(1, len(token_ids) + 1):
-        before, text = text_of(context, read), text_of(context, stop)
+        before, text = decode(token_ids[context:read]), decode(token_ids[context:stop])
         is_whole = not text.endswith(_TORN) or stop == len(token_ids)
         pieces.append(text[len(before) :] if is_whole else "")
         if is_whole:
