@@ -180,12 +180,12 @@ def to_yaml(config: Config) -> str:
 
 def config_hash(config: Config) -> str:
     """A hash of what decides a run's numbers: all but how long, where and on what it runs."""
-    return hashlib.sha256(json.dumps(_kept(config), sort_keys=True).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(kept(config), sort_keys=True).encode()).hexdigest()[:16]
 
 
 def check_resumable(before: Config, now: Config, directory: Path) -> None:
     """Errors: `UserError` naming a key that a resumed run must not change."""
-    old, new = _kept(before), _kept(now)
+    old, new = kept(before), kept(now)
     for key, value in new.items():
         section, name = key.split(".")
         keys = getattr(now, section)
@@ -199,9 +199,9 @@ def check_resumable(before: Config, now: Config, directory: Path) -> None:
         )
 
 
-def _kept(config: Config) -> dict[str, Any]:
+def kept(config: Config) -> dict[str, Any]:
     """`section.key` -> value. A cosine schedule makes every learning rate depend on `run.steps`."""
-    kept = {
+    found = {
         f"{section}.{key}": value
         for section, values in config.model_dump(mode="json").items()
         if FREE not in type(config).model_fields[section].metadata
@@ -209,5 +209,5 @@ def _kept(config: Config) -> dict[str, Any]:
         if FREE not in type(getattr(config, section)).model_fields[key].metadata
     }
     if config.optimizer.schedule == "cosine":
-        kept["run.steps"] = config.run.steps
-    return kept
+        found["run.steps"] = config.run.steps
+    return found

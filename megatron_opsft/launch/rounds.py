@@ -10,7 +10,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megatron_opsft.config import Config
+from megatron_opsft.config.load import kept
 from megatron_opsft.errors import UserError
+from megatron_opsft.runtime.owned_directory import OwnedDirectory
+
+
+class RoundsDirectory(OwnedDirectory):
+    """run.dir of rounds; its manifest has what all of them have in common."""
+
+    kind = "rounds"
+    names = ()
+    manifest = "rounds.json"
+    option = "run.dir="
+    fix = "set it back, or name another run.dir"
+
 
 Start = Callable[[Sequence[str]], int]
 """Runs `megatron-opsft` with these words on every rank; its exit code."""
@@ -70,6 +83,12 @@ def check_rounds(config: Config) -> None:
 
 
 def run_rounds(rounds: Rounds, start: Start) -> int:
-    """The first exit code that is not 0, or 0. start: see `Start`."""
-    rounds.config.run.dir.mkdir(parents=True, exist_ok=True)
+    """The first exit code that is not 0, or 0. start: see `Start`. Errors: `UserError` for other
+    settings than those of the rounds that are there.
+    """
+    directory = RoundsDirectory(rounds.config.run.dir)
+    identity = {**kept(rounds.config), "--problems": rounds.problems}
+    directory.check_same(identity)
+    directory.path.mkdir(parents=True, exist_ok=True)
+    directory.write_manifest({"identity": identity})
     return next(filter(None, map(start, rounds.left())), 0)

@@ -1,6 +1,7 @@
 """Rounds of fixed data: what is started with which model, seed and data."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,8 @@ def test_a_round_begins_with_the_model_of_the_one_before_and_is_not_made_twice(
         expected.append(["train", *own, *of_run, "--resume=auto"])
     assert started.commands == expected
     assert run_rounds(rounds, started) == 0 and started.commands == expected
+    with pytest.raises(UserError, match="rounds with --problems=100, not 7; set it back"):
+        run_rounds(replace(rounds, problems=7), started)
 
     (tmp_path / "round_2/summary.json").unlink()
     (tmp_path / "round_2").rmdir()
