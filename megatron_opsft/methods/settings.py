@@ -189,12 +189,10 @@ class MethodSettings(Section):
         """Whether the teacher's weights are the model's again from this step on."""
         return False
 
-    def target_length(self, problem_id: str, seed: int) -> LengthTarget | None:
+    def target_length(
+        self, problem_id: str, seed: int, *, held_out: bool = False
+    ) -> LengthTarget | None:
         """The length that the prompt of a problem asks for."""
-        return None
-
-    def evaluation_target(self, problem_id: str, seed: int) -> LengthTarget | None:
-        """... and the prompt of a held-out problem."""
         return None
 
     def prompt(self, state: State, target: LengthTarget | None) -> PromptChange:

@@ -66,12 +66,10 @@ class MethodRun:
         """What a problem's prompt gets beyond the template; a held-out problem's gets a length
         alone, where the method asks for one.
         """
-        settings = self.settings
-        find = settings.evaluation_target if held_out else settings.target_length
-        target = find(problem_id, self._seed)
+        target = self.settings.target_length(problem_id, self._seed, held_out=held_out)
         if held_out and target is None:
             return PromptChange()
-        return settings.prompt(self.state, target)
+        return self.settings.prompt(self.state, target)
 
     def observe(self, groups: Sequence[Group]) -> None:
         """Let the method see its monitor problems' groups."""

@@ -44,17 +44,15 @@ class L1Settings(GroupNormalizedSettings):
         """Of a problem's target."""
         return "exact"
 
-    def target_length(self, problem_id: str, seed: int) -> LengthTarget:
-        """The problem's target, the same whenever it is drawn."""
+    def target_length(self, problem_id: str, seed: int, *, held_out: bool = False) -> LengthTarget:
+        """The problem's target, the same whenever it is drawn; a held-out one's is what is given,
+        of L1-Max at most, or drawn as in training.
+        """
+        if held_out and self.eval_target is not None:
+            return LengthTarget(num_tokens=self.eval_target, kind=self.eval_kind)
         draw = random.Random(f"l1:{seed}:{problem_id}")
         num_tokens = draw.randint(self.lowest_target, self.highest_target)
         return LengthTarget(num_tokens=num_tokens, kind=self.draw_kind(draw))
-
-    def evaluation_target(self, problem_id: str, seed: int) -> LengthTarget:
-        """The one that is given, of L1-Max at most, or as in training."""
-        if self.eval_target is None:
-            return self.target_length(problem_id, seed)
-        return LengthTarget(num_tokens=self.eval_target, kind=self.eval_kind)
 
     def prompt(self, state: State, target: LengthTarget | None) -> PromptChange:
         """The end of the prompt, in the words that the authors' models know."""
