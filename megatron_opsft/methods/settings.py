@@ -82,7 +82,7 @@ class MethodSettings(Section):
         groups of responses -> rewards -> advantages -> weights and one factor (-> loss/)
 
     All of it is pure and the same on every rank: it sees facts of all groups of the batch and no
-    token. What a method does not define is as here: likelihood of the correct responses.
+    token. What a method does not define is as here: likelihood of the accepted responses.
 
     formula, paper: for the table of methods; needs: what a run must have beyond a model and
     problems, in words. state: the method's before the step in question.
@@ -154,8 +154,8 @@ class MethodSettings(Section):
             )
 
     def group_rewards(self, group: Group, state: State) -> list[float]:
-        """The reward of each response to one problem."""
-        return group.verdicts
+        """Of each response to one problem: 1 if correct, finished, and no longer than the limit."""
+        return group.within(group.limit)
 
     def rewards(self, batch: Sequence[Group], state: State) -> Values:
         """The rewards of a batch, one list a group."""
@@ -275,6 +275,10 @@ class PolicySettings(DapoSettings, MethodSettings):
                 f"method.updates_per_batch={self.updates_per_batch} does not divide "
                 f"data.prompts_per_step={run.prompts_per_step}; choose a divisor"
             )
+
+    def group_rewards(self, group: Group, state: State) -> list[float]:
+        """1 if correct."""
+        return group.verdicts
 
     def advantages(self, batch: Sequence[Group], rewards: Values) -> Values:
         return [group_centered(group) for group in rewards]

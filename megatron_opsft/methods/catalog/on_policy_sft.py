@@ -2,8 +2,7 @@
 
 from typing import Literal
 
-from megatron_opsft.methods.facts import Group
-from megatron_opsft.methods.settings import MethodSettings, State
+from megatron_opsft.methods.settings import MethodSettings
 
 
 class OnPolicySft(MethodSettings):
@@ -16,7 +15,3 @@ class OnPolicySft(MethodSettings):
     """max_accepted: 1/(B G M), the paper's; sequence: 1/|o|, its ablation; accepted_tokens: 1/sum
     |o|, the released code's.
     """
-
-    def group_rewards(self, group: Group, state: State) -> list[float]:
-        """1 if correct, finished, and no longer than the limit."""
-        return group.within(group.limit)

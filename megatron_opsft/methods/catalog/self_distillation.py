@@ -46,10 +46,6 @@ class SelfDistillation(MethodSettings):
         )
         return Objective(surrogate=surrogate)
 
-    def group_rewards(self, group: Group, state: State) -> list[float]:
-        """1 if correct, finished, and no longer than the limit."""
-        return group.within(group.limit)
-
     def advantages(self, batch: Sequence[Group], rewards: Values) -> Values:
         """1 for every response that is learned from."""
         if self.responses == "all":
