@@ -8,13 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from megatron_opsft.methods.facts import Group
-from megatron_opsft.methods.settings import (
-    Beta,
-    ClipHigh,
-    GroupNormalizedSettings,
-    MethodState,
-    State,
-)
+from megatron_opsft.methods.settings import Beta, ClipHigh, GroupNormalizedSettings, MethodState
 
 Band = Literal["easy", "medium", "hard"]
 Targets = dict[Band, int | None]
@@ -102,7 +96,7 @@ class Laser(LaserRewards):
     target: int = Field(2048, ge=1)
     """Lt: tokens within which the bonus is paid."""
 
-    def group_rewards(self, group: Group, state: State) -> list[float]:
+    def group_rewards(self, group: Group, state: MethodState) -> list[float]:
         """One target for all problems."""
         return self.stepped(group, self.target)
 

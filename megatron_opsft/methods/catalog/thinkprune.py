@@ -6,13 +6,7 @@ from typing import Annotated, Literal
 from megatron_opsft.config_section import CommaSeparated
 from megatron_opsft.errors import UserError
 from megatron_opsft.methods.facts import Group, LengthTarget, PromptChange
-from megatron_opsft.methods.settings import (
-    Beta,
-    GroupNormalizedSettings,
-    MethodState,
-    RunSize,
-    State,
-)
+from megatron_opsft.methods.settings import Beta, GroupNormalizedSettings, MethodState, RunSize
 
 
 class ThinkPrune(GroupNormalizedSettings):
@@ -47,7 +41,7 @@ class ThinkPrune(GroupNormalizedSettings):
                 f"rollout.max_response_tokens={run.max_response_tokens}; raise that one"
             )
 
-    def group_rewards(self, group: Group, state: State) -> list[float]:
+    def group_rewards(self, group: Group, state: MethodState) -> list[float]:
         """1 if correct, finished, and no longer than the stage's limit."""
         return group.within(group.limit)
 
