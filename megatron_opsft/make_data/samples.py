@@ -4,6 +4,7 @@ data that are some of them, unchanged: CRST, off-policy SFT, O1-Pruner.
 
 import math
 import random
+from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate, groupby
 from operator import attrgetter
@@ -64,13 +65,9 @@ def find_thinking(texts: Sequence[str]) -> slice | None:
     if closing < 0:
         return None
     opening = whole.find(THINK, 0, closing)
-    start = 0 if opening < 0 else _token_at(ends, opening + len(THINK) - 1) + 1
-    return slice(start, max(start, _token_at(ends, closing)))
-
-
-def _token_at(ends: Sequence[int], character: int) -> int:
-    """The token that a character of the text is in. ends: where each token's text ends."""
-    return next(index for index, end in enumerate(ends) if character < end)
+    # The token that a character is in is the first that ends behind it.
+    start = 0 if opening < 0 else bisect_right(ends, opening + len(THINK) - 1) + 1
+    return slice(start, max(start, bisect_right(ends, closing)))
 
 
 def row_of(sample: Sample, **own: Any) -> StoredResponse:
