@@ -35,8 +35,11 @@ class ShortRl(GroupNormalizedSettings):
         """c, and the bonus of correct ones if the batch is accurate enough."""
         is_open = accuracy_of(batch) >= state.best_accuracy - self.accuracy_tolerance
 
-        def reward(n: int, correct_lengths: Sequence[int]) -> float:
-            return 1.0 + is_open * bonus(n, correct_lengths, self.length_tolerance)
+        def reward(length: int, lengths: Sequence[int]) -> float:
+            """The bonus: 1/2 near the shortest of `lengths`, else 1/2 - (n - min)/(max - min)."""
+            beyond, spread = length - min(lengths), max(lengths) - min(lengths)
+            lost = beyond / spread if beyond > self.length_tolerance else 0.0
+            return 1.0 + is_open * (0.5 - lost)
 
         return [
             [reward(r.num_tokens, g.correct_lengths) if r.correct else 0.0 for r in g.responses]
@@ -47,9 +50,3 @@ class ShortRl(GroupNormalizedSettings):
         """The best accuracy, this batch's included."""
         best = max(state.best_accuracy, accuracy_of(batch))
         return state.model_copy(update={"best_accuracy": best})
-
-
-def bonus(length: int, lengths: Sequence[int], tolerance: int) -> float:
-    """1/2 near the shortest of `lengths`, else 1/2 - (n - min)/(max - min)."""
-    beyond = length - min(lengths)
-    return 0.5 - (beyond / (max(lengths) - min(lengths)) if beyond > tolerance else 0.0)
