@@ -22,16 +22,6 @@ def band_of(group: Group) -> Band:
     return "medium" if thirds >= len(group.responses) else "hard"
 
 
-def fewest_correct(num_samples: int, rounding: Literal["ceil", "floor"]) -> dict[Band, int]:
-    """Fewest correct responses of `num_samples` at each difficulty: of 8 they are 6, 3 and 1."""
-    up = 2 if rounding == "ceil" else 0
-    return {
-        "easy": max((2 * num_samples + up) // 3, 1),
-        "medium": max((num_samples + up) // 3, 1),
-        "hard": 1,
-    }
-
-
 def choose_targets(
     groups: Sequence[Group], candidates: Iterable[int], rounding: Literal["ceil", "floor"]
 ) -> Targets:
@@ -39,7 +29,13 @@ def choose_targets(
     problem: the share of its responses, right or wrong, that are no longer than the candidate,
     times the correct ones that the difficulty stands for, is at least 1. None where none does.
     """
-    needed = fewest_correct(len(groups[0].responses), rounding)
+    num_samples, up = len(groups[0].responses), 2 if rounding == "ceil" else 0
+    # The fewest correct responses at each difficulty: of 8 they are 6, 3 and 1.
+    needed: dict[Band, int] = {
+        "easy": max((2 * num_samples + up) // 3, 1),
+        "medium": max((num_samples + up) // 3, 1),
+        "hard": 1,
+    }
     lengths: dict[Band, list[int]] = {band: [] for band in needed}
     for group in groups:
         lengths[band_of(group)] += group.lengths
