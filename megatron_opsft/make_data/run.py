@@ -95,12 +95,11 @@ def make_data(config: Config, out: Path, limit: int | None = None) -> None:
                 rows += found
                 done = first + len(chunk)
                 log.info("%d of %d problems, %d more responses", done, len(problems), len(found))
-        if s.layout.is_main and rows:
-            _write(config, rows, len(problems), out)
-        any_rows = broadcast_object(bool(rows))
         if s.layout.is_main:
+            if rows:
+                _write(config, rows, len(problems), out)
             partial.unlink()
-        if not any_rows:
+        if not broadcast_object(bool(rows)):
             raise UserError(
                 f"method.name={config.method.name}: none of the responses to {len(problems)} "
                 "problems was correct within rollout.max_response_tokens="
