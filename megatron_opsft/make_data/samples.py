@@ -13,7 +13,7 @@ from typing import Any
 
 from megatron_opsft.data.stored_responses import StoredResponse
 from megatron_opsft.errors import NonFiniteError
-from megatron_opsft.methods.catalog.o1_pruner import O1Pruner, against
+from megatron_opsft.methods.catalog.o1_pruner import O1Pruner
 from megatron_opsft.methods.facts import THINK, THINK_END, ReferenceStatistics, select
 from megatron_opsft.records import Response, Sample
 from megatron_opsft.runtime.parts import in_parts
@@ -118,7 +118,7 @@ def o1_choice(
         mean_tokens=fmean(each.num_tokens for each in facts),
         accuracy=fmean(each.correct for each in facts),
     )
-    rewards = against(reference, facts, settings)
+    rewards = settings.against(reference, facts)
     count = min(settings.samples_kept, len(facts))
     kept = random.Random(f"o1_pruner:{seed}:{problem_id}").sample(range(len(facts)), count)
     return [(facts[index], rewards[index]) for index in sorted(kept)]

@@ -67,21 +67,18 @@ class O1Pruner(PolicySettings):
         if self.form == "fixed":
             return group.stored_advantages
         assert group.reference is not None, "a run has looked for it"
-        return against(group.reference, group.responses, self)
+        return self.against(group.reference, group.responses)
 
     def advantages(self, batch: Sequence[Group], rewards: Values) -> Values:
         """The rewards themselves, or their z-scores."""
         return z_score(rewards) if self.z_score and self.form == "online" else rewards
 
-
-def against(
-    reference: ReferenceStatistics, responses: Sequence[Response], settings: O1Pruner
-) -> list[float]:
-    """The rewards of a problem's responses, by what the reference model's are like."""
-    rewards = [
-        reference.mean_tokens / r.num_tokens
-        - 1
-        + settings.accuracy_weight * (r.correct - reference.accuracy)
-        for r in responses
-    ]
-    return [min(max(r, -2.0), 4.0) for r in rewards] if settings.clip_rewards else rewards
+    def against(self, reference: ReferenceStatistics, facts: Sequence[Response]) -> list[float]:
+        """The rewards of a problem's responses, by what the reference model's are like."""
+        rewards = [
+            reference.mean_tokens / r.num_tokens
+            - 1
+            + self.accuracy_weight * (r.correct - reference.accuracy)
+            for r in facts
+        ]
+        return [min(max(r, -2.0), 4.0) for r in rewards] if self.clip_rewards else rewards
