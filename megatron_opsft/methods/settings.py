@@ -107,7 +107,7 @@ class MethodSettings(Section):
     @property
     def num_updates(self) -> int:
         """Optimizer steps on each rollout batch."""
-        return 1
+        return getattr(self, "updates_per_batch", 1)
 
     @property
     def compares_group(self) -> bool:
@@ -237,10 +237,6 @@ class PolicySettings(DapoSettings, MethodSettings):
     """Log-probs are those of softmax(logits / rollout.temperature), the policy that samples; else
     of softmax(logits).
     """
-
-    @property
-    def num_updates(self) -> int:
-        return self.updates_per_batch
 
     @property
     def compares_group(self) -> bool:
