@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, NonNegativeFloat, PositiveFloat, ValidationError
 
@@ -150,6 +151,15 @@ def make_workload(
     accepted = min(len(finished), round(acceptance * count))
     spread = [finished[int((i + 0.5) * len(finished) / accepted)] for i in range(accepted)]
     return learned_by(config, lengths, spread)
+
+
+def measured_workload(config: Config, line: dict[str, Any]) -> Workload:
+    """The responses that a line of metrics.jsonl describes by their means."""
+    limit = config.rollout.max_response_tokens
+    mean = mean_before_the_cut(line["mean_response_tokens"], limit)
+    lengths = quantiles(int(line["num_rollouts"]), mean, limit)
+    accepted = [max(1, round(line["mean_accepted_tokens"]))] * int(line["num_accepted"])
+    return learned_by(config, lengths, accepted)
 
 
 def learned_by(config: Config, lengths: list[int], accepted: list[int]) -> Workload:

@@ -11,15 +11,7 @@ from typing import Any
 from megatron_opsft.config import Config
 from megatron_opsft.config.load import load_config
 from megatron_opsft.errors import UserError
-from megatron_opsft.plan.assumptions import (
-    PHASES,
-    Hardware,
-    Workload,
-    learned_by,
-    load_hardware,
-    mean_before_the_cut,
-    quantiles,
-)
+from megatron_opsft.plan.assumptions import PHASES, Hardware, load_hardware, measured_workload
 from megatron_opsft.preflight.run_directory import RunDir
 from megatron_opsft.report.page import write_page
 from megatron_opsft.report.plot import Series, plot
@@ -62,7 +54,7 @@ def read_steps(path: Path, config: Config, hardware: Hardware, world_size: int) 
     steps = []
     for line in read_json_lines(path / "metrics.jsonl", required=required)[_WARM_UP_STEPS:]:
         if line["num_accepted"]:
-            planned = estimate_step(replace(job, workload=_workload(line, job.config)))
+            planned = estimate_step(replace(job, workload=measured_workload(job.config, line)))
             planned["step"] = planned["total"]
             measured = {name: line[f"{name}_seconds"] for name in ("step", *PHASES)}
             for one in (measured, planned):
@@ -74,15 +66,6 @@ def read_steps(path: Path, config: Config, hardware: Hardware, world_size: int) 
             f"{path}: metrics.jsonl has no step with an update after the first {_WARM_UP_STEPS}"
         )
     return steps
-
-
-def _workload(line: dict[str, Any], config: Config) -> Workload:
-    """The responses that a line of metrics.jsonl describes by their means."""
-    limit = config.rollout.max_response_tokens
-    mean = mean_before_the_cut(line["mean_response_tokens"], limit)
-    lengths = quantiles(int(line["num_rollouts"]), mean, limit)
-    accepted = [max(1, round(line["mean_accepted_tokens"]))] * int(line["num_accepted"])
-    return learned_by(config, lengths, accepted)
 
 
 def calibrate(run_dirs: Sequence[Path], base: Hardware) -> str:
