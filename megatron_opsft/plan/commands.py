@@ -15,7 +15,6 @@ from megatron_opsft.errors import ANSWER_IS_NO, UserError
 from megatron_opsft.plan.assumptions import PAPER_ACCEPTANCE, load_hardware
 
 if TYPE_CHECKING:
-    from megatron_opsft.config import Config
     from megatron_opsft.plan.estimate import Plan
 
 _NUM_SHOWN = 5  # layouts of a search
@@ -64,7 +63,10 @@ class PlanRun(_OnDevices, RunCommand):
             raise UserError("run.steps=0 costs nothing; set run.steps above 0")
         size, note = self.gpus_per_node or 8, ""
         if self.gpu == "cpu" and self.gpus_per_node is None:
-            size = _ranks_needed(config)
+            parallel = config.parallel
+            experts = parallel.expert_tp * parallel.ep * parallel.pp if parallel.ep > 1 else 1
+            # The fewest ranks that can hold the layout and its engine.
+            size = lcm(parallel.replica_size, experts, config.rollout.tp)
             note = f"ranks of a node: {size}, as the layout needs; others with --gpus-per-node\n\n"
         device = load_hardware(self.gpu, self.hardware, gpus_per_node=size)
         from megatron_opsft.plan import estimate, job, search
@@ -128,13 +130,6 @@ PROGRAM = group(
     {"run": PlanRun, "calibrate": Calibrate},
     (PlanRun.examples[0], Calibrate.examples[0]),
 )
-
-
-def _ranks_needed(config: "Config") -> int:
-    """The fewest ranks that can hold the configuration's layout and its engine."""
-    parallel = config.parallel
-    experts = parallel.expert_tp * parallel.ep * parallel.pp if parallel.ep > 1 else 1
-    return lcm(parallel.replica_size, experts, config.rollout.tp)
 
 
 def show_plan(plan: "Plan") -> str:
