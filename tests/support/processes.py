@@ -23,11 +23,9 @@ def free_ports(count: int = 1) -> list[int]:
 def rank_environments(world_size: int, port: int | None = None) -> list[dict[str, str]]:
     """Of each rank of a job that a launcher other than torchrun starts on this machine."""
     size, port = str(world_size), port or free_ports()[0]
-    job = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "WORLD_SIZE": size}
-    return [
-        job | {"LOCAL_WORLD_SIZE": size, "RANK": rank, "LOCAL_RANK": rank}
-        for rank in map(str, range(world_size))
-    ]
+    job = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    job |= {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+    return [job | {"RANK": str(n), "LOCAL_RANK": str(n)} for n in range(world_size)]
 
 
 def wait_until(condition: Callable[[], bool], timeout: float = 300) -> None:

@@ -83,8 +83,7 @@ def test_shared_benchmarks_alone_are_compared_and_other_sets_have_no_overall() -
 
 
 def test_equal_names_are_told_apart() -> None:
-    names = ("a", "a (2)", "a")
-    rows = compare([build(made_model(name, 9, 1, BOTH)) for name in names]).rows
+    rows = compare([build(made_model(n, 9, 1, BOTH)) for n in ("a", "a (2)", "a")]).rows
     assert [row.label for row in rows] == ["a", "a (2)", "a (3)"]
 
 

@@ -4,7 +4,6 @@ import pytest
 from plan_cases import REAL_SHAPES, make_job
 
 from megatron_opsft.architectures.shape import forward_flops
-from megatron_opsft.plan.assumptions import load_hardware
 from megatron_opsft.plan.memory import kv_bytes_per_token
 
 # Published parameters without the input embedding, of experts those of one token; bytes of keys
@@ -26,11 +25,3 @@ def test_a_token_takes_six_operations_a_parameter_and_its_keys_and_values(name: 
     assert 3 * forward_flops(REAL_SHAPES[name], [1], 1) == pytest.approx(6 * active, rel=2e-3)
     for tp in (1, 2):
         assert kv_bytes_per_token(make_job(name, 8, f"rollout.tp={tp}")) * tp == kv_bytes
-
-
-def test_h100_is_the_data_sheet_s() -> None:
-    """SXM: 1,979 TFLOP/s with sparsity, 3.35 TB/s, 80 GB of which torch sees 79.1 GiB."""
-    h100 = load_hardware("h100")
-    assert h100.peak_flops == pytest.approx(1979e12 / 2, rel=1e-3)
-    assert h100.memory_bandwidth == 3.35e12
-    assert h100.memory_bytes == pytest.approx(79.1 * 2**30, rel=1e-3)
