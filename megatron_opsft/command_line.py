@@ -143,7 +143,9 @@ class Program(click.Command):
                 is_truth = key in options and options[key].annotation is bool
                 flag = "true" if is_truth else self._command.flags.get(key)
                 if flag is None and not rest:
-                    raise click.UsageError(f"{word} has no value", ctx)
+                    is_known = key in options or "." in key
+                    unknown = "" if is_known else "is no option of this command, or "
+                    raise click.UsageError(f"{word} {unknown}has no value", ctx)
                 text = rest.pop(0) if flag is None else flag
             if key in options:
                 words.append(f"--{key.replace('_', '-')}={text}")

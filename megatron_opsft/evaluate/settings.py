@@ -184,6 +184,11 @@ def check_settings(settings: EvalSettings) -> None:
     check_installed(settings.engine, section="")
     local_model(settings.model, option="--model")
     if settings.baseline is not None and settings.earlier_baseline is None:
+        if (Path(settings.baseline).expanduser() / "samples").is_dir():
+            raise UserError(
+                f"--baseline {settings.baseline} is an evaluation that is not finished; finish it "
+                "with the same command first"
+            )
         local_model(settings.baseline, option="--baseline")
     for source in settings.data.values():
         check_source(source)

@@ -72,9 +72,11 @@ def change_of(title: str, before: float, after: float, *, is_share: bool) -> Cha
 
 
 def changes_of(run: Run) -> list[Change]:
-    """First and last evaluation, on each set; without two, first and last step's rollouts."""
+    """First and last evaluation, on each set; of steps without two, first and last step's
+    rollouts.
+    """
     sets = {"": "eval_"} | {f", {name}": f"eval_{name}_" for name in run.more_sets}
-    if len(run.evaluations) < 2:
+    if len(run.evaluations) < 2 and run.steps:
         sets = {" in training": ""}
     quantities = ("Mean response tokens", "mean_response_tokens"), ("Accuracy", "accuracy")
     return [
