@@ -16,7 +16,7 @@ from megatron_opsft.errors import UserError
 log = logging.getLogger("megatron_opsft")
 
 # In which section a run has them; an evaluation has them without one.
-_SECTIONS = {"template": "data", "system_prompt": "data", "judge": "verify"}
+SECTIONS = {"template": "data", "system_prompt": "data", "judge": "verify"}
 
 
 def settings_of_run(
@@ -34,7 +34,7 @@ def settings_of_run(
     file = run / "config.yaml"
     try:
         tree = parse_yaml(file.read_text(encoding="utf-8"))
-        trained = {key: tree[section][key] for key, section in _SECTIONS.items()}
+        trained = {key: tree[section][key] for key, section in SECTIONS.items()}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{file} cannot be read: {error}") from None
     taken = {key: v for key, v in trained.items() if v != now[key] and key not in given}

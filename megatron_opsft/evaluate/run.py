@@ -58,12 +58,12 @@ def evaluate(settings: EvalSettings, *, overwrite: bool = False) -> str:
                 log.info("the model's positions allow %d tokens, not %d", fits, MAX_TOKENS)
             for inputs in models:
                 held.enter_context(EvaluationDirectory(inputs.settings.out).locked())
-            if settings.earlier_baseline is not None:
-                _check_baseline(settings.earlier_baseline, models[0].benchmarks)
+            baseline, needed = settings.earlier_baseline, []
+            if baseline is not None:
+                _check_baseline(baseline, models[0].benchmarks)
+                needed = [baseline / "results.json"]
             for inputs in models:
                 directory = EvaluationDirectory(inputs.settings.out)
-                baseline = settings.earlier_baseline
-                needed = [] if baseline is None else [baseline / "results.json"]
                 directory.begin(inputs.manifest(), overwrite=overwrite, needed=needed)
         # Its processes start while the engine does, and leave it one of the rank's cores.
         cores = share_of_cores()

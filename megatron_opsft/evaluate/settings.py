@@ -184,7 +184,8 @@ def check_settings(settings: EvalSettings) -> None:
     check_installed(settings.engine, section="")
     local_model(settings.model, option="--model")
     if settings.baseline is not None and settings.earlier_baseline is None:
-        if (Path(settings.baseline).expanduser() / "samples").is_dir():
+        directory = Path(settings.baseline).expanduser()
+        if (directory / "samples").is_dir() and not (directory / "config.json").exists():
             raise UserError(
                 f"--baseline {settings.baseline} is an evaluation that is not finished; finish it "
                 "with the same command first"

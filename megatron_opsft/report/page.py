@@ -20,6 +20,7 @@ from megatron_opsft.report.tables import (
     table_of_runs,
 )
 from megatron_opsft.runtime.durable import write_bytes
+from megatron_opsft.runtime.owned_directory import NOT_SET
 
 
 def write_page(
@@ -101,7 +102,7 @@ def figures_of_rows(before: TableRow, after: TableRow, block: str) -> list[Chang
 def _settings(runs: Sequence[Run]) -> list[Table]:
     """Settings in which runs differ (where a run lives is none), and all of them."""
     values = {
-        key: [run.settings.get(key, "(not set)") for run in runs]
+        key: [run.settings.get(key, NOT_SET) for run in runs]
         for key in dict.fromkeys(key for run in runs for key in run.settings)
     }
     differ = [key for key in sorted(values) if len({*values[key]}) > 1 and key != "run.dir"]

@@ -111,7 +111,7 @@ def read_run(run: Path, name: str) -> Run:
     steps, evaluations = (
         read_json_lines(run / name, required=required)
         for name, required in (
-            ("metrics.jsonl", ("trained_tokens", "step_seconds")),
+            ("metrics.jsonl", ("num_accepted", "trained_tokens", "step_seconds")),
             ("evals.jsonl", ("eval_accuracy", "eval_mean_response_tokens")),
         )
     )
@@ -123,7 +123,7 @@ def read_run(run: Path, name: str) -> Run:
     return Run(
         name=name,
         state=state,
-        note=describe_skipped(sum(line["trained_tokens"] == 0 for line in steps), len(steps)),
+        note=describe_skipped(sum(map(is_skipped, steps)), len(steps)),
         settings=settings,
         steps=steps,
         evaluations=evaluations,
@@ -139,8 +139,13 @@ def _settings(path: Path) -> dict[str, str]:
     return flatten(tree, str) if isinstance(tree, dict) else {}
 
 
+def is_skipped(step: Mapping[str, Any]) -> bool:
+    """Whether it accepted no response and trained on no other. step: a line of metrics.jsonl."""
+    return not step["num_accepted"] and not step["trained_tokens"]
+
+
 def describe_skipped(skipped: int, steps: int) -> str:
-    """skipped: how many of the steps trained on no token; "" if none did."""
+    """skipped: how many of the steps are, see `is_skipped`; "" if none is."""
     if not skipped:
         return ""
     if skipped < steps:

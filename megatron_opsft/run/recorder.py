@@ -11,7 +11,7 @@ from megatron_opsft.methods.facts import describe_rollouts
 from megatron_opsft.methods.updates import describe_weights
 from megatron_opsft.preflight.run_directory import RunDir
 from megatron_opsft.records import Callback, StepResult, SyncResult, TokenScores
-from megatron_opsft.report.runs import describe_skipped
+from megatron_opsft.report.runs import describe_skipped, is_skipped
 from megatron_opsft.run.advice import explain_empty_step
 from megatron_opsft.run.evaluations import Evaluations, ModelExports
 from megatron_opsft.run.metrics import MetricsLog
@@ -98,7 +98,7 @@ class RunRecorder:
         }
         metrics = {key: value for key, value in known.items() if value is not None}
         self._log.step(metrics)
-        if not metrics["trained_tokens"] and not self._has_explained:
+        if is_skipped(metrics) and not self._has_explained:
             self._has_explained = True
             limit = self._s.config.rollout.max_response_tokens
             base = next(iter(self._evaluations.lines()), {})

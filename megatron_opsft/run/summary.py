@@ -10,7 +10,7 @@ from typing import Any
 from megatron_opsft.config import Config
 from megatron_opsft.data.problems import sha256_of
 from megatron_opsft.report.plot import percent, tokens
-from megatron_opsft.report.runs import read_json_lines
+from megatron_opsft.report.runs import is_skipped, read_json_lines
 from megatron_opsft.runtime.libraries import installed_versions
 from megatron_opsft.session import Session
 from megatron_opsft.verify.verifier import describe_judge
@@ -76,9 +76,8 @@ def summarize(directory: Path, config: Config) -> dict[str, Any]:
     evaluations = read_json_lines(
         directory / "evals.jsonl", required=[f"eval_{key}" for key in _MEASURED]
     )
-    steps = read_json_lines(
-        directory / "metrics.jsonl", required=("trained_tokens", "step_seconds")
-    )
+    required = ("num_accepted", "trained_tokens", "step_seconds")
+    steps = read_json_lines(directory / "metrics.jsonl", required=required)
     first, last = (evaluations[0], evaluations[-1]) if evaluations else ({}, {})
     summary: dict[str, Any] = {"base": _measured(first), "final": _measured(last)}
     best = best_evaluation(evaluations, config.eval.best_within)
@@ -86,7 +85,7 @@ def summarize(directory: Path, config: Config) -> dict[str, Any]:
         summary["best"] = _measured(best) | {"step": best["step"]}
     return summary | {
         "steps": config.run.steps,
-        "skipped_steps": sum(line["trained_tokens"] == 0 for line in steps),
+        "skipped_steps": sum(map(is_skipped, steps)),
         "seconds": sum(line["step_seconds"] for line in steps),
     }
 

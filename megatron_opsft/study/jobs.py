@@ -17,17 +17,17 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import connection
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from megatron_opsft.config.load import load
+from megatron_opsft.config.run_prompt import SECTIONS
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.settings import EvalSettings
 from megatron_opsft.launch.rounds import Rounds, check_rounds
 from megatron_opsft.runtime.owned_directory import OwnedDirectory, flatten
 from megatron_opsft.runtime.phase import REQUEUE_EXIT_CODE, StopSignal
-from megatron_opsft.study.study_file import ASKED, StudyRun
+from megatron_opsft.study.study_file import StudyRun
 
 log = logging.getLogger("megatron_opsft")
 
@@ -97,7 +97,7 @@ def commands_of(run: StudyRun) -> list[list[str]]:
     else:
         config = run.load()
         own["model"] = config.model.path
-        asked = {name: attrgetter(key)(config) for key, name in ASKED.items()}
+        asked = {key: getattr(getattr(config, section), key) for key, section in SECTIONS.items()}
     words = [f"{key}={value}" for key, value in flatten(asked | run.eval_settings | own).items()]
     load(EvalSettings, None, words)
     return [*commands, ["eval", *words]]

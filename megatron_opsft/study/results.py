@@ -114,7 +114,7 @@ def write_outputs(out: Path, plan: StudyPlan, rows: Sequence[Row]) -> None:
         [asdict(row) for row in rows], indent=1, allow_nan=False, default=Estimate.model_dump
     )
     write_text(out / "table.json", table + "\n")
-    lines = {key: _lines(plan, rows, key) for key in plan.rows}
+    lines = {key: table_rows(plan, rows, key) for key in plan.rows}
     tables = [
         f"## {escape_markdown(section.title)}\n\n"
         + markdown_table(lines[key], [OVERALL], intervals=True)
@@ -148,7 +148,7 @@ def _legend(plan: StudyPlan, num_made: int) -> str:
     )
 
 
-def _lines(plan: StudyPlan, rows: Sequence[Row], section: str) -> list[TableRow]:
+def table_rows(plan: StudyPlan, rows: Sequence[Row], section: str) -> list[TableRow]:
     """A row of the table for each name: means over seeds with their deviation, or one seed's
     intervals; without a block where no run is finished.
     """

@@ -11,16 +11,11 @@ from pydantic import Field
 
 from megatron_opsft.config import Config
 from megatron_opsft.config.load import load, load_config, read_yaml
+from megatron_opsft.config.run_prompt import SECTIONS
 from megatron_opsft.config_section import Section
 from megatron_opsft.errors import UserError
 
 Keys = dict[str, Any]
-# What a model that is not trained is asked with, and who judges it; other keys do nothing for it.
-ASKED = {
-    "data.template": "template",
-    "data.system_prompt": "system_prompt",
-    "verify.judge": "judge",
-}
 
 
 class RunEntry(Section):
@@ -183,7 +178,8 @@ def _expand(study: Study, name: str, entry: RunEntry, out: Path) -> Iterator[Stu
     seeds = dict.fromkeys(entry.seeds or study.seeds)
     settings = {**study.set, **entry.set}
     if not entry.train:
-        used = {"model.path", *ASKED}
+        # What it is asked with, and who judges it: other keys do nothing for it.
+        used = {"model.path", *(f"{section}.{key}" for key, section in SECTIONS.items())}
         if without := sorted(entry.set.keys() - used):
             raise UserError(f"run {name!r} is not trained, so leave out set: {without[0]}")
         settings = {key: value for key, value in settings.items() if key in used}

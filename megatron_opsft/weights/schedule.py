@@ -137,6 +137,8 @@ def _choose_senders(
     """Each piece for each receiver; adds the bytes of each to its sender's in `sent`."""
     # Holders begin with different receivers: those behind them.
     receivers = sorted(route.receivers, key=lambda rank: (rank < route.holders[0], rank))
+    if not receivers:
+        return
     most = piece_bytes // itemsize
     parts = (part for copy in route.copies for part in split_rows(copy, most))
     pieces = in_parts(parts, lambda part: part.source.num_elements, most)

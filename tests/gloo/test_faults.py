@@ -40,7 +40,6 @@ def record_and_lose(self, step, *args):
         shutil.rmtree({lost!r})
 RunRecorder.record = record_and_lose
 """
-# An engine that dies while it decodes.
 DYING_ENGINE = """
 import signal
 import time

@@ -39,9 +39,9 @@ def make_run(
         write_responses(run / f"rollouts/step_{step:06d}.jsonl.gz", rows)
         metrics = {"step": step, "loss": float("nan") if step == 2 else 1 / step, "grad_norm": 0.5}
         metrics |= {"accuracy": 0.3 + 0.1 * step, "mean_response_tokens": 100.0 / step}
-        metrics |= {"accept_rate": 0.25, "num_accepted": 3, "trained_tokens": 70}
-        metrics |= {"logprob_diff_mean": 1e-6}
-        metrics |= {"rollout_seconds": 2.0, "train_seconds": 1.0, "step_seconds": 3.5}
+        metrics |= {"accept_rate": 0.25, "num_accepted": 3, "logprob_diff_mean": 1e-6}
+        metrics |= {"trained_tokens": 70, "rollout_seconds": 2.0, "train_seconds": 1.0}
+        metrics["step_seconds"] = 3.5
         _append(run / "metrics.jsonl", metrics)
     for step, accuracy in ((0, 0.5), (steps, 0.75)):
         line = {"step": step, "eval_accuracy": accuracy, "eval_mean_response_tokens": 80.0 - step}

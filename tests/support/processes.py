@@ -8,9 +8,7 @@ from contextlib import suppress
 
 
 def free_ports(count: int = 1) -> list[int]:
-    """On which nobody listens, below those that a system hands out (from 32768): what it handed out
-    once may be another process's before it is listened on.
-    """
+    """Unused ones below 32768, where systems begin to hand out ports, also to other processes."""
     found: list[int] = []
     for port in random.SystemRandom().sample(range(15000, 32000), 500):
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):

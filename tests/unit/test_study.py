@@ -17,7 +17,7 @@ from rows import write_rows
 from megatron_opsft.errors import UserError
 from megatron_opsft.report.table import OVERALL
 from megatron_opsft.study.jobs import RunDirectory, check_run, commands_of, trainings_of
-from megatron_opsft.study.results import _lines, read_rows, write_outputs
+from megatron_opsft.study.results import read_rows, table_rows, write_outputs
 from megatron_opsft.study.study_file import StudyPlan, read_study
 
 BASE: dict[str, Any] = {"base": {"train": False}}
@@ -185,7 +185,7 @@ def test_finished_runs_are_a_mean_and_the_best_is_beside_the_baseline(tmp_path: 
     write_outputs(tmp_path, plan, rows)
     table = (tmp_path / "table.md").read_text(encoding="utf-8")
     assert re.search(r"204 \[\d+, \d+\]", table) and "49.5 ± 5.0" in table
-    (_, ours, _) = _lines(plan, rows, "methods")
+    (_, ours, _) = table_rows(plan, rows, "methods")
     ends = [[at["mean_tokens"].value for _, at in row.budgets] for row in rows[1:3]]
     means = [at["mean_tokens"].value for _, at in ours.budgets[OVERALL]]
     assert means == [fmean(pair) for pair in zip(*ends, strict=True)]

@@ -134,7 +134,7 @@ def llm_options(settings: EngineSettings, table: WeightTable) -> dict[str, Any]:
             options["sleep_preserve_parameter_names"] = ["draft.*"]
     if settings.notes_routing:
         options["enable_return_routed_experts"] = True
-        # With it a pass of ended requests is left over, on which vLLM 0.32 stops after a sleep.
+        # Scheduled ahead, a pass of ended requests is left over, and vLLM 0.32 stops on it.
         options["async_scheduling"] = False
     if settings.is_cuda:
         options["gpu_memory_utilization"] = settings.gpu_memory_fraction
