@@ -49,6 +49,7 @@ from megatron_opsft.runtime.durable import (
     write_bytes,
     write_files,
 )
+from megatron_opsft.runtime.pinned import HostCopies
 from megatron_opsft.storage.dist_metadata import damage_named
 from megatron_opsft.storage.hf_writer import side_files
 from megatron_opsft.storage.model_paths import COMMON_NAME
@@ -76,6 +77,7 @@ class Checkpointer:
     published: tuple[int, Path] | None = field(default=None, init=False)  # on rank 0: the last one
     _pending: tuple[CheckpointWrite, dict[str, Any]] | None = field(default=None, init=False)
     _deletion: threading.Thread | None = field(default=None, init=False)
+    _host_copies: HostCopies = field(default_factory=HostCopies, init=False)
 
     def __post_init__(self) -> None:
         self._group = dist.new_group(backend="gloo", timeout=_PATIENCE)
@@ -117,7 +119,9 @@ class Checkpointer:
         if failure := self.finish():
             log.warning("%s", failure)
         partial = self._named(step, PARTIAL)
-        write = CheckpointWrite(self._state(), partial, self._group, copy=in_background)
+        write = CheckpointWrite(
+            self._state(), partial, self._group, self._host_copies, copy=in_background
+        )
         self._pending = (write, {"step": step, **about})
 
     @property

@@ -30,7 +30,6 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.planner import SavePlan
 from torch.futures import Future
 
-from megatron_opsft.runtime.device import to_host
 from megatron_opsft.runtime.distributed import gather_from_all
 from megatron_opsft.runtime.durable import (
     COMPLETE,
@@ -40,6 +39,7 @@ from megatron_opsft.runtime.durable import (
     step_in,
 )
 from megatron_opsft.runtime.libraries import collector_at_rest
+from megatron_opsft.runtime.pinned import HostCopies
 from megatron_opsft.storage.model_paths import COMMON_NAME, FORMAT_NAME, TORCH_DIST_FORMAT
 
 _BLOCK_BYTES = 1 << 22
@@ -56,21 +56,28 @@ class CheckpointWrite:
     """
 
     def __init__(
-        self, state: dict[str, Any], directory: Path, group: dist.ProcessGroup, *, copy: bool
+        self,
+        state: dict[str, Any],
+        directory: Path,
+        group: dist.ProcessGroup,
+        host_copies: HostCopies,
+        *,
+        copy: bool,
     ) -> None:
         """state: Megatron's sharded state dict. group: all ranks, over gloo, for the thread's
-        collectives alone. copy: tensors in the CPU's memory are copied too; without it they must
-        not change until `finish`.
+        collectives alone. host_copies: in use from now until `finish`. copy: tensors in the CPU's
+        memory are copied too; without it they must not change until `finish`.
         """
         self._directory = directory
         self._group = group
+        self._host_copies = host_copies
         self._outcome: Checksums | str = {}
         sharded, common = save_preprocess(state, validate_access_integrity=False)
         by_key, _, _ = _replace_state_dict_keys_with_sharded_keys(
             sharded, keep_only_main_replica=True
         )
         tensors = [value for value in nested_values(by_key) if isinstance(value, ShardedTensor)]
-        staged = to_host([tensor.data for tensor in tensors], copy=copy)
+        staged = host_copies.take([tensor.data for tensor in tensors], copy=copy)
         for tensor, data in zip(tensors, staged, strict=True):
             tensor.data = data
         self._num_bytes = sum(data.nbytes for data in staged)
@@ -111,6 +118,7 @@ class CheckpointWrite:
     def finish(self) -> Checksums | str:
         """Wait for all ranks: the files, or what failed. Collective over the world."""
         self._thread.join()
+        self._host_copies.release()
         files: Checksums = {}
         for outcome in gather_from_all([self._outcome]):
             if isinstance(outcome, str):

@@ -9,7 +9,6 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-import torch
 from megatron.core.dist_checkpointing import ShardedTensor
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from torch import Tensor
@@ -20,6 +19,7 @@ from megatron_opsft.model.passes import with_log_probs
 from megatron_opsft.model.step import Trainer
 from megatron_opsft.records import MicroBatch
 from megatron_opsft.runtime.device import Device, has_room_for_good
+from megatron_opsft.runtime.pinned import PinnedBlock, packed_bytes
 
 PREFIX = "reference."  # of its tensors' names in a checkpoint
 
@@ -36,15 +36,13 @@ class ReferenceModel:
         self._trainer = trainer
         self._device = device
         self.is_replaced = False
-        live = self._live()
+        live = [weight.detach() for weight in self._live()]
         num_bytes = sum(weight.nbytes for weight in live)
-        on_device = not device.is_cuda or has_room_for_good(device, num_bytes)
-        self._frozen = [
-            weight.detach().clone()
-            if on_device
-            else torch.empty_like(weight.data, device="cpu", pin_memory=True).copy_(weight.data)
-            for weight in live
-        ]
+        if not device.is_cuda or has_room_for_good(device, num_bytes):
+            self._frozen = [weight.clone() for weight in live]
+        else:
+            self._block = PinnedBlock(packed_bytes(live))
+            self._frozen = self._block.copies_of(live)
 
     def _live(self) -> list[Tensor]:
         return [weight for model in self._trainer.models for weight in model.parameters()]

@@ -201,9 +201,16 @@ def _checkpoint(plan: "Plan") -> str:
         f"{saved['saved_bytes'] / bandwidth:,.1f} s behind the next steps, and reads "
         f"{_gb(saved['resume_bytes'])} GB in {saved['resume_bytes'] / bandwidth:,.1f} s to resume"
     )
+    if plan.pinned_bytes:
+        text += (
+            f"\na node pins {_gb(saved['saved_bytes'])} GB of its host memory for the copy of a "
+            "checkpoint"
+        )
     if plan.reference_host_bytes:
-        on_host = _gb(plan.reference_host_bytes)
-        text += f"; the {plan.frozen_copy} is in {on_host} GB of a node's host memory"
+        text += (
+            f" and {_gb(plan.reference_host_bytes)} GB for the {plan.frozen_copy}: "
+            f"{_gb(plan.pinned_bytes)} GB in all"
+        )
     return text
 
 

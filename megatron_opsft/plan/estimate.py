@@ -27,7 +27,8 @@ SAFE_SHARE = 0.05
 # Of a plan, into its JSON.
 _FIGURES = (
     *("is_safe", "problems", "notes", "bottleneck", "checkpoint", "host_bytes_per_node"),
-    *("reference_host_bytes", "kv_tokens", "tokens_per_second", "device_hours", "price"),
+    *("reference_host_bytes", "pinned_bytes", "kv_tokens", "tokens_per_second", "device_hours"),
+    "price",
 )
 _FIXES = {
     "rollout": "lower rollout.gpu_memory_fraction or raise parallel.tp or pp",
@@ -75,6 +76,15 @@ class Plan:
         """Of the reference model, in a node's CPU memory."""
         on_host = [reference_bytes(self.job, stage)[1] for stage in self.job.stages]
         return self.job.ranks_per_node * max(on_host)
+
+    @property
+    def pinned_bytes(self) -> float:
+        """CPU memory of a node that its ranks pin for their GPUs: for the copy of a checkpoint,
+        from the first one on, and for the reference model.
+        """
+        if not self.job.hardware.is_cuda:
+            return 0
+        return self.checkpoint["saved_bytes"] + self.reference_host_bytes
 
     @property
     def host_bytes_per_node(self) -> float:

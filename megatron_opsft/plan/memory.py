@@ -18,7 +18,7 @@ from megatron_opsft.weights.rules import WeightTable
 from megatron_opsft.weights.vllm_layout import vllm_parameters
 
 # Of an engine beside weights and keys and values: CUDA graphs and its own buffers, which stay while
-# it sleeps. Assumption.
+# it sleeps unless `rollout.deep_sleep` takes them off the GPU. Assumption.
 GRAPH_BYTES = 1.5e9
 # The Hugging Face engine's buffers grow by a quarter (`rollout.hf.attention`).
 _HF_CACHE_SLACK = 1.25
@@ -100,9 +100,10 @@ def _engine_terms(job: Job) -> Terms:
         return {"engine_weights": (weights, _ALL), "kv_cache": (cache, ("rollout", "sync"))}
     if not job.hardware.is_cuda:
         return {"engine_weights": (weights, _ALL), "kv_cache": (cache, _ALL)}
+    awake = ("rollout", "sync")
     return {
-        "engine_weights": (weights, ("rollout", "sync")),
-        "engine_graphs": (GRAPH_BYTES, ("rollout", "train")),
+        "engine_weights": (weights, awake),
+        "engine_graphs": (GRAPH_BYTES, awake if job.config.rollout.deep_sleep else _ALL),
         "engine_prefill": (_profiled_bytes(job), ("rollout",)),
         "kv_cache": (cache, ("rollout",)),
     }
@@ -111,9 +112,10 @@ def _engine_terms(job: Job) -> Terms:
 def checkpoint_bytes(job: Job) -> dict[str, float]:
     """As `model.checkpoint_share`: every rank writes and reads what it updates.
 
-    total_bytes: on disk. saved_bytes: that the ranks of a node write, from as much host memory.
-    resume_bytes: that they read, once to check the files and once without the weights that follow
-    from main weights. bandwidth: of a node's storage, bytes a second.
+    total_bytes: on disk. saved_bytes: that the ranks of a node write, from as much host memory,
+    which is pinned for a GPU; `runtime.pinned` adds less than 64 bytes a tensor. resume_bytes: that
+    they read, once to check the files and once without the weights that follow from main weights.
+    bandwidth: of a node's storage, bytes a second.
     """
     of_weight = 0 if job.dtype_bytes == 4 else job.dtype_bytes  # in float32 it is the main weight
     parallel = job.parallel

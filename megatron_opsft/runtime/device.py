@@ -7,7 +7,6 @@ import re
 import shutil
 import sys
 import sysconfig
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,17 +141,6 @@ def check_deterministic(device: Device, dtype: str) -> None:
             "refuses long packed sequences; pip install --no-build-isolation "
             "'flash-attn>=2.4.1', or leave it false"
         )
-
-
-def to_host(tensors: Sequence[torch.Tensor], *, copy: bool) -> list[torch.Tensor]:
-    """The tensors in the CPU's memory, which is pinned for those of a GPU; all are there on return.
-
-    copy: of those that are in the CPU's memory already, too.
-    """
-    there = [tensor.to("cpu", non_blocking=True, copy=copy) for tensor in tensors]
-    if any(tensor.is_cuda for tensor in tensors):
-        torch.cuda.synchronize()
-    return there
 
 
 def has_room_for_good(device: Device, num_bytes: int) -> bool:

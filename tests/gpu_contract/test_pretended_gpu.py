@@ -55,9 +55,20 @@ def test_memory_of_a_step_is_as_planned(ran: Ran, num_gpus: int) -> None:
         assert measured == pytest.approx(planned, rel=0.1), case
 
 
+@pytest.mark.parametrize("num_gpus", [1, 2])
+def test_pinned_host_memory_is_as_planned(ran: Ran, tmp_path: Path, num_gpus: int) -> None:
+    """Of a reference model, then with a checkpoint, then with a second one."""
+    told = ran("pretended_pinned.py", num_gpus, tmp_path, num_gpus=num_gpus)
+    assert len(told) == (3 if num_gpus == 1 else 1)
+    for case, found in told.items():
+        assert found["blocks"] == 2, case
+        for pinned, planned in zip(found["pinned"], found["planned"], strict=True):
+            assert planned <= pinned <= planned + found["bound"], case
+
+
 def test_the_gpu_s_own_tests_pass(ran: Ran) -> None:
     """One of each kind: the others are the same code on other models."""
     chosen = "checkpoint or objective or full-qwen3-bfloat16"
     files = [f"tests/gpu/test_{name}.py" for name in ("train_step", "checkpoint_gpu")]
     said = ran("-m", "pytest", "-m", "gpu", "-W", "ignore", "-k", chosen, *files, num_gpus=1)
-    assert "5 passed" in said
+    assert "6 passed" in said

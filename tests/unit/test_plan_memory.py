@@ -1,11 +1,13 @@
 """Bytes by formula, and whether they fit; `tests/gloo/test_plan_against_runs` has real steps."""
 
 import pytest
+from forked_cli import ROOT
 from plan_cases import LARGE, MIXTURE, SMALL, make_job, planned
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.plan.commands import verdict_line
 from megatron_opsft.plan.job import check_job
+from megatron_opsft.plan.memory import GRAPH_BYTES
 
 
 def terms(*overrides: str, gpu: str = "h100") -> dict[str, float]:
@@ -45,7 +47,7 @@ def test_the_shipped_example_of_1_5_b_on_a_node() -> None:
     passes = of["activations"] + max(of["backward_pass"], of["loss"])
     assert rank.phases["rollout"] == pytest.approx(always + 0.5 * 84.9e9)
     assert rank.phases["train"] == pytest.approx(always + passes + 1.5e9)
-    assert rank.phases["sync"] == pytest.approx(always + 2 * 2**28 + of["engine_weights"])
+    assert rank.phases["sync"] == pytest.approx(always + 2 * 2**28 + of["engine_weights"] + 1.5e9)
 
 
 def test_recomputation_and_sequence_parallelism_save_activations() -> None:
@@ -73,6 +75,16 @@ def test_the_engine_sets_aside_its_largest_batch_of_prompts() -> None:
     assert terms("rollout.kv_cache_bytes=1000000000")["kv_cache"] == 1e9
 
 
+def test_a_sleeping_engine_keeps_its_graphs_on_the_gpu_unless_it_sleeps_deeply() -> None:
+    """By what the phases need: all while the trainer trains, or less by the assumed graphs."""
+    plain, deep = (
+        planned(make_job(SMALL, 8, f"rollout.deep_sleep={deep}")).worst.phases
+        for deep in ("false", "true")
+    )
+    assert plain["train"] - deep["train"] == GRAPH_BYTES
+    assert plain["rollout"] == deep["rollout"] and plain["sync"] == deep["sync"]
+
+
 def test_host_memory_of_a_checkpoint() -> None:
     """14 bytes of every parameter that a rank updates, on each rank of a node."""
     assert planned(make_job(SMALL, 8)).checkpoint["saved_bytes"] == 14 * 1_777_088_000
@@ -80,6 +92,25 @@ def test_host_memory_of_a_checkpoint() -> None:
     largest = max(rank.stage.num_parameters for rank in half.memory)
     assert half.checkpoint["saved_bytes"] == 14 * largest
     assert largest < 0.51 * 1_777_088_000
+
+
+def test_host_memory_in_the_docs_is_the_plan_s() -> None:
+    """What the ranks of a node pin, for 1.5B on one GPU and on eight, and for 7B on eight."""
+    small = [planned(make_job(SMALL, ranks, "method.name=grpo")) for ranks in (1, 8)]
+    node = planned(make_job("DeepSeek-R1-Distill-Qwen-7B", 8, "method.name=grpo", "parallel.tp=4"))
+    saved = [f"{plan.checkpoint['saved_bytes'] / 1e9:.1f} GB" for plan in (*small, node)]
+    frozen = [f"{plan.reference_host_bytes / 1e9:.1f} GB" for plan in (small[0], node)]
+    assert saved[0] == saved[1]
+    text = " ".join((ROOT / "docs/cluster.md").read_text(encoding="utf-8").split())
+    assert (
+        f"{saved[0]} for R1-Distill-Qwen-1.5B, on one GPU or on a node of 8, and {saved[2]} on a "
+        "node of 8 for 7B."
+    ) in text
+    assert f"{frozen[0]} for 1.5B on one GPU, {frozen[1]} for 7B on a node of 8." in text
+    for plan in (*small, node):
+        pinned = plan.as_json()["pinned_bytes"]
+        assert pinned == plan.checkpoint["saved_bytes"] + plan.reference_host_bytes
+    assert planned(make_job(SMALL, 1, "method.name=grpo", gpu="cpu")).pinned_bytes == 0
 
 
 def test_what_does_not_fit_says_where_and_what_to_do() -> None:

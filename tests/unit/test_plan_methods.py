@@ -63,7 +63,9 @@ def test_a_reference_costs_a_forward_pass_and_two_exchanges_of_weights() -> None
     assert added == pytest.approx(plan.step["reference"])
     assert plan.reference_host_bytes == 8 * weights
     assert plan.memory == without.memory
-    assert "the reference model is in 28.4 GB of a node's host memory" in show_plan(plan)
+    pinned = "a node pins 24.9 GB of its host memory for the copy of a checkpoint"
+    assert f"{pinned} and 28.4 GB for the reference model: 53.3 GB in all\n" in show_plan(plan)
+    assert f"{pinned}\n" in show_plan(without)
 
 
 def test_a_reference_stays_on_a_device_with_room() -> None:

@@ -40,6 +40,13 @@ def written_too_early() -> None:
     host.fill_(1)
 
 
+def unpinned_too_early() -> None:
+    host = torch.zeros(4)
+    torch.cuda.cudart().cudaHostRegister(host.data_ptr(), host.nbytes, 0)
+    host.copy_(on_gpu(4), non_blocking=True)
+    torch.cuda.cudart().cudaHostUnregister(host.data_ptr())
+
+
 def event_before_the_copy() -> None:
     event = torch.cuda.Event()
     event.record()
@@ -61,6 +68,7 @@ MISTAKES: list[tuple[Callable[[], Any], str]] = [
         "numpy of host memory that an unfinished copy from the GPU writes",
     ),
     (written_too_early, "fill_ writes host memory that an unfinished copy to the GPU reads"),
+    (unpinned_too_early, "cudaHostUnregister of host memory that an unfinished copy uses"),
     (event_before_the_copy, "sum of host memory that an unfinished copy from the GPU writes"),
     (lambda: torch.mm(on_gpu(2, 2), on_gpu(2, 2), out_dtype=torch.float32), "mm of .*float32"),
     (lambda: torch.rand(2, generator=torch.Generator("cuda")), "generator is of another device"),
@@ -81,6 +89,7 @@ WRONG_ARGUMENTS: list[Callable[[], Any]] = [
     lambda: torch.ones(2).to("cuda", blocking=False),  # type: ignore[call-overload]
     lambda: torch.tensor([1], device="cuda", type=torch.int64),  # type: ignore[call-arg]
     lambda: dist.new_group([0], backends="nccl"),  # type: ignore[call-arg]
+    lambda: torch.cuda.cudart().cudaHostRegister(ptr=0, size=8, flags=0),
 ]
 
 
@@ -124,6 +133,40 @@ def test_copies_are_done_after_a_synchronisation(gpu: Gpu) -> None:
         wait()
         assert host.sum() == 4
     assert torch.ones(4).to("cuda", non_blocking=True).is_cuda  # from memory that is not pinned
+
+
+def test_torch_s_own_pinned_memory_is_blocks_of_powers_of_two_which_are_kept(gpu: Gpu) -> None:
+    """As torch/include/ATen/core/CachingHostAllocator.h of torch 2.13 rounds and reuses them."""
+    sizes = []
+    for number in (1000, 1025, 1100):  # of float32
+        host = torch.ones(number, device="cuda").to("cpu", non_blocking=True)
+        sizes.append(gpu.pinned_bytes)
+        torch.cuda.synchronize()
+    assert sizes == [4096, 4096 + 8192, 4096 + 2 * 8192]  # the last while the one before is there
+    del host
+    both = torch.empty(2000, pin_memory=True), torch.zeros(2048).pin_memory()
+    assert gpu.pinned_bytes == sizes[-1] and both[0].is_pinned()
+
+
+def test_host_memory_is_registered_once_and_by_pages(gpu: Gpu) -> None:
+    cudart, host = torch.cuda.cudart(), torch.zeros(5000, dtype=torch.uint8)
+    first = host.data_ptr()
+    assert cudart.cudaHostRegister(first, 5000, 0) == 0 and host[100:].is_pinned()
+    assert gpu.pinned_bytes in (8192, 12288)  # as it lies
+    assert cudart.cudaHostRegister(first + 4999, 1, 0) == 712  # already
+    assert cudart.cudaHostUnregister(first + 1) == 713  # not
+    with pytest.raises(RuntimeError, match="CUDA error 713"):
+        on_gpu(4)
+    assert on_gpu(4).sum() == 4
+    assert cudart.cudaHostUnregister(first) == 0
+    assert gpu.pinned_bytes == 0 and not host.is_pinned()
+
+
+def test_a_number_is_a_device_with_any_torch(gpu: Gpu) -> None:
+    assert torch.empty(2, device=torch.cuda.current_device()).is_cuda
+    assert torch.zeros_like(torch.ones(2), device=0).device == torch.device("cuda", 0)
+    with pytest.raises(Fault, match="cuda:1 on a rank whose GPU is cuda:0"):
+        torch.ones(2, device=1)
 
 
 def test_values_and_gradients_are_those_of_the_cpu(gpu: Gpu) -> None:

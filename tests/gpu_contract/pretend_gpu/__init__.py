@@ -24,7 +24,10 @@ from pretend_gpu.marks import Fault, Gpu
 from pretend_gpu.tensors import tensor_stand_ins
 from pretend_gpu.torch_cuda import cuda_stand_ins
 
-__all__ = ["Fault", "Gpu", "pretended"]
+__all__ = ["Fault", "Gpu", "active", "pretended"]
+
+active: list[Gpu] = []
+"""The GPU that is pretended now, for a program that did not begin it."""
 
 
 @contextmanager
@@ -38,4 +41,6 @@ def pretended(num_gpus: int = 1) -> Iterator[Gpu]:
         for owner, name, value in [*replaced, *checking_new_threads(gpu)]:
             stack.enter_context(patch.object(owner, name, value, create=True))
         stack.enter_context(Checked(gpu))
+        active.append(gpu)
+        stack.callback(active.remove, gpu)
         yield gpu

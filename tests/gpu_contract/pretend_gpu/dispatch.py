@@ -20,6 +20,7 @@ _INDEXING = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index
 # They wait for the GPU, because their result, or its size, is a matter of values.
 _WAITING = {"aten::_local_scalar_dense", "aten::nonzero", "aten::equal", "aten::masked_select"}
 _WAITING |= {"aten::_unique2", "aten::unique_dim", "aten::is_nonzero"}
+_WITHOUT_KERNEL = {"aten::empty", "aten::empty_like", "aten::empty_strided"}
 _WITH_FLOAT32_RESULT = {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"}
 _HALVES = {torch.bfloat16, torch.float16}
 
@@ -59,6 +60,8 @@ class Checked(TorchDispatchMode):
             self._check_copies(func, args, kwargs)
         if name in _WAITING and on_gpu:
             gpu.finish_copies()
+        if on_gpu and name not in _WITHOUT_KERNEL and not _is_view(func):
+            gpu.raise_last_error()
         pins = kwargs.pop("pin_memory", False)
         given = kwargs.get("generator")
         if given is not None and (given._cdata in gpu.generators) != on_gpu:
@@ -73,9 +76,10 @@ class Checked(TorchDispatchMode):
         for tensor in _tensors(result):
             if on_gpu:
                 gpu.take(tensor)
-            elif pins or is_undecided:
-                memory = gpu.of(tensor)
-                memory.is_pinned, memory.is_undecided = pins, not pins
+            elif pins:
+                gpu.pin(tensor)
+            elif is_undecided:
+                gpu.of(tensor).is_undecided = True
         return result
 
     def _place(
@@ -119,16 +123,14 @@ class Checked(TorchDispatchMode):
         target, source = args[0], args[1]
         host = source if self.gpu.holds(target) else target
         asynchronous = kwargs.get("non_blocking", len(args) > 2 and args[2])
-        if asynchronous and self.gpu.of(host).is_pinned:
+        if asynchronous and self.gpu.is_pinned(host):
             self.gpu.begin_copy(host, writes_host=host is target)
         else:
             self.gpu.finish_copies()
 
     def _check_copies(self, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
         """Whether a call touches memory that a copy uses. Views touch none."""
-        returned = [each.alias_info for each in func._schema.returns]
-        is_view = bool(returned) and all(alias and not alias.is_write for alias in returned)
-        if is_view or not self.gpu.is_copying:
+        if not self.gpu.is_copying or _is_view(func):
             return
         schema = func._schema.arguments
         given = [*zip(schema, args, strict=False)]
@@ -168,6 +170,11 @@ def _tensors(values: Any) -> list[torch.Tensor]:
     """Those that are the CPU's in truth."""
     leaves = [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
     return [leaf for leaf in leaves if true_device(leaf).type == "cpu"]
+
+
+def _is_view(func: Any) -> bool:
+    returned = [each.alias_info for each in func._schema.returns]
+    return bool(returned) and all(alias and not alias.is_write for alias in returned)
 
 
 def _inside_autograd() -> bool:

@@ -2,7 +2,9 @@
 
 import functools
 import inspect
+import mmap
 import sys
+from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -27,17 +29,22 @@ class Fault(RuntimeError):
     """What CUDA would refuse, or do wrong without a word."""
 
 
+# What `cudaHostRegister` and `cudaHostUnregister` say.
+_NO_MEMORY, _IS_REGISTERED, _IS_NOT_REGISTERED = 2, 712, 713
+
+
 class Memory:
     """What is known of a storage.
 
-    on_gpu: its bytes there. is_undecided: made inside autograd, which did not say where. copy: the
-    unfinished one that uses it, counted from 1; is_written: by that copy.
+    on_gpu: its bytes there. pinned_block: bytes of the block of torch's own pinned memory that it
+    has. is_undecided: made inside autograd, which did not say where. copy: the unfinished one that
+    uses it, counted from 1; is_written: by that copy.
     """
 
     storage: Any = None
     on_gpu: int | None = None
-    is_pinned = is_undecided = is_written = False
-    copy = 0
+    is_undecided = is_written = False
+    pinned_block = copy = 0
 
 
 class Gpu:
@@ -45,7 +52,10 @@ class Gpu:
 
     A storage is known by the address of its C++ object, and forgotten when that is freed.
     num_bytes, peak_bytes: of all storages on the GPU, now and at most. faults: all that were found,
-    also those whose exception somebody caught.
+    also those whose exception somebody caught. registered: address -> bytes of host memory that
+    `cudaHostRegister` has pinned. torch_pinned_bytes: of all blocks of torch's own pinned memory.
+    can_register: set it to False, and the driver refuses. last_error: of a call that failed; CUDA's
+    next kernel is told it.
     """
 
     def __init__(self, num_gpus: int) -> None:
@@ -55,6 +65,11 @@ class Gpu:
         self.faults: list[str] = []
         self.generator = torch.Generator()  # the default one of the GPU
         self.generators = {self.generator._cdata}  # type: ignore[attr-defined]
+        self.registered: dict[int, int] = {}
+        self.can_register = True
+        self.last_error = 0
+        self.torch_pinned_bytes = 0
+        self._free_blocks: Counter[int] = Counter()  # of torch's pinned memory, by their bytes
         self._known: dict[int, Memory] = {}
         self._copying: list[Memory] = []
         self.num_copies = 0
@@ -107,7 +122,76 @@ class Gpu:
         return tensor
 
     def _forget(self, key: int) -> None:
-        self.num_bytes -= self._known.pop(key).on_gpu or 0
+        memory = self._known.pop(key)
+        self.num_bytes -= memory.on_gpu or 0
+        if memory.pinned_block:
+            self._free_blocks[memory.pinned_block] += 1
+
+    def pin(self, tensor: torch.Tensor) -> None:
+        """Its memory is torch's own pinned memory: a block of a power of two, which is kept for the
+        next one when it is free again (ATen/core/CachingHostAllocator.h).
+        """
+        memory, num_bytes = self.of(tensor), tensor.untyped_storage().nbytes()
+        if memory.pinned_block or not num_bytes:
+            return
+        memory.pinned_block = 1 << (num_bytes - 1).bit_length()
+        if self._free_blocks[memory.pinned_block]:
+            self._free_blocks[memory.pinned_block] -= 1
+        else:
+            self.torch_pinned_bytes += memory.pinned_block
+
+    def register(self, address: int, num_bytes: int) -> int:
+        """Pin this host memory; what `cudaHostRegister` says."""
+        if not self.can_register:
+            self.last_error = _NO_MEMORY
+        elif any(
+            first < address + num_bytes and address < first + size
+            for first, size in self.registered.items()
+        ):
+            self.last_error = _IS_REGISTERED
+        else:
+            self.registered[address] = num_bytes
+            return 0
+        return self.last_error
+
+    def unregister(self, address: int) -> int:
+        """Pin it no longer; what `cudaHostUnregister` says. Errors: `Fault` where a copy is still
+        under way there.
+        """
+        if address not in self.registered:
+            self.last_error = _IS_NOT_REGISTERED
+            return self.last_error
+        end = address + self.registered[address]
+        for memory in self._copying:
+            storage = memory.storage()
+            if storage is not None and address <= storage.data_ptr() < end:
+                self.fault("cudaHostUnregister of host memory that an unfinished copy uses")
+        del self.registered[address]
+        return 0
+
+    def is_pinned(self, tensor: torch.Tensor) -> bool:
+        """Whether its memory is host memory that a copy reads or writes without waiting."""
+        memory = self.of(tensor)
+        if memory.pinned_block or not self.registered or memory.storage is None:
+            return memory.pinned_block > 0
+        address = tensor.untyped_storage().data_ptr()
+        return any(first <= address < first + size for first, size in self.registered.items())
+
+    @property
+    def pinned_bytes(self) -> int:
+        """Of host memory: whole pages of what is registered, and torch's blocks, free ones too."""
+        page = mmap.PAGESIZE
+        num_pages = sum(
+            -(-(address + size) // page) - address // page
+            for address, size in self.registered.items()
+        )
+        return num_pages * page + self.torch_pinned_bytes
+
+    def raise_last_error(self) -> None:
+        """Errors: `RuntimeError` for what an earlier call left, once."""
+        if self.last_error:
+            code, self.last_error = self.last_error, 0
+            raise RuntimeError(f"CUDA error {code}, which an earlier call has left")
 
     def begin_copy(self, host: torch.Tensor, *, writes_host: bool) -> None:
         """An asynchronous copy between this memory, which is pinned, and the GPU."""

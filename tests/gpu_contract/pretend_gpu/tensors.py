@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.utils._device import _device_constructors
 
 from pretend_gpu.marks import CPU, Gpu, caller, true_device
 
@@ -29,8 +30,14 @@ def tensor_stand_ins(gpu: Gpu) -> Iterator[tuple[Any, str, Any]]:
     for name in ("numpy", "__array__", "tolist"):
         yield torch.Tensor, name, _read_by_host(gpu, name)
     yield torch.Tensor, "new_tensor", _factory(gpu, torch.Tensor.new_tensor)
-    for name in ("tensor", "as_tensor", "asarray"):
+    from_data = {"tensor", "as_tensor", "asarray"}
+    for name in from_data:
         yield torch, name, _factory(gpu, getattr(torch, name))
+    if torch.version.cuda is None:
+        makers = {make.__name__ for make in _device_constructors()} - from_data
+        for name in makers | {name for name in dir(torch) if name.endswith("_like")}:
+            if hasattr(torch, name):
+                yield torch, name, _with_numbered_device(getattr(torch, name))
     yield torch, "Generator", _generator_class(gpu)
 
 
@@ -57,7 +64,7 @@ def _moves(gpu: Gpu) -> Iterator[Callable[..., torch.Tensor]]:
             return _to_copy(self, **options) if changed else self
         pinned = non_blocking and not to_gpu
         made = _to_copy(self, **options, device=device, pin_memory=pinned)
-        if pinned or non_blocking and gpu.of(self).is_pinned:
+        if pinned or non_blocking and gpu.is_pinned(self):
             gpu.begin_copy(made if pinned else self, writes_host=pinned)
         else:
             gpu.finish_copies()
@@ -82,7 +89,7 @@ def _pinning(gpu: Gpu) -> Iterator[Callable[..., Any]]:
         return found.replace("torch.", "torch.cuda.") if named else found
 
     def is_pinned(self: torch.Tensor, device: Any = None) -> bool:
-        return gpu.of(self).is_pinned
+        return gpu.is_pinned(self)
 
     def pin_memory(self: torch.Tensor, device: Any = None) -> torch.Tensor:
         return self if is_pinned(self) else _to_copy(self, pin_memory=True)
@@ -116,11 +123,25 @@ def _factory(gpu: Gpu, make: Callable[..., torch.Tensor]) -> Callable[..., torch
             device = args[0].device
         if not gpu.asked(device):
             result = make(*args, device=device, **kwargs)
-            gpu.of(result).is_pinned |= pins
+            if pins:
+                gpu.pin(result)
             return result
         if make.__name__ in ("as_tensor", "asarray") and isinstance(args[0], torch.Tensor):
             return make(*args, **kwargs).to(device)  # perhaps itself
         return gpu.take(make(*args, device=CPU, **kwargs))
+
+    return made
+
+
+def _with_numbered_device(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """A function that takes a number for a device, as it does where torch is built for CUDA."""
+
+    @functools.wraps(make)
+    def made(*args: Any, **kwargs: Any) -> Any:
+        device = kwargs.get("device")
+        if isinstance(device, int):
+            kwargs["device"] = torch.device("cuda", device)
+        return make(*args, **kwargs)
 
     return made
 

@@ -28,10 +28,26 @@ def cuda_stand_ins(gpu: Gpu) -> Iterator[tuple[Any, str, Any]]:
     yield torch.cuda, "_cached_device_count", gpu.num_gpus
     yield torch.cuda, "_get_device_properties", lambda index: H100
     yield torch.cuda, "default_generators", (gpu.generator,) * gpu.num_gpus
-    yield torch.cuda, "_cudart", SimpleNamespace(cudaMemGetInfo=lambda index: gpu.memory_info)
+    yield torch.cuda, "_cudart", _cudart(gpu)
     for name, stand_in in (("Stream", _stream_class(gpu)), ("Event", _event_class(gpu))):
         yield torch.cuda, name, stand_in
         yield torch.cuda.streams, name, stand_in
+
+
+def _cudart(gpu: Gpu) -> SimpleNamespace:
+    """torch's bindings of CUDA's runtime, whose arguments have no names."""
+
+    def host_register(pointer: int, num_bytes: int, flags: int, /) -> int:
+        return gpu.register(pointer, num_bytes)
+
+    def host_unregister(pointer: int, /) -> int:
+        return gpu.unregister(pointer)
+
+    return SimpleNamespace(
+        cudaMemGetInfo=lambda index, /: gpu.memory_info,
+        cudaHostRegister=host_register,
+        cudaHostUnregister=host_unregister,
+    )
 
 
 def _c_functions(gpu: Gpu) -> dict[str, Callable[..., Any]]:
@@ -61,6 +77,7 @@ def _c_functions(gpu: Gpu) -> dict[str, Callable[..., Any]]:
         "_cuda_canDeviceAccessPeer": lambda index, peer: True,
         "_cuda_isInBadFork": lambda: False,
         "_cuda_memoryStats": memory_stats,
+        "_cuda_hostMemoryStats": lambda: {"allocated_bytes": {"current": gpu.torch_pinned_bytes}},
         "_cuda_resetPeakMemoryStats": reset_peak,
         "_cuda_emptyCache": lambda: None,
         "_cuda_ipc_collect": lambda: None,
