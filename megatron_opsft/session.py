@@ -175,6 +175,7 @@ def open_session(config: Config, *, resume: bool = False) -> Iterator[Session]:
         with Verifier(config.verify) as verifier:
             session = _build(config, given, device, layout, verifier, resume=resume)
             yield session
+            session.sync.close()
             session.sampler.engine.close()
         # Only after success: a rank that fails must not wait in a collective for the others.
         stop_distributed()

@@ -93,6 +93,10 @@ class WeightSync:
             logprob_diff_max=largest,
         )
 
+    def close(self) -> None:
+        """Let go of the engine's parameters: an engine that is closed next can then free them."""
+        self._transfer = None
+
     def pull(self) -> None:
         """Engine -> trainer: every shard is overwritten from what the engine computes with, bit for
         bit. Checksums prove it.

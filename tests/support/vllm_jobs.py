@@ -1,15 +1,18 @@
 """What the workers with vLLM run: real sessions, and what their engines say of their weights."""
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
+from weakref import ref
 
 import torch
 from hf_reference import log_probs, of_labels
 from live_memory import LiveMemory
 from small_run import FEW_PROBLEMS, QUICKSTART
+from torch.multiprocessing.reductions import StorageWeakRef
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from world import World
 
@@ -44,6 +47,9 @@ def opened(run_dir: Path, overrides: list[str]) -> Iterator[tuple[Session, RunRe
         recorder = stack.enter_context(open_recorder(session, resume=False, overwrite=True))
         session.sync.push(0, session.probes(0))
         yield session, recorder
+        if session.device.is_cuda:  # vLLM frees its memory of the GPU by collecting garbage
+            stack.close()
+            return
         # vLLM would look four times through all that was imported; the worker does after a job.
         with patch("gc.collect", return_value=0):
             stack.close()
@@ -131,6 +137,20 @@ def scaled_shard(session: Session) -> Iterator[None]:
         sync._transfer.sources = {**sources, name: sources[name] * 1.01}
     yield
     sync._transfer.sources = sources
+
+
+def kept_by_a_closed_session(run_dir: Path, overrides: list[str]) -> tuple[int, bool]:
+    """What is still in memory after a session of one step: how many of its engine's parameters, and
+    whether vLLM's runner, which holds keys and values.
+    """
+    with opened(run_dir, overrides) as (session, recorder):
+        run_step(session, recorder, 1)
+        engine: Any = session.sampler.engine
+        weights = [StorageWeakRef(w.untyped_storage()) for w in engine.weights().values()]
+        runner = ref(engine._runner)
+        del engine
+    gc.collect()
+    return sum(not weight.expired() for weight in weights), runner() is not None
 
 
 def with_session(run_dir: Path, overrides: list[str], act: Callable[..., Any]) -> Any:

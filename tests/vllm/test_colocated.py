@@ -7,11 +7,18 @@ The tests of one layout follow each other in one session, from the shipped weigh
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
-from vllm_jobs import KeptSession, engine_against_disk, scaled_shard, train_and_compare
+from vllm_jobs import (
+    KeptSession,
+    engine_against_disk,
+    kept_by_a_closed_session,
+    scaled_shard,
+    train_and_compare,
+)
 from world import World
 
 from megatron_opsft.errors import SyncError
@@ -159,3 +166,8 @@ def test_a_push_that_went_wrong_stops_the_run(
     spoilt, verify, words = SPOILT[request.node.callspec.params["session"]]
     for said, version in session.run(outcome, spoilt, verify):
         assert words in said and f"version {version}" in said
+
+
+def test_a_closed_session_keeps_nothing_of_its_engine(vllm_world: World, tmp_path: Path) -> None:
+    """On a GPU a second engine of the process could not start beside it."""
+    assert vllm_world.run(kept_by_a_closed_session, 1, tmp_path / "run", []) == [(0, False)]

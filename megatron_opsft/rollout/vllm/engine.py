@@ -70,9 +70,10 @@ class VllmEngine(RolloutEngine):
         self._can_sleep = settings.is_cuda
         self._asleep = False
         self._llm = start_llm(settings, table)
-        # Under the external launcher this process has one worker, and can call it.
-        (wrapper,) = self._llm.collective_rpc(lambda wrapper: wrapper)
-        self._worker: Worker = wrapper.worker
+        # Under the external launcher this process has one worker, and can call it. No local
+        # variable may hold it: an error that vLLM keeps from its import keeps the variables of this
+        # call, too, and the worker's memory would outlive `close`.
+        self._worker: Worker = self._llm.collective_rpc(lambda wrapper: wrapper.worker)[0]
         self._is_speculative = settings.speculative is not None
         self._draft: DraftWeights | None = None
         if self._is_speculative:
@@ -237,10 +238,15 @@ class VllmEngine(RolloutEngine):
 
     def close(self) -> None:
         """Drop the model and its memory, and with vLLM's process groups also the job's."""
+        from vllm.model_executor.model_loader.reload.layerwise import LAYERWISE_INFO
+
         self.version = None
         del self._draft, self._worker
         self._llm.llm_engine.engine_core.shutdown()
         del self._llm
+        # vLLM 0.32 keeps notes on each layer that it reloaded, and they refer to the layer: it
+        # would stay in memory for as long as the process lives.
+        LAYERWISE_INFO.clear()
         gc.collect()
 
 
