@@ -43,7 +43,13 @@ from megatron_opsft.methods.catalog import settings_class, show_methods
 from megatron_opsft.plan.commands import PROGRAM as plan
 from megatron_opsft.report_command import Report
 from megatron_opsft.rollout.limits import fit_lengths
-from megatron_opsft.runtime.console import lack_of_memory, let_output_go_away, printable
+from megatron_opsft.runtime.console import (
+    full_gpu_behind,
+    is_of_waking_vllm,
+    lack_of_memory,
+    let_output_go_away,
+    printable,
+)
 from megatron_opsft.runtime.diagnosis import PEER_LOST_EXIT_CODE
 from megatron_opsft.runtime.durable import FullDiskError, full_disk_behind
 from megatron_opsft.runtime.libraries import loading_libraries
@@ -55,6 +61,10 @@ from megatron_opsft.study.commands import Study
 _LESS_MEMORY = (
     "lower train.max_tokens_per_microbatch, rollout.gpu_memory_fraction or, with hf, "
     "rollout.batch_size; or set train.recompute=full; `megatron-opsft plan` says what fits"
+)
+_LESS_MEMORY_FOR_VLLM = (
+    "vLLM did not get back the memory that it had before its sleep: lower "
+    "rollout.gpu_memory_fraction or rollout.kv_cache_bytes, and leave rollout.deep_sleep=false"
 )
 _REFUSALS = (EACCES, EPERM, EROFS, EEXIST, ENOTDIR, EISDIR, ENAMETOOLONG)
 
@@ -217,8 +227,9 @@ def _cause_outside(error: Exception) -> tuple[str, int] | None:
     if full := error if is_told else full_disk_behind(error):
         said = f"{full}; make room, then give the same command again, `train` with --resume"
         return said if is_told else f"{describe_rank()}: {said}", 2
-    if type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported here
-        return f"{describe_rank()}: {first_line(error)}; {_LESS_MEMORY}", 2
+    if full_gpu := full_gpu_behind(error):
+        remedy = _LESS_MEMORY_FOR_VLLM if is_of_waking_vllm(full_gpu) else _LESS_MEMORY
+        return f"{describe_rank()}: {first_line(full_gpu)}; {remedy}", 2
     if isinstance(error, OSError) and error.filename and error.errno in _REFUSALS:
         refused = f"{error.filename}: {error.strerror}"
         return f"{refused}; name another place, or change its permissions", 2

@@ -20,6 +20,10 @@ _NO_SPACE = re.compile(
     "|can't allocate memory|can't start new thread|bad_alloc"
 )
 
+# Said by torch's allocator, by CUDA itself, by NCCL; and by vLLM's pool of memory (cuMem).
+_GPU_IS_FULL = re.compile("CUDA (error: |Error: )?out of memory|Cuda failure .*out of memory")
+_OF_VLLM_POOL = "CUDA Error: "
+
 
 def printable(text: str) -> str:
     """The text with every character that a terminal would obey as its escape: ESC as `\\x1b`.
@@ -66,6 +70,26 @@ def let_output_go_away() -> None:
         if getattr(sys, name) is None:  # closed from the beginning: a file would take its number
             setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115
     sys.stdout, sys.stderr = LastingStream(sys.stdout), LastingStream(sys.stderr)
+
+
+def full_gpu_behind(error: BaseException) -> BaseException | None:
+    """The error which says that a GPU has no memory left: this one, or one that led to it.
+
+    Told by type and text: torch is not imported here, and vLLM and NCCL raise a plain
+    `RuntimeError`.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        says_so = isinstance(cause, RuntimeError) and _GPU_IS_FULL.search(str(cause))
+        if type(cause).__name__ == "OutOfMemoryError" or says_so:
+            return cause
+        cause = cause.__cause__ or cause.__context__
+    return None
+
+
+def is_of_waking_vllm(full_gpu: BaseException) -> bool:
+    """Whether a full GPU was found by vLLM as it mapped its memory again, after a sleep."""
+    return str(full_gpu).startswith(_OF_VLLM_POOL)
 
 
 def lack_of_memory(error: BaseException) -> str | None:

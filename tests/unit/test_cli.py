@@ -89,9 +89,11 @@ def test_a_key_may_have_dashes(cli: ForkedCli) -> None:
 FULL_GPU = """
 import importlib
 class OutOfMemoryError(RuntimeError): pass
-def full(*a, **k): raise OutOfMemoryError('CUDA out of memory')
+def full(*a, **k): raise {error}
 importlib.import_module('megatron_opsft.train').train = full
 """
+LESS_MEMORY = "lower train.max_tokens_per_microbatch"
+LESS_MEMORY_FOR_VLLM = "lower rollout.gpu_memory_fraction or rollout.kv_cache_bytes"
 UNREADABLE = """
 import pathlib
 def refuse(self, *a, **k): raise PermissionError(13, 'Permission denied', str(self))
@@ -102,12 +104,27 @@ pathlib.Path.read_bytes = refuse
 def test_what_the_machine_refuses_is_one_line_with_what_to_do(
     cli: ForkedCli, tmp_path: Path
 ) -> None:
-    full = train(cli, tmp_path, prelude=FULL_GPU).error
-    assert "CUDA out of memory; lower train.max_tokens_per_microbatch" in full
     (tmp_path / "summary.json").touch()
     (tmp_path / "config.yaml").touch()
     line = cli.run(["report", tmp_path], prelude=UNREADABLE).error
     assert line.startswith(f"error: {tmp_path}/summary.json: Permission denied; name another")
+
+
+@pytest.mark.parametrize(
+    ("error", "remedy"),
+    [
+        ("OutOfMemoryError('CUDA out of memory')", LESS_MEMORY),
+        ("RuntimeError('CUDA error: out of memory\\n more')", LESS_MEMORY),
+        ("RuntimeError('NCCL: Cuda failure 2 \\'out of memory\\'')", LESS_MEMORY),
+        ("RuntimeError('CUDA Error: out of memory at cumem.cpp:1')", LESS_MEMORY_FOR_VLLM),
+        ("ValueError('no') from RuntimeError('CUDA out of memory')", LESS_MEMORY),
+    ],
+)
+def test_a_full_gpu_is_one_line_with_what_to_lower(
+    cli: ForkedCli, tmp_path: Path, error: str, remedy: str
+) -> None:
+    """Whoever says it: torch, CUDA, NCCL, vLLM when it wakes up."""
+    assert remedy in train(cli, tmp_path, prelude=FULL_GPU.replace("{error}", error)).error
 
 
 def test_a_model_that_cannot_be_trained_is_named(cli: ForkedCli, tmp_path: Path) -> None:

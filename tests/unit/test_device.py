@@ -1,6 +1,7 @@
 """What is set before CUDA starts, and the one-line errors; with a pretended GPU."""
 
 import os
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from megatron_opsft.runtime.device import (
     prepare_environment,
     select_device,
 )
+from megatron_opsft.runtime.job import join_job
 
 CUDA = Device(torch_device=torch.device("cuda", 0), backend="nccl")
 DETERMINISTIC = {
@@ -66,6 +68,24 @@ def test_what_is_set_before_cuda_starts(
         gpus.setenv(name, value)
     prepare_environment(config(*overrides))
     assert {name: os.environ[name] for name in NAMES if name in os.environ} == expected
+
+
+@pytest.mark.parametrize(("before", "expected"), [(None, "0"), ("1", "1")])
+def test_nccl_keeps_no_buffers_of_cuda_graphs_registered(
+    gpus: pytest.MonkeyPatch, before: str | None, expected: str
+) -> None:
+    """Unless the environment says so; NCCL reads it when the job's groups are made."""
+    name, told = "NCCL_GRAPH_REGISTER", []
+    gpus.setenv(name, before or "")
+    if before is None:
+        gpus.delenv(name)
+    module = "megatron_opsft.runtime.job"
+    gpus.setattr(
+        f"{module}.dist.init_process_group", lambda *_, **__: told.append(os.environ[name])
+    )
+    gpus.setattr(f"{module}.current_job", lambda: None)
+    join_job(CUDA, timedelta(minutes=1))
+    assert told == [expected]
 
 
 def test_what_contradicts_the_configuration_is_one_line(
