@@ -1,4 +1,5 @@
-"""Runs the stages of tools/proof/test_stages.py by pytest; writes their table and `gpu_proof.json`.
+"""Runs the stages of tools/proof/test_stages.py by pytest; writes their results as `gpu_proof.json`
+and `table.txt`, and with --bundle these and the logs as one file.
 
 Started by tools/gpu_proof.sh, which finds the interpreter and the wheels.
 """
@@ -9,6 +10,7 @@ import json
 import os
 import signal
 import sys
+import tarfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -48,7 +50,8 @@ class Proof:
             known = ", ".join(self.names)
             self._stop(f"--only {unknown[0]}: there is no such stage; there are {known}")
         # A call for all stages begins anew: nothing that an older one found is read.
-        earlier = self._read() if self.args.only or self.args.go_on else {}
+        goes_on = self.args.only or self.args.go_on is not None
+        earlier = self._read(self.args.go_on or self.out / "gpu_proof.json") if goes_on else {}
         passed = [name for name, found in earlier.items() if found["outcome"] == PASSED]
         known = [_name(item) for item in items if _needs(item)["quick"] or not self.args.quick]
         wanted = self.args.only or [name for name in known if name not in passed]
@@ -61,8 +64,8 @@ class Proof:
         self.error = error
         pytest.exit(error, returncode=2)
 
-    def _read(self) -> dict[str, dict[str, Any]]:
-        path = self.out / "gpu_proof.json"
+    def _read(self, path: Path) -> dict[str, dict[str, Any]]:
+        """The results of an earlier call, by the stage's name. A file of --continue is there."""
         if not path.exists():
             return {}
         try:
@@ -71,7 +74,10 @@ class Proof:
         except (ValueError, KeyError, TypeError):
             self._stop(f"{path} is no result of this version; remove it")
         if device != self.args.device:
-            self._stop(f"{self.out} holds results of another device; set OUT to another folder")
+            self._stop(
+                f"{path} holds results of --device {device}, not of {self.args.device}; set OUT to "
+                "another folder"
+            )
         return stages
 
     @pytest.fixture
@@ -124,6 +130,7 @@ class Proof:
             "began": report.start,
             "seconds": round(report.duration, 1),
             "figures": {},
+            "says": "",
             "details": {},
             **found,
         }
@@ -145,7 +152,7 @@ class Proof:
         return {s["name"]: s["reason"] for s in self.in_order() if s["outcome"] == LEFT_OUT}
 
     def write(self) -> None:
-        """All results so far as gpu_proof.json."""
+        """All results so far: as JSON to go on from, as a table, and as a bundle."""
         content = {
             "outcome": FAILED if self.failed() else PASSED,
             "device": self.args.device,
@@ -156,13 +163,28 @@ class Proof:
             "stages": self.in_order(),
         }
         write_json(self.out / "gpu_proof.json", content)
+        (self.out / "table.txt").write_text(f"{self.table()}\n", encoding="utf-8")
+        if self.args.bundle:
+            self._write_bundle(self.args.bundle)
+
+    def _write_bundle(self, path: Path) -> None:
+        """Results and logs in one file: whoever fetches it while a stage runs, or after the machine
+        has gone, has all of them that were there when the last stage ended.
+        """
+        unfinished = path.with_name(f".{path.name}.partial")
+        with tarfile.open(unfinished, "w:gz") as bundle:
+            for name in ("gpu_proof.json", "table.txt", "logs"):
+                bundle.add(self.out / name, arcname=f"{path.name.partition('.')[0]}/{name}")
+        unfinished.replace(path)
 
     def table(self) -> str:
         """One line a stage; `*` marks what an earlier call found."""
         rows = []
         for found in self.in_order():
             name = found["name"] + "*" * (found["began"] < self.began)
-            shown = formatted(found["figures"]) if found["outcome"] == PASSED else found["reason"]
+            shown = found["reason"]
+            if found["outcome"] == PASSED:
+                shown = formatted(found["figures"])
             seconds = "" if found["outcome"] == LEFT_OUT else f"{found['seconds']:.1f}"
             rows.append((name, found["outcome"], seconds, shown))
         headings = ("stage", "outcome", "seconds", "figures, or why not")
@@ -208,14 +230,31 @@ def prove(words: Sequence[str], stages: Path) -> int:
         "--only", type=lambda text: text.split(","), default=[], metavar="STAGE[,STAGE]"
     )
     parser.add_argument(
-        "--continue", dest="go_on", action="store_true", help="all stages that have not passed yet"
+        "--continue",
+        dest="go_on",
+        nargs="?",
+        const="",
+        metavar="FILE.json",
+        help="all stages that have not passed yet, here or by the results in FILE.json",
+    )
+    parser.add_argument(
+        "--bundle", metavar="FILE.tgz", help="results and logs as one file, after every stage"
     )
     parser.add_argument(
         "--quick", action="store_true", help="does it train here? 6 minutes, no vLLM"
     )
-    parser.add_argument("--minutes", type=float, help="for all stages together; 25")
+    parser.add_argument("--minutes", type=float, help="for all stages together; 28")
     args = parser.parse_args(words)
-    args.minutes = args.minutes or (6.0 if args.quick else 25.0)
+    caller = Path(os.environ.get("CALLED_FROM", "."))
+    if args.go_on:
+        args.go_on = caller / args.go_on
+        if not args.go_on.is_file():
+            raise UserError(f"--continue {args.go_on}: there is no such file")
+    if args.bundle:
+        args.bundle = caller / args.bundle
+        if not args.bundle.parent.is_dir():
+            raise UserError(f"--bundle {args.bundle}: there is no folder {args.bundle.parent}")
+    args.minutes = args.minutes or (6.0 if args.quick else 28.0)
     out = Path(os.environ.get("OUT") or ROOT / "runs/gpu_proof").resolve()
     try:
         (out / "logs").mkdir(parents=True, exist_ok=True)
@@ -234,6 +273,9 @@ def prove(words: Sequence[str], stages: Path) -> int:
     print(f"\n{proof.table()}\n")
     if left_out := proof.left_out():
         print(f"left out, so not proved: {', '.join(left_out)}")
+    for found in proof.in_order():
+        if found["says"]:
+            print(f"{found['name']}: {found['says']}")
     for found in proof.failed():
         print(f"FAILED: {found['name']}: {found['reason']}\n        see {out / found['log']}.err")
         print(f"        {found['fix']}")

@@ -1,7 +1,11 @@
 #!/usr/bin/env bash
-# Usage: gpu_proof.sh [--quick] [--device cuda|cpu] [--only STAGE[,STAGE]] [--continue] [--minutes 25]
+# Usage: gpu_proof.sh [--quick] [--device cuda|cpu] [--only STAGE[,STAGE]] [--minutes 28]
+#                     [--continue [FILE.json]] [--bundle FILE.tgz]
 # Proves on a GPU, stage by stage, what was built without one: docs/gpu.md. Needs no network.
 # Exit code 0: nothing failed; 1: a stage did; 2: it cannot be run here.
+#
+#   --continue   what has not passed yet by the results in OUT, or in FILE.json
+#   --bundle     results and logs as one file too, written anew after every stage
 #
 #   OUT      where the results go (default: runs/gpu_proof)
 #   PYTHON   interpreter (default: .venv/bin/python, else python3)
@@ -46,7 +50,7 @@ if compgen -G "$wheels/*.whl" >/dev/null; then
   "$python" -m pip install --quiet --disable-pip-version-check --no-index --no-deps --no-compile \
     --target "$packages" "$wheels"/*.whl || fail "the wheels in $wheels cannot be installed"
 fi
-export PYTHONPATH=$PWD${packages:+:$packages}${PYTHONPATH:+:$PYTHONPATH}
+export PYTHONPATH=$PWD:$PWD/tools:$PWD/tests/support${packages:+:$packages}${PYTHONPATH:+:$PYTHONPATH}
 "$python" -c 'import psutil, pytest, tabulate' 2>/dev/null ||
   fail "$python lacks pytest, psutil or tabulate; install them, or put their wheels into $wheels"
-"$python" tools/gpu_proof.py "$@"
+CALLED_FROM=$here "$python" tools/gpu_proof.py "$@"

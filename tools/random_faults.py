@@ -31,10 +31,11 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests/support"))
 
+from processes import python_path  # noqa: E402
 from run_differences import compare_runs  # noqa: E402
 
 PRELUDE = Path(__file__).parent / "fault_prelude"
-PATHS = os.pathsep.join([str(PRELUDE), str(PRELUDE.parents[1])])
+PATHS = python_path(PRELUDE, PRELUDE.parents[1])
 LAYOUTS = {
     "dp2": [],
     "tp2": ["parallel.tp=2", "parallel.sequence_parallel=true"],

@@ -73,7 +73,7 @@ class EngineSettings:
     world_size: int
     job_id: str = ""
     seeded: bool = True
-    deep_sleep: bool = True
+    deep_sleep: bool = False
     speculative: Mapping[str, Any] | None = None
     notes_routing: bool = False
 

@@ -68,23 +68,43 @@ def test_a_stage_of_one_process_passes_and_its_figures_are_numbers(
     assert found["figures"] and all(value >= 0 for value in found["figures"].values())
 
 
-def test_a_broken_package_fails_its_stage_and_is_named(tmp_path: Path) -> None:
-    """One that lies in the folder of wheels."""
-    out, wheels = tmp_path / "out", tmp_path / "wheels"
-    wheels.mkdir()
+@pytest.mark.parametrize("where", ["WHEELS", "PYTHONPATH"])
+def test_a_broken_package_fails_its_stage_and_is_named(tmp_path: Path, where: str) -> None:
+    """One that lies in the folder of wheels, or where the caller says that packages are."""
+    out, packages = tmp_path / "out", tmp_path / "packages"
+    packages.mkdir()
     files = {
         "transformers/__init__.py": "raise ImportError('broken on purpose')\n",
         f"{INFO}/METADATA": "Metadata-Version: 2.1\nName: transformers\nVersion: 99.0\n",
         f"{INFO}/WHEEL": "Wheel-Version: 1.0\nTag: py3-none-any\n",
         f"{INFO}/RECORD": "",
     }
-    with zipfile.ZipFile(wheels / "transformers-99.0-py3-none-any.whl", "w") as wheel:
+    wheel = packages / "transformers-99.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
         for name, text in files.items():
-            wheel.writestr(name, text)
-    ended = run(out, "--only", "environment", WHEELS=str(wheels))
+            archive.writestr(name, text)
+    if where == "PYTHONPATH":
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(packages)
+    ended = run(out, "--only", "environment", **{where: str(packages)})
     assert ended.returncode == 1
     why = "transformers is installed but cannot be imported: ImportError: broken on purpose"
     assert f"FAILED: environment: {why}" in ended.stdout
+
+
+def test_ranks_that_a_stage_starts_import_from_where_the_proof_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as from the wheels that the proof has put on PYTHONPATH."""
+    monkeypatch.syspath_prepend(str(ROOT / "tests/gpu"))
+    monkeypatch.setenv("PYTHONPATH", "/wheels")
+    import test_runs_gpu
+
+    started: list[dict[str, str]] = []
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, env, **__: started.append(env))
+    test_runs_gpu.start(tmp_path, "no.yaml")
+    folders = started[0]["PYTHONPATH"].split(os.pathsep)
+    assert folders == [str(ROOT / "tests/support"), str(ROOT), "/wheels"]
 
 
 @pytest.mark.parametrize(

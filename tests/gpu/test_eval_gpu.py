@@ -2,10 +2,12 @@
 
 import gzip
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from processes import apart
 
 from megatron_opsft.diagnose.divergence import diverge, load_model
 from megatron_opsft.evaluate.inputs import open_model
@@ -34,7 +36,7 @@ def test_float32_responses_do_not_depend_on_the_batch_size(tmp_path: Path) -> No
 def test_bfloat16_is_as_accurate(tmp_path: Path, engine: dict[str, object]) -> None:
     if engine:
         pytest.importorskip("vllm")
-    _, metrics = run(tmp_path / "out", **engine)
+    _, metrics = apart(partial(run, tmp_path / "out", **engine))
     assert metrics["accuracy"] > 0.95
     assert 90 < metrics["mean_tokens"] < 150
 

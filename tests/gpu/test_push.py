@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from processes import apart
 from vllm_jobs import train_and_compare, with_session
 
 import megatron_opsft
@@ -43,8 +44,8 @@ def test_hf_engine_is_written_in_place(tmp_path: Path) -> None:
 def test_vllm_sleeps_wakes_and_is_written_in_place(tmp_path: Path) -> None:
     """Log-probs in bfloat16 differ by rounding; wrong weights would differ by whole nats."""
     pytest.importorskip("vllm")
-    differences, not_pulled = with_session(
-        tmp_path, BFLOAT16, partial(train_and_compare, num_steps=5)
+    differences, not_pulled = apart(
+        with_session, tmp_path, BFLOAT16, partial(train_and_compare, num_steps=5)
     )
     assert not_pulled == 0
     assert max(differences) < 0.3
@@ -63,7 +64,7 @@ def free_memory_around_sleep(session: Session, recorder: RunRecorder) -> tuple[i
 def test_a_sleeping_engine_gives_its_memory_back(tmp_path: Path) -> None:
     pytest.importorskip("vllm")
     overrides = [*BFLOAT16, "rollout.kv_cache_bytes=4000000000"]
-    before, asleep = with_session(tmp_path, overrides, free_memory_around_sleep)
+    before, asleep = apart(with_session, tmp_path, overrides, free_memory_around_sleep)
     assert asleep - before > 3_500_000_000
 
 
@@ -93,6 +94,6 @@ def test_a_draft_model_wakes_as_it_was_and_a_lost_one_is_seen(tmp_path: Path) ->
     speculative = {"method": "draft_model", "model": str(TINY_REASONER)}
     speculative["num_speculative_tokens"] = 3
     overrides = [*BFLOAT16, f"rollout.speculative={speculative}"]
-    kept, again, lost = with_session(tmp_path, overrides, sleep_with_and_without)
+    kept, again, lost = apart(with_session, tmp_path, overrides, sleep_with_and_without)
     assert kept == again == ""
     assert "the draft model of rollout.speculative is not as it was loaded" in lost

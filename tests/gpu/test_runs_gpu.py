@@ -1,10 +1,10 @@
-"""Runs as users start them, by torchrun: a preset with random weights, and one that is killed.
+"""Runs as users start them, by torchrun: a preset with random weights, one that is killed, and the
+quickstart to its end.
 
 On a CPU, small: PROOF_DEVICE=cpu.
 """
 
 import json
-import multiprocessing
 import os
 import subprocess
 import sys
@@ -17,6 +17,7 @@ import psutil
 import pytest
 import torch
 from forked_cli import ROOT
+from processes import apart, python_path
 from small_run import FEW_PROBLEMS, QUICKSTART
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
@@ -30,6 +31,7 @@ CAPPED = [
     *(f"rollout.max_response_tokens={LIMIT}", f"eval.max_response_tokens={LIMIT}"),
     *("eval.data=null", "eval.num_problems=4", "eval.samples_per_problem=1"),
 ]
+LARGE_BATCHES = ["rollout.batch_size=512", "train.max_tokens_per_microbatch=32768"]
 TINY = ["model.dtype=float32", "data.prompts_per_step=4", "rollout.group_size=2"]
 TINY += ["eval.num_problems=1"]
 
@@ -49,12 +51,12 @@ def write_random_model(directory: Path, name: str, device: str) -> None:
     (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
 
 
-def start(run_dir: Path, *words: str) -> subprocess.Popen[bytes]:
-    """`megatron-opsft train WORDS` on all ranks."""
+def start(run_dir: Path, *words: str, ranks: int = RANKS) -> subprocess.Popen[bytes]:
+    """`megatron-opsft train WORDS`, by default on all GPUs of this machine."""
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--local-addr=localhost"]
-    torchrun += ["--nproc-per-node", str(RANKS), "-m", "megatron_opsft", "train"]
+    torchrun += ["--nproc-per-node", str(ranks), "-m", "megatron_opsft", "train"]
     keys = [f"run.dir={run_dir}", f"run.device={DEVICE}", "run.tensorboard=false"]
-    path = os.pathsep.join([str(ROOT / "tests/support"), str(ROOT)])
+    path = python_path(ROOT / "tests/support", ROOT)
     environment = os.environ | {"PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"}
     return subprocess.Popen([sys.executable, *torchrun, *words, *keys], env=environment, cwd=ROOT)
 
@@ -116,10 +118,8 @@ def test_a_preset_steps_as_planned(tmp_path: Path, record_property: Any) -> None
     model = tmp_path / "model", name, DEVICE
     if ON_CPU:
         write_random_model(*model)
-    else:  # in a process with which its GPU memory goes
-        writer = multiprocessing.get_context("spawn").Process(target=write_random_model, args=model)
-        writer.start()
-        writer.join()
+    else:  # its GPU memory goes with the process
+        apart(write_random_model, *model)
     words = [f"examples/configs/{preset}.yaml", f"model.path={tmp_path / 'model'}", *CAPPED]
     words += TINY * (ON_CPU)
     run_dir, peaks = tmp_path / "run", [0]
@@ -156,3 +156,27 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path: Path, record_property: Any)
     after = lines_of(run_dir)
     assert [line["step"] for line in after] == [1, 2, 3, 4]
     assert after[:2] == before[:2] and (run_dir / "hf/config.json").exists()
+
+
+def test_answers_become_shorter_and_stay_right(tmp_path: Path, record_property: Any) -> None:
+    """The quickstart as it is shipped, on one GPU in bfloat16: what README says of it on a CPU."""
+    run_dir = tmp_path / "run"
+    words = [QUICKSTART] if ON_CPU else [QUICKSTART, "model.dtype=bfloat16", *LARGE_BATCHES]
+    assert start(run_dir, *words, ranks=1).wait(480) == 0
+    summary = json.loads((run_dir / "summary.json").read_text())
+    base, final = summary["base"], summary["final"]
+    tokens = base["mean_response_tokens"], final["mean_response_tokens"]
+    accuracy = 100 * base["accuracy"], 100 * final["accuracy"]
+    record_property("tokens_before", tokens[0])
+    record_property("tokens_after", tokens[1])
+    record_property("accuracy_before", accuracy[0])
+    record_property("accuracy_after", accuracy[1])
+    record_property("training_seconds", summary["seconds"])
+    record_property(
+        "says",
+        f"{summary['steps']} steps in {summary['seconds']:.0f} s made held-out answers "
+        f"{1 - tokens[1] / tokens[0]:.1%} shorter, {tokens[0]:.1f} -> {tokens[1]:.1f} tokens, at "
+        f"an accuracy of {accuracy[0]:.1f} -> {accuracy[1]:.1f} % ({base['samples']} samples)",
+    )
+    assert tokens[0] > 100 and tokens[1] < 0.3 * tokens[0]
+    assert accuracy[0] > 97 and accuracy[1] > 97

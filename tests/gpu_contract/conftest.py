@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import python_path
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
@@ -23,6 +24,15 @@ WANTED = {
     "transformer-engine": "2.20.2",
     "vllm": "0.32.0",
 }
+
+LONGEST_SECONDS = 1800  # of a test of this folder, on two cores that also do other work
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """More time than other tests have, where a test does not say otherwise."""
+    for item in items:
+        if item.path.parent == HERE and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(LONGEST_SECONDS))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -42,10 +52,9 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
 
     num_gpus: on pretended GPUs, one rank each. te: with TransformerEngine.
     """
-    places = [HERE, HERE.parent / "support", ROOT, ROOT / "tools"]
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join(map(str, places)),
+        "PYTHONPATH": python_path(HERE, HERE.parent / "support", ROOT, ROOT / "tools"),
         "PYTHONWARNINGS": "ignore",
         "CUDA_VISIBLE_DEVICES": "",
         "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton")),

@@ -26,7 +26,7 @@ from megatron_opsft.storage.model_paths import resolve_config
 from megatron_opsft.weights.rules import WeightTable
 
 CONFIGS = sorted((Path(__file__).parents[2] / "examples/configs").glob("*.yaml"))
-OTHER_ENGINE = ["rollout.tp=2", "rollout.kv_cache_bytes=4000000000", "rollout.deep_sleep=false"]
+OTHER_ENGINE = ["rollout.tp=2", "rollout.kv_cache_bytes=4000000000", "rollout.deep_sleep=true"]
 GPU = Device(torch_device=torch.device("cuda", 0), backend="cpu:gloo,cuda:nccl")
 ONE_OF_8 = Layout(
     rank=0, world_size=8, tp_rank=0, tp_size=1, pp_rank=0, pp_size=1, dp_rank=0, dp_size=8

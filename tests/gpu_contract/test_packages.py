@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import python_path
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = {path.stem for path in (ROOT / "examples/configs").glob("*.yaml")}
@@ -33,7 +34,7 @@ def test_every_gpu_test_can_be_imported() -> None:
     found = subprocess.run(
         [sys.executable, "-m", "pytest", "--collect-only", "-m", "gpu", "tests/gpu"],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
+        env={**os.environ, "PYTHONPATH": python_path(ROOT), "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
     )

@@ -1,10 +1,32 @@
-"""Processes that a test starts: where they find each other, and how far they are."""
+"""Processes that a test starts: what they import from, where they find each other, and how far they
+are.
+"""
 
+import multiprocessing
+import os
 import random
 import socket
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+
+def python_path(*folders: Path) -> str:
+    """PYTHONPATH of a process that imports from these folders first, then from the caller's."""
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return os.pathsep.join(filter(None, [*map(str, folders), *given]))
+
+
+def apart(act: Callable[..., Any], *args: Any) -> Any:
+    """`act(*args)` in a new process of its own; act: of a module, not nested.
+
+    A vLLM engine changes its process for good, and on a GPU starts once in one.
+    """
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(act, *args).result()
 
 
 def free_ports(count: int = 1) -> list[int]:

@@ -1,6 +1,7 @@
 """What a stage of the proof does: it runs a command with a time limit, and keeps its figures."""
 
 import ctypes
+import importlib.util
 import json
 import math
 import os
@@ -37,6 +38,7 @@ _ENVIRONMENT = {
 _FIXED = {"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "0", "COLUMNS": "400"}
 # The last line of a traceback, behind torchrun's name of the rank or not.
 _NAMES_AN_ERROR = re.compile(r"(\[rank\d+\]: ?)?[\w.]*(Error|Exception|Exit|Died)\b.*|error: ")
+_NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '(\w+)")
 _GRACE_SECONDS = 10.0
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -105,15 +107,14 @@ class Stage:
         if reports:
             self.show(**reports[-1]["figures"])
         if exit_code or problems:
-            why = problems[0] if problems else f"exit code {exit_code}: {self._last_words()}"
-            pytest.fail(why, pytrace=False)
+            end_without_success(problems or [f"exit code {exit_code}: {self._last_words()}"])
         if not lines:
             pytest.fail("it printed no figures", pytrace=False)
         return lines
 
     def run_tests(self, words: str) -> None:
-        """Run `pytest WORDS`: how many tests passed, failed and were skipped, and why; and the
-        figures that they record as properties.
+        """Run `pytest WORDS`: how many tests passed, failed and were skipped, and why; and what
+        they record as properties: figures, and what a user should do or know (`says`).
         """
         results = self.out / f"logs/{self.name}.xml"
         results.unlink(missing_ok=True)
@@ -125,14 +126,18 @@ class Stage:
         for count, outcome in re.findall(r"(\d+) (passed|failed|skipped|error)", last):
             counts["failed" if outcome == "error" else outcome] += int(count)
         problems = re.findall(r"^(?:FAILED|ERROR) (.*)", text, re.MULTILINE)
+        problems = [with_reason(problem, text) for problem in problems]
         skipped = re.findall(r"^SKIPPED \[\d+\] \S+: (.*)", text, re.MULTILINE)
         self.record("problems", problems)
         self.record("details", {"skipped": skipped})
         found = ElementTree.parse(results).iter("property") if results.exists() else ()
-        self.show(**counts, **{each.get("name"): float(each.get("value")) for each in found})
+        properties = {each.get("name", ""): each.get("value", "") for each in found}
+        if says := properties.pop("says", ""):
+            self.record("says", says)
+        self.show(**counts, **{name: float(value) for name, value in properties.items()})
         if exit_code not in (0, 5):  # 5: pytest found no test
-            why = problems[0] if problems else self._last_words()
-            pytest.fail(f"exit code {exit_code}: {why}", pytrace=False)
+            reasons = problems or [self._last_words()]
+            end_without_success([f"exit code {exit_code}: {reason}" for reason in reasons])
         if not counts["passed"]:
             pytest.skip("; ".join(dict.fromkeys(skipped)) or "no test ran")
 
@@ -147,10 +152,8 @@ class Stage:
             open(self.out / f"logs/{self.name}.out", "wb") as out,
             open(self.out / f"logs/{self.name}.err", "wb") as err,
         ):
-            paths = [ROOT, ROOT / "tools", ROOT / "tests/support", os.environ.get("PYTHONPATH", "")]
             environment = {**_ENVIRONMENT, **os.environ, **_FIXED, "TMPDIR": work}
             environment["PROOF_DEVICE"] = self.device
-            environment["PYTHONPATH"] = os.pathsep.join(str(path) for path in paths if str(path))
             try:
                 return subprocess.Popen(
                     command,
@@ -178,6 +181,34 @@ class Stage:
         errors = [line for line in lines if _NAMES_AN_ERROR.match(line)]
         (*_, last) = errors or lines or ["it said nothing"]
         return last.strip()[:300]
+
+
+def with_reason(problem: str, text: str) -> str:
+    """A line of pytest's summary, with the error: for a file that cannot be imported, pytest says
+    it further up in its text alone.
+    """
+    section = rf"ERROR collecting \S*{re.escape(Path(problem).name)} .*?^E   (.*?)$"
+    found = re.search(section, text, re.DOTALL | re.MULTILINE)
+    return f"{problem} - {found[1]}" if found else problem
+
+
+def missing_package(reason: str) -> str:
+    """The package that an error lacks, if nothing of it is installed here; "" for other errors.
+
+    A package that is there and lacks one of its own modules is broken, or of another version.
+    """
+    found = _NO_MODULE.search(reason)
+    return found[1] if found and importlib.util.find_spec(found[1]) is None else ""
+
+
+def end_without_success(reasons: Sequence[str]) -> NoReturn:
+    """Leave the stage out where every reason is a package that this machine lacks: that proves
+    nothing about the project. Otherwise it fails, for the first of the other reasons.
+    """
+    packages = {reason: missing_package(reason) for reason in reasons}
+    if all(packages.values()):
+        pytest.skip(f"needs {', '.join(sorted(set(packages.values())))}")
+    pytest.fail(next(r for r, package in packages.items() if not package), pytrace=False)
 
 
 def adopt_orphans() -> None:

@@ -9,12 +9,33 @@ from typing import Any
 import pytest
 from proof.stage import Stage
 
-# What megatron_opsft.model and .loss import; comparing with Hugging Face needs more, and whole
-# steps with rollouts more again.
-CORE = ("torch", "megatron", "numpy", "packaging", "pydantic", "psutil")
-REFERENCE = (*CORE, "ruamel.yaml", "transformers", "safetensors")
-SESSION = (*REFERENCE, "math_verify", "latex2sympy2_extended", "antlr4", "rich")
-CONVERTER = ("torch", "numpy", "safetensors", "rich", "click", "ruamel.yaml")
+# What a stage's command imports; tests/unit/test_gpu_proof_runner.py compares. The trainer and its
+# loss; comparisons with Hugging Face; a session with rollouts; the command line; conversions.
+CORE = ("torch", "megatron", "numpy", "packaging", "pydantic", "pydantic_core", "psutil")
+REFERENCE = (*CORE, "ruamel.yaml", "transformers", "huggingface_hub", "safetensors")
+JUDGE = ("math_verify", "latex2sympy2_extended", "antlr4")
+SESSION = (
+    *REFERENCE,
+    *JUDGE,
+    "filelock",
+    "jinja2",
+    "markupsafe",
+    "pyarrow",
+    "rich",
+    "tabulate",
+    "tqdm",
+)
+RUN = (*SESSION, "click")
+CONVERTER = (
+    "torch",
+    "numpy",
+    "safetensors",
+    "huggingface_hub",
+    "filelock",
+    "pydantic",
+    "pydantic_core",
+)
+CONVERTER = (*CONVERTER, "rich", "click", "ruamel.yaml", "tqdm")
 ALL_MODELS = "--models=qwen2,qwen2_tied,qwen3,llama3"
 
 
@@ -180,13 +201,22 @@ def test_quickstart(stage: Stage) -> None:
     stage.run(f"-m proof.quickstart --device {stage.device} --engine hf --steps {steps}")
 
 
-@needs(90, limit=400, modules=SESSION, fix="read its log; the checkpoints of a run stay usable")
+@needs(90, limit=400, modules=RUN, fix="read its log; the checkpoints of a run stay usable")
 def test_kill_and_resume(stage: Stage) -> None:
     """a run under torchrun whose ranks are killed goes on from its checkpoint"""
     stage.run_tests("tests/gpu/test_runs_gpu.py -k killed")
 
 
-WITHOUT_VLLM = "train with rollout.engine=hf until it passes; VLLM_USE_V2_MODEL_RUNNER=0 may help"
+@needs(90, limit=500, modules=RUN, fix=FLOAT32)
+def test_shorter_answers(stage: Stage) -> None:
+    """the method works: the quickstart to its end, tokens and accuracy before and after"""
+    stage.run_tests("tests/gpu/test_runs_gpu.py -k shorter")
+
+
+WITHOUT_VLLM = (
+    "leave rollout.deep_sleep=false; VLLM_USE_V2_MODEL_RUNNER=0 may help; train with "
+    "rollout.engine=hf until it passes"
+)
 VLLM = (*SESSION, "vllm")
 
 
@@ -214,7 +244,7 @@ def test_vllm_on_4_ranks(stage: Stage) -> None:
     colocate(stage, 4)
 
 
-@needs(120, limit=500, modules=SESSION, gb=75, fix="lower rollout.gpu_memory_fraction")
+@needs(120, limit=500, modules=RUN, gb=75, fix="lower rollout.gpu_memory_fraction")
 def test_preset(stage: Stage) -> None:
     """a paper's preset with random weights on all GPUs: two capped steps beside `plan`"""
     stage.run_tests("tests/gpu/test_runs_gpu.py -k preset")
@@ -226,9 +256,10 @@ def test_vllm_speed(stage: Stage) -> None:
     stage.run_tests("tests/gpu/test_vllm_alone.py -k speed")
 
 
-@needs(75, limit=300, modules=VLLM, gb=40, fix="set rollout.deep_sleep=false")
+@needs(150, limit=400, modules=VLLM, gb=40, fix=WITHOUT_VLLM)
 def test_vllm_sleeps(stage: Stage) -> None:
-    """memory that stays while vLLM sleeps does not grow in 20 sleeps; beside `plan`'s"""
+    """memory that stays while vLLM sleeps does not grow in 20 sleeps, and log-probs come back; both
+    with and without rollout.deep_sleep"""
     stage.run_tests("tests/gpu/test_vllm_alone.py -k sleeps")
 
 
@@ -262,7 +293,7 @@ def test_te_loss_speed(stage: Stage) -> None:
     measure_loss(stage, "te")
 
 
-@needs(90, limit=300, modules=SESSION, cpu=False)
+@needs(90, limit=300, modules=RUN, cpu=False)
 def test_evaluation(stage: Stage) -> None:
     """evaluation on the GPU: the same responses in any batch, as accurate in bfloat16"""
     stage.run_tests("tests/gpu/test_eval_gpu.py")
