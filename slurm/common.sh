@@ -11,14 +11,15 @@
 #   CONTAINER_MOUNTS   from:to[,from:to...]; by default the project at its own path
 #   PYTHON             interpreter of the ranks; by default VENV's, in a container python3
 #   LOG_DIR            holds NAME-JOBID/node-0.log, node-1.log, ...; by default PROJECT_DIR/logs
-#   MAX_RESTARTS       after a failure ranks start again on the same nodes at most so often
+#   MAX_RESTARTS       after a failure ranks start again on the same nodes at most so often; once in its
+#                      life the job is requeued away from a node whose GPU failed
 #   MASTER_ADDR        by default the address at which SLURM itself reaches the job's first node
 #   MASTER_PORT        by default one that follows from the job's id
 #   HF_HOME            cache of models and data sets, on a file system that every node sees
 #   HF_HUB_OFFLINE     1 where compute nodes have no network; `megatron-opsft fetch CONFIG` fills HF_HOME
 #   NODE_CACHE         kernels that vLLM, Triton, Inductor and FlashInfer compile, on a disk of each
 #                      node: on a shared one all ranks of a job write the same files at once
-#   OMP_NUM_THREADS    by default the CPUs of a task: --cpus-per-task, or its share of the node's
+#   OMP_NUM_THREADS    by default the CPUs of a task: --cpus-per-task, or its share of the smallest node's
 #   NCCL_SOCKET_IFNAME network interface of NCCL's bootstrap, such as ib0 or eth0; Gloo takes the same
 #   NCCL_*             whatever the fabric needs (NCCL_IB_HCA, NCCL_DEBUG=INFO, ...) reaches the ranks
 #
@@ -35,8 +36,20 @@ SET_ADDR=${MASTER_ADDR:-} SET_PORT=${MASTER_PORT:-}
 export HF_HOME=${HF_HOME:-$HOME/.cache/huggingface}
 export HF_HUB_OFFLINE=${HF_HUB_OFFLINE:-0}
 export NODE_CACHE=${NODE_CACHE:-${SLURM_TMPDIR:-${TMPDIR:-/tmp}}/opsft-cache-$(id -u)}
-# By default the CPUs that the job has on a node, shared out. srun does not take --cpus-per-task from sbatch.
-SHARE=$((${SLURM_CPUS_ON_NODE:-1} * ${SLURM_JOB_NUM_NODES:-1} / ${SLURM_NTASKS:-1}))
+
+# The CPUs that the job has on its smallest node: srun takes one number of CPUs for the tasks of all nodes.
+# SLURM lists them as 128(x3),64.
+fewest_cpus() {
+  local count fewest=""
+  for count in ${SLURM_JOB_CPUS_PER_NODE//,/ }; do
+    count=${count%%(*}
+    if [[ -z $fewest ]] || ((count < fewest)); then fewest=$count; fi
+  done
+  echo "$fewest"
+}
+
+# By default those CPUs, shared out. srun does not take --cpus-per-task from sbatch.
+SHARE=$(($(fewest_cpus) * SLURM_JOB_NUM_NODES / SLURM_NTASKS))
 export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-$((SHARE > 0 ? SHARE : 1))}
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$SRUN_CPUS_PER_TASK}
 export NCCL_DEBUG=${NCCL_DEBUG:-WARN}
@@ -120,6 +133,7 @@ start_ranks() {
   choose_rendezvous
   export OUTCOME_FILE=$JOB_LOGS/outcome-$ATTEMPT
   rm -f "$OUTCOME_FILE"
+  mapfile -t LOG_SIZES < <(stat --format=%s "${LOGS[@]}")
   say "start $ATTEMPT: $SLURM_NTASKS ranks on $SLURM_JOB_NODELIST, rendezvous at $MASTER_ADDR:$MASTER_PORT"
   srun --kill-on-bad-exit=1 --label --open-mode=append --output="$JOB_LOGS/node-%n.log" \
     "${SRUN_OPTIONS[@]}" bash "$SCRIPT_DIR/rank.sh" "${PREFIX[@]}" "$@" &
@@ -149,13 +163,13 @@ job_goes_on() {
 # COMMAND... on every task of the job, until it is done; exits with the job's exit code. COMMAND must
 # continue what an earlier start of it has left.
 run_ranks() {
-  local code failures=0 restarts=${SLURM_RESTART_COUNT:-0}
+  local code node failures=0 restarts=${SLURM_RESTART_COUNT:-0}
   mkdir -p "$JOB_LOGS"
-  local logs=() node
-  for ((node = 0; node < SLURM_JOB_NUM_NODES; node++)); do logs+=("$JOB_LOGS/node-$node.log"); done
-  touch "${logs[@]}"
+  LOGS=()
+  for ((node = 0; node < SLURM_JOB_NUM_NODES; node++)); do LOGS+=("$JOB_LOGS/node-$node.log"); done
+  touch "${LOGS[@]}"
   # The job's own output is all nodes' logs, merged.
-  tail --quiet --lines=0 --follow=name --retry --sleep-interval=0.2 "${logs[@]}" 2>/dev/null &
+  tail --quiet --lines=0 --follow=name --retry --sleep-interval=0.2 "${LOGS[@]}" 2>/dev/null &
   MERGER=$!
   trap 'sleep 0.5; kill "$MERGER" 2>/dev/null || true' EXIT
   while :; do
@@ -172,6 +186,7 @@ run_ranks() {
     fi
     if [[ $FINAL_CODES == *" $code "* ]]; then exit "$code"; fi
     failures=$((failures + 1))
+    leave_failed_node "$failures"
     if ((failures > MAX_RESTARTS)); then
       say "gave up after $MAX_RESTARTS restarts; the logs are in $JOB_LOGS"
       exit "$code"
@@ -202,5 +217,7 @@ requeue() {
   exit "$REQUEUE_CODE"
 }
 
+# shellcheck source=slurm/failed_node.sh
+source "$SCRIPT_DIR/failed_node.sh"
 cd "$PROJECT_DIR" || fail "PROJECT_DIR=$PROJECT_DIR is not a directory"
 choose_environment

@@ -8,7 +8,8 @@
 #
 #   PYTHON     interpreter to make VENV with (default: python3.12, also pyenv's)
 #   EXTRAS     more extras of pyproject.toml, such as test,wandb
-#   MAX_JOBS   C++ files of TransformerEngine compiled at once (default: cores, and 6 GB of memory each)
+#   MAX_JOBS   C++ files of TransformerEngine compiled at once (default: one for each core and each 2 GB of memory
+#              that the machine has, or that its container or job allows)
 set -euo pipefail
 [[ ${1:-} != --help ]] || exec sed -n '2,/^set /{s/^# \{0,1\}//;/^set /!p}' "$0"
 here=$PWD
@@ -35,6 +36,7 @@ venv=${1:-.venv}
 extras=gpu${EXTRAS:+,$EXTRAS}
 bin=$PWD/$venv/bin
 [[ $venv != /* ]] || bin=$venv/bin
+compiled=${bin%/bin}/wheels # what was compiled here
 
 # step TITLE COMMAND...: once for each state of pyproject.toml, of this file and of the interpreter.
 number=0
@@ -79,22 +81,52 @@ install_cuda() {
   ln -sf libcudart.so.13 "$(cuda_home)/lib/libcudart.so"
 }
 
-# The torch part is a source distribution: it is compiled against the torch that is there.
-install_transformer_engine() {
-  local memory_gb jobs
-  [[ -n $wheels ]] || command -v c++ >/dev/null || fail "there is no C++ compiler (c++); on Debian and Ubuntu: apt-get install g++"
-  memory_gb=$(awk '/MemTotal/ {print int($2 / 1e6)}' /proc/meminfo)
-  jobs=$((memory_gb / 6 < $(nproc) ? memory_gb / 6 : $(nproc)))
-  CUDA_HOME=$(cuda_home) NVTE_BUILD_USE_NVIDIA_WHEELS=1 MAX_JOBS=${MAX_JOBS:-$((jobs > 0 ? jobs : 1))} \
-    install --no-build-isolation "transformer-engine[core-cu13,pytorch]==2.20.2"
+# Memory of the machine; or of its control group, such as a container's or a job's, or one above that, where one of them
+# may use less.
+memory_gb() {
+  local root=${SYSTEM_ROOT:-} bytes hierarchies group folder file limit
+  bytes=$(($(awk '/MemTotal/ {print $2}' "$root/proc/meminfo") * 1024))
+  while IFS=: read -r _ hierarchies group; do
+    case ,$hierarchies, in
+      ,,) folder=$root/sys/fs/cgroup file=memory.max ;; # version 2
+      *,memory,*) folder=$root/sys/fs/cgroup/memory file=memory.limit_in_bytes ;;
+      *) continue ;;
+    esac
+    group=${group%/}
+    while :; do
+      limit=$(cat "$folder$group/$file" 2>/dev/null || echo max) # a container may not see what lies above its own
+      if [[ $limit != max ]] && ((limit < bytes)); then bytes=$limit; fi
+      [[ -n $group ]] || break
+      group=${group%/*}
+    done
+  done <"$root/proc/self/cgroup"
+  echo $((bytes / 1000000000))
 }
 
-# TransformerEngine's comes from pip's cache, where the step above has put it.
+# Wheels of what is named, without what that needs. TransformerEngine's torch part is a source distribution: it is
+# compiled against the torch that is there, unless it is in $compiled already.
+make_wheels() {
+  local memory_jobs jobs
+  memory_jobs=$(($(memory_gb) / 2)) jobs=$(nproc)
+  if ((memory_jobs < jobs)); then jobs=$memory_jobs; fi
+  if ((jobs < 1)); then jobs=1; fi
+  CUDA_HOME=$(cuda_home) NVTE_BUILD_USE_NVIDIA_WHEELS=1 MAX_JOBS=${MAX_JOBS:-$jobs} \
+    "$bin/python" -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation \
+    --find-links "$compiled" "$@"
+}
+
+install_transformer_engine() {
+  if [[ -z $wheels ]]; then
+    command -v c++ >/dev/null || fail "there is no C++ compiler (c++); on Debian and Ubuntu: apt-get install g++"
+    make_wheels --wheel-dir "$compiled" transformer-engine-torch==2.20.2
+  fi
+  install --no-build-isolation --find-links "$compiled" "transformer-engine[core-cu13,pytorch]==2.20.2"
+}
+
 save_wheels() {
   mkdir -p "$save"
   "$bin/python" -m pip freeze --all --exclude-editable | sed 's/+cu[0-9]*$//' >"$save/versions.txt"
-  "$bin/python" -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir "$save" \
-    -r "$save/versions.txt"
+  make_wheels --wheel-dir "$save" -r "$save/versions.txt"
   echo "      $(find "$save" -name '*.whl' | wc -l) wheels in $save; install_gpu.sh --wheels takes them"
 }
 
@@ -115,6 +147,7 @@ if [[ ! -x $bin/python ]]; then
   python=$(find_python "${PYTHON:-python3.12}")
   "$python" -m venv "$venv"
 fi
+mkdir -p "$compiled"
 "$bin/python" -c 'import sys; sys.exit(sys.version_info[:2] < (3, 12))' ||
   fail "$venv has $("$bin/python" --version), the GPU set needs 3.12: rm -r $venv, or name another folder"
 state=$(cat pyproject.toml constraints/gpu-py312.txt | cksum; "$bin/python" --version)

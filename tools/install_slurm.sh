@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs SLURM and munge from Debian's or Ubuntu's packages, for the tests in tests/slurm: they start a cluster of
-# two nodes on this machine. Needs root; does nothing where both are there. Exit code 1: it cannot be done here.
+# three nodes on this machine. Needs root; does nothing where both are there. Exit code 1: it cannot be done here.
 set -euo pipefail
 [[ ${1:-} != --help ]] || exec sed -n '2,/^set /{s/^# \{0,1\}//;/^set /!p}' "$0"
 PATH=$PATH:/usr/sbin

@@ -1,4 +1,4 @@
-"""The job scripts on a real cluster: two nodes, the shipped model on the CPU, a few steps. What
+"""The job scripts on a real cluster: the shipped model on the CPU, a few steps. What
 they do with exit codes, containers and options, without SLURM: unit/test_job_scripts.py.
 """
 
@@ -18,20 +18,23 @@ def read_json(path: Path) -> Any:
     return json.loads(path.read_text())
 
 
-def test_every_rank_knows_its_place_and_sees_the_gpus_of_its_node(cluster: SlurmCluster) -> None:
+def test_every_rank_knows_its_place_the_gpus_of_its_node_and_the_cpus_of_the_smallest(
+    cluster: SlurmCluster,
+) -> None:
     probe = cluster.directory / "probe.sh"
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "CUDA_VISIBLE_DEVICES")
-    names += ("SLURM_CPUS_PER_TASK",)  # of the four of a node
+    names += ("SLURM_CPUS_PER_TASK", "OMP_NUM_THREADS")  # of six on n1 and four on n2
     probe.write_text(f"#!/bin/sh\necho {' '.join(f'${name}' for name in names)} $SLURMD_NODENAME\n")
     probe.chmod(0o755)
     resources = ["--nodes=2", "--ntasks-per-node=2", "--gpus-per-node=2"]
-    job = cluster.submit(["sbatch", *resources, SCRIPT], {**SETTINGS, "PYTHON": str(probe)})
+    settings = {"CONFIG": QUICKSTART, "PYTHON": str(probe), "OMP_NUM_THREADS": ""}
+    job = cluster.submit(["sbatch", *resources, SCRIPT], settings)
     assert cluster.wait(job) == "COMPLETED", cluster.output(job)
     logs = [cluster.logs / f"opsft-7b-{job}/node-{node}.log" for node in range(2)]
     lines = [sorted(log.read_text().splitlines()) for log in logs]
     assert lines == [
-        ["0: 0 4 0 2 0,1 2 n1", "1: 1 4 1 2 0,1 2 n1"],
-        ["2: 2 4 0 2 0,1 2 n2", "3: 3 4 1 2 0,1 2 n2"],
+        ["0: 0 4 0 2 0,1 2 2 n1", "1: 1 4 1 2 0,1 2 2 n1"],
+        ["2: 2 4 0 2 0,1 2 2 n2", "3: 3 4 1 2 0,1 2 2 n2"],
     ]
 
 

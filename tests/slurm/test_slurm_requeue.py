@@ -1,9 +1,10 @@
-"""The job scripts on a real cluster where a job is stopped and a node is lost."""
+"""The job scripts on a real cluster where a job is stopped, a node is lost, and a GPU fails."""
 
 import json
 import shlex
 from contextlib import suppress
 
+import pytest
 from forked_cli import ForkedCli
 from processes import wait_until
 from run_differences import compare_runs, read_lines
@@ -11,6 +12,15 @@ from slurm_cluster import QUICKSTART, SCRIPT, SETTINGS, SlurmCluster, on
 from small_run import SMALL_RUN
 
 SMALL = [*SMALL_RUN, "run.steps=8"]
+# A rank whose GPU on n1 is bad.
+RANK = """#!/bin/sh
+if [ "$SLURMD_NODENAME" = n1 ]; then
+  echo "error: rank 0 on a in phase train of step 3: AcceleratorError: CUDA error:" \
+    "uncorrectable ECC error encountered" >&2
+  exit 1
+fi
+echo "trained on $SLURMD_NODENAME"
+"""
 
 
 def test_two_nodes_and_on_them_a_stop_and_a_lost_node(
@@ -51,3 +61,22 @@ def test_two_nodes_and_on_them_a_stop_and_a_lost_node(
     assert "DUE TO NODE FAILURE" in cluster.output(job)
     assert cluster.field(job, "Restarts") == "2"
     assert compare_runs(undisturbed, disturbed) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "excluded", "node"), [([], "n1", "n2"), (["--exclude=n2"], "n2,n1", "n3")]
+)
+def test_a_job_leaves_the_node_whose_gpu_fails_and_the_nodes_that_its_user_excludes(
+    cluster: SlurmCluster, options: list[str], excluded: str, node: str
+) -> None:
+    rank = cluster.directory / "rank"
+    rank.write_text(RANK)
+    rank.chmod(0o755)
+    settings = {"CONFIG": QUICKSTART, "PYTHON": str(rank)}
+    job = cluster.submit(["sbatch", *on(1, 1), *options, SCRIPT], settings)
+    assert cluster.wait(job) == "COMPLETED", cluster.output(job)
+    said = cluster.output(job)
+    assert "n1 failed (uncorrectable ECC error); requeued without it, the job goes on" in said
+    assert f"start 1.0: 1 ranks on {node}," in said and f"0: trained on {node}\n" in said
+    fields = ("Restarts", "NodeList", "ExcNodeList")
+    assert [cluster.field(job, name) for name in fields] == ["1", node, excluded]

@@ -1,4 +1,4 @@
-"""A real SLURM cluster of two nodes: munged, slurmctld, and slurmd twice, in one temporary
+"""A real SLURM cluster of three nodes: munged, slurmctld, and slurmd three times, in one temporary
 directory, under the user who runs the tests, on free ports. Other clusters of the machine, and its
 own munge, are not touched.
 """
@@ -20,12 +20,13 @@ from processes import free_ports, wait_until
 QUICKSTART = "examples/configs/quickstart.yaml"
 SCRIPT = "slurm/train_7b.sh"
 SETTINGS = {"CONFIG": QUICKSTART, "VENV": sys.prefix, "OMP_NUM_THREADS": "1"}
-NODES = ("n1", "n2")
+NODES = ("n1", "n2", "n3")
 _DAEMONS = ("munged", "slurmctld", "slurmd", "sbatch")
 _PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"
 
 # cred_expire: a requeued job waits so long before it may start; 5 is the least that SLURM takes.
-# KillWait: from SIGTERM to SIGKILL.
+# KillWait: from SIGTERM to SIGKILL. Weight: jobs get the nodes in this order. The first, where a
+# job's script runs, has more CPUs than the others.
 _CONF = """\
 ClusterName=opsft
 SlurmctldHost={host}(127.0.0.1)
@@ -50,14 +51,15 @@ SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1
 ReturnToService=2
 SlurmdParameters=config_overrides
 KillWait=5
-NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=4 Gres=gpu:2
-NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=4 Gres=gpu:2
-PartitionName=test Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=6 Gres=gpu:2 Weight=1
+NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=4 Gres=gpu:2 Weight=2
+NodeName=n3 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[3]} CPUs=4 Gres=gpu:2 Weight=3
+PartitionName=test Nodes=n[1-3] Default=YES MaxTime=INFINITE State=UP
 """
 # Devices that stand for GPUs: SLURM counts and hands them out, and looks no further.
 _GRES = """\
-NodeName=n[1-2] Name=gpu File=/dev/null
-NodeName=n[1-2] Name=gpu File=/dev/zero
+NodeName=n[1-3] Name=gpu File=/dev/null
+NodeName=n[1-3] Name=gpu File=/dev/zero
 """
 
 
@@ -117,7 +119,7 @@ def running_cluster() -> Iterator[SlurmCluster]:
 
         for name in ("state", *NODES):
             (here / name).mkdir()
-        host, ports = socket.gethostname(), free_ports(3)
+        host, ports = socket.gethostname(), free_ports(1 + len(NODES))
         conf = _CONF.format(host=host, user=user, directory=here, ports=ports)
         (here / "slurm.conf").write_text(conf)
         (here / "gres.conf").write_text(_GRES)

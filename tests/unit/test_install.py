@@ -62,9 +62,30 @@ case "$*" in
 *"import nvidia"*) echo "$NVIDIA" ;;
 *" pip install"*) echo "$PIP_NO_INDEX $PIP_FIND_LINKS $*" >>"$ASKED" ;;
 *" pip freeze "*) printf "pip==26.3\ntorch==2.13.0+cu130\n" ;;
-*" pip wheel "*) echo "$@" >>"$ASKED"; touch "$SAVED/torch-2.13.0-cp312.whl" ;;
+*" pip wheel "*)
+  echo "$CUDA_HOME $NVTE_BUILD_USE_NVIDIA_WHEELS $MAX_JOBS $*" >>"$ASKED"
+  while [[ $1 != --wheel-dir ]]; do shift; done
+  touch "$2/torch-2.13.0-cp312.whl" ;;
 esac
 """
+
+
+@pytest.fixture
+def venv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """With `OFFLINE` as its Python, on a machine of 16 cores with a compiler, and CUDA in
+    `tmp_path`/cu13.
+    """
+    venv, commands = tmp_path / "venv", tmp_path / "commands"
+    write_python(venv, OFFLINE)
+    (tmp_path / "cu13/lib").mkdir(parents=True)
+    commands.mkdir()
+    for name, line in {"nproc": "echo 16", "c++": "exit 1"}.items():
+        (commands / name).write_text(f"#!/bin/sh\n{line}\n")
+        (commands / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{commands}:{os.environ['PATH']}")
+    monkeypatch.setenv("NVIDIA", str(tmp_path))
+    monkeypatch.delenv("MAX_JOBS", raising=False)
+    return venv
 
 
 def run(script: str, *words: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
@@ -79,12 +100,9 @@ def write_python(venv: Path, text: str) -> None:
     (venv / "bin/python").chmod(0o755)
 
 
-def test_a_folder_of_wheels_needs_no_network_and_no_compiler(tmp_path: Path) -> None:
-    wheels, saved, venv = (tmp_path / name for name in ("wheels", "saved", "venv"))
-    write_python(venv, OFFLINE)
-    lib = tmp_path / "cu13/lib"
-    lib.mkdir(parents=True)
-    install = partial(run, "install_gpu.sh", cwd=tmp_path, SAVED=str(saved), NVIDIA=str(tmp_path))
+def test_a_folder_of_wheels_needs_no_network_and_no_compiler(tmp_path: Path, venv: Path) -> None:
+    wheels, saved = tmp_path / "wheels", tmp_path / "saved"
+    install = partial(run, "install_gpu.sh", cwd=tmp_path)
     refused = install("--wheels", "wheels", str(venv))
     assert refused.returncode == 2 and "holds no torch-*.whl; make it with" in refused.stderr
     assert install("--wheel", "x").stderr.startswith("error: there is no option --wheel;")
@@ -95,13 +113,69 @@ def test_a_folder_of_wheels_needs_no_network_and_no_compiler(tmp_path: Path) -> 
     calls = (tmp_path / "asked").read_text().splitlines()
     assert len(calls) == 5 and all(call.startswith(f"1 {wheels} ") for call in calls)
     assert calls[3].endswith("transformer-engine[core-cu13,pytorch]==2.20.2")
-    assert (lib.with_name("lib64") / "libcudart.so").readlink() == Path("libcudart.so.13")
+    assert (tmp_path / "cu13/lib64/libcudart.so").readlink() == Path("libcudart.so.13")
     kept = install("--save-wheels", "saved", str(venv))  # what is installed stays as it is
     assert kept.returncode == 0 and f"1 wheels in {saved}; install_gpu.sh --wheels" in kept.stdout
     assert (saved / "versions.txt").read_text() == "pip==26.3\ntorch==2.13.0\n"
     (call,) = (tmp_path / "asked").read_text().splitlines()[5:]
     assert "--no-deps --no-build-isolation" in call
     assert call.endswith(f"--wheel-dir {saved} -r {saved}/versions.txt")
+
+
+def test_transformer_engine_is_compiled_once_into_a_wheel_that_is_saved(
+    tmp_path: Path, venv: Path
+) -> None:
+    """And where that wheel is gone, it is compiled in the same environment again: with the headers
+    of CUDA's wheels.
+    """
+    ended = run("install_gpu.sh", "--save-wheels", "saved", str(venv), cwd=tmp_path, MAX_JOBS="3")
+    assert ended.returncode == 0, ended.stderr
+    calls = (tmp_path / "asked").read_text().splitlines()
+    compiled, saved = (call for call in calls if " pip wheel " in call)
+    found = f"--find-links {venv}/wheels"
+    name = "transformer-engine-torch==2.20.2"
+    assert compiled.endswith(f" {found} --wheel-dir {venv}/wheels {name}")
+    assert saved.endswith(f" {found} --wheel-dir {tmp_path}/saved -r {tmp_path}/saved/versions.txt")
+    environment = f"{tmp_path}/cu13 1 3 "
+    assert compiled.startswith(environment) and saved.startswith(environment)
+    installed = calls[calls.index(compiled) + 1]
+    assert installed.endswith(f"{found} transformer-engine[core-cu13,pytorch]==2.20.2")
+
+
+GIB = 2**30
+V1 = "sys/fs/cgroup/memory", "memory.limit_in_bytes"
+V2 = "sys/fs/cgroup", "memory.max"
+
+
+@pytest.mark.parametrize(
+    ("groups", "limits", "jobs"),
+    [
+        ("0::/\n", {}, 12),  # the machine's 24 GiB: 25 GB
+        ("0::/job/step\n", {"job/step": "max", "job": str(8 * GIB), "": str(12 * GIB)}, 4),
+        ("0::/job/step\n", {"job/step": str(6 * GIB), "job": str(8 * GIB)}, 3),
+        ("0::/outside/the/container\n", {"": str(4 * GIB)}, 2),
+        ("0::/\n", {"": str(GIB)}, 1),
+        ("4:cpu,memory:/job/step\n3:cpuset:/\n0::/\n", {"job": str(16 * GIB)}, 8),
+        ("4:memory:/job\n", {"job": str(2**63 - 4096)}, 12),  # no limit
+    ],
+)
+def test_compile_jobs_fit_the_memory_that_the_control_group_may_use(
+    tmp_path: Path, venv: Path, groups: str, limits: dict[str, str], jobs: int
+) -> None:
+    """At 2 GB each."""
+    system = tmp_path / "system"
+    (system / "proc/self").mkdir(parents=True)
+    (system / "proc/meminfo").write_text(f"MemTotal: {24 * 2**20} kB\nMemFree: 1 kB\n")
+    (system / "proc/self/cgroup").write_text(groups)
+    folder, file = V1 if "memory" in groups else V2
+    for group, limit in limits.items():
+        (system / folder / group).mkdir(parents=True, exist_ok=True)
+        (system / folder / group / file).write_text(f"{limit}\n")
+    ended = run("install_gpu.sh", str(venv), cwd=tmp_path, SYSTEM_ROOT=str(system))
+    assert ended.returncode == 0, ended.stderr
+    calls = (tmp_path / "asked").read_text().splitlines()
+    (compiled,) = (call for call in calls if " pip wheel " in call)
+    assert compiled.startswith(f"{tmp_path}/cu13 1 {jobs} ")
 
 
 @pytest.mark.parametrize(

@@ -23,17 +23,37 @@ TRAIN = "train_7b.sh"
 COMMANDS = {
     "srun": """
 export SLURM_PROCID=0 SLURM_LOCALID=0 SLURMD_NODENAME=n1
-while [[ $1 == --* ]]; do shift; done
-exec "$@"
+while [[ $1 == --* ]]; do
+  if [[ $1 == --output=* ]]; then log=${1#--output=}; fi
+  shift
+done
+exec "$@" >>"${log/\\%n/0}" 2>&1
 """,
     "scontrol": """
 case "$1 $2" in
-  "show hostnames") echo n1 ;;
+  "show hostnames") printf '%s\n' ${3//,/ } ;;
   "show node") echo "NodeName=n1 NodeAddr=192.0.2.7 State=ALLOCATED" ;;
-  "show job") echo "JobId=$4 JobState=${FAKE_JOB_STATE:-RUNNING} Restarts=0" ;;
+  "show job")
+    echo "JobId=$4 JobState=${FAKE_JOB_STATE:-RUNNING} Restarts=0" \
+      "ReqNodeList=${FAKE_ASKED:-(null)} ExcNodeList=${FAKE_EXCLUDED:-(null)}" ;;
+  "show reservation") echo "ReservationName=$4 Nodes=n1,n4 State=ACTIVE" ;;
+  "requeue "*)
+    if [[ -n ${FAKE_NO_REQUEUE:-} ]]; then echo "$FAKE_NO_REQUEUE" >&2; exit 1; fi
+    : >"$FAKE_FOLDER/requeued" ;;
+  "update "*)
+    [[ -f $FAKE_FOLDER/requeued && -z ${FAKE_NO_EXCLUSION:-} ]] ||
+      { echo "${FAKE_NO_UPDATE:-Job is no longer pending execution for job 41}" >&2; exit 1; } ;;
 esac
 """,
+    "sinfo": """
+IFS=, read -ra nodes <<<"${FAKE_NODES:-n1 allocated}"
+for node in "${nodes[@]}"; do
+  if [[ $* != *--nodes=* || $* == *--nodes=*"${node%% *}"* ]]; then echo "$node"; fi
+done
+""",
     "python": """
+head -n 1 "$FAKE_FOLDER/prints"
+sed -i 1d "$FAKE_FOLDER/prints"
 code=$(head -n 1 "$FAKE_FOLDER/codes")
 sed -i 1d "$FAKE_FOLDER/codes"
 echo "$SRUN_CPUS_PER_TASK CPUs, $OMP_NUM_THREADS threads" >"$FAKE_FOLDER/cpus"
@@ -64,17 +84,27 @@ class FakeSlurm:
         shutil.copy(folder / "bin/python", folder / "bin/python3")
 
     def run(
-        self, script: str, words: Sequence[str] = (), codes: Sequence[int] = (0,), **settings: str
+        self,
+        script: str,
+        words: Sequence[str] = (),
+        codes: Sequence[int] = (0,),
+        prints: Sequence[str] = (),
+        **settings: str,
     ) -> "subprocess.CompletedProcess[str]":
-        """Run a copy of slurm/`script` elsewhere, as SLURM does; `codes`: of its ranks' starts."""
+        """Run a copy of slurm/`script` elsewhere, as SLURM does; `codes` and `prints`: how its
+        ranks' starts end, and a line of each.
+        """
         spooled = self.folder / "slurm_script"
         shutil.copy(ROOT / "slurm" / script, spooled)
-        (self.folder / "codes").write_text("".join(f"{code}\n" for code in codes))
+        for name, each in {"codes": codes, "prints": prints}.items():
+            (self.folder / name).write_text("".join(f"{word}\n" for word in each))
+        (self.folder / "requeued").unlink(missing_ok=True)
         given = dict.fromkeys(("HOME", "FAKE_FOLDER", "TMPDIR"), str(self.folder))
         given |= {"PATH": f"{self.folder}/bin:{os.environ['PATH']}", "PYTHON": "python"}
         given |= {"LOG_DIR": str(self.folder / "logs"), "SLURM_SUBMIT_DIR": str(ROOT)}
         given |= {"SLURM_JOB_ID": "41", "SLURM_JOB_NAME": "job", "SLURM_NTASKS": "1"}
-        given |= {"SLURM_JOB_NODELIST": "n1", "SLURM_JOB_NUM_NODES": "1", **settings}
+        given |= {"SLURM_JOB_NODELIST": "n1", "SLURM_JOB_NUM_NODES": "1"}
+        given |= {"SLURM_JOB_CPUS_PER_NODE": "8", "SLURM_JOB_PARTITION": "gpu", **settings}
         call = ["bash", str(spooled), *words]
         output = {"capture_output": True, "text": True}
         return subprocess.run(call, env=given, cwd=self.folder, timeout=60, **output)
@@ -123,13 +153,22 @@ def test_a_script_trains_its_configuration_with_the_overrides(
 @pytest.mark.parametrize(
     ("settings", "cpus"),
     [
-        ({"SLURM_CPUS_ON_NODE": "64", "SLURM_NTASKS": "8"}, "8 CPUs, 8 threads"),
-        ({"SLURM_CPUS_ON_NODE": "4", "SLURM_NTASKS": "8"}, "1 CPUs, 1 threads"),
-        ({"SLURM_CPUS_ON_NODE": "64", "SLURM_CPUS_PER_TASK": "3"}, "3 CPUs, 3 threads"),
-        ({"SLURM_CPUS_ON_NODE": "64", "OMP_NUM_THREADS": "2"}, "64 CPUs, 2 threads"),
+        ({"SLURM_JOB_CPUS_PER_NODE": "64", "SLURM_NTASKS": "8"}, "8 CPUs, 8 threads"),
+        ({"SLURM_JOB_CPUS_PER_NODE": "4", "SLURM_NTASKS": "8"}, "1 CPUs, 1 threads"),
+        (
+            {
+                "SLURM_JOB_CPUS_PER_NODE": "128(x2),96,128",
+                "SLURM_CPUS_ON_NODE": "128",  # of the first node
+                "SLURM_JOB_NUM_NODES": "4",
+                "SLURM_NTASKS": "32",
+            },
+            "12 CPUs, 12 threads",
+        ),
+        ({"SLURM_CPUS_PER_TASK": "3"}, "3 CPUs, 3 threads"),
+        ({"OMP_NUM_THREADS": "2"}, "8 CPUs, 2 threads"),
     ],
 )
-def test_ranks_share_the_cpus_that_a_node_has(
+def test_ranks_share_the_cpus_that_the_smallest_node_has(
     slurm: FakeSlurm, settings: dict[str, str], cpus: str
 ) -> None:
     """Nodes of any size: no script asks for a number of them."""
@@ -188,6 +227,117 @@ def test_an_outcome_that_a_full_disk_left_empty_does_not_count(slurm: FakeSlurm)
     assert len(slurm.calls("srun")) == 1
 
 
+ECC = "0: error: rank 0 on a: AcceleratorError: CUDA error: uncorrectable ECC error encountered"
+DIED = "0: error: rank 3 on a died in phase train of step 17"
+LATE = "0: error: rank 0 on a in phase start: rank 2 and 1 more did not join within 61 min"
+TWO_NODES = {"SLURM_JOB_NODELIST": "n1,n2", "SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS": "4"}
+NO_OTHER = "partition gpu has 0 other node(s) that are up, and the job needs 1"
+OTHERS = {"FAKE_NODES": "n1 allocated,n2 mixed,n3 idle,n4 idle~"}
+
+
+@pytest.mark.parametrize(
+    ("codes", "prints", "settings", "excluded", "reason"),
+    [
+        ([1], [ECC], {}, "n1", "n1 failed (uncorrectable ECC error)"),
+        ([134], ["0: NVRM: Xid (PCI:0000:3b:00): 79"], {}, "n1", "n1 failed (NVRM: Xid)"),
+        ([1], [ECC], {"FAKE_EXCLUDED": "n8,n9"}, "n8,n9,n1", "n1 failed (uncorrectable ECC error)"),
+        ([1], [ECC], {"SLURM_JOB_RESERVATION": "r"}, "n1", "n1 failed (uncorrectable ECC error)"),
+        ([1, 137], [], {"MAX_RESTARTS": "1"}, "n1", "n1 failed (the first to fail in all 2 starts"),
+        # The rank that failed is not the one that ended first, which is rank 0.
+        ([69] * 4, [DIED, LATE] * 2, TWO_NODES, "n2", "n2 failed (the first to fail in all 4"),
+    ],
+)
+def test_a_job_is_requeued_without_the_node_that_failed(
+    slurm: FakeSlurm,
+    codes: list[int],
+    prints: list[str],
+    settings: dict[str, str],
+    excluded: str,
+    reason: str,
+) -> None:
+    ended = slurm.run(TRAIN, codes=codes, prints=prints, **OTHERS, **settings)
+    assert ended.returncode == REQUEUE_EXIT_CODE, ended.stdout + ended.stderr
+    assert reason in ended.stdout and "; requeued without it, the job goes on" in ended.stdout
+    assert len(slurm.calls("srun")) == len(codes)
+    last = slurm.calls("scontrol")[-2:]
+    assert last == ["scontrol requeue 41", f"scontrol update JobId=41 ExcNodeList={excluded}"]
+
+
+def test_the_node_that_speaks_of_its_gpu_has_failed_not_the_one_that_ends_first(
+    slurm: FakeSlurm,
+) -> None:
+    python = slurm.folder / "bin/python"
+    speaks = f'echo "{ECC}" >>"$LOG_DIR/job-41/node-1.log"; exit '
+    python.write_text(python.read_text().replace("exit ", speaks))
+    ended = slurm.run(TRAIN, codes=[1], **OTHERS, **TWO_NODES)
+    assert ended.returncode == REQUEUE_EXIT_CODE, ended.stdout
+    assert "rank 0 on n1 ended with exit code 1" in ended.stdout
+    assert "n2 failed (uncorrectable ECC error); requeued without it" in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("settings", "obstacle"),
+    [
+        ({"FAKE_NODES": "n1 allocated"}, NO_OTHER),
+        ({"FAKE_NODES": "n1 idle,n2 down*,n3 drained,n4 draining"}, NO_OTHER),
+        ({"FAKE_EXCLUDED": "n2,n3,n4"}, NO_OTHER),
+        ({"FAKE_NODES": "n1 mixed,n2 idle", "SLURM_JOB_RESERVATION": "r"}, NO_OTHER),
+        ({"FAKE_ASKED": "n3,n1"}, "--nodelist asks for it by name"),
+        ({"FAKE_NO_UPDATE": "Access denied"}, "scontrol update says: Access denied"),
+        ({"FAKE_NO_REQUEUE": "Requested operation disabled"}, "Requested operation disabled"),
+    ],
+)
+def test_a_job_that_cannot_leave_a_node_says_so_once_and_starts_again_there(
+    slurm: FakeSlurm, settings: dict[str, str], obstacle: str
+) -> None:
+    ended = slurm.run(TRAIN, codes=[1] * 4, prints=[ECC] * 4, **OTHERS | settings)
+    assert ended.returncode == 1 and len(slurm.calls("srun")) == 4, ended.stderr
+    said = [line for line in ended.stdout.splitlines() if "the job cannot leave it" in line]
+    assert len(said) == 1 and "n1 failed (uncorrectable ECC error), but" in said[0]
+    assert said[0].endswith(obstacle)
+    assert "gave up after 3 restarts" in ended.stdout
+    assert ("scontrol requeue 41" in slurm.calls("scontrol")) == ("FAKE_NO_REQUEUE" in settings)
+
+
+def test_the_second_node_that_fails_ends_the_job(slurm: FakeSlurm) -> None:
+    """Another failure there is answered as ever, and the node that the job has left is no longer
+    one to leave.
+    """
+    assert slurm.run(TRAIN, codes=[1], prints=[ECC], **OTHERS).returncode == REQUEUE_EXIT_CODE
+    second = OTHERS | {"SLURM_JOB_NODELIST": "n2"}
+    assert slurm.run(TRAIN, codes=[1, 0], **second).returncode == 0
+    ended = slurm.run(TRAIN, codes=[1], prints=[ECC], **second)
+    assert ended.returncode == 1
+    both = (
+        "gave up: n2 failed (uncorrectable ECC error), and the job has left n1 for such a failure"
+    )
+    assert both in ended.stdout
+    assert slurm.calls("scontrol").count("scontrol requeue 41") == 1
+    again = slurm.run(TRAIN, codes=[1, 0], prints=[ECC], **OTHERS)  # SLURM gave it the node again
+    assert again.returncode == 0 and "n1 failed" not in again.stdout
+
+
+def test_a_node_that_slurm_does_not_exclude_after_the_requeue_is_said(slurm: FakeSlurm) -> None:
+    ended = slurm.run(TRAIN, codes=[1], prints=[ECC], **OTHERS, FAKE_NO_EXCLUSION="yes")
+    assert ended.returncode == REQUEUE_EXIT_CODE
+    assert "requeued, but SLURM did not exclude it: the job may get it again" in ended.stdout
+
+
+def test_no_node_is_left_for_other_failures(slurm: FakeSlurm) -> None:
+    """Nodes take turns in failing first; an exception would come on any node; an earlier start
+    spoke of a GPU; a GPU has no memory.
+    """
+    ended = slurm.run(TRAIN, codes=[69] * 4, prints=[DIED, DIED, DIED, ""], **OTHERS, **TWO_NODES)
+    assert ended.returncode == 69 and "gave up after 3 restarts" in ended.stdout
+    ended = slurm.run(TRAIN, codes=[1] * 4, **OTHERS)
+    assert ended.returncode == 1 and "gave up after 3 restarts" in ended.stdout
+    assert slurm.run(TRAIN, prints=[ECC], **OTHERS).returncode == 0
+    full = "0: error: rank 0 on a: CUDA error: out of memory"
+    ended = slurm.run(TRAIN, codes=[1, 134, 0], prints=["", full], **OTHERS)
+    assert ended.returncode == 0, ended.stdout
+    assert not any("requeue" in call or "update" in call for call in slurm.calls("scontrol"))
+
+
 def test_an_array_task_requeues_itself_alone(slurm: FakeSlurm) -> None:
     pattern = "examples/configs/r1_distill_7b_*.yaml"
     task = {"SLURM_ARRAY_JOB_ID": "41", "SLURM_ARRAY_TASK_ID": "2"}
@@ -235,7 +385,8 @@ def test_compiled_kernels_stay_on_the_node_in_a_folder_of_one_s_own(slurm: FakeS
         os.chown(foreign, 65534, 65534)
     ended = slurm.run(TRAIN, NODE_CACHE=str(foreign))
     assert ended.returncode == 2
-    assert f"NODE_CACHE={foreign} on n1 belongs to somebody else" in ended.stderr
+    said = (slurm.folder / "logs/job-41/node-0.log").read_text()
+    assert f"NODE_CACHE={foreign} on n1 belongs to somebody else" in said
     assert len(slurm.calls("python")) == 1
 
 
