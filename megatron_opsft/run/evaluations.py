@@ -40,8 +40,11 @@ class ModelExports:
         self._s = session
         self._dir = run_dir
 
-    def write(self, name: str) -> None:
-        """Write the current weights to `name` in the run's directory, in place of what is there."""
+    def write(self, name: str, card: str = "") -> None:
+        """Write the current weights to `name` in the run's directory, in place of what is there.
+
+        card: the text of the model's README.md; that of rank 0 counts.
+        """
         enter_phase("export")
         stream = self._s.sync.exporter.stream()
         if not self._s.layout.is_main:
@@ -54,6 +57,7 @@ class ModelExports:
             shapes=self._s.shards.table.hf_shapes(),
             dtype=self._s.shards.parameters[0][1].dtype,
             source_dir=self._s.model_dir,
+            card=card,
             overwrite=True,
         )
 

@@ -174,27 +174,28 @@ class RunRecorder:
         self._settle_checkpoint(wait=True)
 
     def finish(self, step: int) -> None:
-        """Export the model after `step` updates as a Hugging Face directory and write
-        summary.json.
+        """Export the model after `step` updates as a Hugging Face directory with its card, and
+        write summary.json.
         """
         if step:  # else it would be a copy of the base model
-            self._exports.write("hf")
+            self._exports.write("hf", self._card() if self._log is not None else "")
         self._exports.drop_superseded(step, finished=True)
         peak = max_over_world([peak_memory_bytes(self._s.device)])[0]
         if self._log is None:
             return
         summary = summarize(self._dir.path, self._s.config)
         summary["peak_memory_bytes"] = int(peak)
-        if step:
-            prompt = self._s.sampler.encoder.example
-            card = model_card(summary, self._s.config, prompt)
-            write_text(self._dir.path / "hf/README.md", card)
         write_json(self._dir.path / "summary.json", summary)  # from here on the run is finished
         if learned := describe_skipped(summary["skipped_steps"], summary["steps"]):
             log.warning("%s", learned)
         elif step:
             place = self._dir.path
             log.info("the model is in %s; `megatron-opsft report %s` compares", place / "hf", place)
+
+    def _card(self) -> str:
+        """The text of the exported model's README.md; on rank 0."""
+        summary = summarize(self._dir.path, self._s.config)
+        return model_card(summary, self._s.config, self._s.sampler.encoder.example)
 
     def close(self) -> None:
         """Flush the metrics writers, also when the run stops early."""

@@ -132,6 +132,7 @@ def write_hf_model(
     shapes: Mapping[str, tuple[int, ...]],
     dtype: torch.dtype,
     source_dir: Path,
+    card: str = "",
     max_shard_bytes: int = MAX_SHARD_BYTES,
     overwrite: bool = False,
 ) -> None:
@@ -139,7 +140,7 @@ def write_hf_model(
 
     tensors: each of `shapes` once, in any order, on any device; cast to `dtype`. shapes: every
     tensor of the model, `WeightTable.hf_shapes()`. source_dir: gives config.json, tokenizer,
-    templates.
+    templates. card: the text of README.md, if there is one.
 
     Everything goes to a hidden sibling of `out_dir`, which takes its name after all data is on
     disk; after an error nothing is left.
@@ -151,7 +152,10 @@ def write_hf_model(
     layout = hf_layout(shapes, dtype, max_shard_bytes)
     remaining = {target.name: target.region for target in layout.targets}
     with written_whole(out_dir, layout.files) as partial:
-        write_files(partial.directory, side_files(source_dir, dtype) | layout.small_files)
+        small_files = side_files(source_dir, dtype) | layout.small_files
+        if card:
+            small_files["README.md"] = card.encode()
+        write_files(partial.directory, small_files)
         for name, tensor in tensors:
             region, held = remaining.pop(name), tensor.detach().to("cpu")
             assert tuple(held.shape) == region.shape, name

@@ -18,6 +18,7 @@ MODEL_ENTRIES = (
     *("tokenizer*", "*.model", "*.tiktoken", "vocab.txt", "merges.txt", "chat_template*"),
     *("additional_chat_templates", "custom_generate", "*.py", "onnx", "original"),
     *("README*", "LICENSE*", ".git*", ".cache"),
+    ".README.md.partial",  # a killed run of an earlier version wrote the card last
 )
 
 

@@ -12,6 +12,17 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.storage.replacing import check_out
 
 
+def test_what_a_killed_run_left_of_its_card_is_no_obstacle(tmp_path: Path) -> None:
+    for name in ("config.json", "model.safetensors", ".README.md.partial"):
+        (tmp_path / name).touch()
+    check_out(tmp_path, [], overwrite=True)
+    (tmp_path / ".notes.md.partial").touch()
+    with pytest.raises(
+        UserError, match=r"holds \.notes\.md\.partial, which is not part of a model"
+    ):
+        check_out(tmp_path, [], overwrite=True)
+
+
 def test_what_is_needed_is_kept_and_what_holds_it_by_any_path_that_leads_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
