@@ -3,7 +3,8 @@
 # installs the GPU version set into .venv-gpu (tools/install_gpu.sh; half an hour and 10 GB the first time, seconds
 # later) and runs tests/gpu_contract with it (about ten minutes on two cores): names and types of the packages, models
 # without memory, and training on a pretended GPU (tests/gpu_contract/pretend_gpu), TransformerEngine's Python too; the
-# planted faults alone, with any torch: pytest tests/unit/test_pretend_gpu.py.
+# planted faults alone, with any torch: pytest tests/unit/test_pretend_gpu.py. Also the proof and vLLM in an environment
+# with torch 2.11, as on a borrowed card: .venv-card, 6 GB and about 20 minutes the first time.
 #
 #   PYTHON    interpreter to make .venv-gpu with (default: python3.12, also pyenv's)
 set -euo pipefail
