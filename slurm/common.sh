@@ -37,6 +37,10 @@ export HF_HOME=${HF_HOME:-$HOME/.cache/huggingface}
 export HF_HUB_OFFLINE=${HF_HUB_OFFLINE:-0}
 export NODE_CACHE=${NODE_CACHE:-${SLURM_TMPDIR:-${TMPDIR:-/tmp}}/opsft-cache-$(id -u)}
 
+# Of an array, this task alone: the bare id of one of its tasks is the id of the whole array.
+JOB=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
+JOB=${JOB:-${SLURM_JOB_ID:?is not set: submit this script with sbatch}}
+
 # The CPUs that the job has on its smallest node: srun takes one number of CPUs for the tasks of all nodes.
 # SLURM lists them as 128(x3),64.
 fewest_cpus() {
@@ -65,9 +69,6 @@ REQUEUE_CODE=75
 EARLY_CODE=76
 MAX_EARLY_STOPS=${MAX_EARLY_STOPS:-3}
 FINAL_CODES=" 2 3 "
-# Of an array, this task alone: the bare id of one of its tasks is the id of the whole array.
-JOB=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
-JOB=${JOB:-${SLURM_JOB_ID:?is not set: submit this script with sbatch}}
 JOB_LOGS=${LOG_DIR:-$PROJECT_DIR/logs}/$SLURM_JOB_NAME-$JOB
 
 say() {
@@ -184,6 +185,7 @@ run_ranks() {
       rm -f "$JOB_LOGS/early-stops" # it has saved
       requeue
     fi
+    if [[ $code == 2 ]]; then leave_node_that_lost_a_gpu; fi
     if [[ $FINAL_CODES == *" $code "* ]]; then exit "$code"; fi
     failures=$((failures + 1))
     leave_failed_node "$failures"

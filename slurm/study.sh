@@ -32,6 +32,7 @@ LEFT=$(srun --nodes=1 --ntasks=1 "${SRUN_OPTIONS[@]}" "${PREFIX[@]}" \
 while IFS= read -r words; do
   [[ -n $words ]] || continue
   eval "command=($words)"
+  trap : TERM # a requeue signals this shell too, which must outlast the inner one that asked for it
   # shellcheck disable=SC2154 # eval sets it
   (run_ranks "$PYTHON" -m megatron_opsft "${command[@]}") </dev/null # it leaves the shell with the job's exit code
 done <<<"$LEFT"

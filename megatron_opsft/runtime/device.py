@@ -37,8 +37,11 @@ class Device:
 def select_device(wanted: str) -> Device:
     """The device for `run.device` on this rank; CUDA ranks take the GPU of their LOCAL_RANK.
 
-    Errors: `UserError` when cuda is asked for and there is none.
+    Errors: `UserError` when cuda is asked for and there is none, or SLURM has given this job more
+    GPUs of the node than torch sees.
     """
+    if wanted != "cpu":
+        _check_given_gpus(wanted)
     available = torch.cuda.is_available()
     if wanted == "cuda" and not available:
         raise UserError(
@@ -56,6 +59,22 @@ def select_device(wanted: str) -> Device:
         )
     torch.cuda.set_device(index)
     return Device(torch_device=torch.device("cuda", index), backend="cpu:gloo,cuda:nccl")
+
+
+def _check_given_gpus(wanted: str) -> None:
+    """Errors: `UserError` where a SLURM job has GPUs that torch does not see: the run would take
+    the CPU instead, or lack a rank's GPU. `slurm/failed_node.sh` looks for these words.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    given = len([name for name in visible.split(",") if name])
+    if "SLURM_GPUS_ON_NODE" not in os.environ or torch.version.cuda is None:
+        return
+    if (seen := torch.cuda.device_count()) < given:
+        raise UserError(
+            f"run.device={wanted}: a GPU of this node has failed: SLURM gave this job {given} of "
+            f"{platform.node()}, and torch sees {seen}; `nvidia-smi` there says more, and the job "
+            "can leave the node out (sbatch --exclude)"
+        )
 
 
 # CUDA's major version -> the oldest driver that runs it: NVIDIA's CUDA toolkit release notes.

@@ -88,6 +88,26 @@ def test_nccl_keeps_no_buffers_of_cuda_graphs_registered(
     assert told == [expected]
 
 
+@pytest.mark.parametrize("wanted", ["auto", "cuda"])
+def test_a_gpu_that_slurm_gave_and_torch_does_not_see_has_failed(
+    gpus: pytest.MonkeyPatch, wanted: str
+) -> None:
+    """Instead of a CPU in its place. Some of the node's GPUs, and a run on CPUs, are no failure."""
+    gpus.setattr("torch.version.cuda", "13.0")
+    gpus.setattr("torch.cuda.set_device", lambda index: None)
+    gpus.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7")
+    gpus.setattr("torch.cuda.device_count", lambda: 7)
+    assert select_device(wanted).is_cuda  # not a SLURM job
+    gpus.setenv("SLURM_GPUS_ON_NODE", "8")
+    failed = "a GPU of this node has failed: SLURM gave this job 8 of .*, and torch sees 7"
+    with pytest.raises(UserError, match=f"run.device={wanted}: {failed}"):
+        select_device(wanted)
+    assert not select_device("cpu").is_cuda
+    gpus.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    gpus.setattr("torch.cuda.device_count", lambda: 2)
+    assert select_device(wanted).is_cuda
+
+
 def test_what_contradicts_the_configuration_is_one_line(
     gpus: pytest.MonkeyPatch,
 ) -> None:

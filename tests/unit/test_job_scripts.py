@@ -48,7 +48,9 @@ esac
     "sinfo": """
 IFS=, read -ra nodes <<<"${FAKE_NODES:-n1 allocated}"
 for node in "${nodes[@]}"; do
-  if [[ $* != *--nodes=* || $* == *--nodes=*"${node%% *}"* ]]; then echo "$node"; fi
+  read -r name state gpus <<<"$node gpu:8"
+  if [[ $* == *--nodes=* && $* != *--nodes=*"$name"* ]]; then continue; fi
+  if [[ $* == *=%G ]]; then echo "${gpus%% *}"; else echo "$name $state ${gpus%% *}"; fi
 done
 """,
     "python": """
@@ -231,7 +233,7 @@ ECC = "0: error: rank 0 on a: AcceleratorError: CUDA error: uncorrectable ECC er
 DIED = "0: error: rank 3 on a died in phase train of step 17"
 LATE = "0: error: rank 0 on a in phase start: rank 2 and 1 more did not join within 61 min"
 TWO_NODES = {"SLURM_JOB_NODELIST": "n1,n2", "SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS": "4"}
-NO_OTHER = "partition gpu has 0 other node(s) that are up, and the job needs 1"
+NO_OTHER = "partition gpu has 0 other node(s) that are up with such GPUs, and the job needs 1"
 OTHERS = {"FAKE_NODES": "n1 allocated,n2 mixed,n3 idle,n4 idle~"}
 
 
@@ -242,7 +244,13 @@ OTHERS = {"FAKE_NODES": "n1 allocated,n2 mixed,n3 idle,n4 idle~"}
         ([134], ["0: NVRM: Xid (PCI:0000:3b:00): 79"], {}, "n1", "n1 failed (NVRM: Xid)"),
         ([1], [ECC], {"FAKE_EXCLUDED": "n8,n9"}, "n8,n9,n1", "n1 failed (uncorrectable ECC error)"),
         ([1], [ECC], {"SLURM_JOB_RESERVATION": "r"}, "n1", "n1 failed (uncorrectable ECC error)"),
-        ([1, 137], [], {"MAX_RESTARTS": "1"}, "n1", "n1 failed (the first to fail in all 2 starts"),
+        (
+            [2],
+            ["0: error: run.device=auto: a GPU of this node has failed: 7"],
+            {},
+            "n1",
+            "n1 failed",
+        ),
         # The rank that failed is not the one that ended first, which is rank 0.
         ([69] * 4, [DIED, LATE] * 2, TWO_NODES, "n2", "n2 failed (the first to fail in all 4"),
     ],
@@ -279,7 +287,8 @@ def test_the_node_that_speaks_of_its_gpu_has_failed_not_the_one_that_ends_first(
     ("settings", "obstacle"),
     [
         ({"FAKE_NODES": "n1 allocated"}, NO_OTHER),
-        ({"FAKE_NODES": "n1 idle,n2 down*,n3 drained,n4 draining"}, NO_OTHER),
+        ({"FAKE_NODES": "n1 idle,n2 down*,n3 drained,n4 draining,n5 idle*"}, NO_OTHER),
+        ({"FAKE_NODES": "n1 idle,n2 idle (null),n3 idle gpu:a100:8"}, NO_OTHER),
         ({"FAKE_EXCLUDED": "n2,n3,n4"}, NO_OTHER),
         ({"FAKE_NODES": "n1 mixed,n2 idle", "SLURM_JOB_RESERVATION": "r"}, NO_OTHER),
         ({"FAKE_ASKED": "n3,n1"}, "--nodelist asks for it by name"),
@@ -299,21 +308,19 @@ def test_a_job_that_cannot_leave_a_node_says_so_once_and_starts_again_there(
     assert ("scontrol requeue 41" in slurm.calls("scontrol")) == ("FAKE_NO_REQUEUE" in settings)
 
 
-def test_the_second_node_that_fails_ends_the_job(slurm: FakeSlurm) -> None:
-    """Another failure there is answered as ever, and the node that the job has left is no longer
-    one to leave.
+def test_a_job_leaves_one_node_in_its_life(slurm: FakeSlurm) -> None:
+    """A second node that fails is answered as any failure, and so is the first one, where SLURM
+    has given it to the job again.
     """
     assert slurm.run(TRAIN, codes=[1], prints=[ECC], **OTHERS).returncode == REQUEUE_EXIT_CODE
     second = OTHERS | {"SLURM_JOB_NODELIST": "n2"}
     assert slurm.run(TRAIN, codes=[1, 0], **second).returncode == 0
-    ended = slurm.run(TRAIN, codes=[1], prints=[ECC], **second)
-    assert ended.returncode == 1
-    both = (
-        "gave up: n2 failed (uncorrectable ECC error), and the job has left n1 for such a failure"
-    )
-    assert both in ended.stdout
+    ended = slurm.run(TRAIN, codes=[1] * 4, prints=[ECC] * 4, **second)
+    assert ended.returncode == 1 and "gave up after 3 restarts" in ended.stdout
+    both = "n2 failed (uncorrectable ECC error), and the job has left n1 for such a failure already"
+    assert ended.stdout.count(both) == 1
     assert slurm.calls("scontrol").count("scontrol requeue 41") == 1
-    again = slurm.run(TRAIN, codes=[1, 0], prints=[ECC], **OTHERS)  # SLURM gave it the node again
+    again = slurm.run(TRAIN, codes=[1, 0], prints=[ECC], **OTHERS)
     assert again.returncode == 0 and "n1 failed" not in again.stdout
 
 
@@ -324,13 +331,15 @@ def test_a_node_that_slurm_does_not_exclude_after_the_requeue_is_said(slurm: Fak
 
 
 def test_no_node_is_left_for_other_failures(slurm: FakeSlurm) -> None:
-    """Nodes take turns in failing first; an exception would come on any node; an earlier start
-    spoke of a GPU; a GPU has no memory.
+    """Nodes take turns in failing first; a job has one node, which fails first whatever the cause;
+    an exception would come on any node; an earlier start spoke of a GPU; a GPU is full.
     """
     ended = slurm.run(TRAIN, codes=[69] * 4, prints=[DIED, DIED, DIED, ""], **OTHERS, **TWO_NODES)
     assert ended.returncode == 69 and "gave up after 3 restarts" in ended.stdout
-    ended = slurm.run(TRAIN, codes=[1] * 4, **OTHERS)
-    assert ended.returncode == 1 and "gave up after 3 restarts" in ended.stdout
+    for code, nodes in ((1, TWO_NODES), (137, {})):
+        ended = slurm.run(TRAIN, codes=[code] * 4, **OTHERS, **nodes)
+        assert ended.returncode == code and "gave up after 3 restarts" in ended.stdout
+    assert slurm.run(TRAIN, codes=[2], prints=[ECC], **OTHERS).returncode == 2
     assert slurm.run(TRAIN, prints=[ECC], **OTHERS).returncode == 0
     full = "0: error: rank 0 on a: CUDA error: out of memory"
     ended = slurm.run(TRAIN, codes=[1, 134, 0], prints=["", full], **OTHERS)
