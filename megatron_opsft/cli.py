@@ -8,12 +8,12 @@ import time
 import traceback
 import warnings
 from errno import EACCES, EEXIST, EISDIR, ENAMETOOLONG, ENOTDIR, EPERM, EROFS
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import click
 
+from megatron_opsft import __version__
 from megatron_opsft.api import start_training
 from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.command_line import (
@@ -34,7 +34,6 @@ from megatron_opsft.errors import (
     RanksMissing,
     SyncError,
     UserError,
-    first_line,
 )
 from megatron_opsft.evaluate.commands import PROGRAM as evaluate
 from megatron_opsft.launch.commands import PROGRAM as launch
@@ -44,7 +43,7 @@ from megatron_opsft.plan.commands import PROGRAM as plan
 from megatron_opsft.report_command import Report
 from megatron_opsft.rollout.limits import fit_lengths
 from megatron_opsft.runtime.console import (
-    full_gpu_behind,
+    describe_full_gpu,
     is_of_waking_vllm,
     lack_of_memory,
     let_output_go_away,
@@ -173,7 +172,7 @@ PROGRAM = group(
         "eval --model runs/quickstart --out runs/quickstart/eval",
     ),
 )
-PROGRAM = click.version_option(version("megatron-opsft"), message="%(prog)s %(version)s")(PROGRAM)
+PROGRAM = click.version_option(__version__, message="%(prog)s %(version)s")(PROGRAM)
 
 
 def main(program: click.Command = PROGRAM) -> None:
@@ -227,9 +226,9 @@ def _cause_outside(error: Exception) -> tuple[str, int] | None:
     if full := error if is_told else full_disk_behind(error):
         said = f"{full}; make room, then give the same command again, `train` with --resume"
         return said if is_told else f"{describe_rank()}: {said}", 2
-    if full_gpu := full_gpu_behind(error):
+    if full_gpu := describe_full_gpu(error):
         remedy = _LESS_MEMORY_FOR_VLLM if is_of_waking_vllm(full_gpu) else _LESS_MEMORY
-        return f"{describe_rank()}: {first_line(full_gpu)}; {remedy}", 2
+        return f"{describe_rank()}: {full_gpu}; {remedy}", 2
     if isinstance(error, OSError) and error.filename and error.errno in _REFUSALS:
         refused = f"{error.filename}: {error.strerror}"
         return f"{refused}; name another place, or change its permissions", 2

@@ -1,11 +1,12 @@
 """Runs the stages of tools/proof/test_stages.py by pytest; writes their results as `gpu_proof.json`
 and `table.txt`, and with --bundle these and the logs as one file.
 
-Started by tools/gpu_proof.sh, which finds the interpreter and the wheels.
+Started by tools/gpu_proof.sh, which finds the interpreter and the wheels, and sets PYTHONPATH.
 """
 
 import argparse
 import importlib.util
+import io
 import json
 import os
 import signal
@@ -21,12 +22,13 @@ from proof.stage import ROOT, Stage, adopt_orphans, formatted
 from tabulate import tabulate
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.runtime.durable import write_json
+from megatron_opsft.runtime.durable import FullDiskError, write_bytes, write_json
 
 STAGES = ROOT / "tools/proof/test_stages.py"
 PASSED, FAILED, LEFT_OUT = "passed", "failed", "left out"
 OUTCOMES = {"passed": PASSED, "failed": FAILED, "skipped": LEFT_OUT}
 STOPPED = 128 + signal.SIGTERM
+RESULTS = "gpu_proof.json"
 
 
 class Proof:
@@ -51,7 +53,7 @@ class Proof:
             self._stop(f"--only {unknown[0]}: there is no such stage; there are {known}")
         # A call for all stages begins anew: nothing that an older one found is read.
         goes_on = self.args.only or self.args.go_on is not None
-        earlier = self._read(self.args.go_on or self.out / "gpu_proof.json") if goes_on else {}
+        earlier = self._read(self.args.go_on or self.out / RESULTS) if goes_on else {}
         passed = [name for name, found in earlier.items() if found["outcome"] == PASSED]
         known = [_name(item) for item in items if _needs(item)["quick"] or not self.args.quick]
         wanted = self.args.only or [name for name in known if name not in passed]
@@ -65,18 +67,19 @@ class Proof:
         pytest.exit(error, returncode=2)
 
     def _read(self, path: Path) -> dict[str, dict[str, Any]]:
-        """The results of an earlier call, by the stage's name. A file of --continue is there."""
+        """The results of an earlier call, by the stage's name; none where OUT has none yet."""
         if not path.exists():
             return {}
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
-            device, stages = found["device"], {stage["name"]: stage for stage in found["stages"]}
-        except (ValueError, KeyError, TypeError):
-            self._stop(f"{path} is no result of this version; remove it")
+            device = found["device"]
+            stages = {stage["name"]: _earlier_result(stage) for stage in found["stages"]}
+        except (OSError, ValueError, KeyError, TypeError):
+            self._stop(f"{path} is no {RESULTS} of this version; name another, or set OUT")
         if device != self.args.device:
             self._stop(
-                f"{path} holds results of --device {device}, not of {self.args.device}; set OUT to "
-                "another folder"
+                f"{path} holds results of --device {device}, not of {self.args.device}; name "
+                "another, or set OUT to another folder"
             )
         return stages
 
@@ -162,20 +165,24 @@ class Proof:
             "machine": self.results.get("environment", {}).get("details", {}),
             "stages": self.in_order(),
         }
-        write_json(self.out / "gpu_proof.json", content)
+        write_json(self.out / RESULTS, content)
         (self.out / "table.txt").write_text(f"{self.table()}\n", encoding="utf-8")
         if self.args.bundle:
             self._write_bundle(self.args.bundle)
 
     def _write_bundle(self, path: Path) -> None:
-        """Results and logs in one file: whoever fetches it while a stage runs, or after the machine
-        has gone, has all of them that were there when the last stage ended.
+        """Pack results and logs into one file, and replace the old one at once: it always holds
+        everything up to the last stage that ended. Where it cannot be written the stages go on.
         """
-        unfinished = path.with_name(f".{path.name}.partial")
-        with tarfile.open(unfinished, "w:gz") as bundle:
-            for name in ("gpu_proof.json", "table.txt", "logs"):
-                bundle.add(self.out / name, arcname=f"{path.name.partition('.')[0]}/{name}")
-        unfinished.replace(path)
+        packed = io.BytesIO()
+        top = path.name.partition(".")[0]
+        with tarfile.open(fileobj=packed, mode="w:gz") as bundle:
+            for name in (RESULTS, "table.txt", "logs"):
+                bundle.add(self.out / name, arcname=f"{top}/{name}")
+        try:
+            write_bytes(path, packed.getvalue())
+        except (OSError, FullDiskError) as error:
+            print(f"WARNING --bundle {path} cannot be written: {error}", file=sys.stderr)
 
     def table(self) -> str:
         """One line a stage; `*` marks what an earlier call found."""
@@ -190,6 +197,14 @@ class Proof:
         headings = ("stage", "outcome", "seconds", "figures, or why not")
         align = ("left", "left", "right", "left")
         return tabulate(rows, headings, disable_numparse=True, colalign=align)
+
+
+def _earlier_result(stage: dict[str, Any]) -> dict[str, Any]:
+    """A stage of an earlier call's results. Errors: `KeyError` where it lacks what the table and
+    the summary show.
+    """
+    shown = ("name", "outcome", "reason", "began", "seconds", "figures", "fix")
+    return {"says": "", **stage, **{key: stage[key] for key in shown}}
 
 
 def _name(item: pytest.Item) -> str:
@@ -217,11 +232,8 @@ def _reason(report: pytest.TestReport) -> str:
     return text.removeprefix("Failed: ").partition("\n")[0]
 
 
-def prove(words: Sequence[str], stages: Path) -> int:
-    """The exit code: 0 when nothing failed, 1 when something did.
-
-    Errors: `UserError` for bad input and where there is no GPU.
-    """
+def read_options(words: Sequence[str]) -> argparse.Namespace:
+    """The options of the command line, paths made whole. Errors: `UserError` for bad paths."""
     parser = argparse.ArgumentParser(
         prog="gpu_proof.sh", description="Proves on this machine's GPUs what was built without."
     )
@@ -252,9 +264,20 @@ def prove(words: Sequence[str], stages: Path) -> int:
             raise UserError(f"--continue {args.go_on}: there is no such file")
     if args.bundle:
         args.bundle = caller / args.bundle
-        if not args.bundle.parent.is_dir():
-            raise UserError(f"--bundle {args.bundle}: there is no folder {args.bundle.parent}")
+        if args.bundle.is_dir() or not os.access(args.bundle.parent, os.W_OK):
+            raise UserError(
+                f"--bundle {args.bundle} must be a file, in a folder that can be written to"
+            )
     args.minutes = args.minutes or (6.0 if args.quick else 28.0)
+    return args
+
+
+def prove(words: Sequence[str], stages: Path) -> int:
+    """The exit code: 0 when nothing failed, 1 when something did.
+
+    Errors: `UserError` for bad input and where there is no GPU.
+    """
+    args = read_options(words)
     out = Path(os.environ.get("OUT") or ROOT / "runs/gpu_proof").resolve()
     try:
         (out / "logs").mkdir(parents=True, exist_ok=True)
@@ -277,7 +300,10 @@ def prove(words: Sequence[str], stages: Path) -> int:
         if found["says"]:
             print(f"{found['name']}: {found['says']}")
     for found in proof.failed():
-        print(f"FAILED: {found['name']}: {found['reason']}\n        see {out / found['log']}.err")
+        print(f"FAILED: {found['name']}: {found['reason']}")
+        log = out / f"{found.get('log', '')}.err"
+        if log.is_file():  # of this call, or of an earlier one in the same folder
+            print(f"        see {log}")
         print(f"        {found['fix']}")
     return int(bool(proof.failed()))
 

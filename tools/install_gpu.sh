@@ -36,7 +36,7 @@ venv=${1:-.venv}
 extras=gpu${EXTRAS:+,$EXTRAS}
 bin=$PWD/$venv/bin
 [[ $venv != /* ]] || bin=$venv/bin
-compiled=${bin%/bin}/wheels # what was compiled here
+compiled=${bin%/bin}/wheels/torch-2.13.0 # what was compiled here, against this torch
 
 # step TITLE COMMAND...: once for each state of pyproject.toml, of this file and of the interpreter.
 number=0
@@ -81,8 +81,8 @@ install_cuda() {
   ln -sf libcudart.so.13 "$(cuda_home)/lib/libcudart.so"
 }
 
-# Memory of the machine; or of its control group, such as a container's or a job's, or one above that, where one of them
-# may use less.
+# GB of memory that this process may use: the machine's, or the smallest limit of its control groups, such as a
+# container's or a job's.
 memory_gb() {
   local root=${SYSTEM_ROOT:-} bytes hierarchies group folder file limit
   bytes=$(($(awk '/MemTotal/ {print $2}' "$root/proc/meminfo") * 1024))

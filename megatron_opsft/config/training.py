@@ -39,7 +39,7 @@ class RolloutConfig(Section):
     seeded: bool = True
     """Each response from a seed of its own. false: vLLM's faster sampler on GPUs; responses then depend on their batch, so a repeated or resumed run samples others (docs/rollouts.md)."""
     deep_sleep: Annotated[bool, FREE] = False
-    """On GPUs CUDA graphs and NCCL's buffers of a sleeping vLLM leave the GPU too, which no card has shown to work; false: only weights and KV cache do."""
+    """On GPUs a sleeping vLLM gives up its CUDA graphs and NCCL's buffers too, which no card has shown yet; false: only weights and KV cache."""
     speculative: dict[str, Any] | None = None
     """vLLM's speculative_config, such as {method: ngram, num_speculative_tokens: 4, prompt_lookup_max: 4}. Responses keep their distribution; a repeated run may sample others (docs/rollouts.md)."""
 

@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from megatron_opsft.errors import first_line
+
 _GONE = (errno.EPIPE, errno.EIO)  # nobody reads the pipe; the terminal was closed
 # What moves the cursor, sets titles or colours, or turns the direction of writing; and halves of
 # surrogate pairs, as of file names that are not UTF-8, which cannot be written at all.
@@ -20,8 +22,11 @@ _NO_SPACE = re.compile(
     "|can't allocate memory|can't start new thread|bad_alloc"
 )
 
-# Said by torch's allocator, by CUDA itself, by NCCL; and by vLLM's pool of memory (cuMem).
-_GPU_IS_FULL = re.compile("CUDA (error: |Error: )?out of memory|Cuda failure .*out of memory")
+# Said by torch's allocator, CUDA, Triton, cuBLAS, cuDNN, NCCL, and vLLM's pool of memory (cuMem).
+_GPU_IS_FULL = re.compile(
+    r"CUDA (driver )?(error: |Error: )?out of memory|Triton Error \[CUDA\]: out of memory"
+    "|Cuda failure .*out of memory|CU(BLAS|DNN)_STATUS_ALLOC_FAILED"
+)
 _OF_VLLM_POOL = "CUDA Error: "
 
 
@@ -72,24 +77,31 @@ def let_output_go_away() -> None:
     sys.stdout, sys.stderr = LastingStream(sys.stdout), LastingStream(sys.stderr)
 
 
-def full_gpu_behind(error: BaseException) -> BaseException | None:
-    """The error which says that a GPU has no memory left: this one, or one that led to it.
+def describe_full_gpu(error: BaseException) -> str:
+    """The line which says that a GPU has no memory left, of this error or of one that led to it; ""
+    for other errors.
 
-    Told by type and text: torch is not imported here, and vLLM and NCCL raise a plain
-    `RuntimeError`.
+    Told by type and text: torch is not imported here, and CUDA's, vLLM's and NCCL's errors are
+    plain `RuntimeError`s.
     """
     cause: BaseException | None = error
-    while cause is not None:
-        says_so = isinstance(cause, RuntimeError) and _GPU_IS_FULL.search(str(cause))
-        if type(cause).__name__ == "OutOfMemoryError" or says_so:
-            return cause
-        cause = cause.__cause__ or cause.__context__
-    return None
+    seen: set[int] = set()
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        lines = [line for line in str(cause).splitlines() if _GPU_IS_FULL.search(line)]
+        if type(cause).__name__ == "OutOfMemoryError":
+            return first_line(cause)
+        if isinstance(cause, RuntimeError) and lines:
+            return f"{type(cause).__name__}: {lines[0].strip()}"
+        # An error of another kind that came up on the way is a fault of its own.
+        is_reaction = isinstance(cause, RuntimeError) and not cause.__suppress_context__
+        cause = cause.__cause__ or (cause.__context__ if is_reaction else None)
+    return ""
 
 
-def is_of_waking_vllm(full_gpu: BaseException) -> bool:
-    """Whether a full GPU was found by vLLM as it mapped its memory again, after a sleep."""
-    return str(full_gpu).startswith(_OF_VLLM_POOL)
+def is_of_waking_vllm(full_gpu: str) -> bool:
+    """Whether vLLM's memory pool has said so, which happens when vLLM wakes up."""
+    return _OF_VLLM_POOL in full_gpu
 
 
 def lack_of_memory(error: BaseException) -> str | None:

@@ -89,8 +89,8 @@ def join_job(device: Device, timeout: timedelta, patience: timedelta | None = No
     patience ends, or another program has rank 0's port: the next start may take another.
     """
     os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")  # read whenever a group is made
-    # Read when NCCL starts. It would keep the buffers of captured CUDA graphs registered, and a
-    # sleeping vLLM gives that memory back.
+    # NCCL reads this when it starts. By default it keeps the buffers of captured CUDA graphs
+    # registered; where a sleeping vLLM has given that memory back they would point to nothing.
     os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
     if is_launched():
         rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

@@ -29,20 +29,21 @@ def _aligned_bytes(tensor: Tensor) -> int:
 
 
 class PinnedBlock:
-    """So many bytes of host memory on pages of their own, pinned for as long as this object lives;
-    the copies in it stay valid for as long as they are used.
+    """A block of pinned host memory of the given size, on pages of its own. It is unpinned when
+    this object goes; the copies in it stay valid for as long as they are used.
 
     Where the driver refuses to pin them, a warning says so, and copies are right and slower.
     """
 
     def __init__(self, num_bytes: int) -> None:
-        self.num_bytes = max(num_bytes, ALIGNMENT)  # nothing cannot be mapped
+        self.num_bytes = max(num_bytes, ALIGNMENT)  # mmap refuses a length of 0
         self._pages = mmap.mmap(-1, self.num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         # A child process that is forked would get a copy of every pinned page at once.
         self._pages.madvise(mmap.MADV_DONTFORK)
         whole = torch.frombuffer(self._pages, dtype=torch.uint8)
         if _pin(whole):
-            # The pages outlive it, and the end of the process unpins them by itself.
+            # `whole` keeps the pages mapped until they are unpinned. At the end of the process the
+            # driver unpins them by itself.
             weakref.finalize(self, _unpin, whole).atexit = False
 
     def copies_of(self, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -56,8 +57,8 @@ class PinnedBlock:
         return copies
 
     def _part(self, offset: int, dtype: torch.dtype, count: int) -> Tensor:
-        """`count` numbers of the block from byte `offset` on, with a storage of their own: what
-        saves a tensor writes, or copies, its whole storage.
+        """`count` numbers of the block from byte `offset` on, as a tensor with a storage of its
+        own: torch.save and torch.distributed.checkpoint write a tensor's whole storage.
         """
         if count == 0:  # which torch.frombuffer refuses
             return torch.empty(0, dtype=dtype)
@@ -75,7 +76,8 @@ def _pin(memory: Tensor) -> bool:
         memory.nbytes / 1e9,
         int(result),
     )
-    # CUDA keeps the error for the next kernel that is launched, which must not be the run's.
+    # CUDA reports this error once more at the next launch of a kernel: launch one here, so that the
+    # run's own does not fail.
     with suppress(RuntimeError):
         torch.empty(1, device="cuda").fill_(0)
     return False
@@ -104,11 +106,12 @@ class HostCopies:
         """
         if self._is_in_use:
             raise RuntimeError("host memory is filled again while it is still read")
-        self._is_in_use = True
         on_gpu = iter(self._pinned_copies([tensor for tensor in tensors if tensor.is_cuda]))
-        return [
+        copies = [
             next(on_gpu) if tensor.is_cuda else tensor.to("cpu", copy=copy) for tensor in tensors
         ]
+        self._is_in_use = True
+        return copies
 
     def _pinned_copies(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         if not tensors:

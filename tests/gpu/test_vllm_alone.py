@@ -198,15 +198,17 @@ def test_sleeps_leave_no_memory_behind_and_change_nothing(record_property: Any) 
     record_property("difference_after_sleep", difference)
     planned = load_hardware("h100" if ON_GPU else "cpu").reserved_bytes + GRAPH_BYTES * ON_GPU
     record_property("planned_gb", planned / 1e9)
+    assert what_is_wrong(used, difference) == ""
+    if not ON_GPU:  # where nothing sleeps
+        return
     try:
-        deep_used, deep_difference = apart(sleep_and_wake, True)
-        deep_fault = what_is_wrong(deep_used, deep_difference)
+        deep_used, deep_difference = apart(sleep_and_wake, True, seconds=150)
+        fault = what_is_wrong(deep_used, deep_difference)
         record_property("deep_asleep_gb", deep_used[-1] / 1e9)
     except Exception as error:  # whatever vLLM's experiment ends with
-        deep_fault = first_line(error)
-    if deep_fault:
-        record_property("says", f"leave rollout.deep_sleep=false: with true {deep_fault}")
+        fault = first_line(error)
+    if fault:
+        record_property("says", f"leave rollout.deep_sleep=false: with true {fault}")
     else:
         saved = (used[-1] - deep_used[-1]) / 1e9
         record_property("says", f"rollout.deep_sleep=true works here and frees {saved:.2f} GB more")
-    assert what_is_wrong(used, difference) == ""

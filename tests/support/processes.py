@@ -20,13 +20,20 @@ def python_path(*folders: Path) -> str:
     return os.pathsep.join(filter(None, [*map(str, folders), *given]))
 
 
-def apart(act: Callable[..., Any], *args: Any) -> Any:
+def apart(act: Callable[..., Any], *args: Any, seconds: float | None = None) -> Any:
     """`act(*args)` in a new process of its own; act: of a module, not nested.
 
-    A vLLM engine changes its process for good, and on a GPU starts once in one.
+    A vLLM engine changes its process for good, and on a GPU a process can start only one. Errors:
+    `TimeoutError` after `seconds`; the process is killed then.
     """
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(act, *args).result()
+        job = pool.submit(act, *args)
+        try:
+            return job.result(seconds)
+        except TimeoutError:
+            for process in pool._processes.values():
+                process.kill()
+            raise TimeoutError(f"not done after {seconds:g} s") from None
 
 
 def free_ports(count: int = 1) -> list[int]:

@@ -5,6 +5,9 @@
 import json
 import re
 import shutil
+import subprocess
+import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ from megatron_opsft.cli import PROGRAM
 from megatron_opsft.command_line import invoke, reference_table
 from megatron_opsft.errors import UserError
 from megatron_opsft.methods.catalog import METHODS
+from megatron_opsft.runtime.console import describe_full_gpu
 from megatron_opsft.storage.model_paths import ASSETS, TINY_REASONER
 
 
@@ -78,6 +82,23 @@ def test_what_others_wrote_moves_no_cursor(cli: ForkedCli, tmp_path: Path) -> No
     assert ended.stderr == "WARNING id \\x1b[2J\nerror: no\n"
 
 
+def test_the_command_line_needs_no_installation() -> None:
+    """As where a copy of the checkout is on PYTHONPATH."""
+    code = (
+        "import importlib.metadata as m, sys\n"
+        "known = m.version\n"
+        "def version(name):\n"
+        "    if 'opsft' in name: raise m.PackageNotFoundError(name)\n"
+        "    return known(name)\n"
+        "m.version = version\n"
+        "sys.argv = ['megatron-opsft', '--version']\n"
+        "from megatron_opsft.cli import main\n"
+        "main()"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ended.stdout == f"megatron-opsft {version('megatron-opsft')}\n", ended.stderr
+
+
 def test_a_key_may_have_dashes(cli: ForkedCli) -> None:
     """`--key value` is short for key=value, wherever it stands."""
     plain = cli.run(["config", QUICKSTART, "optimizer.lr=1e-6", "run.dir=010"]).stdout
@@ -115,7 +136,8 @@ def test_what_the_machine_refuses_is_one_line_with_what_to_do(
     [
         ("OutOfMemoryError('CUDA out of memory')", LESS_MEMORY),
         ("RuntimeError('CUDA error: out of memory\\n more')", LESS_MEMORY),
-        ("RuntimeError('NCCL: Cuda failure 2 \\'out of memory\\'')", LESS_MEMORY),
+        ("RuntimeError('NCCL error\\nLast error:\\nCuda failure 2 (out of memory)')", LESS_MEMORY),
+        ("RuntimeError('Triton Error [CUDA]: out of memory')", LESS_MEMORY),
         ("RuntimeError('CUDA Error: out of memory at cumem.cpp:1')", LESS_MEMORY_FOR_VLLM),
         ("ValueError('no') from RuntimeError('CUDA out of memory')", LESS_MEMORY),
     ],
@@ -123,8 +145,29 @@ def test_what_the_machine_refuses_is_one_line_with_what_to_do(
 def test_a_full_gpu_is_one_line_with_what_to_lower(
     cli: ForkedCli, tmp_path: Path, error: str, remedy: str
 ) -> None:
-    """Whoever says it: torch, CUDA, NCCL, vLLM when it wakes up."""
-    assert remedy in train(cli, tmp_path, prelude=FULL_GPU.replace("{error}", error)).error
+    """Whoever says it: torch, CUDA, NCCL, Triton, vLLM when it wakes up."""
+    line = train(cli, tmp_path, prelude=FULL_GPU.replace("{error}", error)).error
+    assert "out of memory" in line and remedy in line
+
+
+def test_a_fault_that_came_up_behind_a_full_gpu_is_not_hidden_by_it() -> None:
+    def described(outer: Exception, **how: bool) -> str:
+        try:
+            try:
+                raise RuntimeError("CUDA out of memory")
+            except RuntimeError as full:
+                if how:
+                    raise outer from (full if how["cause"] else None)
+                raise outer  # noqa: B904
+        except Exception as error:
+            return describe_full_gpu(error)
+
+    full = "RuntimeError: CUDA out of memory"
+    assert described(RuntimeError("teardown")) == described(KeyError("x"), cause=True) == full
+    assert described(KeyError("bug")) == described(RuntimeError("other"), cause=False) == ""
+    one, other = RuntimeError("one"), RuntimeError("other")
+    one.__cause__, other.__cause__ = other, one
+    assert describe_full_gpu(one) == ""
 
 
 def test_a_model_that_cannot_be_trained_is_named(cli: ForkedCli, tmp_path: Path) -> None:

@@ -24,6 +24,15 @@ MAIN = "import pathlib, sys, gpu_proof; gpu_proof.main(pathlib.Path(sys.argv.pop
 REPORT = "import json; print(json.dumps({'figures': {'figure': %s}, 'problems': %s}))"
 GOOD, NAN = REPORT % ("1.5", "[]"), REPORT % ("float('nan')", "[]")
 BAD = REPORT % ("2.5", "['norm: relative error 0.5, bound 0.1']")
+# As torchrun, which names the error that it ends with after those of its ranks.
+ON_RANKS = """
+import sys, traceback
+try:
+    %s
+except ImportError:
+    sys.stderr.write(traceback.format_exc().replace("\\n", "\\n[rank1]: "))
+    sys.exit("torch.distributed.elastic.multiprocessing.errors.ChildFailedError:")
+"""
 SECOND = """
 import json, os, pathlib
 found = json.loads((pathlib.Path(os.environ["OUT"]) / "gpu_proof.json").read_text())["stages"]
@@ -109,11 +118,13 @@ def test_every_outcome_has_its_reason_and_the_next_stage_runs(tmp_path: Path) ->
         "beyond": (BAD, "failed", "norm: relative error 0.5, bound 0.1"),
         "crash": ("raise OSError('no room')", "failed", "exit code 1: OSError: no room"),
         "broken": ("import email.no_part", "failed", broken),
-        "lacks": ("import no_such_package", "left out", "needs no_such_package"),
+        "own": ("import hf_referense", "failed", "No module named 'hf_referense'"),
+        "lacks": ("import transformer_engine", "left out", "needs transformer_engine"),
+        "ranks": (ON_RANKS % "import transformer_engine", "left out", "needs transformer_engine"),
         "lacks_too": (
-            {"method": "run_tests", "code": "import no_such_package"},
+            {"method": "run_tests", "code": "import transformer_engine"},
             "left out",
-            "needs no_such_package",
+            "needs transformer_engine",
         ),
         "silent": ("print('no report')", "failed", "it printed no figures"),
         "diverged": (NAN, "failed", "figure is NaN"),
@@ -139,7 +150,7 @@ def test_every_outcome_has_its_reason_and_the_next_stage_runs(tmp_path: Path) ->
     assert found["beyond"]["figures"] == {"figure": 2.5} and "figure 1.5" in stdout
     assert found["tests"]["figures"] == {"passed": 1, "failed": 1, "skipped": 1}
     assert "FAILED: crash: exit code 1: OSError" in stdout and "logs/crash.err" in stdout
-    assert "not proved: lacks, lacks_too, package, gpu, skipped, nodes, slow" in stdout
+    assert "not proved: lacks, ranks, lacks_too, package, gpu, skipped, nodes, slow" in stdout
 
 
 @pytest.mark.slow
@@ -189,9 +200,18 @@ def test_a_proof_goes_on_elsewhere_from_the_results_of_its_bundle(tmp_path: Path
     assert code == 0
     assert found["one"] == first["one"]  # had passed, and is not run again
     assert found["two"]["outcome"] == found["three"]["outcome"] == "passed"
+    # An earlier version said nothing to the user.
+    older = json.loads((bundled / "gpu_proof.json").read_text())
+    del older["stages"][1]["says"]
+    (there / "older.json").write_text(json.dumps(older))
+    code, stdout, _, _ = prove(there / "out", stages, "--continue=older.json", "--only=one")
+    assert code == 1 and "FAILED: two: norm" in stdout
+    (there / "foreign.json").write_text('{"device": "cpu", "stages": [{"name": "one"}]}')
     for word, error in (
         ("--continue=no.json", "no.json: there is no such file"),
-        ("--bundle=no/found.tgz", "there is no folder"),
+        ("--continue=foreign.json", "foreign.json is no gpu_proof.json of this version"),
+        ("--bundle=no/found.tgz", "in a folder that can be written to"),
+        ("--bundle=found", "must be a file"),
     ):
         code, _, stderr, _ = prove(there / "out", stages, word)
         assert code == 2 and error in stderr and stderr.count("\n") == 1

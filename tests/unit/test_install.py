@@ -132,9 +132,10 @@ def test_transformer_engine_is_compiled_once_into_a_wheel_that_is_saved(
     assert ended.returncode == 0, ended.stderr
     calls = (tmp_path / "asked").read_text().splitlines()
     compiled, saved = (call for call in calls if " pip wheel " in call)
-    found = f"--find-links {venv}/wheels"
+    made = f"{venv}/wheels/torch-2.13.0"  # not taken for another torch
+    found = f"--find-links {made}"
     name = "transformer-engine-torch==2.20.2"
-    assert compiled.endswith(f" {found} --wheel-dir {venv}/wheels {name}")
+    assert compiled.endswith(f" {found} --wheel-dir {made} {name}")
     assert saved.endswith(f" {found} --wheel-dir {tmp_path}/saved -r {tmp_path}/saved/versions.txt")
     environment = f"{tmp_path}/cu13 1 3 "
     assert compiled.startswith(environment) and saved.startswith(environment)

@@ -1,6 +1,7 @@
 """What a stage of the proof does: it runs a command with a time limit, and keeps its figures."""
 
 import ctypes
+import functools
 import importlib.util
 import json
 import math
@@ -113,8 +114,8 @@ class Stage:
         return lines
 
     def run_tests(self, words: str) -> None:
-        """Run `pytest WORDS`: how many tests passed, failed and were skipped, and why; and what
-        they record as properties: figures, and what a user should do or know (`says`).
+        """Run `pytest WORDS`: how many tests passed, failed and were skipped, and why; and their
+        recorded properties: `says` is a sentence for the user, all others are figures.
         """
         results = self.out / f"logs/{self.name}.xml"
         results.unlink(missing_ok=True)
@@ -179,26 +180,40 @@ class Stage:
         """The last error that its log names, or its last line; at most 300 characters."""
         lines = self._log("err").strip().splitlines()
         errors = [line for line in lines if _NAMES_AN_ERROR.match(line)]
+        # What torchrun says of a rank that failed comes last, and has no reason.
+        errors = [line for line in errors if "ChildFailedError" not in line] or errors
         (*_, last) = errors or lines or ["it said nothing"]
         return last.strip()[:300]
 
 
 def with_reason(problem: str, text: str) -> str:
-    """A line of pytest's summary, with the error: for a file that cannot be imported, pytest says
-    it further up in its text alone.
+    """Add the error to a line of pytest's summary. For a file that cannot be imported the summary
+    lacks it; it stands in the section `ERROR collecting FILE` of pytest's output.
     """
     section = rf"ERROR collecting \S*{re.escape(Path(problem).name)} .*?^E   (.*?)$"
     found = re.search(section, text, re.DOTALL | re.MULTILINE)
     return f"{problem} - {found[1]}" if found else problem
 
 
-def missing_package(reason: str) -> str:
-    """The package that an error lacks, if nothing of it is installed here; "" for other errors.
+@functools.cache
+def packages_of_others() -> frozenset[str]:
+    """Names under which the packages of a GPU run are imported, as far as their names tell."""
+    pins = (ROOT / "constraints/gpu-py312.txt").read_text(encoding="utf-8")
+    names = re.findall(r"^([\w.-]+)==", pins, re.MULTILINE)
+    imported = {name.lower().replace("-", "_").partition(".")[0] for name in names}
+    return frozenset(imported | {"antlr4", "google", "megatron", "PIL", "yaml"})
 
-    A package that is there and lacks one of its own modules is broken, or of another version.
+
+def missing_package(reason: str) -> str:
+    """Name of the package that is not installed, where that is the error; else "".
+
+    A package that lacks one of its own modules is broken, or of another version; a missing module
+    of this project is a fault of this project.
     """
     found = _NO_MODULE.search(reason)
-    return found[1] if found and importlib.util.find_spec(found[1]) is None else ""
+    if found is None or found[1] not in packages_of_others():
+        return ""
+    return found[1] if importlib.util.find_spec(found[1]) is None else ""
 
 
 def end_without_success(reasons: Sequence[str]) -> NoReturn:

@@ -9,33 +9,21 @@ from typing import Any
 import pytest
 from proof.stage import Stage
 
-# What a stage's command imports; tests/unit/test_gpu_proof_runner.py compares. The trainer and its
-# loss; comparisons with Hugging Face; a session with rollouts; the command line; conversions.
+# The packages that a stage's command imports; tests/unit/test_gpu_proof_runner.py compares.
+# The trainer and its loss:
 CORE = ("torch", "megatron", "numpy", "packaging", "pydantic", "pydantic_core", "psutil")
+# Comparisons with Hugging Face:
 REFERENCE = (*CORE, "ruamel.yaml", "transformers", "huggingface_hub", "safetensors")
+# A session with rollouts:
 JUDGE = ("math_verify", "latex2sympy2_extended", "antlr4")
-SESSION = (
-    *REFERENCE,
-    *JUDGE,
-    "filelock",
-    "jinja2",
-    "markupsafe",
-    "pyarrow",
-    "rich",
-    "tabulate",
-    "tqdm",
-)
+DATA = ("filelock", "jinja2", "markupsafe", "pyarrow", "rich", "tabulate", "tqdm")
+SESSION = (*REFERENCE, *JUDGE, *DATA)
+# Commands, and conversions:
 RUN = (*SESSION, "click")
 CONVERTER = (
-    "torch",
-    "numpy",
-    "safetensors",
-    "huggingface_hub",
-    "filelock",
-    "pydantic",
-    "pydantic_core",
+    *("torch", "numpy", "safetensors", "huggingface_hub", "filelock", "pydantic"),
+    *("pydantic_core", "rich", "click", "ruamel.yaml", "tqdm"),
 )
-CONVERTER = (*CONVERTER, "rich", "click", "ruamel.yaml", "tqdm")
 ALL_MODELS = "--models=qwen2,qwen2_tied,qwen3,llama3"
 
 

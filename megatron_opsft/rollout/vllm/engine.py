@@ -70,9 +70,9 @@ class VllmEngine(RolloutEngine):
         self._can_sleep = settings.is_cuda
         self._asleep = False
         self._llm = start_llm(settings, table)
-        # Under the external launcher this process has one worker, and can call it. No local
-        # variable may hold it: an error that vLLM keeps from its import keeps the variables of this
-        # call, too, and the worker's memory would outlive `close`.
+        # Under the external launcher this process has one worker, and can call it. It must not be
+        # in a local variable: vLLM stores an exception from its import, whose traceback keeps the
+        # variables of this call alive, and the worker's memory would outlive `close`.
         self._worker: Worker = self._llm.collective_rpc(lambda wrapper: wrapper.worker)[0]
         self._is_speculative = settings.speculative is not None
         self._draft: DraftWeights | None = None

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from megatron_opsft.errors import UserError
 from megatron_opsft.rollout.engine import JOB_ID_VARIABLE, EngineSettings, SamplingSettings
 from megatron_opsft.rollout.limits import check_installed
-from megatron_opsft.runtime.console import full_gpu_behind
+from megatron_opsft.runtime.console import describe_full_gpu
 from megatron_opsft.runtime.libraries import collector_at_rest
 from megatron_opsft.weights.rules import WeightTable
 
@@ -54,7 +54,7 @@ def start_llm(settings: EngineSettings, table: WeightTable) -> "LLM":
     try:
         return LLM(**llm_options(settings, table))
     except refusals as error:
-        if full_gpu_behind(error):
+        if describe_full_gpu(error):
             raise
         raise UserError(f"rollout.engine=vllm: vLLM refuses {refused}: {_reason(error)}") from error
 
