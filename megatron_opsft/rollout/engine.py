@@ -1,7 +1,7 @@
 """The interface of a rollout engine, as the trainer uses it."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -168,9 +168,11 @@ class RolloutEngine(Protocol):
     def copy_weights(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """What an engine does with the stream of `load_weights`."""
 
-    def load_files(self, files: Sequence[Path], version: int) -> None:
+    def load_files(self, names_by_file: Mapping[Path, Collection[str]], version: int) -> None:
         """Replace every weight by those in a Hugging Face model's weight files, which were compared
         with its config.json. Only of engines that can (`EngineTraits.reads_files`).
+
+        names_by_file: the tensors to read from each; a file may hold others, such as older ones.
         """
         raise NotImplementedError
 

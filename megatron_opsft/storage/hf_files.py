@@ -1,6 +1,7 @@
 """Hugging Face model directories: found, opened, checked and read slice by slice."""
 
 import json
+from collections.abc import Collection
 from functools import cache, partial
 from pathlib import Path
 
@@ -17,11 +18,13 @@ from megatron_opsft.weights.rules import EMBEDDING, TIED_HEAD, WeightTable
 SAFETENSORS_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
-def read_regions(path: Path) -> dict[str, Region]:
-    """Name -> region of every tensor in a safetensors file; tensors are not read.
+def read_regions(path: Path, wanted: Collection[str] | None = None) -> dict[str, Region]:
+    """Name -> region of the tensors in a safetensors file; tensors are not read.
 
+    wanted: the names that the index places in this file; others that lie there, such as an earlier
+    version's, are no part of the model. None: all.
     Errors: `UserError`, naming file and tensor, for a file that is missing, damaged or cut short,
-    or holds another dtype than float32, float16, bfloat16.
+    lacks a tensor, or holds it in another dtype than float32, float16, bfloat16.
     """
     if not path.is_file():
         raise UserError(f"shard {path} is missing; {INDEX_NAME} lists it")
@@ -35,7 +38,10 @@ def read_regions(path: Path) -> dict[str, Region]:
         raise UserError(f"{path} is damaged or cut short: {error}") from None
     header.pop("__metadata__", None)
     regions = {}
-    for name, entry in header.items():
+    for name in header if wanted is None else wanted:
+        entry = header.get(name)
+        if entry is None:
+            raise UserError(f"{path} lacks tensor {name}, which {INDEX_NAME} places there")
         if entry["dtype"] not in SAFETENSORS_DTYPES:
             raise UserError(
                 f"{path}: tensor {name} has dtype {entry['dtype']}; supported: "
@@ -62,8 +68,8 @@ class HfTensors:
         self.model_dir = Path(model_dir)
         self._open = cache(partial(safe_open, framework="pt"))
         self._regions: dict[str, Region] = {}
-        for file in _weight_files(self.model_dir):
-            self._regions |= read_regions(self.model_dir / file)
+        for file, names in _weight_files(self.model_dir).items():
+            self._regions |= read_regions(self.model_dir / file, names)
 
     def dtype(self, name: str) -> torch.dtype:
         return self._regions[name].dtype
@@ -73,7 +79,14 @@ class HfTensors:
 
     def files(self) -> tuple[Path, ...]:
         """The weight files, each once."""
-        return tuple(dict.fromkeys(region.path for region in self._regions.values()))
+        return tuple(self.names_by_file())
+
+    def names_by_file(self) -> dict[Path, set[str]]:
+        """Weight file -> the names of the model's tensors that are to be read from it."""
+        names: dict[Path, set[str]] = {}
+        for name, region in self._regions.items():
+            names.setdefault(region.path, set()).add(name)
+        return names
 
     def read(self, rect: Rect) -> Tensor:
         """A rectangle of a tensor; file's dtype, CPU."""
@@ -87,18 +100,24 @@ class HfTensors:
         self._regions[name].copy_rows(start, stop, out, name)
 
 
-def _weight_files(model_dir: Path) -> list[str]:
-    """Names of the files with a model's weights. Errors: `UserError` where there are none."""
+def _weight_files(model_dir: Path) -> dict[str, list[str] | None]:
+    """Names of the files with a model's weights -> the tensors that the index places there; None:
+    all, in a file without an index. Errors: `UserError` where there are none.
+    """
     if (model_dir / SINGLE_NAME).is_file():
-        return [SINGLE_NAME]
+        return {SINGLE_NAME: None}
     index = model_dir / INDEX_NAME
     if not index.is_file():
         raise UserError(
             f"{model_dir} holds no weights: neither {SINGLE_NAME} nor {INDEX_NAME}; download "
             "or convert the model again, or let transformers save it (save_pretrained)"
         )
+    files: dict[str, list[str] | None] = {}
     try:
-        files = [*dict.fromkeys(json.loads(index.read_text("utf-8"))["weight_map"].values())]
+        for name, file in json.loads(index.read_text("utf-8"))["weight_map"].items():
+            names = files.setdefault(file, [])
+            assert names is not None
+            names.append(name)
         if files and all(Path(file).name == file for file in files):
             return files
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

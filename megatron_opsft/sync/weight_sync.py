@@ -215,7 +215,7 @@ def load_first_weights(parts: TrainerParts, sync: WeightSync, reader: RolloutEng
     files, start = parts.stored.files(), time.perf_counter()
     if reader is not None and isinstance(parts.stored, HfTensors):
         by = "by the engine"
-        reader.load_files(files, version=0)
+        reader.load_files(parts.stored.names_by_file(), version=0)
         sync.pull()
         parts.trainer.optimizer.reload_model_params()
     else:

@@ -3,7 +3,7 @@
 That the first weights are the same bits from an engine as from disk: tests/vllm.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
@@ -85,8 +85,9 @@ def differences(built: Built, engine: HfEngine) -> tuple[float, float]:
 class ReadingEngine(HfEngine):
     """An engine that reads files, on Hugging Face's model."""
 
-    def load_files(self, files: Sequence[Path], version: int) -> None:
-        self.load_weights(((n, t) for file in files for n, t in load_file(file).items()), version)
+    def load_files(self, names_by_file: Mapping[Path, Collection[str]], version: int) -> None:
+        read = ((load_file(file), names) for file, names in names_by_file.items())
+        self.load_weights(((n, held[n]) for held, names in read for n in names), version)
 
 
 def sync_of(built: Built, model: str) -> tuple[WeightSync, ReadingEngine]:

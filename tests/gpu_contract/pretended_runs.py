@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,8 +42,9 @@ RUN = [
 class ReadingEngine(HfEngine):
     """An engine that reads files and hands out its weights, as vLLM does."""
 
-    def load_files(self, files: Sequence[Path], version: int) -> None:
-        self.load_weights(((n, t) for file in files for n, t in load_file(file).items()), version)
+    def load_files(self, names_by_file: Mapping[Path, Collection[str]], version: int) -> None:
+        read = ((load_file(file), names) for file, names in names_by_file.items())
+        self.load_weights(((n, held[n]) for held, names in read for n in names), version)
 
 
 def run(run_dir: Path, keys: list[str], *, resume: bool = False) -> list[dict[str, Any]]:

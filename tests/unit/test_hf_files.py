@@ -82,6 +82,27 @@ def test_missing_cut_and_quantised_shards_and_a_wrong_index_are_named(model_dir:
     check_refused("tensor w has dtype I8")
 
 
+def test_the_index_decides_which_shard_has_a_tensor(model_dir: Path) -> None:
+    """Shards may hold what an earlier version of the model left there, in any dtype."""
+    index = json.loads((model_dir / INDEX).read_text())["weight_map"]
+    expected, norm = weights("qwen2_tied"), "model.norm.weight"
+    other = next(file for file in index.values() if file != index[norm])
+    left = {norm: torch.zeros(64), "model.old.weight": torch.zeros(3, dtype=torch.int8)}
+    save_file(load_file(model_dir / other) | left, model_dir / other)
+    tensors = HfTensors(model_dir)
+    check_checkpoint(tensors, WeightTable(read_model_shape(model_dir)))
+    assert torch.equal(tensors.read(Rect(norm, 0, 64, 0, 1)), expected[norm])
+    for file, names in tensors.names_by_file().items():
+        assert names == {name for name, shard in index.items() if shard == file.name}
+    moved = {
+        "weight_map": index
+        | {norm: next(f for f in index.values() if f not in (other, index[norm]))}
+    }
+    (model_dir / INDEX).write_text(json.dumps(moved))
+    with pytest.raises(UserError, match=f"lacks tensor {norm}, which {INDEX} places there"):
+        HfTensors(model_dir)
+
+
 def test_the_weights_chosen_are_those_that_transformers_loads(model_dir: Path) -> None:
     """Different models in one directory; the first in transformers' order is taken away."""
     state, norm = weights("qwen2_tied"), "model.norm.weight"

@@ -5,7 +5,7 @@ With `options` and what is imported on a CPU alone the only file that names vllm
 
 import gc
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -191,14 +191,20 @@ class VllmEngine(RolloutEngine):
         """See `RolloutEngine.copy_weights`: vLLM's own update of a running model."""
         self._worker.reload_weights(weights_iterator=tensors)
 
-    def load_files(self, files: Sequence[Path], version: int) -> None:
+    def load_files(self, names_by_file: Mapping[Path, Collection[str]], version: int) -> None:
         """See `RolloutEngine.load_files`: by vLLM's own readers and loaders."""
         from vllm.model_executor.model_loader import weight_utils
 
-        names = [str(file) for file in files]
-        tensors = weight_utils.safetensors_weights_iterator(names, use_tqdm_on_load=False)
-        known = ((name, tensor) for name, tensor in tensors if name in self._hf_names)
-        self.load_weights(known, version)
+        def read() -> Iterator[tuple[str, Tensor]]:
+            for file, names in names_by_file.items():
+                tensors = weight_utils.safetensors_weights_iterator(
+                    [str(file)], use_tqdm_on_load=False
+                )
+                for name, tensor in tensors:
+                    if name in names and name in self._hf_names:
+                        yield name, tensor
+
+        self.load_weights(read(), version)
 
     def begin_update(self) -> None:
         """See `RolloutEngine.begin_update`. The KV cache stays unmapped until the end."""
