@@ -156,8 +156,12 @@ def _moe(config: dict[str, Any], architecture: Architecture, path: Path) -> MoeS
 
 
 def _rope(config: dict[str, Any], path: Path) -> tuple[float, RopeScaling | None]:
-    """Base and scaling of the rotary positions; only no scaling and Llama 3's are supported."""
-    field = "rope_parameters" if config.get("rope_parameters") is not None else "rope_scaling"
+    """Base and scaling of the rotary positions; only no scaling and Llama 3's are supported.
+
+    Where both fields are there, `rope_scaling` counts, as in transformers
+    (`RotaryEmbeddingConfigMixin.convert_rope_params_to_dict`), unless it is empty.
+    """
+    field = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
     settings = config.get(field)
     settings = {} if settings is None else settings
     if not isinstance(settings, dict):

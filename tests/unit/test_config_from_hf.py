@@ -77,6 +77,12 @@ def test_a_config_of_transformers_4(tmp_path: Path) -> None:
     [
         {"rope_theta": 500000.0, "rope_scaling": LLAMA3_ROPE},
         {"rope_parameters": LLAMA3_ROPE | {"rope_theta": 500000.0}},
+        {"rope_parameters": LLAMA3_ROPE | {"rope_theta": 500000.0}, "rope_scaling": {}},
+        {
+            "rope_theta": 500000.0,
+            "rope_scaling": LLAMA3_ROPE,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+        },
     ],
 )
 def test_llama3_rope_in_both_spellings(tmp_path: Path, rope: dict[str, Any]) -> None:
@@ -140,6 +146,11 @@ def test_defaults_of_absent_fields_are_those_of_transformers(tmp_path: Path) -> 
         (MOE, {"num_experts_per_tok": 1}, "num_experts_per_tok=1 with norm_topk_prob=true"),
         (LLAMA, {"attention_bias": True}, "attention_bias=true"),
         (QWEN2, {"rope_scaling": {"type": "yarn", "factor": 4.0}}, '"yarn" .*llama3'),
+        (
+            QWEN2,
+            {"rope_parameters": {"rope_theta": 1e4}, "rope_scaling": {"type": "yarn", "factor": 4}},
+            '"yarn" .*llama3',
+        ),
         (QWEN2, {"rope_scaling": {"type": "default", "mrope_section": [1]}}, "mrope_section"),
         (LLAMA, {"rope_scaling": LLAMA3_ROPE | {"factor": None}}, "factor must be"),
         (LLAMA, {"rope_scaling": LLAMA3_ROPE | {"low_freq_factor": 4.0}}, "low_freq_factor"),
