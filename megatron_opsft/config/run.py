@@ -173,6 +173,15 @@ class EvalConfig(Section):
     """Keep the best evaluation's model in best/, if it beats the base model."""
 
     @model_validator(mode="after")
+    def _sets_have_names_of_their_own(self) -> Self:
+        """Errors: `UserError` where two sets would have one column of results."""
+        names = [each.name for each in self.more]
+        for name in names:
+            if names.count(name) > 1:
+                raise UserError(f"eval.more has {names.count(name)} sets named {name}; rename one")
+        return self
+
+    @model_validator(mode="after")
     def _greedy_samples_are_one(self) -> Self:
         """Errors: `UserError` where equal responses would be made."""
         samples = [self.samples_per_problem, *(each.samples_per_problem or 1 for each in self.more)]

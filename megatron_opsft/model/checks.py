@@ -48,6 +48,10 @@ def check_layout(shape: ModelShape, parallel: ParallelConfig) -> None:
         raise UserError(f"parallel.vpp={parallel.vpp} needs parallel.pp of at least 2")
 
 
+MOST_REPLAYED_EXPERTS = 256
+"""`train.routing_replay` hands choices of experts on as uint8 (`records.Sample.routing`)."""
+
+
 def check_routing_replay(shape: ModelShape, config: Config) -> None:
     """Errors: `UserError` where there is no routing to replay."""
     problem = (
@@ -55,6 +59,8 @@ def check_routing_replay(shape: ModelShape, config: Config) -> None:
         if shape.moe is None
         else f"method.name={config.method.name} trains on fixed data, which no engine has routed"
         if config.method.has_fixed_data
+        else f"the model has {shape.moe.num_experts} experts, and choices are kept in one byte"
+        if shape.moe.num_experts > MOST_REPLAYED_EXPERTS
         else ""
     )
     if config.train.routing_replay and problem:

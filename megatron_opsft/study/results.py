@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import fmean, pstdev
+from statistics import fmean, stdev
 from typing import Any
 
 from megatron_opsft.evaluate.results import BlockResults, read_results
@@ -175,12 +175,14 @@ def table_rows(plan: StudyPlan, rows: Sequence[Row], section: str) -> list[Table
 
 
 def _means(found: Sequence[Metrics]) -> tuple[Metrics, dict[str, float]]:
-    """Of each metric the mean over seeds and the deviation; of one seed its own, with intervals."""
+    """The mean of each metric over seeds, and the standard deviation of the sample (over n - 1); of
+    one seed its own metrics, with intervals.
+    """
     if len(found) == 1:
         return found[0], {}
     values = {m: [each[m].value for each in found if m in each] for m in found[0]}
     means = {metric: Estimate(value=fmean(those)) for metric, those in values.items()}
-    return means, {metric: pstdev(those) for metric, those in values.items()}
+    return means, {metric: stdev(those) for metric, those in values.items() if len(those) > 1}
 
 
 def _section(plan: StudyPlan, rows: Sequence[Row], key: str, lines: Sequence[TableRow]) -> Section:

@@ -1,10 +1,12 @@
 """Layouts that a model cannot be cut into are refused before any process group is made."""
 
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 from tiny_models import SHAPES
 
+from megatron_opsft.architectures.shape import ModelShape
 from megatron_opsft.config import ParallelConfig
 from megatron_opsft.config.load import load_config
 from megatron_opsft.config.training import check_world
@@ -47,6 +49,21 @@ def test_there_must_be_a_routing_to_replay(model: str, method: str, message: str
     config = load_config(None, [*keys, f"method.name={method}"])
     with pytest.raises(UserError, match=message) if message else nullcontext():
         check_routing_replay(SHAPES[model], config)
+
+
+def test_replayed_choices_of_experts_fit_into_a_byte() -> None:
+    config = load_config(
+        None, ["model.path=x", "data.train=arithmetic", "train.routing_replay=true"]
+    )
+    moe = SHAPES["qwen3_moe"].moe
+    assert moe is not None
+
+    def with_experts(count: int) -> ModelShape:
+        return replace(SHAPES["qwen3_moe"], moe=replace(moe, num_experts=count))
+
+    check_routing_replay(with_experts(256), config)
+    with pytest.raises(UserError, match="the model has 257 experts, and choices are kept in one"):
+        check_routing_replay(with_experts(257), config)
 
 
 def test_ranks_must_hold_all_experts() -> None:

@@ -66,6 +66,10 @@ GREEDY = ["eval.temperature=0", "eval.samples_per_problem=1"]
         ("eval.temperature=0", r"eval\.temperature=0: .* set eval\.samples_per_problem=1"),
         ([*GREEDY, "eval.more={a: {data: a, samples_per_problem: 2}}"], r"eval\.temperature=0"),
         ("eval.more={a b: x.jsonl}", r"eval\.more"),
+        (
+            "eval.more=[{name: a, data: x.jsonl}, {name: a, data: y.jsonl}]",
+            r"eval\.more has 2 sets named a; rename one",
+        ),
         ("eval.more={a: {data: x, steps: 1}}", r"eval\.more"),
         ("method.name=grop", "'grop': did you mean grpo. there are: on_policy_sft, "),
         ("method.beta=1", r"unknown config key method\.beta"),
