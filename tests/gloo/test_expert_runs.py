@@ -98,20 +98,21 @@ def test_rollouts_losses_and_norms_do_not_depend_on_where_experts_are(
 def test_a_run_trains_on_the_experts_that_its_engine_chose(
     world: World, undecided: Path, tmp_path: Path, dtype: str
 ) -> None:
-    """In float32 they are the trainer's own; in bfloat16 replaying them brings the two closer."""
+    """In float32 they are the trainer's own; in bfloat16 replaying them brings the two closer: on
+    the responses of the first step, which both runs sample alike. Later their weights differ.
+    """
     lines = {}
     for replays in (False, True):
         words = ["parallel.ep=2", f"model.dtype={dtype}", f"train.routing_replay={replays}"]
         words.append("rollout.max_response_tokens=64")
         train(world, undecided, tmp_path / str(replays), 2, *words)
         lines[replays] = read_lines(tmp_path / str(replays) / "metrics.jsonl")
-    means, largest = (
-        [sum(row[f"logprob_diff_{key}"] for row in lines[replays]) for replays in (False, True)]
-        for key in ("mean", "max")
-    )
     if dtype == "bfloat16":
-        assert means[1] < means[0]
-        assert largest[1] < largest[0] / 2
+        without, replayed = lines[False][0], lines[True][0]
+        for key in ("num_accepted", "mean_response_tokens"):
+            assert without[key] == replayed[key] > 0
+        assert replayed["logprob_diff_mean"] < without["logprob_diff_mean"]
+        assert replayed["logprob_diff_max"] < without["logprob_diff_max"] / 2
         return
     assert any(row["num_accepted"] for row in lines[True])
     for without, replayed in zip(lines[False], lines[True], strict=True):
