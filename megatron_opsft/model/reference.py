@@ -41,7 +41,7 @@ class ReferenceModel:
         if not device.is_cuda or has_room_for_good(device, num_bytes):
             self._frozen = [weight.clone() for weight in live]
         else:
-            self._block = PinnedBlock(packed_bytes(live))
+            self._block = PinnedBlock(packed_bytes(live))  # pinned for as long as it is held
             self._frozen = self._block.copies_of(live)
 
     def _live(self) -> list[Tensor]:

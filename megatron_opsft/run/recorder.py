@@ -177,13 +177,16 @@ class RunRecorder:
         """Export the model after `step` updates as a Hugging Face directory with its card, and
         write summary.json.
         """
+        is_writer = self._log is not None
+        summary = summarize(self._dir.path, self._s.config) if is_writer else {}
         if step:  # else it would be a copy of the base model
-            self._exports.write("hf", self._card() if self._log is not None else "")
+            example = self._s.sampler.encoder.example
+            card = model_card(summary, self._s.config, example) if is_writer else ""
+            self._exports.write("hf", card)
         self._exports.drop_superseded(step, finished=True)
         peak = max_over_world([peak_memory_bytes(self._s.device)])[0]
-        if self._log is None:
+        if not is_writer:
             return
-        summary = summarize(self._dir.path, self._s.config)
         summary["peak_memory_bytes"] = int(peak)
         write_json(self._dir.path / "summary.json", summary)  # from here on the run is finished
         if learned := describe_skipped(summary["skipped_steps"], summary["steps"]):
@@ -191,11 +194,6 @@ class RunRecorder:
         elif step:
             place = self._dir.path
             log.info("the model is in %s; `megatron-opsft report %s` compares", place / "hf", place)
-
-    def _card(self) -> str:
-        """The text of the exported model's README.md; on rank 0."""
-        summary = summarize(self._dir.path, self._s.config)
-        return model_card(summary, self._s.config, self._s.sampler.encoder.example)
 
     def close(self) -> None:
         """Flush the metrics writers, also when the run stops early."""

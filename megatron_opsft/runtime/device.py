@@ -65,10 +65,10 @@ def _check_given_gpus(wanted: str) -> None:
     """Errors: `UserError` where a SLURM job has GPUs that torch does not see: the run would take
     the CPU instead, or lack a rank's GPU. `slurm/failed_node.sh` looks for these words.
     """
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    given = len([name for name in visible.split(",") if name])
     if "SLURM_GPUS_ON_NODE" not in os.environ or torch.version.cuda is None:
         return
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    given = len([name for name in visible.split(",") if name])
     if (seen := torch.cuda.device_count()) < given:
         raise UserError(
             f"run.device={wanted}: a GPU of this node has failed: SLURM gave this job {given} of "

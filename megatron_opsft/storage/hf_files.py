@@ -1,7 +1,7 @@
 """Hugging Face model directories: found, opened, checked and read slice by slice."""
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from functools import cache, partial
 from pathlib import Path
 
@@ -100,7 +100,7 @@ class HfTensors:
         self._regions[name].copy_rows(start, stop, out, name)
 
 
-def _weight_files(model_dir: Path) -> dict[str, list[str] | None]:
+def _weight_files(model_dir: Path) -> Mapping[str, Collection[str] | None]:
     """Names of the files with a model's weights -> the tensors that the index places there; None:
     all, in a file without an index. Errors: `UserError` where there are none.
     """
@@ -112,12 +112,10 @@ def _weight_files(model_dir: Path) -> dict[str, list[str] | None]:
             f"{model_dir} holds no weights: neither {SINGLE_NAME} nor {INDEX_NAME}; download "
             "or convert the model again, or let transformers save it (save_pretrained)"
         )
-    files: dict[str, list[str] | None] = {}
+    files: dict[str, list[str]] = {}
     try:
         for name, file in json.loads(index.read_text("utf-8"))["weight_map"].items():
-            names = files.setdefault(file, [])
-            assert names is not None
-            names.append(name)
+            files.setdefault(file, []).append(name)
         if files and all(Path(file).name == file for file in files):
             return files
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

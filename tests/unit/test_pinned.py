@@ -38,9 +38,8 @@ def test_a_block_is_as_large_as_its_tensors_and_begins_each_at_64_bytes(gpu: Gpu
     tensors = [*on_gpu(1025, 1, 33), *on_gpu(4097, dtype=torch.bfloat16)]
     block = PinnedBlock(packed_bytes(tensors))
     copies = block.copies_of(tensors)
-    assert registered(gpu) == [
-        4160 + 64 + 192 + 8256
-    ]  # torch's own would have 8192 + 4 + 256 + 16384
+    # torch's own pinned memory would have 8192 + 4 + 256 + 16384.
+    assert registered(gpu) == [4160 + 64 + 192 + 8256]
     assert gpu.pinned_bytes == 4 * PAGE
     for tensor, copy in zip(tensors, copies, strict=True):
         assert copy.is_pinned() and copy.data_ptr() % 64 == 0
