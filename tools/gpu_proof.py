@@ -255,7 +255,7 @@ def read_options(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--quick", action="store_true", help="does it train here? 6 minutes, no vLLM"
     )
-    parser.add_argument("--minutes", type=float, help="for all stages together; 28")
+    parser.add_argument("--minutes", type=float, help="for all stages together; 34")
     args = parser.parse_args(words)
     caller = Path(os.environ.get("CALLED_FROM", "."))
     if args.go_on:
@@ -268,7 +268,7 @@ def read_options(words: Sequence[str]) -> argparse.Namespace:
             raise UserError(
                 f"--bundle {args.bundle} must be a file, in a folder that can be written to"
             )
-    args.minutes = args.minutes or (6.0 if args.quick else 28.0)
+    args.minutes = args.minutes or (6.0 if args.quick else 34.0)
     return args
 
 

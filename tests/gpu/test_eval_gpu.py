@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from processes import apart
+from processes import apart, skip_without_vllm
 
 from megatron_opsft.diagnose.divergence import diverge, load_model
 from megatron_opsft.evaluate.inputs import open_model
@@ -35,7 +35,7 @@ def test_float32_responses_do_not_depend_on_the_batch_size(tmp_path: Path) -> No
 @pytest.mark.parametrize("engine", [{}, {"engine": "vllm", "gpu_memory_fraction": 0.3}], ids=str)
 def test_bfloat16_is_as_accurate(tmp_path: Path, engine: dict[str, object]) -> None:
     if engine:
-        pytest.importorskip("vllm")
+        skip_without_vllm()
     _, metrics = apart(partial(run, tmp_path / "out", **engine))
     assert metrics["accuracy"] > 0.95
     assert 90 < metrics["mean_tokens"] < 150

@@ -21,7 +21,11 @@ from megatron_opsft.methods.objective import LIKELIHOOD, Objective
 from megatron_opsft.runtime.device import has_transformer_engine, select_device
 from megatron_opsft.runtime.distributed import start_distributed
 
+# Relative to float64, of a whole tensor and of its worst element: rounding a number to bfloat16
+# changes it by up to 2 ** -8, and the gradient of a hidden state adds rounded gradients of
+# thousands of logits.
 LIMITS = {torch.float32: 1e-5, torch.bfloat16: 5e-3}
+ELEMENT_LIMITS = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 
 
 @pytest.fixture(autouse=True)
@@ -56,8 +60,13 @@ def given(
     return hidden, weight, labels, torch.rand(tokens, device=device) + 0.5
 
 
-def error(found: Tensor, expected: Tensor) -> float:
-    return float((found.double() - expected).abs().max() / expected.abs().max())
+def check_close(found: Tensor, expected: Tensor, whole: float, element: float) -> None:
+    """whole: limit of the relative error of the whole tensor; element: of its worst element,
+    relative to the largest one.
+    """
+    difference = found.double() - expected
+    assert difference.norm() / expected.norm() < whole
+    assert difference.abs().max() / expected.abs().max() < element
 
 
 @pytest.mark.parametrize("dtype", list(LIMITS), ids=str)
@@ -89,8 +98,9 @@ def test_a_teacher_s_divergence_equals_float64_autograd(dtype: torch.dtype, forw
     loss.backward()
     assert loss.item() == pytest.approx(expected.item(), rel=LIMITS[dtype])
     assert hidden.grad is not None and exact.grad is not None and rows.grad is not None
-    assert error(hidden.grad, exact.grad) < LIMITS[dtype]
-    assert error(weight.main_grad[:vocab_size], rows.grad) < LIMITS[dtype]
+    limits = LIMITS[dtype], ELEMENT_LIMITS[dtype]
+    check_close(hidden.grad, exact.grad, *limits)
+    check_close(weight.main_grad[:vocab_size], rows.grad, *limits)
 
 
 WAYS: list[tuple[Method, torch.dtype]] = [
@@ -134,12 +144,12 @@ def check_objective(method: Method, objective: Objective, dtype: torch.dtype, de
     positions = torch.arange(200, device=device)
     loss, _ = summed_loss(method, hidden, output, positions, labels, losses(device, torch.float32))
     loss.backward()
-    limit = LIMITS[dtype] if method == "fused_linear" else 2e-2
-    assert loss.item() == pytest.approx(expected.item(), rel=limit)
+    limits = (2e-2, 2e-2) if method == "te" else (LIMITS[dtype], ELEMENT_LIMITS[dtype])
+    assert loss.item() == pytest.approx(expected.item(), rel=limits[0])
     found = weight.main_grad if method == "fused_linear" else weight.grad
     for own, want in ((hidden.grad, exact.grad), (found[:5003], rows.grad)):
         assert own is not None and want is not None
-        assert error(own.cpu(), want) < limit
+        check_close(own.cpu(), want, *limits)
     assert not found[5003:].any()
 
 

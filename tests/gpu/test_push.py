@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from processes import apart
+from processes import apart, skip_without_vllm
 from vllm_jobs import train_and_compare, with_session
 
 import megatron_opsft
@@ -43,7 +43,7 @@ def test_hf_engine_is_written_in_place(tmp_path: Path) -> None:
 @pytest.mark.vllm
 def test_vllm_sleeps_wakes_and_is_written_in_place(tmp_path: Path) -> None:
     """Log-probs in bfloat16 differ by rounding; wrong weights would differ by whole nats."""
-    pytest.importorskip("vllm")
+    skip_without_vllm()
     differences, not_pulled = apart(
         with_session, tmp_path, BFLOAT16, partial(train_and_compare, num_steps=5)
     )
@@ -62,7 +62,7 @@ def free_memory_around_sleep(session: Session, recorder: RunRecorder) -> tuple[i
 
 @pytest.mark.vllm
 def test_a_sleeping_engine_gives_its_memory_back(tmp_path: Path) -> None:
-    pytest.importorskip("vllm")
+    skip_without_vllm()
     overrides = [*BFLOAT16, "rollout.kv_cache_bytes=4000000000"]
     before, asleep = apart(with_session, tmp_path, overrides, free_memory_around_sleep)
     assert asleep - before > 3_500_000_000
@@ -90,7 +90,7 @@ def sleep_with_and_without(session: Session, recorder: RunRecorder) -> list[str]
 
 @pytest.mark.vllm
 def test_a_draft_model_wakes_as_it_was_and_a_lost_one_is_seen(tmp_path: Path) -> None:
-    pytest.importorskip("vllm")
+    skip_without_vllm()
     speculative = {"method": "draft_model", "model": str(TINY_REASONER)}
     speculative["num_speculative_tokens"] = 3
     overrides = [*BFLOAT16, f"rollout.speculative={speculative}"]

@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import pytest
 import torch
 from forked_cli import ROOT
-from processes import apart, python_path
+from processes import apart, python_path, skip_without_vllm
 from small_run import FEW_PROBLEMS, QUICKSTART
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from megatron_opsft.rollout.limits import ENGINES
+from megatron_opsft.runtime.libraries import is_installed
 
 DEVICE = os.environ.get("PROOF_DEVICE", "cuda")
 ON_CPU = DEVICE == "cpu"
@@ -106,7 +108,7 @@ def planned(words: list[str]) -> dict[str, Any]:
 def test_a_preset_steps_as_planned(tmp_path: Path, record_property: Any) -> None:
     """The second of two steps; what it takes is shown beside the plan and not bounded by it."""
     if DEVICE == "cuda":
-        pytest.importorskip("vllm")
+        skip_without_vllm()
     preset, name = (
         "r1_distill_1p5b_paper",
         "model_configs/deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B",
@@ -159,9 +161,15 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path: Path, record_property: Any)
 
 
 def test_answers_become_shorter_and_stay_right(tmp_path: Path, record_property: Any) -> None:
-    """The quickstart as it is shipped, on one GPU in bfloat16: what README says of it on a CPU."""
+    """The quickstart as it is shipped, on one GPU in bfloat16 and with vLLM where it is installed:
+    what README says of it on a CPU.
+    """
     run_dir = tmp_path / "run"
-    words = [QUICKSTART] if ON_CPU else [QUICKSTART, "model.dtype=bfloat16", *LARGE_BATCHES]
+    words = [QUICKSTART]
+    if not ON_CPU:
+        words += ["model.dtype=bfloat16", *LARGE_BATCHES]
+        if is_installed(*ENGINES["vllm"].packages):
+            words.append("rollout.engine=vllm")
     assert start(run_dir, *words, ranks=1).wait(480) == 0
     summary = json.loads((run_dir / "summary.json").read_text())
     base, final = summary["base"], summary["final"]

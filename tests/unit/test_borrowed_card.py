@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from card import pieces
 from card.pins import canonical, read_pins
 from forked_cli import ROOT
 from packaging.requirements import Requirement
 from proof import test_stages
+
+from card import pieces
 
 # `pip download`: writes down its words, and a wheel for each pin, the first as large as said.
 PIP = """
@@ -144,7 +145,8 @@ STAGES = {
     "b": "--only moe_steps,step_tests,push_and_rollouts,loss_speed,push_speed,save_speed,"
     "kill_and_resume,evaluation",
     "c": "--only shorter_answers",
-    "d": "--only vllm_quickstart,vllm_sleeps,vllm_push,vllm_speed",
+    "d": "--only vllm_quickstart,vllm_speed",
+    "e": "--only vllm_push,vllm_sleeps",
 }
 
 
@@ -154,7 +156,7 @@ def test_a_part_runs_its_stages_and_leaves_two_files(
 ) -> None:
     """Wherever the folder was copied to; the exit code is the proof's."""
     moved = card.rename(card.parent / "copied")
-    if part == "d":
+    if part in "de":
         write_pieces(moved, monkeypatch)
     earlier = moved.parent / "earlier.json"
     earlier.touch()
@@ -165,11 +167,11 @@ def test_a_part_runs_its_stages_and_leaves_two_files(
     words = f"--device cuda --minutes 9 --bundle {bundle} {STAGES[part]} --continue {earlier}"
     said = (moved.parent / "said").read_text().splitlines()
     assert " ".join(said[:-4]) == words
-    path = f"{moved.parent}/vllm_dir/tree:" * (part == "d") + "/of/the/caller"
+    path = f"{moved.parent}/vllm_dir/tree:" * (part in "de") + "/of/the/caller"
     assert said[-4:] == [str(proof), str(moved / "wheels"), sys.executable, path]
     assert sorted(out.iterdir()) == [out / "gpu_proof.json", bundle]
     assert (out / "gpu_proof.json").read_text() == '{"stages": []}\n'
-    if part == "d":
+    if part in "de":
         joined = moved.parent / "vllm_dir/tree/vllm/__init__.py"
         assert joined.read_text() == "version = 'as sent'\n"
 
@@ -183,8 +185,8 @@ def test_without_an_earlier_result_a_part_begins_anew_beside_run_sh(card: Path) 
 
 
 def test_an_unknown_part_or_earlier_result_is_one_line(card: Path) -> None:
-    known = "there are a, b, c, d and join"
-    assert refused(run(card, "e")) == f"error: there is no part 'e'; {known}"
+    known = "there are a, b, c, d, e and join"
+    assert refused(run(card, "f")) == f"error: there is no part 'f'; {known}"
     assert refused(run(card)) == f"error: there is no part ''; {known}"
     assert refused(run(card, "a", "no.json")).startswith("error: there is no no.json; name the ")
     assert not (card.parent / "said").exists()
@@ -233,7 +235,7 @@ def test_pieces_are_made_again_only_when_they_differ(
 def test_the_stages_of_the_parts_are_stages_of_the_proof() -> None:
     text = (ROOT / "tools/card/run.sh").read_text()
     named = re.findall(r'--only "?([\w,]+)', text)
-    assert [f"--only {names}" for names in named] == [STAGES[part] for part in "bcd"]
+    assert [f"--only {names}" for names in named] == [STAGES[part] for part in "bcde"]
     for name in ",".join(named).split(","):
         assert hasattr(test_stages, f"test_{name}"), name
 

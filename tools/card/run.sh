@@ -5,7 +5,8 @@
 #   a      what the rest stands on: losses, kernels, training steps, a checkpoint, the quickstart's first steps
 #   b      mixtures of experts, recomputation, pushes, speeds, a killed run, an evaluation
 #   c      the quickstart in bfloat16 to its end: are the answers shorter?
-#   d      vLLM; joins its pieces first
+#   d      vLLM: the quickstart's first steps, speed; joins its pieces first
+#   e      vLLM: sleeps and pushes
 #   join   only joins them. Pieces that came are kept, so they may come one at a time.
 #
 # EARLIER.json: the gpu_proof.json of an earlier call, whose results stay in the table.
@@ -41,8 +42,9 @@ case $part in
 a) options=(--quick) ;;
 b) options=(--only "moe_steps,step_tests,push_and_rollouts,loss_speed,push_speed,save_speed,kill_and_resume,evaluation") ;;
 c) options=(--only shorter_answers) ;;
-d)
-  options=(--only "vllm_quickstart,vllm_sleeps,vllm_push,vllm_speed")
+d | e)
+  options=(--only "vllm_quickstart,vllm_speed")
+  [[ $part == d ]] || options=(--only "vllm_push,vllm_sleeps")
   join_vllm
   # FlashInfer is not among the pieces.
   export PYTHONPATH=$vllm/tree${PYTHONPATH:+:$PYTHONPATH} VLLM_USE_FLASHINFER_SAMPLER=0
@@ -51,7 +53,7 @@ join)
   join_vllm
   exit
   ;;
-*) fail "there is no part '$part'; there are a, b, c, d and join" ;;
+*) fail "there is no part '$part'; there are a, b, c, d, e and join" ;;
 esac
 if [[ -n ${2:-} ]]; then
   [[ -f $2 ]] || fail "there is no $2; name the gpu_proof.json of an earlier call"

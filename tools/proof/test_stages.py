@@ -56,13 +56,13 @@ def test_environment(stage: Stage) -> None:
 TE_LOSS = "train with train.cross_entropy=te until it passes"
 
 
-@needs(45, limit=240, modules=("torch", "triton"), cpu=False, quick=True, fix=TE_LOSS)
+@needs(25, limit=240, modules=("torch", "triton"), cpu=False, quick=True, fix=TE_LOSS)
 def test_triton_kernels(stage: Stage) -> None:
     """the Triton kernels of the loss give what the PyTorch ones do"""
     stage.run_tests("tests/gpu/test_logit_kernels.py")
 
 
-@needs(45, limit=240, quick=True, fix=TE_LOSS)
+@needs(25, limit=240, quick=True, fix=TE_LOSS)
 def test_losses(stage: Stage) -> None:
     """losses and their gradients are those of float64 autograd, memory is the formula's"""
     on_cpu = "tests/unit/test_cross_entropy.py"
@@ -73,7 +73,7 @@ FLOAT32 = "if float32 passes, suspect the layers: train with model.dtype=float32
 COMMUNICATION = "communication: run it again with --only NAME and NCCL_DEBUG=INFO, and read its log"
 
 
-@needs(60, limit=240, modules=REFERENCE, quick=True, fix=FLOAT32)
+@needs(55, limit=240, modules=REFERENCE, quick=True, fix=FLOAT32)
 def test_steps(stage: Stage) -> None:
     """gradients and three updates on one rank are Hugging Face's with torch's AdamW"""
     models = ALL_MODELS if stage.on_gpu else "--models=qwen2"
@@ -141,13 +141,13 @@ def measure_loss(stage: Stage, method: str) -> None:
 SLOW = "compare matmul_tflops of the stage environment with the card's data sheet first"
 
 
-@needs(40, gb=40, fix=SLOW)
+@needs(20, gb=40, fix=SLOW)
 def test_loss_speed(stage: Stage) -> None:
     """time and memory of the fused linear loss against whole logits"""
     measure_loss(stage, "fused_linear")
 
 
-@needs(75, limit=240, gb=75, quick=True, fix=SLOW)
+@needs(40, limit=240, gb=75, quick=True, fix=SLOW)
 def test_step_speed(stage: Stage) -> None:
     """seconds, MFU and memory of a training step at the 1.5B shape"""
     tiny = "--shape tiny --samples 4 --response 32 --repeats 1"
@@ -159,7 +159,7 @@ def test_step_speed(stage: Stage) -> None:
     stage.show(quarter_accepted_to_all=quarter["seconds_to_all_accepted"])
 
 
-@needs(30, gb=22, fix=SLOW)
+@needs(20, gb=22, fix=SLOW)
 def test_push_speed(stage: Stage) -> None:
     """bytes a second of a push of 1.5B weights against a plain copy of them"""
     shape = "--shape 1.5b" if stage.on_gpu else "--shape tiny --repeats 1"
@@ -168,7 +168,7 @@ def test_push_speed(stage: Stage) -> None:
     stage.show_of(line, "stream_to_copy checksums_seconds")
 
 
-@needs(40, fix="a faster disk for run.dir, or a larger checkpoint.every")
+@needs(30, fix="a faster disk for run.dir, or a larger checkpoint.every")
 def test_save_speed(stage: Stage) -> None:
     """how long a checkpoint in the background keeps a run waiting"""
     shape = "--shape 46m --repeats 3" if stage.on_gpu else "--repeats 1"
@@ -176,20 +176,20 @@ def test_save_speed(stage: Stage) -> None:
     stage.show_of(line, "stall_seconds at_once_seconds checkpoint_mib")
 
 
-@needs(45, limit=240, modules=SESSION, cpu=False)
+@needs(25, limit=240, modules=SESSION, cpu=False)
 def test_push_and_rollouts(stage: Stage) -> None:
     """checksums are the CPU's; a Hugging Face engine is written in place on the GPU"""
     stage.run_tests("tests/gpu/test_push.py -m 'not vllm'")
 
 
-@needs(60, limit=240, modules=SESSION, quick=True, fix=FLOAT32)
+@needs(50, limit=240, modules=SESSION, quick=True, fix=FLOAT32)
 def test_quickstart(stage: Stage) -> None:
     """whole steps of on-policy SFT, the rollouts by Hugging Face's engine"""
     steps = 4 if stage.on_gpu else 2
     stage.run(f"-m proof.quickstart --device {stage.device} --engine hf --steps {steps}")
 
 
-@needs(90, limit=400, modules=RUN, fix="read its log; the checkpoints of a run stay usable")
+@needs(165, limit=400, modules=RUN, fix="read its log; the checkpoints of a run stay usable")
 def test_kill_and_resume(stage: Stage) -> None:
     """a run under torchrun whose ranks are killed goes on from its checkpoint"""
     stage.run_tests("tests/gpu/test_runs_gpu.py -k killed")
@@ -208,7 +208,7 @@ WITHOUT_VLLM = (
 VLLM = (*SESSION, "vllm")
 
 
-@needs(120, limit=300, modules=VLLM, fix=WITHOUT_VLLM)
+@needs(90, limit=300, modules=VLLM, fix=WITHOUT_VLLM)
 def test_vllm_quickstart(stage: Stage) -> None:
     """the same with vLLM in the trainer's process: in-place pushes, sleep and wake"""
     steps = 4 if stage.on_gpu else 2
@@ -238,20 +238,20 @@ def test_preset(stage: Stage) -> None:
     stage.run_tests("tests/gpu/test_runs_gpu.py -k preset")
 
 
-@needs(150, limit=400, modules=VLLM, gb=40, fix="leave rollout.seeded=true")
+@needs(310, limit=400, modules=VLLM, gb=40, fix="leave rollout.seeded=true")
 def test_vllm_speed(stage: Stage) -> None:
     """rollout tokens a second, with and without seeds, beside bare vLLM"""
     stage.run_tests("tests/gpu/test_vllm_alone.py -k speed")
 
 
-@needs(150, limit=400, modules=VLLM, gb=40, fix=WITHOUT_VLLM)
+@needs(260, limit=400, modules=VLLM, gb=40, fix=WITHOUT_VLLM)
 def test_vllm_sleeps(stage: Stage) -> None:
     """memory that stays while vLLM sleeps does not grow in 20 sleeps, and log-probs come back; both
     with and without rollout.deep_sleep"""
     stage.run_tests("tests/gpu/test_vllm_alone.py -k sleeps")
 
 
-@needs(120, limit=360, modules=VLLM, cpu=False, fix=WITHOUT_VLLM)
+@needs(180, limit=360, modules=VLLM, cpu=False, fix=WITHOUT_VLLM)
 def test_vllm_push(stage: Stage) -> None:
     """pushes into vLLM against Hugging Face, memory given back"""
     stage.run_tests("tests/gpu/test_push.py -m vllm")
@@ -281,7 +281,7 @@ def test_te_loss_speed(stage: Stage) -> None:
     measure_loss(stage, "te")
 
 
-@needs(90, limit=300, modules=RUN, cpu=False)
+@needs(110, limit=300, modules=RUN, cpu=False)
 def test_evaluation(stage: Stage) -> None:
     """evaluation on the GPU: the same responses in any batch, as accurate in bfloat16"""
     stage.run_tests("tests/gpu/test_eval_gpu.py")
