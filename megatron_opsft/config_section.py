@@ -42,6 +42,14 @@ FREE = "free"
 """Marks, in `Annotated`, a key or a section that decides nothing of a run's numbers: a resumed run
 may change it, and the hash of the configuration leaves it out.
 """
+ADJUSTABLE = "adjustable"
+"""Marks a key that decides numbers and that a remedy names: a resumed run may change it, and says
+so.
+"""
+BY_CONTENT = "by content"
+"""Marks a key that says where something is. A resumed run may find it elsewhere, and compares what
+is there: manifest.json has its hash.
+"""
 # `~/x` and `~name/x`, as a shell expands them, though not behind `key=`.
 HomeExpanded = BeforeValidator(
     lambda value: os.path.expanduser(value) if isinstance(value, str) else value

@@ -1,5 +1,6 @@
 """YAML and dotted overrides -> `Config`; a mistake is one line that names key, value and fix. And
-what a resumed run must keep, with its hash: every key that is not marked `FREE`.
+what a resumed run must keep, with its hash: every key that is not marked otherwise
+(config_section.py).
 """
 
 import difflib
@@ -18,7 +19,7 @@ from pydantic_core import ErrorDetails
 from megatron_opsft.config import Config
 from megatron_opsft.config.run_prompt import settings_of_run
 from megatron_opsft.config.yaml_text import dump_yaml, find_yaml, parse_yaml, parse_yaml_value
-from megatron_opsft.config_section import FREE, section_of
+from megatron_opsft.config_section import ADJUSTABLE, BY_CONTENT, FREE, section_of
 from megatron_opsft.errors import UserError
 from megatron_opsft.methods.catalog import settings_class
 from megatron_opsft.methods.settings import MethodSettings
@@ -185,29 +186,61 @@ def config_hash(config: Config) -> str:
 
 def check_resumable(before: Config, now: Config, directory: Path) -> None:
     """Errors: `UserError` naming a key that a resumed run must not change."""
+    was, is_now = before.model_dump(mode="json"), now.model_dump(mode="json")
+    for key in changed(before, now):
+        if ADJUSTABLE in _marks(now, key):
+            continue
+        section, name = key.split(".")
+        old, new = was[section].get(name), is_now[section][name]
+        why = f" ({_LAST_STEP})" if key == "run.steps" else ""
+        raise UserError(
+            f"{directory} was started with {key}={old!r}, not {new!r}: a resumed run must keep "
+            f"it{why}; set it back, or start a new run in another run.dir"
+        )
+
+
+def changed(before: Config, now: Config) -> dict[str, tuple[Any, Any]]:
+    """`section.key` -> its value before and now, of keys that decide numbers and differ."""
     old, new = kept(before), kept(now)
+    found = {}
     for key, value in new.items():
         section, name = key.split(".")
         keys = getattr(now, section)
         is_set = getattr(keys, name) is not None and name in keys.model_fields_set
-        if value == old.get(key) or (key in _CHOSEN and not is_set):
-            continue
-        why = f" ({_LAST_STEP})" if key == "run.steps" else ""
-        raise UserError(
-            f"{directory} was started with {key}={old.get(key)!r}, not {value!r}: a resumed run "
-            f"must keep it{why}; set it back, or start a new run in another run.dir"
-        )
+        if value != old.get(key) and (is_set or key not in _CHOSEN):
+            found[key] = old.get(key), value
+    return found
 
 
-def kept(config: Config) -> dict[str, Any]:
-    """`section.key` -> value. A cosine schedule makes every learning rate depend on `run.steps`."""
-    found = {
-        f"{section}.{key}": value
-        for section, values in config.model_dump(mode="json").items()
-        if FREE not in type(config).model_fields[section].metadata
-        for key, value in values.items()
-        if FREE not in type(getattr(config, section)).model_fields[key].metadata
-    }
+def kept(config: Config, *, places: bool = False) -> dict[str, Any]:
+    """`section.key` -> value, of every key that decides numbers. A cosine schedule makes every
+    learning rate depend on `run.steps`.
+
+    places: with the keys that say where something is. Without, what these have besides: a mixture's
+    weights, and the names of sets.
+    """
+    found = {}
+    for section, values in config.model_dump(mode="json").items():
+        for key, value in values.items():
+            marks = _marks(config, f"{section}.{key}")
+            if BY_CONTENT in marks and not places:
+                value = _without_places(value)
+            if FREE not in marks and (places or BY_CONTENT not in marks or value):
+                found[f"{section}.{key}"] = value
     if config.optimizer.schedule == "cosine":
         found["run.steps"] = config.run.steps
     return found
+
+
+def _marks(config: Config, key: str) -> list[Any]:
+    """The metadata of a key's annotation and of its section's."""
+    section, name = key.split(".")
+    of_section = type(config).model_fields[section].metadata
+    return [*of_section, *type(getattr(config, section)).model_fields[name].metadata]
+
+
+def _without_places(value: Any) -> Any:
+    """None for a place; a list of parts without theirs."""
+    if not isinstance(value, list):
+        return None
+    return [{k: v for k, v in part.items() if k not in ("path", "data")} for part in value]

@@ -6,6 +6,8 @@ from typing import Annotated, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from megatron_opsft.config_section import (
+    ADJUSTABLE,
+    BY_CONTENT,
     FREE,
     MATH,
     HomeExpanded,
@@ -19,7 +21,7 @@ from megatron_opsft.errors import UserError
 
 
 class DataConfig(Section):
-    train: Sources
+    train: Annotated[Sources, BY_CONTENT]
     """`arithmetic` (embedded), a .jsonl/.jsonl.gz/.parquet file, or a Hugging Face data set name; or a list of {path, weight}, a mixture (docs/data.md)."""
     split: str = "train"
     """Split of a Hugging Face data set."""
@@ -29,11 +31,11 @@ class DataConfig(Section):
     """Field of the problem (text or chat messages; may be dotted); by default the first of problem, question, prompt."""
     answer_field: str | None = None
     """Field of the gold answer (may be dotted); by default the first of answer, final_answer, solution."""
-    responses: Annotated[Path | None, HomeExpanded] = None
+    responses: Annotated[Path | None, HomeExpanded, BY_CONTENT] = None
     """Fixed data, written by the command `data`, for a method that samples nothing; B x G responses a step."""
-    prompts_per_step: int = Field(64, ge=1, lt=2**31)
+    prompts_per_step: Annotated[int, ADJUSTABLE] = Field(64, ge=1, lt=2**31)
     """B: problems drawn in each step."""
-    max_prompt_tokens: int = Field(1024, ge=1)
+    max_prompt_tokens: Annotated[int, ADJUSTABLE] = Field(1024, ge=1)
     """Problems with a longer prompt are listed and left out. The default shrinks if the model has no room for it beside the longest response."""
     template: TemplateName = "r1"
     """r1: step by step; cod: Chain of Draft; concise: key steps alone; chat: the problem alone; or a .jinja file (docs/data.md). All through the model's chat template."""
@@ -61,7 +63,7 @@ class VerifyConfig(Section):
     """Who judges an answer: math, or a function of your own, package.module:function (docs/data.md)."""
     workers: Annotated[int, FREE] = Field(0, ge=0)
     """Most verifier processes of a rank; 0: its share of the CPU cores."""
-    timeout_seconds: float = Field(10.0, gt=0, le=1e6)
+    timeout_seconds: Annotated[float, ADJUSTABLE] = Field(10.0, gt=0, le=1e6)
     """Wall-clock limit for one answer."""
 
     @property
@@ -79,7 +81,7 @@ class RunConfig(Section):
     """Seed of the problem order and of every response."""
     eval_every: Annotated[int, FREE] = Field(0, ge=0)
     """Steps between evaluations; 0: before the first step and after the last."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Annotated[Literal["auto", "cpu", "cuda"], ADJUSTABLE] = "auto"
     """auto: cuda where there is one."""
     show_samples: Annotated[int, FREE] = Field(1, ge=0)
     """Responses of an evaluation to show on the console."""
@@ -143,7 +145,7 @@ def _named_sets(value: object) -> object:
 
 
 class EvalConfig(Section):
-    data: Annotated[str | None, HomeExpanded] = None
+    data: Annotated[str | None, HomeExpanded, BY_CONTENT] = None
     """Held-out problems, such as the test split of data.train; of `arithmetic` by default its own."""
     split: str | None = None
     """Split of a Hugging Face data set; by default its `test`."""
@@ -163,9 +165,9 @@ class EvalConfig(Section):
     """Temperature in evaluation; 0: greedy, with eval.samples_per_problem=1."""
     top_p: float = Field(0.95, gt=0, le=1)
     """Nucleus sampling in evaluation."""
-    max_response_tokens: int | None = Field(None, ge=1)
+    max_response_tokens: Annotated[int | None, ADJUSTABLE] = Field(None, ge=1)
     """Longest response in evaluation; by default what the model's positions allow, at most 4,096 (hf) or 32,768 (vllm), at least rollout.max_response_tokens."""
-    more: Annotated[tuple[EvalSet, ...], BeforeValidator(_named_sets)] = ()
+    more: Annotated[tuple[EvalSet, ...], BeforeValidator(_named_sets), BY_CONTENT] = ()
     """More sets to evaluate: NAME to a source, or to {data, split, subset, problem_field, answer_field, num_problems, samples_per_problem}."""
     best_within: float = Field(0.01, ge=0, le=1)
     """The best evaluation is the shortest whose accuracy is at most this much below the base model's."""

@@ -4,12 +4,18 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from megatron_opsft.config_section import FREE, HomeExpanded, Section
+from megatron_opsft.config_section import (
+    ADJUSTABLE,
+    BY_CONTENT,
+    FREE,
+    HomeExpanded,
+    Section,
+)
 from megatron_opsft.errors import UserError
 
 
 class ModelConfig(Section):
-    path: Annotated[str, HomeExpanded]
+    path: Annotated[str, HomeExpanded, BY_CONTENT]
     """A Hugging Face directory or hub name, a run, a checkpoint, or `tiny_reasoner`."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Of weights and activations; main weights are float32."""
@@ -18,23 +24,23 @@ class ModelConfig(Section):
 
 
 class RolloutConfig(Section):
-    engine: str = "hf"
+    engine: Annotated[str, ADJUSTABLE] = "hf"
     """hf: Hugging Face transformers; vllm: vLLM."""
-    tp: int = Field(1, ge=1)
+    tp: Annotated[int, FREE] = Field(1, ge=1)
     """Tensor-parallel size of one vLLM engine; need not be parallel.tp."""
-    gpu_memory_fraction: float = Field(0.5, gt=0, lt=1)
+    gpu_memory_fraction: Annotated[float, FREE] = Field(0.5, gt=0, lt=1)
     """Share of a GPU that vLLM fills with weights and KV cache."""
-    kv_cache_bytes: int | None = Field(None, ge=1)
+    kv_cache_bytes: Annotated[int | None, FREE] = Field(None, ge=1)
     """KV cache of each vLLM rank; by default what gpu_memory_fraction leaves."""
-    group_size: int = Field(8, ge=1, lt=2**31)
+    group_size: Annotated[int, ADJUSTABLE] = Field(8, ge=1, lt=2**31)
     """G: responses sampled for each problem."""
     temperature: float = Field(1.0, ge=0)
     """Anything but 1 is off-policy and gets a warning."""
     top_p: float = Field(0.95, gt=0, le=1)
     """Nucleus sampling."""
-    max_response_tokens: int = Field(3500, ge=1)
+    max_response_tokens: Annotated[int, ADJUSTABLE] = Field(3500, ge=1)
     """L: longest response, end token included."""
-    batch_size: int = Field(256, ge=1, lt=2**31)
+    batch_size: Annotated[int, FREE] = Field(256, ge=1, lt=2**31)
     """Responses decoded at once by one engine."""
     seeded: bool = True
     """Each response from a seed of its own. false: vLLM's faster sampler on GPUs; responses then depend on their batch, so a repeated or resumed run samples others (docs/rollouts.md)."""
@@ -55,11 +61,11 @@ class RolloutConfig(Section):
 
 
 class SyncConfig(Section):
-    verify: Literal["off", "checksum", "full"] = "full"
+    verify: Annotated[Literal["off", "checksum", "full"], FREE] = "full"
     """Proof after every weight sync: checksums of every engine parameter; full: also log-probs of some responses."""
-    bucket_mb: int = Field(256, ge=1)
+    bucket_mb: Annotated[int, FREE] = Field(256, ge=1)
     """Size of the buckets that weights travel in, in MiB."""
-    logprob_alarm: float | None = Field(None, gt=0)
+    logprob_alarm: Annotated[float | None, FREE] = Field(None, gt=0)
     """Warn above this mean log-prob difference of engine and trainer; by default 0.001 in float32, 0.05 in bfloat16."""
 
 

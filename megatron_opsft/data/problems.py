@@ -11,7 +11,6 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, cast
 
 from megatron_opsft.config import DataConfig, EvalConfig
@@ -107,7 +106,6 @@ def load_problems(
         ),
     )
     reader = RowReader(
-        stem=Path(source).name.split(".")[0],
         problem_field=of_problem,
         answer_field=of_answer,
         prompt_file=prompt_file,

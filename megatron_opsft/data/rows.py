@@ -23,11 +23,10 @@ _ROLES = ("system", "user", "assistant")
 class RowReader:
     """Reads the rows of one source, in order.
 
-    stem: the beginning of the ids of rows without one; prompt_file: makes the text of each problem;
-    with_fields: problems have the other columns of their rows. Ids are unique over its rows.
+    prompt_file: makes the text of each problem; with_fields: problems have the other columns of
+    their rows. Ids are unique over its rows.
     """
 
-    stem: str
     problem_field: str
     answer_field: str
     prompt_file: PromptFile | None
@@ -70,12 +69,13 @@ class RowReader:
         return [Message(role="user", content=value)]
 
     def _choose_id(self, row: Row) -> str:
-        """The row's own id, or stem and row number; the row number is added to one that is
-        taken.
+        """The row's own id, or one of its number; the row number is added to one that is taken.
+
+        Never of the file's name: the seeds of responses come from ids, and a file may move.
         """
         given = next((row.fields[name] for name in ID_FIELDS if name in row.fields), None)
         usable = isinstance(given, str | int) and not isinstance(given, bool) and str(given).strip()
-        problem_id = str(given) if usable else f"{self.stem}-{row.number}"
+        problem_id = str(given) if usable else f"row-{row.number}"
         while problem_id in self._taken_ids:
             problem_id = f"{problem_id}-{row.number}"
         return problem_id

@@ -26,6 +26,7 @@ from megatron_opsft.rollout.limits import engine_traits
 from megatron_opsft.runtime.device import Device
 from megatron_opsft.runtime.libraries import installed_versions
 from megatron_opsft.storage.megatron_files import open_weights
+from megatron_opsft.storage.model_identity import tokenizer_sha256
 from megatron_opsft.storage.model_paths import TINY_REASONER, resolve_model
 from megatron_opsft.verify.verifier import describe_judge
 from megatron_opsft.weights.rectangles import whole
@@ -54,14 +55,10 @@ class EvalModel:
         """JSON of all that decides a sample: weights, what config.json makes of them, tokenizer,
         end tokens. Reads every weight.
         """
-        file = self.directory / "tokenizer.json"
-        vocabulary = sorted(self.tokenizer.get_vocab().items())
-        tokenizer = file.read_bytes() if file.is_file() else repr(vocabulary).encode()
-        template = str(self.tokenizer.chat_template).encode()
         return {
             "model_sha256": self.weights_sha256(),
             "shape": asdict(self.table.shape),
-            "tokenizer_sha256": hashlib.sha256(tokenizer + template).hexdigest(),
+            "tokenizer_sha256": tokenizer_sha256(self.directory, self.tokenizer),
             "end_tokens": sorted(self.end_tokens),
         }
 

@@ -87,7 +87,7 @@ def run_rounds(rounds: Rounds, start: Start) -> int:
     settings than those of the rounds that are there.
     """
     directory = RoundsDirectory(rounds.config.run.dir)
-    identity = {**kept(rounds.config), "--problems": rounds.problems}
+    identity = {**kept(rounds.config, places=True), "--problems": rounds.problems}
     directory.check_same(identity)
     directory.path.mkdir(parents=True, exist_ok=True)
     directory.write_manifest({"identity": identity})

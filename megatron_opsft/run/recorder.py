@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from megatron_opsft.batching.packing import PackingReport
-from megatron_opsft.config.load import to_yaml
+from megatron_opsft.config.load import load_config, to_yaml
 from megatron_opsft.errors import UserError
 from megatron_opsft.methods.facts import describe_rollouts
 from megatron_opsft.methods.updates import describe_weights
@@ -16,7 +16,7 @@ from megatron_opsft.run.advice import explain_empty_step
 from megatron_opsft.run.evaluations import Evaluations, ModelExports
 from megatron_opsft.run.metrics import MetricsLog
 from megatron_opsft.run.rollout_log import RolloutLog
-from megatron_opsft.run.summary import manifest_of, model_card, summarize
+from megatron_opsft.run.summary import adjustments, manifest_of, model_card, summarize
 from megatron_opsft.runtime.device import peak_memory_bytes
 from megatron_opsft.runtime.distributed import max_over_world
 from megatron_opsft.runtime.durable import list_checkpoints, step_name, write_json, write_text
@@ -215,9 +215,13 @@ def open_recorder(
     if session.layout.is_main:
         sources = [Path(part.path) for part in config.data.parts]
         run_dir.open(resume=resume, overwrite=overwrite, needed=[session.model_dir, *sources])
-    last_step, about = 0, manifest_of(session)
+    last_step, earlier = 0, {}
+    if session.layout.is_main and resume:
+        earlier = run_dir.read_manifest() or {}
+    about = manifest_of(session, earlier)
     if resume and list_checkpoints(session.checkpointer.directory):
-        run_dir.check_same(about["identity"])
+        # What runs of earlier versions did not write down cannot be compared.
+        run_dir.check_same(about["identity"], growing="model")
     if resume and (manifest := session.checkpointer.load_newest()):
         last_step = manifest["step"]
         session.method.restore(manifest.get("method_state", {"step": last_step + 1}))
@@ -228,6 +232,11 @@ def open_recorder(
         )
     if session.layout.is_main:
         run_dir.truncate(after_step=last_step)
+        about["adjusted"] = earlier.get("adjusted", [])
+        if last_step:
+            before = load_config(run_dir.path / "config.yaml")
+            versions = earlier.get("versions", {})
+            about["adjusted"] += adjustments(before, config, versions, last_step)
         run_dir.write_manifest(about)  # first: without it nothing in the directory is a run's
         write_text(run_dir.path / "config.yaml", to_yaml(config))
         run_dir.save_bad_rows(session.bad_rows)

@@ -8,29 +8,57 @@ from pathlib import Path
 from typing import Any
 
 from megatron_opsft.config import Config
+from megatron_opsft.config.load import changed
 from megatron_opsft.data.problems import sha256_of
 from megatron_opsft.report.plot import percent, tokens
 from megatron_opsft.report.runs import is_skipped, read_json_lines
+from megatron_opsft.runtime.distributed import broadcast_object
 from megatron_opsft.runtime.libraries import installed_versions
-from megatron_opsft.session import Session
+from megatron_opsft.runtime.phase import enter_phase
+from megatron_opsft.session import Session, log
+from megatron_opsft.storage.model_identity import (
+    FileHashes,
+    combined,
+    hash_model_files,
+    tokenizer_sha256,
+)
 from megatron_opsft.verify.verifier import describe_judge
 
 Line = Mapping[str, Any]  # of evals.jsonl
 
 
-def manifest_of(session: Session) -> dict[str, Any]:
-    """`identity` is what a resumed run must keep besides the keys of its configuration."""
+def manifest_of(session: Session, earlier: Mapping[str, Any]) -> dict[str, Any]:
+    """`identity` is what a resumed run must keep besides the keys of its configuration.
+
+    earlier: the manifest that is there, on rank 0; files that it has hashes of are not read again
+    unless they changed. Called by every rank.
+    """
     config = session.config
+    enter_phase("reading the model's files for their hash")
+    hashes: FileHashes = {}
+    if session.layout.is_main:
+        hashes = hash_model_files(session.model_dir, earlier.get("model_files", {}))
+    hashes = broadcast_object(hashes)
     held_out = {"eval": session.held_out, **session.more_held_out}
     judge, stored = config.verify, config.data.responses
+    references: Path | None = getattr(config.method, "references", None)
     return {
         "versions": installed_versions(),
         "data": session.problems.name,
+        "model_files": hashes,
         "identity": {
+            # Also the reference's and the teacher's: both are what the run began with.
+            "model": {
+                "weights_sha256": combined(hashes),
+                "tokenizer_sha256": tokenizer_sha256(
+                    session.model_dir, session.sampler.encoder.tokenizer
+                ),
+            },
             "data_sha256": session.problems.sha256,
             "held_out_sha256": {name: sha256_of(s.problems) for name, s in held_out.items() if s},
             "judge": describe_judge(judge, "") if judge.own_judge else judge.judge,
             "responses_sha256": None if stored is None else _sha256_of_file(stored),
+            **({"references_sha256": _sha256_of_file(references)} if references else {}),
             # With the teacher's behind it, where there is one.
             "example_prompt": session.sampler.encoder.example
             + ("" if session.teacher is None else session.teacher.example),
@@ -40,6 +68,27 @@ def manifest_of(session: Session) -> dict[str, Any]:
         "model": str(config.model.path),
         "world_size": session.layout.world_size,
     }
+
+
+def adjustments(
+    before: Config, config: Config, versions: Mapping[str, str], last_step: int
+) -> list[dict[str, Any]]:
+    """What a run changed when it was resumed, for its manifest: keys, and versions of libraries. It
+    warns of each.
+
+    before, versions: its configuration and libraries until now. last_step: the last one with them.
+    """
+    found = changed(before, config)
+    now = installed_versions()
+    for library in sorted({*versions, *now} if versions else ()):
+        if versions.get(library) != now.get(library):
+            found[library] = versions.get(library), now.get(library)
+    for name, (old, new) in found.items():
+        log.warning("%s=%s from step %d on; until now it was %s", name, new, last_step + 1, old)
+    return [
+        {"key": name, "before": old, "now": new, "after_step": last_step}
+        for name, (old, new) in found.items()
+    ]
 
 
 def _sha256_of_file(path: Path) -> str:

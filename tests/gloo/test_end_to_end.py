@@ -169,6 +169,7 @@ def test_another_chat_template_is_refused_on_resume(
     run_dir = shutil.copytree(undisturbed, tmp_path / "run")
     manifest = json.loads((run_dir / "manifest.json").read_text())
     names = {"data_sha256", "held_out_sha256", "judge", "responses_sha256", "example_prompt"}
+    names |= {"model"}
     assert names == manifest["identity"].keys() and manifest["identity"]["held_out_sha256"]["eval"]
     manifest["identity"]["example_prompt"] += "Today is the 1st."
     (run_dir / "manifest.json").write_text(json.dumps(manifest))

@@ -1,11 +1,21 @@
 """Config files: every mistake is one line that names the key, the value and the fix."""
 
+import ast
 import re
 from pathlib import Path
 
 import pytest
 
-from megatron_opsft.config.load import check_resumable, config_hash, load_config, to_yaml
+import megatron_opsft
+from megatron_opsft.config import Config
+from megatron_opsft.config.load import (
+    changed,
+    check_resumable,
+    config_hash,
+    kept,
+    load_config,
+    to_yaml,
+)
 from megatron_opsft.errors import UserError
 from megatron_opsft.rollout.limits import check_lengths, fit_lengths
 
@@ -139,10 +149,66 @@ def test_what_decides_no_number_may_change_on_resume(path: Path, override: str) 
 
 
 @pytest.mark.parametrize(
+    "override",
+    ["model.path=n", "data.train=e", "data.responses=r.parquet", "eval.data=f", "eval.more={a: g}"],
+)
+def test_what_a_run_reads_may_lie_elsewhere(path: Path, override: str) -> None:
+    """Its manifest has hashes of the content, which are compared instead."""
+    key, _, _ = override.partition("=")
+    there = {"data.responses": "s.parquet", "eval.more": "{a: h}"}.get(key, "z")
+    before, now = load_config(path, [f"{key}={there}"]), load_config(path, [override])
+    check_resumable(before, now, path.parent)
+    assert changed(before, now) == {} and kept(before, places=True) != kept(now, places=True)
+
+
+# They only say where something is to be seen.
+NO_REMEDY = {"eval.data", "eval.holdout"}
+KEY = re.compile(r"\b([a-z]+)\.([a-z_]+)\b")
+
+
+def named_by_remedies() -> set[tuple[str, str]]:
+    """(section, key) of a run that any sentence of the package tells the user to raise or lower."""
+    found = set()
+    for file in Path(megatron_opsft.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if not (isinstance(node, ast.Constant) and isinstance(node.value, str)):
+                continue
+            if re.search(r"\b([Rr]aise|[Ll]ower)\b", node.value):
+                found |= set(KEY.findall(node.value))
+    return {(section, key) for section, key in found if f"{section}.{key}" not in NO_REMEDY}
+
+
+def test_every_key_that_a_remedy_names_may_change_on_resume(path: Path) -> None:
+    config, seen = load_config(path), set()
+    for section, key in named_by_remedies():
+        # A method is what a run is; what its keys contradict is found before the first step.
+        keys = getattr(config, section) if section in Config.model_fields else None
+        if section == "method" or keys is None or key not in type(keys).model_fields:
+            continue
+        old = getattr(keys, key)
+        another = "full" if isinstance(old, str) else not old if isinstance(old, bool) else 7
+        now = keys.model_copy(update={key: another})
+        check_resumable(config, config.model_copy(update={section: now}), path.parent)
+        seen.add(f"{section}.{key}")
+    assert seen >= {
+        *("rollout.gpu_memory_fraction", "rollout.batch_size", "rollout.kv_cache_bytes"),
+        *("rollout.tp", "sync.bucket_mb", "verify.timeout_seconds", "eval.max_response_tokens"),
+        *("data.prompts_per_step", "rollout.group_size", "train.max_tokens_per_microbatch"),
+    }
+
+
+@pytest.mark.parametrize(
+    "override", ["sync.logprob_alarm=1", "run.device=cpu", "rollout.max_response_tokens=77"]
+)
+def test_so_may_others(path: Path, override: str) -> None:
+    check_resumable(load_config(path), load_config(path, [override]), path.parent)
+
+
+@pytest.mark.parametrize(
     ("override", "said"),
     [
         ("optimizer.lr=1", r"optimizer\.lr=1e-07, not 1\.0: "),
-        ("data.train=e", r"data\.train="),
+        ("data.train=[{path: d, weight: 2}]", r"data\.train='d', not \[{'path': 'd'"),
         (GRPO, r"method\.name="),
         ("run.steps=900", r"run\.steps=300, not 900: .*so the rate would jump"),
     ],
@@ -180,8 +246,9 @@ def test_prompts_and_held_out_responses_may_be_as_long_as_model_and_engine_allow
     check_resumable(fitted, base, path.parent)
     shorter = fitted.eval.model_copy(update={"max_response_tokens": 9})
     shorter.model_fields_set.add("max_response_tokens")
-    with pytest.raises(UserError, match="eval.max_response_tokens"):
-        check_resumable(fitted, fitted.model_copy(update={"eval": shorter}), path.parent)
+    resumed = fitted.model_copy(update={"eval": shorter})
+    check_resumable(fitted, resumed, path.parent)
+    assert changed(fitted, resumed) == {"eval.max_response_tokens": (held_out, 9)}
 
 
 def test_prompts_and_responses_that_do_not_fit_are_one_line(path: Path) -> None:

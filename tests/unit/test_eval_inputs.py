@@ -55,7 +55,7 @@ def test_local_files_replace_the_hub_and_keep_the_papers_n(tmp_path: Path) -> No
     assert (loaded.samples, len(loaded.problems), len(loaded.data.problems)) == (64, 3, 5)
     (own,) = load(data={"mine": file}, problem_field="text", answer_field="gold")
     assert (own.samples, own.problems[1].text, own.problems[1].answer) == (16, "1 + 1?", "1")
-    assert own.key(own.problems[0].id) == "mine/x-1"
+    assert own.key(own.problems[0].id) == "mine/row-1"
     assert load(data={"mine": file}, samples=3)[0].samples == 3
     assert load(data={"mine": file}, temperature=0)[0].samples == 1
 

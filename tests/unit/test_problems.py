@@ -58,7 +58,7 @@ def test_bad_lines_are_listed_with_their_line_numbers_and_ids_are_unique(tmp_pat
     rows += ['{"problem": " ", "answer": "1"}']
     source = write_rows(tmp_path / "set.v1.jsonl", rows)
     read = load_problems(source)
-    assert [problem.id for problem in read.problems] == ["a", "a-2", "7", "set-4", "a-5", "a-2-6"]
+    assert [problem.id for problem in read.problems] == ["a", "a-2", "7", "row-4", "a-5", "a-2-6"]
     head, broken, *others, number, rest = describe_bad_rows(read, limit=4).splitlines()
     assert (head, rest) == (f"{source}: 5 of 11 rows left out", "  ... and 1 more")
     assert broken.startswith(f"  {source}:8: not JSON")
