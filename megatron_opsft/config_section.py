@@ -50,10 +50,19 @@ BY_CONTENT = "by content"
 """Marks a key that says where something is. A resumed run may find it elsewhere, and compares what
 is there: manifest.json has its hash.
 """
-# `~/x` and `~name/x`, as a shell expands them, though not behind `key=`.
-HomeExpanded = BeforeValidator(
-    lambda value: os.path.expanduser(value) if isinstance(value, str) else value
-)
+
+
+def _expanded(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    value = os.path.expandvars(value)
+    if unknown := re.search(r"\$(\w+|\{\w+\})", value):
+        raise ValueError(f"{unknown[0]} is no variable of the environment; set it, or write it out")
+    return os.path.expanduser(value)
+
+
+# `~/x`, `$NAME/x` and `${NAME}/x`, as a shell expands them; it does not in a file or behind `key=`.
+Expanded = BeforeValidator(_expanded)
 
 
 def _parts(value: Any) -> Any:
@@ -78,13 +87,13 @@ def _named(value: Any) -> Any:
 
 
 # A mapping, or NAME=FILE as often as there are names.
-NamedFiles = Annotated[dict[str, Annotated[str, HomeExpanded]], BeforeValidator(_named)]
+NamedFiles = Annotated[dict[str, Annotated[str, Expanded]], BeforeValidator(_named)]
 
 
 class MixturePart(Section):
     """A source of a mixture; what it does not say is as in `data`."""
 
-    path: Annotated[str, HomeExpanded]
+    path: Annotated[str, Expanded]
     weight: float = Field(1.0, gt=0)
     split: str | None = None
     subset: str | None = None
@@ -127,7 +136,7 @@ def _template_name(name: str) -> str:
 
 
 # A prompt that is shipped, or a file of the user's.
-TemplateName = Annotated[str, HomeExpanded, AfterValidator(_template_name)]
+TemplateName = Annotated[str, Expanded, AfterValidator(_template_name)]
 MATH = "math"
 _OWN_JUDGE = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*")
 

@@ -4,7 +4,8 @@
 #   sbatch slurm/convert.sh to-megatron --hf DIR --out DIR --verify
 #   sbatch slurm/convert.sh to-hf --megatron runs/x/checkpoints/step_000300 --config-from DIR --out DIR
 #
-# The arguments are those of tools/convert_hf.py; the same command again starts anew where it was killed.
+# The arguments are those of tools/convert_hf.py; a conversion that is stopped begins anew, so the
+# time limit must hold a whole one, and the job gives up after a few that were stopped.
 # All other settings: slurm/common.sh.
 #
 #SBATCH --job-name=opsft-convert
@@ -19,7 +20,6 @@
 #SBATCH --output=%x-%j.out
 set -euo pipefail
 
-MAX_EARLY_STOPS=100 # each start has saved what it did
 # shellcheck source=slurm/common.sh
 source "${SCRIPT_DIR:-${PROJECT_DIR:-$SLURM_SUBMIT_DIR}/slurm}/common.sh"
 run_ranks "$PYTHON" -m megatron_opsft convert "$@"

@@ -10,7 +10,7 @@ from megatron_opsft.config_section import (
     BY_CONTENT,
     FREE,
     MATH,
-    HomeExpanded,
+    Expanded,
     JudgeName,
     MixturePart,
     Section,
@@ -31,7 +31,7 @@ class DataConfig(Section):
     """Field of the problem (text or chat messages; may be dotted); by default the first of problem, question, prompt."""
     answer_field: str | None = None
     """Field of the gold answer (may be dotted); by default the first of answer, final_answer, solution."""
-    responses: Annotated[Path | None, HomeExpanded, BY_CONTENT] = None
+    responses: Annotated[Path | None, Expanded, BY_CONTENT] = None
     """Fixed data, written by the command `data`, for a method that samples nothing; B x G responses a step."""
     prompts_per_step: Annotated[int, ADJUSTABLE] = Field(64, ge=1, lt=2**31)
     """B: problems drawn in each step."""
@@ -73,7 +73,7 @@ class VerifyConfig(Section):
 
 
 class RunConfig(Section):
-    dir: Annotated[Path, HomeExpanded, FREE] = Path("runs/default")
+    dir: Annotated[Path, Expanded, FREE] = Path("runs/default")
     """Run directory; everything the run writes is below it."""
     steps: Annotated[int, FREE] = Field(300, ge=0)
     """Training steps: one rollout batch and one update each."""
@@ -125,7 +125,7 @@ class EvalSet(Section):
     """More held-out problems, sampled as those of `eval`; None: as there."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_]+$")]
-    data: Annotated[str, HomeExpanded]
+    data: Annotated[str, Expanded]
     split: str | None = None
     subset: str | None = None
     problem_field: str | None = None
@@ -145,7 +145,7 @@ def _named_sets(value: object) -> object:
 
 
 class EvalConfig(Section):
-    data: Annotated[str | None, HomeExpanded, BY_CONTENT] = None
+    data: Annotated[str | None, Expanded, BY_CONTENT] = None
     """Held-out problems, such as the test split of data.train; of `arithmetic` by default its own."""
     split: str | None = None
     """Split of a Hugging Face data set; by default its `test`."""

@@ -8,14 +8,14 @@ from megatron_opsft.config_section import (
     ADJUSTABLE,
     BY_CONTENT,
     FREE,
-    HomeExpanded,
+    Expanded,
     Section,
 )
 from megatron_opsft.errors import UserError
 
 
 class ModelConfig(Section):
-    path: Annotated[str, HomeExpanded, BY_CONTENT]
+    path: Annotated[str, Expanded, BY_CONTENT]
     """A Hugging Face directory or hub name, a run, a checkpoint, or `tiny_reasoner`."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Of weights and activations; main weights are float32."""

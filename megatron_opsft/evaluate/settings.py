@@ -11,7 +11,7 @@ from megatron_opsft.config.load import load
 from megatron_opsft.config.run_prompt import settings_of_run
 from megatron_opsft.config_section import (
     CommaSeparated,
-    HomeExpanded,
+    Expanded,
     JudgeName,
     NamedFiles,
     Section,
@@ -62,7 +62,7 @@ class EvalSettings(Section):
     """Field of the problem in the files of data; found if its name is a common one."""
     answer_field: str | None = None
     """Field of the answer, likewise; either may be dotted."""
-    out: Annotated[Path, HomeExpanded]
+    out: Annotated[Path, Expanded]
     """Directory to write; the same command continues in it."""
     engine: str = "hf"
     """hf: transformers; vllm: vLLM."""

@@ -11,6 +11,7 @@ is taken over. No clocks are compared, and no lock service of the file system is
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -29,6 +30,8 @@ LOCK = ".run_lock"
 NOT_SET = "(not set)"
 BEAT_SECONDS = 10.0
 SILENT_SECONDS = 60.0  # the same for all who may want the directory
+# What belongs to a step, whole or not, and TensorBoard's events.
+_OURS_BY_NAME = re.compile(r"(\.partial_(replaced_)?)?step_[0-9]{6,}.*|events\.out\.tfevents\..*")
 
 
 class OwnedDirectory:
@@ -117,7 +120,13 @@ class OwnedDirectory:
                     "delete it, so name another directory"
                 )
         for entry in entries:  # what a kill leaves has its manifest: it can be cleared again
-            remove(entry)
+            if not (entry.is_symlink() and entry.is_dir()):
+                remove(entry)
+                continue
+            # A link to another disk stays, for what comes next. More may lie there than ours.
+            for inner in entry.iterdir():
+                if _OURS_BY_NAME.fullmatch(inner.name):
+                    remove(inner)
 
     @contextmanager
     def locked(self) -> Iterator[None]:

@@ -138,6 +138,18 @@ def test_home_is_expanded_in_names_of_places(path: Path, monkeypatch: pytest.Mon
     assert list(map(str, found)) == [f"/home/somebody/{key}" for key in keys]
 
 
+def test_so_are_variables_of_the_environment_and_one_that_is_not_set_is_named(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SCRATCH", "/scratch/me")
+    monkeypatch.delenv("NOWHERE", raising=False)
+    loaded = load_config(path, ["run.dir=${SCRATCH}/run", "model.path=$SCRATCH/m"])
+    assert (str(loaded.run.dir), loaded.model.path) == ("/scratch/me/run", "/scratch/me/m")
+    for word in ("$NOWHERE", "${NOWHERE}"):
+        said = error_of(path, f"run.dir={word}/run")
+        assert f"{word} is no variable of the environment; set it" in said
+
+
 @pytest.mark.parametrize(
     "override",
     ["parallel.tp=2", "run.steps=900", "checkpoint.keep=9", "run.dir=b", "eval.export_best=true"],

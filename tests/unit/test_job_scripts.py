@@ -414,8 +414,8 @@ def test_images_of_containers(slurm: FakeSlurm) -> None:
     assert f"--container-mounts=/data:/data,{ROOT}/slurm:{ROOT}/slurm,{logs}:{logs} " in of_pyxis
 
 
-def test_evaluation_and_conversion_are_requeued_at_every_time_limit(slurm: FakeSlurm) -> None:
-    """Neither listens to signals: what is done is in their files."""
+def test_an_evaluation_is_requeued_at_every_time_limit(slurm: FakeSlurm) -> None:
+    """It does not listen to signals: what is done is in its files."""
     settings = {"MODEL": "m", "OUT": "o", "BENCHMARKS": "gsm8k"}
     assert slurm.run("eval.sh", ["seed=1"], **settings).returncode == 0
     assert slurm.run("convert.sh", ["to-hf", "--out", "o"]).returncode == 0
@@ -423,6 +423,15 @@ def test_evaluation_and_conversion_are_requeued_at_every_time_limit(slurm: FakeS
         "python -m megatron_opsft eval --model m --benchmarks gsm8k --out o engine=vllm seed=1",
         "python -m megatron_opsft convert to-hf --out o",
     ]
-    for script in [*["eval.sh"] * 5, *["convert.sh"] * 5]:
-        assert slurm.run(script, codes=[138], **settings).returncode == REQUEUE_EXIT_CODE
+    for _ in range(5):
+        assert slurm.run("eval.sh", codes=[138], **settings).returncode == REQUEUE_EXIT_CODE
     assert slurm.run("eval.sh", OUT="o").returncode not in (0, REQUEUE_EXIT_CODE)
+
+
+def test_a_conversion_that_is_always_stopped_is_given_up(slurm: FakeSlurm) -> None:
+    """It begins anew each time."""
+    for _ in range(3):
+        ended = slurm.run("convert.sh", ["to-hf", "--out", "o"], codes=[138])
+        assert ended.returncode == REQUEUE_EXIT_CODE
+    ended = slurm.run("convert.sh", ["to-hf", "--out", "o"], codes=[138])
+    assert ended.returncode == 1 and "gave up: 4 starts in a row" in ended.stdout

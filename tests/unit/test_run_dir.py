@@ -49,6 +49,19 @@ def test_overwrite_keeps_an_evaluation_and_what_the_run_reads(run: RunDir) -> No
     assert not (run.path / "hf").exists()
 
 
+def test_overwrite_keeps_a_link_to_another_disk_and_what_others_have_there(
+    run: RunDir, tmp_path: Path
+) -> None:
+    disk = tmp_path / "disk"
+    (run.path / "checkpoints").rename(disk)
+    (disk / "step_of_mine").touch()
+    (disk / ".partial_step_000002").mkdir()
+    (run.path / "checkpoints").symlink_to(disk)
+    run.open(resume=False, overwrite=True)
+    assert (run.path / "checkpoints").is_symlink()
+    assert [path.name for path in disk.iterdir()] == ["step_of_mine"]
+
+
 def test_files_of_others_where_the_model_will_be_written_are_refused_at_the_start(
     run: RunDir,
 ) -> None:

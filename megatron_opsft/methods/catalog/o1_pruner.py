@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from megatron_opsft.config_section import BY_CONTENT, HomeExpanded
+from megatron_opsft.config_section import BY_CONTENT, Expanded
 from megatron_opsft.errors import UserError
 from megatron_opsft.methods.advantages import Values, z_score
 from megatron_opsft.methods.facts import Group, ReferenceStatistics
@@ -27,7 +27,7 @@ class O1Pruner(PolicySettings):
     aggregation: AggregationKey = "sequence_sum"
     form: Literal["online", "fixed"] = "online"
     """Responses of the policy, or the reference model's from a fixed data set."""
-    references: Annotated[Path | None, HomeExpanded, BY_CONTENT] = None
+    references: Annotated[Path | None, Expanded, BY_CONTENT] = None
     """Lines of JSON: problem_id, mean_tokens and accuracy of the reference model."""
     accuracy_weight: float = Field(2.0, ge=0)
     """Lambda, of accuracy against length."""
