@@ -20,6 +20,7 @@ from megatron_opsft.errors import NothingLeft, UserError
 from megatron_opsft.records import Callback
 from megatron_opsft.runtime.libraries import loading_libraries
 from megatron_opsft.runtime.phase import STOP_SIGNALS
+from megatron_opsft.runtime.successive import ended_with_its_job
 
 if TYPE_CHECKING:
     from megatron_opsft.convert.run import Figures
@@ -74,7 +75,8 @@ def train(
     resume: continue from the newest checkpoint; "auto": or start anew where there is no run.
     overwrite: delete what the run's directory holds. Ctrl-C, SIGTERM and `run.max_minutes` make it
     checkpoint after the step and return. Called in the main thread. Errors: also
-    `NonFiniteError` and `SyncError` (megatron_opsft.errors).
+    `NonFiniteError` and `SyncError` (megatron_opsft.errors). After an error of all ranks this
+    process can train and evaluate again; where one rank fails alone, the others' processes end.
     """
     if not isinstance(config, Config):
         raise UserError(f"train: give a configuration: train(load_config({str(config)!r}))")
@@ -85,6 +87,7 @@ def train(
     with ExitStack() as after:  # signals mean again what they meant before
         for number in STOP_SIGNALS:
             after.callback(signal.signal, number, signal.getsignal(number))
+        after.enter_context(ended_with_its_job())
         code = start_training(config, resume=resume, overwrite=overwrite, callbacks=callbacks)
     return TrainedRun(directory=config.run.dir, finished=code == 0)
 
@@ -126,16 +129,19 @@ def evaluate(
     `data={"mine": "problems.jsonl"}` (docs/evaluation.md). The same call continues what is in
     `out`. Returns None on ranks other than 0.
     """
-    from megatron_opsft.evaluate.settings import check_settings, load_settings
+    with ended_with_its_job():
+        from megatron_opsft.evaluate.settings import check_settings, load_settings
 
-    given = {key: str(value) if isinstance(value, Path) else value for key, value in keys.items()}
-    loaded = load_settings(Path(settings) if settings is not None else None, (), given)
-    check_settings(loaded)
-    from megatron_opsft.evaluate.results import read_results
+        given = {
+            key: str(value) if isinstance(value, Path) else value for key, value in keys.items()
+        }
+        loaded = load_settings(Path(settings) if settings is not None else None, (), given)
+        check_settings(loaded)
+        from megatron_opsft.evaluate.results import read_results
 
-    with loading_libraries():
-        from megatron_opsft.evaluate.run import evaluate as run
-    return read_results(loaded.out) if run(loaded, overwrite=overwrite) else None
+        with loading_libraries():
+            from megatron_opsft.evaluate.run import evaluate as run
+        return read_results(loaded.out) if run(loaded, overwrite=overwrite) else None
 
 
 def convert(

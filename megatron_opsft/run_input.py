@@ -10,6 +10,7 @@ from megatron_opsft.config.run import EvalSet
 from megatron_opsft.data.mixture import (
     describe_data,
     drop_unusable_prompts,
+    leave_out_held_out,
     load_training,
     take_held_out,
 )
@@ -100,6 +101,10 @@ def read_input(config: Config, model_dir: Path, shape: ModelShape) -> RunInput:
             "eval.more adds to the main evaluation set, but there is none; set eval.data "
             "to one of them, or eval.holdout"
         )
+    sets = {f"eval.more.{name}": given for name, given in more.items()}
+    if held_out is not None:
+        sets["eval.data"] = held_out
+    problems = leave_out_held_out(problems, sets)
     read = [problems, *([held_out] if held_out is not None else []), *more.values()]
     stored = _read_stored(config, shape)
     teacher: str | None = getattr(config.method, "teacher_template", None)

@@ -46,6 +46,7 @@ def read_model_shape(model_dir: Path) -> ModelShape:
     path = Path(model_dir) / "config.json"
     config = read_json(path)
     architecture = _architecture(config, path)
+    _check_needs_no_foreign_code(config, architecture, path)
     config = {**architecture.defaults, **config}
     for name, value in (*FIXED_FIELDS, *architecture.fixed_fields):
         _check_fixed(config, name, value, path)
@@ -116,6 +117,21 @@ def _architecture(config: dict[str, Any], path: Path) -> Architecture:
             f"{path}: architecture {label} is not supported; supported: {', '.join(ARCHITECTURES)}"
         )
     return found
+
+
+def _check_needs_no_foreign_code(
+    config: dict[str, Any], architecture: Architecture, path: Path
+) -> None:
+    """`UserError` where transformers knows the model type by code beside the weights alone. Such
+    code is never run; where the type is known too, transformers' own code is used.
+    """
+    model_type = config.get("model_type", architecture.model_type)
+    if config.get("auto_map") and model_type != architecture.model_type:
+        raise UserError(
+            f"{path}: model_type {model_type} needs the code that auto_map names, and code that "
+            f"comes with a model is never run; if this is a {architecture.hf_name}, set model_type "
+            f"to {architecture.model_type} and remove auto_map"
+        )
 
 
 def _check_fixed(config: dict[str, Any], name: str, supported: object, path: Path) -> None:

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from heapq import heappop, heappush, heapreplace
 from itertools import count
 
-import numpy as np
-
 Bin = list[int]
 
 
@@ -58,19 +56,55 @@ def plan_packing(
     return ranks
 
 
+class _Bins:
+    """Bins that are asked for a place again and again, by sequences that come longest first.
+
+    So a bin that has room keeps it until something is put into it, and each sequence moves few
+    bins between the two heaps.
+    """
+
+    def __init__(self) -> None:
+        self.room: list[int] = []
+        self._roomy: list[tuple[float, int]] = []  # a heap of (cost, bin); room is checked on top
+        self._full: list[tuple[int, int, float]] = []  # of (-room, bin, cost): too small for now
+
+    def add(self, room: int) -> None:
+        """One bin more, of no cost yet."""
+        heappush(self._roomy, (0.0, len(self.room)))
+        self.room.append(room)
+
+    def cheapest(self, length: int) -> int | None:
+        """The bin of the least cost, of those the first, with room for `length` tokens."""
+        while self._full and -self._full[0][0] >= length:
+            _, index, cost = heappop(self._full)
+            heappush(self._roomy, (cost, index))
+        while self._roomy and self.room[self._roomy[0][1]] < length:
+            cost, index = heappop(self._roomy)
+            heappush(self._full, (-self.room[index], index, cost))
+        return self._roomy[0][1] if self._roomy else None
+
+    def fill(self, room: int, cost: float) -> None:
+        """Leave `room` in the bin that `cheapest` has just named, which costs so much more."""
+        spent, index = self._roomy[0]
+        self.room[index] = room
+        heapreplace(self._roomy, (spent + cost, index))
+
+    def most_room(self) -> int:
+        """After `cheapest` has found none; -1 where there is no bin."""
+        return -self._full[0][0] if self._full else -1
+
+
 def _first_fit(lengths: Sequence[int], order: Sequence[int], budget: int) -> int:
     """Bins, where each sequence, in `order`, goes into the first with room, or a new one."""
-    num_bins = 0
-    room = np.zeros(len(lengths), dtype=np.int64)
+    bins = _Bins()  # all of one cost: the cheapest is the first
     for index in order:
-        fits = room[:num_bins] >= lengths[index]
-        first = int(fits.argmax()) if num_bins else 0
-        if num_bins and fits[first]:
-            room[first] -= lengths[index]
+        length = lengths[index]
+        first = bins.cheapest(length)
+        if first is None:
+            bins.add(budget - length)
         else:
-            room[num_bins] = budget - lengths[index]
-            num_bins += 1
-    return num_bins
+            bins.fill(bins.room[first] - length, 0.0)
+    return len(bins.room)
 
 
 def _spread(
@@ -83,8 +117,11 @@ def _spread(
 ) -> list[list[Bin]] | None:
     """`num_bins` bins for each rank; None where a sequence finds no room."""
     ranks: list[list[Bin]] = [[[] for _ in range(num_bins)] for _ in range(dp_size)]
-    load = [[0.0] * num_bins for _ in ranks]
-    room = [[max(lengths, default=0)] * num_bins for _ in ranks]  # empty: any one goes in
+    bins_of = [_Bins() for _ in ranks]
+    longest = max(lengths, default=0)
+    for bins in bins_of:
+        for _ in range(num_bins):
+            bins.add(longest)  # empty: any one goes in
     cheapest = [(0.0, rank) for rank in range(dp_size)]  # a heap of (cost, rank)
     full: list[tuple[int, int, float]] = []  # a heap of (-room, rank, cost): without room for now
     for index in order:
@@ -92,16 +129,19 @@ def _spread(
         while full and -full[0][0] >= length:
             _, rank, spent = heappop(full)
             heappush(cheapest, (spent, rank))
-        while cheapest and max(room[cheapest[0][1]], default=-1) < length:
-            spent, rank = heappop(cheapest)
-            heappush(full, (-max(room[rank], default=-1), rank, spent))
-        if not cheapest:
+        place = None
+        while cheapest and place is None:
+            spent, rank = cheapest[0]
+            place = bins_of[rank].cheapest(length)
+            if place is None:
+                heappop(cheapest)
+                heappush(full, (-bins_of[rank].most_room(), rank, spent))
+        if place is None:
             return None
-        spent, rank = cheapest[0]
-        _, b = min((load[rank][b], b) for b in range(num_bins) if room[rank][b] >= length)
-        room[rank][b] = (room[rank][b] if ranks[rank][b] else budget) - length
-        load[rank][b] += cost[index]
-        ranks[rank][b].append(index)
+        bins = bins_of[rank]
+        before = bins.room[place] if ranks[rank][place] else budget
+        bins.fill(before - length, cost[index])
+        ranks[rank][place].append(index)
         heapreplace(cheapest, (spent + cost[index], rank))
     return ranks
 

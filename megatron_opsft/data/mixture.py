@@ -4,7 +4,7 @@ is held out; which problems a step draws, each source by its weight; and what a 
 
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
@@ -69,11 +69,43 @@ def drop_unusable_prompts(
     return replace(problem_set, problems=tuple(kept), bad_rows=tuple(bad_rows)).checked()
 
 
-def take_held_out(problem_set: ProblemSet, num: int, seed: int) -> tuple[ProblemSet, ProblemSet]:
-    """(what is left to train on, `num` problems drawn with `seed`); all rows of one text are on one
-    side. Errors: `UserError` where nothing would be left.
+def asked(problem: Problem) -> tuple[str, ...]:
+    """What a problem asks, the same for two that differ in white space alone: each message."""
+    told = [*(message.content for message in problem.before), problem.text]
+    return tuple(" ".join(text.split()) for text in told)
+
+
+def leave_out_held_out(training: ProblemSet, held_out: Mapping[str, ProblemSet]) -> ProblemSet:
+    """The training problems that no evaluation asks; the others become bad rows.
+
+    held_out: the sets by what they are called in messages. Errors: `UserError` where nothing is
+    left.
     """
-    texts = list(dict.fromkeys(problem.text for problem in problem_set.problems))
+    evaluated = {
+        asked(problem): name for name, given in held_out.items() for problem in given.problems
+    }
+    kept, bad_rows = [], [*training.bad_rows]
+    for problem in training.problems:
+        if (name := evaluated.get(asked(problem))) is None:
+            kept.append(problem)
+        else:
+            source = training.sources[problem.part]
+            reason = f"also in {name}: what is evaluated is not trained on"
+            bad_rows.append(BadRow(source=source, row=problem.row, reason=reason))
+    if not kept:
+        raise UserError(
+            f"data.train={training.name}: all of its {len(training.problems)} problems are also in "
+            f"{' or '.join(held_out)}, and what is evaluated is not trained on; train on others, "
+            "or set eval.holdout=N instead, which takes N problems out of training"
+        )
+    return replace(training, problems=tuple(kept), bad_rows=tuple(bad_rows))
+
+
+def take_held_out(problem_set: ProblemSet, num: int, seed: int) -> tuple[ProblemSet, ProblemSet]:
+    """(what is left to train on, `num` problems drawn with `seed`); all rows that ask the same are
+    on one side. Errors: `UserError` where nothing would be left.
+    """
+    texts = list(dict.fromkeys(asked(problem) for problem in problem_set.problems))
     if num >= len(texts):
         raise UserError(
             f"eval.holdout={num}: {problem_set.name} has only {len(texts)} different problems; "
@@ -82,14 +114,14 @@ def take_held_out(problem_set: ProblemSet, num: int, seed: int) -> tuple[Problem
     held = set(random.Random(f"holdout:{seed}").sample(texts, num))
     sides: tuple[list[Problem], list[Problem]] = ([], [])
     for problem in problem_set.problems:
-        sides[problem.text in held].append(problem)
+        sides[asked(problem) in held].append(problem)
     train, test = (replace(problem_set, problems=tuple(side)) for side in sides)
     return train, replace(test, name=f"{problem_set.name} (held out)", bad_rows=())
 
 
 def describe_data(config: Config, problems: ProblemSet, held_out: ProblemSet | None) -> list[str]:
     """What a user should know of a run's data before anything is computed: one entry a fact."""
-    said = [describe_bad_rows(problems)]
+    said = [describe_bad_rows(problems), _describe_contradictions(problems)]
     counts = Counter(problem.part for problem in problems.problems)
     weights = [part.weight for part in config.data.parts]
     for number, source in enumerate(problems.sources):
@@ -108,6 +140,23 @@ def describe_data(config: Config, problems: ProblemSet, held_out: ProblemSet | N
     elif bad := describe_bad_rows(held_out):
         said.append(f"held out: {bad}")
     return [line for line in said if line]
+
+
+def _describe_contradictions(problem_set: ProblemSet) -> str:
+    """How many problems have several gold answers, and the first of them; "" if none."""
+    answers: dict[tuple[str, ...], dict[str, Problem]] = {}
+    for problem in problem_set.problems:
+        written = "".join(problem.answer.split())
+        answers.setdefault(asked(problem), {}).setdefault(written, problem)
+    several = [[*by_answer.values()] for by_answer in answers.values() if len(by_answer) > 1]
+    if not several:
+        return ""
+    first, second = several[0][:2]
+    return (
+        f"{len(several)} of {len(answers)} problems have several gold answers, such as "
+        f"{first.answer!r} in row {first.row} and {second.answer!r} in row {second.row}: one of "
+        "them teaches what is wrong"
+    )
 
 
 def describe_bad_rows(problem_set: ProblemSet, limit: int = 5) -> str:

@@ -157,7 +157,7 @@ def load_tokenizer(path: str | Path, *, option: str = MODEL_OPTION) -> PreTraine
         )
     kind = PreTrainedTokenizerFast if is_described else AutoTokenizer
     try:
-        tokenizer = kind.from_pretrained(str(path))
+        tokenizer = kind.from_pretrained(str(path), trust_remote_code=False)
     except Exception as error:  # the library of tokenizer.json raises bare Exception
         reason = first_line(error)
         raise UserError(f"{option}: cannot load a tokenizer from {path}: {reason}") from error

@@ -17,6 +17,9 @@ ANSWER_FIELDS = ("answer", "final_answer", "solution")
 ID_FIELDS = ("id", "unique_id")
 ABSENT = object()  # of a field that a row does not have; null is a value
 _ROLES = ("system", "user", "assistant")
+# What collections write where they have no answer, such as that of a theorem to prove.
+_NO_ANSWERS = {"proof", "notfound", "not found", "n/a", "nan", "null", "no answer"}
+_IMAGE_FIELDS, _IMAGE_TAG = ("image", "images"), "<image>"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +43,11 @@ class RowReader:
         *before, last = self._messages(find_field(row.fields, self.problem_field))
         answer = find_field(row.fields, self.answer_field)
         gold = read_answer(None if answer is ABSENT else answer, self.answer_field)
+        # A judge of the user's own knows what its answers mean.
+        if not self.with_fields and gold.strip().casefold() in _NO_ANSWERS:
+            raise RowError(f"{self.answer_field} is {gold.strip()!r}, which is no answer")
+        if _IMAGE_TAG in last.content or any(row.fields.get(name) for name in _IMAGE_FIELDS):
+            raise RowError("it has an image, and only text is trained on")
         text, problem_id = last.content, self._choose_id(row)
         if self.prompt_file is not None:
             text = self.prompt_file.render(text, row.fields)
@@ -56,8 +64,13 @@ class RowReader:
         )
 
     def _messages(self, value: object) -> list[Message]:
-        """Text is one message."""
+        """Text is one message, or the JSON of several."""
         name = self.problem_field
+        if isinstance(value, str) and value.lstrip().startswith("[{"):
+            with suppress(ValueError, RecursionError):
+                read = json.loads(value)
+                if all(isinstance(item, dict) and "role" in item for item in read):
+                    value = read
         if value is ABSENT or value is None:
             raise RowError(f"no {name}")
         if isinstance(value, list):

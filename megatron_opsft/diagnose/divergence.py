@@ -38,10 +38,12 @@ def load_model(model: EvalModel, dtype: torch.dtype, device: Device) -> PreTrain
             "diagnose distributes models over several GPUs with accelerate, which is not "
             "installed; pip install accelerate, or let it see one GPU (CUDA_VISIBLE_DEVICES=0)"
         )
-    options: dict[str, Any] = {"dtype": dtype} | ({"device_map": "auto"} if several else {})
+    options: dict[str, Any] = {"dtype": dtype, "trust_remote_code": False}
+    if several:
+        options["device_map"] = "auto"
     is_megatron = is_dist_checkpoint(model.directory)
     if is_megatron:
-        options["config"] = AutoConfig.from_pretrained(model.directory)
+        options["config"] = AutoConfig.from_pretrained(model.directory, trust_remote_code=False)
         options["state_dict"] = dict(model.tensors())
     kind = getattr(transformers, model.table.shape.architecture)
     loaded = kind.from_pretrained(None if is_megatron else model.directory, **options)

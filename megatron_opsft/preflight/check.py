@@ -23,6 +23,7 @@ from megatron_opsft.rollout.limits import (
     fit_lengths,
 )
 from megatron_opsft.runtime.durable import list_checkpoints
+from megatron_opsft.runtime.launched import is_launched
 from megatron_opsft.runtime.libraries import check_cached, check_fetched
 from megatron_opsft.storage.model_paths import local_model
 from megatron_opsft.verify.verifier import check_judge
@@ -37,6 +38,7 @@ def opened_run(
     must_exist: whether a resumed run must be there. Errors: `UserError`; `NothingLeft` for a run of
     one process that is finished. Several ranks agree on that when they have found each other.
     """
+    is_launched()
     if int(os.environ.get("RANK", "0")):
         yield
         return

@@ -183,7 +183,7 @@ def example_of(first: Mapping[str, Any], last: Mapping[str, Any]) -> list[dict[s
     begin = first["rows"][0][0]
     end = last["rows"][-1][0] if first is last else begin
     before, after = _rows_at(first, begin), _rows_at(last, end)
-    if not after or (first is last and begin == end):
+    if not before or not after or (first is last and begin == end):
         return []
     pairs = [(before[key], after[key]) for key in before if key in after]
     pairs.sort(key=lambda pair: pair[0]["num_tokens"] - pair[1]["num_tokens"])
@@ -195,7 +195,7 @@ def _rows_at(rollouts: Mapping[str, Any], step: Any) -> dict[tuple[str, int], di
     for values in rollouts["rows"]:
         row = dict(zip(rollouts["fields"], values, strict=False))
         row["problem"], row["gold"] = rollouts["problems"].get(row["problem_id"], (None, None))
-        if row["step"] == step:
+        if row["step"] == step and isinstance(row["num_tokens"], int):  # else damaged
             found[row["problem_id"], row["sample_index"]] = row
     return found
 

@@ -18,13 +18,18 @@ from uuid import uuid4
 
 import torch.distributed as dist
 
-from megatron_opsft.errors import RanksMissing, UserError
+from megatron_opsft.errors import RanksMissing
 from megatron_opsft.runtime.device import Device
+from megatron_opsft.runtime.launched import RENDEZVOUS, count_start, is_launched
 
-_RENDEZVOUS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # torchrun sets them
 _POLL_SECONDS = 0.05
 _HEAR_SECONDS = 1.0  # for the others to read why they are to leave
 _PATIENCE = timedelta(days=1)  # with a rank that is busy; one that is dead ends the job
+_REFUSE_PATIENCE = timedelta(seconds=30)  # of a rank that does not start, to tell the others so
+_SAME_ERROR_SECONDS = 10.0  # within which an error of all ranks has reached all of them
+
+# By rank and address. It stays open: rank 0 may hold it for the others, who may be in a later job.
+_launchers_stores: dict[tuple[str, str, str], Any] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,36 +72,26 @@ class Job:
             time.sleep(_POLL_SECONDS)
 
 
-def is_launched() -> bool:
-    """Whether this process is a rank of several. Errors: `UserError` where that is not clear."""
-    missing = [name for name in _RENDEZVOUS if name not in os.environ]
-    if {"RANK", "WORLD_SIZE"} <= {*missing}:
-        return False
-    if missing:
-        raise UserError(
-            f"the launcher has not set {', '.join(missing)}; a rank needs {', '.join(_RENDEZVOUS)} "
-            "(torchrun sets them)"
-        )
-    return True
-
-
 def join_job(device: Device, timeout: timedelta, patience: timedelta | None = None) -> Job:
-    """Start the job's process group: the launcher's, or a group of one. Once, on every rank.
+    """Start the job's process group: the launcher's, or a group of one. Called by every rank, again
+    when the job before has ended.
 
     Gloo connects two ranks when they first have something to say to each other, not each with all.
     timeout: of collectives. patience: with ranks that have not come yet; by default the same.
-    Errors: `UserError` where the launcher has not set what a rank needs; `RanksMissing` where the
-    patience ends, or another program has rank 0's port: the next start may take another.
+    Errors: `UserError` where the launcher has not set what a rank needs, or SLURM's srun is none;
+    `RanksMissing` where the patience ends, or another program has rank 0's port: the next start may
+    take another.
     """
     os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")  # read whenever a group is made
     # NCCL reads this when it starts. By default it keeps the buffers of captured CUDA graphs
     # registered; where a sleeping vLLM has given that memory back they would point to nothing.
     os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
+    number = count_start()
     if is_launched():
         rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # sockets are files
-        store = _meet_ranks(rank, world_size, patience or timeout)
+        store = _meet_ranks(rank, world_size, patience or timeout, number)
     else:
         store, rank, world_size = dist.HashStore(), 0, 1
     dist.init_process_group(
@@ -109,15 +104,33 @@ def join_job(device: Device, timeout: timedelta, patience: timedelta | None = No
     return current_job()
 
 
-def _meet_ranks(rank: int, world_size: int, patience: timedelta) -> Any:
+def refuse_start(reason: str) -> None:
+    """Tell the ranks that come to this process's next start that this one does not, and why."""
+    number = count_start()
+    if any(name not in os.environ for name in RENDEZVOUS):
+        return
+    deadline = time.monotonic() + _REFUSE_PATIENCE.total_seconds()
+    with suppress(RanksMissing):  # nobody is there to be told
+        store = _open_store(int(os.environ["RANK"]), _REFUSE_PATIENCE, deadline, "in time")
+        said = f"rank {os.environ['RANK']}: {reason}"
+        _part_of_start(store, number).compare_set("outcome", "", said)
+
+
+def _part_of_start(store: Any, number: int) -> Any:
+    """The part of the launcher's store that the ranks' start of this number has for itself."""
+    # torchrun's store may outlive a start of its ranks, and the ranks may start several jobs.
+    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
+    return dist.PrefixStore(f"start{restart}_job{number}", store)
+
+
+def _meet_ranks(rank: int, world_size: int, patience: timedelta, number: int) -> Any:
     """This start's part of the launcher's store when every rank has come to it. Errors:
     `RanksMissing`, the same on all that have come.
     """
     within = f"within {patience / timedelta(minutes=1):.4g} min of the start"
     deadline = time.monotonic() + patience.total_seconds()
     store = _open_store(rank, patience, deadline, within)
-    # torchrun's store may outlive a start of its ranks.
-    start: Any = dist.PrefixStore(f"start{os.environ.get('TORCHELASTIC_RESTART_COUNT', '')}", store)
+    start = _part_of_start(store, number)
     try:
         start.append("came", f"{rank} ")
         if start.add("num_came", 1) == world_size:
@@ -142,6 +155,8 @@ def _meet_ranks(rank: int, world_size: int, patience: timedelta) -> Any:
 def _open_store(rank: int, patience: timedelta, deadline: float, within: str) -> Any:
     """The launcher's store, which may be in rank 0. Errors: as `join_job`."""
     host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+    if known := _launchers_stores.get((str(rank), host, port)):
+        return known
     silent = f"rank 0 does not answer at {host}:{port} {within}"
     while rank:  # until somebody listens; PyTorch would print a stack
         with suppress(OSError):
@@ -161,11 +176,13 @@ def _open_store(rank: int, patience: timedelta, deadline: float, within: str) ->
     # Where another program listens and says nothing, PyTorch's call would not return.
     Thread(target=open_store, daemon=True).start()
     try:
-        return opened.result(max(0.0, deadline - time.monotonic()))
+        store = opened.result(max(0.0, deadline - time.monotonic()))
     except (dist.DistError, TimeoutError) as error:
         taken = f"another program has {host}:{port}; change MASTER_PORT"
         unknown = f"{silent}; another program may have this port"
         raise RanksMissing(taken if "EADDRINUSE" in str(error) else unknown) from None
+    _launchers_stores[str(rank), host, port] = store
+    return store
 
 
 def current_job() -> Job:
@@ -179,3 +196,19 @@ def leave_job() -> None:
     """End the job's process groups; quiet where an engine has ended them already."""
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def all_abandon() -> bool:
+    """Whether all ranks of the job call this within a moment: their error is the same. A rank that
+    fails alone leaves the others in a collective for ever.
+    """
+    job = current_job()
+    deadline = time.monotonic() + _SAME_ERROR_SECONDS
+    with suppress(dist.DistError):  # the store has gone with its rank
+        job.add("abandoning", 1)
+        while job.add("abandoning", 0) < job.world_size:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_POLL_SECONDS)
+        return True
+    return False

@@ -91,6 +91,7 @@ class Watchdog:
         self._diagnosis: Diagnosis | None = None
         self._rounds = self._quiet_beats = 0
         self._leaving, self._urgent = threading.Event(), threading.Event()
+        self._waits = job.is_main  # when it leaves: others may need its store
         self._told, self._over = threading.Event(), threading.Event()
         self._ending = threading.Lock()
         self._say(leaving=False)
@@ -110,7 +111,12 @@ class Watchdog:
         """Leave the watch; rank 0 waits for the others, which may need its store."""
         self._leaving.set()
         self._urgent.set()
-        self._thread.join(None if self._job.is_main else _LEAVE_SECONDS)
+        self._thread.join(None if self._waits else _LEAVE_SECONDS)
+
+    def abandon(self) -> None:
+        """Leave the watch without waiting for anybody: the job has failed, the process goes on."""
+        self._waits = False
+        self.leave()
 
     def _watch(self) -> None:
         leaving = False
@@ -118,7 +124,7 @@ class Watchdog:
             leaving = self._leaving.is_set()
             try:
                 self._say(leaving=leaving)
-                if leaving and not self._job.is_main:
+                if leaving and not self._waits:
                     break
                 end = self._hear()
             except Exception:  # the store does not answer any more
@@ -224,7 +230,8 @@ class Watchdog:
 @contextmanager
 def watched(job: "Job", limits: Limits) -> Iterator[None]:
     """Inside, the job's ranks watch each other; nothing new where they do already. Every rank
-    enters it, and leaves it when it is done; one that raises goes on being watched until it ends.
+    enters it, and leaves it when it is done; one that raises goes on being watched until it ends,
+    or until `abandon_watch`.
     """
     global _watchdog
     if _watchdog is not None:
@@ -237,6 +244,14 @@ def watched(job: "Job", limits: Limits) -> Iterator[None]:
     yield
     _watchdog.leave()
     _watchdog = None
+
+
+def abandon_watch() -> None:
+    """See `Watchdog.abandon`; nothing where no watchdog runs."""
+    global _watchdog
+    if _watchdog is not None:
+        _watchdog.abandon()
+        _watchdog = None
 
 
 def report_failure(code: int, message: str) -> Diagnosis | None:

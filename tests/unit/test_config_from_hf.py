@@ -190,3 +190,10 @@ def test_missing_or_broken_config(tmp_path: Path, text: str | None, message: str
         (tmp_path / "config.json").write_text(text)
     with pytest.raises(UserError, match=rf"config\.json .*{message}"):
         read_model_shape(tmp_path)
+
+
+def test_a_model_type_that_only_foreign_code_knows_is_refused(tmp_path: Path) -> None:
+    mapped = QWEN2 | {"auto_map": {"AutoConfig": "configuration_foreign.ForeignConfig"}}
+    assert read(tmp_path, mapped) == read(tmp_path, QWEN2)  # transformers knows this type itself
+    with pytest.raises(UserError, match=r"model_type foreign needs the code .* is never run"):
+        read(tmp_path, mapped | {"model_type": "foreign"})

@@ -1,5 +1,6 @@
 """The embedded engine on tiny random models, against transformers' generation and exact numbers."""
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -177,3 +178,23 @@ def test_from_settings_and_load_equals_from_pretrained(tmp_path: Path) -> None:
     assert {rollout.weight_version for rollout in rollouts} == {3}
     expected = loaded.generate(requests_for(), sampling())
     assert [r.response_ids for r in rollouts] == [r.response_ids for r in expected]
+
+
+def test_code_beside_the_weights_is_not_run_and_nobody_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = tmp_path / "ran"
+    auto_map = {"AutoConfig": "configuration_foreign.ForeignConfig"}
+    config = {"model_type": "foreign", "auto_map": auto_map}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "configuration_foreign.py").write_text(
+        "from transformers import PretrainedConfig\n"
+        f"open({str(ran)!r}, 'w').close()\n"
+        "class ForeignConfig(PretrainedConfig):\n    model_type = 'foreign'\n"
+    )
+    monkeypatch.setattr("builtins.input", lambda *unused: "y")
+    asked = {"dtype": "bfloat16", "batch_size": 64, "notes_routing": False}
+    settings = SimpleNamespace(model_dir=tmp_path, rank=0, world_size=1, **asked)
+    with pytest.raises(ValueError, match="custom code"):
+        HfEngine.from_settings(settings, SpellingTokenizer(), torch.device("cpu"))
+    assert not ran.exists()

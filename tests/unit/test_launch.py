@@ -21,7 +21,7 @@ from megatron_opsft.command_line import invoke
 from megatron_opsft.errors import UserError
 from megatron_opsft.launch.commands import FINAL_EXIT_CODES, Local, run_with_restarts
 from megatron_opsft.launch.torchrun import Torchrun
-from megatron_opsft.runtime.job import is_launched
+from megatron_opsft.runtime.launched import is_launched
 
 QUICKSTART = ROOT / "examples/configs/quickstart.yaml"
 LAUNCH = ["launch", "slurm", str(QUICKSTART), "run.dir=runs/a"]
@@ -123,6 +123,48 @@ def test_a_variable_that_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("RANK", "1")
     with pytest.raises(UserError, match="not set WORLD_SIZE, MASTER_ADDR, MASTER_PORT"):
         is_launched()
+
+
+@pytest.mark.parametrize(
+    ("variables", "num_tasks"),
+    [
+        ({"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_NTASKS": "2"}, 2),
+        ({"SLURM_STEP_ID": "3", "SLURM_NTASKS": "16"}, 16),
+        # `srun -n 1` in a larger job, a batch script, an interactive shell.
+        ({"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "2"}, 1),
+        ({"SLURM_NTASKS": "2", "SLURM_PROCID": "0"}, 1),
+        ({"SLURM_STEP_ID": "4294967291", "SLURM_NTASKS": "2", "SLURM_PROCID": "0"}, 1),
+    ],
+)
+def test_tasks_of_srun_without_ranks_are_told_apart_from_a_process_alone(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], num_tasks: int
+) -> None:
+    for name in ("RANK", "WORLD_SIZE", *(n for n in os.environ if n.startswith("SLURM_"))):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    if num_tasks == 1:
+        assert not is_launched()
+        return
+    with pytest.raises(UserError, match=f"srun has started {num_tasks} tasks"):
+        is_launched()
+    for name, value in rank_environments(num_tasks)[0].items():
+        monkeypatch.setenv(name, value)
+    assert is_launched()
+
+
+@pytest.mark.parametrize("command", ["train", "eval"])
+def test_no_task_of_srun_works_alone(cli: ForkedCli, tmp_path: Path, command: str) -> None:
+    out = tmp_path / "out"
+    words = {
+        "train": ["train", QUICKSTART, f"run.dir={out}"],
+        "eval": ["eval", "--model=tiny_reasoner", f"--out={out}", "limit=1", "samples=1"],
+    }[command]
+    for task in ("0", "1"):
+        step = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": task}
+        error = cli.run(words, prelude=f"import os\nos.environ.update({step})").error
+        assert "torchrun" in error and "`megatron-opsft launch slurm`" in error
+    assert not out.exists()
 
 
 EARLY_STOP = """

@@ -13,8 +13,11 @@ from megatron_opsft.config import Config, DataConfig
 from megatron_opsft.config.load import config_hash, load_config, to_yaml
 from megatron_opsft.data.mixture import (
     ProblemSampler,
+    asked,
+    describe_bad_rows,
     describe_data,
     drop_unusable_prompts,
+    leave_out_held_out,
     load_training,
     order_of,
     take_held_out,
@@ -141,6 +144,31 @@ def test_held_out_problems_are_taken_from_training_with_the_seed() -> None:
     for seed in range(5):  # in no other row
         train, held = take_held_out(set_of(("a", "1"), ("b", "2"), ("a", "1")), 1, seed)
         assert not {p.text for p in train.problems} & {p.text for p in held.problems}
+    spaced = set_of(("a  b", "1"), (" a b", "1"), ("a\nb\n", "1"), ("c", "2"), ("d", "3"))
+    for seed in range(20):
+        sides = take_held_out(spaced, 1, seed)
+        assert not {asked(p) for p in sides[0].problems} & {asked(p) for p in sides[1].problems}
+
+
+def test_what_is_evaluated_is_left_out_of_training_and_said() -> None:
+    one, other = set_of((" p1\n", "1"), ("p2", "2")), set_of(("p2", "2"), ("q", "3"))
+    assert leave_out_held_out(TEN, {}) == TEN
+    left = leave_out_held_out(TEN, {"eval.data": one, "eval.more.x": other})
+    assert [p.text for p in left.problems] == ["p0", *(f"p{n}" for n in range(3, 10))]
+    said = describe_bad_rows(left).splitlines()
+    assert said[0] == "d.jsonl: 2 of 10 rows left out"
+    assert said[1] == "  d.jsonl:2: also in eval.data: what is evaluated is not trained on"
+    with pytest.raises(UserError, match=r"data.train=d.jsonl: all of its 10 problems are also in "):
+        leave_out_held_out(TEN, {"eval.data": TEN})
+
+
+def test_problems_with_several_gold_answers_are_counted() -> None:
+    usual = config_of("d.jsonl", "data.prompts_per_step=1", "run.steps=1")
+    same = set_of(("a", "1/2"), ("a ", "1 / 2"), ("b", "1"))
+    assert describe_data(usual, same, TEN) == []
+    both = set_of(("a", "12"), ("b", "1"), (" a", "32"), ("a", "12"))
+    (said,) = describe_data(usual, both, TEN)
+    assert said.startswith("1 of 2 problems have several gold answers, such as '12' in row 1 and")
 
 
 def test_what_is_unusual_is_said_and_nothing_else(mixed: DataConfig) -> None:

@@ -154,3 +154,80 @@ def test_small_plans_are_the_same_for_ever_so_that_runs_repeat() -> None:
         plan = plan_packing(lengths, budget=BUDGET, dp_size=dp_size, multiple=multiple)
         digest.update(repr(plan).encode())
     assert digest.hexdigest().startswith("8e125289422f3f09")
+
+
+class CountedLength(int):
+    """A length that counts how often it is compared with the room of a bin."""
+
+    num_compared = 0
+
+    def __lt__(self, other: int) -> bool:
+        CountedLength.num_compared += 1
+        return int(self) < int(other)
+
+    def __gt__(self, other: int) -> bool:
+        CountedLength.num_compared += 1
+        return int(self) > int(other)
+
+    def __le__(self, other: int) -> bool:
+        CountedLength.num_compared += 1
+        return int(self) <= int(other)
+
+    def __ge__(self, other: int) -> bool:
+        CountedLength.num_compared += 1
+        return int(self) >= int(other)
+
+
+@pytest.mark.parametrize("kind", [*DRAWS])
+def test_a_plan_compares_each_length_with_few_bins(kind: str) -> None:
+    lengths = [CountedLength(length) for length in draw_lengths(kind, 4000)]
+    CountedLength.num_compared = 0
+    plan = plan_packing(lengths, budget=BUDGET, dp_size=4)
+    assert len(plan[0]) > 100
+    assert CountedLength.num_compared < 40 * len(lengths)
+
+
+def slow_spread(
+    lengths: Sequence[int], order: Sequence[int], budget: int, dp_size: int, num_bins: int
+) -> list[list[Bin]] | None:
+    """The rule itself: of the ranks with room the one of the least cost, there the cheapest bin."""
+    plan: list[list[Bin]] = [[[] for _ in range(num_bins)] for _ in range(dp_size)]
+    spent = [[0.0] * num_bins for _ in range(dp_size)]
+    rank_spent = [0.0] * dp_size
+
+    def fits(rank: int, number: int, length: int) -> bool:
+        inside = plan[rank][number]
+        return not inside or sum(lengths[i] for i in inside) + length <= budget
+
+    for index in order:
+        open_bins = [
+            (rank_spent[rank], rank, spent[rank][number], number)
+            for rank, number in product(range(dp_size), range(num_bins))
+            if fits(rank, number, lengths[index])
+        ]
+        if not open_bins:
+            return None
+        _, rank, _, number = min(open_bins)
+        cost = sequence_cost(lengths[index], QUADRATIC_AT)
+        plan[rank][number].append(index)
+        spent[rank][number] += cost
+        rank_spent[rank] += cost
+    return plan
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_each_sequence_goes_where_a_look_at_all_bins_sends_it(seed: int) -> None:
+    draw = random.Random(seed)
+    top = draw.choice([3, 60, 300])
+    lengths = [draw.randint(1, top) for _ in range(draw.randint(0, 60))]
+    dp_size, multiple, budget = draw.randint(1, 5), draw.randint(1, 3), draw.choice([1, 64, 256])
+    plan = plan_packing(lengths, budget=budget, dp_size=dp_size, multiple=multiple)
+    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
+    num_bins = per_rank(first_fit_decreasing(lengths, budget), dp_size, multiple)
+    slow = None
+    while slow is None:
+        slow = slow_spread(lengths, order, budget, dp_size, num_bins)
+        num_bins += multiple
+    for bins in slow:
+        bins.sort(key=lambda one: -sum(sequence_cost(lengths[i], QUADRATIC_AT) for i in one))
+    assert plan == slow

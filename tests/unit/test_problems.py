@@ -1,6 +1,7 @@
 """Problems from files: fields, answers, ids, bad rows; a hub out of reach, jobs without network."""
 
 import gzip
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,35 @@ def test_fields_are_found_and_a_gold_answer_is_what_its_text_marks(tmp_path: Pat
     assert [problem.answer for problem in read.problems] == [*usable.values()]
     numbered = list(enumerate(bad, start=len(usable) + 1))
     assert [(bad_row.row, bad_row.reason) for bad_row in read.bad_rows] == numbered
+
+
+def test_rows_that_cannot_be_answered_from_text_are_left_out(tmp_path: Path) -> None:
+    rows = [
+        {"problem": "Prove it.", "answer": "proof"},
+        {"problem": "p", "answer": " NotFound "},
+        {"problem": "How long is <image>?", "answer": "3"},
+        {"problem": "p", "answer": "3", "images": ["AAAA"]},
+        {"problem": "p", "answer": "none", "images": []},
+    ]
+    source = write_rows(tmp_path / "data.jsonl", rows)
+    read = load_problems(source)
+    assert [problem.answer for problem in read.problems] == ["none"]
+    assert [bad.reason for bad in read.bad_rows] == [
+        "answer is 'proof', which is no answer",
+        "answer is 'NotFound', which is no answer",
+        *["it has an image, and only text is trained on"] * 2,
+    ]
+    own = load_problems(source, with_fields=True)  # an own judge knows what its answers mean
+    assert [problem.answer for problem in own.problems] == ["proof", "NotFound", "none"]
+
+
+def test_messages_may_be_stored_as_json_text(tmp_path: Path) -> None:
+    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}]
+    text = "[{1, 2}] is a set of what?"
+    rows = [{"prompt": json.dumps(chat), "answer": "2"}, {"prompt": text, "answer": "sets"}]
+    told, plain = load_problems(write_rows(tmp_path / "data.jsonl", rows)).problems
+    assert (told.text, told.before[0].content) == ("1+1?", "Be brief.")
+    assert (plain.text, plain.before) == (text, ())
 
 
 def test_bad_lines_are_listed_with_their_line_numbers_and_ids_are_unique(tmp_path: Path) -> None:

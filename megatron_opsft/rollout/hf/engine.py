@@ -62,11 +62,14 @@ class HfEngine(RolloutEngine):
         cls, settings: EngineSettings, tokenizer: Decoder, device: torch.device
     ) -> "HfEngine":
         """The model of config.json, its weights allocated but unset: an update comes next."""
-        config = AutoConfig.from_pretrained(settings.model_dir)
+        config = AutoConfig.from_pretrained(settings.model_dir, trust_remote_code=False)
         # Only parameters stay unset: constructors compute buffers such as rotary frequencies.
         with no_init_weights():
             model = AutoModelForCausalLM.from_config(
-                config, dtype=settings.dtype, attn_implementation=GROUPED_SDPA
+                config,
+                dtype=settings.dtype,
+                attn_implementation=GROUPED_SDPA,
+                trust_remote_code=False,
             )
         model.tie_weights()  # skipped together with the initialisation
         return cls(

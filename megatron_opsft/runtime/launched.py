@@ -1,0 +1,65 @@
+"""What the launcher has told this process about the job that it is a rank of.
+
+Imports no torch: a start is checked before anything is loaded.
+"""
+
+import os
+
+from megatron_opsft.errors import UserError
+
+RENDEZVOUS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # torchrun sets them
+_FIRST_SPECIAL_STEP = 0xFFFFFFF0  # SLURM's batch and interactive steps: one process each
+
+_num_starts = 0
+
+
+def is_launched() -> bool:
+    """Whether this process is a rank of several. Errors: `UserError` where that is not clear."""
+    missing = [name for name in RENDEZVOUS if name not in os.environ]
+    if {"RANK", "WORLD_SIZE"} <= {*missing}:
+        _check_not_one_of_several_tasks()
+        return False
+    if missing:
+        raise UserError(
+            f"the launcher has not set {', '.join(missing)}; a rank needs {', '.join(RENDEZVOUS)} "
+            "(torchrun sets them)"
+        )
+    return True
+
+
+def _check_not_one_of_several_tasks() -> None:
+    """`UserError` for each task of a step of SLURM's: without ranks, every task would do all the
+    work alone, in one directory.
+    """
+    num_tasks = _num_tasks_of_step()
+    if num_tasks > 1:
+        raise UserError(
+            f"srun has started {num_tasks} tasks, and nothing has told them their RANK and "
+            "WORLD_SIZE; start one task per node with torchrun (srun --ntasks-per-node=1 torchrun "
+            "...), or let `megatron-opsft launch slurm` write and submit the job"
+        )
+
+
+def _num_tasks_of_step() -> int:
+    """The tasks of the step that this process belongs to; 1 outside of srun's steps. SLURM_NTASKS
+    alone says nothing: a batch script has it too, and runs once.
+    """
+    step = os.environ.get("SLURM_STEP_ID", "")
+    is_of_srun = step.isdecimal() and int(step) < _FIRST_SPECIAL_STEP
+    of_job = os.environ.get("SLURM_NTASKS", "1") if is_of_srun else "1"
+    told = os.environ.get("SLURM_STEP_NUM_TASKS", of_job)
+    return int(told) if told.isdecimal() else 1
+
+
+def count_start() -> int:
+    """The number of this process's next start of a job, from 0. All ranks have the same: each
+    call of `train` or `evaluate` that needs a job is one start, on every rank.
+    """
+    global _num_starts
+    _num_starts += 1
+    return _num_starts - 1
+
+
+def num_starts() -> int:
+    """The starts that this process has counted."""
+    return _num_starts
