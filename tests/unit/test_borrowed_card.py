@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from card import pieces
 from card.pins import canonical, read_pins
 from forked_cli import ROOT
 from packaging.requirements import Requirement
 from proof import test_stages
-
-from card import pieces
 
 # `pip download`: writes down its words, and a wheel for each pin, the first as large as said.
 PIP = """
