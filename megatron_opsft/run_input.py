@@ -81,30 +81,15 @@ def read_input(config: Config, model_dir: Path, shape: ModelShape) -> RunInput:
     loaded = load_training(config.data, with_fields=config.verify.own_judge)
     problems = _usable(config, encoder, loaded)
     problems, held_out = _choose_held_out(config, problems, encoder)
-    more = {
-        given.name: _usable(
-            config,
-            encoder,
-            load_problems(
-                given.data,
-                split=given.split or "test",
-                **fields_of(given),
-                section=f"eval.more.{given.name}.",
-                template=config.data.template,
-                with_fields=config.verify.own_judge,
-            ),
-        )
-        for given in config.eval.more
-    }
+    more = {given.name: _read_more(config, given, encoder) for given in config.eval.more}
     if more and held_out is None:
         raise UserError(
             "eval.more adds to the main evaluation set, but there is none; set eval.data "
             "to one of them, or eval.holdout"
         )
-    sets = {f"eval.more.{name}": given for name, given in more.items()}
-    if held_out is not None:
-        sets["eval.data"] = held_out
-    problems = leave_out_held_out(problems, sets)
+    main = {} if held_out is None else {"eval.data": held_out}
+    others = {f"eval.more.{name}": given for name, given in more.items()}
+    problems = leave_out_held_out(problems, main | others)
     read = [problems, *([held_out] if held_out is not None else []), *more.values()]
     stored = _read_stored(config, shape)
     teacher: str | None = getattr(config.method, "teacher_template", None)
@@ -184,6 +169,19 @@ def _choose_held_out(
         return take_held_out(problems, config.eval.holdout, config.run.seed)
     held_out = load_held_out(config.data, config.eval, with_fields=config.verify.own_judge)
     return problems, None if held_out is None else _usable(config, encoder, held_out)
+
+
+def _read_more(config: Config, given: EvalSet, encoder: PromptEncoder) -> ProblemSet:
+    """A set of eval.more."""
+    read = load_problems(
+        given.data,
+        split=given.split or "test",
+        **fields_of(given),
+        section=f"eval.more.{given.name}.",
+        template=config.data.template,
+        with_fields=config.verify.own_judge,
+    )
+    return _usable(config, encoder, read)
 
 
 def _usable(config: Config, encoder: PromptEncoder, read: ProblemSet) -> ProblemSet:

@@ -38,11 +38,13 @@ class OwnedDirectory:
     """The directory at `path`, which need not be there.
 
     kind: what its manifest says that it holds. names: of what the command writes besides the
-    manifest. option: what errors write before the path. fix: what to do about another identity.
+    manifest. folders_of_steps: those in which every name tells a step. option: what errors write
+    before the path. fix: what to do about another identity.
     """
 
     kind: ClassVar[str]
     names: ClassVar[tuple[str, ...]]
+    folders_of_steps: ClassVar[tuple[str, ...]] = ()
     manifest: ClassVar[str] = "manifest.json"
     option: ClassVar[str] = "--out "
     fix: ClassVar[str] = "set it back, name another directory, or give --overwrite"
@@ -120,7 +122,8 @@ class OwnedDirectory:
                     "delete it, so name another directory"
                 )
         for entry in entries:  # what a kill leaves has its manifest: it can be cleared again
-            if not (entry.is_symlink() and entry.is_dir()):
+            is_link = entry.is_symlink() and entry.is_dir()
+            if not (is_link and entry.name in self.folders_of_steps):
                 remove(entry)
                 continue
             # A link to another disk stays, for what comes next. More may lie there than ours.

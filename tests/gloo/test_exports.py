@@ -3,13 +3,13 @@
 import json
 from pathlib import Path
 
-from forked_cli import ROOT, ForkedCli
+from forked_cli import ForkedCli
 from run_differences import read_lines
 from small_run import QUICKSTART, SMALL_RUN
 
 from megatron_opsft.run.summary import best_evaluation
 
-MORE = f"{{other: {{data: '{ROOT}/tests/data/train.jsonl', num_problems: 2}}}}"
+MORE = "{other: {data: arithmetic, num_problems: 2}}"
 KEEPING = [
     *SMALL_RUN,
     "run.steps=2",

@@ -203,7 +203,10 @@ def test_the_example_s_columns_reach_it_in_training_and_evaluation(
     monkeypatch.chdir(ROOT)
     rows = [{"problem": "p", "answer": "5"}, {"problem": "q", "answer": "5", "tolerance": 2}]
     source = write_rows(tmp_path / "rows.jsonl", rows)
-    words = [f"data.train={source}", f"eval.data={source}", f"verify.judge={EXAMPLE}"]
+    held_out = write_rows(
+        tmp_path / "held_out.jsonl", [row | {"problem": 2 * row["problem"]} for row in rows]
+    )
+    words = [f"data.train={source}", f"eval.data={held_out}", f"verify.judge={EXAMPLE}"]
     model = ASSETS / TINY_REASONER
     read = read_input(load_config(Path(QUICKSTART), words), model, read_model_shape(model))
     assert read.held_out is not None
