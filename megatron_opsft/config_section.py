@@ -2,6 +2,7 @@
 
 import os
 import re
+from types import NoneType
 from typing import Annotated, Any, get_args
 
 from pydantic import (
@@ -30,12 +31,21 @@ class Section(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _no_truth_value_is_a_number(cls, value: Any, info: ValidationInfo) -> Any:
-        """To Python, true is 1."""
-        kind = cls.model_fields[str(info.field_name)].annotation
-        if isinstance(value, bool) and {int, float} & {kind, *get_args(kind)}:
+    def _is_meant(cls, value: Any, info: ValidationInfo) -> Any:
+        """Catch what YAML and Python read otherwise: true is 1 to Python; None, a word to YAML, is
+        no value, and so is the nothing behind `key=`.
+        """
+        field = cls.model_fields[str(info.field_name)]
+        kinds = {field.annotation, *get_args(field.annotation)}
+        if isinstance(value, bool) and {int, float} & kinds:
             raise ValueError("write a number, not true or false")
-        return value
+        if value not in (None, "None"):
+            return value
+        if NoneType in kinds:
+            return None
+        if str in kinds and field.default != "":
+            raise ValueError("write a text, or leave the key out")
+        return "" if str in kinds else value
 
 
 FREE = "free"

@@ -23,6 +23,7 @@ from megatron_opsft.data.problems import (
     shuffled_subset,
 )
 from megatron_opsft.data.prompts import (
+    MODEL_OPTION,
     PromptEncoder,
     check_vocabulary,
     end_token_ids,
@@ -73,6 +74,8 @@ def read_input(config: Config, model_dir: Path, shape: ModelShape) -> RunInput:
         template=config.data.template,
         system_prompt=config.data.system_prompt,
     )
+    system_option = "data.system_prompt" if config.data.system_prompt else None
+    encoder.chat.check(option=MODEL_OPTION, system_option=system_option)
     end_tokens = end_token_ids(tokenizer, model_dir)
     check_vocabulary(tokenizer, end_tokens, shape.vocab_size, model_dir)
     check_layout(shape, config.parallel)
@@ -108,7 +111,7 @@ def read_input(config: Config, model_dir: Path, shape: ModelShape) -> RunInput:
             for each in config.eval.more
         },
         stored=stored,
-        method=_open_method(config, problems, evaluated),
+        method=_open_method(config, problems, evaluated, encoder),
         bad_rows=tuple(row for each in read for row in each.bad_rows),
         notes=tuple(_notes(config, problems, held_out)),
     )
@@ -143,9 +146,11 @@ def _read_stored(config: Config, shape: ModelShape) -> StoredResponses | None:
     return stored
 
 
-def _open_method(config: Config, training: ProblemSet, held_out: HeldOut | None) -> MethodRun:
-    """Errors: `UserError` for missing lengths of the reference model, and for problems that a
-    method would be tuned and evaluated on.
+def _open_method(
+    config: Config, training: ProblemSet, held_out: HeldOut | None, encoder: PromptEncoder
+) -> MethodRun:
+    """Errors: `UserError` for missing lengths of the reference model, for problems that a method
+    would be tuned and evaluated on, and for a system message that the model would not see.
     """
     problems = training.problems
     references: dict[str, ReferenceStatistics] = {}
@@ -153,6 +158,13 @@ def _open_method(config: Config, training: ProblemSet, held_out: HeldOut | None)
         references = read_references(path)
         check_references(references, (problem.id for problem in problems), path)
     method = MethodRun(config.method, seed=config.run.seed, references=references)
+    says_limit = bool(method.prompt_change(problems[0].id).system)
+    if says_limit and encoder.chat.left_out(["system", "user"]):
+        raise UserError(
+            f"method.name={config.method.name} tells the model its limit in a system message, "
+            f"which the chat template of {encoder.tokenizer.name_or_path} leaves out; let it print "
+            "system messages, or set method.announce_limit=false"
+        )
     if held_out is not None and (size := config.method.monitor_size(method.state)) is not None:
         monitor = shuffled_subset(problems, size[0], seed=0)
         check_monitor((p.text for p in monitor), (p.text for p in held_out.problems))

@@ -21,7 +21,7 @@ from megatron_opsft.model.reference import ReferenceModel
 from megatron_opsft.model.shards import ModelShards
 from megatron_opsft.model.step import Trainer
 from megatron_opsft.preflight.check import is_finished
-from megatron_opsft.records import NO_RANK, Problem, Response, Rollout, Sample
+from megatron_opsft.records import NO_RANK, Message, Problem, Response, Rollout, Sample
 from megatron_opsft.rollout.limits import (
     check_engine,
     engine_traits,
@@ -92,6 +92,13 @@ class Session(RunInput):
                 f"data.max_prompt_tokens={limit}"
             )
         return prompt
+
+    def example(self) -> tuple[list[Message], str]:
+        """The first problem's messages and its prompt as text, as the model gets them now."""
+        problem = self.problems.problems[0]
+        change = self.method.prompt_change(problem.id)
+        messages = self.encoder.messages(problem, system=change.system, suffix=change.suffix)
+        return messages, self.encoder.chat.text(messages)
 
     def fetch(
         self,

@@ -8,15 +8,13 @@ tokens and an opening `<think>` included, comes from the tokenizer's chat templa
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
-from jinja2 import TemplateError
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from megatron_opsft.architectures.config_from_hf import read_json
+from megatron_opsft.data.chat_template import ChatTemplate
 from megatron_opsft.data.prompt_file import PromptFile, open_prompt_file
 from megatron_opsft.errors import PromptError, RowError, UserError, first_line
 from megatron_opsft.records import Message, Problem
@@ -35,9 +33,6 @@ _INSTRUCTIONS: dict[str, str] = {
     ),
 }
 MODEL_OPTION = "model.path"  # what errors call the model of a run
-# The date that chat templates get for today's, which would make another prompt every
-# day: the date that those of Llama 3.x name where there is no clock.
-_TODAY = datetime(2024, 7, 26)
 _EXAMPLE = Problem(id="", text="1", answer="")
 
 
@@ -66,6 +61,11 @@ class PromptEncoder:
         ]
         return re.compile("|".join(map(re.escape, sorted(texts, key=len)[::-1]))) if texts else None
 
+    @cached_property
+    def chat(self) -> ChatTemplate:
+        """The model's chat template."""
+        return ChatTemplate(self.tokenizer)
+
     @property
     def opens_think(self) -> bool:
         """Whether prompts end with `<think>`, so that a response begins inside it."""
@@ -74,7 +74,7 @@ class PromptEncoder:
     @property
     def example(self) -> str:
         """The prompt of a problem `1`, as text."""
-        return str(self._apply_chat_template(self._messages(_EXAMPLE, "", ""), tokenize=False))
+        return self.chat.text(self.messages(_EXAMPLE))
 
     def encode(self, problem: Problem, *, system: str = "", suffix: str = "") -> tuple[int, ...]:
         """Prompt token ids up to where the response begins.
@@ -89,25 +89,10 @@ class PromptEncoder:
                 raise PromptError(
                     f"the problem contains {found[0]!r}, a special token of the model"
                 )
-        try:
-            messages = self._messages(problem, system, suffix)
-            token_ids = self._apply_chat_template(messages, tokenize=True)
-        except TemplateError as error:
-            reason = first_line(error)
-            raise PromptError(f"the model's chat template refuses it ({reason})") from None
-        return tuple(token_ids)
+        return self.chat.tokens(self.messages(problem, system=system, suffix=suffix))
 
-    def _apply_chat_template(self, messages: list[Message], *, tokenize: bool) -> Any:
-        return self.tokenizer.apply_chat_template(
-            [message._asdict() for message in messages],
-            add_generation_prompt=True,
-            tokenize=tokenize,
-            return_dict=False,
-            strftime_now=_TODAY.strftime,
-        )
-
-    def _messages(self, problem: Problem, system: str, suffix: str) -> list[Message]:
-        """The whole chat."""
+    def messages(self, problem: Problem, *, system: str = "", suffix: str = "") -> list[Message]:
+        """The chat that the model is to answer; see `encode`."""
         before, told = list(problem.before), [self.system_prompt]
         if before and before[0].role == "system":
             told = [before.pop(0).content]
@@ -166,6 +151,14 @@ def load_tokenizer(path: str | Path, *, option: str = MODEL_OPTION) -> PreTraine
             f"{option}: the tokenizer of {path} has no chat template; add chat_template.jinja "
             "(or the chat_template of tokenizer_config.json) of the model"
         )
+    try:
+        tokenizer.get_chat_template()
+    except ValueError:  # several with names, as tokenizer_config.json may hold them
+        names = ", ".join(tokenizer.chat_template)
+        raise UserError(
+            f"{option}: the tokenizer of {path} has chat templates for {names}, and none called "
+            "default; save the one to train with as chat_template.jinja beside it"
+        ) from None
     # Lengths are checked against the model, and said in the user's terms.
     tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
     return tokenizer

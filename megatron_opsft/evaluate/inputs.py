@@ -160,7 +160,7 @@ def read_inputs(settings: EvalSettings, device: Device, *, option: str = "--mode
     own, shipped = (d / "tokenizer.json" for d in (model.directory, resolve_model(TINY_REASONER)))
     is_tiny = own.is_file() and own.read_bytes() == shipped.read_bytes()
     benchmarks = load_benchmarks(settings, is_tiny_reasoner=is_tiny)
-    prompts = _encode(model, settings, benchmarks)
+    prompts = _encode(model, settings, benchmarks, option)
     if settings.method == "deer":
         Deer(settings.deer, model.tokenizer)
     max_tokens = _max_tokens(settings.max_tokens, model, prompts)
@@ -191,13 +191,15 @@ def default_budgets(max_tokens: int) -> tuple[int, ...]:
 
 
 def _encode(
-    model: EvalModel, settings: EvalSettings, benchmarks: Sequence[Benchmark]
+    model: EvalModel, settings: EvalSettings, benchmarks: Sequence[Benchmark], option: str
 ) -> dict[str, tuple[int, ...]]:
     encoder = PromptEncoder(
         tokenizer=model.tokenizer,
         template=settings.template,
         system_prompt=settings.system_prompt,
     )
+    system_option = "system_prompt" if settings.system_prompt else None
+    encoder.chat.check(option=option, system_option=system_option)
     problems = {each.key(problem.id): problem for each in benchmarks for problem in each.problems}
     prompts = {}
     for key, problem in problems.items():

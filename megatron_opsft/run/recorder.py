@@ -180,8 +180,9 @@ class RunRecorder:
         is_writer = self._log is not None
         summary = summarize(self._dir.path, self._s.config) if is_writer else {}
         if step:  # else it would be a copy of the base model
-            example = self._s.sampler.encoder.example
-            card = model_card(summary, self._s.config, example) if is_writer else ""
+            card = ""
+            if is_writer:
+                card = model_card(summary, self._s.config, *self._s.example())
             self._exports.write("hf", card)
         self._exports.drop_superseded(step, finished=True)
         peak = max_over_world([peak_memory_bytes(self._s.device)])[0]

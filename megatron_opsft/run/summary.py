@@ -3,6 +3,7 @@ summary.json; and the card of its model, hf/README.md.
 """
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from megatron_opsft.config import Config
 from megatron_opsft.config.load import changed
 from megatron_opsft.data.problems import sha256_of
+from megatron_opsft.records import Message
 from megatron_opsft.report.plot import percent, tokens
 from megatron_opsft.report.runs import is_skipped, read_json_lines
 from megatron_opsft.runtime.distributed import broadcast_object
@@ -161,20 +163,28 @@ tags: [on-policy-sft, {config.method.name}]
 from transformers import pipeline
 
 answer = pipeline("text-generation", "{directory}")
-messages = [{{"role": "user", "content": "What is 12 + 30?"}}]
+messages = [
+{messages}
+]
 print(answer(messages, max_new_tokens=1024)[0]["generated_text"][-1]["content"])
 ```
 
-Its prompts in training looked like this:
+These are the messages of a problem it was trained on. Its prompts in training looked like this:
 
-```
+`````
 {prompt}
-```
+`````
 """
 
 
-def model_card(summary: Mapping[str, Any], config: Config, prompt: str) -> str:
-    """Markdown with the Hugging Face hub's header. prompt: of an example, as text."""
+def model_card(
+    summary: Mapping[str, Any], config: Config, messages: Sequence[Message], prompt: str
+) -> str:
+    """Markdown with the Hugging Face hub's header.
+
+    messages: a problem's, with all that training added; prompt: what the chat template makes of
+    them.
+    """
     before, after = (
         ("-", "-")
         if found["accuracy"] is None
@@ -189,5 +199,8 @@ def model_card(summary: Mapping[str, Any], config: Config, prompt: str) -> str:
         directory=directory / "hf",
         before=before,
         after=after,
+        messages="\n".join(
+            f"    {json.dumps(message._asdict(), ensure_ascii=False)}," for message in messages
+        ),
         prompt=prompt,
     )

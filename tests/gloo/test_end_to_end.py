@@ -67,6 +67,13 @@ def test_exported_model_loads_in_transformers(undisturbed: Path) -> None:
     card = (undisturbed / "hf/README.md").read_text()
     assert f"| {summary['final']['mean_response_tokens']:,.1f} |" in card
     assert f'"{undisturbed}/hf"' in card
+    # The messages and the prompt of a problem of the run, with the instruction it had.
+    messages = [json.loads(line.strip(" ,")) for line in card.split("\n") if '{"role"' in line]
+    (problem,) = {message["content"].partition("\n")[0] for message in messages}
+    assert problem.endswith("?")
+    assert messages[-1]["content"].endswith("\\boxed{}.")
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert f"\n{text}\n" in card
 
 
 @pytest.mark.parametrize(

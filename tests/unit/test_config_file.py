@@ -95,6 +95,16 @@ def test_wrong_override_is_named(path: Path, overrides: str | list[str], message
     assert re.search(message, said), said
 
 
+@pytest.mark.parametrize("word", ["None", "null", ""])
+def test_no_value_is_none_in_yaml_s_and_in_python_s_words(path: Path, word: str) -> None:
+    """Never the word itself, which would be the name of a file, or stand before each problem."""
+    keys = ("data.system_prompt", "data.subset", "eval.data")
+    config = load_config(path, [f"{key}={word}" for key in keys])
+    assert (config.data.system_prompt, config.data.subset, config.eval.data) == ("", None, None)
+    said = error_of(path, f"data.split={word}")
+    assert "config key data.split=" in said and "write a text, or leave the key out" in said
+
+
 @pytest.mark.parametrize(
     ("text", "part"),
     [

@@ -3,15 +3,20 @@ describe them, end tokens.
 """
 
 import json
+import shutil
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sentencepiece
 from rows import write_rows
+from small_run import QUICKSTART
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.config import DataConfig, EvalConfig
+from megatron_opsft.config.load import load_config
 from megatron_opsft.data.mixture import drop_unusable_prompts
 from megatron_opsft.data.problems import ARITHMETIC, ProblemSet, load_held_out, load_problems
 from megatron_opsft.data.prompts import (
@@ -22,6 +27,8 @@ from megatron_opsft.data.prompts import (
 )
 from megatron_opsft.errors import PromptError, UserError
 from megatron_opsft.records import Message, Problem
+from megatron_opsft.run_input import read_input
+from megatron_opsft.storage.model_paths import ASSETS, TINY_REASONER
 
 R1_TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}<|User|>{{ m['content'] }}{% endfor %}"
@@ -102,10 +109,14 @@ def test_problems_that_are_too_long_or_have_a_marker_of_the_model_s_are_bad_rows
 
 def test_a_template_that_asks_for_the_date_has_one_prompt_on_every_day(tmp_path: Path) -> None:
     """As Llama 3.x's, which has its own date only where there is no clock."""
-    dated = '{% set date = strftime_now("%d %b %Y") %}Today Date: {{ date }}\n\n' + R1_TEMPLATE
+    dated = (
+        "{% if strftime_now is defined %}{% set date = strftime_now('%d %b %Y') %}{% endif %}"
+        "Today Date: {{ date }}, {{ strftime_now('%A, %-d.%-m.%y') }}\n\n" + R1_TEMPLATE
+    )
     tokenizer = load_tokenizer(write_model_dir(tmp_path, chat_template=dated))
     encoder = PromptEncoder(tokenizer=tokenizer, template="chat")
-    expected = "Today Date: 26 Jul 2024\n\n<|begin|><|User|>1<|Assistant|><think>\n"
+    date = "Today Date: 26 Jul 2024, Friday, 26.7.24"
+    expected = f"{date}\n\n<|begin|><|User|>1<|Assistant|><think>\n"
     assert encoder.example == expected
     prompt = encoder.encode(Problem(id="1", text="1", answer=""))
     assert tokenizer.decode(prompt, skip_special_tokens=False) == expected
@@ -150,10 +161,121 @@ def test_missing_files_and_template_and_what_it_refuses_are_user_errors(tmp_path
         load_tokenizer(path)
     with pytest.raises(UserError, match="has no chat template; add chat_template.jinja"):
         load_tokenizer(write_model_dir(tmp_path / "bare", chat_template=None))
-    refusing = "{{ raise_exception('no system message') }}"
-    strict = load_tokenizer(write_model_dir(tmp_path / "strict", chat_template=refusing))
-    with pytest.raises(PromptError, match=r"refuses it \(TemplateError: no system message\)"):
-        prompt_of(strict, ONE)
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{{ raise_exception('no system message') }}", "TemplateError: no system message"),
+        ("{{ messages[5].content }}", "UndefinedError: .*"),
+        ("{{ 1 // 0 }}", "ZeroDivisionError: .*"),
+        ("{{ 1 + messages[0].content }}", "TypeError: .*"),
+        ("{% for m in messages %}", "TemplateSyntaxError: .*"),
+    ],
+)
+def test_whatever_goes_wrong_inside_a_chat_template_is_one_line(
+    tmp_path: Path, template: str, reason: str
+) -> None:
+    broken = load_tokenizer(write_model_dir(tmp_path, chat_template=template))
+    encoder = PromptEncoder(tokenizer=broken, template="chat")
+    refused = f"the model's chat template refuses it \\({reason}\\)$"
+    with pytest.raises(PromptError, match=f"^{refused}"):
+        encoder.encode(ONE)
+    with pytest.raises(UserError, match=f"^--model: {refused}"):
+        encoder.chat.check(option="--model", system_option=None)
+
+
+def test_of_several_chat_templates_the_default_one_is_taken(tmp_path: Path) -> None:
+    """As tokenizer_config.json may hold them, with names."""
+    several = [{"name": "rag", "template": "x"}, {"name": "default", "template": R1_TEMPLATE}]
+    one = load_tokenizer(write_model_dir(tmp_path / "one", chat_template=several))
+    assert prompt_of(one, ONE) == "<|begin|><|User|>1+1?<|Assistant|><think>\n"
+    with pytest.raises(UserError, match="has chat templates for rag, and none called default"):
+        load_tokenizer(write_model_dir(tmp_path / "none", chat_template=several[:1]))
+
+
+USERS_ALONE = "{% for m in messages if m.role == 'user' %}[{{ m.content }}]{% endfor %}"
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+# An empty thought before the last answer of a chat, as Qwen 3 writes it.
+THOUGHTLESS = CHATML.replace(
+    "{{ m.content }}",
+    "{{ '<think>\n\n</think>\n\n' if m.role == 'assistant' }}{{ m.content }}",
+)
+MISTRAL = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'assistant' %} {{ m.content }}"
+    "{{ eos_token }}{% else %}[INST] {{ m.content }} [/INST]{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "system_option", "says"),
+    [
+        (CHATML, "data.system_prompt", None),
+        (THOUGHTLESS, None, None),
+        (MISTRAL, "data.system_prompt", None),
+        (R1_TEMPLATE, None, None),
+        (USERS_ALONE + "<|Assistant|><think>\n", None, None),
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", None, None),
+        ("{{ messages[0].content }}", None, None),
+        (
+            USERS_ALONE + "<|Assistant|>",
+            "data.system_prompt",
+            "^data.system_prompt has no effect: the chat template of .* leaves out system messages",
+        ),
+        ("{{ messages[0].content }}", "system_prompt", "^system_prompt has no effect"),
+        ("Hello.", None, "^model.path: the chat template of .* leaves out the user's message"),
+        (
+            CHATML.partition("{% if")[0],
+            None,
+            r"has no generation prompt: a prompt ends with .*<\|im_end\|>', .* behind {% if add",
+        ),
+    ],
+)
+def test_a_chat_template_that_drops_what_it_is_given_is_refused_at_the_start(
+    tmp_path: Path, template: str, system_option: str | None, says: str | None
+) -> None:
+    tokenizer = load_tokenizer(write_model_dir(tmp_path, chat_template=template))
+    chat = PromptEncoder(tokenizer=tokenizer, template="chat").chat
+    with pytest.raises(UserError, match=says) if says else nullcontext():
+        chat.check(option="model.path", system_option=system_option)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["data.system_prompt=Think."], "^data.system_prompt has no effect"),
+        (
+            ["method.name=thinkprune", "method.limits=[64]", "method.announce_limit=true"],
+            "^method.name=thinkprune tells the model its limit in a system message, which",
+        ),
+        (["method.name=thinkprune", "method.limits=[64]"], None),
+    ],
+)
+def test_a_run_whose_system_message_would_be_dropped_does_not_start(
+    tmp_path: Path, words: list[str], says: str | None
+) -> None:
+    model = shutil.copytree(ASSETS / TINY_REASONER, tmp_path / "model")
+    (model / "chat_template.jinja").write_text(USERS_ALONE + "<\uff5cAssistant\uff5c><think>\n")
+    config = load_config(Path(QUICKSTART), [f"model.path={model}", *words])
+    with pytest.raises(UserError, match=says) if says else nullcontext():
+        read_input(config, model, read_model_shape(model))
+
+
+def test_a_row_with_messages_that_the_chat_template_drops_is_a_bad_row(tmp_path: Path) -> None:
+    shots = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]
+    chats = [[USER], [SYSTEM, USER], [*shots, USER]]
+    rows = [{"prompt": chat, "answer": 2} for chat in chats]
+    read = load_problems(write_rows(tmp_path / "rows.jsonl", rows))
+    tokenizer = load_tokenizer(write_model_dir(tmp_path / "m", chat_template=USERS_ALONE))
+    encoder = PromptEncoder(tokenizer=tokenizer, template="chat")
+    kept = drop_unusable_prompts(read, encoder.encode, max_prompt_tokens=99)
+    assert len(kept.problems) == 1
+    assert reasons(kept) == [
+        f"the model's chat template leaves out {role} messages" for role in ("system", "assistant")
+    ]
 
 
 def test_end_tokens_are_collected_from_all_files(tmp_path: Path, r1: Any) -> None:

@@ -1,0 +1,137 @@
+"""A model's chat template: messages to the text or the tokens of a prompt.
+
+transformers renders it. What it does not do stands here: the date is the same every day, and any
+error of the template is one line.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from string import ascii_letters
+
+from transformers import PreTrainedTokenizerBase
+
+from megatron_opsft.errors import PromptError, UserError, first_line
+from megatron_opsft.records import Message
+
+# The day that chat templates take for today: with the real one, a run would have other prompts
+# every day. Llama 3.x's templates write this one themselves where there is no clock.
+_TODAY = datetime(2024, 7, 26)
+# What `strftime` may know; `%-d` (no leading zero) is the C library's, `%s` depends on the place.
+_DATE_CODES = [f"%{flag}{c}" for flag in ("", "-") for c in ascii_letters if c != "s"]
+_WORD = "opsft{}word"  # a text that a template has no reason to change
+
+
+def _frozen_clock() -> str:
+    """Jinja source that defines `strftime_now`, a template's clock, by replacing each code.
+
+    It stands in front of the template, because transformers makes text of a Python function that it
+    is given. The new line at its end is removed by Jinja.
+    """
+    steps = ""
+    for code in _DATE_CODES:
+        value = _TODAY.strftime(code)
+        if value != code:  # else the C library has no such code
+            steps += f" | replace({code!r}, {value!r})"
+    return "{% macro strftime_now(format) %}{{ format" + steps + " }}{% endmacro %}\n"
+
+
+_FROZEN_CLOCK = _frozen_clock()
+
+
+@dataclass(frozen=True, eq=False)
+class ChatTemplate:
+    """The chat template of a tokenizer: the one named `default` where it has several."""
+
+    tokenizer: PreTrainedTokenizerBase
+    _left_out: dict[tuple[str, ...], str | None] = field(default_factory=dict, init=False)
+
+    def text(self, messages: Sequence[Message], *, ends_open: bool = True) -> str:
+        """The prompt as text. ends_open: up to where the next response begins.
+
+        Errors: `PromptError` for whatever goes wrong inside the template.
+        """
+        try:
+            text = self.tokenizer.apply_chat_template(
+                [message._asdict() for message in messages],
+                chat_template=_FROZEN_CLOCK + self.tokenizer.get_chat_template(),
+                add_generation_prompt=ends_open,
+                tokenize=False,
+            )
+        except Exception as error:  # Jinja runs whatever the template computes
+            reason = first_line(error)
+            raise PromptError(f"the model's chat template refuses it ({reason})") from None
+        return str(text)
+
+    def tokens(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """The prompt's token ids, up to where the response begins. Errors: `PromptError`; also for
+        a message that the template leaves out.
+        """
+        if role := self.left_out(message.role for message in messages):
+            raise PromptError(f"the model's chat template leaves out {role} messages")
+        # The template writes the special tokens itself.
+        return tuple(self.tokenizer.encode(self.text(messages), add_special_tokens=False))
+
+    def left_out(self, roles: Iterable[str]) -> str | None:
+        """The first role whose message does not reach the prompt, in a chat of these roles; None
+        where all do, and where the template refuses such a chat.
+        """
+        roles = tuple(roles)
+        if roles not in self._left_out:
+            chat = [Message(role, _WORD.format(number)) for number, role in enumerate(roles)]
+            try:
+                text = self.text(chat)
+            except PromptError:
+                self._left_out[roles] = None
+            else:
+                missing = (each.role for each in chat if each.content not in text)
+                self._left_out[roles] = next(missing, None)
+        return self._left_out[roles]
+
+    def check(self, *, option: str, system_option: str | None) -> None:
+        """Check that a prompt holds what it is asked to, before any row is read.
+
+        option: what errors call the model. system_option: the key of the system message, where one
+        is set. Errors: `UserError` for a template that fails, that leaves out the user's or the
+        system message, or that does not open the response.
+        """
+        user = Message("user", _WORD.format(0))
+        where = f"{option}: the chat template of {self.tokenizer.name_or_path}"
+        if self.left_out(["user"]):
+            raise UserError(
+                f"{where} leaves out the user's message, so the model would not see the problem; "
+                "put the model's own into chat_template.jinja"
+            )
+        if system_option and self.left_out(["system", "user"]):
+            raise UserError(
+                f"{system_option} has no effect: the chat template of "
+                f"{self.tokenizer.name_or_path} leaves out system messages; write the text into "
+                "the .jinja file of a template instead, or let the chat template print it"
+            )
+        try:
+            prompt = self.text([user])
+        except PromptError as error:
+            raise UserError(f"{option}: {error}") from None
+        if self._is_unopened(user, prompt):
+            raise UserError(
+                f"{where} has no generation prompt: a prompt ends with "
+                f"{prompt.rstrip()[-20:]!r}, and the model would have to write the head of its own "
+                "message; add it behind {% if add_generation_prompt %}"
+            )
+
+    def _is_unopened(self, user: Message, prompt: str) -> bool:
+        """Whether the head of the assistant's message is missing at the end of a prompt.
+
+        It stands in front of the text of an assistant's message in a chat. A template that does not
+        ask for `add_generation_prompt` may still end every prompt with it, or need none (Mistral's
+        `[/INST]`).
+        """
+        assistant = Message("assistant", _WORD.format(1))
+        try:
+            whole = self.text([user, assistant], ends_open=False)
+            closed = self.text([user], ends_open=False)
+        except PromptError:
+            return False
+        head, found, _ = whole.partition(assistant.content)
+        is_longer = len(head.rstrip()) > len(prompt.rstrip()) and head.startswith(prompt.rstrip())
+        return bool(found) and closed == prompt and is_longer
