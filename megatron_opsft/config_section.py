@@ -153,7 +153,11 @@ _OWN_JUDGE = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 def _judge_name(name: str) -> str:
     if name != MATH and not _OWN_JUDGE.fullmatch(name):
-        raise ValueError(f"{name!r} is not a judge; write {MATH}, or package.module:function")
+        module, dot, function = name.rpartition(".")
+        meant = f"; did you mean {module}:{function}?" if dot and ":" not in name else ""
+        raise ValueError(
+            f"{name!r} is not a judge; write {MATH}, or package.module:function{meant}"
+        )
     return name
 
 

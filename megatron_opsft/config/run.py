@@ -65,6 +65,8 @@ class VerifyConfig(Section):
     """Most verifier processes of a rank; 0: its share of the CPU cores."""
     timeout_seconds: Annotated[float, ADJUSTABLE] = Field(10.0, gt=0, le=1e6)
     """Wall-clock limit for one answer."""
+    memory_gb: Annotated[float, ADJUSTABLE] = Field(1.0, gt=0, le=2**20)
+    """Address space of a verifier process in GiB, with what a judge of your own imports; an answer that needs more counts as an error."""
 
     @property
     def own_judge(self) -> bool:

@@ -103,6 +103,7 @@ class Inputs:
         names = {"method", "template", "temperature", "top_p", "seed", "engine", "verify_timeout"}
         names |= {"deer"} if settings.method == "deer" else set()
         names |= {"system_prompt"} if settings.system_prompt else set()
+        names |= {"verify_memory_gb"} if settings.verify.own_judge else set()
         names |= {"tp"} if engine.tensor_parallel else set()
         return settings.model_dump(mode="json", include=names) | {
             "max_tokens": self.max_tokens,

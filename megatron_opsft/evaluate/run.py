@@ -24,7 +24,7 @@ from megatron_opsft.evaluate.results import (
     read_results,
     to_json,
 )
-from megatron_opsft.evaluate.settings import EvalSettings, EvaluationDirectory
+from megatron_opsft.evaluate.settings import JUDGE_KEYS, EvalSettings, EvaluationDirectory
 from megatron_opsft.evaluate.work import COUNTED, Scorer, WorkQueue, missing_requests
 from megatron_opsft.records import Rollout
 from megatron_opsft.rollout.engine import EngineSettings, RolloutEngine, SamplingSettings
@@ -68,7 +68,9 @@ def evaluate(settings: EvalSettings, *, overwrite: bool = False) -> str:
         # Its processes start while the engine does, and leave it one of the rank's cores.
         cores = share_of_cores()
         workers = {"workers": max(1, cores - 1)}
-        verifier = held.enter_context(Verifier(settings.verify.model_copy(update=workers)))
+        verifier = held.enter_context(
+            Verifier(settings.verify.model_copy(update=workers), JUDGE_KEYS)
+        )
         engine = None
         for number in range(len(models)):
             engine = _sample(models, number, job, verifier, engine)

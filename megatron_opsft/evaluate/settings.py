@@ -23,7 +23,9 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.rollout.limits import check_engine_settings, check_installed
 from megatron_opsft.runtime.owned_directory import OwnedDirectory
 from megatron_opsft.storage.model_paths import local_model
-from megatron_opsft.verify.verifier import check_judge
+from megatron_opsft.verify.verifier import JudgeKeys, check_judge
+
+JUDGE_KEYS = JudgeKeys(timeout="verify_timeout", memory="verify_memory_gb")
 
 
 class DeerSettings(Section):
@@ -101,6 +103,8 @@ class EvalSettings(Section):
     """Who judges an answer: math, or a function of your own, package.module:function (docs/data.md)."""
     verify_timeout: float = Field(30.0, gt=0)
     """Seconds for the verdict of a response."""
+    verify_memory_gb: float = Field(1.0, gt=0, le=2**20)
+    """Address space of a verifier process in GiB, with what a judge of your own imports."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -132,7 +136,11 @@ class EvalSettings(Section):
     @property
     def verify(self) -> VerifyConfig:
         """The same as a run's."""
-        return VerifyConfig(judge=self.judge, timeout_seconds=self.verify_timeout)
+        return VerifyConfig(
+            judge=self.judge,
+            timeout_seconds=self.verify_timeout,
+            memory_gb=self.verify_memory_gb,
+        )
 
 
 class EvaluationDirectory(OwnedDirectory):
@@ -195,4 +203,4 @@ def check_settings(settings: EvalSettings) -> None:
         check_source(source)
     EvaluationDirectory(settings.out).check()
     open_prompt_file(settings.template, option="template")
-    check_judge(settings.verify)
+    check_judge(settings.verify, JUDGE_KEYS)

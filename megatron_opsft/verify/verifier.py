@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from megatron_opsft.config import VerifyConfig
 from megatron_opsft.records import FinishReason, Outcome, Problem, Rollout, Verdict
@@ -15,14 +16,31 @@ from megatron_opsft.verify.worker_pool import VerifierPool
 log = logging.getLogger("megatron_opsft")
 
 MAX_WORKERS = 32  # of a rank that is not told how many
+_NO_RULES = {"verifier.py", "worker.py", "worker_pool.py"}  # run the judge of mathematics
+
+
+class JudgeKeys(NamedTuple):
+    """What messages call the keys of a judge."""
+
+    timeout: str
+    memory: str
+
+
+RUN_KEYS = JudgeKeys(timeout="verify.timeout_seconds", memory="verify.memory_gb")
 
 
 class Verifier(VerifierPool):
     """Scores rollouts; close it, or use it in a `with`."""
 
-    def __init__(self, config: VerifyConfig) -> None:
-        num_workers = config.workers or share_of_cores()
-        super().__init__(num_workers, config.timeout_seconds, judge=config.judge)
+    def __init__(self, config: VerifyConfig, keys: JudgeKeys = RUN_KEYS) -> None:
+        super().__init__(
+            config.workers or share_of_cores(),
+            config.timeout_seconds,
+            judge=config.judge,
+            max_memory_bytes=int(config.memory_gb * 2**30),
+            memory_key=keys.memory,
+        )
+        self._config, self._keys = config, keys
         self._says_error = config.own_judge  # there it is a mistake in code or data
 
     def score(self, rollouts: Sequence[Rollout], problems: Mapping[str, Problem]) -> list[Verdict]:
@@ -44,14 +62,22 @@ class Verifier(VerifierPool):
 
     def _say_first_error(self, verdicts: Sequence[Verdict]) -> None:
         failed = [v for v in verdicts if v.outcome in (Outcome.ERROR, Outcome.TIMEOUT)]
-        errors = [v.answer or "it ended its process, or took too long" for v in failed]
-        if errors and self._says_error:
+        if failed and self._says_error:
             self._says_error = False
             log.warning(
                 "judge %s: %d of %d responses could not be judged and count as errors; "
                 "the first: %s",
-                *(self._judge, len(errors), len(verdicts), errors[0]),
+                *(self._judge, len(failed), len(verdicts), self._explain(failed[0])),
             )
+
+    def _explain(self, failed: Verdict) -> str:
+        config, keys = self._config, self._keys
+        if failed.outcome is Outcome.TIMEOUT:
+            return f"it took longer than {keys.timeout}={config.timeout_seconds:g}; raise that"
+        return failed.answer or (
+            "its process ended without a verdict; if it needs more than "
+            f"{keys.memory}={config.memory_gb:g}, raise that"
+        )
 
 
 def share_of_cores() -> int:
@@ -69,13 +95,13 @@ def share_of_cores() -> int:
     return max(1, min(MAX_WORKERS, share))
 
 
-def check_judge(config: VerifyConfig) -> None:
-    """Errors: `UserError` for a function of the user's that cannot be imported. It is tried in a
-    worker process, not in this one.
+def check_judge(config: VerifyConfig, keys: JudgeKeys = RUN_KEYS) -> None:
+    """Errors: `UserError` for a function of the user's that cannot be imported, and for one that
+    needs more memory than it may have. It is tried in a worker process, not in this one.
     """
     if config.own_judge:
-        with VerifierPool(1, config.timeout_seconds, judge=config.judge) as pool:
-            pool.wait_until_ready()
+        with Verifier(config.model_copy(update={"workers": 1}), keys) as verifier:
+            verifier.wait_until_ready()
 
 
 def describe_judge(config: VerifyConfig, math: str) -> str:
@@ -84,7 +110,8 @@ def describe_judge(config: VerifyConfig, math: str) -> str:
     math: the version of math-verify.
     """
     if not config.own_judge:
-        return f"{math}, rules {_hash(sorted(Path(__file__).parent.glob('*.py')))}"
+        rules = [f for f in Path(__file__).parent.glob("*.py") if f.name not in _NO_RULES]
+        return f"{math}, rules {_hash(sorted(rules))}"
     file = _find_file(config.judge.partition(":")[0])
     return f"{config.judge}, sha256 {_hash([file])}" if file else config.judge
 

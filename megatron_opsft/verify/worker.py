@@ -1,13 +1,14 @@
 """The verifier's worker process, and the judge that it loads: mathematics, or a user's function.
 
-It receives (text, gold) and what else its judge takes, and sends the verdict, until its parent
-closes the pipe. The parent keeps the time limit and kills; the worker takes care to die with its
-parent and not to eat the machine's memory.
+It receives a number with (text, gold) and what else its judge takes, and sends the number with the
+verdict, until its parent closes the pipe. The parent keeps the time limit and kills; the worker
+takes care to die with its parent and not to eat the machine's memory.
 """
 
 import ctypes
 import gc
 import json
+import math
 import os
 import resource
 import signal
@@ -23,39 +24,64 @@ from megatron_opsft.errors import UserError, first_line
 from megatron_opsft.records import Outcome, Verdict
 
 READY = "ready"
+# Of its memory a worker may have filled this much when it is ready, or it could not judge much.
+MAX_SHARE_AT_START = 0.75
 MAX_ANSWER_CHARS = 500  # of the answer kept in a verdict, for the log
 _PR_SET_PDEATHSIG = 1
 Judge = Callable[..., Verdict]
 
 
-def main(judge_name: str, max_memory_bytes: int, parent_pid: int, pipe_fd: int) -> None:
-    """Serve until the pipe ends. `judge_name`: as of `open_judge`.
+def main(
+    judge_name: str, max_memory_bytes: int, memory_key: str, parent_pid: int, pipe_fd: int
+) -> None:
+    """Serve until the pipe ends.
 
-    sympy keeps what it has computed, so a worker that has filled half of its memory ends between
-    two answers, and a fresh one takes its place.
+    judge_name: as of `open_judge`. max_memory_bytes: of address space, the judge's imports
+    included. memory_key: what errors call it.
+
+    Libraries keep what they have computed, as sympy does. So a worker that has filled half of what
+    its imports left ends between two answers, and a fresh one takes its place.
     """
     if sys.platform == "linux":
         # The kernel kills this process when its parent dies, even amid a long computation: to be
         # exact, when the thread that started it ends.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        resource.setrlimit(resource.RLIMIT_AS, (max_memory_bytes, max_memory_bytes))
     if os.getppid() != parent_pid:
         os._exit(0)  # it died before the request was made
     os.nice(5)  # an engine that decodes at the same time comes first
     pipe: Connection = Connection(pipe_fd)
     try:
         judge = open_judge(judge_name)
+        at_start = _address_space()
+        _check_room(judge_name, at_start, max_memory_bytes, memory_key)
     except UserError as error:
-        pipe.send(str(error))
+        pipe.send((0, str(error)))
         os._exit(2)
+    if sys.platform == "linux":
+        resource.setrlimit(resource.RLIMIT_AS, (max_memory_bytes, max_memory_bytes))
     gc.freeze()  # what a judge imports stays
+    own_pid = os.getpid()
     with suppress(EOFError, OSError, MemoryError):  # the parent has gone, or asks a fresh worker
-        pipe.send(READY)
+        pipe.send((0, READY))
         is_full = False
         while not is_full:
-            pipe.send(judge(*pipe.recv()))
-            is_full = 2 * _address_space() > max_memory_bytes
+            number, item = pipe.recv()
+            verdict = judge(*item)
+            if os.getpid() != own_pid:
+                os._exit(0)  # a copy of the worker, which the judge has forked and let return
+            pipe.send((number, verdict))
+            is_full = 2 * (_address_space() - at_start) > max_memory_bytes - at_start
     os._exit(0)
+
+
+def _check_room(judge_name: str, at_start: int, max_memory_bytes: int, memory_key: str) -> None:
+    """Errors: `UserError` for a judge whose imports leave too little of the memory."""
+    if at_start > MAX_SHARE_AT_START * max_memory_bytes:
+        raise UserError(
+            f"judge {judge_name}: what it imports takes {at_start / 2**30:.2g} GiB, and a worker "
+            f"has {memory_key}={max_memory_bytes / 2**30:g}; set {memory_key}="
+            f"{math.ceil(2 * at_start / 2**30)}"
+        )
 
 
 def _address_space() -> int:
@@ -124,6 +150,8 @@ def _as_verdict(value: object) -> Verdict:
     if isinstance(value, Outcome):
         return Verdict(outcome=value)
     value = value.item() if hasattr(value, "item") else value  # of NumPy, of torch
+    if isinstance(value, float) and not math.isfinite(value):
+        raise TypeError(f"it returned {value}, which is neither right nor wrong")
     if isinstance(value, bool | int | float):
         return Verdict(outcome=Outcome.CORRECT if value > 0.5 else Outcome.WRONG)
     raise TypeError(

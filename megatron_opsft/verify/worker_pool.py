@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing.connection import Pipe
 from threading import get_ident
+from time import monotonic
 from typing import Any, Self
 
 from megatron_opsft.errors import UserError
@@ -38,7 +39,8 @@ class VerifierPool:
 
     timeout_seconds: wall-clock limit of one answer, counted from when a warm worker gets it.
     judge: as of `verify.worker.open_judge`.
-    max_memory_bytes: address space of a worker; beyond it the answer is an ERROR or WRONG.
+    max_memory_bytes: address space of a worker, what its judge imports included; an answer that
+    needs more is an ERROR or WRONG. memory_key: what errors call it.
 
     Each thread of the pool starts, asks and replaces a worker of its own.
     """
@@ -50,9 +52,11 @@ class VerifierPool:
         *,
         judge: str = "math",
         max_memory_bytes: int = 1 << 30,
+        memory_key: str = "verify.memory_gb",
     ) -> None:
         self._timeout_seconds = timeout_seconds
-        self._judge, self._max_memory_bytes = judge, max_memory_bytes
+        self._judge = judge
+        self._max_memory_bytes, self._memory_key = max_memory_bytes, memory_key
         self._closed = False
         self._workers: dict[int, _Worker] = {}  # by the thread's identifier
         # A process started by a thread that blocks signals is deaf to them from the beginning.
@@ -101,16 +105,14 @@ class VerifierPool:
         while True:
             worker = self._warm()
             try:
-                worker.pipe.send(item)
-                verdict = worker.receive(self._timeout_seconds)
+                verdict = worker.judge(item, self._timeout_seconds)
             except BrokenPipeError:  # it died while idle
                 self._end(get_ident())
             except (EOFError, OSError):
                 self._end(get_ident())
-                if not worker.num_judged:  # else it may have died of what earlier answers left
+                if worker.num_asked == 1:  # else it may have died of what earlier answers left
                     return Verdict(outcome=Outcome.ERROR)
             else:
-                worker.num_judged += 1
                 if verdict is None:
                     self._end(get_ident())
                 return verdict or Verdict(outcome=Outcome.TIMEOUT)
@@ -127,9 +129,11 @@ class VerifierPool:
         for _ in range(MAX_STARTS):
             if self._closed:
                 raise RuntimeError("this VerifierPool is closed")
-            self._workers[thread] = worker = _Worker(self._judge, self._max_memory_bytes)
+            self._workers[thread] = worker = _Worker(
+                self._judge, self._max_memory_bytes, self._memory_key
+            )
             try:
-                message = worker.receive(START_SECONDS)
+                message = worker.receive(0, START_SECONDS)
             except (EOFError, OSError):  # it ended, but the exit code may take a moment
                 message = ""
                 with suppress(subprocess.TimeoutExpired):
@@ -159,14 +163,15 @@ class VerifierPool:
 
 
 class _Worker:
-    """One process; `num_judged`: verdicts it gave."""
+    """One process; `num_asked`: answers that it was asked to judge, which are numbered from 1."""
 
-    def __init__(self, judge: str, max_memory_bytes: int) -> None:
+    def __init__(self, judge: str, max_memory_bytes: int, memory_key: str) -> None:
         # The pipe's framing is multiprocessing's, the process is not: its children import the
         # parent's main module again and cannot be given an environment.
         self.pipe, theirs = Pipe()
         # As multiprocessing's spawn does: the child finds modules where the parent found them.
-        arguments = [sys.path, [judge, max_memory_bytes, os.getpid(), theirs.fileno()]]
+        given = [judge, max_memory_bytes, memory_key, os.getpid(), theirs.fileno()]
+        arguments = [sys.path, given]
         # A fixed hash seed: the order of sympy's sets must not differ between workers.
         environment = {**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
         with theirs:
@@ -178,15 +183,29 @@ class _Worker:
                 env=environment,
                 start_new_session=True,
             )
-        self.num_judged = 0
+        self.num_asked = 0
+
+    def judge(self, item: tuple[str, ...], seconds: float) -> Verdict | None:
+        """The verdict, None where it comes too late. Errors: `BrokenPipeError` where it had died
+        before, `EOFError` or another `OSError` where it dies of it.
+        """
+        self.pipe.send((self.num_asked + 1, item))
+        self.num_asked += 1
+        verdict: Verdict | None = self.receive(self.num_asked, seconds)
+        return verdict
 
     def kill(self) -> None:
         """SIGKILL, also to what a judge has forked."""
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
-    def receive(self, seconds: float) -> Any:
-        """Its next message, None where that comes too late. Errors: `EOFError` or `OSError` where
-        it has died.
+    def receive(self, number: int, seconds: float) -> Any:
+        """Its message of that number, None where it comes too late. Others are of a judge that has
+        answered twice, and are left out. Errors: `EOFError` or `OSError` where it has died.
         """
-        return self.pipe.recv() if self.pipe.poll(seconds) else None
+        deadline = monotonic() + seconds
+        while self.pipe.poll(max(0.0, deadline - monotonic())):
+            got, message = self.pipe.recv()
+            if got == number:
+                return message
+        return None

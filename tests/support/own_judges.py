@@ -1,5 +1,6 @@
 """Judges of a user's own. Their module is imported by every verifier process: it must be light."""
 
+import math
 import os
 import signal
 import sys
@@ -33,6 +34,7 @@ def any_return(text: str, gold: str, fields: dict[str, Any]) -> Any:
     if text == "raise":
         raise KeyError("no such column")
     returned = {"true": True, "0.0": 0.0, "1.0": 1.0, "outcome": Outcome.NO_ANSWER, "none": None}
+    returned |= {"nan": math.nan, "inf": math.inf}
     returned["numpy"] = SimpleNamespace(item=lambda: True)  # as its scalars are
     returned["half"] = Verdict(outcome=Outcome.CORRECT, answer="\ud83d")
     return returned.get(text, fields == {"answer": "x"})
@@ -47,6 +49,8 @@ def judge_or_misbehave(text: str, gold: str, fields: dict[str, Any]) -> Verdict:
         os.kill(os.getpid(), signal.SIGKILL)
     if text == "exit":
         sys.exit(3)
+    if text == "fork" and os.fork() == 0:
+        time.sleep(0.1)  # a copy that answers later, to the next request
     if text == "print":
         print("stray output")
         os.write(1, b"more of it")

@@ -24,6 +24,7 @@ from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.config import VerifyConfig
 from megatron_opsft.config.load import load_config
 from megatron_opsft.errors import UserError
+from megatron_opsft.evaluate.settings import JUDGE_KEYS
 from megatron_opsft.records import FinishReason, Outcome, Problem
 from megatron_opsft.run_input import read_input
 from megatron_opsft.storage.model_paths import ASSETS, TINY_REASONER
@@ -62,6 +63,71 @@ def test_an_answer_too_large_for_what_is_left_is_judged_by_a_fresh_worker() -> N
     with VerifierPool(1, 30, judge=ROGUE, max_memory_bytes=600 * 2**20) as pool:
         verdicts = pool.judge(items)
     assert [v.outcome for v in verdicts] == [WRONG, CORRECT, ERROR, CORRECT]
+
+
+BIG_JUDGE = """
+import mmap, os
+IMPORTED = mmap.mmap(-1, {mib} << 20)  # address space alone, as most of a library's is
+kept = []
+def judge(text, gold, fields):
+    if text.startswith("keep"):
+        kept.append(mmap.mmap(-1, int(text.split()[1]) << 20))
+    return Verdict(outcome=Outcome.CORRECT, answer=str(os.getpid()))
+from megatron_opsft.records import Outcome, Verdict
+"""
+
+
+def test_what_a_judge_imports_is_not_counted_as_what_its_answers_leave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that imports torch would get a fresh process after every answer."""
+    (tmp_path / "big.py").write_text(BIG_JUDGE.format(mib=560))
+    monkeypatch.syspath_prepend(tmp_path)
+    texts = ["a", "b", "keep 100", "c", "keep 200", "d"]
+    with VerifierPool(1, 30, judge="big:judge") as pool:
+        processes = [pool.judge([(text, "x")])[0].answer for text in texts]
+    assert len(set(processes)) == 2 and processes[:-1] == processes[:1] * 5
+
+
+def test_a_judge_that_needs_more_memory_than_it_may_have_is_refused_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bigger.py").write_text(BIG_JUDGE.format(mib=1400))
+    monkeypatch.syspath_prepend(tmp_path)
+    said = r"^judge bigger:judge: what it imports takes 1\.4 GiB, and a worker has "
+    with pytest.raises(UserError, match=said + r"verify.memory_gb=1; set verify.memory_gb=3$"):
+        check_judge(VerifyConfig(judge="bigger:judge"))
+    with pytest.raises(UserError, match=said + "verify_memory_gb=1.5; set verify_memory_gb=3$"):
+        check_judge(VerifyConfig(judge="bigger:judge", memory_gb=1.5), JUDGE_KEYS)
+    config = VerifyConfig(judge="bigger:judge", memory_gb=3, workers=1)
+    check_judge(config)
+    assert outcomes(config, [("a", Problem(id="p", text="", answer="x"))]) == [CORRECT]
+
+
+def test_a_judge_that_forks_and_answers_twice_shifts_no_verdict() -> None:
+    texts = ["fork", "sleep 0.3", "b", "fork", "sleep 0.3", "c"]
+    with VerifierPool(1, 30, judge=ROGUE) as pool:
+        verdicts = pool.judge([(text, "b") for text in texts])
+        assert [v.outcome for v in pool.judge([("fork", "fork"), ("z", "a")])] == [CORRECT, WRONG]
+    assert [v.answer.rpartition(" ")[0] for v in verdicts] == texts
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("sleep 9", "it took longer than verify_timeout=0.5; raise that"),
+        ("die", "if it needs more than verify_memory_gb=1, raise that"),
+    ],
+)
+def test_the_first_answer_that_was_not_judged_names_the_key(
+    text: str, says: str, caplog: Any
+) -> None:
+    config = VerifyConfig(judge=ROGUE, workers=1, timeout_seconds=0.5)
+    rollout = rollout_of(text, problem_id="p", sample_index=0, finish_reason=FinishReason.STOP)
+    with caplog.at_level(logging.WARNING), Verifier(config, JUDGE_KEYS) as verifier:
+        verifier.wait_until_ready()
+        verifier.score([rollout], {"p": Problem(id="p", text="", answer="x")})
+    assert says in caplog.text
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
@@ -165,13 +231,14 @@ def test_what_a_function_may_return_and_what_an_exception_becomes(caplog: Any) -
     problem = Problem(id="p", text="", answer="x", fields={"answer": "x"})
     other = Problem(id="q", text="", answer="x", fields={"answer": "y"})
     config = VerifyConfig(workers=1, judge="own_judges:any_return")
-    returned = ("true", "0.0", "1.0", "outcome", "none", "raise", "numpy", "half", "fields")
+    returned = ["true", "0.0", "1.0", "outcome", "none", "raise", "nan", "inf"]
+    returned += ["numpy", "half", "fields"]
     with caplog.at_level(logging.WARNING, "megatron_opsft"):
         got = outcomes(config, [*((text, problem) for text in returned), ("fields", other)])
-    wanted = [CORRECT, WRONG, CORRECT, Outcome.NO_ANSWER, ERROR, ERROR]
+    wanted = [CORRECT, WRONG, CORRECT, Outcome.NO_ANSWER, ERROR, ERROR, ERROR, ERROR]
     assert got == [*wanted, CORRECT, CORRECT, CORRECT, WRONG]
     (message,) = [record.getMessage() for record in caplog.records]  # of two calls
-    assert "2 of 10 responses could not be judged" in message
+    assert "4 of 12 responses could not be judged" in message
     assert "it returned NoneType, not a bool, a number, an Outcome or a Verdict" in message
 
 
@@ -193,8 +260,10 @@ def test_a_judge_that_is_not_there_is_one_line_before_anything_is_written(
     }.items():
         with pytest.raises(UserError, match=f"^[^\n]*{said}[^\n]*$"):
             check_judge(VerifyConfig(judge=name))
-    with pytest.raises(ValueError, match="'maths' is not a judge"):
+    with pytest.raises(ValueError, match="'maths' is not a judge; write math, or .*function "):
         VerifyConfig(judge="maths")
+    with pytest.raises(ValueError, match=r"did you mean own\.judges:last_box\?"):
+        VerifyConfig(judge="own.judges.last_box")
 
 
 def test_the_example_s_columns_reach_it_in_training_and_evaluation(
