@@ -9,6 +9,7 @@ does alone is in the called functions.
 import logging
 from collections.abc import Sequence
 
+from megatron_opsft.batching.packing import whole_packing
 from megatron_opsft.config import Config
 from megatron_opsft.errors import NonFiniteError
 from megatron_opsft.model.optimizer import learning_rate
@@ -103,4 +104,5 @@ def run_step(s: Session, recorder: RunRecorder, step: int) -> None:
     s.method.advance(batch.groups, batch.refills)
     with watch.phase("sync"):
         pushed = s.sync.push(step, s.probes(step, batch.trained, batch.rollouts))
-    recorder.record(step, batch, updates[0].packing, whole_result(results), pushed, watch)
+    packing = whole_packing([update.packing for update in updates])
+    recorder.record(step, batch, packing, whole_result(results), pushed, watch)

@@ -15,11 +15,34 @@ Bin = list[int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackingReport:
-    """How good a plan is; all 0 where nothing is packed."""
+    """How good a plan is, or several that run one after the other; all 0 without sequences."""
 
-    fill: float = 0.0  # tokens / room of all bins; a lone longer sequence has its length as room
-    imbalance: float = 0.0  # (max - min) / mean of the ranks' cost
+    num_tokens: int = 0  # in all bins, without padding
+    room: int = 0  # of all bins; of a lone longer sequence it is its length
+    mean_cost: float = 0.0  # of the ranks
+    cost_spread: float = 0.0  # of the costliest rank, less that of the cheapest
     num_bins: int = 0  # over all ranks, empty ones included
+
+    @property
+    def fill(self) -> float:
+        """The share of the room that tokens take."""
+        return self.num_tokens / self.room if self.room else 0.0
+
+    @property
+    def imbalance(self) -> float:
+        """(most - least) / mean of the ranks' cost."""
+        return self.cost_spread / self.mean_cost if self.mean_cost else 0.0
+
+
+def whole_packing(reports: Sequence[PackingReport]) -> PackingReport:
+    """Of updates that follow each other; ranks wait for each other at the end of each."""
+    return PackingReport(
+        num_tokens=sum(report.num_tokens for report in reports),
+        room=sum(report.room for report in reports),
+        mean_cost=sum(report.mean_cost for report in reports),
+        cost_spread=sum(report.cost_spread for report in reports),
+        num_bins=sum(report.num_bins for report in reports),
+    )
 
 
 def sequence_cost(num_tokens: int, quadratic_at: float) -> float:
@@ -149,14 +172,15 @@ def _spread(
 def describe_plan(
     lengths: Sequence[int], plan: Sequence[Sequence[Bin]], *, budget: int, quadratic_at: float
 ) -> PackingReport:
-    """Fill and balance of a plan for `lengths`; both 0 when there is no sequence."""
+    """Fill and balance of a plan for sequences of so many tokens."""
     bins = [indices for mine in plan for indices in mine]
     used = [sum(lengths[i] for i in indices) for indices in bins]
     cost = [sequence_cost(length, quadratic_at) for length in lengths]
     load = [sum(cost[i] for indices in mine for i in indices) for mine in plan]
-    room = sum(max(budget, tokens) for tokens in used)
     return PackingReport(
-        fill=sum(used) / room if room else 0.0,
-        imbalance=(max(load) - min(load)) * len(load) / sum(load) if any(load) else 0.0,
+        num_tokens=sum(used),
+        room=sum(max(budget, tokens) for tokens in used) if any(used) else 0,
+        mean_cost=sum(load) / len(load),
+        cost_spread=max(load) - min(load),
         num_bins=len(bins),
     )

@@ -34,7 +34,7 @@ class RolloutConfig(Section):
     """KV cache of each vLLM rank; by default what gpu_memory_fraction leaves."""
     group_size: Annotated[int, ADJUSTABLE] = Field(8, ge=1, lt=2**31)
     """G: responses sampled for each problem."""
-    temperature: float = Field(1.0, ge=0)
+    temperature: Annotated[float, ADJUSTABLE] = Field(1.0, ge=0)
     """Anything but 1 is off-policy and gets a warning."""
     top_p: float = Field(0.95, gt=0, le=1)
     """Nucleus sampling."""
@@ -70,7 +70,7 @@ class SyncConfig(Section):
 
 
 class OptimizerConfig(Section):
-    lr: float = Field(1e-7, gt=0)
+    lr: Annotated[float, ADJUSTABLE] = Field(1e-7, gt=0)
     """AdamW learning rate after warm-up."""
     warmup_steps: int = Field(0, ge=0)
     """Steps of linear warm-up."""

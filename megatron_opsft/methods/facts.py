@@ -107,15 +107,25 @@ def select(responses: Sequence[Response], max_response_tokens: int) -> list[Resp
     return [response for response in responses if response.is_accepted(max_response_tokens)]
 
 
+def describe_lengths(responses: Sequence[Response]) -> dict[str, float | int]:
+    """What is known of a step's responses also where nobody has judged them: fixed data."""
+    return {
+        "num_rollouts": len(responses),
+        "mean_response_tokens": sum(r.num_tokens for r in responses) / len(responses),
+    }
+
+
 def describe_rollouts(
     responses: Sequence[Response], accepted: Sequence[Response]
 ) -> dict[str, float | int]:
-    """Metrics of a step's responses of all ranks: counts, shares in [0, 1], lengths in tokens."""
+    """Metrics of all that a step has sampled on all ranks: counts, shares in [0, 1], lengths in
+    tokens.
+    """
     outcomes = [response.outcome for response in responses]
     accepted_lengths = [response.num_tokens for response in accepted]
     num_rollouts = len(responses)
     return {
-        "num_rollouts": num_rollouts,
+        **describe_lengths(responses),
         "num_accepted": len(accepted),
         "accept_rate": len(accepted) / num_rollouts,
         "accuracy": outcomes.count(Outcome.CORRECT) / num_rollouts,
@@ -126,7 +136,6 @@ def describe_rollouts(
         "verify_timeouts": outcomes.count(Outcome.TIMEOUT),
         "num_unclosed_think": sum(response.unclosed_think for response in responses),
         "verify_errors": outcomes.count(Outcome.ERROR),
-        "mean_response_tokens": sum(r.num_tokens for r in responses) / num_rollouts,
         "mean_accepted_tokens": sum(accepted_lengths) / len(accepted) if accepted else 0.0,
         "max_accepted_tokens": max(accepted_lengths, default=0),
     }

@@ -164,7 +164,6 @@ def describe_weights(groups: Sequence[Group], weights: Weights) -> dict[str, flo
         "zero_advantage_groups": sum(
             not any(list(islice(rest, len(group.responses)))) for group in groups
         ),
-        "length_limit": max(group.limit for group in groups),
     }
 
 

@@ -158,15 +158,17 @@ def measured_workload(config: Config, line: dict[str, Any]) -> Workload:
     limit = config.rollout.max_response_tokens
     mean = mean_before_the_cut(line["mean_response_tokens"], limit)
     lengths = quantiles(int(line["num_rollouts"]), mean, limit)
-    accepted = [max(1, round(line["mean_accepted_tokens"]))] * int(line["num_accepted"])
-    return learned_by(config, lengths, accepted)
+    # Fixed data have no such keys: nobody has accepted them.
+    mean_accepted, accepted = line.get("mean_accepted_tokens", 0), line.get("num_accepted", 0)
+    return learned_by(config, lengths, [max(1, round(mean_accepted))] * int(accepted))
 
 
 def learned_by(config: Config, lengths: list[int], accepted: list[int]) -> Workload:
     """What the run's method samples and trains on; accepted: what on-policy SFT would train on.
 
     A policy gradient trains on all responses, at most: without a divergence groups of equal rewards
-    are left out. With fixed data none is sampled, and as many finished ones are trained on.
+    are left out. What a method samples beyond a batch, in place of groups that it drops, it does
+    not train on. With fixed data none is sampled, and as many finished ones are trained on.
     """
     trained = accepted
     if config.method.has_fixed_data:
@@ -175,6 +177,9 @@ def learned_by(config: Config, lengths: list[int], accepted: list[int]) -> Workl
         lengths = []
     elif config.method.learns_from_rejected:
         trained = lengths
+    batch = config.data.prompts_per_step * config.rollout.group_size
+    if len(trained) > batch:
+        trained = [trained[i * len(trained) // batch] for i in range(batch)]
     return Workload(
         lengths=tuple(lengths),
         trained=tuple(trained),

@@ -15,7 +15,7 @@ from megatron_opsft.plan.assumptions import PHASES, Hardware, load_hardware, mea
 from megatron_opsft.preflight.run_directory import RunDir
 from megatron_opsft.report.page import write_page
 from megatron_opsft.report.plot import Series, plot
-from megatron_opsft.report.runs import read_json_lines
+from megatron_opsft.report.runs import is_skipped, read_json_lines
 from megatron_opsft.report.table import aligned
 from megatron_opsft.report.tables import Section, Table
 
@@ -50,10 +50,10 @@ def read_steps(path: Path, config: Config, hardware: Hardware, world_size: int) 
 
     job = make_job(config, hardware, world_size)
     check_job(job)
-    required = ["num_accepted", "step_seconds", *(f"{phase}_seconds" for phase in PHASES)]
+    required = ["trained_tokens", "step_seconds", *(f"{phase}_seconds" for phase in PHASES)]
     steps = []
     for line in read_json_lines(path / "metrics.jsonl", required=required)[_WARM_UP_STEPS:]:
-        if line["num_accepted"]:
+        if not is_skipped(line):
             planned = estimate_step(replace(job, workload=measured_workload(job.config, line)))
             planned["step"] = planned["total"]
             measured = {name: line[f"{name}_seconds"] for name in ("step", *PHASES)}

@@ -111,7 +111,7 @@ def read_run(run: Path, name: str) -> Run:
     steps, evaluations = (
         read_json_lines(run / name, required=required)
         for name, required in (
-            ("metrics.jsonl", ("num_accepted", "trained_tokens", "step_seconds")),
+            ("metrics.jsonl", ("trained_tokens", "step_seconds")),
             ("evals.jsonl", ("eval_accuracy", "eval_mean_response_tokens")),
         )
     )
@@ -140,8 +140,10 @@ def _settings(path: Path) -> dict[str, str]:
 
 
 def is_skipped(step: Mapping[str, Any]) -> bool:
-    """Whether it accepted no response and trained on no other. step: a line of metrics.jsonl."""
-    return not step["num_accepted"] and not step["trained_tokens"]
+    """Whether a step trained on no token, so that it changed no weight. step: a line of
+    metrics.jsonl.
+    """
+    return not step["trained_tokens"]
 
 
 def describe_skipped(skipped: int, steps: int) -> str:
@@ -149,10 +151,29 @@ def describe_skipped(skipped: int, steps: int) -> str:
     if not skipped:
         return ""
     if skipped < steps:
-        return f"{skipped} of {steps} steps accepted no response and learned nothing"
+        return f"{skipped} of {steps} steps trained on no token and learned nothing"
     return (
-        f"NOTHING WAS LEARNED: none of {steps} steps accepted a response, and hf/ holds the "
+        f"NOTHING WAS LEARNED: none of {steps} steps trained on a token, and hf/ holds the "
         "weights that the run began with"
+    )
+
+
+def best_evaluation(lines: Sequence[Mapping[str, Any]], within: float) -> Mapping[str, Any] | None:
+    """The evaluation with the fewest mean response tokens among those whose accuracy is at most
+    `within` below the first one's; of equal ones the more accurate, then the earlier.
+
+    lines: in the order of their steps; the first is the base model's. None without a line.
+    """
+    if not lines:
+        return None
+    least = lines[0]["eval_accuracy"] - within
+    return min(
+        (line for line in lines if line["eval_accuracy"] >= least),
+        key=lambda line: (
+            line["eval_mean_response_tokens"],
+            -line["eval_accuracy"],
+            line["step"],
+        ),
     )
 
 

@@ -1,6 +1,10 @@
-"""What a run says about rejected responses: why they were rejected, and what would help."""
+"""What a run says of steps and evaluations that went wrong: why, and what would help."""
 
+import math
 from collections.abc import Mapping, Sequence
+
+from megatron_opsft.config import Config
+from megatron_opsft.report.runs import best_evaluation
 
 Counts = Mapping[str, float | int]
 
@@ -73,11 +77,23 @@ def warn_of_cut_off(name: str, evaluation: Counts, key: str) -> str:
 
 
 def explain_empty_step(counts: Counts, limit: int, base: Counts) -> str:
-    """Why a step accepted nothing: the most common reason, and the remedy.
+    """Why a step trained on nothing: the most common reason, and the remedy.
 
-    limit: rollout.max_response_tokens. base: the line of evals.jsonl before the first step; empty
-    if nothing is evaluated.
+    counts: its line of metrics.jsonl. limit: rollout.max_response_tokens. base: the line of
+    evals.jsonl before the first step; empty if nothing is evaluated.
     """
+    if "num_accepted" not in counts:
+        return (
+            f"step {counts['step']} trained on no token, so nothing was learned: none of its rows "
+            "of data.responses has an advantage; make them again, or look at them"
+        )
+    if counts["num_accepted"]:
+        return (
+            f"step {counts['step']} trained on no token, so nothing was learned: all responses to "
+            f"each of its {counts['zero_advantage_groups']} problems got the same reward, so none "
+            "was better than the others; take problems that the model solves sometimes, or raise "
+            "rollout.group_size"
+        )
     _, remedy = _REASONS[max(_REASONS, key=lambda key: counts.get(key, 0))]
     remedy = remedy or _lengths_remedy(limit, base)
     hard = f"; {advice}" if base and (advice := advise_on_base(base)) else ""
@@ -85,6 +101,63 @@ def explain_empty_step(counts: Counts, limit: int, base: Counts) -> str:
         f"step {counts['step']} accepted none of {counts['num_rollouts']} responses, so nothing "
         f"was learned: {describe_rejected(counts)}; {remedy}{hard}"
     )
+
+
+def explain_left_out(counts: Counts, *, room: int, positions: int) -> str:
+    """Why a method with a teacher does not learn from some responses, and the remedy.
+
+    counts: a line of metrics.jsonl. room: tokens of a micro-batch; positions: of the model.
+    """
+    why = f"the model's {positions} positions; lower rollout.max_response_tokens"
+    if room < positions:
+        why = f"a micro-batch ({room} tokens); raise train.max_tokens_per_microbatch"
+    nothing = "" if counts["trained_tokens"] else ", so nothing was learned"
+    return (
+        f"step {counts['step']} left out {counts['num_pairs_left_out']} of "
+        f"{counts['num_rollouts']} responses{nothing}: with the teacher's prompt, or with the "
+        f"plain one, they are longer than {why}"
+    )
+
+
+def warn_of_decline(evaluations: Sequence[Counts], config: Config) -> str:
+    """A warning if a run's last evaluation is less accurate than its first by more than chance
+    explains, with the best evaluation and the likely key; "" if it is not.
+
+    evaluations: the lines of evals.jsonl.
+    """
+    if len(evaluations) < 2:
+        return ""
+    first, last = evaluations[0], evaluations[-1]
+    fell = first["eval_accuracy"] - last["eval_accuracy"]
+    if fell <= _interval(first, last):
+        return ""
+    best = best_evaluation(evaluations, config.eval.best_within)
+    advice = f"lower optimizer.lr={config.optimizer.lr:g}"
+    if (temperature := config.rollout.temperature) != 1:
+        advice = f"set rollout.temperature={temperature:g} to 1"
+    if best is None or not best["step"]:
+        found = "no later evaluation was as accurate as the base model"
+    else:
+        kept = "its model is in best/" if config.eval.export_best else "eval.export_best keeps it"
+        found = (
+            f"the best evaluation is after step {best['step']}, "
+            f"{100 * best['eval_accuracy']:.1f} %, "
+            f"{best['eval_mean_response_tokens']:.1f} tokens ({kept})"
+        )
+    return (
+        f"THE MODEL GOT WORSE: held-out accuracy fell from {100 * first['eval_accuracy']:.1f} % "
+        f"to {100 * last['eval_accuracy']:.1f} %, more than chance; {found}; most likely {advice}"
+    )
+
+
+def _interval(first: Counts, last: Counts) -> float:
+    """Half the width of the 95 % interval of a difference of two shares (Agresti and Caffo)."""
+    variance = 0.0
+    for line in (first, last):
+        count = line["eval_samples"] + 2
+        share = (line["eval_accuracy"] * line["eval_samples"] + 1) / count
+        variance += share * (1 - share) / count
+    return 1.96 * math.sqrt(variance)
 
 
 def _lengths_remedy(limit: int, base: Counts) -> str:

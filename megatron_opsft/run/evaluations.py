@@ -10,10 +10,9 @@ from typing import Any
 
 from megatron_opsft.preflight.run_directory import BEST
 from megatron_opsft.records import Callback
-from megatron_opsft.report.runs import read_json_lines
+from megatron_opsft.report.runs import best_evaluation, read_json_lines
 from megatron_opsft.run.advice import advise_on_base, measure_correct
 from megatron_opsft.run.metrics import MetricsLog
-from megatron_opsft.run.summary import best_evaluation
 from megatron_opsft.runtime.distributed import broadcast_object
 from megatron_opsft.runtime.durable import (
     in_step_order,

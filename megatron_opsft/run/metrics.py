@@ -46,17 +46,21 @@ class MetricsLog:
         self._append("metrics.jsonl", metrics)
         step = int(metrics["step"])
         seconds = metrics["step_seconds"]
-        rejected = describe_rejected(metrics)
-        line = (
-            f"step {step}/{self._num_steps}  loss {metrics['loss']:.4f}  "
-            f"accuracy {100 * metrics['accuracy']:.1f} %  "
-            f"tokens {metrics['mean_response_tokens']:.1f}  "
-            f"accepted {metrics['num_accepted']}/{metrics['num_rollouts']}"
-            f"{f' ({rejected})' if rejected else ''}  "
-            f"grad norm {metrics['grad_norm']:.3f}  lr {metrics['lr']:.2e}  {seconds:.2f} s  "
-            f"about {(self._num_steps - step) * seconds:.0f} s left"
-        )
-        self.say(line)
+        parts = [
+            f"step {step}/{self._num_steps}",
+            f"loss {metrics['loss']:.4f}",
+            f"tokens {metrics['mean_response_tokens']:.1f}",
+            f"grad norm {metrics['grad_norm']:.3f}",
+            f"lr {metrics['lr']:.2e}",
+            f"{seconds:.2f} s",
+            f"about {(self._num_steps - step) * seconds:.0f} s left",
+        ]
+        if "accuracy" in metrics:  # fixed data are not judged
+            accepted = f"accepted {metrics['num_accepted']}/{metrics['num_rollouts']}"
+            rejected = describe_rejected(metrics)
+            parts.insert(2, f"accuracy {100 * metrics['accuracy']:.1f} %")
+            parts.insert(4, f"{accepted} ({rejected})" if rejected else accepted)
+        self.say("  ".join(parts))
 
     def evaluation(self, metrics: Values, more: Iterable[str] = ()) -> None:
         """One evaluation on held-out problems. more: names of other sets that `metrics` has."""

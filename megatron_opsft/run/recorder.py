@@ -7,12 +7,10 @@ from pathlib import Path
 from megatron_opsft.batching.packing import PackingReport
 from megatron_opsft.config.load import load_config, to_yaml
 from megatron_opsft.errors import UserError
-from megatron_opsft.methods.facts import describe_rollouts
-from megatron_opsft.methods.updates import describe_weights
 from megatron_opsft.preflight.run_directory import RunDir
 from megatron_opsft.records import Callback, StepResult, SyncResult, TokenScores
 from megatron_opsft.report.runs import describe_skipped, is_skipped
-from megatron_opsft.run.advice import explain_empty_step
+from megatron_opsft.run.advice import explain_empty_step, explain_left_out, warn_of_decline
 from megatron_opsft.run.evaluations import Evaluations, ModelExports
 from megatron_opsft.run.metrics import MetricsLog
 from megatron_opsft.run.rollout_log import RolloutLog
@@ -39,7 +37,7 @@ class RunRecorder:
         self._callbacks = callbacks
         self._told: tuple[int, Path] | None = None
         self._dir = run_dir
-        self._has_explained = False
+        self._explained: set[str] = set()
         self._watch = Stopwatch(session.device)
         self.last_step = self._saved = last_step
         self._rollouts = RolloutLog(run_dir.path / "rollouts", session.layout)
@@ -80,8 +78,7 @@ class RunRecorder:
             "loss": result.loss,
             "grad_norm": result.grad_norm,
             "lr": result.lr,
-            **describe_rollouts(batch.responses, batch.accepted),
-            **describe_weights(batch.groups, batch.weights),
+            **batch.describe(),
             "clip_share": result.clip_share,
             "kl_mean": result.kl_mean,
             "trained_tokens": result.trained_tokens,
@@ -98,13 +95,26 @@ class RunRecorder:
         }
         metrics = {key: value for key, value in known.items() if value is not None}
         self._log.step(metrics)
-        if is_skipped(metrics) and not self._has_explained:
-            self._has_explained = True
-            limit = self._s.config.rollout.max_response_tokens
-            base = next(iter(self._evaluations.lines()), {})
-            log.warning("%s", explain_empty_step(metrics, limit, base))
+        self._explain(metrics)
         for callback in self._callbacks:
             callback.on_step(metrics)
+
+    def _explain(self, metrics: Mapping[str, float | int]) -> None:
+        """Say once why a step learned nothing, and once that it left responses out."""
+        config, said = self._s.config, {}
+        if metrics.get("num_pairs_left_out"):
+            said["left out"] = explain_left_out(
+                metrics,
+                room=config.train.max_tokens_per_microbatch * self._s.layout.cp_size,
+                positions=self._s.shards.table.shape.max_position_embeddings,
+            )
+        elif is_skipped(metrics):
+            base = next(iter(self._evaluations.lines()), {})
+            said["skipped"] = explain_empty_step(metrics, config.rollout.max_response_tokens, base)
+        for reason, text in said.items():
+            if reason not in self._explained:
+                self._explained.add(reason)
+                log.warning("%s", text)
 
     def stop(self, step: int) -> None:
         """Write the checkpoint and the last line of a run that is stopping."""
@@ -195,6 +205,8 @@ class RunRecorder:
         elif step:
             place = self._dir.path
             log.info("the model is in %s; `megatron-opsft report %s` compares", place / "hf", place)
+            if worse := warn_of_decline(self._evaluations.lines(), self._s.config):
+                log.warning("%s", worse)
 
     def close(self) -> None:
         """Flush the metrics writers, also when the run stops early."""

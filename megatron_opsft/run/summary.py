@@ -13,7 +13,7 @@ from megatron_opsft.config.load import changed
 from megatron_opsft.data.problems import sha256_of
 from megatron_opsft.records import Message
 from megatron_opsft.report.plot import percent, tokens
-from megatron_opsft.report.runs import is_skipped, read_json_lines
+from megatron_opsft.report.runs import best_evaluation, is_skipped, read_json_lines
 from megatron_opsft.runtime.distributed import broadcast_object
 from megatron_opsft.runtime.libraries import installed_versions
 from megatron_opsft.runtime.phase import enter_phase
@@ -98,25 +98,6 @@ def _sha256_of_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def best_evaluation(lines: Sequence[Line], within: float) -> Line | None:
-    """The evaluation with the fewest mean response tokens among those whose accuracy is at most
-    `within` below the first one's; of equal ones the more accurate, then the earlier.
-
-    lines: in the order of their steps; the first is the base model's. None without a line.
-    """
-    if not lines:
-        return None
-    least = lines[0]["eval_accuracy"] - within
-    return min(
-        (line for line in lines if line["eval_accuracy"] >= least),
-        key=lambda line: (
-            line["eval_mean_response_tokens"],
-            -line["eval_accuracy"],
-            line["step"],
-        ),
-    )
-
-
 _MEASURED = ("accuracy", "mean_response_tokens", "samples")
 
 
@@ -127,7 +108,7 @@ def summarize(directory: Path, config: Config) -> dict[str, Any]:
     evaluations = read_json_lines(
         directory / "evals.jsonl", required=[f"eval_{key}" for key in _MEASURED]
     )
-    required = ("num_accepted", "trained_tokens", "step_seconds")
+    required = ("trained_tokens", "step_seconds")
     steps = read_json_lines(directory / "metrics.jsonl", required=required)
     first, last = (evaluations[0], evaluations[-1]) if evaluations else ({}, {})
     summary: dict[str, Any] = {"base": _measured(first), "final": _measured(last)}

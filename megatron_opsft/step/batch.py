@@ -14,8 +14,8 @@ from megatron_opsft.batching.packing import PackingReport
 from megatron_opsft.data.mixture import ProblemSampler
 from megatron_opsft.data.problems import shuffled_subset
 from megatron_opsft.data.stored_responses import StoredResponses
-from megatron_opsft.methods.facts import Group, select
-from megatron_opsft.methods.updates import Update, Weights
+from megatron_opsft.methods.facts import Group, describe_lengths, describe_rollouts, select
+from megatron_opsft.methods.updates import Update, Weights, describe_weights
 from megatron_opsft.model.optimizer import forget_moments
 from megatron_opsft.model.passes import with_log_probs
 from megatron_opsft.records import NO_RANK, MicroBatch, Outcome, Problem, Response, StepResult
@@ -30,19 +30,31 @@ class JudgedBatch(JudgedProblems):
     """What a step trains on; the same on every rank but for its own rollouts and verdicts.
 
     responses: of the groups that the method keeps, or of the first ones where it keeps none;
-    groups: the same by problem; weights: what the method makes of them, in the same order; refills:
-    how often problems were drawn again; metrics: what else is to be said of it.
+    groups: the same by problem; weights: what the method makes of them, in the same order; sampled:
+    all that were sampled for it, those of dropped groups included, and none with fixed data;
+    refills: how often problems were drawn again; metrics: what else is to be said of it.
     """
 
     groups: Sequence[Group]
     weights: Weights
+    sampled: Sequence[Response]
     refills: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict)
 
-    @property
-    def accepted(self) -> list[Response]:
-        """Correct, finished, and no longer than the limit."""
-        return select(self.responses, max(group.limit for group in self.groups))
+    def describe(self) -> dict[str, float | int]:
+        """Metrics of the responses: of all that were sampled, also of those that the method drops.
+        What nobody has judged, as fixed data, has no accuracy, and no limit.
+        """
+        weighed = describe_weights(self.groups, self.weights)
+        if not self.sampled:
+            return describe_lengths(self.responses) | weighed
+        limit = max(group.limit for group in self.groups)
+        return {
+            **describe_rollouts(self.sampled, select(self.sampled, limit)),
+            "refills": self.refills,
+            "length_limit": limit,
+            **weighed,
+        }
 
     @property
     def trained(self) -> list[Response]:
@@ -90,6 +102,7 @@ def sample_batch(s: Session, step: int, watch: Stopwatch) -> JudgedBatch:
         responses=[response for group in groups for response in group.responses],
         groups=groups,
         weights=weights,
+        sampled=whole.responses,
         refills=refills,
         metrics=_spec_metrics(s, s.sampler.engine.spec_counts() - counted),
     )
@@ -256,4 +269,5 @@ def stored_batch(s: Session, stored: StoredResponses, step: int) -> JudgedBatch:
         responses=responses,
         groups=groups,
         weights=s.method.weigh(groups),
+        sampled=(),
     )

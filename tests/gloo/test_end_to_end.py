@@ -160,7 +160,7 @@ def test_nothing_accepted_is_skipped_and_counted(cli: ForkedCli, tmp_path: Path)
     cut_off, first, *_, last = (w for w in ended.stderr.splitlines() if w.startswith("WARNING "))
     assert cut_off.startswith("WARNING held-out: 50.0 % of the responses were cut off")
     assert "step 1 accepted none of 24 responses, so nothing was learned: 24 cut off; " in first
-    assert last.startswith("WARNING NOTHING WAS LEARNED: none of 2 steps accepted a response")
+    assert last.startswith("WARNING NOTHING WAS LEARNED: none of 2 steps trained on a token")
     assert ended.stdout.count("accepted 0/24 (24 cut off)") == 2
     for line in read_lines(tmp_path / "metrics.jsonl"):
         assert (line["num_accepted"], line["loss"], line["grad_norm"]) == (0, 0.0, 0.0)

@@ -7,7 +7,7 @@ from forked_cli import ForkedCli
 from run_differences import read_lines
 from small_run import QUICKSTART, SMALL_RUN
 
-from megatron_opsft.run.summary import best_evaluation
+from megatron_opsft.report.runs import best_evaluation
 
 MORE = "{other: {data: arithmetic, num_problems: 2}}"
 KEEPING = [

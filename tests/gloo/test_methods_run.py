@@ -222,6 +222,19 @@ def test_problems_are_drawn_again_alike_on_two_ranks(world: World, tmp_path: Pat
 NOTHING = {
     "dler": ["rollout.max_response_tokens=2", "method.max_refills=1"],
     "self_distillation": ["method.responses=all", "train.max_tokens_per_microbatch=9"],
+    "grpo": [
+        "method.beta=0",
+        "verify.judge=own_judges:all_of_them",
+        "rollout.max_response_tokens=400",
+    ],
+}
+WHY = {
+    "dler": "step 1 accepted none of 32 responses",
+    "self_distillation": "step 1 left out 16 of 16 responses, so nothing was learned: with the "
+    "teacher's prompt, or with the plain one, they are longer than a micro-batch (9 tokens); raise "
+    "train.max_tokens_per_microbatch",
+    "grpo": "step 1 trained on no token, so nothing was learned: all responses to each of its 4 "
+    "problems got the same reward",
 }
 
 
@@ -233,9 +246,15 @@ def test_a_step_that_learns_from_nothing_changes_no_weight(
     ended = cli.run(["train", QUICKSTART, *RUN, *keys, f"run.dir={tmp_path}/a"])
     assert ended.exit_code == 0, ended.stderr
     (line,) = metrics_of(tmp_path / "a")
-    assert (line["zero_advantage_groups"], line["num_rollouts"]) == (4, 16)
+    # All that was sampled, also what a method drops: twice four groups of four.
+    sampled = {"dler": (32, 1), "self_distillation": (16, 0), "grpo": (16, 0)}[name]
+    assert (line["num_rollouts"], line["refills"]) == sampled
+    assert line["zero_advantage_groups"] == 4
     assert (line["trained_tokens"], line["num_microbatches"], line["grad_norm"]) == (0, 0, 0)
     assert line.get("num_pairs_left_out", 16) == 16
+    assert json.loads((tmp_path / "a/summary.json").read_text())["skipped_steps"] == 1
+    why, last = [w for w in ended.stderr.splitlines() if "nothing was learned" in w.lower()]
+    assert WHY[name] in why and "WARNING NOTHING WAS LEARNED: none of 1 steps" in last
 
 
 @pytest.mark.parametrize("name", sorted(FIXED))
@@ -264,6 +283,9 @@ def test_fixed_data_are_trained_on_once_an_epoch_and_a_killed_run_resumes(
     squares = [line["reward_std"] ** 2 + line["reward_mean"] ** 2 for line in lines]
     assert np.mean(means) == pytest.approx(stored.mean(), abs=1e-9)
     assert np.mean(squares) == pytest.approx((stored**2).mean(), abs=1e-9)
+    # Nobody has judged them: no accuracy, which would be 1, no verdicts, nothing accepted.
+    unknown = {"accuracy", "accept_rate", "num_accepted", "num_wrong", "refills", "length_limit"}
+    assert all(line["num_rollouts"] == 8 and not unknown & set(line) for line in lines)
     assert sum(line["trained_tokens"] for line in lines) == sum(len(r.response_ids) for r in rows)
 
 

@@ -229,7 +229,7 @@ def test_so_may_others(path: Path, override: str) -> None:
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("optimizer.lr=1", r"optimizer\.lr=1e-07, not 1\.0: "),
+        ("optimizer.weight_decay=1", r"optimizer\.weight_decay=0\.0, not 1\.0: "),
         ("data.train=[{path: d, weight: 2}]", r"data\.train='d', not \[{'path': 'd'"),
         (GRPO, r"method\.name="),
         ("run.steps=900", r"run\.steps=300, not 900: .*so the rate would jump"),

@@ -15,10 +15,17 @@ from small_run import QUICKSTART, SMALL_RUN
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from megatron_opsft.config import RunConfig
+from megatron_opsft.config.load import load_config
 from megatron_opsft.errors import UserError
 from megatron_opsft.preflight.run_directory import RunDir
 from megatron_opsft.records import Outcome, Problem, Verdict
-from megatron_opsft.run.advice import advise_on_base, explain_empty_step, measure_correct
+from megatron_opsft.run.advice import (
+    advise_on_base,
+    explain_empty_step,
+    explain_left_out,
+    measure_correct,
+    warn_of_decline,
+)
 from megatron_opsft.run.metrics import MetricsLog
 
 
@@ -169,6 +176,75 @@ def test_a_step_without_any_is_explained_by_counts_and_the_first_evaluation(
     begin = "step 1 accepted none of 32 responses, so nothing was learned: "
     assert said.startswith(f"{begin}{counts['num_unfinished']} cut off") and words in said
     assert ", 0 " not in said and ("model solves" in said) == ("model solves" in words)
+
+
+def test_a_step_whose_responses_are_alike_or_have_no_advantage_is_explained() -> None:
+    alike = {"step": 3, "num_accepted": 32, "num_rollouts": 32, "zero_advantage_groups": 4}
+    said = explain_empty_step(alike, 64, {})
+    assert "step 3 trained on no token" in said and "raise rollout.group_size" in said
+    said = explain_empty_step({"step": 3, "num_rollouts": 32, "zero_advantage_groups": 32}, 64, {})
+    assert "none of its rows of data.responses has an advantage" in said
+
+
+@pytest.mark.parametrize(
+    ("room", "trained", "says"),
+    [
+        (70, 0, "32 responses, so nothing was learned: .* (70 tokens); raise train.max_tokens_per"),
+        (4096, 9, "32 responses: .* the model's 512 positions; lower rollout.max_response_tokens"),
+    ],
+)
+def test_responses_that_a_teacher_cannot_read_name_the_key(
+    room: int, trained: int, says: str
+) -> None:
+    step = {"step": 1, "num_pairs_left_out": 7, "num_rollouts": 32, "trained_tokens": trained}
+    said = explain_left_out(step, room=room, positions=512)
+    assert re.search(re.escape(f"left out 7 of {says}").replace(r"\.\*", ".*"), said)
+
+
+def _evaluation(step: int, accuracy: float, tokens: float, samples: int) -> dict[str, float]:
+    line = {"eval_accuracy": accuracy, "eval_mean_response_tokens": tokens}
+    return {"step": step, **line, "eval_samples": samples}
+
+
+BEST = "the best evaluation is after step 2, 50.0 %, 40.0 tokens "
+LOWER = "; most likely lower optimizer.lr=0.1"
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "samples", "overrides", "says"),
+    [
+        ([0.5, 0.5, 0.0], 16, [], BEST + "(eval.export_best keeps it)" + LOWER),
+        ([0.5, 0.5, 0.0], 16, ["eval.export_best=true"], BEST + "(its model is in best/)" + LOWER),
+        ([0.5, 0.1, 0.0], 16, [], "no later evaluation was as accurate as the base model" + LOWER),
+        ([0.5, 0.5, 0.0], 16, ["rollout.temperature=0.6"], "set rollout.temperature=0.6 to 1"),
+        # Chance explains 3 of 12, or 5 points of 300; not 10 points of 300.
+        ([0.5, 0.5, 0.25], 12, [], None),
+        ([0.5, 0.5, 0.45], 300, [], None),
+        ([0.5, 0.5, 0.4], 300, [], "fell from 50.0 % to 40.0 %, more than chance; "),
+        ([0.5, 0.7, 0.6], 300, [], None),
+        ([0.5], 300, [], None),
+    ],
+)
+def test_a_run_that_ends_worse_than_it_began_says_so(
+    accuracies: list[float], samples: int, overrides: list[str], says: str | None
+) -> None:
+    words = ["model.path=m", "data.train=d", "eval.data=e", "optimizer.lr=0.1", *overrides]
+    lines = [
+        _evaluation(2 * number, accuracy, 60 - 20 * number, samples)
+        for number, accuracy in enumerate(accuracies)
+    ]
+    said = warn_of_decline(lines, load_config(None, words))
+    assert (says or "") in said and bool(said) == (says is not None)
+
+
+def test_a_step_on_fixed_data_has_no_accuracy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = _open(tmp_path)
+    judged = ("accuracy", "num_accepted")
+    log.step({key: value for key, value in _step_metrics(1).items() if key not in judged})
+    said = capsys.readouterr().out
+    assert said.startswith("step 1/3  loss 0.3000  tokens 33.3  grad norm 0.333  lr 1.00e-07")
 
 
 def test_lengths_of_correct_answers_and_a_base_model_that_solves_little_are_said() -> None:

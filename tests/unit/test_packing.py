@@ -17,6 +17,7 @@ from megatron_opsft.batching.packing import (
     describe_plan,
     plan_packing,
     sequence_cost,
+    whole_packing,
 )
 
 QUADRATIC_AT = 8192.0
@@ -144,7 +145,12 @@ def test_describe_plan() -> None:
     assert report.imbalance == pytest.approx(675 / 737.5)
     assert report.num_bins == 4
     empty = describe_plan([], [[[]], [[]]], budget=10, quadratic_at=QUADRATIC_AT)
-    assert empty == PackingReport(fill=0.0, imbalance=0.0, num_bins=2)
+    assert empty == PackingReport(num_bins=2) and empty.fill == empty.imbalance == 0.0
+    # Of two updates one after the other: 550 + 60 of 850 + 200; each rank waits in each of them.
+    other = describe_plan([60], [[[0]], [[]]], budget=100, quadratic_at=100.0)
+    both = whole_packing([report, other])
+    assert both.fill == pytest.approx(610 / 1050) and both.num_bins == 6
+    assert both.imbalance == pytest.approx((675 + 96) / (737.5 + 48))
 
 
 def test_small_plans_are_the_same_for_ever_so_that_runs_repeat() -> None:

@@ -46,6 +46,7 @@ def true_run(path: Path, *overrides: str) -> Path:
         work = replace(work, trained=(round(mean),) * len(work.trained))
         seconds = estimate_step(replace(job, workload=work))
         facts = {"num_rollouts": len(work.lengths), "num_accepted": len(work.trained)}
+        facts["trained_tokens"] = sum(work.trained)
         facts |= {"mean_response_tokens": work.mean_tokens, "mean_accepted_tokens": mean}
         phases = {f"{phase}_seconds": seconds[phase] for phase in PHASES}
         lines.append({**facts, **phases, "step_seconds": seconds["total"]})
@@ -54,7 +55,7 @@ def true_run(path: Path, *overrides: str) -> Path:
 
 def nodes_run(folder: Path, nodes: int, seconds: float) -> Path:
     """Ten steps of 64 responses of 1,000 tokens, after two that start the run; none is verified."""
-    line = {"num_rollouts": 64, "num_accepted": 32}
+    line = {"num_rollouts": 64, "num_accepted": 32, "trained_tokens": 9}
     line |= {"mean_response_tokens": 1000, "mean_accepted_tokens": 800, "verify_seconds": 0}
     shares = {"step": 1, "rollout": 0.5, "train": 0.25, "sync": 0.125}
     line |= {f"{name}_seconds": share * seconds for name, share in shares.items()}
@@ -91,7 +92,7 @@ def test_what_is_no_run_is_named(tmp_path: Path) -> None:
     lines = metrics.read_text().splitlines(keepends=True)
     for text, message in (
         ("".join(lines[:2]), "no step with an update after the first 2"),
-        ('{"step": 9, "eval_accuracy": 0.5}\n', r"metrics\.jsonl:1: num_accepted is null"),
+        ('{"step": 9, "eval_accuracy": 0.5}\n', r"metrics\.jsonl:1: trained_tokens is null"),
     ):
         metrics.write_text(text)
         with pytest.raises(UserError, match=message):

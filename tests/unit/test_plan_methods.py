@@ -9,7 +9,7 @@ from plan_cases import planned as planned_job
 
 from megatron_opsft.architectures.shape import forward_flops
 from megatron_opsft.config.load import load_config
-from megatron_opsft.plan.assumptions import load_hardware
+from megatron_opsft.plan.assumptions import load_hardware, measured_workload
 from megatron_opsft.plan.commands import show_plan
 from megatron_opsft.plan.estimate import Plan
 from megatron_opsft.plan.job import Job
@@ -104,6 +104,15 @@ def test_several_updates_share_the_batch_and_score_it_before() -> None:
     assert four.step["train"] > one.step["train"]
     assert four.step["old_logprob"] == pytest.approx(forward_seconds(four.job))
     assert one.step["old_logprob"] == 0
+
+
+def test_what_a_method_samples_in_place_of_dropped_groups_is_not_trained_on() -> None:
+    """A measured step of DLER that drew three times."""
+    config = planned("method.name=dler").job.config
+    line = {"num_rollouts": 3 * 512, "mean_response_tokens": 900.0, "num_accepted": 300}
+    work = measured_workload(config, line | {"mean_accepted_tokens": 700.0})
+    assert len(work.lengths) == 3 * 512 and len(work.trained) == 512
+    assert sum(work.trained) / 512 == pytest.approx(sum(work.lengths) / (3 * 512), rel=0.01)
 
 
 def test_fixed_data_sample_nothing() -> None:

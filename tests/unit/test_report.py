@@ -224,7 +224,7 @@ def test_directories_are_told_apart_and_must_hold_a_run(tmp_path: Path) -> None:
         write_page(tmp_path, [tmp_path])
 
 
-STEP = {"num_accepted": 1, "trained_tokens": 0, "step_seconds": 2.0, "mean_response_tokens": 9.0}
+STEP = {"trained_tokens": 9, "step_seconds": 2.0, "mean_response_tokens": 9.0}
 
 
 def evaluation(step: int, accuracy: float, tokens: float, n: str = "") -> dict[str, Any]:
@@ -282,11 +282,11 @@ def test_a_run_that_is_not_finished_has_a_table_up_to_its_last_evaluation(tmp_pa
         describe_run(tmp_path)
     (tmp_path / "config.yaml").write_text("run: {steps: 9}")  # killed before its first step
     assert "0 steps in 0 s" in describe_run(tmp_path)
-    lines = [STEP | {"step": n, "num_accepted": n - 1} for n in (1, 2)]
+    lines = [STEP | {"step": n, "trained_tokens": n - 1} for n in (1, 2)]
     write_rows(tmp_path / "metrics.jsonl", lines)
     table = describe_run(tmp_path)
     assert "mean response tokens in training" in table and "2 steps in 4 s" in table
-    assert "1 of 2 steps accepted no response" in table
+    assert "1 of 2 steps trained on no token" in table
     assert table.endswith("not finished: 2 of 9 steps; continue with --resume")
     write_rows(tmp_path / "metrics.jsonl", lines[:1])
     assert "NOTHING WAS LEARNED" in describe_run(tmp_path)
