@@ -66,7 +66,7 @@ class SyncConfig(Section):
     bucket_mb: Annotated[int, FREE] = Field(256, ge=1)
     """Size of the buckets that weights travel in, in MiB."""
     logprob_alarm: Annotated[float | None, FREE] = Field(None, gt=0)
-    """Warn above this mean log-prob difference of engine and trainer; by default 0.001 in float32, 0.05 in bfloat16."""
+    """Warn above this mean log-prob difference of engine and trainer; by default 0.001 in float32, 0.05 in bfloat16. A run with ten times as much at its start ends."""
 
 
 class OptimizerConfig(Section):

@@ -17,7 +17,7 @@ import torch
 
 from megatron_opsft.architectures.template import ShardKind
 from megatron_opsft.config import SyncConfig
-from megatron_opsft.errors import SyncError
+from megatron_opsft.errors import SyncError, UserError
 from megatron_opsft.model.load import TrainerParts
 from megatron_opsft.model.shards import ModelShards
 from megatron_opsft.records import Sample, SyncResult
@@ -42,6 +42,7 @@ Score = Callable[[Sequence[Sample]], list[tuple[float, ...]]]
 """Log-probabilities of response tokens under the trainer's weights; every rank calls it."""
 
 _ALARM = {torch.float32: 1e-3, torch.bfloat16: 0.05}
+_NO_ROUNDING = 10  # times the alarm: two models, not one in another order of sums
 
 
 @dataclass(eq=False)
@@ -65,7 +66,8 @@ class WeightSync:
 
         samples: a few responses to compare log-probabilities on, the same on every rank.
         Errors: `SyncError` on every rank if the engine holds other weights than the trainer, before
-        anything is sampled from them.
+        anything is sampled from them. `UserError` on every rank if the first push shows that engine
+        and trainer compute different models from the same weights.
         """
         first = self._transfer is None
         if self._transfer is None:
@@ -86,6 +88,8 @@ class WeightSync:
         mean, largest = None, None
         if self.config.verify == "full" and samples:
             mean, largest = self._compare_log_probs(samples)
+            if first:
+                self._check_one_model(mean)
         return SyncResult(
             version=version,
             path="stream" if first else "in_place",
@@ -152,14 +156,27 @@ class WeightSync:
                 f"sync of weight version {self.version}: log-probs of the engine or the trainer "
                 "are NaN or infinite; nothing was sampled from these weights"
             )
-        alarm = self.config.logprob_alarm or _ALARM[self.shards.dtype]
-        if mean > alarm and self.shards.layout.is_main:
+        if mean > (alarm := self._alarm) and self.shards.layout.is_main:
             log.warning(
                 "ALARM: after the sync of weight version %d the log-probs of engine and trainer "
                 "differ by %.2g on average (at most %.2g); sync.logprob_alarm is %.2g",
                 *(self.version, mean, largest, alarm),
             )
         return mean, largest
+
+    @property
+    def _alarm(self) -> float:
+        return self.config.logprob_alarm or _ALARM[self.shards.dtype]
+
+    def _check_one_model(self, mean: float) -> None:
+        """mean: difference of log-probs of engine and trainer, with weights that are the same."""
+        if mean > _NO_ROUNDING * self._alarm:
+            raise UserError(
+                "engine and trainer hold the same weights, but their log-probs differ by "
+                f"{mean:.2g} on average, more than {_NO_ROUNDING} times "
+                f"sync.logprob_alarm={self._alarm:g}, which rounding cannot explain: one of them ignores something in the model's config.json; take another "
+                "rollout.engine, or raise sync.logprob_alarm to sample from another model"
+            )
 
 
 def differing_parameters(shards: ModelShards, engine: RolloutEngine) -> list[list[str]]:

@@ -53,6 +53,25 @@ def stream_and_die(self, take, sampling):
         yield ended
 HfEngine.stream = stream_and_die
 """
+# An engine that reads a model's rotary embedding otherwise than the trainer does.
+OTHER_MODEL = """
+from megatron_opsft.rollout.hf.engine import HfEngine
+score = HfEngine.score
+def score_otherwise(self, samples):
+    self.model.model.rotary_emb.inv_freq.mul_(0.1)
+    return score(self, samples)
+HfEngine.score = score_otherwise
+"""
+# An engine that loses a weight of the second update.
+LOST_WEIGHT = """
+from megatron_opsft.rollout.hf.engine import HfEngine
+finish_update = HfEngine.finish_update
+def finish_and_lose(self, version):
+    finish_update(self, version)
+    if version == 2:
+        next(iter(self.weights().values())).view(-1)[7] += 1
+HfEngine.finish_update = finish_and_lose
+"""
 
 
 def start_two_ranks(cli: ForkedCli, words: list[str], second: str = "") -> tuple[Run, Run]:
@@ -105,6 +124,29 @@ def test_a_dead_engine_ends_all_ranks_with_69_and_the_run_goes_on_later(
     assert third.exit_code == 0, third.stderr
     assert third.stdout == f"{tmp_path}: the run is finished; nothing is left\n"
     assert compare_runs(undisturbed, tmp_path) == []
+
+
+def test_an_engine_that_computes_another_model_ends_the_run_before_its_first_step(
+    cli: ForkedCli, tmp_path: Path
+) -> None:
+    """Checksums are equal, but the log-probs cannot be one model's."""
+    words = ["train", QUICKSTART, *SMALL, f"run.dir={tmp_path / 'a'}"]
+    ended = cli.run(words, OTHER_MODEL)
+    assert ended.exit_code == 2 and "Traceback" not in ended.stderr
+    assert "their log-probs differ by" in ended.error and "config.json" in ended.error
+    assert not (tmp_path / "a/metrics.jsonl").exists()
+    # One who wants to see what comes of it may.
+    ended = cli.run([*words, "sync.logprob_alarm=1", "run.steps=1", "--overwrite"], OTHER_MODEL)
+    assert ended.exit_code == 0, ended.stderr
+
+
+def test_a_weight_that_a_sync_loses_ends_all_ranks_with_3(cli: ForkedCli, tmp_path: Path) -> None:
+    words = ["train", QUICKSTART, *SMALL, f"run.dir={tmp_path}"]
+    both = run_on_two_ranks(cli, words, LOST_WEIGHT)
+    assert [ended.exit_code for ended in both] == [3, 3]
+    said = "sync of weight version 2: the engine of rank 1 does not hold the trainer's "
+    assert said in error_of(both[0]) and "nothing was sampled from them" in error_of(both[0])
+    assert [line["step"] for line in read_lines(tmp_path / "metrics.jsonl")] == [1]
 
 
 def test_a_dead_rank_ends_an_evaluation(cli: ForkedCli, tmp_path: Path) -> None:
