@@ -18,6 +18,7 @@ from megatron_opsft.config import Config
 from megatron_opsft.config import load as config_load
 from megatron_opsft.errors import NothingLeft, UserError
 from megatron_opsft.records import Callback
+from megatron_opsft.runtime.console import say
 from megatron_opsft.runtime.libraries import loading_libraries
 from megatron_opsft.runtime.phase import STOP_SIGNALS
 from megatron_opsft.runtime.successive import ended_with_its_job
@@ -111,7 +112,7 @@ def start_training(
             return run(config, resume=goes_on, overwrite=overwrite, callbacks=callbacks)
     except NothingLeft:
         if os.environ.get("RANK", "0") == "0":
-            print(f"{directory}: the run is finished; nothing is left")
+            say(f"{directory}: the run is finished; nothing is left")
         return 0
     except FileNotFoundError as error:
         if directory.exists():

@@ -9,7 +9,7 @@ import traceback
 import warnings
 from errno import EACCES, EEXIST, EISDIR, ENAMETOOLONG, ENOTDIR, EPERM, EROFS
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import click
 
@@ -43,11 +43,12 @@ from megatron_opsft.plan.commands import PROGRAM as plan
 from megatron_opsft.report_command import Report
 from megatron_opsft.rollout.limits import fit_lengths
 from megatron_opsft.runtime.console import (
+    LogToStderr,
     describe_full_gpu,
     is_of_waking_vllm,
     lack_of_memory,
     let_output_go_away,
-    printable,
+    say,
 )
 from megatron_opsft.runtime.diagnosis import PEER_LOST_EXIT_CODE
 from megatron_opsft.runtime.durable import FullDiskError, full_disk_behind
@@ -100,14 +101,14 @@ class ShowConfig(Command):
     def run(self) -> None:
         """Print it."""
         if self.reference:
-            print(reference_table())
+            say(reference_table())
         elif self.config is None:
             raise UserError(
                 "config: name a YAML file, such as examples/configs/quickstart.yaml, or ask for "
                 "--reference"
             )
         else:
-            print(to_yaml(load_config(self.config, self.keys)), end="")
+            say(to_yaml(load_config(self.config, self.keys)), end="")
 
 
 class Fetch(RunCommand):
@@ -131,7 +132,7 @@ class Fetch(RunCommand):
         given = read_input(fit_lengths(config, shape.max_position_embeddings), model_dir, shape)
         if draft := (config.rollout.speculative or {}).get("model"):
             resolve_model(draft, option="rollout.speculative.model")
-        print(f"{config.model.path} and {len(given.problems.problems)} problems are here")
+        say(f"{config.model.path} and {len(given.problems.problems)} problems are here")
 
 
 class Methods(Command):
@@ -145,9 +146,9 @@ class Methods(Command):
     def run(self) -> None:
         """Print them."""
         if self.name is not None:
-            print(reference_table(settings_class({"name": self.name}), prefix="method."))
+            say(reference_table(settings_class({"name": self.name}), prefix="method."))
         else:
-            print(show_methods(width=shutil.get_terminal_size((120, 24)).columns), end="")
+            say(show_methods(width=shutil.get_terminal_size((120, 24)).columns), end="")
 
 
 PROGRAM = group(
@@ -186,7 +187,7 @@ def main(program: click.Command = PROGRAM) -> None:
     # A store that has gone with its rank: PyTorch would print a stack beside our line.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     logging.basicConfig(
-        level=logging.WARNING, format="%(levelname)s %(message)s", handlers=[_ToStderr()]
+        level=logging.WARNING, format="%(levelname)s %(message)s", handlers=[LogToStderr()]
     )
     logging.getLogger("megatron_opsft").setLevel(logging.INFO)
     try:
@@ -199,18 +200,6 @@ def main(program: click.Command = PROGRAM) -> None:
         lines = str(error).splitlines() or [""]
         _exit(f"error: {describe_rank()}: {type(error).__name__}: {lines[0]}", 1, error)
     sys.exit(code)
-
-
-class _ToStderr(logging.StreamHandler[Any]):
-    """Writes to what is `sys.stderr` at the moment: a bar on the terminal takes its place."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return printable(super().format(record))
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """A line above the bar, if there is one."""
-        self.stream = sys.stderr
-        super().emit(record)
 
 
 def _cause_outside(error: Exception) -> tuple[str, int] | None:
@@ -249,6 +238,6 @@ def _exit(message: str, code: int, trace: Exception | None = None) -> None:
     diagnosis = report_failure(code, message)
     if diagnosis is None or diagnosis.rank == rank:
         if trace is not None:
-            print(printable("".join(traceback.format_exception(trace))), file=sys.stderr)
-        print(printable(message), file=sys.stderr, flush=True)
+            say("".join(traceback.format_exception(trace)), error=True)
+        say(message, error=True)
     os._exit(diagnosis.code if diagnosis is not None else code)

@@ -20,6 +20,7 @@ from megatron_opsft.config.load import load_config
 from megatron_opsft.config_section import Section, section_of
 from megatron_opsft.errors import UserError
 from megatron_opsft.methods.settings import GroupNormalizedSettings, MethodSettings
+from megatron_opsft.runtime.console import say
 
 _KEY = re.compile(r"[A-Za-z][\w.-]*")
 _METAVARS = {Path: "PATH", int: "N", float: "X"}
@@ -209,7 +210,7 @@ def invoke(program: click.Command, words: Sequence[str] | None = None) -> int | 
     except click.Abort:
         return 130  # as a shell reports a Ctrl-C
     except click.exceptions.NoArgsIsHelpError as error:
-        click.echo(error.format_message(), err=True)
+        say(error.format_message(), error=True)
         return 2
     except click.UsageError as error:
         context = error.ctx or click.Context(program)

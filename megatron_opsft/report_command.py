@@ -10,7 +10,7 @@ from pydantic import Field
 from megatron_opsft.command_line import Command
 from megatron_opsft.errors import UserError
 from megatron_opsft.report.html import MAX_MB
-from megatron_opsft.runtime.console import printable
+from megatron_opsft.runtime.console import say
 
 
 class Report(Command):
@@ -77,7 +77,7 @@ class Report(Command):
         for table in tables:
             _say(table)
         write(max_mb=self.max_mb)
-        print(f"page: {page}")
+        say(f"page: {page}")
 
     def _check_free(self, file: Path | None) -> None:
         """Errors: `UserError` for a file that would be replaced without being asked for."""
@@ -88,4 +88,4 @@ class Report(Command):
 
 
 def _say(text: str) -> None:
-    print(printable(text))
+    say(text)

@@ -9,7 +9,7 @@ from pydantic import ByteSize, Field
 
 from megatron_opsft.command_line import Command, group
 from megatron_opsft.errors import ANSWER_IS_NO, UserError
-from megatron_opsft.runtime.console import printable
+from megatron_opsft.runtime.console import say
 
 
 class _Conversion(Command):
@@ -42,10 +42,10 @@ class _Conversion(Command):
             verify=self.verify,
         )
         if self.as_json:
-            print(json.dumps(dataclasses.asdict(figures)))
+            say(json.dumps(dataclasses.asdict(figures)))
         else:
             size = ByteSize(figures.bytes).human_readable(decimal=True)
-            print(
+            say(
                 f"wrote {self.out}: {figures.tensors} tensors, {size} in {figures.seconds:.1f} s, "
                 f"peak memory {figures.peak_rss_mb:.0f} MiB{', verified' * self.verify}"
             )
@@ -116,9 +116,9 @@ class Check(Command):
         ]
         if lines := differing_tensors(sources[0], sources[1]):
             lines.append(f"{len(lines)} of {len(sources[0].table.hf_shapes())} tensors differ")
-            print(printable("\n".join(lines)))
+            say("\n".join(lines))
             return ANSWER_IS_NO
-        print(f"equal: {len(sources[0].table.hf_shapes())} tensors")
+        say(f"equal: {len(sources[0].table.hf_shapes())} tensors")
         return None
 
 

@@ -6,7 +6,7 @@ from typing import ClassVar
 from megatron_opsft.command_line import Command
 from megatron_opsft.config_section import Section
 from megatron_opsft.evaluate.settings import EvalSettings
-from megatron_opsft.runtime.console import printable
+from megatron_opsft.runtime.console import say
 from megatron_opsft.runtime.libraries import loading_libraries
 
 
@@ -40,5 +40,5 @@ class Diagnose(Command):
 
         models = self.original, self.efficient
         told = diagnose(*models, self.out, self.keys, overwrite=self.overwrite)
-        print(printable(told), end="")
-        print(f"every token and the page: {self.out}")
+        say(told, end="")
+        say(f"every token and the page: {self.out}")

@@ -7,7 +7,7 @@ from megatron_opsft.command_line import Command, group, reference_table
 from megatron_opsft.config_section import Section
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.settings import EvalSettings, check_settings, load_settings
-from megatron_opsft.runtime.console import printable
+from megatron_opsft.runtime.console import say
 from megatron_opsft.runtime.libraries import loading_libraries
 
 
@@ -39,7 +39,7 @@ class Evaluate(Command):
     def run(self) -> None:
         """Evaluate, or print the settings."""
         if self.reference:
-            print(reference_table(EvalSettings))
+            say(reference_table(EvalSettings))
             return
         settings = load_settings(self.config, self.keys)
         check_settings(settings)
@@ -47,8 +47,8 @@ class Evaluate(Command):
             from megatron_opsft.evaluate.run import evaluate
 
         if table := evaluate(settings, overwrite=self.overwrite):
-            print(printable(table), end="")
-            print(f"results, tables, figures and samples: {settings.out}")
+            say(table, end="")
+            say(f"results, tables, figures and samples: {settings.out}")
 
 
 class Compare(Command):
@@ -75,8 +75,8 @@ class Compare(Command):
         if self.out.is_file() or (self.out / "table.md").exists():
             raise UserError(f"--out {self.out} is a file or holds a table.md; name another one")
         comparison.write(self.out, self.results)
-        print(printable(comparison.text()), end="")
-        print(f"table and page: {self.out}")
+        say(comparison.text(), end="")
+        say(f"table and page: {self.out}")
 
 
 PROGRAM = group(

@@ -17,6 +17,7 @@ from megatron_opsft.command_line import RunCommand
 from megatron_opsft.config.training import check_world
 from megatron_opsft.config.yaml_text import find_yaml
 from megatron_opsft.errors import UserError
+from megatron_opsft.runtime.console import say
 
 SCRIPTS = Path(__file__).parent / "scripts"  # the project's slurm/ folder; installed, a copy of it
 
@@ -58,7 +59,7 @@ class Slurm(RunCommand):
         variables, command = _variables(), self._command(config.run.dir)
         if self.dry_run:
             settings = [f"{name}={value}" for name, value in variables.items()]
-            print(shlex.join(["env", *settings, *command]))
+            say(shlex.join(["env", *settings, *command]))
             return
         if shutil.which("sbatch") is None:
             raise UserError(
@@ -69,7 +70,7 @@ class Slurm(RunCommand):
         if ended.returncode:
             reason = " ".join(ended.stderr.split()) or f"exit code {ended.returncode}"
             raise UserError(f"sbatch refused the job: {reason} (its command line: --dry-run)")
-        print(ended.stdout.strip())
+        say(ended.stdout.strip())
 
     def _command(self, run_dir: Path) -> list[str]:
         """sbatch, its options, the script. Errors: `UserError` for blanks in the file's path."""

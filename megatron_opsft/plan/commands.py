@@ -13,6 +13,7 @@ from tabulate import tabulate
 from megatron_opsft.command_line import Command, RunCommand, group
 from megatron_opsft.errors import ANSWER_IS_NO, UserError
 from megatron_opsft.plan.assumptions import PAPER_ACCEPTANCE, load_hardware
+from megatron_opsft.runtime.console import say
 
 if TYPE_CHECKING:
     from megatron_opsft.plan.estimate import Plan
@@ -87,7 +88,7 @@ class PlanRun(_OnDevices, RunCommand):
             made, text = plans[0].as_json(), show_plan(plans[0])
             if len(plans) > 1:
                 made, text = {"runs": [plan.as_json() for plan in plans]}, show_nodes(plans)
-        print(json.dumps(made) if self.as_json else note + text)
+        say(json.dumps(made) if self.as_json else note + text)
         return 0 if fits else ANSWER_IS_NO
 
     def _node_counts(self) -> list[int]:
@@ -121,7 +122,7 @@ class Calibrate(_OnDevices):
         from megatron_opsft.plan.measured import calibrate
 
         base = load_hardware(self.gpu, self.hardware, gpus_per_node=self.gpus_per_node or 8)
-        print(calibrate(self.run_dirs, base))
+        say(calibrate(self.run_dirs, base))
 
 
 PROGRAM = group(

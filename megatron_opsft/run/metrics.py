@@ -9,14 +9,12 @@ from textwrap import shorten
 from typing import Any
 from uuid import uuid4
 
-from rich.console import Console
-
 from megatron_opsft.config import RunConfig
 from megatron_opsft.errors import UserError, first_line
 from megatron_opsft.preflight.run_directory import RunDir
 from megatron_opsft.records import Problem, Rollout, Verdict
 from megatron_opsft.run.advice import describe_correct, describe_rejected, warn_of_cut_off
-from megatron_opsft.runtime.console import printable
+from megatron_opsft.runtime.console import say
 from megatron_opsft.runtime.durable import append_line, write_text
 
 log = logging.getLogger("megatron_opsft")
@@ -33,7 +31,6 @@ class MetricsLog:
     def __init__(self, run_dir: RunDir, config: RunConfig, *, first_step: int) -> None:
         self._directory = run_dir.path
         self._num_steps = config.steps
-        self._console = Console()
         self._warned: set[str] = set()
         self._writers: list[Any] = []
         if config.tensorboard:
@@ -82,12 +79,11 @@ class MetricsLog:
     def samples(self, shown: Sequence[tuple[Problem, Rollout, Verdict]]) -> None:
         """Print responses of an evaluation; long ones without their middles."""
         for one in shown:
-            text = _in_short(*one)
-            self._console.print(text, highlight=False, markup=False, soft_wrap=True, style="dim")
+            say(_in_short(*one), dim=True)
 
     def say(self, line: str) -> None:
         """Print a line on the console only."""
-        self._console.print(line, highlight=False, soft_wrap=True)
+        say(line)
 
     def _append(self, name: str, metrics: Values) -> None:
         append_line(self._directory / name, json.dumps(dict(metrics)))
@@ -117,7 +113,7 @@ def _in_short(problem: Problem, rollout: Rollout, verdict: Verdict) -> str:
         response = f"{response[:half]} [...] {response[-half:]}"
     num_tokens = len(rollout.response_ids)
     about = f"{num_tokens} tokens, {verdict.outcome.value}, gold {problem.answer}"
-    return printable(f"  for example: {asked}\n  -> {response} ({about})")
+    return f"  for example: {asked}\n  -> {response} ({about})"
 
 
 class _TensorBoard:

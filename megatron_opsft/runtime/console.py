@@ -1,8 +1,10 @@
-"""What a process was started with: streams that may go away, a terminal that obeys what is written
-to it, and a limit of its memory.
+"""The terminal: `say` alone writes there. It may be closed, may not know a character, and would
+obey some of what is written to it. And what is said where memory is lacking.
 """
 
 import errno
+import io
+import logging
 import os
 import re
 import resource
@@ -38,6 +40,41 @@ def printable(text: str) -> str:
     return _UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
+def say(text: str, *, end: str = "\n", error: bool = False, dim: bool = False) -> None:
+    """Write to standard output, or for an `error` to standard error, at once.
+
+    Nobody needs to read it: a stream that was closed is no error. What the stream's encoding does
+    not know, and what a terminal would obey, is written as an escape. dim: paler, on a terminal.
+    Errors: `OSError`, such as of a full disk that it is redirected to.
+    """
+    stream = sys.stderr if error else sys.stdout
+    if stream is None or getattr(stream, "closed", False):
+        return
+    shown = printable(text)
+    if dim and stream.isatty():
+        shown = f"\x1b[2m{shown}\x1b[0m"
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    try:
+        stream.write((shown + end).encode(encoding, "backslashreplace").decode(encoding))
+        stream.flush()
+    except OSError as failure:
+        if failure.errno not in _GONE:
+            raise
+
+
+class LogToStderr(logging.StreamHandler[Any]):
+    """Writes to what is `sys.stderr` at the moment: a bar on the terminal takes its place."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line, which no terminal obeys."""
+        return printable(super().format(record))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """A line above the bar, if there is one."""
+        self.stream = sys.stderr
+        super().emit(record)
+
+
 class LastingStream:
     """A text stream that drops what is written when nobody can read it any more."""
 
@@ -66,7 +103,7 @@ class LastingStream:
             with open(os.devnull, "w") as nowhere:
                 os.dup2(nowhere.fileno(), self._stream.fileno())
             if self._stream is sys.__stdout__:
-                print("standard output was closed: continuing without it", file=sys.stderr)
+                say("standard output was closed: continuing without it", error=True)
 
 
 def let_output_go_away() -> None:
@@ -74,6 +111,9 @@ def let_output_go_away() -> None:
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:  # closed from the beginning: a file would take its number
             setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):  # libraries write there, too
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     sys.stdout, sys.stderr = LastingStream(sys.stdout), LastingStream(sys.stderr)
 
 

@@ -12,7 +12,6 @@ is taken over. No clocks are compared, and no lock service of the file system is
 import json
 import os
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -23,7 +22,7 @@ from typing import Any, ClassVar
 from filelock import LeaseCompromise, SoftFileLease, Timeout
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.runtime.console import printable
+from megatron_opsft.runtime.console import say
 from megatron_opsft.runtime.durable import remove, write_json
 
 LOCK = ".run_lock"
@@ -153,11 +152,11 @@ class OwnedDirectory:
         def leave(lost: LeaseCompromise) -> None:
             """At once where another process has taken the lock over, which was not touched."""
             if lost.reason == "owner-changed":
-                sys.stderr.write(
+                say(
                     f"error: {self._where} was taken over by {_owner_of(lease)}, as this process "
-                    f"gave no sign of life for {SILENT_SECONDS:.0f} s\n"
+                    f"gave no sign of life for {SILENT_SECONDS:.0f} s",
+                    error=True,
                 )
-                sys.stderr.flush()
                 os._exit(2)
 
         lease = SoftFileLease(
@@ -176,7 +175,7 @@ class OwnedDirectory:
         except Timeout:
             self._refuse_own_machine(lease)
         line = f"{self.path} has a lock of {_owner_of(lease)}: waiting to see whether it is alive"
-        print(printable(line), file=sys.stderr)
+        say(line, error=True)
         try:
             lease.acquire(timeout=2 * SILENT_SECONDS, poll_interval=min(1.0, SILENT_SECONDS / 10))
         except Timeout:

@@ -7,6 +7,8 @@ from typing import Any
 
 from tqdm import tqdm
 
+from megatron_opsft.runtime.console import say
+
 
 class Progress(tqdm):  # type: ignore[type-arg]
     """Use it in a `with`; `update(n)` counts n more as done, or `look` asks how much that is."""
@@ -45,7 +47,7 @@ class Progress(tqdm):  # type: ignore[type-arg]
         """A bar over itself on a terminal; elsewhere a line, which others may follow."""
         if file.isatty():
             return tqdm.status_printer(file)
-        return lambda text: print(text, file=file, flush=True)
+        return lambda text: say(text, error=True)
 
     def look(self, *, last: bool = False) -> None:
         """Show what is done now, if it is time."""

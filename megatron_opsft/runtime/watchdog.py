@@ -13,7 +13,6 @@ import json
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -22,6 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from megatron_opsft.runtime.console import say
 from megatron_opsft.runtime.diagnosis import Diagnosis, Limits, Peer, diagnose
 from megatron_opsft.runtime.phase import current_phase
 
@@ -201,8 +201,7 @@ class Watchdog:
         # does not go with its machine, if there is one.
         is_gone = diagnosis.rank == 0 and diagnosis.kind != "stuck"
         if diagnosis.kind != "failed" and self._job.rank == (self._deputy if is_gone else 0):
-            sys.stderr.write(f"error: {diagnosis.message}\n")  # at once: others write there too
-            sys.stderr.flush()
+            say(f"error: {diagnosis.message}", error=True)
         # A process that is stopped ends neither by itself nor on SIGTERM.
         for mate in self._mates:
             if diagnosis.kind == "silent" and mate.rank == diagnosis.rank and mate.is_running:

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from megatron_opsft.command_line import Command
 from megatron_opsft.errors import UserError
+from megatron_opsft.runtime.console import say
 
 
 class Study(Command):
@@ -56,19 +57,19 @@ class Study(Command):
             )
         if self.show_list:
             for number, run in enumerate(plan.runs):
-                print(f"{number:4d}  {run.label}  {'done' if run.is_finished else ''}".rstrip())
+                say(f"{number:4d}  {run.label}  {'done' if run.is_finished else ''}".rstrip())
             return
         chosen = plan.runs if self.only is None else [plan.runs[self.only]]
         runs = [run for run in chosen if not run.is_finished]
         if self.dry_run:
             for words in (words for run in runs for words in commands_of(run)):
-                print(shlex.join(words))
+                say(shlex.join(words))
             return
         if not self.page:
             at_once = self.at_once or (1 if self.launcher else len(os.sched_getaffinity(0)))
             make_runs(runs, self.launcher, at_once)
         write_outputs(self.out, plan, read_rows(self.out, plan))
-        print(f"page: {self.out / 'report.html'}; tables: table.json, table.md beside it")
+        say(f"page: {self.out / 'report.html'}; tables: table.json, table.md beside it")
         unfinished = sum(not run.is_finished for run in runs)
         if unfinished and not self.page:
             raise UserError(

@@ -174,7 +174,8 @@ class WeightSync:
             raise UserError(
                 "engine and trainer hold the same weights, but their log-probs differ by "
                 f"{mean:.2g} on average, more than {_NO_ROUNDING} times "
-                f"sync.logprob_alarm={self._alarm:g}, which rounding cannot explain: one of them ignores something in the model's config.json; take another "
+                f"sync.logprob_alarm={self._alarm:g}, which rounding cannot explain: one of "
+                "them ignores something in the model's config.json; take another "
                 "rollout.engine, or raise sync.logprob_alarm to sample from another model"
             )
 

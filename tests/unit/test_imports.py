@@ -64,3 +64,10 @@ def names_cuda(node: ast.AST) -> bool:
 def test_cuda_is_named_in_runtime_alone() -> None:
     others = [place for place in TREES if not place.startswith("runtime/")]
     assert [p for p in others if any(map(names_cuda, ast.walk(TREES[p])))] == []
+
+
+def test_the_terminal_is_written_to_in_one_place() -> None:
+    """`say` knows what a stream can show. What prints is found by ruff (T20)."""
+    streams = ("sys.stdout", "sys.stderr", "click.echo")
+    others = [place for place in FILES if not place.startswith("runtime/")]
+    assert [p for p in others if any(stream in FILES[p] for stream in streams)] == []
