@@ -30,6 +30,7 @@ from megatron_opsft.config_section import Section
 from megatron_opsft.convert.commands import PROGRAM as convert
 from megatron_opsft.diagnose.commands import Diagnose
 from megatron_opsft.errors import (
+    HubUnreachable,
     NonFiniteError,
     RanksMissing,
     SyncError,
@@ -204,6 +205,8 @@ def main(program: click.Command = PROGRAM) -> None:
 
 def _cause_outside(error: Exception) -> tuple[str, int] | None:
     """What is said of an error whose cause is not in the program, and the exit code."""
+    if isinstance(error, HubUnreachable):
+        return str(error), PEER_LOST_EXIT_CODE
     if isinstance(error, UserError) and not isinstance(error, FullDiskError):
         return str(error), 2
     if isinstance(error, NonFiniteError):  # the same on every rank, and it names the one it is of

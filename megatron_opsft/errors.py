@@ -9,6 +9,12 @@ class PromptError(UserError):
     """A problem text that cannot become a prompt; where rows are read, a bad row."""
 
 
+class HubUnreachable(UserError):
+    """The Hugging Face hub does not answer now, and the cache lacks what is wanted. Exits with 69,
+    so that a job starts again.
+    """
+
+
 class RowError(ValueError):
     """A row of the data that cannot be used; the text says why, in one line."""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron_opsft.errors import UserError, first_line
-from megatron_opsft.runtime.libraries import check_cached, check_fetched
+from megatron_opsft.runtime.libraries import check_cached, check_fetched, hub_error
 
 FILE_ENDINGS = (".jsonl", ".jsonl.gz", ".parquet")
 
@@ -122,10 +122,11 @@ def _open_hub(source: str, split: str, subset: str | None, section: str) -> Any:
         return datasets.load_dataset(source, subset, split=split)
     except Exception as error:  # of whichever network or format library was at work
         name = f"{source} ({subset})" if subset else source
-        raise UserError(
+        raise hub_error(
+            error,
             f"data: {name} is not a file here, and could not be loaded as a Hugging Face data set: "
             f"{first_line(error)} (check the name, {section}split and {section}subset, and the "
-            "network; or give a file)"
+            "network; or give a file)",
         ) from error
 
 

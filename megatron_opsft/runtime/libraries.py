@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-from megatron_opsft.errors import UserError
+from megatron_opsft.errors import HubUnreachable, UserError
 from megatron_opsft.runtime.phase import announce
 
 PACKAGES = (
@@ -26,6 +26,9 @@ PACKAGES = (
     "math-verify",
 )
 _OFFLINE = "HF_HUB_OFFLINE"  # of Hugging Face's libraries: only their caches are read
+_PASSING = (408, 425, 429)  # HTTP: too slow, too early, too many requests
+# Of Python, of huggingface_hub and of httpx, which needs not be installed.
+_NO_ANSWER = {"ConnectionError", "TimeoutError", "LocalEntryNotFoundError", "TransportError"}
 _LFS_FIRST_BYTES = b"version https://git-lfs.github.com/spec/"
 _LFS_MAX_BYTES = 1024
 
@@ -95,6 +98,23 @@ def _without_compiler() -> Iterator[None]:
 def is_offline() -> bool:
     """Whether the libraries only read their caches."""
     return os.environ.get(_OFFLINE, "").upper() in ("1", "ON", "YES", "TRUE")
+
+
+def hub_error(error: Exception, said: str) -> UserError:
+    """What to raise for an error of the hub's libraries: `HubUnreachable` where the hub or the
+    network may answer the next time. said: the whole line.
+    """
+    cause: BaseException | None = error
+    passing = False
+    while cause is not None:
+        status = getattr(getattr(cause, "response", None), "status_code", None)
+        names = {kind.__name__ for kind in type(cause).__mro__}
+        if status is not None:
+            passing = status in _PASSING or status >= 500
+            break
+        passing = passing or bool(names & _NO_ANSWER)
+        cause = cause.__cause__ or cause.__context__
+    return HubUnreachable(said) if passing and not is_offline() else UserError(said)
 
 
 def check_cached(kind: Literal["models", "datasets"], name: str, option: str) -> None:

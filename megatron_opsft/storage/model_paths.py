@@ -4,7 +4,7 @@ from pathlib import Path
 
 from megatron_opsft.errors import UserError, first_line
 from megatron_opsft.runtime.durable import list_checkpoints
-from megatron_opsft.runtime.libraries import check_fetched, is_offline
+from megatron_opsft.runtime.libraries import check_fetched, hub_error, is_offline
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
@@ -116,9 +116,10 @@ def _from_hub(name: str, patterns: list[str], option: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=patterns, ignore_patterns=HUB_IGNORED))
     except (OSError, HfHubHTTPError, HFValidationError) as error:
         why = "HF_HUB_OFFLINE=1 is set" if is_offline() else first_line(error)
-        raise UserError(
+        raise hub_error(
+            error,
             f"{option}={name} is not a local directory and could not be fetched from the Hugging "
-            f"Face hub ({why}); download it where there is a network and give its directory"
+            f"Face hub ({why}); download it where there is a network and give its directory",
         ) from None
 
 

@@ -7,19 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import httpx
 import pyarrow
 import pyarrow.parquet
 import pytest
 from forked_cli import ForkedCli
-from huggingface_hub.errors import LocalEntryNotFoundError
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from rows import write_rows
 
 from megatron_opsft.config import DataConfig, EvalConfig
 from megatron_opsft.data.mixture import describe_bad_rows
 from megatron_opsft.data.problems import ARITHMETIC, load_held_out, load_problems, shuffled_subset
 from megatron_opsft.data.sources import check_source
-from megatron_opsft.errors import UserError
-from megatron_opsft.runtime.libraries import check_cached
+from megatron_opsft.errors import HubUnreachable, UserError
+from megatron_opsft.runtime.libraries import check_cached, hub_error
 from megatron_opsft.storage.model_paths import resolve_model
 
 
@@ -195,15 +196,23 @@ def test_a_hub_out_of_reach_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None
     def refuse(*_: object, **__: object) -> None:
         raise LocalEntryNotFoundError("no connection\nmore")
 
+    # Another start may find it: exit code 69. What will not pass, such as a wrong name, is 2.
     monkeypatch.setattr(datasets, "load_dataset", refuse)
     monkeypatch.setattr("huggingface_hub.snapshot_download", refuse)
     with monkeypatch.context() as online:
         online.delenv("HF_HUB_OFFLINE", raising=False)
-        with pytest.raises(UserError, match=r"could not be fetched .*no connection\); download it"):
+        with pytest.raises(HubUnreachable, match=r"could not be .*no connection\); download it"):
             resolve_model("nobody/nothing")
         said = r"nobody/nothing \(main\) is not a file here[^\n]*no connection[^\n]*$"
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(HubUnreachable, match=said):
             load_problems("nobody/nothing", subset="main")
+        for status, kind in ((503, HubUnreachable), (429, HubUnreachable), (404, UserError)):
+            answer = httpx.Response(status, request=httpx.Request("GET", "https://x"))
+            error = datasets.exceptions.DatasetNotFoundError("x")
+            error.__cause__ = HfHubHTTPError("x", response=answer)
+            assert type(hub_error(error, "said")) is kind, status
+        assert type(hub_error(httpx.ConnectTimeout("x"), "said")) is HubUnreachable
+        assert type(hub_error(ValueError("x"), "said")) is UserError
     with pytest.raises(UserError, match="HF_HUB_OFFLINE=1 is set"):
         resolve_model("nobody/nothing")
 
@@ -233,3 +242,22 @@ def test_fetch_reads_what_a_run_reads(cli: ForkedCli) -> None:
     ended = cli.run(["fetch", "examples/configs/quickstart.yaml"])
     assert ended.exit_code == 0, ended.stderr
     assert ended.stdout.startswith("tiny_reasoner and ")
+
+
+NO_HUB = """
+import os
+import huggingface_hub
+os.environ.pop("HF_HUB_OFFLINE", None)
+def refuse(*args, **kwargs):
+    raise ConnectionError("no route to host")
+huggingface_hub.snapshot_download = refuse
+"""
+
+
+def test_a_hub_that_does_not_answer_is_an_exit_code_after_which_jobs_start_again(
+    cli: ForkedCli, tmp_path: Path
+) -> None:
+    words = ["train", "examples/configs/quickstart.yaml", f"run.dir={tmp_path / 'run'}"]
+    ended = cli.run([*words, "model.path=nobody/nothing"], NO_HUB)
+    assert ended.exit_code == 69, ended.stderr
+    assert "no route to host" in ended.error and not (tmp_path / "run").exists()
