@@ -21,6 +21,7 @@ from megatron_opsft.model.reference import ReferenceModel
 from megatron_opsft.model.shards import ModelShards
 from megatron_opsft.model.step import Trainer
 from megatron_opsft.preflight.check import is_finished
+from megatron_opsft.preflight.disk import check_disk
 from megatron_opsft.records import NO_RANK, Message, Problem, Response, Rollout, Sample
 from megatron_opsft.rollout.limits import (
     check_engine,
@@ -167,6 +168,7 @@ def open_session(config: Config, *, resume: bool = False) -> Iterator[Session]:
     shape = read_model_shape(model_dir)
     config = fit_lengths(config, shape.max_position_embeddings)
     device = _choose_device(config)
+    disk = "" if resume and is_finished(config) else check_disk(config, shape, resume=resume)
     announce("reading tokenizer and problems")
     given = read_input(config, model_dir, shape)
     layout = start_distributed(device, config.parallel, minutes=config.run.collective_minutes)
@@ -177,8 +179,9 @@ def open_session(config: Config, *, resume: bool = False) -> Iterator[Session]:
         hang_seconds=60 * config.run.hang_minutes, silence_seconds=config.run.silence_seconds
     )
     with watched(current_job(), limits):
-        for note in given.notes if layout.is_main else ():
-            log.warning(note)
+        for note in (disk, *given.notes) if layout.is_main else ():
+            if note:
+                log.warning(note)
         with Verifier(config.verify) as verifier:
             session = _build(config, given, device, layout, verifier, resume=resume)
             yield session

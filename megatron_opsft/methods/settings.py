@@ -189,6 +189,11 @@ class MethodSettings(Section):
         """Whether the teacher's weights are the model's again from this step on."""
         return False
 
+    @property
+    def renews_frozen_model(self) -> bool:
+        """Whether one of these two ever says yes: checkpoints then hold the frozen model, too."""
+        return False
+
     def target_length(
         self, problem_id: str, seed: int, *, held_out: bool = False
     ) -> LengthTarget | None:

@@ -135,7 +135,8 @@ PROGRAM = group(
 
 def show_plan(plan: "Plan") -> str:
     """Memory of the stages that differ, a step in seconds, what is to be said, and the verdict."""
-    parts = [_headline(plan), _memory_table(plan), _checkpoint(plan), _step_table(plan)]
+    parts = [_headline(plan), _memory_table(plan), _checkpoint(plan), _disk(plan)]
+    parts.append(_step_table(plan))
     notes = [f"note: {note}" for note in plan.notes]
     return "\n\n".join([*parts, "\n".join([*notes, verdict_line(plan)])])
 
@@ -192,6 +193,15 @@ def _memory_table(plan: "Plan") -> str:
     stages = [str(rank.stage.index) for rank in ranks]
     lines = [{title: row} | dict(zip(stages, shown, strict=True)) for row, shown in rows.items()]
     return _table(lines, title)
+
+
+def _disk(plan: "Plan") -> str:
+    use = plan.disk
+    return (
+        f"disk: up to {_gb(use.checkpoints)} GB of checkpoints (checkpoint.keep={use.keep}, and "
+        f"the one that is written), {_gb(use.models)} GB of models, and {_gb(use.rollouts)} GB of "
+        "responses if all are as long as they may be"
+    )
 
 
 def _checkpoint(plan: "Plan") -> str:

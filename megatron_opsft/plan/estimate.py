@@ -20,6 +20,7 @@ from megatron_opsft.plan.seconds import (
     estimate_step,
     num_microbatches,
 )
+from megatron_opsft.preflight.disk import DiskUse, disk_use
 from megatron_opsft.rollout.limits import max_engine_tokens
 
 # Of a device's memory that is to stay free: the formulas are not better than that.
@@ -65,6 +66,11 @@ class Plan:
     def checkpoint(self) -> dict[str, float]:
         """Of `checkpoint_bytes`."""
         return checkpoint_bytes(self.job)
+
+    @cached_property
+    def disk(self) -> DiskUse:
+        """What the run writes."""
+        return disk_use(self.job.config, self.job.shape)
 
     @property
     def frozen_copy(self) -> str:
@@ -212,6 +218,11 @@ class Plan:
         return {
             "fits": not self.problems,
             **{name: getattr(self, name) for name in _FIGURES},
+            "disk": {
+                "checkpoints": self.disk.checkpoints,
+                "models": self.disk.models,
+                "rollouts": self.disk.rollouts,
+            },
             "world_size": job.world_size,
             "device": job.hardware.name,
             **job.parallel.model_dump(),

@@ -13,6 +13,7 @@ from math import prod
 from megatron_opsft.architectures.shape import ModelShape
 from megatron_opsft.plan.activations import activation_bytes
 from megatron_opsft.plan.job import Job, Stage
+from megatron_opsft.preflight.disk import STATE_BYTES
 from megatron_opsft.rollout.limits import max_engine_tokens
 from megatron_opsft.weights.rules import WeightTable
 from megatron_opsft.weights.vllm_layout import vllm_parameters
@@ -22,9 +23,6 @@ from megatron_opsft.weights.vllm_layout import vllm_parameters
 GRAPH_BYTES = 1.5e9
 # The Hugging Face engine's buffers grow by a quarter (`rollout.hf.attention`).
 _HF_CACHE_SLACK = 1.25
-
-# Of a parameter in a checkpoint: float32 main weight and two moments.
-_STATE_BYTES = 12
 
 _ALL = ("rollout", "train", "sync")
 
@@ -118,18 +116,21 @@ def checkpoint_bytes(job: Job) -> dict[str, float]:
     bandwidth: of a node's storage, bytes a second.
     """
     of_weight = 0 if job.dtype_bytes == 4 else job.dtype_bytes  # in float32 it is the main weight
+    method = job.config.method
+    if method.objective(1.0).keeps_frozen_model and method.renews_frozen_model:
+        of_weight += job.dtype_bytes
     parallel = job.parallel
     updated = job.ranks_per_node * max(stage.updated_parameters for stage in job.stages)
     experts = sum(stage.expert_parameters for stage in job.stages)
     dense = sum(stage.num_parameters for stage in job.stages) - experts
     elements = parallel.tp * dense + parallel.expert_tp * parallel.ep * experts
-    total = elements * (_STATE_BYTES + of_weight)
+    total = elements * (STATE_BYTES + of_weight)
     # Files are checked by all ranks in turn, whoever reads them afterwards.
     checked = total * job.ranks_per_node // job.world_size
     return {
         "total_bytes": total,
-        "saved_bytes": updated * (_STATE_BYTES + of_weight),
-        "resume_bytes": checked + updated * _STATE_BYTES,
+        "saved_bytes": updated * (STATE_BYTES + of_weight),
+        "resume_bytes": checked + updated * STATE_BYTES,
         "bandwidth": job.hardware.storage_bandwidth * job.ranks_per_node,
     }
 

@@ -15,6 +15,7 @@ from megatron_opsft.run.advice import advise_on_base, measure_correct
 from megatron_opsft.run.metrics import MetricsLog
 from megatron_opsft.runtime.distributed import broadcast_object
 from megatron_opsft.runtime.durable import (
+    FullDiskError,
     in_step_order,
     list_checkpoints,
     remove,
@@ -42,30 +43,41 @@ class ModelExports:
     def write(self, name: str, card: str = "") -> None:
         """Write the current weights to `name` in the run's directory, in place of what is there.
 
-        card: the text of the model's README.md; that of rank 0 counts.
+        card: the text of the model's README.md; that of rank 0 counts. Errors, on rank 0: as of
+        `write_hf_model`; after `FullDiskError` the ranks can go on.
         """
         enter_phase("export")
         stream = self._s.sync.exporter.stream()
-        if not self._s.layout.is_main:
-            for _ in stream:
-                pass
-            return
-        write_hf_model(
-            self._dir / name,
-            stream,
-            shapes=self._s.shards.table.hf_shapes(),
-            dtype=self._s.shards.parameters[0][1].dtype,
-            source_dir=self._s.model_dir,
-            card=card,
-            overwrite=True,
-        )
+        failure: FullDiskError | None = None
+        if self._s.layout.is_main:
+            try:
+                write_hf_model(
+                    self._dir / name,
+                    stream,
+                    shapes=self._s.shards.table.hf_shapes(),
+                    dtype=self._s.shards.parameters[0][1].dtype,
+                    source_dir=self._s.model_dir,
+                    card=card,
+                    overwrite=True,
+                )
+            except FullDiskError as error:
+                failure = error
+        for _ in stream:  # every rank takes part to its end, also where rank 0 cannot write
+            pass
+        if failure is not None:
+            raise failure
 
     def write_best(self, step: int) -> None:
-        """Write the weights after `step` updates, unless a resumed run finds them written."""
+        """Write the weights after `step` updates, unless a resumed run finds them written. Where
+        the disk is full, a warning says so, and the run goes on without them.
+        """
         name = f"{BEST}/{step_name(step)}"
         if not broadcast_object((self._dir / name / "config.json").is_file()):
             announce(f"writing {name}")
-            self.write(name)
+            try:
+                self.write(name)
+            except FullDiskError as error:
+                log.warning("%s; the best model is not kept, and the run continues", error)
 
     def drop_superseded(self, step: int, *, finished: bool = False) -> None:
         """Remove best models that a better one has replaced, after `step` updates.

@@ -36,9 +36,11 @@ def full_disk_behind(error: BaseException | None) -> OSError | None:
 
     Torch's writer, for one, ends with an error of its own when its file does.
     """
-    while error is not None:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
         if isinstance(error, OSError) and error.errno in _FULL:
             return error
+        seen.add(id(error))
         error = error.__cause__ or error.__context__
     return None
 
@@ -47,6 +49,13 @@ def describe_failed_write(path: Path, num_bytes: int, error: BaseException) -> s
     """Such as `cannot write runs/a/x (12 bytes, 0 free): No space left on device`."""
     free = shutil.disk_usage(path.parent).free if path.parent.is_dir() else 0
     reason = getattr(error, "strerror", None) or first_line(error)
+    if getattr(error, "errno", None) == errno.ENOSPC and path.parent.is_dir():
+        inodes = os.statvfs(path.parent)
+        if inodes.f_files and not inodes.f_favail:
+            reason = (
+                f"the file system has no inodes left: it holds {inodes.f_files:,} files and "
+                "folders, and no more can be made; delete some"
+            )
     return f"cannot write {path} ({num_bytes:,} bytes, {free:,} free): {reason}"
 
 

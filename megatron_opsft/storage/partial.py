@@ -12,7 +12,13 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.runtime.durable import publish, put_back, remove
+from megatron_opsft.runtime.durable import (
+    FullDiskError,
+    full_disk_behind,
+    publish,
+    put_back,
+    remove,
+)
 from megatron_opsft.storage.direct_io import DirectFile
 
 
@@ -44,7 +50,8 @@ def written_whole(out_dir: Path, planned: Sequence[PlannedFile] = ()) -> Iterato
     nothing is left, and what had the name before still has it.
 
     What a killed process leaves stays hidden, and the next one begins anew.
-    Errors: `UserError` for an `OSError` inside, and where another process writes there.
+    Errors: `UserError` for an `OSError` inside, `FullDiskError` for a full disk; `UserError` where
+    another process writes there.
     """
     place = partial_dir(out_dir)
     data, replaced = place / "data", place / "replaced"
@@ -69,7 +76,8 @@ def written_whole(out_dir: Path, planned: Sequence[PlannedFile] = ()) -> Iterato
                 remove(data, quietly=True)
                 remove(replaced, quietly=True)
     except OSError as error:
-        raise UserError(
+        kind = FullDiskError if full_disk_behind(error) else UserError
+        raise kind(
             f"{out_dir} could not be written: {error.strerror or error} "
             f"({error.filename or place}); nothing was left behind"
         ) from None

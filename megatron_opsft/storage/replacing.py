@@ -46,6 +46,11 @@ def check_out(out_dir: Path, sources: Iterable[Path], *, overwrite: bool) -> Non
             raise UserError(
                 f"{out_dir} {found}; --overwrite would delete it, so choose another directory"
             )
+    if out_dir.is_mount():
+        raise UserError(
+            f"{out_dir} is a mount point, which cannot be replaced; give a folder in it, such as "
+            f"{out_dir / 'model'}"
+        )
     if reason := _no_model(out_dir):
         raise UserError(
             f"{out_dir} {reason}, so --overwrite will not delete it; remove it yourself or choose "

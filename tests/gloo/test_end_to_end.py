@@ -18,6 +18,9 @@ from safetensors.torch import load_file
 from small_run import QUICKSTART, SMALL_RUN
 from world import World
 
+from megatron_opsft.architectures.config_from_hf import read_model_shape
+from megatron_opsft.config.load import load_config
+from megatron_opsft.preflight.disk import disk_use
 from megatron_opsft.report.runs import read_json_lines
 from megatron_opsft.storage.model_paths import resolve_model
 
@@ -53,6 +56,14 @@ def test_run_directory_of_one_rank(undisturbed: Path) -> None:
         assert min(line[key] for key in ("loss", "grad_norm", *times)) > 0
     assert [line["step"] for line in read_lines(undisturbed / "evals.jsonl")] == [0, 3]
     assert checkpoints_of(undisturbed) == ["step_000002", "step_000003"]
+    # What a start says that they take, and what they take with their metadata.
+    config = load_config(undisturbed / "config.yaml")
+    use = disk_use(config, read_model_shape(resolve_model("tiny_reasoner")))
+    for name, expected in (("checkpoints/step_000003", use.checkpoint), ("hf", use.model)):
+        files = [file for file in (undisturbed / name).iterdir() if file.stat().st_size > 100_000]
+        assert sum(file.stat().st_size for file in files) == pytest.approx(expected, rel=0.04)
+    held = sum(file.stat().st_size for file in (undisturbed / "rollouts").iterdir())
+    assert 0 < held < use.rollouts
 
 
 def test_exported_model_loads_in_transformers(undisturbed: Path) -> None:

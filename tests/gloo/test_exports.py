@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from forked_cli import ForkedCli
+from processes import rank_environments
 from run_differences import read_lines
 from small_run import QUICKSTART, SMALL_RUN
 
@@ -22,6 +23,20 @@ KEEPING = [
     "optimizer.lr=1e-3",
     "optimizer.schedule=constant",
 ]
+
+
+# The kernel refuses files as large as a model while best/ is written.
+FULL_FOR_BEST = """
+import resource
+from megatron_opsft.run.evaluations import ModelExports
+write_best = ModelExports.write_best
+def write_on_full_disk(self, step):
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, hard))
+    write_best(self, step)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+ModelExports.write_best = write_on_full_disk
+"""
 
 
 def train(cli: ForkedCli, run_dir: Path, *more: str, exit_code: int = 0) -> str:
@@ -60,3 +75,18 @@ def test_exports_and_evaluations_are_the_same_through_a_stop(
     train(cli, parts, "--resume")
     assert read_lines(parts / "evals.jsonl") == evaluations
     assert models_of(parts) == models
+
+
+def test_a_best_model_for_which_the_disk_has_no_room_is_a_warning(
+    cli: ForkedCli, tmp_path: Path
+) -> None:
+    """Two ranks: both take part in the stream to its end."""
+    words = ["train", QUICKSTART, *KEEPING, f"run.dir={tmp_path}"]
+    environments = rank_environments(2)
+    preludes = [f"import os\nos.environ.update({e!r})\n{FULL_FOR_BEST}" for e in environments]
+    both = [cli.start(words, prelude) for prelude in preludes]
+    first, other = (run.wait() for run in both)
+    assert (first.exit_code, other.exit_code) == (0, 0), first.stderr
+    assert "could not be written: File too large" in first.stderr
+    assert "the best model is not kept, and the run continues" in first.stderr
+    assert sorted(models_of(tmp_path)) == ["hf"]

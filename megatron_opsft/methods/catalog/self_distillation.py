@@ -52,6 +52,11 @@ class SelfDistillation(MethodSettings):
             return [[1.0] * len(group) for group in rewards]
         return rewards
 
+    @property
+    def renews_frozen_model(self) -> bool:
+        """Where the teacher is refreshed."""
+        return self.refresh_every > 0
+
     def refreshes_teacher(self, state: State) -> bool:
         done = state.step - 1
         return bool(self.refresh_every and done and done % self.refresh_every == 0)

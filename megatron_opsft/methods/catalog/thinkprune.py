@@ -54,6 +54,11 @@ class ThinkPrune(GroupNormalizedSettings):
         """Whether a stage but the first begins with the state's step."""
         return state.step - 1 in accumulate(self.stage_steps)
 
+    @property
+    def renews_frozen_model(self) -> bool:
+        """Where there are several stages."""
+        return bool(self.stage_steps)
+
     def prompt(self, state: MethodState, target: LengthTarget | None) -> PromptChange:
         """The system message; the authors' has the same content."""
         limit = self.limit(state)
