@@ -41,7 +41,7 @@ class Local(StartCommand):
             must_exist=self.resume == "yes",
             world_size=self.ranks,
         )
-        from megatron_opsft.launch.torchrun import Torchrun
+        from megatron_opsft.launch.local_ranks import LocalRanks
 
         command = ["train", str(self.config), *self.keys]
         first = ["--overwrite"] if self.overwrite else []
@@ -52,9 +52,9 @@ class Local(StartCommand):
         def start(again: bool) -> int:
             # If the first start died before it replaced the run, that one must not be resumed.
             fresh = not again or (old and manifest.is_file() and manifest.stat().st_mtime_ns == old)
-            return torchrun.run([*command, *(first if fresh else ["--resume=auto"])])
+            return ranks.run([*command, *(first if fresh else ["--resume=auto"])])
 
-        with Torchrun(self.ranks) as torchrun:
+        with LocalRanks(self.ranks) as ranks:
             return run_with_restarts(start, self.max_restarts)
 
 
@@ -82,14 +82,14 @@ class Rounds(RunCommand):
         config = self.load()
         check_world(self.ranks, config.parallel)
         rounds.check_rounds(config)
-        from megatron_opsft.launch.torchrun import Torchrun
+        from megatron_opsft.launch.local_ranks import LocalRanks
 
         words = [str(self.config), *self.keys]
         wanted = rounds.Rounds(
             config=config, words=words, count=self.rounds, problems=self.problems
         )
-        with Torchrun(self.ranks) as torchrun:
-            return rounds.run_rounds(wanted, torchrun.run)
+        with LocalRanks(self.ranks) as ranks:
+            return rounds.run_rounds(wanted, ranks.run)
 
 
 def run_with_restarts(start: Callable[[bool], int], max_restarts: int) -> int:
@@ -114,7 +114,7 @@ def run_with_restarts(start: Callable[[bool], int], max_restarts: int) -> int:
 
 PROGRAM = group(
     "launch",
-    "Start a run: with torchrun on this machine, or as a SLURM job.",
+    "Start a run: on this machine, or as a SLURM job.",
     {"local": Local, "rounds": Rounds, "slurm": Slurm},
     (
         "launch local examples/configs/quickstart.yaml --ranks 2",

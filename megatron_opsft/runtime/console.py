@@ -10,6 +10,7 @@ import re
 import resource
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from megatron_opsft.errors import first_line
@@ -113,7 +114,8 @@ def let_output_go_away() -> None:
             setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):  # libraries write there, too
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+            with suppress(OSError):  # of a stream that is gone already
+                stream.reconfigure(errors="backslashreplace")
     sys.stdout, sys.stderr = LastingStream(sys.stdout), LastingStream(sys.stderr)
 
 

@@ -43,7 +43,7 @@ class Peer:
     rank: int
     name: str
     heard: float
-    word: bytes = b""  # the last one, as `Watchdog` puts it into the store
+    word: str = ""  # the last one, as JSON
     where: str = "phase start"
     number: int = 0
     entered: float = 0.0
@@ -52,7 +52,7 @@ class Peer:
     left: bool = False
     dead: Collection[int] = ()  # ranks of its machine whose processes have ended
 
-    def understand(self, word: bytes, now: float) -> None:
+    def understand(self, word: str, now: float) -> None:
         """It has said this."""
         self.word, self.heard = word, now
         self.where, self.number, age, failed, self.left, self.dead = json.loads(word)

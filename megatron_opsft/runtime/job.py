@@ -3,6 +3,7 @@
 Needs no Megatron. Unlike a collective, the store lets ranks go at their own pace.
 """
 
+import errno
 import os
 import resource
 import socket
@@ -16,12 +17,21 @@ from threading import Thread
 from typing import Any
 from uuid import uuid4
 
+import psutil
 import torch.distributed as dist
 
 from megatron_opsft.errors import RanksMissing
 from megatron_opsft.runtime.device import Device
-from megatron_opsft.runtime.launched import RENDEZVOUS, count_start, is_launched
+from megatron_opsft.runtime.launched import (
+    RENDEZVOUS,
+    STORE_SOCKET,
+    count_start,
+    is_launched,
+    is_on_one_machine,
+)
 
+_LOOPBACK = "127.0.0.1"
+_BACKLOG = 1024  # ranks that come at once
 _POLL_SECONDS = 0.05
 _HEAR_SECONDS = 1.0  # for the others to read why they are to leave
 _PATIENCE = timedelta(days=1)  # with a rank that is busy; one that is dead ends the job
@@ -86,6 +96,8 @@ def join_job(device: Device, timeout: timedelta, patience: timedelta | None = No
     # NCCL reads this when it starts. By default it keeps the buffers of captured CUDA graphs
     # registered; where a sleeping vLLM has given that memory back they would point to nothing.
     os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
+    if is_on_one_machine():
+        listen_on_loopback()
     number = count_start()
     if is_launched():
         rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -102,6 +114,16 @@ def join_job(device: Device, timeout: timedelta, patience: timedelta | None = No
         timeout=timeout,
     )
     return current_job()
+
+
+def listen_on_loopback() -> None:
+    """Let gloo and NCCL connect the ranks of this machine where no other machine reaches them,
+    unless the environment names an interface.
+    """
+    for interface, addresses in psutil.net_if_addrs().items():
+        if any(address.address == _LOOPBACK for address in addresses):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
 
 
 def refuse_start(reason: str) -> None:
@@ -153,11 +175,20 @@ def _meet_ranks(rank: int, world_size: int, patience: timedelta, number: int) ->
 
 
 def _open_store(rank: int, patience: timedelta, deadline: float, within: str) -> Any:
-    """The launcher's store, which may be in rank 0. Errors: as `join_job`."""
+    """The launcher's store, which may be in rank 0. Errors: as `join_job`.
+
+    The store asks nobody who they are. Where all ranks are on one machine, rank 0's listens there
+    alone.
+    """
     host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+    is_ours = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    is_local = is_ours and is_on_one_machine()
+    place = f"{host}:{port}"
+    if is_local:
+        host = _LOOPBACK
     if known := _launchers_stores.get((str(rank), host, port)):
         return known
-    silent = f"rank 0 does not answer at {host}:{port} {within}"
+    silent = f"rank 0 does not answer at {place} {within}"
     while rank:  # until somebody listens; PyTorch would print a stack
         with suppress(OSError):
             socket.create_connection((host, int(port)), timeout=10.0).close()
@@ -168,8 +199,18 @@ def _open_store(rank: int, patience: timedelta, deadline: float, within: str) ->
     opened: Future[Any] = Future()
 
     def open_store() -> None:
-        try:  # -1: the store itself waits for nobody, as it could not say for whom
-            opened.set_result(next(dist.rendezvous("env://?world_size=-1", timeout=patience))[0])
+        try:
+            listening = _listening_socket(int(port)) if is_local and rank == 0 else None
+            store = dist.TCPStore(
+                host,
+                int(port),
+                is_master=is_ours and rank == 0,
+                timeout=patience,
+                wait_for_workers=False,  # it could not say for whom it waits
+                multi_tenant=True,  # a script's own process group may have it, too
+                master_listen_fd=listening,
+            )
+            opened.set_result(store)
         except Exception as error:
             opened.set_exception(error)
 
@@ -177,12 +218,26 @@ def _open_store(rank: int, patience: timedelta, deadline: float, within: str) ->
     Thread(target=open_store, daemon=True).start()
     try:
         store = opened.result(max(0.0, deadline - time.monotonic()))
-    except (dist.DistError, TimeoutError) as error:
-        taken = f"another program has {host}:{port}; change MASTER_PORT"
+    except (dist.DistError, OSError, TimeoutError) as error:
+        taken = f"another program has {place}; change MASTER_PORT"
         unknown = f"{silent}; another program may have this port"
-        raise RanksMissing(taken if "EADDRINUSE" in str(error) else unknown) from None
+        is_taken = "EADDRINUSE" in str(error) or getattr(error, "errno", 0) == errno.EADDRINUSE
+        raise RanksMissing(taken if is_taken else unknown) from None
     _launchers_stores[str(rank), host, port] = store
     return store
+
+
+def _listening_socket(port: int) -> int:
+    """The number of a socket that listens on loopback; whoever gets it closes it. `launch local`
+    has opened one already, so that no other program takes the port. Errors: `OSError`.
+    """
+    if given := os.environ.get(STORE_SOCKET):
+        return int(given)
+    server = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    server.bind((_LOOPBACK, port))
+    server.listen(_BACKLOG)
+    return server.detach()
 
 
 def current_job() -> Job:

@@ -8,6 +8,7 @@ import os
 from megatron_opsft.errors import UserError
 
 RENDEZVOUS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # torchrun sets them
+STORE_SOCKET = "OPSFT_STORE_SOCKET"  # `launch local` gives rank 0 the job's listening socket
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0  # SLURM's batch and interactive steps: one process each
 
 _num_starts = 0
@@ -25,6 +26,17 @@ def is_launched() -> bool:
             "(torchrun sets them)"
         )
     return True
+
+
+def is_on_one_machine() -> bool:
+    """Whether all ranks of the job are on this machine, as far as the launcher says: it has set
+    LOCAL_WORLD_SIZE, or the job's address is the machine's own for itself. One process is.
+    """
+    if "WORLD_SIZE" not in os.environ:
+        return True
+    host = os.environ.get("MASTER_ADDR", "")
+    is_loopback = host in ("localhost", "::1") or host.startswith("127.")
+    return is_loopback or os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]
 
 
 def _check_not_one_of_several_tasks() -> None:

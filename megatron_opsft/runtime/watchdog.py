@@ -11,6 +11,7 @@ Imports no torch: the command line imports it before anything is loaded.
 import faulthandler
 import json
 import os
+import secrets
 import signal
 import socket
 import threading
@@ -19,11 +20,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from megatron_opsft.runtime.console import say
 from megatron_opsft.runtime.diagnosis import Diagnosis, Limits, Peer, diagnose
 from megatron_opsft.runtime.phase import current_phase
+from megatron_opsft.runtime.sealed_store import SealedStore
 
 if TYPE_CHECKING:
     from megatron_opsft.runtime.job import Job
@@ -70,11 +72,16 @@ def _started_at(pid: int) -> str | None:
 class Watchdog:
     """The watch of one rank over the others; of rank 0 over all."""
 
-    def __init__(self, job: "Job", processes: Sequence[Process], limits: Limits) -> None:
-        """processes: of all ranks, in their order."""
+    def __init__(
+        self, job: "Job", processes: Sequence[Process], limits: Limits, secret: bytes
+    ) -> None:
+        """processes: of all ranks, in their order. secret: the same on every rank, and known to
+        nobody else.
+        """
         self._job = job  # rank 0's may be the only holder of the store itself
-        self._store: Any = job.store.clone()  # a connection of the watching thread alone
-        self._prefix = f"watch_{job.add(f'watches_{job.rank}', 1)}"
+        prefix = f"watch_{job.add(f'watches_{job.rank}', 1)}"
+        # A connection of the watching thread alone.
+        self._store = SealedStore(job.store.clone(), prefix, secret)
         self._limits = limits
         me = processes[job.rank]
         # A process of a container of its own is not in this one's table.
@@ -141,36 +148,32 @@ class Watchdog:
                 self._urgent.wait(self._limits.beat_seconds)
         self._over.set()
 
-    def _key(self, name: object) -> str:
-        return f"{self._prefix}/{name}"
-
     def _say(self, *, leaving: bool) -> None:
         if self._failed and not self._place:
-            self._place = self._store.add(self._key("failures"), 1)
+            self._place = 1 + self._store.join("failures", self._job.rank).index(self._job.rank)
         failed = (self._place, *self._failed) if self._place and self._failed else None
         here = current_phase()
         age = time.monotonic() - here.entered
         dead = [mate.rank for mate in self._mates if not mate.is_running]
         word = [str(here), here.number, age, failed, leaving, dead]
-        self._store.set(self._key(self._job.rank), json.dumps(word))
+        self._store.put(str(self._job.rank), json.dumps(word))
 
     def _hear(self) -> Diagnosis | None:
         """Read what those have said whom this rank judges; the end, if the job is to end."""
-        words = self._store.multi_get([self._key(peer.rank) for peer in self._peers])
+        words = self._store.read([str(peer.rank) for peer in self._peers])
         now = time.monotonic()
         for peer, word in zip(self._peers, words, strict=True):
-            if word != peer.word:
+            if word is not None and word != peer.word:
                 peer.understand(word, now)
         if not self._job.is_main:  # its failure is judged by itself, when it has heard all
             self._peers[0].failed = None
             self._peers[0].dead = [mate.rank for mate in self._mates if not mate.is_running]
-        if found := diagnose(self._peers, now, self._limits):
-            self._store.compare_set(self._key("end"), "", json.dumps(asdict(found)))
-        if not self._store.check([self._key("end")]):
+        found = diagnose(self._peers, now, self._limits)
+        end = self._store.agree("end", json.dumps(asdict(found)) if found else None)
+        if end is None:
             return None
-        end = Diagnosis(**json.loads(self._store.get(self._key("end"))))
-        self._store.add(self._key("ending"), 1)  # this rank needs the store no more
-        return end
+        self._store.join("ending", self._job.rank)  # this rank needs the store no more
+        return Diagnosis(**json.loads(end))
 
     def _guard(self) -> None:
         """A call of a store whose process is stopped does not return: count beats without one."""
@@ -220,7 +223,7 @@ class Watchdog:
         reading = sum(not peer.left for peer in self._peers) - is_lost
         deadline = time.monotonic() + 2 * self._limits.beat_seconds + 1
         with suppress(Exception):  # the store is a launcher's, which is gone
-            while self._store.add(self._key("ending"), 0) < reading:
+            while len(self._store.join("ending", self._job.rank)) < reading:
                 if time.monotonic() > deadline:
                     break
                 time.sleep(_URGENT_SECONDS / 2)
@@ -238,8 +241,10 @@ def watched(job: "Job", limits: Limits) -> Iterator[None]:
         return
     from megatron_opsft.runtime.exchange import all_gather_bytes, from_bytes, to_bytes
 
-    processes = [from_bytes(part) for part in all_gather_bytes(to_bytes(this_process(job.rank)))]
-    _watchdog = Watchdog(job, processes, limits)
+    mine = this_process(job.rank), secrets.token_bytes()
+    everyone = [from_bytes(part) for part in all_gather_bytes(to_bytes(mine))]
+    _, secret = everyone[0]
+    _watchdog = Watchdog(job, [process for process, _ in everyone], limits, secret)
     yield
     _watchdog.leave()
     _watchdog = None

@@ -90,6 +90,11 @@ def test_a_signal_amid_the_first_evaluation_ends_the_run(cli: ForkedCli, tmp_pat
     words = [*SMALL, f"run.dir={tmp_path}", "--ranks=2", *LONG_EVALUATION]
     run = cli.start(["launch", "local", *words])
     wait_until(lambda: "evaluating on" in run.stderr)
+    # Nothing that another machine could reach: the store, and what gloo opens for each group.
+    processes = [one := psutil.Process(run.pid), *one.children(recursive=True)]
+    sockets = [socket for one in processes for socket in one.net_connections("inet")]
+    heard = [socket.laddr.ip for socket in sockets if socket.status == psutil.CONN_LISTEN]
+    assert len(heard) >= 3 and set(heard) == {"127.0.0.1"}
     os.kill(run.pid, signal.SIGTERM)
     ended = run.wait(30)
     assert ended.exit_code == 75, ended.stderr

@@ -20,8 +20,9 @@ from megatron_opsft.cli import PROGRAM
 from megatron_opsft.command_line import invoke
 from megatron_opsft.errors import UserError
 from megatron_opsft.launch.commands import FINAL_EXIT_CODES, Local, run_with_restarts
-from megatron_opsft.launch.torchrun import Torchrun
-from megatron_opsft.runtime.launched import is_launched
+from megatron_opsft.launch.local_ranks import LocalRanks
+from megatron_opsft.runtime.job import listen_on_loopback
+from megatron_opsft.runtime.launched import is_launched, is_on_one_machine
 
 QUICKSTART = ROOT / "examples/configs/quickstart.yaml"
 LAUNCH = ["launch", "slurm", str(QUICKSTART), "run.dir=runs/a"]
@@ -58,14 +59,14 @@ def test_a_run_that_is_to_be_replaced_is_never_resumed(
     manifest.write_text('{"kind": "run"}')
     flags: list[str] = []
 
-    def run(self: Torchrun, arguments: list[str]) -> int:
+    def run(self: LocalRanks, arguments: list[str]) -> int:
         flags.append(arguments[-1])
         if len(flags) > died_before_it_was_replaced:
             manifest.unlink()
             manifest.write_text("{...}")
         return 1 if len(flags) < 3 else 0
 
-    monkeypatch.setattr(Torchrun, "run", run)
+    monkeypatch.setattr(LocalRanks, "run", run)
     command = Local(config=QUICKSTART, keys=(f"run.dir={tmp_path}",), overwrite=True)
     assert command.run() == 0
     second = "--overwrite" if died_before_it_was_replaced else "--resume=auto"
@@ -153,6 +154,32 @@ def test_tasks_of_srun_without_ranks_are_told_apart_from_a_process_alone(
     assert is_launched()
 
 
+@pytest.mark.parametrize(
+    ("environment", "is_here"),
+    [
+        ({}, True),
+        ({"WORLD_SIZE": "8", "MASTER_ADDR": "10.0.0.7", "LOCAL_WORLD_SIZE": "8"}, True),
+        ({"WORLD_SIZE": "8", "MASTER_ADDR": "10.0.0.7", "LOCAL_WORLD_SIZE": "4"}, False),
+        ({"WORLD_SIZE": "8", "MASTER_ADDR": "10.0.0.7"}, False),
+        ({"WORLD_SIZE": "8", "MASTER_ADDR": "127.0.1.1"}, True),
+        ({"WORLD_SIZE": "8", "MASTER_ADDR": "localhost"}, True),
+    ],
+)
+def test_ranks_of_one_machine_listen_on_loopback_alone(
+    environment: dict[str, str], is_here: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", *names):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert is_on_one_machine() == is_here
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "ib0")  # the user's own stays
+    monkeypatch.setattr(os, "environ", dict(os.environ))  # for this test alone
+    listen_on_loopback()
+    assert [os.environ[name] for name in names] == ["lo", "ib0"]
+
+
 @pytest.mark.parametrize("command", ["train", "eval"])
 def test_no_task_of_srun_works_alone(cli: ForkedCli, tmp_path: Path, command: str) -> None:
     out = tmp_path / "out"
@@ -169,30 +196,58 @@ def test_no_task_of_srun_works_alone(cli: ForkedCli, tmp_path: Path, command: st
 
 EARLY_STOP = """
 import os, signal, subprocess
-from megatron_opsft.launch import torchrun
+from megatron_opsft.launch import local_ranks
 
-def run(options):
+popen = subprocess.Popen
+
+def start(*words, **settings):
     os.kill(os.getpid(), signal.SIGTERM)  # before there is any rank
-    print("rank:", subprocess.Popen(["sleep", "60"]).wait())
+    return popen(["sleep", "60"])
 
-torchrun.torchrun.run = run
-with torchrun.Torchrun(1) as started:
-    started.run(["train"])
+local_ranks.subprocess.Popen = start
+with local_ranks.LocalRanks(1) as ranks:
+    print("code:", ranks.run(["train"]))
 """
 
 
 def test_a_stop_reaches_ranks_that_start_after_it(cli: ForkedCli) -> None:
-    stopped = cli.run(["--version"], prelude=EARLY_STOP).stdout
-    assert stopped.startswith(f"rank: -{signal.SIGTERM.value}\n")
+    assert cli.run(["--version"], prelude=EARLY_STOP).stdout.startswith("code: 75\n")
+
+
+ONE_HANGS = """
+import os, time
+if "RANK" in os.environ:
+    if os.environ["RANK"] == "1":
+        os._exit(3)
+    time.sleep(60)
+"""
+HANGING_RANKS = """
+import os, sys, time
+from megatron_opsft.launch import local_ranks
+os.environ["PYTHONPATH"] = os.pathsep.join([{place!r}, os.environ.get("PYTHONPATH", "")])
+local_ranks._GRACE_SECONDS = 0.2
+begin = time.monotonic()
+with local_ranks.LocalRanks(2) as ranks:
+    print(ranks.run(["--version"]), time.monotonic() - begin < 30)
+"""
+
+
+def test_a_rank_that_goes_on_after_another_has_failed_is_ended(
+    cli: ForkedCli, tmp_path: Path
+) -> None:
+    """The exit code is that of the first."""
+    (tmp_path / "sitecustomize.py").write_text(ONE_HANGS)
+    ended = cli.run(["--version"], prelude=HANGING_RANKS.format(place=str(tmp_path)))
+    assert "3 True" in ended.stdout.splitlines(), ended.stderr
 
 
 UNKNOWN_NAME = """
 import os, socket, sys
 os.environ["PYTHONPATH"] = os.pathsep.join([{place!r}, os.environ.get("PYTHONPATH", "")])
 socket.getfqdn = socket.gethostname = lambda *args: "no-such-host.invalid"
-from megatron_opsft.launch.torchrun import Torchrun
+from megatron_opsft.launch.local_ranks import LocalRanks
 
-with Torchrun(1) as started:
+with LocalRanks(1) as started:
     sys.exit(started.run(["--version"]))
 """
 IN_RANK = """
@@ -222,8 +277,8 @@ time.sleep(60)
 """
 LAUNCH_STOPPED_TWICE = """
 import os, signal, subprocess, time
-from megatron_opsft.launch.torchrun import Torchrun
-with Torchrun(1):
+from megatron_opsft.launch.local_ranks import LocalRanks
+with LocalRanks(1):
     rank = subprocess.Popen(["sh", "-c", "trap '' TERM INT; exec sleep 60"])
     print(rank.pid, flush=True)
     os.kill(os.getpid(), {first})

@@ -2,9 +2,11 @@
 
 The processes do nothing but be watched, as if two ranks were on each of several nodes. `well` waits
 for what comes; `leave` ends in order; `die`, `stop`, `stuck` and `fail` are faults; `fall` fails of
-what happened to another, before that one is known. After a moment.
+what happened to another, before that one is known; `spoil` is a stranger, and leaves in order.
+After a moment.
 """
 
+import hmac
 import json
 import os
 import signal
@@ -19,7 +21,7 @@ from processes import free_ports
 from torch.distributed import TCPStore
 
 from megatron_opsft.runtime.diagnosis import PEER_LOST_EXIT_CODE as LOST
-from megatron_opsft.runtime.diagnosis import SETTLE_SECONDS, Limits, Peer, diagnose
+from megatron_opsft.runtime.diagnosis import SETTLE_SECONDS, Diagnosis, Limits, Peer, diagnose
 from megatron_opsft.runtime.job import Job
 from megatron_opsft.runtime.phase import enter_phase
 from megatron_opsft.runtime.watchdog import Process, Watchdog, this_process
@@ -113,9 +115,13 @@ def be_watched(rank: int, behaviours: Sequence[str], port: int) -> None:
     processes = [Process(**json.loads(text)) for text in store.multi_get(names)]
     job = Job(rank=rank, world_size=world_size, id="job", store=store)
     enter_phase("start", 0)  # the process is as old as the one that it was forked from
-    watchdog = Watchdog(job, processes, QUICK)
+    watchdog = Watchdog(job, processes, QUICK, secret=b"of the job")
     enter_phase("rollout", 7)
     time.sleep(1.5)
+    if behaviour == "spoil":
+        spoil(store)
+    elif "spoil" in behaviours:
+        time.sleep(2)
     if behaviour in ("die", "stop"):
         os.kill(os.getpid(), signal.SIGKILL if behaviour == "die" else signal.SIGSTOP)
     if behaviour in ("fail", "fall"):  # as the command line does
@@ -125,11 +131,38 @@ def be_watched(rank: int, behaviours: Sequence[str], port: int) -> None:
         if diagnosis is None or diagnosis.rank == rank:
             print(f"error: {message}", file=sys.stderr, flush=True)
         os._exit(diagnosis.code if diagnosis else 1)
-    if behaviour == "leave":
+    if behaviour in ("leave", "spoil"):
         return watchdog.leave()
     if behaviour != "stuck":  # one that is stuck is behind the others
         enter_phase("train")
     time.sleep(60)
+
+
+def spoil(store: TCPStore) -> None:
+    """What somebody may do who connects to the store, whose keys it tells: other ends and words,
+    with seals of another secret, of another key and of none; and keys deleted.
+    """
+    for name in ("failures", "ending"):
+        store.set(f"watch_1/{name}", "no number")
+    end = json.dumps(asdict(Diagnosis(rank=1, code=5, kind="failed", message="spoilt")))
+    sealed = hmac.digest(b"another", f"watch_1/end {end}".encode(), "sha256").hex()
+    for value in (end, f"{sealed} {end}", "nonsense", ""):
+        store.set("watch_1/end", value)
+        time.sleep(0.2)
+    word = json.dumps(["phase spoilt", 1, 1e9, [1, 5, "spoilt"], False, [0, 1, 2]])
+    for rank in range(4):
+        store.set(f"watch_1/{(rank + 1) % 4}", store.get(f"watch_1/{rank}"))
+        store.set(f"watch_1/{rank}", word)
+        time.sleep(0.2)
+        store.delete_key(f"watch_1/{rank}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("behaviour", ["leave", "fail"])
+def test_a_stranger_in_the_store_changes_nothing(tmp_path: Path, behaviour: str) -> None:
+    """Neither a job that ends well nor what is said of one that does not."""
+    ended = run_processes(["spoil", *[behaviour] * 3], tmp_path / "said")
+    assert ended == (([0] * 4, "") if behaviour == "leave" else ([3] * 4, "error: not a number\n"))
 
 
 FAULTS = {  # exit code of the culprit and of the others; words of the message
