@@ -138,16 +138,23 @@ class Program(click.Command):
             dashed = word.startswith("--")
             is_key = self.keys_of is not None and key != "help"
             if not (dashed or (equals and _KEY.fullmatch(key))) or not (key in options or is_key):
+                if rest and self._has_key(word):
+                    raise click.UsageError(f"write {word}={rest[0]}", ctx)
                 words.append(word)
                 continue
             if not equals:
                 is_truth = key in options and options[key].annotation is bool
                 flag = "true" if is_truth else self._command.flags.get(key)
                 if flag is None and not rest:
-                    is_known = key in options or "." in key
-                    unknown = "" if is_known else "is no option of this command, or "
-                    raise click.UsageError(f"{word} {unknown}has no value", ctx)
+                    is_known = key in options or "." in key or field is not None
+                    lacks = "has no value" if is_known else "is no option of this command"
+                    raise click.UsageError(f"{word} {lacks}", ctx)
                 text = rest.pop(0) if flag is None else flag
+                if is_named and "=" not in text and not dot:
+                    example = f"{word} gsm8k=test.jsonl"
+                    raise click.UsageError(
+                        f"{word} {text}: write {word} NAME=FILE, as in {example}", ctx
+                    )
             if key in options:
                 words.append(f"--{key.replace('_', '-')}={text}")
             else:
@@ -156,6 +163,13 @@ class Program(click.Command):
         rest = super().parse_args(ctx, words)
         ctx.params |= {"keys": tuple(keys)} if keys else {}
         return rest
+
+    def _has_key(self, word: str) -> bool:
+        """Whether it is a key of a section of the configuration, such as `optimizer.lr`."""
+        top, _, name = word.partition(".")
+        field = None if self.keys_of is None else self.keys_of.model_fields.get(top)
+        section = None if field is None else section_of(field)
+        return section is not None and name in section.model_fields
 
     def read(self, words: Sequence[str]) -> Command:
         """The command as the words set it. Errors: `click.UsageError`, `UserError`."""

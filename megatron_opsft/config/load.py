@@ -133,6 +133,10 @@ def read_yaml(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
         tree = parse_yaml(find_yaml(path).read_text(encoding="utf-8")) or {}
     except FileNotFoundError:
         raise UserError(f"config file {path} does not exist") from None
+    except IsADirectoryError:
+        there = path / "config.yaml"
+        more = f"; to continue that run give {there} --resume" if there.is_file() else ""
+        raise UserError(f"config file {path} is a directory{more or '; give a file'}") from None
     except (OSError, ValueError) as error:
         raise UserError(f"config file {path} cannot be read: {error}") from None
     if not isinstance(tree, dict):
@@ -155,8 +159,7 @@ def _apply(tree: dict[str, Any], override: str, model: type[BaseModel]) -> None:
         section, name = "", key
     field = _keys_by_section(model, tree).get(section, {}).get(name)
     if not equals or not all(key.split(".")) or (field is not None and section_of(field)):
-        example = "optimizer.lr=1e-6" if model is Config else "limit=8"
-        raise UserError(f"override {override!r}: write key=value, for example {example}")
+        raise UserError(f"override {override!r}: {_how_to_write(key, text, field, model)}")
     try:
         value = parse_yaml_value(text)
     except ValueError as error:
@@ -167,6 +170,15 @@ def _apply(tree: dict[str, Any], override: str, model: type[BaseModel]) -> None:
     if not isinstance(given, dict):
         raise UserError(f"config section {section} must hold keys, not {given!r}")
     given[name] = value
+
+
+def _how_to_write(key: str, text: str, field: FieldInfo | None, model: type[BaseModel]) -> str:
+    if field is not None and section_of(field) is MethodSettings and text:
+        return f"write {key}.name={text}"
+    if field is not None and (section := section_of(field)):
+        return f"{key} is a section: write a key of it, such as {key}.{next(iter(section.model_fields))}=..."
+    example = "optimizer.lr=1e-6" if model is Config else "limit=8"
+    return f"write key=value, for example {example}"
 
 
 def _is_text(field: FieldInfo) -> bool:

@@ -108,8 +108,8 @@ def take_held_out(problem_set: ProblemSet, num: int, seed: int) -> tuple[Problem
     texts = list(dict.fromkeys(asked(problem) for problem in problem_set.problems))
     if num >= len(texts):
         raise UserError(
-            f"eval.holdout={num}: {problem_set.name} has only {len(texts)} different problems; "
-            "take fewer"
+            f"eval.holdout={num}: {problem_set.name} has only {len(texts)} different problems"
+            f"{_refused(problem_set.bad_rows)}; take fewer"
         )
     held = set(random.Random(f"holdout:{seed}").sample(texts, num))
     sides: tuple[list[Problem], list[Problem]] = ([], [])
@@ -117,6 +117,13 @@ def take_held_out(problem_set: ProblemSet, num: int, seed: int) -> tuple[Problem
         sides[asked(problem) in held].append(problem)
     train, test = (replace(problem_set, problems=tuple(side)) for side in sides)
     return train, replace(test, name=f"{problem_set.name} (held out)", bad_rows=())
+
+
+def _refused(bad_rows: Sequence[BadRow]) -> str:
+    if not bad_rows:
+        return ""
+    first = bad_rows[0]
+    return f" ({len(bad_rows)} bad rows; first: row {first.row}: {first.reason})"
 
 
 def describe_data(config: Config, problems: ProblemSet, held_out: ProblemSet | None) -> list[str]:

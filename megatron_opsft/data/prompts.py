@@ -178,7 +178,8 @@ def end_token_ids(
         if file.is_file():
             value = read_json(file).get("eos_token_id")
             values = value if isinstance(value, list) else [value]
-            found.update(each for each in values if isinstance(each, int))
+            # -1 stands for none in some configurations.
+            found.update(each for each in values if isinstance(each, int) and each >= 0)
     if not found:
         raise UserError(
             f"{option}: {model_dir} has no end token; set eos_token_id in generation_config.json"
@@ -196,14 +197,20 @@ def check_vocabulary(
 ) -> None:
     """UserError where the tokenizer cannot be this model's, as with files mixed from two models.
 
-    vocab_size: of the model; rows beyond the tokenizer's tokens are common, missing rows are not.
+    vocab_size: of the model; rows beyond the tokenizer's tokens are common, missing rows are not,
+    but for a padding token that somebody has added: nothing here pads with it.
     """
-    highest = max(tokenizer.get_vocab().values())
-    if highest >= vocab_size:
+    vocabulary = tokenizer.get_vocab()
+    highest = max(vocabulary.values())
+    beyond = {token_id: token for token, token_id in vocabulary.items() if token_id >= vocab_size}
+    beyond.pop(tokenizer.pad_token_id, None)
+    if beyond:
+        first = min(beyond)
         raise UserError(
-            f"{option}: the tokenizer of {model_dir} has token ids up to {highest}, but the "
-            f"model's vocabulary ends at {vocab_size - 1}: the files come from two models; "
-            "take the tokenizer files of the model itself"
+            f"{option}: the tokenizer of {model_dir} has token ids up to {highest}, the first too "
+            f"high {first} ({beyond[first]!r}), but the model's vocabulary ends at "
+            f"{vocab_size - 1}: the files come from two models; take the tokenizer files of the "
+            "model itself"
         )
     special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
     for token_id in end_tokens:

@@ -29,16 +29,25 @@ def read_rows(source: str, *, split: str, subset: str | None, section: str = "da
     be read, or has no such split.
     """
     path = Path(source)
-    check_source(source)
+    option = source_option(section)
+    check_source(source, option=option)
     if path.is_dir():
         return _number(_open_saved(path, split, section))
     if not path.is_file():
         return _number(_open_hub(source, split, subset, section))
-    return _read_parquet(path) if path.name.endswith(".parquet") else _read_jsonl(path)
+    read = _read_parquet if path.name.endswith(".parquet") else _read_jsonl
+    return read(path, option)
 
 
-def check_source(source: str) -> None:
-    """Errors: `UserError` for a file that is missing, empty or of another kind, and for a data set
+def source_option(section: str) -> str:
+    """What errors call the key that names a source. section: the prefix of keys beside it."""
+    return "data.train" if section == "data." else f"{section}data"
+
+
+def check_source(source: str, *, option: str = "data") -> None:
+    """Look whether a source can be there, without reading it. option: what errors call it.
+
+    Errors: `UserError` for a file that is missing, empty or of another kind, and for a data set
     that cannot be fetched.
     """
     path = Path(source)
@@ -48,17 +57,18 @@ def check_source(source: str) -> None:
     if path.is_file():
         if not path.name.endswith(FILE_ENDINGS):
             raise UserError(
-                f"data: {source} is not a file type that can be read; use {', '.join(FILE_ENDINGS)}"
+                f"{option}: {source} is not a file type that can be read; use "
+                f"{', '.join(FILE_ENDINGS)}"
             )
         if path.stat().st_size == 0:
-            raise UserError(f"data: {source} is empty: it has no rows")
+            raise UserError(f"{option}: {source} is empty: it has no rows")
     elif source.endswith((*FILE_ENDINGS, ".json", ".csv")) or source.startswith(("/", ".", "~")):
-        raise UserError(f"data: there is no file {source}")
+        raise UserError(f"{option}: there is no file {source}")
     else:
-        check_cached("datasets", source, "data")
+        check_cached("datasets", source, option)
 
 
-def _read_jsonl(path: Path) -> list[Row]:
+def _read_jsonl(path: Path, option: str) -> list[Row]:
     rows = []
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
@@ -66,16 +76,18 @@ def _read_jsonl(path: Path) -> list[Row]:
                 if line.strip():
                     rows.append(_parse_line(number, line))
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise UserError(f"data: {path} is damaged or not a gzip file ({error})") from error
+        raise UserError(f"{option}: {path} is damaged or not a gzip file ({error})") from error
     except OSError as error:
-        raise UserError(f"data: {path} cannot be read ({error.strerror or error})") from error
+        raise UserError(f"{option}: {path} cannot be read ({error.strerror or error})") from error
     return rows
 
 
 def _parse_line(number: int, line: bytes) -> Row:
     try:
         value = json.loads(line.decode("utf-8-sig"))
-    except ValueError as error:  # also of text that is not UTF-8
+    except UnicodeDecodeError:
+        return Row(number=number, error="not UTF-8; convert the file, for example with iconv")
+    except ValueError as error:
         return Row(number=number, error=f"not JSON: {error}")
     except RecursionError:
         return Row(number=number, error="not JSON: nested too deeply")
@@ -84,7 +96,7 @@ def _parse_line(number: int, line: bytes) -> Row:
     return Row(number=number, fields=value)
 
 
-def _read_parquet(path: Path) -> list[Row]:
+def _read_parquet(path: Path, option: str) -> list[Row]:
     import pyarrow
     import pyarrow.parquet
 
@@ -92,18 +104,21 @@ def _read_parquet(path: Path) -> list[Row]:
         return _number(pyarrow.parquet.read_table(path).to_pylist())
     # ValueError, OverflowError: text that is not UTF-8, a date outside of Python's.
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
-        raise UserError(f"data: {path} cannot be read as Parquet ({first_line(error)})") from error
+        raise UserError(
+            f"{option}: {path} cannot be read as Parquet ({first_line(error)})"
+        ) from error
 
 
 def _open_saved(path: Path, split: str, section: str) -> Any:
     """The Dataset in a directory written by `save_to_disk`; of a DatasetDict the named split."""
     import datasets
 
+    option = source_option(section)
     try:
         loaded = datasets.load_from_disk(str(path))
     except (OSError, ValueError) as error:
         raise UserError(
-            f"data: {path} is not a data set saved by save_to_disk ({first_line(error)}); "
+            f"{option}: {path} is not a data set saved by save_to_disk ({first_line(error)}); "
             f"name a {', '.join(FILE_ENDINGS)} file in it instead"
         ) from error
     if not isinstance(loaded, datasets.DatasetDict):
@@ -118,15 +133,16 @@ def _open_saved(path: Path, split: str, section: str) -> Any:
 def _open_hub(source: str, split: str, subset: str | None, section: str) -> Any:
     import datasets
 
+    option = source_option(section)
     try:
         return datasets.load_dataset(source, subset, split=split)
     except Exception as error:  # of whichever network or format library was at work
         name = f"{source} ({subset})" if subset else source
         raise hub_error(
             error,
-            f"data: {name} is not a file here, and could not be loaded as a Hugging Face data set: "
-            f"{first_line(error)} (check the name, {section}split and {section}subset, and the "
-            "network; or give a file)",
+            f"{option}: {name} is not a file here, and could not be loaded as a Hugging Face data "
+            f"set: {first_line(error)} (check the name, {section}split and {section}subset, and "
+            "the network; or give a file)",
         ) from error
 
 

@@ -199,8 +199,8 @@ def check_settings(settings: EvalSettings) -> None:
                 "with the same command first"
             )
         local_model(settings.baseline, option="--baseline")
-    for source in settings.data.values():
-        check_source(source)
+    for name, source in settings.data.items():
+        check_source(source, option=f"--data {name}")
     EvaluationDirectory(settings.out).check()
     open_prompt_file(settings.template, option="template")
     check_judge(settings.verify, JUDGE_KEYS)

@@ -116,7 +116,7 @@ class Checkpointer:
 
         Waits for the save before, if that is not finished.
         """
-        if failure := self.finish():
+        if (failure := self.finish()) and dist.get_rank() == 0:
             log.warning("%s", failure)
         partial = self._named(step, PARTIAL)
         write = CheckpointWrite(

@@ -68,10 +68,12 @@ def check_run(
         )
     _check_model(config)
     check_world(world_size, config.parallel)
-    more = [given.data for given in config.eval.more]
-    for source in (*(part.path for part in config.data.parts), config.eval.data, *more):
-        if source is not None and source != ARITHMETIC:
-            check_source(source)
+    sources = [("data.train", part.path) for part in config.data.parts]
+    sources += [("eval.data", config.eval.data)] if config.eval.data is not None else []
+    sources += [(f"eval.more.{given.name}.data", given.data) for given in config.eval.more]
+    for option, source in sources:
+        if source != ARITHMETIC:
+            check_source(source, option=option)
     open_prompt_file(config.data.template)
     check_engine(config)
     check_engine_ranks(config.rollout.tp, world_size)

@@ -33,7 +33,8 @@ def number(value: float | None) -> str:
         return "–"
     if value and abs(value) < 1e-3:
         return f"{value:.2g}"
-    return f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.3g}"
+    is_whole = abs(value) >= 999.5 or value == int(value)  # of which three digits would be 1e+03
+    return f"{value:,.0f}" if is_whole else f"{value:.3g}"
 
 
 def percent(value: float) -> str:

@@ -95,7 +95,10 @@ def explain_empty_step(counts: Counts, limit: int, base: Counts) -> str:
             "rollout.group_size"
         )
     _, remedy = _REASONS[max(_REASONS, key=lambda key: counts.get(key, 0))]
-    remedy = remedy or _lengths_remedy(limit, base)
+    key = "rollout.max_response_tokens"
+    if (in_force := int(counts.get("length_limit", limit))) < limit:
+        key, limit = "method.limits", in_force
+    remedy = remedy or _lengths_remedy(key, limit, base)
     hard = f"; {advice}" if base and (advice := advise_on_base(base)) else ""
     return (
         f"step {counts['step']} accepted none of {counts['num_rollouts']} responses, so nothing "
@@ -160,13 +163,16 @@ def _interval(first: Counts, last: Counts) -> float:
     return 1.96 * math.sqrt(variance)
 
 
-def _lengths_remedy(limit: int, base: Counts) -> str:
-    key = f"rollout.max_response_tokens={limit}"
+def _lengths_remedy(key: str, limit: int, base: Counts) -> str:
+    """key: of the limit, which is in force."""
+    higher = f"raise {key} above {limit}"
+    if not base:
+        return f"{higher}; with eval.holdout or eval.data the run says how long answers are"
     if not (lengths := describe_correct(base)):
-        return f"raise {key}; with eval.holdout or eval.data the run says how long answers are"
+        return f"{higher}; the base model gave no correct answer to a held-out problem"
     few = base[_HALF] <= limit
-    more = f"keep {key} and raise data.prompts_per_step or rollout.group_size"
-    return f"of the base model on held-out problems, {lengths}; {more if few else f'raise {key}'}"
+    more = f"keep {key}={limit} and raise data.prompts_per_step or rollout.group_size"
+    return f"of the base model on held-out problems, {lengths}; {more if few else higher}"
 
 
 def advise_on_base(evaluation: Counts) -> str:

@@ -2,6 +2,7 @@
 models as Hugging Face directories, the last and the best.
 """
 
+import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -147,6 +148,7 @@ class Evaluations:
         enter_phase("evaluate")
         encode = partial(self._s.prompt_of, held_out=True)
         line: dict[str, Any] = {"step": step}
+        begin = time.monotonic()
         for name, held_out in {"": self._s.held_out, **self._s.more_held_out}.items():
             of_name = f"problems of {name}" if name else "held-out problems"
             announce(f"evaluating on {len(held_out.problems)} {of_name}")
@@ -162,7 +164,8 @@ class Evaluations:
                 line |= measure_correct(result.correct_lengths)
                 shown = result.shown
         if self._log is not None:
-            self._log.evaluation(line, self._s.more_held_out)
+            seconds = time.monotonic() - begin
+            self._log.evaluation(line, self._s.more_held_out, seconds=seconds)
             self._log.samples(shown)
             if not step and (advice := advise_on_base(line)):
                 if self._s.config.data.template != "chat":

@@ -30,7 +30,8 @@ class MetricsLog:
 
     def __init__(self, run_dir: RunDir, config: RunConfig, *, first_step: int) -> None:
         self._directory = run_dir.path
-        self._num_steps = config.steps
+        self._num_steps, self._eval_every = config.steps, config.eval_every
+        self._evaluation_seconds = 0.0  # of the last evaluation
         self._warned: set[str] = set()
         self._writers: list[Any] = []
         if config.tensorboard:
@@ -50,7 +51,7 @@ class MetricsLog:
             f"grad norm {metrics['grad_norm']:.3f}",
             f"lr {metrics['lr']:.2e}",
             f"{seconds:.2f} s",
-            f"about {(self._num_steps - step) * seconds:.0f} s left",
+            f"about {self._seconds_left(step, seconds):.0f} s left",
         ]
         if "accuracy" in metrics:  # fixed data are not judged
             accepted = f"accepted {metrics['num_accepted']}/{metrics['num_rollouts']}"
@@ -59,8 +60,17 @@ class MetricsLog:
             parts.insert(4, f"{accepted} ({rejected})" if rejected else accepted)
         self.say("  ".join(parts))
 
-    def evaluation(self, metrics: Values, more: Iterable[str] = ()) -> None:
-        """One evaluation on held-out problems. more: names of other sets that `metrics` has."""
+    def _seconds_left(self, step: int, seconds: float) -> float:
+        """After a step that took so long, with the evaluations that are still to come."""
+        every, last = self._eval_every, self._num_steps
+        due = {last, *(range(-(-step // every) * every, last, every) if every else ())}
+        return (last - step) * seconds + len(due) * self._evaluation_seconds
+
+    def evaluation(self, metrics: Values, more: Iterable[str] = (), *, seconds: float = 0) -> None:
+        """One evaluation on held-out problems. more: names of other sets that `metrics` has.
+        seconds: that it took.
+        """
+        self._evaluation_seconds = seconds
         self._append("evals.jsonl", metrics)
         correct = describe_correct(metrics)
         for name, key in (("held-out", "eval"), *((name, f"eval_{name}") for name in more)):

@@ -5,12 +5,13 @@ Imports no torch: `train` checks a run before it loads anything.
 
 import gc
 import os
+import re
 import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from megatron_opsft.errors import first_line
+from megatron_opsft.errors import UserError, first_line
 from megatron_opsft.runtime.launched import num_starts
 from megatron_opsft.runtime.watchdog import abandon_watch, report_failure
 
@@ -24,6 +25,8 @@ def ended_with_its_job() -> Iterator[None]:
     try:
         yield
     except BaseException as error:
+        if isinstance(error, UserError) and error.args:
+            error.args = (_in_python(str(error)), *error.args[1:])
         if num_starts() > before:
             _abandon_job(first_line(error))
         elif int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -32,6 +35,14 @@ def ended_with_its_job() -> Iterator[None]:
             refuse_start(first_line(error))
         _let_go(error)
         raise
+
+
+def _in_python(text: str) -> str:
+    """An error of the command line in the words of the functions: `--resume=auto` is
+    `resume="auto"`, and `--overwrite` is `overwrite=True`.
+    """
+    text = re.sub(r"--(resume)=(\w+)", r'\1="\2"', text)
+    return re.sub(r"--(resume|overwrite)\b", r"\1=True", text)
 
 
 def _abandon_job(reason: str) -> None:

@@ -64,12 +64,13 @@ def test_importing_the_package_costs_nothing() -> None:
         "from megatron_opsft import train, load_config, evaluate, convert;"
         "print(*sorted({'torch', 'transformers', 'datasets'} & set(sys.modules)));"
         "import megatron_opsft.evaluate.settings, megatron_opsft.convert.commands;"
-        "print(m.evaluate is evaluate, m.convert is convert, m.__version__)"
+        "import megatron_opsft.evaluate.metrics as metrics;"
+        "print(*map(callable, (m.evaluate, m.convert, metrics.measure)), m.train is train)"
     )
     lines = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
     ).stdout.split("\n")
-    assert lines[:3] == ["megatron_opsft", "", "True True 0.1.0"]
+    assert lines[:3] == ["megatron_opsft", "", "True True True True"]
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = megatron_opsft.nothing
 
@@ -139,3 +140,15 @@ def test_the_cells_of_the_notebook_run(cli: ForkedCli, tmp_path: Path) -> None:
     assert ended.exit_code == 0, ended.stderr
     assert json.loads((tmp_path / "run/summary.json").read_text())["steps"] == 2
     assert (tmp_path / "run/eval/results.json").is_file()
+
+
+def test_errors_name_python_s_arguments(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text("")
+    (tmp_path / "manifest.json").write_text('{"kind": "run"}')
+    config = load_config(QUICKSTART, {"run.dir": tmp_path})
+    said = "continue it with resume=True, replace it with overwrite=True, or name"
+    with pytest.raises(UserError, match=said):
+        train(config)
+    missing = load_config(QUICKSTART, {"run.dir": tmp_path / "none"})
+    with pytest.raises(UserError, match='leave out resume=True, or give resume="auto"'):
+        train(missing, resume=True)

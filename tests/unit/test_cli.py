@@ -46,7 +46,10 @@ def test_a_command_without_arguments_says_what_is_missing(path: Any, capsys: Any
     ("words", "said"),
     [
         ("report", "report: Missing argument 'PATHS...'; for example: megatron-opsft report runs/"),
-        ("train --bogus", "train: --bogus is no option of this command, or has no value"),
+        ("train --bogus", "train: --bogus is no option of this command; for example"),
+        ("eval --limit", "eval run: --limit has no value; for example: megatron-opsft eval"),
+        ("eval --data m/ok.jsonl", "--data m/ok.jsonl: write --data NAME=FILE, as in --data gsm8k"),
+        ("train a.yaml optimizer.lr 1e-5", "train: write optimizer.lr=1e-5; for example"),
         ("report x --bogus", "report: No such option '--bogus'"),
         ("report x --max-mb y", "report: --max-mb=y: Input should be a valid number"),
         ("methods gr3 x", "methods: Got unexpected extra argument (x); for example: megatron-"),

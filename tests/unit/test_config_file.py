@@ -59,7 +59,10 @@ GREEDY = ["eval.temperature=0", "eval.samples_per_problem=1"]
         ("lr=1", r"unknown config key lr .*did you mean optimizer\.lr\?"),
         ("train.lr=1", r"train\.lr in the command line.*did you mean optimizer\.lr\?"),
         ("no_such=1", r"no_such.*there are: run, model"),
-        ("optimizer={lr: 1}", r"write key=value, for example optimizer\.lr=1e-6"),
+        ("optimizer={lr: 1}", r"optimizer is a section: write a key of it, such as optimizer\.lr="),
+        ("optimizer", r"optimizer is a section"),
+        ("lr", r"write key=value, for example optimizer\.lr=1e-6"),
+        ("method=grpo", r"override 'method=grpo': write method\.name=grpo"),
         ("optimizer.lr=[", r"optimizer\.lr=\["),
         ("run.steps=1:30", r"run\.steps='1:30'.*integer"),
         ("run.dir=runs/a #1", "'#1' for a comment; put the value in quotes"),
@@ -291,3 +294,12 @@ def test_the_resolved_file_has_settings_of_a_method_and_more_evaluation_sets(pat
     again = load_config(path)
     assert again == config and type(again.method) is type(config.method)
     assert config_hash(again) == config_hash(config) and hash(again) == hash(config)
+
+
+def test_the_directory_of_a_run_in_place_of_its_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"config file {tmp_path} is a directory; give a file"):
+        load_config(tmp_path)
+    (tmp_path / "config.yaml").write_text(MINIMAL)
+    said = f"to continue that run give {tmp_path}/config.yaml --resume"
+    with pytest.raises(UserError, match=said):
+        load_config(tmp_path)

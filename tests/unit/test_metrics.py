@@ -145,7 +145,7 @@ def test_an_evaluation_of_several_sets_has_a_console_line_each(
 
 
 LENGTHS = {"eval_correct_tokens_tenth": 90, "eval_correct_tokens_half": 120}
-NEEDED = "p10 90, median 120 tokens; raise rollout.max_response_tokens=64"
+NEEDED = "p10 90, median 120 tokens; raise rollout.max_response_tokens above 64"
 KEPT = "keep rollout.max_response_tokens=120 and raise data.prompts"
 
 
@@ -156,7 +156,7 @@ KEPT = "keep rollout.max_response_tokens=120 and raise data.prompts"
         ({"num_unfinished": 30}, 120, (0.5, 0.0), KEPT),
         ({"num_unfinished": 30}, 64, (0.03, 0.5), NEEDED),  # what is cut off may be correct
         ({"num_unfinished": 30}, 64, (0.03, 0.16), NEEDED + "; the base model solves only 3 %"),
-        ({"num_unfinished": 30}, 64, None, "raise rollout.max_response_tokens=64; "),
+        ({"num_unfinished": 30}, 64, None, "raise rollout.max_response_tokens above 64; "),
         ({"num_unfinished": 30}, 64, None, "eval.holdout or eval.data"),
         # The remedy is that of the most common reason.
         ({"num_unfinished": 15, "num_wrong": 17}, 64, None, "does the answer field hold"),
@@ -173,6 +173,9 @@ def test_a_step_without_any_is_explained_by_counts_and_the_first_evaluation(
         base = LENGTHS | dict(zip(("eval_accuracy", "eval_truncated_share"), solved, strict=True))
     step = {"step": 1, "num_accepted": 0, "num_rollouts": 32, "num_wrong": 0}
     said = explain_empty_step(step | counts, limit, base)
+    # A method may have a limit of its own, below the run's.
+    pruned = explain_empty_step(step | counts | {"length_limit": 9}, limit, base)
+    assert ("method.limits" in pruned) == ("max_response_tokens" in said)
     begin = "step 1 accepted none of 32 responses, so nothing was learned: "
     assert said.startswith(f"{begin}{counts['num_unfinished']} cut off") and words in said
     assert ", 0 " not in said and ("model solves" in said) == ("model solves" in words)
@@ -245,6 +248,23 @@ def test_a_step_on_fixed_data_has_no_accuracy(
     log.step({key: value for key, value in _step_metrics(1).items() if key not in judged})
     said = capsys.readouterr().out
     assert said.startswith("step 1/3  loss 0.3000  tokens 33.3  grad norm 0.333  lr 1.00e-07")
+
+
+@pytest.mark.parametrize(
+    ("eval_every", "left"),
+    # Two steps, and the last evaluation; that after the first step and after the second, too.
+    [(0, 2 * 0.5 + 60), (2, 2 * 0.5 + 2 * 60), (1, 2 * 0.5 + 3 * 60)],
+)
+def test_the_time_left_has_the_evaluations_that_are_to_come(
+    tmp_path: Path, eval_every: int, left: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = _open(tmp_path, eval_every=eval_every)
+    log.step(_step_metrics(1))
+    assert "about 1 s left" in capsys.readouterr().out  # nothing is evaluated
+    values = {"accuracy": 0.5, "mean_response_tokens": 9.0, "truncated_share": 0.0, "samples": 4}
+    log.evaluation({"step": 0} | {f"eval_{k}": v for k, v in values.items()}, seconds=60)
+    log.step(_step_metrics(1))
+    assert f"about {left:.0f} s left" in capsys.readouterr().out
 
 
 def test_lengths_of_correct_answers_and_a_base_model_that_solves_little_are_said() -> None:

@@ -22,7 +22,7 @@ from megatron_opsft.data.mixture import (
     order_of,
     take_held_out,
 )
-from megatron_opsft.data.problems import ProblemSet
+from megatron_opsft.data.problems import ProblemSet, load_problems
 from megatron_opsft.errors import UserError
 from megatron_opsft.records import Problem
 
@@ -185,3 +185,12 @@ def test_what_is_unusual_is_said_and_nothing_else(mixed: DataConfig) -> None:
     assert describe_data(both, replace(read, problems=read.problems[:6], bad_rows=()), TEN) == []
     end = f"of the 1 problems of {read.sources[1]} 2.0 times"
     assert of_b == f"2 steps of 1 problems use each {end}"
+
+
+def test_a_file_in_another_encoding_says_which_rows_were_refused(tmp_path: Path) -> None:
+    """Of two rows one is left, and none can be held out."""
+    rows = ['{"problem": "a", "answer": "1"}', '{"problem": "é", "answer": "2"}']
+    (tmp_path / "d.jsonl").write_text("\n".join(rows), encoding="latin-1")
+    said = r"only 1 different problems \(1 bad rows; first: row 2: not UTF-8; convert the file"
+    with pytest.raises(UserError, match=said):
+        take_held_out(load_problems(str(tmp_path / "d.jsonl")), 1, seed=0)

@@ -137,8 +137,12 @@ def test_loaded_tokenizer_equals_tokenizer_json(tmp_path: Path, own_class: str |
     # Qwen2's class pads with <|endoftext|>, which is none of this vocabulary.
     last = max(vocab.values())
     check_vocabulary(loaded, end_token_ids(loaded, path), last + 1, path)
-    with pytest.raises(UserError, match=f"ids up to {last}.* the files come from two models"):
+    said = f"ids up to {last}, the first too high {last} .* the files come from two models"
+    with pytest.raises(UserError, match=said):
         check_vocabulary(loaded, [256], last, path)
+    # One that is added for padding alone is never given to the model.
+    loaded.add_special_tokens({"pad_token": "[PAD]"})
+    check_vocabulary(loaded, end_token_ids(loaded, path), last + 1, path)
 
 
 def test_a_long_text_is_encoded_without_a_word(
@@ -283,6 +287,8 @@ def test_end_tokens_are_collected_from_all_files(tmp_path: Path, r1: Any) -> Non
     assert end_token_ids(r1, tmp_path) == (own,)
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, own]}))
     (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 3}))
+    assert end_token_ids(r1, tmp_path) == (3, 7, own)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [-1, 7]}))
     assert end_token_ids(r1, tmp_path) == (3, 7, own)
     (tmp_path / "generation_config.json").write_text("")
     with pytest.raises(UserError, match="generation_config.json cannot be read as JSON"):

@@ -17,6 +17,7 @@ from rows import write_rows
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.report.page import distinct, write_page
+from megatron_opsft.report.plot import number
 from megatron_opsft.report.runs import describe_run, read_json_lines
 from megatron_opsft.report.sampling import rollouts_of, sample_responses
 from megatron_opsft.runtime.durable import write_packed_lines
@@ -294,3 +295,11 @@ def test_a_run_that_is_not_finished_has_a_table_up_to_its_last_evaluation(tmp_pa
     assert "LEARNED" not in describe_run(tmp_path)
     write_rows(tmp_path / "evals.jsonl", [evaluation(0, 0.5, 100), evaluation(1, 0.5, 80)])
     assert "-20.0 %" in describe_run(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(0, "0"), (0.5, "0.5"), (12.34, "12.3"), (999.4, "999"), (999.6, "1,000"), (1e-5, "1e-05")],
+)
+def test_a_number_for_people_has_three_digits(value: float, shown: str) -> None:
+    assert number(value) == shown and number(None) == number(float("nan")) == "–"
