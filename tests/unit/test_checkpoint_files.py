@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.model.checkpoint_write import read_manifest, sealed
-from megatron_opsft.storage.dist_metadata import METADATA_NAME, read_metadata
+from megatron_opsft.storage.dist_metadata import METADATA_NAME, read_metadata, unpickle_metadata
 
 
 def calling(module: str, name: str, argument: str) -> bytes:
@@ -49,6 +50,30 @@ def test_what_torch_saves_itself_is_read(tmp_path: Path) -> None:
     later = unframed.replace(b"\x07pathlib", b"\x0epathlib._local")  # Python 3.13's name
     path.write_bytes(later)
     assert later != unframed and read_metadata(tmp_path)["a"] == tensor
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [((0,), (2,)), ((0,), (2,))],  # twice the same place: a hole at 2 and 3
+        [((0,), (2,))],
+        [((0,), (2,)), ((3,), (2,))],  # one that goes beyond the end
+        [((0,), (3,)), ((2,), (2,))],
+        [((-1,), (2,)), ((2,), (2,))],
+    ],
+)
+def test_parts_that_leave_a_hole_or_lie_outside_are_damage(
+    tmp_path: Path, parts: list[tuple[tuple[int], tuple[int]]]
+) -> None:
+    dcp.save({"a": torch.ones(4)}, checkpoint_id=tmp_path, no_dist=True)
+    metadata = unpickle_metadata(tmp_path)
+    index, info = next(iter(metadata.storage_data.items()))
+    entry = metadata.state_dict_metadata["a"]
+    entry.chunks = [ChunkStorageMetadata(torch.Size(at), torch.Size(n)) for at, n in parts]
+    metadata.storage_data = {MetadataIndex(index.fqn, torch.Size(at)): info for at, _ in parts}
+    (tmp_path / METADATA_NAME).write_bytes(pickle.dumps(metadata))
+    with pytest.raises(UserError, match=r"parts of tensor a do not make up its shape \[4\]"):
+        read_metadata(tmp_path)
 
 
 def test_complete_json_is_read_as_it_was_written_and_damaged_when_it_was_changed(

@@ -10,6 +10,7 @@ import pytest
 from forked_cli import ROOT, ForkedCli
 
 from megatron_opsft.errors import UserError
+from megatron_opsft.runtime import durable
 from megatron_opsft.runtime.durable import (
     append_line,
     json_lines,
@@ -89,3 +90,26 @@ def test_the_same_rows_are_the_same_packed_bytes_and_damage_is_named(tmp_path: P
     plain.write_text('{"a": 1}\n[]\n')
     with pytest.raises(UserError, match=r"a\.jsonl:2: not a JSON object"):
         [*json_lines(plain)]
+
+
+def test_a_directory_is_on_disk_before_it_has_its_name_and_the_name_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a machine that fails may leave a name without its files, or lose the name."""
+    new, name, replaced = (tmp_path / each for each in ("new", "name", "replaced"))
+    for each in (new, name):
+        each.mkdir()
+        (each / "file").write_text(each.name)
+    done: list[tuple[str, str]] = []
+    rename = Path.rename
+    monkeypatch.setattr(durable, "sync_path", lambda path: done.append(("sync", path.name)))
+
+    def renamed(path: Path, target: Path) -> Path:
+        done.append((path.name, target.name))
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", renamed)
+    durable.publish(new, name, replaced)
+    parent = ("sync", tmp_path.name)
+    assert done == [("sync", "new"), ("name", "replaced"), ("new", "name"), parent]
+    assert (name / "file").read_text() == "new" and (replaced / "file").read_text() == "name"

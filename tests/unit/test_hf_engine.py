@@ -1,6 +1,8 @@
 """The embedded engine on tiny random models, against transformers' generation and exact numbers."""
 
 import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from megatron_opsft.errors import NonFiniteError
 from megatron_opsft.records import FinishReason, Rollout
-from megatron_opsft.rollout.engine import SamplingSettings
+from megatron_opsft.rollout.engine import SamplingSettings, Take
 from megatron_opsft.rollout.hf.attention import GROUPED_SDPA
 from megatron_opsft.rollout.hf.engine import HfEngine
 from megatron_opsft.rollout.requests import ResponseRequest, make_requests
@@ -114,6 +116,28 @@ def test_responses_come_in_order_and_depend_on_their_seeds() -> None:
     assert engine.generate(requests_for(3), sampling()) == rollouts
     others = engine.generate(requests_for(3, seed=1), sampling())
     assert len({rollout.response_ids for rollout in rollouts + others}) == 24
+
+
+def test_the_longest_prompts_are_decoded_first_and_answered_in_the_order_asked() -> None:
+    engine, taken = engine_of(model_of()), []
+    stream = engine.stream
+
+    def noted(take: Take, settings: SamplingSettings) -> Iterator[list[Rollout]]:
+        def taking(room: int) -> Sequence[ResponseRequest]:
+            requests = take(min(room, 1))
+            taken.extend(len(request.prompt_ids) for request in requests)
+            return requests
+
+        return stream(taking, settings)
+
+    engine.stream = noted
+    requests = [
+        replace(request, prompt_ids=request.prompt_ids[:1] * (3 + number))
+        for number, request in enumerate(requests_for(1))
+    ]
+    rollouts = engine.generate(requests, sampling())
+    assert taken == [6, 5, 4, 3]
+    assert [len(rollout.prompt_ids) for rollout in rollouts] == [3, 4, 5, 6]
 
 
 def test_end_tokens_and_finish_reasons() -> None:

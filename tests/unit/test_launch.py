@@ -355,6 +355,13 @@ def test_defaults_ask_for_what_the_script_asks_for(capsys: pytest.CaptureFixture
     assert [script, config, key] == [f"{ROOT}/slurm/train.sh", f"{QUICKSTART}", "run.dir=runs/a"]
 
 
+def test_each_option_is_sbatch_s_own(capsys: pytest.CaptureFixture[str]) -> None:
+    given = {"partition": "fast", "account": "me", "time": "1:00:00", "nodes": "3"}
+    invoke(PROGRAM, [*LAUNCH, "--dry-run", *(f"--{key}={value}" for key, value in given.items())])
+    options = shlex.split(capsys.readouterr().out)
+    assert {f"--{key}={value}" for key, value in given.items()} <= {*options}
+
+
 def test_printed_line_is_what_is_submitted_and_a_refusal_is_passed_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

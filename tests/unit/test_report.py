@@ -18,7 +18,7 @@ from rows import write_rows
 from megatron_opsft.errors import UserError
 from megatron_opsft.report.page import distinct, write_page
 from megatron_opsft.report.plot import number
-from megatron_opsft.report.runs import describe_run, read_json_lines
+from megatron_opsft.report.runs import change_of, describe_run, read_json_lines
 from megatron_opsft.report.sampling import rollouts_of, sample_responses
 from megatron_opsft.runtime.durable import write_packed_lines
 
@@ -303,3 +303,20 @@ def test_a_run_that_is_not_finished_has_a_table_up_to_its_last_evaluation(tmp_pa
 )
 def test_a_number_for_people_has_three_digits(value: float, shown: str) -> None:
     assert number(value) == shown and number(None) == number(float("nan")) == "–"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_share", "change", "is_better"),
+    [
+        (120.0, 18.0, False, "-85.0 %", True),
+        (18.0, 120.0, False, "+566.7 %", False),
+        (0.5, 0.6, True, "+10.0 points", True),
+        (0.6, 0.5, True, "-10.0 points", False),
+        (0.5, 0.5, True, "+0.0 points", True),
+    ],
+)
+def test_fewer_tokens_and_more_accuracy_are_better(
+    before: float, after: float, is_share: bool, change: str, is_better: bool
+) -> None:
+    found = change_of("t", before, after, is_share=is_share)
+    assert (found.change, found.is_better) == (change, is_better)

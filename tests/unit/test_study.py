@@ -92,6 +92,7 @@ def test_rounds_share_out_the_steps_and_are_one_training_in_the_table(tmp_path: 
     assert all("run.steps=2" in commands[place] for place in (1, 3))
     model = f"model.path={run.directory}/train/round_1/hf"
     assert model in commands[2] and "run.seed=4" in commands[2]
+    assert f'model="{run.directory}/train/round_2"' in commands[-1]  # the last's
     for number, directory in enumerate(trainings_of(run)):
         directory.mkdir(parents=True)
         write_rows(directory / "metrics.jsonl", ({"step": n, "step_seconds": 2.0} for n in (1, 2)))

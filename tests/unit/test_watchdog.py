@@ -188,6 +188,14 @@ def test_one_fault_ends_all_with_one_message(tmp_path: Path, behaviour: str, cul
 
 
 @pytest.mark.slow
+def test_a_machine_that_is_lost_with_rank_0_is_told_of_by_a_rank_elsewhere(tmp_path: Path) -> None:
+    ended, said = run_processes(["die", "die", "well", "well"], tmp_path / "said")
+    assert ended == [-9, -9, 69, 69], said
+    (line,) = [line for line in said.splitlines() if line.startswith("error: ")]
+    assert "rank 0 on node0" in line
+
+
+@pytest.mark.slow
 def test_who_fails_of_a_death_does_not_speak(tmp_path: Path) -> None:
     """On two nodes: the death is known to the rank beside the dead one alone."""
     ended, said = run_processes(["fall", "well", "die", "fall"], tmp_path / "said")
