@@ -20,7 +20,7 @@ from uuid import uuid4
 import psutil
 import torch.distributed as dist
 
-from megatron_opsft.errors import RanksMissing
+from megatron_opsft.errors import RanksMissing, UserError
 from megatron_opsft.runtime.device import Device
 from megatron_opsft.runtime.launched import (
     RENDEZVOUS,
@@ -32,6 +32,9 @@ from megatron_opsft.runtime.launched import (
 
 _LOOPBACK = "127.0.0.1"
 _BACKLOG = 1024  # ranks that come at once
+# Of rank 0, which holds the store: each rank has a connection for itself and one for its watchdog,
+# and gloo one at most; libraries, data and logs have the others.
+_FILES_OF_A_RANK, _OTHER_FILES = 3, 416
 _POLL_SECONDS = 0.05
 _HEAR_SECONDS = 1.0  # for the others to read why they are to leave
 _PATIENCE = timedelta(days=1)  # with a rank that is busy; one that is dead ends the job
@@ -101,8 +104,7 @@ def join_job(device: Device, timeout: timedelta, patience: timedelta | None = No
     number = count_start()
     if is_launched():
         rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # sockets are files
+        allow_open_files(rank, world_size)
         store = _meet_ranks(rank, world_size, patience or timeout, number)
     else:
         store, rank, world_size = dist.HashStore(), 0, 1
@@ -114,6 +116,20 @@ def join_job(device: Device, timeout: timedelta, patience: timedelta | None = No
         timeout=timeout,
     )
     return current_job()
+
+
+def allow_open_files(rank: int, world_size: int) -> None:
+    """Take as many open files as the hard limit allows: sockets are files. Errors: `UserError` on
+    rank 0, which holds the store, where that is too few for so many ranks.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = _FILES_OF_A_RANK * world_size + _OTHER_FILES
+    if rank == 0 and hard != resource.RLIM_INFINITY and needed > hard:
+        raise UserError(
+            f"rank 0 of {world_size} needs {needed} open files and may have {hard}; raise the hard "
+            "limit of open files (ulimit -Hn)"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def listen_on_loopback() -> None:

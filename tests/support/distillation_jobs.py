@@ -71,6 +71,7 @@ def judged(case: Case, s: Any, seed: int) -> JudgedBatch:
         responses=responses,
         groups=groups,
         weights=s.method.weigh(groups),
+        sampled=responses,
     )
 
 

@@ -1,6 +1,8 @@
 """Files that commands write: whole or not at all; damage is one line with the path."""
 
+import errno
 import gzip
+import os
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,12 +14,16 @@ from forked_cli import ROOT, ForkedCli
 from megatron_opsft.errors import UserError
 from megatron_opsft.runtime import durable
 from megatron_opsft.runtime.durable import (
+    FullDiskError,
     append_line,
     json_lines,
     whole_lines,
     write_bytes,
     write_packed_lines,
 )
+from megatron_opsft.storage import direct_io
+from megatron_opsft.storage.direct_io import ALIGNMENT, Staging
+from megatron_opsft.storage.partial import PlannedFile, written_whole
 
 QUICKSTART = ROOT / "examples/configs/quickstart.yaml"
 MODELS = ["tiny_reasoner", "tiny_reasoner"]
@@ -113,3 +119,31 @@ def test_a_directory_is_on_disk_before_it_has_its_name_and_the_name_afterwards(
     parent = ("sync", tmp_path.name)
     assert done == [("sync", "new"), ("name", "replaced"), ("new", "name"), parent]
     assert (name / "file").read_text() == "new" and (replaced / "file").read_text() == "name"
+
+
+def test_a_full_disk_in_direct_transfers_is_said_as_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system without them answers with other errors, and is written to in another way."""
+    staging, size = Staging(), 3 * ALIGNMENT
+    write_at, refused = direct_io.write_at, []
+
+    def write(error: int) -> None:
+        def refuse(file: int, data: memoryview, offset: int) -> None:
+            if not refused:
+                refused.append(error)
+                raise OSError(error, os.strerror(error))
+            write_at(file, data, offset)
+
+        refused.clear()
+        monkeypatch.setattr(direct_io, "write_at", refuse)
+        with written_whole(tmp_path / "out", [PlannedFile("model.bin", size, ())]) as partial:
+            place = staging.place_for(0, size)
+            place[:] = b"x" * size
+            partial.files["model.bin"].write_staged(place, 0)
+
+    with pytest.raises(FullDiskError, match="could not be written: No space left on device"):
+        write(errno.ENOSPC)
+    assert list(tmp_path.iterdir()) == []  # and the name is free
+    write(errno.EINVAL)
+    assert (tmp_path / "out/model.bin").read_bytes() == b"x" * size

@@ -13,15 +13,23 @@ import yaml
 from responses import facts
 
 from megatron_opsft import session
+from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.config import Config
 from megatron_opsft.config.load import load_config, to_yaml
 from megatron_opsft.errors import UserError
 from megatron_opsft.records import NO_RANK, Sample
 from megatron_opsft.rollout import limits
+from megatron_opsft.rollout.engine import EngineSettings
 from megatron_opsft.rollout.limits import check_engine
-from megatron_opsft.rollout.vllm.options import prepare_environment
+from megatron_opsft.rollout.vllm.options import (
+    JOB_ID_VARIABLE,
+    llm_options,
+    prepare_environment,
+)
 from megatron_opsft.rollout.vllm.weights import DraftWeights
 from megatron_opsft.session import MAX_PROBE_TOKENS, Session
+from megatron_opsft.storage.model_paths import resolve_model
+from megatron_opsft.weights.rules import WeightTable
 
 
 def config(*overrides: str) -> Config:
@@ -117,3 +125,36 @@ def test_on_a_gpu_the_sampler_that_is_compiled_is_off_where_seeds_leave_it_unuse
     monkeypatch.setattr("os.path.isfile", lambda name: False)
     with pytest.raises(UserError, match="there is no nvcc; set CUDA_HOME"):
         prepare_environment(True, rank=0, seeded=False)
+
+
+@pytest.mark.parametrize("is_cuda", [True, False])
+def test_what_vllm_is_given_follows_the_settings(
+    is_cuda: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(JOB_ID_VARIABLE, raising=False)
+    directory = resolve_model("tiny_reasoner")
+    settings = EngineSettings(
+        model_dir=directory,
+        dtype="bfloat16",
+        is_cuda=is_cuda,
+        tp=2,
+        max_tokens=300,
+        batch_size=7,
+        gpu_memory_fraction=0.4,
+        kv_cache_bytes=12345,
+        seed=3,
+        collective_minutes=7.51,
+        rank=0,
+        world_size=2,
+        deep_sleep=True,
+    )
+    options = llm_options(settings, WeightTable(read_model_shape(directory), "te"))
+    given = {"tensor_parallel_size": 2, "max_model_len": 300, "max_num_seqs": 7, "seed": 3}
+    # Whole seconds, rounded up: as long as the trainer's own collectives wait, and no longer.
+    given |= {"distributed_timeout_seconds": 451, "cpu_distributed_timeout_seconds": 451}
+    given |= {"kv_cache_memory_bytes": 12345, "model": str(directory), "dtype": "bfloat16"}
+    if is_cuda:
+        given |= {"gpu_memory_utilization": 0.4, "enable_sleep_mode": True}
+        given |= {"sleep_mode_offload_cudagraph": True, "enable_nccl_comm_suspend": True}
+    assert given.items() <= options.items()
+    assert ("worker_cls" in options) == (not is_cuda)

@@ -1,6 +1,7 @@
 """How ranks start: together, again after which ends, and as the command line that sbatch gets."""
 
 import os
+import resource
 import shlex
 import signal
 import socket
@@ -21,7 +22,7 @@ from megatron_opsft.command_line import invoke
 from megatron_opsft.errors import UserError
 from megatron_opsft.launch.commands import FINAL_EXIT_CODES, Local, run_with_restarts
 from megatron_opsft.launch.local_ranks import LocalRanks
-from megatron_opsft.runtime.job import listen_on_loopback
+from megatron_opsft.runtime.job import allow_open_files, listen_on_loopback
 from megatron_opsft.runtime.launched import is_launched, is_on_one_machine
 
 QUICKSTART = ROOT / "examples/configs/quickstart.yaml"
@@ -178,6 +179,22 @@ def test_ranks_of_one_machine_listen_on_loopback_alone(
     monkeypatch.setattr(os, "environ", dict(os.environ))  # for this test alone
     listen_on_loopback()
     assert [os.environ[name] for name in names] == ["lo", "ib0"]
+
+
+def test_a_job_that_needs_more_open_files_than_it_may_have_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    taken = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 4096))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: taken.append(limits))
+    said = "rank 0 of 4096 needs 12704 open files and may have 4096; raise the hard limit"
+    with pytest.raises(UserError, match=said):
+        allow_open_files(0, 4096)
+    allow_open_files(1, 4096)
+    allow_open_files(0, 1226)  # 3,678 and 416: 4,094
+    with pytest.raises(UserError, match="needs 4097 open files"):
+        allow_open_files(0, 1227)
+    assert taken == [(4096, 4096)] * 2
 
 
 @pytest.mark.parametrize("command", ["train", "eval"])

@@ -89,6 +89,30 @@ def config_of(run_dir: Path, *overrides: str) -> Config:
     return load_config(QUICKSTART, [f"run.dir={run_dir}", *overrides])
 
 
+HOLDS_A_DIRECTORY = """
+import sys, time
+from pathlib import Path
+from megatron_opsft.preflight.run_directory import RunDir
+from megatron_opsft.runtime import owned_directory as locks
+locks.BEAT_SECONDS, locks.SILENT_SECONDS = 0.05, 0.5
+with RunDir(Path(sys.argv[1])).locked():
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_process_whose_directory_another_has_taken_over_ends_at_once(tmp_path: Path) -> None:
+    """It was silent for too long, and the other writes there now."""
+    words = [sys.executable, "-c", HOLDS_A_DIRECTORY, str(tmp_path)]
+    with subprocess.Popen(words, stdout=-1, stderr=-1, text=True, cwd=ROOT) as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+        (tmp_path / LOCK).unlink()
+        write_lock(tmp_path, 4711, host="elsewhere")
+        _, said = holder.communicate(timeout=30)
+    assert holder.returncode == 2
+    assert "was taken over by process 4711 on elsewhere" in said and "no sign of life" in said
+
+
 def test_a_finished_run_has_nothing_left_to_do(tmp_path: Path) -> None:
     config = config_of(tmp_path)
     assert not is_finished(config)
@@ -147,6 +171,8 @@ def light() -> Iterator["subprocess.Popen[str]"]:
         ((TRAIN, SHIPPED, OUT, "model.path=lora"), "a LoRA adapter and not the whole model; merge"),
         ((TRAIN, SHIPPED, OUT, "data.train=no.jsonl"), "there is no file no.jsonl"),
         ((TRAIN, SHIPPED, OUT, "data.train=empty.jsonl"), "empty.jsonl is empty: it has no rows"),
+        ((TRAIN, SHIPPED, OUT, "data.template=no.jinja"), "data.template=no.jinja cannot be read"),
+        (("eval", "--model=tiny_reasoner", "--out=new", "template=no.jinja"), "template=no.jinja"),
         ((TRAIN, SHIPPED, OUT, "eval.data=/no/where"), "eval.data: there is no file /no/where"),
         ((TRAIN, SHIPPED, OUT, "model.path=./no"), "is not a directory"),
         ((TRAIN, SHIPPED, OUT, "parallel.tp=3"), "parallel.tp=3 does not divide"),
