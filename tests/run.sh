@@ -4,21 +4,26 @@
 # SLURM cluster of this machine, and those in a browser, need two Debian packages each, which root alone can install.
 # --quick, for daily work: installs only what is missing; lint, types, unit tests that are not slow, gradients on a few layouts.
 # --python python3.12: tests/gloo (layouts, methods, checkpoints, failures) with the newest Megatron-Core, which Python
-# 3.11 cannot have, in .venv-py312; `--python python3.12 tests/gloo/test_steps.py` one file of it.
+# 3.11 cannot have, in .venv-py312; `--python python3.12 tests/gloo/test_steps.py` one file of it, and `--python
+# python3.12 --quick` the unit tests that are not slow.
 set -euo pipefail
 [[ ${1:-} != --help ]] || exec sed -n '2,/^set /{s/^# \{0,1\}//;/^set /!p}' "$0"
 cd "$(dirname "$0")/.."
 quick=false
 export OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 unset PYTHONDONTWRITEBYTECODE # over a hundred processes start
+plain="not gpu and not gpu_contract and not slurm and not vllm and not browser"
 if [[ ${1:-} == --python ]]; then
   source tools/find_python.sh
   python=$(find_python "$2")
   venv=.venv-$(python_name "$python")
   shift 2
   PYTHON=$python VENV=$venv bash tools/make_venv.sh cpu,test
+  if [[ ${1:-} == --quick ]]; then
+    exec "$venv/bin/pytest" -n 2 --dist loadfile -m "$plain and not slow" tests/unit
+  fi
   (($#)) || set -- tests/gloo
-  exec "$venv/bin/pytest" -n 2 --dist loadfile --durations 5 -m "not gpu and not vllm" "$@"
+  exec "$venv/bin/pytest" -n 2 --dist loadfile --durations 5 -m "$plain" "$@"
 elif [[ ${1:-} == --quick ]]; then
   quick=true
   shift
@@ -35,7 +40,6 @@ types=$!
 
 part() { .venv/bin/pytest --no-loadscope-reorder "$@" || [ $? -eq 5 ]; } # 5: the arguments chose none of these tests
 
-plain="not gpu and not gpu_contract and not slurm and not vllm and not browser"
 if $quick; then
   part -n 2 --dist loadfile -m "$plain and not slow" "$@"
   wait $types
