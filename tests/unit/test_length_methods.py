@@ -15,6 +15,7 @@ from megatron_opsft.config.load import load_config
 from megatron_opsft.errors import UserError
 from megatron_opsft.methods import facts as method_facts
 from megatron_opsft.methods.catalog import METHODS
+from megatron_opsft.methods.catalog.laser import choose_targets
 from megatron_opsft.methods.facts import Group, LengthTarget, PromptChange, ReferenceStatistics
 from megatron_opsft.methods.objective import Objective, SequenceClip, SquaredLogRatio, TokenClip
 from megatron_opsft.methods.settings import MethodSettings, PolicySettings
@@ -95,6 +96,17 @@ def test_laser_targets_are_the_smallest_that_cover_enough(
     run = run_of("laser_d", **keys)
     run.observe(MONITOR)
     assert tuple(run.state.targets[band] for band in ("easy", "medium", "hard")) == targets
+
+
+def test_laser_asks_of_few_responses_for_one_correct_one_at_least() -> None:
+    """A third of one or of two, rounded down, would be none."""
+    of_one = [group((length,), (1,)) for length in (4, 6)]
+    found = choose_targets(of_one, (2, 4, 6, 8), "floor")
+    assert found == {"easy": 6, "medium": None, "hard": None}
+    of_two = [group((length, 50), (1, 0)) for length in (4, 6)]
+    assert choose_targets(of_two, (4, 6, 50), "floor")["medium"] == 50
+    never_right = [group((length,), (0,)) for length in (4, 6)]
+    assert choose_targets(never_right, (4, 6), "ceil")["hard"] == 6
 
 
 def test_laser_d_looks_at_the_monitor_before_the_first_step_and_every_twenty() -> None:
@@ -224,6 +236,7 @@ def test_objectives(name: str, keys: dict[str, Any], expected: dict[str, Any]) -
         ("name=thinkprune limits=4000", "rollout.max_response_tokens=3500; raise that one"),
         ("name=l1_exact highest_target=4000", "must ascend in this order"),
         ("name=l1_max lowest_target=3600", "must ascend in this order"),
+        ("name=grpo updates_per_batch=3", "=3 does not divide data.prompts_per_step=64; choose a"),
         ("name=laser target=8192", "method.target=8192 is more than a response can have"),
         ("name=laser_d lowest_target=4096", "method.lowest_target=4096 is more than a"),
         ("name=gdpo target=3500", "method.target=3500 is more than a response can have"),

@@ -13,6 +13,26 @@ from responses import facts
 from megatron_opsft.config.load import load_config
 from megatron_opsft.methods.advantages import group_normalized, whiten
 from megatron_opsft.methods.catalog import METHODS
+from megatron_opsft.methods.catalog.a_dlp import ADlp
+from megatron_opsft.methods.catalog.ddca import Ddca
+from megatron_opsft.methods.catalog.dler import Dler
+from megatron_opsft.methods.catalog.er_rl import ErRl
+from megatron_opsft.methods.catalog.fixed_data import Crst, OffPolicySft, StepEntropy, TokenSkip
+from megatron_opsft.methods.catalog.gdpo import Gdpo
+from megatron_opsft.methods.catalog.gfpo import Gfpo
+from megatron_opsft.methods.catalog.gr3 import Gr3
+from megatron_opsft.methods.catalog.grpo import DrGrpo, Grpo
+from megatron_opsft.methods.catalog.kimi import Kimi
+from megatron_opsft.methods.catalog.l1 import L1Exact, L1Max
+from megatron_opsft.methods.catalog.laser import Laser, LaserD, LaserDe
+from megatron_opsft.methods.catalog.linear import Linear
+from megatron_opsft.methods.catalog.mastery_gated import MasteryGated
+from megatron_opsft.methods.catalog.o1_pruner import O1Pruner
+from megatron_opsft.methods.catalog.on_policy_sft import OnPolicySft
+from megatron_opsft.methods.catalog.self_distillation import SelfDistillation
+from megatron_opsft.methods.catalog.short_rl import ShortRl
+from megatron_opsft.methods.catalog.smart_thinker import SmartThinker
+from megatron_opsft.methods.catalog.thinkprune import ThinkPrune
 from megatron_opsft.methods.facts import LengthTarget, ReferenceStatistics
 from megatron_opsft.methods.objective import Aggregation, aggregate
 from megatron_opsft.methods.updates import MethodRun
@@ -176,3 +196,36 @@ def test_presets_are_complete_runs_and_the_papers_share_their_settings(name: str
         rollout = config.rollout
         assert (config.data.prompts_per_step, rollout.group_size) == (64, 8)
         assert (rollout.temperature, rollout.top_p, rollout.max_response_tokens) == (1, 0.95, 3500)
+
+
+def test_the_catalogue_has_every_method_by_the_name_that_configurations_give() -> None:
+    expected = {
+        "on_policy_sft": OnPolicySft,
+        "grpo": Grpo,
+        "dr_grpo": DrGrpo,
+        "thinkprune": ThinkPrune,
+        "o1_pruner": O1Pruner,
+        "l1_exact": L1Exact,
+        "l1_max": L1Max,
+        "er_rl": ErRl,
+        "laser": Laser,
+        "laser_d": LaserD,
+        "laser_de": LaserDe,
+        "kimi": Kimi,
+        "mastery_gated": MasteryGated,
+        "dler": Dler,
+        "gdpo": Gdpo,
+        "ddca": Ddca,
+        "short_rl": ShortRl,
+        "a_dlp": ADlp,
+        "smart_thinker": SmartThinker,
+        "linear": Linear,
+        "gr3": Gr3,
+        "gfpo": Gfpo,
+        "self_distillation": SelfDistillation,
+        "crst": Crst,
+        "tokenskip": TokenSkip,
+        "step_entropy": StepEntropy,
+        "off_policy_sft": OffPolicySft,
+    }
+    assert expected == METHODS
