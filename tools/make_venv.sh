@@ -2,7 +2,7 @@
 # Usage: make_venv.sh EXTRAS - make a virtual environment in the project's root and install the project with these extras,
 # in the versions of constraints/. Quick when nothing changed since the last time. EXTRAS torch: PyTorch alone.
 #
-#   PYTHON           interpreter to make it with (default: python3)
+#   PYTHON           interpreter to make it with, of Python 3.11, 3.12 or 3.13 (default: python3)
 #   VENV             its folder (default: .venv)
 #   TORCH_INDEX_URL  index that is asked first for PyTorch's CPU build (default: PyTorch's own; empty: none)
 set -euo pipefail

@@ -4,6 +4,7 @@
 #
 #   update_constraints.sh .venv cpu-py311          after tests/run.sh
 #   update_constraints.sh .venv-py312 cpu-py312    after tests/run.sh --python python3.12
+#   update_constraints.sh .venv-py313 cpu-py313    after tests/run.sh --python python3.13 --quick
 #   update_constraints.sh .venv-gpu gpu-py312      after tools/gpu_bench.sh
 set -euo pipefail
 [[ ${1:-} != --help ]] || exec sed -n '2,/^set /{s/^# \{0,1\}//;/^set /!p}' "$0"

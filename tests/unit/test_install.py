@@ -18,7 +18,12 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name as canonical
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-SETS = {"cpu-py311": ("cpu", "test"), "cpu-py312": ("cpu", "test"), "gpu-py312": ("gpu", "test")}
+SETS = {
+    "cpu-py311": ("cpu", "test"),
+    "cpu-py312": ("cpu", "test"),
+    "cpu-py313": ("cpu", "test"),
+    "gpu-py312": ("gpu", "test"),
+}
 
 # Stands for the environment's Python: its pip writes down what is asked for. `$INDEX` says whether
 # PyTorch's index answers, `$NEEDS` what torch of pip's own index requires.
