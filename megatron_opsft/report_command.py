@@ -55,7 +55,7 @@ class Report(Command):
         if len(self.paths) == 1 and (scaled := scaling_runs(self.paths[0])):
             page = self.html or self.paths[0] / "report.html"
             self._check_free(self.html)
-            return report_scaling(scaled, page, self.gpu, self.hardware, _say)
+            return report_scaling(scaled, page, self.gpu, self.hardware, say)
         if self.gpu is not None or self.hardware is not None:
             raise UserError("--gpu and --hardware need runs nodes_1, nodes_2, ...; leave them out")
         own = self.paths[0] / "report.html" if len(self.paths) == 1 else None
@@ -75,7 +75,7 @@ class Report(Command):
             tables.append(comparison.text().rstrip())
             write = partial(comparison.write_page, page, evaluations, runs)
         for table in tables:
-            _say(table)
+            say(table)
         write(max_mb=self.max_mb)
         say(f"page: {page}")
 
@@ -85,7 +85,3 @@ class Report(Command):
             raise UserError(
                 f"report: {file} exists; name another file with --html, or give --overwrite"
             )
-
-
-def _say(text: str) -> None:
-    say(text)

@@ -205,7 +205,7 @@ def pack(
         tokens, budget=budget, dp_size=dp_size, multiple=multiple, quadratic_at=quadratic_at
     )
     report = describe_plan(tokens, plan, budget=budget, quadratic_at=quadratic_at)
-    report = replace(report, num_tokens=sum(lengths))  # their padding is none
+    report = replace(report, num_tokens=sum(lengths))  # without what pads them
     samples = fetch([list(chain.from_iterable(bins)) for bins in plan])
     batches = [
         build_microbatch(

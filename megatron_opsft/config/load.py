@@ -176,7 +176,8 @@ def _how_to_write(key: str, text: str, field: FieldInfo | None, model: type[Base
     if field is not None and section_of(field) is MethodSettings and text:
         return f"write {key}.name={text}"
     if field is not None and (section := section_of(field)):
-        return f"{key} is a section: write a key of it, such as {key}.{next(iter(section.model_fields))}=..."
+        first = next(iter(section.model_fields))
+        return f"{key} is a section: write a key of it, such as {key}.{first}=..."
     example = "optimizer.lr=1e-6" if model is Config else "limit=8"
     return f"write key=value, for example {example}"
 

@@ -109,7 +109,7 @@ def take_held_out(problem_set: ProblemSet, num: int, seed: int) -> tuple[Problem
     if num >= len(texts):
         raise UserError(
             f"eval.holdout={num}: {problem_set.name} has only {len(texts)} different problems"
-            f"{_refused(problem_set.bad_rows)}; take fewer"
+            f"{problem_set.refused}; take fewer"
         )
     held = set(random.Random(f"holdout:{seed}").sample(texts, num))
     sides: tuple[list[Problem], list[Problem]] = ([], [])
@@ -117,13 +117,6 @@ def take_held_out(problem_set: ProblemSet, num: int, seed: int) -> tuple[Problem
         sides[asked(problem) in held].append(problem)
     train, test = (replace(problem_set, problems=tuple(side)) for side in sides)
     return train, replace(test, name=f"{problem_set.name} (held out)", bad_rows=())
-
-
-def _refused(bad_rows: Sequence[BadRow]) -> str:
-    if not bad_rows:
-        return ""
-    first = bad_rows[0]
-    return f" ({len(bad_rows)} bad rows; first: row {first.row}: {first.reason})"
 
 
 def describe_data(config: Config, problems: ProblemSet, held_out: ProblemSet | None) -> list[str]:

@@ -66,11 +66,16 @@ class ProblemSet:
         if not self.problems and not self.bad_rows:
             raise UserError(f"data: {self.name} is empty: it has no rows")
         if not self.problems:
-            first = f"; first: row {self.bad_rows[0].row}: {self.bad_rows[0].reason}"
-            raise UserError(
-                f"data: no usable row in {self.name} ({len(self.bad_rows)} bad rows{first})"
-            )
+            raise UserError(f"data: no usable row in {self.name}{self.refused}")
         return self
+
+    @property
+    def refused(self) -> str:
+        """How many rows are bad, and why the first one is, in brackets; "" if none is."""
+        if not self.bad_rows:
+            return ""
+        first = self.bad_rows[0]
+        return f" ({len(self.bad_rows)} bad rows; first: row {first.row}: {first.reason})"
 
 
 def load_problems(

@@ -4,7 +4,6 @@ They find each other through a socket that this process opens on loopback for ra
 other machine reaches the job.
 """
 
-import ctypes
 import os
 import signal
 import socket
@@ -14,12 +13,14 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from types import FrameType
 from typing import Any, Self
 
 import psutil
 
 from megatron_opsft.runtime.launched import STORE_SOCKET
+from megatron_opsft.runtime.parent import end_with_parent
 from megatron_opsft.runtime.phase import (
     AT_ONCE_EXIT_CODE,
     REQUEUE_EXIT_CODE,
@@ -31,7 +32,6 @@ from megatron_opsft.runtime.phase import (
 _SECONDS_BETWEEN_LOOKS = 0.05
 # Ranks end each other after a failure (the watchdog); one that does not is killed after this.
 _GRACE_SECONDS = 30.0
-_PR_SET_PDEATHSIG = 1
 
 
 class LocalRanks:
@@ -86,7 +86,7 @@ class LocalRanks:
             env=environment,
             pass_fds=passed,
             start_new_session=True,  # a terminal's Ctrl-C does not reach them by itself
-            preexec_fn=_stop_with_parent if sys.platform == "linux" else None,
+            preexec_fn=partial(end_with_parent, signal.SIGTERM),
         )
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
@@ -137,8 +137,3 @@ def _first_failure(ranks: "Sequence[subprocess.Popen[bytes]]") -> int:
             for rank in ranks:
                 rank.kill()
         time.sleep(_SECONDS_BETWEEN_LOOKS)
-
-
-def _stop_with_parent() -> None:
-    """In a rank, before it starts: the kernel stops it, as SIGTERM does, when its parent dies."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

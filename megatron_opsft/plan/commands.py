@@ -135,8 +135,8 @@ PROGRAM = group(
 
 def show_plan(plan: "Plan") -> str:
     """Memory of the stages that differ, a step in seconds, what is to be said, and the verdict."""
-    parts = [_headline(plan), _memory_table(plan), _checkpoint(plan), _disk(plan)]
-    parts.append(_step_table(plan))
+    sections = (_headline, _memory_table, _checkpoint, _disk, _step_table)
+    parts = [section(plan) for section in sections]
     notes = [f"note: {note}" for note in plan.notes]
     return "\n\n".join([*parts, "\n".join([*notes, verdict_line(plan)])])
 

@@ -13,7 +13,7 @@ from math import prod
 from megatron_opsft.architectures.shape import ModelShape
 from megatron_opsft.plan.activations import activation_bytes
 from megatron_opsft.plan.job import Job, Stage
-from megatron_opsft.preflight.disk import STATE_BYTES
+from megatron_opsft.preflight.disk import STATE_BYTES, checkpoint_bytes_each
 from megatron_opsft.rollout.limits import max_engine_tokens
 from megatron_opsft.weights.rules import WeightTable
 from megatron_opsft.weights.vllm_layout import vllm_parameters
@@ -115,21 +115,18 @@ def checkpoint_bytes(job: Job) -> dict[str, float]:
     they read, once to check the files and once without the weights that follow from main weights.
     bandwidth: of a node's storage, bytes a second.
     """
-    of_weight = 0 if job.dtype_bytes == 4 else job.dtype_bytes  # in float32 it is the main weight
-    method = job.config.method
-    if method.objective(1.0).keeps_frozen_model and method.renews_frozen_model:
-        of_weight += job.dtype_bytes
+    each = checkpoint_bytes_each(job.config)
     parallel = job.parallel
     updated = job.ranks_per_node * max(stage.updated_parameters for stage in job.stages)
     experts = sum(stage.expert_parameters for stage in job.stages)
     dense = sum(stage.num_parameters for stage in job.stages) - experts
     elements = parallel.tp * dense + parallel.expert_tp * parallel.ep * experts
-    total = elements * (STATE_BYTES + of_weight)
+    total = elements * each
     # Files are checked by all ranks in turn, whoever reads them afterwards.
     checked = total * job.ranks_per_node // job.world_size
     return {
         "total_bytes": total,
-        "saved_bytes": updated * (STATE_BYTES + of_weight),
+        "saved_bytes": updated * each,
         "resume_bytes": checked + updated * STATE_BYTES,
         "bandwidth": job.hardware.storage_bandwidth * job.ranks_per_node,
     }

@@ -39,25 +39,32 @@ class DiskUse:
         return self.num_models * self.model
 
 
+def checkpoint_bytes_each(config: Config) -> int:
+    """Bytes that a checkpoint has for each parameter: its state, its weight where that is not the
+    main weight (float32), and that of a frozen model which the method renews.
+    """
+    method, of_weight = config.method, _weight_bytes(config)
+    renews = method.objective(1.0).keeps_frozen_model and method.renews_frozen_model
+    return STATE_BYTES + (of_weight if of_weight < 4 else 0) + (of_weight if renews else 0)
+
+
+def _weight_bytes(config: Config) -> int:
+    return 2 if config.model.dtype == "bfloat16" else 4
+
+
 def disk_use(config: Config, shape: ModelShape) -> DiskUse:
     """What a run of this model writes, but for metrics and logs."""
     elements = sum(map(prod, WeightTable(shape, "te").hf_shapes().values()))
-    of_weight = 2 if config.model.dtype == "bfloat16" else 4
-    # In float32 the weight is the main weight.
-    in_checkpoint = STATE_BYTES + (of_weight if of_weight == 2 else 0)
-    method = config.method
-    if method.objective(1.0).keeps_frozen_model and method.renews_frozen_model:
-        in_checkpoint += of_weight
     keep, rollout = config.checkpoint.keep, config.rollout
     tokens = 0
-    if config.run.save_rollouts and not method.has_fixed_data:
+    if config.run.save_rollouts and not config.method.has_fixed_data:
         assert rollout.max_response_tokens is not None  # see `fit_lengths`
         per_step = config.data.prompts_per_step * rollout.group_size * rollout.max_response_tokens
         tokens = config.run.steps * per_step
     return DiskUse(
-        checkpoint=elements * in_checkpoint,
+        checkpoint=elements * checkpoint_bytes_each(config),
         keep=keep,
-        model=elements * of_weight,
+        model=elements * _weight_bytes(config),
         # A resumed run may need the best model of each checkpoint's time.
         num_models=1 + (keep + 2 if config.eval.export_best else 0),
         rollouts=tokens * (_TOKEN_BYTES + (_LOGPROB_BYTES if config.run.save_logprobs else 0)),
@@ -72,30 +79,28 @@ def check_disk(config: Config, shape: ModelShape, *, resume: bool) -> str:
     """
     use, run_dir = disk_use(config, shape), config.run.dir
     checkpoints = run_dir / "checkpoints"
-    there = 0
+    free = _free(checkpoints)
+    num_there, has_models = 0, False
     if resume:
-        there = len(list_checkpoints(checkpoints))
-        models = sum((run_dir / name).is_dir() for name in ("hf", BEST))
+        num_there = len(list_checkpoints(checkpoints))
+        has_models = (run_dir / "hf").is_dir() or (run_dir / BEST).is_dir()
     else:  # what an earlier run has left is deleted first
-        models = 0
-    free = _free(checkpoints) + (0 if resume else _held(checkpoints))
+        free += _held(checkpoints)
     is_one_disk = _device(run_dir) == _device(checkpoints)
-    wanted = use.checkpoint + (use.model if is_one_disk and not models else 0)
-    what = f"run.dir={run_dir}: " if is_one_disk else f"{checkpoints}: "
-    if wanted > free:
-        and_model = f" and hf/ {_gb(use.model)}" if wanted > use.checkpoint else ""
+    models_come = is_one_disk and not has_models
+    place = f"run.dir={run_dir}" if is_one_disk else str(checkpoints)
+    if use.checkpoint + (use.model if models_come else 0) > free:
+        and_model = f" and hf/ {_gb(use.model)}" if models_come else ""
         raise UserError(
-            f"{what}a checkpoint takes {_gb(use.checkpoint)}{and_model}, and {_gb(free)} are free "
-            "there; make room, or give another place"
+            f"{place}: a checkpoint takes {_gb(use.checkpoint)}{and_model}, and {_gb(free)} are "
+            "free there; make room, or give another place"
         )
-    all_of_them = use.checkpoints - there * use.checkpoint
-    if is_one_disk and not models:
-        all_of_them += use.models
-    if all_of_them > free:
+    to_come = use.checkpoints - num_there * use.checkpoint + (use.models if models_come else 0)
+    if to_come > free:
         return (
-            f"{what}{_gb(free)} are free, and checkpoints and models take up to "
-            f"{_gb(all_of_them)} (checkpoint.keep={use.keep}, and the one that is written): those "
-            "that do not fit are left out; make room, or lower checkpoint.keep"
+            f"{place}: {_gb(free)} are free, and checkpoints and models take up to {_gb(to_come)} "
+            f"(checkpoint.keep={use.keep}, and the one that is written): those that do not fit are "
+            "left out; make room, or lower checkpoint.keep"
         )
     return ""
 

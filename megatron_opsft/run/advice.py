@@ -82,17 +82,17 @@ def explain_empty_step(counts: Counts, limit: int, base: Counts) -> str:
     counts: its line of metrics.jsonl. limit: rollout.max_response_tokens. base: the line of
     evals.jsonl before the first step; empty if nothing is evaluated.
     """
+    begin = f"step {counts['step']} trained on no token, so nothing was learned:"
     if "num_accepted" not in counts:
         return (
-            f"step {counts['step']} trained on no token, so nothing was learned: none of its rows "
-            "of data.responses has an advantage; make them again, or look at them"
+            f"{begin} none of its rows of data.responses has an advantage; make them again, or "
+            "look at them"
         )
     if counts["num_accepted"]:
         return (
-            f"step {counts['step']} trained on no token, so nothing was learned: all responses to "
-            f"each of its {counts['zero_advantage_groups']} problems got the same reward, so none "
-            "was better than the others; take problems that the model solves sometimes, or raise "
-            "rollout.group_size"
+            f"{begin} all responses to each of its {counts['zero_advantage_groups']} problems got "
+            "the same reward, so none was better than the others; take problems that the model "
+            "solves sometimes, or raise rollout.group_size"
         )
     _, remedy = _REASONS[max(_REASONS, key=lambda key: counts.get(key, 0))]
     key = "rollout.max_response_tokens"

@@ -58,7 +58,7 @@ class MetricsLog:
             rejected = describe_rejected(metrics)
             parts.insert(2, f"accuracy {100 * metrics['accuracy']:.1f} %")
             parts.insert(4, f"{accepted} ({rejected})" if rejected else accepted)
-        self.say("  ".join(parts))
+        say("  ".join(parts))
 
     def _seconds_left(self, step: int, seconds: float) -> float:
         """After a step that took so long, with the evaluations that are still to come."""
@@ -74,7 +74,7 @@ class MetricsLog:
         self._append("evals.jsonl", metrics)
         correct = describe_correct(metrics)
         for name, key in (("held-out", "eval"), *((name, f"eval_{name}") for name in more)):
-            self.say(
+            say(
                 f"{name} after step {metrics['step']}: "
                 f"accuracy {100 * metrics[f'{key}_accuracy']:.1f} %, "
                 f"{metrics[f'{key}_mean_response_tokens']:.1f} tokens, "
@@ -90,10 +90,6 @@ class MetricsLog:
         """Print responses of an evaluation; long ones without their middles."""
         for one in shown:
             say(_in_short(*one), dim=True)
-
-    def say(self, line: str) -> None:
-        """Print a line on the console only."""
-        say(line)
 
     def _append(self, name: str, metrics: Values) -> None:
         append_line(self._directory / name, json.dumps(dict(metrics)))

@@ -15,6 +15,7 @@ from megatron_opsft.run.evaluations import Evaluations, ModelExports
 from megatron_opsft.run.metrics import MetricsLog
 from megatron_opsft.run.rollout_log import RolloutLog
 from megatron_opsft.run.summary import adjustments, manifest_of, model_card, summarize
+from megatron_opsft.runtime.console import say
 from megatron_opsft.runtime.device import peak_memory_bytes
 from megatron_opsft.runtime.distributed import max_over_world
 from megatron_opsft.runtime.durable import list_checkpoints, step_name, write_json, write_text
@@ -37,7 +38,7 @@ class RunRecorder:
         self._callbacks = callbacks
         self._told: tuple[int, Path] | None = None
         self._dir = run_dir
-        self._explained: set[str] = set()
+        self._has_told_left_out = self._has_told_empty = False
         self._watch = Stopwatch(session.device)
         self.last_step = self._saved = last_step
         self._rollouts = RolloutLog(run_dir.path / "rollouts", session.layout)
@@ -101,34 +102,33 @@ class RunRecorder:
 
     def _explain(self, metrics: Mapping[str, float | int]) -> None:
         """Say once why a step learned nothing, and once that it left responses out."""
-        config, said = self._s.config, {}
+        config = self._s.config
         if metrics.get("num_pairs_left_out"):
-            said["left out"] = explain_left_out(
-                metrics,
-                room=config.train.max_tokens_per_microbatch * self._s.layout.cp_size,
-                positions=self._s.shards.table.shape.max_position_embeddings,
-            )
-        elif is_skipped(metrics):
+            if not self._has_told_left_out:
+                self._has_told_left_out = True
+                room = config.train.max_tokens_per_microbatch * self._s.layout.cp_size
+                positions = self._s.shards.table.shape.max_position_embeddings
+                said = explain_left_out(metrics, room=room, positions=positions)
+                log.warning("%s", said)
+        elif is_skipped(metrics) and not self._has_told_empty:
+            self._has_told_empty = True
             base = next(iter(self._evaluations.lines()), {})
-            said["skipped"] = explain_empty_step(metrics, config.rollout.max_response_tokens, base)
-        for reason, text in said.items():
-            if reason not in self._explained:
-                self._explained.add(reason)
-                log.warning("%s", text)
+            said = explain_empty_step(metrics, config.rollout.max_response_tokens, base)
+            log.warning("%s", said)
 
     def stop(self, step: int) -> None:
         """Write the checkpoint and the last line of a run that is stopping."""
         self.checkpoint(step, leaving=True)
         if self._log is not None:
             done = f"after step {step}, checkpoint {step_name(step)}" if step else "before step 1"
-            self._log.say(f"stopped {done}; continue with --resume")
+            say(f"stopped {done}; continue with --resume")
 
     def say_resumed(self) -> None:
         """Say where a resumed run continues."""
         if self._log is not None:
             where = f"checkpoint {step_name(self.last_step)}" if self.last_step else "the start"
             steps = self._s.config.run.steps
-            self._log.say(f"continues from {where}: {self.last_step} of {steps} steps are done")
+            say(f"continues from {where}: {self.last_step} of {steps} steps are done")
 
     def look(self, step: int, stop: StopSignal) -> bool:
         """Evaluate if it is due after `step` updates. Returns whether `stop` interrupted it.
@@ -190,9 +190,7 @@ class RunRecorder:
         is_writer = self._log is not None
         summary = summarize(self._dir.path, self._s.config) if is_writer else {}
         if step:  # else it would be a copy of the base model
-            card = ""
-            if is_writer:
-                card = model_card(summary, self._s.config, *self._s.example())
+            card = model_card(summary, self._s.config, *self._s.example()) if is_writer else ""
             self._exports.write("hf", card)
         self._exports.drop_superseded(step, finished=True)
         peak = max_over_world([peak_memory_bytes(self._s.device)])[0]

@@ -42,17 +42,20 @@ class SealedStore:
             found = self._opened(name, now)
         return found
 
-    def join(self, name: str, rank: int) -> list[int]:
-        """Add a rank to a list of ranks, once; the list, in the order in which they came.
+    def join(self, name: str, rank: int) -> None:
+        """Add a rank to a list of ranks.
 
         No counter: torch's store closes the connection of whoever adds to one that somebody has
         made a text.
         """
+        self._store.append(self._key(name), f"\n{self._sealed(name, str(rank)).decode()}\n")
+
+    def joined(self, name: str) -> list[int]:
+        """The ranks that are in the list, each once, in the order in which they came."""
         key = self._key(name)
-        self._store.append(key, f"\n{self._sealed(name, str(rank)).decode()}\n")
-        lines = self._store.get(key).splitlines()
-        ranks = [found for line in lines if (found := self._opened(name, line)) is not None]
-        return [*dict.fromkeys([*map(int, ranks), rank])]
+        lines = self._store.get(key).splitlines() if self._store.check([key]) else []
+        ranks = (self._opened(name, line) for line in lines)
+        return [*dict.fromkeys(int(rank) for rank in ranks if rank is not None)]
 
     def _key(self, name: str) -> str:
         return f"{self._prefix}/{name}"

@@ -150,7 +150,10 @@ class Watchdog:
 
     def _say(self, *, leaving: bool) -> None:
         if self._failed and not self._place:
-            self._place = 1 + self._store.join("failures", self._job.rank).index(self._job.rank)
+            self._store.join("failures", self._job.rank)
+            failures = self._store.joined("failures")
+            if self._job.rank in failures:  # else a stranger was quicker, and the next look tries
+                self._place = 1 + failures.index(self._job.rank)
         failed = (self._place, *self._failed) if self._place and self._failed else None
         here = current_phase()
         age = time.monotonic() - here.entered
@@ -223,7 +226,7 @@ class Watchdog:
         reading = sum(not peer.left for peer in self._peers) - is_lost
         deadline = time.monotonic() + 2 * self._limits.beat_seconds + 1
         with suppress(Exception):  # the store is a launcher's, which is gone
-            while len(self._store.join("ending", self._job.rank)) < reading:
+            while len(self._store.joined("ending")) < reading:
                 if time.monotonic() > deadline:
                     break
                 time.sleep(_URGENT_SECONDS / 2)

@@ -5,7 +5,6 @@ verdict, until its parent closes the pipe. The parent keeps the time limit and k
 takes care to die with its parent and not to eat the machine's memory.
 """
 
-import ctypes
 import gc
 import json
 import math
@@ -22,12 +21,12 @@ from typing import Any
 
 from megatron_opsft.errors import UserError, first_line
 from megatron_opsft.records import Outcome, Verdict
+from megatron_opsft.runtime.parent import end_with_parent
 
 READY = "ready"
 # Of its memory a worker may have filled this much when it is ready, or it could not judge much.
 MAX_SHARE_AT_START = 0.75
 MAX_ANSWER_CHARS = 500  # of the answer kept in a verdict, for the log
-_PR_SET_PDEATHSIG = 1
 Judge = Callable[..., Verdict]
 
 
@@ -42,10 +41,7 @@ def main(
     Libraries keep what they have computed, as sympy does. So a worker that has filled half of what
     its imports left ends between two answers, and a fresh one takes its place.
     """
-    if sys.platform == "linux":
-        # The kernel kills this process when its parent dies, even amid a long computation: to be
-        # exact, when the thread that started it ends.
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent(signal.SIGKILL)
     if os.getppid() != parent_pid:
         os._exit(0)  # it died before the request was made
     os.nice(5)  # an engine that decodes at the same time comes first
