@@ -76,7 +76,7 @@ def start_and_talk() -> int:
 
 
 def test_a_rank_has_few_connections() -> None:
-    many = World(NUM_RANKS)
+    many = World()
     try:
         counts = many.run(start_and_talk, NUM_RANKS)
     finally:

@@ -53,6 +53,17 @@ def stream_and_die(self, take, sampling):
         yield ended
 HfEngine.stream = stream_and_die
 """
+# An engine whose program has a fault.
+FAILING_ENGINE = """
+from megatron_opsft.rollout.hf.engine import HfEngine
+stream = HfEngine.stream
+def stream_and_fail(self, take, sampling):
+    for ended in stream(self, take, sampling):
+        if self.version == 2:
+            raise RuntimeError("this engine has lost its mind")
+        yield ended
+HfEngine.stream = stream_and_fail
+"""
 # An engine that reads a model's rotary embedding otherwise than the trainer does.
 OTHER_MODEL = """
 from megatron_opsft.rollout.hf.engine import HfEngine
@@ -124,6 +135,20 @@ def test_a_dead_engine_ends_all_ranks_with_69_and_the_run_goes_on_later(
     assert third.exit_code == 0, third.stderr
     assert third.stdout == f"{tmp_path}: the run is finished; nothing is left\n"
     assert compare_runs(undisturbed, tmp_path) == []
+
+
+def test_an_exception_in_one_rank_ends_the_others_within_five_seconds(
+    cli: ForkedCli, tmp_path: Path
+) -> None:
+    """With the patience that a run has by default; the other rank waits in a collective."""
+    words = ["train", QUICKSTART, *FOUR_STEPS, f"run.dir={tmp_path}"]
+    other, failing = start_two_ranks(cli, words, FAILING_ENGINE)
+    failed = failing.wait()
+    assert (other.wait(5).exit_code, failed.exit_code) == (1, 1)
+    assert "Traceback" in failed.stderr
+    said = "in phase rollout of step 3: RuntimeError: this engine has lost its mind"
+    (error,) = [line for line in failed.stderr.splitlines() if line.startswith("error: ")]
+    assert "rank 1 on " in error and said in error
 
 
 def test_an_engine_that_computes_another_model_ends_the_run_before_its_first_step(

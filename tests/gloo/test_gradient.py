@@ -16,6 +16,7 @@ LAYOUTS = [
     Case(),
     Case(tp=2),
     Case(pp=2),
+    Case(pp=4),
     Case(dp=4),
     Case(pp=2, dp=2, vpp=2),
     Case(tp=2, sequence_parallel=True),
@@ -46,6 +47,7 @@ EXPERTS = [
         Case(dp=4, ep=2, all_on_rank=3),
         Case(tp=2, dp=2, ep=2, sequence_parallel=True),
         Case(tp=2, dp=2, ep=4, etp=1, sequence_parallel=True),
+        Case(tp=2, dp=4, ep=8, etp=1, sequence_parallel=True),  # eight ranks: one expert each
         Case(pp=2, vpp=2, dp=2, ep=2),
         Case(cp=2, dp=2, ep=2, overlap=False),
     )

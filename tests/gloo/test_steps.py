@@ -42,6 +42,7 @@ LAYOUTS = [
     Case(tp=2, pp=2),
     Case(tp=2, dp=2),
     Case(pp=2, dp=2),
+    Case(pp=4),
     Case(dp=4),
     Case(dp=4, overlap=False),
     Case(pp=2, dp=2, vpp=2),

@@ -88,6 +88,7 @@ def push_and_pull(case: Case, engine_tp: int, bucket_bytes: int) -> tuple[int, l
             ),
             2,
         ),
+        (Case(model="qwen3_moe", tp=2, dp=4, ep=8, etp=1, sequence_parallel=True), 2),
     ],
     ids=str,
 )

@@ -1,7 +1,7 @@
 """Real worker processes over gloo, started once and used by many tests.
 
-Importing Megatron takes seconds, so the processes stay. Each job gets a process group of its own,
-of any size up to the number of workers, and leaves it again. Like the trainer, a rank that failed
+Importing Megatron takes seconds, so the processes stay; a job that needs more of them starts them.
+Each job gets a process group of its own and leaves it again. Like the trainer, a rank that failed
 enters no collective any more: the whole world is killed then, and the next job starts a new one.
 """
 
@@ -28,8 +28,7 @@ class World:
     `enter` and `inside` do the same in a context that stays, as a whole session of the trainer.
     """
 
-    def __init__(self, num_workers: int = 4) -> None:
-        self._num_workers = num_workers
+    def __init__(self) -> None:
         self._workers: list[ProcessPoolExecutor] = []  # of one process each
         self._directory = tempfile.TemporaryDirectory()
         self._num_jobs = 0
@@ -76,11 +75,11 @@ class World:
         self, world_size: int, timeout: float, act: Callable[..., Any], *args: Any
     ) -> list[Any]:
         __tracebackhide__ = True
-        if not self._workers:
-            self._workers = [
+        while len(self._workers) < world_size:
+            rank = len(self._workers)
+            self._workers.append(
                 ProcessPoolExecutor(1, FORKS, initializer=_start, initargs=(rank,))
-                for rank in range(self._num_workers)
-            ]
+            )
         jobs = [worker.submit(_answer, act, args) for worker in self._workers[:world_size]]
         if wait(jobs, timeout, FIRST_EXCEPTION).not_done:
             wait(jobs, _GRACE_SECONDS)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from statistics import fmean
 from types import SimpleNamespace
@@ -17,11 +18,13 @@ from made_runs import HARM
 from safetensors.torch import load_file, save_file
 from tiny_models import SHAPES, samples, weights
 from torch import Tensor
+from transformers import Qwen2ForCausalLM
 
 from megatron_opsft.convert.run import convert_model
 from megatron_opsft.diagnose import divergence
 from megatron_opsft.diagnose.divergence import NUM_PREFERRED, diverge, load_model
 from megatron_opsft.diagnose.page import kinds_of, write_page
+from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.inputs import EvalModel
 from megatron_opsft.records import Sample
 from megatron_opsft.runtime.device import select_device
@@ -147,14 +150,19 @@ def test_misfits_are_one_line(cli: ForkedCli, efficient: Path, whole: Path, tmp_
 IDS = SimpleNamespace(decode=lambda ids: str(ids[0]))  # of a tokenizer
 
 
-def loaded(directory: Path, name: str, values: dict[str, Tensor] | None = None) -> Any:
+CPU = select_device("cpu")
+
+
+def loaded(
+    directory: Path, name: str, values: dict[str, Tensor] | None = None, device: Any = CPU
+) -> Any:
     """values: written there first."""
     if values is not None:
         hf_model(name).config.save_pretrained(directory)
         save_file(values, directory / "model.safetensors", metadata={"format": "pt"})
     table = WeightTable(SHAPES[name], "te")
     model = EvalModel(name=name, directory=directory, tokenizer=IDS, end_tokens=(), table=table)
-    return load_model(model, torch.float32, select_device("cpu"))
+    return load_model(model, torch.float32, device)
 
 
 @torch.no_grad()
@@ -198,6 +206,54 @@ def test_a_megatron_checkpoint_is_the_model_that_was_converted(tmp_path: Path) -
     found = loaded(tmp_path / "megatron", name).state_dict()
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[key], expected[key]) for key in expected)
+
+
+@pytest.fixture
+def _two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many are counted; accelerate finds none, and places everything in the CPU's memory."""
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
+
+
+def gpu(name: str) -> Any:
+    """A device of a run on GPUs, whose tensors are on the device of that name."""
+    return SimpleNamespace(is_cuda=True, torch_device=torch.device(name))
+
+
+@pytest.mark.usefixtures("_two_gpus")
+@pytest.mark.parametrize("form", ["hf", "megatron"])
+def test_over_several_gpus_a_model_is_distributed_by_accelerate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    here = loaded(tmp_path / "hf", "qwen2_tied", weights("qwen2_tied"))
+    if form == "megatron":
+        convert_model(tmp_path / "hf", tmp_path / "megatron", "megatron")
+    asked = []
+    make = Qwen2ForCausalLM.from_pretrained
+
+    def noted(*given: Any, **options: Any) -> Any:
+        asked.append(options["device_map"])
+        return make(*given, **options)
+
+    monkeypatch.setattr(Qwen2ForCausalLM, "from_pretrained", noted)
+    model = loaded(tmp_path / form, "qwen2_tied", device=gpu("cpu"))
+    assert asked == ["auto"]
+    found, expected = model.state_dict(), here.state_dict()
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[key], expected[key]) for key in expected)
+    (sample, *_) = samples(1, seed=3)
+    kl, _ = diverge(here, model, IDS, sample.prompt_ids, sample.response_ids)
+    assert set(kl) == {0.0}
+    with pytest.raises(UserError, match="does not fit on the GPUs that diagnose sees"):
+        loaded(tmp_path / form, "qwen2_tied", device=gpu("cuda"))
+
+
+@pytest.mark.usefixtures("_two_gpus")
+def test_without_accelerate_several_gpus_are_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "accelerate", None)  # as if it were not installed
+    with pytest.raises(UserError, match="pip install accelerate, or let it see one GPU"):
+        loaded(tmp_path, "qwen2_tied", weights("qwen2_tied"), device=gpu("cpu"))
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,23 @@ from megatron_opsft.config.load import load_config
 from megatron_opsft.errors import UserError
 from megatron_opsft.methods import facts as method_facts
 from megatron_opsft.methods.catalog import METHODS
-from megatron_opsft.methods.catalog.laser import choose_targets
+from megatron_opsft.methods.catalog.dler import Dler
+from megatron_opsft.methods.catalog.gr3 import Gr3
+from megatron_opsft.methods.catalog.grpo import Grpo
+from megatron_opsft.methods.catalog.kimi import Kimi
+from megatron_opsft.methods.catalog.l1 import L1Exact
+from megatron_opsft.methods.catalog.laser import Laser, choose_targets
+from megatron_opsft.methods.catalog.o1_pruner import O1Pruner
+from megatron_opsft.methods.catalog.on_policy_sft import OnPolicySft
+from megatron_opsft.methods.catalog.self_distillation import SelfDistillation
 from megatron_opsft.methods.facts import Group, LengthTarget, PromptChange, ReferenceStatistics
-from megatron_opsft.methods.objective import Objective, SequenceClip, SquaredLogRatio, TokenClip
+from megatron_opsft.methods.objective import (
+    Distillation,
+    Objective,
+    SequenceClip,
+    SquaredLogRatio,
+    TokenClip,
+)
 from megatron_opsft.methods.settings import MethodSettings, PolicySettings
 from megatron_opsft.methods.updates import MethodRun
 
@@ -88,6 +102,7 @@ MONITOR = [  # two easy problems, one medium, one hard, of 8 responses each
         # 1/5, 1/2, 1: 3 of 16 are less than a fifth.
         ({"rounding": "floor"}, (2048, 3072, 5120)),
         ({"highest_target": 4096}, (1024, 3072, None)),
+        ({"highest_target": 3072}, (1024, 3072, None)),  # the highest is one of them
     ],
 )
 def test_laser_targets_are_the_smallest_that_cover_enough(
@@ -153,6 +168,28 @@ def test_groups_of_equal_rewards_are_replaced_where_a_run_asks_for_it() -> None:
         assert [run.fill(groups, 3, refills) for refills in (1, 2)] == [(kept, True), (kept, False)]
 
 
+def test_gr3_leaves_out_a_group_that_is_all_correct_though_its_rewards_differ() -> None:
+    for correct, kept in (((1, 1), False), ((1, 0), True)):
+        given = group((5, 6), correct)
+        rewards = Gr3().group_rewards(given, run_of("gr3").state)
+        assert Gr3().keeps(given, rewards) == kept
+
+
+@pytest.mark.parametrize(
+    ("keys", "learns"),
+    [
+        ({"beta": 0.0}, True),
+        ({"beta": 0.0, "advantage": "group_centered"}, True),
+        ({"beta": 0.1, "advantage": "identity"}, True),  # for the divergence alone
+        ({"beta": 0.0, "advantage": "identity"}, False),
+    ],
+)
+def test_grpo_learns_from_wrong_responses_unless_rewards_are_advantages(
+    keys: dict[str, Any], learns: bool
+) -> None:
+    assert Grpo(**keys).learns_from_rejected == learns
+
+
 @pytest.mark.parametrize("name", POLICIES)
 def test_overlong_shaping_reaches_the_advantages_of_every_policy_gradient(name: str) -> None:
     given = group(target=EXACT, reference=REFERENCE, limit=4000)
@@ -208,24 +245,32 @@ def test_each_share_of_a_batch_is_an_update_of_its_own(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "keys", "expected"),
+    ("method", "keys", "expected"),
     [
-        ("on_policy_sft", {}, {"temperature": 1.0}),
-        ("grpo", {"beta": 0.0}, {}),
+        (OnPolicySft, {}, {"temperature": 1.0}),
+        (Grpo, {"beta": 0.0}, {}),
         # In the only update of a batch a clip has the gradient of likelihood.
-        ("laser", {}, {"beta": 0.001, "kl": "k3"}),
-        ("laser", {"updates_per_batch": 2}, {"surrogate": TokenClip(high=0.28), "beta": 0.001}),
-        ("laser", {"tempered_log_probs": False}, {"beta": 0.001, "temperature": 1.0}),
-        ("l1_exact", {"updates_per_batch": 2}, {"surrogate": TokenClip(dual=3.0), "beta": 0.001}),
-        ("dler", {}, {"beta": 0.0005, "kl": "k2"}),
-        ("kimi", {}, {}),
-        ("kimi", {"updates_per_batch": 2, "tau": 0.3}, {"surrogate": SquaredLogRatio(tau=0.3)}),
-        ("o1_pruner", {}, {"surrogate": SequenceClip()}),
+        (Laser, {}, {"beta": 0.001, "kl": "k3"}),
+        (Laser, {"updates_per_batch": 2}, {"surrogate": TokenClip(high=0.28), "beta": 0.001}),
+        (Laser, {"tempered_log_probs": False}, {"beta": 0.001, "temperature": 1.0}),
+        (L1Exact, {"updates_per_batch": 2}, {"surrogate": TokenClip(dual=3.0), "beta": 0.001}),
+        (Dler, {}, {"beta": 0.0005, "kl": "k2"}),
+        (Kimi, {}, {}),
+        (Kimi, {"updates_per_batch": 2, "tau": 0.3}, {"surrogate": SquaredLogRatio(tau=0.3)}),
+        (O1Pruner, {}, {"surrogate": SequenceClip()}),
+        (SelfDistillation, {}, {"temperature": 1.0, "surrogate": Distillation()}),
     ],
 )
-def test_objectives(name: str, keys: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_objectives(
+    method: type[MethodSettings], keys: dict[str, Any], expected: dict[str, Any]
+) -> None:
     """Of log-probabilities at temperature 0.6."""
-    assert METHODS[name](**keys).objective(0.6) == Objective(**{"temperature": 0.6, **expected})
+    found = method(**keys).objective(0.6)
+    assert found == Objective(**{"temperature": 0.6, **expected})
+    assert found.needs_reference == (expected.get("beta", 0) > 0)
+    assert found.has_teacher == (method is SelfDistillation)
+    assert found.keeps_frozen_model == (found.needs_reference or found.has_teacher)
+    assert found.is_weighted_likelihood == (expected.keys() <= {"temperature"})
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,13 @@ from forked_cli import ROOT, ForkedCli
 from responses import facts
 from small_run import QUICKSTART, SMALL_RUN
 from tiny_models import samples
-from transformers import AutoTokenizer
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    AutoTokenizer,
+    PreTrainedTokenizerFast,
+    XLMRobertaConfig,
+    XLMRobertaForTokenClassification,
+)
 
 from megatron_opsft.batching.microbatch import build_microbatch
 from megatron_opsft.data import stored_responses as stores
@@ -171,39 +177,66 @@ def test_data_of_step_entropy_skip_steps_and_answer_rightly(cli: ForkedCli, tmp_
     assert any("[SKIP]" in text for text in texts)
 
 
-# In place of the package: of a text's words it keeps all whose place is even.
-LLMLINGUA = """
-import sys, types
-
-class PromptCompressor:
-    def __init__(self, model_name, device_map, model_config, use_llmlingua2):
-        assert use_llmlingua2 and model_config == {"trust_remote_code": False}
-        assert device_map == "cpu" and model_name.endswith("scorer")
-
-    def compress_prompt(self, context, rate):
-        assert rate == 0.6
-        return {"compressed_prompt": " ".join(context.split()[::2])}
-
-package = {"PromptCompressor": PromptCompressor, "__spec__": "of the package"}
-sys.modules["llmlingua"] = types.SimpleNamespace(**package)
+# The package counts tokens with a vocabulary that it downloads; here a byte is a token.
+BYTES = """
+import tiktoken
+ranks = {bytes([value]): value for value in range(256)}
+made = tiktoken.Encoding("bytes", pat_str=r"(?s:.)", mergeable_ranks=ranks, special_tokens={})
+tiktoken.encoding_for_model = lambda name: made
 """
 
 
+def save_scorer(directory: Path) -> None:
+    """A token classifier of random weights, of the kind that LLMLingua-2 uses; a word's pieces are
+    its characters.
+    """
+    pieces = ["<s>", "<pad>", "</s>", "<unk>", "\u2581", *map(chr, range(33, 127))]
+    vocabulary = Tokenizer(models.Unigram([(piece, -1.0) for piece in pieces], unk_id=3))
+    vocabulary.pre_tokenizer = pre_tokenizers.Metaspace()
+    vocabulary.decoder = decoders.Metaspace()
+    PreTrainedTokenizerFast(
+        tokenizer_object=vocabulary,
+        bos_token="<s>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        pad_token="<pad>",
+        cls_token="<s>",
+        sep_token="</s>",
+    ).save_pretrained(directory)
+    torch.manual_seed(0)
+    settings = XLMRobertaConfig(
+        vocab_size=len(pieces),
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        max_position_embeddings=520,
+        pad_token_id=1,
+    )
+    XLMRobertaForTokenClassification(settings).save_pretrained(directory)
+
+
 def test_llmlingua_shortens_the_reasoning(cli: ForkedCli, tmp_path: Path) -> None:
-    """Beside the untouched responses: those that a ratio of 1 keeps."""
-    (tmp_path / "scorer").mkdir()
-    given = [*SMALL, f"method.scorer={tmp_path / 'scorer'}", "data.max_prompt_tokens=160"]
+    """The package itself, beside the untouched responses: those that a ratio of 1 keeps."""
+    scorer = tmp_path / "xlm-roberta-large-tiny"
+    save_scorer(scorer)
+    given = [*SMALL, f"method.scorer={scorer}", "data.max_prompt_tokens=160"]
     texts = []
     for ratio in (0.6, 1):
         words = ["tokenskip", *given, f"method.ratio={ratio}", "--limit", "6"]
-        stored = list(made(cli, tmp_path / f"{ratio}.parquet", *words, prelude=LLMLINGUA))
+        stored = list(made(cli, tmp_path / f"{ratio}.parquet", *words, prelude=BYTES))
         for row in stored:
             assert ("<|eot_id|>0.6<|eot_id|>" in TOKENIZER.decode(row.prompt_ids)) == (ratio < 1)
         texts.append([TOKENIZER.decode(row.response_ids) for row in stored])
     assert texts[0]
+    kept = total = 0
     for short, whole in zip(*texts, strict=True):
         (thought, *behind), (before, *same) = short.split("</think>"), whole.split("</think>")
-        assert behind == same and thought == " ".join(before.split()[::2])
+        assert behind == same
+        left = iter(before)
+        assert all(character in left for character in thought)  # in their order
+        kept, total = kept + len(thought), total + len(before)
+    assert kept / total == pytest.approx(0.6, abs=0.1)
 
 
 @pytest.mark.parametrize(
@@ -222,7 +255,8 @@ def test_data_that_cannot_be_made_are_one_line(
     out = tmp_path / "data.parquet"
     method, *rest = words.split()
     command = ["data", method, QUICKSTART, *SMALL_RUN, *rest, "--out", out]
-    assert said in cli.run(command).error
+    without = "import sys; sys.modules['llmlingua'] = None"  # as if it were not installed
+    assert said in cli.run(command, prelude=without).error
     assert not out.exists()
 
 

@@ -124,6 +124,12 @@ def test_equal_rewards_have_exactly_no_advantage(value: float) -> None:
         assert whiten([[value] * num], [[1] * num], "responses") == [[0.0] * num]
 
 
+def test_whitening_of_small_differences_adds_its_floor_to_the_unbiased_variance() -> None:
+    """Of 0 and 2e-4 that is 2e-8 + 1e-8."""
+    (found,) = whiten([[0.0, 2e-4]], [[1, 1]], "responses")
+    assert found == pytest.approx([-1e-4 / 3e-8**0.5, 1e-4 / 3e-8**0.5])
+
+
 @pytest.mark.parametrize(
     ("name", "weights", "factor"),
     [

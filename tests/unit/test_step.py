@@ -4,6 +4,7 @@ parts that it asks (engine, trainer, other ranks) are stubs that answer with kno
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,7 +29,7 @@ from megatron_opsft.step.batch import (
 )
 from megatron_opsft.step.judged_problems import JudgedProblems
 from megatron_opsft.step.sampled_log_probs import score_sampled
-from megatron_opsft.step.teaching import pair_lengths, without_long_pairs
+from megatron_opsft.step.teaching import pack_taught, pair_lengths, without_long_pairs
 
 CORRECT, WRONG = Outcome.CORRECT, Outcome.WRONG
 GROUP = 2
@@ -222,6 +223,11 @@ def test_what_a_draft_model_got_right_is_counted_for_the_step(
     s.sampler.engine.drafts = 100  # of the steps before
     metrics = sample_batch(s, 1, Stopwatch()).metrics
     assert metrics == {"spec_acceptance": 0.75, "spec_tokens_per_draft": 3.0}
+    for counted, share in ((Counter(), 0.0), (Counter(drafts=1, draft_tokens=1, accepted=1), 1.0)):
+        counts = iter((Counter(), counted))
+        s.sampler.engine.spec_counts = lambda counts=counts: next(counts)
+        metrics = sample_batch(s, 1, Stopwatch()).metrics
+        assert metrics == {"spec_acceptance": share, "spec_tokens_per_draft": share}
 
 
 def test_a_stage_begins_with_optimizer_and_reference_anew(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -388,6 +394,29 @@ def test_a_pair_has_room_for_the_longer_prompt_and_one_that_is_too_long_is_left_
     assert without_long_pairs(s, batch).metrics == {"num_pairs_left_out": 0}
     s.shards.table.shape.max_position_embeddings = 12
     assert without_long_pairs(s, batch).metrics == {"num_pairs_left_out": 1}
+
+
+def test_the_teacher_reads_the_same_responses_in_the_same_packs_under_its_own_prompts() -> None:
+    def fetch(rollouts: Any, problems: Any, responses: Any, indices_of: Any) -> Any:
+        samples = fetch_here(rollouts, problems, responses, indices_of)
+        ids = {index: problems[responses[index].problem_index].id for index in samples}
+        return {i: replace(sample, problem_id=ids[i]) for i, sample in samples.items()}
+
+    # A sequence of 5 + 8 tokens fills a pack, so that the teacher's prompts decide on the packs.
+    s = taught("train.max_tokens_per_microbatch=13", prompt=5)
+    s.fetch = fetch
+    s.reference = SimpleNamespace(with_teacher=lambda own, other: [*zip(own, other, strict=True)])
+    watch = Stopwatch()
+    (update,) = pack_taught(s, judged(s, [3, 8, 4, 7]), watch)
+    assert watch.phases == ["train", "reference"]
+    pairs: Any = update.microbatches
+    for own, teachers in pairs:
+        assert own.response_lengths == teachers.response_lengths
+        assert own.labels_R.tolist() == teachers.labels_R.tolist()
+        prompts = teachers.num_tokens - own.num_tokens
+        assert prompts == (5 - 2) * len(own.response_lengths)
+    assert sorted(n for own, _ in pairs for n in own.response_lengths) == [3, 4, 7, 8]
+    assert len(pairs) == 4
 
 
 @pytest.mark.parametrize("saved", [True, False])

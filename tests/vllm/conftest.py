@@ -10,6 +10,6 @@ from world import World
 @pytest.fixture(scope="session")
 def vllm_world() -> Iterator[World]:
     skip_without_vllm()
-    shared = World(num_workers=4)
+    shared = World()
     yield shared
     shared.stop()
