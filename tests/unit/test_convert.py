@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import time
@@ -21,12 +22,14 @@ from safetensors.torch import load_file, save_file
 from tiny_models import SHAPES, weights
 from torch import Tensor
 
+from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.convert.run import Format, convert_model, differing_tensors, open_source
 from megatron_opsft.errors import UserError
 from megatron_opsft.storage.direct_io import DirectFile
 from megatron_opsft.storage.dist_metadata import locate, read_metadata
 from megatron_opsft.storage.hf_writer import write_hf_model
 from megatron_opsft.storage.partial import partial_dir
+from megatron_opsft.weights.rules import WeightTable
 
 SLOW = """
 import time
@@ -99,6 +102,35 @@ def test_there_and_back_is_bit_identical(tmp_path: Path, name: str) -> None:
     assert json.loads((back / "config.json").read_text())["dtype"] == "bfloat16"
     assert (back / "chat_template.jinja").read_text() == "x"
     assert differing_tensors(open_source(source), open_source(megatron)) == []
+
+
+@pytest.mark.parametrize("to", ["megatron", "hf"])
+def test_memory_does_not_grow_with_the_model(cli: ForkedCli, tmp_path: Path, to: str) -> None:
+    """About 110 MB beside the libraries, as docs/convert.md says: also of 620 MB, half of them in
+    one tensor.
+    """
+    peaks = []
+    for hidden_size in (64, 4096):
+        directory = tmp_path / f"{hidden_size}"
+        config = hf_model("qwen2").config
+        config.update({"hidden_size": hidden_size, "vocab_size": 36_000, "dtype": "bfloat16"})
+        config.save_pretrained(directory)
+        shapes = WeightTable(read_model_shape(directory), "te").hf_shapes()
+        zeros = {name: torch.zeros(shape, dtype=torch.bfloat16) for name, shape in shapes.items()}
+        save_file(zeros, directory / "model.safetensors", {"format": "pt"})
+        del zeros
+        words = ["convert", "to-megatron", "--hf", directory, "--out", tmp_path / "megatron"]
+        if to == "hf":
+            convert_model(directory, tmp_path / "megatron", "megatron")
+            shutil.rmtree(directory)
+            words = ["convert", "to-hf", "--megatron", tmp_path / "megatron", "--out", directory]
+        ended = cli.run(words)
+        assert ended.exit_code == 0, ended.stderr
+        (peak,) = re.findall(r"peak memory ([0-9]+) MiB", ended.stdout)
+        peaks.append(int(peak))
+        shutil.rmtree(tmp_path / "megatron")
+    small, large = peaks
+    assert large - small < 110
 
 
 def test_dtype_is_cast_and_mixed_dtypes_need_one(hf: Path, tmp_path: Path) -> None:

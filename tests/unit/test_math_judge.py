@@ -19,6 +19,12 @@ ANSWERS = r"""
 33\frac{1}{3}\% == \frac{100}{3}\%
 0.375 == 37.5\%
 50\% != 0.05 ; -50\%
+25\% == 25\% \text{ increase}
+5\text{ m}^2 == 5m^2 ; 5m^{2} ; 5 m^2 != 5m^3 ; 5m
+\$5 == \$5\text{ per ticket} ; \$5 \text{ apples}
+\sqrt{2} != \frac{14142135623}{10000000000}
+3:4 != 3:4 \text{ cm}
+\textbf{(A)}\ 5 == \text{(A) } 5 != \text{(A) } 6
 34 == 34元 ; ３４
 \frac12 == ½ ; \frac12 \text{ or } 0.5 ; \frac12 = 0.5
 x^2\le 3 == x² ≤ 3
@@ -65,6 +71,7 @@ $5:21\textsc{pm}$ == 5:21 PM
 11^{\text{th}} == 11
 25 == \text{twenty-five} ; 25°C
 25\% == 25\% \text{ increase}
+5\text{ m}^2 == 5m^2 ; 5m^{2} ; 5 m^2 != 5m^3 ; 5m
 25^\circ == 25^\circ\text{C}
 25^\circ C != 25^\circ F
 \frac{\sqrt{3}}{2} == \sin 60^\circ

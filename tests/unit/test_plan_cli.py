@@ -1,6 +1,7 @@
 """`megatron-opsft plan` as a user calls it, with shipped configurations."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,44 @@ def test_numbers_of_nodes_are_a_row_each(cli: ForkedCli) -> None:
     phases = [seconds[name] for name in ("rollout", "verify", "train", "sync")]
     assert seconds["total"] == pytest.approx(sum(phases))
     assert alone["device_hours"] == pytest.approx(alone["steps"] * 64 * seconds["total"] / 3600)
+
+
+@pytest.mark.parametrize("script", ["train_1p5b", "train_7b", "train_30b_a3b"])
+def test_a_job_script_promises_what_the_plan_of_its_configuration_expects(
+    cli: ForkedCli, script: str
+) -> None:
+    text = (ROOT / f"slurm/{script}.sh").read_text()
+    (config,) = re.findall(r"^CONFIG=\$\{CONFIG:-(.+)\}$", text, re.MULTILINE)
+    promised = re.findall(r"^#   (\d) nodes?: +(.+)$", text, re.MULTILINE)
+    nodes = ",".join(number for number, _ in promised)
+    ended = cli.run(["plan", ROOT / config, "--nodes", nodes, "--json"])
+    assert "does not fit" in text or ended.exit_code == 0
+    for row, (number, said) in zip(json.loads(ended.stdout)["runs"], promised, strict=True):
+        if row["fits"]:
+            hours = row["device_hours"] / row["world_size"]
+            found = f"{row['seconds']['total']:.1f} s a step, {hours:.1f} hours, "
+            found += f"${row['price']:,.0f} for the run"
+        else:
+            found = "does not fit"
+        assert " ".join(said.split()) == found
+        assert row["world_size"] == 8 * int(number)
+
+
+def test_seconds_in_the_page_of_methods_are_those_of_their_plans(cli: ForkedCli) -> None:
+    said = " ".join((ROOT / "docs/methods.md").read_text().split())
+    found = re.search(
+        r"Planned seconds a step with the paper's settings on 8 H100: ([\d.]+) for on-policy SFT, "
+        r"([\d.]+) for a policy gradient, ([\d.]+) with a reference model, ([\d.]+) for CRST's "
+        r"fixed data. The rollout is ([\d.]+) of the first three",
+        said,
+    )
+    assert found
+    *totals, rollout = found.groups()
+    for name, total in zip(("on_policy_sft", "dr_grpo", "grpo", "crst"), totals, strict=True):
+        path = ROOT / f"examples/configs/methods/{name}_paper.yaml"
+        seconds = plan(cli, path)["seconds"]
+        assert (name, f"{seconds['total']:.1f}") == (name, total)
+        assert name == "crst" or f"{seconds['rollout']:.1f}" == rollout
 
 
 @pytest.mark.parametrize(

@@ -31,26 +31,12 @@ def test_fields_are_found_and_a_gold_answer_is_what_its_text_marks(tmp_path: Pat
     source = tmp_path / "data.jsonl"
     for row, answer in [(deepscaler, "\\frac{4}{2}"), (gsm8k, "4321"), (math, "\\sqrt{36}")]:
         assert [p.answer for p in load_problems(write_rows(source, [row])).problems] == [answer]
-    usable: dict[Any, str] = {
-        **{7: "7", 2.0: "2", -3: "-3", 0.000025: "0.000025", 1.5e-7: "0.00000015"},
-        **{"1,234.5": "1234.5", "(1,234)": "(1,234)", "So \\fbox{7}.": "7"},
-        "So \\boxed{42}.\n\n#### Check\n": "42",
-        "#### Step 1\n2 + 2 = 4\n#### 4": "4",
-        "$x = \\boxed{1}$ or $x = \\boxed{-2}$": "1, -2",
-    }
-    bad: dict[str, Any] = {
-        "answer is of type bool, not text or a number": True,
-        "no answer": None,
-        "answer is of type list, not text or a number": ["1"],
-        "answer is empty": "  ",
-        "answer has a last \\boxed{ that is empty or never closed": "\\boxed{3}, then \\boxed{12",
-        "answer has no answer behind its last ####, on the last line": "#### Check\nIt fits.\n",
-    }
-    rows = [{"problem": "p", "answer": value} for value in (*usable, *bad.values())]
+    rows = [{"problem": "p", "answer": value} for value in ("1,234", True, 7)]
     read = load_problems(write_rows(source, rows))
-    assert [problem.answer for problem in read.problems] == [*usable.values()]
-    numbered = list(enumerate(bad, start=len(usable) + 1))
-    assert [(bad_row.row, bad_row.reason) for bad_row in read.bad_rows] == numbered
+    assert [problem.answer for problem in read.problems] == ["1234", "7"]
+    assert [(bad.row, bad.reason) for bad in read.bad_rows] == [
+        (2, "answer is of type bool, not text or a number")
+    ]
 
 
 def test_rows_that_cannot_be_answered_from_text_are_left_out(tmp_path: Path) -> None:
