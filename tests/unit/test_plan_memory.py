@@ -7,7 +7,7 @@ from plan_cases import LARGE, MIXTURE, SMALL, make_job, planned
 from megatron_opsft.errors import UserError
 from megatron_opsft.plan.commands import verdict_line
 from megatron_opsft.plan.job import check_job
-from megatron_opsft.plan.memory import GRAPH_BYTES
+from megatron_opsft.plan.memory import GRAPH_BYTES, kv_bytes_per_token, reference_bytes
 
 
 def terms(*overrides: str, gpu: str = "h100") -> dict[str, float]:
@@ -83,6 +83,32 @@ def test_a_sleeping_engine_keeps_its_graphs_on_the_gpu_unless_it_sleeps_deeply()
     )
     assert plain["train"] - deep["train"] == GRAPH_BYTES
     assert plain["rollout"] == deep["rollout"] and plain["sync"] == deep["sync"]
+
+
+def test_a_reference_stays_on_the_gpu_where_it_takes_no_more_than_a_tenth_of_what_is_free() -> None:
+    """Free of weights, gradients, optimizer, the engine's memory and what the system reserves."""
+    places = []
+    for percent in range(5, 96):
+        share = f"rollout.gpu_memory_fraction={percent / 100}"
+        job = make_job(SMALL, 8, "method.name=grpo", share)
+        of, stage = planned(job).memory[0].terms, job.stages[0]
+        held = sum(of[name] for name in ("weights", "gradients", "optimizer", "kv_cache"))
+        held += sum(of[name] for name in ("engine_weights", "engine_graphs", "engine_prefill"))
+        free = job.hardware.memory_bytes - job.hardware.reserved_bytes - held
+        on_gpu = stage.weight_bytes <= free / 10
+        expected = (stage.weight_bytes, 0) if on_gpu else (0, stage.weight_bytes)
+        assert reference_bytes(job, stage) == expected
+        places.append(on_gpu)
+    assert places == sorted(places, reverse=True) and len({*places}) == 2
+    sft = make_job(SMALL, 8)
+    assert reference_bytes(sft, sft.stages[0]) == (0, 0)
+
+
+def test_ranks_beyond_the_heads_of_keys_and_values_hold_a_whole_one_each() -> None:
+    """Two heads in bfloat16, of 128 numbers, in 28 layers."""
+    whole = 2 * 28 * 2 * 128 * 2
+    for tp, share in ((1, 1.0), (2, 0.5), (4, 0.5)):
+        assert kv_bytes_per_token(make_job(SMALL, 8, f"rollout.tp={tp}")) == share * whole
 
 
 def test_host_memory_of_a_checkpoint() -> None:

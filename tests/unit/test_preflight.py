@@ -19,7 +19,7 @@ from forked_cli import ROOT
 from megatron_opsft.config import Config
 from megatron_opsft.config.load import load_config, to_yaml
 from megatron_opsft.errors import NothingLeft, UserError
-from megatron_opsft.preflight.check import check_run, is_finished, opened_run
+from megatron_opsft.preflight.check import check_responses, check_run, is_finished, opened_run
 from megatron_opsft.preflight.run_directory import RunDir
 from megatron_opsft.runtime import owned_directory as locks
 from megatron_opsft.runtime.owned_directory import LOCK
@@ -126,6 +126,21 @@ def test_a_finished_run_has_nothing_left_to_do(tmp_path: Path) -> None:
     more = config_of(tmp_path, "run.steps=25", "optimizer.schedule=constant")
     with opened_run(more, resume=True, overwrite=False):
         assert (tmp_path / LOCK).is_file()
+
+
+def test_a_file_of_responses_goes_with_a_method_of_fixed_data_alone(tmp_path: Path) -> None:
+    stored = tmp_path / "crst.parquet"
+    fixed, own = "method.name=crst", "method.name=on_policy_sft"
+    for keys, said in (
+        ((own, f"data.responses={stored}"), "method.name=on_policy_sft samples its own; leave it"),
+        ((fixed,), "set data.responses to a file that `megatron-opsft data crst` wrote"),
+        ((fixed, f"data.responses={stored}"), "there is no such file; make it with"),
+    ):
+        with pytest.raises(UserError, match=re.escape(said)):
+            check_responses(config_of(tmp_path, *keys))
+    stored.touch()
+    check_responses(config_of(tmp_path, fixed, f"data.responses={stored}"))
+    check_responses(config_of(tmp_path, own))
 
 
 HEAVY = ("torch", "transformers", "megatron.core", "datasets", "numpy", "pyarrow")
