@@ -1,7 +1,8 @@
 """The hidden directory in which an output is written by one process, before it appears.
 
 Beside `NAME` stands `.NAME.partial/`: `data/` becomes the output, `lock` is held by whoever writes
-it, `replaced/` is what had the name before, for the moment between two renames.
+it, `replaced/` is what had the name before, for the moment between two renames, `old/` the same
+while it is being deleted: only what is whole is ever given a name back.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,6 +17,7 @@ from megatron_opsft.runtime.durable import (
     FullDiskError,
     full_disk_behind,
     publish,
+    put_aside,
     put_back,
     remove,
 )
@@ -54,7 +56,7 @@ def written_whole(out_dir: Path, planned: Sequence[PlannedFile] = ()) -> Iterato
     another process writes there.
     """
     place = partial_dir(out_dir)
-    data, replaced = place / "data", place / "replaced"
+    data, replaced, old = place / "data", place / "replaced", place / "old"
     try:
         with _held(place, out_dir):
             put_back(replaced, out_dir)  # the try before may have ended between two renames
@@ -74,7 +76,9 @@ def written_whole(out_dir: Path, planned: Sequence[PlannedFile] = ()) -> Iterato
                 publish(data, out_dir, replaced)
             finally:
                 remove(data, quietly=True)
-                remove(replaced, quietly=True)
+                if replaced.exists():
+                    put_aside(replaced, old)
+                remove(old, quietly=True)
     except OSError as error:
         kind = FullDiskError if full_disk_behind(error) else UserError
         raise kind(

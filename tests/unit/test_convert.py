@@ -13,6 +13,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -207,6 +208,38 @@ def test_kills_at_random_moments_end_in_the_same_bytes(
     assert cli.run([*words, out]).exit_code == 0
     assert content_of(out) == content_of(tmp_path / "whole")
     assert not partial_dir(out).exists()
+
+
+DYING_WHILE_IT_DELETES = """
+import os, signal, shutil
+rmtree = shutil.rmtree
+def some_of_it(path, *args, **kwargs):
+    entries = sorted(os.scandir(path), key=lambda entry: entry.name) if os.path.isdir(path) else []
+    if len(entries) > 3:
+        os.unlink(entries[0].path)
+        os.kill(os.getpid(), signal.SIGKILL)
+    rmtree(path, *args, **kwargs)
+shutil.rmtree = some_of_it
+"""
+
+
+def test_what_a_killed_conversion_has_half_deleted_never_comes_back(
+    cli: ForkedCli, hf: Path, tmp_path: Path
+) -> None:
+    """The model that `--overwrite` replaces, after somebody has removed the new one."""
+    out = tmp_path / "out"
+    run(hf, out, "megatron")
+    before = content_of(out)
+    words = ["convert", "to-megatron", "--hf", hf, "--out", out, "--shard-size", "60KB"]
+    killed = cli.run([*words, "--overwrite"], DYING_WHILE_IT_DELETES)
+    assert killed.exit_code == -signal.SIGKILL and content_of(out) == before
+    shutil.rmtree(out)
+    with pytest.raises(KeyboardInterrupt), pytest.MonkeyPatch.context() as patched:
+        patched.setattr(DirectFile, "write_staged", MagicMock(side_effect=KeyboardInterrupt))
+        run(hf, out, "megatron")
+    assert not out.exists()
+    run(hf, out, "megatron")
+    assert content_of(out) == before and not partial_dir(out).exists()
 
 
 def test_no_file_is_open_when_its_directory_is_removed(

@@ -74,6 +74,32 @@ def test_a_run_that_is_to_be_replaced_is_never_resumed(
     assert flags == ["--overwrite", second, "--resume=auto"]
 
 
+def test_a_run_that_was_not_there_is_resumed_once_its_first_start_has_made_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags: list[str] = []
+
+    def run(self: LocalRanks, arguments: list[str]) -> int:
+        flags.append(arguments[-1])
+        (tmp_path / "manifest.json").write_text("{...}")
+        return 1 if len(flags) < 2 else 0
+
+    monkeypatch.setattr(LocalRanks, "run", run)
+    command = Local(config=QUICKSTART, keys=(f"run.dir={tmp_path}",), overwrite=True)
+    assert command.run() == 0
+    assert flags == ["--overwrite", "--resume=auto"]
+
+
+def test_what_is_to_be_resumed_must_be_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LocalRanks, "run", lambda self, arguments: 0)
+    keys = (f"run.dir={tmp_path / 'none'}",)
+    with pytest.raises(UserError, match="none"):
+        Local(config=QUICKSTART, keys=keys, resume="yes").run()
+    assert Local(config=QUICKSTART, keys=keys, resume="auto").run() == 0
+
+
 # Of three ranks, two come, or only one.
 JOIN = """
 import os

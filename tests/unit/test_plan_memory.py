@@ -6,8 +6,16 @@ from plan_cases import LARGE, MIXTURE, SMALL, make_job, planned
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.plan.commands import verdict_line
+from megatron_opsft.plan.estimate import Plan
 from megatron_opsft.plan.job import check_job
-from megatron_opsft.plan.memory import GRAPH_BYTES, kv_bytes_per_token, reference_bytes
+from megatron_opsft.plan.memory import (
+    GRAPH_BYTES,
+    engine_elements,
+    kv_bytes_per_token,
+    kv_cache_bytes,
+    max_engine_tokens,
+    reference_bytes,
+)
 
 
 def terms(*overrides: str, gpu: str = "h100") -> dict[str, float]:
@@ -111,6 +119,21 @@ def test_ranks_beyond_the_heads_of_keys_and_values_hold_a_whole_one_each() -> No
         assert kv_bytes_per_token(make_job(SMALL, 8, f"rollout.tp={tp}")) == share * whole
 
 
+def test_an_engine_holds_its_share_of_the_weights_and_one_of_transformers_all() -> None:
+    assert engine_elements(make_job(SMALL, 8, "rollout.engine=hf")) == 1_777_088_000
+    whole, half = (engine_elements(make_job(SMALL, 8, f"rollout.tp={tp}")) for tp in (1, 2))
+    assert whole == 1_777_088_000
+    assert half == pytest.approx(whole / 2, rel=1e-3)
+
+
+def test_vllm_on_a_cpu_has_room_for_a_full_batch_or_a_quarter_of_the_memory() -> None:
+    """Of sequences of the longest length, and one more."""
+    few, many = (make_job(SMALL, 1, f"rollout.batch_size={size}", gpu="cpu") for size in (2, 512))
+    longest = max_engine_tokens(few.config)
+    assert kv_cache_bytes(few) == 3 * longest * 28 * 2 * 2 * 128 * 2
+    assert kv_cache_bytes(many) == many.hardware.memory_bytes / 4
+
+
 def test_host_memory_of_a_checkpoint() -> None:
     """14 bytes of every parameter that a rank updates, on each rank of a node."""
     assert planned(make_job(SMALL, 8)).checkpoint["saved_bytes"] == 14 * 1_777_088_000
@@ -149,6 +172,13 @@ def test_what_does_not_fit_says_where_and_what_to_do() -> None:
 def test_what_fits_says_what_it_costs() -> None:
     plan = planned(make_job(SMALL, 8))
     assert plan.price == pytest.approx(3.0 * plan.device_hours)
+    rank = plan.worst
+    spare = f"{rank.margin / 1e9:.1f} GB ({100 * rank.margin / rank.limit:.0f}%)"
+    takes = f"100 steps take {60 * plan.hours:.1f} minutes, {plan.device_hours:,.1f} device-hours"
+    costs = f"FITS, with {spare} to spare on stage 0. {takes}, ${plan.price:,.0f}. Bottleneck: "
+    assert verdict_line(plan).startswith(costs)
+    longer = Plan(job=plan.job, num_steps=1000)
+    assert f"1000 steps take {longer.hours:.1f} hours, " in verdict_line(longer)
     whole, train = (plan.utilization(plan.step[name]) for name in ("total", "train"))
     assert 0 < whole < train < 0.55
     nothing = planned(make_job(SMALL, 8, "parallel.pp=2", acceptance=0.0))

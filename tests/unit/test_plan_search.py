@@ -54,6 +54,11 @@ def test_every_layout_is_tried_once() -> None:
     assert len(found) == (3 + 3) * 3 * 3
 
 
+def test_tensor_parallelism_is_tried_up_to_a_whole_node() -> None:
+    tried = {one.job.parallel.tp for one in search(LARGE, 8, "train.recompute=full")}
+    assert tried == {1, 2, 4, 8}
+
+
 def test_context_parallelism_is_tried_for_sequences_beyond_the_packing_budget() -> None:
     long = ("rollout.max_response_tokens=32768", "train.max_tokens_per_microbatch=9000")
     tried = {one.job.parallel.cp for one in search(SMALL, 8, *long)}

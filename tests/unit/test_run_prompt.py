@@ -8,6 +8,7 @@ import pytest
 
 from megatron_opsft.config import Config
 from megatron_opsft.config.load import load_config, to_yaml
+from megatron_opsft.config.run_prompt import settings_of_run
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.settings import EvalSettings, load_settings
 
@@ -50,6 +51,19 @@ def test_a_model_of_a_run_is_evaluated_and_trained_on_with_the_run_s_prompt_and_
         for key in ('template="chat"', 'system_prompt="Be brief."')
     ]
     assert config_of(model) == config
+
+
+def test_what_differs_and_is_not_given_is_taken(trained: Path) -> None:
+    """From whatever directory of the run the model is in."""
+    now = {"template": "r1", "system_prompt": None, "judge": "math"}
+    taken = {"template": "chat", "system_prompt": "Be brief."}
+    for place in PLACES:
+        model = str(trained / place)
+        assert settings_of_run(model, now, ()) == taken
+        assert settings_of_run(model, now, ("template",)) == {"system_prompt": "Be brief."}
+        assert settings_of_run(model, {**now, **taken}, ()) == {}
+    (trained / "other").mkdir()
+    assert settings_of_run(str(trained / "other"), now, ()) == {}
 
 
 def test_what_is_given_wins_and_one_line_says_so(
