@@ -68,14 +68,17 @@ def diverge(
     """D_t = KL(p_original || p_efficient) of every token in nats, over the whole vocabulary; and
     alternatives by position, where D_t is largest. Numbers have the digits of a float32.
 
-    An alternative has position: of the token in the response, from 0; preferred: the efficient
-    model's likeliest tokens with its probabilities, falling; the token itself may be among them.
+    An alternative has position: of the token in the response, from 0; probability: of that token
+    under the original and under the efficient model; preferred: the efficient model's likeliest
+    tokens, falling, each with its probability there and under the original; the token itself may be
+    among them.
 
     Logits are float32 whatever the models' dtype, and made a few positions at a time.
     """
     head_p, head_q = (m.get_output_embeddings().weight for m in (original, efficient))
     chunk = max(1, CHUNK_LOGITS // len(head_p))
     ids = torch.tensor([[*prompt_ids, *response_ids]])
+    sampled = torch.tensor(response_ids).split(chunk)
     hidden_p, hidden_q = (
         model.base_model(input_ids=ids.to(model.device), use_cache=False)
         .last_hidden_state[0, len(prompt_ids) - 1 : -1]  # what the tokens were sampled from
@@ -83,17 +86,19 @@ def diverge(
         for model in (original, efficient)
     )
     parts = [
-        _compare(p_CH, head_p, q_CH, head_q) for p_CH, q_CH in zip(hidden_p, hidden_q, strict=True)
+        _compare(p_CH, head_p, q_CH, head_q, sampled_C)
+        for p_CH, q_CH, sampled_C in zip(hidden_p, hidden_q, sampled, strict=True)
     ]
-    kl_R, ids_RK, preferred_RK = map(torch.cat, zip(*parts, strict=True))
-    kl, preferred = _short(kl_R), _short(preferred_RK)
+    kl_R, of_sampled_R2, ids_RK, preferred_RK2 = map(torch.cat, zip(*parts, strict=True))
+    kl, of_sampled, preferred = map(_short, (kl_R, of_sampled_R2, preferred_RK2))
     count = min(max(_AT_LEAST, int(_SHARE * len(kl))), _AT_MOST, len(kl))
     return kl, [
         {
             "position": at,
+            "probability": dict(zip(("original", "efficient"), of_sampled[at], strict=True)),
             "preferred": [
-                [tokenizer.decode([token]), share]
-                for token, share in zip(ids_RK[at].tolist(), preferred[at], strict=True)
+                {"token": tokenizer.decode([token]), "original": in_p, "efficient": in_q}
+                for token, (in_p, in_q) in zip(ids_RK[at].tolist(), preferred[at], strict=True)
             ],
         }
         for at in sorted(kl_R.topk(count).indices.tolist())
@@ -109,13 +114,19 @@ def _short(values: Tensor) -> Any:
 
 
 def _compare(
-    p_CH: Tensor, head_p_VH: Tensor, q_CH: Tensor, head_q_VH: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """D_t, [C]; ids of the tokens that the efficient model finds likeliest and their probabilities,
-    [C, K], falling.
+    p_CH: Tensor, head_p_VH: Tensor, q_CH: Tensor, head_q_VH: Tensor, sampled_C: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """D_t, [C]; probabilities of the sampled tokens under the original and the efficient model,
+    [C, 2]; ids of the tokens that the efficient model finds likeliest, falling, [C, K]; and their
+    probabilities under both, [C, K, 2].
     """
     log_p_CV = times_transposed(p_CH, head_p_VH).log_softmax(-1)
     log_q_CV = times_transposed(q_CH, head_q_VH).log_softmax(-1).to(log_p_CV.device)
     kl_C = kl_div(log_q_CV, log_p_CV, reduction="none", log_target=True).sum(-1).clamp_min(0.0)
-    preferred = log_q_CV.topk(min(NUM_PREFERRED, log_q_CV.shape[1]))
-    return kl_C, preferred.indices, preferred.values.exp()
+    preferred_CK = log_q_CV.topk(min(NUM_PREFERRED, log_q_CV.shape[1])).indices
+
+    def of_both(ids_CK: Tensor) -> Tensor:
+        return torch.stack([log.gather(1, ids_CK).exp() for log in (log_p_CV, log_q_CV)], dim=-1)
+
+    of_sampled_C2 = of_both(sampled_C.to(log_p_CV.device)[:, None])[:, 0]
+    return kl_C, of_sampled_C2, preferred_CK, of_both(preferred_CK)

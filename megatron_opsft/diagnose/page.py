@@ -1,5 +1,5 @@
-"""tokens.jsonl of a diagnosis, and what is made of it: D_t by kind of token and by place, the words
-and tokens where it is large, and responses shaded by it.
+"""tokens.jsonl of a diagnosis, and what is made of it: D_t by kind of token and by place, a cloud
+and a table of the tokens where it is large, and responses shaded by it.
 
 Of a response of the original model every token has D_t = KL(p_original || p_efficient), the
 divergence of the two models' next-token distributions where that token was sampled, in nats.
@@ -18,8 +18,9 @@ from typing import Any
 import pandas as pd
 from markupsafe import Markup
 
+from megatron_opsft.diagnose.cloud import WIDTH, lay_out
 from megatron_opsft.report import page
-from megatron_opsft.report.plot import Series, bars, percent, plot
+from megatron_opsft.report.plot import Figure, Series, bars, percent, plot
 from megatron_opsft.report.table import aligned
 from megatron_opsft.report.tables import Section, Table
 
@@ -30,12 +31,17 @@ TRANSITIONS = frozenset(
     ("actually", "again", "also", "alternatively", "although", "but", "hm", "hmm", "however")
     + ("maybe", "oh", "ok", "okay", "perhaps", "though", "wait", "well")
 )
-PRONOUNS = frozenset(("i", "me", "my", "mine", "myself", "we", "us", "our", "ours", "ourselves"))
+SINGULAR = frozenset(("i", "me", "my", "mine", "myself"))
+PLURAL = frozenset(("we", "us", "our", "ours", "ourselves"))
 _WORD = re.compile(r"[^\W\d_]+")
 _TAG = re.compile(r"<[^<>\s]+>")
-_SHOWN = 20  # responses and words on the page
+_SHOWN = 20  # responses, bars and rows of a table on the page
+_IN_CLOUD = 60  # words
+_LARGE = 0.01  # the share of all tokens whose D_t is called large
+_THRESHOLDS = (0.1, 0.5, 1.0, 2.0, 5.0)  # nats
 _BINS = 20  # of a response's length
 _SHADES = 9
+_MODELS = ("original", "efficient")
 
 
 def write_page(
@@ -47,35 +53,145 @@ def write_page(
     rows = (row for each in responses for row in _rows_of(each))
     tokens = pd.DataFrame(rows, columns=["kl", "kind", "word", "share"])
     kl = tokens["kl"]
-    kinds = tokens.groupby("kind")["kl"].agg(["size", "mean", "sum"])
-    kinds = kinds.sort_values("mean", ascending=False, kind="stable")
-    words = tokens.groupby("word")["kl"].agg(["sum", "size"]).reset_index()
-    words = words.sort_values(["sum", "word"], ascending=[False, True])[:_SHOWN]
-    along = Series(label="", place=1, points=list(tokens.groupby("share")["kl"].mean().items()))
-    headings = ["kind of token", "tokens", "mean D_t", "share of D_t"]
-    lines = [
-        [kind, f"{count:,}", f"{mean:.4f}", percent(total / (kl.sum() or 1.0))]
-        for kind, count, mean, total in kinds.itertuples()
-    ]
-    plots = [
-        bars("Sum of D", [(w, d, f"{d:.2g} ({n})") for w, d, n in words.itertuples(index=False)]),
-        plot("Mean D along a response", [along], x="share before the token", from_zero=True),
-    ]
+    large = max(float(kl.quantile(1 - _LARGE)), 1e-12)
+    by_kind = _by_kind(tokens)
     told = f"{len(kl):,} tokens of {len(responses):,} responses, D_t {kl.mean():.4f} nats on "
     told += f"average, {kl.max():.3f} at most"
-    full = float(kl.quantile(0.99))
-    shown = sorted(responses, key=lambda response: -max(response["kl"]))[:_SHOWN]
+    title = f"{original} against {efficient}"
     text = (
         "D_t = KL(original || efficient) of the next token at every token of the original's own "
-        f"responses: {told}. Below, the responses with the largest: full colour is {full:.3g}, "
-        "which one token in a hundred exceeds; point at a token or tap it for its number."
+        f"responses: {told}. D_t is called large from {large:.3g} nats, which one token in a "
+        "hundred reaches."
     )
-    shaded = [_shaded(response, max(full, 1e-12)) for response in shown]
-    title = f"{original} against {efficient}"
-    table = Table(caption="D_t by kind of token", headings=headings, rows=lines)
-    section = Section(title="By kind and by token", text="", table=table, plots=[*plots, *shaded])
-    page.write_page(out, [], title=title, text=text, sections=[section])
-    return f"{title}: {told}\n\n{aligned(headings, lines)}\n"
+    places = tokens[kl >= large]
+    sections = [
+        Section(
+            title="Where the models differ most",
+            text="What the original says where D_t is large: the larger a word, the larger the sum "
+            "of D_t at the places where the original says it.",
+            table=_beyond_thresholds(kl),
+            plots=[_cloud(places)],
+        ),
+        Section(
+            title="What the efficient model prefers there",
+            text="Each token at the place where its D_t is largest.",
+            table=_preferences(responses, places["word"].value_counts().to_dict()),
+        ),
+        Section(
+            title="By kind and by place",
+            text="",
+            table=by_kind,
+            plots=[_words(tokens), _along(tokens)],
+        ),
+        Section(
+            title="Responses",
+            text="Those with the largest D_t. Full colour is a large D_t; point at a token or tap "
+            "it for its number.",
+            plots=[_shaded(response, large) for response in _with_largest(responses)],
+        ),
+    ]
+    page.write_page(out, [], title=title, text=text, sections=sections)
+    return f"{title}: {told}\n\n{aligned(by_kind.headings, by_kind.rows)}\n"
+
+
+def _by_kind(tokens: pd.DataFrame) -> Table:
+    kinds = tokens.groupby("kind")["kl"].agg(["size", "mean", "sum"])
+    kinds = kinds.sort_values("mean", ascending=False, kind="stable")
+    total = tokens["kl"].sum() or 1.0
+    return Table(
+        caption="D_t by kind of token",
+        headings=["kind of token", "tokens", "mean D_t", "share of D_t"],
+        rows=[
+            [kind, f"{count:,}", f"{mean:.4f}", percent(part / total)]
+            for kind, count, mean, part in kinds.itertuples()
+        ],
+    )
+
+
+def _beyond_thresholds(kl: "pd.Series[float]") -> Table:
+    counts = [(limit, int((kl > limit).sum())) for limit in _THRESHOLDS if limit < kl.max()]
+    return Table(
+        caption="Tokens whose D_t exceeds a threshold",
+        headings=["D_t above", "tokens", "of all tokens"],
+        rows=[
+            [f"{limit:g} nats", f"{count:,}", percent(count / (len(kl) or 1))]
+            for limit, count in counts
+        ],
+    )
+
+
+def _preferences(responses: Sequence[Mapping[str, Any]], times: Mapping[str, int]) -> Table:
+    """A row for each token: the place where its D_t is largest. times: how often it is large."""
+    largest: dict[str, tuple[float, Mapping[str, Any]]] = {}
+    for response in responses:
+        for at in response["alternatives"]:
+            token, kl = _shown(response["tokens"][at["position"]]), response["kl"][at["position"]]
+            if token not in largest or kl > largest[token][0]:
+                largest[token] = kl, at
+    rows = []
+    for token, (kl, at) in sorted(largest.items(), key=lambda item: -item[1][0])[:_SHOWN]:
+        own, other = at["probability"], at["preferred"][0]
+        shares = [percent(each[model]) for each in (own, other) for model in _MODELS]
+        rows.append(
+            [token, f"{times.get(token, 0):,}", f"{kl:.3f}", *shares[:2], _shown(other["token"])]
+            + shares[2:]
+        )
+    return Table(
+        caption="Tokens of the largest D_t, and what the efficient model prefers",
+        headings=[
+            *("original says", "times with large D_t", "largest D_t"),
+            *("p in the original", "p in the efficient"),
+            *("efficient prefers", "p in the original", "p in the efficient"),
+        ],
+        rows=rows,
+    )
+
+
+def _cloud(tokens: pd.DataFrame) -> Markup:
+    """tokens: those whose D_t is large."""
+    weights = tokens.groupby("word")["kl"].agg(["sum", "size"])
+    weights = weights[weights["sum"] > 0].sort_values("sum", ascending=False, kind="stable")
+    counts = weights["size"].to_dict()
+    cloud = lay_out(weights["sum"][:_IN_CLOUD].to_dict())
+    words = [
+        Markup('<text class="c{}" transform="{}"><title>{}</title>{}</text>').format(
+            number % 7,
+            f"translate({word.x} {word.y}) scale({word.size / 12:.3f})",  # of 12 px, in page.css
+            f"{word.text}: sum of D = {word.weight:.3g} at {counts[word.text]:,} places",
+            word.text,
+        )
+        for number, word in enumerate(cloud.words)
+    ]
+    said = ", ".join(word.text for word in cloud.words)
+    return Markup(
+        '<figure class="cloud"><figcaption>Where D is large: what the original says</figcaption>'
+        '<svg viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg></figure>'
+    ).format(WIDTH, cloud.height, f"Largest first: {said}", Markup("").join(words))
+
+
+def _words(tokens: pd.DataFrame) -> Figure:
+    words = tokens.groupby("word")["kl"].agg(["sum", "size"]).reset_index()
+    words = words.sort_values(["sum", "word"], ascending=[False, True])[:_SHOWN]
+    rows = [
+        (word, kl, f"{kl:.2g} ({count:,})") for word, kl, count in words.itertuples(index=False)
+    ]
+    return bars("Sum of D by token (how often)", rows)
+
+
+def _along(tokens: pd.DataFrame) -> Figure:
+    points = list(tokens.groupby("share")["kl"].mean().items())
+    along = Series(label="", place=1, points=points)
+    return plot("Mean D along a response", [along], x="share before the token", from_zero=True)
+
+
+def _with_largest(responses: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return sorted(responses, key=lambda response: -max(response["kl"]))[:_SHOWN]
+
+
+def _shown(token: str) -> str:
+    """The token as the page writes it: without spaces around it, others visible."""
+    bare = token.strip(" ")
+    return bare if bare.isprintable() and bare else repr(token)[1:-1].replace(" ", "␣")
 
 
 def _rows_of(response: Mapping[str, Any]) -> Iterator[tuple[float, str, str, float]]:
@@ -83,7 +199,7 @@ def _rows_of(response: Mapping[str, Any]) -> Iterator[tuple[float, str, str, flo
     tokens, count = response["tokens"], len(response["tokens"])
     for place, (token, kind) in enumerate(zip(tokens, kinds_of(tokens), strict=True)):
         share = place * _BINS // count / _BINS
-        yield response["kl"][place], kind, repr(token.strip(" ") or token), share
+        yield response["kl"][place], kind, _shown(token), share
 
 
 def kinds_of(tokens: Sequence[str]) -> list[str]:
@@ -103,8 +219,11 @@ def _kind(token: str, start: int, word_at: dict[int, str]) -> str:
         return "end of thinking" if bare == "</think>" else "end of response"
     if letter := _WORD.search(token):
         word = word_at[start + letter.start()].lower()
-        is_pronoun = word in PRONOUNS
-        return "transition word" if word in TRANSITIONS else "pronoun" if is_pronoun else "word"
+        if word in TRANSITIONS:
+            return "transition word"
+        if word in SINGULAR or word in PLURAL:
+            return f"first person {'singular' if word in SINGULAR else 'plural'}"
+        return "word"
     if "\n" in token:
         return "line break"
     if any(sign.isdigit() for sign in bare):
@@ -116,7 +235,7 @@ def _shaded(response: Mapping[str, Any], full: float) -> Markup:
     """The response, each token shaded by its D_t. full: the D_t that has the full colour."""
     told = {
         at["position"]: "; efficient: "
-        + ", ".join(f"{text!r} {100 * share:.0f} %" for text, share in at["preferred"])
+        + ", ".join(f"{p['token']!r} {100 * p['efficient']:.0f} %" for p in at["preferred"])
         for at in response["alternatives"]
     }
     tokens = [

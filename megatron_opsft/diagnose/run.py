@@ -25,6 +25,8 @@ from megatron_opsft.runtime.durable import append_line, json_lines, whole_lines,
 from megatron_opsft.runtime.owned_directory import OwnedDirectory
 from megatron_opsft.runtime.progress import Progress
 
+_FORMAT = 2  # of a line of tokens.jsonl: 1 had no probabilities of the original
+
 
 class DiagnosisDirectory(OwnedDirectory):
     """responses: the evaluation for which the original samples, with an identity of its own."""
@@ -57,7 +59,7 @@ def diagnose(
         directory.check()
         if overwrite:
             directory.clear()
-        identity = {"efficient": q.weights_sha256()}
+        identity = {"efficient": q.weights_sha256(), "format": _FORMAT}
         directory.check_same(identity)
         directory.write_manifest({"original": original, "path": efficient, "identity": identity})
         evaluate(settings)

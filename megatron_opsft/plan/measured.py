@@ -135,10 +135,9 @@ def report_scaling(
         for one, first in ((row.measured, rows[0].measured), (row.planned, rows[0].planned)):
             one["efficiency"] = one["rate"] / first["rate"]
     if rows:
-        section = _section(rows)
-        table, title = section.table, runs[0].resolve().parent.name
+        table, title = _table(rows), runs[0].resolve().parent.name
         say(f"{table.caption}\n\n{aligned(table.headings, table.rows, num_left=0)}")
-        write_page(page, [], title=title, sections=[section])
+        write_page(page, [], title=title, sections=[_section(rows, table)])
         say(f"page: {page}")
     if unread:
         raise UserError(f"{len(unread)} of {len(runs)} could not be read: {unread[0]}")
@@ -165,12 +164,12 @@ def read_row(run: Path, gpu: str | None, hardware: Path | None) -> ScalingRow:
     return ScalingRow(nodes=nodes, gpus=gpus, device=name, measured=measured, planned=planned)
 
 
-def _section(rows: Sequence[ScalingRow]) -> Section:
-    """A line a run, the plan's figure in brackets; seconds by phase and efficiency over nodes."""
+def _table(rows: Sequence[ScalingRow]) -> Table:
+    """A line a run, the plan's figure in brackets."""
     shown = dict.fromkeys(_SECONDS, "{:.2f} ({:.2f})")
     shown |= {"rate": "{:,.1f} ({:,.1f})", "efficiency": "{:.0%} ({:.0%})"}
     devices = ", ".join(dict.fromkeys(row.device for row in rows))
-    table = Table(
+    return Table(
         caption=f"Median seconds of a step, measured (planned for {devices})",
         headings=["nodes", "GPUs", *_SECONDS, "tokens/s/GPU", "efficiency"],
         rows=[
@@ -179,6 +178,10 @@ def _section(rows: Sequence[ScalingRow]) -> Section:
             for row in rows
         ],
     )
+
+
+def _section(rows: Sequence[ScalingRow], table: Table) -> Section:
+    """The table; seconds by phase and efficiency over nodes."""
 
     def curves(key: str, measured: str, planned: str = "", place: int = 0) -> Iterator[Series]:
         points = [(row.nodes, row.measured[key]) for row in rows]

@@ -11,6 +11,7 @@ from typing import Any
 
 Point = tuple[float, float]
 _LEFT, _RIGHT, _TOP, _BOTTOM = 48, 390, 12, 168
+_LETTER = 7.2  # how wide one is at most, on average
 _MOST_POINTS = 400  # of a series: more than there are pixels
 
 
@@ -50,8 +51,8 @@ def tokens(value: float) -> str:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
     """said: to a screen reader. rows: (down, number) of the vertical axis; columns: (across,
-    number) of the horizontal one, which counts `x`. lines: as of `_line`; bars: (down, width,
-    label, text).
+    number) of the horizontal one, which counts `x`. lines: as of `_line`; bars: (down, where
+    it begins, width, label, text).
     """
 
     title: str
@@ -61,7 +62,7 @@ class Figure:
     rows: Sequence[tuple[float, str]] = ()
     columns: Sequence[tuple[float, str]] = ()
     lines: Sequence[dict[str, Any]] = ()
-    bars: Sequence[tuple[int, float, str, str]] = ()
+    bars: Sequence[tuple[int, float, float, str, str]] = ()
 
 
 def plot(
@@ -95,15 +96,20 @@ def plot(
 
 
 def bars(title: str, rows: Sequence[tuple[str, float, str]]) -> Figure:
-    """A horizontal bar a row of (label, value, text)."""
-    unit = 190 / (max((value for _, value, _ in rows), default=0) or 1)
+    """A horizontal bar a row of (label, value, text); label and text have as much room as the
+    longest of them needs.
+    """
+    labels = [label if len(label) < 26 else f"{label[:24]}…" for label, _, _ in rows]
+    begin = 8 + _LETTER * max(map(len, labels), default=0)
+    room = 400 - begin - 6 - _LETTER * max((len(text) for _, _, text in rows), default=0)
+    unit = room / (max((value for _, value, _ in rows), default=0) or 1)
     return Figure(
         title=title,
         said="; ".join(f"{label} {text}" for label, _, text in rows),
         height=20 * len(rows) + 4,
         bars=[
-            (20 * n, round(unit * value, 1), label if len(label) < 26 else f"{label[:24]}…", text)
-            for n, (label, value, text) in enumerate(rows)
+            (20 * n, begin, round(unit * value, 1), label, text)
+            for n, (label, (_, value, text)) in enumerate(zip(labels, rows, strict=True))
         ],
     )
 

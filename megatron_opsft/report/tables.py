@@ -51,12 +51,14 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """A table with its pictures: a benchmark of evaluations, or a section of a study."""
+    """A table with its pictures: a benchmark of evaluations, a section of a study, or a part of a
+    diagnosis.
+    """
 
     title: str
     text: str
-    table: Table
-    plots: Sequence[Figure | Markup]
+    table: Table | None = None
+    plots: Sequence[Figure | Markup] = ()
 
 
 def section_of(rows: Sequence[TableRow], block: str, title: str, text: str = "") -> Section:

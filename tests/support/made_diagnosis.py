@@ -21,7 +21,16 @@ def make_diagnosis(directory: Path) -> Path:
             "outcome": "correct",
             "tokens": [*TOKENS, HARM],
             "kl": [2.0 + n if at == place else 0.001 * at for at in range(len(TOKENS) + 1)],
-            "alternatives": [{"position": place, "preferred": [["</think>", 0.9], ["Wait", 0.1]]}],
+            "alternatives": [
+                {
+                    "position": place,
+                    "probability": {"original": 0.75, "efficient": 0.1},
+                    "preferred": [
+                        {"token": "</think>", "original": 0.25, "efficient": 0.9},
+                        {"token": "Wait", "original": 0.75, "efficient": 0.1},
+                    ],
+                }
+            ],
         }
         for n in range(NUM_RESPONSES)
     ]

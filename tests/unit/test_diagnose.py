@@ -1,6 +1,7 @@
 """`diagnose` on the shipped model and a disturbed copy of it; D_t, its memory, kinds of tokens."""
 
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -112,6 +113,15 @@ def test_the_page_is_made_of_the_tokens(tmp_path: Path) -> None:
     page = out.read_text()
     assert "<h1>long against short</h1>" in page and page.count("<pre>") == 4
     assert page.count('class="k9" title="D = 5; efficient: &#39;&lt;/think&gt;&#39; 90 %') == 1
+    cells = [re.sub("<[^>]*>", "", cell) for cell in re.findall(r"<t[hd] .*?</t[hd]>", page)]
+    # The token, how often D_t is large, the largest; under both models it and what is preferred.
+    at = cells.index("Wait")
+    assert cells[at : at + 8] == (
+        ["Wait", "1", "5.000", "75.0 %", "10.0 %", "&lt;/think&gt;", "25.0 %", "90.0 %"]
+    )
+    assert cells[cells.index("2 nats") :][:3] == ["2 nats", "3", "5.0 %"]  # 2 itself is not above
+    assert ">Wait: sum of D = 5 at 1 places</title>Wait</text>" in page
+    assert "Largest first: Wait" in page
     assert HARM[:20] not in page and page.count("</script") == 2
     rows = [row | {"kl": [0.0] * len(row["kl"])} for row in rows]
     assert "0.0000 nats" in write_page(out, rows, "long", "short")
@@ -191,10 +201,18 @@ def test_d_t_and_preferences_match_float64_softmax_and_are_0_of_a_model_and_itse
         largest = expected.topk(min(32, len(expected))).indices.tolist()
         assert [each["position"] for each in alternatives] == sorted(largest)
         for each in alternatives:
-            likeliest = log_q[each["position"]].exp().topk(NUM_PREFERRED)
-            texts, shares = zip(*each["preferred"], strict=True)
-            assert texts == tuple(map(str, likeliest.indices.tolist()))
-            assert shares == pytest.approx(likeliest.values.tolist(), abs=1e-5)
+            in_p, in_q = (log[each["position"]].exp() for log in (log_p, log_q))
+            likeliest = in_q.topk(NUM_PREFERRED).indices.tolist()
+            sampled = sample.response_ids[each["position"]]
+            both = {"original": in_p, "efficient": in_q}
+            for token, told in (
+                (sampled, each["probability"]),
+                *zip(likeliest, each["preferred"], strict=True),
+            ):
+                assert told.get("token", str(sampled)) == str(token)
+                assert {name: told[name] for name in both} == pytest.approx(
+                    {name: float(shares[token]) for name, shares in both.items()}, abs=1e-5
+                )
         kl, alternatives = diverge(p, p, IDS, *ids)
         assert set(kl) == {0.0} and alternatives == []
 
@@ -259,7 +277,11 @@ def test_without_accelerate_several_gpus_are_one_line(
 @pytest.mark.parametrize(
     ("tokens", "kinds"),
     [
-        ("Wait·,· I· think·\n", "transition word·punctuation·pronoun·word·line break"),
+        (
+            "Wait·,· I· think·\n",
+            "transition word·punctuation·first person singular·word·line break",
+        ),
+        (" We· and· us· and·mine", "first person plural·word·first person plural·word·word"),
         ("Al·tern·atively", "transition word·transition word·transition word"),
         ("Wait·ing", "word·word"),
         ("So· 12·+·=·.", "word·number·mathematics·mathematics·punctuation"),

@@ -1,0 +1,54 @@
+"""Word clouds: every word is whole, none covers another, and heavier ones are larger."""
+
+import random
+
+import pytest
+
+from megatron_opsft.diagnose.cloud import WIDTH, Cloud, lay_out
+
+WORDS = ["Wait", "Alternatively", "Hmm", "I", "me", "</think>", "但是", "\\n", "so", "7"]
+
+
+def boxes_of(cloud: Cloud) -> list[tuple[float, float, float, float]]:
+    """(left, top, right, bottom) of each word's letters, narrower than they are drawn at most."""
+    return [
+        (
+            word.x - 0.2 * word.size * len(word.text),
+            word.y - 0.7 * word.size,
+            word.x + 0.2 * word.size * len(word.text),
+            word.y + 0.1 * word.size,
+        )
+        for word in cloud.words
+    ]
+
+
+@pytest.mark.parametrize("count", [1, 2, 60])
+def test_words_are_inside_and_apart_and_heavier_ones_larger(count: int) -> None:
+    draw = random.Random(count)
+    weights = {f"{draw.choice(WORDS)}{n}": draw.paretovariate(1.0) for n in range(count)}
+    cloud = lay_out(weights)
+    assert {word.text: word.weight for word in cloud.words} == weights
+    assert [word.weight for word in cloud.words] == sorted(weights.values(), reverse=True)
+    assert [word.size for word in cloud.words] == sorted(
+        (word.size for word in cloud.words), reverse=True
+    )
+    boxes = boxes_of(cloud)
+    for left, top, right, bottom in boxes:
+        assert 0 <= left < right <= WIDTH and 0 <= top < bottom <= cloud.height
+    for number, (left, top, right, bottom) in enumerate(boxes):
+        for other_left, other_top, other_right, other_bottom in boxes[:number]:
+            beside = right <= other_left or other_right <= left
+            assert beside or bottom <= other_top or other_bottom <= top
+    assert lay_out(weights) == cloud
+
+
+def test_letters_cover_an_area_as_large_as_the_weight() -> None:
+    four, one, tiny = lay_out({"wait": 4.0, "but": 1.0, "so": 0.001}).words
+    assert four.size == 2 * one.size == 44.0
+    assert tiny.size == 11.0  # what can still be read on a phone
+
+
+def test_a_long_word_is_whole_and_no_word_is_a_small_picture() -> None:
+    (word,) = lay_out({"a" * 60: 1.0}).words
+    assert 0 < word.size < 10 and word.x == pytest.approx(WIDTH / 2)
+    assert lay_out({}).words == [] and lay_out({}).height == 8
