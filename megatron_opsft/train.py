@@ -63,7 +63,7 @@ def train(
         s.sync.push(recorder.last_step, s.probes(recorder.last_step))
         step = recorder.last_step
         stopping = recorder.look(step, stop)
-        while step < config.run.steps and not stopping:
+        while step < config.run.steps and not stopping and not recorder.gives_up():
             step += 1
             run_step(s, recorder, step)
             last = step == config.run.steps

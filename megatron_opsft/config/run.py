@@ -175,6 +175,13 @@ class EvalConfig(Section):
     """The best evaluation is the shortest whose accuracy is at most this much below the base model's."""
     export_best: Annotated[bool, FREE] = False
     """Keep the best evaluation's model in best/, if it beats the base model."""
+    stop_when_worse: Annotated[int, FREE] = Field(0, ge=0)
+    """Evaluations in a row that are less accurate than the base model's by more than chance, after which the run ends with its best model; 0: none do."""
+
+    @property
+    def keeps_best(self) -> bool:
+        """Whether the best evaluation's model is kept in best/."""
+        return self.export_best or self.stop_when_worse > 0
 
     @model_validator(mode="after")
     def _sets_have_names_of_their_own(self) -> Self:

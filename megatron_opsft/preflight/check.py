@@ -79,6 +79,7 @@ def check_run(
     check_engine_ranks(config.rollout.tp, world_size)
     check_responses(config)
     check_judge(config.verify)
+    _check_evaluations(config)
     _check_wandb(config)
 
 
@@ -115,8 +116,22 @@ def check_responses(config: Config) -> None:
         check_fetched([path])
 
 
+def _check_evaluations(config: Config) -> None:
+    """Errors: `UserError` for an early end that no evaluation could bring about."""
+    settings = config.eval
+    if not settings.stop_when_worse:
+        return
+    asked = f"eval.stop_when_worse={settings.stop_when_worse}"
+    if not config.run.eval_every:
+        raise UserError(f"{asked} needs evaluations between the steps: set run.eval_every")
+    if settings.data is None and not settings.holdout and config.data.train != ARITHMETIC:
+        raise UserError(f"{asked} needs held-out problems: set eval.data or eval.holdout")
+
+
 def is_finished(config: Config) -> bool:
-    """Whether the run has finished all its steps and written its model and summary."""
+    """Whether the run has finished all its steps, or has given up as it would do again, and has
+    written its model and summary.
+    """
     directory = config.run.dir
     try:
         summary = json.loads((directory / "summary.json").read_text(encoding="utf-8"))
@@ -124,7 +139,8 @@ def is_finished(config: Config) -> bool:
     except (OSError, ValueError, TypeError, KeyError):
         return False
     has_model = not steps or (directory / "hf" / "config.json").is_file()
-    return has_model and bool(steps == config.run.steps)
+    gives_up = 0 < config.eval.stop_when_worse <= summary.get("worse_in_a_row", 0)
+    return has_model and bool(steps == config.run.steps or gives_up)
 
 
 def _check_wandb(config: Config) -> None:

@@ -66,7 +66,7 @@ def disk_use(config: Config, shape: ModelShape) -> DiskUse:
         keep=keep,
         model=elements * _weight_bytes(config),
         # A resumed run may need the best model of each checkpoint's time.
-        num_models=1 + (keep + 2 if config.eval.export_best else 0),
+        num_models=1 + (keep + 2 if config.eval.keeps_best else 0),
         rollouts=tokens * (_TOKEN_BYTES + (_LOGPROB_BYTES if config.run.save_logprobs else 0)),
     )
 

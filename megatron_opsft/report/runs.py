@@ -214,6 +214,11 @@ def describe_run(path: Path) -> str:
     if best["step"] != reached:
         told = f"{best['mean_response_tokens']:.1f} tokens, accuracy {percent(best['accuracy'])}"
         lines.append(f"best evaluation: after step {best['step']}, {told}")
+    if worse := summary.get("worse_in_a_row"):
+        lines.append(
+            f"ended early: {worse} evaluations in a row were worse than the base model's; hf/ "
+            f"holds the model of step {summary['model_step']}"
+        )
     if not summary:
         lines.append(f"{run.state}; continue with --resume")
     return "\n".join(filter(None, lines))

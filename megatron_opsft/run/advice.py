@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import takewhile
 
 from megatron_opsft.config import Config
 from megatron_opsft.report.runs import best_evaluation
@@ -122,6 +124,32 @@ def explain_left_out(counts: Counts, *, room: int, positions: int) -> str:
     )
 
 
+def worse_in_a_row(evaluations: Sequence[Counts]) -> int:
+    """How many evaluations in a row, up to the last one, are less accurate than the first by more
+    than chance explains.
+
+    evaluations: the lines of evals.jsonl.
+    """
+    first, *later = evaluations or [{}]
+    return sum(1 for _ in takewhile(partial(_is_worse, first), reversed(later)))
+
+
+def describe_early_end(worse: int, step: int, model_step: int, config: Config) -> str:
+    """What a run says that `eval.stop_when_worse` ended.
+
+    worse: evaluations in a row that were worse; step: after which it ended; model_step: of the
+    model in hf/.
+    """
+    handed_out = f"hf/ holds the best model, of step {model_step}"
+    if model_step == step:
+        handed_out = "best/ has no better model, so hf/ holds the last one"
+    return (
+        f"ended after step {step} of {config.run.steps}, because {worse} evaluations in a row were "
+        f"less accurate than the base model's by more than chance (eval.stop_when_worse="
+        f"{config.eval.stop_when_worse}); {handed_out}"
+    )
+
+
 def warn_of_decline(evaluations: Sequence[Counts], config: Config) -> str:
     """A warning if a run's last evaluation is less accurate than its first by more than chance
     explains, with the best evaluation and the likely key; "" if it is not.
@@ -131,8 +159,7 @@ def warn_of_decline(evaluations: Sequence[Counts], config: Config) -> str:
     if len(evaluations) < 2:
         return ""
     first, last = evaluations[0], evaluations[-1]
-    fell = first["eval_accuracy"] - last["eval_accuracy"]
-    if fell <= _interval(first, last):
+    if not _is_worse(first, last):
         return ""
     best = best_evaluation(evaluations, config.eval.best_within)
     advice = f"lower optimizer.lr={config.optimizer.lr:g}"
@@ -141,7 +168,7 @@ def warn_of_decline(evaluations: Sequence[Counts], config: Config) -> str:
     if best is None or not best["step"]:
         found = "no later evaluation was as accurate as the base model"
     else:
-        kept = "its model is in best/" if config.eval.export_best else "eval.export_best keeps it"
+        kept = "its model is in best/" if config.eval.keeps_best else "eval.export_best keeps it"
         found = (
             f"the best evaluation is after step {best['step']}, "
             f"{100 * best['eval_accuracy']:.1f} %, "
@@ -151,6 +178,11 @@ def warn_of_decline(evaluations: Sequence[Counts], config: Config) -> str:
         f"THE MODEL GOT WORSE: held-out accuracy fell from {100 * first['eval_accuracy']:.1f} % "
         f"to {100 * last['eval_accuracy']:.1f} %, more than chance; {found}; most likely {advice}"
     )
+
+
+def _is_worse(first: Counts, last: Counts) -> bool:
+    """Whether the accuracy of an evaluation is below the first one's by more than chance."""
+    return first["eval_accuracy"] - last["eval_accuracy"] > _interval(first, last)
 
 
 def _interval(first: Counts, last: Counts) -> float:

@@ -2,6 +2,7 @@
 models as Hugging Face directories, the last and the best.
 """
 
+import shutil
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -12,7 +13,7 @@ from typing import Any
 from megatron_opsft.preflight.run_directory import BEST
 from megatron_opsft.records import Callback
 from megatron_opsft.report.runs import best_evaluation, read_json_lines
-from megatron_opsft.run.advice import advise_on_base, measure_correct
+from megatron_opsft.run.advice import advise_on_base, measure_correct, worse_in_a_row
 from megatron_opsft.run.metrics import MetricsLog
 from megatron_opsft.runtime.distributed import broadcast_object
 from megatron_opsft.runtime.durable import (
@@ -22,6 +23,8 @@ from megatron_opsft.runtime.durable import (
     remove,
     step_in,
     step_name,
+    sync_path,
+    write_files,
 )
 from megatron_opsft.runtime.phase import (
     Interrupted,
@@ -32,6 +35,8 @@ from megatron_opsft.runtime.phase import (
 )
 from megatron_opsft.session import Session, log
 from megatron_opsft.storage.hf_writer import write_hf_model
+from megatron_opsft.storage.partial import written_whole
+from megatron_opsft.storage.replacing import check_out
 
 
 class ModelExports:
@@ -68,12 +73,31 @@ class ModelExports:
         if failure is not None:
             raise failure
 
+    def kept(self, step: int) -> int:
+        """The step, if best/ has its model; else 0."""
+        return step if (self._best(step) / "config.json").is_file() else 0
+
+    def write_kept(self, name: str, step: int, card: str = "") -> None:
+        """Write the model of that step, which best/ has, to `name`; otherwise as `write`."""
+        enter_phase("export")
+        if not self._s.layout.is_main:
+            return
+        check_out(self._dir / name, [self._best(step)], overwrite=True)
+        with written_whole(self._dir / name) as partial:
+            for path in self._best(step).iterdir():
+                shutil.copyfile(path, partial.directory / path.name)
+                sync_path(partial.directory / path.name)
+            write_files(partial.directory, {"README.md": card.encode()})
+
+    def _best(self, step: int) -> Path:
+        return self._dir / BEST / step_name(step)
+
     def write_best(self, step: int) -> None:
         """Write the weights after `step` updates, unless a resumed run finds them written. Where
         the disk is full, a warning says so, and the run goes on without them.
         """
         name = f"{BEST}/{step_name(step)}"
-        if not broadcast_object((self._dir / name / "config.json").is_file()):
+        if not broadcast_object(self.kept(step)):
             announce(f"writing {name}")
             try:
                 self.write(name)
@@ -137,7 +161,7 @@ class Evaluations:
         lines = self.lines()
         best = best_evaluation(lines, settings.best_within)
         best_step = broadcast_object(step if best is None else best["step"])
-        if settings.export_best and best_step == step and step:
+        if settings.keeps_best and best_step == step and step:
             self._exports.write_best(step)
         self._exports.drop_superseded(step)
         return False
@@ -173,6 +197,15 @@ class Evaluations:
                 log.warning("%s", advice)
             for callback in self._callbacks:
                 callback.on_evaluation(line)
+
+    def worse_in_a_row(self) -> int:
+        """How many evaluations in a row, up to the last one, were worse than the base model."""
+        return broadcast_object(worse_in_a_row(self.lines()))
+
+    def best_kept(self) -> int:
+        """The step of the best evaluation where best/ has its model; 0 where it has not."""
+        best = best_evaluation(self.lines(), self._s.config.eval.best_within)
+        return broadcast_object(0 if best is None else self._exports.kept(best["step"]))
 
     def lines(self) -> list[dict[str, Any]]:
         """The lines of evals.jsonl on rank 0; none elsewhere."""

@@ -10,7 +10,12 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.preflight.run_directory import RunDir
 from megatron_opsft.records import Callback, StepResult, SyncResult, TokenScores
 from megatron_opsft.report.runs import describe_skipped, is_skipped
-from megatron_opsft.run.advice import explain_empty_step, explain_left_out, warn_of_decline
+from megatron_opsft.run.advice import (
+    describe_early_end,
+    explain_empty_step,
+    explain_left_out,
+    warn_of_decline,
+)
 from megatron_opsft.run.evaluations import Evaluations, ModelExports
 from megatron_opsft.run.metrics import MetricsLog
 from megatron_opsft.run.rollout_log import RolloutLog
@@ -137,6 +142,11 @@ class RunRecorder:
         """
         return self._evaluations.look(step, stop)
 
+    def gives_up(self) -> bool:
+        """Whether `eval.stop_when_worse` ends the run here."""
+        most = self._s.config.eval.stop_when_worse
+        return most > 0 and self._evaluations.worse_in_a_row() >= most
+
     def checkpoint(self, step: int, *, leaving: bool = False) -> None:
         """Save the state after `step` updates.
 
@@ -185,26 +195,37 @@ class RunRecorder:
 
     def finish(self, step: int) -> None:
         """Export the model after `step` updates as a Hugging Face directory with its card, and
-        write summary.json.
+        write summary.json. A run that gives up exports its best model, and has a checkpoint to go
+        on from.
         """
-        is_writer = self._log is not None
-        summary = summarize(self._dir.path, self._s.config) if is_writer else {}
+        config, is_writer, worse, kept = self._s.config, self._log is not None, 0, 0
+        if step < config.run.steps:
+            self.checkpoint(step, leaving=True)
+            worse, kept = self._evaluations.worse_in_a_row(), self._evaluations.best_kept()
+        summary = summarize(self._dir.path, config, step, kept or step) if is_writer else {}
+        if worse:
+            summary["worse_in_a_row"] = worse
         if step:  # else it would be a copy of the base model
-            card = model_card(summary, self._s.config, *self._s.example()) if is_writer else ""
-            self._exports.write("hf", card)
+            card = model_card(summary, config, *self._s.example()) if is_writer else ""
+            if kept:
+                self._exports.write_kept("hf", kept, card)
+            else:
+                self._exports.write("hf", card)
         self._exports.drop_superseded(step, finished=True)
         peak = max_over_world([peak_memory_bytes(self._s.device)])[0]
         if not is_writer:
             return
         summary["peak_memory_bytes"] = int(peak)
         write_json(self._dir.path / "summary.json", summary)  # from here on the run is finished
+        if worse:
+            log.warning("%s", describe_early_end(worse, step, kept or step, config))
         if learned := describe_skipped(summary["skipped_steps"], summary["steps"]):
             log.warning("%s", learned)
         elif step:
             place = self._dir.path
             log.info("the model is in %s; `megatron-opsft report %s` compares", place / "hf", place)
-            if worse := warn_of_decline(self._evaluations.lines(), self._s.config):
-                log.warning("%s", worse)
+            if decline := warn_of_decline(self._evaluations.lines(), config):
+                log.warning("%s", decline)
 
     def close(self) -> None:
         """Flush the metrics writers, also when the run stops early."""

@@ -101,9 +101,11 @@ def _sha256_of_file(path: Path) -> str:
 _MEASURED = ("accuracy", "mean_response_tokens", "samples")
 
 
-def summarize(directory: Path, config: Config) -> dict[str, Any]:
+def summarize(directory: Path, config: Config, step: int, model_step: int) -> dict[str, Any]:
     """Accuracy and length before, after and at best, steps and seconds. Errors: as of
     `read_json_lines`.
+
+    step: after which the run ended; model_step: of the model that it exports.
     """
     evaluations = read_json_lines(
         directory / "evals.jsonl", required=[f"eval_{key}" for key in _MEASURED]
@@ -116,7 +118,8 @@ def summarize(directory: Path, config: Config) -> dict[str, Any]:
     if best is not None:
         summary["best"] = _measured(best) | {"step": best["step"]}
     return summary | {
-        "steps": config.run.steps,
+        "steps": step,
+        "model_step": model_step,
         "skipped_steps": sum(map(is_skipped, steps)),
         "seconds": sum(line["step_seconds"] for line in steps),
     }
@@ -133,7 +136,7 @@ tags: [on-policy-sft, {config.method.name}]
 ---
 # {name}
 
-{config.model.path} after {config.run.steps} steps of `{config.method.name}` on {data}.
+{config.model.path} after {summary[model_step]} steps of `{config.method.name}` on {data}.
 
 | held-out problems | before | after |
 |---|---|---|
@@ -166,15 +169,19 @@ def model_card(
     messages: a problem's, with all that training added; prompt: what the chat template makes of
     them.
     """
+    after_training = summary["final"]
+    if summary["model_step"] != summary["steps"]:
+        after_training = summary["best"]
     before, after = (
         ("-", "-")
         if found["accuracy"] is None
         else (percent(found["accuracy"]), tokens(found["mean_response_tokens"]))
-        for found in (summary["base"], summary["final"])
+        for found in (summary["base"], after_training)
     )
     directory = Path(config.run.dir)
     return _CARD.format(
         config=config,
+        summary=summary,
         data=", ".join(part.path for part in config.data.parts),
         name=directory.name,
         directory=directory / "hf",

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 from forked_cli import ForkedCli
 from processes import rank_environments
 from run_differences import read_lines
@@ -90,3 +91,52 @@ def test_a_best_model_for_which_the_disk_has_no_room_is_a_warning(
     assert "could not be written: File too large" in first.stderr
     assert "the best model is not kept, and the run continues" in first.stderr
     assert sorted(models_of(tmp_path)) == ["hf"]
+
+
+# Three good steps, and then steps that take the model apart.
+FALLING = """
+from megatron_opsft import train
+train.learning_rate = lambda step, steps, settings: 5e-4 if step < 4 else 0.05
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_run_whose_model_gets_worse_ends_with_its_best_one(
+    cli: ForkedCli, tmp_path: Path, ranks: int
+) -> None:
+    words = ["train", QUICKSTART, *SMALL_RUN, "run.steps=8", "run.eval_every=1"]
+    words += ["eval.num_problems=8", "eval.max_response_tokens=300", "eval.best_within=0.3"]
+    words += ["eval.stop_when_worse=2", "checkpoint.every=0", "optimizer.schedule=constant"]
+    words += [f"run.dir={tmp_path}"]
+    if ranks == 1:
+        (ended,) = [cli.run(words, FALLING)]
+    else:
+        each = [f"import os\nos.environ.update({e!r})\n" for e in rank_environments(2)]
+        runs = [cli.start(words, prelude + FALLING) for prelude in each]
+        ended, _ = [run.wait() for run in runs]
+    assert ended.exit_code == 0, ended.stderr
+    evaluations = read_lines(tmp_path / "evals.jsonl")
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    reached, best = summary["steps"], summary["best"]["step"]
+    assert 0 < best == summary["model_step"] < reached < 8
+    assert [line["step"] for line in evaluations] == [*range(reached + 1)]
+    assert summary["worse_in_a_row"] == 2 and summary["base"]["accuracy"] > 0.5
+    models = models_of(tmp_path)
+    assert models["hf"] == models[f"best/step_{best:06d}"]
+    card = (tmp_path / "hf/README.md").read_text()
+    assert f"after {best} steps of" in card
+    assert f"| {summary['best']['mean_response_tokens']:.1f} |" in card
+    said = f"ended after step {reached} of 8, because 2 evaluations in a row were less accurate"
+    assert said in ended.stderr
+    assert f"hf/ holds the best model, of step {best}" in ended.stderr
+    if ranks == 1:
+        again = cli.run([*words, "--resume"])
+        assert "the run is finished; nothing is left" in again.stdout
+        assert "hf/ holds the model of step" in cli.run(["report", tmp_path]).stdout
+        # It has a checkpoint to go on from, for one who wants to see what comes of it.
+        words += ["--resume", "eval.stop_when_worse=0", f"run.steps={reached + 1}"]
+        more = cli.run(words, FALLING)
+        assert more.exit_code == 0, more.stderr
+        summary = json.loads((tmp_path / "summary.json").read_text())
+        assert summary["steps"] == summary["model_step"] == reached + 1
+        assert "worse_in_a_row" not in summary

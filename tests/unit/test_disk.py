@@ -39,6 +39,7 @@ def with_free(monkeypatch: pytest.MonkeyPatch, num_bytes: int) -> None:
     [
         ([], 3.0, 1),
         (["eval.export_best=true"], 3.0, 1 + 2 + 2),
+        (["eval.stop_when_worse=2", "run.eval_every=1"], 3.0, 1 + 2 + 2),
         (["model.dtype=bfloat16"], 3.5, 0.5),
         # A reference that may be replaced is in the checkpoint, in the model's dtype.
         (["method.name=grpo"], 3.0, 1),

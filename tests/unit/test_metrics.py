@@ -21,10 +21,12 @@ from megatron_opsft.preflight.run_directory import RunDir
 from megatron_opsft.records import Outcome, Problem, Verdict
 from megatron_opsft.run.advice import (
     advise_on_base,
+    describe_early_end,
     explain_empty_step,
     explain_left_out,
     measure_correct,
     warn_of_decline,
+    worse_in_a_row,
 )
 from megatron_opsft.run.metrics import MetricsLog
 
@@ -297,3 +299,28 @@ def test_every_key_is_documented(cli: ForkedCli, tmp_path: Path) -> None:
     written.append(gzip.decompress((tmp_path / "rollouts/step_000001.jsonl.gz").read_bytes()))
     for section, lines in zip(SECTIONS, written, strict=True):
         assert documented(section) - ELSEWHERE == set(json.loads(lines.splitlines()[0]))
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "worse"),
+    [
+        ([], 0),
+        ([0.5], 0),
+        ([0.5, 0.4], 1),
+        ([0.5, 0.4, 0.45, 0.3, 0.2], 2),  # chance explains 45 %
+        ([0.5, 0.4, 0.3, 0.5], 0),
+    ],
+)
+def test_evaluations_that_are_worse_than_the_base_model_s_count_in_a_row(
+    accuracies: list[float], worse: int
+) -> None:
+    lines = [_evaluation(step, accuracy, 10, 300) for step, accuracy in enumerate(accuracies)]
+    assert worse_in_a_row(lines) == worse
+
+
+def test_a_run_that_gives_up_says_which_model_it_hands_out() -> None:
+    words = ["model.path=m", "data.train=d", "run.steps=9", "eval.stop_when_worse=2"]
+    for model_step, says in ((4, "hf/ holds the best model, of step 4"), (7, "no better model")):
+        said = describe_early_end(3, 7, model_step, load_config(None, words))
+        assert said.startswith("ended after step 7 of 9, because 3 evaluations in a row")
+        assert "(eval.stop_when_worse=2)" in said and says in said

@@ -128,6 +128,29 @@ def test_a_finished_run_has_nothing_left_to_do(tmp_path: Path) -> None:
         assert (tmp_path / LOCK).is_file()
 
 
+def test_a_run_that_has_given_up_is_finished_unless_it_is_asked_to_go_on(tmp_path: Path) -> None:
+    summary = {"steps": 7, "worse_in_a_row": 2}
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf/config.json").touch()
+    for most, finished in ((0, False), (1, True), (2, True), (3, False)):
+        config = config_of(tmp_path, f"eval.stop_when_worse={most}", "run.eval_every=1")
+        assert is_finished(config) == finished
+
+
+def test_an_early_end_needs_evaluations(tmp_path: Path) -> None:
+    problems = tmp_path / "problems.jsonl"
+    problems.write_text('{"problem": "1+1?", "answer": "2"}\n')
+    ends = ("eval.stop_when_worse=2", f"data.train={problems}")
+    for keys, said in (
+        (("eval.stop_when_worse=2", "run.eval_every=0"), "set run.eval_every"),
+        ((*ends, "run.eval_every=5"), "set eval.data or eval.holdout"),
+    ):
+        config = config_of(tmp_path / "run", *keys)
+        with pytest.raises(UserError, match=f"eval.stop_when_worse=2 needs .*{said}"):
+            check_run(config, resume=False, overwrite=False, must_exist=False, world_size=1)
+
+
 def test_a_file_of_responses_goes_with_a_method_of_fixed_data_alone(tmp_path: Path) -> None:
     stored = tmp_path / "crst.parquet"
     fixed, own = "method.name=crst", "method.name=on_policy_sft"
