@@ -33,6 +33,7 @@ from megatron_opsft.data.prompts import (
 from megatron_opsft.data.stored_responses import StoredResponses, read_stored_responses
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.held_out import HeldOut
+from megatron_opsft.evaluate.pass_rates import keep_by_pass_rate
 from megatron_opsft.methods.facts import (
     ReferenceStatistics,
     check_monitor,
@@ -93,6 +94,7 @@ def read_input(config: Config, model_dir: Path, shape: ModelShape) -> RunInput:
     main = {} if held_out is None else {"eval.data": held_out}
     others = {f"eval.more.{name}": given for name, given in more.items()}
     problems = leave_out_held_out(problems, main | others)
+    problems, chosen = keep_by_pass_rate(problems, config.data)
     read = [problems, *([held_out] if held_out is not None else []), *more.values()]
     stored = _read_stored(config, shape)
     teacher: str | None = getattr(config.method, "teacher_template", None)
@@ -113,7 +115,7 @@ def read_input(config: Config, model_dir: Path, shape: ModelShape) -> RunInput:
         stored=stored,
         method=_open_method(config, problems, evaluated, encoder),
         bad_rows=tuple(row for each in read for row in each.bad_rows),
-        notes=tuple(_notes(config, problems, held_out)),
+        notes=(*filter(None, [chosen]), *_notes(config, problems, held_out)),
     )
 
 

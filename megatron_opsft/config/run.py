@@ -31,6 +31,10 @@ class DataConfig(Section):
     """Field of the problem (text or chat messages; may be dotted); by default the first of problem, question, prompt."""
     answer_field: str | None = None
     """Field of the gold answer (may be dotted); by default the first of answer, final_answer, solution."""
+    pass_rate: tuple[float, float] | None = None
+    """[low, high]: train on the problems of which this share of the samples in data.pass_rate_from is right; [0.5, 1] are easy ones."""
+    pass_rate_from: Annotated[Path | None, Expanded, BY_CONTENT] = None
+    """Directory of an evaluation of the training problems, the --out of `eval --data train=FILE`."""
     responses: Annotated[Path | None, Expanded, BY_CONTENT] = None
     """Fixed data, written by the command `data`, for a method that samples nothing; B x G responses a step."""
     prompts_per_step: Annotated[int, ADJUSTABLE] = Field(64, ge=1, lt=2**31)
@@ -41,6 +45,18 @@ class DataConfig(Section):
     """r1: step by step; cod: Chain of Draft; concise: key steps alone; chat: the problem alone; or a .jinja file (docs/data.md). All through the model's chat template."""
     system_prompt: str = ""
     """System message before each problem; rows that have one keep theirs."""
+
+    @model_validator(mode="after")
+    def _pass_rates_are_shares_of_an_evaluation(self) -> Self:
+        """Errors: `UserError` for half of what a choice by pass rate needs, and for no interval."""
+        if (self.pass_rate is None) != (self.pass_rate_from is None):
+            lacks = "pass_rate_from" if self.pass_rate_from is None else "pass_rate"
+            raise UserError(f"data.{lacks} is missing: pass_rate and pass_rate_from go together")
+        if self.pass_rate is not None and not 0 <= self.pass_rate[0] <= self.pass_rate[1] <= 1:
+            raise UserError(
+                f"data.pass_rate={list(self.pass_rate)} must be [low, high], shares from 0 to 1"
+            )
+        return self
 
     @property
     def parts(self) -> tuple[MixturePart, ...]:

@@ -172,6 +172,12 @@ class SampleFiles:
         lines = [json.dumps(asdict(sample), ensure_ascii=False) for sample in samples]
         append_line(path, "\n".join(lines))
 
+    def complete(self) -> list[str]:
+        """The names of the benchmarks whose samples are all there."""
+        return sorted(
+            path.name.removesuffix(".jsonl.gz") for path in self._directory.glob("*.jsonl.gz")
+        )
+
     def read(self, benchmark: str) -> list[StoredSample]:
         """All samples, by problem and index; one that is there twice counts once."""
         found: dict[tuple[str, int], StoredSample] = {}
