@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron_opsft.errors import UserError, first_line
-from megatron_opsft.runtime.libraries import check_cached, check_fetched, hub_error
+from megatron_opsft.runtime.libraries import asking_hub, check_cached, check_fetched, hub_error
 
 FILE_ENDINGS = (".jsonl", ".jsonl.gz", ".parquet")
 
@@ -135,7 +135,8 @@ def _open_hub(source: str, split: str, subset: str | None, section: str) -> Any:
 
     option = source_option(section)
     try:
-        return datasets.load_dataset(source, subset, split=split)
+        with asking_hub(source):
+            return datasets.load_dataset(source, subset, split=split)
     except Exception as error:  # of whichever network or format library was at work
         name = f"{source} ({subset})" if subset else source
         raise hub_error(

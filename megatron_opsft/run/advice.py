@@ -31,6 +31,7 @@ _REASONS = {
 }
 _TENTH, _HALF = "eval_correct_tokens_tenth", "eval_correct_tokens_half"  # of a line of evals.jsonl
 _FEW = 0.05
+RECENT_STEPS = 10  # that are looked at together
 _HARD = 0.2  # a base model that solves less has little to learn from
 
 
@@ -96,16 +97,41 @@ def explain_empty_step(counts: Counts, limit: int, base: Counts) -> str:
             "the same reward, so none was better than the others; take problems that the model "
             "solves sometimes, or raise rollout.group_size"
         )
+    return (
+        f"step {counts['step']} accepted none of {counts['num_rollouts']} responses, so nothing "
+        f"was learned: {describe_rejected(counts)}; {_remedy(counts, limit, base)}"
+    )
+
+
+def warn_of_few_accepted(steps: Sequence[Counts], limit: int, base: Counts) -> str:
+    """A warning where fewer than one in twenty responses of the last ten steps was accepted, with
+    the most common reason and the remedy; "" where more were, none was, or there are fewer steps.
+
+    steps: lines of metrics.jsonl; limit, base: as of `explain_empty_step`.
+    """
+    if len(steps) < RECENT_STEPS or any("num_accepted" not in counts for counts in steps):
+        return ""
+    recent = [*steps][-RECENT_STEPS:]
+    added = ("num_rollouts", "num_accepted", *_REASONS)
+    counts = {key: sum(int(step.get(key, 0)) for step in recent) for key in added}
+    if not 0 < counts["num_accepted"] < _FEW * counts["num_rollouts"]:
+        return ""
+    counts["length_limit"] = int(recent[-1].get("length_limit", limit))
+    return (
+        f"the last {RECENT_STEPS} steps accepted {counts['num_accepted']} of "
+        f"{counts['num_rollouts']} responses, so little is learned: {describe_rejected(counts)}; "
+        f"{_remedy(counts, limit, base)}"
+    )
+
+
+def _remedy(counts: Counts, limit: int, base: Counts) -> str:
+    """What helps where few responses are accepted, by the most common reason."""
     _, remedy = _REASONS[max(_REASONS, key=lambda key: counts.get(key, 0))]
     key = "rollout.max_response_tokens"
     if (in_force := int(counts.get("length_limit", limit))) < limit:
         key, limit = "method.limits", in_force
     remedy = remedy or _lengths_remedy(key, limit, base)
-    hard = f"; {advice}" if base and (advice := advise_on_base(base)) else ""
-    return (
-        f"step {counts['step']} accepted none of {counts['num_rollouts']} responses, so nothing "
-        f"was learned: {describe_rejected(counts)}; {remedy}{hard}"
-    )
+    return remedy + (f"; {advice}" if base and (advice := advise_on_base(base)) else "")
 
 
 def explain_left_out(counts: Counts, *, room: int, positions: int) -> str:

@@ -1,5 +1,6 @@
 """What a run records, and how it resumes."""
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,10 +12,12 @@ from megatron_opsft.preflight.run_directory import RunDir
 from megatron_opsft.records import Callback, StepResult, SyncResult, TokenScores
 from megatron_opsft.report.runs import describe_skipped, is_skipped
 from megatron_opsft.run.advice import (
+    RECENT_STEPS,
     describe_early_end,
     explain_empty_step,
     explain_left_out,
     warn_of_decline,
+    warn_of_few_accepted,
 )
 from megatron_opsft.run.evaluations import Evaluations, ModelExports
 from megatron_opsft.run.metrics import MetricsLog
@@ -43,7 +46,8 @@ class RunRecorder:
         self._callbacks = callbacks
         self._told: tuple[int, Path] | None = None
         self._dir = run_dir
-        self._has_told_left_out = self._has_told_empty = False
+        self._has_told_left_out = self._has_told_empty = self._has_told_few = False
+        self._recent: deque[Mapping[str, float | int]] = deque(maxlen=RECENT_STEPS)
         self._watch = Stopwatch(session.device)
         self.last_step = self._saved = last_step
         self._rollouts = RolloutLog(run_dir.path / "rollouts", session.layout)
@@ -106,8 +110,17 @@ class RunRecorder:
             callback.on_step(metrics)
 
     def _explain(self, metrics: Mapping[str, float | int]) -> None:
-        """Say once why a step learned nothing, and once that it left responses out."""
+        """Say once why a step learned nothing, once that few responses are accepted, and once that
+        a step left some out.
+        """
         config = self._s.config
+        self._recent.append(metrics)
+        if not self._has_told_few:
+            base = next(iter(self._evaluations.lines()), {})
+            limit = config.rollout.max_response_tokens
+            if said := warn_of_few_accepted(self._recent, limit, base):
+                self._has_told_few = True
+                log.warning("%s", said)
         if metrics.get("num_pairs_left_out"):
             if not self._has_told_left_out:
                 self._has_told_left_out = True

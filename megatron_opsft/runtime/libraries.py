@@ -7,6 +7,7 @@ none of them.
 import gc
 import os
 import sys
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from importlib import metadata
@@ -26,6 +27,7 @@ PACKAGES = (
     "math-verify",
 )
 _OFFLINE = "HF_HUB_OFFLINE"  # of Hugging Face's libraries: only their caches are read
+_PATIENCE_SECONDS = 5.0
 _PASSING = (408, 425, 429)  # HTTP: too slow, too early, too many requests
 # Of Python, of huggingface_hub and of httpx, which needs not be installed.
 _NO_ANSWER = {"ConnectionError", "TimeoutError", "LocalEntryNotFoundError", "TransportError"}
@@ -98,6 +100,24 @@ def _without_compiler() -> Iterator[None]:
 def is_offline() -> bool:
     """Whether the libraries only read their caches."""
     return os.environ.get(_OFFLINE, "").upper() in ("1", "ON", "YES", "TRUE")
+
+
+@contextmanager
+def asking_hub(name: str) -> Iterator[None]:
+    """For a request to the hub, which may take minutes to give up: a line says soon what the
+    program waits for.
+    """
+    said = (
+        f"{name}: waiting for the Hugging Face hub, which sends files or does not answer; "
+        f"{_OFFLINE}=1 takes what the cache has, without asking"
+    )
+    timer = threading.Timer(_PATIENCE_SECONDS, announce, [said])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def hub_error(error: Exception, said: str) -> UserError:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from megatron_opsft.errors import UserError, first_line
 from megatron_opsft.runtime.durable import list_checkpoints
-from megatron_opsft.runtime.libraries import check_fetched, hub_error, is_offline
+from megatron_opsft.runtime.libraries import asking_hub, check_fetched, hub_error, is_offline
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
@@ -113,7 +113,9 @@ def _from_hub(name: str, patterns: list[str], option: str) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:
-        return Path(snapshot_download(name, allow_patterns=patterns, ignore_patterns=HUB_IGNORED))
+        with asking_hub(name):
+            found = snapshot_download(name, allow_patterns=patterns, ignore_patterns=HUB_IGNORED)
+        return Path(found)
     except (OSError, HfHubHTTPError, HFValidationError) as error:
         why = "HF_HUB_OFFLINE=1 is set" if is_offline() else first_line(error)
         raise hub_error(

@@ -26,6 +26,7 @@ from megatron_opsft.run.advice import (
     explain_left_out,
     measure_correct,
     warn_of_decline,
+    warn_of_few_accepted,
     worse_in_a_row,
 )
 from megatron_opsft.run.metrics import MetricsLog
@@ -181,6 +182,35 @@ def test_a_step_without_any_is_explained_by_counts_and_the_first_evaluation(
     begin = "step 1 accepted none of 32 responses, so nothing was learned: "
     assert said.startswith(f"{begin}{counts['num_unfinished']} cut off") and words in said
     assert ", 0 " not in said and ("model solves" in said) == ("model solves" in words)
+
+
+def few(accepted: int, **counts: int) -> dict[str, int]:
+    """A step of 32 responses, of which the others are cut off."""
+    given = {"step": 1, "num_rollouts": 32, "num_accepted": accepted}
+    return given | {"num_unfinished": 32 - accepted} | counts
+
+
+@pytest.mark.parametrize(
+    ("steps", "warns"),
+    [
+        ([few(1)] * 10, True),  # 10 of 320
+        ([few(1)] * 9, False),
+        ([few(0)] * 5 + [few(3)] * 5, True),  # 15 of 320
+        ([few(1)] * 4 + [few(2)] * 6, False),  # 16 of 320: one in twenty
+        ([few(32)] * 9 + [few(1)] * 10, True),  # the last ten count
+        ([few(0)] * 10, False),  # that nothing is learned is said already
+        ([{"step": 1, "num_rollouts": 32}] * 10, False),  # fixed data
+    ],
+)
+def test_few_accepted_responses_in_ten_steps_are_said_with_the_remedy(
+    steps: list[dict[str, int]], warns: bool
+) -> None:
+    base = LENGTHS | {"eval_accuracy": 0.9, "eval_truncated_share": 0.0}
+    said = warn_of_few_accepted(steps, 64, base)
+    accepted = sum(step.get("num_accepted", 0) for step in steps[-10:])
+    begin = f"the last 10 steps accepted {accepted} of 320 responses, so little is learned: "
+    assert said.startswith(begin + f"{320 - accepted} cut off; ") == warns == bool(said)
+    assert ("rollout.max_response_tokens" in said) == warns
 
 
 def test_a_step_whose_responses_are_alike_or_have_no_advantage_is_explained() -> None:

@@ -2,7 +2,9 @@
 
 import gzip
 import json
+import logging
 import shutil
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,8 +22,23 @@ from megatron_opsft.data.mixture import describe_bad_rows
 from megatron_opsft.data.problems import ARITHMETIC, load_held_out, load_problems, shuffled_subset
 from megatron_opsft.data.sources import check_source
 from megatron_opsft.errors import HubUnreachable, UserError
-from megatron_opsft.runtime.libraries import check_cached, hub_error
+from megatron_opsft.runtime import libraries
+from megatron_opsft.runtime.libraries import asking_hub, check_cached, hub_error
 from megatron_opsft.storage.model_paths import resolve_model
+
+
+def test_a_hub_that_takes_its_time_is_waited_for_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(libraries, "_PATIENCE_SECONDS", 0.01)
+    for seconds, lines in ((0.3, 1), (0.0, 0)):
+        caplog.clear()
+        with asking_hub("me/data"):
+            time.sleep(seconds)
+        time.sleep(0.05)
+        assert len(caplog.messages) == lines
+        assert all("me/data: waiting for the Hugging Face hub" in line for line in caplog.messages)
 
 
 def test_fields_are_found_and_a_gold_answer_is_what_its_text_marks(tmp_path: Path) -> None:
