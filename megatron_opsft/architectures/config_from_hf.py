@@ -68,6 +68,12 @@ def read_model_shape(model_dir: Path) -> ModelShape:
             f"{path}: num_key_value_heads={num_kv_heads} does not divide "
             f"num_attention_heads={num_heads}"
         )
+    head_dim = _positive(config, "head_dim", path, int, hidden_size // num_heads)
+    if head_dim % 2:
+        raise UserError(
+            f"{path}: the head dimension {head_dim} is odd, but rotary embedding turns pairs of "
+            "numbers; look at head_dim, hidden_size and num_attention_heads"
+        )
     rope_theta, rope_scaling = _rope(config, path)
     return ModelShape(
         architecture=architecture.hf_name,
@@ -76,7 +82,7 @@ def read_model_shape(model_dir: Path) -> ModelShape:
         ffn_size=_positive(config, "intermediate_size", path, int),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
-        head_dim=_positive(config, "head_dim", path, int, hidden_size // num_heads),
+        head_dim=head_dim,
         vocab_size=_positive(config, "vocab_size", path, int),
         tied_embeddings=_bool(config, "tie_word_embeddings", path),
         qkv_bias=QKV_BIAS in architecture.layer_rows,

@@ -63,7 +63,7 @@ def megatron_layout(table: WeightTable, dtype: torch.dtype, max_file_bytes: int)
             COMMON_NAME: _saved({}),
             FORMAT_NAME: json.dumps(TORCH_DIST_FORMAT).encode(),
             METADATA_NAME: pickle.dumps(metadata),
-            RECORD_NAME: b"{}\n",
+            RECORD_NAME: json.dumps({"vocab_size": table.shape.vocab_size}).encode(),
         },
     )
 

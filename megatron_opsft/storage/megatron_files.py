@@ -4,6 +4,7 @@ The same methods as `HfTensors`, so whatever loads from a Hugging Face directory
 checkpoint too: any that Megatron-Core wrote, at any TP x PP x VPP x EP, with or without optimizer.
 """
 
+import json
 from dataclasses import replace
 from functools import lru_cache
 from itertools import islice, product
@@ -16,7 +17,7 @@ from megatron_opsft.architectures.template import ShardKind
 from megatron_opsft.errors import UserError
 from megatron_opsft.storage.dist_metadata import Chunk, locate, read_metadata
 from megatron_opsft.storage.hf_files import HfTensors, check_checkpoint
-from megatron_opsft.storage.model_paths import is_dist_checkpoint
+from megatron_opsft.storage.model_paths import RECORD_NAME, is_dist_checkpoint
 from megatron_opsft.storage.regions import Region
 from megatron_opsft.weights.checkpoint_keys import (
     Entry,
@@ -35,7 +36,7 @@ class MegatronTensors:
 
     def __init__(self, directory: Path, table: WeightTable) -> None:
         """table: of the model, with TransformerEngine's names. Strict: `UserError` for a weight
-        that is missing, unexpected, or of another shape.
+        that is missing, unexpected, or of another shape, and for another vocabulary.
         """
         self.model_dir = Path(directory)
         self._table = table
@@ -43,6 +44,7 @@ class MegatronTensors:
         self._entries: dict[str, Entry] = {}
         self._chunks: dict[Entry, list[Chunk]] = {}
         self._locate = lru_cache(maxsize=None)(locate)
+        self._check_vocabulary()
         self._match()
 
     def dtype(self, name: str) -> torch.dtype:
@@ -91,6 +93,21 @@ class MegatronTensors:
             raise UserError(
                 f"{self.model_dir} holds {', '.join(sorted(unexpected)[:4])}, which is not part of "
                 f"a {self._table.shape.architecture} as config.json describes it"
+            )
+
+    def _check_vocabulary(self) -> None:
+        """Errors: `UserError` where the converted model had another vocabulary. The tensors
+        cannot tell: how far a vocabulary is padded is up to who writes it.
+        """
+        try:
+            record = json.loads((self.model_dir / RECORD_NAME).read_bytes())
+        except (OSError, ValueError):  # of another writer
+            return
+        size = record.get("vocab_size") if isinstance(record, dict) else None
+        if size is not None and size != self._table.shape.vocab_size:
+            raise UserError(
+                f"{self.model_dir} was converted from a model with vocab_size={size}, but "
+                f"config.json says {self._table.shape.vocab_size}; give that model's config.json"
             )
 
     def _index(self, key: str, num_leads: int) -> None:

@@ -158,6 +158,7 @@ def test_defaults_of_absent_fields_are_those_of_transformers(tmp_path: Path) -> 
         (QWEN2, {"num_hidden_layers": None}, "num_hidden_layers must be a positive whole"),
         (QWEN2, {"num_key_value_heads": 3}, "num_key_value_heads=3 does not divide .*=4"),
         (QWEN2, {"hidden_size": 66}, "does not divide hidden_size=66"),
+        (QWEN2, {"head_dim": 7}, "the head dimension 7 is odd"),
         (QWEN2, {"rope_theta": 0}, "rope_theta must be a positive number"),
         (QWEN2, {"tie_word_embeddings": "yes"}, "tie_word_embeddings must be true or false"),
         (QWEN2, {"architectures": ["MixtralForCausalLM"]}, "supported: Qwen2ForCausalLM, Qwen3"),

@@ -367,6 +367,20 @@ def test_check_tells_equal_from_different(cli: ForkedCli, hf: Path, megatron: Pa
     assert (different.exit_code, different.stdout) == (4, said)
 
 
+@pytest.mark.parametrize("vocab_size", [290, 310])
+def test_a_configuration_with_another_vocabulary_is_refused(
+    megatron: Path, tmp_path: Path, vocab_size: int
+) -> None:
+    """Both would fit: the checkpoint pads the 301 tokens to 384."""
+    path = megatron / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"vocab_size": vocab_size}))
+    said = f"converted from a model with vocab_size=301, but config.json says {vocab_size}"
+    with pytest.raises(UserError, match=said):
+        run(megatron, tmp_path / "back", "hf")
+    (megatron / "conversion.json").write_text("{}\n")  # as earlier versions wrote it
+    run(megatron, tmp_path / "back", "hf")
+
+
 def flip(path: Path, draw: random.Random) -> None:
     """One bit that is no number's: of a header, of metadata, or of what is around a tensor."""
     content = bytearray(path.read_bytes())
