@@ -9,6 +9,8 @@ from megatron_opsft.errors import UserError
 
 RENDEZVOUS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # torchrun sets them
 STORE_SOCKET = "OPSFT_STORE_SOCKET"  # `launch local` gives rank 0 the job's listening socket
+# How many processes Open MPI, MPICH and Intel's (PMI), or MVAPICH have started.
+_SIZES_OF_MPI = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0  # SLURM's batch and interactive steps: one process each
 
 _num_starts = 0
@@ -40,8 +42,8 @@ def is_on_one_machine() -> bool:
 
 
 def _check_not_one_of_several_tasks() -> None:
-    """`UserError` for each task of a step of SLURM's: without ranks, every task would do all the
-    work alone, in one directory.
+    """`UserError` for each task of a step of SLURM's, and for each process of mpirun's: without
+    ranks, every one would do all the work alone, in one directory.
     """
     num_tasks = _num_tasks_of_step()
     if num_tasks > 1:
@@ -50,6 +52,14 @@ def _check_not_one_of_several_tasks() -> None:
             "WORLD_SIZE; start one task per node with torchrun (srun --ntasks-per-node=1 torchrun "
             "...), or let `megatron-opsft launch slurm` write and submit the job"
         )
+    for name in _SIZES_OF_MPI:
+        size = os.environ.get(name, "")
+        if size.isdecimal() and int(size) > 1:
+            raise UserError(
+                f"mpirun has started {size} processes ({name}), and nothing has told them their "
+                "RANK and WORLD_SIZE; start one process per node with torchrun (mpirun --npernode "
+                "1 torchrun ...), or let `megatron-opsft launch slurm` write and submit the job"
+            )
 
 
 def _num_tasks_of_step() -> int:

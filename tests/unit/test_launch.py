@@ -181,6 +181,22 @@ def test_tasks_of_srun_without_ranks_are_told_apart_from_a_process_alone(
     assert is_launched()
 
 
+@pytest.mark.parametrize("name", ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"])
+def test_processes_of_mpirun_without_ranks_are_one_line(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    for other in ("RANK", "WORLD_SIZE", *(n for n in os.environ if n.startswith("SLURM_"))):
+        monkeypatch.delenv(other, raising=False)
+    monkeypatch.setenv(name, "1")
+    assert not is_launched()
+    monkeypatch.setenv(name, "8")
+    with pytest.raises(UserError, match=rf"mpirun has started 8 processes \({name}\)"):
+        is_launched()
+    for key, value in rank_environments(8)[3].items():  # by torchrun below mpirun
+        monkeypatch.setenv(key, value)
+    assert is_launched()
+
+
 @pytest.mark.parametrize(
     ("environment", "is_here"),
     [
