@@ -284,6 +284,7 @@ def test_objectives(
         ("name=grpo updates_per_batch=3", "=3 does not divide data.prompts_per_step=64; choose a"),
         ("name=laser target=8192", "method.target=8192 is more than a response can have"),
         ("name=laser_d lowest_target=4096", "method.lowest_target=4096 is more than a"),
+        ("name=dler easy_limit=3500", "method.easy_limit=3500 is more than a response can have"),
         ("name=gdpo target=3500", "method.target=3500 is more than a response can have"),
         ("name=gfpo kept=9", "method.kept=9 is more than the responses to a problem"),
         ("name=grpo overlong_buffer=3501", "more than the 3500 tokens that a sampled"),

@@ -5,6 +5,8 @@ groups that teach nothing.
 from collections.abc import Sequence
 from typing import Literal
 
+from pydantic import Field
+
 from megatron_opsft.methods.advantages import Values, whiten
 from megatron_opsft.methods.dapo import MaxRefills
 from megatron_opsft.methods.facts import Group
@@ -16,6 +18,7 @@ class Dler(PolicySettings):
 
     formula = "r = 1[correct and n <= L]; A = whitened over the batch (r - mean)"
     paper = "DLER, arXiv 2510.15110"
+    missable = "easy_limit"
     name: Literal["dler"] = "dler"
     clip_high: ClipHigh = 0.28
     beta: Beta = 0.0005
@@ -23,10 +26,13 @@ class Dler(PolicySettings):
     whiten: Literal["responses", "tokens"] = "tokens"
     """Whether a response counts once, or once for each token (the authors' code)."""
     max_refills: MaxRefills = 8
+    easy_limit: int = Field(0, ge=0)
+    """Limit of problems that half of the responses solve, as DA-DLER has it (2000); 0: none."""
 
     def group_rewards(self, group: Group, state: State) -> list[float]:
-        """1 if correct within the limit."""
-        return group.within(group.limit)
+        """1 if correct within the limit, which is lower for easy problems."""
+        is_easy = self.easy_limit > 0 and group.pass_rate >= 0.5
+        return group.within(min(group.limit, self.easy_limit) if is_easy else group.limit)
 
     def advantages(self, batch: Sequence[Group], rewards: Values) -> Values:
         """r - mean, then whitened over the batch."""
@@ -34,5 +40,5 @@ class Dler(PolicySettings):
         return whiten(super().advantages(batch, rewards), lengths, self.whiten)
 
     def keeps(self, group: Group, rewards: Sequence[float]) -> bool:
-        """Whether neither all nor none of the responses are rewarded."""
+        """Whether the rewards of the group differ."""
         return min(rewards) < max(rewards)
