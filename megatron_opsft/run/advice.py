@@ -103,20 +103,27 @@ def explain_empty_step(counts: Counts, limit: int, base: Counts) -> str:
     )
 
 
-def warn_of_few_accepted(steps: Sequence[Counts], limit: int, base: Counts) -> str:
-    """A warning where fewer than one in twenty responses of the last ten steps was accepted, with
-    the most common reason and the remedy; "" where more were, none was, or there are fewer steps.
+def few_accepted(steps: Sequence[Counts]) -> Counts | None:
+    """The counts of the last ten steps together, where they accepted some responses but fewer than
+    one in twenty; else None.
 
-    steps: lines of metrics.jsonl; limit, base: as of `explain_empty_step`.
+    steps: lines of metrics.jsonl, ten at most.
     """
     if len(steps) < RECENT_STEPS or any("num_accepted" not in counts for counts in steps):
-        return ""
-    recent = [*steps][-RECENT_STEPS:]
+        return None
     added = ("num_rollouts", "num_accepted", *_REASONS)
-    counts = {key: sum(int(step.get(key, 0)) for step in recent) for key in added}
+    counts = {key: sum(int(step.get(key, 0)) for step in steps) for key in added}
     if not 0 < counts["num_accepted"] < _FEW * counts["num_rollouts"]:
-        return ""
-    counts["length_limit"] = int(recent[-1].get("length_limit", limit))
+        return None
+    in_force = steps[-1].get("length_limit")
+    return counts if in_force is None else {**counts, "length_limit": in_force}
+
+
+def explain_few_accepted(counts: Counts, limit: int, base: Counts) -> str:
+    """Why so few responses were accepted: the most common reason, and the remedy.
+
+    counts: as of `few_accepted`; limit, base: as of `explain_empty_step`.
+    """
     return (
         f"the last {RECENT_STEPS} steps accepted {counts['num_accepted']} of "
         f"{counts['num_rollouts']} responses, so little is learned: {describe_rejected(counts)}; "

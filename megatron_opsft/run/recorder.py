@@ -15,9 +15,10 @@ from megatron_opsft.run.advice import (
     RECENT_STEPS,
     describe_early_end,
     explain_empty_step,
+    explain_few_accepted,
     explain_left_out,
+    few_accepted,
     warn_of_decline,
-    warn_of_few_accepted,
 )
 from megatron_opsft.run.evaluations import Evaluations, ModelExports
 from megatron_opsft.run.metrics import MetricsLog
@@ -115,12 +116,11 @@ class RunRecorder:
         """
         config = self._s.config
         self._recent.append(metrics)
-        if not self._has_told_few:
+        if not self._has_told_few and (few := few_accepted(self._recent)):
+            self._has_told_few = True
             base = next(iter(self._evaluations.lines()), {})
-            limit = config.rollout.max_response_tokens
-            if said := warn_of_few_accepted(self._recent, limit, base):
-                self._has_told_few = True
-                log.warning("%s", said)
+            said = explain_few_accepted(few, config.rollout.max_response_tokens, base)
+            log.warning("%s", said)
         if metrics.get("num_pairs_left_out"):
             if not self._has_told_left_out:
                 self._has_told_left_out = True
