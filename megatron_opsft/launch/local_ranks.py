@@ -30,8 +30,8 @@ from megatron_opsft.runtime.phase import (
 )
 
 _SECONDS_BETWEEN_LOOKS = 0.05
-# Ranks end each other after a failure (the watchdog); one that does not is killed after this.
-_GRACE_SECONDS = 30.0
+# Ranks that have met end each other after a failure, within 5 s; others are killed after this.
+_GRACE_SECONDS = 10.0
 
 
 class LocalRanks:
