@@ -245,8 +245,12 @@ def test_a_diagnosis_and_a_tapped_token_that_says_its_number(
     chromium.open(tmp_path / "report.html", width=width, dark=dark)
     assert chromium.one("h1").text == "long against short"
     assert len(chromium.all("main pre")) == NUM_RESPONSES
-    said = chromium.one("figure svg").get_attribute("aria-label")
-    assert said.startswith("Sum of D: 'Wait' 14 (4); ")
+    cloud, bars = (chromium.all(f"figure{kind} svg")[0] for kind in (".cloud", ":not(.cloud)"))
+    assert cloud.get_attribute("aria-label") == "Largest first: Wait"
+    assert bars.get_attribute("aria-label").startswith("Sum of D by token (how often): Wait 14 (4)")
+    (in_cloud,) = chromium.all("figure.cloud text")
+    assert cloud.rect["x"] <= in_cloud.rect["x"]
+    assert in_cloud.rect["width"] < cloud.rect["width"] <= width
     # The word is seen on its shade: both themes have their own.
     shade = "rgba(196, 44, 62, 0.85)" if dark else "rgba(178, 24, 43, 0.85)"
     word = chromium.one("pre i.k9", "Wait")
