@@ -133,6 +133,11 @@ def fields_of(section: object) -> dict[str, Any]:
     return {key: getattr(section, key) for key in ("subset", "problem_field", "answer_field")}
 
 
+def held_out_source(data: DataConfig, evaluation: EvalConfig) -> str | None:
+    """What `load_held_out` reads: eval.data, or `arithmetic` for its training; None for neither."""
+    return evaluation.data or (ARITHMETIC if data.train == ARITHMETIC else None)
+
+
 def load_held_out(
     data: DataConfig, evaluation: EvalConfig, *, with_fields: bool = False
 ) -> ProblemSet | None:
@@ -142,7 +147,7 @@ def load_held_out(
 
     Errors: `UserError` as of `load_problems`, and for keys of `eval` that nothing is read with.
     """
-    source = evaluation.data or (ARITHMETIC if data.train == ARITHMETIC else None)
+    source = held_out_source(data, evaluation)
     keys = fields_of(evaluation)
     if source is None:
         for key, value in ({"split": evaluation.split} | keys).items():

@@ -91,16 +91,16 @@ def _text_width(text: str, size: float) -> float:
 
 
 def _free_place(text: str, size: float, taken: Sequence[_Box]) -> _Box:
-    """The first place from the middle outwards where the word overlaps no other and nothing of it
-    is outside of the picture.
+    """The first place from the middle outwards where the word overlaps no other. What would be
+    outside of the picture, left or right, moves to its edge: above and below there is always room.
     """
     half_width, half_height = _text_width(text, size) / 2 + 2, 0.6 * size
     angle = 0.0
     while True:
         across = WIDTH / 2 + _STEP * angle * math.cos(angle)
+        across = min(max(across, half_width), WIDTH - half_width)
         down = _FLATNESS * _STEP * angle * math.sin(angle)
         box = _Box(across - half_width, down - half_height, across + half_width, down + half_height)
-        is_inside = box.left >= 0 and box.right <= WIDTH
-        if is_inside and not any(box.overlaps(other) for other in taken):
+        if not any(box.overlaps(other) for other in taken):
             return box
         angle += _TURN

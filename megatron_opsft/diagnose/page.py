@@ -41,7 +41,6 @@ _LARGE = 0.01  # the share of all tokens whose D_t is called large
 _THRESHOLDS = (0.1, 0.5, 1.0, 2.0, 5.0)  # nats
 _BINS = 20  # of a response's length
 _SHADES = 9
-_MODELS = ("original", "efficient")
 
 
 def write_page(
@@ -131,11 +130,8 @@ def _preferences(responses: Sequence[Mapping[str, Any]], times: Mapping[str, int
     rows = []
     for token, (kl, at) in sorted(largest.items(), key=lambda item: -item[1][0])[:_SHOWN]:
         own, other = at["probability"], at["preferred"][0]
-        shares = [percent(each[model]) for each in (own, other) for model in _MODELS]
-        rows.append(
-            [token, f"{times.get(token, 0):,}", f"{kl:.3f}", *shares[:2], _shown(other["token"])]
-            + shares[2:]
-        )
+        said = [token, f"{times.get(token, 0):,}", f"{kl:.3f}", *_both(own)]
+        rows.append([*said, _shown(other["token"]), *_both(other)])
     return Table(
         caption="Tokens of the largest D_t, and what the efficient model prefers",
         headings=[
@@ -147,12 +143,16 @@ def _preferences(responses: Sequence[Mapping[str, Any]], times: Mapping[str, int
     )
 
 
+def _both(probabilities: Mapping[str, Any]) -> tuple[str, str]:
+    """A token's, under the original and under the efficient model."""
+    return percent(probabilities["original"]), percent(probabilities["efficient"])
+
+
 def _cloud(tokens: pd.DataFrame) -> Markup:
     """tokens: those whose D_t is large."""
-    weights = tokens.groupby("word")["kl"].agg(["sum", "size"])
-    weights = weights[weights["sum"] > 0].sort_values("sum", ascending=False, kind="stable")
+    weights = tokens.groupby("word")["kl"].agg(["sum", "size"]).nlargest(_IN_CLOUD, "sum")
     counts = weights["size"].to_dict()
-    cloud = lay_out(weights["sum"][:_IN_CLOUD].to_dict())
+    cloud = lay_out(weights["sum"].to_dict())
     words = [
         Markup('<text class="c{}" transform="{}"><title>{}</title>{}</text>').format(
             number % 7,

@@ -10,7 +10,7 @@ from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.config import Config
 from megatron_opsft.config.load import check_resumable, load_config
 from megatron_opsft.config.training import check_world
-from megatron_opsft.data.problems import ARITHMETIC
+from megatron_opsft.data.problems import ARITHMETIC, held_out_source
 from megatron_opsft.data.prompt_file import open_prompt_file
 from megatron_opsft.data.sources import check_source
 from megatron_opsft.errors import NothingLeft, UserError
@@ -124,7 +124,7 @@ def _check_evaluations(config: Config) -> None:
     asked = f"eval.stop_when_worse={settings.stop_when_worse}"
     if not config.run.eval_every:
         raise UserError(f"{asked} needs evaluations between the steps: set run.eval_every")
-    if settings.data is None and not settings.holdout and config.data.train != ARITHMETIC:
+    if held_out_source(config.data, settings) is None and not settings.holdout:
         raise UserError(f"{asked} needs held-out problems: set eval.data or eval.holdout")
 
 

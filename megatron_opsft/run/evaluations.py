@@ -73,9 +73,9 @@ class ModelExports:
         if failure is not None:
             raise failure
 
-    def kept(self, step: int) -> int:
-        """The step, if best/ has its model; else 0."""
-        return step if (self._best(step) / "config.json").is_file() else 0
+    def has_best(self, step: int) -> bool:
+        """Whether best/ has the model of that step."""
+        return (self._best(step) / "config.json").is_file()
 
     def write_kept(self, name: str, step: int, card: str = "") -> None:
         """Write the model of that step, which best/ has, to `name`; otherwise as `write`."""
@@ -83,11 +83,11 @@ class ModelExports:
         if not self._s.layout.is_main:
             return
         check_out(self._dir / name, [self._best(step)], overwrite=True)
-        with written_whole(self._dir / name) as partial:
+        with written_whole(self._dir / name) as written:
             for path in self._best(step).iterdir():
-                shutil.copyfile(path, partial.directory / path.name)
-                sync_path(partial.directory / path.name)
-            write_files(partial.directory, {"README.md": card.encode()})
+                shutil.copyfile(path, written.directory / path.name)
+                sync_path(written.directory / path.name)
+            write_files(written.directory, {"README.md": card.encode()})
 
     def _best(self, step: int) -> Path:
         return self._dir / BEST / step_name(step)
@@ -97,7 +97,7 @@ class ModelExports:
         the disk is full, a warning says so, and the run goes on without them.
         """
         name = f"{BEST}/{step_name(step)}"
-        if not broadcast_object(self.kept(step)):
+        if not broadcast_object(self.has_best(step)):
             announce(f"writing {name}")
             try:
                 self.write(name)
@@ -139,6 +139,7 @@ class Evaluations:
         self._exports = exports
         self._log = log
         self._path = session.config.run.dir / "evals.jsonl"
+        self._worse: int | None = None  # as `worse_in_a_row` gives it; None: to be read
 
     def look(self, step: int, stop: StopSignal) -> bool:
         """Evaluate if it is due after `step` updates, unless a resumed run finds it done.
@@ -169,6 +170,7 @@ class Evaluations:
     def evaluate(self, step: int) -> None:
         """Held-out accuracy and length after `step` updates, into evals.jsonl."""
         assert self._s.held_out is not None
+        self._worse = None
         enter_phase("evaluate")
         encode = partial(self._s.prompt_of, held_out=True)
         line: dict[str, Any] = {"step": step}
@@ -199,13 +201,18 @@ class Evaluations:
                 callback.on_evaluation(line)
 
     def worse_in_a_row(self) -> int:
-        """How many evaluations in a row, up to the last one, were worse than the base model."""
-        return broadcast_object(worse_in_a_row(self.lines()))
+        """How many evaluations in a row, up to the last one, were worse than the base model. Every
+        step asks, so the lines are read only once after each evaluation.
+        """
+        if self._worse is None:
+            self._worse = broadcast_object(worse_in_a_row(self.lines()))
+        return self._worse
 
     def best_kept(self) -> int:
         """The step of the best evaluation where best/ has its model; 0 where it has not."""
         best = best_evaluation(self.lines(), self._s.config.eval.best_within)
-        return broadcast_object(0 if best is None else self._exports.kept(best["step"]))
+        is_kept = best is not None and self._exports.has_best(best["step"])
+        return broadcast_object(best["step"] if best is not None and is_kept else 0)
 
     def lines(self) -> list[dict[str, Any]]:
         """The lines of evals.jsonl on rank 0; none elsewhere."""

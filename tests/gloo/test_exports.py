@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from forked_cli import ForkedCli
-from processes import rank_environments
+from processes import rank_preludes
 from run_differences import read_lines
 from small_run import QUICKSTART, SMALL_RUN
 
@@ -83,9 +83,7 @@ def test_a_best_model_for_which_the_disk_has_no_room_is_a_warning(
 ) -> None:
     """Two ranks: both take part in the stream to its end."""
     words = ["train", QUICKSTART, *KEEPING, f"run.dir={tmp_path}"]
-    environments = rank_environments(2)
-    preludes = [f"import os\nos.environ.update({e!r})\n{FULL_FOR_BEST}" for e in environments]
-    both = [cli.start(words, prelude) for prelude in preludes]
+    both = [cli.start(words, prelude + FULL_FOR_BEST) for prelude in rank_preludes(2)]
     first, other = (run.wait() for run in both)
     assert (first.exit_code, other.exit_code) == (0, 0), first.stderr
     assert "could not be written: File too large" in first.stderr
@@ -111,8 +109,7 @@ def test_a_run_whose_model_gets_worse_ends_with_its_best_one(
     if ranks == 1:
         (ended,) = [cli.run(words, FALLING)]
     else:
-        each = [f"import os\nos.environ.update({e!r})\n" for e in rank_environments(2)]
-        runs = [cli.start(words, prelude + FALLING) for prelude in each]
+        runs = [cli.start(words, prelude + FALLING) for prelude in rank_preludes(2)]
         ended, _ = [run.wait() for run in runs]
     assert ended.exit_code == 0, ended.stderr
     evaluations = read_lines(tmp_path / "evals.jsonl")

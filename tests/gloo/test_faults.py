@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from forked_cli import Finished, ForkedCli, Run
 from jobs import run_training
-from processes import rank_environments, wait_until
+from processes import rank_preludes, wait_until
 from run_differences import compare_runs, read_lines
 from small_run import FOUR_STEPS, QUICKSTART
 from world import World
@@ -87,8 +87,8 @@ HfEngine.finish_update = finish_and_lose
 
 def start_two_ranks(cli: ForkedCli, words: list[str], second: str = "") -> tuple[Run, Run]:
     """second: Python that the second one executes first."""
-    ranks = [f"import os\nos.environ.update({each!r})\n" for each in rank_environments(2)]
-    return cli.start(words, ranks[0]), cli.start(words, ranks[1] + second)
+    of_first, of_second = rank_preludes(2)
+    return cli.start(words, of_first), cli.start(words, of_second + second)
 
 
 def run_on_two_ranks(

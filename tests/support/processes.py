@@ -66,6 +66,12 @@ def rank_environments(world_size: int, port: int | None = None) -> list[dict[str
     return [job | {"RANK": str(n), "LOCAL_RANK": str(n)} for n in range(world_size)]
 
 
+def rank_preludes(world_size: int) -> list[str]:
+    """Python that makes a process of the tests each rank of such a job."""
+    environments = rank_environments(world_size)
+    return [f"import os\nos.environ.update({each!r})\n" for each in environments]
+
+
 def wait_until(condition: Callable[[], bool], timeout: float = 300) -> None:
     deadline = time.monotonic() + timeout
     while not condition():

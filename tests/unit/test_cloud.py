@@ -48,6 +48,14 @@ def test_letters_cover_an_area_as_large_as_the_weight() -> None:
     assert tiny.size == 11.0  # what can still be read on a phone
 
 
+@pytest.mark.parametrize("length", [12, 25, 200])
+def test_many_wide_words_stand_below_each_other(length: int) -> None:
+    cloud = lay_out({f"{number:02d}{'-' * (length - 2)}": 1.0 for number in range(60)})
+    assert len(cloud.words) == 60
+    places = sorted(((word.x, word.y) for word in cloud.words), key=lambda place: place[1])
+    assert len({*places}) == 60 and places[-1][1] < cloud.height
+
+
 def test_a_long_word_is_whole_and_no_word_is_a_small_picture() -> None:
     (word,) = lay_out({"a" * 60: 1.0}).words
     assert 0 < word.size < 10 and word.x == pytest.approx(WIDTH / 2)
