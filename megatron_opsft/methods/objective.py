@@ -82,15 +82,29 @@ Surrogate = Likelihood | TokenClip | SequenceClip | SquaredLogRatio | Distillati
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Objective:
-    """beta, kl: factor and estimator of the divergence from the reference model; temperature: all
-    log-probabilities are those of softmax(logits / temperature).
+class TokenPenalty:
+    """The divergence from the reference model as a penalty that each token pays for itself and for
+    what follows: its advantage is A - beta sum_{s >= t} (log old - log ref)_s.
     """
+
+    beta: float
+    whitens: bool
+    """Whether the advantages are whitened over all tokens of the batch afterwards."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objective:
+    """What a token's loss is made of."""
 
     surrogate: Surrogate = field(default_factory=Likelihood)
     beta: float = 0.0
+    """Factor of the divergence from the reference model in the loss."""
     kl: KlEstimator = "k3"
+    """Estimator of that divergence."""
+    token_penalty: TokenPenalty | None = None
+    """The divergence in the advantages, in place of the loss."""
     temperature: float = 1.0
+    """All log-probabilities are those of softmax(logits / temperature)."""
 
     @property
     def is_weighted_likelihood(self) -> bool:
@@ -110,7 +124,7 @@ class Objective:
     @property
     def needs_reference(self) -> bool:
         """Whether a divergence from the reference model counts, so that every response does."""
-        return self.beta > 0
+        return self.beta > 0 or self.token_penalty is not None
 
     @property
     def clips(self) -> bool:

@@ -188,8 +188,8 @@ def training_seconds(job: Job) -> dict[str, float]:
     factor = hardware.train_factor * method.num_updates
     host = _RESPONSE_SECONDS * max(len(workload.lengths), len(workload.trained))
     score = factor * pipeline_seconds(job, forward, count)
-    keeps_frozen_model = method.objective(1.0).keeps_frozen_model
-    scores_before = method.num_updates > 1
+    objective = method.objective(1.0)
+    scores_before = method.num_updates > 1 or objective.token_penalty is not None
     # Both models' weights are read and written, twice: on the device, or by way of the host.
     bandwidth = hardware.memory_bandwidth / 2
     if any(reference_bytes(job, stage)[1] for stage in stages):
@@ -201,7 +201,7 @@ def training_seconds(job: Job) -> dict[str, float]:
         "update": factor * update,
         "bubble": 1 - sum(both) / len(both) / passes,
         "old_logprob": score if scores_before and not method.has_fixed_data else 0.0,
-        "reference": score + factor * swap if keeps_frozen_model else 0.0,
+        "reference": score + factor * swap if objective.keeps_frozen_model else 0.0,
     }
 
 

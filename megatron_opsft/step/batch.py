@@ -23,6 +23,7 @@ from megatron_opsft.runtime.distributed import gather_from_all
 from megatron_opsft.runtime.phase import Stopwatch
 from megatron_opsft.session import Session
 from megatron_opsft.step.judged_problems import JudgedProblems, judge_problems
+from megatron_opsft.step.token_penalty import with_token_penalty
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,8 +157,9 @@ def pack_updates(s: Session, batch: JudgedBatch, watch: Stopwatch) -> list[Packe
     """The optimizer steps on a batch, ready for the trainer. Called by every rank.
 
     With several updates the micro-batches carry the log-probs of the policy that sampled; with a
-    divergence, those of the reference model.
+    divergence in the loss, those of the reference model; with one in the advantages, both.
     """
+    penalty = s.trainer.objective.token_penalty
     with watch.phase("train"):
         updates = [
             pack_update(
@@ -166,7 +168,8 @@ def pack_updates(s: Session, batch: JudgedBatch, watch: Stopwatch) -> list[Packe
             for update in s.method.updates(batch.groups, batch.weights)
         ]
     packs: Sequence[Sequence[MicroBatch]] = [update.microbatches for update in updates]
-    if len(updates) > 1 and s.stored is None:  # fixed data bring their own, where they matter
+    needs_old = len(updates) > 1 or penalty is not None
+    if needs_old and s.stored is None:  # fixed data bring their own, where they matter
         with watch.phase("old_logprob"):
             packs = [
                 with_log_probs(pack, s.trainer.score_batches(pack), "old_log_probs_R")
@@ -175,6 +178,8 @@ def pack_updates(s: Session, batch: JudgedBatch, watch: Stopwatch) -> list[Packe
     if s.reference is not None:
         with watch.phase("reference"):
             packs = [s.reference.with_log_probs(pack) for pack in packs]
+    if penalty is not None:
+        packs = with_token_penalty(packs, penalty, s.layout)
     return [replace(update, microbatches=pack) for update, pack in zip(updates, packs, strict=True)]
 
 

@@ -13,7 +13,13 @@ from objective_jobs import objective_gradient
 from world import World
 
 from megatron_opsft.config.load import load_config
-from megatron_opsft.methods.objective import Objective, SequenceClip, SquaredLogRatio, TokenClip
+from megatron_opsft.methods.objective import (
+    Objective,
+    SequenceClip,
+    SquaredLogRatio,
+    TokenClip,
+    TokenPenalty,
+)
 
 CLIP = TokenClip(low=0.1, high=0.15)
 GRPO = Objective(surrogate=CLIP, beta=0.2)
@@ -58,6 +64,7 @@ def test_second_update_s_gradient_matches_hf_in_layouts_and_packs(
         (Objective(surrogate=SquaredLogRatio(tau=0.1)), {"cp": 4}),
         (Objective(beta=0.2, kl="k1"), {"dp": 2}),
         (Objective(beta=0.2, kl="k2"), {"dp": 2}),
+        (Objective(token_penalty=TokenPenalty(beta=0.3, whitens=False), kl="k1"), {"dp": 2}),
     ],
     ids=str,
 )
@@ -65,6 +72,17 @@ def test_gradient_matches_hf_for_objective(
     world: World, objective: Objective, layout: dict[str, int]
 ) -> None:
     check(world, objective, **layout)
+
+
+@pytest.mark.parametrize("layout", [{"tp": 2, "pp": 2}, {"dp": 2, "cp": 2}], ids=str)
+def test_gradient_with_a_divergence_in_each_token_s_advantage_matches_hf(
+    world: World, layout: dict[str, int]
+) -> None:
+    """Whitened over the tokens of all ranks together."""
+    penalty = TokenPenalty(beta=0.3, whitens=True)
+    objective = Objective(surrogate=CLIP, token_penalty=penalty, kl="k1")
+    expected = check(world, objective, model=TIED, **layout)
+    assert min(expected.too_low, expected.too_high) > 5
 
 
 def objectives_of_presets() -> dict[tuple[Objective, int], str]:

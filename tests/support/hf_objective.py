@@ -1,6 +1,7 @@
 """Objectives as formulas on Hugging Face's models, one response at a time, with plain autograd."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,6 +71,24 @@ def response_loss(
     return objective.beta * kl - surrogate, ratio.detach(), kl.detach()
 
 
+def token_advantages(
+    objective: Objective, values: Sequence[float], old: list[Tensor], ref: list[Tensor]
+) -> list[Tensor]:
+    """The advantage of each token of every response."""
+    penalty = objective.token_penalty
+    if penalty is None:
+        return [torch.full(o.shape, value) for value, o in zip(values, old, strict=True)]
+    found = []
+    for value, o, r in zip(values, old, ref, strict=True):
+        penalties = [penalty.beta * (o - r)[token:].sum() for token in range(len(o))]
+        found.append(value - torch.stack(penalties))
+    if not penalty.whitens:
+        return found
+    flat = torch.cat(found).double()
+    std = (flat.var(correction=0) + 1e-8).sqrt()
+    return [((advantages - flat.mean()) / std).float() for advantages in found]
+
+
 def compare(case: Case, found: Found) -> Expected:
     """Loss, gradient and statistics with the formula's; each response's mean counts alike."""
     assert case.aggregation == "sequence"
@@ -78,11 +97,18 @@ def compare(case: Case, found: Found) -> Expected:
     clip = objective.surrogate if objective.clips else TokenClip(low=1e9, high=1e9)
     assert isinstance(clip, TokenClip | SequenceClip)
     dual = getattr(clip, "dual", None) or math.inf
-    for sample, value in zip(samples(case.num_samples), ADVANTAGES, strict=True):
-        given = (sample.prompt_ids, sample.response_ids, objective.temperature)
-        now, old, ref = (of_labels(log_probs(m, *given), sample.response_ids) for m in models)
-        advantage = torch.full(now.shape, value)
-        loss, ratio, kl = response_loss(objective, advantage, now, old.detach(), ref.detach())
+    batch = samples(case.num_samples)
+    by_model = []
+    for model in models:
+        given = [(s.prompt_ids, s.response_ids, objective.temperature) for s in batch]
+        found_by_model = [of_labels(log_probs(model, *each), each[1]) for each in given]
+        by_model.append(found_by_model)
+    of_now = by_model[0]
+    of_old, of_ref = ([values.detach() for values in found] for found in by_model[1:])
+    advantages = token_advantages(objective, ADVANTAGES, of_old, of_ref)
+    rows = zip(batch, advantages, of_now, of_old, of_ref, strict=True)
+    for sample, advantage, now, old, ref in rows:
+        loss, ratio, kl = response_loss(objective, advantage, now, old, ref)
         loss = loss / (NUM_ROLLOUTS * len(sample.response_ids))
         loss.backward()
         expected.loss += loss.item()

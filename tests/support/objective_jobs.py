@@ -6,6 +6,7 @@ from jobs import Case, as_arrays, batches_of, build, collect_reduced_parts, expo
 
 from megatron_opsft.model.passes import with_log_probs
 from megatron_opsft.model.reference import ReferenceModel
+from megatron_opsft.step.token_penalty import with_token_penalty
 
 DRIFT = 6e-4  # the learning rate that takes the policy away from reference and old one
 
@@ -42,8 +43,11 @@ def objective_gradient(case: Case, updates: int) -> Found:
         batches = reference.with_log_probs(batches)
         for name, values in as_arrays(exported(built)).items():
             assert (values == sampled_from[name]).all(), f"{name} is not what it was before"
-    if updates > 1:
+    penalty = case.objective.token_penalty
+    if updates > 1 or penalty is not None:
         batches = with_log_probs(batches, trainer.score_batches(batches), "old_log_probs_R")
+    if penalty is not None:
+        (batches,) = with_token_penalty([batches], penalty, built.layout)
     for _ in range(updates - 1):
         trainer.step(batches, factor, lr=DRIFT)
     now = as_arrays(exported(built))

@@ -16,6 +16,7 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.methods import facts as method_facts
 from megatron_opsft.methods.catalog import METHODS
 from megatron_opsft.methods.catalog.dler import Dler
+from megatron_opsft.methods.catalog.er_rl import ErRl
 from megatron_opsft.methods.catalog.gr3 import Gr3
 from megatron_opsft.methods.catalog.grpo import Grpo
 from megatron_opsft.methods.catalog.kimi import Kimi
@@ -31,6 +32,7 @@ from megatron_opsft.methods.objective import (
     SequenceClip,
     SquaredLogRatio,
     TokenClip,
+    TokenPenalty,
 )
 from megatron_opsft.methods.settings import MethodSettings, PolicySettings
 from megatron_opsft.methods.updates import MethodRun
@@ -145,6 +147,9 @@ def test_er_rl_whitening_over_tokens_by_hand() -> None:
     std = math.sqrt(fmean([(a - mean) ** 2 for a in plain], lengths))
     found = weigh("er_rl", *batch, whiten="tokens").advantages
     assert found == pytest.approx([(a - mean) / std for a in plain], rel=1e-6)
+    with_divergence = weigh("er_rl", *batch, whiten="tokens", beta=0.001)
+    assert with_divergence.advantages == plain  # whitened when the tokens' divergences are known
+    assert all(with_divergence.trained)
 
 
 def test_dler_draws_again_until_the_batch_is_full_or_the_cap_is_reached() -> None:
@@ -255,6 +260,12 @@ def test_each_share_of_a_batch_is_an_update_of_its_own(name: str) -> None:
         (Laser, {"tempered_log_probs": False}, {"beta": 0.001, "temperature": 1.0}),
         (L1Exact, {"updates_per_batch": 2}, {"surrogate": TokenClip(dual=3.0), "beta": 0.001}),
         (Dler, {}, {"beta": 0.0005, "kl": "k2"}),
+        (ErRl, {"whiten": "tokens"}, {"kl": "k1"}),
+        (
+            ErRl,
+            {"beta": 0.001, "whiten": "tokens"},
+            {"kl": "k1", "token_penalty": TokenPenalty(beta=0.001, whitens=True)},
+        ),
         (Kimi, {}, {}),
         (Kimi, {"updates_per_batch": 2, "tau": 0.3}, {"surrogate": SquaredLogRatio(tau=0.3)}),
         (O1Pruner, {}, {"surrogate": SequenceClip()}),
@@ -267,10 +278,10 @@ def test_objectives(
     """Of log-probabilities at temperature 0.6."""
     found = method(**keys).objective(0.6)
     assert found == Objective(**{"temperature": 0.6, **expected})
-    assert found.needs_reference == (expected.get("beta", 0) > 0)
+    assert found.needs_reference == (expected.get("beta", 0) > 0 or "token_penalty" in expected)
     assert found.has_teacher == (method is SelfDistillation)
     assert found.keeps_frozen_model == (found.needs_reference or found.has_teacher)
-    assert found.is_weighted_likelihood == (expected.keys() <= {"temperature"})
+    assert found.is_weighted_likelihood == (expected.keys() <= {"temperature", "kl"})
 
 
 @pytest.mark.parametrize(
@@ -286,6 +297,7 @@ def test_objectives(
         ("name=laser_d lowest_target=4096", "method.lowest_target=4096 is more than a"),
         ("name=dler easy_limit=3500", "method.easy_limit=3500 is more than a response can have"),
         ("name=gdpo target=3500", "method.target=3500 is more than a response can have"),
+        ("name=er_rl kl=k3", "config key method.kl='k3'"),
         ("name=gfpo kept=9", "method.kept=9 is more than the responses to a problem"),
         ("name=grpo overlong_buffer=3501", "more than the 3500 tokens that a sampled"),
         ("name=o1_pruner form=fixed overlong_buffer=1", "more than the 0 tokens"),

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import fmean, pstdev
 from typing import Literal
 
@@ -9,20 +10,31 @@ from pydantic import Field
 
 from megatron_opsft.methods.advantages import Values, leave_one_out, whiten
 from megatron_opsft.methods.facts import Group
+from megatron_opsft.methods.objective import Objective, TokenPenalty
 from megatron_opsft.methods.settings import AggregationKey, PolicySettings, State
 
 
 class ErRl(PolicySettings):
-    """Its authors' code has the divergence in the reward of each token; here it is in the loss."""
+    """The divergence from the reference model, if any, is a reward of each token."""
 
     formula = "r = 1[correct] (1 - alpha sigma((n - mu)/s)); A = r - mean of the others"
     paper = "Training Language Models to Reason Efficiently, arXiv 2502.04463"
     name: Literal["er_rl"] = "er_rl"
     aggregation: AggregationKey = "sequence"
+    kl: Literal["k1"] = "k1"
+    """The divergence of a token: log p - log ref of the policy that sampled."""
     alpha: float = Field(0.1, ge=0, lt=1)
     """Reward that length can cost."""
     whiten: Literal["none", "tokens"] = "none"
     """tokens: advantages whitened over the batch's tokens, as in the code."""
+
+    def objective(self, sampling_temperature: float) -> Objective:
+        """The divergence is in the advantages of the tokens, and not in the loss."""
+        plain = super().objective(sampling_temperature)
+        if not self.beta:
+            return plain
+        penalty = TokenPenalty(beta=self.beta, whitens=self.whiten == "tokens")
+        return replace(plain, beta=0.0, token_penalty=penalty)
 
     def group_rewards(self, group: Group, state: State) -> list[float]:
         """1 - alpha sigma((n - mu)/s) for the correct ones."""
@@ -33,9 +45,14 @@ class ErRl(PolicySettings):
         return [next(left) if response.correct else 0.0 for response in group.responses]
 
     def advantages(self, batch: Sequence[Group], rewards: Values) -> Values:
-        """Leave one out, then perhaps whitened."""
+        """Leave one out, then perhaps whitened; with a divergence, whose part is each token's own,
+        whitening comes after it.
+        """
+        plain = [leave_one_out(r) for r in rewards]
+        if self.beta:
+            return plain
         lengths = [group.lengths for group in batch]
-        return whiten([leave_one_out(r) for r in rewards], lengths, self.whiten, count_less=0)
+        return whiten(plain, lengths, self.whiten, count_less=0)
 
 
 def sigmoid_of_length(group: Group) -> list[float]:
