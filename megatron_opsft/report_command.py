@@ -11,6 +11,12 @@ from megatron_opsft.command_line import Command
 from megatron_opsft.diagnose.directory import is_diagnosis
 from megatron_opsft.errors import UserError
 from megatron_opsft.report.contents import Contents
+from megatron_opsft.report.figures import (
+    check_free,
+    check_library,
+    name_pictures,
+    write_figures,
+)
 from megatron_opsft.report.html import MAX_MB
 from megatron_opsft.report.tables import Section
 from megatron_opsft.runtime.console import say
@@ -29,6 +35,7 @@ class Report(Command):
         "report runs/quickstart",
         "report runs/a runs/b --html runs.html",
         "report runs/a/eval runs/b/eval --html comparison.html",
+        "report runs/a/eval runs/b/eval --figures figures",
         "report runs/scaling/NAME",
     )
     paths: tuple[Path, ...]
@@ -37,6 +44,8 @@ class Report(Command):
     """
     html: Path | None = None
     """Page to write; by default report.html, of one path in its directory."""
+    figures: Path | None = None
+    """Directory for papers: every chart as PDF and SVG, table.tex and table.md."""
     max_mb: float = Field(MAX_MB, gt=0)
     """Size of the page; responses are sampled to fit."""
     overwrite: bool = False
@@ -50,13 +59,20 @@ class Report(Command):
 
     def run(self) -> None:
         """Print, draw, write."""
+        if self.figures is not None:
+            check_library()
         own = self.paths[0] / "report.html" if len(self.paths) == 1 else None
         page = self.html or own or Path("report.html")
         self._check_free(None if page == own else page)  # our own is written again
         contents = self._read()
+        pictures = name_pictures(contents.sections)
+        if self.figures is not None and not self.overwrite:
+            check_free(self.figures, pictures)
         say(contents.told)
         contents.write_page(page)
         say(f"page: {page}")
+        if self.figures is not None:
+            say(write_figures(self.figures, pictures, contents.tables))
         if contents.error is not None:
             raise contents.error
 
