@@ -6,6 +6,7 @@ legend and the note on n and whiskers stand below the axes, where there is no da
 """
 
 import io
+import logging
 import math
 import warnings
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from megatron_opsft.report.chart import CLOUD_WIDTH, Bars, Chart, Cloud, Picture, Series
 
+log = logging.getLogger("megatron_opsft")
 WIDTH = 3.3  # inches: one column of most papers
 _POINTS = 72.0  # of an inch
 _PLOT = 1.75  # inches of height, for axes with their numbers
@@ -55,9 +57,14 @@ _STYLE = {
 
 
 def draw(picture: Picture) -> dict[str, bytes]:
-    """The picture as files: their ending -> what they hold."""
-    with matplotlib.style.context(["default", _STYLE]), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing from")  # a box stands there
+    """The picture as files: their ending -> what they hold. A sign that the font lacks is a box in
+    the PDF, and is said.
+    """
+    with (
+        matplotlib.style.context(["default", _STYLE]),
+        warnings.catch_warnings(record=True) as caught,
+    ):
+        warnings.filterwarnings("always", "Glyph .* missing from")
         if isinstance(picture, Cloud):
             figure = _draw_cloud(picture)
         elif isinstance(picture, Bars):
@@ -71,7 +78,9 @@ def draw(picture: Picture) -> dict[str, bytes]:
             data, told = io.BytesIO(), {"Title": plain(picture.title)}
             figure.savefig(data, format=ending, metadata={**told, **dict.fromkeys(keys)})
             files[ending] = data.getvalue()
-        return files
+    if any(str(warning.message).startswith("Glyph") for warning in caught):
+        log.warning("%s: the PDF has boxes for signs that %s lacks", picture.name, _FAMILY)
+    return files
 
 
 def plain(text: str) -> str:

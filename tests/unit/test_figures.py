@@ -182,7 +182,7 @@ def test_the_same_chart_has_the_same_bytes_and_no_date(tmp_path: Path) -> None:
         assert b"CreationDate" not in first["pdf"] and b"dc:date" not in first["svg"]
 
 
-def test_texts_that_mean_harm_are_drawn_as_they_are(tmp_path: Path) -> None:
+def test_texts_that_mean_harm_are_drawn_as_they_are(caplog: pytest.LogCaptureFixture) -> None:
     """A dollar is no formula, and a name that begins with _ is in the legend."""
     labels = [HOSTILE, "_hidden", HARM[:40] + "\udc9f", "模型"]
     series = [
@@ -193,6 +193,7 @@ def test_texts_that_mean_harm_are_drawn_as_they_are(tmp_path: Path) -> None:
     text = texts_of(svg)
     assert "50%_of &amp; #1 {a}^~\\x $\\frac$ | &lt;b&gt; ± → ?" in text
     assert "_hidden" in text and "模型" in text and b"<script" not in svg
+    assert caplog.messages == ["c: the PDF has boxes for signs that DejaVu Sans lacks"]
     rows = [TableRow(label=label, blocks=one_block()) for label in labels]
     (bars, *_) = plots_of_block(rows, "overall")
     assert "_hidden" in texts_of(draw(bars)["svg"])
