@@ -8,14 +8,23 @@ from typing import ClassVar
 from pydantic import Field
 
 from megatron_opsft.command_line import Command
+from megatron_opsft.diagnose.directory import is_diagnosis
 from megatron_opsft.errors import UserError
+from megatron_opsft.report.contents import Contents
+from megatron_opsft.report.figures import (
+    check_free,
+    check_library,
+    name_pictures,
+    write_figures,
+)
 from megatron_opsft.report.html import MAX_MB
+from megatron_opsft.report.tables import Section
 from megatron_opsft.runtime.console import say
 
 
 class Report(Command):
     """Print the tables of runs, compare evaluations, and write a page of everything: curves,
-    settings, every response.
+    settings, every response. A study, a diagnosis or a scaling experiment is reported alone.
 
     Evaluations are compared on the benchmarks that all share; every setting in which they differ is
     named. One alone stands beside its baseline.
@@ -26,12 +35,17 @@ class Report(Command):
         "report runs/quickstart",
         "report runs/a runs/b --html runs.html",
         "report runs/a/eval runs/b/eval --html comparison.html",
+        "report runs/a/eval runs/b/eval --figures figures",
         "report runs/scaling/NAME",
     )
     paths: tuple[Path, ...]
-    """Runs, finished or not, and evaluations; or the directory of slurm/scaling.sh."""
+    """Runs, finished or not, and evaluations; or one study, diagnosis, or directory of
+    slurm/scaling.sh.
+    """
     html: Path | None = None
     """Page to write; by default report.html, of one path in its directory."""
+    figures: Path | None = None
+    """Directory for papers: every chart as PDF and SVG, table.tex and table.md."""
     max_mb: float = Field(MAX_MB, gt=0)
     """Size of the page; responses are sampled to fit."""
     overwrite: bool = False
@@ -45,25 +59,63 @@ class Report(Command):
 
     def run(self) -> None:
         """Print, draw, write."""
-        from megatron_opsft.plan.measured import report_scaling, scaling_runs
-        from megatron_opsft.report.page import write_page
-        from megatron_opsft.report.runs import describe_run
+        if self.figures is not None:
+            check_library()
+        own = self.paths[0] / "report.html" if len(self.paths) == 1 else None
+        page = self.html or own or Path("report.html")
+        self._check_free(None if page == own else page)  # our own is written again
+        contents = self._read()
+        pictures = name_pictures(contents.sections)
+        if self.figures is not None and not self.overwrite:
+            check_free(self.figures, pictures)
+        say(contents.told)
+        contents.write_page(page)
+        say(f"page: {page}")
+        if self.figures is not None:
+            say(write_figures(self.figures, pictures, contents.tables))
+        if contents.error is not None:
+            raise contents.error
+
+    def _read(self) -> Contents:
+        """What is reported of the paths. Errors: `UserError`."""
+        from megatron_opsft.plan.measured import read_scaling, scaling_runs
+        from megatron_opsft.study.results import is_study
 
         evaluations = [path for path in self.paths if (path / "results.json").is_file()]
         if self.baseline is not None and not evaluations:
             raise UserError(f"--baseline {self.baseline}: there is no evaluation; leave it out")
-        if len(self.paths) == 1 and (scaled := scaling_runs(self.paths[0])):
-            page = self.html or self.paths[0] / "report.html"
-            self._check_free(self.html)
-            return report_scaling(scaled, page, self.gpu, self.hardware, say)
+        alone = self.paths[0]
+        if len(self.paths) == 1 and (scaled := scaling_runs(alone)):
+            return read_scaling(scaled, self.gpu, self.hardware)
         if self.gpu is not None or self.hardware is not None:
             raise UserError("--gpu and --hardware need runs nodes_1, nodes_2, ...; leave them out")
-        own = self.paths[0] / "report.html" if len(self.paths) == 1 else None
-        page = self.html or own or Path("report.html")
-        self._check_free(None if page == own else page)  # our own is written again
-        runs = [path for path in self.paths if path not in evaluations]
-        tables = [(f"{run}:\n" if len(self.paths) > 1 else "") + describe_run(run) for run in runs]
-        write: Callable[..., None] = partial(write_page, page, runs)
+        for path in self.paths:
+            kind = "study" if is_study(path) else "diagnosis" if is_diagnosis(path) else ""
+            if kind and len(self.paths) > 1:
+                raise UserError(f"{path}: a {kind} has a report of its own; name it alone")
+            if kind == "study":
+                from megatron_opsft.study.page import read_study_report
+
+                return read_study_report(path, max_mb=self.max_mb)
+            if kind == "diagnosis":
+                from megatron_opsft.diagnose.page import read_diagnosis  # heavy
+
+                return read_diagnosis(path, max_mb=self.max_mb)
+        return self._read_runs(evaluations)
+
+    def _read_runs(self, evaluations: list[Path]) -> Contents:
+        """Runs, and evaluations beside each other."""
+        from megatron_opsft.report.curves import curves_of
+        from megatron_opsft.report.page import distinct, write_page
+        from megatron_opsft.report.runs import describe_run, read_run, table_of_changes
+
+        paths = [path for path in self.paths if path not in evaluations]
+        told = [(f"{run}:\n" if len(self.paths) > 1 else "") + describe_run(run) for run in paths]
+        runs = [read_run(run, name) for run, name in zip(paths, distinct(paths), strict=True)]
+        tables = [table_of_changes(run) for run in runs]
+        top, others = curves_of(runs)
+        sections = [Section(title="Curves", text="", plots=[*top, *others])] if runs else []
+        write: Callable[..., None] = partial(write_page, runs=paths)
         if evaluations:
             from megatron_opsft.evaluate.comparison import compare, with_baseline  # heavy
             from megatron_opsft.evaluate.results import read_results
@@ -72,12 +124,16 @@ class Report(Command):
                 evaluations = with_baseline(evaluations[0])
             results = [read_results(path) for path in evaluations]
             comparison = compare(results, baseline=self.baseline)
-            tables.append(comparison.text().rstrip())
-            write = partial(comparison.write_page, page, evaluations, runs)
-        for table in tables:
-            say(table)
-        write(max_mb=self.max_mb)
-        say(f"page: {page}")
+            told.append(comparison.text().rstrip())
+            tables.append(comparison.paper_table())
+            sections += comparison.sections()
+            write = partial(comparison.write_page, evaluations=evaluations, runs=paths)
+        return Contents(
+            told="\n".join(told),
+            write_page=partial(write, max_mb=self.max_mb),
+            sections=sections,
+            tables=tables,
+        )
 
     def _check_free(self, file: Path | None) -> None:
         """Errors: `UserError` for a file that would be replaced without being asked for."""

@@ -8,32 +8,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-WIDTH = 360  # about what a phone shows, so that there a unit is a pixel
+from megatron_opsft.report.chart import CLOUD_WIDTH, Word
+
 _LARGEST, _SMALLEST = 44.0, 11.0  # font sizes, in units; the smallest can be read on a phone
 _HALF_WIDTHS = frozenset("iljtfrI.,:;!|'()[] ")  # characters that are about half as wide as others
 _TURN, _STEP = 0.35, 1.1  # of the spiral: radians from place to place, units outwards a radian
 _FLATNESS = 0.62  # of the spiral: a picture is wider than it is high
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CloudWord:
-    """x, y: of the middle of its baseline, in units of the picture; size: of its font, likewise;
-    weight: as it was given.
-    """
-
-    text: str
-    weight: float
-    x: float
-    y: float
-    size: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cloud:
-    """A picture of WIDTH x height units."""
-
-    words: Sequence[CloudWord]
-    height: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,33 +32,32 @@ class _Box:
         )
 
 
-def lay_out(weights: Mapping[str, float]) -> Cloud:
-    """The cloud of the words, each with its weight (> 0). The area of a word's letters grows with
-    its weight, down to the smallest font.
+def lay_out(weights: Mapping[str, float]) -> tuple[list[Word], float]:
+    """The words of a cloud, the largest first, and how high it is. weights: word -> its weight
+    (> 0). The area of a word's letters grows with its weight, down to the smallest font.
     """
     taken: list[_Box] = []
-    placed: list[tuple[str, float, float, _Box]] = []
+    placed: list[tuple[str, float, _Box]] = []
     heaviest = max(weights.values(), default=1.0)
     for text, weight in sorted(weights.items(), key=lambda item: (-item[1], item[0])):
         size = max(_SMALLEST, _LARGEST * math.sqrt(weight / heaviest))
-        size = min(size, size * (WIDTH - 8) / _text_width(text, size))  # no word is cut off
+        size = min(size, size * (CLOUD_WIDTH - 8) / _text_width(text, size))  # no word is cut off
         box = _free_place(text, size, taken)
         taken.append(box)
-        placed.append((text, weight, size, box))
+        placed.append((text, size, box))
     top = min((box.top for box in taken), default=0.0) - 4
-    return Cloud(
-        height=round(max((box.bottom for box in taken), default=0.0) + 4 - top, 1),
-        words=[
-            CloudWord(
-                text=text,
-                weight=weight,
-                x=round((box.left + box.right) / 2, 1),
-                y=round(box.bottom - 0.28 * size - top, 1),
-                size=round(size, 1),
-            )
-            for text, weight, size, box in placed
-        ],
-    )
+    height = round(max((box.bottom for box in taken), default=0.0) + 4 - top, 1)
+    words = [
+        Word(
+            text=text,
+            x=round((box.left + box.right) / 2, 1),
+            y=round(box.bottom - 0.28 * size - top, 1),
+            size=round(size, 1),
+            room=round(box.right - box.left, 1),
+        )
+        for text, size, box in placed
+    ]
+    return words, height
 
 
 def _text_width(text: str, size: float) -> float:
@@ -97,8 +76,8 @@ def _free_place(text: str, size: float, taken: Sequence[_Box]) -> _Box:
     half_width, half_height = _text_width(text, size) / 2 + 2, 0.6 * size
     angle = 0.0
     while True:
-        across = WIDTH / 2 + _STEP * angle * math.cos(angle)
-        across = min(max(across, half_width), WIDTH - half_width)
+        across = CLOUD_WIDTH / 2 + _STEP * angle * math.cos(angle)
+        across = min(max(across, half_width), CLOUD_WIDTH - half_width)
         down = _FLATNESS * _STEP * angle * math.sin(angle)
         box = _Box(across - half_width, down - half_height, across + half_width, down + half_height)
         if not any(box.overlaps(other) for other in taken):

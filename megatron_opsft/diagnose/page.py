@@ -9,32 +9,26 @@ text that make up the response, its end token included (a character of several t
 last of them); kl: D_t of each, >= 0; alternatives: as `divergence.diverge` gives them.
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from markupsafe import Markup
 
-from megatron_opsft.diagnose.cloud import WIDTH, lay_out
+from megatron_opsft.diagnose.cloud import lay_out
+from megatron_opsft.diagnose.directory import FORMAT, TOKENS, DiagnosisDirectory
+from megatron_opsft.diagnose.kinds import kinds_of
+from megatron_opsft.errors import UserError
 from megatron_opsft.report import page
-from megatron_opsft.report.plot import Figure, Series, bars, percent, plot
-from megatron_opsft.report.table import aligned
-from megatron_opsft.report.tables import Section, Table
+from megatron_opsft.report.chart import Bar, Bars, Chart, Cloud, Series, count_of, percent
+from megatron_opsft.report.contents import Contents
+from megatron_opsft.report.html import MAX_MB
+from megatron_opsft.report.table import Table, aligned
+from megatron_opsft.report.tables import Section
+from megatron_opsft.runtime.durable import json_lines
 
-TOKENS, PAGE = "tokens.jsonl", "report.html"
-# Words with which a response turns back, doubts or checks; those that conclude (so, therefore,
-# thus) are plain words.
-TRANSITIONS = frozenset(
-    ("actually", "again", "also", "alternatively", "although", "but", "hm", "hmm", "however")
-    + ("maybe", "oh", "ok", "okay", "perhaps", "though", "wait", "well")
-)
-SINGULAR = frozenset(("i", "me", "my", "mine", "myself"))
-PLURAL = frozenset(("we", "us", "our", "ours", "ourselves"))
-_WORD = re.compile(r"[^\W\d_]+")
-_TAG = re.compile(r"<[^<>\s]+>")
 _SHOWN = 20  # responses, bars and rows of a table on the page
 _IN_CLOUD = 60  # words
 _LARGE = 0.01  # the share of all tokens whose D_t is called large
@@ -49,13 +43,44 @@ def write_page(
     """The page of lines of tokens.jsonl; returns D_t by kind of token, as plain text. original,
     efficient: what the models are called. Errors: `UserError`.
     """
+    contents = describe(responses, original, efficient)
+    contents.write_page(out)
+    return contents.told
+
+
+def read_diagnosis(directory: Path, *, max_mb: float) -> Contents:
+    """Tables, charts and page of every response in it. max_mb: as of `report.page.write_page`.
+
+    Errors: `UserError` where it has none yet, or is of an earlier version.
+    """
+    again = "give its `megatron-opsft diagnose` command again"
+    manifest = DiagnosisDirectory(directory).read_manifest() or {}
+    if manifest.get("identity", {}).get("format") != FORMAT:
+        raise UserError(f"{directory}: a diagnosis of an earlier version; {again} with --overwrite")
+    path = directory / TOKENS
+    responses = [*json_lines(path)] if path.is_file() else []
+    if not responses:
+        raise UserError(f"{path}: no response is diagnosed yet; {again}")
+    names = manifest.get("names") or [
+        str(manifest.get(key)).rstrip("/").rpartition("/")[2] for key in ("original", "path")
+    ]
+    return describe(responses, *names, max_mb=max_mb)
+
+
+def describe(
+    responses: Sequence[Mapping[str, Any]], original: str, efficient: str, *, max_mb: float = MAX_MB
+) -> Contents:
+    """Tables, charts and page of lines of tokens.jsonl. original, efficient: names of the models.
+
+    max_mb: as of `report.page.write_page`.
+    """
     rows = (row for each in responses for row in _rows_of(each))
     tokens = pd.DataFrame(rows, columns=["kl", "kind", "word", "share"])
     kl = tokens["kl"]
     large = max(float(kl.quantile(1 - _LARGE)), 1e-12)
-    by_kind = _by_kind(tokens)
-    told = f"{len(kl):,} tokens of {len(responses):,} responses, D_t {kl.mean():.4f} nats on "
-    told += f"average, {kl.max():.3f} at most"
+    n = f"{len(kl):,} tokens of {len(responses):,} responses"
+    by_kind = _by_kind(tokens, n)
+    told = f"{n}, D_t {kl.mean():.4f} nats on average, {kl.max():.3f} at most"
     title = f"{original} against {efficient}"
     text = (
         "D_t = KL(original || efficient) of the next token at every token of the original's own "
@@ -68,32 +93,41 @@ def write_page(
             title="Where the models differ most",
             text="What the original says where D_t is large: the larger a word, the larger the sum "
             "of D_t at the places where the original says it.",
-            table=_beyond_thresholds(kl),
-            plots=[_cloud(places)],
+            table=_beyond_thresholds(kl, n),
+            plots=[_cloud(places, f"n = {len(places):,} tokens with D_t from {large:.3g} nats")],
         ),
         Section(
             title="What the efficient model prefers there",
             text="Each token at the place where its D_t is largest.",
-            table=_preferences(responses, places["word"].value_counts().to_dict()),
+            table=_preferences(responses, places["word"].value_counts().to_dict(), n),
         ),
         Section(
             title="By kind and by place",
             text="",
             table=by_kind,
-            plots=[_words(tokens), _along(tokens)],
-        ),
-        Section(
-            title="Responses",
-            text="Those with the largest D_t. Full colour is a large D_t; point at a token or tap "
-            "it for its number.",
-            plots=[_shaded(response, large) for response in _with_largest(responses)],
+            plots=[_words(tokens, n), _along(tokens, n)],
         ),
     ]
-    page.write_page(out, [], title=title, text=text, sections=sections)
-    return f"{title}: {told}\n\n{aligned(by_kind.headings, by_kind.rows)}\n"
+    shaded = Section(
+        title="Responses",
+        text="Those with the largest D_t. Full colour is a large D_t; point at a token or tap "
+        "it for its number.",
+        plots=[_shaded(response, large) for response in _with_largest(responses)],
+    )
+
+    def write(out: Path) -> None:
+        shown = [*sections, shaded]
+        page.write_page(out, [], title=title, text=text, sections=shown, max_mb=max_mb)
+
+    return Contents(
+        told=f"{title}: {told}\n\n{aligned(by_kind.headings, by_kind.rows)}\n",
+        write_page=write,
+        sections=sections,
+        tables=[by_kind, *(section.table for section in sections[:2] if section.table)],
+    )
 
 
-def _by_kind(tokens: pd.DataFrame) -> Table:
+def _by_kind(tokens: pd.DataFrame, n: str) -> Table:
     kinds = tokens.groupby("kind")["kl"].agg(["size", "mean", "sum"])
     kinds = kinds.sort_values("mean", ascending=False, kind="stable")
     total = tokens["kl"].sum() or 1.0
@@ -104,10 +138,11 @@ def _by_kind(tokens: pd.DataFrame) -> Table:
             [kind, f"{count:,}", f"{mean:.4f}", percent(part / total)]
             for kind, count, mean, part in kinds.itertuples()
         ],
+        note=f"n = {n}; no intervals",
     )
 
 
-def _beyond_thresholds(kl: "pd.Series[float]") -> Table:
+def _beyond_thresholds(kl: "pd.Series[float]", n: str) -> Table:
     counts = [(limit, int((kl > limit).sum())) for limit in _THRESHOLDS if limit < kl.max()]
     return Table(
         caption="Tokens whose D_t exceeds a threshold",
@@ -116,10 +151,11 @@ def _beyond_thresholds(kl: "pd.Series[float]") -> Table:
             [f"{limit:g} nats", f"{count:,}", percent(count / (len(kl) or 1))]
             for limit, count in counts
         ],
+        note=f"n = {n}; no intervals",
     )
 
 
-def _preferences(responses: Sequence[Mapping[str, Any]], times: Mapping[str, int]) -> Table:
+def _preferences(responses: Sequence[Mapping[str, Any]], times: Mapping[str, int], n: str) -> Table:
     """A row for each token: the place where its D_t is largest. times: how often it is large."""
     largest: dict[str, tuple[float, Mapping[str, Any]]] = {}
     for response in responses:
@@ -140,6 +176,7 @@ def _preferences(responses: Sequence[Mapping[str, Any]], times: Mapping[str, int
             *("efficient prefers", "p in the original", "p in the efficient"),
         ],
         rows=rows,
+        note=f"n = {n}; a row is one token, so it has no interval",
     )
 
 
@@ -148,40 +185,49 @@ def _both(probabilities: Mapping[str, Any]) -> tuple[str, str]:
     return percent(probabilities["original"]), percent(probabilities["efficient"])
 
 
-def _cloud(tokens: pd.DataFrame) -> Markup:
+def _cloud(tokens: pd.DataFrame, note: str) -> Cloud:
     """tokens: those whose D_t is large."""
     weights = tokens.groupby("word")["kl"].agg(["sum", "size"]).nlargest(_IN_CLOUD, "sum")
-    counts = weights["size"].to_dict()
-    cloud = lay_out(weights["sum"].to_dict())
-    words = [
-        Markup('<text class="c{}" transform="{}"><title>{}</title>{}</text>').format(
-            number % 7,
-            f"translate({word.x} {word.y}) scale({word.size / 12:.3f})",  # of 12 px, in page.css
-            f"{word.text}: sum of D = {word.weight:.3g} at {counts[word.text]:,} places",
-            word.text,
-        )
-        for number, word in enumerate(cloud.words)
-    ]
-    said = ", ".join(word.text for word in cloud.words)
-    return Markup(
-        '<figure class="cloud"><figcaption>Where D is large: what the original says</figcaption>'
-        '<svg viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg></figure>'
-    ).format(WIDTH, cloud.height, f"Largest first: {said}", Markup("").join(words))
+    counts, sums = weights["size"].to_dict(), weights["sum"].to_dict()
+    said = {word: f"sum of D = {sums[word]:.3g} at {counts[word]:,} places" for word in sums}
+    words, height = lay_out(sums)
+    return Cloud(
+        name="words",
+        title="Where D is large: what the original says",
+        words=[replace(word, said=f"{word.text}: {said[word.text]}") for word in words],
+        height=height,
+        note=note,
+    )
 
 
-def _words(tokens: pd.DataFrame) -> Figure:
+def _words(tokens: pd.DataFrame, n: str) -> Bars:
     words = tokens.groupby("word")["kl"].agg(["sum", "size"]).reset_index()
     words = words.sort_values(["sum", "word"], ascending=[False, True])[:_SHOWN]
     rows = [
-        (word, kl, f"{kl:.2g} ({count:,})") for word, kl, count in words.itertuples(index=False)
+        Bar(label=word, value=kl, text=f"{kl:.2g} ({count:,})", n=n)
+        for word, kl, count in words.itertuples(index=False)
     ]
-    return bars("Sum of D by token (how often)", rows)
+    return Bars(
+        name="divergence_by_token",
+        title="Sum of D by token (how often)",
+        x="sum of D (nats); in brackets: how often",
+        rows=rows,
+    )
 
 
-def _along(tokens: pd.DataFrame) -> Figure:
-    points = list(tokens.groupby("share")["kl"].mean().items())
-    along = Series(label="", place=1, points=points)
-    return plot("Mean D along a response", [along], x="share before the token", from_zero=True)
+def _along(tokens: pd.DataFrame, n: str) -> Chart:
+    means = tokens.groupby("share")["kl"].agg(["mean", "size"])
+    points = [(share, mean) for share, mean in means["mean"].items()]
+    bins = f"{count_of(means['size'])} tokens in each of {len(points)} parts" if points else ""
+    return Chart(
+        name="divergence_along",
+        title="Mean D along a response",
+        x="share before the token",
+        y="mean D (nats)",
+        series=[Series(label="", place=1, points=points, n=bins)] if points else [],
+        from_zero=True,
+        remark=n,
+    )
 
 
 def _with_largest(responses: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -200,35 +246,6 @@ def _rows_of(response: Mapping[str, Any]) -> Iterator[tuple[float, str, str, flo
     for place, (token, kind) in enumerate(zip(tokens, kinds_of(tokens), strict=True)):
         share = place * _BINS // count / _BINS
         yield response["kl"][place], kind, _shown(token), share
-
-
-def kinds_of(tokens: Sequence[str]) -> list[str]:
-    """What kind of token each is, by the text around it. tokens: all pieces of a response; a token
-    with letters counts as the word that its first letter belongs to, whole words of several tokens
-    included.
-    """
-    whole = "".join(tokens)
-    word_at = {place: found[0] for found in _WORD.finditer(whole) for place in range(*found.span())}
-    starts = accumulate(map(len, tokens), initial=0)
-    return [_kind(token, start, word_at) for token, start in zip(tokens, starts, strict=False)]
-
-
-def _kind(token: str, start: int, word_at: dict[int, str]) -> str:
-    bare = token.strip()
-    if _TAG.fullmatch(bare):
-        return "end of thinking" if bare == "</think>" else "end of response"
-    if letter := _WORD.search(token):
-        word = word_at[start + letter.start()].lower()
-        if word in TRANSITIONS:
-            return "transition word"
-        if word in SINGULAR or word in PLURAL:
-            return f"first person {'singular' if word in SINGULAR else 'plural'}"
-        return "word"
-    if "\n" in token:
-        return "line break"
-    if any(sign.isdigit() for sign in bare):
-        return "number"
-    return "mathematics" if any(sign in "+-*/=<>^_\\{}$%&|~" for sign in bare) else "punctuation"
 
 
 def _shaded(response: Mapping[str, Any], full: float) -> Markup:

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
+from megatron_opsft.diagnose.directory import FORMAT, PAGE, TOKENS, DiagnosisDirectory
 from megatron_opsft.diagnose.divergence import diverge, load_model
-from megatron_opsft.diagnose.page import PAGE, TOKENS, write_page
+from megatron_opsft.diagnose.page import write_page
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.benchmarks import SampleFiles
 from megatron_opsft.evaluate.inputs import Inputs, open_model, read_inputs
@@ -22,17 +23,7 @@ from megatron_opsft.records import FinishReason
 from megatron_opsft.rollout.requests import pieces_of
 from megatron_opsft.runtime.device import select_device
 from megatron_opsft.runtime.durable import append_line, json_lines, whole_lines, write_bytes
-from megatron_opsft.runtime.owned_directory import OwnedDirectory
 from megatron_opsft.runtime.progress import Progress
-
-_FORMAT = 2  # of a line of tokens.jsonl: 1 had no probabilities of the original
-
-
-class DiagnosisDirectory(OwnedDirectory):
-    """responses: the evaluation for which the original samples, with an identity of its own."""
-
-    kind = "diagnosis"
-    names = ("responses", TOKENS, PAGE)
 
 
 def diagnose(
@@ -59,9 +50,11 @@ def diagnose(
         directory.check()
         if overwrite:
             directory.clear()
-        identity = {"efficient": q.weights_sha256(), "format": _FORMAT}
+        identity = {"efficient": q.weights_sha256(), "format": FORMAT}
         directory.check_same(identity)
-        directory.write_manifest({"original": original, "path": efficient, "identity": identity})
+        names = p.name, q.name if q.name != p.name else f"{q.name} (efficient)"
+        told = {"original": original, "path": efficient, "names": names}
+        directory.write_manifest({**told, "identity": identity})
         evaluate(settings)
         whole = b"".join(b"%s\n" % line for line in whole_lines(tokens))
         write_bytes(tokens, whole)  # without a torn line
@@ -80,8 +73,7 @@ def diagnose(
                 progress.update(1)
         shown = {key(row) for row, _, _ in wanted}  # an earlier command may have wanted others
         responses = [row for row in json_lines(tokens) if key(row) in shown]
-    efficient_name = q.name if q.name != p.name else f"{q.name} (efficient)"
-    return write_page(out / PAGE, responses, p.name, efficient_name)
+    return write_page(out / PAGE, responses, *names)
 
 
 def _responses(inputs: Inputs) -> Iterator[tuple[dict[str, Any], tuple[int, ...], list[int]]]:

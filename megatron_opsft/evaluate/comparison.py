@@ -20,12 +20,14 @@ from megatron_opsft.report.page import figures_of_rows, write_page
 from megatron_opsft.report.table import (
     OVERALL,
     Estimate,
+    Table,
     TableRow,
     markdown_table,
+    paper_table,
     text_table,
     title_of,
 )
-from megatron_opsft.report.tables import section_of
+from megatron_opsft.report.tables import OVER_PROBLEMS, Section, section_of
 from megatron_opsft.runtime.durable import write_text
 from megatron_opsft.runtime.owned_directory import NOT_SET, flatten
 
@@ -81,11 +83,27 @@ class Comparison:
             page,
             runs,
             {row.label: path for row, path in zip(self.rows, evaluations, strict=True)},
-            text=" ".join([self.legend, *(f"{n[0].upper()}{n[1:]}." for n in self.notes)]),
+            text=self._text(),
             figures=figures_of_rows(first, last, OVERALL) if has_ends else (),
-            sections=[section_of(self.rows, block, title_of(block)) for block in self.blocks],
+            sections=self.sections(),
             max_mb=max_mb,
         )
+
+    def sections(self) -> list[Section]:
+        """A section for each block."""
+        names = {block: block if len(self.blocks) > 1 else "" for block in self.blocks}
+        return [
+            section_of(self.rows, block, title_of(block), name=name)
+            for block, name in names.items()
+        ]
+
+    def paper_table(self) -> Table:
+        """The terminal's rows with all intervals."""
+        caption = ", ".join(map(title_of, self.blocks))
+        return paper_table(self.rows, self.blocks, caption, self._text())
+
+    def _text(self) -> str:
+        return " ".join([self.legend, *(f"{n[0].upper()}{n[1:]}." for n in self.notes)])
 
 
 def compare(results: Sequence[Results], *, baseline: str | None = None) -> Comparison:
@@ -134,9 +152,10 @@ def _row(label: str, result: Results, names: Sequence[str], base: Results | None
     """With CR against `base`; with its interval where the result was evaluated against these same
     samples.
     """
-    blocks, budgets = {}, {}
+    blocks, budgets, sizes = {}, {}, {}
     for name in names:
         block = result.blocks[name]
+        sizes[name] = result.size(name)
         blocks[name] = dict(block.metrics)
         budgets[name] = [(at.budget, at.metrics) for at in block.budgets]
         if base is not None:
@@ -145,7 +164,7 @@ def _row(label: str, result: Results, names: Sequence[str], base: Results | None
             stored = block.metrics.get(_RATIO)
             if stored is None or not math.isclose(stored.value, ratio, rel_tol=1e-6):
                 blocks[name][_RATIO] = Estimate(value=ratio)
-    return TableRow(label=label, blocks=blocks, budgets=budgets)
+    return TableRow(label=label, blocks=blocks, budgets=budgets, sizes=sizes)
 
 
 def _size(results: Sequence[Results], name: str) -> str:
@@ -164,7 +183,7 @@ def _legend(
     has_overall: bool,
 ) -> str:
     overall = ["Overall: plain mean over benchmarks."] if has_overall else []
-    parts = [_LEGEND, *overall, "In brackets: 95 % intervals, bootstrap over problems."]
+    parts = [_LEGEND, *overall, f"In brackets: {OVER_PROBLEMS}."]
     fewest = min(r.benchmarks[name].num_problems for r in results for name in shared)
     if fewest < FEW_PROBLEMS:
         parts.append(

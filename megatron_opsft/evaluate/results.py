@@ -25,7 +25,7 @@ from megatron_opsft.evaluate.metrics import (
     measure,
     measure_at,
 )
-from megatron_opsft.report.table import OVERALL, Estimate
+from megatron_opsft.report.table import OVERALL, Estimate, Size
 
 Samples = Mapping[str, Sequence[StoredSample]]  # of each benchmark
 _Draws = dict[str, Floats]  # metric -> [1 + R]
@@ -81,6 +81,14 @@ class Results(_Record):
     def blocks(self) -> dict[str, BlockResults]:
         """Those of every benchmark, and OVERALL."""
         return {**self.benchmarks, OVERALL: self.overall}
+
+    def size(self, block: str) -> Size:
+        """How many problems and responses a block's metrics rest on."""
+        parts = list(self.benchmarks.values()) if block == OVERALL else [self.benchmarks[block]]
+        return Size(
+            problems=sum(part.num_problems for part in parts),
+            samples=sorted({part.samples_per_problem for part in parts}),
+        )
 
 
 def build_results(

@@ -2,7 +2,7 @@
 run does on 1, 2, 4, ... nodes, which `slurm/scaling.sh` makes in folders nodes_1, nodes_2, ...
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -13,11 +13,12 @@ from megatron_opsft.config.load import load_config
 from megatron_opsft.errors import UserError
 from megatron_opsft.plan.assumptions import PHASES, Hardware, load_hardware, measured_workload
 from megatron_opsft.preflight.run_directory import RunDir
+from megatron_opsft.report.chart import Chart, Series, count_of
+from megatron_opsft.report.contents import Contents
 from megatron_opsft.report.page import write_page
-from megatron_opsft.report.plot import Series, plot
 from megatron_opsft.report.runs import is_skipped, read_json_lines
-from megatron_opsft.report.table import aligned
-from megatron_opsft.report.tables import Section, Table
+from megatron_opsft.report.table import Table, aligned
+from megatron_opsft.report.tables import Section
 
 _WARM_UP_STEPS = 2  # the first ones compile, allocate, and stream the first weights
 _SECONDS = ("step", *PHASES, "other")
@@ -92,13 +93,15 @@ def calibrate(run_dirs: Sequence[Path], base: Hardware) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingRow:
-    """One run. device: of the plan. measured, planned: medians over its steps of what `Steps` has,
-    the rate of one GPU; and `efficiency`, the rate as a share of the first run's.
+    """One run. device: of the plan. steps: how many the medians are over. measured, planned:
+    medians of what `Steps` has, the rate of one GPU; and `efficiency`, the rate as a share of the
+    first run's.
     """
 
     nodes: int
     gpus: int
     device: str
+    steps: int
     measured: dict[str, float]
     planned: dict[str, float]
 
@@ -109,38 +112,40 @@ def scaling_runs(folder: Path) -> list[Path]:
     return [runs[n] for n in sorted(filter(str.isdecimal, runs), key=int) if runs[n].is_dir()]
 
 
-def report_scaling(
-    runs: Sequence[Path],
-    page: Path,
-    gpu: str | None,
-    hardware: Path | None,
-    say: Callable[[str], object],
-) -> None:
-    """Print the table of those that can be read, and write their page. gpu: the device that is
-    planned for; None: cpu for runs on CPUs, otherwise h100. hardware: figures, as of `plan
-    calibrate`.
+def read_scaling(runs: Sequence[Path], gpu: str | None, hardware: Path | None) -> Contents:
+    """Table, charts and page of those runs that can be read. gpu: the device that is planned for;
+    None: cpu for runs on CPUs, otherwise h100. hardware: figures, as of `plan calibrate`.
 
-    Errors: `UserError` at the end where a run could not be read.
+    The error of the contents says which run could not be read. Errors: it, where none could be.
     """
     rows: list[ScalingRow] = []
-    unread = []
+    told: list[str] = []
+    unread: list[UserError] = []
     for run in runs:
         try:
             row = read_row(run, gpu, hardware)
         except UserError as error:
             unread.append(error)
-            say(f"{run}: not read: {error}")
+            told.append(f"{run}: not read: {error}")
             continue
         rows.append(row)
         for one, first in ((row.measured, rows[0].measured), (row.planned, rows[0].planned)):
             one["efficiency"] = one["rate"] / first["rate"]
-    if rows:
-        table, title = _table(rows), runs[0].resolve().parent.name
-        say(f"{table.caption}\n\n{aligned(table.headings, table.rows, num_left=0)}")
-        write_page(page, [], title=title, sections=[_section(rows, table)])
-        say(f"page: {page}")
+    failed = None
     if unread:
-        raise UserError(f"{len(unread)} of {len(runs)} could not be read: {unread[0]}")
+        failed = UserError(f"{len(unread)} of {len(runs)} could not be read: {unread[0]}")
+    if failed and not rows:
+        raise failed
+    table, title = _table(rows), runs[0].resolve().parent.name
+    section = _section(rows, table)
+    told.append(f"{table.caption}\n\n{aligned(table.headings, table.rows, num_left=0)}")
+    return Contents(
+        told="\n".join(told),
+        write_page=lambda out: write_page(out, [], title=title, sections=[section]),
+        sections=[section],
+        tables=[table],
+        error=failed,
+    )
 
 
 def read_row(run: Path, gpu: str | None, hardware: Path | None) -> ScalingRow:
@@ -155,13 +160,21 @@ def read_row(run: Path, gpu: str | None, hardware: Path | None) -> ScalingRow:
     on_cpu = config.run.device == "cpu" or torch.endswith("+cpu")
     name = gpu or ("cpu" if on_cpu else "h100")
     device = load_hardware(name, hardware, gpus_per_node=gpus // nodes)
+    both = read_steps(run, config, device, gpus)
     measured, planned = (
         {key: median(one[key] for one in steps) for key in (*_SECONDS, "rate")}
-        for steps in zip(*read_steps(run, config, device, gpus), strict=True)
+        for steps in zip(*both, strict=True)
     )
     for one in (measured, planned):
         one["rate"] /= gpus
-    return ScalingRow(nodes=nodes, gpus=gpus, device=name, measured=measured, planned=planned)
+    return ScalingRow(
+        nodes=nodes,
+        gpus=gpus,
+        device=name,
+        steps=len(both),
+        measured=measured,
+        planned=planned,
+    )
 
 
 def _table(rows: Sequence[ScalingRow]) -> Table:
@@ -177,28 +190,43 @@ def _table(rows: Sequence[ScalingRow]) -> Table:
             + [how.format(row.measured[key], row.planned[key]) for key, how in shown.items()]
             for row in rows
         ],
+        num_left=0,
+        note=f"n = {count_of([row.steps for row in rows])} steps a row; medians have no intervals",
     )
 
 
 def _section(rows: Sequence[ScalingRow], table: Table) -> Section:
     """The table; seconds by phase and efficiency over nodes."""
+    n = f"{count_of([row.steps for row in rows])} steps a point"
 
     def curves(key: str, measured: str, planned: str = "", place: int = 0) -> Iterator[Series]:
         points = [(row.nodes, row.measured[key]) for row in rows]
-        yield Series(label=measured, place=place, points=points)
+        yield Series(label=measured, place=place, points=points, n=n)
         points = [(row.nodes, row.planned[key]) for row in rows]
-        yield Series(label=planned, place=place, points=points, kind="held")
+        yield Series(label=planned, place=place, points=points, kind="held", n=n)
 
     names = enumerate(_SECONDS)
-    seconds = [one for place, name in names for one in curves(name, name, place=place)]
-    share = [*curves("efficiency", "measured", "planned")]
-    how: dict[str, Any] = {"x": "nodes", "from_zero": True, "log_x": True}
+    remark = "medians; lines: measured; dots: planned"
+    how: dict[str, Any] = {"x": "nodes", "from_zero": True, "log_x": True, "remark": remark}
     return Section(
         title=table.caption,
         text="Lines: measured; dots: planned. Efficiency: sampled tokens a second and GPU.",
         table=table,
         plots=[
-            plot("Seconds of a step", seconds, **how),
-            plot("Efficiency", share, show="{:.0%}".format, **how),
+            Chart(
+                name="seconds_by_nodes",
+                title="Seconds of a step",
+                y="seconds of a step",
+                series=[one for at, key in names for one in curves(key, key, place=at)],
+                **how,
+            ),
+            Chart(
+                name="efficiency_by_nodes",
+                title="Efficiency",
+                y="efficiency",
+                series=[*curves("efficiency", "measured", "planned")],
+                show="{:.0%}".format,
+                **how,
+            ),
         ],
     )

@@ -8,6 +8,8 @@ from typing import Any
 
 from markupsafe import Markup
 
+from megatron_opsft.report.plot import place
+
 MAX_MB = 20.0  # how large a page may be, in 10^6 bytes
 _ASSETS = Path(__file__).with_name("assets")
 _SCRIPTS = ("elements", "theme", "histogram", "response", "reader")
@@ -25,6 +27,7 @@ def render(template: str, data: Any, **values: object) -> bytes:
     environment = Environment(
         loader=FileSystemLoader(_ASSETS), autoescape=True, undefined=StrictUndefined
     )
+    environment.filters["placed"] = place
     page = environment.get_template(template).render(
         style=Markup(style),
         script=Markup(script),

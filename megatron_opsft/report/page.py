@@ -8,17 +8,12 @@ from types import MappingProxyType
 from typing import Any
 
 from megatron_opsft.errors import UserError
+from megatron_opsft.report.curves import curves_of
 from megatron_opsft.report.html import MAX_MB, encoded_size, render
 from megatron_opsft.report.runs import Change, Run, change_of, changes_of, read_run
 from megatron_opsft.report.sampling import rollouts_of, sample_responses, samples_of
-from megatron_opsft.report.table import TableRow
-from megatron_opsft.report.tables import (
-    Section,
-    Table,
-    curves_of,
-    example_of,
-    table_of_runs,
-)
+from megatron_opsft.report.table import Table, TableRow
+from megatron_opsft.report.tables import Section, example_of, table_of_runs
 from megatron_opsft.runtime.durable import write_bytes
 from megatron_opsft.runtime.owned_directory import NOT_SET
 

@@ -1,184 +1,168 @@
-"""Where the pictures of a page have their lines, dots and numbers; its template draws them as SVG.
+"""Where the charts of a page have their lines, dots and numbers; its template draws them as SVG.
 
 They stand in a box of 400 x 200 units, and a run or model has a colour, which the page's style
 gives. A screen reader hears the title and where each series begins and ends.
 """
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-Point = tuple[float, float]
+from megatron_opsft.report.chart import (
+    CLOUD_WIDTH,
+    Axes,
+    Bars,
+    Chart,
+    Cloud,
+    Picture,
+    Series,
+    number,
+)
+
 _LEFT, _RIGHT, _TOP, _BOTTOM = 48, 390, 12, 168
 _LETTER = 7.2  # how wide one is at most, on average
-_MOST_POINTS = 400  # of a series: more than there are pixels
+_FONT = 12  # of a chart's texts, in page.css
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Series:
-    """place: of its colour. kind: "curve", "held" (dots joined by dots) or "points".
-    intervals: (x, low, high) of whiskers.
-    """
-
-    label: str
-    place: int
-    points: Sequence[Point]
-    kind: str = "curve"
-    intervals: Sequence[tuple[float, float, float]] = ()
-
-
-def number(value: float | None) -> str:
-    """For people: three digits, thousands apart; a dash for none."""
-    if value is None or not math.isfinite(value):
-        return "–"
-    if value and abs(value) < 1e-3:
-        return f"{value:.2g}"
-    is_whole = abs(value) >= 999.5 or value == int(value)  # of which three digits would be 1e+03
-    return f"{value:,.0f}" if is_whole else f"{value:.3g}"
-
-
-def percent(value: float) -> str:
-    """Of a share."""
-    return f"{100 * value:.1f} %"
-
-
-def tokens(value: float) -> str:
-    """A number of tokens: a digit behind the point where it may be a difference."""
-    return f"{value:,.1f}" if value < 1000 else f"{value:,.0f}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
-    """said: to a screen reader. rows: (down, number) of the vertical axis; columns: (across,
-    number) of the horizontal one, which counts `x`. lines: as of `_line`; bars: (down, where
-    it begins, width, label, text).
-    """
+class Drawing:
+    """A picture in units of the page, all coordinates from the upper left corner."""
 
     title: str
     said: str
-    height: int = 200
+    """What a screen reader says."""
+    note: str = ""
+    """What stands below it."""
+    width: int = 400
+    height: float = 200
     x: str = ""
+    """What the horizontal axis counts."""
     rows: Sequence[tuple[float, str]] = ()
+    """(down, number) of the vertical axis."""
     columns: Sequence[tuple[float, str]] = ()
+    """(across, number) of the horizontal axis."""
     lines: Sequence[dict[str, Any]] = ()
-    bars: Sequence[tuple[int, float, float, str, str]] = ()
+    """Series, as `_line` places them."""
+    bars: Sequence[dict[str, Any]] = ()
+    """Bars, as `_place_bars` places them."""
+    words: Sequence[dict[str, Any]] = ()
+    """Words of a cloud, as `_place_words` places them."""
 
 
-def plot(
-    title: str,
-    series: Sequence[Series],
-    *,
-    x: str = "step",
-    show: Callable[[float], str] = number,
-    from_zero: bool = False,
-    log_x: bool = False,
-) -> Figure:
-    """x: what the horizontal axis counts; show: of vertical values; `percent` does not leave 0 to
-    100 %.
-    """
-    series = [one for one in series if one.points]
-    axes = _Axes(series, from_zero=from_zero, is_share=show is percent, log_x=log_x)
-    columns: list[tuple[float, str]] = []
-    free = -math.inf
-    for tick in axes.xs if log_x else _ticks(*axes.x, 6):
-        if (across := axes.across(tick)) > free:
-            free = across + 7 * len(number(tick)) + 8
-            columns.append((across, number(tick)))
-    return Figure(
-        title=title,
-        said="; ".join(_said(one, x, show) for one in series),
-        x=x,
-        rows=[(axes.down(y), show(y).replace(".0 %", " %")) for y in _ticks(*axes.y, 4)],
-        columns=columns,
-        lines=[_line(one, axes, x, show) for one in series],
+def place(picture: Picture) -> Drawing:
+    """The picture as the page draws it."""
+    if isinstance(picture, Cloud):
+        return _place_words(picture)
+    return _place_bars(picture) if isinstance(picture, Bars) else _place_chart(picture)
+
+
+def _place_chart(chart: Chart) -> Drawing:
+    axes = chart.axes()
+    return Drawing(
+        title=chart.title,
+        said=f"{chart.title}: {'; '.join(_said(one, chart) for one in chart.series)}",
+        note=chart.note,
+        x=chart.x,
+        rows=[(_down(y, axes), text) for y, text in axes.y_ticks],
+        columns=[(_across(x, axes), text) for x, text in axes.x_ticks],
+        lines=[_line(one, chart, axes) for one in chart.series],
     )
 
 
-def bars(title: str, rows: Sequence[tuple[str, float, str]]) -> Figure:
-    """A horizontal bar a row of (label, value, text); label and text have as much room as the
-    longest of them needs.
-    """
-    labels = [label if len(label) < 26 else f"{label[:24]}…" for label, _, _ in rows]
+def _place_bars(chart: Bars) -> Drawing:
+    """A row is 20 units high; label and text have as much room as the longest of them needs."""
+    labels = [row.label if len(row.label) < 26 else f"{row.label[:24]}…" for row in chart.rows]
     begin = 8 + _LETTER * max(map(len, labels), default=0)
-    room = 400 - begin - 6 - _LETTER * max((len(text) for _, _, text in rows), default=0)
-    unit = room / (max((value for _, value, _ in rows), default=0) or 1)
-    return Figure(
-        title=title,
-        said="; ".join(f"{label} {text}" for label, _, text in rows),
-        height=20 * len(rows) + 4,
-        bars=[
-            (20 * n, begin, round(unit * value, 1), label, text)
-            for n, (label, (_, value, text)) in enumerate(zip(labels, rows, strict=True))
+    room = 400 - begin - 6 - _LETTER * max((len(row.text) for row in chart.rows), default=0)
+    unit = room / (max((row.end for row in chart.rows), default=0) or 1)
+    bars = []
+    for n, (label, row) in enumerate(zip(labels, chart.rows, strict=True)):
+        ends = [end for end in (row.low, row.high) if end is not None]
+        bars.append(
+            {
+                "down": 20 * n,
+                "begin": begin,
+                "width": round(unit * row.value, 1),
+                "whisker": [round(begin + unit * end, 1) for end in ends],
+                "end": round(begin + unit * row.end, 1),
+                "label": label,
+                "text": row.text,
+            }
+        )
+    return Drawing(
+        title=chart.title,
+        said=f"{chart.title}: {'; '.join(f'{row.label} {row.text}' for row in chart.rows)}",
+        note=chart.note,
+        height=20 * len(bars) + 4,
+        bars=bars,
+    )
+
+
+def _place_words(cloud: Cloud) -> Drawing:
+    """transform: moves and enlarges a word of the page's font."""
+    return Drawing(
+        title=cloud.title,
+        said=f"Largest first: {', '.join(word.text for word in cloud.words)}",
+        note=cloud.note,
+        width=CLOUD_WIDTH,
+        height=cloud.height,
+        words=[
+            {
+                "place": n % 7,
+                "transform": f"translate({word.x} {word.y}) scale({word.size / _FONT:.3f})",
+                "said": word.said,
+                "text": word.text,
+            }
+            for n, word in enumerate(cloud.words)
         ],
     )
 
 
-class _Axes:
-    """Where values are drawn."""
-
-    def __init__(
-        self, series: Sequence[Series], *, from_zero: bool, is_share: bool, log_x: bool
-    ) -> None:
-        self._of_x = math.log2 if log_x else float
-        self.xs = sorted({x for one in series for x, _ in one.points})
-        ys = [y for one in series for _, y in one.points]
-        ys += [y for one in series for _, *both in one.intervals for y in both]
-        self.x = _padded([self._of_x(x) for x in self.xs], 0.03)
-        low, high = _padded([0.0, *ys] if from_zero else ys, 0.08)
-        if from_zero or is_share:
-            low = max(low, 0.0)
-        self.y = (low, min(high, 1.0) if is_share else high)
-
-    def across(self, x: float) -> float:
-        """In units of the drawing."""
-        left, right = self.x
-        return round(_LEFT + (self._of_x(x) - left) / (right - left) * (_RIGHT - _LEFT), 1)
-
-    def down(self, y: float) -> float:
-        """In units of the drawing."""
-        low, high = self.y
-        return round(_BOTTOM - (y - low) / (high - low or 1) * (_BOTTOM - _TOP), 1)
+def _across(along: float, axes: Axes) -> float:
+    left, right = axes.x
+    return round(_LEFT + (along - left) / (right - left) * (_RIGHT - _LEFT), 1)
 
 
-def _line(one: Series, axes: _Axes, x: str, show: Callable[[float], str]) -> dict[str, Any]:
-    """place, kind and label of a series; path: of its curve; whiskers: (across, down, down); dots:
-    (across, down, what is said when it is pointed at).
+def _down(y: float, axes: Axes) -> float:
+    low, high = axes.y
+    return round(_BOTTOM - (y - low) / (high - low or 1) * (_BOTTOM - _TOP), 1)
+
+
+def _line(one: Series, chart: Chart, axes: Axes) -> dict[str, Any]:
+    """place, kind and label of a series; path: of its curve; whiskers: (across, across, down,
+    down); dots: (across, down, what is said when it is pointed at).
     """
-    every = max(1, math.ceil(len(one.points) / _MOST_POINTS))
-    points = [*one.points[:-1:every], one.points[-1]]
-    path = "L".join(f"{axes.across(px)} {axes.down(py)}" for px, py in points)
+    points = one.thinned()
+    at = [(_across(chart.along(x), axes), _down(y, axes)) for x, y in points]
     label = f"{one.label}, " * bool(one.label)
     has_dots = one.kind != "curve" or len(points) < 3
+    upright = [
+        (_across(chart.along(x), axes), _across(chart.along(x), axes), *_downs(ends, axes))
+        for x, *ends in one.intervals
+    ]
+    flat = [
+        (*(_across(chart.along(end), axes) for end in ends), _down(y, axes), _down(y, axes))
+        for y, *ends in one.across
+    ]
     return {
         "place": one.place % 7,
         "kind": one.kind,
         "label": one.label,
-        "path": f"M{path}" if one.kind != "points" else "",
-        "whiskers": [(axes.across(w), axes.down(lo), axes.down(hi)) for w, lo, hi in one.intervals],
+        "path": "M" + "L".join(f"{x} {y}" for x, y in at) if one.kind != "points" else "",
+        "whiskers": [*upright, *flat],
         "dots": [
-            (axes.across(px), axes.down(py), f"{label}{x} {number(px)}: {show(py)}")
-            for px, py in (points if has_dots else ())
+            (*where, f"{label}{chart.x} {number(x)}: {chart.show(y)}")
+            for where, (x, y) in zip(at, points, strict=True)
+            if has_dots
         ],
     }
 
 
-def _said(one: Series, x: str, show: Callable[[float], str]) -> str:
-    ends = [f"{show(y)} at {x} {number(at)}" for at, y in (one.points[0], one.points[-1])]
+def _downs(ends: Sequence[float], axes: Axes) -> tuple[float, ...]:
+    return tuple(_down(end, axes) for end in ends)
+
+
+def _said(one: Series, chart: Chart) -> str:
+    first_and_last = (one.points[0], one.points[-1])
+    ends = [f"{chart.show(y)} at {chart.x} {number(at)}" for at, y in first_and_last]
     return f"{one.label} {' to '.join(dict.fromkeys(ends))}".strip()
-
-
-def _padded(values: Sequence[float], share: float) -> Point:
-    """Lowest and highest with a share of room on both sides; never the same."""
-    low, high = min(values, default=0.0), max(values, default=1.0)
-    room = share * (high - low) or abs(low) * 0.1 or 0.5
-    return low - room, high + room
-
-
-def _ticks(low: float, high: float, count: int) -> list[float]:
-    """Round values inside, about `count` of them."""
-    raw = (high - low) / count or 1.0
-    power = 10 ** math.floor(math.log10(raw))
-    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * 0.999)
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return [round(n * step, 12) for n in range(first, last + 1)]

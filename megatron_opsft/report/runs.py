@@ -10,8 +10,8 @@ from typing import Any
 
 from megatron_opsft.config.yaml_text import parse_yaml
 from megatron_opsft.errors import UserError
-from megatron_opsft.report.plot import percent, tokens
-from megatron_opsft.report.table import aligned
+from megatron_opsft.report.chart import count_of, percent, tokens
+from megatron_opsft.report.table import Table, aligned
 from megatron_opsft.runtime.durable import json_lines
 from megatron_opsft.runtime.owned_directory import flatten
 
@@ -194,19 +194,36 @@ def read_summary(run: Path) -> dict[str, Any]:
     return summary
 
 
+def table_of_changes(run: Run) -> Table:
+    """Length and accuracy before and after, as `changes_of` has them."""
+    several = len(run.evaluations) > 1
+    sets = {name: f"eval_{name}_samples" for name in run.more_sets}
+    sets = {"": "eval_samples", **sets} if several or not run.steps else {"": "num_rollouts"}
+    told = []
+    for name, key in sets.items():
+        if points := run.points(key):
+            count = count_of([points[0][1], points[-1][1]])
+            told.append(f"n = {count} responses{f' of {name}' * bool(name)} at each end")
+    told.append(f"{len(run.steps):,} steps; metrics of a run have no intervals")
+    return Table(
+        caption=f"{run.name}: before and after",
+        headings=["held-out problems" * several, "before", "after", "change"],
+        rows=[
+            [f"{one.title[0].lower()}{one.title[1:]}", one.before, one.after, one.change]
+            for one in changes_of(run)
+        ],
+        note="; ".join(told),
+    )
+
+
 def describe_run(path: Path) -> str:
     """Length and accuracy before and after, up to the last evaluation, and how far the run is.
 
     Errors: `UserError` for a directory that holds no run, or damaged lines.
     """
     run, summary = read_run(path, path.name), read_summary(path)
-    table = aligned(
-        ["held-out problems" * (len(run.evaluations) > 1), "before", "after", "change"],
-        [
-            (f"{one.title[0].lower()}{one.title[1:]}", one.before, one.after, one.change)
-            for one in changes_of(run)
-        ],
-    )
+    changes = table_of_changes(run)
+    table = aligned(changes.headings, changes.rows)
     seconds = sum(line["step_seconds"] for line in run.steps)
     reached = run.steps[-1]["step"] if run.steps else 0
     lines = [table, f"{reached} steps in {seconds:.0f} s", run.note]

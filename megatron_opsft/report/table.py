@@ -5,7 +5,7 @@ of a column is bold; values that print alike are equally good, and nothing is bo
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pydantic import BaseModel, ConfigDict
@@ -36,16 +36,41 @@ Metrics = Mapping[str, Estimate]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """What the metrics of a block rest on."""
+
+    problems: int
+    samples: Sequence[int]
+    """Responses to each problem; several numbers where benchmarks differ."""
+
+    def __str__(self) -> str:
+        samples = "–".join(f"{n:,}" for n in dict.fromkeys((min(self.samples), max(self.samples))))
+        return f"{self.problems:,} problems × {samples} responses"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TableRow:
-    """blocks: block -> metric -> estimate; a metric that is absent prints as -. budgets: block ->
-    (token budget, metrics) ascending, empty without a curve. deviations: block -> metric -> that of
-    several seeds, printed in place of the interval.
-    """
+    """A model or a run, or several runs of one name."""
 
     label: str
     blocks: Mapping[str, Metrics]
+    """Block -> metric -> estimate; a metric that is absent prints as -."""
     budgets: Mapping[str, Sequence[tuple[int, Metrics]]] = field(default_factory=dict)
+    """Block -> (token budget, metrics) ascending; empty without a curve."""
     deviations: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Block -> metric -> standard deviation of several seeds, printed in place of the interval."""
+    budget_deviations: Mapping[str, Sequence[Mapping[str, float]]] = field(default_factory=dict)
+    """Block -> the deviations at each token budget, in the order of `budgets`."""
+    sizes: Mapping[str, Size] = field(default_factory=dict)
+    """Block -> problems and responses of one seed."""
+    seeds: int = 1
+    """How many runs the values are means of."""
+
+    def size(self, block: str) -> str:
+        """What its values in a block rest on; "" where that is not known."""
+        if block not in self.sizes:
+            return ""
+        return f"{self.sizes[block]}{f' × {self.seeds} seeds' if self.seeds > 1 else ''}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +83,11 @@ class Column:
     scale: float = 100.0
     digits: int = 1
     unit: str = ""
+
+    @property
+    def titled(self) -> str:
+        """The heading with an arrow to the better values."""
+        return f"{self.heading}{'↑' if self.higher_is_better else '↓'}"
 
     def text(self, value: float) -> str:
         """A value as it is printed."""
@@ -77,6 +107,27 @@ class Cell:
 
     def __str__(self) -> str:
         return f"{self.value} {self.around}".rstrip()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """A table as it stands in a page, in Markdown and in LaTeX."""
+
+    caption: str
+    headings: Sequence[str]
+    rows: Sequence[Sequence[Cell | str]]
+    num_left: int = 1
+    """Columns, from the first, whose texts stand left; numbers stand right."""
+    note: str = ""
+    """What its values rest on, and what stands around them."""
+
+    def markdown(self) -> str:
+        """GitHub-flavoured, under its caption and above its note."""
+        headings = [escape_markdown(heading) for heading in self.headings]
+        lines = [[_in_markdown(cell) for cell in row] for row in self.rows]
+        table = aligned(headings, lines, num_left=self.num_left, style="pipe")
+        parts = f"## {escape_markdown(self.caption)}", table, escape_markdown(self.note)
+        return "\n\n".join(filter(None, parts)) + "\n"
 
 
 COLUMNS = (
@@ -140,8 +191,7 @@ def markdown_table(rows: Sequence[TableRow], blocks: Sequence[str], *, intervals
     """A GitHub-flavoured table: a line a row, `blocks` side by side; ends with a line feed."""
     columns = used_columns(rows, COLUMNS)
     headings = [
-        f"{escape_markdown(title_of(block))} {column.heading}"
-        f"{'↑' if column.higher_is_better else '↓'}"
+        f"{escape_markdown(title_of(block))} {column.titled}"
         for block in blocks
         for column in columns
     ]
@@ -170,15 +220,47 @@ def text_table(rows: Sequence[TableRow], blocks: Sequence[str]) -> str:
     """For a terminal: a line a benchmark and model, intervals of accuracy and tokens alone."""
     columns = [*used_columns(rows, COLUMNS), *MORE_COLUMNS]
     lines = []
-    for block in blocks:
-        for place, found in enumerate(cells(rows, block, columns)):
-            shown = [
-                str(cell) if column.metric in ("accuracy", "mean_tokens") else cell.value
-                for cell, column in zip(found, columns, strict=True)
-            ]
-            lines.append([title_of(block) if place == 0 else "", rows[place].label, *shown])
+    for block, label, found in _lines(rows, blocks, columns):
+        shown = [
+            str(cell) if column.metric in ("accuracy", "mean_tokens") else cell.value
+            for cell, column in zip(found, columns, strict=True)
+        ]
+        lines.append([block, label, *shown])
     headings = ["", "", *(column.heading for column in columns)]
     return aligned(headings, lines, num_left=2, style="plain") + "\n"
+
+
+def paper_table(
+    rows: Sequence[TableRow], blocks: Sequence[str], caption: str, note: str = ""
+) -> Table:
+    """The rows of `text_table` with all intervals; without a column for blocks if there is one."""
+    columns = used_columns(rows, (*COLUMNS, *MORE_COLUMNS))
+    skipped = 1 if len(blocks) == 1 else 0
+    lines: list[list[Cell | str]] = [
+        [block, label, *found] for block, label, found in _lines(rows, blocks, columns)
+    ]
+    return Table(
+        caption=caption,
+        headings=["Benchmark", "Method", *(column.titled for column in columns)][skipped:],
+        rows=[line[skipped:] for line in lines],
+        num_left=2 - skipped,
+        note=note,
+    )
+
+
+def _lines(
+    rows: Sequence[TableRow], blocks: Sequence[str], columns: Sequence[Column]
+) -> Iterator[tuple[str, str, list[Cell]]]:
+    """Block, named in its first line alone; label; and cells."""
+    for block in blocks:
+        for place, found in enumerate(cells(rows, block, columns)):
+            yield title_of(block) if place == 0 else "", rows[place].label, found
+
+
+def _in_markdown(cell: Cell | str) -> str:
+    if isinstance(cell, str):
+        return escape_markdown(cell)
+    return f"**{cell}**" if cell.is_best else str(cell)
 
 
 def escape_markdown(text: str) -> str:

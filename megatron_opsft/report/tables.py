@@ -1,4 +1,4 @@
-"""What a page shows of runs and evaluations: tables, pictures, and a problem before and after."""
+"""What a page shows of runs and evaluations: tables, charts, and a problem before and after."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,112 +6,177 @@ from typing import Any
 
 from markupsafe import Markup
 
-from megatron_opsft.report.plot import Figure, Series, bars, number, percent, plot
+from megatron_opsft.report.chart import (
+    Bar,
+    Bars,
+    Chart,
+    Picture,
+    Series,
+    number,
+    percent,
+)
 from megatron_opsft.report.runs import Run, changes_of
 from megatron_opsft.report.table import (
     COLUMNS,
     MORE_COLUMNS,
     Cell,
     Estimate,
+    Table,
     TableRow,
     cells,
     used_columns,
 )
 
 _SCATTER = 7  # rows that colours tell apart
-_AT_BUDGETS = {"accuracy": "Accuracy", "mean_tokens": "Mean tokens", "norm_std": "NormStd"}
-_SHARE = {"show": percent}
-_FROM_ZERO = {"from_zero": True}
-# title, key of metrics, key of evaluations, how it is drawn; the first three stand at the top.
-_CURVES: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
-    ("Mean response tokens", "mean_response_tokens", "eval_mean_response_tokens", {}),
-    ("Accuracy", "accuracy", "eval_accuracy", _SHARE),
-    ("Accepted responses", "accept_rate", "", _SHARE),
-    ("Cut off at the limit", "truncated_share", "", _SHARE),
-    ("Loss", "loss", "", {}),
-    ("Gradient norm", "grad_norm", "", _FROM_ZERO),
-    ("Mean reward", "reward_mean", "", {}),
-    ("Learning rate", "lr", "", _FROM_ZERO),
-    ("Log-prob difference, engine against trainer: mean", "logprob_diff_mean", "", {}),
-    ("Log-prob difference: largest", "logprob_diff_max", "", {}),
-    ("Divergence from the reference model", "kl_mean", "", {}),
-    ("Trained tokens", "trained_tokens", "", _FROM_ZERO),
-)
-_AT_TOP = 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
-    """headings: the first is of the names of the rows."""
-
-    caption: str
-    headings: Sequence[str]
-    rows: Sequence[Sequence[Cell | str]]
+OVER_PROBLEMS = "95 % intervals, bootstrap over problems"
+_OF_SEEDS = "standard deviation over seeds"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """A table with its pictures: a benchmark of evaluations, a section of a study, or a part of a
+    """A table with its charts: a benchmark of evaluations, a section of a study, or a part of a
     diagnosis.
     """
 
     title: str
     text: str
     table: Table | None = None
-    plots: Sequence[Figure | Markup] = ()
+    plots: Sequence[Picture | Markup] = ()
+    name: str = ""
+    """Plain: it ends the names of its charts' files where there are several sections."""
 
 
-def section_of(rows: Sequence[TableRow], block: str, title: str, text: str = "") -> Section:
-    """The metrics of a block with intervals, and its pictures."""
+def section_of(
+    rows: Sequence[TableRow], block: str, title: str, text: str = "", *, name: str = ""
+) -> Section:
+    """The metrics of a block with intervals, and its charts."""
     columns = used_columns(rows, (*COLUMNS, *MORE_COLUMNS))
     lines = zip(rows, cells(rows, block, columns), strict=True)
     headings = ["", *(column.heading for column in columns)]
     table = Table(
         caption=title, headings=headings, rows=[[row.label, *line] for row, line in lines]
     )
-    return Section(title=title, text=text, table=table, plots=plots_of_block(rows, block))
+    return Section(
+        title=title, text=text, table=table, plots=plots_of_block(rows, block), name=name
+    )
 
 
-def plots_of_block(rows: Sequence[TableRow], block: str) -> list[Figure]:
+def plots_of_block(rows: Sequence[TableRow], block: str) -> list[Chart | Bars]:
     """Lengths, accuracy against length, and budget curves, of the rows that have the block."""
     rows = [row for row in rows if row.blocks.get(block)]
-    tokens = [row.blocks[block]["mean_tokens"].value for row in rows]
-    lengths = [(row.label, value, f"{value:,.1f}") for row, value in zip(rows, tokens, strict=True)]
-    found = [bars("Mean response tokens", lengths)] if len(rows) > 1 else []
-    if len(rows) > _SCATTER:
-        return found
-    found.append(_scatter(rows, block))
-    for metric, title in _AT_BUDGETS.items():
-        series = []
-        for place, row in enumerate(rows):
-            at = [(float(b), m[metric]) for b, m in row.budgets.get(block, ()) if metric in m]
-            if at:
-                series.append(_series(row.label, place, at, "curve"))
-        if series:
-            show = percent if metric == "accuracy" else number
-            title = f"{title} at a token budget"
-            found.append(plot(title, series, x="budget", show=show, from_zero=True, log_x=True))
+    found: list[Chart | Bars] = [_lengths(rows, block)] if len(rows) > 1 else []
+    if rows and len(rows) <= _SCATTER:
+        found += [_scatter(rows, block), *_at_budgets(rows, block)]
     return found
 
 
-def _scatter(rows: Sequence[TableRow], block: str) -> Figure:
-    series = [
-        _series(row.label, place, [(own["mean_tokens"].value, own["accuracy"])], "points")
-        for place, row in enumerate(rows)
-        for own in [row.blocks[block]]
-    ]
-    return plot("Accuracy against mean response tokens", series, x="tokens", show=percent)
+def _lengths(rows: Sequence[TableRow], block: str) -> Bars:
+    bars = []
+    for row in rows:
+        value = row.blocks[block]["mean_tokens"].value
+        low, high = _ends(row, block, "mean_tokens") or (None, None)
+        bars.append(
+            Bar(
+                label=row.label,
+                value=value,
+                text=f"{value:,.1f}",
+                low=low,
+                high=high,
+                n=row.size(block),
+                spread=_spread(row) if low is not None else "",
+            )
+        )
+    return Bars(name="lengths", title="Mean response tokens", x="mean response tokens", rows=bars)
 
 
-def _series(label: str, place: int, at: Sequence[tuple[float, Estimate]], kind: str) -> Series:
-    """at: (x, estimate); whiskers are intervals."""
-    return Series(
-        label=label,
-        place=place,
-        points=[(x, estimate.value) for x, estimate in at],
-        kind=kind,
-        intervals=[(x, e.low, e.high) for x, e in at if e.low is not None and e.high is not None],
+def _scatter(rows: Sequence[TableRow], block: str) -> Chart:
+    series = []
+    for place, row in enumerate(rows):
+        x, y = (row.blocks[block][metric].value for metric in ("mean_tokens", "accuracy"))
+        upright, flat = _ends(row, block, "accuracy"), _ends(row, block, "mean_tokens")
+        series.append(
+            Series(
+                label=row.label,
+                place=place,
+                points=[(x, y)],
+                kind="points",
+                intervals=[(x, *upright)] if upright else [],
+                across=[(y, *flat)] if flat else [],
+                n=row.size(block),
+                spread=_spread(row) if upright or flat else "",
+            )
+        )
+    return Chart(
+        name="accuracy_length",
+        title="Accuracy against mean response tokens",
+        x="mean response tokens",
+        y="accuracy",
+        series=series,
+        show=percent,
     )
+
+
+def _at_budgets(rows: Sequence[TableRow], block: str) -> list[Chart]:
+    """A chart of each metric that some row has at token budgets."""
+    found = []
+    for metric, name in (
+        ("accuracy", "accuracy"),
+        ("mean_tokens", "mean tokens"),
+        ("norm_std", "NormStd"),
+    ):
+        series = [_curve(row, place, block, metric) for place, row in enumerate(rows)]
+        if drawn := [one for one in series if one.points]:
+            found.append(
+                Chart(
+                    name=f"{metric}_at_budget",
+                    title=f"{name[0].upper()}{name[1:]} at a token budget",
+                    x="token budget",
+                    y=name,
+                    series=drawn,
+                    show=percent if metric == "accuracy" else number,
+                    from_zero=True,
+                    log_x=True,
+                )
+            )
+    return found
+
+
+def _curve(row: TableRow, place: int, block: str, metric: str) -> Series:
+    """A metric of a row over its token budgets; without points where it has none."""
+    budgets = row.budgets.get(block, ())
+    deviations = row.budget_deviations.get(block) or [{}] * len(budgets)
+    points, intervals = [], []
+    for (budget, metrics), deviation in zip(budgets, deviations, strict=True):
+        if metric in metrics:
+            points.append((float(budget), metrics[metric].value))
+            if ends := _around(metrics[metric], deviation.get(metric)):
+                intervals.append((float(budget), *ends))
+    return Series(
+        label=row.label,
+        place=place,
+        points=points,
+        intervals=intervals,
+        n=row.size(block),
+        spread=_spread(row) if intervals else "",
+    )
+
+
+def _ends(row: TableRow, block: str, metric: str) -> tuple[float, float] | None:
+    """Ends of the whisker of a metric; None where it has none."""
+    deviation = row.deviations.get(block, {}).get(metric)
+    return _around(row.blocks[block][metric], deviation)
+
+
+def _around(estimate: Estimate, deviation: float | None) -> tuple[float, float] | None:
+    if deviation is not None:
+        return estimate.value - deviation, estimate.value + deviation
+    if estimate.low is None or estimate.high is None:
+        return None
+    return estimate.low, estimate.high
+
+
+def _spread(row: TableRow) -> str:
+    return _OF_SEEDS if row.seeds > 1 else OVER_PROBLEMS
 
 
 def table_of_runs(runs: Sequence[Run]) -> Table:
@@ -134,45 +199,6 @@ def table_of_runs(runs: Sequence[Run]) -> Table:
         )
     headings = ["run", "state", "mean response tokens", "accuracy", "accepted, last", "s a step"]
     return Table(caption="Runs", headings=headings, rows=rows)
-
-
-def curves_of(runs: Sequence[Run]) -> tuple[list[Figure], list[Figure]]:
-    """Pictures of the top, and all others: a run a colour; seconds by phase, a run a picture."""
-    many = len(runs) > 1
-    curves = list(_CURVES)
-    for name in dict.fromkeys(name for run in runs for name in run.more_sets):
-        curves += [
-            (f"Mean response tokens, {name}", "", f"eval_{name}_mean_response_tokens", {}),
-            (f"Accuracy, {name}", "", f"eval_{name}_accuracy", _SHARE),
-        ]
-    drawn = [
-        [plot(title, series, **how)] if (series := _series_of_runs(runs, train, held)) else []
-        for title, train, held, how in curves
-    ]
-    for run in runs:
-        keys = dict.fromkeys(key for line in run.steps for key in line if key.endswith("_seconds"))
-        series = [
-            Series(
-                label=key.removesuffix("_seconds").replace("_", " "),
-                place=place,
-                points=run.points(key),
-            )
-            for place, key in enumerate(keys)
-        ]
-        title = f"Seconds by phase: {run.name}" if many else "Seconds by phase"
-        drawn.append([plot(title, series, from_zero=True)] if series else [])
-    return sum(drawn[:_AT_TOP], []), sum(drawn[_AT_TOP:], [])
-
-
-def _series_of_runs(runs: Sequence[Run], train: str, held: str) -> list[Series]:
-    many = len(runs) > 1
-    found = []
-    for place, run in enumerate(runs):
-        label = run.name if many else "training rollouts" if held else ""
-        found.append(Series(label=label, place=place, points=run.points(train)))
-        label = f"{run.name}, held-out" if many else "held-out problems"
-        found.append(Series(label=label, place=place, points=run.points(held), kind="held"))
-    return [one for one in found if one.points]
 
 
 def example_of(first: Mapping[str, Any], last: Mapping[str, Any]) -> list[dict[str, Any]]:

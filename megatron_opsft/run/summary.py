@@ -12,7 +12,7 @@ from megatron_opsft.config import Config
 from megatron_opsft.config.load import changed
 from megatron_opsft.data.problems import sha256_of
 from megatron_opsft.records import Message
-from megatron_opsft.report.plot import percent, tokens
+from megatron_opsft.report.chart import percent, tokens
 from megatron_opsft.report.runs import best_evaluation, is_skipped, read_json_lines
 from megatron_opsft.runtime.distributed import broadcast_object
 from megatron_opsft.runtime.libraries import installed_versions

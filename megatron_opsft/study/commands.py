@@ -45,7 +45,8 @@ class Study(Command):
     def run(self) -> None:
         """Train, evaluate, write."""
         from megatron_opsft.study.jobs import check_run, commands_of, make_runs
-        from megatron_opsft.study.results import read_rows, write_outputs
+        from megatron_opsft.study.page import write_outputs
+        from megatron_opsft.study.results import read_rows
         from megatron_opsft.study.study_file import read_study
 
         plan = read_study(self.file, self.out)
@@ -68,7 +69,7 @@ class Study(Command):
         if not self.page:
             at_once = self.at_once or (1 if self.launcher else len(os.sched_getaffinity(0)))
             make_runs(runs, self.launcher, at_once)
-        write_outputs(self.out, plan, read_rows(self.out, plan))
+        write_outputs(self.out, plan.study, read_rows(self.out, plan))
         say(f"page: {self.out / 'report.html'}; tables: table.json, table.md beside it")
         unfinished = sum(not run.is_finished for run in runs)
         if unfinished and not self.page:

@@ -1,29 +1,27 @@
-"""The results of a study, read from the directories of its runs: table.json with one object for
-each run, table.md, and the study's page, report.html.
+"""The results of a study: read from the directories of its runs; and in two files beside them,
+study.json (what its file said) and table.json (one object for each run), from which they are read
+again.
 """
 
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
-from megatron_opsft.evaluate.results import BlockResults, read_results
-from megatron_opsft.report.page import figures_of_rows, write_page
+from pydantic import TypeAdapter, ValidationError
+
+from megatron_opsft.errors import UserError
+from megatron_opsft.evaluate.results import Results, read_results
 from megatron_opsft.report.runs import read_json_lines, read_summary
-from megatron_opsft.report.table import (
-    OVERALL,
-    Estimate,
-    Metrics,
-    TableRow,
-    escape_markdown,
-    markdown_table,
-)
-from megatron_opsft.report.tables import Section, section_of
+from megatron_opsft.report.table import OVERALL, Estimate, Metrics, Size
 from megatron_opsft.runtime.durable import write_text
 from megatron_opsft.study.jobs import trainings_of
-from megatron_opsft.study.study_file import StudyPlan, StudyRun
+from megatron_opsft.study.study_file import Study, StudyPlan, StudyRun
+
+STUDY, TABLE = "study.json", "table.json"
+_AGAIN = "`megatron-opsft study FILE --out {} --page` writes it again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,9 +29,10 @@ class Row:
     """One run of one section: an object of table.json.
 
     metrics: the overall ones of results.json, with CR to the study's baseline; empty without
-    results. budgets: (token budget, metrics). error: why there are no results, as the run's log
-    says. training: steps, their seconds, and peak_memory_bytes of the rank that needed most (None
-    until the training has ended); None if the run has not trained.
+    results. budgets: (token budget, metrics). size: problems and responses that they rest on.
+    error: why there are no results, as the run's log says. training: steps, their seconds, and
+    peak_memory_bytes of the rank that needed most (None until the training has ended); None if the
+    run has not trained.
     """
 
     section: str
@@ -43,6 +42,7 @@ class Row:
     directory: str
     metrics: Metrics
     budgets: Sequence[tuple[int, Metrics]]
+    size: Size | None
     training: dict[str, Any] | None
     error: str | None
 
@@ -51,7 +51,7 @@ def read_rows(out: Path, plan: StudyPlan) -> list[Row]:
     """The rows of the study in `out`, section by section; a shared run has a row in each."""
     named = [rows.get(plan.study.baseline, ()) for rows in plan.rows.values()]
     base = [_results(run) for runs in named for run in runs]
-    tokens = [found.metrics["mean_tokens"].value for found in base if found]
+    tokens = [found.overall.metrics["mean_tokens"].value for found in base if found]
     return [
         _read_row(out, section, name, run, fmean(tokens) if tokens else None)
         for section, rows in plan.rows.items()
@@ -60,13 +60,13 @@ def read_rows(out: Path, plan: StudyPlan) -> list[Row]:
     ]
 
 
-def _results(run: StudyRun) -> BlockResults | None:
-    return read_results(run.evaluation).overall if run.is_finished else None
+def _results(run: StudyRun) -> Results | None:
+    return read_results(run.evaluation) if run.is_finished else None
 
 
 def _read_row(out: Path, section: str, name: str, run: StudyRun, base: float | None) -> Row:
     results = _results(run)
-    metrics = dict(results.metrics) if results else {}
+    metrics = dict(results.overall.metrics) if results else {}
     metrics.pop("compression_ratio", None)  # to another baseline
     if metrics and base:
         ratio = metrics["mean_tokens"].value / base
@@ -79,7 +79,8 @@ def _read_row(out: Path, section: str, name: str, run: StudyRun, base: float | N
         seed=run.seed,
         directory=str(run.directory.relative_to(out)),
         metrics=metrics,
-        budgets=[(at.budget, at.metrics) for at in results.budgets] if results else (),
+        budgets=[(at.budget, at.metrics) for at in results.overall.budgets] if results else (),
+        size=results.size(OVERALL) if results else None,
         training=_read_training(trainings_of(run)),
         error=None if results else _last_words(run.log),
     )
@@ -107,91 +108,39 @@ def _last_words(log: Path) -> str:
     return said[-1][:300] if said else "not made yet"
 
 
-def write_outputs(out: Path, plan: StudyPlan, rows: Sequence[Row]) -> None:
-    """Write all files, from the finished runs."""
+def write_results(out: Path, study: Study, rows: Sequence[Row]) -> None:
+    """study.json and table.json, from which `read_written` has them again."""
     out.mkdir(parents=True, exist_ok=True)
+    write_text(out / STUDY, study.model_dump_json(indent=1) + "\n")
     table = json.dumps(
         [asdict(row) for row in rows], indent=1, allow_nan=False, default=Estimate.model_dump
     )
-    write_text(out / "table.json", table + "\n")
-    lines = {key: table_rows(plan, rows, key) for key in plan.rows}
-    tables = [
-        f"## {escape_markdown(section.title)}\n\n"
-        + markdown_table(lines[key], [OVERALL], intervals=True)
-        for key, section in plan.study.sections.items()
-    ]
-    write_text(out / "table.md", "\n".join(tables))
-    made = [run for run in plan.runs if run.is_finished]
-    done = [row for row in next(iter(lines.values())) if row.blocks]
-    base = [row for row in done if row.label == plan.study.baseline]
-    others = [row for row in done if row.label != plan.study.baseline]
-    best = sorted(others, key=lambda row: -row.blocks[OVERALL]["efficiency"].value)[:1]
-    last = best[0].label if best else ""
-    made.sort(key=lambda run: (run.name != plan.study.baseline) + (run.name == last))
-    write_page(
-        out / "report.html",
-        [],
-        {run.label: run.evaluation for run in made},
-        title=plan.study.title,
-        text=f"{plan.study.text.strip()} {_legend(plan, len(made))}",
-        figures=figures_of_rows(base[0], best[0], OVERALL) if base and best else (),
-        sections=[_section(plan, rows, key, lines[key]) for key in plan.rows],
-    )
+    write_text(out / TABLE, table + "\n")
 
 
-def _legend(plan: StudyPlan, num_made: int) -> str:
-    seeds = max(len(runs) for rows in plan.rows.values() for runs in rows.values())
-    return (
-        f"{num_made} of {len(plan.runs)} runs are finished. CR: mean response tokens over those of "
-        f"{plan.study.baseline}; Eff: accuracy / tokens in %. In brackets: 95 % intervals over "
-        "problems" + ("; ±: deviation of the seeds." if seeds > 1 else ".")
-    )
+def is_study(directory: Path) -> bool:
+    """Whether a study has written its results there."""
+    return any((directory / name).is_file() for name in (STUDY, TABLE))
 
 
-def table_rows(plan: StudyPlan, rows: Sequence[Row], section: str) -> list[TableRow]:
-    """A row of the table for each name: means over seeds with their deviation, or one seed's
-    intervals; without a block where no run is finished.
+def read_written(out: Path) -> tuple[Study, list[Row]]:
+    """What `write_results` has written; the runs themselves are not read. Errors: `UserError` with
+    file and field for what is missing, damaged, or of an earlier version.
     """
-    found = []
-    for name in plan.rows[section]:
-        done = [r for r in rows if (r.section, r.name, r.error) == (section, name, None)]
-        if not done:
-            found.append(TableRow(label=name, blocks={}))
-            continue
-        metrics, deviations = _means([row.metrics for row in done])
-        budgets = [
-            (points[0][0], _means([at for _, at in points])[0])
-            for points in zip(*(row.budgets for row in done), strict=True)
-        ]
-        found.append(
-            TableRow(
-                label=name,
-                blocks={OVERALL: metrics},
-                budgets={OVERALL: budgets},
-                deviations={OVERALL: deviations},
-            )
-        )
-    return found
+    study = _read(out / STUDY, TypeAdapter(Study))
+    rows = _read(out / TABLE, TypeAdapter(list[Row]))
+    if not {row.section for row in rows} <= study.sections.keys():
+        raise UserError(f"{out / TABLE}: not of the sections in {STUDY}; {_AGAIN.format(out)}")
+    return study, rows
 
 
-def _means(found: Sequence[Metrics]) -> tuple[Metrics, dict[str, float]]:
-    """The mean of each metric over seeds, and the standard deviation of the sample (over n - 1); of
-    one seed its own metrics, with intervals.
-    """
-    if len(found) == 1:
-        return found[0], {}
-    values = {m: [each[m].value for each in found if m in each] for m in found[0]}
-    means = {metric: Estimate(value=fmean(those)) for metric, those in values.items()}
-    return means, {metric: stdev(those) for metric, those in values.items() if len(those) > 1}
-
-
-def _section(plan: StudyPlan, rows: Sequence[Row], key: str, lines: Sequence[TableRow]) -> Section:
-    section = plan.study.sections[key]
-    own = [row for row in rows if row.section == key]
-    errors = {row.name: row.error for row in reversed(own) if row.error}  # of the first seed
-    notes = [
-        f"{name}: {entry.note}." for name, entry in section.runs.items() if entry and entry.note
-    ]
-    notes += [f"{name} has no result: {error}." for name, error in errors.items()]
-    text = " ".join(filter(None, [section.text.strip(), *notes]))
-    return section_of(lines, OVERALL, section.title, text)
+def _read(path: Path, kind: TypeAdapter[Any]) -> Any:
+    again = _AGAIN.format(path.parent)
+    if not path.is_file():
+        raise UserError(f"{path}: not found; {again}")
+    try:
+        return kind.validate_json(path.read_bytes())
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = ".".join(map(str, first["loc"])) or "file"
+        raise UserError(f"{path}: {field}: {first['msg']}; {again}") from None

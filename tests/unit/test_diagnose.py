@@ -24,7 +24,8 @@ from transformers import Qwen2ForCausalLM
 from megatron_opsft.convert.run import convert_model
 from megatron_opsft.diagnose import divergence
 from megatron_opsft.diagnose.divergence import NUM_PREFERRED, diverge, load_model
-from megatron_opsft.diagnose.page import kinds_of, write_page
+from megatron_opsft.diagnose.kinds import kinds_of
+from megatron_opsft.diagnose.page import write_page
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.inputs import EvalModel
 from megatron_opsft.records import Sample

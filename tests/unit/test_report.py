@@ -16,8 +16,8 @@ from made_runs import HARM, make_evaluation, make_run, response, write_report, w
 from rows import write_rows
 
 from megatron_opsft.errors import UserError
+from megatron_opsft.report.chart import number
 from megatron_opsft.report.page import distinct, write_page
-from megatron_opsft.report.plot import number
 from megatron_opsft.report.runs import change_of, describe_run, read_json_lines
 from megatron_opsft.report.sampling import rollouts_of, sample_responses
 from megatron_opsft.runtime.durable import write_packed_lines
@@ -89,7 +89,7 @@ def test_before_and_after_are_the_first_thing(tmp_path: Path) -> None:
     assert "Mean response tokens, long to short 304.5 → 104.5 -65.7 %" in text
     assert "Before: correct , 30" in text and "After: correct , 10" in text
     (scatter,) = re.findall("<figcaption>Accuracy against .*?</svg>", source)
-    assert scatter.count("<circle") == 2 == scatter.count("whisker")
+    assert scatter.count("<circle") == 2 and scatter.count("whisker") == 4  # both ways
     assert source.count("<figure>") == 1 + 1 + 3  # lengths, points and three curves
 
 

@@ -17,7 +17,8 @@ from rows import write_rows
 from megatron_opsft.errors import UserError
 from megatron_opsft.report.table import OVERALL
 from megatron_opsft.study.jobs import RunDirectory, check_run, commands_of, trainings_of
-from megatron_opsft.study.results import read_rows, table_rows, write_outputs
+from megatron_opsft.study.page import table_rows, write_outputs
+from megatron_opsft.study.results import read_rows
 from megatron_opsft.study.study_file import StudyPlan, read_study
 
 BASE: dict[str, Any] = {"base": {"train": False}}
@@ -168,7 +169,7 @@ def test_a_run_that_failed_has_its_last_words_in_table_and_page(tmp_path: Path) 
     rows = read_rows(tmp_path, plan)
     said = ["not made yet", "error: loss is nan & no <number>", "not made yet"]
     assert [row.error for row in rows][:3] == said and rows[1].training is None
-    write_outputs(tmp_path, plan, rows)
+    write_outputs(tmp_path, plan.study, rows)
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "A &lt;study&gt;" in page and "0 of 7 runs are finished" in page
     assert "error: loss is nan &amp; no &lt;number&gt;" in page
@@ -183,10 +184,10 @@ def test_finished_runs_are_a_mean_and_the_best_is_beside_the_baseline(tmp_path: 
     ratios = [round(row.metrics["compression_ratio"].value * 204.5, 3) for row in rows]
     assert ratios == [204.5, 54.5, 44.5, 104.5, 94.5]
     assert [budget for budget, _ in rows[1].budgets] == [64, 128]
-    write_outputs(tmp_path, plan, rows)
+    write_outputs(tmp_path, plan.study, rows)
     table = (tmp_path / "table.md").read_text(encoding="utf-8")
     assert re.search(r"204 \[\d+, \d+\]", table) and "49.5 ± 7.1" in table  # of 44.5 and 54.5
-    (_, ours, _) = table_rows(plan, rows, "methods")
+    (_, ours, _) = table_rows(plan.study, rows, "methods")
     ends = [[at["mean_tokens"].value for _, at in row.budgets] for row in rows[1:3]]
     means = [at["mean_tokens"].value for _, at in ours.budgets[OVERALL]]
     assert means == [fmean(pair) for pair in zip(*ends, strict=True)]
