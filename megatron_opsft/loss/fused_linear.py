@@ -80,7 +80,10 @@ def fused_linear_loss(
         by_token,
         teacher,
         entropy,
-        chunk_tokens or tokens_per_chunk(len(head.weight_VH), with_teacher=teacher is not None),
+        chunk_tokens
+        or tokens_per_chunk(
+            len(head.weight_VH), on_cuda=hidden_TH.is_cuda, with_teacher=teacher is not None
+        ),
         torch.is_grad_enabled(),
     )
     return loss, TokenStatistics(

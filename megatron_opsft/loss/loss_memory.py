@@ -13,17 +13,19 @@ Method = Literal["te", "fused_linear"]
 BLOCK_ROWS = 8192  # of an output weight, which a CPU converts to float32 at a time
 
 # Every chunk reads and writes the whole gradient of its rows: many small ones would cost more than
-# their GEMMs.
-_CHUNK_BYTES = 512 * 2**20
+# their GEMMs. A CPU, slower at these than its memory is, needs fewer tokens for that.
+_GPU_CHUNK_BYTES = 512 * 2**20
+_CPU_CHUNK_BYTES = 128 * 2**20
 # TransformerEngine's kernel wants every logit at once. Up to here that is cheap.
 _MAX_TE_LOGIT_BYTES = 4 * 2**30
 
 
-def tokens_per_chunk(rows_per_rank: int, *, with_teacher: bool = False) -> int:
-    """As many as make 512 MiB of float32 logits, a teacher's included; rows_per_rank: of this rank,
-    with padding.
+def tokens_per_chunk(rows_per_rank: int, *, on_cuda: bool, with_teacher: bool = False) -> int:
+    """As many as make 512 MiB of float32 logits, on a CPU 128, a teacher's included; rows_per_rank:
+    of this rank, with padding.
     """
-    return max(16, _CHUNK_BYTES // ((8 if with_teacher else 4) * rows_per_rank))
+    chunk_bytes = _GPU_CHUNK_BYTES if on_cuda else _CPU_CHUNK_BYTES
+    return max(16, chunk_bytes // ((8 if with_teacher else 4) * rows_per_rank))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +91,9 @@ def fused_linear_bytes(
     there in both, and under sequence parallelism all ranks' hidden states. with_teacher: its hidden
     states of the response tokens and its logits too, and on a CPU what operations on both take.
     """
-    most = chunk_tokens or tokens_per_chunk(rows_per_rank, with_teacher=with_teacher)
+    most = chunk_tokens or tokens_per_chunk(
+        rows_per_rank, on_cuda=on_cuda, with_teacher=with_teacher
+    )
     tokens = min(most, num_loss_tokens)
     hidden_bytes = num_tokens * hidden_size * dtype_bytes
     held = hidden_bytes * (2 if sequence_parallel else 1) + 24 * num_loss_tokens

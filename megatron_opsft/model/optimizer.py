@@ -49,6 +49,7 @@ def build_optimizer(
     )
     assert isinstance(optimizer, ChainedOptimizer)
     _allocate_state(optimizer)
+    _fuse(optimizer)
     return optimizer
 
 
@@ -86,6 +87,16 @@ def _allocate_state(optimizer: ChainedOptimizer) -> None:
                 state.setdefault("step", torch.tensor(0.0))
 
 
+def _fuse(optimizer: ChainedOptimizer) -> None:
+    """Let torch's AdamW, which stands in for TransformerEngine's on CPUs, update each parameter in
+    one pass, without temporaries as large as the largest one. Megatron asks for no kind of it.
+    """
+    for part in optimizer.chained_optimizers:
+        if isinstance(part.optimizer, torch.optim.Adam):
+            for group in part.optimizer.param_groups:
+                group["fused"], group["foreach"] = True, False
+
+
 def forget_moments(optimizer: ChainedOptimizer) -> None:
     """As if nothing had been learned yet: zero moments and step counts; weights do not change."""
     for part in optimizer.chained_optimizers:
@@ -120,3 +131,4 @@ def load_settings(optimizer: ChainedOptimizer, settings: dict[str, Any]) -> None
         for moments in part.optimizer.state.values():
             if "step" in moments:
                 moments["step"] = moments["step"].clone()
+    _fuse(optimizer)  # settings of an earlier version may say otherwise

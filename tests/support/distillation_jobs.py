@@ -113,7 +113,7 @@ def distilled_gradient(
     that has become the policy again and has the plain prompts.
     """
     chunk_bytes = chunk_tokens * 8 * 301  # of the models of one rank
-    with patch.object(loss_memory, "_CHUNK_BYTES", chunk_bytes):
+    with patch.object(loss_memory, "_CPU_CHUNK_BYTES", chunk_bytes):
         built = build(replace(case, objective=method.objective(1.0)))
         s = session(case, built, method)
         watch = Stopwatch(case.device)

@@ -12,22 +12,48 @@ from forked_cli import ROOT, ForkedCli
 
 pytestmark = pytest.mark.slow
 
+PEERS = "benchmarks/against_peers.py"
 PARTS = ["facts of responses", "packing", "tokens to the replica"]
 PARTS += ["who holds what", "schedule of a push"]
 
 
-def test_against_grpo_prints_each_contender_and_then_the_ratios(cli: ForkedCli) -> None:
+def test_updates_of_every_contender_and_then_the_ratios(cli: ForkedCli) -> None:
     sizes = ["--prompts", "1", "--group", "4", "--rows", "2", "--max-tokens", "16"]
     threads = ["--prompt-tokens", "8", "--threads", "1", "--device", "cpu"]
-    ended = cli.run_script("benchmarks/against_grpo.py", "--shape", "tiny", *sizes, *threads)
+    ended = cli.run_script(PEERS, "update", "--shape", "tiny", *sizes, *threads)
     assert ended.exit_code == 0, ended.stderr
     *turns, whole = map(json.loads, ended.stdout.splitlines())
-    assert [turn["contender"] for turn in turns] == ["ours", "grpo_beta0", "grpo_beta"]
+    names = ["ours", "grpo_beta0", "grpo_beta", "trl_beta0", "trl_beta"]
+    assert [turn["contender"] for turn in turns] == names
     seconds = {turn["contender"]: round(turn["seconds"][0], 4) for turn in turns}
     assert {name: whole[name]["seconds"] for name in seconds} == seconds
     ratio = seconds["ours"] / seconds["grpo_beta"]
     assert whole["ratios"]["grpo_beta"]["seconds"] == pytest.approx(ratio, abs=1e-3)
+    assert whole["ratios"].keys() == {*names} - {"ours"}
     assert whole["tokens"]["packed_microbatch"] <= whole["tokens"]["microbatch"] == 36
+
+
+def test_whole_steps_of_both_contenders_in_turn(cli: ForkedCli) -> None:
+    """On the same prompts, with like lengths and verdicts, though each draws for itself."""
+    keys = ["data.prompts_per_step=8", "rollout.group_size=4", "rollout.max_response_tokens=64"]
+    words = ["--rounds", "2", "--threads", "1", "--device", "cpu", *keys]
+    ended = cli.run_script(PEERS, "step", *words)
+    assert ended.exit_code == 0, ended.stderr
+    *turns, whole = map(json.loads, ended.stdout.splitlines())
+    assert [turn["contender"] for turn in turns] == ["ours", "plain"] * 2
+    for turn in turns:
+        parts = sum(turn[f"{part}_seconds"] for part in ("rollout", "verify", "train"))
+        assert 0 < parts <= turn["seconds"] * 1.01
+        assert 32 * 30 < turn["sampled_tokens"] <= 32 * 64
+        assert 0 < turn["num_accepted"] < 32
+    ratio = whole["ours"]["seconds"] / whole["plain"]["seconds"]
+    assert whole["ratios"]["plain"]["seconds"] == pytest.approx(ratio, abs=2e-3)
+    assert whole["responses"] == 32
+
+
+def test_a_contender_that_fails_is_quoted(cli: ForkedCli) -> None:
+    ended = cli.run_script(PEERS, "step", "--rounds", "1", "--device", "cpu", "model.path=none")
+    assert ended.exit_code != 0 and "model.path=none" in ended.stderr + ended.stdout
 
 
 def test_every_part_is_rehearsed(tmp_path: Path) -> None:

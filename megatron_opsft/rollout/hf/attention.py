@@ -3,8 +3,9 @@ key/value cache that grows in place.
 
 transformers repeats the key/value heads of grouped-query attention in memory, at every layer and
 token, as soon as there is padding to mask. For a single query token the query heads that share a
-key/value head can stand where query positions stand, and nothing needs repeating. Its dynamic cache
-concatenates at every token, so a response of L tokens copies its cache L times.
+key/value head can stand where query positions stand, and nothing needs repeating; so few queries
+are faster as two matrix products than in a fused kernel, which is made for blocks of them. Its
+dynamic cache concatenates at every token, so a response of L tokens copies its cache L times.
 
 Shapes of the cache: B rows, H key/value heads, C capacity, T tokens held, D head size.
 """
@@ -42,11 +43,13 @@ def _attend(
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     grouped = query.reshape(rows, num_kv_heads, num_heads // num_kv_heads, query.shape[-1])
-    output = torch.nn.functional.scaled_dot_product_attention(
-        grouped, key, value, attn_mask=attention_mask, dropout_p=dropout, scale=scaling
-    )
-    return output.reshape(rows, 1, num_heads, value.shape[-1]), None
+    scores = torch.matmul(grouped * scale, key.transpose(-1, -2))
+    if attention_mask is not None:
+        scores.masked_fill_(~attention_mask, float("-inf"))
+    shares = torch.softmax(scores, dim=-1, dtype=torch.float32).to(value.dtype)
+    return torch.matmul(shares, value).reshape(rows, 1, num_heads, value.shape[-1]), None
 
 
 AttentionInterface.register(GROUPED_SDPA, _attend)

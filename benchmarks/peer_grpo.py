@@ -1,6 +1,6 @@
 """GRPO's train phase on given rollouts, as one writes it in PyTorch without a framework.
 
-`against_grpo.py` times it. Its gradient is that of TRL's default loss (DAPO's, arXiv 2503.14476):
+`against_peers.py` times it. Its gradient is that of TRL's default loss (DAPO's, arXiv 2503.14476):
 
 - padded micro-batches of all samples, prompts to the left and responses to the right;
 - the policy's log-probabilities before the update, and with beta > 0 those of a frozen copy;
@@ -9,70 +9,19 @@
   k3_t = p_ref/p - log(p_ref/p) - 1; from all logits of the responses through log_softmax.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import Qwen2ForCausalLM
+from update_work import PAD_ID, Work
 
-from megatron_opsft.config import OptimizerConfig
 from megatron_opsft.records import Sample
-from megatron_opsft.runtime.device import Device
 
 EPSILON = 0.2
-PAD_ID, END_ID = 0, 1
-
-Run = Callable[[], list[float]]  # runs the steps and returns the seconds of each
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """What every contender trains on, and how. Samples stand group behind group, accepted or not;
-    `rows` of them make a padded micro-batch.
-    """
-
-    model_dir: Path
-    device: Device
-    dtype: str
-    optimizer: OptimizerConfig
-    samples: Sequence[Sample]
-    accepted: Sequence[bool]
-    group_size: int
-    rows: int
-    num_steps: int
-
-    @property
-    def response_width(self) -> int:
-        return max(len(sample.response_ids) for sample in self.samples)
-
-    @property
-    def microbatch_tokens(self) -> int:
-        """Of a padded micro-batch, and so the budget of a packed one."""
-        prompt_width = max(len(sample.prompt_ids) for sample in self.samples)
-        return self.rows * (prompt_width + self.response_width)
-
-    def advantages(self) -> Tensor:
-        """(reward - mean of its group) / (deviation of its group + 1e-4), float32 [samples]."""
-        rewards = torch.tensor(self.accepted, dtype=torch.float32).view(-1, self.group_size)
-        centred = rewards - rewards.mean(1, keepdim=True)
-        return (centred / (rewards.std(1, keepdim=True) + 1e-4)).flatten()
-
-
-def time_steps(step: Callable[[], object], work: Work) -> list[float]:
-    """Seconds of each of the steps."""
-    seconds = []
-    for _ in range(work.num_steps):
-        work.device.synchronize()
-        start = perf_counter()
-        step()
-        work.device.synchronize()
-        seconds.append(perf_counter() - start)
-    return seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

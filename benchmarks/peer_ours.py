@@ -1,0 +1,72 @@
+"""Our side of `against_peers.py`: the update alone, and whole steps of a run."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from ranks import join_ranks, pack_accepted
+from update_work import Run, Work, time_steps
+
+from megatron_opsft.config import Config
+from megatron_opsft.model.load import build_trainer
+from megatron_opsft.records import Callback, MicroBatch
+from megatron_opsft.run.recorder import open_recorder
+from megatron_opsft.session import open_session
+from megatron_opsft.train import run_step
+
+
+def our_batches(work: Work) -> tuple[list[MicroBatch], float]:
+    """Micro-batches packed as by a step of one rank, with the factor of the loss; needs no process
+    group.
+    """
+    return pack_accepted(
+        work.samples,
+        work.accepted,
+        budget=work.microbatch_tokens,
+        dp_rank=0,
+        dp_size=1,
+        device=work.device.torch_device,
+    )
+
+
+def build_our_update(work: Work) -> Run:
+    """The trainer of a run of one rank, with the defaults of a run's configuration."""
+    model = {"path": str(work.model_dir), "dtype": work.dtype}
+    config = Config.model_validate({"model": model, "data": {"train": "arithmetic"}})
+    device, layout = join_ranks(work.device.torch_device.type, config.parallel)
+    parts = build_trainer(config, work.model_dir, device, layout)
+    parts.fill_from_disk()
+    trainer = parts.trainer
+    return lambda: time_steps(lambda: trainer.step(*our_batches(work), work.optimizer.lr), work)
+
+
+class _LastMetrics(Callback):
+    """Keeps the metrics of the last step."""
+
+    metrics: Mapping[str, float | int] = {}
+
+    def on_step(self, metrics: Mapping[str, float | int]) -> None:
+        self.metrics = metrics
+
+
+@contextmanager
+def our_steps(config: Config) -> Iterator[Iterator[dict[str, float]]]:
+    """Steps of a run, one for every figure taken: seconds of its parts, and what was sampled."""
+    last = _LastMetrics()
+
+    def steps() -> Iterator[dict[str, float]]:
+        for step in range(1, config.run.steps + 1):
+            run_step(session, recorder, step)
+            figures = last.metrics
+            parts = ("rollout", "verify", "train", "sync")
+            yield {
+                **{f"{part}_seconds": figures[f"{part}_seconds"] for part in parts},
+                "sampled_tokens": figures["mean_response_tokens"] * figures["num_rollouts"],
+                "num_accepted": figures["num_accepted"],
+            }
+
+    with (
+        open_session(config) as session,
+        open_recorder(session, resume=False, overwrite=True, callbacks=[last]) as recorder,
+    ):
+        session.sync.push(0, session.probes(0))
+        yield steps()
