@@ -21,8 +21,8 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from megatron_opsft.storage.direct_io import ALIGNMENT
 from megatron_opsft.storage.hf_writer import FileLayout, Target
+from megatron_opsft.storage.large_files import PAGE
 from megatron_opsft.storage.model_paths import (
     COMMON_NAME,
     FORMAT_NAME,
@@ -94,7 +94,7 @@ class _DistLayout:
         data = self.ends[-1] + len(before)
         if data_bytes:
             # Whole pages are what disks read and write fastest; small tensors would waste most.
-            data += -data % (ALIGNMENT if data_bytes >= ALIGNMENT else _SMALL_ALIGNMENT)
+            data += -data % (PAGE if data_bytes >= PAGE else _SMALL_ALIGNMENT)
         start = data - len(before)
         self.ends[-1] = start + num_bytes
         self.files[-1] += [(start, before), (data + data_bytes, behind)][: 1 + bool(behind)]

@@ -1,6 +1,8 @@
 """Convert a model from one format to the other, and compare two: either format is a `Source`."""
 
 import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -14,7 +16,6 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.runtime.device import peak_resident_bytes
 from megatron_opsft.runtime.durable import write_files
 from megatron_opsft.runtime.progress import Progress
-from megatron_opsft.storage.direct_io import Staging
 from megatron_opsft.storage.hf_files import SAFETENSORS_DTYPES
 from megatron_opsft.storage.hf_writer import (
     MAX_SHARD_BYTES,
@@ -22,6 +23,7 @@ from megatron_opsft.storage.hf_writer import (
     hf_layout,
     side_files,
 )
+from megatron_opsft.storage.large_files import Staging
 from megatron_opsft.storage.megatron_files import StoredWeights, open_weights
 from megatron_opsft.storage.model_paths import is_dist_checkpoint, resolve_model
 from megatron_opsft.storage.partial import PartialFiles, written_whole
@@ -32,6 +34,7 @@ from megatron_opsft.weights.rules import WeightTable
 
 Format = Literal["megatron", "hf"]
 _staging = Staging()
+_NUM_THREADS = 3  # while one waits for the disk to write, others read and lay out
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +127,7 @@ def convert_model(
         written_whole(out, layout.files) as partial,
         Progress("converting", num_bytes, unit="B") as progress,
     ):
-        for target in layout.targets:
-            _copy(source, target, partial)
-            progress.update(target.region.num_bytes)
+        _copy_all(source, layout.targets, partial, progress)
         small = side_files(source.config_dir, wanted) | layout.small_files
         write_files(partial.directory, small)
     seconds = time.monotonic() - started
@@ -140,21 +141,37 @@ def convert_model(
     )
 
 
-def _copy(source: Source, target: Target, partial: PartialFiles) -> None:
-    """All rows of one tensor, a chunk at a time: put together in memory, then written."""
+def _copy_all(
+    source: Source, targets: Sequence[Target], partial: PartialFiles, progress: Progress
+) -> None:
+    """All tensors, chunk by chunk. Errors: of the first chunk that fails; the others end early."""
+    with ThreadPoolExecutor(_NUM_THREADS) as pool:
+        copied: list[Future[int]] = []
+        for target in targets:
+            num_rows = target.parts[-1].target.row1
+            for first, last in row_chunks(0, num_rows, target.region.row_bytes):
+                copied.append(pool.submit(_copy_rows, source, target, first, last, partial))
+        try:
+            for each in as_completed(copied):
+                progress.update(each.result())
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)  # leaving the block waits for the rest
+            raise
+
+
+def _copy_rows(source: Source, target: Target, first: int, last: int, partial: PartialFiles) -> int:
+    """Rows of one tensor: put together in memory, then written. Returns their bytes."""
     region, width = target.region, target.parts[0].target.col1
-    file = partial.files[str(region.path)]
-    for first, last in row_chunks(0, target.parts[-1].target.row1, region.row_bytes):
-        offset = region.offset_of(first)
-        data = _staging.place_for(offset, (last - first) * region.row_bytes)
-        rows = torch.frombuffer(data, dtype=region.dtype).view(last - first, *region.shape[1:])
-        window = Rect(target.name, first, last, 0, width)
-        for part in target.parts:
-            cut = part.inverse.cut(window)
-            if cut is not None:
-                read, out = cut.target, cut.source.relative_to(window).view(rows)
-                source.tensors.copy_rows(read.tensor, read.row0, read.row1, out)
-        file.write_staged(data, offset)
+    data = _staging.place_for((last - first) * region.row_bytes)
+    rows = torch.frombuffer(data, dtype=region.dtype).view(last - first, *region.shape[1:])
+    window = Rect(target.name, first, last, 0, width)
+    for part in target.parts:
+        cut = part.inverse.cut(window)
+        if cut is not None:
+            read, out = cut.target, cut.source.relative_to(window).view(rows)
+            source.tensors.copy_rows(read.tensor, read.row0, read.row1, out)
+    partial.files[str(region.path)].write(data, region.offset_of(first))
+    return len(data)
 
 
 def differing_tensors(

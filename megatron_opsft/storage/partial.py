@@ -21,7 +21,7 @@ from megatron_opsft.runtime.durable import (
     put_back,
     remove,
 )
-from megatron_opsft.storage.direct_io import DirectFile
+from megatron_opsft.storage.large_files import LargeFile
 
 
 def partial_dir(out_dir: Path) -> Path:
@@ -43,7 +43,7 @@ class PartialFiles:
     """What is written of an output. files: the large ones, by name."""
 
     directory: Path
-    files: dict[str, DirectFile]
+    files: dict[str, LargeFile]
 
 
 @contextmanager
@@ -66,7 +66,7 @@ def written_whole(out_dir: Path, planned: Sequence[PlannedFile] = ()) -> Iterato
                 with ExitStack() as opened:  # on NFS files that are open cannot be removed
                     files = {}
                     for each in planned:
-                        file = DirectFile(data / each.name, each.num_bytes)
+                        file = LargeFile(data / each.name, each.num_bytes)
                         files[each.name] = opened.enter_context(closing(file))
                         for offset, content in each.constants:
                             file.write(content, offset)

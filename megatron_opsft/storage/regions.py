@@ -14,10 +14,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.checkpoint.utils import _create_file_view
 
 from megatron_opsft.errors import UserError, first_line
-from megatron_opsft.storage.direct_io import Staging
+from megatron_opsft.storage.large_files import Staging, read_into
 
 _staging = Staging()
-CHUNK_BYTES = 32 * 2**20  # what is read and copied at a time: bounds resident memory
+CHUNK_BYTES = 8 * 2**20  # what a thread reads and copies at a time: bounds resident memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +51,27 @@ class Region:
             offset, num_bytes = self.offset_of(first), (last - first) * self.row_bytes
             if num_bytes == 0:
                 continue
+            target = out[first - start : last - start]
+            straight = self._fits(target)
+            place = _bytes_of(target) if straight else _staging.place_for(num_bytes)
             try:
-                data = _staging.read(self.path, offset, num_bytes)
+                read_into(place, self.path, offset)
             except (OSError, EOFError) as error:
                 raise UserError(f"{self.path} cannot be read: {error}") from None
-            # A copy where no such tensor can begin at their offset.
-            begins = data if offset % self.dtype.itemsize == 0 else bytearray(data)
-            rows = torch.frombuffer(begins, dtype=self.dtype).view(last - first, *self.shape[1:])
-            target = out[first - start : last - start]
-            target.copy_(rows)
-            check_cast(rows, target, f"{self.path}: tensor {name}")
+            if not straight:
+                rows = torch.frombuffer(place, dtype=self.dtype).view(target.shape)
+                target.copy_(rows)
+                check_cast(rows, target, f"{self.path}: tensor {name}")
+
+    def _fits(self, target: Tensor) -> bool:
+        """Whether bytes of the file can be read straight into the tensor's memory."""
+        is_on_cpu = target.device.type == "cpu"
+        return is_on_cpu and target.dtype is self.dtype and target.is_contiguous()
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous tensor on the CPU."""
+    return tensor.detach().reshape(-1).view(torch.uint8).numpy().data
 
 
 def check_cast(values: Tensor, cast: Tensor, what: str) -> None:

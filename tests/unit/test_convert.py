@@ -26,16 +26,16 @@ from torch import Tensor
 from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.convert.run import Format, convert_model, differing_tensors, open_source
 from megatron_opsft.errors import UserError
-from megatron_opsft.storage.direct_io import DirectFile
 from megatron_opsft.storage.dist_metadata import locate, read_metadata
 from megatron_opsft.storage.hf_writer import write_hf_model
+from megatron_opsft.storage.large_files import LargeFile
 from megatron_opsft.storage.partial import partial_dir
 from megatron_opsft.weights.rules import WeightTable
 
 SLOW = """
 import time
 from megatron_opsft.runtime import durable
-from megatron_opsft.storage.partial import DirectFile
+from megatron_opsft.storage.partial import LargeFile
 def slowly(write):
     def call(*args):
         time.sleep(0.002)
@@ -43,7 +43,7 @@ def slowly(write):
         time.sleep(0.002)
     return call
 durable.write_bytes = slowly(durable.write_bytes)
-DirectFile.write_staged = slowly(DirectFile.write_staged)
+LargeFile.write = slowly(LargeFile.write)
 """
 
 
@@ -235,7 +235,7 @@ def test_what_a_killed_conversion_has_half_deleted_never_comes_back(
     assert killed.exit_code == -signal.SIGKILL and content_of(out) == before
     shutil.rmtree(out)
     with pytest.raises(KeyboardInterrupt), pytest.MonkeyPatch.context() as patched:
-        patched.setattr(DirectFile, "write_staged", MagicMock(side_effect=KeyboardInterrupt))
+        patched.setattr(LargeFile, "write", MagicMock(side_effect=KeyboardInterrupt))
         run(hf, out, "megatron")
     assert not out.exists()
     run(hf, out, "megatron")
@@ -262,34 +262,6 @@ def test_no_file_is_open_when_its_directory_is_removed(
     assert not partial_dir(out).exists() and refused == []
 
 
-@pytest.mark.parametrize("refused_at", ["open", "transfer"])
-def test_a_file_system_without_direct_transfers_gives_the_same_bytes(
-    hf: Path, megatron: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused_at: str
-) -> None:
-    originals = {name: getattr(os, name) for name in ("open", "pwrite", "preadv")}
-    direct, refusal = set[int](), OSError(errno.EOPNOTSUPP, "no direct transfers here")
-
-    def open_here(path: Path, flags: int, *rest: int) -> int:
-        is_direct = bool(flags & os.O_DIRECT)
-        if is_direct and refused_at == "open":
-            raise refusal
-        file = originals["open"](path, flags, *rest)
-        (direct.add if is_direct else direct.discard)(file)
-        return file
-
-    def transfer_here(name: str, file: int, *rest: Any) -> int:
-        if file in direct:
-            raise refusal
-        return originals[name](file, *rest)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "open", open_here)
-        for name in ("pwrite", "preadv"):
-            patched.setattr(os, name, partial(transfer_here, name))
-        run(hf, tmp_path / "again", "megatron")
-    assert content_of(tmp_path / "again") == content_of(megatron)
-
-
 def test_a_writer_and_a_conversion_keep_each_other_out(hf: Path, tmp_path: Path) -> None:
     out, ones = tmp_path / "out", torch.ones(3)
     write = partial(write_hf_model, out, shapes={"a": (3,)}, dtype=torch.float32, source_dir=hf)
@@ -308,8 +280,8 @@ def test_a_writer_and_a_conversion_keep_each_other_out(hf: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     "fault",
     [
-        (DirectFile, "write_staged", lambda file, data, offset: offset > 0),
-        (DirectFile, "sync", lambda file: not os.ftruncate(file._file, 0)),  # its pages are lost
+        (LargeFile, "write", lambda file, data, offset: offset > 0),
+        (LargeFile, "sync", lambda file: not os.ftruncate(file._file, 0)),  # its pages are lost
         (Path, "rename", lambda path, to: path.name == "data"),  # the second of two renames
     ],
 )

@@ -17,6 +17,7 @@ from megatron_opsft.loss.fused_linear import fused_linear_loss
 from megatron_opsft.loss.loss_memory import (
     choose_cross_entropy,
     fused_linear_bytes,
+    tokens_per_chunk,
     whole_logits_bytes,
 )
 from megatron_opsft.loss.output_head import OutputHead
@@ -116,6 +117,13 @@ def test_peak_memory_is_the_formula_s(dtype: torch.dtype, num_tokens: int) -> No
     )
     # The formula has room for the largest scratch memory; here it may be smaller.
     assert expected - 12 * 2**20 < memory.peak_bytes < expected * 1.05
+
+
+def test_a_chunk_of_logits_is_smaller_on_a_cpu() -> None:
+    assert tokens_per_chunk(151_936, on_cuda=True) == 2**29 // (4 * 151_936) == 883
+    assert tokens_per_chunk(151_936, on_cuda=False) == 2**27 // (4 * 151_936) == 220
+    assert tokens_per_chunk(151_936, on_cuda=True, with_teacher=True) == 441
+    assert tokens_per_chunk(10**8, on_cuda=True) == 16
 
 
 def test_peak_memory_of_whole_logits_is_the_formula_s() -> None:

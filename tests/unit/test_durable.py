@@ -21,8 +21,7 @@ from megatron_opsft.runtime.durable import (
     write_bytes,
     write_packed_lines,
 )
-from megatron_opsft.storage import direct_io
-from megatron_opsft.storage.direct_io import ALIGNMENT, Staging
+from megatron_opsft.storage import large_files
 from megatron_opsft.storage.partial import PlannedFile, written_whole
 
 QUICKSTART = ROOT / "examples/configs/quickstart.yaml"
@@ -121,29 +120,16 @@ def test_a_directory_is_on_disk_before_it_has_its_name_and_the_name_afterwards(
     assert (name / "file").read_text() == "new" and (replaced / "file").read_text() == "name"
 
 
-def test_a_full_disk_in_direct_transfers_is_said_as_any_other(
+def test_a_full_disk_in_a_large_file_is_said_as_any_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file system without them answers with other errors, and is written to in another way."""
-    staging, size = Staging(), 3 * ALIGNMENT
-    write_at, refused = direct_io.write_at, []
+    def refuse(*args: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def write(error: int) -> None:
-        def refuse(file: int, data: memoryview, offset: int) -> None:
-            if not refused:
-                refused.append(error)
-                raise OSError(error, os.strerror(error))
-            write_at(file, data, offset)
-
-        refused.clear()
-        monkeypatch.setattr(direct_io, "write_at", refuse)
-        with written_whole(tmp_path / "out", [PlannedFile("model.bin", size, ())]) as partial:
-            place = staging.place_for(0, size)
-            place[:] = b"x" * size
-            partial.files["model.bin"].write_staged(place, 0)
-
-    with pytest.raises(FullDiskError, match="could not be written: No space left on device"):
-        write(errno.ENOSPC)
+    monkeypatch.setattr(large_files, "write_at", refuse)
+    with (
+        pytest.raises(FullDiskError, match="could not be written: No space left on device"),
+        written_whole(tmp_path / "out", [PlannedFile("model.bin", 3, ())]) as partial,
+    ):
+        partial.files["model.bin"].write(b"abc", 0)
     assert list(tmp_path.iterdir()) == []  # and the name is free
-    write(errno.EINVAL)
-    assert (tmp_path / "out/model.bin").read_bytes() == b"x" * size

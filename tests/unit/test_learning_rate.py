@@ -1,9 +1,13 @@
-"""The learning rate as a function of the step alone."""
+"""The learning rate as a function of the step alone; torch's AdamW in place of TE's."""
+
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 from megatron_opsft.config import OptimizerConfig
-from megatron_opsft.model.optimizer import learning_rate
+from megatron_opsft.model.optimizer import learning_rate, load_settings
 
 
 def rates(steps: int, total: int, **settings: object) -> list[float]:
@@ -25,3 +29,18 @@ def test_cosine_reaches_the_minimum_at_the_last_step() -> None:
     assert found[6] == pytest.approx((1e-3 + 1e-4) / 2)
     assert found[-1] == pytest.approx(1e-4)
     assert found[1:] == sorted(found[1:], reverse=True)
+
+
+def test_settings_of_an_earlier_version_leave_the_update_in_one_pass() -> None:
+    adam = torch.optim.AdamW([torch.nn.Parameter(torch.ones(3))])
+    group = adam.param_groups[0]
+
+    def load(settings: dict[str, Any]) -> None:
+        group.update(settings["optimizer"]["param_groups"][0])
+
+    optimizer: Any = SimpleNamespace(
+        chained_optimizers=[SimpleNamespace(optimizer=adam, load_state_dict=load)]
+    )
+    earlier = {"lr": 0.5, "fused": None, "foreach": None}
+    load_settings(optimizer, {"optimizer": {"param_groups": [earlier]}})
+    assert (group["lr"], group["fused"], group["foreach"]) == (0.5, True, False)

@@ -68,7 +68,9 @@ class Engine:
 class Trainer:
     """Gives every token of a micro-batch the log-prob -1/2."""
 
-    objective = SimpleNamespace(is_weighted_likelihood=True, keeps_frozen_model=False)
+    objective = SimpleNamespace(
+        is_weighted_likelihood=True, keeps_frozen_model=False, token_penalty=None
+    )
 
     def score_batches(self, batches: Sequence[Any], *, temperature: float = 1.0) -> list[Any]:
         return [torch.full((batch.num_loss_tokens,), -0.5 / temperature) for batch in batches]
@@ -291,7 +293,9 @@ def test_a_batch_is_packed_once_for_one_update_and_scored_before_for_several() -
     assert (update.packing.num_tokens, update.packing.num_bins) == (18 + 4 * 2, 1)
     words = ("method.name=grpo", "method.updates_per_batch=2", "method.beta=0")
     s, watch = session(*words), Stopwatch()
-    s.trainer.objective = SimpleNamespace(is_weighted_likelihood=False, keeps_frozen_model=False)
+    s.trainer.objective = SimpleNamespace(
+        is_weighted_likelihood=False, keeps_frozen_model=False, token_penalty=None
+    )
     batch = judged(s, [3, 5, 4, 6])
     weights = s.method.weigh(batch.groups)
     assert not any(weights.advantages)  # all right alike: nothing is trained on
