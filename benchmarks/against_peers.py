@@ -17,8 +17,8 @@ packs as many as `--rows` padded samples have.
 
 Prints a JSON line for each contender and round as soon as it is measured, and one of all at the
 end. `seconds`: median of the steps after the first. `ratios`: ours over the contender. Of `update`:
-`peak_bytes`: highest in a step of its own that is not timed, over what was resident before the
-model was built (on a CPU, of live bytes: glibc is told to give back what is freed).
+`peak_bytes`: highest while training, over what was resident before the model was built (on a CPU in
+a process of its own, in which glibc gives back what is freed).
 `activation_bytes`: that less weights, gradients, moments and reference model. `tokens`, prompts
 included: of all and of accepted samples; `padded`: of all, each micro-batch as wide as its own
 longest sample (TRL: as the longest of all); of `microbatch` at most, and in ours' fullest,

@@ -1,8 +1,6 @@
 """What the benchmarks over several ranks share: starting, measuring, ending with one clear line."""
 
 import argparse
-import ctypes
-import gc
 import json
 import os
 import statistics
@@ -68,18 +66,6 @@ def forget_peak(device: Device) -> int:
         return int(torch.get_device_module().memory_allocated())
     Path("/proc/self/clear_refs").write_text("5")
     return peak_memory_bytes(device)
-
-
-def count_live_bytes_only(device: Device) -> None:
-    """On a CPU, from here on resident bytes are live ones: glibc gives back what is freed, of which
-    it keeps up to 32 MiB of each size otherwise. It costs time.
-    """
-    gc.collect()  # a mapped weight file may hang on a cycle
-    if not device.is_cuda:
-        c_library = ctypes.CDLL(None)
-        mmap_threshold = -3
-        c_library.mallopt(mmap_threshold, 2**20)
-        c_library.malloc_trim(0)
 
 
 def measured(device: Device, act: Callable[[], Any]) -> tuple[float, int]:

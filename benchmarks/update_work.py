@@ -9,7 +9,6 @@ from pathlib import Path
 from time import perf_counter
 
 import torch
-from ranks import count_live_bytes_only, forget_peak
 from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -56,7 +55,7 @@ class Work:
     rows: int
     """Samples in a padded micro-batch."""
     num_steps: int
-    """The first step warms up; in the last one memory is measured; those between are timed."""
+    """The first of them warms up."""
 
     @property
     def response_width(self) -> int:
@@ -95,17 +94,14 @@ class Work:
 
 
 class StepClock:
-    """Seconds of each step, and the peak of memory during the last one."""
+    """Seconds of each step."""
 
     def __init__(self, work: Work) -> None:
-        self._device, self._num_steps = work.device, work.num_steps
+        self._device = work.device
         self.seconds: list[float] = []
 
     def begin(self) -> None:
         """Call it before each step."""
-        if len(self.seconds) + 1 == self._num_steps:
-            count_live_bytes_only(self._device)
-            forget_peak(self._device)
         self._device.synchronize()
         self._started = perf_counter()
 
