@@ -91,8 +91,8 @@ class ForkedCli:
         """`start` and `wait`."""
         return self.start(argv, prelude).wait()
 
-    def run_script(self, script: str, *words: str) -> Finished:
-        """`python SCRIPT WORDS`, of this project; otherwise as `run`."""
+    def run_script(self, script: str, *words: str, wait: float = 300) -> Finished:
+        """`python SCRIPT WORDS`, of this project; otherwise as `run`. wait: seconds at most."""
         prelude = (
             "import runpy, sys\n"
             f"sys.argv = [{script!r}, *{words!r}]\n"
@@ -100,7 +100,7 @@ class ForkedCli:
             f"runpy.run_path({script!r}, run_name='__main__')\n"
             "sys.exit()\n"
         )
-        return self.run([], prelude)
+        return self.start([], prelude).wait(wait)
 
     def __enter__(self) -> Self:
         return self

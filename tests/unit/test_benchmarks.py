@@ -17,13 +17,16 @@ PARTS = ["facts of responses", "packing", "tokens to the replica"]
 PARTS += ["who holds what", "schedule of a push"]
 
 
-def test_updates_of_every_contender_and_then_the_ratios(cli: ForkedCli) -> None:
+@pytest.mark.timeout(900)
+def test_updates_of_each_kind_of_contender_and_then_the_ratios(cli: ForkedCli) -> None:
+    """Two processes for each, which import transformers, Megatron or TRL anew."""
+    names = ["ours", "grpo_beta", "trl_beta0"]
     sizes = ["--prompts", "1", "--group", "4", "--rows", "2", "--max-tokens", "16"]
     threads = ["--prompt-tokens", "8", "--threads", "1", "--device", "cpu"]
-    ended = cli.run_script(PEERS, "update", "--shape", "tiny", *sizes, *threads)
+    words = ["--shape", "tiny", *sizes, *threads, "--contenders", *names]
+    ended = cli.run_script(PEERS, "update", *words, wait=800)
     assert ended.exit_code == 0, ended.stderr
     *turns, whole = map(json.loads, ended.stdout.splitlines())
-    names = ["ours", "grpo_beta0", "grpo_beta", "trl_beta0", "trl_beta"]
     assert [turn["contender"] for turn in turns] == names
     seconds = {turn["contender"]: round(turn["seconds"][0], 4) for turn in turns}
     assert {name: whole[name]["seconds"] for name in seconds} == seconds
