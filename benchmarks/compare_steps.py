@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from peer_loop import PlainLoop, Question
 from peer_ours import our_steps
+from ranks import own_process
 
 from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.config import Config
@@ -106,8 +107,7 @@ def open_contender(name: str, args: argparse.Namespace, directory: Path) -> Iter
     """Start the process; it ends with its standard input."""
     directory.mkdir()
     errors = directory / "stderr.txt"
-    command = [sys.executable, *sys.argv, "--only", name, "--directory", str(directory)]
-    environment = os.environ | {"OMP_NUM_THREADS": str(args.threads), "HF_HUB_OFFLINE": "1"}
+    command, environment = own_process(name, directory, args.threads)
     with (
         errors.open("w") as stderr,
         subprocess.Popen(

@@ -6,19 +6,18 @@ import argparse
 import gc
 import importlib
 import json
-import os
 import statistics
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from peer_grpo import PlainGrpo
 from peer_ours import build_our_update, our_batches
-from ranks import forget_peak
+from ranks import forget_peak, own_process
 from update_work import Run, Work, draw_samples, make_model, time_steps
 
 from megatron_opsft.config import OptimizerConfig
@@ -96,14 +95,14 @@ def _measure_apart(
 
 
 def _run_process(
-    name: str, args: argparse.Namespace, directory: Path, more: Mapping[str, str] = {}
+    name: str,
+    args: argparse.Namespace,
+    directory: Path,
+    more: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """The figures that the process prints. more: of its environment."""
-    environment = {"OMP_NUM_THREADS": str(args.threads), "HF_HUB_OFFLINE": "1", **more}
-    command = [sys.executable, *sys.argv, "--only", name, "--directory", str(directory)]
-    ended = subprocess.run(
-        command, capture_output=True, text=True, env={**os.environ, **environment}
-    )
+    command, environment = own_process(name, directory, args.threads)
+    ended = subprocess.run(command, capture_output=True, text=True, env={**environment, **more})
     if ended.returncode:
         raise RuntimeError(f"{name} ended with code {ended.returncode}:\n{ended.stderr[-4000:]}")
     figures: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])

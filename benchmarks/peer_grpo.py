@@ -19,6 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import Qwen2ForCausalLM
 from update_work import PAD_ID, Work
 
+from megatron_opsft.config import OptimizerConfig
 from megatron_opsft.records import Sample
 
 EPSILON = 0.2
@@ -55,6 +56,25 @@ def pad_batch(samples: Sequence[Sample], advantages: Tensor, device: torch.devic
     )
 
 
+class Updates:
+    """AdamW with the settings of a run."""
+
+    def __init__(self, model: torch.nn.Module, settings: OptimizerConfig) -> None:
+        self._parameters = list(model.parameters())
+        self._clip_grad = settings.clip_grad
+        betas = settings.beta1, settings.beta2
+        self._adamw = torch.optim.AdamW(
+            self._parameters, settings.lr, betas, settings.eps, settings.weight_decay, fused=True
+        )
+
+    def apply(self) -> float:
+        """Clip the gradients, apply them and forget them; their norm before clipping."""
+        norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._clip_grad)
+        self._adamw.step()
+        self._adamw.zero_grad()
+        return float(norm)
+
+
 class PlainGrpo:
     """Policy, optimizer, and with beta > 0 the reference model."""
 
@@ -64,11 +84,7 @@ class PlainGrpo:
         self.device = work.device.torch_device
         self.policy = self._load().train()
         self.reference = self._load().eval().requires_grad_(False) if beta else None
-        o = work.optimizer
-        betas, eps, decay = (o.beta1, o.beta2), o.eps, o.weight_decay
-        self.adamw = torch.optim.AdamW(
-            self.policy.parameters(), o.lr, betas, eps, decay, fused=True
-        )
+        self.updates = Updates(self.policy, work.optimizer)
 
     def _load(self) -> Any:
         model = Qwen2ForCausalLM.from_pretrained(self.work.model_dir, dtype=torch.float32)
@@ -111,8 +127,4 @@ class PlainGrpo:
         num_tokens = sum(len(sample.response_ids) for sample in samples)
         for batch, old_part, reference_part in zip(batches, old, reference, strict=True):
             (self.loss_sum(batch, old_part, reference_part) / num_tokens).backward()
-        clip_grad = self.work.optimizer.clip_grad
-        norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), clip_grad)
-        self.adamw.step()
-        self.adamw.zero_grad()
-        return float(norm)
+        return self.updates.apply()

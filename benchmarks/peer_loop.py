@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from peer_grpo import pad_batch
+from peer_grpo import Updates, pad_batch
 from transformers import AutoModelForCausalLM
 
 from megatron_opsft.config import Config
@@ -42,15 +42,7 @@ class PlainLoop:
         self.device = device
         model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
         self.model = model.to(device.torch_device)
-        settings = config.optimizer
-        self.adamw = torch.optim.AdamW(
-            self.model.parameters(),
-            settings.lr,
-            (settings.beta1, settings.beta2),
-            settings.eps,
-            settings.weight_decay,
-            fused=True,
-        )
+        self.updates = Updates(self.model, config.optimizer)
 
     def step(self, questions: Sequence[Question]) -> dict[str, float]:
         """Sample, judge, update; seconds of each, and what was sampled."""
@@ -135,10 +127,7 @@ class PlainLoop:
             labels = batch.ids[:, -width:].masked_fill(batch.response_mask == 0, -100)
             loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
             (loss / (len(samples) * longest)).backward()
-        clip = self.config.optimizer.clip_grad
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), clip)
-        self.adamw.step()
-        self.adamw.zero_grad()
+        self.updates.apply()
 
     def _microbatches(self, samples: Sequence[Sample]) -> Iterator[list[Sample]]:
         """Samples of like length together, as many as fit into a micro-batch with their padding."""

@@ -49,6 +49,12 @@ def start_ranks(count: int) -> None:
         os.execv(sys.executable, [sys.executable, *torchrun, *sys.argv])
 
 
+def own_process(name: str, directory: Path, threads: int) -> tuple[list[str], dict[str, str]]:
+    """Command and environment of this very script for one contender alone, in its directory."""
+    command = [sys.executable, *sys.argv, "--only", name, "--directory", str(directory)]
+    return command, os.environ | {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
+
+
 def join_ranks(device_name: str, parallel: ParallelConfig) -> tuple[Device, Layout]:
     """The device of this rank, and its place after all ranks have made Megatron's groups."""
     device = select_device(device_name)

@@ -106,6 +106,14 @@ def test_several_updates_share_the_batch_and_score_it_before() -> None:
     assert one.step["old_logprob"] == 0
 
 
+def test_a_divergence_in_each_token_s_advantage_scores_the_batch_before() -> None:
+    without, penalized = (planned("method.name=er_rl", f"method.beta={b}") for b in (0, 0.001))
+    in_loss = planned("method.name=dr_grpo", "method.beta=0.001")
+    assert without.step["old_logprob"] == in_loss.step["old_logprob"] == 0
+    assert penalized.step["old_logprob"] == pytest.approx(forward_seconds(penalized.job))
+    assert penalized.step["reference"] == pytest.approx(in_loss.step["reference"])
+
+
 def test_what_a_method_samples_in_place_of_dropped_groups_is_not_trained_on() -> None:
     """A measured step of DLER that drew three times."""
     config = planned("method.name=dler").job.config
