@@ -2,43 +2,28 @@
 
 import re
 from contextlib import suppress
-from decimal import Decimal
 from fractions import Fraction
-from functools import lru_cache
-from itertools import pairwise, product
+from itertools import pairwise
 from typing import Any
 
 import sympy
-from latex2sympy2_extended import NormalizationConfig
-from math_verify import LatexExtractionConfig, parse
 
-from megatron_opsft.verify.equality import same_number, same_value
+from megatron_opsft.verify.decimals import same_number
+from megatron_opsft.verify.equality import same_value
+from megatron_opsft.verify.numerals import read_base, read_clock, read_number
+from megatron_opsft.verify.parsing import values_of
 from megatron_opsft.verify.reading import (
     Answer,
     is_product,
     is_words,
     plain,
-    read_base,
-    read_clock,
-    read_number,
     same_words,
 )
 from megatron_opsft.verify.units import letter_as_unit, units_agree
 
 _TUPLE = re.compile(r"\([^()]*\)")
 _HALF_RELATION = re.compile(r"([a-zA-Z]?)\s*(<|>|\\le|\\ge|\\ne)(?![a-zA-Z])\s*([^<>]+)")
-_PLUS_MINUS = re.compile(r"\\pm(?![a-zA-Z])")
 _MAX_TERMS = 1000  # of a progression that is written out
-# math-verify reads the whole of one box or nothing; units are read before.
-_WHOLE = (
-    LatexExtractionConfig(
-        try_extract_without_anchor=False,
-        boxed_match_priority=0,
-        normalization_config=NormalizationConfig(
-            basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="last"
-        ),
-    ),
-)
 
 
 def is_understood(answer: Answer) -> bool:
@@ -176,30 +161,3 @@ def _terms(sequence: str) -> list[str]:
     if count.denominator == 1 and 0 < count <= _MAX_TERMS:
         return [str(numbers[0] + index * step) for index in range(int(count) + 1)]
     return [*terms[:2], *terms[dots:]]
-
-
-def _with_both_signs(body: str) -> str:
-    r"""A list with each member that has a \pm, such as (\pm 3, 0), in all its signs."""
-    if not 0 < len(_PLUS_MINUS.findall(body)) <= 4:
-        return body
-    inner = re.sub(r"^\\{(.*)\\}$", r"\1", body)
-    return ",".join(
-        parts[0] + "".join(map("".join, zip(signs, parts[1:], strict=True)))
-        for parts in map(_PLUS_MINUS.split, re.split(r",(?![^(\[{]*[)\]}])", inner))
-        for signs in product("+-", repeat=len(parts) - 1)
-    )
-
-
-@lru_cache(maxsize=4096)
-def values_of(body: str) -> tuple[Any, ...]:
-    """The values that math-verify reads in the whole of `body`; () where it reads none."""
-    if (number := read_number(body)) is not None:
-        value = sympy.Rational(*Fraction(number).as_integer_ratio())
-        if isinstance(number, Decimal):
-            value = sympy.Float(value, max(15, len(number.as_tuple().digits)))
-        return (value,)
-    if r"\ldots" in body or re.search(r"\d\s+\d|\d\s*_", body):
-        return ()
-    box = rf"\boxed{{{_with_both_signs(body)}}}"
-    found = parse(box, _WHOLE, fallback_mode="no_fallback", parsing_timeout=None)
-    return tuple(value for value in found if not isinstance(value, str))

@@ -102,7 +102,7 @@ def judge(response_text: str, gold: str) -> Verdict:
     if not candidates:
         return Verdict(outcome=Outcome.NO_ANSWER)
     for candidate in candidates:
-        answers = _read(candidate)
+        answers = _read_answer(candidate)
         if any(same_answer(gold, answer) for gold in golds for answer in answers):
             return Verdict(outcome=Outcome.CORRECT, answer=candidate)
         if any(is_understood(one) and not reading.is_words(one.body) for one in answers):
@@ -142,13 +142,19 @@ def _read_gold(gold: str) -> tuple[Answer, ...]:
 
 
 def _read(text: str) -> list[Answer]:
-    """The readings of one answer: 1,22 is a number to some and two of them to others."""
+    """The readings of one text."""
     readings = [reading.read(text)]
     if match := _WHOLE_EXPONENT.fullmatch(readings[0].body):  # 2e-8 has Euler's number to some
         power = rf"{match[1]}\cdot 10^{{{match[2]}}}"
         return [reading.read(power)] if match[2].isdecimal() else [*readings, reading.read(power)]
     if match := _ALL_EQUAL.fullmatch(readings[0].body):  # x = y = 1 is (1, 1)
         readings.append(reading.read(f"({', '.join([match[1]] * match[0].count('='))})"))
+    return readings
+
+
+def _read_answer(text: str) -> list[Answer]:
+    """The readings of a response's answer: 1,22 is a number to some; a gold's comma separates."""
+    readings = _read(text)
     if match := _DECIMAL_COMMA.fullmatch(readings[0].body):
         readings.append(reading.read(f"{match[1]}.{match[2]}"))
     return readings

@@ -1,0 +1,99 @@
+"""What math-verify's parser reads in the whole of a text: a number, formula, relation or set."""
+
+import re
+from decimal import Decimal
+from fractions import Fraction
+from functools import lru_cache
+from itertools import product
+from typing import Any
+
+import sympy
+from latex2sympy2_extended.latex2sympy2 import (
+    ConversionConfig,
+    NormalizationConfig,
+    latex2sympy,
+    normalize_latex,
+)
+from math_verify.grader import should_treat_as_complex
+
+from megatron_opsft.verify.numerals import read_number
+
+_NORMALIZATION = NormalizationConfig(
+    basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none"
+)
+_CONVERSION = ConversionConfig(lowercase_symbols=False)  # R and r are two letters
+_MAX_SIGNS = 4  # plus-or-minus signs in one member of a list
+_MAX_UNIONS = 20  # sympy takes seconds for more
+# 2 3, which the parser multiplies, and 12_5, of which it drops the base.
+_NOT_ONE_VALUE = re.compile(r"\\ldots|\d\s+\d|\d\s*_")
+_PLUS_MINUS = re.compile(r"\\pm(?![a-zA-Z])")
+_BRACKET_OR_COMMA = re.compile(r"[()\[\]{},]")
+_LETTER = re.compile(r"\\text\{[^{}]*\}|\\[a-zA-Z]+|[a-zA-Z]")
+_RELATION = re.compile(r"[=<>]|\\(?:le|ge|ne|in)(?![a-zA-Z])")
+# Letters that the parser takes for a constant: the imaginary unit, Euler's gamma.
+_CONSTANTS = re.compile(r"\\text\{[^{}]*\}|\\(?:gamma|Gamma)(?![a-zA-Z]|\s*\()|\\[a-zA-Z]+|I")
+_LETTERS_OF_CONSTANTS = {
+    "I": r"\text{I}",
+    r"\gamma": r"\text{small gamma}",
+    r"\Gamma": r"\text{large gamma}",
+}
+
+
+@lru_cache(maxsize=4096)
+def values_of(body: str) -> tuple[Any, ...]:
+    """The value of the whole of `body`, as the only member; () where the parser reads none."""
+    if (number := read_number(body)) is not None:
+        return (_as_sympy(number),)
+    if _NOT_ONE_VALUE.search(body) or body.count(r"\cup") > _MAX_UNIONS:
+        return ()
+    latex = normalize_latex(_with_letters(_with_both_signs(body)), _NORMALIZATION)
+    is_real = not should_treat_as_complex(latex)
+    try:
+        value = latex2sympy(
+            latex, is_real=is_real, normalization_config=None, conversion_config=_CONVERSION
+        )
+    except Exception:  # whatever the parser raises: it does not understand the text
+        return ()
+    return () if value is None or isinstance(value, str) else (value,)
+
+
+def split_at_commas(text: str) -> list[str]:
+    """The parts between commas that are in no bracket."""
+    parts, depth, start = [], 0, 0
+    for match in _BRACKET_OR_COMMA.finditer(text):
+        if match[0] == ",":
+            if depth == 0:
+                parts.append(text[start : match.start()])
+                start = match.end()
+        else:
+            depth += 1 if match[0] in "([{" else -1
+    return [*parts, text[start:]]
+
+
+def _as_sympy(number: Decimal | Fraction) -> Any:
+    value = sympy.Rational(*Fraction(number).as_integer_ratio())
+    if isinstance(number, Decimal):
+        return sympy.Float(value, max(15, len(number.as_tuple().digits)))
+    return value
+
+
+def _with_letters(body: str) -> str:
+    r"""The text with I, \gamma and \Gamma as letters; I of a complex number stays, as in 2+3I."""
+    letters = {match[0] for match in _LETTER.finditer(body) if len(match[0]) == 1}
+    if letters == {"I"} and not _RELATION.search(body):
+        return body
+    return _CONSTANTS.sub(lambda match: _LETTERS_OF_CONSTANTS.get(match[0], match[0]), body)
+
+
+def _with_both_signs(body: str) -> str:
+    r"""A list with each member that has a \pm, such as (\pm 3, 0), in all its signs."""
+    if not 0 < len(_PLUS_MINUS.findall(body)) <= _MAX_SIGNS:
+        return body
+    inner = body[2:-2] if body.startswith(r"\{") and body.endswith(r"\}") else body
+    members = []
+    for member in split_at_commas(inner):
+        first, *others = _PLUS_MINUS.split(member)
+        for signs in product("+-", repeat=len(others)):
+            signed = [sign + part for sign, part in zip(signs, others, strict=True)]
+            members.append("".join([first, *signed]))
+    return ",".join(members)
