@@ -8,21 +8,24 @@ from typing import Any
 
 import sympy
 
+from megatron_opsft.verify.conditions import conditions_agree
 from megatron_opsft.verify.decimals import same_number
 from megatron_opsft.verify.equality import same_value
-from megatron_opsft.verify.numerals import read_base, read_clock, read_number
+from megatron_opsft.verify.numerals import read_base, read_clock, read_duration, read_number
 from megatron_opsft.verify.parsing import values_of
 from megatron_opsft.verify.reading import (
     Answer,
     is_product,
     is_words,
     plain,
+    read_options,
     same_words,
 )
 from megatron_opsft.verify.units import letter_as_unit, units_agree
 
 _TUPLE = re.compile(r"\([^()]*\)")
 _HALF_RELATION = re.compile(r"([a-zA-Z]?)\s*(<|>|\\le|\\ge|\\ne)(?![a-zA-Z])\s*([^<>]+)")
+_RESIDUE = re.compile(r"(?:([a-zA-Z])\s*\\equiv\s*)?([^=]+?)\s*\(?\\pmod\{(\w+)\}\)?")
 _MAX_TERMS = 1000  # of a progression that is written out
 
 
@@ -32,8 +35,8 @@ def is_understood(answer: Answer) -> bool:
         return False
     body = answer.body
     return bool(
-        answer.option or read_clock(body) or read_base(body)
-        or is_words(body) or values_of(body)
+        answer.option or read_clock(body) or read_base(body) or read_duration(body)
+        or _RESIDUE.fullmatch(body) or is_words(body) or values_of(body)
     )  # fmt: skip
 
 
@@ -44,13 +47,30 @@ def same_answer(gold: Answer, answer: Answer) -> bool:
     option = _same_option(gold, answer)
     if option is not None:
         return option
+    durations = read_duration(gold.text), read_duration(answer.text)
+    if durations[0] and durations[1] and max(durations[0][1], durations[1][1]) > 1:
+        return durations[0][0] == durations[1][0]
     if not (gold.readable and answer.readable and units_agree(gold.unit, answer.unit)):
         return False
+    if not conditions_agree(gold.condition, answer.condition):
+        return False
+    if _adds_percent(gold, answer):
+        return _same_with_unit(answer, gold)
     words = [is_words(one.body) and not read_clock(one.body) for one in (gold, answer)]
     if all(words) or (any(words) and not is_product((gold if words[0] else answer).body)):
         return same_words(gold.body, answer.body)
     same = _same_bodies(gold.body, answer.body)
     return same or _same_with_unit(gold, answer) or _same_with_unit(answer, gold)
+
+
+def _adds_percent(gold: Answer, answer: Answer) -> bool:
+    """Whether an answer has a percent sign that a gold fraction below one lacks: 1/3 is not 1/3 %.
+    Of a decimal or a whole number the sign may be left out.
+    """
+    if answer.unit != ("%",) or gold.unit:
+        return False
+    number = read_number(gold.body)
+    return isinstance(number, Fraction) and 0 < abs(number) < 1
 
 
 def _same_option(gold: Answer, answer: Answer) -> bool | None:
@@ -61,6 +81,9 @@ def _same_option(gold: Answer, answer: Answer) -> bool | None:
         return gold.option == answer.option and answer.readable
     if gold.option and not gold.body:
         return answer.text.strip("()") == gold.option.lower()
+    (golds, separated), (answers, others_separated) = map(read_options, (gold.body, answer.body))
+    if golds and answers and separated != others_separated:  # AC for A, C
+        return golds == answers
     return False if answer.option and not answer.body else None
 
 
@@ -84,6 +107,9 @@ def _same_bodies(gold: str, answer: str) -> bool:
     if clocks[0] and clocks[1]:
         (seconds, half), (other_seconds, other_half) = clocks[0], clocks[1]
         return seconds == other_seconds and (half == other_half or not (half and other_half))
+    residues = _RESIDUE.fullmatch(gold), _RESIDUE.fullmatch(answer)
+    if residues[0] and residues[1]:
+        return _same_residue(residues[0], residues[1])
     if any(map(_TUPLE.fullmatch, (gold, answer))) and r"\{" in (gold[:2], answer[:2]):
         return False  # a set is not a tuple
     bases = read_base(gold), read_base(answer)
@@ -113,6 +139,13 @@ def _same_in_base(left: Any, right: Any, gold: str, answer: str) -> bool:
         return False
     digits, other = (left[0], answer) if left else (right[0], gold)
     return other.replace(" ", "").upper().lstrip("0") == digits.lstrip("0")
+
+
+def _same_residue(gold: re.Match[str], answer: re.Match[str]) -> bool:
+    """3 (mod 7) is x = 3 (mod 7); two names are the same one."""
+    if gold[1] and answer[1] and gold[1] != answer[1]:
+        return False
+    return gold[3] == answer[3] and _same_bodies(gold[2], answer[2])
 
 
 def _same_ratio(gold: str, answer: str) -> bool:

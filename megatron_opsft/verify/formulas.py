@@ -5,7 +5,7 @@ the like is involved they are negative, too. A point where both formulas have no
 nothing, unless they hold the imaginary unit. Odd roots of negative numbers are real.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import sympy
@@ -41,12 +41,13 @@ def same_relation(gold: Relational, answer: Relational) -> bool | None:
     if left.sign is not right.sign:
         return False
     values = _values_at_points(_without_functions((left.difference, right.difference)))
-    if values is None or any(_is_close(one, 0) or _is_close(other, 0) for one, other in values):
+    if values is None or _is_constant(one for one, _ in values):  # such as x < x + 1
+        return None
+    if any(_is_close(one, 0) or _is_close(other, 0) for one, other in values):
         return None
     factors = [one / other for one, other in values]
-    is_constant = all(_is_close(factor, factors[0]) for factor in factors)
     keeps_sign = left.sign in (sympy.Eq, sympy.Ne) or factors[0].is_positive
-    return is_constant and bool(keeps_sign)
+    return bool(keeps_sign) and _is_constant(factors)
 
 
 def solution_set(value: Any) -> Any:
@@ -63,9 +64,11 @@ def solution_set(value: Any) -> Any:
     if len(joined.free_symbols) != 1 or joined.has(sympy.Eq):
         return value
     try:
-        return joined.as_set()
+        described = joined.as_set()
     except Exception:  # sympy cannot solve it
         return value
+    is_always_the_same = described in (sympy.S.Reals, sympy.S.EmptySet)  # as with x < x + 1
+    return value if is_always_the_same else described
 
 
 def with_real_roots(value: Any) -> Any:
@@ -152,6 +155,11 @@ def _is_real(number: Any) -> bool:
 def _is_close(one: Any, other: Any) -> bool:
     scale = max(abs(one), abs(other), _NEARLY_ZERO)
     return bool(abs(one - other) <= scale * _NEARLY_ZERO)
+
+
+def _is_constant(numbers: Iterable[Any]) -> bool:
+    first, *others = numbers
+    return all(_is_close(first, other) for other in others)
 
 
 def _is_odd_root(value: Any) -> bool:

@@ -42,6 +42,9 @@ _IN_WORDS = {
 }
 
 
+_NUMBER_WORDS = re.compile(r"(minus|negative|-)?\s*([a-z][a-z\s,-]*)\.?")
+
+
 def unwrapped(text: str) -> str:
     """What `\\text{...}` holds, without the wrapper."""
     return re.sub(r"\\text\{([^{}]*)\}", r"\1", text).strip()
@@ -74,8 +77,12 @@ def as_number(text: str, power: int = 0) -> Number:
 
 
 def read_words(text: str) -> int | None:
-    """The number below a thousand in words: twelve, twenty-five, one hundred and six."""
-    return _IN_WORDS.get(" ".join(re.findall("[a-z]+", unwrapped(text.lower()))))
+    """The number below a thousand in words: twelve, twenty-five, minus one hundred and six."""
+    match = _NUMBER_WORDS.fullmatch(unwrapped(text.lower()))
+    if match is None:
+        return None
+    value = _IN_WORDS.get(" ".join(re.findall("[a-z]+", match[2])))
+    return -value if value is not None and match[1] else value
 
 
 def read_clock(body: str) -> tuple[int, str] | None:

@@ -30,13 +30,12 @@ _PLUS_MINUS = re.compile(r"\\pm(?![a-zA-Z])")
 _BRACKET_OR_COMMA = re.compile(r"[()\[\]{},]")
 _LETTER = re.compile(r"\\text\{[^{}]*\}|\\[a-zA-Z]+|[a-zA-Z]")
 _RELATION = re.compile(r"[=<>]|\\(?:le|ge|ne|in)(?![a-zA-Z])")
-# Letters that the parser takes for a constant: the imaginary unit, Euler's gamma.
-_CONSTANTS = re.compile(r"\\text\{[^{}]*\}|\\(?:gamma|Gamma)(?![a-zA-Z]|\s*\()|\\[a-zA-Z]+|I")
-_LETTERS_OF_CONSTANTS = {
-    "I": r"\text{I}",
-    r"\gamma": r"\text{small gamma}",
-    r"\Gamma": r"\text{large gamma}",
-}
+# What the parser takes for something else: I for the imaginary unit, gamma for Euler's number, f'
+# for f, and a common divisor of letters for 1. Other commands and texts are only stepped over.
+_MISREAD = re.compile(
+    r"\\(?P<divisor>gcd|lcm)\s*(?=\([^()]*[a-zA-Z])|\\(?P<greek>gamma|Gamma)(?![a-zA-Z]|\s*\()"
+    r"|(?P<function>[a-zA-Z])(?P<primes>'+)|(?P<letter>I)|\\text\{[^{}]*\}|\\[a-zA-Z]+"
+)
 
 
 @lru_cache(maxsize=4096)
@@ -46,7 +45,7 @@ def values_of(body: str) -> tuple[Any, ...]:
         return (_as_sympy(number),)
     if _NOT_ONE_VALUE.search(body) or body.count(r"\cup") > _MAX_UNIONS:
         return ()
-    latex = normalize_latex(_with_letters(_with_both_signs(body)), _NORMALIZATION)
+    latex = normalize_latex(_with_names(_with_both_signs(body)), _NORMALIZATION)
     is_real = not should_treat_as_complex(latex)
     try:
         value = latex2sympy(
@@ -77,12 +76,22 @@ def _as_sympy(number: Decimal | Fraction) -> Any:
     return value
 
 
-def _with_letters(body: str) -> str:
-    r"""The text with I, \gamma and \Gamma as letters; I of a complex number stays, as in 2+3I."""
+def _with_names(body: str) -> str:
+    r"""The text with what the parser misreads as names; I of a complex number stays: 2+3I."""
     letters = {match[0] for match in _LETTER.finditer(body) if len(match[0]) == 1}
-    if letters == {"I"} and not _RELATION.search(body):
-        return body
-    return _CONSTANTS.sub(lambda match: _LETTERS_OF_CONSTANTS.get(match[0], match[0]), body)
+    is_complex_number = letters == {"I"} and not _RELATION.search(body)
+
+    def named(match: re.Match[str]) -> str:
+        if match["letter"] and is_complex_number:
+            return match[0]
+        if match["function"]:
+            return rf"\text{{{match['function']}{'prime' * len(match['primes'])}}}"
+        name = (
+            match["divisor"] or match["letter"] or (match["greek"] and f"letter {match['greek']}")
+        )
+        return rf"\text{{{name}}}" if name else match[0]
+
+    return _MISREAD.sub(named, body)
 
 
 def _with_both_signs(body: str) -> str:

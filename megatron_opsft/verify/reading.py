@@ -1,5 +1,4 @@
-"""What an answer says beside its mathematics (option letter, unit, clock time, number base, words),
-and the numbers in it.
+"""What an answer says beside its mathematics: option letter, condition, unit, words.
 
 Pure text; `verify.equality` compares the mathematics of what is left. Whatever is not understood
 makes an answer unreadable: it then equals the same text only, never a part of itself.
@@ -9,43 +8,56 @@ import re
 from dataclasses import dataclass
 
 from megatron_opsft.data.answers import closing_brace
-from megatron_opsft.verify.numerals import read_base, read_clock, read_words, unwrapped
+from megatron_opsft.verify.conditions import split_condition
+from megatron_opsft.verify.numerals import (
+    read_base,
+    read_clock,
+    read_duration,
+    read_words,
+    unwrapped,
+)
 from megatron_opsft.verify.spelling import respell
-from megatron_opsft.verify.units import FUNCTIONS, singular, take_unit
+from megatron_opsft.verify.units import FUNCTIONS, Unit, singular, take_unit
 
-_LETTER = r"(?:\\text\{\s*(?:option\s*|choice\s*)?\(?([A-J])\)?\s*[.:)]?\s*\}|\(([A-J])\))"
-_OPTION = re.compile(
-    rf"(?:(?:option|choice)\s+)?(?:{_LETTER}(?=[\s\d.:\\-]|$)|([A-J])(?:[.):](?=\s|$)|$))[.:]?\s*",
+_MAX_CHARS = 5000
+_OPTION_LETTER = r"(?:\\text\{\s*(?:option\s*|choice\s*)?\(?([A-J])\)?\s*[.:)]?\s*\}|\(([A-J])\))"
+_OPTION_IN_FRONT = re.compile(
+    rf"(?:(?:option|choice)\s+)?"
+    rf"(?:{_OPTION_LETTER}(?=[\s\d.:\\-]|$)|([A-J])(?:[.):](?=\s|$)|$))[.:]?\s*",
     re.IGNORECASE,
 )
-_OPTION_BEHIND = re.compile(rf"(?<=\S)[\s,]+{_LETTER}$")
+_OPTION_BEHIND = re.compile(rf"(?<=\S)[\s,]+{_OPTION_LETTER}$")
+_GOES_ON = re.compile(r"[,;+*/^_=<>]|-\s")  # behind a letter that is no option
 _SAYS_MORE = re.compile(r"\b(?:is|isn|wrong|incorrect)\b")
+_OPTIONS = re.compile(r"\(?[A-J]\)?(?:\s*,?\s*\(?[A-J]\)?)+")
 _WORDS = re.compile(r"(?:[aA]\s+(?=[^\W\d_]{3}))?[^\W\d_]{2,}[.!]?(?:[\s,\-]+[^\W\d_]+[.!]?)*")
 _PRODUCT = re.compile("[abckmnpqrtuvwxyz]{2,3}")
-# n_{\min} =, \max =, f'(2) =: names that math-verify does not read.
-_LABEL = re.compile(
-    r"\\text\{[^{}\d]*(?:\}\s*(?:=|:(?!\d))|(?::|\bis)\s*\})\s*"
-    r"|(?:[a-z]_\{?\\?(?:min|max)\}?|[a-z]'+\(-?\d+\)"
-    r"|\\(?:min|max|det|mathbb\{P\}|#)\s*\w?(?:\([^()=]*\))?)\s*=\s*"
-    r"|(?:\\text\{\s*)?(?:the\s+)?(?:final\s+)?answer\s*(?:is)?\s*[:=]?\s*\}?\s*",
+_FAMILIES = ("abc", "kmnpqr", "tuvwxyz")  # letters that stand together in a product of three
+_SHORT_WORDS = {"yes", "no", "odd", "even", "one", "two", "six", "ten"}
+# What only introduces an answer.
+_INTRODUCTION = re.compile(
+    r"\\text\{(?!\(?[A-J][).:])[^{}\d]*(?:\}\s*(?:=|:(?!\d))|(?::|\bis)\s*\})\s*"
+    r"|(?:\\text\{\s*)?(?:the\s+)?(?:final\s+)?answer\s*(?:is)?\s*[:=]?\s*\}?\s*|=\s*",
     re.IGNORECASE,
 )
-_MAX_CHARS = 5000
+# Names in front of a value that math-verify does not read: \max =, P(X>2)=, E[X]=, [ABC]=.
+_NAME = re.compile(
+    r"(?:\\(?:min|max|det|deg|arg|#)\s*\w?(?:\([^()=]*\))?"
+    r"|P\([^()]*[|<>=\\][^()]*\)|(?:\\mathbb\{E\}|E|\\text\{Var\}|\\text\{Cov\})\s*[(\[][^()\[\]]*[)\]]"
+    r"|\[[A-Z]{3,}\]|\\frac\{d[a-z]?\}\{d[a-z]\}(?:[a-z](?:\([a-z]\))?)?)\s*=\s*"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer, read as far as text goes.
+    """One answer, read as far as text goes."""
 
-    text: as respelled; `body`: without option letter, label and unit; `unit`: the words of its
-    unit, empty without one; `readable`: whether `body` may be read as mathematics.
-    """
-
-    text: str
-    body: str
+    text: str  # as respelled
+    body: str  # without option letter, name, condition and unit
     option: str = ""
-    unit: tuple[str, ...] = ()
-    readable: bool = True
+    unit: Unit = ()  # its words
+    condition: str = ""
+    readable: bool = True  # whether `body` may be read as mathematics
 
 
 def read(text: str) -> Answer:
@@ -54,24 +66,33 @@ def read(text: str) -> Answer:
         return Answer(text.strip(), text.strip(), readable=False)
     text = respell(text)
     rest = _without_outer_brackets(text)
-    if label := _LABEL.match(rest):
-        rest = rest[label.end() :]
+    if match := _INTRODUCTION.match(rest):
+        rest = rest[match.end() :]
+    rest, condition = split_condition(rest)
+    if match := _NAME.match(rest):
+        rest = rest[match.end() :]
     option, rest = _take_option(rest)
     for part in (rest, rest.rpartition("=")[2].strip()):
-        if read_clock(part) or read_base(part):  # also t = 5:30
-            return Answer(text, part, option)
+        if _is_clock_or_numeral(part):  # also t = 5:30
+            return Answer(text, part, option, condition=condition)
     if (number := read_words(rest)) is not None:
         rest = str(number)
     body, unit, readable = (rest, (), True) if is_words(rest) else take_unit(rest)
     if (unit and (":" in body or read_clock(body))) or (option and _SAYS_MORE.search(body)):
         readable = False
-    return Answer(text, _without_outer_brackets(body), option, unit, readable)
+    return Answer(text, _without_outer_brackets(body), option, unit, condition, readable)
+
+
+def _is_clock_or_numeral(text: str) -> bool:
+    """Whether it is a clock time, a numeral of a base, or hours with minutes."""
+    duration = read_duration(text)
+    return bool(read_clock(text) or read_base(text) or (duration and duration[1] > 1))
 
 
 def _take_option(text: str) -> tuple[str, str]:
     """The option letter before or behind the rest, and the rest."""
-    match = _OPTION.match(text)
-    if match and not re.match(r"[,;+*/^_=<>]|-\s", text[match.end() :]):
+    match = _OPTION_IN_FRONT.match(text)
+    if match and not _GOES_ON.match(text[match.end() :]):
         letter, behind = next(filter(None, match.groups())), text[match.end() :].strip()
         if letter.isupper() or match[0].startswith(r"\text{("):  # (a) 5 may be a product
             return letter.upper(), behind
@@ -81,8 +102,15 @@ def _take_option(text: str) -> tuple[str, str]:
     return "", text
 
 
+def read_options(text: str) -> tuple[str, bool]:
+    """Several option letters in order, and whether commas separate them; "" for anything else."""
+    bare = unwrapped(text)
+    letters = sorted(re.findall("[A-J]", bare)) if _OPTIONS.fullmatch(bare) else []
+    return ("".join(letters) if len(set(letters)) == len(letters) else ""), "," in bare
+
+
 def _without_outer_brackets(text: str) -> str:
-    """Without braces around all of it, and without parentheses around one number."""
+    """The text without braces around all of it, and without parentheses around one number."""
     if number := re.fullmatch(r"\(\s*(-?[\d./]+)\s*\)", text):
         return number[1]
     while text.startswith("{") and closing_brace(text, 1) == len(text) - 1:
@@ -98,13 +126,16 @@ def is_words(text: str) -> bool:
 
 def plain(text: str) -> str:
     """The text for a comparison as text: without wrappers and meaningless spaces, words in lower
-    case.
+    case; two or three letters may be names, whose case says something.
     """
     text = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text)
     text = re.sub(r"\s+(?=\\)|(?<=[a-z])\s+(?=\d)", "", text)
     text = re.sub(r"([_^])\{(\w)\}", r"\1\2 ", text)
     text = re.sub(r"\s*([^\w\s\\]|\\(?=[^a-zA-Z]))\s*", r"\1", " ".join(text.split()))
-    return text.casefold() if "\\" not in text and is_words(text) else text
+    if "\\" in text or not is_words(text):
+        return text
+    is_word = len(text) > 3 or text.lower() in _SHORT_WORDS or re.fullmatch("[A-Z]?[a-z]{2}", text)
+    return text.casefold() if is_word else text
 
 
 def is_product(text: str) -> bool:
@@ -114,12 +145,23 @@ def is_product(text: str) -> bool:
 
 def same_words(left: str, right: str) -> bool:
     """Whether two texts are the same words, apart from articles; lists may be in any order."""
-    if is_product(left) and is_product(right):
-        return sorted(left) == sorted(right)
+    if is_product(left) and is_product(right) and sorted(left) == sorted(right):
+        is_algebra = len(left) == 2 or any(set(left) <= set(family) for family in _FAMILIES)
+        return left == right or is_algebra
     return _words(left) == _words(right)
 
 
 def _words(text: str) -> list[str]:
-    parts = [part.split() for part in plain(text).strip("!").split(",")]
-    names = [[singular(word) for word in part if word not in ("a", "an", "the")] for part in parts]
+    """The words of each member of a list, in the singular."""
+    text = re.sub(r"^there (?:is|are) ", "", plain(text).strip("!."))
+    text = re.sub(r"(?<=infinitely many) solutions?$", "", text)
+    parts = [part.split() for part in text.split(",")]
+    names = [
+        [_in_singular(word) for word in part if word not in ("a", "an", "the")] for part in parts
+    ]
     return sorted(" ".join(words) for words in names)
+
+
+def _in_singular(word: str) -> str:
+    """A word in the singular; letters as they are."""
+    return singular(word) if len(word) > 3 else word

@@ -14,7 +14,7 @@ from megatron_opsft.verify.worker import open_judge
 
 # gold == accepted ; accepted != refused ; refused
 ANSWERS = r"""
-10000 == 10~000 ; 10'000 ; 10{\,}000 ; 10\thinspace000 ; 10\text{,}000
+10000 == 10~000 ; 10{\,}000 ; 10\thinspace000 ; 10\text{,}000
 0 != 10 000 ; 0.000000001 ; 10^{-9}
 33\frac{1}{3}\% == \frac{100}{3}\%
 0.375 == 37.5\%
@@ -160,9 +160,6 @@ x \ge 0.5 == x\in[0.5,\infty)
 2^4 \cdot 3^2 == 2^4 3^2
 20 == \frac{6!}{3!^2}
 2n!^2 == 2(n!)^2 != (2n!)^2
-\emptyset == \text{The empty set}
-\epsilon_0 == \varepsilon_0
--7 == {-}7
 circle == \text{a circle} ; A circle != \text{a square}
 90 == 90 \mathrm{~km} / \mathrm{h}
 9.8 \mathrm{~m} / \mathrm{s}^{2} == 9.8 ; 9.8 \text{ m/s}^2 != 9.8 \text{ m/s}
@@ -173,9 +170,8 @@ circle == \text{a circle} ; A circle != \text{a square}
 60 == 3\binom{6}{3} ; \binom63\binom32 ; \frac{10(12)}{2}
 3 == \log_{2}(8)
 \frac{\pi}{4} == \frac\pi4 ; \frac\pi{4}
-\sqrt{\frac{\pi}{2}} == \sqrt\frac\pi2 ; (\frac\pi2)^\frac12
-\vec{a}+2\vec{b} == \vec a+2\vec b
-C == \mathrm C ; \text{The correct answer is (C)} ; \text{Answer: C}
+\sqrt{\frac{\pi}{2}} == \sqrt\frac\pi2
+C == \mathrm{C} ; \text{Answer: }C
 7 == \text{Total: }7 ; \text{The total is }7 != \text{The total is not }7
 \mathbb{R} == \text{All real numbers}
 x = \frac{\pi}{4} + k\pi, k \in \mathbb{Z} == \frac{\pi}{4}+k\pi (k \in \mathbb{Z})
@@ -230,7 +226,7 @@ D. none of these == So the correct answer is **(D)**.
 yes == Answer: Yes, it is possible. ; **Final Answer** ⏎ Yes != Answer: No, it is not.
 17 == So there are **17** ways. ; ### Final Answer ⏎ **17** ; **17** is the answer.
 17 == The value is `17`. ; It is *17*.
-24 == So 2*3*4 = 24. ; So it costs \$24. ; The total is **\$24**. ; She makes \$24 every day.
+24 == So 2*3*4 = 24. ; The total is **\$24**. != She makes \$24 every two days.
 24 != 24 is not the answer. ; We get 24, which is impossible.
 D == **Final Answer** ⏎ (D) ; **(D)** ; Option D. ; So option D is correct.
 D == **D** is the correct answer. ; (D) is correct. ; Final choice: D ; D) 8 ; 故选：D != (C)
