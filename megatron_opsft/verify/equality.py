@@ -114,6 +114,8 @@ def _described_sets(gold: Any, answer: Any) -> tuple[Any, Any]:
     """Two conditions for one letter as the sets of numbers that they allow, or one condition beside
     a set; both as they are where the letters differ.
     """
+    if not all(_is_relation(one) or isinstance(one, sympy.Set) for one in (gold, answer)):
+        return gold, answer
     left, right = solution_set(gold), solution_set(answer)
     if isinstance(left, sympy.Set) and isinstance(right, sympy.Set):
         letters = [_letters(one) - _letters(left) - _letters(right) for one in (gold, answer)]

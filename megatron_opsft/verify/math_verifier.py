@@ -12,6 +12,7 @@ answer that is not understood as a whole is wrong.
 
 import logging
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 
 import sympy.core.random
@@ -37,17 +38,24 @@ def judge(response_text: str, gold: str) -> Verdict:
     The same pair always gets the same verdict: sympy's random probes are seeded anew for each
     answer. What sympy cannot compare is WRONG. Errors: whatever sympy raises.
     """
-    golds = _read_gold(gold.strip())
     sympy.core.random.seed(0)
     candidates = find_answers(response_text)
+    if not candidates:
+        return Verdict(outcome=Outcome.NO_ANSWER)
+    verdict = _compare(candidates, _read_gold(gold.strip()))
+    if verdict.outcome is Outcome.WRONG and (golds := _read_gold_sentence(gold.strip())):
+        verdict = _compare(candidates, golds)
+    return verdict
+
+
+def _compare(candidates: Sequence[str], golds: Sequence[Answer]) -> Verdict:
+    """CORRECT if the first candidate that can be read, or words before it, is a gold answer."""
     for candidate in candidates:
         answers = _read_answer(candidate)
         if any(same_answer(gold, answer) for gold in golds for answer in answers):
             return Verdict(outcome=Outcome.CORRECT, answer=candidate)
         if any(is_understood(one) and not is_words(one.body) for one in answers):
             return Verdict(outcome=Outcome.WRONG, answer=candidate)
-    if not candidates:
-        return Verdict(outcome=Outcome.NO_ANSWER)
     return Verdict(outcome=Outcome.WRONG, answer=candidates[0])
 
 
@@ -57,10 +65,15 @@ def _read_gold(gold: str) -> tuple[Answer, ...]:
     if boxes := final_boxes(gold):
         gold = ", ".join(boxes)
     texts = dict.fromkeys([gold, *_ALTERNATIVES.split(gold)])
-    readings = [one for text in texts for one in _read(text)]
-    if not any(map(is_understood, readings)):
-        readings += [one for text in find_answers(gold) for one in _read(text)]
-    return tuple(readings)
+    return tuple(one for text in texts for one in _read(text))
+
+
+@lru_cache(maxsize=4096)
+def _read_gold_sentence(gold: str) -> tuple[Answer, ...]:
+    """What a gold answer says that is a sentence or more, and cannot be read as one answer."""
+    if any(map(is_understood, _read_gold(gold))):
+        return ()
+    return tuple(one for text in find_answers(gold) for one in _read(text))
 
 
 def _read(text: str) -> list[Answer]:

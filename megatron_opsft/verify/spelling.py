@@ -25,6 +25,7 @@ def _word(pattern: str) -> str:
     return rf"(?:\\text\{{\s*(?:{pattern})\s*\}}|{_NO_LETTER}(?:{pattern})(?![a-zA-Z]))"
 
 
+_PLAIN_NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
 # Numbers.
 _GROUPS_BY_SPACE = rf"(?<![\d.])[1-9]\d{{0,2}}(?:{_SPACE}\d{{3}})+(?!\d)"
 _BRACED_COMMA = r"(?:(?:\\mathord|\\text)?\{,\}|,\s*\\!)"
@@ -293,6 +294,8 @@ TABLE = (
 
 def respell(text: str) -> str:
     """Rewrite an answer in the one spelling that `verify.reading` reads."""
+    if _PLAIN_NUMBER.fullmatch(text):  # no rule has anything to do; most answers are so
+        return text
     for one in TABLE:
         text = one.pattern.sub(one.replacement, text)
     return text.strip()
