@@ -15,8 +15,8 @@ from megatron_opsft.verify.numerals import read_base, read_clock, read_duration,
 from megatron_opsft.verify.parsing import values_of
 from megatron_opsft.verify.reading import (
     Answer,
-    is_product,
     is_words,
+    may_be_product,
     plain,
     read_options,
     same_words,
@@ -57,7 +57,7 @@ def same_answer(gold: Answer, answer: Answer) -> bool:
     if _adds_percent(gold, answer):
         return _same_with_unit(answer, gold)
     words = [is_words(one.body) and not read_clock(one.body) for one in (gold, answer)]
-    if all(words) or (any(words) and not is_product((gold if words[0] else answer).body)):
+    if all(words) or (any(words) and not may_be_product((gold if words[0] else answer).body)):
         return same_words(gold.body, answer.body)
     same = _same_bodies(gold.body, answer.body)
     return same or _same_with_unit(gold, answer) or _same_with_unit(answer, gold)

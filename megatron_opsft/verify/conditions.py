@@ -31,7 +31,10 @@ _CASES = re.compile(
     r"(?![a-zA-Z])",
     re.IGNORECASE,
 )
-_QUANTIFIER = re.compile(r"\\forall|(?<![a-zA-Z])(?:all|any|every|each|only|is|are)(?![a-zA-Z])")
+_QUANTIFIER = re.compile(
+    r"\\forall|(?<![a-zA-Z])(?:all|any|every|each|some|only|is|are|constants?|arbitrary"
+    r"|real|integers?)(?![a-zA-Z])"
+)
 _RELATION = re.compile(rf"{_SIGN}|=")
 _SET = re.compile(r"\\in(?![a-zA-Z])\s*(\\mathbb\s*\{?([A-Z])\}?\S*)")
 _SET_WORDS = {"positive integer": "N", "natural": "N", "integer": "Z", "rational": "Q", "real": "R"}

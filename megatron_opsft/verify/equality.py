@@ -4,6 +4,7 @@ Numbers, formulas, relations, and these inside tuples, sets, intervals and matri
 here; math-verify judges everything else, and only ever sees exact numbers.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from megatron_opsft.verify.formulas import same_formula, same_relation, solution
 
 # Kinds of values that are never equal; see `_kind`.
 _APART = ({"between", "numbers"}, {"between", "named"}, {"pair", "named"})
+_FUNCTION_NAME = re.compile(r"[a-zA-Z](?:_\S+)?|\\text\{[a-zA-Z](?:prime)+\}")  # f, f_1, f'
 _TURNED = {sympy.Gt: sympy.Lt, sympy.Ge: sympy.Le, sympy.Lt: sympy.Gt, sympy.Le: sympy.Ge}
 _SYMMETRIC = (sympy.Eq, sympy.Ne)
 
@@ -55,13 +57,19 @@ def _with_same_arguments(gold: Any, answer: Any) -> tuple[Any, Any]:
     letters = [one.args for one in functions]
     if functions[0].func != functions[1].func or len(letters[0]) != len(letters[1]):
         return gold, answer
-    if not all(isinstance(one, sympy.Symbol) for one in (*letters[0], *letters[1])):
-        return gold, answer
-    if any(len(set(one)) < len(one) for one in letters):
+    if not all(map(_are_arguments, letters)) or not _FUNCTION_NAME.fullmatch(
+        str(functions[0].func)
+    ):
         return gold, answer
     bound = [sympy.Symbol(f"argument {number}", real=True) for number in range(len(letters[0]))]
     renamed = [dict(zip(one, bound, strict=True)) for one in letters]
     return _replaced(gold, renamed[0]), _replaced(answer, renamed[1])
+
+
+def _are_arguments(values: Sequence[Any]) -> bool:
+    """Whether they are different small letters; capital ones are events and matrices: P(A)."""
+    names = [one.name for one in values if isinstance(one, sympy.Symbol)]
+    return len(set(names)) == len(values) and all(name.islower() for name in names)
 
 
 def _unwrapped(gold: Any, answer: Any) -> tuple[Any, Any]:

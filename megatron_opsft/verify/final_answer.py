@@ -27,11 +27,13 @@ _STATEMENT = re.compile(
     r"|^A:\s*|(?:答案|答え|故选|정답|답)\s*(?:[是为は은:：]\s*)*",
     re.IGNORECASE | re.MULTILINE,
 )
-_SENTENCE = re.compile(r"\s*(\\\[.*?\\\]|\$\$.*?\$\$|.*?(?=[.!]\s+[^\s\d]|。|\n|\Z))", re.DOTALL)
+_SENTENCE = re.compile(
+    r"\s*(\\\[.*?\\\]|\$\$.*?\$\$|.*?(?=\.\s+[^\s\d]|!\s+[A-Z]|。|\n|\Z))", re.DOTALL
+)
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[^\s\d])|。|\n")
 _LEAD = re.compile(
     r"(?:(?:so|thus|hence|therefore|then|finally|and|that|it(?: is|'s)|option|choice"
-    r"|we (?:get|have|find|obtain)|this gives)\b[\s,:]*)*",
+    r"|we (?:get|find|obtain)|this gives)\b[\s,:]*)*",
     re.IGNORECASE,
 )
 _TRAIL = re.compile(
@@ -59,12 +61,14 @@ _DENIED_BEFORE = re.compile(
     r"(?:\bnot|n't|\bnever|\bcannot|\bexcept)(?:\s+(?!but\b|so\b|hence\b)[a-z]+){0,2}[\s$\\(\[]*\Z",
     re.IGNORECASE,
 )
+_WRONG = r"(?:not|wrong|incorrect|impossible)"
 _DENIED_AT_ONCE = re.compile(
-    r"[\s.$)\]\\*]*(?:\?|(?:is|was)\s+(?:not|wrong|incorrect|impossible|my first)|isn't)"
+    rf"[\s.$)\]\\*]*(?:\?|\(?wrong|(?:is|was)\s+(?:the\s+)?(?:{_WRONG}|my first)|isn't)"
 )
 _SECOND_THOUGHT = re.compile(
-    r"(?:^\W*|[.!?,]\s+|\n\s*)(?:but\s+)?(?:wait|hmm|no|actually|maybe|perhaps|sorry|oops|correction"
-    r"|let me|i made|(?:that|this|it) (?:is|was) (?:not|wrong|incorrect))\b",
+    r"(?:^\W*|[.!?,]\s+|\n\s*)(?:but\s+)?(?:(?:oh )?no(?=\s*(?:[,.:;!]|\Z)|\s+wait)"
+    r"|(?:wait|hmm|oh no|actually|maybe|perhaps|sorry|oops|correction|let me|i made"
+    rf"|(?:that|this|it) (?:is|was) {_WRONG})\b)",
     re.IGNORECASE,
 )
 

@@ -51,7 +51,7 @@ _SUPERSCRIPT = "[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿⁱ]+"
 _SUBSCRIPT = "[₀₁₂₃₄₅₆₇₈₉₊₋₍₎]+"
 _ROOT_SIGN = r"([√∛∜])\s*(?:\(([^()]*)\)|\{([^{}]*)\}|(\d+|[a-zA-Z]))"
 _INNER_BOX = r"\\(?:boxed|fbox)\s*\{([^{}]*)\}"
-_FORMULA_MARK = r"(?<!\\)\\[\[\]()]|(?<!\\)\$"
+_FORMULA_MARK = r"(?:(?<!\\)(?:\\[\[\]()]|\$)\s*)+"
 _SIZE = rf"\\(?:left|right|middle|[bB]igg?[lrm]?){END}\.?"
 _STYLE = rf"\\(?:displaystyle|textstyle|limits|nolimits|rm|bf|it|[lL]arge){END}\s*"
 _COLOUR = r"\\(?:text)?color\s*\{[^{}]*\}"
@@ -69,15 +69,16 @@ _OPTIONS_IN_TEXT = r"\\text\{\s*(\(?[A-J]\)?(?:\s*,\s*\(?[A-J]\)?)+)\s*\}"
 _OPTION_AND_TEXT = r"\\text\{\s*(\(?[A-J][).:])\s+([^{}]+)\}"
 _CONSTANT_IN_TEXT = r"\\text\{\s*([ei])\s*\}"
 # Units: several \text joined by signs, one \text with signs inside, a fraction, parentheses.
+_GAP = r"(?:\\[,;: ]|~|\s)*"
 _POWER = r"(?:\^\s*(?:\{\s*-?\d\s*\}|-?\d))"
 _UNIT = rf"\\text\{{[^{{}}]*\}}\s*{_POWER}?"
 _PRODUCT_OF_UNITS = rf"(?:{_UNIT}\s*(?:/|\\cdot{END}|\\times{END})\s*)+{_UNIT}"
 _UNIT_WITH_SIGNS = r"\\text(?=\{)\{((?:[^{}]|\{-?\d\})*(?:\^|\\cdot|\\[,;: ])(?:[^{}]|\{-?\d\})*)\}"
 _FRACTION_OF_UNITS = rf"\\frac\{{\s*({_UNIT})\s*\}}\{{\s*({_UNIT})\s*\}}"
-_UNIT_IN_PARENTHESES = rf"(?<=[\d}}\s])\(\s*({_UNIT})\s*\)"
-_PARENTHESES_IN_TEXT = r"(?<=[\d}\s])\\text\{\s*\(([^{}()]*)\)\s*\}"
+_UNIT_IN_PARENTHESES = rf"(?<=[\d}}]){_GAP}\(\s*({_UNIT})\s*\)"
+_PARENTHESES_IN_TEXT = rf"(?<=[\d}}]){_GAP}\\text\{{\s*\(([^{{}}()]*)\)\s*\}}"
 _WORD_IN_PARENTHESES = r"(?<=[\d}])\s*\(([a-z][a-z. ]+)\)\s*$"
-_OHM = r"(?<=\d)(?:\\[,;: ]|\s)*\\Omega\s*$"
+_OHM = rf"(?<=\d){_GAP}\\Omega\s*$"
 
 
 def _plain_characters(match: re.Match[str]) -> str:
@@ -171,7 +172,7 @@ LAYOUT = (
         _quotient_of_units,
     ),
     rule(r"\text{24 hours}", "24 hours", "DeepScaleR", _NUMBER_IN_TEXT, r" \1 "),
-    rule(r"5 (\text{cm}^2)", r"5 \text{cm}^2", "DeepScaleR", _UNIT_IN_PARENTHESES, r"\1"),
+    rule(r"5 (\text{cm}^2)", r"5 \text{cm}^2", "DeepScaleR", _UNIT_IN_PARENTHESES, r" \1"),
     rule(
         r"9\text{ (apples)}",
         r"9\text{apples}",

@@ -23,7 +23,11 @@ _NORMALIZATION = NormalizationConfig(
 )
 _CONVERSION = ConversionConfig(lowercase_symbols=False)  # R and r are two letters
 _MAX_SIGNS = 4  # plus-or-minus signs in one member of a list
-_MAX_UNIONS = 20  # sympy takes seconds for more
+# The parser or sympy takes seconds for more.
+_MAX_CHARS = 2000
+_MAX_UNIONS = 20
+_MAX_MEMBERS = 300
+_MAX_DEPTH = 60  # of brackets
 # 2 3, which the parser multiplies, and 12_5, of which it drops the base.
 _NOT_ONE_VALUE = re.compile(r"\\ldots|\d\s+\d|\d\s*_")
 _PLUS_MINUS = re.compile(r"\\pm(?![a-zA-Z])")
@@ -43,7 +47,7 @@ def values_of(body: str) -> tuple[Any, ...]:
     """The value of the whole of `body`, as the only member; () where the parser reads none."""
     if (number := read_number(body)) is not None:
         return (_as_sympy(number),)
-    if _NOT_ONE_VALUE.search(body) or body.count(r"\cup") > _MAX_UNIONS:
+    if _NOT_ONE_VALUE.search(body) or _is_too_large(body):
         return ()
     latex = normalize_latex(_with_names(_with_both_signs(body)), _NORMALIZATION)
     is_real = not should_treat_as_complex(latex)
@@ -54,6 +58,19 @@ def values_of(body: str) -> tuple[Any, ...]:
     except Exception:  # whatever the parser raises: it does not understand the text
         return ()
     return () if value is None or isinstance(value, str) else (value,)
+
+
+def _is_too_large(body: str) -> bool:
+    if len(body) > _MAX_CHARS or body.count(r"\cup") > _MAX_UNIONS:
+        return True
+    if body.count(",") > _MAX_MEMBERS:
+        return True
+    depth = deepest = 0
+    for match in _BRACKET_OR_COMMA.finditer(body):
+        if match[0] != ",":
+            depth += 1 if match[0] in "([{" else -1
+            deepest = max(deepest, depth)
+    return deepest > _MAX_DEPTH
 
 
 def split_at_commas(text: str) -> list[str]:

@@ -143,6 +143,11 @@ def is_product(text: str) -> bool:
     return _PRODUCT.fullmatch(text) is not None
 
 
+def may_be_product(text: str) -> bool:
+    """Whether a few letters may be a product beside a formula, such as abc and IR."""
+    return is_product(text) or re.fullmatch("[A-Z]{2,3}", text) is not None
+
+
 def same_words(left: str, right: str) -> bool:
     """Whether two texts are the same words, apart from articles; lists may be in any order."""
     if is_product(left) and is_product(right) and sorted(left) == sorted(right):

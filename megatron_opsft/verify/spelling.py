@@ -47,7 +47,9 @@ _SCALE_WORD = rf"(?i)(?<=[\d}}])\s*{_word(f'(?:{_SCALE_NAMES})s?')}"
 _MINUS_WORD = rf"(?i){_word('minus|negative')}\s*(?=[\d.\\(])"
 _PROGRAM_NUMERAL = r"(?<![\w.])0([xXoObB])([0-9A-Fa-f]+)(?!\w)"
 # Spaces and synonyms.
-_WIDE_SPACE = r"(?<!\\)\\[,;: ]|~|\\q?quad\b|\\thinspace\b|\\enspace\b|\\hspace\{[^{}]*\}"
+_WIDE_SPACE = (
+    r"(?:(?:(?<!\\)\\[,;: ]|~|\\q?quad\b|\\thinspace\b|\\enspace\b|\\hspace\{[^{}]*\})\s*)+"
+)
 _DOTS = rf"\\(?:dots[cbmi]?|cdots|hdots){END}|\.{{3,}}"
 _SET_OF_NUMBERS = (
     r"^\s*\\\{\s*[a-zA-Z]\s*(?:\\in\s*\\mathbb\{R\}\s*)?(?:\\mid|\\vert|\||:)(.*)\\\}[\s.]*$"
@@ -70,7 +72,7 @@ _BARE_FUNCTION = (
 _BARE_EXTREME = rf"(?:\\|{_NO_LETTER})(max|min|gcd|lcm)\s*(?:{_ARGUMENT}|\\\{{([^{{}}]*)\\\}})"
 _BRACKETING_FUNCTION = rf"{_NO_LETTER}([sS]qrt|[aA]bs|floor|ceil(?:ing)?)\s*{_ARGUMENT}"
 _COMBINATIONS = (
-    r"(?<![a-zA-Z\\])(?:n?(?P<kind>[CP])r?\(\s*(?P<of>\d+)\s*,\s*(?P<out>\d+)\s*\)"
+    r"(?<![a-zA-Z\d\\])(?:n?(?P<kind>[CP])r?\(\s*(?P<of>\d+)\s*,\s*(?P<out>\d+)\s*\)"
     r"|(?:\{\s*\})?[\^_]\s*\{?(?P<of2>\d+)\}?\s*(?P<kind2>[CP])_\s*\{?(?P<out2>\d+)\}?"
     r"|(?P<of3>\d+)\s*(?P<kind3>choose)\s*(?P<out3>\d+))"
 )
@@ -226,7 +228,7 @@ TABLE = (
     ),
     rule(r"x \times y", r"x \cdot y", "DeepScaleR", rf"\\times{END}", r"\\cdot"),
     rule("2^4 3^2", "2^{4} 3^2", "DeepScaleR", r"\^(\d)\s+(?=\d)", r"^{\1} "),
-    rule("n!^2", "(n!)^2", "square of a factorial", r"(\d+!|[a-zA-Z]!)(?=\^)", r"(\1)"),
+    rule("n!^2", "(n!)^2", "square of a factorial", r"((?<!\d)\d+!|[a-zA-Z]!)(?=\^)", r"(\1)"),
     rule("3(4)", r"3\cdot (4)", "DeepScaleR", _FACTOR, r"\1\\cdot "),
     rule("2**3", "2^3", "as a program writes it", r"\*\*", "^"),
     rule("2pi", r"2\pi", "pi in words", rf"{_NO_LETTER}pi{END}", r"\\pi "),
@@ -296,6 +298,7 @@ def respell(text: str) -> str:
     """Rewrite an answer in the one spelling that `verify.reading` reads."""
     if _PLAIN_NUMBER.fullmatch(text):  # no rule has anything to do; most answers are so
         return text
+    text = " ".join(text.split())  # long runs of spaces would cost the patterns much time
     for one in TABLE:
         text = one.pattern.sub(one.replacement, text)
     return text.strip()
