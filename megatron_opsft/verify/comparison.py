@@ -82,7 +82,7 @@ def _same_option(gold: Answer, answer: Answer) -> bool | None:
     if gold.option and not gold.body:
         return answer.text.strip("()") == gold.option.lower()
     (golds, separated), (answers, others_separated) = map(read_options, (gold.body, answer.body))
-    if golds and answers and separated != others_separated:  # AC for A, C
+    if golds and answers and (separated or others_separated):  # AC for A, C
         return golds == answers
     return False if answer.option and not answer.body else None
 

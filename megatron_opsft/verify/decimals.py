@@ -2,12 +2,12 @@
 
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any
 
 import sympy
 
 from megatron_opsft.verify.formulas import with_real_roots
 from megatron_opsft.verify.numerals import Number, as_number
+from megatron_opsft.verify.values import exact
 
 RELATIVE_TOLERANCE = Fraction(1, 10**6)
 ROUNDED_DIGITS = 6  # a decimal with fewer is exact
@@ -36,10 +36,10 @@ def same_number(left: Number, right: Number) -> bool:
 
 def same_values_of_numbers(gold: sympy.Expr, answer: sympy.Expr) -> bool:
     """Whether two expressions without letters are the same number."""
-    exact = [with_real_roots(exactly(value)) for value in (gold, answer)]
-    if exact[0] == exact[1] and not exact[0].has(sympy.nan, sympy.zoo):
+    numbers = [with_real_roots(exact(value).doit()) for value in (gold, answer)]
+    if numbers[0] == numbers[1] and not numbers[0].has(sympy.nan, sympy.zoo):
         return True
-    values = [sympy.N(value, 30) for value in exact]
+    values = [sympy.N(value, 30) for value in numbers]
     if any(value is sympy.nan or value is sympy.zoo for value in values):
         return False
     if any(value.is_infinite for value in values):
@@ -55,16 +55,8 @@ def same_values_of_numbers(gold: sympy.Expr, answer: sympy.Expr) -> bool:
     if isinstance(decimal, Decimal) and _num_digits(decimal) >= ROUNDED_DIGITS:
         margin = min(RELATIVE_TOLERANCE * abs(Fraction(decimal)), _last_place(decimal))
         return bool(difference <= sympy.Rational(*margin.as_integer_ratio()))
-    rest = sympy.N(exact[0] - exact[1], 2, maxn=_COMPARED_DIGITS)
+    rest = sympy.N(numbers[0] - numbers[1], 2, maxn=_COMPARED_DIGITS)
     return bool(abs(rest) <= scale * _VANISHING)
-
-
-def exactly(value: Any) -> Any:
-    """The value with every decimal as the fraction that it says."""
-    decimals = value.atoms(sympy.Float)
-    return (
-        value.xreplace({one: sympy.Rational(str(one)) for one in decimals}) if decimals else value
-    )
 
 
 def _num_digits(number: Number) -> int:

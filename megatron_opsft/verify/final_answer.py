@@ -45,10 +45,6 @@ _TRAIL = re.compile(
     re.DOTALL | re.IGNORECASE,
 )
 _VERB = re.compile(r"\b(?:is|are|equals)\b|(?<=[a-z]):\s")
-_FORMULA = re.compile(
-    r"(?<!\\)\$\$?((?:\\\$|[^$])+)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]|\[([^\[\]\n]+)\](?!\()",
-    re.DOTALL,
-)
 _DOUBTS = re.compile(
     r"\?|n't\b|\b(?:not|never|maybe|perhaps|guess|wait|impossible|wrong|incorrect)\b", re.IGNORECASE
 )
@@ -122,14 +118,9 @@ def _is_taken_back(behind: str) -> bool:
 
 
 def _values_in(sentence: str) -> list[str]:
-    """All of a sentence that may be its value; what follows its last "is"; its only formula."""
+    """All of a sentence that may be its value; what follows its last "is"."""
     sentence = sentence.strip().rstrip(".")
     value = _TRAIL.sub("", _LEAD.sub("", sentence, count=1)).strip()
     restated = [_VERB.split(text)[1:][-1:] for text in (sentence, value)]
     values = [*restated[0], value, *restated[1]]
-    formulas = ["".join(found) for found in _FORMULA.findall(sentence)]
-    formulas = formulas[-1:] if "$" not in sentence else formulas
-    words = _FORMULA.sub("", sentence)
-    if len(formulas) == 1 and not (_DOUBTS.search(words) or _SUPPOSES_OR_COMPARES.search(words)):
-        values.append(formulas[0])
     return [one.strip() for one in values if one.strip()]

@@ -33,6 +33,7 @@ _NOT_ONE_VALUE = re.compile(r"\\ldots|\d\s+\d|\d\s*_")
 _PLUS_MINUS = re.compile(r"\\pm(?![a-zA-Z])")
 _BRACKET_OR_COMMA = re.compile(r"[()\[\]{},]")
 _LETTER = re.compile(r"\\text\{[^{}]*\}|\\[a-zA-Z]+|[a-zA-Z]")
+_REMAINDER = re.compile(r"\(?\\pmod\{(\w+)\}\)?")  # in 17 mod 5 = 2
 _RELATION = re.compile(r"[=<>]|\\(?:le|ge|ne|in)(?![a-zA-Z])")
 # What the parser takes for something else: I for the imaginary unit, gamma for Euler's number, f'
 # for f, and a common divisor of letters for 1. Other commands and texts are only stepped over.
@@ -49,6 +50,8 @@ def values_of(body: str) -> tuple[Any, ...]:
         return (_as_sympy(number),)
     if _NOT_ONE_VALUE.search(body) or _is_too_large(body):
         return ()
+    if "=" in body and r"\equiv" not in body:
+        body = _REMAINDER.sub(r" \\mod \1 ", body)
     latex = normalize_latex(_with_names(_with_both_signs(body)), _NORMALIZATION)
     is_real = not should_treat_as_complex(latex)
     try:

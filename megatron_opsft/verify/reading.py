@@ -33,7 +33,7 @@ _OPTIONS = re.compile(r"\(?[A-J]\)?(?:\s*,?\s*\(?[A-J]\)?)+")
 _WORDS = re.compile(r"(?:[aA]\s+(?=[^\W\d_]{3}))?[^\W\d_]{2,}[.!]?(?:[\s,\-]+[^\W\d_]+[.!]?)*")
 _PRODUCT = re.compile("[abckmnpqrtuvwxyz]{2,3}")
 _FAMILIES = ("abc", "kmnpqr", "tuvwxyz")  # letters that stand together in a product of three
-_SHORT_WORDS = {"yes", "no", "odd", "even", "one", "two", "six", "ten"}
+_SHORT_WORDS = {"yes", "no", "odd", "even", "one", "two", "six", "ten", "all", "red"}
 # What only introduces an answer.
 _INTRODUCTION = re.compile(
     r"\\text\{(?!\(?[A-J][).:])[^{}\d]*(?:\}\s*(?:=|:(?!\d))|(?::|\bis)\s*\})\s*"

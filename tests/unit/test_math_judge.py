@@ -1,15 +1,13 @@
 """What the judge of mathematics takes for the same answer, and what for another one."""
 
-import random
 import re
+import time
 
 import pytest
-from answer_spellings import EQUIVALENT, INEQUIVALENT
 from forked_cli import ROOT
 
 from megatron_opsft.records import Outcome, Verdict
 from megatron_opsft.verify.math_verifier import judge
-from megatron_opsft.verify.spelling import TABLE, respell
 from megatron_opsft.verify.worker import open_judge
 
 # gold == accepted ; accepted != refused ; refused
@@ -183,6 +181,36 @@ p=2, a=3 == 2, 3 != 3, 2
 3, 3, 5 == 5, 3, 3 != 3, 5, 5
 12 != 12 \text{ lakh} ; 12万 ; 12 \text{ sixths}
 6, 8 == 6 \text{ 或 } 8
+f(x)=x == f(x)=x \text{ for all } x ; f(x)=x,\ \forall x\in\mathbb R ; \text{only } f(x)=x
+f(x)=x != f(x)=x \text{ if } x>0, 0 \text{ otherwise} ; f(x)=x \text{ or } f(x)=0
+n^2 \text{ for } n\ge1 == n^2 ; n^2\ (1\le n) ; n^2,\ n\ge1 != n^2 \text{ for } n\ge3 ; n^3
+2k+1, k\in\mathbb{Z} == 2k+1 ; 2k+1 \text{ for all integers } k != 2k+1, k\in\mathbb{R}
+3 == 3\ (x>0) ; 3, \text{ since } x>0 ; x=3 \text{ (rejecting } x=-3) != 3 \text{ for } 2
+f(x,y)=x+2y == f(a,b)=a+2b != f(y,x)=x+2y
+P(A)=\frac12 == \frac12 ; \Pr(A)=0.5 != P(B)=\frac12
+f'(x)=2x == 2x ; f'(t)=2t != f''(x)=2x
+9.8 \text{ m/s}^2 == 9.8\,\mathrm{m\cdot s^{-2}} ; 9.8\mathrm{\ m/s^{2}} != 9.8\mathrm{m^2/s^2}
+6\text{ N}\cdot\text{m} == 6\,\mathrm{N\,m} ; 6 != 6\,\mathrm{N/m}
+5 == 5 \text{ times} ; 5\,\mathrm{J/(kg\cdot K)} ; 5\,\Omega ; 5 (apples)
+5 != 5\text{k} ; 5 \text{ gross} ; 5\text{ M}
+5 != 5 \text{ (approximately)} ; \text{a 5-digit number} ; \text{half of } 5
+60\text{ km/h} == 60\text{ kph} ; 60\text{ kilometers per hour} != 60\text{ mph}
+2\text{ hours }30\text{ minutes} == 2.5\text{ h} ; 150\text{ min} != 2\text{ h }20\text{ min}
+\arctan x+\ln|x| == atan(x)+ln(abs(x)) ; \tan^{-1}(x)+\ln|x|
+\lfloor x\rfloor == floor(x) != ceil(x)
+10 == C(5,2) ; ^5C_2 ; 5 choose 2 ; nCr(5,3) != P(5,2)
+B == \text{(B) The cat} ; \textbf{B. The cat} != \text{A. The B}
+A, C == AC ; \text{C and A} != AB ; A
+-\cos A == \cos(180^\circ-A)
+3 \pmod 7 == x \equiv 3 \pmod{7} != 3 \pmod 5
+(\pm\sqrt2,0) == (\sqrt2,0),(-\sqrt2,0)
+\max\{a,b\} == \max(b,a) != \min(a,b)
+\frac13 != \frac13\%
+-6 == \text{minus six} ; \text{negative } 6
+\text{no solution} == \text{There is no solution}
+cat != act
+AB != ab
+\frac{1}{\gcd(a,b)} != 1
 """.strip().split("\n")
 # The same of whole responses; ⏎ ends a line.
 RESPONSES = r"""
@@ -233,6 +261,19 @@ D == **D** is the correct answer. ; (D) is correct. ; Final choice: D ; D) 8 ; �
 7 == \boxed{7} is the final answer. This is what we wanted. ; 答案是7。
 7 == <answer>7</answer> ; \boxed{7} ⏎ The final answer is boxed above.
 7 != \boxed{5} The final answer is an integer near 7. ; It's either 6 or 7. ; It is 7 million.
+6 != The answer is half of 6. ; The answer is the square of 6. ; The answer is a 6-digit number.
+6 != It is definitely not \boxed{6} ; \boxed{6}? No. ; \boxed{6} is not the answer.
+6 != \boxed{6}. Wait, I made an error. The correct answer is 7. ; Is it \boxed{6}? I don't think so.
+6 != I got \boxed{6}. Hmm, let me check: 5?
+7 == \boxed{6}. No, that is wrong: the answer is 7.
+6 == \boxed{6}. No other values work. ; It is not 5 but \boxed{6}.
+6 == \boxed{6}. The answer is an integer.
+8 != the answer should be 8. Maybe, let me see: 5? 5?
+8 != So x is at most 8 ; There are 7 cats and 8 dogs.
+12 != The question: find x if 2x = 12. I do not know. ; x = 12y ; 2 + 4 \ne 12
+-6 == So the answer is minus six. ; The answer is negative 6.
+42 == 答えは42です。 ; La respuesta es 42. ; Die Antwort ist 42. ; Ответ: 42
+70 == We add.⏎A: 70
 7 != The answer is less than $7$. ; Possible values: 5, 6, 7
 """.strip().split("\n")
 
@@ -269,36 +310,6 @@ def test_verdict_names_the_answer_it_read() -> None:
     assert len(open_judge("math")("\\boxed{" + "9" * 2000 + "}", "4").answer) == 500
 
 
-# Of each kind of answer that data sets hold.
-GOLDS = r"""
-0 ; 7 ; -13 ; 602 ; 10000 ; 1234567 ; 0.25 ; -1.5 ; 12.75 ; 0.000031 ; \frac{3}{4} ;
--\frac{7}{3} ; \dfrac{125}{8} ; 5/12 ; 2\sqrt{14} ; \frac{1+\sqrt{5}}{2} ; 3\pi ; x^2+2x+1 ;
-2^{n+1}-1 ; (3,-2) ; \left(\frac{1}{2}, 3, -1\right) ; (2, 5] ; (-\infty, 4) ; [1,3] ; 1, 4, 9 ;
--2,3 ; 155^\circ ; 37.5\% ; 19\% ; 2114_5 ; 1011_2 ; 10:45 a.m. ; 3:30 p.m. ; 3:4 ; 5 \text{ cm} ;
-24 \text{ hours} ; 3 \text{ dollars} ; \text{east} ; Tuesday ; \text{no solution} ; y=2x+3 ;
-x \le 5 ; \begin{pmatrix} 1 \\ -2 \end{pmatrix} ; 2+3i ; \{2, 3, 5\} ;
-(-\infty, 1] \cup (4, \infty) ; 2 \times 10^{5}
-"""
-
-
-@pytest.mark.parametrize("name", EQUIVALENT | INEQUIVALENT)
-def test_gold_answers_are_accepted_in_every_spelling_and_refused_in_others(name: str) -> None:
-    rule, tried = (EQUIVALENT | INEQUIVALENT)[name], 0
-    for gold in map(str.strip, GOLDS.split(";")):
-        response = rule(gold, random.Random(f"{name}, {gold}"))
-        if response is not None:
-            tried += 1
-            is_right = judge(response, gold).outcome is Outcome.CORRECT
-            assert is_right == (name in EQUIVALENT), (gold, response)
-    assert tried, "no gold answer has this rule"
-
-
-@pytest.mark.parametrize("rule", TABLE, ids=lambda rule: rule.written)
-def test_each_rule_does_what_its_row_says(rule: tuple[str, str]) -> None:
-    assert respell(rule[0]) == rule[1]
-    assert respell(rule[1]) == rule[1]
-
-
 def test_the_conventions_in_the_docs_are_the_judge_s() -> None:
     """Of docs/data.md, "What counts as the same": gold answer, also right, wrong."""
     table = (ROOT / "docs/data.md").read_text().partition("| gold answer | also right | wrong |")[2]
@@ -310,3 +321,23 @@ def test_the_conventions_in_the_docs_are_the_judge_s() -> None:
                 assert judge(rf"\boxed{{{answer}}}", golds[0]).outcome is outcome, (golds, answer)
                 checked += 1
     assert checked > 40
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        "**6** " * 20_000,
+        r"\[ " * 20_000,
+        r"\boxed{" + r"\cup".join(f"({n},{n}.5)" for n in range(150)) + "}",
+        r"\boxed{" + "(" * 2000 + "}",
+        r"\boxed{5" + " " * 4900 + "x}",
+        r"\boxed{" + "9" * 4990 + "}",
+        r"\boxed{" + "1, " * 1600 + "}",
+    ],
+    ids=["bold", "formulas", "unions", "brackets", "spaces", "digits", "members"],
+)
+def test_no_response_keeps_the_judge_busy(response: str) -> None:
+    """Neither patterns nor the parser take time that grows with the square of the length."""
+    start = time.process_time()
+    assert judge(response, "5").outcome is not Outcome.CORRECT
+    assert time.process_time() - start < 5  # it takes less than one on an idle core
