@@ -65,7 +65,7 @@ def same_answer(gold: Answer, answer: Answer) -> bool:
 
 def _adds_percent(gold: Answer, answer: Answer) -> bool:
     """Whether an answer has a percent sign that a gold fraction below one lacks: 1/3 is not 1/3 %.
-    Of a decimal or a whole number the sign may be left out.
+    The sign of a decimal or a whole number may be left out.
     """
     if answer.unit != ("%",) or gold.unit:
         return False
@@ -101,6 +101,7 @@ def _same_with_unit(one: Answer, other: Answer) -> bool:
 
 
 def _same_bodies(gold: str, answer: str) -> bool:
+    """Whether what is left without units says the same: times, numerals, ratios, mathematics."""
     if plain(gold) == plain(answer):
         return True
     clocks = read_clock(gold), read_clock(answer)

@@ -57,14 +57,14 @@ _DENIED_BEFORE = re.compile(
     r"(?:\bnot|n't|\bnever|\bcannot|\bexcept)(?:\s+(?!but\b|so\b|hence\b)[a-z]+){0,2}[\s$\\(\[]*\Z",
     re.IGNORECASE,
 )
-_WRONG = r"(?:not|wrong|incorrect|impossible)"
+_WRONG = r"(?:wrong|incorrect|impossible|not (?:right|correct|true|quite|the)\b)"
 _DENIED_AT_ONCE = re.compile(
-    rf"[\s.$)\]\\*]*(?:\?|\(?wrong|(?:is|was)\s+(?:the\s+)?(?:{_WRONG}|my first)|isn't)"
+    rf"[\s.$)\]\\*]*(?:\?|\(?wrong|(?:is|was)\s+(?:not\b|(?:the\s+)?{_WRONG}|my first)|isn't)"
 )
 _SECOND_THOUGHT = re.compile(
     r"(?:^\W*|[.!?,]\s+|\n\s*)(?:but\s+)?(?:(?:oh )?no(?=\s*(?:[,.:;!]|\Z)|\s+wait)"
-    r"|(?:wait|hmm|oh no|actually|maybe|perhaps|sorry|oops|correction|let me|i made"
-    rf"|(?:that|this|it) (?:is|was) {_WRONG})\b)",
+    r"|(?:wait|hmm|oh no|actually|maybe|perhaps|sorry|oops|correction|let me(?! know)"
+    rf"|i made an? (?:error|mistake)|(?:that|this|it) (?:is|was) {_WRONG})\b)",
     re.IGNORECASE,
 )
 

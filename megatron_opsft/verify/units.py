@@ -43,6 +43,9 @@ _BARE_WORDS = re.compile(
     r"\\text\{[^{}]*\}"
     r"|(?<![\\A-Za-z_^{])((?:[A-Za-z]{2,}|[^\x00-\u03ff\W\d_]+)\.?(?:[\s/-]+[A-Za-z]+\.?)*)"
 )
+_COMPOUND_WORD = re.compile(
+    r"\d-(?:\\text\{)?(?:[a-z]{4,}|[a-z]{3}\s+[a-z]{3})"
+)  # a 6-digit number
 _ORDINAL = re.compile(
     r"(?<=[\d}])\^\{(?:\\text\{)?\s*(?:st|nd|rd|th)\s*\}+|(?<=\d)(?:st|nd|rd|th)\b"
 )
@@ -76,7 +79,7 @@ def take_unit(text: str) -> tuple[str, Unit, bool]:
         found.append(unit)
         return " "
 
-    if re.search(r"\d-(?:\\text\{)?[a-zA-Z]{2}", text):  # a 6-digit number
+    if _COMPOUND_WORD.search(text):
         return text, (), False
     body = _UNIT.sub(take, _ORDINAL.sub("", _BARE_WORDS.sub(_wrap_words, text)))
     if re.search(r"(?<![a-zA-Z'])'|\"", body):  # but for the primes of f'(x)
