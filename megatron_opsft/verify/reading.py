@@ -64,8 +64,8 @@ def read(text: str) -> Answer:
     """Read what a box holds, or a gold answer; one of more than 5,000 characters is text only."""
     if len(text) > _MAX_CHARS:
         return Answer(text.strip(), text.strip(), readable=False)
-    text = respell(text)
-    rest = _without_outer_brackets(text)
+    text = _without_outer_brackets(respell(text))
+    rest = text
     if match := _INTRODUCTION.match(rest):
         rest = rest[match.end() :]
     rest, condition = split_condition(rest)

@@ -67,7 +67,7 @@ _EXTREME_SUBSCRIPT = r"_\s*(?:\{\s*(?:\\text\{\s*(max|min)\s*\}|\\(max|min))\s*\
 # Functions.
 _BARE_FUNCTION = (
     r"(?<![\\a-zA-Z])(?<!\\text\{)(a(?:rc)?)?(sinh?|cosh?|tanh?|cot|sec|csc|ln|log|exp)"
-    r"(?=\s*(?:[({_^\d\\]|[a-zA-Z](?![a-zA-Z])|\s(?:sin|cos|tan|ln)\b))"
+    r"(?=\s*(?:[({_^|\d\\]|[a-zA-Z](?![a-zA-Z])|\s(?:sin|cos|tan|ln)\b))"
 )
 _BARE_EXTREME = rf"(?:\\|{_NO_LETTER})(max|min|gcd|lcm)\s*(?:{_ARGUMENT}|\\\{{([^{{}}]*)\\\}})"
 _BRACKETING_FUNCTION = rf"{_NO_LETTER}([sS]qrt|[aA]bs|floor|ceil(?:ing)?)\s*{_ARGUMENT}"
@@ -79,7 +79,10 @@ _COMBINATIONS = (
 _NAMED_OPERATOR = r"\\operatorname\s*(?=\{\s*(?:Var|Cov)\s*\})"
 _LOGARITHM_OF_A_NUMBER = r"\\log\s*_\s*(\d+)\s+(?=\d)"
 _PROBABILITY = rf"\\Pr{END}|\\mathbb\{{P\}}"
-_TRIGONOMETRIC = rf"\\(?:sin|cos|tan|cot|sec|csc)(?:\^(?:\{{\d\}}|\d))?\s*(?:{_ARGUMENT}|\{{[^{{}}]*\}}|{_DEGREES})"
+_TRIGONOMETRIC = (
+    r"\\(?:sin|cos|tan|cot|sec|csc)(?:\^(?:\{\d\}|\d))?\s*"
+    rf"(?:{_ARGUMENT}|\{{[^{{}}]*\}}|{_DEGREES})"
+)
 # Words for signs, and signs for units.
 _DEGREE = (
     rf"\\(?:text)?degree{END}|\\text\{{\s*\^\\circ\s*\}}|(?:\{{\}})?{_CIRCLE}"
@@ -207,8 +210,6 @@ TABLE = (
         lambda match: rf"\pmod{{{match[1] or match[2] or match[3]}}}",
     ),
     rule("2^4 3^2", "2^{4} 3^2", "DeepScaleR", r"\^(\d)\s+(?=\d)", r"^{\1} "),
-    rule("n!^2", "(n!)^2", "square of a factorial", r"((?<!\d)\d+!|[a-zA-Z]!)(?=\^)", r"(\1)"),
-    rule("3(4)", r"3\cdot (4)", "DeepScaleR", _FACTOR, r"\1\\cdot "),
     rule("2**3", "2^3", "as a program writes it", r"\*\*", "^"),
     rule("2pi", r"2\pi", "pi in words", rf"{_NO_LETTER}pi{END}", r"\\pi "),
     rule(
@@ -248,6 +249,8 @@ TABLE = (
         _TRIGONOMETRIC,
         _radians,
     ),
+    rule("n!^2", "(n!)^2", "square of a factorial", r"((?<!\d)\d+!|[a-zA-Z]!)(?=\^)", r"(\1)"),
+    rule("3(4)", r"3\cdot (4)", "DeepScaleR", _FACTOR, r"\1\\cdot "),
     # Words for signs, and signs for units.
     rule("155 degrees", r"155 ^\circ", "degrees", _DEGREE, r"^\\circ "),
     rule("25°C", r"25\text{celsius}", "DeepScaleR", _CELSIUS, r"\\text{celsius}"),

@@ -37,7 +37,7 @@ _BOUND = re.compile(r"x ?(<|>|\\le|\\ge) ?(-?\d+)")
 _BOUNDS = re.compile(r"-(\d+)<x<(\d+)")
 _HOURS = re.compile(r"(\d+) \\text\{ hours \}(\d+)\\text\{ minutes\}")
 _EQUATION = re.compile(r"y=([^=,]*x[^=,]*)")
-_LETTER = re.compile(r"\\text\{[^{}]*\}|\\[a-zA-Z]+|[a-zA-Z]")
+_LETTER = re.compile(r"\\(?:text\w*|mbox|mathrm)\s*\{[^{}]*\}|\\[a-zA-Z]+|[a-zA-Z]")
 _TURNED = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le"}
 _OTHER_RELATION = {"<": r"\le", r"\le": "<", ">": r"\ge", r"\ge": ">"}
 
@@ -53,7 +53,7 @@ def _repeating(value: Fraction, _: Random) -> str | None:
 
 
 def _as_program(gold: str, _: Random) -> str | None:
-    text = re.sub(r"\\sqrt\{([^{}]*)\}", r"sqrt(\1)", gold)
+    text = re.sub(r"\\sqrt\{([^{}]*)\}", r" sqrt(\1)", gold)
     text = re.sub(r"\^(?:\{(\w)\}|(\w)(?!\w))", r"**\1\2", text)
     return text if not re.search(r"[\\,^]", text) else None
 
@@ -89,11 +89,15 @@ OLYMPIAD_EQUIVALENT: dict[str, Rule] = {
         r"\^(?:\{(\d+)\}|(\d)(?![\d/]))", lambda m: (m[1] or m[2]).translate(_SUPERSCRIPTS)
     ),
     "½": on_value(lambda value, _: _VULGAR.get(value)),
-    "colour": on_text(lambda gold, _: rf"\textcolor{{blue}}{{{gold.rstrip('.')}}}"),
+    "colour": on_text(
+        lambda gold, _: None
+        if re.search(r"OR|^\\\{|\.$", gold)
+        else rf"\textcolor{{blue}}{{{gold}}}"
+    ),
     "fraction without braces": replaced(r"\\frac\{(\d|\\pi)\}\{(\d)\}", r"\\frac\1\2"),
     "binomial without braces": replaced(r"\\binom\{(\d)\}\{(\d)\}", r"\\binom\1\2"),
     "\\choose": replaced(r"\\binom\{(\w+)\}\{(\w+)\}", r"{\1 \\choose \2}"),
-    "number of choices": replaced(r"\\binom\{(\d+)\}\{(\d+)\}", r"C(\1,\2)"),
+    "number of choices": replaced(r"\\binom\{(\d+)\}\{(\d+)\}", r" C(\1,\2)"),
     "\\mathbb R": replaced(r"\\mathbb\{(\w)\}", r"\\mathbb \1"),
     "all real numbers": replaced(r"^\\mathbb\{R\}$", r"\\text{all real numbers}"),
     "cases": on(_EQUATIONS, _cases),
