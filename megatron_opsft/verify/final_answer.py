@@ -2,7 +2,7 @@
 
 Only what follows the last `</think>` counts. Its last box is the answer, with those joined to it,
 unless the text denies it or states another value behind it. Without a box the answer is what the
-last statement ("The answer is", "Answer:") or else the last sentence says.
+last statement ("The answer is", "Answer:") or else the last sentence says, or all of a short line.
 """
 
 import re
@@ -52,6 +52,7 @@ _SUPPOSES_OR_COMPARES = re.compile(
     r"\b(?:no|if|when|let|suppose|assume|case|than|least|most|about|between|either)\b",
     re.IGNORECASE,
 )
+_MAX_LINE = 200  # characters of a response that is the answer itself
 _MAX_WORDS = 2  # of a last sentence that is the answer without holding mathematics
 _DENIED_BEFORE = re.compile(
     r"(?:\bnot|n't|\bnever|\bcannot|\bexcept)(?:\s+(?!but\b|so\b|hence\b)[a-z]+){0,2}[\s$\\(\[]*\Z",
@@ -71,7 +72,7 @@ _SECOND_THOUGHT = re.compile(
 
 def find_answers(response: str) -> list[str]:
     """What may be the answer, the likeliest first: the first of them that can be read is it."""
-    tail = _NEXT_TURN.split(response.rpartition(THINK_END)[2])[0]
+    tail = _answer_part(response)
     box = last_box(tail)
     if box is None:
         return _stated_values(tail) or _last_sentence_values(tail)
@@ -82,6 +83,18 @@ def find_answers(response: str) -> list[str]:
     is_denied = _DENIED_BEFORE.search(before) or _is_taken_back(behind)
     boxed = [] if is_denied else [", ".join(final_boxes(tail))]
     return [*_stated_values(behind), *boxed]
+
+
+def only_line(response: str) -> str:
+    """A response that is one short line without a box; "" for any other."""
+    tail = _MARKUP.sub("", _answer_part(response)).strip()
+    is_line = "\n" not in tail and len(tail) <= _MAX_LINE and last_box(tail) is None
+    return tail if is_line else ""
+
+
+def _answer_part(response: str) -> str:
+    """What follows the thinking, up to the end of the turn."""
+    return _NEXT_TURN.split(response.rpartition(THINK_END)[2])[0]
 
 
 def _stated_values(text: str) -> list[str]:

@@ -20,7 +20,7 @@ import sympy.core.random
 from megatron_opsft.data.answers import final_boxes
 from megatron_opsft.records import Outcome, Verdict
 from megatron_opsft.verify.comparison import is_understood, same_answer
-from megatron_opsft.verify.final_answer import find_answers
+from megatron_opsft.verify.final_answer import find_answers, only_line
 from megatron_opsft.verify.reading import Answer, is_words, read
 
 _ALTERNATIVES = re.compile(r"\\text\s*\{\s*OR\s*\}")
@@ -40,11 +40,14 @@ def judge(response_text: str, gold: str) -> Verdict:
     """
     sympy.core.random.seed(0)
     candidates = find_answers(response_text)
-    if not candidates:
-        return Verdict(outcome=Outcome.NO_ANSWER)
-    verdict = _compare(candidates, _read_gold(gold.strip()))
-    if verdict.outcome is Outcome.WRONG and (golds := _read_gold_sentence(gold.strip())):
+    line = only_line(response_text)
+    for read_gold in (_read_gold, _read_gold_sentence):
+        golds = read_gold(gold.strip())
         verdict = _compare(candidates, golds)
+        if verdict.outcome is Outcome.CORRECT:
+            return verdict
+        if line and _compare([line], golds).outcome is Outcome.CORRECT:
+            return Verdict(outcome=Outcome.CORRECT, answer=line)
     return verdict
 
 
@@ -56,6 +59,8 @@ def _compare(candidates: Sequence[str], golds: Sequence[Answer]) -> Verdict:
             return Verdict(outcome=Outcome.CORRECT, answer=candidate)
         if any(is_understood(one) and not is_words(one.body) for one in answers):
             return Verdict(outcome=Outcome.WRONG, answer=candidate)
+    if not candidates:
+        return Verdict(outcome=Outcome.NO_ANSWER)
     return Verdict(outcome=Outcome.WRONG, answer=candidates[0])
 
 

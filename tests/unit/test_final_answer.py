@@ -70,6 +70,8 @@ D == **D** is the correct answer. ; (D) is correct. ; Final choice: D ; D) 8 ; �
 8 != So x is at most 8 ; There are 7 cats and 8 dogs.
 12 != The question: find x if 2x = 12. I do not know. ; x = 12y ; 2 + 4 \ne 12
 -6 == So the answer is minus six. ; The answer is negative 6.
+\text{no solution} == No solution ; There is no solution.
+\text{at least } 3 == at least 3 != at most 3
 42 == 答えは42です。 ; La respuesta es 42. ; Die Antwort ist 42. ; Ответ: 42
 70 == We add.⏎A: 70
 7 != The answer is less than $7$. ; Possible values: 5, 6, 7
