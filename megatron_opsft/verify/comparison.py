@@ -54,6 +54,8 @@ def same_answer(gold: Answer, answer: Answer) -> bool:
         return False
     if not conditions_agree(gold.condition, answer.condition):
         return False
+    if gold.name and answer.name and plain(gold.name) != plain(answer.name):
+        return False
     if _adds_percent(gold, answer):
         return _same_with_unit(answer, gold)
     words = [is_words(one.body) and not read_clock(one.body) for one in (gold, answer)]

@@ -11,12 +11,19 @@ from megatron_opsft.verify.parsing import values_of
 
 # A word that begins a condition, perhaps inside `\text` or parentheses, behind something else.
 _OPENING = r"(?<=[^\s,;(])(?:[\s,;(]|\\text\s*\{)*"
-_REASON_WORDS = "since|because|as|rejecting|discarding|excluding"
-_CONDITION_WORDS = "for|when|where|if|whenever|with|provided|given|such that|assuming|only"
+_REASON_WORDS = "since|because|as|rejecting|discarding|excluding|is the only"
+_CONDITION_WORDS = (
+    "for|when|where|if|whenever|with|provided|given|such that|assuming|only"
+    "|attained|achieved|reached"
+)
 _BEGINNING = re.compile(
     rf"{_OPENING}(?:\\forall|(?<![a-zA-Z\\])(?:({_REASON_WORDS})|{_CONDITION_WORDS})(?![a-zA-Z]))"
 )
 _ONLY_IN_FRONT = re.compile(r"(?:\\text\s*\{\s*only\s*\}|only(?![a-zA-Z]))\s*(?=\S)", re.IGNORECASE)
+_QUANTIFIER_IN_FRONT = re.compile(
+    r"(?:(?:\\text\s*\{\s*)?for (?:all|every|each|any)(?![a-zA-Z])|\\forall)([^,:]*)[,:]\s*(?=\S)",
+    re.I,
+)
 _LETTERS = r"[a-zA-Z](?:_\{?\w\}?)?(?:\s*,\s*[a-zA-Z])*"
 _SIGN = r"(?:<|>|\\(?:le|ge|ne|in)(?![a-zA-Z]))"
 _MEMBERSHIP = re.compile(
@@ -45,6 +52,8 @@ def split_condition(text: str) -> tuple[str, str]:
     """The answer, and the condition behind it; "" where there is none."""
     if match := _ONLY_IN_FRONT.match(text):
         text = text[match.end() :]
+    if match := _QUANTIFIER_IN_FRONT.match(text):
+        return text[match.end() :], _bare(match[1])
     for pattern in (_BEGINNING, _MEMBERSHIP, _IN_PARENTHESES, _BOUND_BEHIND_COMMA):
         match = pattern.search(text)
         if match is None:

@@ -44,7 +44,7 @@ _TRAIL = re.compile(
     r"|,\s+(?:not|approximately|about|roughly|it)\b.*",
     re.DOTALL | re.IGNORECASE,
 )
-_VERB = re.compile(r"\b(?:is|are|equals)\b|(?<=[a-z]):\s")
+_VERB = re.compile(r"\b(?:is|are|equals)\b|(?<=[^\W\d_]):\s")
 _DOUBTS = re.compile(
     r"\?|n't\b|\b(?:not|never|maybe|perhaps|guess|wait|impossible|wrong|incorrect)\b", re.IGNORECASE
 )
@@ -55,12 +55,14 @@ _SUPPOSES_OR_COMPARES = re.compile(
 _MAX_LINE = 200  # characters of a response that is the answer itself
 _MAX_WORDS = 2  # of a last sentence that is the answer without holding mathematics
 _DENIED_BEFORE = re.compile(
-    r"(?:\bnot|n't|\bnever|\bcannot|\bexcept)(?:\s+(?!but\b|so\b|hence\b)[a-z]+){0,2}[\s$\\(\[]*\Z",
+    r"(?:\bnot|n't|\bnever|\bcannot|\bexcept|\brather than|\binstead of|\banything but)"
+    r"(?:\s+(?!but\b|so\b|hence\b)[a-z]+){0,2}[\s$\\(\[]*\Z",
     re.IGNORECASE,
 )
 _WRONG = r"(?:wrong|incorrect|impossible|not (?:right|correct|true|quite|the)\b)"
 _DENIED_AT_ONCE = re.compile(
-    rf"[\s.$)\]\\*]*(?:\?|\(?wrong|(?:is|was)\s+(?:not\b|(?:the\s+)?{_WRONG}|my first)|isn't)"
+    r"[\s.$)\]\\*]*(?:\?|\(?wrong|(?:is|was|cannot|can|could|must|would|does|did)(?:n't|\s+not)\b|cannot\b"
+    rf"|(?:is|was|(?:must|would) be)\s+(?:(?:the\s+)?{_WRONG}|my first))"
 )
 _SECOND_THOUGHT = re.compile(
     r"(?:^\W*|[.!?,]\s+|\n\s*)(?:but\s+)?(?:(?:oh )?no(?=\s*(?:[,.:;!]|\Z)|\s+wait)"

@@ -71,11 +71,10 @@ _GAP = r"(?:\\[,;: ]|~|\s)*"
 _POWER = r"(?:\^\s*(?:\{\s*-?\d\s*\}|-?\d))"
 _UNIT = rf"\\text\{{[^{{}}]*\}}\s*{_POWER}?"
 _PRODUCT_OF_UNITS = rf"(?:{_UNIT}\s*(?:/|\\cdot{END}|\\times{END})\s*)+{_UNIT}"
-_UNIT_WITH_SIGNS = r"\\text(?=\{)\{((?:[^{}]|\{-?\d\})*(?:\^|\\cdot|\\[,;: ])(?:[^{}]|\{-?\d\})*)\}"
+_UNIT_WITH_SIGNS = (
+    r"\\text(?=\{)\{((?:[^{}]|\{-?\d\})*(?:\^|\\cdot|\\[,;: ]|\\(?:Omega|mu))(?:[^{}]|\{-?\d\})*)\}"
+)
 _FRACTION_OF_UNITS = rf"\\frac\{{\s*({_UNIT})\s*\}}\{{\s*({_UNIT})\s*\}}"
-_UNIT_IN_PARENTHESES = rf"(?<=[\d}}]){_GAP}\(\s*({_UNIT})\s*\)"
-_PARENTHESES_IN_TEXT = rf"(?<=[\d}}]){_GAP}\\text\{{\s*\(([^{{}}()]*)\)\s*\}}"
-_WORD_IN_PARENTHESES = r"(?<=[\d}])\s*\(([a-z][a-z. ]+)\)\s*$"
 _OHM = rf"(?<=\d){_GAP}\\Omega\s*$"
 
 
@@ -105,7 +104,11 @@ def _fraction(match: re.Match[str]) -> str:
 
 def _one_text(match: re.Match[str]) -> str:
     r"""A unit in one \text without braces inside: \text{kg*m/s^2}."""
-    unit = re.sub(r"\\(?:cdot|times)(?![a-zA-Z])", "*", match[0]).replace(r"\Omega", "ohm")
+    unit = (
+        re.sub(r"\\(?:cdot|times)(?![a-zA-Z])", "*", match[0])
+        .replace(r"\Omega", "ohm")
+        .replace(r"\mu", "mu")
+    )
     unit = re.sub(r"\\[,;: ]", " ", re.sub(r"\\text|[{}]", "", unit))
     return rf"\text{{{unit}}}"
 
@@ -188,14 +191,7 @@ LAYOUT = (
         _quotient_of_units,
     ),
     rule(r"\text{24 hours}", "24 hours", "DeepScaleR", _NUMBER_IN_TEXT, r" \1 "),
-    rule(r"5 (\text{cm}^2)", r"5 \text{cm}^2", "DeepScaleR", _UNIT_IN_PARENTHESES, r" \1"),
-    rule(
-        "9 (apples)",
-        r"9 \text{apples}",
-        "unit in parentheses",
-        _WORD_IN_PARENTHESES,
-        r" \\text{\1}",
-    ),
+    rule(r"5\mu \text{m}", r"5\text{mum}", "micro", r"\\mu\s*\\text\{\s*", r"\\text{mu"),
     rule(r"5\Omega", r"5\text{ ohm}", "ohm", _OHM, r"\\text{ ohm}"),
     rule(r"7 \\", "7", "line end in the box", r"\\+\s*$", ""),
 )

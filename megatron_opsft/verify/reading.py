@@ -41,9 +41,11 @@ _INTRODUCTION = re.compile(
     re.IGNORECASE,
 )
 # Names in front of a value that math-verify does not read: \max =, P(X>2)=, E[X]=, [ABC]=.
+_ARGUMENT = r"[(\[][^()\[\]]*[)\]]"
 _NAME = re.compile(
-    r"(?:\\(?:min|max|det|deg|arg|#)\s*\w?(?:\([^()=]*\))?"
-    r"|P\([^()]*[|<>=\\][^()]*\)|(?:\\mathbb\{E\}|E|\\text\{Var\}|\\text\{Cov\})\s*[(\[][^()\[\]]*[)\]]"
+    rf"(\\(?:min|max|det|deg|arg|#)\s*\w?(?:\([^()=]*\))?|P\([^()]*[|<>=\\][^()]*\)"
+    rf"|(?:\\mathbb\{{E\}}|E|\\(?:text|operatorname)\s*\{{\w+\}})\s*{_ARGUMENT}"
+    r"|\w*[(|][^()|=]*\\c[au]p[^()|=]*[)|]"
     r"|\[[A-Z]{3,}\]|\\frac\{d[a-z]?\}\{d[a-z]\}(?:[a-z](?:\([a-z]\))?)?)\s*=\s*"
 )
 
@@ -55,8 +57,9 @@ class Answer:
     text: str  # as respelled
     body: str  # without option letter, name, condition and unit
     option: str = ""
-    unit: Unit = ()  # its words
+    unit: Unit = ()
     condition: str = ""
+    name: str = ""  # only one that math-verify does not read
     readable: bool = True  # whether `body` may be read as mathematics
 
 
@@ -69,18 +72,19 @@ def read(text: str) -> Answer:
     if match := _INTRODUCTION.match(rest):
         rest = rest[match.end() :]
     rest, condition = split_condition(rest)
+    name = ""
     if match := _NAME.match(rest):
-        rest = rest[match.end() :]
+        name, rest = match[1], rest[match.end() :]
     option, rest = _take_option(rest)
     for part in (rest, rest.rpartition("=")[2].strip()):
         if _is_clock_or_numeral(part):  # also t = 5:30
-            return Answer(text, part, option, condition=condition)
+            return Answer(text, part, option, condition=condition, name=name)
     if (number := read_words(rest)) is not None:
         rest = str(number)
     body, unit, readable = (rest, (), True) if is_words(rest) else take_unit(rest)
     if (unit and (":" in body or read_clock(body))) or (option and _SAYS_MORE.search(body)):
         readable = False
-    return Answer(text, _without_outer_brackets(body), option, unit, condition, readable)
+    return Answer(text, _without_outer_brackets(body), option, unit, condition, name, readable)
 
 
 def _is_clock_or_numeral(text: str) -> bool:

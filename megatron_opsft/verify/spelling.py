@@ -56,7 +56,7 @@ _SET_OF_NUMBERS = (
 )
 _COLON = rf"\\colon{END}|\\text\{{\s*:\s*\}}|\{{:\}}"
 _MODULUS = (
-    r"\(\s*(?:\\bmod|\\(?:text|operatorname)\{\s*mod\s*\})\s*(\w+)\s*\)"
+    r"\(\s*(?:(?:\\b)?mod|\\(?:text|operatorname)\{\s*mod\s*\})\s*(\w+)\s*\)"
     r"|(?:\\p?mod|\\bmod|\\text\{\s*mod\s*\})\s*(?:\{\s*(\w+)\s*\}|(\w+))"
 )
 _FACTOR = (
@@ -71,12 +71,13 @@ _BARE_FUNCTION = (
 )
 _BARE_EXTREME = rf"(?:\\|{_NO_LETTER})(max|min|gcd|lcm)\s*(?:{_ARGUMENT}|\\\{{([^{{}}]*)\\\}})"
 _BRACKETING_FUNCTION = rf"{_NO_LETTER}([sS]qrt|[aA]bs|floor|ceil(?:ing)?)\s*{_ARGUMENT}"
+_CHOICE = r"(?:\\text\{\s*)?(?P<kind%s>[CPA])\s*\}?"
 _COMBINATIONS = (
     r"(?<![a-zA-Z\d\\])(?:n?(?P<kind>[CP])r?\(\s*(?P<of>\d+)\s*,\s*(?P<out>\d+)\s*\)"
-    r"|(?:\{\s*\})?[\^_]\s*\{?(?P<of2>\d+)\}?\s*(?P<kind2>[CP])_\s*\{?(?P<out2>\d+)\}?"
-    r"|(?P<of3>\d+)\s*(?P<kind3>choose)\s*(?P<out3>\d+))"
+    rf"|(?:\{{\s*\}})?[\^_]\s*\{{?(?P<of2>\d+)\}}?\s*{_CHOICE % 2}_\s*\{{?(?P<out2>\d+)\}}?"
+    r"|(?P<of3>\d+)\s*(?P<kind3>choose|C)\s*(?P<out3>\d+)(?!\w|_)"
+    rf"|{_CHOICE % 4}_\s*\{{?(?P<of4>\d+)\}}?\s*\^\s*\{{?(?P<out4>\d+)\}}?)"
 )
-_NAMED_OPERATOR = r"\\operatorname\s*(?=\{\s*(?:Var|Cov)\s*\})"
 _LOGARITHM_OF_A_NUMBER = r"\\log\s*_\s*(\d+)\s+(?=\d)"
 _PROBABILITY = rf"\\Pr{END}|\\mathbb\{{P\}}"
 _TRIGONOMETRIC = (
@@ -144,11 +145,13 @@ def _brackets(match: re.Match[str]) -> str:
 
 def _number_of_choices(match: re.Match[str]) -> str:
     def named(name: str) -> str:
-        return match[name] or match[f"{name}2"] or match[f"{name}3"]
+        return next(filter(None, (match[f"{name}{number}"] for number in ("", 2, 3, 4))))
 
     of, out = named("of"), named("out")
     return (
-        rf"\frac{{{of}!}}{{({of}-{out})!}}" if named("kind") == "P" else rf"\binom{{{of}}}{{{out}}}"
+        rf"\frac{{{of}!}}{{({of}-{out})!}}"
+        if named("kind") in "PA"
+        else rf"\binom{{{of}}}{{{out}}}"
     )
 
 
@@ -238,7 +241,6 @@ TABLE = (
     rule(r"\max\{a,b\}", r"\max(a,b)", "braces of a maximum", _BARE_EXTREME, _extreme),
     rule("sqrt(2)", r"\sqrt{2}", "abs", _BRACKETING_FUNCTION, _brackets),
     rule("C(5,2)", r"\binom{5}{2}", "number of choices", _COMBINATIONS, _number_of_choices),
-    rule(r"\operatorname{Var}(X)", r"\text{Var}(X)", "name in front", _NAMED_OPERATOR, r"\\text"),
     rule(r"\Pr(A)=1", "P(A)=1", "probability in front", _PROBABILITY, "P"),
     rule(r"\log_2 3", r"\log_{2} 3", "\\log_2 3", _LOGARITHM_OF_A_NUMBER, r"\\log_{\1} "),
     rule(r"\lg 2", r"\log_{10} 2", "\\lg", rf"\\lg{END}", r"\\log_{10}"),

@@ -37,7 +37,8 @@ _NO_UNITS = _words(
     " where unless until or and from to at is are was be other both either neither only"
     " factorial inverse twice double triple fail halve tenth hundredth thousandth fifth sixth"
     " seventh eighth ninth ten lakh crore wrong roughly approximately negative k gross score grand"
-    " M B mil mn bn tens hundred thousand million billion trillion set 万 亿 千 百"
+    " M B mil mn bn couple doubled tripled halved inverted negated tens hundred thousand"
+    " million billion trillion set 万 亿 千 百"
 )
 _BARE_WORDS = re.compile(
     r"\\text\{[^{}]*\}"
@@ -52,6 +53,9 @@ _ORDINAL = re.compile(
 _UNIT = re.compile(
     r"\\text\{([^{}]*)\}\s*(?:\^\s*(?:\{(-?\d)\}|(-?\d)))?"
     r"|(\\\$|\\pounds|[€£¥₹¢₩]|(?<![a-zA-Z])(?:US|USD|EUR|Rs)(?:\\\$|\.?\s*(?=\d)))|\\(%)|\^(\\circ)"
+)
+_UNIT_IN_PARENTHESES = re.compile(
+    r"(?<=[\d}])\s*\(\s*((?:\\text\{[^{}]*\}(?:\^\{?-?\d\}?)?\s*)|\\%)\s*\)"
 )
 _FACTOR = re.compile(
     r"\s*(?P<per>/|\bper\b)?\s*(?P<opens>\()?(?P<name>[^\W\d_]+|[$€£¥₹¢])\.?"
@@ -72,7 +76,10 @@ def take_unit(text: str) -> tuple[str, Unit, bool]:
             found.append(("%" if percent else "°" if degree else _UNITS.get(sign, "$"),))
             return " "
         unit = _name_unit(words, square or cube or "")
-        in_front = not match.string[: match.start()].strip(" ({[")
+        before = match.string[: match.start()]
+        if words == "K" and before[-1:].isdigit():  # 5K is five thousand, 300 K a temperature
+            unit = None
+        in_front = not before.strip(" ({[")
         if unit is None or (in_front and unit[0] not in _CURRENCIES):
             readable = False
             return match[0]
@@ -81,7 +88,8 @@ def take_unit(text: str) -> tuple[str, Unit, bool]:
 
     if _COMPOUND_WORD.search(text):
         return text, (), False
-    body = _UNIT.sub(take, _ORDINAL.sub("", _BARE_WORDS.sub(_wrap_words, text)))
+    body = _ORDINAL.sub("", _BARE_WORDS.sub(_wrap_words, text))
+    body = _UNIT.sub(take, _UNIT_IN_PARENTHESES.sub(r" \1 ", body))
     if re.search(r"(?<![a-zA-Z'])'|\"", body):  # but for the primes of f'(x)
         readable = False
     units = set(found)
@@ -124,6 +132,8 @@ def _name_unit(words: str, power: str) -> Unit | None:
         end = match.end()
     names = [name for name, _ in factors]
     if not names or words[end:].strip(" ().,") or "times" in names[:-1]:
+        return None
+    if names in (["squared"], ["cubed"]):
         return None
     return _with_powers(factors, power)
 

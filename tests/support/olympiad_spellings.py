@@ -91,7 +91,7 @@ OLYMPIAD_EQUIVALENT: dict[str, Rule] = {
     "½": on_value(lambda value, _: _VULGAR.get(value)),
     "colour": on_text(
         lambda gold, _: None
-        if re.search(r"OR|^\\\{|\.$", gold)
+        if re.search(r"OR|^\\\{|[.,]$|mathrm", gold)
         else rf"\textcolor{{blue}}{{{gold}}}"
     ),
     "fraction without braces": replaced(r"\\frac\{(\d|\\pi)\}\{(\d)\}", r"\\frac\1\2"),
@@ -113,6 +113,7 @@ OLYMPIAD_EQUIVALENT: dict[str, Rule] = {
     ),
     "unit in parentheses": on(_POSITIVE, lambda m, _: f"{m[0]} (apples)"),
     "unit in parentheses in \\text": on(_POSITIVE, lambda m, _: rf"{m[0]} \text{{ (apples)}}"),
+    "micro": on(re.compile(r"(\d+) \\text\{ mum\}"), lambda m, _: rf"{m[1]}\,\mu\mathrm{{m}}"),
     "ohm": on(_POSITIVE, lambda m, _: rf"{m[0]}\,\Omega"),
     "line end in the box": on_text(lambda gold, _: gold + r" \\"),
     "repeating decimal": on_value(_repeating),

@@ -60,6 +60,7 @@ D == **D** is the correct answer. ; (D) is correct. ; Final choice: D ; D) 8 ; æ
 7 != \boxed{5} The final answer is an integer near 7. ; It's either 6 or 7. ; It is 7 million.
 6 != The answer is half of 6. ; The answer is the square of 6. ; The answer is a 6-digit number.
 6 != It is definitely not \boxed{6} ; \boxed{6}? No. ; \boxed{6} is not the answer.
+6 != \boxed{6} cannot be right. ; It is anything but \boxed{6}. ; \boxed{6} must be wrong.
 6 != \boxed{6}. Wait, I made an error. The correct answer is 7. ; Is it \boxed{6}? I don't think so.
 6 != I got \boxed{6}. Hmm, let me check: 5?
 7 == \boxed{6}. No, that is wrong: the answer is 7.

@@ -192,6 +192,12 @@ f'(x)=2x == 2x ; f'(t)=2t != f''(x)=2x
 6\text{ N}\cdot\text{m} == 6\,\mathrm{N\,m} ; 6 != 6\,\mathrm{N/m}
 5 == 5 \text{ times} ; 5\,\mathrm{J/(kg\cdot K)} ; 5\,\Omega ; 5 (apples)
 5 != 5\text{k} ; 5 \text{ gross} ; 5\text{ M}
+5 != 5 \text{ squared} ; 5\text{K} ; 5 \text{ couple}
+20 == 20 (cm^2) ; 20 (km/h) ; 20\,\mu\mathrm{m} != 20 (xy)
+5 == \operatorname{tr}(A)=5 ; |A\cup B|=5 ; P(X>2)=5 ; \mathrm{E}(X)=5
+P(X>2)=\frac12 != P(X>3)=\frac12
+x=2 == x=2 \text{ is the only solution} ; \text{only } x=2
+f(x)=x == \text{For all } x,\ f(x)=x ; \forall x\in\mathbb{R}: f(x)=x
 5 != 5 \text{ (approximately)} ; \text{a 5-digit number} ; \text{half of } 5
 60\text{ km/h} == 60\text{ kph} ; 60\text{ kilometers per hour} != 60\text{ mph}
 2\text{ hours }30\text{ minutes} == 2.5\text{ h} ; 150\text{ min} != 2\text{ h }20\text{ min}
