@@ -9,7 +9,8 @@ _TEMPLATES = r"""
 -\frac{{{q}}}{{{p}}} ; {a}\% ; \dfrac{{{p}}}{{33}} ; {a}.{b}2 \times 10^{{-{p}}} ;
 {a} \text{{ inches}} ; {a} \text{{ feet}} ; {a} \text{{ mum}} ; {a} \text{{ cm}} ;
 {a} \text{{ hours}} ; {a} \text{{ m/s}}^2 ; {a} \text{{ km/h}} ; {a}^\circ ; \${a} ;
-{a}^\circ \text{{F}} ; {a} \text{{ hours }}{b}\text{{ minutes}} ; {a}:4{b} p.m. ; {a}:{q} ; {a}{b}_{{16}} ; 10{b}1_9 ;
+{a}^\circ \text{{F}} ; {a} \text{{ hours }}{b}\text{{ minutes}} ;
+{a}:4{b} p.m. ; {a}:{q} ; {a}{b}_{{16}} ; 10{b}1_9 ;
 \sqrt{{{a}}} ; {a}\sqrt{{{b}}} ; \frac{{{a}+\sqrt{{{b}}}}}{{{q}}} ; \sqrt[3]{{{a}}} ; {a}\pi ;
 \frac{{\pi}}{{{a}}} ; \ln {a} ; \log_{{2}} {a} ; \log_{{10}} {a} ; e^{{{a}}} ; ({a}!)^2 ;
 \binom{{9}}{{{q}}} ; \binom{{n}}{{{a}}} ; {a}^{{{b}}}-1 ; {a}{s}{b}i ; ({a}, -{b}) ;
