@@ -4,10 +4,15 @@ Runs inside a worker process of `worker_pool`, which holds the time limit: math-
 works by `signal.alarm` and is off here. Imports no torch, so that a worker starts in well under a
 second.
 
-A verdict takes four steps, each in a file of its own: `final_answer` finds the text that is the
-answer, `spelling` writes it as the gold answer is written, `reading` takes apart what it says
-(option letter, value, unit, condition), and `comparison` compares it with the gold answer. An
-answer that is not understood as a whole is wrong.
+A verdict takes four steps, each in a file of its own. An answer that is not understood as a whole
+is wrong.
+
+1. `final_answer` finds the text that is the answer: a box, a statement, or a sentence.
+2. `spelling` writes it as the gold answer is written (`layout` holds the LaTeX half of its table).
+3. `reading` takes apart what it says: option letter, value, unit (`units`), condition
+   (`conditions`), time or numeral (`numerals`).
+4. `comparison` compares the two. Where the value is mathematics, `parsing` reads it and `equality`
+   compares it, with `names` (x = 5), `decimals`, `formulas` and `values`.
 """
 
 import logging

@@ -30,9 +30,8 @@ def with_same_arguments(gold: Any, answer: Any) -> tuple[Any, Any]:
     letters = [one.args for one in functions]
     if functions[0].func != functions[1].func or len(letters[0]) != len(letters[1]):
         return gold, answer
-    if not all(map(_are_arguments, letters)) or not _FUNCTION_NAME.fullmatch(
-        str(functions[0].func)
-    ):
+    is_named = _FUNCTION_NAME.fullmatch(str(functions[0].func))
+    if not is_named or not all(map(_are_arguments, letters)):
         return gold, answer
     bound = [sympy.Symbol(f"argument {number}", real=True) for number in range(len(letters[0]))]
     renamed = [dict(zip(one, bound, strict=True)) for one in letters]
@@ -53,7 +52,8 @@ def without_names(gold: Any, answer: Any) -> tuple[Any, Any]:
     if left and right and all(map(is_number, (*left, *right))):
         return (left[1], right[1]) if _holds(gold) and _holds(answer) else (gold, answer)
     if left and right:
-        return (left[1], right[1]) if left[0] == right[0] and _is_name(left[0]) else (gold, answer)
+        has_same_name = left[0] == right[0] and _is_name(left[0])
+        return (left[1], right[1]) if has_same_name else (gold, answer)
     if left and not is_relation(answer) and _holds(gold):
         names_value = _is_name(left[0]) or all(map(is_number, left))
         return (left[1], answer) if names_value else (gold, answer)
