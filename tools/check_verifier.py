@@ -4,8 +4,8 @@
 
 FILE: JSONL(.gz). Rows with `prediction`, `gold` (a string, or a list of equally good ones) and
 `label` (true: correct) are judged as they are. Of rows with `answer`, as data sets have them, every
-gold answer is written in all the ways of tests/support/answer_spellings.py: those that keep it must
-be accepted, those that change it not.
+gold answer is written in all the ways of tests/support/answer_spellings.py and
+olympiad_spellings.py: those that keep it must be accepted, those that change it not.
 """
 
 import argparse
@@ -30,7 +30,10 @@ from megatron_opsft.verify.worker_pool import VerifierPool
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests/support"))
 from answer_spellings import EQUIVALENT, INEQUIVALENT  # noqa: E402
+from olympiad_spellings import OLYMPIAD_EQUIVALENT, OLYMPIAD_INEQUIVALENT  # noqa: E402
 
+KEEPING = EQUIVALENT | OLYMPIAD_EQUIVALENT
+CHANGING = INEQUIVALENT | OLYMPIAD_INEQUIVALENT
 CHUNK = 20_000  # responses judged between two lines of progress
 TIMEOUT_SECONDS = 10.0  # of a response
 
@@ -67,11 +70,11 @@ def respelled(rows: list[dict], limit: int) -> Iterator[Case]:
     found = [gold for gold in golds if gold.count("{") == gold.count("}")]
     if 0 < limit < len(found):
         found = random.Random(0).sample(found, limit)
-    for name, rule in (EQUIVALENT | INEQUIVALENT).items():
+    for name, rule in (KEEPING | CHANGING).items():
         for gold in found:
             response = rule(gold, random.Random(f"{name}, {gold}"))
             if response is not None:
-                yield Case(name, response, [gold], name in EQUIVALENT)
+                yield Case(name, response, [gold], name in KEEPING)
 
 
 def main() -> None:

@@ -2,43 +2,31 @@
 
 import re
 from contextlib import suppress
-from decimal import Decimal
 from fractions import Fraction
-from functools import lru_cache
-from itertools import pairwise, product
+from itertools import pairwise
 from typing import Any
 
 import sympy
-from latex2sympy2_extended import NormalizationConfig
-from math_verify import LatexExtractionConfig, parse
 
-from megatron_opsft.verify.equality import same_number, same_value
+from megatron_opsft.verify.conditions import conditions_agree
+from megatron_opsft.verify.decimals import same_number
+from megatron_opsft.verify.equality import same_value
+from megatron_opsft.verify.numerals import read_base, read_clock, read_duration, read_number
+from megatron_opsft.verify.parsing import values_of
 from megatron_opsft.verify.reading import (
     Answer,
-    is_product,
     is_words,
+    may_be_product,
     plain,
-    read_base,
-    read_clock,
-    read_number,
+    read_options,
     same_words,
 )
 from megatron_opsft.verify.units import letter_as_unit, units_agree
 
 _TUPLE = re.compile(r"\([^()]*\)")
 _HALF_RELATION = re.compile(r"([a-zA-Z]?)\s*(<|>|\\le|\\ge|\\ne)(?![a-zA-Z])\s*([^<>]+)")
-_PLUS_MINUS = re.compile(r"\\pm(?![a-zA-Z])")
+_RESIDUE = re.compile(r"(?:([a-zA-Z])\s*\\equiv\s*)?([^=]+?)\s*\(?\\pmod\{(\w+)\}\)?")
 _MAX_TERMS = 1000  # of a progression that is written out
-# math-verify reads the whole of one box or nothing; units are read before.
-_WHOLE = (
-    LatexExtractionConfig(
-        try_extract_without_anchor=False,
-        boxed_match_priority=0,
-        normalization_config=NormalizationConfig(
-            basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="last"
-        ),
-    ),
-)
 
 
 def is_understood(answer: Answer) -> bool:
@@ -47,8 +35,8 @@ def is_understood(answer: Answer) -> bool:
         return False
     body = answer.body
     return bool(
-        answer.option or read_clock(body) or read_base(body)
-        or is_words(body) or values_of(body)
+        answer.option or read_clock(body) or read_base(body) or read_duration(body)
+        or _RESIDUE.fullmatch(body) or is_words(body) or values_of(body)
     )  # fmt: skip
 
 
@@ -59,13 +47,32 @@ def same_answer(gold: Answer, answer: Answer) -> bool:
     option = _same_option(gold, answer)
     if option is not None:
         return option
+    durations = read_duration(gold.text), read_duration(answer.text)
+    if durations[0] and durations[1] and max(durations[0][1], durations[1][1]) > 1:
+        return durations[0][0] == durations[1][0]
     if not (gold.readable and answer.readable and units_agree(gold.unit, answer.unit)):
         return False
+    if not conditions_agree(gold.condition, answer.condition):
+        return False
+    if gold.name and answer.name and plain(gold.name) != plain(answer.name):
+        return False
+    if _adds_percent(gold, answer):
+        return _same_with_unit(answer, gold)
     words = [is_words(one.body) and not read_clock(one.body) for one in (gold, answer)]
-    if all(words) or (any(words) and not is_product((gold if words[0] else answer).body)):
+    if all(words) or (any(words) and not may_be_product((gold if words[0] else answer).body)):
         return same_words(gold.body, answer.body)
     same = _same_bodies(gold.body, answer.body)
     return same or _same_with_unit(gold, answer) or _same_with_unit(answer, gold)
+
+
+def _adds_percent(gold: Answer, answer: Answer) -> bool:
+    """Whether an answer has a percent sign that a gold fraction below one lacks: 1/3 is not 1/3 %.
+    The sign of a decimal or a whole number may be left out.
+    """
+    if answer.unit != ("%",) or gold.unit:
+        return False
+    number = read_number(gold.body)
+    return isinstance(number, Fraction) and 0 < abs(number) < 1
 
 
 def _same_option(gold: Answer, answer: Answer) -> bool | None:
@@ -76,6 +83,9 @@ def _same_option(gold: Answer, answer: Answer) -> bool | None:
         return gold.option == answer.option and answer.readable
     if gold.option and not gold.body:
         return answer.text.strip("()") == gold.option.lower()
+    (golds, separated), (answers, others_separated) = map(read_options, (gold.body, answer.body))
+    if golds and answers and (separated or others_separated):  # AC for A, C
+        return golds == answers
     return False if answer.option and not answer.body else None
 
 
@@ -93,12 +103,16 @@ def _same_with_unit(one: Answer, other: Answer) -> bool:
 
 
 def _same_bodies(gold: str, answer: str) -> bool:
+    """Whether what is left without units says the same: times, numerals, ratios, mathematics."""
     if plain(gold) == plain(answer):
         return True
     clocks = read_clock(gold), read_clock(answer)
     if clocks[0] and clocks[1]:
         (seconds, half), (other_seconds, other_half) = clocks[0], clocks[1]
         return seconds == other_seconds and (half == other_half or not (half and other_half))
+    residues = _RESIDUE.fullmatch(gold), _RESIDUE.fullmatch(answer)
+    if residues[0] and residues[1]:
+        return _same_residue(residues[0], residues[1])
     if any(map(_TUPLE.fullmatch, (gold, answer))) and r"\{" in (gold[:2], answer[:2]):
         return False  # a set is not a tuple
     bases = read_base(gold), read_base(answer)
@@ -128,6 +142,13 @@ def _same_in_base(left: Any, right: Any, gold: str, answer: str) -> bool:
         return False
     digits, other = (left[0], answer) if left else (right[0], gold)
     return other.replace(" ", "").upper().lstrip("0") == digits.lstrip("0")
+
+
+def _same_residue(gold: re.Match[str], answer: re.Match[str]) -> bool:
+    """3 (mod 7) is x = 3 (mod 7); two names are the same one."""
+    if gold[1] and answer[1] and gold[1] != answer[1]:
+        return False
+    return gold[3] == answer[3] and _same_bodies(gold[2], answer[2])
 
 
 def _same_ratio(gold: str, answer: str) -> bool:
@@ -176,30 +197,3 @@ def _terms(sequence: str) -> list[str]:
     if count.denominator == 1 and 0 < count <= _MAX_TERMS:
         return [str(numbers[0] + index * step) for index in range(int(count) + 1)]
     return [*terms[:2], *terms[dots:]]
-
-
-def _with_both_signs(body: str) -> str:
-    r"""A list with each member that has a \pm, such as (\pm 3, 0), in all its signs."""
-    if not 0 < len(_PLUS_MINUS.findall(body)) <= 4:
-        return body
-    inner = re.sub(r"^\\{(.*)\\}$", r"\1", body)
-    return ",".join(
-        parts[0] + "".join(map("".join, zip(signs, parts[1:], strict=True)))
-        for parts in map(_PLUS_MINUS.split, re.split(r",(?![^(\[{]*[)\]}])", inner))
-        for signs in product("+-", repeat=len(parts) - 1)
-    )
-
-
-@lru_cache(maxsize=4096)
-def values_of(body: str) -> tuple[Any, ...]:
-    """The values that math-verify reads in the whole of `body`; () where it reads none."""
-    if (number := read_number(body)) is not None:
-        value = sympy.Rational(*Fraction(number).as_integer_ratio())
-        if isinstance(number, Decimal):
-            value = sympy.Float(value, max(15, len(number.as_tuple().digits)))
-        return (value,)
-    if r"\ldots" in body or re.search(r"\d\s+\d|\d\s*_", body):
-        return ()
-    box = rf"\boxed{{{_with_both_signs(body)}}}"
-    found = parse(box, _WHOLE, fallback_mode="no_fallback", parsing_timeout=None)
-    return tuple(value for value in found if not isinstance(value, str))

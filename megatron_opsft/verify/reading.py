@@ -1,5 +1,4 @@
-"""What an answer says beside its mathematics (option letter, unit, clock time, number base, words),
-and the numbers in it.
+"""What an answer says beside its mathematics: option letter, condition, unit, words.
 
 Pure text; `verify.equality` compares the mathematics of what is left. Whatever is not understood
 makes an answer unreadable: it then equals the same text only, never a part of itself.
@@ -7,102 +6,97 @@ makes an answer unreadable: it then equals the same text only, never a part of i
 
 import re
 from dataclasses import dataclass
-from decimal import Decimal
-from fractions import Fraction
 
 from megatron_opsft.data.answers import closing_brace
+from megatron_opsft.verify.conditions import split_condition
+from megatron_opsft.verify.numerals import (
+    read_base,
+    read_clock,
+    read_duration,
+    read_words,
+    unwrapped,
+)
 from megatron_opsft.verify.spelling import respell
-from megatron_opsft.verify.units import FUNCTIONS, singular, take_unit
+from megatron_opsft.verify.units import FUNCTIONS, Unit, singular, take_unit
 
-_LETTER = r"(?:\\text\{\s*(?:option\s*|choice\s*)?\(?([A-J])\)?\s*[.:)]?\s*\}|\(([A-J])\))"
-_OPTION = re.compile(
-    rf"(?:(?:option|choice)\s+)?(?:{_LETTER}(?=[\s\d.:\\-]|$)|([A-J])(?:[.):](?=\s|$)|$))[.:]?\s*",
+_MAX_CHARS = 5000
+_OPTION_LETTER = r"(?:\\text\{\s*(?:option\s*|choice\s*)?\(?([A-J])\)?\s*[.:)]?\s*\}|\(([A-J])\))"
+_OPTION_IN_FRONT = re.compile(
+    rf"(?:(?:option|choice)\s+)?"
+    rf"(?:{_OPTION_LETTER}(?=[\s\d.:\\-]|$)|([A-J])(?:[.):](?=\s|$)|$))[.:]?\s*",
     re.IGNORECASE,
 )
-_OPTION_BEHIND = re.compile(rf"(?<=\S)[\s,]+{_LETTER}$")
+_OPTION_BEHIND = re.compile(rf"(?<=\S)[\s,]+{_OPTION_LETTER}$")
+_GOES_ON = re.compile(r"[,;+*/^_=<>]|-\s")  # behind a letter that is no option
 _SAYS_MORE = re.compile(r"\b(?:is|isn|wrong|incorrect)\b")
+_OPTIONS = re.compile(r"\(?[A-J]\)?(?:\s*,?\s*\(?[A-J]\)?)+")
 _WORDS = re.compile(r"(?:[aA]\s+(?=[^\W\d_]{3}))?[^\W\d_]{2,}[.!]?(?:[\s,\-]+[^\W\d_]+[.!]?)*")
 _PRODUCT = re.compile("[abckmnpqrtuvwxyz]{2,3}")
-# n_{\min} =, \max =, f'(2) =: names that math-verify does not read.
-_LABEL = re.compile(
-    r"\\text\{[^{}\d]*(?:\}\s*(?:=|:(?!\d))|(?::|\bis)\s*\})\s*"
-    r"|(?:[a-z]_\{?\\?(?:min|max)\}?|[a-z]'+\(-?\d+\)"
-    r"|\\(?:min|max|det|mathbb\{P\}|#)\s*\w?(?:\([^()=]*\))?)\s*=\s*"
-    r"|(?:\\text\{\s*)?(?:the\s+)?(?:final\s+)?answer\s*(?:is)?\s*[:=]?\s*\}?\s*",
+_FAMILIES = ("abc", "kmnpqr", "tuvwxyz")  # letters that stand together in a product of three
+_SHORT_WORDS = {"yes", "no", "odd", "even", "one", "two", "six", "ten", "all", "red"}
+# What only introduces an answer.
+_INTRODUCTION = re.compile(
+    r"\\text\{(?!\(?[A-J][).:])[^{}\d]*(?:\}\s*(?:=|:(?!\d))|(?::|\bis)\s*\})\s*"
+    r"|(?:\\text\{\s*)?(?:the\s+)?(?:final\s+)?answer\s*(?:is)?\s*[:=]?\s*\}?\s*|=\s*",
     re.IGNORECASE,
 )
-_MAX_CHARS = 5000
-_CLOCK = re.compile(
-    r"(?:at\s+)?(\d{1,2})(?::([0-5]\d)(?::([0-5]\d))?)?\s*\(?(?:([ap])\s*\.?\s*m\s*\.?"
-    r"|(noon|in the afternoon|in the evening)|(midnight|in the morning)|o'?clock)?\)?",
-    re.IGNORECASE,
+# Names in front of a value that math-verify does not read: \max =, P(X>2)=, E[X]=, [ABC]=.
+_ARGUMENT = r"[(\[][^()\[\]]*[)\]]"
+_NAME = re.compile(
+    rf"(\\(?:min|max|det|deg|arg|#)\s*\w?(?:\([^()=]*\))?|P\([^()]*[|<>=\\][^()]*\)"
+    rf"|(?:\\mathbb\{{E\}}|E|\\(?:text|operatorname)\s*\{{\w+\}})\s*{_ARGUMENT}"
+    r"|\w*[(|][^()|=]*\\c[au]p[^()|=]*[)|]"
+    r"|\[[A-Z]{3,}\]|\\frac\{d[a-z]?\}\{d[a-z]\}(?:[a-z](?:\([a-z]\))?)?)\s*=\s*"
 )
-_BASE = re.compile(
-    r"(-?)[({]?(-?)(?:\\text\{)?([0-9][0-9A-Za-z]*)\}?\)?\s*(?:"
-    r"_\s*\{?\s*(?:\\text\{)?\s*\(?(?:base\s*)?(\w+?)\)?\s*\}*"
-    r"|\(?\s*(?:\\text\{)?\s*,?\s*\(?\s*(?:in\s+)?base[\s-]*\}?\s*(\w+)\)?\s*\}?)"
-)
-_ONES = re.findall(
-    "[a-z]+",
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
-    "sixteen seventeen eighteen nineteen",
-)
-_TENS = re.findall("[a-z]+", "twenty thirty forty fifty sixty seventy eighty ninety")
-_TWO_DIGITS = [*_ONES, *(f"{ten} {one}" for ten in _TENS for one in ("", *_ONES[1:10]))]
-_IN_WORDS = {
-    f"{hundreds} {words}".strip(): 100 * count + value
-    for count, hundreds in enumerate(["", *(f"{one} hundred" for one in _ONES[1:10])])
-    for value, words in enumerate(["" if count else "zero", *_TWO_DIGITS[1:]])
-}
-_NUMBER = re.compile(
-    r"(?P<sign>-?)\s*(?:(?P<whole>\d+)\s*)?(?:\\frac\{(?P<top>-?\d+)\}\{(?P<bottom>\d+)\}"
-    r"|(?P<slash>\d+)\s*/\s*(?P<under>\d+))"
-    r"|(?P<minus>[-+]?)\s*(?P<digits>\d+\.?\d*|\.\d+)(?:\s*\\cdot 10\^\{(?P<power>-?\d+)\})?"
-)
-_MAX_DIGITS = 4000  # of a number that is read here; powers of ten up to 10^4000
-# Exact; or a decimal as it is written, without zeros at its end: it may be a rounded one.
-Number = Fraction | Decimal
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer, read as far as text goes.
+    """One answer, read as far as text goes."""
 
-    text: as respelled; `body`: without option letter, label and unit; `unit`: the words of its
-    unit, empty without one; `readable`: whether `body` may be read as mathematics.
-    """
-
-    text: str
-    body: str
+    text: str  # as respelled
+    body: str  # without option letter, name, condition and unit
     option: str = ""
-    unit: tuple[str, ...] = ()
-    readable: bool = True
+    unit: Unit = ()
+    condition: str = ""
+    name: str = ""  # only one that math-verify does not read
+    readable: bool = True  # whether `body` may be read as mathematics
 
 
 def read(text: str) -> Answer:
     """Read what a box holds, or a gold answer; one of more than 5,000 characters is text only."""
     if len(text) > _MAX_CHARS:
         return Answer(text.strip(), text.strip(), readable=False)
-    text = respell(text)
-    rest = _without_outer_brackets(text)
-    if label := _LABEL.match(rest):
-        rest = rest[label.end() :]
+    text = _without_outer_brackets(respell(text))
+    rest = text
+    if match := _INTRODUCTION.match(rest):
+        rest = rest[match.end() :]
+    rest, condition = split_condition(rest)
+    name = ""
+    if match := _NAME.match(rest):
+        name, rest = match[1], rest[match.end() :]
     option, rest = _take_option(rest)
     for part in (rest, rest.rpartition("=")[2].strip()):
-        if read_clock(part) or read_base(part):  # also t = 5:30
-            return Answer(text, part, option)
+        if _is_clock_or_numeral(part):  # also t = 5:30
+            return Answer(text, part, option, condition=condition, name=name)
     if (number := read_words(rest)) is not None:
         rest = str(number)
     body, unit, readable = (rest, (), True) if is_words(rest) else take_unit(rest)
     if (unit and (":" in body or read_clock(body))) or (option and _SAYS_MORE.search(body)):
         readable = False
-    return Answer(text, _without_outer_brackets(body), option, unit, readable)
+    return Answer(text, _without_outer_brackets(body), option, unit, condition, name, readable)
+
+
+def _is_clock_or_numeral(text: str) -> bool:
+    """Whether it is a clock time, a numeral of a base, or hours with minutes."""
+    duration = read_duration(text)
+    return bool(read_clock(text) or read_base(text) or (duration and duration[1] > 1))
 
 
 def _take_option(text: str) -> tuple[str, str]:
     """The option letter before or behind the rest, and the rest."""
-    match = _OPTION.match(text)
-    if match and not re.match(r"[,;+*/^_=<>]|-\s", text[match.end() :]):
+    match = _OPTION_IN_FRONT.match(text)
+    if match and not _GOES_ON.match(text[match.end() :]):
         letter, behind = next(filter(None, match.groups())), text[match.end() :].strip()
         if letter.isupper() or match[0].startswith(r"\text{("):  # (a) 5 may be a product
             return letter.upper(), behind
@@ -112,8 +106,15 @@ def _take_option(text: str) -> tuple[str, str]:
     return "", text
 
 
+def read_options(text: str) -> tuple[str, bool]:
+    """Several option letters in order, and whether commas separate them; "" for anything else."""
+    bare = unwrapped(text)
+    letters = sorted(re.findall("[A-J]", bare)) if _OPTIONS.fullmatch(bare) else []
+    return ("".join(letters) if len(set(letters)) == len(letters) else ""), "," in bare
+
+
 def _without_outer_brackets(text: str) -> str:
-    """Without braces around all of it, and without parentheses around one number."""
+    """The text without braces around all of it, and without parentheses around one number."""
     if number := re.fullmatch(r"\(\s*(-?[\d./]+)\s*\)", text):
         return number[1]
     while text.startswith("{") and closing_brace(text, 1) == len(text) - 1:
@@ -129,13 +130,16 @@ def is_words(text: str) -> bool:
 
 def plain(text: str) -> str:
     """The text for a comparison as text: without wrappers and meaningless spaces, words in lower
-    case.
+    case; two or three letters may be names, whose case says something.
     """
     text = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text)
     text = re.sub(r"\s+(?=\\)|(?<=[a-z])\s+(?=\d)", "", text)
     text = re.sub(r"([_^])\{(\w)\}", r"\1\2 ", text)
     text = re.sub(r"\s*([^\w\s\\]|\\(?=[^a-zA-Z]))\s*", r"\1", " ".join(text.split()))
-    return text.casefold() if "\\" not in text and is_words(text) else text
+    if "\\" in text or not is_words(text):
+        return text
+    is_word = len(text) > 3 or text.lower() in _SHORT_WORDS or re.fullmatch("[A-Z]?[a-z]{2}", text)
+    return text.casefold() if is_word else text
 
 
 def is_product(text: str) -> bool:
@@ -143,79 +147,30 @@ def is_product(text: str) -> bool:
     return _PRODUCT.fullmatch(text) is not None
 
 
+def may_be_product(text: str) -> bool:
+    """Whether a few letters may be a product beside a formula, such as abc and IR."""
+    return is_product(text) or re.fullmatch("[A-Z]{2,3}", text) is not None
+
+
 def same_words(left: str, right: str) -> bool:
     """Whether two texts are the same words, apart from articles; lists may be in any order."""
-    if is_product(left) and is_product(right):
-        return sorted(left) == sorted(right)
+    if is_product(left) and is_product(right) and sorted(left) == sorted(right):
+        is_algebra = len(left) == 2 or any(set(left) <= set(family) for family in _FAMILIES)
+        return left == right or is_algebra
     return _words(left) == _words(right)
 
 
 def _words(text: str) -> list[str]:
-    parts = [part.split() for part in plain(text).strip("!").split(",")]
-    names = [[singular(word) for word in part if word not in ("a", "an", "the")] for part in parts]
+    """The words of each member of a list, in the singular."""
+    text = re.sub(r"^there (?:is|are) ", "", plain(text).strip("!."))
+    text = re.sub(r"(?<=infinitely many) solutions?$", "", text)
+    parts = [part.split() for part in text.split(",")]
+    names = [
+        [_in_singular(word) for word in part if word not in ("a", "an", "the")] for part in parts
+    ]
     return sorted(" ".join(words) for words in names)
 
 
-def unwrapped(text: str) -> str:
-    """What `\\text{...}` holds, without the wrapper."""
-    return re.sub(r"\\text\{([^{}]*)\}", r"\1", text).strip()
-
-
-def read_number(body: str) -> Number | None:
-    """An integer, decimal, fraction or mixed number; None for anything else."""
-    match = _NUMBER.fullmatch(body)
-    if match is None:
-        return None
-    if match["digits"] is not None:
-        power = int(match["power"] or 0)
-        if max(abs(power), len(match["digits"])) > _MAX_DIGITS:
-            return None
-        return as_number(match["minus"] + match["digits"], power)
-    top, bottom = match["top"] or match["slash"], int(match["bottom"] or match["under"])
-    joined = match["whole"] and match["slash"] and not re.search(r"\d\s+\d", body)
-    if bottom == 0 or joined or len(body) > _MAX_DIGITS:  # joined: 12/3 is not 1 and 2/3
-        return None
-    value = int(match["whole"] or 0) + Fraction(int(top), bottom)
-    return -value if match["sign"] else value
-
-
-def as_number(text: str, power: int = 0) -> Number:
-    """An integer or a decimal, times a power of ten; zeros at its end say nothing."""
-    whole, _, decimals = text.partition(".")
-    if decimals := decimals.rstrip("0"):
-        return Decimal(f"{whole}.{decimals}e{power}")
-    return int(whole if whole.strip("+-") else 0) * Fraction(10) ** power
-
-
-def read_clock(body: str) -> tuple[int, str] | None:
-    """(seconds into half a day, "a", "p" or ""): "" where it is not said which half."""
-    text = unwrapped(body)
-    if text.lower() in ("noon", "midnight"):
-        text = f"12 {text}"
-    match = _CLOCK.fullmatch(text)
-    if match is None or int(match[1]) > 24 or not any(match.groups()[1:]):
-        return None
-    hour, half = int(match[1]), (match[4] or "").lower()
-    if match[5] or match[6]:
-        half = "p" if match[5] else "a"
-    if not half and (hour > 12 or match[1].startswith("0")):
-        half = "p" if 12 < hour < 24 else "a"
-    return (hour % 12 * 60 + int(match[2] or 0)) * 60 + int(match[3] or 0), half
-
-
-def read_base(body: str) -> tuple[str, int] | None:
-    """(digits, base) of a numeral that names its base; None for anything else."""
-    match = _BASE.fullmatch(body)
-    if match is None:
-        return None
-    name = (match[4] or match[5]).lower()
-    base = _IN_WORDS.get(name) or (int(name) if name.isdecimal() else 0)
-    digits = match[3].upper()
-    if not 2 <= base <= 36 or any(int(d, 36) >= base for d in digits if d.isalpha()):
-        return None
-    return match[1] + match[2] + (digits.lstrip("0") or "0"), base
-
-
-def read_words(text: str) -> int | None:
-    """The number below a thousand in words: twelve, twenty-five, one hundred and six."""
-    return _IN_WORDS.get(" ".join(re.findall("[a-z]+", unwrapped(text.lower()))))
+def _in_singular(word: str) -> str:
+    """A word in the singular; letters as they are."""
+    return singular(word) if len(word) > 3 else word

@@ -2,7 +2,7 @@
 
 import re
 
-Unit = tuple[str, ...]  # its words, measures in their short form; () without one
+Unit = tuple[str, ...]  # its factors, measures in their short form, m/s^2: (m, s-2); () without one
 
 
 def _words(text: str) -> frozenset[str]:
@@ -14,15 +14,16 @@ mm millimeter millimetre | cm centimeter centimetre 厘米 | dm decimeter | m me
 km kilometer kilometre | in inch inche | ft foot feet | yd yard | mi mile | mg milligram
 g gram gramme | kg kilogram kilo | lb pound | oz ounce | ton tonne | ml milliliter millilitre
 l L liter litre | gal gallon | s sec second | min minute | h hr hour | day | week wk | month
-year yr | mph mile/h mi/h mile/hour | km/h kmh kmph | rad radian | $ dollar usd buck us\\$
+year yr | rad radian | $ dollar usd buck us\\$
 cent ¢ | € euro eur | £ gbp | ¥ yuan rmb 元 | rs rupee ₹ inr | unit | sq square | cu cubic cube
-hz hertz | n N newton | j J joule | w W watt | v V volt | a ampere | k K kelvin | celsius
+hz hertz | n N newton | j J joule | w W watt | v V volt | a ampere | K kelvin | celsius | ohm
 """
 _UNITS = {
     name: names.split()[0] for names in re.split(r"[|\n]", _MEASURES) for name in names.split()
 }
+_SPEEDS = {"mph": "mi/h", "kmh": "km/h", "kph": "km/h", "kmph": "km/h"}
 _SIGNS = {"%", "°", *_UNITS.values()}
-_POWERS = ("squared", "cubed")
+_POWERS = {"squared": 2, "cubed": 3, "square": 2, "sq": 2, "cubic": 3, "cu": 3, "cube": 3}
 _CURRENCIES = ("$", "cent", "€", "£", "¥", "rs")
 _LONE_LETTER_UNITS = "mgshLlVNJWAKCF"
 FUNCTIONS = _words(
@@ -31,18 +32,34 @@ FUNCTIONS = _words(
 )
 # Words that change a value or join two: text with one of them is not a unit.
 _NO_UNITS = _words(
-    "not no more less than least most greater fewer larger smaller between except times plus minus"
+    "not no more less than least most greater fewer larger smaller between except plus minus"
     " over under above below about dozen half third quarter all any every none each if for when"
     " where unless until or and from to at is are was be other both either neither only"
     " factorial inverse twice double triple fail halve tenth hundredth thousandth fifth sixth"
-    " seventh eighth ninth ten lakh crore wrong roughly 万 亿 千 百"
+    " seventh eighth ninth ten lakh crore wrong roughly approximately negative k gross score grand"
+    " M B mil mn bn couple doubled tripled halved inverted negated tens hundred thousand"
+    " million billion trillion set 万 亿 千 百"
 )
 _BARE_WORDS = re.compile(
-    r"\\text\{[^{}]*\}|(?<![\\A-Za-z_^{])((?:[A-Za-z]{2,}|[^\x00-\u03ff\W\d_]+)\.?(?:[\s/-]+[A-Za-z]+\.?)*)"
+    r"\\text\{[^{}]*\}"
+    r"|(?<![\\A-Za-z_^{])((?:[A-Za-z]{2,}|[^\x00-\u03ff\W\d_]+)\.?(?:[\s/-]+[A-Za-z]+\.?)*)"
+)
+_COMPOUND_WORD = re.compile(
+    r"\d-(?:\\text\{)?(?:[a-z]{4,}|[a-z]{3}\s+[a-z]{3})"
+)  # a 6-digit number
+_ORDINAL = re.compile(
+    r"(?<=[\d}])\^\{(?:\\text\{)?\s*(?:st|nd|rd|th)\s*\}+|(?<=\d)(?:st|nd|rd|th)\b"
 )
 _UNIT = re.compile(
-    r"\\text\{([^{}]*)\}\s*(?:\^\s*(?:\{(\d)\}|(\d)))?"
+    r"\\text\{([^{}]*)\}\s*(?:\^\s*(?:\{(-?\d)\}|(-?\d)))?"
     r"|(\\\$|\\pounds|[€£¥₹¢₩]|(?<![a-zA-Z])(?:US|USD|EUR|Rs)(?:\\\$|\.?\s*(?=\d)))|\\(%)|\^(\\circ)"
+)
+_UNIT_IN_PARENTHESES = re.compile(
+    r"(?<=[\d}])\s*\(\s*((?:\\text\{[^{}]*\}(?:\^\{?-?\d\}?)?\s*)|\\%)\s*\)"
+)
+_FACTOR = re.compile(
+    r"\s*(?P<per>/|\bper\b)?\s*(?P<opens>\()?(?P<name>[^\W\d_]+|[$€£¥₹¢])\.?"
+    r"(?:\s*\^?(?P<power>-?\d))?(?P<closes>\))?"
 )
 
 
@@ -59,19 +76,21 @@ def take_unit(text: str) -> tuple[str, Unit, bool]:
             found.append(("%" if percent else "°" if degree else _UNITS.get(sign, "$"),))
             return " "
         unit = _name_unit(words, square or cube or "")
-        in_front = not match.string[: match.start()].strip(" ({[")
+        before = match.string[: match.start()]
+        if words == "K" and before[-1:].isdigit():  # 5K is five thousand, 300 K a temperature
+            unit = None
+        in_front = not before.strip(" ({[")
         if unit is None or (in_front and unit[0] not in _CURRENCIES):
             readable = False
             return match[0]
         found.append(unit)
         return " "
 
-    body = _BARE_WORDS.sub(_wrap_words, text)
-    body = re.sub(
-        r"(?<=[\d}])\^\{(?:\\text\{)?\s*(?:st|nd|rd|th)\s*\}+|(?<=\d)(?:st|nd|rd|th)\b", "", body
-    )
-    body = _UNIT.sub(take, body)
-    if "'" in body or '"' in body:
+    if _COMPOUND_WORD.search(text):
+        return text, (), False
+    body = _ORDINAL.sub("", _BARE_WORDS.sub(_wrap_words, text))
+    body = _UNIT.sub(take, _UNIT_IN_PARENTHESES.sub(r" \1 ", body))
+    if re.search(r"(?<![a-zA-Z'])'|\"", body):  # but for the primes of f'(x)
         readable = False
     units = set(found)
     if len(units) == 2:  # a 25% increase, $5 a ticket
@@ -82,7 +101,9 @@ def take_unit(text: str) -> tuple[str, Unit, bool]:
 
 
 def _wrap_words(match: re.Match[str]) -> str:
-    """Words without `\\text` get it, but for letters that may be a product, and functions."""
+    r"""Words without `\text` get it, but for letters that may be a product, and functions: a word
+    has four letters, or three beside another word, or it is a unit.
+    """
     if match[1] is None:
         return match[0]
     words = re.findall(r"[^\W\d_]+", match[1])
@@ -95,27 +116,58 @@ def _wrap_words(match: re.Match[str]) -> str:
 
 
 def _name_unit(words: str, power: str) -> Unit | None:
-    """The words of a unit, measures in their short form; None for text that is none."""
-    words = re.sub(r"\s*(?:/|\bper\b)\s*", "/", words.replace("-", " "))
-    if re.search(r"[^\w\s./$€£¥₹¢]|\d", words):
+    """The factors of a unit, measures in their short form; None for text that is none."""
+    words = re.sub(r"[a-z]+", lambda match: _SPEEDS.get(match[0], match[0]), words)
+    words = words.replace("*", " ")
+    words = words if "^" in words else words.replace("-", " ")
+    factors: list[tuple[str, int]] = []
+    end, is_below = 0, False
+    for match in _FACTOR.finditer(words):
+        name = match["name"]
+        if words[end : match.start()].strip(" ().,") or _changes_value(name):
+            return None
+        exponent = int(match["power"] or 1) * (-1 if match["per"] or is_below else 1)
+        factors.append((name, exponent))
+        is_below = not match["closes"] and (is_below or bool(match["per"] and match["opens"]))
+        end = match.end()
+    names = [name for name, _ in factors]
+    if not names or words[end:].strip(" ().,") or "times" in names[:-1]:
         return None
-    names = words.split()
-    plain = [name for name in names if name not in _POWERS]
-    if not plain or any({name.lower(), singular(name)} & _NO_UNITS for name in plain):
+    if names in (["squared"], ["cubed"]):
         return None
-    names = ["/".join(_short(part) for part in name.split("/")) for name in names]
-    names = [_UNITS.get(name, name) for name in names]
-    if names[-1] in _POWERS and len(names) > 1:
-        power = "2" if names.pop() == "squared" else "3"
-    if names[0] in ("sq", "cu", *_POWERS) and len(names) > 1:
-        power = "2" if names.pop(0).startswith("sq") else "3"
-    return (*names[:-1], names[-1] + power)
+    return _with_powers(factors, power)
+
+
+def _changes_value(name: str) -> bool:
+    """Whether it is a word or sign that makes another number: dozen, M for a million."""
+    if len(name) == 1:
+        return name in _NO_UNITS
+    return bool({name.lower(), singular(name)} & _NO_UNITS)
+
+
+def _with_powers(factors: list[tuple[str, int]], power: str) -> Unit:
+    """The factors with the powers that stand beside them in words: square metres, metres cubed."""
+    if power:
+        name, exponent = factors[-1]
+        factors[-1] = name, exponent * int(power)
+    named: list[str] = []
+    pending = 1
+    for index, (name, exponent) in enumerate(factors):
+        word = _POWERS.get(name.lower(), 0) if len(factors) > 1 else 0
+        if word and index and name.lower() in ("squared", "cubed"):
+            named[-1] += str(word)
+        elif word and index < len(factors) - 1:
+            pending = word
+        else:
+            exponent, pending = exponent * pending, 1
+            named.append(_short(name) + (str(exponent) if exponent != 1 else ""))
+    return tuple(named)
 
 
 def _short(name: str) -> str:
     for word in (name.strip("."), singular(name)):
         if len(word) > 1 and word.lower() in _UNITS or word in _UNITS:
-            return _UNITS.get(word.lower(), word)
+            return _UNITS.get(word.lower(), word) if len(word) > 1 else _UNITS[word]
     return singular(name)
 
 
@@ -137,7 +189,7 @@ def units_agree(left: Unit, right: Unit) -> bool:
     a, b = set(left), set(right)
     if not a or not b or a == b:
         return True
-    if {name.rstrip("23") for name in a | b} & _SIGNS:
+    if {name.rstrip("-0123456789") for name in a | b} & _SIGNS:
         return a | b == {"°", "celsius"}
     return a <= b or b <= a
 

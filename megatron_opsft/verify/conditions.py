@@ -1,0 +1,129 @@
+"""Conditions behind an answer: `for all x`, `when n >= 1`, `(x > 0)`, `only`.
+
+They are kept apart from the answer, and compared where both sides have one. Reasons (`since x > 0`)
+are dropped. Text with several cases is left whole.
+"""
+
+import re
+
+from megatron_opsft.verify.equality import same_value
+from megatron_opsft.verify.parsing import values_of
+
+# A word that begins a condition, perhaps inside `\text` or parentheses, behind something else.
+_OPENING = r"(?<=[^\s,;(])(?:[\s,;(]|\\text\s*\{)*"
+_REASON_WORDS = "since|because|as|rejecting|discarding|excluding|is the only"
+_CONDITION_WORDS = (
+    "for|when|where|if|whenever|with|provided|given|such that|assuming|only"
+    "|attained|achieved|reached"
+)
+_BEGINNING = re.compile(
+    rf"{_OPENING}(?:\\forall|(?<![a-zA-Z\\])(?:({_REASON_WORDS})|{_CONDITION_WORDS})(?![a-zA-Z]))"
+)
+_ONLY_IN_FRONT = re.compile(r"(?:\\text\s*\{\s*only\s*\}|only(?![a-zA-Z]))\s*(?=\S)", re.IGNORECASE)
+_QUANTIFIER_IN_FRONT = re.compile(
+    r"(?:(?:\\text\s*\{\s*)?for (?:all|every|each|any)(?![a-zA-Z])|\\forall)([^,:]*)[,:]\s*(?=\S)",
+    re.I,
+)
+_LETTERS = r"[a-zA-Z](?:_\{?\w\}?)?(?:\s*,\s*[a-zA-Z])*"
+_SIGN = r"(?:<|>|\\(?:le|ge|ne|in)(?![a-zA-Z]))"
+_MEMBERSHIP = re.compile(
+    rf"(?<=[^\s,;(])[\s,;(]+{_LETTERS}\s*\\in\s*\\mathbb\s*\{{?[A-Z]\}}?[^,;]*$"
+)
+_IN_PARENTHESES = re.compile(
+    rf"(?<=[^\s,;(])\s+\((?:[^()=]*{_SIGN}[^()]*|\s*[a-zA-Z]\s*=[^()=]+)\)$"
+)
+_BOUND_BEHIND_COMMA = re.compile(rf"\s*[,;]\s*(?P<letter>[a-zA-Z])\s*{_SIGN}\s*[^,;<>=]+$")
+_CASES = re.compile(
+    r"(?<![a-zA-Z\\])(?:otherwise|else|or|wrong|incorrect|unless|then|(?:if|for|when)\b.*\b(?:if|for|when))"
+    r"(?![a-zA-Z])",
+    re.IGNORECASE,
+)
+_QUANTIFIER = re.compile(
+    r"\\forall|(?<![a-zA-Z])(?:all|any|every|each|some|only|is|are|constants?|arbitrary"
+    r"|real|integers?)(?![a-zA-Z])"
+)
+_RELATION = re.compile(rf"{_SIGN}|=")
+_SET = re.compile(r"\\in(?![a-zA-Z])\s*(\\mathbb\s*\{?([A-Z])\}?\S*)")
+_SET_WORDS = {"positive integer": "N", "natural": "N", "integer": "Z", "rational": "Q", "real": "R"}
+_WORD = re.compile(r"(?<![\\a-zA-Z{])[a-zA-Z]{2,}|\\forall")
+
+
+def split_condition(text: str) -> tuple[str, str]:
+    """The answer, and the condition behind it; "" where there is none."""
+    if match := _ONLY_IN_FRONT.match(text):
+        text = text[match.end() :]
+    if match := _QUANTIFIER_IN_FRONT.match(text):
+        return text[match.end() :], _bare(match[1])
+    for pattern in (_BEGINNING, _MEMBERSHIP, _IN_PARENTHESES, _BOUND_BEHIND_COMMA):
+        match = pattern.search(text)
+        if match is None:
+            continue
+        answer = text[: match.start()].strip().rstrip(",;(").strip()
+        condition = _bare(text[match.start() :])
+        if not _may_have_condition(answer, match) or _CASES.search(condition):
+            continue
+        if pattern is _BEGINNING and match[1]:
+            return answer, ""
+        if _RELATION.search(condition) or _QUANTIFIER.search(condition):
+            return answer, condition
+    return text, ""
+
+
+def conditions_agree(gold: str, answer: str) -> bool:
+    """Whether two conditions may be the same one: not if they name two sets of numbers, two
+    relations or, without these, two things in words.
+    """
+    if not gold or not answer:
+        return True
+    sets = _number_set(gold), _number_set(answer)
+    if all(sets):
+        return sets[0] == sets[1]
+    relations = _relation(gold), _relation(answer)
+    if all(relations):
+        pairs = [
+            (left, right) for left in values_of(relations[0]) for right in values_of(relations[1])
+        ]
+        return relations[0] == relations[1] or any(same_value(*pair) for pair in pairs)
+    if any(sets) or any(relations):
+        return True
+    words = [set(_WORD.findall(one)) for one in (gold, answer)]
+    return "is" not in words[0] & words[1] or words[0] == words[1]
+
+
+def _may_have_condition(answer: str, match: re.Match[str]) -> bool:
+    """Whether what stands before it is whole and more than a letter. Behind a comma, x > 0 is a
+    condition of a formula or equation with that letter, and else one of several relations.
+    """
+    if len(answer) < 2 and not answer.isdigit():
+        return False
+    if answer.count("(") != answer.count(")") or answer.count("{") != answer.count("}"):
+        return False
+    if match.re is not _BOUND_BEHIND_COMMA:
+        return True
+    has_letter = re.search(rf"(?<![a-zA-Z]){match['letter']}(?![a-zA-Z])", answer)
+    return bool(has_letter) and not re.search(rf"{_SIGN}|,", answer)
+
+
+def _bare(text: str) -> str:
+    r"""A condition without `\text` and the parentheses around it."""
+    text = re.sub(r"\\text\s*\{([^{}]*)\}", r" \1 ", text)
+    text = text.replace(r"\text{", " ").strip(" ,;")
+    text = text.removeprefix("(") if text.count("(") >= text.count(")") else text
+    text = text.removesuffix(")") if text.count(")") > text.count("(") else text
+    return " ".join(text.split())
+
+
+def _number_set(condition: str) -> str:
+    """The name of the set of numbers that a condition names: N, Z, Q, R; "" without one."""
+    if match := _SET.search(condition):
+        is_positive = match[2] == "Z" and re.search(r"\^\s*\{?\+|>|\^\s*\{?\*|\\ge", match[1])
+        return "N" if is_positive else match[2]
+    return next((name for word, name in _SET_WORDS.items() if word in condition), "")
+
+
+def _relation(condition: str) -> str:
+    """The relation in a condition, such as n >= 1; "" without one."""
+    if _SET.search(condition):
+        return ""
+    text = " ".join(_WORD.sub(" ", condition).strip(" ,;").split())
+    return text if _RELATION.search(text) else ""
