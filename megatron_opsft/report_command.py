@@ -20,6 +20,7 @@ from megatron_opsft.report.figures import (
 from megatron_opsft.report.html import MAX_MB
 from megatron_opsft.report.tables import Section
 from megatron_opsft.runtime.console import say
+from megatron_opsft.study.directory import is_study
 
 
 class Report(Command):
@@ -79,7 +80,6 @@ class Report(Command):
     def _read(self) -> Contents:
         """What is reported of the paths. Errors: `UserError`."""
         from megatron_opsft.plan.measured import read_scaling, scaling_runs
-        from megatron_opsft.study.results import is_study
 
         evaluations = [path for path in self.paths if (path / "results.json").is_file()]
         if self.baseline is not None and not evaluations:

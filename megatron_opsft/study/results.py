@@ -17,10 +17,10 @@ from megatron_opsft.evaluate.results import Results, read_results
 from megatron_opsft.report.runs import read_json_lines, read_summary
 from megatron_opsft.report.table import OVERALL, Estimate, Metrics, Size
 from megatron_opsft.runtime.durable import write_text
+from megatron_opsft.study.directory import STUDY, TABLE
 from megatron_opsft.study.jobs import trainings_of
 from megatron_opsft.study.study_file import Study, StudyPlan, StudyRun
 
-STUDY, TABLE = "study.json", "table.json"
 _AGAIN = "`megatron-opsft study FILE --out {} --page` writes it again"
 
 
@@ -116,11 +116,6 @@ def write_results(out: Path, study: Study, rows: Sequence[Row]) -> None:
         [asdict(row) for row in rows], indent=1, allow_nan=False, default=Estimate.model_dump
     )
     write_text(out / TABLE, table + "\n")
-
-
-def is_study(directory: Path) -> bool:
-    """Whether a study has written its results there."""
-    return any((directory / name).is_file() for name in (STUDY, TABLE))
 
 
 def read_written(out: Path) -> tuple[Study, list[Row]]:

@@ -1,0 +1,10 @@
+"""The directory of a study."""
+
+from pathlib import Path
+
+STUDY, TABLE = "study.json", "table.json"
+
+
+def is_study(directory: Path) -> bool:
+    """Whether a study has written its results there."""
+    return any((directory / name).is_file() for name in (STUDY, TABLE))
