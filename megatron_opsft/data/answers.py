@@ -52,13 +52,13 @@ def _marked_answer(text: str, field: str) -> str:
     return text
 
 
-_OPENING = re.compile(r"\\(?:boxed|fbox)\s*(?:\{|(?=\d|\\frac))")
+_OPENING = re.compile(r"\\\\?(?:boxed|fbox)\s*(?:\{|(?=\d|\\frac))")
 _BRACE = re.compile(r"[{}]|\\.", re.DOTALL)  # an escaped brace opens and closes nothing
 _BARE_NUMBER = re.compile(r"\\frac\s*(?:\{[^{}]*\}|\d){2}|\d[\d.,]*")
 
 # What may stand between two boxes of one answer.
 _JOIN = re.compile(
-    r"(?:[\s,;&$]|[a-z]+\s+(?:and|or)\b|\\[()\[\],;:! ]|\\q?quad|\b(?:and|or)\b"
+    r"(?:[\s,;&$+]|[a-z]+\s+(?:and|or)\b|\\[()\[\],;:! ]|\\q?quad|\b(?:and|or)\b"
     r"|\\text\{[^{}]*\b(?:and|or)\b[^{}]*\}|[A-Za-z](?:_\{?\w+\}?)?\s*=)*"
 )
 

@@ -34,7 +34,8 @@ _IN_PARENTHESES = re.compile(
 )
 _BOUND_BEHIND_COMMA = re.compile(rf"\s*[,;]\s*(?P<letter>[a-zA-Z])\s*{_SIGN}\s*[^,;<>=]+$")
 _CASES = re.compile(
-    r"(?<![a-zA-Z\\])(?:otherwise|else|or|wrong|incorrect|unless|then|(?:if|for|when)\b.*\b(?:if|for|when))"
+    r"(?<![a-zA-Z\\])(?:otherwise|else|or|wrong|incorrect|unless|then"
+    r"|(?:if|for|when)\b.*\b(?:if|for|when))"
     r"(?![a-zA-Z])",
     re.IGNORECASE,
 )

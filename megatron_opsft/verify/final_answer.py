@@ -33,7 +33,7 @@ _SENTENCE = re.compile(
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[^\s\d])|。|\n")
 _LEAD = re.compile(
     r"(?:(?:so|thus|hence|therefore|then|finally|and|that|it(?: is|'s)|option|choice"
-    r"|we (?:get|find|obtain)|this gives)\b[\s,:]*)*",
+    r"|but|we (?:get|find|obtain)|this gives)\b[\s,:]*)*",
     re.IGNORECASE,
 )
 _TRAIL = re.compile(
@@ -44,7 +44,19 @@ _TRAIL = re.compile(
     r"|,\s+(?:not|approximately|about|roughly|it)\b.*",
     re.DOTALL | re.IGNORECASE,
 )
-_VERB = re.compile(r"\b(?:is|are|equals)\b|(?<=[^\W\d_]):\s")
+_VERB = re.compile(r"\b(?:is|are|equals|(?:in|de)creases by)\b|(?<=[^\W\d_]):\s")
+_CORRECTED = re.compile(r".*\bnot\s+[\d.,]+,?\s+(?=(?:which is|it's|it is|but)\b)", re.IGNORECASE)
+# Answer: Ann sold 3 apples. The words of the sentence change no number.
+_CHANGING_WORDS = (
+    "a|an|about|above|all|almost|and|at|base|below|between|by|cubed?|difference|digit|divided"
+    "|double|either|except|fewer|from|half|halves|if|inverse|least|less|minus|mod|modulo|more|most"
+    "|multiple|n't|negative|neither|no|nor|not|of|only|or|over|per|plus|power|product|quarter|ratio"
+    "|reciprocal|root|square|squared|sum|than|third|times|to|triple|twice|under|unless|without"
+)
+_TOLD = re.compile(
+    rf"(?!(?i:.*\b(?:{_CHANGING_WORDS})\b))[A-Z][a-z']+(?:\s+[A-Za-z']+){{1,12}}"
+    r"\s+(\\?\$?\d[\d.,]*(?:\s+[a-z]+)?)(?:\s+[a-z]+){0,3}\.?\s*"
+)
 _DOUBTS = re.compile(
     r"\?|n't\b|\b(?:not|never|maybe|perhaps|guess|wait|impossible|wrong|incorrect)\b", re.IGNORECASE
 )
@@ -61,7 +73,8 @@ _DENIED_BEFORE = re.compile(
 )
 _WRONG = r"(?:wrong|incorrect|impossible|not (?:right|correct|true|quite|the)\b)"
 _DENIED_AT_ONCE = re.compile(
-    r"[\s.$)\]\\*]*(?:\?|\(?wrong|(?:is|was|cannot|can|could|must|would|does|did)(?:n't|\s+not)\b|cannot\b"
+    r"[\s.$)\]\\*]*(?:\?|\(?wrong|(?:is|was|cannot|can|could|must|would|does|did)(?:n't|\s+not)\b"
+    r"|cannot\b"
     rf"|(?:is|was|(?:must|would) be)\s+(?:(?:the\s+)?{_WRONG}|my first))"
 )
 _SECOND_THOUGHT = re.compile(
@@ -108,6 +121,8 @@ def _stated_values(text: str) -> list[str]:
         if stated is None or _is_taken_back(text[stated.end() :]):
             return values
         values += _values_in(stated[1])
+        if told := _TOLD.fullmatch(stated[1]):
+            values.append(told[1])
         if re.search(r"[\d$\\]", stated[1]):
             break
     return values
@@ -116,7 +131,7 @@ def _stated_values(text: str) -> list[str]:
 def _last_sentence_values(text: str) -> list[str]:
     """What may be the answer in the last sentence, unless it doubts, supposes or compares."""
     text = _MARKUP.sub("", text[-_MAX_CHARS:]).strip()
-    sentence = _SENTENCE_END.split(text)[-1]
+    sentence = _CORRECTED.sub("", _SENTENCE_END.split(text)[-1])
     if _DOUBTS.search(sentence):
         return []
     return [

@@ -46,6 +46,7 @@ END = r"(?![a-zA-Z])"  # of a command
 _GREEK_NAMES = "|".join(word[1:] for word in _GREEK.split()) + "|pi"
 TOKEN = rf"(?:\{{([^{{}}]*)\}}|(\d|[a-zA-Z]|\\(?:{_GREEK_NAMES})(?![a-zA-Z])))"
 
+_ESCAPED_TWICE = rf"(?<!\\)\\(?=\\(?:[dt]?frac|text|sqrt|boxed|le|ge|times|cdot|pi|infty){END})"
 _VULGAR_FRACTION = "[¼½¾⅐⅑⅒⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞]"
 _SUPERSCRIPT = "[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿⁱ]+"
 _SUBSCRIPT = "[₀₁₂₃₄₅₆₇₈₉₊₋₍₎]+"
@@ -76,6 +77,7 @@ _UNIT_WITH_SIGNS = (
 )
 _FRACTION_OF_UNITS = rf"\\frac\{{\s*({_UNIT})\s*\}}\{{\s*({_UNIT})\s*\}}"
 _OHM = rf"(?<=\d){_GAP}\\Omega\s*$"
+_METRES = "(?<=[0-9])\\s*([kcdm]?m)([²³])"
 
 
 def _plain_characters(match: re.Match[str]) -> str:
@@ -86,6 +88,10 @@ def _plain_characters(match: re.Match[str]) -> str:
 def _vulgar_fraction(match: re.Match[str]) -> str:
     top, _, bottom = unicodedata.normalize("NFKC", match[0]).partition("⁄")
     return rf"\frac{{{top}}}{{{bottom}}}"
+
+
+def _power_of_metres(match: re.Match[str]) -> str:
+    return rf"\text{{ {match[1]}}}^{{{2 if match[2] == '²' else 3}}}"
 
 
 def _script(sign: str) -> Replacement:
@@ -120,7 +126,9 @@ def _quotient_of_units(match: re.Match[str]) -> str:
 
 # Scripts leave a minus sign, which is made a plain one with the other signs.
 LAYOUT = (
+    rule(r"\\frac{1}{2}", r"\frac{1}{2}", "math-verify's tests", _ESCAPED_TWICE, ""),
     rule("2½", r"2\frac{1}{2}", "½", _VULGAR_FRACTION, _vulgar_fraction),
+    rule("5m²", r"5\text{ m}^{2}", "math-verify's tests", _METRES, _power_of_metres),
     rule("x²", "x^{2}", "superscripts", _SUPERSCRIPT, _script("^")),
     rule("52₈", "52_{8}", "base in Unicode", _SUBSCRIPT, _script("_")),
     rule("x ≤ −3", r"x \le -3", "degree sign", f"[{''.join(SIGNS)}]", lambda m: SIGNS[m[0]]),

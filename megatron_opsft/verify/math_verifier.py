@@ -22,7 +22,7 @@ from functools import lru_cache
 
 import sympy.core.random
 
-from megatron_opsft.data.answers import final_boxes
+from megatron_opsft.data.answers import final_boxes, last_box
 from megatron_opsft.records import Outcome, Verdict
 from megatron_opsft.verify.comparison import is_understood, same_answer
 from megatron_opsft.verify.final_answer import find_answers, only_line
@@ -74,6 +74,8 @@ def _read_gold(gold: str) -> tuple[Answer, ...]:
     """The right answers: several where the gold says OR, or can be read in two ways."""
     if boxes := final_boxes(gold):
         gold = ", ".join(boxes)
+    elif (box := last_box(gold)) and box.end < 0:  # never closed: all that follows
+        gold = gold[gold.index("{", box.start) + 1 :]
     texts = dict.fromkeys([gold, *_ALTERNATIVES.split(gold)])
     return tuple(one for text in texts for one in _read(text))
 
@@ -83,7 +85,8 @@ def _read_gold_sentence(gold: str) -> tuple[Answer, ...]:
     """What a gold answer says that is a sentence or more, and cannot be read as one answer."""
     if any(map(is_understood, _read_gold(gold))):
         return ()
-    return tuple(one for text in find_answers(gold) for one in _read(text))
+    texts = [*find_answers(gold), *gold.rpartition("=")[2:]]
+    return tuple(one for text in texts if text for one in _read(text))
 
 
 def _read(text: str) -> list[Answer]:

@@ -15,27 +15,39 @@ from megatron_opsft.verify.values import (
     is_relation,
     relations_of,
     replaced,
+    written_members,
 )
 
 _FUNCTION_NAME = re.compile(r"[a-zA-Z](?:_\S+)?|\\text\{[a-zA-Z](?:prime)+\}")  # f, f_1, f'
 
 
 def with_same_arguments(gold: Any, answer: Any) -> tuple[Any, Any]:
-    """Both with the same letters for a function's arguments: f(t) = t^2 is f(x) = x^2."""
-    if not (isinstance(gold, sympy.Eq) and isinstance(answer, sympy.Eq)):
+    """Both with the same letters for a function's arguments: f(t) = t^2 is f(x) = x^2. Also in
+    lists of such equations for one function.
+    """
+    functions = _named_function(gold), _named_function(answer)
+    if functions[0] is None or functions[1] is None:
         return gold, answer
-    functions = gold.lhs, answer.lhs
-    if not all(isinstance(one, AppliedUndef) for one in functions):
-        return gold, answer
-    letters = [one.args for one in functions]
+    letters = [function.args for function in functions]
     if functions[0].func != functions[1].func or len(letters[0]) != len(letters[1]):
         return gold, answer
-    is_named = _FUNCTION_NAME.fullmatch(str(functions[0].func))
-    if not is_named or not all(map(_are_arguments, letters)):
+    if not all(map(_are_arguments, letters)):
         return gold, answer
     bound = [sympy.Symbol(f"argument {number}", real=True) for number in range(len(letters[0]))]
     renamed = [dict(zip(one, bound, strict=True)) for one in letters]
     return replaced(gold, renamed[0]), replaced(answer, renamed[1])
+
+
+def _named_function(value: Any) -> Any:
+    """f(x) of f(x) = x^2, and of a list of such equations for it alone; None for anything else."""
+    equations = written_members(value) if isinstance(value, sympy.FiniteSet) else [value]
+    if not equations or not all(isinstance(one, sympy.Eq) for one in equations):
+        return None
+    named = {one.lhs for one in equations}
+    function = named.pop()
+    if named or not isinstance(function, AppliedUndef):
+        return None
+    return function if _FUNCTION_NAME.fullmatch(str(function.func)) else None
 
 
 def _are_arguments(values: Sequence[Any]) -> bool:

@@ -26,7 +26,9 @@ _OPTION_IN_FRONT = re.compile(
     rf"(?:{_OPTION_LETTER}(?=[\s\d.:\\-]|$)|([A-J])(?:[.):](?=\s|$)|$))[.:]?\s*",
     re.IGNORECASE,
 )
-_OPTION_BEHIND = re.compile(rf"(?<=\S)[\s,]+{_OPTION_LETTER}$")
+_OPTION_BEHIND = re.compile(  # 60 \text{ G} has a unit
+    r"(?<=\S)[\s,]+(?:\\text\{\s*(?:option|choice)?\s*\(([A-J])\)\s*\}|\(([A-J])\))$"
+)
 _GOES_ON = re.compile(r"[,;+*/^_=<>]|-\s")  # behind a letter that is no option
 _SAYS_MORE = re.compile(r"\b(?:is|isn|wrong|incorrect)\b")
 _OPTIONS = re.compile(r"\(?[A-J]\)?(?:\s*,?\s*\(?[A-J]\)?)+")
@@ -75,6 +77,7 @@ def read(text: str) -> Answer:
     name = ""
     if match := _NAME.match(rest):
         name, rest = match[1], rest[match.end() :]
+    rest = _last_of_conversion(rest)
     option, rest = _take_option(rest)
     for part in (rest, rest.rpartition("=")[2].strip()):
         if _is_clock_or_numeral(part):  # also t = 5:30
@@ -85,6 +88,15 @@ def read(text: str) -> Answer:
     if (unit and (":" in body or read_clock(body))) or (option and _SAYS_MORE.search(body)):
         readable = False
     return Answer(text, _without_outer_brackets(body), option, unit, condition, name, readable)
+
+
+def _last_of_conversion(text: str) -> str:
+    """0.6 m of 60 cm = 0.6 m; anything else as it is."""
+    first, _, last = text.rpartition("=")
+    if "," in text:
+        return text
+    has_unit = bool(re.search(r"\d", first) and re.search(r"\d", last) and take_unit(first)[1])
+    return last.strip() if has_unit else text
 
 
 def _is_clock_or_numeral(text: str) -> bool:

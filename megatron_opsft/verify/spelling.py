@@ -91,7 +91,7 @@ _DEGREE = (
 )
 _CELSIUS = rf"\^\\circ\s*(?:\\text\{{\s*)?C{END}(?:\s*\}})?"
 _FAHRENHEIT = rf"\^\\circ\s*(?:\\text\{{\s*)?F{END}(?:\s*\}})?"
-_AND = rf"\s*{_word(',?[ ]*(?:and|or|或|和)[ ]*,?')}"
+_AND = rf"\s*{_word(',?[ ]*(?:and|or|或|和)[ ]*,?')}|(?<=\d)(?:and|or)(?=[a-zA-Z]\()"
 _ABOUT = rf"^\s*(?:\\approx|\\simeq|\\sim|~){END}\s*"
 
 

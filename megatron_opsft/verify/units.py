@@ -52,7 +52,8 @@ _ORDINAL = re.compile(
 )
 _UNIT = re.compile(
     r"\\text\{([^{}]*)\}\s*(?:\^\s*(?:\{(-?\d)\}|(-?\d)))?"
-    r"|(\\\$|\\pounds|[€£¥₹¢₩]|(?<![a-zA-Z])(?:US|USD|EUR|Rs)(?:\\\$|\.?\s*(?=\d)))|\\(%)|\^(\\circ)"
+    r"|(\\\$|\\pounds|[€£¥₹¢₩]|(?<![a-zA-Z])(?:US|USD|EUR|Rs)(?:\\\$|\.?\s*(?=\d)))"
+    r"|\\(%)|\^(\\circ)"
 )
 _UNIT_IN_PARENTHESES = re.compile(
     r"(?<=[\d}])\s*\(\s*((?:\\text\{[^{}]*\}(?:\^\{?-?\d\}?)?\s*)|\\%)\s*\)"

@@ -75,6 +75,12 @@ D == **D** is the correct answer. ; (D) is correct. ; Final choice: D ; D) 8 ; �
 \text{at least } 3 == at least 3 != at most 3
 42 == 答えは42です。 ; La respuesta es 42. ; Die Antwort ist 42. ; Ответ: 42
 70 == We add.⏎A: 70
+3 == Final Answer: Jane started growing Sphere 3 hours ago. ; Answer: Ann sold 3 apples yesterday.
+3 != Answer: Jane has half of 3 apples. ; Answer: Ann sold 3 more apples than Tom.
+3 != Answer: Ann did not sell 3 apples. ; Answer: Each of 3 boys has 5 apples.
+1000.99 == so the number is 10 which is 1,000.99m² ; it's not 10, it's 1,000.99m²
+7 == the number is not 10 which is 7. ; It is not 10 but 7. != It is not 10 and not 7.
+100\% == Therefore, the error increases by 100%.
 7 != The answer is less than $7$. ; Possible values: 5, 6, 7
 """.strip().split("\n")
 

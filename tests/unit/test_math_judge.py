@@ -72,6 +72,12 @@ $5:21\textsc{pm}$ == 5:21 PM
 25^\circ == 25^\circ\text{C}
 25^\circ C != 25^\circ F
 \frac{\sqrt{3}}{2} == \sin 60^\circ
+0.6\text{ m} == 60\text{ cm}=0.6\text{ m} != 0.6\text{ m}=60\text{ cm} ; 60\text{ cm}=0.5\text{ m}
+f(x)=0, f(x)=x^2 == f(t)=0\text{ or }f(t)=t^2 != f(t)=0\text{ or }f(t)=x^2 ; f(t)=0
+W(n)=1,W(n)=-1 == W(x)=1orW(x)=-1 != W(x)=1
+\\boxed{35 cm} + \\boxed{4} == 35 cm, 4 != 35 ; 4
+\boxed{x = 3 == 3 ; x=3 != 4
+5\text{ m}^2 == 5m² != 5m³ ; 5cm²
 (1,2) == （1，2） != [1,2] ; \{1,2\} ; (1,2+10^{-9})
 x\in(1,2) == 1<x<2
 (1,2] == 1<x\le 2 != 1\le x\le 2
