@@ -61,10 +61,12 @@ def read_number(body: str) -> Number | None:
             return None
         return as_number(match["minus"] + match["digits"], power)
     top, bottom = match["top"] or match["slash"], int(match["bottom"] or match["under"])
-    joined = match["whole"] and match["slash"] and not re.search(r"\d\s+\d", body)
-    if bottom == 0 or joined or len(body) > _MAX_DIGITS:  # joined: 12/3 is not 1 and 2/3
+    whole = match["whole"] or ""
+    if whole and match["slash"] and not re.search(r"\d\s+\d", body):
+        whole, top = "", whole + top  # 12/3 is not 1 and 2/3
+    if bottom == 0 or len(body) > _MAX_DIGITS:
         return None
-    value = int(match["whole"] or 0) + Fraction(int(top), bottom)
+    value = int(whole or 0) + Fraction(int(top), bottom)
     return -value if match["sign"] else value
 
 

@@ -30,6 +30,7 @@ _OPTION_BEHIND = re.compile(  # 60 \text{ G} has a unit
     r"(?<=\S)[\s,]+(?:\\text\{\s*(?:option|choice)?\s*\(([A-J])\)\s*\}|\(([A-J])\))$"
 )
 _GOES_ON = re.compile(r"[,;+*/^_=<>]|-\s")  # behind a letter that is no option
+_LOWER_CASE_WORD = re.compile(r"(?<![\\{a-zA-Z])[a-z]{2,}(?![a-zA-Z])")
 _SAYS_MORE = re.compile(r"\b(?:is|isn|wrong|incorrect)\b")
 _OPTIONS = re.compile(r"\(?[A-J]\)?(?:\s*,?\s*\(?[A-J]\)?)+")
 _WORDS = re.compile(r"(?:[aA]\s+(?=[^\W\d_]{3}))?[^\W\d_]{2,}[.!]?(?:[\s,\-]+[^\W\d_]+[.!]?)*")
@@ -79,7 +80,8 @@ def read(text: str) -> Answer:
         name, rest = match[1], rest[match.end() :]
     rest = _last_of_conversion(rest)
     option, rest = _take_option(rest)
-    for part in (rest, rest.rpartition("=")[2].strip()):
+    left, _, right = rest.rpartition("=")
+    for part in (rest,) if _LOWER_CASE_WORD.search(left) else (rest, right.strip()):
         if _is_clock_or_numeral(part):  # also t = 5:30
             return Answer(text, part, option, condition=condition, name=name)
     if (number := read_words(rest)) is not None:

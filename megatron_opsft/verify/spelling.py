@@ -52,7 +52,8 @@ _WIDE_SPACE = (
 )
 _DOTS = rf"\\(?:dots[cbmi]?|cdots|hdots){END}|\.{{3,}}"
 _SET_OF_NUMBERS = (
-    r"^\s*\\\{\s*[a-zA-Z]\s*(?:\\in\s*\\mathbb\{R\}\s*)?(?:\\mid|\\vert|\||:)(.*)\\\}[\s.]*$"
+    r"^\s*\\\{\s*([a-zA-Z])\s*(?:\\in\s*\\mathbb\{R\}\s*)?(?:\\mid|\\vert|\||:)"
+    r"((?:.*[^\\a-zA-Z])?\1(?![a-zA-Z]).*)\\\}[\s.]*$"
 )
 _COLON = rf"\\colon{END}|\\text\{{\s*:\s*\}}|\{{:\}}"
 _MODULUS = (
@@ -202,7 +203,7 @@ TABLE = (
     rule("x != 3", r"x \ne 3", "DeepScaleR", rf"\\neq{END}|!=", r"\\ne "),
     rule("1, 2, ...", r"1, 2, \ldots", "DeepScaleR", _DOTS, r"\\ldots "),
     rule("0.333...", r"\frac{3}{9}", "DeepScaleR", _REPEATED_BEFORE_DOTS, _repeating),
-    rule(r"\{x \mid x>3\}", "x>3", "DeepScaleR", _SET_OF_NUMBERS, r"\1"),
+    rule(r"\{x \mid x>3\}", "x>3", "DeepScaleR", _SET_OF_NUMBERS, r"\2"),
     rule(r"7{:}55", "7:55", "ratio with spaces", _COLON, ":"),
     rule("3 to 4", "3:4", "ratio in words", rf"(?<=\d)\s*{_word('to')}\s*(?=\d)", ":"),
     rule(

@@ -172,9 +172,10 @@ def _other_case(gold: str, random: Random) -> str | None:
     """The gold with one letter of an expression in the other case; i alone is a complex number, and
     a time or a numeral has no letters.
     """
-    if re.search(r":|_\{?16", gold):
+    if re.search(r":|_\{?16|\\mathbf", gold):
         return None
-    found = [match for match in _LETTER.finditer(gold) if len(match[0]) == 1]
+    # Letters of words may have any case.
+    found = [match for match in _LETTER.finditer(gold) if _stands_alone(match)]
     if (
         not found
         or not re.search(r"[\d+^=/-]", gold)
@@ -185,15 +186,22 @@ def _other_case(gold: str, random: Random) -> str | None:
     return gold[: match.start()] + match[0].swapcase() + gold[match.end() :]
 
 
+def _stands_alone(match: re.Match[str]) -> bool:
+    before, behind = match.string[: match.start()][-1:], match.string[match.end() :][:1]
+    return len(match[0]) == 1 and not before.isalpha() and not behind.isalpha()
+
+
 def _other_letter(gold: str, random: Random) -> str | None:
     found = [match for match in _LETTER.finditer(gold) if len(match[0]) == 1 and match[0] != "C"]
-    if not found or not re.search(r"[\d+^/-]", gold) or "=" in gold:
+    if not found or not re.search(r"[\d+^/-]", gold) or re.search(r"=|\\equiv", gold):
         return None
     match = random.choice(found)
     return gold[: match.start()] + "w" + gold[match.end() :]
 
 
 def _one_sign(gold: str, _: Random) -> str | None:
+    if "(-1)^" in gold:  # n - 1 is there as good as n + 1
+        return None
     return re.sub(r"(?<=[\w}]) ?\+ ?(?=[\w\\])", "-", gold, count=1) if r"\pm" not in gold else None
 
 
