@@ -172,7 +172,7 @@ def _other_case(gold: str, random: Random) -> str | None:
     """The gold with one letter of an expression in the other case; i alone is a complex number, and
     a time or a numeral has no letters.
     """
-    if re.search(r":|_\{?16|\\mathbf", gold):
+    if re.search(r":|_\{?16|\\mathbf|=.*=", gold):
         return None
     # Letters of words may have any case.
     found = [match for match in _LETTER.finditer(gold) if _stands_alone(match)]
