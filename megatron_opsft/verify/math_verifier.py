@@ -18,6 +18,7 @@ is wrong.
 import logging
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 import sympy.core.random
@@ -94,9 +95,11 @@ def _read(text: str) -> list[Answer]:
     readings = [read(text)]
     if match := _WHOLE_EXPONENT.fullmatch(readings[0].body):  # 2e-8 has Euler's number to some
         power = rf"{match[1]}\cdot 10^{{{match[2]}}}"
-        return [read(power)] if match[2].isdecimal() else [*readings, read(power)]
+        as_power = _with_body(readings[0], power)
+        return [as_power] if match[2].isdecimal() else [*readings, as_power]
     if match := _ALL_EQUAL.fullmatch(readings[0].body):  # x = y = 1 is (1, 1)
-        readings.append(read(f"({', '.join([match[1]] * match[0].count('='))})"))
+        values = ", ".join([match[1]] * match[0].count("="))
+        readings.append(_with_body(readings[0], f"({values})"))
     return readings
 
 
@@ -104,8 +107,13 @@ def _read_answer(text: str) -> list[Answer]:
     """The readings of a response's answer: 1,22 is a number to some; a gold's comma separates."""
     readings = _read(text)
     if match := _DECIMAL_COMMA.fullmatch(readings[0].body):
-        readings.append(read(f"{match[1]}.{match[2]}"))
+        readings.append(_with_body(readings[0], f"{match[1]}.{match[2]}"))
     return readings
+
+
+def _with_body(answer: Answer, body: str) -> Answer:
+    """The answer with its value written otherwise; unit, condition and option stay."""
+    return replace(answer, text=body, body=body)
 
 
 def forget_golds() -> None:

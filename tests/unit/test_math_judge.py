@@ -78,6 +78,8 @@ W(n)=1,W(n)=-1 == W(x)=1orW(x)=-1 != W(x)=1
 \\boxed{35 cm} + \\boxed{4} == 35 cm, 4 != 35 ; 4
 \boxed{x = 3 == 3 ; x=3 != 4
 5\text{ m}^2 == 5m² != 5m³ ; 5cm²
+1.22\text{ kg} == 1,22\text{ kg} != 1,22\text{ m}
+2\cdot 10^8\text{ km} == 2e8\text{ km} != 2e8\text{ m}
 (1,2) == （1，2） != [1,2] ; \{1,2\} ; (1,2+10^{-9})
 x\in(1,2) == 1<x<2
 (1,2] == 1<x\le 2 != 1\le x\le 2
