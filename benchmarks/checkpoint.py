@@ -28,9 +28,9 @@ from ranks import (
 from shapes import SHAPES
 
 from megatron_opsft.config import ParallelConfig, TrainConfig
-from megatron_opsft.model.checkpoint import Checkpointer
 from megatron_opsft.runtime.device import Device
 from megatron_opsft.runtime.distributed import broadcast_object, gather_from_all
+from megatron_opsft.trainer.model.checkpoint import Checkpointer
 
 
 def in_background(device: Device, saver: Checkpointer, step: int) -> tuple[float, float]:

@@ -20,13 +20,13 @@ from peer_loop import PlainLoop, Question
 from peer_ours import our_steps
 from ranks import own_process
 
-from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.config import Config
 from megatron_opsft.config.load import load_config
 from megatron_opsft.data.mixture import order_of
-from megatron_opsft.run_input import read_input
+from megatron_opsft.models.architectures.config_from_hf import read_model_shape
+from megatron_opsft.models.storage.model_paths import resolve_model
+from megatron_opsft.run.start.input import read_input
 from megatron_opsft.runtime.device import select_device
-from megatron_opsft.storage.model_paths import resolve_model
 
 CONTENDERS = ("ours", "plain")
 

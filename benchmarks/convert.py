@@ -24,9 +24,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from shapes import CONFIGS
 
-from megatron_opsft.architectures.config_from_hf import read_model_shape
-from megatron_opsft.storage.hf_writer import hf_layout
-from megatron_opsft.weights.rules import WeightTable
+from megatron_opsft.models.architectures.config_from_hf import read_model_shape
+from megatron_opsft.models.storage.hf_writer import hf_layout
+from megatron_opsft.models.weights.rules import WeightTable
 
 ROOT = Path(__file__).parents[1]
 SHARD_BYTES = 2_000_000_000

@@ -32,13 +32,13 @@ from ranks import (
 from torch import Tensor
 
 from megatron_opsft.config import ParallelConfig
-from megatron_opsft.loss.cross_entropy import summed_loss, te_problem
-from megatron_opsft.loss.fused_linear import fused_linear_loss
-from megatron_opsft.loss.loss_memory import choose_cross_entropy, fused_linear_bytes
-from megatron_opsft.loss.output_head import OutputHead, whole_hidden
-from megatron_opsft.loss.token_losses import WeightedLikelihood
+from megatron_opsft.models.weights.rules import padded_vocab_size
 from megatron_opsft.runtime.device import Device
-from megatron_opsft.weights.rules import padded_vocab_size
+from megatron_opsft.trainer.loss.cross_entropy import summed_loss, te_problem
+from megatron_opsft.trainer.loss.fused_linear import fused_linear_loss
+from megatron_opsft.trainer.loss.loss_memory import choose_cross_entropy, fused_linear_bytes
+from megatron_opsft.trainer.loss.output_head import OutputHead, whole_hidden
+from megatron_opsft.trainer.loss.token_losses import WeightedLikelihood
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 Run = Callable[[], None]

@@ -7,11 +7,11 @@ from ranks import join_ranks, pack_accepted
 from update_work import Run, Work, time_steps
 
 from megatron_opsft.config import Config
-from megatron_opsft.model.load import build_trainer
 from megatron_opsft.records import Callback, MicroBatch
-from megatron_opsft.run.recorder import open_recorder
-from megatron_opsft.session import open_session
-from megatron_opsft.train import run_step
+from megatron_opsft.run.record.recorder import open_recorder
+from megatron_opsft.run.start.session import open_session
+from megatron_opsft.run.train import run_step
+from megatron_opsft.trainer.model.load import build_trainer
 
 
 def our_batches(work: Work) -> tuple[list[MicroBatch], float]:

@@ -21,18 +21,21 @@ from ranks import end_with, join_ranks, measured_in_turn, rank_parser, run_main
 from shapes import SHAPES
 from torch import Tensor
 
-from megatron_opsft.architectures.shape import ModelShape
 from megatron_opsft.config import ParallelConfig, SyncConfig, TrainConfig
-from megatron_opsft.model.build import build_model
-from megatron_opsft.model.shards import ModelShards
-from megatron_opsft.model.transformer_config import transformer_config, uses_transformer_engine
+from megatron_opsft.models.architectures.shape import ModelShape
+from megatron_opsft.models.weights.rectangles import Copy
+from megatron_opsft.models.weights.rules import WeightTable
 from megatron_opsft.rollout.engine import EngineShare
 from megatron_opsft.rollout.vllm.weights import vllm_layout
+from megatron_opsft.run.sync.weight_sync import WeightSync
 from megatron_opsft.runtime.device import Device
 from megatron_opsft.runtime.distributed import Layout
-from megatron_opsft.sync.weight_sync import WeightSync
-from megatron_opsft.weights.rectangles import Copy
-from megatron_opsft.weights.rules import WeightTable
+from megatron_opsft.trainer.model.build import build_model
+from megatron_opsft.trainer.model.shards import ModelShards
+from megatron_opsft.trainer.model.transformer_config import (
+    transformer_config,
+    uses_transformer_engine,
+)
 
 
 class LayoutEngine:

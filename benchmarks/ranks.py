@@ -12,15 +12,11 @@ from typing import Any
 
 import torch
 
-from megatron_opsft.architectures.shape import ModelShape
-from megatron_opsft.batching.microbatch import pack
+from megatron_opsft.commands.plan.assumptions import load_hardware
 from megatron_opsft.config import OptimizerConfig, ParallelConfig, TrainConfig
 from megatron_opsft.errors import UserError
 from megatron_opsft.methods.objective import aggregate
-from megatron_opsft.model.build import build_model, wrap_for_training
-from megatron_opsft.model.optimizer import build_optimizer
-from megatron_opsft.model.transformer_config import transformer_config
-from megatron_opsft.plan.assumptions import load_hardware
+from megatron_opsft.models.architectures.shape import ModelShape
 from megatron_opsft.records import MicroBatch, Sample
 from megatron_opsft.runtime.device import Device, peak_memory_bytes, select_device
 from megatron_opsft.runtime.distributed import (
@@ -29,6 +25,10 @@ from megatron_opsft.runtime.distributed import (
     start_distributed,
     stop_distributed,
 )
+from megatron_opsft.trainer.batching.microbatch import pack
+from megatron_opsft.trainer.model.build import build_model, wrap_for_training
+from megatron_opsft.trainer.model.optimizer import build_optimizer
+from megatron_opsft.trainer.model.transformer_config import transformer_config
 
 
 def rank_parser(doc: str | None, *, dtype: str, repeats: int) -> argparse.ArgumentParser:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from megatron_opsft.architectures.config_from_hf import read_model_shape
+from megatron_opsft.models.architectures.config_from_hf import read_model_shape
 
 CONFIGS = Path(__file__).parents[1] / "megatron_opsft/assets/model_configs/deepseek-ai"
 _1P5B = read_model_shape(CONFIGS / "DeepSeek-R1-Distill-Qwen-1.5B")

@@ -28,15 +28,15 @@ from ranks import (
 )
 from shapes import SHAPES
 
-from megatron_opsft.architectures.shape import ModelShape, forward_flops, quadratic_at
 from megatron_opsft.config import ParallelConfig, TrainConfig
-from megatron_opsft.loss.cross_entropy import te_problem
-from megatron_opsft.loss.loss_memory import choose_cross_entropy
-from megatron_opsft.model.step import Trainer
+from megatron_opsft.models.architectures.shape import ModelShape, forward_flops, quadratic_at
+from megatron_opsft.models.weights.rules import padded_vocab_size
 from megatron_opsft.records import Sample
 from megatron_opsft.runtime.device import Device
 from megatron_opsft.runtime.distributed import Layout
-from megatron_opsft.weights.rules import padded_vocab_size
+from megatron_opsft.trainer.loss.cross_entropy import te_problem
+from megatron_opsft.trainer.loss.loss_memory import choose_cross_entropy
+from megatron_opsft.trainer.model.step import Trainer
 
 
 def build_trainer(

@@ -32,7 +32,9 @@ class Outcome(StrEnum):
     NO_ANSWER = "no_answer"
     TIMEOUT = "timeout"
     ERROR = "error"
-    UNFINISHED = "unfinished"  # hit L without an end token: rejected without being verified
+    UNFINISHED = (
+        "unfinished"  # hit L without an end token: rejected without being verified
+    )
 
 
 class Message(NamedTuple):

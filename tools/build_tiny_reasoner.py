@@ -27,8 +27,8 @@ from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM, Qwen2T
 
 from megatron_opsft.data.arithmetic import LARGEST, SMALLEST, draw_problems
 from megatron_opsft.data.prompts import PromptEncoder
+from megatron_opsft.models.storage.model_paths import resolve_model
 from megatron_opsft.records import Problem
-from megatron_opsft.storage.model_paths import resolve_model
 
 BOS, EOS = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
 USER, ASSISTANT = "<｜User｜>", "<｜Assistant｜>"

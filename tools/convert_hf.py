@@ -6,8 +6,8 @@
 The same as `megatron-opsft convert`.
 """
 
-from megatron_opsft.cli import main
-from megatron_opsft.convert.commands import PROGRAM
+from megatron_opsft.commands.cli import main
+from megatron_opsft.commands.convert.commands import PROGRAM
 
 if __name__ == "__main__":
     main(PROGRAM)

@@ -30,25 +30,25 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from megatron_opsft.architectures.config_from_hf import read_model_shape
-from megatron_opsft.architectures.shape import quadratic_at
-from megatron_opsft.batching import exchange
-from megatron_opsft.batching.packing import plan_packing
+from megatron_opsft.commands.plan.assumptions import load_hardware, make_workload
+from megatron_opsft.commands.plan.job import Job
 from megatron_opsft.config.load import load_config
 from megatron_opsft.errors import UserError
-from megatron_opsft.model.shards import ModelShards
-from megatron_opsft.plan.assumptions import load_hardware, make_workload
-from megatron_opsft.plan.job import Job
+from megatron_opsft.models.architectures.config_from_hf import read_model_shape
+from megatron_opsft.models.architectures.shape import quadratic_at
+from megatron_opsft.models.storage.model_paths import resolve_config
+from megatron_opsft.models.weights.rules import WeightTable
+from megatron_opsft.models.weights.schedule import make_schedule
+from megatron_opsft.models.weights.vllm_layout import vllm_parameters
 from megatron_opsft.records import FinishReason, Outcome, Problem, Rollout, Verdict
 from megatron_opsft.rollout.engine import EngineLayout
+from megatron_opsft.run.sync.transfer import engine_placements, trainer_placements
 from megatron_opsft.runtime import cpu_compat, distributed
 from megatron_opsft.runtime.distributed import Layout, make_groups, stop_distributed
 from megatron_opsft.runtime.exchange import digest_of, to_bytes
-from megatron_opsft.storage.model_paths import resolve_config
-from megatron_opsft.sync.transfer import engine_placements, trainer_placements
-from megatron_opsft.weights.rules import WeightTable
-from megatron_opsft.weights.schedule import make_schedule
-from megatron_opsft.weights.vllm_layout import vllm_parameters
+from megatron_opsft.trainer.batching import exchange
+from megatron_opsft.trainer.batching.packing import plan_packing
+from megatron_opsft.trainer.model.shards import ModelShards
 
 CONFIG = Path(__file__).resolve().parents[1] / "examples/configs/r1_distill_7b_paper.yaml"
 STEP = ["data.prompts_per_step=1024", "rollout.group_size=16", "rollout.max_response_tokens=8192"]

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from megatron_opsft.command_line import reference_table
+from megatron_opsft.commands.command_line import reference_table
 
 PAGE = Path(__file__).parents[1] / "docs/config.md"
 START, END = "<!-- config reference -->", "<!-- end of config reference -->"

@@ -22,10 +22,10 @@ from megatron_opsft.config.training import (
     SyncConfig,
     TrainConfig,
 )
-from megatron_opsft.config_section import FREE, Section
 from megatron_opsft.methods.catalog import with_class
 from megatron_opsft.methods.catalog.on_policy_sft import OnPolicySft
 from megatron_opsft.methods.settings import MethodSettings, RunSize
+from megatron_opsft.section import FREE, Section
 
 
 class Config(Section):
@@ -35,7 +35,9 @@ class Config(Section):
     model: ModelConfig
     data: DataConfig
     rollout: RolloutConfig = RolloutConfig()
-    method: Annotated[SerializeAsAny[MethodSettings], BeforeValidator(with_class)] = OnPolicySft()
+    method: Annotated[SerializeAsAny[MethodSettings], BeforeValidator(with_class)] = (
+        OnPolicySft()
+    )
     verify: VerifyConfig = VerifyConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     parallel: Annotated[ParallelConfig, FREE] = ParallelConfig()

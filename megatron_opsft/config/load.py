@@ -1,6 +1,6 @@
 """YAML and dotted overrides -> `Config`; a mistake is one line that names key, value and fix. And
 what a resumed run must keep, with its hash: every key that is not marked otherwise
-(config_section.py).
+(section.py).
 """
 
 import difflib
@@ -18,15 +18,22 @@ from pydantic_core import ErrorDetails
 
 from megatron_opsft.config import Config
 from megatron_opsft.config.run_prompt import settings_of_run
-from megatron_opsft.config.yaml_text import dump_yaml, find_yaml, parse_yaml, parse_yaml_value
-from megatron_opsft.config_section import ADJUSTABLE, BY_CONTENT, FREE, section_of
+from megatron_opsft.config.yaml_text import (
+    dump_yaml,
+    find_yaml,
+    parse_yaml,
+    parse_yaml_value,
+)
 from megatron_opsft.errors import UserError
 from megatron_opsft.methods.catalog import settings_class
 from megatron_opsft.methods.settings import MethodSettings
+from megatron_opsft.section import ADJUSTABLE, BY_CONTENT, FREE, section_of
 
 M = TypeVar("M", bound=BaseModel)
 _Keys = dict[str, Mapping[str, FieldInfo]]
-_LAST_STEP = "optimizer.schedule=cosine reaches min_lr at the last step, so the rate would jump"
+_LAST_STEP = (
+    "optimizer.schedule=cosine reaches min_lr at the last step, so the rate would jump"
+)
 # A run chooses these itself unless the user sets them.
 _CHOSEN = ("data.max_prompt_tokens", "eval.max_response_tokens")
 
@@ -71,7 +78,9 @@ def load(
         return model.model_validate(tree)
     except ValidationError as error:
         errors = error.errors()
-        wrong = next((each for each in errors if each["type"] == "extra_forbidden"), errors[0])
+        wrong = next(
+            (each for each in errors if each["type"] == "extra_forbidden"), errors[0]
+        )
         keys = _keys_by_section(model, tree)
         raise UserError(_in_one_line(wrong, keys, path, overrides)) from None
 
@@ -91,7 +100,9 @@ def _in_one_line(
         hint = f"did you mean {' or '.join(meant)}?" if meant else f"there are: {there}"
         return f"unknown config key {key} in {origin}: {hint}"
     if wrong["type"] == "missing":
-        key = next((f"{key}.{n}" for n, f in keys.get(key, {}).items() if f.is_required()), key)
+        key = next(
+            (f"{key}.{n}" for n, f in keys.get(key, {}).items() if f.is_required()), key
+        )
         return f"config key {key} is missing: set it in the file or as {key}=..."
     if wrong["type"] in ("model_type", "model_attributes_type", "dict_type"):
         return f"config section {key} must hold keys, not {wrong['input']!r}"
@@ -104,7 +115,9 @@ def _keys_by_section(model: type[BaseModel], tree: Mapping[str, Any]) -> _Keys:
     keys: _Keys = {"": model.model_fields}
     for name, field in model.model_fields.items():
         if section := section_of(field):
-            if section is MethodSettings and isinstance(given := tree.get(name, {}), dict):
+            if section is MethodSettings and isinstance(
+                given := tree.get(name, {}), dict
+            ):
                 section = settings_class(given)
             keys[name] = section.model_fields
     return keys
@@ -128,19 +141,27 @@ def read_yaml(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     above: the files that led to this one. Errors: `UserError`.
     """
     if path in above:
-        raise UserError(f"config file {path} is a base of itself; change one key `base`")
+        raise UserError(
+            f"config file {path} is a base of itself; change one key `base`"
+        )
     try:
         tree = parse_yaml(find_yaml(path).read_text(encoding="utf-8")) or {}
     except FileNotFoundError:
         raise UserError(f"config file {path} does not exist") from None
     except IsADirectoryError:
         there = path / "config.yaml"
-        more = f"; to continue that run give {there} --resume" if there.is_file() else ""
-        raise UserError(f"config file {path} is a directory{more or '; give a file'}") from None
+        more = (
+            f"; to continue that run give {there} --resume" if there.is_file() else ""
+        )
+        raise UserError(
+            f"config file {path} is a directory{more or '; give a file'}"
+        ) from None
     except (OSError, ValueError) as error:
         raise UserError(f"config file {path} cannot be read: {error}") from None
     if not isinstance(tree, dict):
-        raise UserError(f"config file {path} must hold sections such as `run:`, not {tree!r}")
+        raise UserError(
+            f"config file {path} must hold sections such as `run:`, not {tree!r}"
+        )
     if (base := tree.pop("base", None)) is None:
         return tree
     if not isinstance(base, str):
@@ -158,8 +179,14 @@ def _apply(tree: dict[str, Any], override: str, model: type[BaseModel]) -> None:
     if not dot:
         section, name = "", key
     field = _keys_by_section(model, tree).get(section, {}).get(name)
-    if not equals or not all(key.split(".")) or (field is not None and section_of(field)):
-        raise UserError(f"override {override!r}: {_how_to_write(key, text, field, model)}")
+    if (
+        not equals
+        or not all(key.split("."))
+        or (field is not None and section_of(field))
+    ):
+        raise UserError(
+            f"override {override!r}: {_how_to_write(key, text, field, model)}"
+        )
     try:
         value = parse_yaml_value(text)
     except ValueError as error:
@@ -172,7 +199,9 @@ def _apply(tree: dict[str, Any], override: str, model: type[BaseModel]) -> None:
     given[name] = value
 
 
-def _how_to_write(key: str, text: str, field: FieldInfo | None, model: type[BaseModel]) -> str:
+def _how_to_write(
+    key: str, text: str, field: FieldInfo | None, model: type[BaseModel]
+) -> str:
     if field is not None and section_of(field) is MethodSettings and text:
         return f"write {key}.name={text}"
     if field is not None and (section := section_of(field)):
@@ -194,7 +223,9 @@ def to_yaml(config: Config) -> str:
 
 def config_hash(config: Config) -> str:
     """A hash of what decides a run's numbers: all but how long, where and on what it runs."""
-    return hashlib.sha256(json.dumps(kept(config), sort_keys=True).encode()).hexdigest()[:16]
+    return hashlib.sha256(
+        json.dumps(kept(config), sort_keys=True).encode()
+    ).hexdigest()[:16]
 
 
 def check_resumable(before: Config, now: Config, directory: Path) -> None:
@@ -256,4 +287,6 @@ def _without_places(value: Any) -> Any:
     """None for a place; a list of parts without theirs."""
     if not isinstance(value, list):
         return None
-    return [{k: v for k, v in part.items() if k not in ("path", "data")} for part in value]
+    return [
+        {k: v for k, v in part.items() if k not in ("path", "data")} for part in value
+    ]

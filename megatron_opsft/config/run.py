@@ -5,7 +5,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from megatron_opsft.config_section import (
+from megatron_opsft.errors import UserError
+from megatron_opsft.section import (
     ADJUSTABLE,
     BY_CONTENT,
     FREE,
@@ -17,7 +18,6 @@ from megatron_opsft.config_section import (
     Sources,
     TemplateName,
 )
-from megatron_opsft.errors import UserError
 
 
 class DataConfig(Section):
@@ -51,8 +51,13 @@ class DataConfig(Section):
         """Errors: `UserError` for half of what a choice by pass rate needs, and for no interval."""
         if (self.pass_rate is None) != (self.pass_rate_from is None):
             lacks = "pass_rate_from" if self.pass_rate_from is None else "pass_rate"
-            raise UserError(f"data.{lacks} is missing: pass_rate and pass_rate_from go together")
-        if self.pass_rate is not None and not 0 <= self.pass_rate[0] <= self.pass_rate[1] <= 1:
+            raise UserError(
+                f"data.{lacks} is missing: pass_rate and pass_rate_from go together"
+            )
+        if (
+            self.pass_rate is not None
+            and not 0 <= self.pass_rate[0] <= self.pass_rate[1] <= 1
+        ):
             raise UserError(
                 f"data.pass_rate={list(self.pass_rate)} must be [low, high], shares from 0 to 1"
             )
@@ -61,10 +66,16 @@ class DataConfig(Section):
     @property
     def parts(self) -> tuple[MixturePart, ...]:
         """The sources of `train`, with what they do not say themselves."""
-        given = (MixturePart(path=self.train),) if isinstance(self.train, str) else self.train
+        given = (
+            (MixturePart(path=self.train),)
+            if isinstance(self.train, str)
+            else self.train
+        )
         own = ("split", "subset", "problem_field", "answer_field")
         return tuple(
-            part.model_copy(update={key: getattr(part, key) or getattr(self, key) for key in own})
+            part.model_copy(
+                update={key: getattr(part, key) or getattr(self, key) for key in own}
+            )
             for part in given
         )
 
@@ -205,13 +216,18 @@ class EvalConfig(Section):
         names = [each.name for each in self.more]
         for name in names:
             if names.count(name) > 1:
-                raise UserError(f"eval.more has {names.count(name)} sets named {name}; rename one")
+                raise UserError(
+                    f"eval.more has {names.count(name)} sets named {name}; rename one"
+                )
         return self
 
     @model_validator(mode="after")
     def _greedy_samples_are_one(self) -> Self:
         """Errors: `UserError` where equal responses would be made."""
-        samples = [self.samples_per_problem, *(each.samples_per_problem or 1 for each in self.more)]
+        samples = [
+            self.samples_per_problem,
+            *(each.samples_per_problem or 1 for each in self.more),
+        ]
         if self.temperature == 0 and max(samples) > 1:
             raise UserError(
                 "eval.temperature=0: all responses to a problem are the same; set "

@@ -45,7 +45,11 @@ def settings_of_run(
         )
     for key, value in trained.items():
         if value != now[key]:
-            what = f"taken from {file}" if key in taken else f"not {json.dumps(now[key])} as here"
+            what = (
+                f"taken from {file}"
+                if key in taken
+                else f"not {json.dumps(now[key])} as here"
+            )
             _say(f"{model} was trained with {key}={json.dumps(value)}, {what}")
     return taken
 

@@ -4,14 +4,14 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from megatron_opsft.config_section import (
+from megatron_opsft.errors import UserError
+from megatron_opsft.section import (
     ADJUSTABLE,
     BY_CONTENT,
     FREE,
     Expanded,
     Section,
 )
-from megatron_opsft.errors import UserError
 
 
 class ModelConfig(Section):

@@ -19,7 +19,8 @@ class _Constructor(SafeConstructor):
 
 for _tag in ("timestamp", "value", "merge"):  # so do a lone `=` and a lone `<<`
     _Constructor.add_constructor(
-        f"tag:yaml.org,2002:{_tag}", lambda constructor, node: constructor.construct_scalar(node)
+        f"tag:yaml.org,2002:{_tag}",
+        lambda constructor, node: constructor.construct_scalar(node),
     )
 
 
@@ -55,8 +56,15 @@ def parse_yaml(text: str) -> Any:
         raise ValueError(f"the key {key} is there twice") from None
     except YAMLError as error:
         raise ValueError(" ".join(str(error).split())) from None
-    except (ValueError, KeyError, AttributeError, TypeError):  # `!!int x`, `{? [1] : 2}`
-        raise ValueError("a value has too many digits, or does not fit its !!tag") from None
+    except (
+        ValueError,
+        KeyError,
+        AttributeError,
+        TypeError,
+    ):  # `!!int x`, `{? [1] : 2}`
+        raise ValueError(
+            "a value has too many digits, or does not fit its !!tag"
+        ) from None
 
 
 def parse_yaml_value(text: str) -> Any:
@@ -64,7 +72,9 @@ def parse_yaml_value(text: str) -> Any:
     would lose what stands behind it.
     """
     if (comment := re.search(r"(?:^|\s)(#.*)", text)) and text[0] not in "\"'":
-        raise ValueError(f"YAML takes {comment[1]!r} for a comment; put the value in quotes")
+        raise ValueError(
+            f"YAML takes {comment[1]!r} for a comment; put the value in quotes"
+        )
     return parse_yaml(text)
 
 

@@ -26,7 +26,9 @@ def read_answer(value: object, field: str) -> str:
     if value is None:
         raise RowError(f"no {field}")
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise RowError(f"{field} is of type {type(value).__name__}, not text or a number")
+        raise RowError(
+            f"{field} is of type {type(value).__name__}, not text or a number"
+        )
     if isinstance(value, float):
         if not math.isfinite(value):
             raise RowError(f"{field} is {value}")
@@ -41,7 +43,9 @@ def read_answer(value: object, field: str) -> str:
 def _marked_answer(text: str, field: str) -> str:
     if box := last_box(text):
         if not box.content:
-            raise RowError(f"{field} has a last \\boxed{{ that is empty or never closed")
+            raise RowError(
+                f"{field} has a last \\boxed{{ that is empty or never closed"
+            )
         return ", ".join(final_boxes(text))
     if match := _LAST_LINE.search(text):
         return match[1]

@@ -17,13 +17,43 @@ from megatron_opsft.records import Problem
 
 Split = Literal["train", "test"]
 
-SMALLEST, LARGEST = 2, 9  # terms; partial sums are in 1..LARGEST, one digit like every number
+SMALLEST, LARGEST = (
+    2,
+    9,
+)  # terms; partial sums are in 1..LARGEST, one digit like every number
 NUM_TERMS = (2, 3, 3, 4, 4)  # one is drawn
 TEST_SHARE = 8  # one tuple of terms in eight is a test problem
-NUM_PROBLEMS = {"train": 8192, "test": 1024}  # testing has 216 tuples of terms, told in many ways
+NUM_PROBLEMS = {
+    "train": 8192,
+    "test": 1024,
+}  # testing has 216 tuples of terms, told in many ways
 
-NAMES = ("Tom", "Mia", "Ben", "Ana", "Leo", "Eva", "Sam", "Zoe", "Max", "Lily", "Jack", "Emma")
-OBJECTS = ("apples", "books", "coins", "pens", "cards", "eggs", "shells", "stamps", "plums", "keys")
+NAMES = (
+    "Tom",
+    "Mia",
+    "Ben",
+    "Ana",
+    "Leo",
+    "Eva",
+    "Sam",
+    "Zoe",
+    "Max",
+    "Lily",
+    "Jack",
+    "Emma",
+)
+OBJECTS = (
+    "apples",
+    "books",
+    "coins",
+    "pens",
+    "cards",
+    "eggs",
+    "shells",
+    "stamps",
+    "plums",
+    "keys",
+)
 GAINS = ("buys", "finds", "gets", "wins", "makes", "collects")
 LOSSES = ("loses", "sells", "drops", "breaks", "lends", "mails")
 
@@ -68,7 +98,9 @@ def draw_terms(rng: random.Random, split: Split) -> tuple[int, ...]:
 def tell(rng: random.Random, terms: tuple[int, ...]) -> str:
     """A story for the terms, in the order in which they are added."""
     name, objects = rng.choice(NAMES), rng.choice(OBJECTS)
-    changes = [f"{rng.choice(GAINS if term > 0 else LOSSES)} {abs(term)}" for term in terms[1:]]
+    changes = [
+        f"{rng.choice(GAINS if term > 0 else LOSSES)} {abs(term)}" for term in terms[1:]
+    ]
     joint = rng.choice((" and then ", ", then "))
     if rng.random() < 0.5:
         story = f"{name} has {terms[0]} {objects} and {joint.join(changes)}."
@@ -102,6 +134,11 @@ def load_arithmetic(split: Split) -> list[Problem]:
         if len(answers) == NUM_PROBLEMS[split]:
             break
     return [
-        Problem(id=f"arithmetic-{split}-{index}", text=text, answer=str(answer), row=index + 1)
+        Problem(
+            id=f"arithmetic-{split}-{index}",
+            text=text,
+            answer=str(answer),
+            row=index + 1,
+        )
         for index, (text, answer) in enumerate(answers.items())
     ]

@@ -44,7 +44,9 @@ class ChatTemplate:
     """The chat template of a tokenizer: the one named `default` where it has several."""
 
     tokenizer: PreTrainedTokenizerBase
-    _left_out: dict[tuple[str, ...], str | None] = field(default_factory=dict, init=False)
+    _left_out: dict[tuple[str, ...], str | None] = field(
+        default_factory=dict, init=False
+    )
 
     def text(self, messages: Sequence[Message], *, ends_open: bool = True) -> str:
         """The prompt as text. ends_open: up to where the next response begins.
@@ -60,7 +62,9 @@ class ChatTemplate:
             )
         except Exception as error:  # Jinja runs whatever the template computes
             reason = first_line(error)
-            raise PromptError(f"the model's chat template refuses it ({reason})") from None
+            raise PromptError(
+                f"the model's chat template refuses it ({reason})"
+            ) from None
         return str(text)
 
     def tokens(self, messages: Sequence[Message]) -> tuple[int, ...]:
@@ -70,7 +74,9 @@ class ChatTemplate:
         if role := self.left_out(message.role for message in messages):
             raise PromptError(f"the model's chat template leaves out {role} messages")
         # The template writes the special tokens itself.
-        return tuple(self.tokenizer.encode(self.text(messages), add_special_tokens=False))
+        return tuple(
+            self.tokenizer.encode(self.text(messages), add_special_tokens=False)
+        )
 
     def left_out(self, roles: Iterable[str]) -> str | None:
         """The first role whose message does not reach the prompt, in a chat of these roles; None
@@ -78,7 +84,9 @@ class ChatTemplate:
         """
         roles = tuple(roles)
         if roles not in self._left_out:
-            chat = [Message(role, _WORD.format(number)) for number, role in enumerate(roles)]
+            chat = [
+                Message(role, _WORD.format(number)) for number, role in enumerate(roles)
+            ]
             try:
                 text = self.text(chat)
             except PromptError:
@@ -133,5 +141,7 @@ class ChatTemplate:
         except PromptError:
             return False
         head, found, _ = whole.partition(assistant.content)
-        is_longer = len(head.rstrip()) > len(prompt.rstrip()) and head.startswith(prompt.rstrip())
+        is_longer = len(head.rstrip()) > len(prompt.rstrip()) and head.startswith(
+            prompt.rstrip()
+        )
         return bool(found) and closed == prompt and is_longer

@@ -49,7 +49,9 @@ def _joined(sets: Sequence[ProblemSet]) -> ProblemSet:
 
 
 def drop_unusable_prompts(
-    problem_set: ProblemSet, encode: Callable[[Problem], Sequence[int]], max_prompt_tokens: int
+    problem_set: ProblemSet,
+    encode: Callable[[Problem], Sequence[int]],
+    max_prompt_tokens: int,
 ) -> ProblemSet:
     """Leave out the problems whose encoded prompt is longer than the limit, and those that `encode`
     refuses: they become bad rows. Errors: `UserError` where nothing is left.
@@ -66,7 +68,9 @@ def drop_unusable_prompts(
         except PromptError as error:
             source = problem_set.sources[problem.part]
             bad_rows.append(BadRow(source=source, row=problem.row, reason=str(error)))
-    return replace(problem_set, problems=tuple(kept), bad_rows=tuple(bad_rows)).checked()
+    return replace(
+        problem_set, problems=tuple(kept), bad_rows=tuple(bad_rows)
+    ).checked()
 
 
 def asked(problem: Problem) -> tuple[str, ...]:
@@ -75,14 +79,18 @@ def asked(problem: Problem) -> tuple[str, ...]:
     return tuple(" ".join(text.split()) for text in told)
 
 
-def leave_out_held_out(training: ProblemSet, held_out: Mapping[str, ProblemSet]) -> ProblemSet:
+def leave_out_held_out(
+    training: ProblemSet, held_out: Mapping[str, ProblemSet]
+) -> ProblemSet:
     """The training problems that no evaluation asks; the others become bad rows.
 
     held_out: the sets by what they are called in messages. Errors: `UserError` where nothing is
     left.
     """
     evaluated = {
-        asked(problem): name for name, given in held_out.items() for problem in given.problems
+        asked(problem): name
+        for name, given in held_out.items()
+        for problem in given.problems
     }
     kept, bad_rows = [], [*training.bad_rows]
     for problem in training.problems:
@@ -101,7 +109,9 @@ def leave_out_held_out(training: ProblemSet, held_out: Mapping[str, ProblemSet])
     return replace(training, problems=tuple(kept), bad_rows=tuple(bad_rows))
 
 
-def take_held_out(problem_set: ProblemSet, num: int, seed: int) -> tuple[ProblemSet, ProblemSet]:
+def take_held_out(
+    problem_set: ProblemSet, num: int, seed: int
+) -> tuple[ProblemSet, ProblemSet]:
     """(what is left to train on, `num` problems drawn with `seed`); all rows that ask the same are
     on one side. Errors: `UserError` where nothing would be left.
     """
@@ -119,7 +129,9 @@ def take_held_out(problem_set: ProblemSet, num: int, seed: int) -> tuple[Problem
     return train, replace(test, name=f"{problem_set.name} (held out)", bad_rows=())
 
 
-def describe_data(config: Config, problems: ProblemSet, held_out: ProblemSet | None) -> list[str]:
+def describe_data(
+    config: Config, problems: ProblemSet, held_out: ProblemSet | None
+) -> list[str]:
     """What a user should know of a run's data before anything is computed: one entry a fact."""
     said = [describe_bad_rows(problems), _describe_contradictions(problems)]
     counts = Counter(problem.part for problem in problems.problems)
@@ -148,7 +160,9 @@ def _describe_contradictions(problem_set: ProblemSet) -> str:
     for problem in problem_set.problems:
         written = "".join(problem.answer.split())
         answers.setdefault(asked(problem), {}).setdefault(written, problem)
-    several = [[*by_answer.values()] for by_answer in answers.values() if len(by_answer) > 1]
+    several = [
+        [*by_answer.values()] for by_answer in answers.values() if len(by_answer) > 1
+    ]
     if not several:
         return ""
     first, second = several[0][:2]
@@ -192,7 +206,9 @@ class ProblemSampler:
     def indices(self, step: int) -> list[int]:
         """The `batch_size` problem indices of a step, counted from 0, in order."""
         first = step * self.batch_size
-        return [self._at(position) for position in range(first, first + self.batch_size)]
+        return [
+            self._at(position) for position in range(first, first + self.batch_size)
+        ]
 
     def _at(self, position: int) -> int:
         """What is drawn at a position of the run, from 0.
@@ -206,7 +222,9 @@ class ProblemSampler:
             share = weights[number] / sum(weights[number:])
             before = floor(position * share)
             if floor((position + 1) * share) > before:
-                name = f"{self.seed}:{number}" if len(self.members) > 1 else f"{self.seed}"
+                name = (
+                    f"{self.seed}:{number}" if len(self.members) > 1 else f"{self.seed}"
+                )
                 epoch, offset = divmod(before, len(members))
                 return members[_permutation(name, epoch, len(members))[offset]]
             position -= before
@@ -216,7 +234,9 @@ class ProblemSampler:
 @lru_cache(maxsize=32)
 def _permutation(name: str, epoch: int, num_problems: int) -> tuple[int, ...]:
     order = list(range(num_problems))
-    random.Random(f"epoch:{name}:{epoch}").shuffle(order)  # a generator of its own, seeded by text
+    random.Random(f"epoch:{name}:{epoch}").shuffle(
+        order
+    )  # a generator of its own, seeded by text
     return tuple(order)
 
 
@@ -227,7 +247,9 @@ def order_of(problems: ProblemSet, data: DataConfig, seed: int) -> ProblemSample
         members[problem.part].append(index)
     for source, indices in zip(problems.sources, members, strict=True):
         if not indices:
-            raise UserError(f"data.train: no problem of {source} is left; take it out of the list")
+            raise UserError(
+                f"data.train: no problem of {source} is left; take it out of the list"
+            )
     return ProblemSampler(
         members=tuple(map(tuple, members)),
         weights=tuple(part.weight for part in data.parts),

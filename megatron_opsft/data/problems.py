@@ -15,7 +15,12 @@ from typing import Any, cast
 
 from megatron_opsft.config import DataConfig, EvalConfig
 from megatron_opsft.data.prompt_file import PromptFile, open_prompt_file
-from megatron_opsft.data.rows import ANSWER_FIELDS, PROBLEM_FIELDS, RowReader, choose_fields
+from megatron_opsft.data.rows import (
+    ANSWER_FIELDS,
+    PROBLEM_FIELDS,
+    RowReader,
+    choose_fields,
+)
 from megatron_opsft.data.sources import read_rows
 from megatron_opsft.errors import RowError, UserError
 from megatron_opsft.records import Problem
@@ -75,7 +80,9 @@ class ProblemSet:
         if not self.bad_rows:
             return ""
         first = self.bad_rows[0]
-        return f" ({len(self.bad_rows)} bad rows; first: row {first.row}: {first.reason})"
+        return (
+            f" ({len(self.bad_rows)} bad rows; first: row {first.row}: {first.reason})"
+        )
 
 
 def load_problems(
@@ -124,13 +131,19 @@ def load_problems(
         except RowError as error:
             bad_rows.append(BadRow(source=source, row=row.number, reason=str(error)))
     return ProblemSet(
-        name=source, problems=tuple(problems), bad_rows=tuple(bad_rows), sources=(source,)
+        name=source,
+        problems=tuple(problems),
+        bad_rows=tuple(bad_rows),
+        sources=(source,),
     ).checked()
 
 
 def fields_of(section: object) -> dict[str, Any]:
     """What a part of a configuration says of the rows of its source, for `load_problems`."""
-    return {key: getattr(section, key) for key in ("subset", "problem_field", "answer_field")}
+    return {
+        key: getattr(section, key)
+        for key in ("subset", "problem_field", "answer_field")
+    }
 
 
 def held_out_source(data: DataConfig, evaluation: EvalConfig) -> str | None:
@@ -152,7 +165,9 @@ def load_held_out(
     if source is None:
         for key, value in ({"split": evaluation.split} | keys).items():
             if value is not None:
-                raise UserError(f"eval.{key}={value}: nothing is read with it; set eval.data")
+                raise UserError(
+                    f"eval.{key}={value}: nothing is read with it; set eval.data"
+                )
         return None
     if source == data.train:
         keys = {key: value or getattr(data, key) for key, value in keys.items()}
@@ -166,7 +181,9 @@ def load_held_out(
     )
 
 
-def shuffled_subset(problems: Sequence[Problem], num: int, seed: int) -> tuple[Problem, ...]:
+def shuffled_subset(
+    problems: Sequence[Problem], num: int, seed: int
+) -> tuple[Problem, ...]:
     """The first `num` problems (or all) of a shuffle that depends on the seed alone."""
     order = list(range(len(problems)))
     random.Random(f"subset:{seed}").shuffle(order)
@@ -180,7 +197,11 @@ def _load_arithmetic(split: str, prompt_file: PromptFile | None) -> ProblemSet:
     problems = load_arithmetic(cast(Split, split))  # refuses another split itself
     if prompt_file is not None:
         try:
-            problems = [replace(p, text=prompt_file.render(p.text, {})) for p in problems]
+            problems = [
+                replace(p, text=prompt_file.render(p.text, {})) for p in problems
+            ]
         except RowError as error:
             raise UserError(f"{error}; a row of {ARITHMETIC} has no columns") from None
-    return ProblemSet(name=ARITHMETIC, problems=tuple(problems), bad_rows=(), sources=(ARITHMETIC,))
+    return ProblemSet(
+        name=ARITHMETIC, problems=tuple(problems), bad_rows=(), sources=(ARITHMETIC,)
+    )

@@ -27,7 +27,9 @@ class PromptFile:
             reason = getattr(error, "strerror", None) or error
             raise UserError(f"{option}={path} cannot be read ({reason})") from None
         except TemplateError as error:
-            raise UserError(f"{option}={path} is not a Jinja template: {error}") from None
+            raise UserError(
+                f"{option}={path} is not a Jinja template: {error}"
+            ) from None
         if not re.search(r"\b(?:problem|row)\b", source):
             raise UserError(
                 f"{option}={path} uses neither problem nor row: write {{{{ problem }}}}"
@@ -44,6 +46,8 @@ class PromptFile:
         return text
 
 
-def open_prompt_file(template: str, *, option: str = "data.template") -> PromptFile | None:
+def open_prompt_file(
+    template: str, *, option: str = "data.template"
+) -> PromptFile | None:
     """None for a shipped template. option: what errors call it. Errors: `UserError`."""
     return PromptFile(template, option=option) if template.endswith(".jinja") else None

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from megatron_opsft.architectures.config_from_hf import read_json
 from megatron_opsft.data.chat_template import ChatTemplate
 from megatron_opsft.data.prompt_file import PromptFile, open_prompt_file
 from megatron_opsft.errors import PromptError, RowError, UserError, first_line
+from megatron_opsft.models.architectures.config_from_hf import read_json
 from megatron_opsft.records import Message, Problem
 
 _TEACHER_OPTION = "method.teacher_template"
@@ -57,9 +57,14 @@ class PromptEncoder:
         texts = [
             token.content
             for token in self.tokenizer.added_tokens_decoder.values()
-            if token.content.strip() and (token.special or re.fullmatch("<.*>", token.content))
+            if token.content.strip()
+            and (token.special or re.fullmatch("<.*>", token.content))
         ]
-        return re.compile("|".join(map(re.escape, sorted(texts, key=len)[::-1]))) if texts else None
+        return (
+            re.compile("|".join(map(re.escape, sorted(texts, key=len)[::-1])))
+            if texts
+            else None
+        )
 
     @cached_property
     def chat(self) -> ChatTemplate:
@@ -76,7 +81,9 @@ class PromptEncoder:
         """The prompt of a problem `1`, as text."""
         return self.chat.text(self.messages(_EXAMPLE))
 
-    def encode(self, problem: Problem, *, system: str = "", suffix: str = "") -> tuple[int, ...]:
+    def encode(
+        self, problem: Problem, *, system: str = "", suffix: str = ""
+    ) -> tuple[int, ...]:
         """Prompt token ids up to where the response begins.
 
         system: added to the end of the system message; suffix: to the end of the user's. An
@@ -91,13 +98,19 @@ class PromptEncoder:
                 )
         return self.chat.tokens(self.messages(problem, system=system, suffix=suffix))
 
-    def messages(self, problem: Problem, *, system: str = "", suffix: str = "") -> list[Message]:
+    def messages(
+        self, problem: Problem, *, system: str = "", suffix: str = ""
+    ) -> list[Message]:
         """The chat that the model is to answer; see `encode`."""
         before, told = list(problem.before), [self.system_prompt]
         if before and before[0].role == "system":
             told = [before.pop(0).content]
         told = [text for text in (*told, system) if text]
-        text = self.prompt_file.render(problem.text, {}) if self.prompt_file else problem.text
+        text = (
+            self.prompt_file.render(problem.text, {})
+            if self.prompt_file
+            else problem.text
+        )
         content = text + _INSTRUCTIONS.get(self.template, "") + suffix
         first = [Message(role="system", content="\n\n".join(told))] if told else []
         return [*first, *before, Message(role="user", content=content)]
@@ -125,7 +138,9 @@ def teacher_of(encoder: PromptEncoder, template: str) -> PromptEncoder:
     return teacher
 
 
-def load_tokenizer(path: str | Path, *, option: str = MODEL_OPTION) -> PreTrainedTokenizerBase:
+def load_tokenizer(
+    path: str | Path, *, option: str = MODEL_OPTION
+) -> PreTrainedTokenizerBase:
     """The tokenizer of a model directory: what its `tokenizer.json` says, or without one what
     transformers makes of SentencePiece's tokenizer.model.
 
@@ -145,7 +160,9 @@ def load_tokenizer(path: str | Path, *, option: str = MODEL_OPTION) -> PreTraine
         tokenizer = kind.from_pretrained(str(path), trust_remote_code=False)
     except Exception as error:  # the library of tokenizer.json raises bare Exception
         reason = first_line(error)
-        raise UserError(f"{option}: cannot load a tokenizer from {path}: {reason}") from error
+        raise UserError(
+            f"{option}: cannot load a tokenizer from {path}: {reason}"
+        ) from error
     if not tokenizer.chat_template:
         raise UserError(
             f"{option}: the tokenizer of {path} has no chat template; add chat_template.jinja "
@@ -160,12 +177,17 @@ def load_tokenizer(path: str | Path, *, option: str = MODEL_OPTION) -> PreTraine
             "default; save the one to train with as chat_template.jinja beside it"
         ) from None
     # Lengths are checked against the model, and said in the user's terms.
-    tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
+    tokenizer.deprecation_warnings[
+        "sequence-length-is-longer-than-the-specified-maximum"
+    ] = True
     return tokenizer
 
 
 def end_token_ids(
-    tokenizer: PreTrainedTokenizerBase, model_dir: str | Path, *, option: str = MODEL_OPTION
+    tokenizer: PreTrainedTokenizerBase,
+    model_dir: str | Path,
+    *,
+    option: str = MODEL_OPTION,
 ) -> tuple[int, ...]:
     """All ids that end a response, ascending: generation_config.json, config.json and the
     tokenizer together.
@@ -202,7 +224,11 @@ def check_vocabulary(
     """
     vocabulary = tokenizer.get_vocab()
     highest = max(vocabulary.values())
-    beyond = {token_id: token for token, token_id in vocabulary.items() if token_id >= vocab_size}
+    beyond = {
+        token_id: token
+        for token, token_id in vocabulary.items()
+        if token_id >= vocab_size
+    }
     beyond.pop(tokenizer.pad_token_id, None)
     if beyond:
         first = min(beyond)
@@ -215,7 +241,11 @@ def check_vocabulary(
     special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
     for token_id in end_tokens:
         if token_id not in special:
-            what = tokenizer.convert_ids_to_tokens(token_id) if token_id <= highest else None
+            what = (
+                tokenizer.convert_ids_to_tokens(token_id)
+                if token_id <= highest
+                else None
+            )
             raise UserError(
                 f"{option}: {model_dir} ends responses with token {token_id}, which is "
                 f"{'not a token' if what is None else f'{what!r}, an ordinary token,'} in its "

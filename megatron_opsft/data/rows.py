@@ -45,8 +45,12 @@ class RowReader:
         gold = read_answer(None if answer is ABSENT else answer, self.answer_field)
         # A judge of the user's own knows what its answers mean.
         if not self.with_fields and gold.strip().casefold() in _NO_ANSWERS:
-            raise RowError(f"{self.answer_field} is {gold.strip()!r}, which is no answer")
-        if _IMAGE_TAG in last.content or any(row.fields.get(name) for name in _IMAGE_FIELDS):
+            raise RowError(
+                f"{self.answer_field} is {gold.strip()!r}, which is no answer"
+            )
+        if _IMAGE_TAG in last.content or any(
+            row.fields.get(name) for name in _IMAGE_FIELDS
+        ):
             raise RowError("it has an image, and only text is trained on")
         text, problem_id = last.content, self._choose_id(row)
         if self.prompt_file is not None:
@@ -86,8 +90,14 @@ class RowReader:
 
         Never of the file's name: the seeds of responses come from ids, and a file may move.
         """
-        given = next((row.fields[name] for name in ID_FIELDS if name in row.fields), None)
-        usable = isinstance(given, str | int) and not isinstance(given, bool) and str(given).strip()
+        given = next(
+            (row.fields[name] for name in ID_FIELDS if name in row.fields), None
+        )
+        usable = (
+            isinstance(given, str | int)
+            and not isinstance(given, bool)
+            and str(given).strip()
+        )
         problem_id = str(given) if usable else f"row-{row.number}"
         while problem_id in self._taken_ids:
             problem_id = f"{problem_id}-{row.number}"
@@ -116,7 +126,9 @@ def _names_of(fields: Mapping[str, Any]) -> Iterator[str]:
 
 
 def choose_fields(
-    source: str, rows: Sequence[Row], wanted: Sequence[tuple[str, str | None, tuple[str, ...]]]
+    source: str,
+    rows: Sequence[Row],
+    wanted: Sequence[tuple[str, str | None, tuple[str, ...]]],
 ) -> list[str]:
     """The field of each of `wanted`: (its key, for errors; the user's field, which may be dotted;
     the fields that are tried without one). Of the latter the one that most rows have.
@@ -128,13 +140,16 @@ def choose_fields(
     for key, given, candidates in wanted:
         names = (given,) if given is not None else candidates
         counts = {
-            name: sum(find_field(row.fields, name) is not ABSENT for row in rows) for name in names
+            name: sum(find_field(row.fields, name) is not ABSENT for row in rows)
+            for name in names
         }
         chosen.append(max(names, key=lambda name: counts[name]))
         if not any(counts.values()):
             missing[key] = " or ".join(names)
     if missing and any(row.error is None for row in rows):
-        present = ", ".join(sorted({name for row in rows for name in _names_of(row.fields)}))
+        present = ", ".join(
+            sorted({name for row in rows for name in _names_of(row.fields)})
+        )
         raise UserError(
             f"{', '.join(missing)}: {source} has no field {', and no '.join(missing.values())}; "
             f"it has {present}: set {' and '.join(missing)}"
@@ -179,4 +194,6 @@ def _check_unicode(text: str) -> None:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
-        raise RowError("a text is not valid Unicode: half of a surrogate pair") from None
+        raise RowError(
+            "a text is not valid Unicode: half of a surrogate pair"
+        ) from None

@@ -8,7 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from megatron_opsft.errors import UserError, first_line
-from megatron_opsft.runtime.libraries import asking_hub, check_cached, check_fetched, hub_error
+from megatron_opsft.runtime.libraries import (
+    asking_hub,
+    check_cached,
+    check_fetched,
+    hub_error,
+)
 
 FILE_ENDINGS = (".jsonl", ".jsonl.gz", ".parquet")
 
@@ -22,7 +27,9 @@ class Row:
     error: str | None = None
 
 
-def read_rows(source: str, *, split: str, subset: str | None, section: str = "data.") -> list[Row]:
+def read_rows(
+    source: str, *, split: str, subset: str | None, section: str = "data."
+) -> list[Row]:
     """All rows of a source; blank lines of a JSONL file are not rows.
 
     section: the prefix of keys in errors. Errors: `UserError` for a source that is missing, cannot
@@ -62,7 +69,9 @@ def check_source(source: str, *, option: str = "data") -> None:
             )
         if path.stat().st_size == 0:
             raise UserError(f"{option}: {source} is empty: it has no rows")
-    elif source.endswith((*FILE_ENDINGS, ".json", ".csv")) or source.startswith(("/", ".", "~")):
+    elif source.endswith((*FILE_ENDINGS, ".json", ".csv")) or source.startswith(
+        ("/", ".", "~")
+    ):
         raise UserError(f"{option}: there is no file {source}")
     else:
         check_cached("datasets", source, option)
@@ -76,9 +85,13 @@ def _read_jsonl(path: Path, option: str) -> list[Row]:
                 if line.strip():
                     rows.append(_parse_line(number, line))
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise UserError(f"{option}: {path} is damaged or not a gzip file ({error})") from error
+        raise UserError(
+            f"{option}: {path} is damaged or not a gzip file ({error})"
+        ) from error
     except OSError as error:
-        raise UserError(f"{option}: {path} cannot be read ({error.strerror or error})") from error
+        raise UserError(
+            f"{option}: {path} cannot be read ({error.strerror or error})"
+        ) from error
     return rows
 
 
@@ -86,7 +99,9 @@ def _parse_line(number: int, line: bytes) -> Row:
     try:
         value = json.loads(line.decode("utf-8-sig"))
     except UnicodeDecodeError:
-        return Row(number=number, error="not UTF-8; convert the file, for example with iconv")
+        return Row(
+            number=number, error="not UTF-8; convert the file, for example with iconv"
+        )
     except ValueError as error:
         return Row(number=number, error=f"not JSON: {error}")
     except RecursionError:

@@ -57,7 +57,9 @@ class StoredResponses(Sequence[StoredResponse]):
 
     def __getitem__(self, number: Any) -> Any:
         row = {name: self.table[name][number].as_py() for name in _SCHEMA.names}
-        lists = {name: tuple(value) for name, value in row.items() if isinstance(value, list)}
+        lists = {
+            name: tuple(value) for name, value in row.items() if isinstance(value, list)
+        }
         return StoredResponse(**row | lists)
 
 
@@ -68,7 +70,9 @@ def write_stored_responses(
     if not rows:
         raise UserError(f"{path}: no response was chosen, so there is nothing to write")
     columns = {
-        name: pa.array([getattr(row, name) for row in rows], type=_SCHEMA.field(name).type)
+        name: pa.array(
+            [getattr(row, name) for row in rows], type=_SCHEMA.field(name).type
+        )
         for name in _SCHEMA.names
     }
     table = pa.table(columns, schema=_SCHEMA).replace_schema_metadata(
@@ -91,15 +95,20 @@ def read_stored_responses(path: Path) -> StoredResponses:
         table = table.select(_SCHEMA.names).cast(_SCHEMA)
     except (OSError, pa.ArrowException, KeyError, ValueError) as error:
         reason = str(error).split("\n")[0]
-        raise UserError(f"data.responses={path} cannot be read ({reason}); {how}") from None
+        raise UserError(
+            f"data.responses={path} cannot be read ({reason}); {how}"
+        ) from None
     if not table.num_rows:
         raise UserError(f"data.responses={path} has no responses; {how}")
     prompts, responses = (
-        pc.list_value_length(table[name]).to_pylist() for name in ("prompt_ids", "response_ids")
+        pc.list_value_length(table[name]).to_pylist()
+        for name in ("prompt_ids", "response_ids")
     )
     if not min([*prompts, *responses]):
         raise UserError(f"data.responses={path} has an empty prompt or response; {how}")
-    largest = (pc.max(pc.list_flatten(table[name])) for name in ("prompt_ids", "response_ids"))
+    largest = (
+        pc.max(pc.list_flatten(table[name])) for name in ("prompt_ids", "response_ids")
+    )
     return StoredResponses(
         manifest=manifest,
         table=table,

@@ -7,10 +7,10 @@ from typing import Annotated
 
 from pydantic import Field
 
-from megatron_opsft.config_section import Section
 from megatron_opsft.errors import UserError
 from megatron_opsft.methods.advantages import Values
 from megatron_opsft.methods.facts import Group
+from megatron_opsft.section import Section
 
 MaxRefills = Annotated[
     int,
@@ -43,7 +43,10 @@ class DapoSettings(Section):
             return rewards
         scores = [overlong(group, self.overlong_buffer) for group in batch]
         return [
-            [reward + self.overlong_penalty * score for reward, score in zip(*pair, strict=True)]
+            [
+                reward + self.overlong_penalty * score
+                for reward, score in zip(*pair, strict=True)
+            ]
             for pair in zip(rewards, scores, strict=True)
         ]
 

@@ -104,7 +104,9 @@ def has_unclosed_think(rollout: Rollout, *, prompts_open_think: bool) -> bool:
 
 def select(responses: Sequence[Response], max_response_tokens: int) -> list[Response]:
     """The accepted ones, in order."""
-    return [response for response in responses if response.is_accepted(max_response_tokens)]
+    return [
+        response for response in responses if response.is_accepted(max_response_tokens)
+    ]
 
 
 def describe_lengths(responses: Sequence[Response]) -> dict[str, float | int]:
@@ -136,7 +138,9 @@ def describe_rollouts(
         "verify_timeouts": outcomes.count(Outcome.TIMEOUT),
         "num_unclosed_think": sum(response.unclosed_think for response in responses),
         "verify_errors": outcomes.count(Outcome.ERROR),
-        "mean_accepted_tokens": sum(accepted_lengths) / len(accepted) if accepted else 0.0,
+        "mean_accepted_tokens": sum(accepted_lengths) / len(accepted)
+        if accepted
+        else 0.0,
         "max_accepted_tokens": max(accepted_lengths, default=0),
     }
 
@@ -169,7 +173,9 @@ def read_references(path: Path) -> dict[str, ReferenceStatistics]:
     return found
 
 
-def check_references(found: Mapping[str, object], problem_ids: Iterable[str], path: Path) -> None:
+def check_references(
+    found: Mapping[str, object], problem_ids: Iterable[str], path: Path
+) -> None:
     """Errors: `UserError` where a problem of the run has none."""
     missing = [problem_id for problem_id in problem_ids if problem_id not in found]
     if missing:

@@ -136,7 +136,12 @@ LIKELIHOOD = Objective()
 
 
 Aggregation = Literal[
-    "max_accepted", "accepted_tokens", "all_tokens", "sequence", "sequence_sum", "constant"
+    "max_accepted",
+    "accepted_tokens",
+    "all_tokens",
+    "sequence",
+    "sequence_sum",
+    "constant",
 ]
 
 
@@ -152,7 +157,9 @@ def aggregate(
         weights = tuple(1.0 / length for length in lengths)
     else:
         weights = (1.0,) * len(lengths)
-    kept = [length for length, is_kept in zip(lengths, accepted, strict=True) if is_kept]
+    kept = [
+        length for length, is_kept in zip(lengths, accepted, strict=True) if is_kept
+    ]
     divisor = {
         "max_accepted": len(lengths) * max(kept, default=0),
         "accepted_tokens": sum(kept),

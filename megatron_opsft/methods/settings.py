@@ -10,7 +10,6 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from megatron_opsft.config_section import Section
 from megatron_opsft.errors import UserError
 from megatron_opsft.methods.advantages import Values, group_centered, group_normalized
 from megatron_opsft.methods.dapo import DapoSettings
@@ -24,13 +23,18 @@ from megatron_opsft.methods.objective import (
     Surrogate,
     TokenClip,
 )
+from megatron_opsft.section import Section
 
-PAPER_LIMIT = 3500  # L of the on-policy SFT paper; defaults in tokens suit about this length
+PAPER_LIMIT = (
+    3500  # L of the on-policy SFT paper; defaults in tokens suit about this length
+)
 
 # Keys of several methods, whose defaults differ.
 AggregationKey = Annotated[
     Aggregation,
-    Field(description="How token losses become one loss; docs/methods.md has the formulas."),
+    Field(
+        description="How token losses become one loss; docs/methods.md has the formulas."
+    ),
 ]
 ClipHigh = Annotated[float, Field(ge=0, description="... to 1 + this.")]
 DualClip = Annotated[
@@ -42,14 +46,22 @@ DualClip = Annotated[
 ]
 Beta = Annotated[
     float,
-    Field(ge=0, description="Weight of the divergence from the reference model; 0: none is kept."),
+    Field(
+        ge=0,
+        description="Weight of the divergence from the reference model; 0: none is kept.",
+    ),
 ]
 Kl = Annotated[
     KlEstimator,
-    Field(description="Its estimator, d = log ref - log p: k1 -d, k2 d^2/2, k3 e^d - d - 1."),
+    Field(
+        description="Its estimator, d = log ref - log p: k1 -d, k2 d^2/2, k3 e^d - d - 1."
+    ),
 ]
 Samples = Annotated[
-    int, Field(ge=1, description="Responses to each problem that fixed data are chosen from.")
+    int,
+    Field(
+        ge=1, description="Responses to each problem that fixed data are chosen from."
+    ),
 ]
 
 
@@ -136,7 +148,9 @@ class MethodSettings(Section):
         values = dict(self)
         for key in self.per_token.keys() - self.model_fields_set:
             is_length = self.per_token[key] > 0
-            values[key] = max(1, round(values[key] * ratio)) if is_length else values[key] / ratio
+            values[key] = (
+                max(1, round(values[key] * ratio)) if is_length else values[key] / ratio
+            )
         return type(self).model_construct(self.model_fields_set, **values)
 
     def check(self, run: RunSize) -> None:
@@ -263,7 +277,10 @@ class PolicySettings(DapoSettings, MethodSettings):
     def objective(self, sampling_temperature: float) -> Objective:
         temperature = sampling_temperature if self.tempered_log_probs else 1.0
         return Objective(
-            surrogate=self.surrogate, beta=self.beta, kl=self.kl, temperature=temperature
+            surrogate=self.surrogate,
+            beta=self.beta,
+            kl=self.kl,
+            temperature=temperature,
         )
 
     def check(self, run: RunSize) -> None:

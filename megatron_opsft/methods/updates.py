@@ -92,7 +92,9 @@ class MethodRun:
             for index, found in groupby(responses, key=attrgetter("problem_index"))
         ]
 
-    def fill(self, groups: Sequence[Group], wanted: int, refills: int) -> tuple[list[int], bool]:
+    def fill(
+        self, groups: Sequence[Group], wanted: int, refills: int
+    ) -> tuple[list[int], bool]:
         """(which groups to train on, at most as many as wanted; whether to draw problems again).
 
         refills: how often they were already. Groups are judged by rewards that are not shaped.
@@ -100,7 +102,9 @@ class MethodRun:
         rewards = self.settings.rewards(groups, self.state)
         pairs = enumerate(zip(groups, rewards, strict=True))
         kept = [i for i, (group, found) in pairs if self.settings.keeps(group, found)]
-        return kept[:wanted], len(kept) < wanted and refills < self.settings.most_refills
+        return kept[:wanted], len(
+            kept
+        ) < wanted and refills < self.settings.most_refills
 
     def weigh(self, batch: Sequence[Group]) -> Weights:
         """What each response of the batch counts.
@@ -108,7 +112,9 @@ class MethodRun:
         A response without advantage is trained on only for its divergence from the reference.
         """
         rewards = self.settings.shaped(batch, self.settings.rewards(batch, self.state))
-        advantages = tuple(chain.from_iterable(self.settings.advantages(batch, rewards)))
+        advantages = tuple(
+            chain.from_iterable(self.settings.advantages(batch, rewards))
+        )
         diverges = self.settings.objective(1.0).needs_reference
         return Weights(
             rewards=tuple(chain.from_iterable(rewards)),
@@ -125,12 +131,16 @@ class MethodRun:
         rest = zip(responses, weights.advantages, weights.trained, strict=True)
         found = []
         for update in range(count):
-            share = groups[len(groups) * update // count : len(groups) * (update + 1) // count]
+            share = groups[
+                len(groups) * update // count : len(groups) * (update + 1) // count
+            ]
             rows = list(islice(rest, sum(len(group.responses) for group in share)))
             lengths = [response.num_tokens for response, _, _ in rows]
             accepted = [advantage != 0 for _, advantage, _ in rows]
             limit = max((group.limit for group in share), default=0)
-            of_tokens, factor = aggregate(self.settings.aggregation, lengths, accepted, limit)
+            of_tokens, factor = aggregate(
+                self.settings.aggregation, lengths, accepted, limit
+            )
             weighed = zip(rows, of_tokens, strict=True)
             kept = [(r, w, a) for (r, a, is_trained), w in weighed if is_trained]
             found.append(
@@ -154,7 +164,9 @@ class MethodRun:
         self.state = self.settings.state_class.model_validate(values)
 
 
-def describe_weights(groups: Sequence[Group], weights: Weights) -> dict[str, float | int]:
+def describe_weights(
+    groups: Sequence[Group], weights: Weights
+) -> dict[str, float | int]:
     """Metrics of a step's rewards and advantages; standard deviations over the whole batch."""
     rest = iter(weights.advantages)
     return {

@@ -9,9 +9,9 @@ from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
+from megatron_opsft.models.weights.rectangles import Parameter
 from megatron_opsft.records import Rollout, Sample
 from megatron_opsft.rollout.requests import Decoder, ResponseRequest
-from megatron_opsft.weights.rectangles import Parameter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,9 +131,13 @@ class RolloutEngine(Protocol):
         No two requests may be for the same sample of a problem. The longest prompts come first, so
         that a batch has little padding.
         """
-        longest_first = iter(sorted(requests, key=lambda request: -len(request.prompt_ids)))
+        longest_first = iter(
+            sorted(requests, key=lambda request: -len(request.prompt_ids))
+        )
         finished = self.stream(lambda room: list(islice(longest_first, room)), sampling)
-        done = {(r.problem_id, r.sample_index): r for rollouts in finished for r in rollouts}
+        done = {
+            (r.problem_id, r.sample_index): r for rollouts in finished for r in rollouts
+        }
         if not self.share.answers:
             return []
         return [done[request.problem_id, request.sample_index] for request in requests]
@@ -168,7 +172,9 @@ class RolloutEngine(Protocol):
     def copy_weights(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """What an engine does with the stream of `load_weights`."""
 
-    def load_files(self, names_by_file: Mapping[Path, Collection[str]], version: int) -> None:
+    def load_files(
+        self, names_by_file: Mapping[Path, Collection[str]], version: int
+    ) -> None:
         """Replace every weight by those in a Hugging Face model's weight files, which were compared
         with its config.json. Only of engines that can (`EngineTraits.reads_files`).
 

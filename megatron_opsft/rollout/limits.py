@@ -60,7 +60,9 @@ ENGINES = {
 def engine_traits(name: str, *, section: str = "rollout.") -> EngineTraits:
     """Facts of the engine that `{section}engine` names. Errors: `UserError` with the known ones."""
     if name not in ENGINES:
-        raise UserError(f"{section}engine={name}: no such engine; use one of {', '.join(ENGINES)}")
+        raise UserError(
+            f"{section}engine={name}: no such engine; use one of {', '.join(ENGINES)}"
+        )
     return ENGINES[name]
 
 
@@ -85,7 +87,9 @@ def check_engine_settings(
         refused, default = f"{section}seeded=false", f"{section}seeded=true"
     else:
         return
-    raise UserError(f"{refused} works only with vLLM; set {section}engine=vllm or {default}")
+    raise UserError(
+        f"{refused} works only with vLLM; set {section}engine=vllm or {default}"
+    )
 
 
 def check_installed(name: str, *, section: str = "rollout.") -> None:
@@ -102,7 +106,9 @@ def check_installed(name: str, *, section: str = "rollout.") -> None:
 def check_engine(config: Config) -> None:
     """Errors: `UserError` for settings that contradict each other and for a missing engine."""
     rollout = config.rollout
-    check_engine_settings(rollout.engine, rollout.tp, rollout.speculative, seeded=rollout.seeded)
+    check_engine_settings(
+        rollout.engine, rollout.tp, rollout.speculative, seeded=rollout.seeded
+    )
     if config.model.load == "engine" and not engine_traits(rollout.engine).reads_files:
         raise UserError(
             "model.load=engine: it works only with vLLM; set rollout.engine=vllm, or "

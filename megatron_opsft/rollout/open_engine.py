@@ -6,6 +6,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from megatron_opsft.config import Config
+from megatron_opsft.models.weights.rules import WeightTable
 from megatron_opsft.rollout.engine import EngineSettings, RolloutEngine
 from megatron_opsft.rollout.hf.engine import HfEngine
 from megatron_opsft.rollout.limits import max_engine_tokens
@@ -13,7 +14,6 @@ from megatron_opsft.rollout.requests import Decoder
 from megatron_opsft.rollout.vllm.engine import VllmEngine
 from megatron_opsft.runtime.device import Device
 from megatron_opsft.runtime.distributed import Layout, broadcast_object
-from megatron_opsft.weights.rules import WeightTable
 
 
 def build_engine(

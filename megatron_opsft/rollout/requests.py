@@ -26,7 +26,11 @@ class ResponseRequest:
 
 
 def make_requests(
-    problem_id: str, prompt_ids: Sequence[int], num_samples: int, run_seed: int, step: int
+    problem_id: str,
+    prompt_ids: Sequence[int],
+    num_samples: int,
+    run_seed: int,
+    step: int,
 ) -> list[ResponseRequest]:
     """A group of responses, seeded by (run seed, step, problem, sample index)."""
     prompt_ids = tuple(prompt_ids)
@@ -48,7 +52,9 @@ def deal_evenly(groups: Sequence[Sequence[_T]], num_parts: int) -> list[list[_T]
     is a group divided.
     """
     in_turn = [
-        *chain.from_iterable(g for first in range(num_parts) for g in groups[first::num_parts])
+        *chain.from_iterable(
+            g for first in range(num_parts) for g in groups[first::num_parts]
+        )
     ]
     bounds = [-(-part * len(in_turn) // num_parts) for part in range(num_parts + 1)]
     return [in_turn[start:stop] for start, stop in pairwise(bounds)]
@@ -78,7 +84,10 @@ def make_rollouts(
         return []
     stopped = [bool(ids) and ids[-1] in end_token_ids for ids in responses]
     texts = tokenizer.batch_decode(
-        [list(ids[:-1] if stop else ids) for ids, stop in zip(responses, stopped, strict=True)],
+        [
+            list(ids[:-1] if stop else ids)
+            for ids, stop in zip(responses, stopped, strict=True)
+        ],
         skip_special_tokens=False,
         clean_up_tokenization_spaces=False,
     )
@@ -94,7 +103,12 @@ def make_rollouts(
             routing=chosen,
         )
         for request, ids, text, stop, chosen in zip(
-            requests, responses, texts, stopped, routing or [b""] * len(responses), strict=True
+            requests,
+            responses,
+            texts,
+            stopped,
+            routing or [b""] * len(responses),
+            strict=True,
         )
     ]
 

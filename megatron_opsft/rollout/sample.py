@@ -9,7 +9,12 @@ from megatron_opsft.data.prompts import PromptEncoder
 from megatron_opsft.records import Problem, Rollout
 from megatron_opsft.rollout.engine import RolloutEngine, SamplingSettings
 from megatron_opsft.rollout.requests import deal_evenly, make_requests
-from megatron_opsft.runtime.distributed import Layout, any_over_world, deal, gather_from_all
+from megatron_opsft.runtime.distributed import (
+    Layout,
+    any_over_world,
+    deal,
+    gather_from_all,
+)
 from megatron_opsft.runtime.phase import Interrupted, expect, is_interruptible
 
 
@@ -45,7 +50,9 @@ class Sampler:
         """
         encode = encode or self.encoder.encode
         groups = [
-            make_requests(problem.id, encode(problem), times * num_samples, self.seed, step)
+            make_requests(
+                problem.id, encode(problem), times * num_samples, self.seed, step
+            )
             for problem, times in Counter(problems).items()
         ]
         groups.sort(key=lambda group: -len(group[0].prompt_ids))

@@ -14,9 +14,11 @@ import hashlib
 import torch
 from torch import Tensor
 
-from megatron_opsft.weights.checksum import STEP64, mix64, shift_right
+from megatron_opsft.models.weights.checksum import STEP64, mix64, shift_right
 
-_FIRST_CANDIDATES = 64  # enough for the nucleus of a trained model at almost every token
+_FIRST_CANDIDATES = (
+    64  # enough for the nucleus of a trained model at almost every token
+)
 
 EVAL_STEP = 0  # training steps count from 1, so no training response shares an evaluation's seed
 
@@ -34,7 +36,9 @@ def uniforms(seeds_N: Tensor, num_positions: int) -> Tensor:
     seeds_N: int64 [N]. The same bits on every device: 64-bit integer arithmetic that wraps around.
     Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators" (OOPSLA 2014).
     """
-    positions_L = torch.arange(1, num_positions + 1, dtype=torch.int64, device=seeds_N.device)
+    positions_L = torch.arange(
+        1, num_positions + 1, dtype=torch.int64, device=seeds_N.device
+    )
     outputs = mix64(seeds_N[:, None] + positions_L * STEP64)
     return shift_right(outputs, 11).double() * 2.0**-53
 
@@ -65,11 +69,17 @@ def _scale(logits_NV: Tensor, temperature: float) -> Tensor:
         logits_NV = logits_NV.float()
     if temperature in (0.0, 1.0):
         return logits_NV
-    smallest = torch.finfo(logits_NV.dtype).tiny  # below it, a divisor may be taken for 0
-    return (logits_NV - logits_NV.amax(dim=-1, keepdim=True)) / max(temperature, smallest)
+    smallest = torch.finfo(
+        logits_NV.dtype
+    ).tiny  # below it, a divisor may be taken for 0
+    return (logits_NV - logits_NV.amax(dim=-1, keepdim=True)) / max(
+        temperature, smallest
+    )
 
 
-def _sample_nucleus(scaled_NV: Tensor, uniforms_N: Tensor, top_p: float, k: int) -> Tensor:
+def _sample_nucleus(
+    scaled_NV: Tensor, uniforms_N: Tensor, top_p: float, k: int
+) -> Tensor:
     """Sample from the nucleus, looking for it among the k most probable tokens first.
 
     Sorting 152k logits costs more than the rest of the step, and a nucleus rarely has 64 tokens.
@@ -79,10 +89,14 @@ def _sample_nucleus(scaled_NV: Tensor, uniforms_N: Tensor, top_p: float, k: int)
         values_NK = scaled_NV
     else:
         # In id order, so that a stable sort breaks ties by id whatever order topk left them in.
-        ids_NK = torch.topk(scaled_NV, k, dim=-1, sorted=False).indices.sort(dim=-1).values
+        ids_NK = (
+            torch.topk(scaled_NV, k, dim=-1, sorted=False).indices.sort(dim=-1).values
+        )
         values_NK = scaled_NV.gather(-1, ids_NK)
     top_N1 = values_NK.amax(dim=-1, keepdim=True)
-    total_N1 = torch.exp(scaled_NV - top_N1).sum(dim=-1, keepdim=True, dtype=torch.float64)
+    total_N1 = torch.exp(scaled_NV - top_N1).sum(
+        dim=-1, keepdim=True, dtype=torch.float64
+    )
     weights_NK = torch.exp(values_NK - top_N1).double()
 
     sorted_NK, order_NK = weights_NK.sort(dim=-1, descending=True, stable=True)
@@ -97,7 +111,9 @@ def _sample_nucleus(scaled_NV: Tensor, uniforms_N: Tensor, top_p: float, k: int)
     beyond_N = (kept_sorted_NK & (sorted_NK <= sorted_NK[:, -1:])).any(dim=-1)
     if bool(beyond_N.any()):
         rows = beyond_N.nonzero().squeeze(-1)
-        tokens_N[rows] = _sample_nucleus(scaled_NV[rows], uniforms_N[rows], top_p, 8 * k)
+        tokens_N[rows] = _sample_nucleus(
+            scaled_NV[rows], uniforms_N[rows], top_p, 8 * k
+        )
     return tokens_N
 
 

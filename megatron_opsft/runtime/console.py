@@ -18,7 +18,9 @@ from megatron_opsft.errors import first_line
 _GONE = (errno.EPIPE, errno.EIO)  # nobody reads the pipe; the terminal was closed
 # What moves the cursor, sets titles or colours, or turns the direction of writing; and halves of
 # surrogate pairs, as of file names that are not UTF-8, which cannot be written at all.
-_UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_UNSAFE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 # Of the C library, of the loader and of Python, whichever asked for memory first.
 _NO_SPACE = re.compile(
     "failed to map segment|Resource temporarily unavailable|annot allocate memory"
@@ -38,7 +40,9 @@ def printable(text: str) -> str:
 
     Tabs and line breaks stay.
     """
-    return _UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
+    return _UNSAFE.sub(
+        lambda found: found[0].encode("unicode_escape").decode("ascii"), text
+    )
 
 
 def say(text: str, *, end: str = "\n", error: bool = False, dim: bool = False) -> None:
@@ -56,7 +60,9 @@ def say(text: str, *, end: str = "\n", error: bool = False, dim: bool = False) -
         shown = f"\x1b[2m{shown}\x1b[0m"
     encoding = getattr(stream, "encoding", None) or "utf-8"
     try:
-        stream.write((shown + end).encode(encoding, "backslashreplace").decode(encoding))
+        stream.write(
+            (shown + end).encode(encoding, "backslashreplace").decode(encoding)
+        )
         stream.flush()
     except OSError as failure:
         if failure.errno not in _GONE:
@@ -110,7 +116,9 @@ class LastingStream:
 def let_output_go_away() -> None:
     """For the whole process. Called once, at its start."""
     for name in ("stdin", "stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed from the beginning: a file would take its number
+        if (
+            getattr(sys, name) is None
+        ):  # closed from the beginning: a file would take its number
             setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):  # libraries write there, too
         if isinstance(stream, io.TextIOWrapper):

@@ -65,7 +65,11 @@ def _map_devices() -> None:
 
     def type_of(self: Any, *args: Any, **kwargs: Any) -> Any:
         found = kind(self, *args, **kwargs)
-        return found.replace("torch.", "torch.cuda.", 1) if isinstance(found, str) else found
+        return (
+            found.replace("torch.", "torch.cuda.", 1)
+            if isinstance(found, str)
+            else found
+        )
 
     tensor.to, tensor.type = wraps(tensor.to)(to), wraps(kind)(type_of)
     tensor.cuda = lambda self, *args, **kwargs: self
@@ -89,7 +93,9 @@ def _set_cpu_rng_state(new_state: torch.Tensor, *args: Any, **kwargs: Any) -> No
 def _gather_in_equal_parts(equal: Callable) -> Callable:
     """For Megatron's `_gather_along_first_dim`, which `equal` is."""
 
-    def gather(part: Any, group: Any, sizes: Any = None, use_global_buffer: bool = False) -> Any:
+    def gather(
+        part: Any, group: Any, sizes: Any = None, use_global_buffer: bool = False
+    ) -> Any:
         if sizes is None or group.size() == 1:
             return equal(part, group, None, use_global_buffer)
         filled = _filled(part, int(max(sizes)))
@@ -102,7 +108,9 @@ def _gather_in_equal_parts(equal: Callable) -> Callable:
 def _scatter_in_equal_parts(equal: Callable) -> Callable:
     """For Megatron's `_reduce_scatter_along_first_dim`, which `equal` is."""
 
-    def scatter(whole: Any, group: Any, sizes: Any = None, use_global_buffer: bool = False) -> Any:
+    def scatter(
+        whole: Any, group: Any, sizes: Any = None, use_global_buffer: bool = False
+    ) -> Any:
         if sizes is None or group.size() == 1:
             return equal(whole, group, None, use_global_buffer)
         parts = whole.split([int(size) for size in sizes])
@@ -119,7 +127,9 @@ def _filled(rows: torch.Tensor, size: int) -> torch.Tensor:
     return filled
 
 
-def _there_already(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+def _there_already(
+    tensor: Any, as_numpy: bool = False, record_stream: bool = False
+) -> Any:
     """For Megatron's `maybe_move_tensor_to_cpu`; on the meta device there is nothing to hand on."""
     is_there = as_numpy and torch.is_tensor(tensor) and tensor.device.type == "cpu"
     return tensor.numpy() if is_there else tensor
@@ -141,7 +151,9 @@ def install() -> None:
     cuda.empty_cache = lambda: None
     cuda.current_stream = cuda.default_stream = cuda.Stream = _NoStream
     cuda.get_rng_state, cuda.set_rng_state = _get_cpu_rng_state, _set_cpu_rng_state
-    cuda.manual_seed = torch.default_generator.manual_seed  # torch's own seeds other devices too
+    cuda.manual_seed = (
+        torch.default_generator.manual_seed
+    )  # torch's own seeds other devices too
     random: Any = megatron_random
     random._get_cuda_rng_state = _get_cpu_rng_state
     random._set_cuda_rng_state = _set_cpu_rng_state

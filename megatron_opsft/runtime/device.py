@@ -58,7 +58,9 @@ def select_device(wanted: str) -> Device:
             "(no --gpus-per-task, no --gpu-bind)"
         )
     torch.cuda.set_device(index)
-    return Device(torch_device=torch.device("cuda", index), backend="cpu:gloo,cuda:nccl")
+    return Device(
+        torch_device=torch.device("cuda", index), backend="cpu:gloo,cuda:nccl"
+    )
 
 
 def _check_given_gpus(wanted: str) -> None:
@@ -195,11 +197,15 @@ def has_fused_weight_gradient() -> bool:
 
 def peak_memory_bytes(device: Device) -> int:
     """Most that this rank has had since its start: of the CUDA allocator, or resident."""
-    return torch.cuda.max_memory_allocated() if device.is_cuda else peak_resident_bytes()
+    return (
+        torch.cuda.max_memory_allocated() if device.is_cuda else peak_resident_bytes()
+    )
 
 
 def peak_resident_bytes() -> int:
     """Of this process since its start; 0 where the kernel does not tell."""
-    status = Path("/proc/self/status")  # not getrusage: a child begins with its parent's peak there
+    status = Path(
+        "/proc/self/status"
+    )  # not getrusage: a child begins with its parent's peak there
     lines = status.read_text().splitlines() if status.is_file() else []
     return next((int(x.split()[1]) * 1024 for x in lines if x.startswith("VmHWM:")), 0)

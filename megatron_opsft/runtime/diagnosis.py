@@ -47,7 +47,9 @@ class Peer:
     where: str = "phase start"
     number: int = 0
     entered: float = 0.0
-    failed: tuple[int, int, str] | None = None  # its place among failures, exit code, message
+    failed: tuple[int, int, str] | None = (
+        None  # its place among failures, exit code, message
+    )
     failed_at: float = 0.0
     left: bool = False
     dead: Collection[int] = ()  # ranks of its machine whose processes have ended
@@ -91,7 +93,9 @@ def diagnose(peers: Iterable[Peer], now: float, limits: Limits) -> Diagnosis | N
             return None
         (_, code, message), first = min(failed, key=lambda each: each[0])
         return Diagnosis(rank=first.rank, code=code, kind="failed", message=message)
-    if limits.hang_seconds and any(now - peer.entered > limits.hang_seconds for peer in present):
+    if limits.hang_seconds and any(
+        now - peer.entered > limits.hang_seconds for peer in present
+    ):
         last = min(present, key=lambda peer: (peer.number, peer.entered))
         message = (
             f"{last.name} has been in {last.where} for {(now - last.entered) / 60:.1f} min without "

@@ -95,7 +95,9 @@ class Layout:
         return range(self.ep_rank * each, (self.ep_rank + 1) * each)
 
 
-def start_distributed(device: Device, parallel: ParallelConfig, *, minutes: float = 30) -> Layout:
+def start_distributed(
+    device: Device, parallel: ParallelConfig, *, minutes: float = 30
+) -> Layout:
     """Join the job's process group (torchrun's, or a group of one) and make Megatron's groups.
 
     Called once by every rank. Errors: `UserError` when the world size is not a multiple of
@@ -173,7 +175,9 @@ def ranks_by_value(own: K) -> dict[K, tuple[int, ...]]:
         ranks.setdefault(tuple(digest.tolist()), []).append(rank)
     is_first = any(same[0] == dist.get_rank() for same in ranks.values())
     values = gather_from_all([own] if is_first else [])
-    return {value: tuple(same) for value, same in zip(values, ranks.values(), strict=True)}
+    return {
+        value: tuple(same) for value, same in zip(values, ranks.values(), strict=True)
+    }
 
 
 def sum_over_world(values: Sequence[float]) -> list[float]:
@@ -235,7 +239,9 @@ def deal(items_for: Mapping[int, Sequence[T]]) -> list[T]:
     Collective over the world.
     """
     me = dist.get_rank()
-    away = {rank: to_bytes(list(items)) for rank, items in items_for.items() if rank != me}
+    away = {
+        rank: to_bytes(list(items)) for rank, items in items_for.items() if rank != me
+    }
     parts = {rank: from_bytes(part) for rank, part in route_bytes(away).items()}
     parts[me] = list(items_for.get(me, ()))
     return [item for rank in sorted(parts) for item in parts[rank]]

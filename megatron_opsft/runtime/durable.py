@@ -28,7 +28,11 @@ class FullDiskError(UserError):
     """A file that does not fit. Which command continues afterwards, its caller knows."""
 
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a full disk, a quota, the limit of a file
+_FULL = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+)  # a full disk, a quota, the limit of a file
 
 
 def full_disk_behind(error: BaseException | None) -> OSError | None:
@@ -127,7 +131,9 @@ def whole_lines(path: Path) -> Iterator[bytes]:
                         path,
                     )
     except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{path} cannot be read: {error}; restore or delete it") from error
+        raise UserError(
+            f"{path} cannot be read: {error}; restore or delete it"
+        ) from error
 
 
 def json_lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -136,15 +142,23 @@ def json_lines(path: Path) -> Iterator[dict[str, Any]]:
         wrong = "not a line of JSON"
         try:
             row = json.loads(line)
-            wrong = "" if isinstance(row, dict) else f"not a JSON object but {json.dumps(row):.40}"
+            wrong = (
+                ""
+                if isinstance(row, dict)
+                else f"not a JSON object but {json.dumps(row):.40}"
+            )
         except (ValueError, RecursionError):
             pass
         if wrong:
-            raise UserError(f"{path}:{number}: {wrong}; restore the file, or delete that line")
+            raise UserError(
+                f"{path}:{number}: {wrong}; restore the file, or delete that line"
+            )
         yield row
 
 
-def write_packed_lines(path: Path, rows: Iterable[Mapping[str, Any]], *, level: int) -> None:
+def write_packed_lines(
+    path: Path, rows: Iterable[Mapping[str, Any]], *, level: int
+) -> None:
     """A gzip file with a line of JSON for each row, whole or not at all; the same rows give the
     same bytes. level: of the compression, 1 to 9.
     """
@@ -250,13 +264,17 @@ def list_checkpoints(directory: Path) -> list[Path]:
 
 def rollout_name(step: int, rank: int | None = None) -> str:
     """The file of a step's responses; rank: that wrote it, where there are files of several."""
-    return step_name(step, behind=f"{'' if rank is None else f'_rank_{rank:04d}'}.jsonl.gz")
+    return step_name(
+        step, behind=f"{'' if rank is None else f'_rank_{rank:04d}'}.jsonl.gz"
+    )
 
 
 def rollout_files(directory: Path) -> list[tuple[int, Path]]:
     """(step, path) of the files with responses, by step and rank; others are left out."""
     found = []
     for path in directory.glob("*"):
-        if match := re.fullmatch(f"step_({_NUMBER})(?:_rank_([0-9]{{4,}}))?.jsonl.gz", path.name):
+        if match := re.fullmatch(
+            f"step_({_NUMBER})(?:_rank_([0-9]{{4,}}))?.jsonl.gz", path.name
+        ):
             found.append((int(match[1]), int(match[2] or 0), path))
     return [(step, path) for step, _, path in sorted(found)]

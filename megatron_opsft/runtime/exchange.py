@@ -32,15 +32,23 @@ def route_bytes(parts: Mapping[int, Tensor]) -> dict[int, Tensor]:
     """
     me = dist.get_rank()
     told = [[to, len(content)] for to, content in parts.items()]
-    sizes = all_gather_bytes(torch.tensor(told, dtype=torch.int64).flatten().view(torch.uint8))
+    sizes = all_gather_bytes(
+        torch.tensor(told, dtype=torch.int64).flatten().view(torch.uint8)
+    )
     came = {}
     for source, pairs in enumerate(sizes):
         for to, size in pairs.clone().view(torch.int64).view(-1, 2).tolist():
             if to == me:
                 came[source] = torch.empty(size, dtype=torch.uint8)
     came |= {me: parts[me]} if me in parts else {}
-    works = [dist.isend(part, to) for to, part in parts.items() if to != me and len(part)]
-    works += [dist.irecv(room, rank) for rank, room in came.items() if rank != me and len(room)]
+    works = [
+        dist.isend(part, to) for to, part in parts.items() if to != me and len(part)
+    ]
+    works += [
+        dist.irecv(room, rank)
+        for rank, room in came.items()
+        if rank != me and len(room)
+    ]
     for work in works:
         assert work is not None  # None: this rank is not in the group
         work.wait()

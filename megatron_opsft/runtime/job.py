@@ -38,7 +38,9 @@ _FILES_OF_A_RANK, _OTHER_FILES = 3, 416
 _POLL_SECONDS = 0.05
 _HEAR_SECONDS = 1.0  # for the others to read why they are to leave
 _PATIENCE = timedelta(days=1)  # with a rank that is busy; one that is dead ends the job
-_REFUSE_PATIENCE = timedelta(seconds=30)  # of a rank that does not start, to tell the others so
+_REFUSE_PATIENCE = timedelta(
+    seconds=30
+)  # of a rank that does not start, to tell the others so
 _SAME_ERROR_SECONDS = 10.0  # within which an error of all ranks has reached all of them
 
 # By rank and address. It stays open: rank 0 may hold it for the others, who may be in a later job.
@@ -85,7 +87,9 @@ class Job:
             time.sleep(_POLL_SECONDS)
 
 
-def join_job(device: Device, timeout: timedelta, patience: timedelta | None = None) -> Job:
+def join_job(
+    device: Device, timeout: timedelta, patience: timedelta | None = None
+) -> Job:
     """Start the job's process group: the launcher's, or a group of one. Called by every rank, again
     when the job before has ended.
 
@@ -149,7 +153,9 @@ def refuse_start(reason: str) -> None:
         return
     deadline = time.monotonic() + _REFUSE_PATIENCE.total_seconds()
     with suppress(RanksMissing):  # nobody is there to be told
-        store = _open_store(int(os.environ["RANK"]), _REFUSE_PATIENCE, deadline, "in time")
+        store = _open_store(
+            int(os.environ["RANK"]), _REFUSE_PATIENCE, deadline, "in time"
+        )
         said = f"rank {os.environ['RANK']}: {reason}"
         _part_of_start(store, number).compare_set("outcome", "", said)
 
@@ -237,7 +243,9 @@ def _open_store(rank: int, patience: timedelta, deadline: float, within: str) ->
     except (dist.DistError, OSError, TimeoutError) as error:
         taken = f"another program has {place}; change MASTER_PORT"
         unknown = f"{silent}; another program may have this port"
-        is_taken = "EADDRINUSE" in str(error) or getattr(error, "errno", 0) == errno.EADDRINUSE
+        is_taken = (
+            "EADDRINUSE" in str(error) or getattr(error, "errno", 0) == errno.EADDRINUSE
+        )
         raise RanksMissing(taken if is_taken else unknown) from None
     _launchers_stores[str(rank), host, port] = store
     return store
@@ -260,7 +268,12 @@ def current_job() -> Job:
     """The job whose process group this process is in."""
     store = dist.PrefixStore("job", dist.distributed_c10d._get_default_store())
     first_come = store.compare_set("id", "", uuid4().hex).decode()
-    return Job(rank=dist.get_rank(), world_size=dist.get_world_size(), id=first_come, store=store)
+    return Job(
+        rank=dist.get_rank(),
+        world_size=dist.get_world_size(),
+        id=first_come,
+        store=store,
+    )
 
 
 def leave_job() -> None:

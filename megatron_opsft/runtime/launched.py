@@ -8,10 +8,14 @@ import os
 from megatron_opsft.errors import UserError
 
 RENDEZVOUS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # torchrun sets them
-STORE_SOCKET = "OPSFT_STORE_SOCKET"  # `launch local` gives rank 0 the job's listening socket
+STORE_SOCKET = (
+    "OPSFT_STORE_SOCKET"  # `launch local` gives rank 0 the job's listening socket
+)
 # How many processes Open MPI, MPICH and Intel's (PMI), or MVAPICH have started.
 _SIZES_OF_MPI = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
-_FIRST_SPECIAL_STEP = 0xFFFFFFF0  # SLURM's batch and interactive steps: one process each
+_FIRST_SPECIAL_STEP = (
+    0xFFFFFFF0  # SLURM's batch and interactive steps: one process each
+)
 
 _num_starts = 0
 

@@ -30,7 +30,12 @@ _OFFLINE = "HF_HUB_OFFLINE"  # of Hugging Face's libraries: only their caches ar
 _PATIENCE_SECONDS = 5.0
 _PASSING = (408, 425, 429)  # HTTP: too slow, too early, too many requests
 # Of Python, of huggingface_hub and of httpx, which needs not be installed.
-_NO_ANSWER = {"ConnectionError", "TimeoutError", "LocalEntryNotFoundError", "TransportError"}
+_NO_ANSWER = {
+    "ConnectionError",
+    "TimeoutError",
+    "LocalEntryNotFoundError",
+    "TransportError",
+}
 _LFS_FIRST_BYTES = b"version https://git-lfs.github.com/spec/"
 _LFS_MAX_BYTES = 1024
 
@@ -90,7 +95,9 @@ def _without_compiler() -> Iterator[None]:
     library: Any = torch
     compiled = torch.compile
     if torch.version.cuda is None:
-        library.compile = lambda function=None, **unused: function or (lambda plain: plain)
+        library.compile = lambda function=None, **unused: (
+            function or (lambda plain: plain)
+        )
     try:
         yield
     finally:

@@ -30,7 +30,9 @@ NOT_SET = "(not set)"
 BEAT_SECONDS = 10.0
 SILENT_SECONDS = 60.0  # the same for all who may want the directory
 # What belongs to a step, whole or not, and TensorBoard's events.
-_OURS_BY_NAME = re.compile(r"(\.partial_(replaced_)?)?step_[0-9]{6,}.*|events\.out\.tfevents\..*")
+_OURS_BY_NAME = re.compile(
+    r"(\.partial_(replaced_)?)?step_[0-9]{6,}.*|events\.out\.tfevents\..*"
+)
 
 
 class OwnedDirectory:
@@ -102,7 +104,9 @@ class OwnedDirectory:
         now = flatten(identity)
         for name in dict.fromkeys((*before, *now)):
             old, new = before.get(name, NOT_SET), now.get(name, NOT_SET)
-            may_lack = growing and name.startswith(f"{growing}.") and NOT_SET in (old, new)
+            may_lack = (
+                growing and name.startswith(f"{growing}.") and NOT_SET in (old, new)
+            )
             if old != new and not may_lack:
                 raise UserError(
                     f"{self._where} holds {self._a_kind} with {name}={old}, not {new}; {self.fix}"
@@ -120,7 +124,9 @@ class OwnedDirectory:
                     f"{self._where} holds {path}, which this {self.kind} reads; --overwrite would "
                     "delete it, so name another directory"
                 )
-        for entry in entries:  # what a kill leaves has its manifest: it can be cleared again
+        for (
+            entry
+        ) in entries:  # what a kill leaves has its manifest: it can be cleared again
             is_link = entry.is_symlink() and entry.is_dir()
             if not (is_link and entry.name in self.folders_of_steps):
                 remove(entry)
@@ -177,7 +183,9 @@ class OwnedDirectory:
         line = f"{self.path} has a lock of {_owner_of(lease)}: waiting to see whether it is alive"
         say(line, error=True)
         try:
-            lease.acquire(timeout=2 * SILENT_SECONDS, poll_interval=min(1.0, SILENT_SECONDS / 10))
+            lease.acquire(
+                timeout=2 * SILENT_SECONDS, poll_interval=min(1.0, SILENT_SECONDS / 10)
+            )
         except Timeout:
             raise self._in_use(lease) from None
 

@@ -6,7 +6,9 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def in_parts(items: Iterable[T], size_of: Callable[[T], int], limit: int) -> list[list[T]]:
+def in_parts(
+    items: Iterable[T], size_of: Callable[[T], int], limit: int
+) -> list[list[T]]:
     """In order, in parts of at most `limit` together; a larger item is a part of its own."""
     parts: list[list[T]] = []
     room = 0

@@ -39,7 +39,11 @@ class Phase:
     entered: float
 
     def __str__(self) -> str:
-        return f"phase {self.name} of step {self.step}" if self.step else f"phase {self.name}"
+        return (
+            f"phase {self.name} of step {self.step}"
+            if self.step
+            else f"phase {self.name}"
+        )
 
 
 @dataclass(slots=True)

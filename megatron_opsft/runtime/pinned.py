@@ -37,7 +37,9 @@ class PinnedBlock:
 
     def __init__(self, num_bytes: int) -> None:
         self.num_bytes = max(num_bytes, ALIGNMENT)  # mmap refuses a length of 0
-        self._pages = mmap.mmap(-1, self.num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._pages = mmap.mmap(
+            -1, self.num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        )
         # A child process that is forked would get a copy of every pinned page at once.
         self._pages.madvise(mmap.MADV_DONTFORK)
         whole = torch.frombuffer(self._pages, dtype=torch.uint8)
@@ -106,9 +108,12 @@ class HostCopies:
         """
         if self._is_in_use:
             raise RuntimeError("host memory is filled again while it is still read")
-        on_gpu = iter(self._pinned_copies([tensor for tensor in tensors if tensor.is_cuda]))
+        on_gpu = iter(
+            self._pinned_copies([tensor for tensor in tensors if tensor.is_cuda])
+        )
         copies = [
-            next(on_gpu) if tensor.is_cuda else tensor.to("cpu", copy=copy) for tensor in tensors
+            next(on_gpu) if tensor.is_cuda else tensor.to("cpu", copy=copy)
+            for tensor in tensors
         ]
         self._is_in_use = True
         return copies

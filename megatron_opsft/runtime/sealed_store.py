@@ -29,7 +29,9 @@ class SealedStore:
         if not self._store.check(keys):
             return [None] * len(names)
         values = self._store.multi_get(keys)
-        return [self._opened(name, value) for name, value in zip(names, values, strict=True)]
+        return [
+            self._opened(name, value) for name, value in zip(names, values, strict=True)
+        ]
 
     def agree(self, name: str, text: str | None) -> str | None:
         """What a rank has put there, or now this text; the first one stays. None without any."""
@@ -48,7 +50,9 @@ class SealedStore:
         No counter: torch's store closes the connection of whoever adds to one that somebody has
         made a text.
         """
-        self._store.append(self._key(name), f"\n{self._sealed(name, str(rank)).decode()}\n")
+        self._store.append(
+            self._key(name), f"\n{self._sealed(name, str(rank)).decode()}\n"
+        )
 
     def joined(self, name: str) -> list[int]:
         """The ranks that are in the list, each once, in the order in which they came."""
@@ -65,7 +69,9 @@ class SealedStore:
 
     def _seal(self, name: str, text: str) -> str:
         """It holds for this key alone."""
-        return hmac.digest(self._secret, f"{self._key(name)} {text}".encode(), "sha256").hex()
+        return hmac.digest(
+            self._secret, f"{self._key(name)} {text}".encode(), "sha256"
+        ).hex()
 
     def _opened(self, name: str, value: bytes) -> str | None:
         seal, _, text = value.decode(errors="replace").partition(" ")

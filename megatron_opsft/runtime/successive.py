@@ -54,7 +54,9 @@ def _abandon_job(reason: str) -> None:
     if dist.is_initialized() and not all_abandon():
         report_failure(1, reason)
     abandon_watch()
-    if "megatron.core.parallel_state" in sys.modules:  # an evaluation does without Megatron
+    if (
+        "megatron.core.parallel_state" in sys.modules
+    ):  # an evaluation does without Megatron
         from megatron_opsft.runtime.distributed import stop_distributed
 
         stop_distributed()

@@ -30,7 +30,9 @@ from megatron_opsft.runtime.sealed_store import SealedStore
 if TYPE_CHECKING:
     from megatron_opsft.runtime.job import Job
 
-_URGENT_SECONDS = 0.1  # between two looks at the store while this rank leaves, or one has failed
+_URGENT_SECONDS = (
+    0.1  # between two looks at the store while this rank leaves, or one has failed
+)
 _LEAVE_SECONDS = 30.0
 
 _watchdog: "Watchdog | None" = None
@@ -54,7 +56,9 @@ class Process:
 def this_process(rank: int) -> Process:
     """For the others to know this rank's process by."""
     me = os.getpid()
-    return Process(rank=rank, host=socket.gethostname(), pid=me, started=_started_at(me))
+    return Process(
+        rank=rank, host=socket.gethostname(), pid=me, started=_started_at(me)
+    )
 
 
 def _started_at(pid: int) -> str | None:
@@ -85,7 +89,9 @@ class Watchdog:
         self._limits = limits
         me = processes[job.rank]
         # A process of a container of its own is not in this one's table.
-        self._mates = [p for p in processes if p.host == me.host and p != me and p.is_running]
+        self._mates = [
+            p for p in processes if p.host == me.host and p != me and p.is_running
+        ]
         now = time.monotonic()
         self._peers = [
             Peer(rank=p.rank, name=f"rank {p.rank} on {p.host}", heard=now, entered=now)
@@ -102,10 +108,14 @@ class Watchdog:
         self._told, self._over = threading.Event(), threading.Event()
         self._ending = threading.Lock()
         self._say(leaving=False)
-        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+        self._thread = threading.Thread(
+            target=self._watch, name="watchdog", daemon=True
+        )
         self._thread.start()
         if not job.is_main:
-            threading.Thread(target=self._guard, name="watchdog-guard", daemon=True).start()
+            threading.Thread(
+                target=self._guard, name="watchdog-guard", daemon=True
+            ).start()
 
     def report(self, code: int, message: str) -> Diagnosis | None:
         """Report that this rank fails; returns whose fault it is, or None if unknown."""
@@ -152,7 +162,9 @@ class Watchdog:
         if self._failed and not self._place:
             self._store.join("failures", self._job.rank)
             failures = self._store.joined("failures")
-            if self._job.rank in failures:  # else a stranger was quicker, and the next look tries
+            if (
+                self._job.rank in failures
+            ):  # else a stranger was quicker, and the next look tries
                 self._place = 1 + failures.index(self._job.rank)
         failed = (self._place, *self._failed) if self._place and self._failed else None
         here = current_phase()
@@ -168,9 +180,13 @@ class Watchdog:
         for peer, word in zip(self._peers, words, strict=True):
             if word is not None and word != peer.word:
                 peer.understand(word, now)
-        if not self._job.is_main:  # its failure is judged by itself, when it has heard all
+        if (
+            not self._job.is_main
+        ):  # its failure is judged by itself, when it has heard all
             self._peers[0].failed = None
-            self._peers[0].dead = [mate.rank for mate in self._mates if not mate.is_running]
+            self._peers[0].dead = [
+                mate.rank for mate in self._mates if not mate.is_running
+            ]
         found = diagnose(self._peers, now, self._limits)
         end = self._store.agree("end", json.dumps(asdict(found)) if found else None)
         if end is None:
@@ -184,7 +200,10 @@ class Watchdog:
         while not self._over.wait(self._limits.beat_seconds):
             self._quiet_beats = self._quiet_beats + 1 if rounds == self._rounds else 0
             rounds = self._rounds
-            if self._quiet_beats * self._limits.beat_seconds > self._limits.silence_seconds:
+            if (
+                self._quiet_beats * self._limits.beat_seconds
+                > self._limits.silence_seconds
+            ):
                 self._lose_store()
 
     def _lose_store(self) -> None:
@@ -206,11 +225,17 @@ class Watchdog:
         # Who fails by itself says so itself; for the others rank 0 does; for rank 0 one rank that
         # does not go with its machine, if there is one.
         is_gone = diagnosis.rank == 0 and diagnosis.kind != "stuck"
-        if diagnosis.kind != "failed" and self._job.rank == (self._deputy if is_gone else 0):
+        if diagnosis.kind != "failed" and self._job.rank == (
+            self._deputy if is_gone else 0
+        ):
             say(f"error: {diagnosis.message}", error=True)
         # A process that is stopped ends neither by itself nor on SIGTERM.
         for mate in self._mates:
-            if diagnosis.kind == "silent" and mate.rank == diagnosis.rank and mate.is_running:
+            if (
+                diagnosis.kind == "silent"
+                and mate.rank == diagnosis.rank
+                and mate.is_running
+            ):
                 with suppress(ProcessLookupError):
                     os.kill(mate.pid, signal.SIGKILL)
         if self._job.is_main:

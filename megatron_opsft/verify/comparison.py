@@ -11,7 +11,12 @@ import sympy
 from megatron_opsft.verify.conditions import conditions_agree
 from megatron_opsft.verify.decimals import same_number
 from megatron_opsft.verify.equality import same_value
-from megatron_opsft.verify.numerals import read_base, read_clock, read_duration, read_number
+from megatron_opsft.verify.numerals import (
+    read_base,
+    read_clock,
+    read_duration,
+    read_number,
+)
 from megatron_opsft.verify.parsing import values_of
 from megatron_opsft.verify.reading import (
     Answer,
@@ -24,7 +29,9 @@ from megatron_opsft.verify.reading import (
 from megatron_opsft.verify.units import letter_as_unit, units_agree
 
 _TUPLE = re.compile(r"\([^()]*\)")
-_HALF_RELATION = re.compile(r"([a-zA-Z]?)\s*(<|>|\\le|\\ge|\\ne)(?![a-zA-Z])\s*([^<>]+)")
+_HALF_RELATION = re.compile(
+    r"([a-zA-Z]?)\s*(<|>|\\le|\\ge|\\ne)(?![a-zA-Z])\s*([^<>]+)"
+)
 _RESIDUE = re.compile(r"(?:([a-zA-Z])\s*\\equiv\s*)?([^=]+?)\s*\(?\\pmod\{(\w+)\}\)?")
 _MAX_TERMS = 1000  # of a progression that is written out
 
@@ -59,7 +66,9 @@ def same_answer(gold: Answer, answer: Answer) -> bool:
     if _adds_percent(gold, answer):
         return _same_with_unit(answer, gold)
     words = [is_words(one.body) and not read_clock(one.body) for one in (gold, answer)]
-    if all(words) or (any(words) and not may_be_product((gold if words[0] else answer).body)):
+    if all(words) or (
+        any(words) and not may_be_product((gold if words[0] else answer).body)
+    ):
         return same_words(gold.body, answer.body)
     same = _same_bodies(gold.body, answer.body)
     return same or _same_with_unit(gold, answer) or _same_with_unit(answer, gold)
@@ -83,7 +92,9 @@ def _same_option(gold: Answer, answer: Answer) -> bool | None:
         return gold.option == answer.option and answer.readable
     if gold.option and not gold.body:
         return answer.text.strip("()") == gold.option.lower()
-    (golds, separated), (answers, others_separated) = map(read_options, (gold.body, answer.body))
+    (golds, separated), (answers, others_separated) = map(
+        read_options, (gold.body, answer.body)
+    )
     if golds and answers and (separated or others_separated):  # AC for A, C
         return golds == answers
     return False if answer.option and not answer.body else None
@@ -92,8 +103,14 @@ def _same_option(gold: Answer, answer: Answer) -> bool | None:
 def _same_with_unit(one: Answer, other: Answer) -> bool:
     """37.5% for 0.375, and `5 m` for 5."""
     if one.unit == ("%",) and not other.unit:
-        numbers = [value for value in values_of(one.body) if isinstance(value, sympy.Expr)]
-        if any(same_value(value / 100, v) for value in numbers for v in values_of(other.body)):
+        numbers = [
+            value for value in values_of(one.body) if isinstance(value, sympy.Expr)
+        ]
+        if any(
+            same_value(value / 100, v)
+            for value in numbers
+            for v in values_of(other.body)
+        ):
             return True
     found = None if one.unit else letter_as_unit(one.body, other.unit)
     if found is None:
@@ -109,7 +126,9 @@ def _same_bodies(gold: str, answer: str) -> bool:
     clocks = read_clock(gold), read_clock(answer)
     if clocks[0] and clocks[1]:
         (seconds, half), (other_seconds, other_half) = clocks[0], clocks[1]
-        return seconds == other_seconds and (half == other_half or not (half and other_half))
+        return seconds == other_seconds and (
+            half == other_half or not (half and other_half)
+        )
     residues = _RESIDUE.fullmatch(gold), _RESIDUE.fullmatch(answer)
     if residues[0] and residues[1]:
         return _same_residue(residues[0], residues[1])
@@ -155,16 +174,23 @@ def _same_ratio(gold: str, answer: str) -> bool:
     """1:2 is 2:4, and 1/2; each part is a value of its own."""
     named = [side.rpartition("=")[2] for side in (gold, answer)]
     parts = [[values_of(part.strip()) for part in side.split(":")] for side in named]
-    if not all(values and isinstance(values[0], sympy.Expr) for side in parts for values in side):
+    if not all(
+        values and isinstance(values[0], sympy.Expr)
+        for side in parts
+        for values in side
+    ):
         return False
     left, right = ([values[0] for values in side] for side in parts)
     if {len(left), len(right)} == {1, 2}:
-        quotients = [side[0] / side[1] if len(side) == 2 else side[0] for side in (left, right)]
+        quotients = [
+            side[0] / side[1] if len(side) == 2 else side[0] for side in (left, right)
+        ]
         return same_value(*quotients)
     if len(left) != len(right) or left[0] == 0 or right[0] == 0:
         return False
     return all(
-        same_value(g * right[0], a * left[0]) for g, a in zip(left[1:], right[1:], strict=True)
+        same_value(g * right[0], a * left[0])
+        for g, a in zip(left[1:], right[1:], strict=True)
     )
 
 

@@ -19,7 +19,9 @@ _CONDITION_WORDS = (
 _BEGINNING = re.compile(
     rf"{_OPENING}(?:\\forall|(?<![a-zA-Z\\])(?:({_REASON_WORDS})|{_CONDITION_WORDS})(?![a-zA-Z]))"
 )
-_ONLY_IN_FRONT = re.compile(r"(?:\\text\s*\{\s*only\s*\}|only(?![a-zA-Z]))\s*(?=\S)", re.IGNORECASE)
+_ONLY_IN_FRONT = re.compile(
+    r"(?:\\text\s*\{\s*only\s*\}|only(?![a-zA-Z]))\s*(?=\S)", re.IGNORECASE
+)
 _QUANTIFIER_IN_FRONT = re.compile(
     r"(?:(?:\\text\s*\{\s*)?for (?:all|every|each|any)(?![a-zA-Z])|\\forall)([^,:]*)[,:]\s*(?=\S)",
     re.I,
@@ -32,7 +34,9 @@ _MEMBERSHIP = re.compile(
 _IN_PARENTHESES = re.compile(
     rf"(?<=[^\s,;(])\s+\((?:[^()=]*{_SIGN}[^()]*|\s*[a-zA-Z]\s*=[^()=]+)\)$"
 )
-_BOUND_BEHIND_COMMA = re.compile(rf"\s*[,;]\s*(?P<letter>[a-zA-Z])\s*{_SIGN}\s*[^,;<>=]+$")
+_BOUND_BEHIND_COMMA = re.compile(
+    rf"\s*[,;]\s*(?P<letter>[a-zA-Z])\s*{_SIGN}\s*[^,;<>=]+$"
+)
 _CASES = re.compile(
     r"(?<![a-zA-Z\\])(?:otherwise|else|or|wrong|incorrect|unless|then"
     r"|(?:if|for|when)\b.*\b(?:if|for|when))"
@@ -45,7 +49,13 @@ _QUANTIFIER = re.compile(
 )
 _RELATION = re.compile(rf"{_SIGN}|=")
 _SET = re.compile(r"\\in(?![a-zA-Z])\s*(\\mathbb\s*\{?([A-Z])\}?\S*)")
-_SET_WORDS = {"positive integer": "N", "natural": "N", "integer": "Z", "rational": "Q", "real": "R"}
+_SET_WORDS = {
+    "positive integer": "N",
+    "natural": "N",
+    "integer": "Z",
+    "rational": "Q",
+    "real": "R",
+}
 _WORD = re.compile(r"(?<![\\a-zA-Z{])[a-zA-Z]{2,}|\\forall")
 
 
@@ -82,7 +92,9 @@ def conditions_agree(gold: str, answer: str) -> bool:
     relations = _relation(gold), _relation(answer)
     if all(relations):
         pairs = [
-            (left, right) for left in values_of(relations[0]) for right in values_of(relations[1])
+            (left, right)
+            for left in values_of(relations[0])
+            for right in values_of(relations[1])
         ]
         return relations[0] == relations[1] or any(same_value(*pair) for pair in pairs)
     if any(sets) or any(relations):
@@ -117,7 +129,9 @@ def _bare(text: str) -> str:
 def _number_set(condition: str) -> str:
     """The name of the set of numbers that a condition names: N, Z, Q, R; "" without one."""
     if match := _SET.search(condition):
-        is_positive = match[2] == "Z" and re.search(r"\^\s*\{?\+|>|\^\s*\{?\*|\\ge", match[1])
+        is_positive = match[2] == "Z" and re.search(
+            r"\^\s*\{?\+|>|\^\s*\{?\*|\\ge", match[1]
+        )
         return "N" if is_positive else match[2]
     return next((name for word, name in _SET_WORDS.items() if word in condition), "")
 

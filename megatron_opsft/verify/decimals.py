@@ -26,7 +26,9 @@ def same_number(left: Number, right: Number) -> bool:
     one, other = Fraction(left), Fraction(right)
     difference, larger = abs(one - other), max(abs(one), abs(other))
     digits = max(_num_digits(left), _num_digits(right))
-    if difference == 0 or (digits > _NOISE_DIGITS and difference <= FLOAT_NOISE * larger):
+    if difference == 0 or (
+        digits > _NOISE_DIGITS and difference <= FLOAT_NOISE * larger
+    ):
         return True
     if digits < ROUNDED_DIGITS or _is_short(left) or _is_short(right):
         return False
@@ -77,7 +79,9 @@ def _is_short(number: Number) -> bool:
         return _num_digits(number) < ROUNDED_DIGITS
     shifted = number * 10**100
     digits = str(abs(shifted.numerator)).rstrip("0")
-    return number.denominator == 1 or (shifted.denominator == 1 and len(digits) < ROUNDED_DIGITS)
+    return number.denominator == 1 or (
+        shifted.denominator == 1 and len(digits) < ROUNDED_DIGITS
+    )
 
 
 def _read(value: sympy.Expr) -> Number | None:

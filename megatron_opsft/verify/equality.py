@@ -27,8 +27,18 @@ from megatron_opsft.verify.values import (
 )
 
 # Kinds of values that are never equal; see `_kind`.
-_APART = ({"between", "numbers"}, {"between", "named"}, {"pair", "named"}, {"each", "named"})
-_TURNED = {sympy.Gt: sympy.Lt, sympy.Ge: sympy.Le, sympy.Lt: sympy.Gt, sympy.Le: sympy.Ge}
+_APART = (
+    {"between", "numbers"},
+    {"between", "named"},
+    {"pair", "named"},
+    {"each", "named"},
+)
+_TURNED = {
+    sympy.Gt: sympy.Lt,
+    sympy.Ge: sympy.Le,
+    sympy.Lt: sympy.Gt,
+    sympy.Le: sympy.Ge,
+}
 _SYMMETRIC = (sympy.Eq, sympy.Ne)
 
 
@@ -59,11 +69,15 @@ def _described_sets(gold: Any, answer: Any) -> tuple[Any, Any]:
     """Two conditions for one letter as the sets of numbers that they allow, or one condition beside
     a set; both as they are where the letters differ.
     """
-    if not all(is_relation(one) or isinstance(one, sympy.Set) for one in (gold, answer)):
+    if not all(
+        is_relation(one) or isinstance(one, sympy.Set) for one in (gold, answer)
+    ):
         return gold, answer
     left, right = solution_set(gold), solution_set(answer)
     if isinstance(left, sympy.Set) and isinstance(right, sympy.Set):
-        letters = [_letters(one) - _letters(left) - _letters(right) for one in (gold, answer)]
+        letters = [
+            _letters(one) - _letters(left) - _letters(right) for one in (gold, answer)
+        ]
         if letters[0] == letters[1] or not all(letters):
             return left, right
     return gold, answer
@@ -85,11 +99,19 @@ def _kind(value: Any) -> str:
             return "named"
         case Relational() | And():
             return "" if assigned(value) else "between"
-        case sympy.FiniteSet() if all(isinstance(one, sympy.Expr) for one in value.args):
+        case sympy.FiniteSet() if all(
+            isinstance(one, sympy.Expr) for one in value.args
+        ):
             return "numbers"
         case sympy.FiniteSet() if all(isinstance(one, sympy.Eq) for one in value.args):
             names = {one.lhs for one in value.args}
-            return "named" if len(names) == 1 else "each" if len(names) == len(value.args) else ""
+            return (
+                "named"
+                if len(names) == 1
+                else "each"
+                if len(names) == len(value.args)
+                else ""
+            )
     return "pair" if isinstance(value, sympy.Interval) else ""
 
 
@@ -106,7 +128,9 @@ def _same_relations(gold: Any, answer: Any) -> bool:
     """Whether two relations, or two chains of as many, are the same in some order."""
     others = list(relations_of(answer))
     for relation in relations_of(gold):
-        partner = next((one for one in others if _same_two_relations(relation, one)), None)
+        partner = next(
+            (one for one in others if _same_two_relations(relation, one)), None
+        )
         if partner is None:
             return False
         others.remove(partner)
@@ -135,10 +159,15 @@ def _same_members(gold: Any, answer: Any) -> bool | None:
             closed = [(one.left_open, one.right_open) for one in (gold, answer)]
             return closed[0] == closed[1] and _all_same(ends_of(gold), ends_of(answer))
         case sympy.FiniteSet(), sympy.FiniteSet() if (left is None) == (right is None):
-            members = written_members(gold), written_members(answer)  # 3, 3, 5 is not 3, 5, 5
+            members = (
+                written_members(gold),
+                written_members(answer),
+            )  # 3, 3, 5 is not 3, 5, 5
             as_lists = len(members[0]) == len(members[1])
             return _same_sets(*(members if as_lists else (gold.args, answer.args)))
-        case _, sympy.FiniteSet() if left is not None:  # 1, 2 for (1, 2) and for x = 1, y = 2
+        case _, sympy.FiniteSet() if (
+            left is not None
+        ):  # 1, 2 for (1, 2) and for x = 1, y = 2
             return _all_same(left, right or written_members(answer))
         case sympy.FiniteSet(), _ if left is None and right:
             written = written_members(gold)
@@ -152,7 +181,9 @@ def _ordered(value: Any) -> Sequence[Any] | None:
         case sympy.FiniteSet() if _kind(value) == "each":
             members = written_members(value)
             in_order = {str(one.lhs) for one in members} <= {*"xyz"}
-            return [one.rhs for one in (sorted(members, key=str) if in_order else members)]
+            return [
+                one.rhs for one in (sorted(members, key=str) if in_order else members)
+            ]
         case sympy.Tuple():
             return value.args
         case sympy.Interval(left_open=sympy.true, right_open=sympy.true):
@@ -170,7 +201,9 @@ def _same_sets(left: Sequence[Any], right: Iterable[Any]) -> bool:
     """Whether each of the one has a partner in the other."""
     others = list(right)
     for value in left:
-        partner = next((i for i, other in enumerate(others) if same_value(value, other)), None)
+        partner = next(
+            (i for i, other in enumerate(others) if same_value(value, other)), None
+        )
         if partner is None:
             return False
         del others[partner]

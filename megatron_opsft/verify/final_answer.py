@@ -45,7 +45,9 @@ _TRAIL = re.compile(
     re.DOTALL | re.IGNORECASE,
 )
 _VERB = re.compile(r"\b(?:is|are|equals|(?:in|de)creases by)\b|(?<=[^\W\d_]):\s")
-_CORRECTED = re.compile(r".*\bnot\s+[\d.,]+,?\s+(?=(?:which is|it's|it is|but)\b)", re.IGNORECASE)
+_CORRECTED = re.compile(
+    r".*\bnot\s+[\d.,]+,?\s+(?=(?:which is|it's|it is|but)\b)", re.IGNORECASE
+)
 # Answer: Ann sold 3 apples. The words of the sentence change no number.
 _CHANGING_WORDS = (
     "a|an|about|above|all|almost|and|at|base|below|between|by|cubed?|difference|digit|divided"
@@ -58,7 +60,8 @@ _TOLD = re.compile(
     r"\s+(\\?\$?\d[\d.,]*(?:\s+[a-z]+)?)(?:\s+[a-z]+){0,3}\.?\s*"
 )
 _DOUBTS = re.compile(
-    r"\?|n't\b|\b(?:not|never|maybe|perhaps|guess|wait|impossible|wrong|incorrect)\b", re.IGNORECASE
+    r"\?|n't\b|\b(?:not|never|maybe|perhaps|guess|wait|impossible|wrong|incorrect)\b",
+    re.IGNORECASE,
 )
 _SUPPOSES_OR_COMPARES = re.compile(
     r"\b(?:no|if|when|let|suppose|assume|case|than|least|most|about|between|either)\b",

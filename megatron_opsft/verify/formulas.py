@@ -19,7 +19,15 @@ _NEARLY_ZERO = sympy.Float("1e-30", _DIGITS)
 _NUM_POINTS = 3  # at which formulas must agree
 _NUM_SIGNED_POINTS = 8
 _NUM_SMALL_POINTS = 4  # for what has no value at larger ones: ln(1 - x)
-_SIGNED = (sympy.Abs, sympy.sign, sympy.Max, sympy.Min, sympy.floor, sympy.ceiling, sympy.Piecewise)
+_SIGNED = (
+    sympy.Abs,
+    sympy.sign,
+    sympy.Max,
+    sympy.Min,
+    sympy.floor,
+    sympy.ceiling,
+    sympy.Piecewise,
+)
 _TURNED = {sympy.Gt: sympy.Lt, sympy.Ge: sympy.Le}
 
 Pair = Sequence[Any]
@@ -67,7 +75,10 @@ def solution_set(value: Any) -> Any:
         described = joined.as_set()
     except Exception:  # sympy cannot solve it
         return value
-    is_always_the_same = described in (sympy.S.Reals, sympy.S.EmptySet)  # as with x < x + 1
+    is_always_the_same = described in (
+        sympy.S.Reals,
+        sympy.S.EmptySet,
+    )  # as with x < x + 1
     return value if is_always_the_same else described
 
 
@@ -93,7 +104,11 @@ def _as_difference(relation: Relational) -> _Difference | None:
         return None
     difference = relation.lhs - relation.rhs
     turned = _TURNED.get(relation.func)
-    return _Difference(turned, -difference) if turned else _Difference(relation.func, difference)
+    return (
+        _Difference(turned, -difference)
+        if turned
+        else _Difference(relation.func, difference)
+    )
 
 
 def _without_functions(values: Sequence[Any]) -> list[Any]:
@@ -108,14 +123,19 @@ def _values_at_points(pair: Pair) -> list[Pair] | None:
     if not all(isinstance(value, sympy.Expr) for value in pair):
         return None
     letters = sorted(pair[0].free_symbols | pair[1].free_symbols, key=str)
-    if not 0 < len(letters) <= len(_NUMBERS) or any(value.has(AppliedUndef) for value in pair):
+    if not 0 < len(letters) <= len(_NUMBERS) or any(
+        value.has(AppliedUndef) for value in pair
+    ):
         return None
     is_signed = any(value.has(*_SIGNED) for value in pair)
     is_complex = any(value.has(sympy.I) for value in pair)
     defined: list[Pair] = []
     undefined: list[Pair] = []
     for point in _points(letters, is_signed):
-        values = _numeric(pair[0], point, is_complex), _numeric(pair[1], point, is_complex)
+        values = (
+            _numeric(pair[0], point, is_complex),
+            _numeric(pair[1], point, is_complex),
+        )
         if values[0] is None or values[1] is None:
             return None
         has_value = is_complex or any(_is_real(value) for value in values)
@@ -125,13 +145,17 @@ def _values_at_points(pair: Pair) -> list[Pair] | None:
     return defined if len(defined) > 1 else defined + undefined
 
 
-def _points(letters: Sequence[sympy.Symbol], is_signed: bool) -> Iterator[dict[Any, Any]]:
+def _points(
+    letters: Sequence[sympy.Symbol], is_signed: bool
+) -> Iterator[dict[Any, Any]]:
     """Numbers for the letters; of both signs where signs matter."""
     count = _NUM_SIGNED_POINTS if is_signed else _NUM_POINTS
     for number in range(count + _NUM_SMALL_POINTS):
         point = {}
         for index, letter in enumerate(letters):
-            value = sympy.Float(_NUMBERS[(index + 3 * number) % len(_NUMBERS)], 2 * _DIGITS)
+            value = sympy.Float(
+                _NUMBERS[(index + 3 * number) % len(_NUMBERS)], 2 * _DIGITS
+            )
             value = value + number % 3 if number < count else value / (4 + number)
             is_negative = is_signed and (number >> index % 3) % 2
             point[letter] = -value if is_negative else value

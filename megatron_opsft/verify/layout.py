@@ -21,7 +21,9 @@ class Rule(NamedTuple):
     replacement: Replacement
 
 
-def rule(written: str, becomes: str, evidence: str, pattern: str, replacement: Replacement) -> Rule:
+def rule(
+    written: str, becomes: str, evidence: str, pattern: str, replacement: Replacement
+) -> Rule:
     return Rule(written, becomes, evidence, re.compile(pattern), replacement)
 
 
@@ -39,14 +41,17 @@ SIGNS = {
     "≡": r"\equiv ", "Ω": r"\Omega ",
 }  # fmt: skip
 _GREEK = (
-    "αalpha βbeta γgamma δdelta εepsilon θtheta λlambda μmu νnu ρrho σsigma τtau φphi ψpsi ωomega"
+    "αalpha βbeta γgamma δdelta εepsilon θtheta λlambda μmu νnu ρrho σsigma τtau "
+    "φphi ψpsi ωomega"
 )
 SIGNS |= {word[0]: rf"\{word[1:]} " for word in _GREEK.split()}
 END = r"(?![a-zA-Z])"  # of a command
 _GREEK_NAMES = "|".join(word[1:] for word in _GREEK.split()) + "|pi"
 TOKEN = rf"(?:\{{([^{{}}]*)\}}|(\d|[a-zA-Z]|\\(?:{_GREEK_NAMES})(?![a-zA-Z])))"
 
-_ESCAPED_TWICE = rf"(?<!\\)\\(?=\\(?:[dt]?frac|text|sqrt|boxed|le|ge|times|cdot|pi|infty){END})"
+_ESCAPED_TWICE = (
+    rf"(?<!\\)\\(?=\\(?:[dt]?frac|text|sqrt|boxed|le|ge|times|cdot|pi|infty){END})"
+)
 _VULGAR_FRACTION = "[¼½¾⅐⅑⅒⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞]"
 _SUPERSCRIPT = "[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿⁱ]+"
 _SUBSCRIPT = "[₀₁₂₃₄₅₆₇₈₉₊₋₍₎]+"
@@ -73,7 +78,8 @@ _POWER = r"(?:\^\s*(?:\{\s*-?\d\s*\}|-?\d))"
 _UNIT = rf"\\text\{{[^{{}}]*\}}\s*{_POWER}?"
 _PRODUCT_OF_UNITS = rf"(?:{_UNIT}\s*(?:/|\\cdot{END}|\\times{END})\s*)+{_UNIT}"
 _UNIT_WITH_SIGNS = (
-    r"\\text(?=\{)\{((?:[^{}]|\{-?\d\})*(?:\^|\\cdot|\\[,;: ]|\\(?:Omega|mu))(?:[^{}]|\{-?\d\})*)\}"
+    r"\\text(?=\{)\{((?:[^{}]|\{-?\d\})*(?:\^|\\cdot|\\[,;: ]|\\(?:Omega|mu))"
+    r"(?:[^{}]|\{-?\d\})*)\}"
 )
 _FRACTION_OF_UNITS = rf"\\frac\{{\s*({_UNIT})\s*\}}\{{\s*({_UNIT})\s*\}}"
 _OHM = rf"(?<=\d){_GAP}\\Omega\s*$"
@@ -131,7 +137,13 @@ LAYOUT = (
     rule("5m²", r"5\text{ m}^{2}", "math-verify's tests", _METRES, _power_of_metres),
     rule("x²", "x^{2}", "superscripts", _SUPERSCRIPT, _script("^")),
     rule("52₈", "52_{8}", "base in Unicode", _SUBSCRIPT, _script("_")),
-    rule("x ≤ −3", r"x \le -3", "degree sign", f"[{''.join(SIGNS)}]", lambda m: SIGNS[m[0]]),
+    rule(
+        "x ≤ −3",
+        r"x \le -3",
+        "degree sign",
+        f"[{''.join(SIGNS)}]",
+        lambda m: SIGNS[m[0]],
+    ),
     rule("３４", "34", "full-width digits", r"[^\x00-\x7f]+", _plain_characters),
     rule("2√14", r"2\sqrt{14}", "√", _ROOT_SIGN, _root),
     rule(r"\boxed{7}", "7", "DeepScaleR", _INNER_BOX, r"\1"),
@@ -168,10 +180,24 @@ LAYOUT = (
         rf"\\[dtc]frac{END}",
         r"\\frac",
     ),
-    rule(r"\frac34", r"\frac{3}{4}", "fraction without braces", _BARE_FRACTION, _fraction),
+    rule(
+        r"\frac34", r"\frac{3}{4}", "fraction without braces", _BARE_FRACTION, _fraction
+    ),
     rule(r"\sqrt[3]\pi", r"\sqrt[3]{\pi}", "DeepScaleR", _BARE_ROOT, r"\\sqrt\1{\2}"),
-    rule(r"\binom94", r"\binom{9}{4}", "binomial without braces", _BARE_BINOMIAL, _fraction),
-    rule(r"\mathbb R", r"\mathbb{R}", "\\mathbb R", r"\\mathbb\s+([A-Z])", r"\\mathbb{\1}"),
+    rule(
+        r"\binom94",
+        r"\binom{9}{4}",
+        "binomial without braces",
+        _BARE_BINOMIAL,
+        _fraction,
+    ),
+    rule(
+        r"\mathbb R",
+        r"\mathbb{R}",
+        "\\mathbb R",
+        r"\\mathbb\s+([A-Z])",
+        r"\\mathbb{\1}",
+    ),
     rule(r"{10 \choose 3}", r"\binom{10}{3}", "\\choose", _CHOOSE, r"\\binom{\1}{\2}"),
     rule(r"\mathrm{east}", r"\text{east}", "word with \\text", _FONT, r"\\text"),
     rule(
@@ -190,7 +216,13 @@ LAYOUT = (
         _UNIT_WITH_SIGNS,
         _one_text,
     ),
-    rule(r"5\text{ km} / \text{h}", r"5\text{ km / h}", "DeepScaleR", _PRODUCT_OF_UNITS, _one_text),
+    rule(
+        r"5\text{ km} / \text{h}",
+        r"5\text{ km / h}",
+        "DeepScaleR",
+        _PRODUCT_OF_UNITS,
+        _one_text,
+    ),
     rule(
         r"5\frac{\text{m}}{\text{s}}",
         r"5\text{m/s}",
@@ -199,7 +231,9 @@ LAYOUT = (
         _quotient_of_units,
     ),
     rule(r"\text{24 hours}", "24 hours", "DeepScaleR", _NUMBER_IN_TEXT, r" \1 "),
-    rule(r"5\mu \text{m}", r"5\text{mum}", "micro", r"\\mu\s*\\text\{\s*", r"\\text{mu"),
+    rule(
+        r"5\mu \text{m}", r"5\text{mum}", "micro", r"\\mu\s*\\text\{\s*", r"\\text{mu"
+    ),
     rule(r"5\Omega", r"5\text{ ohm}", "ohm", _OHM, r"\\text{ ohm}"),
     rule(r"7 \\", "7", "line end in the box", r"\\+\s*$", ""),
 )

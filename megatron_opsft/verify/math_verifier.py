@@ -93,7 +93,9 @@ def _read_gold_sentence(gold: str) -> tuple[Answer, ...]:
 def _read(text: str) -> list[Answer]:
     """The readings of one text."""
     readings = [read(text)]
-    if match := _WHOLE_EXPONENT.fullmatch(readings[0].body):  # 2e-8 has Euler's number to some
+    if match := _WHOLE_EXPONENT.fullmatch(
+        readings[0].body
+    ):  # 2e-8 has Euler's number to some
         power = rf"{match[1]}\cdot 10^{{{match[2]}}}"
         as_power = _with_body(readings[0], power)
         return [as_power] if match[2].isdecimal() else [*readings, as_power]

@@ -18,7 +18,9 @@ from megatron_opsft.verify.values import (
     written_members,
 )
 
-_FUNCTION_NAME = re.compile(r"[a-zA-Z](?:_\S+)?|\\text\{[a-zA-Z](?:prime)+\}")  # f, f_1, f'
+_FUNCTION_NAME = re.compile(
+    r"[a-zA-Z](?:_\S+)?|\\text\{[a-zA-Z](?:prime)+\}"
+)  # f, f_1, f'
 
 
 def with_same_arguments(gold: Any, answer: Any) -> tuple[Any, Any]:
@@ -33,14 +35,19 @@ def with_same_arguments(gold: Any, answer: Any) -> tuple[Any, Any]:
         return gold, answer
     if not all(map(_are_arguments, letters)):
         return gold, answer
-    bound = [sympy.Symbol(f"argument {number}", real=True) for number in range(len(letters[0]))]
+    bound = [
+        sympy.Symbol(f"argument {number}", real=True)
+        for number in range(len(letters[0]))
+    ]
     renamed = [dict(zip(one, bound, strict=True)) for one in letters]
     return replaced(gold, renamed[0]), replaced(answer, renamed[1])
 
 
 def _named_function(value: Any) -> Any:
     """f(x) of f(x) = x^2, and of a list of such equations for it alone; None for anything else."""
-    equations = written_members(value) if isinstance(value, sympy.FiniteSet) else [value]
+    equations = (
+        written_members(value) if isinstance(value, sympy.FiniteSet) else [value]
+    )
     if not equations or not all(isinstance(one, sympy.Eq) for one in equations):
         return None
     named = {one.lhs for one in equations}
@@ -62,7 +69,9 @@ def without_names(gold: Any, answer: Any) -> tuple[Any, Any]:
     """
     left, right = assigned(gold), assigned(answer)
     if left and right and all(map(is_number, (*left, *right))):
-        return (left[1], right[1]) if _holds(gold) and _holds(answer) else (gold, answer)
+        return (
+            (left[1], right[1]) if _holds(gold) and _holds(answer) else (gold, answer)
+        )
     if left and right:
         has_same_name = left[0] == right[0] and _is_name(left[0])
         return (left[1], right[1]) if has_same_name else (gold, answer)

@@ -8,7 +8,9 @@ from fractions import Fraction
 Number = Fraction | Decimal
 
 _MAX_DIGITS = 4000  # of a number that is read here; powers of ten up to 10^4000
-_FRACTION = r"\\frac\{(?P<top>-?\d+)\}\{(?P<bottom>\d+)\}|(?P<slash>\d+)\s*/\s*(?P<under>\d+)"
+_FRACTION = (
+    r"\\frac\{(?P<top>-?\d+)\}\{(?P<bottom>\d+)\}|(?P<slash>\d+)\s*/\s*(?P<under>\d+)"
+)
 _DECIMAL = r"(?P<digits>\d+\.?\d*|\.\d+)(?:\s*\\cdot 10\^\{(?P<power>-?\d+)\})?"
 _NUMBER = re.compile(
     rf"(?P<sign>-?)\s*(?:(?P<whole>\d+)\s*)?(?:{_FRACTION})|(?P<minus>[-+]?)\s*{_DECIMAL}"
@@ -18,7 +20,9 @@ _CLOCK = re.compile(
     r"|(noon|in the afternoon|in the evening)|(midnight|in the morning)|o'?clock)?\)?",
     re.IGNORECASE,
 )
-_DURATION_PART = r"(\d+(?:\.\d+)?)\s*(days?|hours?|hrs?|h|minutes?|mins?|seconds?|secs?|s)\.?"
+_DURATION_PART = (
+    r"(\d+(?:\.\d+)?)\s*(days?|hours?|hrs?|h|minutes?|mins?|seconds?|secs?|s)\.?"
+)
 _DURATION = re.compile(rf"{_DURATION_PART}(?:\s*,?\s*{_DURATION_PART})*")
 _SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}  # by the first letter of the unit
 # A numeral that begins with a letter has two digits or more: A_{12} is a name.
@@ -112,9 +116,9 @@ def read_duration(body: str) -> tuple[Fraction, int] | None:
     names = [name[0] for _, name in parts]
     if len(set(names)) < len(names):
         return None
-    return sum((Fraction(count) * _SECONDS[name[0]] for count, name in parts), Fraction()), len(
-        parts
-    )
+    return sum(
+        (Fraction(count) * _SECONDS[name[0]] for count, name in parts), Fraction()
+    ), len(parts)
 
 
 def read_base(body: str) -> tuple[str, int] | None:

@@ -56,7 +56,10 @@ def values_of(body: str) -> tuple[Any, ...]:
     is_real = not should_treat_as_complex(latex)
     try:
         value = latex2sympy(
-            latex, is_real=is_real, normalization_config=None, conversion_config=_CONVERSION
+            latex,
+            is_real=is_real,
+            normalization_config=None,
+            conversion_config=_CONVERSION,
         )
     except Exception:  # whatever the parser raises: it does not understand the text
         return ()
@@ -107,7 +110,9 @@ def _with_names(body: str) -> str:
         if match["function"]:
             return rf"\text{{{match['function']}{'prime' * len(match['primes'])}}}"
         name = (
-            match["divisor"] or match["letter"] or (match["greek"] and f"letter {match['greek']}")
+            match["divisor"]
+            or match["letter"]
+            or (match["greek"] and f"letter {match['greek']}")
         )
         return rf"\text{{{name}}}" if name else match[0]
 

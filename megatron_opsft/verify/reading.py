@@ -20,7 +20,9 @@ from megatron_opsft.verify.spelling import respell
 from megatron_opsft.verify.units import FUNCTIONS, Unit, singular, take_unit
 
 _MAX_CHARS = 5000
-_OPTION_LETTER = r"(?:\\text\{\s*(?:option\s*|choice\s*)?\(?([A-J])\)?\s*[.:)]?\s*\}|\(([A-J])\))"
+_OPTION_LETTER = (
+    r"(?:\\text\{\s*(?:option\s*|choice\s*)?\(?([A-J])\)?\s*[.:)]?\s*\}|\(([A-J])\))"
+)
 _OPTION_IN_FRONT = re.compile(
     rf"(?:(?:option|choice)\s+)?"
     rf"(?:{_OPTION_LETTER}(?=[\s\d.:\\-]|$)|([A-J])(?:[.):](?=\s|$)|$))[.:]?\s*",
@@ -33,9 +35,15 @@ _GOES_ON = re.compile(r"[,;+*/^_=<>]|-\s")  # behind a letter that is no option
 _LOWER_CASE_WORD = re.compile(r"(?<![\\{a-zA-Z])[a-z]{2,}(?![a-zA-Z])")
 _SAYS_MORE = re.compile(r"\b(?:is|isn|wrong|incorrect)\b")
 _OPTIONS = re.compile(r"\(?[A-J]\)?(?:\s*,?\s*\(?[A-J]\)?)+")
-_WORDS = re.compile(r"(?:[aA]\s+(?=[^\W\d_]{3}))?[^\W\d_]{2,}[.!]?(?:[\s,\-]+[^\W\d_]+[.!]?)*")
+_WORDS = re.compile(
+    r"(?:[aA]\s+(?=[^\W\d_]{3}))?[^\W\d_]{2,}[.!]?(?:[\s,\-]+[^\W\d_]+[.!]?)*"
+)
 _PRODUCT = re.compile("[abckmnpqrtuvwxyz]{2,3}")
-_FAMILIES = ("abc", "kmnpqr", "tuvwxyz")  # letters that stand together in a product of three
+_FAMILIES = (
+    "abc",
+    "kmnpqr",
+    "tuvwxyz",
+)  # letters that stand together in a product of three
 _SHORT_WORDS = {"yes", "no", "odd", "even", "one", "two", "six", "ten", "all", "red"}
 # What only introduces an answer.
 _INTRODUCTION = re.compile(
@@ -87,9 +95,13 @@ def read(text: str) -> Answer:
     if (number := read_words(rest)) is not None:
         rest = str(number)
     body, unit, readable = (rest, (), True) if is_words(rest) else take_unit(rest)
-    if (unit and (":" in body or read_clock(body))) or (option and _SAYS_MORE.search(body)):
+    if (unit and (":" in body or read_clock(body))) or (
+        option and _SAYS_MORE.search(body)
+    ):
         readable = False
-    return Answer(text, _without_outer_brackets(body), option, unit, condition, name, readable)
+    return Answer(
+        text, _without_outer_brackets(body), option, unit, condition, name, readable
+    )
 
 
 def _last_of_conversion(text: str) -> str:
@@ -97,7 +109,9 @@ def _last_of_conversion(text: str) -> str:
     first, _, last = text.rpartition("=")
     if "," in text:
         return text
-    has_unit = bool(re.search(r"\d", first) and re.search(r"\d", last) and take_unit(first)[1])
+    has_unit = bool(
+        re.search(r"\d", first) and re.search(r"\d", last) and take_unit(first)[1]
+    )
     return last.strip() if has_unit else text
 
 
@@ -112,7 +126,9 @@ def _take_option(text: str) -> tuple[str, str]:
     match = _OPTION_IN_FRONT.match(text)
     if match and not _GOES_ON.match(text[match.end() :]):
         letter, behind = next(filter(None, match.groups())), text[match.end() :].strip()
-        if letter.isupper() or match[0].startswith(r"\text{("):  # (a) 5 may be a product
+        if letter.isupper() or match[0].startswith(
+            r"\text{("
+        ):  # (a) 5 may be a product
             return letter.upper(), behind
     match = _OPTION_BEHIND.search(text)
     if match and re.search(r"[\d\\]", text[: match.start()]):
@@ -139,7 +155,9 @@ def _without_outer_brackets(text: str) -> str:
 def is_words(text: str) -> bool:
     """Whether the text is words and nothing else: a name, yes, a direction, AB."""
     bare = unwrapped(text)
-    return _WORDS.fullmatch(bare) is not None and not set(bare.lower().split()) & FUNCTIONS
+    return (
+        _WORDS.fullmatch(bare) is not None and not set(bare.lower().split()) & FUNCTIONS
+    )
 
 
 def plain(text: str) -> str:
@@ -152,7 +170,11 @@ def plain(text: str) -> str:
     text = re.sub(r"\s*([^\w\s\\]|\\(?=[^a-zA-Z]))\s*", r"\1", " ".join(text.split()))
     if "\\" in text or not is_words(text):
         return text
-    is_word = len(text) > 3 or text.lower() in _SHORT_WORDS or re.fullmatch("[A-Z]?[a-z]{2}", text)
+    is_word = (
+        len(text) > 3
+        or text.lower() in _SHORT_WORDS
+        or re.fullmatch("[A-Z]?[a-z]{2}", text)
+    )
     return text.casefold() if is_word else text
 
 
@@ -169,7 +191,9 @@ def may_be_product(text: str) -> bool:
 def same_words(left: str, right: str) -> bool:
     """Whether two texts are the same words, apart from articles; lists may be in any order."""
     if is_product(left) and is_product(right) and sorted(left) == sorted(right):
-        is_algebra = len(left) == 2 or any(set(left) <= set(family) for family in _FAMILIES)
+        is_algebra = len(left) == 2 or any(
+            set(left) <= set(family) for family in _FAMILIES
+        )
         return left == right or is_algebra
     return _words(left) == _words(right)
 
@@ -180,7 +204,8 @@ def _words(text: str) -> list[str]:
     text = re.sub(r"(?<=infinitely many) solutions?$", "", text)
     parts = [part.split() for part in text.split(",")]
     names = [
-        [_in_singular(word) for word in part if word not in ("a", "an", "the")] for part in parts
+        [_in_singular(word) for word in part if word not in ("a", "an", "the")]
+        for part in parts
     ]
     return sorted(" ".join(words) for words in names)
 

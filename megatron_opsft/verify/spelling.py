@@ -12,7 +12,8 @@ from megatron_opsft.verify.layout import END, LAYOUT, rule
 SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _RADIX = {"x": 16, "o": 8, "b": 2}
 _SPACE = (
-    r"(?:(?<!\\)\\[,;:! ]|~|\\thinspace(?![a-zA-Z])|\{(?:\\[,;:! ]| )?\}|[ \u00a0\u2009\u202f])"
+    r"(?:(?<!\\)\\[,;:! ]|~|\\thinspace(?![a-zA-Z])|\{(?:\\[,;:! ]| )?\}"
+    r"|[ \u00a0\u2009\u202f])"
 )
 _NO_LETTER = r"(?<![\\a-zA-Z])"  # in front of a name
 _ARGUMENT = r"\(((?:[^()]|\((?:[^()]|\([^()]*\))*\))*)\)"
@@ -29,7 +30,9 @@ _PLAIN_NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
 # Numbers.
 _GROUPS_BY_SPACE = rf"(?<![\d.])[1-9]\d{{0,2}}(?:{_SPACE}\d{{3}})+(?!\d)"
 _BRACED_COMMA = r"(?:(?:\\mathord|\\text)?\{,\}|,\s*\\!)"
-_GROUPS_BY_BRACED_COMMA = rf"(?<![\d.])[1-9]\d{{0,2}}(?:{_BRACED_COMMA}\s*\d{{3}})+(?!\d)"
+_GROUPS_BY_BRACED_COMMA = (
+    rf"(?<![\d.])[1-9]\d{{0,2}}(?:{_BRACED_COMMA}\s*\d{{3}})+(?!\d)"
+)
 _GROUPS_BY_COMMA = r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?![\d,])"
 _EXPONENT = (
     r"(?<![a-zA-Z_\\])(?:(?<=\d)|(?<=\d\.))(?:[eE]([+-]?\d\d+)|[eE](\+\d)|E(-?\d)"
@@ -37,18 +40,22 @@ _EXPONENT = (
 )
 _TIMES_TEN = r"(?:(?:x|X|\*|\\times|\\cdot|\\ast|\\text\{\s*[xX]\s*\})\s*10|\(10\))"
 _POWER_OF_TEN = (
-    rf"(?<=[\d.])\s*{_TIMES_TEN}\s*(?:\^|\*\*)\s*(?:\{{\s*([+-]?\s*\d+)\s*\}}|([+-]?\d+))"
+    rf"(?<=[\d.])\s*{_TIMES_TEN}\s*(?:\^|\*\*)\s*"
+    r"(?:\{\s*([+-]?\s*\d+)\s*\}|([+-]?\d+))"
 )
 _PERIOD = r"(?:\\(?:overline|bar|dot)(?:\{(\d+)\}|(\d))|\((\d+)\))"
 _REPEATING = rf"(?<![\d.])(\d*)\.(\d*){_PERIOD}"
-_REPEATED_BEFORE_DOTS = r"(?<![\d.])(\d*)\.(\d*?)(?:(\d)\3{2,}|(\d{2,6}?)\4+)\s*\\ldots\s*$"
+_REPEATED_BEFORE_DOTS = (
+    r"(?<![\d.])(\d*)\.(\d*?)(?:(\d)\3{2,}|(\d{2,6}?)\4+)\s*\\ldots\s*$"
+)
 _SCALE_NAMES = "|".join(SCALES)
 _SCALE_WORD = rf"(?i)(?<=[\d}}])\s*{_word(f'(?:{_SCALE_NAMES})s?')}"
 _MINUS_WORD = rf"(?i){_word('minus|negative')}\s*(?=[\d.\\(])"
 _PROGRAM_NUMERAL = r"(?<![\w.])0([xXoObB])([0-9A-Fa-f]+)(?!\w)"
 # Spaces and synonyms.
 _WIDE_SPACE = (
-    r"(?:(?:(?<!\\)\\[,;: ]|~|\\q?quad\b|\\thinspace\b|\\enspace\b|\\hspace\{[^{}]*\})\s*)+"
+    r"(?:(?:(?<!\\)\\[,;: ]|~|\\q?quad\b|\\thinspace\b|\\enspace\b|\\hspace\{[^{}]*\})"
+    r"\s*)+"
 )
 _DOTS = rf"\\(?:dots[cbmi]?|cdots|hdots){END}|\.{{3,}}"
 _SET_OF_NUMBERS = (
@@ -64,13 +71,17 @@ _FACTOR = (
     r"((?<![\w^.])(?<![_^]\{)[\d.]+|[\d)]\)|\\(?:frac|binom)\{[^{}]*\}\{[^{}]*\})"
     r"\s*(?=\([\d.]+\)|\(\\frac\{\d+\}\{\d+\}\)|\\binom)"
 )
-_EXTREME_SUBSCRIPT = r"_\s*(?:\{\s*(?:\\text\{\s*(max|min)\s*\}|\\(max|min))\s*\}|\\(max|min))"
+_EXTREME_SUBSCRIPT = (
+    r"_\s*(?:\{\s*(?:\\text\{\s*(max|min)\s*\}|\\(max|min))\s*\}|\\(max|min))"
+)
 # Functions.
 _BARE_FUNCTION = (
     r"(?<![\\a-zA-Z])(?<!\\text\{)(a(?:rc)?)?(sinh?|cosh?|tanh?|cot|sec|csc|ln|log|exp)"
     r"(?=\s*(?:[({_^|\d\\]|[a-zA-Z](?![a-zA-Z])|\s(?:sin|cos|tan|ln)\b))"
 )
-_BARE_EXTREME = rf"(?:\\|{_NO_LETTER})(max|min|gcd|lcm)\s*(?:{_ARGUMENT}|\\\{{([^{{}}]*)\\\}})"
+_BARE_EXTREME = (
+    rf"(?:\\|{_NO_LETTER})(max|min|gcd|lcm)\s*(?:{_ARGUMENT}|\\\{{([^{{}}]*)\\\}})"
+)
 _BRACKETING_FUNCTION = rf"{_NO_LETTER}([sS]qrt|[aA]bs|floor|ceil(?:ing)?)\s*{_ARGUMENT}"
 _CHOICE = r"(?:\\text\{\s*)?(?P<kind%s>[CPA])\s*\}?"
 _COMBINATIONS = (
@@ -104,7 +115,9 @@ def _joined(match: re.Match[str]) -> str:
 def _joined_outside_brackets(match: re.Match[str]) -> str:
     """1,234, but for (1,234), which is two numbers."""
     before = match.string[: match.start()]
-    inside = any(before.count(a) > before.count(b) for a, b in ("()", "[]", (r"\{", r"\}")))
+    inside = any(
+        before.count(a) > before.count(b) for a, b in ("()", "[]", (r"\{", r"\}"))
+    )
     return match[0] if inside else _joined(match)
 
 
@@ -115,7 +128,11 @@ def _power_of_ten(match: re.Match[str]) -> str:
 
 def _repeating(match: re.Match[str]) -> str:
     r"""0.1\overline{6} as the fraction that it is."""
-    whole, fixed, period = match[1] or "0", match[2], next(filter(None, match.groups()[2:]))
+    whole, fixed, period = (
+        match[1] or "0",
+        match[2],
+        next(filter(None, match.groups()[2:])),
+    )
     nines = 10 ** len(fixed) * (10 ** len(period) - 1)
     return rf"\frac{{{int(whole + fixed + period) - int(whole + fixed)}}}{{{nines}}}"
 
@@ -146,7 +163,9 @@ def _brackets(match: re.Match[str]) -> str:
 
 def _number_of_choices(match: re.Match[str]) -> str:
     def named(name: str) -> str:
-        return next(filter(None, (match[f"{name}{number}"] for number in ("", 2, 3, 4))))
+        return next(
+            filter(None, (match[f"{name}{number}"] for number in ("", 2, 3, 4)))
+        )
 
     of, out = named("of"), named("out")
     return (
@@ -170,11 +189,27 @@ TABLE = (
     rule(r"10\,000", "10000", "groups 1\\,234", _GROUPS_BY_SPACE, _joined),
     rule("1{,}234", "1234", "math-verify's tests", _GROUPS_BY_BRACED_COMMA, _joined),
     rule(
-        "1,234", "1234", "groups of three and one more", _GROUPS_BY_COMMA, _joined_outside_brackets
+        "1,234",
+        "1234",
+        "groups of three and one more",
+        _GROUPS_BY_COMMA,
+        _joined_outside_brackets,
     ),
     rule("2.5e-05", r"2.5\cdot 10^{-5}", "2.5e-05", _EXPONENT, _power_of_ten),
-    rule("2.5 x 10^-5", r"2.5\cdot 10^{-5}", "scientific with x", _POWER_OF_TEN, _power_of_ten),
-    rule(r"0.1\overline{6}", r"\frac{15}{90}", "repeating decimal", _REPEATING, _repeating),
+    rule(
+        "2.5 x 10^-5",
+        r"2.5\cdot 10^{-5}",
+        "scientific with x",
+        _POWER_OF_TEN,
+        _power_of_ten,
+    ),
+    rule(
+        r"0.1\overline{6}",
+        r"\frac{15}{90}",
+        "repeating decimal",
+        _REPEATING,
+        _repeating,
+    ),
     rule(
         "0x1F",
         "1F_{16}",
@@ -238,12 +273,26 @@ TABLE = (
         lambda match: f"_{{{match[1] or match[2] or match[3]}}}",
     ),
     # Functions.
-    rule("2 cos(x)", r"2 \cos(x)", "function without a backslash", _BARE_FUNCTION, _function),
+    rule(
+        "2 cos(x)",
+        r"2 \cos(x)",
+        "function without a backslash",
+        _BARE_FUNCTION,
+        _function,
+    ),
     rule(r"\max\{a,b\}", r"\max(a,b)", "braces of a maximum", _BARE_EXTREME, _extreme),
     rule("sqrt(2)", r"\sqrt{2}", "abs", _BRACKETING_FUNCTION, _brackets),
-    rule("C(5,2)", r"\binom{5}{2}", "number of choices", _COMBINATIONS, _number_of_choices),
+    rule(
+        "C(5,2)",
+        r"\binom{5}{2}",
+        "number of choices",
+        _COMBINATIONS,
+        _number_of_choices,
+    ),
     rule(r"\Pr(A)=1", "P(A)=1", "probability in front", _PROBABILITY, "P"),
-    rule(r"\log_2 3", r"\log_{2} 3", "\\log_2 3", _LOGARITHM_OF_A_NUMBER, r"\\log_{\1} "),
+    rule(
+        r"\log_2 3", r"\log_{2} 3", "\\log_2 3", _LOGARITHM_OF_A_NUMBER, r"\\log_{\1} "
+    ),
     rule(r"\lg 2", r"\log_{10} 2", "\\lg", rf"\\lg{END}", r"\\log_{10}"),
     rule(
         r"\sin(x+30^\circ)",
@@ -252,12 +301,20 @@ TABLE = (
         _TRIGONOMETRIC,
         _radians,
     ),
-    rule("n!^2", "(n!)^2", "square of a factorial", r"((?<!\d)\d+!|[a-zA-Z]!)(?=\^)", r"(\1)"),
+    rule(
+        "n!^2",
+        "(n!)^2",
+        "square of a factorial",
+        r"((?<!\d)\d+!|[a-zA-Z]!)(?=\^)",
+        r"(\1)",
+    ),
     rule("3(4)", r"3\cdot (4)", "DeepScaleR", _FACTOR, r"\1\\cdot "),
     # Words for signs, and signs for units.
     rule("155 degrees", r"155 ^\circ", "degrees", _DEGREE, r"^\\circ "),
     rule("25°C", r"25\text{celsius}", "DeepScaleR", _CELSIUS, r"\\text{celsius}"),
-    rule("25°F", r"25\text{fahrenheit}", "fahrenheit", _FAHRENHEIT, r"\\text{fahrenheit}"),
+    rule(
+        "25°F", r"25\text{fahrenheit}", "fahrenheit", _FAHRENHEIT, r"\\text{fahrenheit}"
+    ),
     rule(
         "5 percent",
         r"5 \%",
@@ -267,7 +324,13 @@ TABLE = (
     ),
     rule("5 million", r"5\cdot 10^{6}", "millions", _SCALE_WORD, _scale),
     rule(r"2 \text{ and } 3", "2, 3", "list in another order", _AND, ", "),
-    rule("16''", r"16\text{ in}", "sign for inches", r"(?<=\d)\s*(?:''|\")(?!')", r"\\text{ in}"),
+    rule(
+        "16''",
+        r"16\text{ in}",
+        "sign for inches",
+        r"(?<=\d)\s*(?:''|\")(?!')",
+        r"\\text{ in}",
+    ),
     rule("5'", r"5\text{ ft}", "sign for feet", r"(?<=\d)\s*'(?!')", r"\\text{ ft}"),
     rule(r"\approx 3", "3", "about", _ABOUT, ""),
     rule("1, , 2", "1, 2", "DeepScaleR", r"\s*,(?:\s*,)+\s*", ", "),
@@ -279,7 +342,9 @@ def respell(text: str) -> str:
     """Rewrite an answer in the one spelling that `verify.reading` reads."""
     if _PLAIN_NUMBER.fullmatch(text):  # no rule has anything to do; most answers are so
         return text
-    text = " ".join(text.split())  # long runs of spaces would cost the patterns much time
+    text = " ".join(
+        text.split()
+    )  # long runs of spaces would cost the patterns much time
     for one in TABLE:
         text = one.pattern.sub(one.replacement, text)
     return " ".join(text.split())

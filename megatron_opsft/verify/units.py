@@ -2,7 +2,9 @@
 
 import re
 
-Unit = tuple[str, ...]  # its factors, measures in their short form, m/s^2: (m, s-2); () without one
+Unit = tuple[
+    str, ...
+]  # its factors, measures in their short form, m/s^2: (m, s-2); () without one
 
 
 def _words(text: str) -> frozenset[str]:
@@ -19,11 +21,21 @@ cent ¢ | € euro eur | £ gbp | ¥ yuan rmb 元 | rs rupee ₹ inr | unit | sq
 hz hertz | n N newton | j J joule | w W watt | v V volt | a ampere | K kelvin | celsius | ohm
 """
 _UNITS = {
-    name: names.split()[0] for names in re.split(r"[|\n]", _MEASURES) for name in names.split()
+    name: names.split()[0]
+    for names in re.split(r"[|\n]", _MEASURES)
+    for name in names.split()
 }
 _SPEEDS = {"mph": "mi/h", "kmh": "km/h", "kph": "km/h", "kmph": "km/h"}
 _SIGNS = {"%", "°", *_UNITS.values()}
-_POWERS = {"squared": 2, "cubed": 3, "square": 2, "sq": 2, "cubic": 3, "cu": 3, "cube": 3}
+_POWERS = {
+    "squared": 2,
+    "cubed": 3,
+    "square": 2,
+    "sq": 2,
+    "cubic": 3,
+    "cu": 3,
+    "cube": 3,
+}
 _CURRENCIES = ("$", "cent", "€", "£", "¥", "rs")
 _LONE_LETTER_UNITS = "mgshLlVNJWAKCF"
 FUNCTIONS = _words(
@@ -74,11 +86,15 @@ def take_unit(text: str) -> tuple[str, Unit, bool]:
         words, square, cube, currency, percent, degree = match.groups()
         if words is None:
             sign = (currency or "").strip(". ").lower()
-            found.append(("%" if percent else "°" if degree else _UNITS.get(sign, "$"),))
+            found.append(
+                ("%" if percent else "°" if degree else _UNITS.get(sign, "$"),)
+            )
             return " "
         unit = _name_unit(words, square or cube or "")
         before = match.string[: match.start()]
-        if words == "K" and before[-1:].isdigit():  # 5K is five thousand, 300 K a temperature
+        if (
+            words == "K" and before[-1:].isdigit()
+        ):  # 5K is five thousand, 300 K a temperature
             unit = None
         in_front = not before.strip(" ({[")
         if unit is None or (in_front and unit[0] not in _CURRENCIES):
@@ -95,7 +111,9 @@ def take_unit(text: str) -> tuple[str, Unit, bool]:
         readable = False
     units = set(found)
     if len(units) == 2:  # a 25% increase, $5 a ticket
-        units = {unit for unit in units if unit[0] in _SIGNS} if len(found) == 2 else units
+        units = (
+            {unit for unit in units if unit[0] in _SIGNS} if len(found) == 2 else units
+        )
     if len(units) > 1 or (len(found) > 2 and not re.search(r"[,:<]|\\le", body)):
         return text, (), False
     return " ".join(body.split()), next(iter(units), ()), readable
@@ -111,7 +129,8 @@ def _wrap_words(match: re.Match[str]) -> str:
     if words[0].lower() in FUNCTIONS:
         return match[0]
     is_text = any(
-        len(word) >= 4 or singular(word) in _UNITS or not word.isascii() for word in words
+        len(word) >= 4 or singular(word) in _UNITS or not word.isascii()
+        for word in words
     ) or (len(words) > 1 and any(len(word) == 3 for word in words))
     return rf"\text{{{match[1]}}}" if is_text else match[0]
 
@@ -129,7 +148,9 @@ def _name_unit(words: str, power: str) -> Unit | None:
             return None
         exponent = int(match["power"] or 1) * (-1 if match["per"] or is_below else 1)
         factors.append((name, exponent))
-        is_below = not match["closes"] and (is_below or bool(match["per"] and match["opens"]))
+        is_below = not match["closes"] and (
+            is_below or bool(match["per"] and match["opens"])
+        )
         end = match.end()
     names = [name for name, _ in factors]
     if not names or words[end:].strip(" ().,") or "times" in names[:-1]:
@@ -199,7 +220,9 @@ def letter_as_unit(body: str, unit: Unit) -> tuple[str, Unit] | None:
     """`5 m` as (5, m): take_unit cannot know whether m is a variable. Also `5m`, where m is the
     unit of the other side. None for anything else.
     """
-    match = re.fullmatch(rf"(.*[\d}})])(\s*)([{_LONE_LETTER_UNITS}])(?:\^\{{?([23])\}}?)?", body)
+    match = re.fullmatch(
+        rf"(.*[\d}})])(\s*)([{_LONE_LETTER_UNITS}])(?:\^\{{?([23])\}}?)?", body
+    )
     if match is None:
         return None
     found = (_UNITS.get(match[3].lower(), match[3]) + (match[4] or ""),)

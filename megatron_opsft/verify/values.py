@@ -31,7 +31,9 @@ def exact(value: Any) -> Any:
     """The value with every decimal as the fraction that it says."""
     if not isinstance(value, sympy.Basic | sympy.MatrixBase):
         return value
-    return replaced(value, {one: sympy.Rational(str(one)) for one in value.atoms(sympy.Float)})
+    return replaced(
+        value, {one: sympy.Rational(str(one)) for one in value.atoms(sympy.Float)}
+    )
 
 
 def cleaned(value: Any) -> Any:
@@ -47,7 +49,9 @@ def cleaned(value: Any) -> Any:
     }
     value = replaced(value, letters)
     per_cent = value.has(sympy.UnevaluatedExpr)
-    return value.replace(sympy.UnevaluatedExpr, lambda inner: inner) if per_cent else value
+    return (
+        value.replace(sympy.UnevaluatedExpr, lambda inner: inner) if per_cent else value
+    )
 
 
 def replaced(value: Any, replacements: dict[Any, Any]) -> Any:
@@ -62,7 +66,9 @@ def replaced(value: Any, replacements: dict[Any, Any]) -> Any:
     if isinstance(value, And):
         return And(*(replaced(part, replacements) for part in relations_of(value)))
     if isinstance(value, sympy.FiniteSet):
-        return value.func(*(replaced(one, replacements) for one in written_members(value)))
+        return value.func(
+            *(replaced(one, replacements) for one in written_members(value))
+        )
     if isinstance(value, sympy.Interval):
         ends = [replaced(end, replacements) for end in ends_of(value)]
         if not all(end.is_extended_real for end in ends):  # (2, i) is a pair

@@ -16,7 +16,11 @@ from megatron_opsft.verify.worker_pool import VerifierPool
 log = logging.getLogger("megatron_opsft")
 
 MAX_WORKERS = 32  # of a rank that is not told how many
-_NO_RULES = {"verifier.py", "worker.py", "worker_pool.py"}  # run the judge of mathematics
+_NO_RULES = {
+    "verifier.py",
+    "worker.py",
+    "worker_pool.py",
+}  # run the judge of mathematics
 
 
 class JudgeKeys(NamedTuple):
@@ -43,7 +47,9 @@ class Verifier(VerifierPool):
         self._config, self._keys = config, keys
         self._says_error = config.own_judge  # there it is a mistake in code or data
 
-    def score(self, rollouts: Sequence[Rollout], problems: Mapping[str, Problem]) -> list[Verdict]:
+    def score(
+        self, rollouts: Sequence[Rollout], problems: Mapping[str, Problem]
+    ) -> list[Verdict]:
         """One verdict for each rollout, in order; `problems` by the rollouts' problem ids.
 
         A response that ended by the length limit is UNFINISHED: it is rejected whatever it says,
@@ -110,18 +116,26 @@ def describe_judge(config: VerifyConfig, math: str) -> str:
     math: the version of math-verify.
     """
     if not config.own_judge:
-        rules = [f for f in Path(__file__).parent.glob("*.py") if f.name not in _NO_RULES]
+        rules = [
+            f for f in Path(__file__).parent.glob("*.py") if f.name not in _NO_RULES
+        ]
         return f"{math}, rules {_hash(sorted(rules))}"
     file = _find_file(config.judge.partition(":")[0])
     return f"{config.judge}, sha256 {_hash([file])}" if file else config.judge
 
 
 def _hash(files: Iterable[Path]) -> str:
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[
+        :16
+    ]
 
 
 def _find_file(module: str) -> Path | None:
     """The file of a module, which is not imported; None where it has none."""
     paths = [Path(place, *module.split(".")) for place in (*sys.path, os.getcwd())]
-    files = [file for path in paths for file in (path / "__init__.py", path.with_suffix(".py"))]
+    files = [
+        file
+        for path in paths
+        for file in (path / "__init__.py", path.with_suffix(".py"))
+    ]
     return next(filter(Path.is_file, files), None)

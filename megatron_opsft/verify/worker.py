@@ -31,7 +31,11 @@ Judge = Callable[..., Verdict]
 
 
 def main(
-    judge_name: str, max_memory_bytes: int, memory_key: str, parent_pid: int, pipe_fd: int
+    judge_name: str,
+    max_memory_bytes: int,
+    memory_key: str,
+    parent_pid: int,
+    pipe_fd: int,
 ) -> None:
     """Serve until the pipe ends.
 
@@ -57,20 +61,26 @@ def main(
         resource.setrlimit(resource.RLIMIT_AS, (max_memory_bytes, max_memory_bytes))
     gc.freeze()  # what a judge imports stays
     own_pid = os.getpid()
-    with suppress(EOFError, OSError, MemoryError):  # the parent has gone, or asks a fresh worker
+    with suppress(
+        EOFError, OSError, MemoryError
+    ):  # the parent has gone, or asks a fresh worker
         pipe.send((0, READY))
         is_full = False
         while not is_full:
             number, item = pipe.recv()
             verdict = judge(*item)
             if os.getpid() != own_pid:
-                os._exit(0)  # a copy of the worker, which the judge has forked and let return
+                os._exit(
+                    0
+                )  # a copy of the worker, which the judge has forked and let return
             pipe.send((number, verdict))
             is_full = 2 * (_address_space() - at_start) > max_memory_bytes - at_start
     os._exit(0)
 
 
-def _check_room(judge_name: str, at_start: int, max_memory_bytes: int, memory_key: str) -> None:
+def _check_room(
+    judge_name: str, at_start: int, max_memory_bytes: int, memory_key: str
+) -> None:
     """Errors: `UserError` for a judge whose imports leave too little of the memory."""
     if at_start > MAX_SHARE_AT_START * max_memory_bytes:
         raise UserError(
@@ -83,7 +93,10 @@ def _check_room(judge_name: str, at_start: int, max_memory_bytes: int, memory_ke
 def _address_space() -> int:
     """Bytes of this process's, which its limit counts; 0 where the system does not say."""
     with suppress(OSError):
-        return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        return (
+            int(Path("/proc/self/statm").read_text().split()[0])
+            * resource.getpagesize()
+        )
     return 0
 
 
@@ -100,7 +113,9 @@ def open_judge(name: str) -> Judge:
         from megatron_opsft.verify import math_verifier
 
         function = math_verifier.judge
-        function(r"\boxed{\frac{1}{2}}", "0.5")  # compiles patterns before any clock runs
+        function(
+            r"\boxed{\frac{1}{2}}", "0.5"
+        )  # compiles patterns before any clock runs
 
     def judge(text: str, gold: str, fields: str = "{}") -> Verdict:
         try:
@@ -108,7 +123,9 @@ def open_judge(name: str) -> Judge:
             return _as_verdict(function(text, gold, *columns))
         except MemoryError:
             raise
-        except Exception as error:  # foreign output, foreign code: what breaks is the outcome
+        except (
+            Exception
+        ) as error:  # foreign output, foreign code: what breaks is the outcome
             return Verdict(outcome=Outcome.ERROR, answer=_kept(first_line(error)))
 
     return judge
@@ -121,7 +138,10 @@ def _import_function(name: str) -> Callable[..., Any]:
         sys.path.append(here)  # last: nothing that lies there hides a package
     try:
         module = import_module(module_name)
-    except (Exception, SystemExit) as error:  # a user's code: whatever it breaks is said
+    except (
+        Exception,
+        SystemExit,
+    ) as error:  # a user's code: whatever it breaks is said
         raise UserError(
             f"judge {name}: {module_name} cannot be imported ({first_line(error)}); it is looked "
             f"for in {here} and where Python finds modules (PYTHONPATH)"

@@ -23,10 +23,18 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.records import Outcome, Verdict
 from megatron_opsft.verify.worker import READY
 
-START_SECONDS = 300.0  # a thousand ranks importing from one file system at once are slow
+START_SECONDS = (
+    300.0  # a thousand ranks importing from one file system at once are slow
+)
 MAX_STARTS = 4  # in a row: whatever ends them, such as too little memory, lasts
 # A scheduler's or terminal's signal goes to the whole job: the parent decides when workers end.
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+_SIGNALS = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGHUP,
+)
 _BOOT = (
     "import json, sys; sys.path[:], arguments = json.loads(sys.argv[1]); "
     "from megatron_opsft.verify.worker import main; main(*arguments)"
@@ -79,7 +87,10 @@ class VerifierPool:
         may have died of those, so a fresh one tries again. Errors: `UserError` when no worker can
         start.
         """
-        futures = {item: self._threads.submit(self._score, item) for item in dict.fromkeys(items)}
+        futures = {
+            item: self._threads.submit(self._score, item)
+            for item in dict.fromkeys(items)
+        }
         try:
             return [futures[item].result() for item in items]
         finally:  # after an exception nobody asks for the others
@@ -110,7 +121,9 @@ class VerifierPool:
                 self._end(get_ident())
             except (EOFError, OSError):
                 self._end(get_ident())
-                if worker.num_asked == 1:  # else it may have died of what earlier answers left
+                if (
+                    worker.num_asked == 1
+                ):  # else it may have died of what earlier answers left
                     return Verdict(outcome=Outcome.ERROR)
             else:
                 if verdict is None:

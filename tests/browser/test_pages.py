@@ -15,8 +15,8 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
-from megatron_opsft.diagnose.page import write_page as write_diagnosis
-from megatron_opsft.report.page import write_page
+from megatron_opsft.commands.diagnose.page import write_page as write_diagnosis
+from megatron_opsft.commands.report.page import write_page
 from megatron_opsft.runtime.durable import json_lines
 
 _FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]

@@ -12,11 +12,11 @@ from jobs import Built, Case, as_arrays, build, exported, train_steps
 from world import World
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.model.checkpoint import Checkpointer
-from megatron_opsft.model.checkpoint_share import describe_models, own_share
-from megatron_opsft.model.reference import ReferenceModel
 from megatron_opsft.records import StepResult
 from megatron_opsft.runtime.durable import COMPLETE, list_checkpoints
+from megatron_opsft.trainer.model.checkpoint import Checkpointer
+from megatron_opsft.trainer.model.checkpoint_share import describe_models, own_share
+from megatron_opsft.trainer.model.reference import ReferenceModel
 
 Outcome = tuple[list[StepResult], dict[str, Any], dict[str, Any]]
 

@@ -14,8 +14,8 @@ from processes import wait_until
 from world import World
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.model.checkpoint import Checkpointer
-from megatron_opsft.preflight.run_directory import RunDir
+from megatron_opsft.run.start.run_directory import RunDir
+from megatron_opsft.trainer.model.checkpoint import Checkpointer
 
 OLD, REPLACED, NEW = "step_000001", ".partial_replaced_000001", "step_000002"
 
@@ -42,7 +42,7 @@ def save_twice(run_dir: Path, name: str, fault: Callable[..., None]) -> Any:
     log = SimpleNamespace(warning=lambda text, *values: said.append(text % values))
     with pytest.MonkeyPatch.context() as faults:
         faults.setattr(f"megatron_opsft.{name}", fault)
-        faults.setattr("megatron_opsft.model.checkpoint.log", log)
+        faults.setattr("megatron_opsft.trainer.model.checkpoint.log", log)
         try:
             saver.save(2, {})
         except UserError as caught:

@@ -14,11 +14,11 @@ from megatron.core import parallel_state
 from tiny_models import SHAPES
 from world import World
 
+from megatron_opsft.commands.convert.run import convert_model
 from megatron_opsft.config import ParallelConfig, TrainConfig
-from megatron_opsft.convert.run import convert_model
-from megatron_opsft.model.build import build_model
-from megatron_opsft.model.transformer_config import transformer_config
 from megatron_opsft.runtime.distributed import current_layout, gather_from_all
+from megatron_opsft.trainer.model.build import build_model
+from megatron_opsft.trainer.model.transformer_config import transformer_config
 
 LIMIT = 1e-4  # largest absolute difference, float32; the logits themselves reach about 4
 CASES = [

@@ -18,11 +18,11 @@ from safetensors.torch import load_file
 from small_run import QUICKSTART, SMALL_RUN
 from world import World
 
-from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.config.load import load_config
-from megatron_opsft.preflight.disk import disk_use
-from megatron_opsft.report.runs import read_json_lines
-from megatron_opsft.storage.model_paths import resolve_model
+from megatron_opsft.models.architectures.config_from_hf import read_model_shape
+from megatron_opsft.models.storage.model_paths import resolve_model
+from megatron_opsft.run.run_files import read_json_lines
+from megatron_opsft.run.start.disk import disk_use
 
 # With a constant learning rate the first steps of a run are those of a shorter one.
 SMALL = [*SMALL_RUN, "run.steps=3", "checkpoint.every=1", "optimizer.schedule=constant"]
@@ -138,7 +138,7 @@ def test_a_stop_comes_before_a_due_evaluation_which_the_resumed_run_makes_up_for
 
 
 NOT_FINITE = """
-from megatron_opsft.model import step
+from megatron_opsft.trainer.model import step
 losses, calls = step._sum_losses, []
 def spoilt(*args):
     calls.append(1)

@@ -9,7 +9,7 @@ from processes import rank_preludes
 from run_differences import read_lines
 from small_run import QUICKSTART, SMALL_RUN
 
-from megatron_opsft.report.runs import best_evaluation
+from megatron_opsft.run.run_files import best_evaluation
 
 MORE = "{other: {data: arithmetic, num_problems: 2}}"
 KEEPING = [
@@ -29,7 +29,7 @@ KEEPING = [
 # The kernel refuses files as large as a model while best/ is written.
 FULL_FOR_BEST = """
 import resource
-from megatron_opsft.run.evaluations import ModelExports
+from megatron_opsft.run.record.evaluations import ModelExports
 write_best = ModelExports.write_best
 def write_on_full_disk(self, step):
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

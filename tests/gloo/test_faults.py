@@ -20,7 +20,7 @@ SMALL = [*FOUR_STEPS, "run.silence_seconds=4"]
 # everything else is smaller.
 SMALL_DISK = """
 import resource
-from megatron_opsft.model.checkpoint import Checkpointer
+from megatron_opsft.trainer.model.checkpoint import Checkpointer
 start = Checkpointer.start
 def start_on_small_disk(self, step, *args, **kwargs):
     if step == 2:
@@ -32,7 +32,7 @@ Checkpointer.start = start_on_small_disk
 # After the second step somebody deletes a directory.
 DELETED = """
 import shutil
-from megatron_opsft.run.recorder import RunRecorder
+from megatron_opsft.run.record.recorder import RunRecorder
 record = RunRecorder.record
 def record_and_lose(self, step, *args):
     record(self, step, *args)

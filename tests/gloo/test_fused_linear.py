@@ -12,13 +12,13 @@ from torch import Tensor
 from world import World
 
 from megatron_opsft.config import ParallelConfig
-from megatron_opsft.loss.cross_entropy import Method, summed_loss
-from megatron_opsft.loss.fused_linear import fused_linear_loss, token_statistics
-from megatron_opsft.loss.output_head import OutputHead, whole_hidden
-from megatron_opsft.loss.token_losses import TokenLosses
 from megatron_opsft.methods.objective import LIKELIHOOD, Objective
 from megatron_opsft.runtime.device import select_device
 from megatron_opsft.runtime.distributed import start_distributed
+from megatron_opsft.trainer.loss.cross_entropy import Method, summed_loss
+from megatron_opsft.trainer.loss.fused_linear import fused_linear_loss, token_statistics
+from megatron_opsft.trainer.loss.output_head import OutputHead, whole_hidden
+from megatron_opsft.trainer.loss.token_losses import TokenLosses
 
 LIMITS = {torch.float32: 1e-5, torch.bfloat16: 5e-3}  # of each tensor's largest entry
 TOKENS, HIDDEN = 24, 32

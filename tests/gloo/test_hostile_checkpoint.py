@@ -15,10 +15,10 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 from world import World
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.model.checkpoint import Checkpointer
-from megatron_opsft.model.checkpoint_write import checksum, sealed
+from megatron_opsft.models.storage.dist_metadata import METADATA_NAME
 from megatron_opsft.runtime.durable import COMPLETE
-from megatron_opsft.storage.dist_metadata import METADATA_NAME
+from megatron_opsft.trainer.model.checkpoint import Checkpointer
+from megatron_opsft.trainer.model.checkpoint_write import checksum, sealed
 
 CASE = Case(dp=2)
 

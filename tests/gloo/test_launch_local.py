@@ -76,7 +76,7 @@ LONG = ("num_problems=100", "samples_per_problem=60", "max_response_tokens=800")
 LONG_EVALUATION = [f"eval.{key}" for key in (*LONG, "temperature=3", "top_p=1")]
 AT_THE_LAST_EVALUATION = """
 import os, signal
-from megatron_opsft.run.evaluations import Evaluations
+from megatron_opsft.run.record.evaluations import Evaluations
 evaluate = Evaluations.evaluate
 def stopped(self, step):
     if step:

@@ -70,8 +70,8 @@ WATCH = """
 import json, shutil
 from pathlib import Path
 from megatron_opsft.rollout.hf.engine import HfEngine
-from megatron_opsft.run.recorder import RunRecorder
-from megatron_opsft.session import Session
+from megatron_opsft.run.record.recorder import RunRecorder
+from megatron_opsft.run.start.session import Session
 
 run_dir, killed_after, prompts = Path({run_dir!r}), {killed_after}, {{}}
 made_prompt, checkpoint = Session.prompt_of, RunRecorder.checkpoint

@@ -5,7 +5,7 @@ from jobs import Case
 from plan_jobs import Measured, measure_rank, planned_job
 from world import World
 
-from megatron_opsft.plan.activations import activation_bytes
+from megatron_opsft.commands.plan.activations import activation_bytes
 
 TOKENS = 1024
 CASES = [

@@ -10,7 +10,7 @@ from run_differences import read_lines
 from safetensors.torch import load_file, save_file
 from small_run import QUICKSTART, SMALL_RUN
 
-from megatron_opsft.storage.model_paths import resolve_model
+from megatron_opsft.models.storage.model_paths import resolve_model
 
 SUMS = [{"problem": f"What is {a}+{b}?", "answer": str(a + b)} for a in range(6) for b in range(4)]
 # With a reference model, so that the base model counts in every step.

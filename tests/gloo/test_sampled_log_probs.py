@@ -13,10 +13,10 @@ from small_run import QUICKSTART, SMALL_RUN
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from world import World
 
+from megatron_opsft.commands.report.sampling import rollouts_of, sample_responses
 from megatron_opsft.config.load import load_config
 from megatron_opsft.data.prompts import PromptEncoder
 from megatron_opsft.records import Problem
-from megatron_opsft.report.sampling import rollouts_of, sample_responses
 
 MODEL = ROOT / "megatron_opsft/assets/tiny_reasoner"
 TEMPERATURE = 0.75

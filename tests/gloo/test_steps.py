@@ -30,10 +30,10 @@ from world import World
 import megatron_opsft
 from megatron_opsft.config import Config
 from megatron_opsft.errors import NonFiniteError
-from megatron_opsft.model.load import build_trainer
-from megatron_opsft.model.transformer_config import DTYPES
 from megatron_opsft.records import StepResult
 from megatron_opsft.runtime.distributed import start_distributed
+from megatron_opsft.trainer.model.load import build_trainer
+from megatron_opsft.trainer.model.transformer_config import DTYPES
 
 STEPS = 3
 TINY_REASONER = Path(megatron_opsft.__file__).parent / "assets/tiny_reasoner"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 os.environ.update({each!r})
 from megatron_opsft import evaluate, load_config, train
-from megatron_opsft.model.step import Trainer
+from megatron_opsft.trainer.model.step import Trainer
 from megatron_opsft.runtime.job import Job
 
 KEYS, DIR = {keys!r}, Path({directory!r})

@@ -13,10 +13,10 @@ from torch import Tensor
 from vllm_weights import vllm_weights
 from world import World
 
-from megatron_opsft.sync.transfer import Transfer
-from megatron_opsft.weights.reshard import Placement
-from megatron_opsft.weights.schedule import make_schedule
-from megatron_opsft.weights.vllm_layout import vllm_parameters
+from megatron_opsft.models.weights.reshard import Placement
+from megatron_opsft.models.weights.schedule import make_schedule
+from megatron_opsft.models.weights.vllm_layout import vllm_parameters
+from megatron_opsft.run.sync.transfer import Transfer
 
 
 def spoiled(placements: Sequence[Placement], dtype: torch.dtype) -> dict[str, Tensor]:

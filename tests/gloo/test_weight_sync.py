@@ -18,13 +18,13 @@ from world import World
 
 from megatron_opsft.config import SyncConfig
 from megatron_opsft.errors import SyncError
-from megatron_opsft.model.load import TrainerParts
+from megatron_opsft.models.storage.hf_files import HfTensors
+from megatron_opsft.models.weights.rectangles import Copy, Parameter, Rect
 from megatron_opsft.rollout.hf.engine import HfEngine
+from megatron_opsft.run.sync.transfer import Transfer
+from megatron_opsft.run.sync.weight_sync import WeightSync, load_first_weights
 from megatron_opsft.runtime.distributed import gather_from_all
-from megatron_opsft.storage.hf_files import HfTensors
-from megatron_opsft.sync.transfer import Transfer
-from megatron_opsft.sync.weight_sync import WeightSync, load_first_weights
-from megatron_opsft.weights.rectangles import Copy, Parameter, Rect
+from megatron_opsft.trainer.model.load import TrainerParts
 
 LAYOUTS = [
     Case(dp=2),

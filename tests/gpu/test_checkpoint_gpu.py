@@ -9,9 +9,9 @@ import torch
 from jobs import Case, as_arrays, build, exported, train_steps
 from plan_jobs import planned_job
 
-from megatron_opsft.model.checkpoint import Checkpointer
-from megatron_opsft.plan.memory import checkpoint_bytes
+from megatron_opsft.commands.plan.memory import checkpoint_bytes
 from megatron_opsft.runtime.pinned import ALIGNMENT, HostCopies
+from megatron_opsft.trainer.model.checkpoint import Checkpointer
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

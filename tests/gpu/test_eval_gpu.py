@@ -9,10 +9,10 @@ import pytest
 import torch
 from processes import apart, skip_without_vllm
 
-from megatron_opsft.diagnose.divergence import diverge, load_model
-from megatron_opsft.evaluate.inputs import open_model
-from megatron_opsft.evaluate.run import evaluate
-from megatron_opsft.evaluate.settings import EvalSettings
+from megatron_opsft.commands.diagnose.divergence import diverge, load_model
+from megatron_opsft.commands.evaluate.inputs import open_model
+from megatron_opsft.commands.evaluate.run import evaluate
+from megatron_opsft.commands.evaluate.settings import EvalSettings
 from megatron_opsft.runtime.device import select_device
 
 

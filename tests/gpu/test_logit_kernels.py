@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from megatron_opsft.loss import logit_chunks
-from megatron_opsft.loss.fused_linear import operations
+from megatron_opsft.trainer.loss import logit_chunks
+from megatron_opsft.trainer.loss.fused_linear import operations
 
 ON_CPU = INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -21,7 +21,7 @@ DEVICE = "cpu" if INTERPRETED else "cuda"
 BFLOAT16 = 1.01 * (2**-7 if INTERPRETED else 2**-8)
 pytest.importorskip("triton")
 
-from megatron_opsft.loss import logit_kernels  # noqa: E402
+from megatron_opsft.trainer.loss import logit_kernels  # noqa: E402
 
 INF, NAN = float("inf"), float("nan")
 FORWARD = pytest.mark.parametrize("forward", [False, True], ids=["reverse", "forward"])

@@ -11,15 +11,15 @@ from objective_cases import OBJECTIVES, losses_with_past
 from torch import Tensor
 
 from megatron_opsft.config import ParallelConfig
-from megatron_opsft.loss import logit_chunks
-from megatron_opsft.loss.cross_entropy import Method, summed_loss
-from megatron_opsft.loss.fused_linear import fused_linear_loss, operations
-from megatron_opsft.loss.loss_memory import fused_linear_bytes
-from megatron_opsft.loss.output_head import OutputHead, Teacher
-from megatron_opsft.loss.token_losses import TokenLosses, WeightedLikelihood
 from megatron_opsft.methods.objective import LIKELIHOOD, Objective
 from megatron_opsft.runtime.device import has_transformer_engine, select_device
 from megatron_opsft.runtime.distributed import start_distributed
+from megatron_opsft.trainer.loss import logit_chunks
+from megatron_opsft.trainer.loss.cross_entropy import Method, summed_loss
+from megatron_opsft.trainer.loss.fused_linear import fused_linear_loss, operations
+from megatron_opsft.trainer.loss.loss_memory import fused_linear_bytes
+from megatron_opsft.trainer.loss.output_head import OutputHead, Teacher
+from megatron_opsft.trainer.loss.token_losses import TokenLosses, WeightedLikelihood
 
 # Relative to float64, of a whole tensor and of its worst element: rounding a number to bfloat16
 # changes it by up to 2 ** -8, and the gradient of a hidden state adds rounded gradients of

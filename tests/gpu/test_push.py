@@ -11,11 +11,11 @@ from vllm_jobs import train_and_compare, with_session
 
 import megatron_opsft
 from megatron_opsft.errors import SyncError
-from megatron_opsft.run.recorder import RunRecorder
-from megatron_opsft.session import Session
-from megatron_opsft.train import run_step
-from megatron_opsft.weights.checksum import checksum
-from megatron_opsft.weights.rectangles import Rect
+from megatron_opsft.models.weights.checksum import checksum
+from megatron_opsft.models.weights.rectangles import Rect
+from megatron_opsft.run.record.recorder import RunRecorder
+from megatron_opsft.run.start.session import Session
+from megatron_opsft.run.train import run_step
 
 TINY_REASONER = Path(megatron_opsft.__file__).parent / "assets/tiny_reasoner"
 BFLOAT16 = ["run.device=cuda", "model.dtype=bfloat16"]

@@ -14,18 +14,18 @@ import torch
 from forked_cli import ROOT
 from processes import apart, skip_without_vllm
 
-from megatron_opsft.architectures.config_from_hf import read_model_shape
+from megatron_opsft.commands.plan.assumptions import load_hardware
+from megatron_opsft.commands.plan.memory import GRAPH_BYTES
 from megatron_opsft.config import ParallelConfig
 from megatron_opsft.errors import first_line
-from megatron_opsft.plan.assumptions import load_hardware
-from megatron_opsft.plan.memory import GRAPH_BYTES
+from megatron_opsft.models.architectures.config_from_hf import read_model_shape
+from megatron_opsft.models.weights.rules import WeightTable
 from megatron_opsft.records import Sample
 from megatron_opsft.rollout.engine import EngineSettings, RolloutEngine, SamplingSettings
 from megatron_opsft.rollout.open_engine import build_engine
 from megatron_opsft.rollout.requests import ResponseRequest
 from megatron_opsft.runtime.device import select_device
 from megatron_opsft.runtime.distributed import start_distributed
-from megatron_opsft.weights.rules import WeightTable
 
 DEVICE = os.environ.get("PROOF_DEVICE", "cuda")
 ON_GPU = DEVICE == "cuda"

@@ -15,9 +15,9 @@ from jobs import Case, build
 from megatron.core import parallel_state
 from plan_jobs import full_microbatch, planned_job
 
-from megatron_opsft.plan.activations import activation_bytes
-from megatron_opsft.plan.assumptions import load_hardware
-from megatron_opsft.plan.job import Job
+from megatron_opsft.commands.plan.activations import activation_bytes
+from megatron_opsft.commands.plan.assumptions import load_hardware
+from megatron_opsft.commands.plan.job import Job
 from megatron_opsft.runtime.distributed import gather_from_all
 
 TOKENS = 512

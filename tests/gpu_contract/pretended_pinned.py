@@ -22,14 +22,14 @@ from megatron.core import parallel_state
 from plan_jobs import planned_job
 from pretend_gpu import active
 
+from megatron_opsft.commands.plan.assumptions import load_hardware
+from megatron_opsft.commands.plan.estimate import Plan
 from megatron_opsft.methods.catalog.grpo import Grpo
-from megatron_opsft.model.checkpoint import Checkpointer
-from megatron_opsft.model.checkpoint_share import describe_models, own_share
-from megatron_opsft.model.reference import ReferenceModel
-from megatron_opsft.plan.assumptions import load_hardware
-from megatron_opsft.plan.estimate import Plan
 from megatron_opsft.runtime.distributed import gather_from_all
 from megatron_opsft.runtime.pinned import ALIGNMENT
+from megatron_opsft.trainer.model.checkpoint import Checkpointer
+from megatron_opsft.trainer.model.checkpoint_share import describe_models, own_share
+from megatron_opsft.trainer.model.reference import ReferenceModel
 
 CASES = [
     Case(),
@@ -73,7 +73,7 @@ def measured(case: Case, directory: Path) -> dict[str, Any]:
     before = gpu.pinned_bytes
     built, plan = build(case), planned(case)
     pinned = []
-    with patch("megatron_opsft.model.reference.has_room_for_good", lambda *about: False):
+    with patch("megatron_opsft.trainer.model.reference.has_room_for_good", lambda *about: False):
         reference = ReferenceModel(built.trainer, case.device)
     pinned.append(gpu.pinned_bytes - before)
     saver = Checkpointer(directory, built.trainer.models, built.trainer.optimizer, keep=1)

@@ -22,9 +22,9 @@ from small_run import QUICKSTART, SMALL_RUN
 from megatron_opsft.config.load import load_config
 from megatron_opsft.rollout import limits, open_engine
 from megatron_opsft.rollout.hf.engine import HfEngine
-from megatron_opsft.run.recorder import RunRecorder
-from megatron_opsft.sync.weight_sync import WeightSync
-from megatron_opsft.train import train
+from megatron_opsft.run.record.recorder import RunRecorder
+from megatron_opsft.run.sync.weight_sync import WeightSync
+from megatron_opsft.run.train import train
 
 STEPS = 2
 RUN = [

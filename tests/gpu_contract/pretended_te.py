@@ -25,10 +25,10 @@ from megatron.core.dist_checkpointing import mapping
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from tiny_models import SHAPES
 
-from megatron_opsft.model import build, transformer_config
+from megatron_opsft.models.weights.checkpoint_keys import extra_state_keys
+from megatron_opsft.models.weights.rules import WeightTable
 from megatron_opsft.runtime.distributed import gather_from_all
-from megatron_opsft.weights.checkpoint_keys import extra_state_keys
-from megatron_opsft.weights.rules import WeightTable
+from megatron_opsft.trainer.model import build, transformer_config
 
 CASES = {
     "dense": Case(),

@@ -15,15 +15,15 @@ from unittest.mock import patch
 import torch
 from pretend_cuda import pretend, pretend_to_vllm
 
-from megatron_opsft.architectures.config_from_hf import read_model_shape
+from megatron_opsft.commands.plan.assumptions import load_hardware
 from megatron_opsft.config import Config
 from megatron_opsft.config.load import load_config
-from megatron_opsft.plan.assumptions import load_hardware
+from megatron_opsft.models.architectures.config_from_hf import read_model_shape
+from megatron_opsft.models.storage.model_paths import resolve_config
+from megatron_opsft.models.weights.rules import WeightTable
 from megatron_opsft.rollout.limits import max_engine_tokens
 from megatron_opsft.runtime.device import Device, prepare_environment
 from megatron_opsft.runtime.distributed import Layout
-from megatron_opsft.storage.model_paths import resolve_config
-from megatron_opsft.weights.rules import WeightTable
 
 CONFIGS = sorted((Path(__file__).parents[2] / "examples/configs").glob("*.yaml"))
 OTHER_ENGINE = ["rollout.tp=2", "rollout.kv_cache_bytes=4000000000", "rollout.deep_sleep=true"]
@@ -110,8 +110,8 @@ def named(name: str) -> Path:
 
 def read_megatron(path: Path) -> dict[str, Any]:
     """`TransformerConfig`, of which a CPU takes other parts."""
-    from megatron_opsft.model.transformer_config import transformer_config
     from megatron_opsft.runtime.device import transformer_engine_version
+    from megatron_opsft.trainer.model.transformer_config import transformer_config
 
     config = load_config(path)
     megatron = transformer_config(

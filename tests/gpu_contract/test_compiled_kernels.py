@@ -43,7 +43,7 @@ class NoDriver:
 
 def launch_all() -> None:
     """Every variant that the losses launch (`fused_linear`)."""
-    from megatron_opsft.loss import logit_kernels
+    from megatron_opsft.trainer.loss import logit_kernels
 
     labels, row = torch.zeros(2, dtype=torch.int64), torch.zeros(2)
     rows = (row,) * 5  # two log-sum-exps, divergences, two weights

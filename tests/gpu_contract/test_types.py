@@ -19,24 +19,24 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "megatron_opsft"
-CHECKED = ["loss", "model", "runtime", "sync", "rollout/vllm", "storage/dist_metadata.py"]
-CHECKED += ["convert/megatron_layout.py"]
+CHECKED = ["trainer/loss", "trainer/model", "runtime", "run/sync", "rollout/vllm"]
+CHECKED += ["models/storage/dist_metadata.py", "commands/convert/megatron_layout.py"]
 CPU_ONLY = {"cpu_compat.py", "cpu.py"}
-BUILD, STEP = "model/build.py", "model/step.py"
-ENGINE, HEAD = "rollout/vllm/engine.py", "loss/output_head.py"
+BUILD, STEP = "trainer/model/build.py", "trainer/model/step.py"
+ENGINE, HEAD = "rollout/vllm/engine.py", "trainer/loss/output_head.py"
 # Of a file, what it says, and what it must not be able to say.
 PLANTED = [
     (BUILD, "grad_reduce_in_fp32=True", "grad_reduce_in_float32=True"),
     (ENGINE, "prompt_logprobs=0", "prompt_log_probs=0"),
     (ENGINE, "llm_engine.step()", "llm_engine.step(1)"),
     (STEP, "chunk.zero_grad_buffer()", "chunk.zero_grad_buffer(True)"),
-    ("model/optimizer.py", "step_with_ready_grads()", "step_with_gradients()"),
-    ("model/checkpoint_share.py", "part.gbuf_ranges", "part.buffer_ranges"),
+    ("trainer/model/optimizer.py", "step_with_ready_grads()", "step_with_gradients()"),
+    ("trainer/model/checkpoint_share.py", "part.gbuf_ranges", "part.buffer_ranges"),
     (HEAD, "self.group.rank()", "self.group.ranks()"),
     (ENGINE, "runner.get_draft_model()", "runner.drafter"),  # of the first model runner alone
     (ENGINE, "draft, self._runner.get_model()", "draft, self._runner.model_state"),  # second
     (BUILD, "import parallel_state, ", "import parallel_states, "),
-    ("model/checkpoint_write.py", "data(self, plan: SavePlan, planner: Any)", "data(self)"),
+    ("trainer/model/checkpoint_write.py", "data(self, plan: SavePlan, planner: Any)", "data(self)"),
 ]
 
 

@@ -17,10 +17,10 @@ from hf_configs import hf_config
 from plan_cases import REAL_SHAPES
 from pretend_cuda import pretend, pretend_to_vllm
 
-from megatron_opsft.architectures.config_from_hf import read_model_shape
-from megatron_opsft.architectures.shape import ModelShape, RopeScaling
 from megatron_opsft.config.load import load_config
-from megatron_opsft.weights.rules import WeightTable
+from megatron_opsft.models.architectures.config_from_hf import read_model_shape
+from megatron_opsft.models.architectures.shape import ModelShape, RopeScaling
+from megatron_opsft.models.weights.rules import WeightTable
 
 WORLD_SIZE = 16
 SHAPES = {name.removeprefix("DeepSeek-"): shape for name, shape in REAL_SHAPES.items()}

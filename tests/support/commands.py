@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import click
 
-from megatron_opsft.cli import PROGRAM
+from megatron_opsft.commands.cli import PROGRAM
 
 
 def calls_in(lines: Sequence[str]) -> list[list[str]]:

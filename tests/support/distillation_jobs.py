@@ -20,16 +20,16 @@ from jobs import (
 )
 from tiny_models import samples
 
-from megatron_opsft.batching.exchange import fetch_samples, share_facts
 from megatron_opsft.config import TrainConfig
-from megatron_opsft.loss import loss_memory
 from megatron_opsft.methods.catalog.self_distillation import SelfDistillation
 from megatron_opsft.methods.updates import MethodRun
-from megatron_opsft.model.reference import ReferenceModel
 from megatron_opsft.records import Problem, Sample, Verdict
+from megatron_opsft.run.step.batch import JudgedBatch
+from megatron_opsft.run.step.teaching import pack_taught, without_long_pairs
 from megatron_opsft.runtime.phase import Stopwatch
-from megatron_opsft.step.batch import JudgedBatch
-from megatron_opsft.step.teaching import pack_taught, without_long_pairs
+from megatron_opsft.trainer.batching.exchange import fetch_samples, share_facts
+from megatron_opsft.trainer.loss import loss_memory
+from megatron_opsft.trainer.model.reference import ReferenceModel
 
 DRIFT = 6e-4  # the learning rate that takes the policy away from its teacher
 PLAIN, TAUGHT = 9, 15  # tokens of the longest prompt, of the policy and of its teacher

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from megatron_opsft.evaluate.benchmarks import StoredSample
-from megatron_opsft.evaluate.metrics import arrange, measure
+from megatron_opsft.commands.evaluate.metrics import arrange, measure
+from megatron_opsft.data.stored_samples import StoredSample
 from megatron_opsft.records import FinishReason, Outcome
 
 Model = tuple[str, dict[str, list[StoredSample]], dict[str, Any]]  # name, samples, settings

@@ -120,7 +120,7 @@ def _run(words: list[str], prelude: str, directory: Path) -> None:
     code = 1
     try:
         exec(prelude, {})
-        from megatron_opsft.cli import main
+        from megatron_opsft.commands.cli import main
 
         main()
         code = 0

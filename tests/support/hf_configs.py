@@ -2,8 +2,8 @@
 
 from transformers import AutoConfig, PretrainedConfig
 
-from megatron_opsft.architectures.families import ARCHITECTURES
-from megatron_opsft.architectures.shape import ModelShape
+from megatron_opsft.models.architectures.families import ARCHITECTURES
+from megatron_opsft.models.architectures.shape import ModelShape
 
 
 def hf_config(shape: ModelShape) -> PretrainedConfig:

@@ -16,17 +16,10 @@ from responses import rollout_of
 from te_cross_entropy import install_stand_in
 from tiny_models import SHAPES, samples, weights
 
-from megatron_opsft.batching.exchange import fetch_samples, share_facts
-from megatron_opsft.batching.microbatch import pack
 from megatron_opsft.config import OptimizerConfig, ParallelConfig, TrainConfig
-from megatron_opsft.loss.cross_entropy import Method
 from megatron_opsft.methods.objective import LIKELIHOOD, Aggregation, Objective, aggregate
-from megatron_opsft.model.build import build_model, wrap_for_training
-from megatron_opsft.model.optimizer import build_optimizer
-from megatron_opsft.model.passes import packed_params
-from megatron_opsft.model.shards import ModelShards
-from megatron_opsft.model.step import Trainer
-from megatron_opsft.model.transformer_config import transformer_config, uses_transformer_engine
+from megatron_opsft.models.weights.rules import WeightTable
+from megatron_opsft.models.weights.slicing import merge_shards, shard_parameter
 from megatron_opsft.records import (
     MicroBatch,
     Outcome,
@@ -36,11 +29,21 @@ from megatron_opsft.records import (
     StepResult,
     Verdict,
 )
+from megatron_opsft.run.sync.export import Exporter
 from megatron_opsft.runtime.device import Device, select_device
 from megatron_opsft.runtime.distributed import Layout, gather_from_all, start_distributed
-from megatron_opsft.sync.export import Exporter
-from megatron_opsft.weights.rules import WeightTable
-from megatron_opsft.weights.slicing import merge_shards, shard_parameter
+from megatron_opsft.trainer.batching.exchange import fetch_samples, share_facts
+from megatron_opsft.trainer.batching.microbatch import pack
+from megatron_opsft.trainer.loss.cross_entropy import Method
+from megatron_opsft.trainer.model.build import build_model, wrap_for_training
+from megatron_opsft.trainer.model.optimizer import build_optimizer
+from megatron_opsft.trainer.model.passes import packed_params
+from megatron_opsft.trainer.model.shards import ModelShards
+from megatron_opsft.trainer.model.step import Trainer
+from megatron_opsft.trainer.model.transformer_config import (
+    transformer_config,
+    uses_transformer_engine,
+)
 
 NUM_ROLLOUTS = 32
 # Of the samples in order, where an objective asks for them.
@@ -336,7 +339,7 @@ def run_training(config_file: str, overrides: list[str]) -> int:
     """`megatron-opsft train` inside the job's process group; its exit code."""
     # Here: what only trains does not need the packages of rollout engines and verifier.
     from megatron_opsft.config.load import load_config
-    from megatron_opsft.train import train
+    from megatron_opsft.run.train import train
 
     return train(load_config(Path(config_file), overrides))
 

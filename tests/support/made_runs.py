@@ -9,11 +9,11 @@ from typing import Any
 from eval_samples import Model, made_model
 from responses import rollout_of
 
-from megatron_opsft.evaluate.benchmarks import SampleFiles
-from megatron_opsft.evaluate.comparison import compare
-from megatron_opsft.evaluate.results import build_results, read_results, to_json
+from megatron_opsft.commands.evaluate.comparison import compare
+from megatron_opsft.commands.evaluate.results import build_results, read_results, to_json
+from megatron_opsft.data.stored_samples import SampleFiles
 from megatron_opsft.records import FinishReason, Outcome, Problem, Verdict
-from megatron_opsft.run.rollout_log import rollout_line
+from megatron_opsft.run.record.rollout_log import rollout_line
 
 # Ends a script, fetches, runs, and is no Unicode.
 HARM = (

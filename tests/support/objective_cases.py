@@ -8,8 +8,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from megatron_opsft.batching.microbatch import build_microbatch
-from megatron_opsft.loss.token_losses import TokenLosses, token_losses
 from megatron_opsft.methods.objective import (
     Objective,
     SequenceClip,
@@ -17,6 +15,8 @@ from megatron_opsft.methods.objective import (
     TokenClip,
 )
 from megatron_opsft.records import Sample
+from megatron_opsft.trainer.batching.microbatch import build_microbatch
+from megatron_opsft.trainer.loss.token_losses import TokenLosses, token_losses
 
 OBJECTIVES = [
     Objective(surrogate=TokenClip(low=0.1, high=0.2, dual=1.3)),

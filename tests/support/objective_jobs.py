@@ -4,9 +4,9 @@ from typing import Any, NamedTuple
 
 from jobs import Case, as_arrays, batches_of, build, collect_reduced_parts, exported, whole_gradient
 
-from megatron_opsft.model.passes import with_log_probs
-from megatron_opsft.model.reference import ReferenceModel
-from megatron_opsft.step.token_penalty import with_token_penalty
+from megatron_opsft.run.step.token_penalty import with_token_penalty
+from megatron_opsft.trainer.model.passes import with_log_probs
+from megatron_opsft.trainer.model.reference import ReferenceModel
 
 DRIFT = 6e-4  # the learning rate that takes the policy away from reference and old one
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
-from megatron_opsft.weights.rectangles import Parameter
-from megatron_opsft.weights.reshard import Placement
-from megatron_opsft.weights.rules import WeightTable
-from megatron_opsft.weights.slicing import shard_parameter
+from megatron_opsft.models.weights.rectangles import Parameter
+from megatron_opsft.models.weights.reshard import Placement
+from megatron_opsft.models.weights.rules import WeightTable
+from megatron_opsft.models.weights.slicing import shard_parameter
 
 
 def megatron_placements(

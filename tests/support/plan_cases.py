@@ -3,12 +3,12 @@
 from dataclasses import replace
 from typing import Any
 
-from megatron_opsft.architectures.config_from_hf import read_model_shape
+from megatron_opsft.commands.plan.assumptions import load_hardware, make_workload
+from megatron_opsft.commands.plan.estimate import Plan
+from megatron_opsft.commands.plan.job import Job
 from megatron_opsft.config.load import load_config
-from megatron_opsft.plan.assumptions import load_hardware, make_workload
-from megatron_opsft.plan.estimate import Plan
-from megatron_opsft.plan.job import Job
-from megatron_opsft.storage.model_paths import MODEL_CONFIGS
+from megatron_opsft.models.architectures.config_from_hf import read_model_shape
+from megatron_opsft.models.storage.model_paths import MODEL_CONFIGS
 
 SMALL, LARGE, MIXTURE = "DeepSeek-R1-Distill-Qwen-1.5B", "Qwen2.5-72B", "Qwen3-30B-A3B"
 REAL_SHAPES = {

@@ -6,11 +6,11 @@ from jobs import Built, Case, build
 from live_memory import LiveMemory
 from tiny_models import SHAPES
 
-from megatron_opsft.batching.microbatch import build_microbatch
+from megatron_opsft.commands.plan.assumptions import load_hardware
+from megatron_opsft.commands.plan.job import Job
 from megatron_opsft.config import Config
-from megatron_opsft.plan.assumptions import load_hardware
-from megatron_opsft.plan.job import Job
 from megatron_opsft.records import MicroBatch, Sample
+from megatron_opsft.trainer.batching.microbatch import build_microbatch
 
 _PROMPT = 1
 

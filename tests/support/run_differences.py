@@ -4,7 +4,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from megatron_opsft.report.runs import read_json_lines
+from megatron_opsft.run.run_files import read_json_lines
 
 
 def compare_runs(first: Path, second: Path) -> list[str]:

@@ -10,9 +10,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from megatron_opsft.architectures.shape import ModelShape, MoeShape, RopeScaling
+from megatron_opsft.models.architectures.shape import ModelShape, MoeShape, RopeScaling
+from megatron_opsft.models.weights.rules import WeightTable
 from megatron_opsft.records import Sample
-from megatron_opsft.weights.rules import WeightTable
 
 QWEN2 = ModelShape(
     architecture="Qwen2ForCausalLM",

@@ -17,13 +17,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from world import World
 
 from megatron_opsft.config.load import load_config
-from megatron_opsft.model.load import TrainerParts
+from megatron_opsft.models.storage.hf_files import HfTensors
 from megatron_opsft.records import Sample
-from megatron_opsft.run.recorder import RunRecorder, open_recorder
-from megatron_opsft.session import Session, open_session
-from megatron_opsft.storage.hf_files import HfTensors
-from megatron_opsft.sync.transfer import plan_transfer
-from megatron_opsft.train import run_step
+from megatron_opsft.run.record.recorder import RunRecorder, open_recorder
+from megatron_opsft.run.start.session import Session, open_session
+from megatron_opsft.run.sync.transfer import plan_transfer
+from megatron_opsft.run.train import run_step
+from megatron_opsft.trainer.model.load import TrainerParts
 
 SMALL = [
     *FEW_PROBLEMS,

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from megatron_opsft.architectures.shape import ModelShape
+from megatron_opsft.models.architectures.shape import ModelShape
 
 
 def vllm_weights(

@@ -13,10 +13,10 @@ from small_run import QUICKSTART, SMALL_RUN
 
 import megatron_opsft
 from megatron_opsft import Callback, load_config, train
+from megatron_opsft.commands.evaluate.inputs import open_model
 from megatron_opsft.errors import UserError
-from megatron_opsft.evaluate.inputs import open_model
-from megatron_opsft.report.runs import read_json_lines
-from megatron_opsft.storage.model_paths import resolve_config
+from megatron_opsft.models.storage.model_paths import resolve_config
+from megatron_opsft.run.run_files import read_json_lines
 
 SCRIPT = """
 import json, signal, sys
@@ -63,8 +63,9 @@ def test_importing_the_package_costs_nothing() -> None:
         "import sys, megatron_opsft as m; print(*[k for k in sys.modules if k.startswith('mega')]);"
         "from megatron_opsft import train, load_config, evaluate, convert;"
         "print(*sorted({'torch', 'transformers', 'datasets'} & set(sys.modules)));"
-        "import megatron_opsft.evaluate.settings, megatron_opsft.convert.commands;"
-        "import megatron_opsft.evaluate.metrics as metrics;"
+        "import megatron_opsft.commands.evaluate.settings;"
+        "import megatron_opsft.commands.convert.commands;"
+        "import megatron_opsft.commands.evaluate.metrics as metrics;"
         "print(*map(callable, (m.evaluate, m.convert, metrics.measure)), m.train is train)"
     )
     lines = subprocess.run(

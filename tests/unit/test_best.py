@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from megatron_opsft.report.runs import best_evaluation
-from megatron_opsft.run.evaluations import ModelExports
+from megatron_opsft.run.record.evaluations import ModelExports
+from megatron_opsft.run.run_files import best_evaluation
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 from tiny_models import SHAPES
 
-from megatron_opsft.architectures.shape import ModelShape
 from megatron_opsft.config import ParallelConfig
 from megatron_opsft.config.load import load_config
 from megatron_opsft.config.training import check_world
 from megatron_opsft.errors import UserError
-from megatron_opsft.model.checks import check_layout, check_routing_replay
+from megatron_opsft.models.architectures.shape import ModelShape
+from megatron_opsft.trainer.model.checks import check_layout, check_routing_replay
 
 
 @pytest.mark.parametrize(

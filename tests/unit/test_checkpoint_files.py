@@ -10,8 +10,12 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.model.checkpoint_write import read_manifest, sealed
-from megatron_opsft.storage.dist_metadata import METADATA_NAME, read_metadata, unpickle_metadata
+from megatron_opsft.models.storage.dist_metadata import (
+    METADATA_NAME,
+    read_metadata,
+    unpickle_metadata,
+)
+from megatron_opsft.trainer.model.checkpoint_write import read_manifest, sealed
 
 
 def calling(module: str, name: str, argument: str) -> bytes:

@@ -9,11 +9,11 @@ import torch
 from tiny_models import SHAPES
 from torch import Tensor
 
+from megatron_opsft.models.weights import checksum as module
+from megatron_opsft.models.weights.checksum import checksum, expected_checksums, parameter_checksums
+from megatron_opsft.models.weights.rectangles import Rect
+from megatron_opsft.models.weights.rules import WeightTable
 from megatron_opsft.rollout.vllm.weights import vllm_layout
-from megatron_opsft.weights import checksum as module
-from megatron_opsft.weights.checksum import checksum, expected_checksums, parameter_checksums
-from megatron_opsft.weights.rectangles import Rect
-from megatron_opsft.weights.rules import WeightTable
 
 
 def values(rows: int, columns: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:

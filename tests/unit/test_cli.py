@@ -17,12 +17,12 @@ from commands import all_commands, calls_in, command_of
 from forked_cli import ROOT, Finished, ForkedCli
 from small_run import QUICKSTART
 
-from megatron_opsft.cli import PROGRAM
-from megatron_opsft.command_line import invoke, reference_table
+from megatron_opsft.commands.cli import PROGRAM
+from megatron_opsft.commands.command_line import invoke, reference_table
 from megatron_opsft.errors import UserError
 from megatron_opsft.methods.catalog import METHODS
+from megatron_opsft.models.storage.model_paths import ASSETS, TINY_REASONER
 from megatron_opsft.runtime.console import describe_full_gpu
-from megatron_opsft.storage.model_paths import ASSETS, TINY_REASONER
 
 
 def train(cli: ForkedCli, run_dir: Path, *overrides: str, prelude: str = "") -> Finished:
@@ -78,7 +78,7 @@ def test_what_others_wrote_moves_no_cursor(cli: ForkedCli, tmp_path: Path) -> No
     warn = "import logging; logging.getLogger('megatron_opsft').warning('id %s', '\\x1b[2J')"
     ended = cli.run(
         ["train", "no.yaml"],
-        prelude="import megatron_opsft.command_line as f\n"
+        prelude="import megatron_opsft.commands.command_line as f\n"
         f"def load_config(*args):\n    {warn}\n    raise f.UserError('no')\n"
         "f.load_config = load_config",
     )
@@ -95,7 +95,7 @@ def test_the_command_line_needs_no_installation() -> None:
         "    return known(name)\n"
         "m.version = version\n"
         "sys.argv = ['megatron-opsft', '--version']\n"
-        "from megatron_opsft.cli import main\n"
+        "from megatron_opsft.commands.cli import main\n"
         "main()"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -114,7 +114,7 @@ FULL_GPU = """
 import importlib
 class OutOfMemoryError(RuntimeError): pass
 def full(*a, **k): raise {error}
-importlib.import_module('megatron_opsft.train').train = full
+importlib.import_module('megatron_opsft.run.train').train = full
 """
 LESS_MEMORY = "lower train.max_tokens_per_microbatch"
 LESS_MEMORY_FOR_VLLM = "lower rollout.gpu_memory_fraction or rollout.kv_cache_bytes"

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from megatron_opsft.diagnose.cloud import lay_out
-from megatron_opsft.report.chart import CLOUD_WIDTH, Word
+from megatron_opsft.commands.diagnose.cloud import lay_out
+from megatron_opsft.commands.report.chart import CLOUD_WIDTH, Word
 
 WORDS = ["Wait", "Alternatively", "Hmm", "I", "me", "</think>", "但是", "\\n", "so", "7"]
 

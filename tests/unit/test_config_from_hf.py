@@ -9,9 +9,9 @@ import pytest
 from tiny_models import SHAPES
 from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
-from megatron_opsft.architectures.config_from_hf import read_model_shape
-from megatron_opsft.architectures.shape import ModelShape, MoeShape, RopeScaling
 from megatron_opsft.errors import UserError
+from megatron_opsft.models.architectures.config_from_hf import read_model_shape
+from megatron_opsft.models.architectures.shape import ModelShape, MoeShape, RopeScaling
 
 SIZES = {
     "hidden_size": 64,

@@ -23,19 +23,24 @@ from safetensors.torch import load_file, save_file
 from tiny_models import SHAPES, weights
 from torch import Tensor
 
-from megatron_opsft.architectures.config_from_hf import read_model_shape
-from megatron_opsft.convert.run import Format, convert_model, differing_tensors, open_source
+from megatron_opsft.commands.convert.run import (
+    Format,
+    convert_model,
+    differing_tensors,
+    open_source,
+)
 from megatron_opsft.errors import UserError
-from megatron_opsft.storage.dist_metadata import locate, read_metadata
-from megatron_opsft.storage.hf_writer import write_hf_model
-from megatron_opsft.storage.large_files import LargeFile
-from megatron_opsft.storage.partial import partial_dir
-from megatron_opsft.weights.rules import WeightTable
+from megatron_opsft.models.architectures.config_from_hf import read_model_shape
+from megatron_opsft.models.storage.dist_metadata import locate, read_metadata
+from megatron_opsft.models.storage.hf_writer import write_hf_model
+from megatron_opsft.models.storage.large_files import LargeFile
+from megatron_opsft.models.storage.partial import partial_dir
+from megatron_opsft.models.weights.rules import WeightTable
 
 SLOW = """
 import time
 from megatron_opsft.runtime import durable
-from megatron_opsft.storage.partial import LargeFile
+from megatron_opsft.models.storage.partial import LargeFile
 def slowly(write):
     def call(*args):
         time.sleep(0.002)

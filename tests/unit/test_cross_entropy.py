@@ -11,18 +11,18 @@ from live_memory import LiveMemory
 from te_cross_entropy import install_stand_in
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.loss import cross_entropy
-from megatron_opsft.loss.cross_entropy import summed_loss, te_problem
-from megatron_opsft.loss.fused_linear import fused_linear_loss
-from megatron_opsft.loss.loss_memory import (
+from megatron_opsft.runtime.device import Device
+from megatron_opsft.trainer.loss import cross_entropy
+from megatron_opsft.trainer.loss.cross_entropy import summed_loss, te_problem
+from megatron_opsft.trainer.loss.fused_linear import fused_linear_loss
+from megatron_opsft.trainer.loss.loss_memory import (
     choose_cross_entropy,
     fused_linear_bytes,
     tokens_per_chunk,
     whole_logits_bytes,
 )
-from megatron_opsft.loss.output_head import OutputHead
-from megatron_opsft.loss.token_losses import WeightedLikelihood
-from megatron_opsft.runtime.device import Device
+from megatron_opsft.trainer.loss.output_head import OutputHead
+from megatron_opsft.trainer.loss.token_losses import WeightedLikelihood
 
 CPU = Device(torch_device=torch.device("cpu"), backend="gloo")
 CUDA = Device(torch_device=torch.device("cuda", 0), backend="nccl")

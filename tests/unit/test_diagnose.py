@@ -21,24 +21,24 @@ from tiny_models import SHAPES, samples, weights
 from torch import Tensor
 from transformers import Qwen2ForCausalLM
 
-from megatron_opsft.convert.run import convert_model
-from megatron_opsft.diagnose import divergence
-from megatron_opsft.diagnose.divergence import NUM_PREFERRED, diverge, load_model
-from megatron_opsft.diagnose.kinds import kinds_of
-from megatron_opsft.diagnose.page import write_page
+from megatron_opsft.commands.convert.run import convert_model
+from megatron_opsft.commands.diagnose import divergence
+from megatron_opsft.commands.diagnose.divergence import NUM_PREFERRED, diverge, load_model
+from megatron_opsft.commands.diagnose.kinds import kinds_of
+from megatron_opsft.commands.diagnose.page import write_page
+from megatron_opsft.commands.evaluate.inputs import EvalModel
 from megatron_opsft.errors import UserError
-from megatron_opsft.evaluate.inputs import EvalModel
+from megatron_opsft.models.weights.rules import WeightTable
 from megatron_opsft.records import Sample
 from megatron_opsft.runtime.device import select_device
 from megatron_opsft.runtime.durable import json_lines
-from megatron_opsft.weights.rules import WeightTable
 
 ASSET = ROOT / "megatron_opsft/assets/tiny_reasoner"
 NUM_RESPONSES = 12
 SMALL = ["--limit", "6", "--samples", "2", "--max-tokens", "250", "--device", "cpu"]
 KILLED = """
 import os, signal
-from megatron_opsft.diagnose import run
+from megatron_opsft.commands.diagnose import run
 append, left = run.append_line, [{left}]
 def counted(path, line):
     append(path, line)
@@ -49,7 +49,7 @@ run.append_line = counted
 """
 KILLED_WHILE_SAMPLING = """
 import os, signal
-from megatron_opsft.evaluate import benchmarks
+from megatron_opsft.commands.evaluate import benchmarks
 benchmarks.SampleFiles.combine = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 """
 

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from small_run import QUICKSTART
 
-from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.config import Config
 from megatron_opsft.config.load import load_config
 from megatron_opsft.errors import UserError
-from megatron_opsft.preflight import disk
-from megatron_opsft.preflight.disk import check_disk, disk_use
+from megatron_opsft.models.architectures.config_from_hf import read_model_shape
+from megatron_opsft.models.storage.model_paths import resolve_model
+from megatron_opsft.models.storage.replacing import check_out
+from megatron_opsft.run.start import disk
+from megatron_opsft.run.start.disk import check_disk, disk_use
 from megatron_opsft.runtime.durable import COMPLETE, describe_failed_write
-from megatron_opsft.storage.model_paths import resolve_model
-from megatron_opsft.storage.replacing import check_out
 
 SHAPE = read_model_shape(resolve_model("tiny_reasoner"))
 MODEL = (resolve_model("tiny_reasoner") / "model.safetensors").stat().st_size // 4 * 4

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from megatron_opsft.data.prompts import PromptEncoder, load_tokenizer, teacher_of
 from megatron_opsft.errors import UserError
-from megatron_opsft.loss.fused_linear import fused_linear_loss
-from megatron_opsft.loss.logit_chunks import distillation_gradient_, divergences
-from megatron_opsft.loss.loss_memory import choose_cross_entropy, fused_linear_bytes
-from megatron_opsft.loss.output_head import OutputHead, Teacher
-from megatron_opsft.loss.token_losses import WeightedLikelihood
 from megatron_opsft.methods.catalog.self_distillation import SelfDistillation
 from megatron_opsft.records import Problem
+from megatron_opsft.trainer.loss.fused_linear import fused_linear_loss
+from megatron_opsft.trainer.loss.logit_chunks import distillation_gradient_, divergences
+from megatron_opsft.trainer.loss.loss_memory import choose_cross_entropy, fused_linear_bytes
+from megatron_opsft.trainer.loss.output_head import OutputHead, Teacher
+from megatron_opsft.trainer.loss.token_losses import WeightedLikelihood
 
 # Two tokens over three words, policy and teacher; then by direction what each token's divergence
 # is, and the gradient of their mean by the policy's logits.

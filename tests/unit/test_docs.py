@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from commands import calls_in, command_of
 
-from megatron_opsft.cli import PROGRAM
-from megatron_opsft.command_line import Program, reference_table
+from megatron_opsft.commands.cli import PROGRAM
+from megatron_opsft.commands.command_line import Program, reference_table
+from megatron_opsft.commands.evaluate.settings import EvalSettings
+from megatron_opsft.commands.launch.commands import FINAL_EXIT_CODES
 from megatron_opsft.config.load import load, load_config
 from megatron_opsft.errors import ANSWER_IS_NO
-from megatron_opsft.evaluate.settings import EvalSettings
-from megatron_opsft.launch.commands import FINAL_EXIT_CODES
 from megatron_opsft.runtime.diagnosis import PEER_LOST_EXIT_CODE
 from megatron_opsft.runtime.phase import REQUEUE_EXIT_CODE
 
@@ -73,10 +73,14 @@ def test_every_setting_of_an_evaluation_is_named() -> None:
 
 def test_the_tree_has_every_folder_and_top_level_module() -> None:
     package = ROOT / "megatron_opsft"
-    assert all(
-        re.search(rf"^  {path.parent.name}/ ", TREE, re.MULTILINE)
-        for path in package.glob("*/__init__.py")
-    )
+    wings = [(path, "  ") for path in package.glob("*/__init__.py")]
+    rooms = [
+        (path, "    ")
+        for wing in ("commands", "run", "trainer", "models")
+        for path in (package / wing).glob("*/__init__.py")
+    ]
+    for path, indent in wings + rooms:
+        assert re.search(rf"^{indent}{path.parent.name}/ ", TREE, re.MULTILINE), path
     assert all(path.name in TREE for path in package.glob("[!_]*.py"))
 
 

@@ -12,6 +12,8 @@ import pytest
 from forked_cli import ROOT, ForkedCli
 
 from megatron_opsft.errors import UserError
+from megatron_opsft.models.storage import large_files
+from megatron_opsft.models.storage.partial import PlannedFile, written_whole
 from megatron_opsft.runtime import durable
 from megatron_opsft.runtime.durable import (
     FullDiskError,
@@ -21,8 +23,6 @@ from megatron_opsft.runtime.durable import (
     write_bytes,
     write_packed_lines,
 )
-from megatron_opsft.storage import large_files
-from megatron_opsft.storage.partial import PlannedFile, written_whole
 
 QUICKSTART = ROOT / "examples/configs/quickstart.yaml"
 MODELS = ["tiny_reasoner", "tiny_reasoner"]
@@ -57,8 +57,12 @@ def test_what_does_not_fit_leaves_what_was_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "place", "error"),
     [
-        (["train", QUICKSTART, "run.dir=x"], "train.train", "FullDiskError('No space')"),
-        (["convert", "check", *MODELS], "convert.run.open_source", "OSError(28, 'No space')"),
+        (["train", QUICKSTART, "run.dir=x"], "run.train.train", "FullDiskError('No space')"),
+        (
+            ["convert", "check", *MODELS],
+            "commands.convert.run.open_source",
+            "OSError(28, 'No space')",
+        ),
     ],
 )
 def test_a_full_disk_is_one_line_that_says_how_to_continue(

@@ -12,11 +12,12 @@ import torch
 import yaml
 from responses import facts
 
-from megatron_opsft import session
-from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.config import Config
 from megatron_opsft.config.load import load_config, to_yaml
 from megatron_opsft.errors import UserError
+from megatron_opsft.models.architectures.config_from_hf import read_model_shape
+from megatron_opsft.models.storage.model_paths import resolve_model
+from megatron_opsft.models.weights.rules import WeightTable
 from megatron_opsft.records import NO_RANK, Sample
 from megatron_opsft.rollout import limits
 from megatron_opsft.rollout.engine import EngineSettings
@@ -27,9 +28,8 @@ from megatron_opsft.rollout.vllm.options import (
     prepare_environment,
 )
 from megatron_opsft.rollout.vllm.weights import DraftWeights
-from megatron_opsft.session import MAX_PROBE_TOKENS, Session
-from megatron_opsft.storage.model_paths import resolve_model
-from megatron_opsft.weights.rules import WeightTable
+from megatron_opsft.run.start import session
+from megatron_opsft.run.start.session import MAX_PROBE_TOKENS, Session
 
 
 def config(*overrides: str) -> Config:

@@ -11,12 +11,23 @@ from eval_samples import Model, made_model
 from forked_cli import ForkedCli
 from made_runs import make_evaluation
 
+from megatron_opsft.commands.evaluate.comparison import compare
+from megatron_opsft.commands.evaluate.metrics import combine, efficiency
+from megatron_opsft.commands.evaluate.results import (
+    BenchmarkResults,
+    BlockResults,
+    Results,
+    build_results,
+)
+from megatron_opsft.commands.report.table import (
+    OVERALL,
+    Estimate,
+    TableRow,
+    markdown_table,
+    text_table,
+)
+from megatron_opsft.commands.report.tables import plots_of_block
 from megatron_opsft.errors import UserError
-from megatron_opsft.evaluate.comparison import compare
-from megatron_opsft.evaluate.metrics import combine, efficiency
-from megatron_opsft.evaluate.results import BenchmarkResults, BlockResults, Results, build_results
-from megatron_opsft.report.table import OVERALL, Estimate, TableRow, markdown_table, text_table
-from megatron_opsft.report.tables import plots_of_block
 
 BOTH = ("gsm8k", "aime24")
 SETTINGS = {"max_tokens": 4096, "template": {"name": "r1"}}

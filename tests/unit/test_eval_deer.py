@@ -9,10 +9,10 @@ import pytest
 from forked_cli import ROOT
 from responses import rollout_of
 
+from megatron_opsft.commands.evaluate.deer import Deer, geometric_mean
+from megatron_opsft.commands.evaluate.settings import DeerSettings
 from megatron_opsft.data.prompts import load_tokenizer
 from megatron_opsft.errors import NonFiniteError, UserError
-from megatron_opsft.evaluate.deer import Deer, geometric_mean
-from megatron_opsft.evaluate.settings import DeerSettings
 from megatron_opsft.records import FinishReason, Rollout, Sample
 from megatron_opsft.rollout.engine import SamplingSettings, Scores
 from megatron_opsft.rollout.requests import ResponseRequest

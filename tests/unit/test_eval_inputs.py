@@ -14,17 +14,13 @@ from commands import command_of
 from eval_samples import stored
 from rows import problem_set, write_rows
 
-from megatron_opsft.command_line import Program
+from megatron_opsft.commands.command_line import Program
+from megatron_opsft.commands.evaluate.benchmarks import Benchmark, load_benchmarks
+from megatron_opsft.commands.evaluate.commands import Evaluate
+from megatron_opsft.commands.evaluate.settings import EvalSettings, load_settings
+from megatron_opsft.commands.evaluate.work import WorkQueue, missing_requests
+from megatron_opsft.data.stored_samples import SampleFiles, StoredSample
 from megatron_opsft.errors import UserError
-from megatron_opsft.evaluate.benchmarks import (
-    Benchmark,
-    SampleFiles,
-    StoredSample,
-    load_benchmarks,
-)
-from megatron_opsft.evaluate.commands import Evaluate
-from megatron_opsft.evaluate.settings import EvalSettings, load_settings
-from megatron_opsft.evaluate.work import WorkQueue, missing_requests
 from megatron_opsft.records import Problem
 from megatron_opsft.rollout.engine import EngineShare
 from megatron_opsft.rollout.requests import ResponseRequest, make_requests

@@ -13,10 +13,8 @@ import numpy as np
 import pytest
 from eval_samples import Model, made_model, measure_samples, stored
 
-from megatron_opsft.errors import UserError
-from megatron_opsft.evaluate.benchmarks import StoredSample
-from megatron_opsft.evaluate.inputs import default_budgets
-from megatron_opsft.evaluate.metrics import (
+from megatron_opsft.commands.evaluate.inputs import default_budgets
+from megatron_opsft.commands.evaluate.metrics import (
     arrange,
     combine,
     draw_counts,
@@ -25,7 +23,9 @@ from megatron_opsft.evaluate.metrics import (
     measure,
     measure_at,
 )
-from megatron_opsft.evaluate.results import build_results, read_results, to_json
+from megatron_opsft.commands.evaluate.results import build_results, read_results, to_json
+from megatron_opsft.data.stored_samples import StoredSample
+from megatron_opsft.errors import UserError
 from megatron_opsft.records import Outcome
 
 SILENT = (Outcome.NO_ANSWER, Outcome.UNFINISHED)

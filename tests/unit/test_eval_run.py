@@ -15,10 +15,10 @@ from forked_cli import ROOT, ForkedCli, Run
 from processes import rank_environments
 from rows import write_rows
 
+from megatron_opsft.commands.evaluate.inputs import open_model
+from megatron_opsft.commands.evaluate.settings import EvaluationDirectory
 from megatron_opsft.data.problems import load_problems
 from megatron_opsft.errors import UserError
-from megatron_opsft.evaluate.inputs import open_model
-from megatron_opsft.evaluate.settings import EvaluationDirectory
 
 ASSET = ROOT / "megatron_opsft/assets/tiny_reasoner"
 ROPE = {"rope_type": "default", "rope_theta": 123456.0}
@@ -30,7 +30,7 @@ NUM_SAMPLES = 24
 BOTH_WORK = """
 import os, time
 from pathlib import Path
-from megatron_opsft.evaluate.benchmarks import SampleFiles
+from megatron_opsft.commands.evaluate.benchmarks import SampleFiles
 append = SampleFiles.append
 def append_and_wait(self, *args):
     append(self, *args)

@@ -12,18 +12,19 @@ from eval_samples import made_model
 from made_runs import HARM, make_evaluation, make_run
 from rows import write_rows
 
-from megatron_opsft.evaluate.comparison import compare
-from megatron_opsft.evaluate.results import build_results, read_results
-from megatron_opsft.report.chart import Bars, Chart, Picture, Series, describe, percent
-from megatron_opsft.report.curves import curves_of
-from megatron_opsft.report.figures import name_pictures, write_figures
-from megatron_opsft.report.latex import escape_latex, write_latex
-from megatron_opsft.report.page import write_page
-from megatron_opsft.report.paper import WIDTH, draw, shorten, text_width
-from megatron_opsft.report.plot import place
-from megatron_opsft.report.runs import read_run
-from megatron_opsft.report.table import Estimate, Size, Table, TableRow
-from megatron_opsft.report.tables import Section, plots_of_block
+from megatron_opsft.commands.evaluate.comparison import compare
+from megatron_opsft.commands.evaluate.results import build_results, read_results
+from megatron_opsft.commands.report.chart import Bars, Chart, Picture, Series, describe
+from megatron_opsft.commands.report.curves import curves_of
+from megatron_opsft.commands.report.figures import name_pictures, write_figures
+from megatron_opsft.commands.report.latex import escape_latex, write_latex
+from megatron_opsft.commands.report.page import write_page
+from megatron_opsft.commands.report.paper import WIDTH, draw, shorten, text_width
+from megatron_opsft.commands.report.plot import place
+from megatron_opsft.commands.report.runs import read_run
+from megatron_opsft.commands.report.table import Estimate, Size, Table, TableRow
+from megatron_opsft.commands.report.tables import Section, plots_of_block
+from megatron_opsft.runtime.formatting import percent
 
 HOSTILE = "50%_of & #1 {a}^~\\x $\\frac$ | <b> ± → \x00\u2028 --"
 

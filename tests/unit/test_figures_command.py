@@ -10,12 +10,12 @@ from test_figures import evaluations_in, rows_of, texts_of
 from test_plan_measured import nodes_run
 from test_study import METHODS, plan_of
 
-from megatron_opsft.diagnose.page import describe
-from megatron_opsft.report.chart import Bars
-from megatron_opsft.report.figures import name_pictures
+from megatron_opsft.commands.diagnose.page import describe
+from megatron_opsft.commands.report.chart import Bars
+from megatron_opsft.commands.report.figures import name_pictures
+from megatron_opsft.commands.study.page import write_outputs
+from megatron_opsft.commands.study.results import read_rows
 from megatron_opsft.runtime.durable import json_lines
-from megatron_opsft.study.page import write_outputs
-from megatron_opsft.study.results import read_rows
 
 
 def files_in(directory: Path) -> dict[str, bytes]:

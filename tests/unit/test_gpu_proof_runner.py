@@ -313,10 +313,10 @@ def imported_by(module: str) -> set[str]:
 @pytest.mark.parametrize(
     ("stage", "module"),
     [
-        ("quickstart", "megatron_opsft.train"),
-        ("kill_and_resume", "megatron_opsft.cli"),
-        ("evaluation", "megatron_opsft.evaluate.run"),
-        ("convert_speed", "megatron_opsft.convert.run"),
+        ("quickstart", "megatron_opsft.run.train"),
+        ("kill_and_resume", "megatron_opsft.commands.cli"),
+        ("evaluation", "megatron_opsft.commands.evaluate.run"),
+        ("convert_speed", "megatron_opsft.commands.convert.run"),
     ],
 )
 def test_a_stage_names_every_package_that_it_imports(

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from responses import rollout_of
 
-from megatron_opsft.evaluate import held_out
-from megatron_opsft.evaluate.held_out import HeldOut
 from megatron_opsft.records import FinishReason, Outcome, Problem, Verdict
 from megatron_opsft.rollout.engine import SamplingSettings
+from megatron_opsft.run import held_out
+from megatron_opsft.run.held_out import HeldOut
 
 CUT_OFF = FinishReason.LENGTH
 RESPONSES = [  # tokens, how it ended, verdict

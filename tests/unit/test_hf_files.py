@@ -12,13 +12,13 @@ from safetensors.torch import load_file, save_file
 from tiny_models import SHAPES, weights
 from transformers import AutoModelForCausalLM
 
-from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.errors import UserError
-from megatron_opsft.storage.hf_files import HfTensors, check_checkpoint
-from megatron_opsft.storage.hf_writer import side_files, write_hf_model
-from megatron_opsft.storage.model_paths import resolve_model
-from megatron_opsft.weights.rectangles import Rect
-from megatron_opsft.weights.rules import WeightTable
+from megatron_opsft.models.architectures.config_from_hf import read_model_shape
+from megatron_opsft.models.storage.hf_files import HfTensors, check_checkpoint
+from megatron_opsft.models.storage.hf_writer import side_files, write_hf_model
+from megatron_opsft.models.storage.model_paths import resolve_model
+from megatron_opsft.models.weights.rectangles import Rect
+from megatron_opsft.models.weights.rules import WeightTable
 
 INDEX = "model.safetensors.index.json"
 

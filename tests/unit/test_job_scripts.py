@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from forked_cli import ROOT
 
-from megatron_opsft.launch.commands import FINAL_EXIT_CODES
+from megatron_opsft.commands.launch.commands import FINAL_EXIT_CODES
 from megatron_opsft.runtime.phase import REQUEUE_EXIT_CODE
 
 QUICKSTART = "examples/configs/quickstart.yaml"

@@ -17,11 +17,11 @@ import pytest
 from forked_cli import ROOT, ForkedCli
 from processes import rank_environments
 
-from megatron_opsft.cli import PROGRAM
-from megatron_opsft.command_line import invoke
+from megatron_opsft.commands.cli import PROGRAM
+from megatron_opsft.commands.command_line import invoke
+from megatron_opsft.commands.launch.commands import FINAL_EXIT_CODES, Local, run_with_restarts
+from megatron_opsft.commands.launch.local_ranks import LocalRanks
 from megatron_opsft.errors import UserError
-from megatron_opsft.launch.commands import FINAL_EXIT_CODES, Local, run_with_restarts
-from megatron_opsft.launch.local_ranks import LocalRanks
 from megatron_opsft.runtime.job import allow_open_files, listen_on_loopback
 from megatron_opsft.runtime.launched import is_launched, is_on_one_machine
 
@@ -106,7 +106,7 @@ import os
 os.environ.update({each})
 from datetime import timedelta
 import click
-from megatron_opsft.cli import main
+from megatron_opsft.commands.cli import main
 from megatron_opsft.runtime.device import select_device
 from megatron_opsft.runtime.job import join_job
 
@@ -255,7 +255,7 @@ def test_no_task_of_srun_works_alone(cli: ForkedCli, tmp_path: Path, command: st
 
 EARLY_STOP = """
 import os, signal, subprocess
-from megatron_opsft.launch import local_ranks
+from megatron_opsft.commands.launch import local_ranks
 
 popen = subprocess.Popen
 
@@ -282,7 +282,7 @@ if "RANK" in os.environ:
 """
 HANGING_RANKS = """
 import os, sys, time
-from megatron_opsft.launch import local_ranks
+from megatron_opsft.commands.launch import local_ranks
 os.environ["PYTHONPATH"] = os.pathsep.join([{place!r}, os.environ.get("PYTHONPATH", "")])
 local_ranks._GRACE_SECONDS = 0.2
 begin = time.monotonic()
@@ -304,7 +304,7 @@ UNKNOWN_NAME = """
 import os, socket, sys
 os.environ["PYTHONPATH"] = os.pathsep.join([{place!r}, os.environ.get("PYTHONPATH", "")])
 socket.getfqdn = socket.gethostname = lambda *args: "no-such-host.invalid"
-from megatron_opsft.launch.local_ranks import LocalRanks
+from megatron_opsft.commands.launch.local_ranks import LocalRanks
 
 with LocalRanks(1) as started:
     sys.exit(started.run(["--version"]))
@@ -336,7 +336,7 @@ time.sleep(60)
 """
 LAUNCH_STOPPED_TWICE = """
 import os, signal, subprocess, time
-from megatron_opsft.launch.local_ranks import LocalRanks
+from megatron_opsft.commands.launch.local_ranks import LocalRanks
 with LocalRanks(1):
     rank = subprocess.Popen(["sh", "-c", "trap '' TERM INT; exec sleep 60"])
     print(rank.pid, flush=True)

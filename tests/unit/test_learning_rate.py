@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from megatron_opsft.config import OptimizerConfig
-from megatron_opsft.model.optimizer import learning_rate, load_settings
+from megatron_opsft.trainer.model.optimizer import learning_rate, load_settings
 
 
 def rates(steps: int, total: int, **settings: object) -> list[float]:

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from megatron_opsft.loss import logit_chunks
-from megatron_opsft.loss.logit_chunks import loss_gradient_, row_statistics
+from megatron_opsft.trainer.loss import logit_chunks
+from megatron_opsft.trainer.loss.logit_chunks import loss_gradient_, row_statistics
 
 INF, NAN = float("inf"), float("nan")
 CASES = [((5, 97), 1.0), ((5, 97), 1e4), ((1, 1000), 1e4), ((7, 1), 1.0), ((0, 11), 1.0)]

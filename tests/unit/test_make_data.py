@@ -25,17 +25,17 @@ from transformers import (
     XLMRobertaForTokenClassification,
 )
 
-from megatron_opsft.batching.microbatch import build_microbatch
+from megatron_opsft.commands.make_data.samples import find_thinking, o1_choice, scores_of
+from megatron_opsft.commands.make_data.step_entropy import masked, skipped_steps, steps_of
+from megatron_opsft.commands.make_data.tokenskip import split
 from megatron_opsft.data import stored_responses as stores
 from megatron_opsft.data.stored_responses import StoredResponse, StoredResponses
 from megatron_opsft.errors import NonFiniteError, UserError
-from megatron_opsft.make_data.samples import find_thinking, o1_choice, scores_of
-from megatron_opsft.make_data.step_entropy import masked, skipped_steps, steps_of
-from megatron_opsft.make_data.tokenskip import split
 from megatron_opsft.methods.catalog.o1_pruner import O1Pruner
+from megatron_opsft.models.storage.model_paths import ASSETS, TINY_REASONER
 from megatron_opsft.records import Outcome
 from megatron_opsft.runtime.device import select_device
-from megatron_opsft.storage.model_paths import ASSETS, TINY_REASONER
+from megatron_opsft.trainer.batching.microbatch import build_microbatch
 
 TRAIN = ROOT / "tests/data/train.jsonl"
 TOKENIZER = AutoTokenizer.from_pretrained(ASSETS / TINY_REASONER)
@@ -103,7 +103,7 @@ def test_scores_that_are_nan_choose_nothing() -> None:
 
 KILLED = """
 import os
-import megatron_opsft.make_data.run as run
+import megatron_opsft.commands.make_data.run as run
 ends = [run.shortest, run.shortest, lambda *drawn: os._exit(9)]
 run.shortest = lambda *drawn: ends.pop(0)(*drawn)
 """

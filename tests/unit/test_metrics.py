@@ -17,9 +17,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from megatron_opsft.config import RunConfig
 from megatron_opsft.config.load import load_config
 from megatron_opsft.errors import UserError
-from megatron_opsft.preflight.run_directory import RunDir
 from megatron_opsft.records import Outcome, Problem, Verdict
-from megatron_opsft.run.advice import (
+from megatron_opsft.run.record.advice import (
     advise_on_base,
     describe_early_end,
     explain_empty_step,
@@ -30,7 +29,8 @@ from megatron_opsft.run.advice import (
     warn_of_decline,
     worse_in_a_row,
 )
-from megatron_opsft.run.metrics import MetricsLog
+from megatron_opsft.run.record.metrics import MetricsLog
+from megatron_opsft.run.start.run_directory import RunDir
 
 
 def _step_metrics(step: int) -> dict[str, float | int]:

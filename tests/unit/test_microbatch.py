@@ -2,8 +2,8 @@
 
 import torch
 
-from megatron_opsft.batching.microbatch import build_microbatch
 from megatron_opsft.records import Sample
+from megatron_opsft.trainer.batching.microbatch import build_microbatch
 
 
 def test_microbatch_by_hand() -> None:

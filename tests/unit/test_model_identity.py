@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from megatron_opsft.storage.model_identity import combined, hash_model_files
-from megatron_opsft.storage.model_paths import resolve_model
+from megatron_opsft.models.storage.model_identity import combined, hash_model_files
+from megatron_opsft.models.storage.model_paths import resolve_model
 
 
 @pytest.fixture

@@ -52,7 +52,7 @@ def test_the_wheel_has_the_package_and_nothing_else(wheel: Path) -> None:
         for path in package.rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    linked = {"launch/scripts": "*.sh", "assets/examples": "**/*.yaml"}
+    linked = {"commands/launch/scripts": "*.sh", "assets/examples": "**/*.yaml"}
     for link, pattern in linked.items():
         target = (package / link).resolve()
         found = [path.relative_to(target).as_posix() for path in target.glob(pattern)]

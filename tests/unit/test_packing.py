@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatron_opsft.batching.packing import (
+from megatron_opsft.trainer.batching.packing import (
     Bin,
     PackingReport,
     describe_plan,

@@ -7,10 +7,10 @@ from eval_samples import stored
 
 from megatron_opsft.config import DataConfig
 from megatron_opsft.data.problems import ProblemSet
+from megatron_opsft.data.stored_samples import SampleFiles
 from megatron_opsft.errors import UserError
-from megatron_opsft.evaluate.benchmarks import SampleFiles
-from megatron_opsft.evaluate.pass_rates import keep_by_pass_rate
 from megatron_opsft.records import Problem
+from megatron_opsft.run.start.pass_rates import keep_by_pass_rate
 
 
 @pytest.fixture

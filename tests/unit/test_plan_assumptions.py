@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 from plan_cases import LARGE, make_job
 
-from megatron_opsft.errors import UserError
-from megatron_opsft.plan.assumptions import (
+from megatron_opsft.commands.plan.assumptions import (
     SHIPPED,
     Hardware,
     load_hardware,
@@ -15,6 +14,7 @@ from megatron_opsft.plan.assumptions import (
     mean_before_the_cut,
     quantiles,
 )
+from megatron_opsft.errors import UserError
 
 
 def test_every_shipped_figure_has_a_source() -> None:

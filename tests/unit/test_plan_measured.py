@@ -12,12 +12,12 @@ from forked_cli import ForkedCli
 from plan_cases import SMALL, make_job
 from rows import write_rows
 
+from megatron_opsft.commands.plan.assumptions import PHASES, load_hardware
+from megatron_opsft.commands.plan.job import Job
+from megatron_opsft.commands.plan.measured import calibrate, read_row, scaling_runs
+from megatron_opsft.commands.plan.seconds import estimate_step
 from megatron_opsft.config.load import to_yaml
 from megatron_opsft.errors import UserError
-from megatron_opsft.plan.assumptions import PHASES, load_hardware
-from megatron_opsft.plan.job import Job
-from megatron_opsft.plan.measured import calibrate, read_row, scaling_runs
-from megatron_opsft.plan.seconds import estimate_step
 
 MODEL = f"model.path=deepseek-ai/{SMALL}"
 BASE = load_hardware("h100")

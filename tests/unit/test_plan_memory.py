@@ -4,11 +4,10 @@ import pytest
 from forked_cli import ROOT
 from plan_cases import LARGE, MIXTURE, SMALL, make_job, planned
 
-from megatron_opsft.errors import UserError
-from megatron_opsft.plan.commands import verdict_line
-from megatron_opsft.plan.estimate import Plan
-from megatron_opsft.plan.job import check_job
-from megatron_opsft.plan.memory import (
+from megatron_opsft.commands.plan.commands import verdict_line
+from megatron_opsft.commands.plan.estimate import Plan
+from megatron_opsft.commands.plan.job import check_job
+from megatron_opsft.commands.plan.memory import (
     GRAPH_BYTES,
     engine_elements,
     kv_bytes_per_token,
@@ -16,6 +15,7 @@ from megatron_opsft.plan.memory import (
     max_engine_tokens,
     reference_bytes,
 )
+from megatron_opsft.errors import UserError
 
 
 def terms(*overrides: str, gpu: str = "h100") -> dict[str, float]:

@@ -7,14 +7,14 @@ from forked_cli import ROOT
 from plan_cases import SMALL, make_job
 from plan_cases import planned as planned_job
 
-from megatron_opsft.architectures.shape import forward_flops
+from megatron_opsft.commands.plan.assumptions import load_hardware, measured_workload
+from megatron_opsft.commands.plan.commands import show_plan
+from megatron_opsft.commands.plan.estimate import Plan
+from megatron_opsft.commands.plan.job import Job
+from megatron_opsft.commands.plan.job import make_job as read_job
+from megatron_opsft.commands.plan.seconds import num_microbatches
 from megatron_opsft.config.load import load_config
-from megatron_opsft.plan.assumptions import load_hardware, measured_workload
-from megatron_opsft.plan.commands import show_plan
-from megatron_opsft.plan.estimate import Plan
-from megatron_opsft.plan.job import Job
-from megatron_opsft.plan.job import make_job as read_job
-from megatron_opsft.plan.seconds import num_microbatches
+from megatron_opsft.models.architectures.shape import forward_flops
 
 METHODS = ROOT / "examples/configs/methods"
 # To be found without a network.

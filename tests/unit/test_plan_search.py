@@ -6,13 +6,13 @@ import pytest
 from forked_cli import ROOT
 from plan_cases import LARGE, MIXTURE, SMALL, make_job, planned
 
+from megatron_opsft.commands.plan.assumptions import load_hardware
+from megatron_opsft.commands.plan.estimate import SAFE_SHARE, Plan
+from megatron_opsft.commands.plan.job import check_job
+from megatron_opsft.commands.plan.job import make_job as read_job
+from megatron_opsft.commands.plan.search import search_layouts
 from megatron_opsft.config.load import load_config
 from megatron_opsft.errors import UserError
-from megatron_opsft.plan.assumptions import load_hardware
-from megatron_opsft.plan.estimate import SAFE_SHARE, Plan
-from megatron_opsft.plan.job import check_job
-from megatron_opsft.plan.job import make_job as read_job
-from megatron_opsft.plan.search import search_layouts
 
 MIDDLE = "DeepSeek-R1-Distill-Qwen-7B"
 

@@ -5,11 +5,10 @@ from dataclasses import replace
 import pytest
 from plan_cases import MIXTURE, SMALL, make_job
 
-from megatron_opsft.architectures.shape import forward_flops
-from megatron_opsft.plan.assumptions import PHASES, Workload, load_hardware
-from megatron_opsft.plan.estimate import estimate_step
-from megatron_opsft.plan.job import Job
-from megatron_opsft.plan.seconds import (
+from megatron_opsft.commands.plan.assumptions import PHASES, Workload, load_hardware
+from megatron_opsft.commands.plan.estimate import estimate_step
+from megatron_opsft.commands.plan.job import Job
+from megatron_opsft.commands.plan.seconds import (
     decode_seconds,
     pass_seconds,
     pipeline_seconds,
@@ -17,6 +16,7 @@ from megatron_opsft.plan.seconds import (
     step_seconds,
     sync_seconds,
 )
+from megatron_opsft.models.architectures.shape import forward_flops
 
 # Round figures: one operation, byte and second, and nothing but them.
 PLAIN = load_hardware("h100").model_copy(

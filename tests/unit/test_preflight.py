@@ -19,11 +19,11 @@ from forked_cli import ROOT
 from megatron_opsft.config import Config
 from megatron_opsft.config.load import load_config, to_yaml
 from megatron_opsft.errors import NothingLeft, UserError
-from megatron_opsft.preflight.check import check_responses, check_run, is_finished, opened_run
-from megatron_opsft.preflight.run_directory import RunDir
+from megatron_opsft.models.storage.model_paths import ASSETS, TINY_REASONER, resolve_config
+from megatron_opsft.run.start.check import check_responses, check_run, is_finished, opened_run
+from megatron_opsft.run.start.run_directory import RunDir
 from megatron_opsft.runtime import owned_directory as locks
 from megatron_opsft.runtime.owned_directory import LOCK
-from megatron_opsft.storage.model_paths import ASSETS, TINY_REASONER, resolve_config
 
 QUICKSTART = ROOT / "examples/configs/quickstart.yaml"
 
@@ -92,7 +92,7 @@ def config_of(run_dir: Path, *overrides: str) -> Config:
 HOLDS_A_DIRECTORY = """
 import sys, time
 from pathlib import Path
-from megatron_opsft.preflight.run_directory import RunDir
+from megatron_opsft.run.start.run_directory import RunDir
 from megatron_opsft.runtime import owned_directory as locks
 locks.BEAT_SECONDS, locks.SILENT_SECONDS = 0.05, 0.5
 with RunDir(Path(sys.argv[1])).locked():
@@ -174,7 +174,7 @@ TRAIN, SHIPPED, OUT = "train", str(QUICKSTART), "run.dir=free"
 def light() -> Iterator["subprocess.Popen[str]"]:
     """Calls commands, of which nothing heavy is imported before their errors; forks for each."""
     program = (
-        "import sys, os, json, megatron_opsft.cli as cli\n"
+        "import sys, os, json, megatron_opsft.commands.cli as cli\n"
         "for line in sys.stdin:\n"
         "    if not (pid := os.fork()):\n"
         "        directory, words = json.loads(line)\n"

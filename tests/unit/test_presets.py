@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from forked_cli import ROOT, ForkedCli
 
+from megatron_opsft.commands.plan.assumptions import load_hardware
+from megatron_opsft.commands.plan.estimate import Plan
+from megatron_opsft.commands.plan.job import check_job, make_job
+from megatron_opsft.commands.plan.search import search_layouts
 from megatron_opsft.config.load import load_config
-from megatron_opsft.plan.assumptions import load_hardware
-from megatron_opsft.plan.estimate import Plan
-from megatron_opsft.plan.job import check_job, make_job
-from megatron_opsft.plan.search import search_layouts
-from megatron_opsft.storage.model_paths import MODEL_CONFIGS, resolve_config
+from megatron_opsft.models.storage.model_paths import MODEL_CONFIGS, resolve_config
 
 PRESETS = sorted((ROOT / "examples/configs").glob("r1_distill*.yaml"))
 COMMAND = re.compile(r"^#   megatron-opsft plan (\S+) --nodes ([\d,]+) --gpu h100$", re.MULTILINE)

@@ -22,9 +22,9 @@ from megatron_opsft.data.mixture import describe_bad_rows
 from megatron_opsft.data.problems import ARITHMETIC, load_held_out, load_problems, shuffled_subset
 from megatron_opsft.data.sources import check_source
 from megatron_opsft.errors import HubUnreachable, UserError
+from megatron_opsft.models.storage.model_paths import resolve_model
 from megatron_opsft.runtime import libraries
 from megatron_opsft.runtime.libraries import asking_hub, check_cached, hub_error
-from megatron_opsft.storage.model_paths import resolve_model
 
 
 def test_a_hub_that_takes_its_time_is_waited_for_in_one_line(

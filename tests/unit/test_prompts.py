@@ -14,7 +14,6 @@ from rows import write_rows
 from small_run import QUICKSTART
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.config import DataConfig, EvalConfig
 from megatron_opsft.config.load import load_config
 from megatron_opsft.data.mixture import drop_unusable_prompts
@@ -26,9 +25,10 @@ from megatron_opsft.data.prompts import (
     load_tokenizer,
 )
 from megatron_opsft.errors import PromptError, UserError
+from megatron_opsft.models.architectures.config_from_hf import read_model_shape
+from megatron_opsft.models.storage.model_paths import ASSETS, TINY_REASONER
 from megatron_opsft.records import Message, Problem
-from megatron_opsft.run_input import read_input
-from megatron_opsft.storage.model_paths import ASSETS, TINY_REASONER
+from megatron_opsft.run.start.input import read_input
 
 R1_TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}<|User|>{{ m['content'] }}{% endfor %}"

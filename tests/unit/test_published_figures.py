@@ -3,8 +3,8 @@
 import pytest
 from plan_cases import REAL_SHAPES, make_job
 
-from megatron_opsft.architectures.shape import forward_flops
-from megatron_opsft.plan.memory import kv_bytes_per_token
+from megatron_opsft.commands.plan.memory import kv_bytes_per_token
+from megatron_opsft.models.architectures.shape import forward_flops
 
 # Published parameters without the input embedding, of experts those of one token; bytes of keys
 # and values of a token in bfloat16.

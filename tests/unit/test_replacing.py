@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.storage.replacing import check_out
+from megatron_opsft.models.storage.replacing import check_out
 
 
 def test_what_a_killed_run_left_of_its_card_is_no_obstacle(tmp_path: Path) -> None:

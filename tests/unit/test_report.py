@@ -15,12 +15,13 @@ from forked_cli import ForkedCli
 from made_runs import HARM, make_evaluation, make_run, response, write_report, write_responses
 from rows import write_rows
 
+from megatron_opsft.commands.report.page import distinct, write_page
+from megatron_opsft.commands.report.runs import change_of, describe_run
+from megatron_opsft.commands.report.sampling import rollouts_of, sample_responses
 from megatron_opsft.errors import UserError
-from megatron_opsft.report.chart import number
-from megatron_opsft.report.page import distinct, write_page
-from megatron_opsft.report.runs import change_of, describe_run, read_json_lines
-from megatron_opsft.report.sampling import rollouts_of, sample_responses
+from megatron_opsft.run.run_files import read_json_lines
 from megatron_opsft.runtime.durable import write_packed_lines
+from megatron_opsft.runtime.formatting import number
 
 
 def data_of(page: Path) -> list[dict[str, Any]]:

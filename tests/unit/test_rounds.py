@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from commands import command_of
 
+from megatron_opsft.commands.launch.rounds import Rounds, check_rounds, run_rounds
 from megatron_opsft.config.load import load_config
 from megatron_opsft.data.stored_responses import StoredResponse, write_stored_responses
 from megatron_opsft.errors import UserError
-from megatron_opsft.launch.rounds import Rounds, check_rounds, run_rounds
 
 KEYS = ["model.path=base", "data.train=d", "method.name=off_policy_sft", "run.seed=5"]
 BATCH = ["data.prompts_per_step=2", "rollout.group_size=2"]

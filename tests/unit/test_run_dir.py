@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.preflight.run_directory import RunDir
+from megatron_opsft.run.start.run_directory import RunDir
 from megatron_opsft.runtime.durable import rollout_files, rollout_name, write_json
 
 

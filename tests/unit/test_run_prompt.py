@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from megatron_opsft.commands.evaluate.settings import EvalSettings, load_settings
 from megatron_opsft.config import Config
 from megatron_opsft.config.load import load_config, to_yaml
 from megatron_opsft.config.run_prompt import settings_of_run
 from megatron_opsft.errors import UserError
-from megatron_opsft.evaluate.settings import EvalSettings, load_settings
 
 OF_RUN = ["data.template=chat", "data.system_prompt=Be brief."]
 PLACES = ["", "hf", "checkpoints/step_000005", "best/step_000005"]

@@ -11,12 +11,12 @@ from placements import engine_placements, megatron_placements
 from plan_cases import REAL_SHAPES
 from tiny_models import SHAPES
 
-from megatron_opsft.architectures.shape import ModelShape
-from megatron_opsft.weights.rectangles import Copy
-from megatron_opsft.weights.reshard import Placement, find_routes
-from megatron_opsft.weights.rules import WeightTable
-from megatron_opsft.weights.schedule import make_schedule
-from megatron_opsft.weights.vllm_layout import vllm_parameters
+from megatron_opsft.models.architectures.shape import ModelShape
+from megatron_opsft.models.weights.rectangles import Copy
+from megatron_opsft.models.weights.reshard import Placement, find_routes
+from megatron_opsft.models.weights.rules import WeightTable
+from megatron_opsft.models.weights.schedule import make_schedule
+from megatron_opsft.models.weights.vllm_layout import vllm_parameters
 
 BUCKET = 2**28
 BOTH_WAYS = pytest.mark.parametrize("pull", [False, True], ids=["push", "pull"])

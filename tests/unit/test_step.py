@@ -12,12 +12,11 @@ import pytest
 import torch
 from responses import facts, rollout_of
 
-from megatron_opsft.batching.packing import PackingReport
 from megatron_opsft.config.load import load_config
 from megatron_opsft.methods.updates import MethodRun, Update
 from megatron_opsft.records import NO_RANK, Outcome, Problem, Sample, StepResult
-from megatron_opsft.step import batch as step_batch
-from megatron_opsft.step.batch import (
+from megatron_opsft.run.step import batch as step_batch
+from megatron_opsft.run.step.batch import (
     JudgedBatch,
     begin_stage,
     observe_monitor,
@@ -27,9 +26,10 @@ from megatron_opsft.step.batch import (
     stored_batch,
     whole_result,
 )
-from megatron_opsft.step.judged_problems import JudgedProblems
-from megatron_opsft.step.sampled_log_probs import score_sampled
-from megatron_opsft.step.teaching import pack_taught, pair_lengths, without_long_pairs
+from megatron_opsft.run.step.judged_problems import JudgedProblems
+from megatron_opsft.run.step.sampled_log_probs import score_sampled
+from megatron_opsft.run.step.teaching import pack_taught, pair_lengths, without_long_pairs
+from megatron_opsft.trainer.batching.packing import PackingReport
 
 CORRECT, WRONG = Outcome.CORRECT, Outcome.WRONG
 GROUP = 2
@@ -427,7 +427,7 @@ def test_the_teacher_reads_the_same_responses_in_the_same_packs_under_its_own_pr
 def test_log_probs_are_computed_where_they_are_saved_and_rounded(
     saved: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from megatron_opsft.step import sampled_log_probs
+    from megatron_opsft.run.step import sampled_log_probs
 
     monkeypatch.setattr(sampled_log_probs, "deal", lambda rows_for: rows_for.get(0, []))
     monkeypatch.setattr(sampled_log_probs, "join_over_context", lambda values, indices, n: values)

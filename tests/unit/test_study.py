@@ -14,12 +14,12 @@ from forked_cli import ROOT, ForkedCli
 from made_runs import make_evaluation
 from rows import write_rows
 
+from megatron_opsft.commands.report.table import OVERALL
+from megatron_opsft.commands.study.jobs import RunDirectory, check_run, commands_of, trainings_of
+from megatron_opsft.commands.study.page import table_rows, write_outputs
+from megatron_opsft.commands.study.results import read_rows
+from megatron_opsft.commands.study.study_file import StudyPlan, read_study
 from megatron_opsft.errors import UserError
-from megatron_opsft.report.table import OVERALL
-from megatron_opsft.study.jobs import RunDirectory, check_run, commands_of, trainings_of
-from megatron_opsft.study.page import table_rows, write_outputs
-from megatron_opsft.study.results import read_rows
-from megatron_opsft.study.study_file import StudyPlan, read_study
 
 BASE: dict[str, Any] = {"base": {"train": False}}
 METHODS = BASE | {"ours": None, "crst": {"set": {"method.name": "crst"}, "data_problems": 4}}

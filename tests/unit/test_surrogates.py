@@ -8,9 +8,9 @@ import pytest
 import torch
 from objective_cases import ADVANTAGES, losses_with_past
 
-from megatron_opsft.loss import surrogates
-from megatron_opsft.loss.token_losses import ObjectiveLosses
 from megatron_opsft.methods.objective import Objective, TokenClip
+from megatron_opsft.trainer.loss import surrogates
+from megatron_opsft.trainer.loss.token_losses import ObjectiveLosses
 
 
 def k3(d: torch.Tensor) -> tuple[list[float], list[float]]:

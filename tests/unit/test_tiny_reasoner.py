@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from megatron_opsft.data.arithmetic import NUM_PROBLEMS, draw_problems, load_arithmetic
 from megatron_opsft.data.prompts import PromptEncoder
 from megatron_opsft.errors import UserError
-from megatron_opsft.storage.model_paths import ASSETS, TINY_REASONER
+from megatron_opsft.models.storage.model_paths import ASSETS, TINY_REASONER
 
 DIRECTORY = ASSETS / TINY_REASONER
 SPECIAL = ["<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>"]

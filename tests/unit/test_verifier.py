@@ -20,14 +20,14 @@ from responses import rollout_of
 from rows import write_rows
 from small_run import QUICKSTART
 
-from megatron_opsft.architectures.config_from_hf import read_model_shape
+from megatron_opsft.commands.evaluate.settings import JUDGE_KEYS
 from megatron_opsft.config import VerifyConfig
 from megatron_opsft.config.load import load_config
 from megatron_opsft.errors import UserError
-from megatron_opsft.evaluate.settings import JUDGE_KEYS
+from megatron_opsft.models.architectures.config_from_hf import read_model_shape
+from megatron_opsft.models.storage.model_paths import ASSETS, TINY_REASONER
 from megatron_opsft.records import FinishReason, Outcome, Problem
-from megatron_opsft.run_input import read_input
-from megatron_opsft.storage.model_paths import ASSETS, TINY_REASONER
+from megatron_opsft.run.start.input import read_input
 from megatron_opsft.verify.verifier import Verifier, check_judge, describe_judge, share_of_cores
 from megatron_opsft.verify.worker_pool import VerifierPool
 

@@ -16,15 +16,15 @@ from transformers import AutoModelForCausalLM
 from vllm_weights import vllm_weights
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.weights.rectangles import Parameter, Rect
-from megatron_opsft.weights.rules import WeightTable
-from megatron_opsft.weights.slicing import (
+from megatron_opsft.models.weights.rectangles import Parameter, Rect
+from megatron_opsft.models.weights.rules import WeightTable
+from megatron_opsft.models.weights.slicing import (
     fill_shard,
     padded_vocab_size,
     shard_parameter,
     shard_shape,
 )
-from megatron_opsft.weights.vllm_layout import check_rollout_tp, vllm_parameters
+from megatron_opsft.models.weights.vllm_layout import check_rollout_tp, vllm_parameters
 
 Shapes = dict[str, tuple[int, ...] | None]
 EXPERT = "model.layers.1.mlp.experts.{}.up_proj.weight"

@@ -14,11 +14,11 @@ from vllm_jobs import engine_against_disk, hf_log_probs, spoil_and_pull, with_se
 from world import World
 
 from megatron_opsft.errors import UserError
+from megatron_opsft.models.storage.model_paths import resolve_model
+from megatron_opsft.models.weights.rules import WeightTable
 from megatron_opsft.rollout.vllm.options import start_llm
-from megatron_opsft.run.recorder import RunRecorder
-from megatron_opsft.session import Session
-from megatron_opsft.storage.model_paths import resolve_model
-from megatron_opsft.weights.rules import WeightTable
+from megatron_opsft.run.record.recorder import RunRecorder
+from megatron_opsft.run.start.session import Session
 
 pytestmark = pytest.mark.vllm
 

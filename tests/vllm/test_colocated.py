@@ -24,9 +24,9 @@ from world import World
 from megatron_opsft.errors import SyncError
 from megatron_opsft.records import Rollout
 from megatron_opsft.rollout.requests import make_requests
-from megatron_opsft.run.recorder import RunRecorder
-from megatron_opsft.session import Session
-from megatron_opsft.train import run_step
+from megatron_opsft.run.record.recorder import RunRecorder
+from megatron_opsft.run.start.session import Session
+from megatron_opsft.run.train import run_step
 
 pytestmark = pytest.mark.vllm
 

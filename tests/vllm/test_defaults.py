@@ -7,7 +7,7 @@ import sys
 import pytest
 from processes import skip_without_vllm
 
-from megatron_opsft.plan.assumptions import load_hardware
+from megatron_opsft.commands.plan.assumptions import load_hardware
 
 pytestmark = pytest.mark.vllm
 

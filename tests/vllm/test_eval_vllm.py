@@ -12,9 +12,9 @@ import pytest
 from forked_cli import ForkedCli
 from world import World
 
+from megatron_opsft.commands.evaluate.run import evaluate
+from megatron_opsft.commands.evaluate.settings import EvalSettings
 from megatron_opsft.config.load import load
-from megatron_opsft.evaluate.run import evaluate
-from megatron_opsft.evaluate.settings import EvalSettings
 from megatron_opsft.runtime.job import current_job
 
 pytestmark = pytest.mark.vllm
@@ -28,7 +28,7 @@ def words_of(out: Path, *more: str) -> list[str]:
 
 def evaluate_here(words: list[str]) -> None:
     """On every rank of the process group that this process is in."""
-    module = "megatron_opsft.evaluate.run"
+    module = "megatron_opsft.commands.evaluate.run"
     with patch(f"{module}.join_job", lambda *_: current_job()), patch(f"{module}.leave_job"):
         evaluate(load(EvalSettings, None, words))
 

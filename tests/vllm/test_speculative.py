@@ -15,8 +15,8 @@ from world import World
 
 import megatron_opsft
 from megatron_opsft.errors import SyncError, UserError
-from megatron_opsft.run.recorder import RunRecorder
-from megatron_opsft.session import Session
+from megatron_opsft.run.record.recorder import RunRecorder
+from megatron_opsft.run.start.session import Session
 
 pytestmark = pytest.mark.vllm
 TINY_REASONER = Path(megatron_opsft.__file__).parent / "assets/tiny_reasoner"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 _import = builtins.__import__
-_NAME = "megatron_opsft.model.step"
+_NAME = "megatron_opsft.trainer.model.step"
 
 
 def _taken(fault: str) -> bool:

@@ -17,8 +17,8 @@ from proof.stage import publish
 from vllm_jobs import opened
 
 from megatron_opsft.records import SyncResult
+from megatron_opsft.run.train import run_step
 from megatron_opsft.runtime.device import peak_memory_bytes
-from megatron_opsft.train import run_step
 
 # Mean difference of engine and trainer log-probs; README's alarm for each dtype.
 BOUNDS = {"float32": 1e-3, "bfloat16": 0.05}

@@ -19,9 +19,9 @@ from jobs import NUM_ROLLOUTS, OPTIMIZER, Case, build, gradient, train_steps
 from megatron.core import parallel_state
 from proof.stage import publish
 
-from megatron_opsft.model.transformer_config import uses_transformer_engine
 from megatron_opsft.runtime.device import select_device
 from megatron_opsft.runtime.distributed import stop_distributed
+from megatron_opsft.trainer.model.transformer_config import uses_transformer_engine
 
 NUM_STEPS = 3
 LAYOUTS: dict[str, dict[str, Any]] = {

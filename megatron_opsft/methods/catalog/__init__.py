@@ -10,7 +10,12 @@ from megatron_opsft.methods.catalog.a_dlp import ADlp
 from megatron_opsft.methods.catalog.ddca import Ddca
 from megatron_opsft.methods.catalog.dler import Dler
 from megatron_opsft.methods.catalog.er_rl import ErRl
-from megatron_opsft.methods.catalog.fixed_data import Crst, OffPolicySft, StepEntropy, TokenSkip
+from megatron_opsft.methods.catalog.fixed_data import (
+    Crst,
+    OffPolicySft,
+    StepEntropy,
+    TokenSkip,
+)
 from megatron_opsft.methods.catalog.gdpo import Gdpo
 from megatron_opsft.methods.catalog.gfpo import Gfpo
 from megatron_opsft.methods.catalog.gr3 import Gr3
@@ -28,11 +33,35 @@ from megatron_opsft.methods.catalog.smart_thinker import SmartThinker
 from megatron_opsft.methods.catalog.thinkprune import ThinkPrune
 from megatron_opsft.methods.settings import MethodSettings
 
-_RL = (Grpo, DrGrpo, ThinkPrune, O1Pruner, L1Exact, L1Max, ErRl, Laser, LaserD, LaserDe, Kimi)
-_LATER = (MasteryGated, Dler, Gdpo, Ddca, ShortRl, ADlp, SmartThinker, Linear, Gr3, Gfpo)
+_RL = (
+    Grpo,
+    DrGrpo,
+    ThinkPrune,
+    O1Pruner,
+    L1Exact,
+    L1Max,
+    ErRl,
+    Laser,
+    LaserD,
+    LaserDe,
+    Kimi,
+)
+_LATER = (
+    MasteryGated,
+    Dler,
+    Gdpo,
+    Ddca,
+    ShortRl,
+    ADlp,
+    SmartThinker,
+    Linear,
+    Gr3,
+    Gfpo,
+)
 _OTHERS = (SelfDistillation, Crst, TokenSkip, StepEntropy, OffPolicySft)
 METHODS: dict[str, type[MethodSettings]] = {
-    method.model_fields["name"].default: method for method in (OnPolicySft, *_RL, *_LATER, *_OTHERS)
+    method.model_fields["name"].default: method
+    for method in (OnPolicySft, *_RL, *_LATER, *_OTHERS)
 }
 
 
@@ -45,13 +74,19 @@ def settings_class(values: dict[str, Any]) -> type[MethodSettings]:
     if not isinstance(name, str) or name not in METHODS:
         near = difflib.get_close_matches(str(name), METHODS, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
-        raise UserError(f"config key method.name={name!r}: {hint}there are: {', '.join(METHODS)}")
+        raise UserError(
+            f"config key method.name={name!r}: {hint}there are: {', '.join(METHODS)}"
+        )
     return METHODS[name]
 
 
 def with_class(values: Any) -> Any:
     """Keys of a configuration's `method` as settings of the method they name."""
-    return settings_class(values).model_validate(values) if isinstance(values, dict) else values
+    return (
+        settings_class(values).model_validate(values)
+        if isinstance(values, dict)
+        else values
+    )
 
 
 def show_methods(width: int) -> str:

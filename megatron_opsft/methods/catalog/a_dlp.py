@@ -22,7 +22,9 @@ class ADlp(GroupNormalizedSettings):
     paper = "A-DLP, arXiv 2505.18298"
     state_class = ADlpState
     per_token = {"first_price": -1, "price_rate": -1}
-    fits_from = 1000  # from here on a whole response can cost as much as a right answer brings
+    fits_from = (
+        1000  # from here on a whole response can cost as much as a right answer brings
+    )
     name: Literal["a_dlp"] = "a_dlp"
     beta: Beta = 0.001
     first_price: float = Field(1e-3, ge=0)

@@ -25,8 +25,12 @@ class Ddca(GroupNormalizedSettings):
         """(r - mean)/std - w pass_rate (s - mean s), s = sigma((n - mu)/std), of correct ones."""
         advantages = super().advantages(batch, rewards)
         for group, values in zip(batch, advantages, strict=True):
-            correct = [i for i, response in enumerate(group.responses) if response.correct]
+            correct = [
+                i for i, response in enumerate(group.responses) if response.correct
+            ]
             scores = sigmoid_of_length(group) if correct else []
             for i, score in zip(correct, scores, strict=True):
-                values[i] -= self.length_weight * group.pass_rate * (score - fmean(scores))
+                values[i] -= (
+                    self.length_weight * group.pass_rate * (score - fmean(scores))
+                )
         return advantages

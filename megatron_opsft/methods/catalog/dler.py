@@ -32,7 +32,9 @@ class Dler(PolicySettings):
     def group_rewards(self, group: Group, state: State) -> list[float]:
         """1 if correct within the limit, which is lower for easy problems."""
         is_easy = self.easy_limit > 0 and group.pass_rate >= 0.5
-        return group.within(min(group.limit, self.easy_limit) if is_easy else group.limit)
+        return group.within(
+            min(group.limit, self.easy_limit) if is_easy else group.limit
+        )
 
     def advantages(self, batch: Sequence[Group], rewards: Values) -> Values:
         """r - mean, then whitened over the batch."""

@@ -7,7 +7,12 @@ from typing import Literal
 from pydantic import Field
 
 from megatron_opsft.methods.facts import Group
-from megatron_opsft.methods.settings import AggregationKey, MethodSettings, Samples, State
+from megatron_opsft.methods.settings import (
+    AggregationKey,
+    MethodSettings,
+    Samples,
+    State,
+)
 
 
 class FixedDataSettings(MethodSettings):
@@ -41,7 +46,9 @@ class TokenSkip(FixedDataSettings):
     ratio: float | None = Field(None, gt=0, le=1)
     """Share of the reasoning's tokens to keep; null: drawn for each problem from 0.5, 0.6, ..., 1.
     """
-    scorer: str = Field("microsoft/llmlingua-2-xlm-roberta-large-meetingbank", min_length=1)
+    scorer: str = Field(
+        "microsoft/llmlingua-2-xlm-roberta-large-meetingbank", min_length=1
+    )
     """Token classifier by which llmlingua chooses words (LLMLingua-2; pip install '.[tokenskip]').
     """
     delimiter: str = Field("<|eot_id|>", min_length=1)
@@ -51,7 +58,9 @@ class TokenSkip(FixedDataSettings):
 class StepEntropy(FixedDataSettings):
     """StepEntropy's first stage."""
 
-    formula = "cross-entropy on correct samples without their 80 % of steps of least entropy"
+    formula = (
+        "cross-entropy on correct samples without their 80 % of steps of least entropy"
+    )
     paper = "CoT Compression via Step Entropy, arXiv 2508.03346"
     name: Literal["step_entropy"] = "step_entropy"
     share: float = Field(0.8, ge=0, le=1)
@@ -67,7 +76,9 @@ class StepEntropy(FixedDataSettings):
 class OffPolicySft(FixedDataSettings):
     """On-policy SFT's acceptance, on responses of the model of up to 50 steps before."""
 
-    formula = "on_policy_sft's loss on data of the model of up to 50 steps before, in rounds"
+    formula = (
+        "on_policy_sft's loss on data of the model of up to 50 steps before, in rounds"
+    )
     paper = "On-Policy Supervised Fine-Tuning for Efficient Reasoning"
     name: Literal["off_policy_sft"] = "off_policy_sft"
     aggregation: AggregationKey = "max_accepted"

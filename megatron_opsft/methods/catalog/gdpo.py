@@ -26,7 +26,9 @@ class Gdpo(GroupNormalizedSettings):
 
     def length_rewards(self, group: Group) -> list[float]:
         """1 if finished within the target."""
-        return [float(r.finished and r.num_tokens <= self.target) for r in group.responses]
+        return [
+            float(r.finished and r.num_tokens <= self.target) for r in group.responses
+        ]
 
     def group_rewards(self, group: Group, state: State) -> list[float]:
         """The sum of both."""
@@ -38,7 +40,10 @@ class Gdpo(GroupNormalizedSettings):
         summed = []
         for group, reward in zip(batch, rewards, strict=True):
             scores = self.length_rewards(group)
-            both = ([r - score for r, score in zip(reward, scores, strict=True)], scores)
+            both = (
+                [r - score for r, score in zip(reward, scores, strict=True)],
+                scores,
+            )
             parts = [group_normalized(values, self.std_epsilon) for values in both]
             summed.append([sum(pair) for pair in zip(*parts, strict=True)])
         return whiten(summed, [group.lengths for group in batch], self.whiten)

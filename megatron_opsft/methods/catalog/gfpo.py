@@ -32,14 +32,20 @@ class Gfpo(GroupNormalizedSettings):
             )
 
     def advantages(self, batch: Sequence[Group], rewards: Values) -> Values:
-        return [self.among_kept(g.lengths, r) for g, r in zip(batch, rewards, strict=True)]
+        return [
+            self.among_kept(g.lengths, r) for g, r in zip(batch, rewards, strict=True)
+        ]
 
-    def among_kept(self, lengths: Sequence[int], rewards: Sequence[float]) -> list[float]:
+    def among_kept(
+        self, lengths: Sequence[int], rewards: Sequence[float]
+    ) -> list[float]:
         """(r - mean)/std over the kept ones, std by their count; 0 of the others."""
         scores: Sequence[float] = lengths
         if self.keep_by == "reward_per_token":
             scores = [-r / n for r, n in zip(rewards, lengths, strict=True)]
         kept = sorted(range(len(scores)), key=scores.__getitem__)[: self.kept]
-        among = group_normalized([rewards[i] for i in kept], self.std_epsilon, count_less=0)
+        among = group_normalized(
+            [rewards[i] for i in kept], self.std_epsilon, count_less=0
+        )
         found = dict(zip(kept, among, strict=True))
         return [found.get(i, 0.0) for i in range(len(rewards))]

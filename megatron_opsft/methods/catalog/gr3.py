@@ -22,7 +22,9 @@ class Gr3(GroupNormalizedSettings):
     def group_rewards(self, group: Group, state: State) -> list[float]:
         """c / (1 + alpha n / mean n), the mean over right and wrong ones."""
         mean = fmean(group.lengths)
-        return [r.correct / (1 + self.alpha * r.num_tokens / mean) for r in group.responses]
+        return [
+            r.correct / (1 + self.alpha * r.num_tokens / mean) for r in group.responses
+        ]
 
     def keeps(self, group: Group, rewards: Sequence[float]) -> bool:
         """Not where all are correct: a right answer of mean length would lose there."""

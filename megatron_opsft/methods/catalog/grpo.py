@@ -23,7 +23,9 @@ class Grpo(GroupNormalizedSettings):
     beta: Beta = 0.001
     reward: Literal["verdict", "truncation"] = "verdict"
     """1 if correct; truncation: if also within the limit."""
-    advantage: Literal["group_normalized", "group_centered", "identity"] = "group_normalized"
+    advantage: Literal["group_normalized", "group_centered", "identity"] = (
+        "group_normalized"
+    )
     """(r - mean)/std, r - mean, or r itself."""
 
     @property

@@ -33,7 +33,9 @@ class Kimi(PolicySettings):
         shortest, longest = min(group.lengths), max(group.lengths)
         if state.step <= self.warmup_steps or shortest == longest:
             return group.verdicts
-        scores = [0.5 - (length - shortest) / (longest - shortest) for length in group.lengths]
+        scores = [
+            0.5 - (length - shortest) / (longest - shortest) for length in group.lengths
+        ]
         return [
             correct + self.weight * (score if correct else min(0.0, score))
             for correct, score in zip(group.verdicts, scores, strict=True)

@@ -7,7 +7,13 @@ from pydantic import Field
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.methods.facts import Group, LengthKind, LengthTarget, PromptChange
-from megatron_opsft.methods.settings import Beta, DualClip, GroupNormalizedSettings, RunSize, State
+from megatron_opsft.methods.settings import (
+    Beta,
+    DualClip,
+    GroupNormalizedSettings,
+    RunSize,
+    State,
+)
 
 
 class L1Settings(GroupNormalizedSettings):
@@ -44,7 +50,9 @@ class L1Settings(GroupNormalizedSettings):
         """Of a problem's target."""
         return "exact"
 
-    def target_length(self, problem_id: str, seed: int, *, held_out: bool = False) -> LengthTarget:
+    def target_length(
+        self, problem_id: str, seed: int, *, held_out: bool = False
+    ) -> LengthTarget:
         """The problem's target, the same whenever it is drawn; a held-out one's is what is given,
         of L1-Max at most, or drawn as in training.
         """
@@ -64,7 +72,9 @@ class L1Settings(GroupNormalizedSettings):
     def group_rewards(self, group: Group, state: State) -> list[float]:
         """c - alpha |Lt - n|."""
         off = tokens_off(group)
-        return [c - self.alpha * abs(d) for c, d in zip(group.verdicts, off, strict=True)]
+        return [
+            c - self.alpha * abs(d) for c, d in zip(group.verdicts, off, strict=True)
+        ]
 
 
 def tokens_off(group: Group) -> list[int]:
@@ -99,5 +109,7 @@ class L1Max(L1Settings):
         """c clip(alpha (Lt - n) + delta, 0, 1) where the target is the most."""
         if group.target is not None and group.target.kind == "exact":
             return super().group_rewards(group, state)
-        paid = [min(max(self.alpha * d + self.delta, 0.0), 1.0) for d in tokens_off(group)]
+        paid = [
+            min(max(self.alpha * d + self.delta, 0.0), 1.0) for d in tokens_off(group)
+        ]
         return [c * share for c, share in zip(group.verdicts, paid, strict=True)]

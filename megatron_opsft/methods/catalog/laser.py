@@ -8,7 +8,12 @@ from typing import Literal
 from pydantic import Field
 
 from megatron_opsft.methods.facts import Group
-from megatron_opsft.methods.settings import Beta, ClipHigh, GroupNormalizedSettings, MethodState
+from megatron_opsft.methods.settings import (
+    Beta,
+    ClipHigh,
+    GroupNormalizedSettings,
+    MethodState,
+)
 
 Band = Literal["easy", "medium", "hard"]
 Targets = dict[Band, int | None]
@@ -23,7 +28,9 @@ def band_of(group: Group) -> Band:
 
 
 def choose_targets(
-    groups: Sequence[Group], candidates: Iterable[int], rounding: Literal["ceil", "floor"]
+    groups: Sequence[Group],
+    candidates: Iterable[int],
+    rounding: Literal["ceil", "floor"],
 ) -> Targets:
     """For each difficulty the smallest candidate that keeps at least one correct response a
     problem: the share of its responses, right or wrong, that are no longer than the candidate,
@@ -126,7 +133,9 @@ class LaserTargets(LaserRewards):
 
     def observe(self, state: LaserState, groups: Sequence[Group]) -> LaserState:
         """New targets from the monitor problems."""
-        candidates = range(self.lowest_target, self.highest_target + 1, self.target_step)
+        candidates = range(
+            self.lowest_target, self.highest_target + 1, self.target_step
+        )
         targets = choose_targets(groups, candidates, self.rounding)
         return state.model_copy(update={"targets": targets})
 
@@ -152,8 +161,11 @@ class LaserDe(LaserTargets):
         """... and the bonus for wrong answers beyond it, which may explore."""
         target = target_of(group, state)
         return [
-            reward + self.bonus * (not r.correct and r.has_answer and r.num_tokens > target)
-            for reward, r in zip(self.stepped(group, target), group.responses, strict=True)
+            reward
+            + self.bonus * (not r.correct and r.has_answer and r.num_tokens > target)
+            for reward, r in zip(
+                self.stepped(group, target), group.responses, strict=True
+            )
         ]
 
 

@@ -8,13 +8,19 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from megatron_opsft.config_section import BY_CONTENT, Expanded
 from megatron_opsft.errors import UserError
 from megatron_opsft.methods.advantages import Values, z_score
 from megatron_opsft.methods.facts import Group, ReferenceStatistics
 from megatron_opsft.methods.objective import SequenceClip, Surrogate
-from megatron_opsft.methods.settings import AggregationKey, PolicySettings, RunSize, Samples, State
+from megatron_opsft.methods.settings import (
+    AggregationKey,
+    PolicySettings,
+    RunSize,
+    Samples,
+    State,
+)
 from megatron_opsft.records import Response
+from megatron_opsft.section import BY_CONTENT, Expanded
 
 
 class O1Pruner(PolicySettings):
@@ -22,7 +28,9 @@ class O1Pruner(PolicySettings):
 
     formula = "A = Lref/n - 1 + lambda (1[correct] - Aref), clipped by whole responses"
     paper = "O1-Pruner, arXiv 2501.12570"
-    needs = ("lengths and accuracy of the reference model (method.references), or fixed data",)
+    needs = (
+        "lengths and accuracy of the reference model (method.references), or fixed data",
+    )
     name: Literal["o1_pruner"] = "o1_pruner"
     aggregation: AggregationKey = "sequence_sum"
     form: Literal["online", "fixed"] = "online"
@@ -73,7 +81,9 @@ class O1Pruner(PolicySettings):
         """The rewards themselves, or their z-scores."""
         return z_score(rewards) if self.z_score and self.form == "online" else rewards
 
-    def against(self, reference: ReferenceStatistics, facts: Sequence[Response]) -> list[float]:
+    def against(
+        self, reference: ReferenceStatistics, facts: Sequence[Response]
+    ) -> list[float]:
         """The rewards of a problem's responses, by what the reference model's are like."""
         rewards = [
             reference.mean_tokens / r.num_tokens
@@ -81,4 +91,6 @@ class O1Pruner(PolicySettings):
             + self.accuracy_weight * (r.correct - reference.accuracy)
             for r in facts
         ]
-        return [min(max(r, -2.0), 4.0) for r in rewards] if self.clip_rewards else rewards
+        return (
+            [min(max(r, -2.0), 4.0) for r in rewards] if self.clip_rewards else rewards
+        )

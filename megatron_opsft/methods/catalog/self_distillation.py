@@ -5,11 +5,11 @@ from typing import Literal
 
 from pydantic import Field
 
-from megatron_opsft.config_section import TemplateName
 from megatron_opsft.methods.advantages import Values
 from megatron_opsft.methods.facts import Group
 from megatron_opsft.methods.objective import Distillation, Objective
 from megatron_opsft.methods.settings import MethodSettings, State
+from megatron_opsft.section import TemplateName
 
 
 class SelfDistillation(MethodSettings):
@@ -42,7 +42,9 @@ class SelfDistillation(MethodSettings):
 
     def objective(self, sampling_temperature: float) -> Objective:
         surrogate = Distillation(
-            beta=self.beta, likelihood=self.likelihood, forward=self.direction == "forward"
+            beta=self.beta,
+            likelihood=self.likelihood,
+            forward=self.direction == "forward",
         )
         return Objective(surrogate=surrogate)
 

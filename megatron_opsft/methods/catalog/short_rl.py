@@ -19,7 +19,9 @@ class ShortRlState(MethodState):
 class ShortRl(GroupNormalizedSettings):
     """Short-RL."""
 
-    formula = "correct: r = 1.5 - (n - min)+/(max - min), only while accuracy >= best - tol"
+    formula = (
+        "correct: r = 1.5 - (n - min)+/(max - min), only while accuracy >= best - tol"
+    )
     paper = "Short-RL, arXiv 2505.12284"
     state_class = ShortRlState
     per_token = {"length_tolerance": 1}
@@ -42,7 +44,10 @@ class ShortRl(GroupNormalizedSettings):
             return 1.0 + is_open * (0.5 - lost)
 
         return [
-            [reward(r.num_tokens, g.correct_lengths) if r.correct else 0.0 for r in g.responses]
+            [
+                reward(r.num_tokens, g.correct_lengths) if r.correct else 0.0
+                for r in g.responses
+            ]
             for g in batch
         ]
 

@@ -26,7 +26,10 @@ class SmartThinker(GroupNormalizedSettings):
         if not any(beyond):
             return rewards
         price = (1 - group.pass_rate) / (max(beyond) - fmean(beyond))
-        return [reward - price * tokens for reward, tokens in zip(rewards, beyond, strict=True)]
+        return [
+            reward - price * tokens
+            for reward, tokens in zip(rewards, beyond, strict=True)
+        ]
 
 
 def best_length(group: Group) -> float:

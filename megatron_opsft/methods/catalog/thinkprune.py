@@ -3,10 +3,15 @@
 from itertools import accumulate
 from typing import Annotated, Literal
 
-from megatron_opsft.config_section import CommaSeparated
 from megatron_opsft.errors import UserError
 from megatron_opsft.methods.facts import Group, LengthTarget, PromptChange
-from megatron_opsft.methods.settings import Beta, GroupNormalizedSettings, MethodState, RunSize
+from megatron_opsft.methods.settings import (
+    Beta,
+    GroupNormalizedSettings,
+    MethodState,
+    RunSize,
+)
+from megatron_opsft.section import CommaSeparated
 
 
 class ThinkPrune(GroupNormalizedSettings):
@@ -35,7 +40,10 @@ class ThinkPrune(GroupNormalizedSettings):
                 "method.stage_steps the steps of each but the last, not "
                 f"{list(self.stage_steps)}"
             )
-        if self.limits and not 1 <= min(self.limits) <= max(self.limits) <= run.max_response_tokens:
+        if (
+            self.limits
+            and not 1 <= min(self.limits) <= max(self.limits) <= run.max_response_tokens
+        ):
             raise UserError(
                 f"method.limits={list(self.limits)} must lie between 1 and "
                 f"rollout.max_response_tokens={run.max_response_tokens}; raise that one"

@@ -39,17 +39,32 @@ def _attend(
     """
     rows, num_heads, num_queries, _ = query.shape
     num_kv_heads = key.shape[1]
-    if num_queries > 1 or num_heads == num_kv_heads or kwargs.get("position_bias") is not None:
+    if (
+        num_queries > 1
+        or num_heads == num_kv_heads
+        or kwargs.get("position_bias") is not None
+    ):
         return sdpa_attention_forward(
-            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
+            module,
+            query,
+            key,
+            value,
+            attention_mask,
+            dropout=dropout,
+            scaling=scaling,
+            **kwargs,
         )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    grouped = query.reshape(rows, num_kv_heads, num_heads // num_kv_heads, query.shape[-1])
+    grouped = query.reshape(
+        rows, num_kv_heads, num_heads // num_kv_heads, query.shape[-1]
+    )
     scores = torch.matmul(grouped * scale, key.transpose(-1, -2))
     if attention_mask is not None:
         scores.masked_fill_(~attention_mask, float("-inf"))
     shares = torch.softmax(scores, dim=-1, dtype=torch.float32).to(value.dtype)
-    return torch.matmul(shares, value).reshape(rows, 1, num_heads, value.shape[-1]), None
+    return torch.matmul(shares, value).reshape(
+        rows, 1, num_heads, value.shape[-1]
+    ), None
 
 
 AttentionInterface.register(GROUPED_SDPA, _attend)

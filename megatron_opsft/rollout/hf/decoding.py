@@ -23,8 +23,12 @@ from megatron_opsft.rollout.requests import ResponseRequest
 from megatron_opsft.rollout.sampling import sample_tokens, uniforms
 from megatron_opsft.runtime.phase import count_tokens
 
-_CHECK_EVERY = 4  # tokens between looks at who has finished: each look waits for the device
-_COMPACT_AT = 0.25  # share of finished rows from which dropping them pays for copying the cache
+_CHECK_EVERY = (
+    4  # tokens between looks at who has finished: each look waits for the device
+)
+_COMPACT_AT = (
+    0.25  # share of finished rows from which dropping them pays for copying the cache
+)
 
 
 class Ended(NamedTuple):
@@ -42,10 +46,16 @@ class ModelPasses:
         self.model = model
         self._chosen: list[Tensor] = []
         for name, module in model.named_modules() if notes_routing else ():
-            if name.endswith(".mlp.gate"):  # logits, weights, and the experts [tokens, top_k]
-                module.register_forward_hook(lambda *call: self._chosen.append(call[2][2]))
+            if name.endswith(
+                ".mlp.gate"
+            ):  # logits, weights, and the experts [tokens, top_k]
+                module.register_forward_hook(
+                    lambda *call: self._chosen.append(call[2][2])
+                )
 
-    def forward(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: DynamicCache) -> Tensor:
+    def forward(
+        self, ids: Tensor, mask: Tensor, positions: Tensor, cache: DynamicCache
+    ) -> Tensor:
         """Logits at the last position, [rows, V]; mask: of the tokens held and those given, by
         which the cache grows.
         """
@@ -81,18 +91,24 @@ def decode(
 ) -> Iterator[dict[int, Ended]]:
     """Responses as they finish, by the index of the request; every few tokens, if only none."""
     model = passes.model
-    groups = [(ids, len([*same])) for ids, same in groupby(r.prompt_ids for r in requests)]
+    groups = [
+        (ids, len([*same])) for ids, same in groupby(r.prompt_ids for r in requests)
+    ]
     prompts_PS, mask_PS = _left_pad([ids for ids, _ in groups], model.device)
     cache = DynamicCache(config=model.config)
     positions_PS = (mask_PS.cumsum(dim=-1) - 1).clamp_min(0)
     logits_PV = passes.forward(prompts_PS, mask_PS, positions_PS, cache)
     routing_PSW = passes.routing(*prompts_PS.shape)
     counts_P = torch.tensor([count for _, count in groups], device=model.device)
-    owner_N = torch.repeat_interleave(torch.arange(len(groups), device=model.device), counts_P)
+    owner_N = torch.repeat_interleave(
+        torch.arange(len(groups), device=model.device), counts_P
+    )
     cache.batch_select_indices(owner_N)
     make_room(cache)
     routing_NSW = None if routing_PSW is None else routing_PSW[owner_N]
-    batch = DecodingBatch(passes, mask_PS[owner_N], cache, requests, sampling, routing_NSW)
+    batch = DecodingBatch(
+        passes, mask_PS[owner_N], cache, requests, sampling, routing_NSW
+    )
     finished = batch.draw(1, logits_PV[owner_N])
     while not all(batch.ended):
         batch.drop_ended()
@@ -102,11 +118,15 @@ def decode(
     yield finished
 
 
-def _left_pad(prompts: Sequence[tuple[int, ...]], device: torch.device) -> tuple[Tensor, Tensor]:
+def _left_pad(
+    prompts: Sequence[tuple[int, ...]], device: torch.device
+) -> tuple[Tensor, Tensor]:
     """Token ids int64 [P, S] and mask bool [P, S], True on tokens; padding is token 0."""
     width = max(len(prompt) for prompt in prompts)
     ids = [[0] * (width - len(prompt)) + list(prompt) for prompt in prompts]
-    mask = [[False] * (width - len(prompt)) + [True] * len(prompt) for prompt in prompts]
+    mask = [
+        [False] * (width - len(prompt)) + [True] * len(prompt) for prompt in prompts
+    ]
     return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
 
 
@@ -133,25 +153,42 @@ class DecodingBatch:
         """mask_NS: True on tokens of the prompts, which the cache holds. routing_NSW: the experts
         of the prompts, padding too, if experts are noted.
         """
-        self.passes, self.cache, self.requests, self.sampling = passes, cache, requests, sampling
+        self.passes, self.cache, self.requests, self.sampling = (
+            passes,
+            cache,
+            requests,
+            sampling,
+        )
         self.limit, self.device = sampling.max_response_tokens, mask_NS.device
         num_rows, self.width_S = mask_NS.shape
         self.rows = list(range(num_rows))
         self.num_drawn = 0
         self.ended = [False] * num_rows
-        seeds_N = torch.tensor([request.seed for request in requests], device=self.device)
-        self.uniforms_NL = uniforms(seeds_N, self.limit)  # of all responses, as the tokens
+        seeds_N = torch.tensor(
+            [request.seed for request in requests], device=self.device
+        )
+        self.uniforms_NL = uniforms(
+            seeds_N, self.limit
+        )  # of all responses, as the tokens
         self.tokens_NL = torch.full((num_rows, self.limit), -1, device=self.device)
-        self.mask_NT = torch.cat([mask_NS, mask_NS.new_ones(num_rows, self.limit)], dim=-1)
-        self._ends = torch.tensor(sampling.end_token_ids, dtype=torch.int64, device=self.device)
+        self.mask_NT = torch.cat(
+            [mask_NS, mask_NS.new_ones(num_rows, self.limit)], dim=-1
+        )
+        self._ends = torch.tensor(
+            sampling.end_token_ids, dtype=torch.int64, device=self.device
+        )
         self._prompts_N = mask_NS.sum(dim=-1)
         self.rows_N = torch.arange(num_rows, device=self.device)
         self._routing_NTW: Tensor | None = None  # of all responses, as the tokens
         if routing_NSW is not None:
-            of_responses = routing_NSW.new_zeros(num_rows, self.limit, routing_NSW.shape[-1])
+            of_responses = routing_NSW.new_zeros(
+                num_rows, self.limit, routing_NSW.shape[-1]
+            )
             self._routing_NTW = torch.cat([routing_NSW, of_responses], dim=1)
 
-    def draw(self, num_tokens: int, logits_NV: Tensor | None = None) -> dict[int, Ended]:
+    def draw(
+        self, num_tokens: int, logits_NV: Tensor | None = None
+    ) -> dict[int, Ended]:
         """Draw `num_tokens` more for every row, but none beyond the longest response. logits_NV: of
         the first, where they are known already.
 
@@ -166,7 +203,10 @@ class DecodingBatch:
                 logits_NV = self._forward(drawn)
             finite_N &= logits_NV.amax(dim=-1).isfinite()
             token_N = sample_tokens(
-                logits_NV, self.uniforms_NL[rows_N, drawn], sampling.temperature, sampling.top_p
+                logits_NV,
+                self.uniforms_NL[rows_N, drawn],
+                sampling.temperature,
+                sampling.top_p,
             )
             self.tokens_NL[rows_N, drawn] = token_N
             ended_N = torch.isin(token_N, self._ends) | (drawn + 1 == self.limit)
@@ -174,7 +214,11 @@ class DecodingBatch:
             logits_NV = None
         self.num_drawn += num_tokens
         count_tokens(num_tokens * self.ended.count(False))
-        if bad := [row for row, fine in zip(self.rows, finite_N.tolist(), strict=True) if not fine]:
+        if bad := [
+            row
+            for row, fine in zip(self.rows, finite_N.tolist(), strict=True)
+            if not fine
+        ]:
             raise NonFiniteError(
                 f"rollout: the model's logits are NaN or infinite in {len(bad)} of "
                 f"{len(self.rows)} responses, the first to problem "
@@ -195,7 +239,9 @@ class DecodingBatch:
         if self._routing_NTW is None:
             return b""
         first = self.width_S - int(self._prompts_N[n])
-        return as_bytes(self._routing_NTW[self.rows_N[n], first : self.width_S + length - 1])
+        return as_bytes(
+            self._routing_NTW[self.rows_N[n], first : self.width_S + length - 1]
+        )
 
     def _forward(self, drawn: int) -> Tensor:
         """Logits [N, V] after the first `drawn` tokens of every row."""
@@ -219,5 +265,8 @@ class DecodingBatch:
         if kept:
             kept_N = torch.tensor(kept, device=self.device)
             self.cache.batch_select_indices(kept_N)
-            self.mask_NT, self._prompts_N = self.mask_NT[kept_N], self._prompts_N[kept_N]
+            self.mask_NT, self._prompts_N = (
+                self.mask_NT[kept_N],
+                self._prompts_N[kept_N],
+            )
             self.rows_N = self.rows_N[kept_N]

@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.initialization import no_init_weights
 
+from megatron_opsft.models.weights.rectangles import hf_parameters
 from megatron_opsft.records import Rollout, Sample
 from megatron_opsft.rollout.engine import (
     EngineLayout,
@@ -23,7 +24,6 @@ from megatron_opsft.rollout.hf.attention import GROUPED_SDPA
 from megatron_opsft.rollout.hf.decoding import ModelPasses, as_bytes, decode
 from megatron_opsft.rollout.requests import Decoder, make_rollouts
 from megatron_opsft.runtime.phase import count_done
-from megatron_opsft.weights.rectangles import hf_parameters
 
 _ALONE = EngineShare(index=0, count=1)
 _STACKED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
@@ -55,7 +55,9 @@ class HfEngine(RolloutEngine):
             self._weights.update(by_disk_name(name, parameter.data))
         shapes = {name: tuple(weight.shape) for name, weight in self._weights.items()}
         parameters = hf_parameters(shapes)
-        self.layout = EngineLayout(tp_size=1, tp_rank=0, parameters_of=lambda tp_rank: parameters)
+        self.layout = EngineLayout(
+            tp_size=1, tp_rank=0, parameters_of=lambda tp_rank: parameters
+        )
 
     @classmethod
     def from_settings(
@@ -104,11 +106,17 @@ class HfEngine(RolloutEngine):
         for sample in samples:
             ids = torch.tensor([[*sample.prompt_ids, *sample.response_ids]])
             ids = ids.to(self.model.device)
-            kept = len(sample.response_ids) + 1  # the last one predicts what is not there
-            logits_RV = self.model(input_ids=ids, logits_to_keep=kept).logits[0, :-1].float()
+            kept = (
+                len(sample.response_ids) + 1
+            )  # the last one predicts what is not there
+            logits_RV = (
+                self.model(input_ids=ids, logits_to_keep=kept).logits[0, :-1].float()
+            )
             if (chosen := self.passes.routing(*ids.shape)) is not None:
                 routing.append(as_bytes(chosen[0, :-1]))
-            log_probs = logits_RV.log_softmax(dim=-1).gather(-1, ids[0, 1 - kept :, None])
+            log_probs = logits_RV.log_softmax(dim=-1).gather(
+                -1, ids[0, 1 - kept :, None]
+            )
             scores.append(tuple(log_probs[:, 0].tolist()))
         return Scores(log_probs=tuple(scores), stale_tokens=0, routing=tuple(routing))
 
@@ -142,5 +150,7 @@ def by_disk_name(name: str, value: Tensor) -> Iterator[tuple[str, Tensor]]:
         yield name, value
         return
     for expert, matrix in enumerate(value):
-        for part, rows in zip(_STACKED[last], matrix.chunk(len(_STACKED[last])), strict=True):
+        for part, rows in zip(
+            _STACKED[last], matrix.chunk(len(_STACKED[last])), strict=True
+        ):
             yield f"{prefix}.{expert}.{part}.weight", rows

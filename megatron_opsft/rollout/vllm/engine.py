@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, cast
 from torch import Tensor
 
 from megatron_opsft.errors import SyncError
+from megatron_opsft.models.weights.rules import WeightTable
 from megatron_opsft.records import Rollout, Sample
 from megatron_opsft.rollout.engine import (
     EngineSettings,
@@ -27,7 +28,6 @@ from megatron_opsft.rollout.requests import Decoder, ResponseRequest, make_rollo
 from megatron_opsft.rollout.vllm.options import sampling_params, start_llm
 from megatron_opsft.rollout.vllm.weights import DraftWeights, vllm_layout
 from megatron_opsft.runtime.phase import count_done, count_tokens
-from megatron_opsft.weights.rules import WeightTable
 
 if TYPE_CHECKING:
     from vllm import RequestOutput, SamplingParams
@@ -50,7 +50,9 @@ class VllmEngine(RolloutEngine):
     `tp` consecutive ranks are one engine, and make the same calls in the same order.
     """
 
-    def __init__(self, settings: EngineSettings, table: WeightTable, tokenizer: Decoder) -> None:
+    def __init__(
+        self, settings: EngineSettings, table: WeightTable, tokenizer: Decoder
+    ) -> None:
         """Called by every rank, after the job's process groups were made.
 
         Errors: `UserError` when rollout.tp does not divide the world, or vLLM refuses the model.
@@ -73,7 +75,9 @@ class VllmEngine(RolloutEngine):
         # Under the external launcher this process has one worker, and can call it. It must not be
         # in a local variable: vLLM stores an exception from its import, whose traceback keeps the
         # variables of this call alive, and the worker's memory would outlive `close`.
-        self._worker: Worker = self._llm.collective_rpc(lambda wrapper: wrapper.worker)[0]
+        self._worker: Worker = self._llm.collective_rpc(lambda wrapper: wrapper.worker)[
+            0
+        ]
         self._is_speculative = settings.speculative is not None
         self._draft: DraftWeights | None = None
         if self._is_speculative:
@@ -115,7 +119,11 @@ class VllmEngine(RolloutEngine):
                         # All ranks of an engine draw the same, and no two engines do.
                         set_random_seed(request.seed % 2**32)
                     running[name] = request
-                    self._add(name, request.prompt_ids, sampling_params(sampling, request.seed))
+                    self._add(
+                        name,
+                        request.prompt_ids,
+                        sampling_params(sampling, request.seed),
+                    )
                 continue
             ended = self._step()
             requests = [running.pop(output.request_id) for output in ended]
@@ -143,7 +151,9 @@ class VllmEngine(RolloutEngine):
             by_token = cast("list[dict[int, Logprob]]", output.prompt_logprobs)
             of_token = by_token[len(sample.prompt_ids) :]
             ids = sample.response_ids
-            log_probs.append(tuple(at[i].logprob for at, i in zip(of_token, ids, strict=True)))
+            log_probs.append(
+                tuple(at[i].logprob for at, i in zip(of_token, ids, strict=True))
+            )
             if chosen := _routing(output, len(by_token) - 1):
                 routing.append(chosen)
         return Scores(
@@ -163,8 +173,12 @@ class VllmEngine(RolloutEngine):
             outputs += self._step()
         return sorted(outputs, key=lambda output: int(output.request_id))
 
-    def _add(self, name: str, prompt_ids: Sequence[int], params: "SamplingParams") -> None:
-        self._llm.llm_engine.add_request(name, {"prompt_token_ids": list(prompt_ids)}, params)
+    def _add(
+        self, name: str, prompt_ids: Sequence[int], params: "SamplingParams"
+    ) -> None:
+        self._llm.llm_engine.add_request(
+            name, {"prompt_token_ids": list(prompt_ids)}, params
+        )
 
     def _step(self) -> "list[RequestOutput]":
         """One more pass; the outputs that ended in it."""
@@ -191,7 +205,9 @@ class VllmEngine(RolloutEngine):
         """See `RolloutEngine.copy_weights`: vLLM's own update of a running model."""
         self._worker.reload_weights(weights_iterator=tensors)
 
-    def load_files(self, names_by_file: Mapping[Path, Collection[str]], version: int) -> None:
+    def load_files(
+        self, names_by_file: Mapping[Path, Collection[str]], version: int
+    ) -> None:
         """See `RolloutEngine.load_files`: by vLLM's own readers and loaders."""
         from vllm.model_executor.model_loader import weight_utils
 
@@ -233,7 +249,9 @@ class VllmEngine(RolloutEngine):
         """See `RolloutEngine.draft_fault`."""
         if self._draft is None or not (fault := self._draft.fault()):
             return ""
-        return f"the draft model of rollout.speculative is not as it was loaded: {fault}"
+        return (
+            f"the draft model of rollout.speculative is not as it was loaded: {fault}"
+        )
 
     def sleep(self) -> None:
         """See `RolloutEngine.sleep`; on a CPU there is nothing to give back."""

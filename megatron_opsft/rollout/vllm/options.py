@@ -10,17 +10,23 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.rollout.engine import JOB_ID_VARIABLE, EngineSettings, SamplingSettings
+from megatron_opsft.models.weights.rules import WeightTable
+from megatron_opsft.rollout.engine import (
+    JOB_ID_VARIABLE,
+    EngineSettings,
+    SamplingSettings,
+)
 from megatron_opsft.rollout.limits import check_installed
 from megatron_opsft.runtime.console import describe_full_gpu
 from megatron_opsft.runtime.libraries import collector_at_rest
-from megatron_opsft.weights.rules import WeightTable
 
 if TYPE_CHECKING:
     from vllm import LLM, SamplingParams
 
 _CPU_WORKER = "megatron_opsft.rollout.vllm.cpu.LaunchedCpuWorker"
-_CPU_BLOCK_TOKENS = 32  # prompts share whole blocks: vLLM's 128 would be longer than most prompts
+_CPU_BLOCK_TOKENS = (
+    32  # prompts share whole blocks: vLLM's 128 would be longer than most prompts
+)
 
 
 def start_llm(settings: EngineSettings, table: WeightTable) -> "LLM":
@@ -56,7 +62,9 @@ def start_llm(settings: EngineSettings, table: WeightTable) -> "LLM":
     except refusals as error:
         if describe_full_gpu(error):
             raise
-        raise UserError(f"rollout.engine=vllm: vLLM refuses {refused}: {_reason(error)}") from error
+        raise UserError(
+            f"rollout.engine=vllm: vLLM refuses {refused}: {_reason(error)}"
+        ) from error
 
 
 def _note_routing_on_every_rank() -> None:
@@ -71,8 +79,12 @@ def _note_routing_on_every_rank() -> None:
 
 def _reason(error: Exception) -> str:
     """In one line."""
-    if isinstance(error, ValidationError):  # its text has the input and an address as well
-        said = [f"{'.'.join(map(str, e['loc']))} {e['msg']}".strip() for e in error.errors()]
+    if isinstance(
+        error, ValidationError
+    ):  # its text has the input and an address as well
+        said = [
+            f"{'.'.join(map(str, e['loc']))} {e['msg']}".strip() for e in error.errors()
+        ]
         return " ".join("; ".join(said).split())
     return " ".join(str(error).split())
 
@@ -84,7 +96,9 @@ def prepare_environment(is_cuda: bool, rank: int, *, seeded: bool) -> None:
     """
     # In process: the worker's parameters are then ours to write, and scheduling is deterministic.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # its warnings are not for the user
+    os.environ.setdefault(
+        "VLLM_LOGGING_LEVEL", "ERROR"
+    )  # its warnings are not for the user
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     if is_cuda:
         # FlashInfer's sum over an engine's ranks comes in no fixed order, and is compiled by a CUDA
@@ -95,7 +109,11 @@ def prepare_environment(is_cuda: bool, rank: int, *, seeded: bool) -> None:
         # which has none, would still compile it with a CUDA toolkit that may not be there.
         os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
     elif is_cuda and os.environ.get("VLLM_USE_FLASHINFER_SAMPLER") != "0":
-        home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
+        home = (
+            os.environ.get("CUDA_HOME")
+            or os.environ.get("CUDA_PATH")
+            or "/usr/local/cuda"
+        )
         if shutil.which("nvcc") is None and not os.path.isfile(f"{home}/bin/nvcc"):
             raise UserError(
                 "rollout.seeded=false: FlashInfer compiles its sampler, and there is no nvcc; set "
@@ -143,9 +161,13 @@ def llm_options(settings: EngineSettings, table: WeightTable) -> dict[str, Any]:
         options["gpu_memory_utilization"] = settings.gpu_memory_fraction
         options["kv_cache_memory_bytes"] = settings.kv_cache_bytes
         options["enable_sleep_mode"] = True
-        options["compilation_config"] = {"pass_config": {"fuse_allreduce_rms": False}}  # FlashInfer
+        options["compilation_config"] = {
+            "pass_config": {"fuse_allreduce_rms": False}
+        }  # FlashInfer
         if table.shape.moe:
-            options["moe_backend"] = "triton"  # FlashInfer's reorder the experts' weights
+            options["moe_backend"] = (
+                "triton"  # FlashInfer's reorder the experts' weights
+            )
         # CUDA graphs and NCCL's buffers leave the GPU, too.
         options["sleep_mode_offload_cudagraph"] = settings.deep_sleep
         options["enable_nccl_comm_suspend"] = settings.deep_sleep
@@ -154,7 +176,9 @@ def llm_options(settings: EngineSettings, table: WeightTable) -> dict[str, Any]:
         options["worker_cls"] = _CPU_WORKER
         options["enforce_eager"] = True
         options["block_size"] = _CPU_BLOCK_TOKENS
-        options["kv_cache_memory_bytes"] = settings.kv_cache_bytes or _cpu_cache(settings, table)
+        options["kv_cache_memory_bytes"] = settings.kv_cache_bytes or _cpu_cache(
+            settings, table
+        )
         # A prompt that is prefilled in parts has its random generator wound back, which generators
         # on a CPU cannot.
         options["enable_chunked_prefill"] = False
@@ -167,7 +191,9 @@ def _cpu_cache(settings: EngineSettings, table: WeightTable) -> int:
     shape = table.shape
     itemsize = 4 if settings.dtype == "float32" else 2
     # A draft model is no larger than the policy.
-    num_layers = shape.num_layers * (2 if "model" in (settings.speculative or {}) else 1)
+    num_layers = shape.num_layers * (
+        2 if "model" in (settings.speculative or {}) else 1
+    )
     per_token = 2 * num_layers * shape.num_kv_heads * shape.head_dim * itemsize
     tokens = -(-settings.max_tokens // _CPU_BLOCK_TOKENS) * _CPU_BLOCK_TOKENS
     wanted = per_token * tokens * (settings.batch_size + 1)

@@ -7,11 +7,11 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
+from megatron_opsft.models.weights.checksum import checksum
+from megatron_opsft.models.weights.rectangles import Rect
+from megatron_opsft.models.weights.rules import WeightTable
+from megatron_opsft.models.weights.vllm_layout import vllm_parameters
 from megatron_opsft.rollout.engine import EngineLayout
-from megatron_opsft.weights.checksum import checksum
-from megatron_opsft.weights.rectangles import Rect
-from megatron_opsft.weights.rules import WeightTable
-from megatron_opsft.weights.vllm_layout import vllm_parameters
 
 
 def vllm_layout(table: WeightTable, tp_size: int, tp_rank: int = 0) -> EngineLayout:
@@ -19,7 +19,9 @@ def vllm_layout(table: WeightTable, tp_size: int, tp_rank: int = 0) -> EngineLay
     return EngineLayout(
         tp_size=tp_size,
         tp_rank=tp_rank,
-        parameters_of=cache(partial(vllm_parameters, table, tp_size=tp_size)),  # every push asks
+        parameters_of=cache(
+            partial(vllm_parameters, table, tp_size=tp_size)
+        ),  # every push asks
     )
 
 
@@ -39,7 +41,9 @@ class DraftWeights:
         """Which weight is not as it was at the start, and how; "" where all are."""
         now = self._checksums()
         if names := sorted(now.keys() ^ self._at_start.keys()):
-            return f"it no longer shares {names[0]} with the policy, or shares it only now"
+            return (
+                f"it no longer shares {names[0]} with the policy, or shares it only now"
+            )
         changed = (name for name, value in now.items() if value != self._at_start[name])
         return next((f"{name} has changed" for name in changed), "")
 
@@ -52,7 +56,9 @@ class DraftWeights:
             for name, parameter in self._draft.named_parameters()
             if name.rpartition(".")[0] not in shared
         }
-        return own | {name: _checksum(buffer) for name, buffer in self._draft.named_buffers()}
+        return own | {
+            name: _checksum(buffer) for name, buffer in self._draft.named_buffers()
+        }
 
 
 def _checksum(tensor: Tensor) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from megatron_opsft.preflight.run_directory import RunDir
+from megatron_opsft.run.start.run_directory import RunDir
 from megatron_opsft.runtime.durable import PARTIAL, REPLACED, step_in, step_name
 
 STEPS = st.integers(min_value=0, max_value=10**12)

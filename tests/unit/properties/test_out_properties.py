@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_opsft.errors import UserError
+from megatron_opsft.models.storage.model_paths import INDEX_NAME, SINGLE_NAME
+from megatron_opsft.models.storage.partial import partial_dir, written_whole
+from megatron_opsft.models.storage.replacing import check_out
 from megatron_opsft.runtime.durable import write_files
-from megatron_opsft.storage.model_paths import INDEX_NAME, SINGLE_NAME
-from megatron_opsft.storage.partial import partial_dir, written_whole
-from megatron_opsft.storage.replacing import check_out
 
 WHOLE = [SINGLE_NAME, INDEX_NAME]
 FILES = st.sampled_from(

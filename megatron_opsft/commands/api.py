@@ -1,0 +1,196 @@
+"""The commands as functions: `from megatron_opsft import load_config, train, evaluate, convert`.
+
+All of them raise `megatron_opsft.errors.UserError`, one line, for what the caller can fix. In
+a script of several ranks, under torchrun, every rank calls the same.
+"""
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from megatron_opsft.config import Config
+from megatron_opsft.config import load as config_load
+from megatron_opsft.errors import NothingLeft, UserError
+from megatron_opsft.records import Callback
+from megatron_opsft.runtime.console import say
+from megatron_opsft.runtime.libraries import loading_libraries
+from megatron_opsft.runtime.phase import STOP_SIGNALS
+from megatron_opsft.runtime.successive import ended_with_its_job
+
+if TYPE_CHECKING:
+    from megatron_opsft.commands.convert.run import Figures
+    from megatron_opsft.commands.evaluate.results import Results
+
+__all__ = ["Callback", "TrainedRun", "convert", "evaluate", "load_config", "train"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedRun:
+    """A run that ended without an error.
+
+    finished: false where a stop was requested; the run left a checkpoint to resume from.
+    """
+
+    directory: Path
+    finished: bool
+
+    @property
+    def model(self) -> Path:
+        """The trained model, a Hugging Face directory; of a finished run."""
+        return self.directory / "hf"
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """summary.json of a finished run: accuracy and length before and after."""
+        read: dict[str, Any] = json.loads(
+            (self.directory / "summary.json").read_text("utf-8")
+        )
+        return read
+
+
+def load_config(
+    path: str | Path | None = None, overrides: Mapping[str, object] | Sequence[str] = ()
+) -> Config:
+    """The configuration of a run, every key checked.
+
+    overrides: `{"optimizer.lr": 1e-6}`, or as on the command line `["optimizer.lr=1e-6"]`.
+    """
+    if isinstance(overrides, Mapping):
+        overrides = [
+            f"{key}={json.dumps(value, default=str)}"
+            for key, value in overrides.items()
+        ]
+    return config_load.load_config(Path(path) if path is not None else None, overrides)
+
+
+def train(
+    config: Config,
+    *,
+    resume: bool | Literal["auto"] = False,
+    overwrite: bool = False,
+    callbacks: Sequence[Callback] = (),
+) -> TrainedRun:
+    """Train as `megatron-opsft train` does.
+
+    resume: continue from the newest checkpoint; "auto": or start anew where there is no run.
+    overwrite: delete what the run's directory holds. Ctrl-C, SIGTERM and `run.max_minutes` make it
+    checkpoint after the step and return. Called in the main thread. Errors: also
+    `NonFiniteError` and `SyncError` (megatron_opsft.errors). After an error of all ranks this
+    process can train and evaluate again; where one rank fails alone, the others' processes end.
+    """
+    if not isinstance(config, Config):
+        raise UserError(
+            f"train: give a configuration: train(load_config({str(config)!r}))"
+        )
+    if resume and overwrite:
+        raise UserError(
+            "train: resume and overwrite exclude each other; give one of them"
+        )
+    if threading.current_thread() is not threading.main_thread():
+        raise UserError(
+            "train: call it in the main thread; no other thread receives signals"
+        )
+    with ExitStack() as after:  # signals mean again what they meant before
+        for number in STOP_SIGNALS:
+            after.callback(signal.signal, number, signal.getsignal(number))
+        after.enter_context(ended_with_its_job())
+        code = start_training(
+            config, resume=resume, overwrite=overwrite, callbacks=callbacks
+        )
+    return TrainedRun(directory=config.run.dir, finished=code == 0)
+
+
+def start_training(
+    config: Config,
+    *,
+    resume: bool | Literal["auto"],
+    overwrite: bool,
+    callbacks: Sequence[Callback] = (),
+) -> int:
+    """Train, as of `train`; the exit code of the command. Errors: as of `train`."""
+    from megatron_opsft.run.start.check import opened_run
+
+    directory, goes_on = config.run.dir, bool(resume)
+    try:
+        with opened_run(
+            config, resume=goes_on, overwrite=overwrite, must_exist=resume is True
+        ):
+            with loading_libraries():
+                from megatron_opsft.run.train import train as run
+
+            return run(config, resume=goes_on, overwrite=overwrite, callbacks=callbacks)
+    except NothingLeft:
+        if os.environ.get("RANK", "0") == "0":
+            say(f"{directory}: the run is finished; nothing is left")
+        return 0
+    except FileNotFoundError as error:
+        if directory.exists():
+            raise
+        reason = f"run.dir={directory} was deleted while the run was writing to it"
+        raise UserError(reason) from error
+
+
+def evaluate(
+    settings: str | Path | None = None, *, overwrite: bool = False, **keys: object
+) -> "Results | None":
+    """Evaluate as `megatron-opsft eval` does; `results.model_dump()` is results.json.
+
+    settings: a YAML file; keys: settings on top of it, such as `model=`, `out=`, `limit=`, and
+    `data={"mine": "problems.jsonl"}` (docs/evaluation.md). The same call continues what is in
+    `out`. Returns None on ranks other than 0.
+    """
+    with ended_with_its_job():
+        from megatron_opsft.commands.evaluate.settings import (
+            check_settings,
+            load_settings,
+        )
+
+        given = {
+            key: str(value) if isinstance(value, Path) else value
+            for key, value in keys.items()
+        }
+        loaded = load_settings(
+            Path(settings) if settings is not None else None, (), given
+        )
+        check_settings(loaded)
+        from megatron_opsft.commands.evaluate.results import read_results
+
+        with loading_libraries():
+            from megatron_opsft.commands.evaluate.run import evaluate as run
+        return read_results(loaded.out) if run(loaded, overwrite=overwrite) else None
+
+
+def convert(
+    source: str | Path,
+    out: str | Path,
+    *,
+    to: Literal["hf", "megatron"],
+    config_from: str | Path | None = None,
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None,
+    overwrite: bool = False,
+    verify: bool = False,
+) -> "Figures":
+    """Convert a model as `megatron-opsft convert` does.
+
+    source: what is meant by `--hf` and `--megatron` there. config_from: a Hugging Face directory,
+    where a checkpoint does not know its model. dtype: of the output, the source's by default.
+    verify: read it back and compare.
+    """
+    from megatron_opsft.commands.convert.commands import find_source
+    from megatron_opsft.commands.convert.run import convert_model
+
+    return convert_model(
+        find_source(str(source), to, Path(out), overwrite=overwrite),
+        Path(out),
+        to,
+        config_from=Path(config_from) if config_from is not None else None,
+        dtype=dtype,
+        overwrite=overwrite,
+        verify=verify,
+    )

@@ -1,0 +1,256 @@
+"""The command line: `megatron-opsft`, the same as `python -m megatron_opsft`."""
+
+import logging
+import os
+import shutil
+import sys
+import time
+import traceback
+import warnings
+from errno import EACCES, EEXIST, EISDIR, ENAMETOOLONG, ENOTDIR, EPERM, EROFS
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import click
+
+from megatron_opsft import __version__
+from megatron_opsft.commands.api import start_training
+from megatron_opsft.commands.command_line import (
+    Command,
+    RunCommand,
+    StartCommand,
+    group,
+    invoke,
+    reference_table,
+)
+from megatron_opsft.commands.convert.commands import PROGRAM as convert
+from megatron_opsft.commands.diagnose.commands import Diagnose
+from megatron_opsft.commands.evaluate.commands import PROGRAM as evaluate
+from megatron_opsft.commands.launch.commands import PROGRAM as launch
+from megatron_opsft.commands.make_data.commands import MakeData
+from megatron_opsft.commands.plan.commands import PROGRAM as plan
+from megatron_opsft.commands.report_command import Report
+from megatron_opsft.commands.study.commands import Study
+from megatron_opsft.config import Config
+from megatron_opsft.config.load import load_config, to_yaml
+from megatron_opsft.errors import (
+    HubUnreachable,
+    NonFiniteError,
+    RanksMissing,
+    SyncError,
+    UserError,
+)
+from megatron_opsft.methods.catalog import settings_class, show_methods
+from megatron_opsft.models.architectures.config_from_hf import read_model_shape
+from megatron_opsft.models.storage.model_paths import resolve_model
+from megatron_opsft.rollout.limits import fit_lengths
+from megatron_opsft.runtime.console import (
+    LogToStderr,
+    describe_full_gpu,
+    is_of_waking_vllm,
+    lack_of_memory,
+    let_output_go_away,
+    say,
+)
+from megatron_opsft.runtime.diagnosis import PEER_LOST_EXIT_CODE
+from megatron_opsft.runtime.durable import FullDiskError, full_disk_behind
+from megatron_opsft.runtime.libraries import loading_libraries
+from megatron_opsft.runtime.phase import describe_rank
+from megatron_opsft.runtime.watchdog import is_watched, report_failure
+from megatron_opsft.section import Section
+
+_LESS_MEMORY = (
+    "lower train.max_tokens_per_microbatch, rollout.gpu_memory_fraction or, with hf, "
+    "rollout.batch_size; or set train.recompute=full; `megatron-opsft plan` says what fits"
+)
+_LESS_MEMORY_FOR_VLLM = (
+    "vLLM did not get back the memory that it had before its sleep: lower "
+    "rollout.gpu_memory_fraction or rollout.kv_cache_bytes, and leave rollout.deep_sleep=false"
+)
+_REFUSALS = (EACCES, EPERM, EROFS, EEXIST, ENOTDIR, EISDIR, ENAMETOOLONG)
+
+
+class Train(StartCommand):
+    """Train; on several ranks with torchrun. All keys: `megatron-opsft config --reference`."""
+
+    examples: ClassVar[tuple[str, ...]] = (
+        "train examples/configs/quickstart.yaml run.dir=runs/first",
+        "train CONFIG optimizer.lr=1e-6 --resume=auto",
+    )
+
+    def run(self) -> int:
+        """Train; the exit code."""
+        resume: bool | Literal["auto"] = (
+            "auto" if self.resume == "auto" else bool(self.resume)
+        )
+        return start_training(self.load(), resume=resume, overwrite=self.overwrite)
+
+
+class ShowConfig(Command):
+    """Print the resolved configuration of a run, every key of it."""
+
+    words: ClassVar[tuple[str, ...]] = ("config",)
+    keys_of: ClassVar[type[Section] | None] = Config
+    examples: ClassVar[tuple[str, ...]] = (
+        "config examples/configs/quickstart.yaml optimizer.lr=1e-6",
+        "config --reference",
+    )
+    config: Path | None = None
+    """YAML file of a run."""
+    keys: tuple[str, ...] = ()
+    reference: bool = False
+    """Print the table of all keys instead."""
+
+    def run(self) -> None:
+        """Print it."""
+        if self.reference:
+            say(reference_table())
+        elif self.config is None:
+            raise UserError(
+                "config: name a YAML file, such as examples/configs/quickstart.yaml, or ask for "
+                "--reference"
+            )
+        else:
+            say(to_yaml(load_config(self.config, self.keys)), end="")
+
+
+class Fetch(RunCommand):
+    """Bring a run's model and data into the Hugging Face cache, for jobs without a network.
+
+    Needs no GPU: run it on a login node, with the HF_HOME of the job.
+    """
+
+    examples: ClassVar[tuple[str, ...]] = (
+        "fetch examples/configs/r1_distill_7b_paper.yaml",
+        "fetch CONFIG model.path=Qwen/Qwen3-0.6B",
+    )
+
+    def run(self) -> None:
+        """Fetch and read all that a run reads, so that mistakes are found here."""
+        with loading_libraries():
+            from megatron_opsft.run.start.input import read_input
+        config = self.load()
+        model_dir = resolve_model(config.model.path)
+        shape = read_model_shape(model_dir)
+        given = read_input(
+            fit_lengths(config, shape.max_position_embeddings), model_dir, shape
+        )
+        if draft := (config.rollout.speculative or {}).get("model"):
+            resolve_model(draft, option="rollout.speculative.model")
+        say(f"{config.model.path} and {len(given.problems.problems)} problems are here")
+
+
+class Methods(Command):
+    """List the methods that `method.name` can be: formula, paper, what each needs."""
+
+    words: ClassVar[tuple[str, ...]] = ("name",)
+    examples: ClassVar[tuple[str, ...]] = ("methods", "methods laser")
+    name: str | None = None
+    """Print the keys of this one instead."""
+
+    def run(self) -> None:
+        """Print them."""
+        if self.name is not None:
+            say(reference_table(settings_class({"name": self.name}), prefix="method."))
+        else:
+            say(show_methods(width=shutil.get_terminal_size((120, 24)).columns), end="")
+
+
+PROGRAM = group(
+    "megatron-opsft",
+    "On-policy SFT for shorter reasoning, on Megatron-Core.",
+    {
+        "train": Train,
+        "config": ShowConfig,
+        "fetch": Fetch,
+        "methods": Methods,
+        "convert": convert,
+        "eval": evaluate,
+        "plan": plan,
+        "launch": launch,
+        "data": MakeData,
+        "study": Study,
+        "diagnose": Diagnose,
+        "report": Report,
+    },
+    (
+        "train examples/configs/quickstart.yaml",
+        "eval --model runs/quickstart --out runs/quickstart/eval",
+    ),
+)
+PROGRAM = click.version_option(__version__, message="%(prog)s %(version)s")(PROGRAM)
+
+
+def main(program: click.Command = PROGRAM) -> None:
+    """Entry point of the console script: errors a user can fix are one line and exit code 2, no
+    traceback.
+    """
+    let_output_go_away()
+    if not sys.warnoptions:
+        # Deprecations inside Megatron and torch: many on every rank, none for the user to fix.
+        warnings.simplefilter("ignore")
+    # A store that has gone with its rank: PyTorch would print a stack beside our line.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    logging.basicConfig(
+        level=logging.WARNING,
+        format="%(levelname)s %(message)s",
+        handlers=[LogToStderr()],
+    )
+    logging.getLogger("megatron_opsft").setLevel(logging.INFO)
+    try:
+        code = invoke(program)
+    except Exception as error:
+        if said := _cause_outside(error):
+            _exit(f"error: {said[0]}", said[1])
+        if not is_watched():
+            raise
+        lines = str(error).splitlines() or [""]
+        _exit(f"error: {describe_rank()}: {type(error).__name__}: {lines[0]}", 1, error)
+    sys.exit(code)
+
+
+def _cause_outside(error: Exception) -> tuple[str, int] | None:
+    """What is said of an error whose cause is not in the program, and the exit code."""
+    if isinstance(error, HubUnreachable):
+        return str(error), PEER_LOST_EXIT_CODE
+    if isinstance(error, UserError) and not isinstance(error, FullDiskError):
+        return str(error), 2
+    if isinstance(
+        error, NonFiniteError
+    ):  # the same on every rank, and it names the one it is of
+        return str(error), 3
+    if isinstance(error, SyncError | RanksMissing):
+        code = 3 if isinstance(error, SyncError) else PEER_LOST_EXIT_CODE
+        return f"{describe_rank()}: {error}", code
+    is_told = isinstance(error, FullDiskError)
+    if full := error if is_told else full_disk_behind(error):
+        said = f"{full}; make room, then give the same command again, `train` with --resume"
+        return said if is_told else f"{describe_rank()}: {said}", 2
+    if full_gpu := describe_full_gpu(error):
+        remedy = _LESS_MEMORY_FOR_VLLM if is_of_waking_vllm(full_gpu) else _LESS_MEMORY
+        return f"{describe_rank()}: {full_gpu}; {remedy}", 2
+    if isinstance(error, OSError) and error.filename and error.errno in _REFUSALS:
+        refused = f"{error.filename}: {error.strerror}"
+        return f"{refused}; name another place, or change its permissions", 2
+    if (
+        isinstance(error, UnicodeEncodeError) and error.encoding == "ascii"
+    ):  # of a file's name
+        return f"{error.object!a} cannot be named in this locale: set LC_ALL=C.UTF-8", 2
+    lack = lack_of_memory(error)
+    return (f"{describe_rank()}: {lack}", 2) if lack else None
+
+
+def _exit(message: str, code: int, trace: Exception | None = None) -> None:
+    """Print and leave; not waiting for other ranks, which may be in a collective for ever.
+
+    Watched ranks agree on whose error it is: it alone speaks, and its exit code is everyone's.
+    """
+    rank = int(os.environ.get("RANK", "0"))
+    if not is_watched() and rank > 0:
+        time.sleep(3)  # most errors are every rank's: let rank 0 say it and end the job
+    diagnosis = report_failure(code, message)
+    if diagnosis is None or diagnosis.rank == rank:
+        if trace is not None:
+            say("".join(traceback.format_exception(trace)), error=True)
+        say(message, error=True)
+    os._exit(diagnosis.code if diagnosis is not None else code)

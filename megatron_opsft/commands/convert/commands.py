@@ -1,0 +1,157 @@
+"""`megatron-opsft convert`: the commands, as users call them."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from pydantic import ByteSize, Field
+
+from megatron_opsft.commands.command_line import Command, group
+from megatron_opsft.errors import ANSWER_IS_NO, UserError
+from megatron_opsft.runtime.console import say
+
+
+class _Conversion(Command):
+    out: Path
+    """Directory to write."""
+    dtype: Literal["float32", "float16", "bfloat16"] | None = None
+    """Cast to it; by default as in the source."""
+    shard_size: ByteSize = Field("5GB", gt=0, lt=2**63, validate_default=True)
+    """Largest file, such as 5GB or 500MB."""
+    overwrite: bool = False
+    """Replace the model or conversion at --out."""
+    verify: bool = False
+    """Read everything back and compare it, tensor by tensor."""
+    as_json: bool = Field(False, alias="json")
+    """Print one line of figures as JSON."""
+
+    def convert(
+        self, source: str, to: Literal["hf", "megatron"], config_from: Path | None
+    ) -> None:
+        """Convert, and say how it went. source: as the user names it."""
+        directory = find_source(source, to, self.out, overwrite=self.overwrite)
+        from megatron_opsft.commands.convert.run import convert_model
+
+        figures = convert_model(
+            directory,
+            self.out,
+            to,
+            config_from=config_from,
+            dtype=self.dtype,
+            max_shard_bytes=self.shard_size,
+            overwrite=self.overwrite,
+            verify=self.verify,
+        )
+        if self.as_json:
+            say(json.dumps(dataclasses.asdict(figures)))
+        else:
+            size = ByteSize(figures.bytes).human_readable(decimal=True)
+            say(
+                f"wrote {self.out}: {figures.tensors} tensors, {size} in {figures.seconds:.1f} s, "
+                f"peak memory {figures.peak_rss_mb:.0f} MiB{', verified' * self.verify}"
+            )
+
+
+class ToMegatron(_Conversion):
+    """Hugging Face directory -> Megatron-Core distributed checkpoint (torch_dist).
+
+    It loads at any TP x PP x VPP (x EP). The output appears when it is whole.
+    """
+
+    examples: ClassVar[tuple[str, ...]] = (
+        "convert to-megatron --hf DIR --out MEGATRON_DIR --verify",
+        "convert to-megatron --hf DIR --out OTHER --dtype bfloat16",
+    )
+    hf: str
+    """Hugging Face directory, hub name, run directory or tiny_reasoner."""
+
+    def run(self) -> None:
+        """Convert."""
+        self.convert(self.hf, "megatron", None)
+
+
+class ToHf(_Conversion):
+    """Megatron-Core distributed checkpoint (torch_dist) -> Hugging Face directory.
+
+    The checkpoint may be one of a training run, at any parallel layout. The output appears when it
+    is whole.
+    """
+
+    examples: ClassVar[tuple[str, ...]] = (
+        "convert to-hf --megatron MEGATRON_DIR --out DIR",
+        "convert to-hf --megatron MEGATRON_DIR --out NEW --verify",
+    )
+    megatron: Path
+    """Megatron-Core distributed checkpoint, or a run: its newest one."""
+    config_from: Path | None = None
+    """Hugging Face directory or run with config and tokenizer, if --megatron has none."""
+
+    def run(self) -> None:
+        """Convert."""
+        self.convert(str(self.megatron), "hf", self.config_from)
+
+
+class Check(Command):
+    """Compare the weights of two models; exit code 4 when any differs."""
+
+    words: ClassVar[tuple[str, ...]] = ("first", "second")
+    examples: ClassVar[tuple[str, ...]] = (
+        "convert check DIR MEGATRON_DIR",
+        "convert check CHECKPOINT DIR --config-from DIR",
+    )
+    first: str
+    """Either format."""
+    second: str
+    """Either format."""
+    config_from: Path | None = None
+    """Hugging Face directory or run with config and tokenizer, if --megatron has none."""
+
+    def run(self) -> int | None:
+        """Print what differs."""
+        from megatron_opsft.commands.convert.run import differing_tensors, open_source
+        from megatron_opsft.models.storage.model_paths import resolve_model
+
+        sources = [
+            open_source(resolve_model(name, option="convert check"), self.config_from)
+            for name in (self.first, self.second)
+        ]
+        if lines := differing_tensors(sources[0], sources[1]):
+            lines.append(
+                f"{len(lines)} of {len(sources[0].table.hf_shapes())} tensors differ"
+            )
+            say("\n".join(lines))
+            return ANSWER_IS_NO
+        say(f"equal: {len(sources[0].table.hf_shapes())} tensors")
+        return None
+
+
+PROGRAM = group(
+    "convert",
+    "Convert checkpoints between Hugging Face and Megatron-Core.",
+    {"to-megatron": ToMegatron, "to-hf": ToHf, "check": Check},
+    (
+        "convert to-megatron --hf DIR --out MEGATRON_DIR --verify",
+        "convert to-hf --megatron MEGATRON_DIR --out DIR",
+    ),
+)
+
+
+def find_source(name: str, to: str, out: Path, *, overwrite: bool) -> Path:
+    """The directory of a model to be converted `to` hf or megatron. Errors: `UserError`, also for
+    an output that may not be written.
+    """
+    from megatron_opsft.models.storage.model_paths import (
+        newest_checkpoint,
+        resolve_model,
+    )
+    from megatron_opsft.models.storage.replacing import check_out
+
+    if to == "megatron":
+        directory = resolve_model(name, option="--hf")
+    else:
+        directory = newest_checkpoint(Path(name).expanduser())
+    if not directory.is_dir():
+        raise UserError(f"{directory} is not a directory")
+    check_out(out, [directory], overwrite=overwrite)
+    return directory

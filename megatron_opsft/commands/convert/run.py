@@ -1,0 +1,228 @@
+"""Convert a model from one format to the other, and compare two: either format is a `Source`."""
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from megatron_opsft.commands.convert.megatron_layout import megatron_layout
+from megatron_opsft.errors import UserError
+from megatron_opsft.models.architectures.config_from_hf import read_model_shape
+from megatron_opsft.models.storage.hf_files import SAFETENSORS_DTYPES
+from megatron_opsft.models.storage.hf_writer import (
+    MAX_SHARD_BYTES,
+    Target,
+    hf_layout,
+    side_files,
+)
+from megatron_opsft.models.storage.large_files import Staging
+from megatron_opsft.models.storage.megatron_files import StoredWeights, open_weights
+from megatron_opsft.models.storage.model_paths import is_dist_checkpoint, resolve_model
+from megatron_opsft.models.storage.partial import PartialFiles, written_whole
+from megatron_opsft.models.storage.regions import row_chunks
+from megatron_opsft.models.storage.replacing import check_out
+from megatron_opsft.models.weights.rectangles import Rect
+from megatron_opsft.models.weights.rules import WeightTable
+from megatron_opsft.runtime.device import peak_resident_bytes
+from megatron_opsft.runtime.durable import write_files
+from megatron_opsft.runtime.progress import Progress
+
+Format = Literal["megatron", "hf"]
+_staging = Staging()
+_NUM_THREADS = 3  # while one waits for the disk to write, others read and lay out
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """An opened model. `table` has TransformerEngine's names, which checkpoints use."""
+
+    directory: Path
+    config_dir: Path
+    table: WeightTable
+    tensors: StoredWeights
+    is_megatron: bool
+
+    def only_dtype(self) -> torch.dtype:
+        """The dtype of all weights. Errors: `UserError` naming one that has another."""
+        names = list(self.table.hf_shapes())
+        first = self.tensors.dtype(names[0])
+        for name in names:
+            if self.tensors.dtype(name) is not first:
+                raise UserError(
+                    f"{self.directory}: tensor {name} is {self.tensors.dtype(name)}, but "
+                    f"{names[0]} is {first}; give --dtype to convert all to one"
+                )
+        if first not in SAFETENSORS_DTYPES.values():
+            raise UserError(f"{self.directory}: {first} is not supported; give --dtype")
+        return first
+
+
+def open_source(directory: Path, config_dir: Path | None = None) -> Source:
+    """Open a Hugging Face directory or a Megatron checkpoint and check it without reading weights.
+
+    config_dir: Hugging Face directory of the configuration and tokenizer, where the checkpoint does
+    not hold them itself.
+    Errors: `UserError` naming what is missing, unexpected or damaged.
+    """
+    is_megatron = is_dist_checkpoint(directory)
+    if config_dir is not None:
+        config_dir = resolve_model(str(config_dir), option="--config-from")
+    if is_megatron and config_dir is None and not (directory / "config.json").is_file():
+        raise UserError(
+            f"{directory} holds no config.json; give --config-from with the Hugging Face directory "
+            "that the model came from"
+        )
+    config_dir = config_dir or directory
+    table = WeightTable(read_model_shape(config_dir), "te")
+    return Source(
+        directory, config_dir, table, open_weights(directory, table), is_megatron
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """What a conversion did; bytes are those of the output's tensors."""
+
+    tensors: int
+    bytes: int
+    seconds: float
+    peak_rss_mb: float
+
+
+def convert_model(
+    directory: Path,
+    out: Path,
+    to: Format,
+    *,
+    config_from: Path | None = None,
+    dtype: str | None = None,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+    overwrite: bool = False,
+    verify: bool = False,
+) -> Figures:
+    """Write the model in `directory` to `out` in the other format; it appears when it is whole.
+
+    config_from: as in `open_source`; dtype: None for the source's; verify: read the
+    result back and compare. Errors: `UserError`; nothing is left then, but a result that differs
+    when it is compared.
+    """
+    source = open_source(directory, config_from)
+    if source.is_megatron == (to == "megatron"):
+        kind = "Megatron checkpoint" if source.is_megatron else "Hugging Face directory"
+        raise UserError(f"{directory} is a {kind} already; convert it the other way")
+    started = time.monotonic()
+    # The weight files too, to which links may lead.
+    read = [source.directory, source.config_dir, *source.tensors.files()]
+    check_out(out, read, overwrite=overwrite)
+    wanted = getattr(torch, dtype) if dtype else source.only_dtype()
+    if to == "hf":
+        layout = hf_layout(source.table.hf_shapes(), wanted, max_shard_bytes)
+    else:
+        layout = megatron_layout(source.table, wanted, max_shard_bytes)
+    num_bytes = sum(target.region.num_bytes for target in layout.targets)
+    with (
+        written_whole(out, layout.files) as partial,
+        Progress("converting", num_bytes, unit="B") as progress,
+    ):
+        _copy_all(source, layout.targets, partial, progress)
+        small = side_files(source.config_dir, wanted) | layout.small_files
+        write_files(partial.directory, small)
+    seconds = time.monotonic() - started
+    if verify and (lines := differing_tensors(source, open_source(out), dtype=wanted)):
+        raise UserError(f"{out} differs from {directory}: {'; '.join(lines[:4])}")
+    return Figures(
+        tensors=len(layout.targets),
+        bytes=num_bytes,
+        seconds=round(seconds, 3),
+        peak_rss_mb=round(peak_resident_bytes() / 2**20, 1),
+    )
+
+
+def _copy_all(
+    source: Source, targets: Sequence[Target], partial: PartialFiles, progress: Progress
+) -> None:
+    """All tensors, chunk by chunk. Errors: of the first chunk that fails; the others end early."""
+    with ThreadPoolExecutor(_NUM_THREADS) as pool:
+        copied: list[Future[int]] = []
+        for target in targets:
+            num_rows = target.parts[-1].target.row1
+            for first, last in row_chunks(0, num_rows, target.region.row_bytes):
+                copied.append(
+                    pool.submit(_copy_rows, source, target, first, last, partial)
+                )
+        try:
+            for each in as_completed(copied):
+                progress.update(each.result())
+        except BaseException:
+            pool.shutdown(
+                wait=False, cancel_futures=True
+            )  # leaving the block waits for the rest
+            raise
+
+
+def _copy_rows(
+    source: Source, target: Target, first: int, last: int, partial: PartialFiles
+) -> int:
+    """Rows of one tensor: put together in memory, then written. Returns their bytes."""
+    region, width = target.region, target.parts[0].target.col1
+    data = _staging.place_for((last - first) * region.row_bytes)
+    rows = torch.frombuffer(data, dtype=region.dtype).view(
+        last - first, *region.shape[1:]
+    )
+    window = Rect(target.name, first, last, 0, width)
+    for part in target.parts:
+        cut = part.inverse.cut(window)
+        if cut is not None:
+            read, out = cut.target, cut.source.relative_to(window).view(rows)
+            source.tensors.copy_rows(read.tensor, read.row0, read.row1, out)
+    partial.files[str(region.path)].write(data, region.offset_of(first))
+    return len(data)
+
+
+def differing_tensors(
+    first: Source, second: Source, *, dtype: torch.dtype | None = None
+) -> list[str]:
+    """One line for each tensor that differs in a bit; empty for equal models.
+
+    dtype: compare after a cast of both to it; None: dtypes must be equal too. Errors: `UserError`
+    when the models have different tensors altogether.
+    """
+    shapes = first.table.hf_shapes()
+    if shapes != second.table.hf_shapes():
+        raise UserError(
+            f"{first.directory} and {second.directory} are models of different architecture or size"
+        )
+    sides, lines = (first.tensors, second.tensors), []
+    with Progress("comparing", len(shapes), unit=" tensors") as progress:
+        for name, shape in shapes.items():
+            dtypes = [side.dtype(name) for side in sides]
+            if dtype is None and dtypes[0] is not dtypes[1]:
+                lines.append(f"{name}: {dtypes[0]} against {dtypes[1]}")
+            elif not _are_equal(sides, name, shape, dtype or dtypes[0]):
+                lines.append(f"{name}: other values")
+            progress.update()
+    return lines
+
+
+def _are_equal(
+    sides: tuple[StoredWeights, StoredWeights],
+    name: str,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+) -> bool:
+    """Bit for bit, after a cast of both to the dtype."""
+    row_bytes = prod(shape[1:]) * dtype.itemsize
+    for start, stop in row_chunks(0, shape[0], row_bytes):
+        first, second = (
+            torch.empty(stop - start, *shape[1:], dtype=dtype) for _ in sides
+        )
+        for side, rows in zip(sides, (first, second), strict=True):
+            side.copy_rows(name, start, stop, rows)
+        if not torch.equal(first.view(torch.uint8), second.view(torch.uint8)):
+            return False
+    return True

@@ -1,0 +1,95 @@
+"""`megatron-opsft eval`: the commands, as users call them."""
+
+from pathlib import Path
+from typing import ClassVar
+
+from megatron_opsft.commands.command_line import Command, group, reference_table
+from megatron_opsft.commands.evaluate.settings import (
+    EvalSettings,
+    check_settings,
+    load_settings,
+)
+from megatron_opsft.errors import UserError
+from megatron_opsft.runtime.console import say
+from megatron_opsft.runtime.libraries import loading_libraries
+from megatron_opsft.section import Section
+
+
+class Evaluate(Command):
+    """Evaluate a model: accuracy and length on benchmarks.
+
+    Several GPUs: torchrun --nproc-per-node N -m megatron_opsft eval. The same command continues
+    what is in --out. Settings are KEY=VALUE or --key VALUE: model, baseline, benchmarks,
+    data.NAME=FILE, out, name, engine, samples, limit, max_tokens and more; --reference lists all of
+    them. A YAML file of settings may come first.
+    """
+
+    words: ClassVar[tuple[str, ...]] = ("config",)
+    keys_of: ClassVar[type[Section] | None] = EvalSettings
+    examples: ClassVar[tuple[str, ...]] = (
+        "eval --model tiny_reasoner --out runs/eval limit=64",
+        "eval examples/eval/paper.yaml engine=vllm max_tokens=16384",
+        "eval --model DIR data.mine=problems.jsonl --out DIR",
+        "eval --reference",
+    )
+    config: Path | None = None
+    """YAML file of settings."""
+    keys: tuple[str, ...] = ()
+    overwrite: bool = False
+    """Delete the evaluation that --out holds."""
+    reference: bool = False
+    """Print the table of all settings instead."""
+
+    def run(self) -> None:
+        """Evaluate, or print the settings."""
+        if self.reference:
+            say(reference_table(EvalSettings))
+            return
+        settings = load_settings(self.config, self.keys)
+        check_settings(settings)
+        with loading_libraries():
+            from megatron_opsft.commands.evaluate.run import evaluate
+
+        if table := evaluate(settings, overwrite=self.overwrite):
+            say(table, end="")
+            say(f"results, tables, figures and samples: {settings.out}")
+
+
+class Compare(Command):
+    """One table and page of several results; names every setting in which they differ."""
+
+    words: ClassVar[tuple[str, ...]] = ("results",)
+    examples: ClassVar[tuple[str, ...]] = (
+        "eval compare runs/a/eval runs/b/eval --out comparison",
+        "eval compare runs/a/eval runs/b/eval --out ab --baseline b",
+    )
+    results: tuple[Path, ...]
+    """Directories of evaluations."""
+    out: Path
+    """Directory for table.md and report.html."""
+    baseline: str | None = None
+    """Label of the model that is 100 % of every CR."""
+
+    def run(self) -> None:
+        """Compare. Errors: `UserError` as of `compare`, and for an --out that has a table."""
+        from megatron_opsft.commands.evaluate.comparison import compare
+        from megatron_opsft.commands.evaluate.results import read_results
+
+        comparison = compare(
+            [read_results(path) for path in self.results], baseline=self.baseline
+        )
+        if self.out.is_file() or (self.out / "table.md").exists():
+            raise UserError(
+                f"--out {self.out} is a file or holds a table.md; name another one"
+            )
+        comparison.write(self.out, self.results)
+        say(comparison.text(), end="")
+        say(f"table and page: {self.out}")
+
+
+PROGRAM = group(
+    "eval",
+    "Evaluate a model: accuracy and length on benchmarks. `eval ...` is `eval run ...`.",
+    {"run": Evaluate, "compare": Compare},
+    (*Evaluate.examples[:2], Compare.examples[0]),
+)

@@ -1,0 +1,321 @@
+r"""DEER, early exit without training: thinking ends where a trial answer is confident enough.
+
+Source: Yang et al., "Dynamic Early Exit in Reasoning Models" (arXiv 2504.15895); defaults are those
+of the paper and its released code. Where the model samples a transition word ("Wait"), an inducer
+is put in the word's place (`\n**Final Answer**\n\boxed`) and continued greedily. The confidence in
+the answer a_1 ... a_n is the geometric mean of its tokens' probabilities,
+
+    C = (p(a_1) * ... * p(a_n)) ** (1 / n),   p(a_t) = max over the vocabulary, at temperature 1.
+
+C > threshold: the word is dropped, the thinking closed (`\n</think>\n\n`) and the conclusion
+sampled. Otherwise the trial is forgotten and the thinking continues behind the word. After
+`max_trials` trials nothing stops the thinking any more.
+
+Where this differs from the released code, and why:
+- C is the paper's. The code takes the arithmetic mean by default; for Qwen3 it takes the geometric
+  one, and asks that the trial ends with `</think>`.
+- a_1 ... a_n are the tokens from behind the box's opening brace to its closing brace. The code
+  averages all but the first token up to one of a list of endings, or to 20 tokens. A box that is
+  empty or not closed within the trial is no answer here.
+- Trials are greedy, as p(a_t) wants; the code leaves their temperature at vLLM's default of 1.
+- A transition is a token that spells the word, spaces and punctuation aside. The code looks for one
+  word's characters, inside longer words too.
+- Thinking that ends by itself keeps its own closing text, and tokens are never tokenised again.
+- No budget forcing: the code closes the thinking after 90 % of the budget and forces an answer
+  beyond its end, which no method that this one is compared with gets.
+"""
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from transformers import PreTrainedTokenizerBase
+
+from megatron_opsft.commands.evaluate.settings import DeerSettings
+from megatron_opsft.data.answers import find_boxes
+from megatron_opsft.errors import NonFiniteError, UserError
+from megatron_opsft.records import Rollout, Sample
+from megatron_opsft.rollout.engine import RolloutEngine, SamplingSettings
+from megatron_opsft.rollout.requests import ResponseRequest, make_rollouts
+from megatron_opsft.rollout.sampling import response_seed
+
+_OPEN_BOX = re.compile(r"\\boxed\s*\{?$")
+_EDGES = re.compile(r"^[\W_]+|[\W_]+$")
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Response:
+    """One unfinished response. ids: of the response so far; limit: how many there may be.
+    extra_tokens: sampled ones that are not part of it: trials, and the word that an exit drops.
+    """
+
+    request: ResponseRequest
+    limit: int
+    ids: list[int] = field(default_factory=list)
+    num_segments: int = 0
+    num_trials: int = 0
+    extra_tokens: int = 0
+    interruptible: bool = True  # a transition would stop it
+
+    @property
+    def room(self) -> int:
+        """How many tokens may still come."""
+        return self.limit - len(self.ids)
+
+    def behind(self, context: Sequence[int], seed: int) -> ResponseRequest:
+        """For what comes after the prompt and `context`."""
+        return replace(
+            self.request, prompt_ids=(*self.request.prompt_ids, *context), seed=seed
+        )
+
+    def segment_seed(self) -> int:
+        """The first segment has the response's own seed: without any transition the response is
+        the one that plain sampling gives.
+        """
+        if self.num_segments == 0:
+            return self.request.seed
+        index = self.request.sample_index
+        return response_seed(self.request.seed, self.num_segments, "deer", index)
+
+
+class Deer:
+    """Samples with early exits from any engine, by its `generate` and `score` alone. How often they
+    are called depends on what is sampled, so the engine must answer this rank without the help of
+    others: the Hugging Face engine, or vLLM with tp=1.
+    """
+
+    def __init__(
+        self, settings: DeerSettings, tokenizer: PreTrainedTokenizerBase
+    ) -> None:
+        """Errors: `UserError` for a transition word or an end of thinking that is not a single
+        token of the model, and for texts without what they must have.
+        """
+        self._settings, self._tokenizer = settings, tokenizer
+        opening = _OPEN_BOX.search(settings.trial_prompt)
+        if opening is None:
+            raise UserError(
+                f"deer.trial_prompt: {settings.trial_prompt!r} does not end with an open box; "
+                "end it with \\boxed or \\boxed{"
+            )
+        self._opening = opening.group()
+        self._trial_prompt_ids = self._ids_of(settings.trial_prompt)
+        think_end_ids = self._ids_of(settings.think_end)
+        if len(think_end_ids) != 1:
+            raise UserError(
+                f"deer.think_end: {settings.think_end!r} is not a single token of this model; name "
+                "the token that ends its thinking"
+            )
+        (self._think_end_id,) = think_end_ids
+        self._exit_ids = self._ids_of(settings.exit_text)
+        if self._exit_ids.count(self._think_end_id) != 1:
+            raise UserError(
+                f"deer.exit_text: {settings.exit_text!r} does not hold {settings.think_end!r} once"
+            )
+        self._transition_ids = self._spellings() - {self._think_end_id}
+
+    def generate(
+        self,
+        engine: RolloutEngine,
+        requests: Sequence[ResponseRequest],
+        sampling: SamplingSettings,
+    ) -> list[tuple[Rollout, int]]:
+        """All responses, in the order of the requests, each with the number of tokens that were
+        sampled for it beyond its own.
+
+        A rollout is as if sampled in one go: thinking, end of thinking, conclusion, end token, at
+        most sampling.max_response_tokens. No two requests may be for the same sample of a problem.
+        """
+        responses = [
+            _Response(request=request, limit=sampling.max_response_tokens)
+            for request in requests
+        ]
+        stops = (*sampling.end_token_ids, *self._transition_ids, self._think_end_id)
+        thinking, uninterrupted = responses, []
+        while thinking:
+            self._extend(engine, thinking, sampling, stops)
+            live = [
+                r
+                for r in thinking
+                if r.room and r.ids[-1] not in sampling.end_token_ids
+            ]
+            for response in live:
+                response.interruptible = self._can_try(response)
+            self._try_answers(engine, [r for r in live if r.interruptible], sampling)
+            thinking = [r for r in live if r.interruptible]
+            uninterrupted += [r for r in live if not r.interruptible]
+        # What nothing interrupts any more waits for the rest: one large batch, not many small ones.
+        self._extend(engine, uninterrupted, sampling, sampling.end_token_ids)
+        assert engine.version is not None, "an engine without weights"
+        rollouts = make_rollouts(
+            requests,
+            [response.ids for response in responses],
+            end_token_ids=sampling.end_token_ids,
+            tokenizer=self._tokenizer,
+            version=engine.version,
+        )
+        return [
+            (r, each.extra_tokens) for r, each in zip(rollouts, responses, strict=True)
+        ]
+
+    def _ids_of(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+    def _texts_of(self, sequences: list[list[int]]) -> list[str]:
+        return self._tokenizer.batch_decode(
+            sequences, skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+
+    def _spellings(self) -> set[int]:
+        """All tokens that spell a transition word, with whatever spaces and punctuation around it.
+        Words that only several tokens spell together are refused.
+        """
+        wanted = {
+            _EDGES.sub("", word): word for word in self._settings.transition_words
+        }
+        ids = sorted(
+            set(self._tokenizer.get_vocab().values())
+            - set(self._tokenizer.all_special_ids)
+        )
+        bare = [
+            _EDGES.sub("", text)
+            for text in self._texts_of([[token_id] for token_id in ids])
+        ]
+        for word, as_given in wanted.items():
+            if not word or word not in bare:
+                raise UserError(
+                    f"deer.transition_words: {as_given!r} is not a single token of this model; "
+                    "name words that are and that its thinking has where a thought ends"
+                )
+        return {
+            token_id for token_id, word in zip(ids, bare, strict=True) if word in wanted
+        }
+
+    def _extend(
+        self,
+        engine: RolloutEngine,
+        responses: Sequence[_Response],
+        sampling: SamplingSettings,
+        stops: Sequence[int],
+    ) -> None:
+        """Sample on from each response up to one of the stops (it is kept) or its own limit.
+
+        A call has one limit for all. So responses with about the same room share a call, and what
+        comes out beyond a response's own room is cut: at most as much again.
+        """
+        by_room: defaultdict[int, list[_Response]] = defaultdict(list)
+        for response in responses:
+            by_room[response.room.bit_length()].append(response)
+        for bits, group in by_room.items():
+            limit = min(2**bits - 1, sampling.max_response_tokens)
+            rollouts = engine.generate(
+                [
+                    response.behind(response.ids, response.segment_seed())
+                    for response in group
+                ],
+                replace(
+                    sampling, max_response_tokens=limit, end_token_ids=tuple(stops)
+                ),
+            )
+            for response, rollout in zip(group, rollouts, strict=True):
+                response.ids += rollout.response_ids[: response.room]
+                response.num_segments += 1
+
+    def _can_try(self, response: _Response) -> bool:
+        """Whether it stands at a transition with room for a trial and, after it, a conclusion.
+
+        A trial takes no tokens of the budget. But the engine was made for prompts and responses of
+        a certain length, and scoring may sample one token more.
+        """
+        trial = len(self._trial_prompt_ids) + self._settings.max_trial_tokens + 1
+        room = response.room + 1  # the transition word would go
+        at_transition = response.ids[-1] in self._transition_ids
+        return at_transition and room >= max(trial, len(self._exit_ids) + 1)
+
+    def _try_answers(
+        self,
+        engine: RolloutEngine,
+        responses: Sequence[_Response],
+        sampling: SamplingSettings,
+    ) -> None:
+        """A trial for each response, all of which end with a transition; exits where it is due."""
+        if not responses:
+            return
+        greedy = SamplingSettings(
+            temperature=0.0,
+            top_p=1.0,
+            max_response_tokens=self._settings.max_trial_tokens,
+            end_token_ids=(*sampling.end_token_ids, self._think_end_id),
+        )
+        contexts = [
+            [*response.ids[:-1], *self._trial_prompt_ids] for response in responses
+        ]
+        trials = engine.generate(
+            [
+                r.behind(ids, r.request.seed)
+                for r, ids in zip(responses, contexts, strict=True)
+            ],
+            greedy,
+        )
+        confidences = self._confidences(engine, trials)
+        for response, trial, confidence in zip(
+            responses, trials, confidences, strict=True
+        ):
+            response.num_trials += 1
+            response.extra_tokens += len(trial.response_ids)
+            response.interruptible = response.num_trials < self._settings.max_trials
+            if confidence > self._settings.threshold:
+                response.ids[-1:] = self._exit_ids
+                response.extra_tokens += 1
+                response.interruptible = False
+
+    def _confidences(
+        self, engine: RolloutEngine, trials: Sequence[Rollout]
+    ) -> list[float]:
+        """C of each trial, in [0, 1]; -1 for one that gave no answer."""
+        answers = [self._answer_tokens(trial.response_ids) for trial in trials]
+        samples = [
+            Sample(
+                problem_id=trial.problem_id,
+                sample_index=trial.sample_index,
+                prompt_ids=trial.prompt_ids,
+                response_ids=trial.response_ids[: answer.stop],
+            )
+            for trial, answer in zip(trials, answers, strict=True)
+            if answer is not None
+        ]
+        scores = iter(engine.score(samples).log_probs if samples else ())
+        return [
+            -1.0 if answer is None else geometric_mean(next(scores)[answer])
+            for answer in answers
+        ]
+
+    def _answer_tokens(self, trial_ids: Sequence[int]) -> slice | None:
+        """Which tokens of a trial are its answer: from the first with text behind the opening brace
+        to the one with the closing brace. None: the box is empty, not closed, or not even opened.
+        """
+        beginnings = [list(trial_ids[: end + 1]) for end in range(len(trial_ids))]
+        texts = [self._opening + text for text in self._texts_of(beginnings)]
+        for last, text in enumerate(texts):
+            boxes = find_boxes(text)
+            if boxes and boxes[0].start == 0 and "{" in text:
+                behind_brace = text.index("{") + 1
+                first = next(
+                    i for i, text in enumerate(texts) if len(text) > behind_brace
+                )
+                return slice(first, last + 1)
+        return None
+
+
+def geometric_mean(log_probs: Sequence[float]) -> float:
+    """Geometric mean of one or more probabilities, given by their logarithms.
+
+    Errors: `NonFiniteError` for NaN, which no threshold would be compared with.
+    """
+    mean = math.exp(math.fsum(log_probs) / len(log_probs))
+    if math.isnan(mean):
+        raise NonFiniteError(
+            "early exit: the model's log-probs of a trial answer are NaN"
+        )
+    return mean

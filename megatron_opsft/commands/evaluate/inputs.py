@@ -1,0 +1,301 @@
+"""All that an evaluation reads before it computes anything: models, problems, prompts, limits."""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from megatron_opsft.commands.evaluate.benchmarks import Benchmark, load_benchmarks
+from megatron_opsft.commands.evaluate.deer import Deer
+from megatron_opsft.commands.evaluate.settings import EvalSettings
+from megatron_opsft.data.prompts import (
+    PromptEncoder,
+    check_vocabulary,
+    end_token_ids,
+    load_tokenizer,
+)
+from megatron_opsft.errors import PromptError, UserError
+from megatron_opsft.models.architectures.config_from_hf import read_model_shape
+from megatron_opsft.models.storage.megatron_files import open_weights
+from megatron_opsft.models.storage.model_identity import tokenizer_sha256
+from megatron_opsft.models.storage.model_paths import TINY_REASONER, resolve_model
+from megatron_opsft.models.weights.rectangles import whole
+from megatron_opsft.models.weights.rules import WeightTable
+from megatron_opsft.rollout.limits import engine_traits
+from megatron_opsft.runtime.device import Device
+from megatron_opsft.runtime.libraries import installed_versions
+from megatron_opsft.verify.verifier import describe_judge
+
+MAX_TOKENS = 32768  # the paper's
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalModel:
+    """An opened model; no weight was read yet. `name`: its label in tables and figures."""
+
+    name: str
+    directory: Path
+    tokenizer: PreTrainedTokenizerBase
+    end_tokens: tuple[int, ...]
+    table: WeightTable
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """(HF name, whole tensor on the CPU in the files' dtype), in the order of the table."""
+        opened = open_weights(self.directory, self.table, check=False)
+        for name, shape in self.table.hf_shapes().items():
+            yield name, opened.read(whole(name, shape))
+
+    def identity(self) -> dict[str, Any]:
+        """JSON of all that decides a sample: weights, what config.json makes of them, tokenizer,
+        end tokens. Reads every weight.
+        """
+        return {
+            "model_sha256": self.weights_sha256(),
+            "shape": asdict(self.table.shape),
+            "tokenizer_sha256": tokenizer_sha256(self.directory, self.tokenizer),
+            "end_tokens": sorted(self.end_tokens),
+        }
+
+    def weights_sha256(self) -> str:
+        """Hash of names, dtypes, shapes and values: the same for any cut or conversion."""
+        with ThreadPoolExecutor(8) as pool:
+            digest = hashlib.sha256()
+            for line in pool.map(_describe, self.tensors()):
+                digest.update(line.encode())
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """One model on the benchmarks, read and checked: what goes into `settings.out`.
+
+    prompts: problem key -> ids. max_tokens: of a response, end token included.
+    """
+
+    settings: EvalSettings
+    model: EvalModel
+    benchmarks: tuple[Benchmark, ...]
+    prompts: dict[str, tuple[int, ...]]
+    max_tokens: int
+    batch_size: int
+    dtype: Literal["float32", "bfloat16"]
+    device: Device
+
+    @property
+    def budgets(self) -> tuple[int, ...]:
+        """Token budgets of the curves, ascending: what the samples, cut there, would have given.
+        None for early exit, which under a smaller limit would exit less often than in the samples.
+        """
+        if self.settings.method == "deer":
+            return ()
+        return tuple(sorted(set(self.settings.budgets))) or default_budgets(
+            self.max_tokens
+        )
+
+    def comparable_settings(self) -> dict[str, Any]:
+        """JSON of whatever two results may differ in, apart from model and size of benchmarks."""
+        settings, versions = self.settings, installed_versions()
+        engine = engine_traits(settings.engine)
+        names = {
+            "method",
+            "template",
+            "temperature",
+            "top_p",
+            "seed",
+            "engine",
+            "verify_timeout",
+        }
+        names |= {"deer"} if settings.method == "deer" else set()
+        names |= {"system_prompt"} if settings.system_prompt else set()
+        names |= {"verify_memory_gb"} if settings.verify.own_judge else set()
+        names |= {"tp"} if engine.tensor_parallel else set()
+        return settings.model_dump(mode="json", include=names) | {
+            "max_tokens": self.max_tokens,
+            "engine_version": next(
+                versions[name] for name in engine.packages if name in versions
+            ),
+            "torch": versions["torch"],
+            "dtype": self.dtype,
+            "device": self.device.torch_device.type,
+            "verifier": describe_judge(
+                settings.verify, f"math-verify {versions['math-verify']}"
+            ),
+            "data": {
+                benchmark.name: benchmark.data.sha256 for benchmark in self.benchmarks
+            },
+        }
+
+    def manifest(self) -> dict[str, Any]:
+        """manifest.json but for its starts; `identity` is all that decides a sample. Reads the
+        whole model for its hash: rank 0 alone calls it.
+        """
+        return {
+            "identity": self.comparable_settings() | self.model.identity(),
+            "settings": self.settings.model_dump(mode="json"),
+            "versions": installed_versions(),
+            "example_prompt": self.model.tokenizer.decode(
+                next(iter(self.prompts.values()))
+            ),
+        }
+
+
+def read_models(settings: EvalSettings, device: Device) -> list[Inputs]:
+    """Of the model; and of its baseline where that is still to be evaluated, by the same settings
+    in a directory below. Called by every rank. Errors: `UserError` for what would fail later.
+    """
+    own = read_inputs(settings, device)
+    if settings.baseline is None or settings.earlier_baseline is not None:
+        return [own]
+    changed = {
+        "model": settings.baseline,
+        "name": None,
+        "baseline": None,
+        "benchmarks": tuple(benchmark.name for benchmark in own.benchmarks),
+        "out": settings.out / "baseline",
+    }
+    base = read_inputs(settings.model_copy(update=changed), device, option="--baseline")
+    if base.model.table.shape != own.model.table.shape:
+        raise UserError(
+            f"--baseline {settings.baseline} is of another architecture or size than the model, "
+            "and one engine cannot hold both: evaluate it on its own with --out DIR, then give "
+            "--baseline DIR"
+        )
+    both_fit = min(own.max_tokens, base.max_tokens)
+    return [replace(each, max_tokens=both_fit) for each in (own, base)]
+
+
+def read_inputs(
+    settings: EvalSettings, device: Device, *, option: str = "--model"
+) -> Inputs:
+    """Of `settings.model` alone, whatever its baseline is. option: what errors call the model.
+    Errors: `UserError`.
+    """
+    model = open_model(settings.model, settings.name, option=option)
+    # The shipped model, or that one trained further.
+    own, shipped = (
+        d / "tokenizer.json" for d in (model.directory, resolve_model(TINY_REASONER))
+    )
+    is_tiny = own.is_file() and own.read_bytes() == shipped.read_bytes()
+    benchmarks = load_benchmarks(settings, is_tiny_reasoner=is_tiny)
+    prompts = _encode(model, settings, benchmarks, option)
+    if settings.method == "deer":
+        Deer(settings.deer, model.tokenizer)
+    max_tokens = _max_tokens(settings.max_tokens, model, prompts)
+    for budget in settings.budgets:
+        if not 1 <= budget <= max_tokens:
+            raise UserError(
+                f"budgets={budget}: must be from 1 to {max_tokens}, the token limit of the run"
+            )
+    dtype = settings.dtype
+    if dtype == "auto":
+        dtype = "bfloat16" if device.is_cuda else "float32"
+    return Inputs(
+        settings=settings,
+        model=model,
+        benchmarks=benchmarks,
+        prompts=prompts,
+        max_tokens=max_tokens,
+        batch_size=settings.batch_size
+        or engine_traits(settings.engine).eval_batch_size,
+        dtype=dtype,
+        device=device,
+    )
+
+
+def default_budgets(max_tokens: int) -> tuple[int, ...]:
+    """The limit of the run and up to six powers of two below it: 1,024 ... 16,384, 32,768."""
+    powers = [1 << e for e in range(max_tokens.bit_length())]
+    return (*(p for p in powers if max_tokens < 64 * p and p < max_tokens), max_tokens)
+
+
+def _encode(
+    model: EvalModel,
+    settings: EvalSettings,
+    benchmarks: Sequence[Benchmark],
+    option: str,
+) -> dict[str, tuple[int, ...]]:
+    encoder = PromptEncoder(
+        tokenizer=model.tokenizer,
+        template=settings.template,
+        system_prompt=settings.system_prompt,
+    )
+    system_option = "system_prompt" if settings.system_prompt else None
+    encoder.chat.check(option=option, system_option=system_option)
+    problems = {
+        each.key(problem.id): problem
+        for each in benchmarks
+        for problem in each.problems
+    }
+    prompts = {}
+    for key, problem in problems.items():
+        try:
+            prompts[key] = encoder.encode(problem)
+        except PromptError as error:
+            raise UserError(
+                f"problem {key}: {error}; change it, or leave it out"
+            ) from None
+    return prompts
+
+
+def _max_tokens(
+    wanted: int | None, model: EvalModel, prompts: dict[str, tuple[int, ...]]
+) -> int:
+    """The limit of a response: what was asked for, else as much of the paper's as fits."""
+    longest = max(prompts, key=lambda key: len(prompts[key]))
+    num_tokens, positions = (
+        len(prompts[longest]),
+        model.table.shape.max_position_embeddings,
+    )
+    left = positions - num_tokens
+    if left < (wanted or 1):
+        fix = f"set max_tokens={left} or less" if left > 0 else "leave that problem out"
+        raise UserError(
+            f"{model.name} has {positions} positions (max_position_embeddings), and "
+            f"problem {longest} takes {num_tokens} of them: no room for "
+            f"{wanted or 1} response tokens; {fix}"
+        )
+    return wanted or min(MAX_TOKENS, left)
+
+
+def open_model(
+    path: str, name: str | None = None, *, option: str = "--model"
+) -> EvalModel:
+    """Find a model, by what `resolve_model` takes, and check it without reading its weights.
+    option: what errors call it. Errors: `UserError` for a missing, damaged or unsupported model, a
+    tokenizer without a chat template or of another model.
+    """
+    directory = resolve_model(path, option=option)
+    tokenizer = load_tokenizer(directory, option=option)
+    shape = read_model_shape(directory)
+    table = WeightTable(shape, "te")
+    open_weights(directory, table)
+    end_tokens = end_token_ids(tokenizer, directory, option=option)
+    check_vocabulary(tokenizer, end_tokens, shape.vocab_size, directory, option=option)
+    return EvalModel(
+        name=name or _label(path, directory),
+        directory=directory,
+        tokenizer=tokenizer,
+        end_tokens=end_tokens,
+        table=table,
+    )
+
+
+def _label(path: str, directory: Path) -> str:
+    """What people call it: the end of a hub's name, the folder; of a run its own, not `hf`."""
+    if not Path(path).expanduser().exists():
+        return path.rpartition("/")[2]
+    named = directory.parent if directory.name == "hf" else directory
+    return named.resolve().name
+
+
+def _describe(item: tuple[str, Tensor]) -> str:
+    name, tensor = item
+    values = tensor.contiguous().view(torch.uint8).numpy()
+    digest = hashlib.sha256(values.data).hexdigest()
+    return f"{name} {tensor.dtype} {tuple(tensor.shape)} {digest}\n"

@@ -1,0 +1,216 @@
+"""Settings of an evaluation, and the directory that it writes."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from megatron_opsft.config import VerifyConfig
+from megatron_opsft.config.load import load
+from megatron_opsft.config.run_prompt import settings_of_run
+from megatron_opsft.data.prompt_file import open_prompt_file
+from megatron_opsft.data.sources import check_source
+from megatron_opsft.errors import UserError
+from megatron_opsft.models.storage.model_paths import local_model
+from megatron_opsft.rollout.limits import check_engine_settings, check_installed
+from megatron_opsft.runtime.owned_directory import OwnedDirectory
+from megatron_opsft.section import (
+    CommaSeparated,
+    Expanded,
+    JudgeName,
+    NamedFiles,
+    Section,
+    TemplateName,
+)
+from megatron_opsft.verify.verifier import JudgeKeys, check_judge
+
+JUDGE_KEYS = JudgeKeys(timeout="verify_timeout", memory="verify_memory_gb")
+
+
+class DeerSettings(Section):
+    """Defaults: the paper's threshold, the released code's words, texts and limits."""
+
+    threshold: float = Field(0.95, ge=0, le=1)
+    """Exit where the trial answer's confidence is above this."""
+    transition_words: Annotated[tuple[str, ...], CommaSeparated] = Field(
+        ("Wait",), min_length=1
+    )
+    """Words at which an answer is tried; each must be one token of the model."""
+    trial_prompt: str = "\n**Final Answer**\n\\boxed"
+    """Inducer of the trial answer; it ends with an open box."""
+    max_trial_tokens: int = Field(20, ge=1)
+    """Longest trial answer; one that is longer is not confident."""
+    max_trials: int = Field(10, ge=1)
+    """Trials per response; then it thinks to its end."""
+    think_end: str = "</think>"
+    """The token that ends the model's thinking."""
+    exit_text: str = "\n</think>\n\n"
+    """Written on an exit, before the conclusion; counts as part of the response."""
+
+
+class EvalSettings(Section):
+    """One evaluation. What decides a sample is in `identity`; the rest is where and how it runs."""
+
+    model: str
+    """Hugging Face directory or hub name, run directory, checkpoint of a run, converted checkpoint, or tiny_reasoner."""
+    name: str | None = None
+    """Label of the model; by default its last folder."""
+    baseline: str | None = None
+    """Model that CR and differences refer to, evaluated alike; or the directory of an earlier evaluation."""
+    benchmarks: Annotated[tuple[str, ...], CommaSeparated] = ()
+    """gsm8k, math500, amc23, aime24, aime25, arithmetic, or names given in data; by default the paper's five, arithmetic for the tiny reasoner."""
+    data: NamedFiles = {}
+    """Benchmark -> file (.jsonl, .jsonl.gz, .parquet) instead of the hub's."""
+    problem_field: str | None = None
+    """Field of the problem in the files of data; found if its name is a common one."""
+    answer_field: str | None = None
+    """Field of the answer, likewise; either may be dotted."""
+    out: Annotated[Path, Expanded]
+    """Directory to write; the same command continues in it."""
+    engine: str = "hf"
+    """hf: transformers; vllm: vLLM."""
+    method: Literal["sample", "deer"] = "sample"
+    """sample: plain sampling; deer: dynamic early exit."""
+    deer: DeerSettings = DeerSettings()
+    template: TemplateName = "r1"
+    """r1: step by step; cod: Chain of Draft; concise: key steps alone; chat: the problem alone; or the path of a .jinja file, as in a run."""
+    system_prompt: str = ""
+    """System message before each problem."""
+    temperature: float = Field(0.6, ge=0)
+    """Sampling temperature; 0: greedy, one sample of each problem."""
+    top_p: float = Field(0.95, gt=0, le=1)
+    """Nucleus sampling."""
+    max_tokens: int | None = Field(None, ge=1)
+    """Longest response, end token included; by default 32,768, or what the model's positions allow."""
+    samples: int | None = Field(None, ge=1, le=4096)
+    """N; by default 16 or 64 by benchmark, as in the paper."""
+    limit: int | None = Field(None, ge=1)
+    """How many problems of each benchmark to take, from its start."""
+    seed: int = Field(0, ge=0)
+    """Seed of the responses."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """auto: bfloat16 on a GPU, float32 on a CPU."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: cuda where there is one."""
+    batch_size: int | None = Field(None, ge=1)
+    """Responses decoded at once; by default 64 (hf) or 256 (vllm)."""
+    tp: int = Field(1, ge=1)
+    """Ranks that share one vLLM engine."""
+    gpu_memory_fraction: float = Field(0.9, gt=0, lt=1)
+    """Share of a GPU that vLLM fills with weights and KV cache."""
+    budgets: Annotated[tuple[int, ...], CommaSeparated] = ()
+    """Token budgets of the curves; by default powers of two up to max_tokens."""
+    judge: JudgeName = "math"
+    """Who judges an answer: math, or a function of your own, package.module:function (docs/data.md)."""
+    verify_timeout: float = Field(30.0, gt=0)
+    """Seconds for the verdict of a response."""
+    verify_memory_gb: float = Field(1.0, gt=0, le=2**20)
+    """Address space of a verifier process in GiB, with what a judge of your own imports."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        """Errors: `UserError` for what early exit cannot be together with, and for equal samples."""
+        if self.method == "deer" and self.tp != 1:
+            raise UserError(
+                f"method=deer: engines of one rank only, not tp={self.tp}; leave tp out"
+            )
+        if self.method == "deer" and self.budgets:
+            raise UserError(
+                "budgets: early exit tries answers by the room left, so its samples do not tell "
+                "what a smaller limit gives; leave budgets out, or evaluate with a smaller "
+                "max_tokens"
+            )
+        if self.temperature == 0 and (self.samples or 1) > 1:
+            raise UserError(
+                f"samples={self.samples} with temperature=0: all samples of a problem are the "
+                "same; leave samples out, or set temperature above 0"
+            )
+        return self
+
+    @property
+    def earlier_baseline(self) -> Path | None:
+        """The directory of the baseline where that is an evaluation made before."""
+        directory = Path(self.baseline or "").expanduser()
+        is_there = self.baseline is not None and (directory / "results.json").is_file()
+        return directory if is_there else None
+
+    @property
+    def verify(self) -> VerifyConfig:
+        """The same as a run's."""
+        return VerifyConfig(
+            judge=self.judge,
+            timeout_seconds=self.verify_timeout,
+            memory_gb=self.verify_memory_gb,
+        )
+
+
+class EvaluationDirectory(OwnedDirectory):
+    """Where an evaluation is; `names` are its files."""
+
+    kind = "evaluation"
+    names = ("samples", "results.json", "table.md", "report.html")
+
+    def begin(
+        self,
+        manifest: Mapping[str, Any],
+        *,
+        overwrite: bool,
+        needed: Sequence[Path] = (),
+    ) -> None:
+        """Make it ready for samples of the manifest's identity, JSON; below `data` that has an
+        entry for each benchmark. Those that this command leaves out stay in the manifest: their
+        samples are still there. needed: as of `clear`. Errors: `UserError` naming what differs from
+        the samples' identity.
+        """
+        self.check()
+        if overwrite:
+            self.clear(needed)
+        identity = manifest["identity"]
+        self.check_same(identity, growing="data")
+        data = self.data() | identity["data"]
+        self.write_manifest({**manifest, "identity": identity | {"data": data}})
+
+    def data(self) -> dict[str, str]:
+        """Benchmark -> the hash of the problems that its samples are of; {} without a manifest."""
+        return (self.read_manifest() or {}).get("identity", {}).get("data", {})
+
+
+def load_settings(
+    path: Path | None,
+    overrides: Sequence[str] = (),
+    options: Mapping[str, object] | None = None,
+) -> EvalSettings:
+    """See `config.load.load`. Where the model is a run's, what is not set of prompt and judge is
+    that run's.
+    """
+    settings = load(EvalSettings, path, overrides, options)
+    return settings.model_copy(
+        update=settings_of_run(
+            settings.model, settings.model_dump(), settings.model_fields_set
+        )
+    )
+
+
+def check_settings(settings: EvalSettings) -> None:
+    """What can be known before anything heavy is imported. Errors: `UserError` for a start that
+    cannot succeed. Needs neither torch nor a network.
+    """
+    check_engine_settings(settings.engine, settings.tp, section="")
+    check_installed(settings.engine, section="")
+    local_model(settings.model, option="--model")
+    if settings.baseline is not None and settings.earlier_baseline is None:
+        directory = Path(settings.baseline).expanduser()
+        if (directory / "samples").is_dir() and not (
+            directory / "config.json"
+        ).exists():
+            raise UserError(
+                f"--baseline {settings.baseline} is an evaluation that is not finished; finish it "
+                "with the same command first"
+            )
+        local_model(settings.baseline, option="--baseline")
+    for name, source in settings.data.items():
+        check_source(source, option=f"--data {name}")
+    EvaluationDirectory(settings.out).check()
+    open_prompt_file(settings.template, option="template")
+    check_judge(settings.verify, JUDGE_KEYS)

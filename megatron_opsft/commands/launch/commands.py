@@ -1,0 +1,129 @@
+"""`megatron-opsft launch`: the commands, as users call them."""
+
+import logging
+from collections.abc import Callable
+from typing import ClassVar
+
+from pydantic import Field
+
+from megatron_opsft.commands.command_line import RunCommand, StartCommand, group
+from megatron_opsft.commands.launch.slurm import Slurm
+from megatron_opsft.config.training import check_world
+from megatron_opsft.run.start.check import check_run
+from megatron_opsft.runtime.phase import REQUEUE_EXIT_CODE
+
+log = logging.getLogger("megatron_opsft")
+
+# Wrong input and a loss that is not finite: they would only come again. slurm/common.sh keeps the
+# same rules.
+FINAL_EXIT_CODES = (2, 3)
+
+
+class Local(StartCommand):
+    """Train on this machine, with restarts. Exit codes are those of `megatron-opsft train`."""
+
+    examples: ClassVar[tuple[str, ...]] = (
+        "launch local examples/configs/quickstart.yaml --ranks 2",
+        "launch local CONFIG parallel.tp=4 --ranks 8 --resume",
+    )
+    ranks: int = Field(1, ge=1)
+    """Processes; one for each GPU."""
+    max_restarts: int = Field(3, ge=0)
+    """How often to continue from the newest checkpoint after a failure."""
+
+    def run(self) -> int:
+        """Train; the exit code of the last start."""
+        config = self.load()
+        check_run(
+            config,
+            resume=self.resume is not None,
+            overwrite=self.overwrite,
+            must_exist=self.resume == "yes",
+            world_size=self.ranks,
+        )
+        from megatron_opsft.commands.launch.local_ranks import LocalRanks
+
+        command = ["train", str(self.config), *self.keys]
+        first = ["--overwrite"] if self.overwrite else []
+        first += [f"--resume={self.resume}"] if self.resume else []
+        manifest = config.run.dir / "manifest.json"
+        old = (
+            manifest.stat().st_mtime_ns
+            if self.overwrite and manifest.is_file()
+            else None
+        )
+
+        def start(again: bool) -> int:
+            # If the first start died before it replaced the run, that one must not be resumed.
+            fresh = not again or (
+                old and manifest.is_file() and manifest.stat().st_mtime_ns == old
+            )
+            return ranks.run([*command, *(first if fresh else ["--resume=auto"])])
+
+        with LocalRanks(self.ranks) as ranks:
+            return run_with_restarts(start, self.max_restarts)
+
+
+class Rounds(RunCommand):
+    """Make a method's fixed data and train on them, round after round, on this machine.
+
+    Given again, it continues where it was. The last round's model is run.dir/round_N/hf.
+    """
+
+    examples: ClassVar[tuple[str, ...]] = (
+        "launch rounds CONFIG --rounds 7 --problems 3200 --ranks 8",
+        "launch rounds CONFIG method.name=crst --rounds 1",
+    )
+    rounds: int = Field(7, ge=1)
+    """Number of rounds; each makes data and trains on them."""
+    problems: int | None = Field(None, ge=1)
+    """Problems of each round; by default all of them."""
+    ranks: int = Field(1, ge=1)
+    """Processes; one for each GPU."""
+
+    def run(self) -> int:
+        """Make the rounds; the exit code of the last command."""
+        from megatron_opsft.commands.launch import rounds
+
+        config = self.load()
+        check_world(self.ranks, config.parallel)
+        rounds.check_rounds(config)
+        from megatron_opsft.commands.launch.local_ranks import LocalRanks
+
+        words = [str(self.config), *self.keys]
+        wanted = rounds.Rounds(
+            config=config, words=words, count=self.rounds, problems=self.problems
+        )
+        with LocalRanks(self.ranks) as ranks:
+            return rounds.run_rounds(wanted, ranks.run)
+
+
+def run_with_restarts(start: Callable[[bool], int], max_restarts: int) -> int:
+    """Call `start(again)` until it is done, at most 1 + `max_restarts` times; its last exit code.
+
+    again: False for the first start, True for those that continue from the newest checkpoint. Done
+    is 0, 75 (stopped as asked: whoever asked decides when to continue) and `FINAL_EXIT_CODES`.
+    """
+    code = start(False)
+    for restart in range(1, max_restarts + 1):
+        if code in (0, REQUEUE_EXIT_CODE, *FINAL_EXIT_CODES):
+            return code
+        log.warning(
+            "a rank ended with exit code %d; restart %d of %d, from the newest checkpoint",
+            code,
+            restart,
+            max_restarts,
+        )
+        code = start(True)
+    return code
+
+
+PROGRAM = group(
+    "launch",
+    "Start a run: on this machine, or as a SLURM job.",
+    {"local": Local, "rounds": Rounds, "slurm": Slurm},
+    (
+        "launch local examples/configs/quickstart.yaml --ranks 2",
+        "launch slurm CONFIG --nodes 4 --dry-run",
+    ),
+)

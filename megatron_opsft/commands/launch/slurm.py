@@ -1,0 +1,114 @@
+"""`launch slurm`: a command line of sbatch for the same script that users submit by hand.
+
+The script alone knows how a job runs; here are its variables and sbatch's options.
+"""
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import Field
+
+from megatron_opsft.commands.command_line import RunCommand
+from megatron_opsft.config.training import check_world
+from megatron_opsft.config.yaml_text import find_yaml
+from megatron_opsft.errors import UserError
+from megatron_opsft.runtime.console import say
+
+SCRIPTS = (
+    Path(__file__).parent / "scripts"
+)  # the project's slurm/ folder; installed, a copy of it
+
+
+class Slurm(RunCommand):
+    """Submit slurm/train.sh for this configuration, with these resources.
+
+    Settings of the site are environment variables, as for the script itself (slurm/common.sh).
+    """
+
+    examples: ClassVar[tuple[str, ...]] = (
+        "launch slurm CONFIG run.dir=runs/a --nodes 4 --partition gpu",
+        "launch slurm CONFIG --sbatch=--qos=high --dry-run",
+    )
+    nodes: int = Field(1, ge=1)
+    """Nodes of a job."""
+    ranks_per_node: int = Field(8, ge=1)
+    """One for each GPU."""
+    gpus_per_node: int | None = Field(None, ge=0)
+    """By default one for each rank; 0: none."""
+    partition: str | None = None
+    """By default SLURM's."""
+    account: str | None = None
+    """By default yours."""
+    time: str | None = None
+    """Limit; by default 24:00:00."""
+    sbatch: tuple[str, ...] = ()
+    """Another option of sbatch, such as --sbatch=--qos=high; repeatable."""
+    dry_run: bool = False
+    """Print the command line instead of running it."""
+
+    def run(self) -> None:
+        """Submit it, or print what a shell in the same directory would be given for the same job.
+
+        Errors: `UserError`, also with sbatch's reason.
+        """
+        config = self.load()
+        check_world(self.nodes * self.ranks_per_node, config.parallel)
+        variables, command = _variables(), self._command(config.run.dir)
+        if self.dry_run:
+            settings = [f"{name}={value}" for name, value in variables.items()]
+            say(shlex.join(["env", *settings, *command]))
+            return
+        if shutil.which("sbatch") is None:
+            raise UserError(
+                "there is no sbatch here: run this on a SLURM login node, or use --dry-run"
+            )
+        environment = {**os.environ, **variables}
+        ended = subprocess.run(command, env=environment, capture_output=True, text=True)
+        if ended.returncode:
+            reason = " ".join(ended.stderr.split()) or f"exit code {ended.returncode}"
+            raise UserError(
+                f"sbatch refused the job: {reason} (its command line: --dry-run)"
+            )
+        say(ended.stdout.strip())
+
+    def _command(self, run_dir: Path) -> list[str]:
+        """sbatch, its options, the script. Errors: `UserError` for blanks in the file's path."""
+        path = str(find_yaml(self.config).absolute())
+        if any(character in path for character in " \t\n*?["):
+            raise UserError(
+                f"{path}: blanks or *?[ in the path of a job's config; rename it"
+            )
+        gpus = self.ranks_per_node if self.gpus_per_node is None else self.gpus_per_node
+        options = {
+            "job-name": f"opsft-{run_dir.name}",
+            "nodes": self.nodes,
+            "ntasks-per-node": self.ranks_per_node,
+            "gpus-per-node": gpus,
+            "partition": self.partition,
+            "account": self.account,
+            "time": self.time,
+        }
+        given = [
+            f"--{name}={value}" for name, value in options.items() if value is not None
+        ]
+        return [
+            "sbatch",
+            *given,
+            *self.sbatch,
+            str(SCRIPTS.resolve() / "train.sh"),
+            path,
+            *self.keys,
+        ]
+
+
+def _variables() -> dict[str, str]:
+    """On top of the caller's environment: where the project, its scripts and this Python are."""
+    variables = {"PROJECT_DIR": str(Path.cwd()), "SCRIPT_DIR": str(SCRIPTS.resolve())}
+    if not {"VENV", "PYTHON", "CONTAINER_IMAGE"} & os.environ.keys():
+        variables["VENV"] = sys.prefix
+    return variables

@@ -1,0 +1,56 @@
+"""`megatron-opsft data`: the command, as users call it."""
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import Field
+
+from megatron_opsft.commands.command_line import RunCommand
+from megatron_opsft.config.load import load_config
+from megatron_opsft.errors import UserError
+from megatron_opsft.methods.catalog.fixed_data import StepEntropy, TokenSkip
+
+
+class MakeData(RunCommand):
+    """Sample and choose the responses that a method trains on as data.responses."""
+
+    words: ClassVar[tuple[str, ...]] = ("method", "config")
+    examples: ClassVar[tuple[str, ...]] = (
+        "data crst examples/configs/quickstart.yaml --out crst.parquet",
+        "data tokenskip CONFIG method.ratio=0.7 --limit 9 --out FILE",
+    )
+    method: str
+    """A method that trains on fixed data."""
+    out: Path
+    """Parquet file to write."""
+    limit: int | None = Field(None, ge=1)
+    """How many problems at most."""
+
+    def run(self) -> None:
+        """Make them. What needs no library is refused first: a method without fixed data, a scorer
+        without its package, and an output that is there.
+        """
+        config = load_config(self.config, [f"method.name={self.method}", *self.keys])
+        method, longest = config.method, config.rollout.max_response_tokens
+        if not method.has_fixed_data:
+            raise UserError(
+                f"method.name={method.name} samples while it trains and needs no data; these do: "
+                "crst, off_policy_sft, o1_pruner with method.form=fixed, step_entropy and tokenskip"
+            )
+        if isinstance(method, StepEntropy) and method.answer_tokens >= longest:
+            raise UserError(
+                f"method.answer_tokens={method.answer_tokens} leaves no room for thinking within "
+                f"rollout.max_response_tokens={longest}; lower it"
+            )
+        if isinstance(method, TokenSkip) and find_spec("llmlingua") is None:
+            raise UserError(
+                "data tokenskip needs the llmlingua package: pip install '.[tokenskip]'"
+            )
+        if self.out.exists():
+            raise UserError(
+                f"--out {self.out} already exists; remove it, or name another file"
+            )
+        from megatron_opsft.commands.make_data.run import make_data
+
+        make_data(config, self.out, self.limit)

@@ -1,0 +1,168 @@
+"""`megatron-opsft report`: the command, as users call it."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import Field
+
+from megatron_opsft.commands.command_line import Command
+from megatron_opsft.commands.diagnose.directory import is_diagnosis
+from megatron_opsft.commands.report.contents import Contents
+from megatron_opsft.commands.report.figures import (
+    check_free,
+    check_library,
+    name_pictures,
+    write_figures,
+)
+from megatron_opsft.commands.report.html import MAX_MB
+from megatron_opsft.commands.report.tables import Section
+from megatron_opsft.commands.study.directory import is_study
+from megatron_opsft.errors import UserError
+from megatron_opsft.runtime.console import say
+
+
+class Report(Command):
+    """Print the tables of runs, compare evaluations, and write a page of everything: curves,
+    settings, every response. A study, a diagnosis or a scaling experiment is reported alone.
+
+    Evaluations are compared on the benchmarks that all share; every setting in which they differ is
+    named. One alone stands beside its baseline.
+    """
+
+    words: ClassVar[tuple[str, ...]] = ("paths",)
+    examples: ClassVar[tuple[str, ...]] = (
+        "report runs/quickstart",
+        "report runs/a runs/b --html runs.html",
+        "report runs/a/eval runs/b/eval --html comparison.html",
+        "report runs/a/eval runs/b/eval --figures figures",
+        "report runs/scaling/NAME",
+    )
+    paths: tuple[Path, ...]
+    """Runs, finished or not, and evaluations; or one study, diagnosis, or directory of
+    slurm/scaling.sh.
+    """
+    html: Path | None = None
+    """Page to write; by default report.html, of one path in its directory."""
+    figures: Path | None = None
+    """Directory for papers: every chart as PDF and SVG, table.tex and table.md."""
+    max_mb: float = Field(MAX_MB, gt=0)
+    """Size of the page; responses are sampled to fit."""
+    overwrite: bool = False
+    """Replace files that are there."""
+    baseline: str | None = None
+    """Label of the model that is 100 % of every CR; by default the first one."""
+    gpu: str | None = None
+    """Device of the plan beside runs nodes_1, nodes_2, ...; by default h100."""
+    hardware: Path | None = None
+    """Figures of devices for that plan, such as `plan calibrate` prints."""
+
+    def run(self) -> None:
+        """Print, draw, write."""
+        if self.figures is not None:
+            check_library()
+        own = self.paths[0] / "report.html" if len(self.paths) == 1 else None
+        page = self.html or own or Path("report.html")
+        self._check_free(None if page == own else page)  # our own is written again
+        contents = self._read()
+        pictures = name_pictures(contents.sections)
+        if self.figures is not None and not self.overwrite:
+            check_free(self.figures, pictures)
+        say(contents.told)
+        contents.write_page(page)
+        say(f"page: {page}")
+        if self.figures is not None:
+            say(write_figures(self.figures, pictures, contents.tables))
+        if contents.error is not None:
+            raise contents.error
+
+    def _read(self) -> Contents:
+        """What is reported of the paths. Errors: `UserError`."""
+        from megatron_opsft.commands.plan.measured import read_scaling, scaling_runs
+
+        evaluations = [path for path in self.paths if (path / "results.json").is_file()]
+        if self.baseline is not None and not evaluations:
+            raise UserError(
+                f"--baseline {self.baseline}: there is no evaluation; leave it out"
+            )
+        alone = self.paths[0]
+        if len(self.paths) == 1 and (scaled := scaling_runs(alone)):
+            return read_scaling(scaled, self.gpu, self.hardware)
+        if self.gpu is not None or self.hardware is not None:
+            raise UserError(
+                "--gpu and --hardware need runs nodes_1, nodes_2, ...; leave them out"
+            )
+        for path in self.paths:
+            kind = (
+                "study" if is_study(path) else "diagnosis" if is_diagnosis(path) else ""
+            )
+            if kind and len(self.paths) > 1:
+                raise UserError(
+                    f"{path}: a {kind} has a report of its own; name it alone"
+                )
+            if kind == "study":
+                from megatron_opsft.commands.study.page import read_study_report
+
+                return read_study_report(path, max_mb=self.max_mb)
+            if kind == "diagnosis":
+                from megatron_opsft.commands.diagnose.page import (
+                    read_diagnosis,
+                )  # heavy
+
+                return read_diagnosis(path, max_mb=self.max_mb)
+        return self._read_runs(evaluations)
+
+    def _read_runs(self, evaluations: list[Path]) -> Contents:
+        """Runs, and evaluations beside each other."""
+        from megatron_opsft.commands.report.curves import curves_of
+        from megatron_opsft.commands.report.page import distinct, write_page
+        from megatron_opsft.commands.report.runs import (
+            describe_run,
+            read_run,
+            table_of_changes,
+        )
+
+        paths = [path for path in self.paths if path not in evaluations]
+        told = [
+            (f"{run}:\n" if len(self.paths) > 1 else "") + describe_run(run)
+            for run in paths
+        ]
+        runs = [
+            read_run(run, name)
+            for run, name in zip(paths, distinct(paths), strict=True)
+        ]
+        tables = [table_of_changes(run) for run in runs]
+        top, others = curves_of(runs)
+        sections = (
+            [Section(title="Curves", text="", plots=[*top, *others])] if runs else []
+        )
+        write: Callable[..., None] = partial(write_page, runs=paths)
+        if evaluations:
+            from megatron_opsft.commands.evaluate.comparison import (
+                compare,
+                with_baseline,
+            )  # heavy
+            from megatron_opsft.commands.evaluate.results import read_results
+
+            if len(evaluations) == 1:
+                evaluations = with_baseline(evaluations[0])
+            results = [read_results(path) for path in evaluations]
+            comparison = compare(results, baseline=self.baseline)
+            told.append(comparison.text().rstrip())
+            tables.append(comparison.paper_table())
+            sections += comparison.sections()
+            write = partial(comparison.write_page, evaluations=evaluations, runs=paths)
+        return Contents(
+            told="\n".join(told),
+            write_page=partial(write, max_mb=self.max_mb),
+            sections=sections,
+            tables=tables,
+        )
+
+    def _check_free(self, file: Path | None) -> None:
+        """Errors: `UserError` for a file that would be replaced without being asked for."""
+        if file is not None and file.is_file() and not self.overwrite:
+            raise UserError(
+                f"report: {file} exists; name another file with --html, or give --overwrite"
+            )

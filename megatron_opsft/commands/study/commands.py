@@ -1,0 +1,83 @@
+"""`megatron-opsft study`: the command, as users call it."""
+
+import os
+import shlex
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import Field
+
+from megatron_opsft.commands.command_line import Command
+from megatron_opsft.errors import UserError
+from megatron_opsft.runtime.console import say
+
+
+class Study(Command):
+    """Train and evaluate every run of a study, then write its tables and its page.
+
+    The same command continues what is in --out.
+    """
+
+    words: ClassVar[tuple[str, ...]] = ("file",)
+    examples: ClassVar[tuple[str, ...]] = (
+        "study examples/studies/paper_tiny.yaml --out runs/paper",
+        "study FILE --out DIR --only 3",
+    )
+    file: Path
+    """YAML file of a study."""
+    out: Path
+    """Directory of its runs, table.json and report.html."""
+    at_once: int | None = Field(None, ge=1, alias="jobs")
+    """Runs at once; by default one for each core, or 1 with --launcher."""
+    launcher: str = ""
+    """What to run in place of megatron-opsft, such as 'torchrun --nproc-per-node 8 -m
+    megatron_opsft'.
+    """
+    only: int | None = Field(None, ge=0)
+    """Only the run with this number, from 0, as --list shows it."""
+    show_list: bool = Field(False, alias="list")
+    """List the runs and exit."""
+    dry_run: bool = False
+    """Print the commands that are still to run, and exit."""
+    page: bool = False
+    """Only write tables and page, of the finished runs."""
+
+    def run(self) -> None:
+        """Train, evaluate, write."""
+        from megatron_opsft.commands.study.jobs import check_run, commands_of, make_runs
+        from megatron_opsft.commands.study.page import write_outputs
+        from megatron_opsft.commands.study.results import read_rows
+        from megatron_opsft.commands.study.study_file import read_study
+
+        plan = read_study(self.file, self.out)
+        for run in plan.runs:
+            check_run(run)
+        if self.only is not None and self.only >= len(plan.runs):
+            raise UserError(
+                f"--only {self.only}: {self.file} has {len(plan.runs)} runs, numbered from 0"
+            )
+        if self.show_list:
+            for number, run in enumerate(plan.runs):
+                say(
+                    f"{number:4d}  {run.label}  {'done' if run.is_finished else ''}".rstrip()
+                )
+            return
+        chosen = plan.runs if self.only is None else [plan.runs[self.only]]
+        runs = [run for run in chosen if not run.is_finished]
+        if self.dry_run:
+            for words in (words for run in runs for words in commands_of(run)):
+                say(shlex.join(words))
+            return
+        if not self.page:
+            at_once = self.at_once or (
+                1 if self.launcher else len(os.sched_getaffinity(0))
+            )
+            make_runs(runs, self.launcher, at_once)
+        write_outputs(self.out, plan.study, read_rows(self.out, plan))
+        say(f"page: {self.out / 'report.html'}; tables: table.json, table.md beside it")
+        unfinished = sum(not run.is_finished for run in runs)
+        if unfinished and not self.page:
+            raise UserError(
+                f"{unfinished} of {len(runs)} runs are not finished; see the page, and give the "
+                "same command again"
+            )

@@ -1,0 +1,177 @@
+"""The `.metadata` file of torch's distributed checkpoints: what is stored where.
+
+It is a pickle. Only the classes that torch puts into it are loaded, so a damaged or hostile file
+is an error and nothing else. Each class is listed, as a pickle may name all that a module imports.
+"""
+
+import io
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+
+from megatron_opsft.errors import UserError, first_line
+from megatron_opsft.models.storage.model_paths import METADATA_NAME
+from megatron_opsft.models.storage.regions import Region, archived_tensor
+
+_CLASSES = {
+    "torch.distributed.checkpoint.metadata": (
+        *("BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex"),
+        *(
+            "StorageMeta",
+            "TensorProperties",
+            "TensorStorageMetadata",
+            "_MEM_FORMAT_ENCODING",
+        ),
+    ),
+    "torch.distributed.checkpoint.planner": (
+        *(
+            "BytesIOWriteData",
+            "SavePlan",
+            "TensorWriteData",
+            "WriteItem",
+            "WriteItemType",
+        ),
+    ),
+    "torch.distributed.checkpoint.filesystem": ("_StorageInfo", "_StoragePrefix"),
+    "torch": ("Size",),
+    "torch.serialization": ("_get_layout",),
+    "pathlib": ("PosixPath",),  # torch's own `save` notes where it wrote
+    "pathlib._local": ("PosixPath",),  # the same from Python 3.13 on
+    "collections": ("OrderedDict",),
+    "builtins": ("set", "dict", "list"),
+}
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        is_dtype = module == "torch" and isinstance(
+            getattr(torch, name, None), torch.dtype
+        )
+        if name in _CLASSES.get(module, ()) or is_dtype:
+            return super().find_class(module.removesuffix("._local"), name)
+        raise pickle.UnpicklingError(
+            f"{module}.{name} is not allowed in a checkpoint's metadata"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A stored part of the tensor `key`: its place in the tensor, and its bytes in a file."""
+
+    key: str
+    dtype: torch.dtype
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    path: Path
+    file_offset: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor of the checkpoint; its chunks cover it exactly once."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    chunks: tuple[Chunk, ...]
+
+
+def read_metadata(directory: Path) -> dict[str, StoredTensor]:
+    """Key -> tensor; objects other than tensors are left out.
+
+    Errors: `UserError` naming the file, and the tensor where there is one, for metadata that cannot
+    be read, or chunks that do not cover their tensor.
+    """
+    metadata = unpickle_metadata(directory)
+    with damage_named(directory / METADATA_NAME):
+        storage = {
+            (str(index.fqn), tuple(index.offset or ())): info
+            for index, info in metadata.storage_data.items()
+        }
+        return {
+            key: _stored_tensor(directory, key, entry, storage)
+            for key, entry in metadata.state_dict_metadata.items()
+            if isinstance(entry, TensorStorageMetadata)
+        }
+
+
+def unpickle_metadata(directory: Path) -> Metadata:
+    """Unpickle, admitting torch's classes alone. Errors: `UserError` naming the file."""
+    path = directory / METADATA_NAME
+    with damage_named(path):
+        metadata = _Unpickler(io.BytesIO(path.read_bytes())).load()
+        if not isinstance(metadata, Metadata):
+            raise TypeError(f"it holds a {type(metadata).__name__}")
+    return metadata
+
+
+@contextmanager
+def damage_named(path: Path) -> Iterator[None]:
+    """Errors: `UserError` naming the file for whatever goes wrong inside."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # a damaged pickle can fail in any way
+        reason = first_line(error)[:200]
+        if (
+            "Weights only" in reason
+        ):  # torch would go on with how to load it all the same
+            reason = "it holds more than tensors and plain values"
+        raise UserError(f"{path} is damaged: {reason}") from None
+
+
+def _stored_tensor(
+    directory: Path, key: str, entry: TensorStorageMetadata, storage: dict[Any, Any]
+) -> StoredTensor:
+    shape, dtype = tuple(map(int, entry.size)), entry.properties.dtype
+    chunks = []
+    for part in entry.chunks:
+        offsets, sizes = tuple(map(int, part.offsets)), tuple(map(int, part.sizes))
+        info = storage[key, offsets]
+        file = directory / Path(info.relative_path).name
+        chunks.append(
+            Chunk(key, dtype, offsets, sizes, file, int(info.offset), int(info.length))
+        )
+    # As many elements as the tensor has, all inside it: overlaps would leave a hole elsewhere.
+    inside = all(
+        len(chunk.offsets) == len(chunk.sizes) == len(shape)
+        and all(
+            0 <= o <= s - n
+            for o, n, s in zip(chunk.offsets, chunk.sizes, shape, strict=True)
+        )
+        for chunk in chunks
+    )
+    distinct = len({chunk.offsets for chunk in chunks}) == len(chunks)
+    if (
+        not inside
+        or not distinct
+        or sum(prod(chunk.sizes) for chunk in chunks) != prod(shape)
+    ):
+        raise UserError(
+            f"{directory / METADATA_NAME}: the stored parts of tensor {key} do not make up its "
+            f"shape {list(shape)}"
+        )
+    return StoredTensor(shape, dtype, tuple(chunks))
+
+
+def locate(chunk: Chunk) -> Region:
+    """The bytes of a chunk, behind the header of its archive.
+
+    Errors: `UserError` when the archive is damaged or holds another shape or dtype.
+    """
+    what = f"{chunk.path}: tensor {chunk.key} at {list(chunk.offsets)}"
+    region = archived_tensor(chunk.path, chunk.file_offset, chunk.length, what)
+    if region.shape != chunk.sizes or region.dtype is not chunk.dtype:
+        raise UserError(
+            f"{what} holds {region.dtype} {list(region.shape)}, but {METADATA_NAME} says "
+            f"{chunk.dtype} {list(chunk.sizes)}"
+        )
+    return region

@@ -1,0 +1,290 @@
+"""The operations of `logit_chunks` in Triton, to the same contracts.
+
+Only imported (by `fused_linear.operations`) on a CUDA device where Triton is installed; with
+TRITON_INTERPRET=1 the kernels also run on CPU tensors. Each reads every logit once; none holds a
+buffer of the chunk's size. The columns of a row lie side by side in memory, rows may be apart.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from megatron_opsft.trainer.loss.logit_chunks import RowStatistics
+
+# 8 float32 of a matrix a thread, two 16-byte loads. Under 64 registers (see tests/gpu_contract), so
+# that two or more programs share a multiprocessor and hide each other's waits for memory.
+_ROW_BLOCK, _ROW_WARPS = 4096, 16
+_GRADIENT_BLOCK, _GRADIENT_WARPS = 2048, 8
+_LARGEST = tl.constexpr(torch.finfo(torch.float32).max)
+
+
+def row_statistics(
+    logits_CV: Tensor, labels_C: Tensor, *, mean: bool = False
+) -> RowStatistics:
+    """See `logit_chunks.row_statistics`."""
+    num_rows, num_columns = logits_CV.shape
+    lse_C = logits_CV.new_full((num_rows,), -torch.inf)
+    target_C = torch.zeros_like(lse_C)
+    mean_C = torch.zeros_like(lse_C) if mean else None
+    if logits_CV.numel():
+        _row_statistics_kernel[(num_rows,)](
+            logits_CV,
+            _rows_of(logits_CV),
+            labels_C.contiguous(),
+            lse_C,
+            target_C,
+            lse_C if mean_C is None else mean_C,
+            num_columns,
+            WITH_MEAN=mean,
+            BLOCK=_ROW_BLOCK,
+            num_warps=_ROW_WARPS,
+        )
+    return RowStatistics(lse_C=lse_C, target_C=target_C, mean_C=mean_C)
+
+
+def loss_gradient_(
+    logits_CV: Tensor,
+    labels_C: Tensor,
+    lse_C: Tensor,
+    weights_C: Tensor,
+    out_dtype: torch.dtype,
+) -> Tensor:
+    """See `logit_chunks.loss_gradient_`."""
+    num_rows, num_columns = logits_CV.shape
+    in_place = out_dtype == logits_CV.dtype
+    out_CV = logits_CV if in_place else torch.empty_like(logits_CV, dtype=out_dtype)
+    if logits_CV.numel():
+        _loss_gradient_kernel[(num_rows, triton.cdiv(num_columns, _GRADIENT_BLOCK))](
+            logits_CV,
+            _rows_of(logits_CV),
+            labels_C.contiguous(),
+            lse_C.contiguous(),
+            weights_C.contiguous(),
+            out_CV,
+            _rows_of(out_CV),
+            num_columns,
+            BLOCK=_GRADIENT_BLOCK,
+            num_warps=_GRADIENT_WARPS,
+        )
+    return out_CV
+
+
+def divergences(
+    logits_CV: Tensor,
+    teacher_CV: Tensor,
+    lse_C: Tensor,
+    teacher_lse_C: Tensor,
+    *,
+    forward: bool,
+) -> Tensor:
+    """See `logit_chunks.divergences`."""
+    sums_C = torch.zeros_like(lse_C)
+    if logits_CV.numel():
+        of_student = logits_CV, _rows_of(logits_CV), lse_C.contiguous()
+        of_teacher = teacher_CV, _rows_of(teacher_CV), teacher_lse_C.contiguous()
+        drawn, other = (of_teacher, of_student) if forward else (of_student, of_teacher)
+        _divergence_kernel[(len(logits_CV),)](
+            *drawn,
+            *other,
+            sums_C,
+            logits_CV.shape[1],
+            BLOCK=_ROW_BLOCK,
+            num_warps=_ROW_WARPS,
+        )
+    return sums_C
+
+
+def distillation_gradient_(
+    logits_CV: Tensor,
+    teacher_CV: Tensor,
+    labels_C: Tensor,
+    lse_C: Tensor,
+    teacher_lse_C: Tensor,
+    divergence_C: Tensor,
+    weights_C: Tensor,
+    teacher_weights_C: Tensor,
+    out_dtype: torch.dtype,
+    *,
+    forward: bool,
+) -> Tensor:
+    """See `logit_chunks.distillation_gradient_`."""
+    num_rows, num_columns = logits_CV.shape
+    in_place = out_dtype == logits_CV.dtype
+    out_CV = logits_CV if in_place else torch.empty_like(logits_CV, dtype=out_dtype)
+    if logits_CV.numel():
+        _distillation_gradient_kernel[
+            (num_rows, triton.cdiv(num_columns, _GRADIENT_BLOCK))
+        ](
+            logits_CV,
+            _rows_of(logits_CV),
+            teacher_CV,
+            _rows_of(teacher_CV),
+            labels_C.contiguous(),
+            lse_C.contiguous(),
+            teacher_lse_C.contiguous(),
+            divergence_C.contiguous(),
+            weights_C.contiguous(),
+            teacher_weights_C.contiguous(),
+            out_CV,
+            _rows_of(out_CV),
+            num_columns,
+            FORWARD=forward,
+            BLOCK=_GRADIENT_BLOCK,
+            num_warps=_GRADIENT_WARPS,
+        )
+    return out_CV
+
+
+def _rows_of(matrix: Tensor) -> int:
+    """Elements from one row to the next."""
+    assert matrix.stride(1) == 1 or matrix.shape[1] == 1, (
+        "the columns of a row must be contiguous"
+    )
+    return matrix.stride(0)
+
+
+@triton.jit
+def _row_statistics_kernel(
+    logits_ptr: tl.tensor,
+    logits_stride: tl.tensor,
+    labels_ptr: tl.tensor,
+    lse_ptr: tl.tensor,
+    target_ptr: tl.tensor,
+    mean_ptr: tl.tensor,
+    num_columns: tl.tensor,
+    WITH_MEAN: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """One program a row. Each of BLOCK lanes keeps the maximum, sum and weighted sum of its own
+    columns, so that threads meet only once, behind the loop.
+
+    The maximum stays finite: inf - inf would make a nan of what PyTorch calls inf.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    logits_ptr += row * logits_stride
+    lanes = tl.arange(0, BLOCK)
+    lane_max = tl.full((BLOCK,), -_LARGEST, tl.float32)
+    lane_sum = tl.zeros((BLOCK,), tl.float32)
+    lane_weighted = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, num_columns, BLOCK):
+        columns = start + lanes
+        valid = columns < num_columns
+        logits = tl.load(logits_ptr + columns, mask=valid, other=-float("inf"))
+        new_max = tl.minimum(tl.maximum(lane_max, logits), _LARGEST)
+        kept = tl.exp(lane_max - new_max)
+        added = tl.exp(logits - new_max)
+        lane_sum = lane_sum * kept + added
+        if WITH_MEAN:
+            lane_weighted = lane_weighted * kept + added * tl.where(valid, logits, 0.0)
+        lane_max = new_max
+    row_max = tl.max(lane_max, axis=0)
+    scale = tl.exp(lane_max - row_max)
+    row_sum = tl.sum(lane_sum * scale, axis=0)
+    tl.store(lse_ptr + row, row_max + tl.log(row_sum))
+    if WITH_MEAN:
+        tl.store(mean_ptr + row, tl.sum(lane_weighted * scale, axis=0) / row_sum)
+    label = tl.load(labels_ptr + row)
+    inside = (label >= 0) & (label < num_columns)
+    tl.store(target_ptr + row, tl.load(logits_ptr + label, mask=inside, other=0.0))
+
+
+@triton.jit
+def _loss_gradient_kernel(
+    logits_ptr: tl.tensor,
+    logits_stride: tl.tensor,
+    labels_ptr: tl.tensor,
+    lse_ptr: tl.tensor,
+    weights_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    out_stride: tl.tensor,
+    num_columns: tl.tensor,
+    BLOCK: tl.constexpr,
+) -> None:
+    """One program for BLOCK columns of a row; out may be the logits. Does not read a row of weight
+    0.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    weight = tl.load(weights_ptr + row)
+    used = columns < tl.where(weight == 0.0, 0, num_columns)
+    logits = tl.load(logits_ptr + row * logits_stride + columns, mask=used, other=0.0)
+    onehot = tl.where(columns == tl.load(labels_ptr + row), 1.0, 0.0)
+    gradient = tl.where(
+        used, (tl.exp(logits - tl.load(lse_ptr + row)) - onehot) * weight, 0.0
+    )
+    out = gradient.to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + row * out_stride + columns, out, mask=columns < num_columns)
+
+
+@triton.jit
+def _divergence_kernel(
+    drawn_ptr: tl.tensor,
+    drawn_stride: tl.tensor,
+    drawn_lse_ptr: tl.tensor,
+    other_ptr: tl.tensor,
+    other_stride: tl.tensor,
+    other_lse_ptr: tl.tensor,
+    sums_ptr: tl.tensor,
+    num_columns: tl.tensor,
+    BLOCK: tl.constexpr,
+) -> None:
+    """One program a row: the sum of a (log a - log b), with a the softmax of the `drawn` logits and
+    b that of the others. Lanes as in `_row_statistics_kernel`.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    drawn_ptr += row * drawn_stride
+    other_ptr += row * other_stride
+    drawn_lse = tl.load(drawn_lse_ptr + row)
+    other_lse = tl.load(other_lse_ptr + row)
+    lanes = tl.arange(0, BLOCK)
+    lane_sum = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, num_columns, BLOCK):
+        columns = start + lanes
+        valid = columns < num_columns
+        log_a = tl.load(drawn_ptr + columns, mask=valid, other=0.0) - drawn_lse
+        log_b = tl.load(other_ptr + columns, mask=valid, other=0.0) - other_lse
+        lane_sum += tl.where(valid, tl.exp(log_a) * (log_a - log_b), 0.0)
+    tl.store(sums_ptr + row, tl.sum(lane_sum, axis=0))
+
+
+@triton.jit
+def _distillation_gradient_kernel(
+    logits_ptr: tl.tensor,
+    logits_stride: tl.tensor,
+    teacher_ptr: tl.tensor,
+    teacher_stride: tl.tensor,
+    labels_ptr: tl.tensor,
+    lse_ptr: tl.tensor,
+    teacher_lse_ptr: tl.tensor,
+    divergence_ptr: tl.tensor,
+    weights_ptr: tl.tensor,
+    teacher_weights_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    out_stride: tl.tensor,
+    num_columns: tl.tensor,
+    FORWARD: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """One program for BLOCK columns of a row; out may be the logits. Does not read a row of which
+    both weights are 0; where one is, what is not finite does not reach the other's part.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    weight = tl.load(weights_ptr + row)
+    teacher_weight = tl.load(teacher_weights_ptr + row)
+    used = columns < tl.where((weight == 0.0) & (teacher_weight == 0.0), 0, num_columns)
+    logits = tl.load(logits_ptr + row * logits_stride + columns, mask=used, other=0.0)
+    teacher = tl.load(
+        teacher_ptr + row * teacher_stride + columns, mask=used, other=0.0
+    )
+    log_p = logits - tl.load(lse_ptr + row)
+    log_q = teacher - tl.load(teacher_lse_ptr + row)
+    divergence = tl.load(divergence_ptr + row)
+    p = tl.exp(log_p)
+    slope = p - tl.exp(log_q) if FORWARD else p * (log_p - log_q - divergence)
+    onehot = tl.where(columns == tl.load(labels_ptr + row), 1.0, 0.0)
+    gradient = tl.where(weight == 0.0, 0.0, (p - onehot) * weight)
+    gradient += tl.where(teacher_weight == 0.0, 0.0, slope * teacher_weight)
+    out = tl.where(used, gradient, 0.0).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + row * out_stride + columns, out, mask=columns < num_columns)

@@ -1,0 +1,222 @@
+"""Megatron's GPTModel for a Hugging Face model, on this rank's part of TP x PP.
+
+`layer_spec` is the only place where modules are chosen: TransformerEngine's on CUDA where it is
+there; elsewhere Megatron's linear layers with our attention and norm. The product of the output
+layer is the losses' own: the model hands on hidden states in place of logits.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from megatron.core import parallel_state, tensor_parallel
+from megatron.core.distributed import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+)
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import (
+    get_gpt_layer_local_spec,
+    get_gpt_layer_with_transformer_engine_spec,
+)
+from megatron.core.tensor_parallel.layers import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+    set_tensor_model_parallel_attributes,
+)
+from megatron.core.transformer import ModuleSpec, TransformerConfig
+from megatron.core.transformer.attention import SelfAttentionSubmodules
+from megatron.core.transformer.moe import moe_utils
+from megatron.core.transformer.transformer_block import (
+    TransformerBlockSubmodules,
+    get_num_layers_to_build,
+)
+from megatron.core.transformer.transformer_layer import TransformerLayerSubmodules
+from torch import Tensor
+
+from megatron_opsft.config import ParallelConfig
+from megatron_opsft.models.architectures.shape import ModelShape
+from megatron_opsft.models.weights.rules import padded_vocab_size
+from megatron_opsft.runtime.device import Device
+from megatron_opsft.trainer.model.attention import PackedAttention, RMSNorm
+from megatron_opsft.trainer.model.transformer_config import uses_transformer_engine
+
+
+def scaled_rope_frequencies(shape: ModelShape) -> torch.Tensor:
+    """Inverse rotary frequencies, float32 [head_dim / 2], scaled as Llama 3 does where it is.
+
+    Computed here because Megatron fixes three of the four numbers of that scaling.
+    """
+    exponents = torch.arange(0, shape.head_dim, 2, dtype=torch.float32) / shape.head_dim
+    frequencies = 1.0 / (shape.rope_theta**exponents)
+    scaling = shape.rope_scaling
+    if scaling is None:
+        return frequencies
+    wavelengths = 2 * math.pi / frequencies
+    turns = scaling.original_max_position / wavelengths
+    spread = scaling.high_freq_factor - scaling.low_freq_factor
+    # 0: a long wave, stretched by `factor`; 1: a short wave, kept; between them a blend.
+    kept = ((turns - scaling.low_freq_factor) / spread).clamp(0.0, 1.0)
+    return frequencies * (kept + (1.0 - kept) / scaling.factor)
+
+
+def build_model(
+    shape: ModelShape, config: TransformerConfig, device: Device
+) -> list[GPTModel]:
+    """This rank's model chunks (one, or vpp of them), weights uninitialised."""
+    tensor_parallel.model_parallel_cuda_manual_seed(1)
+    vpp = config.virtual_pipeline_model_parallel_size
+    chunks = []
+    for stage in range(vpp or 1):
+        vp_stage = stage if vpp else None
+        chunk = GPTModel(
+            config=config,
+            transformer_layer_spec=layer_spec(shape, config, device, vp_stage),
+            vocab_size=padded_vocab_size(
+                shape.vocab_size, config.tensor_model_parallel_size
+            ),
+            max_sequence_length=shape.max_position_embeddings,
+            pre_process=parallel_state.is_pipeline_first_stage(
+                ignore_virtual=False, vp_stage=vp_stage
+            ),
+            post_process=parallel_state.is_pipeline_last_stage(
+                ignore_virtual=False, vp_stage=vp_stage
+            ),
+            share_embeddings_and_output_weights=shape.tied_embeddings,
+            position_embedding_type="rope",
+            rotary_base=shape.rope_theta,
+            vp_stage=vp_stage,
+        )
+        chunk.to(device.torch_device)  # Megatron's own modules are there already
+        fuse_weight_gradients(chunk)
+        chunk.rotary_pos_emb.inv_freq = scaled_rope_frequencies(shape).to(
+            device.torch_device
+        )
+        mark_tensor_parallel(chunk)
+        chunks.append(chunk)
+    return chunks
+
+
+def fuse_weight_gradients(chunk: GPTModel) -> None:
+    """Let TransformerEngine's layers add weight gradients to the float32 main gradients in the
+    products themselves, without rounding them to bfloat16 first.
+
+    Not by Megatron's `gradient_accumulation_fusion`: its own output layer, whose product the losses
+    take over, then refuses to be built without NVIDIA Apex.
+    """
+    for module in chunk.modules():
+        if hasattr(module, "fuse_wgrad_accumulation"):
+            module.fuse_wgrad_accumulation = True
+
+
+def mark_tensor_parallel(chunk: GPTModel) -> None:
+    """Say which parameters are shards; Megatron does so only while initialising weights.
+
+    Gradient norms count a parameter without the mark on tensor-parallel rank 0 alone.
+    """
+    for module in chunk.modules():
+        if isinstance(module, ColumnParallelLinear | VocabParallelEmbedding):
+            axis = 0
+        elif isinstance(module, RowParallelLinear):
+            axis = 1
+        else:
+            continue
+        if module.weight is not None and not hasattr(
+            module.weight, "tensor_model_parallel"
+        ):
+            set_tensor_model_parallel_attributes(module.weight, True, axis, 1)
+    for name, parameter in chunk.named_parameters():
+        # TransformerEngine's grouped linears do not say so themselves, nor does Megatron before
+        # 0.19: norms then miss the experts of all tensor-parallel ranks but the first.
+        if ".experts." in name and not hasattr(parameter, "tensor_model_parallel"):
+            axis = 1 if ".linear_fc2." in name else 0
+            set_tensor_model_parallel_attributes(parameter, True, axis, 1)
+
+
+def wrap_for_training(
+    chunks: list[GPTModel], config: TransformerConfig, parallel: ParallelConfig
+) -> list[DistributedDataParallel]:
+    """Megatron's data-parallel wrapper with float32 gradient buffers."""
+    ddp_config = DistributedDataParallelConfig(
+        grad_reduce_in_fp32=True,
+        use_distributed_optimizer=True,
+        overlap_grad_reduce=parallel.overlap_grad_reduce,
+        check_for_nan_in_grad=False,
+    )
+    wrapped = [
+        DistributedDataParallel(
+            config=config,
+            ddp_config=ddp_config,
+            module=chunk,
+            disable_bucketing=number > 0,
+        )
+        for number, chunk in enumerate(chunks)
+    ]
+    if parallel.overlap_grad_reduce:
+        # Gradients travel in the last micro-batch, when they are sums.
+        no_sync = [chunk.no_sync for chunk in wrapped]
+        config.no_sync_func = no_sync if len(no_sync) > 1 else no_sync[0]
+    return wrapped
+
+
+def layer_spec(
+    shape: ModelShape, config: TransformerConfig, device: Device, vp_stage: int | None
+) -> ModuleSpec | TransformerBlockSubmodules:
+    """Which module does what in each layer of this stage."""
+    if uses_transformer_engine(device, "bfloat16" if config.bf16 else "float32"):
+        return get_gpt_layer_with_transformer_engine_spec(
+            num_experts=config.num_moe_experts,
+            moe_grouped_gemm=config.moe_grouped_gemm,
+            qk_layernorm=shape.qk_norm,
+        )
+    spec = get_gpt_layer_local_spec(
+        num_experts=config.num_moe_experts,
+        qk_layernorm=shape.qk_norm,
+        normalization="RMSNorm",
+    )
+    layer = cast(TransformerLayerSubmodules, spec.submodules)
+    if shape.moe is not None:
+        # The router's product: Megatron 0.16 leaves this name undefined without TransformerEngine,
+        # and with it would multiply in TF32.
+        router: Any = moe_utils
+        router.te_general_gemm = None
+        # In a checkpoint Megatron calls a norm as if it were fused into the linear that follows.
+        # TransformerEngine's spec fuses none before a router: keep its name here too.
+        del layer.sharded_state_dict_keys_map["pre_mlp_layernorm."]
+    layer.input_layernorm = layer.pre_mlp_layernorm = RMSNorm
+    self_attention = cast(ModuleSpec, layer.self_attention)
+    attention = cast(SelfAttentionSubmodules, self_attention.submodules)
+    attention.core_attention = PackedAttention
+    if shape.qk_norm:
+        attention.q_layernorm = attention.k_layernorm = RMSNorm
+    num_layers = get_num_layers_to_build(config, vp_stage=vp_stage)
+    return TransformerBlockSubmodules(
+        layer_specs=[spec] * num_layers, layer_norm=RMSNorm
+    )
+
+
+@contextmanager
+def without_output_layer(models: Sequence[GPTModel]) -> Iterator[None]:
+    """Inside, the output layer of these GPTModels hands its input on."""
+    layers = [model.output_layer for model in models if model.post_process]
+    for layer in layers:
+        # Hides the class's method, which returns (logits, bias).
+        layer.forward = lambda hidden, *unused, **options: (hidden, None)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward
+
+
+def output_weight(model: GPTModel) -> Tensor:
+    """This rank's rows of the output layer of a GPTModel on the last pipeline stage."""
+    weight: Tensor = (
+        model.shared_embedding_or_output_weight()
+        if model.share_embeddings_and_output_weights
+        else model.output_layer.weight
+    )
+    return weight

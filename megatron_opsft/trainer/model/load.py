@@ -1,0 +1,90 @@
+"""From a model directory to a trainer on this rank: shape, shards, optimizer; then its weights."""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from megatron_opsft.config import Config
+from megatron_opsft.models.architectures.config_from_hf import read_model_shape
+from megatron_opsft.models.storage.megatron_files import StoredWeights, open_weights
+from megatron_opsft.models.weights.rules import WeightTable, padded_vocab_size
+from megatron_opsft.runtime.device import Device
+from megatron_opsft.runtime.distributed import Layout
+from megatron_opsft.trainer.loss.cross_entropy import te_problem
+from megatron_opsft.trainer.loss.loss_memory import choose_cross_entropy
+from megatron_opsft.trainer.model.build import build_model, wrap_for_training
+from megatron_opsft.trainer.model.checks import check_layout
+from megatron_opsft.trainer.model.optimizer import build_optimizer
+from megatron_opsft.trainer.model.shards import ModelShards
+from megatron_opsft.trainer.model.step import Trainer
+from megatron_opsft.trainer.model.transformer_config import (
+    describe_parts,
+    transformer_config,
+    uses_transformer_engine,
+)
+
+log = logging.getLogger("megatron_opsft")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerParts:
+    """A trainer whose weights are not there yet; `stored`: where they lie on disk."""
+
+    trainer: Trainer
+    shards: ModelShards
+    stored: StoredWeights
+
+    def fill_from_disk(self) -> None:
+        """Each rank reads only its own slices, tensor by tensor."""
+        self.shards.fill(self.stored.read)
+        self.trainer.optimizer.reload_model_params()  # its float32 weights are the model's
+
+
+def build_trainer(
+    config: Config, model_dir: Path, device: Device, layout: Layout
+) -> TrainerParts:
+    """The trainer of the directory's model, with any weights. Called by every rank.
+
+    Of the weight files only headers are read. Errors: `UserError` for an unsupported model, a
+    layout that does not fit it, or a weight file that is damaged or holds other tensors than
+    config.json says.
+    """
+    shape = read_model_shape(model_dir)
+    check_layout(shape, config.parallel)
+    stored = open_weights(model_dir, WeightTable(shape, "te"), check=layout.is_main)
+    with_te = uses_transformer_engine(device, config.model.dtype)
+    megatron = transformer_config(
+        shape,
+        dtype=config.model.dtype,
+        parallel=config.parallel,
+        train=config.train,
+        device=device,
+        deterministic=config.run.deterministic,
+    )
+    table = WeightTable(shape, "te" if with_te else "local", config.parallel.tp)
+    objective = config.method.objective(config.rollout.temperature)
+    loss = choose_cross_entropy(
+        config.train.cross_entropy,
+        te_problem(device, config.model.dtype),
+        max_tokens=config.train.max_tokens_per_microbatch,
+        rows_per_rank=padded_vocab_size(shape.vocab_size, config.parallel.tp)
+        // config.parallel.tp,
+        with_teacher=objective.has_teacher,
+    )
+    if layout.is_main:
+        log.info(describe_parts(megatron, loss, device))
+    models = build_model(shape, megatron, device)
+    chunks = wrap_for_training(models, megatron, config.parallel)
+    optimizer = build_optimizer(chunks, config.optimizer, bf16=megatron.bf16)
+    trainer = Trainer(
+        chunks=chunks,
+        optimizer=optimizer,
+        config=megatron,
+        layout=layout,
+        vocab_size=shape.vocab_size,
+        cross_entropy=loss.method,
+        objective=objective,
+    )
+    # The distributed optimizer has moved the parameters into its own buffer.
+    shards = ModelShards.of(models, table, layout)
+    return TrainerParts(trainer=trainer, shards=shards, stored=stored)

@@ -1,0 +1,71 @@
+"""This rank's Megatron parameters, matched with the weight table: what is loaded, exported and
+pulled.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from megatron.core.models.gpt import GPTModel
+from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
+from torch import Tensor
+
+from megatron_opsft.models.weights.rules import Rule, WeightTable, local_to_global
+from megatron_opsft.models.weights.slicing import ReadRect, fill_shard
+from megatron_opsft.runtime.distributed import Layout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShards:
+    """Rule and live parameter of everything this rank holds, in the order of the model.
+
+    Built by every rank; strict: a parameter without a rule, or a rule of this stage without a
+    parameter, is a `UserError`.
+    """
+
+    table: WeightTable
+    layout: Layout
+    parameters: tuple[tuple[Rule, Tensor], ...]
+
+    @classmethod
+    def of(
+        cls, models: Sequence[GPTModel], table: WeightTable, layout: Layout
+    ) -> "ModelShards":
+        """models: this rank's GPTModel chunks, unwrapped."""
+        parameters: list[tuple[Rule, Tensor]] = []
+        experts = layout.own_experts(table.num_experts)
+        for model in models:
+            offset = get_transformer_layer_offset(model.config, vp_stage=model.vp_stage)
+            named = {
+                local_to_global(name, offset, experts.start): parameter.data
+                for name, parameter in model.named_parameters()
+            }
+            stage = table.stage_rules(
+                range(offset, offset + len(model.decoder.layers)),
+                has_embedding=model.pre_process,
+                has_output=model.post_process,
+                experts=experts,
+            )
+            table.check_mcore_names(named, stage)
+            parameters += [(rule, named[rule.mcore_name]) for rule in stage]
+        return cls(table=table, layout=layout, parameters=tuple(parameters))
+
+    @property
+    def by_name(self) -> dict[str, Tensor]:
+        """The live parameters by Megatron name (global layer numbers)."""
+        return {rule.mcore_name: tensor for rule, tensor in self.parameters}
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of all parameters."""
+        return self.parameters[0][1].dtype
+
+    def fill(self, read: ReadRect) -> None:
+        """Overwrite every parameter from HF tensors; only this rank's slices are read, one at a
+        time.
+        """
+        for rule, parameter in self.parameters:
+            shard = self.layout.shard(is_expert=rule.is_expert)
+            fill_shard(
+                rule, read, parameter, tp_rank=shard.tp_rank, tp_size=shard.tp_size
+            )
