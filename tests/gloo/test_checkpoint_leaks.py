@@ -54,7 +54,7 @@ def save_twice(run_dir: Path, name: str, fault: Callable[..., None]) -> Any:
     ("name", "fault", "left", "words"),
     [
         # A kill while an old one is deleted; one that cannot appear; an old one that has to stay.
-        ("model.checkpoint._delete", delete_one_file, [REPLACED, NEW], ""),
+        ("trainer.model.checkpoint._delete", delete_one_file, [REPLACED, NEW], ""),
         ("runtime.durable.sync_path", fail, [OLD], "cannot write {}/step_000002: Input/output"),
         ("runtime.durable.shutil.rmtree", fail, [REPLACED, NEW], "an old checkpoint, {}/.partial"),
     ],

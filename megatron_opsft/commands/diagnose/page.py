@@ -101,17 +101,7 @@ def describe(
     )
     places = tokens[kl >= large]
     sections = [
-        Section(
-            title="Where the models differ most",
-            text="What the original says where D_t is large: the larger a word, the larger the sum "
-            "of D_t at the places where the original says it.",
-            table=_beyond_thresholds(kl, n),
-            plots=[
-                _cloud(
-                    places, f"n = {len(places):,} tokens with D_t from {large:.3g} nats"
-                )
-            ],
-        ),
+        _largest_words(tokens, large, n),
         Section(
             title="What the efficient model prefers there",
             text="Each token at the place where its D_t is largest.",
@@ -140,6 +130,19 @@ def describe(
         write_page=write,
         sections=sections,
         tables=[by_kind, *(section.table for section in sections[:2] if section.table)],
+    )
+
+
+def _largest_words(tokens: pd.DataFrame, large: float, n: str) -> Section:
+    """The words where D_t is at least `large` nats, and how many tokens exceed each limit."""
+    at_large = tokens[tokens["kl"] >= large]
+    size = f"n = {len(at_large):,} tokens with D_t from {large:.3g} nats"
+    return Section(
+        title="Where the models differ most",
+        text="What the original says where D_t is large: the larger a word, the larger the sum "
+        "of D_t at the places where the original says it.",
+        table=_beyond_thresholds(tokens["kl"], n),
+        plots=[_cloud(at_large, size)],
     )
 
 

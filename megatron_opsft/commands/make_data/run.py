@@ -103,14 +103,7 @@ def make_data(config: Config, out: Path, limit: int | None = None) -> None:
             )
             found = rows_by_method(judged)
             if s.layout.is_main:
-                # Without their routing: bytes, which fixed data do not have.
-                kept = [
-                    {k: v for k, v in asdict(r).items() if k != "routing"}
-                    for r in found
-                ]
-                append_line(
-                    partial, json.dumps({"num_problems": len(chunk), "rows": kept})
-                )
+                _append(partial, len(chunk), found)
                 rows += found
                 done = first + len(chunk)
                 log.info(
@@ -130,6 +123,16 @@ def make_data(config: Config, out: Path, limit: int | None = None) -> None:
                 f"{config.rollout.max_response_tokens}; raise it, or give more problems or "
                 "method.samples"
             )
+
+
+def _append(partial: Path, num_problems: int, rows: Sequence[StoredResponse]) -> None:
+    """Append the rows of some problems to the file that a killed job continues from."""
+    fields_of_rows = [asdict(row) for row in rows]
+    for fields in fields_of_rows:
+        del fields["routing"]  # bytes, which fixed data do not have
+    append_line(
+        partial, json.dumps({"num_problems": num_problems, "rows": fields_of_rows})
+    )
 
 
 def _continue(

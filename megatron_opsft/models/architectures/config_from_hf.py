@@ -57,14 +57,7 @@ def read_model_shape(model_dir: Path) -> ModelShape:
     config = {**architecture.defaults, **config}
     for name, value in (*FIXED_FIELDS, *architecture.fixed_fields):
         _check_fixed(config, name, value, path)
-    layer_types = config.get("layer_types") or ["full_attention"]
-    if not isinstance(layer_types, list) or set(map(str, layer_types)) != {
-        "full_attention"
-    }:
-        raise UserError(
-            f"{path}: layer_types is supported only with full_attention in every layer"
-        )
-
+    _check_layer_types(config, path)
     hidden_size = _positive(config, "hidden_size", path, int)
     num_heads = _positive(config, "num_attention_heads", path, int)
     if config.get("head_dim") is None and hidden_size % num_heads:
@@ -103,6 +96,17 @@ def read_model_shape(model_dir: Path) -> ModelShape:
         rope_theta=rope_theta,
         rope_scaling=rope_scaling,
         moe=_moe(config, architecture, path),
+    )
+
+
+def _check_layer_types(config: dict[str, Any], path: Path) -> None:
+    layer_types = config.get("layer_types") or ["full_attention"]
+    if isinstance(layer_types, list) and set(map(str, layer_types)) == {
+        "full_attention"
+    }:
+        return
+    raise UserError(
+        f"{path}: layer_types is supported only with full_attention in every layer"
     )
 
 

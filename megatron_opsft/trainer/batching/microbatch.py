@@ -108,13 +108,10 @@ def build_microbatch(
         positions += range(padding)
         lengths.append(padding)
     responses = tuple(len(sample.response_ids) for sample in samples)
-    borders = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(
-        0, dtype=torch.int32
-    )
     whole = MicroBatch(
         tokens_T=torch.tensor(tokens, device=device),
         positions_T=torch.tensor(positions, device=device),
-        cu_seqlens=borders.to(device),
+        cu_seqlens=_borders(lengths).to(device),
         max_seqlen=max(lengths),
         loss_indices_R=torch.tensor(indices, dtype=torch.int64, device=device),
         labels_R=torch.tensor(labels, dtype=torch.int64, device=device),
@@ -126,11 +123,14 @@ def build_microbatch(
         else _by_token(advantages, responses, device),
         routing_TW=_routing(samples, lengths),
     )
-    return (
-        whole
-        if cp_size == 1
-        else _part_of(whole, own_indices(lengths, cp_rank, cp_size))
-    )
+    if cp_size == 1:
+        return whole
+    return _part_of(whole, own_indices(lengths, cp_rank, cp_size))
+
+
+def _borders(lengths: Sequence[int]) -> Tensor:
+    """Where each sequence of a pack begins, and where the last one ends; int32."""
+    return torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
 
 
 def _part_of(whole: MicroBatch, indices_T: Tensor) -> MicroBatch:
