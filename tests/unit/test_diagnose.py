@@ -49,8 +49,8 @@ run.append_line = counted
 """
 KILLED_WHILE_SAMPLING = """
 import os, signal
-from megatron_opsft.commands.evaluate import benchmarks
-benchmarks.SampleFiles.combine = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+from megatron_opsft.data import stored_samples
+stored_samples.SampleFiles.combine = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 """
 
 

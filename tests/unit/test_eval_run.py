@@ -30,7 +30,7 @@ NUM_SAMPLES = 24
 BOTH_WORK = """
 import os, time
 from pathlib import Path
-from megatron_opsft.commands.evaluate.benchmarks import SampleFiles
+from megatron_opsft.data.stored_samples import SampleFiles
 append = SampleFiles.append
 def append_and_wait(self, *args):
     append(self, *args)
