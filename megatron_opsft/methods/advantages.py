@@ -1,10 +1,11 @@
-"""Rewards -> advantages. Values of a batch are one list for each group, in order.
+"""Turn rewards into advantages. The values of a batch are one list for each group, in order.
 
-Standard deviations divide by the count less one, as torch's do, unless it says otherwise.
+Standard deviations divide by the count less one, as torch's do, unless a docstring says otherwise.
 """
 
 import math
 from collections.abc import Sequence
+from itertools import chain
 from statistics import fmean
 from typing import Literal
 
@@ -23,7 +24,7 @@ def group_centered(rewards: Sequence[float]) -> list[float]:
 def group_normalized(
     rewards: Sequence[float], epsilon: float = 1e-6, *, count_less: int = 1
 ) -> list[float]:
-    """A = (r - mean) / (std + epsilon), GRPO's; std divides by the count less `count_less`."""
+    """GRPO's A = (r - mean) / (std + epsilon); std divides by the count less `count_less`."""
     centered = group_centered(rewards)
     if not any(centered):
         return centered
@@ -50,17 +51,24 @@ def whiten(
     count_less: int = 1,
     floor: float = 1e-8,
 ) -> Values:
-    """(v - mean) / sqrt(variance + floor) over the batch, where a response counts once, or with
-    each of its tokens (lengths). count_less: 1 for the unbiased variance. All 0 without any spread.
+    """Return (v - mean) / sqrt(variance + floor) over the whole batch; all 0 if all are equal.
+
+    lengths: tokens of each response. by: "responses" counts each response once, "tokens" once for
+    each of its tokens, "none" changes nothing. count_less: 1 for the unbiased variance.
     """
     if by == "none":
         return values
-    flat = [value for group in values for value in group]
-    weights = [length if by == "tokens" else 1 for group in lengths for length in group]
+    flat = list(chain.from_iterable(values))
     if min(flat) == max(flat):
         return [[0.0] * len(group) for group in values]
+    weights: list[float] = [1] * len(flat)
+    if by == "tokens":
+        weights = list(chain.from_iterable(lengths))
     count = math.fsum(weights)
     mean = math.fsum(v * w for v, w in zip(flat, weights, strict=True)) / count
     squares = math.fsum(w * (v - mean) ** 2 for v, w in zip(flat, weights, strict=True))
     scale = 1 / math.sqrt(squares / (count - count_less) + floor)
-    return [[scale * (value - mean) for value in group] for group in values]
+    whitened = []
+    for group in values:
+        whitened.append([scale * (value - mean) for value in group])
+    return whitened

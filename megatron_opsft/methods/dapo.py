@@ -1,5 +1,5 @@
-"""What DAPO (arXiv 2503.14476) adds to any policy gradient: problems drawn again in place of groups
-that teach nothing, and rewards that fall near the length limit.
+"""DAPO's two additions to any policy gradient (arXiv 2503.14476): draw other problems in place of
+groups whose rewards are all equal, and lower the rewards of responses near the length limit.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,10 @@ MaxRefills = Annotated[
 
 
 class DapoSettings(Section):
-    """Both are off unless a run asks for them. A group is judged by rewards that do not fall."""
+    """Keys of both, which are off by default.
+
+    Whether a group is kept is decided before the overlong penalty is applied.
+    """
 
     max_refills: MaxRefills = 0
     overlong_buffer: int = Field(0, ge=0)
@@ -34,25 +37,29 @@ class DapoSettings(Section):
     """What a reward loses at the limit, by method.overlong_buffer."""
 
     def keeps(self, group: Group, rewards: Sequence[float]) -> bool:
-        """Whether the rewards differ; every group where problems are not drawn again."""
+        """True if the rewards differ, or if the run draws no problems again."""
         return not self.max_refills or min(rewards) < max(rewards)
 
     def shaped(self, batch: Sequence[Group], rewards: Values) -> Values:
-        """r + penalty R_len of every response, R_len between 0 and -1 (equation 13)."""
+        """Add penalty x R_len to every reward, R_len between 0 and -1 (equation 13)."""
         if not self.overlong_buffer:
             return rewards
-        scores = [overlong(group, self.overlong_buffer) for group in batch]
-        return [
-            [
-                reward + self.overlong_penalty * score
-                for reward, score in zip(*pair, strict=True)
-            ]
-            for pair in zip(rewards, scores, strict=True)
-        ]
+        shaped = []
+        for group, group_rewards in zip(batch, rewards, strict=True):
+            scores = overlong(group, self.overlong_buffer)
+            shaped.append(
+                [
+                    reward + self.overlong_penalty * score
+                    for reward, score in zip(group_rewards, scores, strict=True)
+                ]
+            )
+        return shaped
 
     def check_dapo(self, *, compares_group: bool, longest: int) -> None:
-        """longest: tokens of a response that is sampled. Errors: `UserError` for refills where no
-        group teaches nothing, and for a buffer that no response has room for.
+        """Check both keys against the run.
+
+        longest: most tokens of a sampled response. Errors: `UserError` for refills with a method
+        that also learns from equal rewards, and for a buffer longer than any response.
         """
         if self.max_refills and not compares_group:
             raise UserError(
@@ -67,6 +74,6 @@ class DapoSettings(Section):
 
 
 def overlong(group: Group, buffer: int) -> list[float]:
-    """R_len: 0 until `buffer` tokens before the limit, from there down to -1 at it and beyond."""
+    """R_len of each response: 0 up to `buffer` tokens before the limit, falling to -1 at it."""
     free = group.limit - buffer
     return [min(max((free - length) / buffer, -1.0), 0.0) for length in group.lengths]

@@ -1,5 +1,5 @@
-"""What a method sees of a batch: groups of responses to one problem, without tokens or text; what
-there is to say of a step's responses; and the reference model's lengths and accuracy, from a file.
+"""Groups of responses as a method sees them, without tokens or text; metrics of a step's responses;
+and the file of a reference model's lengths and accuracy.
 """
 
 import json
@@ -16,37 +16,44 @@ LengthKind = Literal["exact", "max"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthTarget:
-    """The length in tokens that a prompt asks for: exactly, or at most."""
+    """The length that a prompt asks for."""
 
     num_tokens: int
     kind: LengthKind = "exact"
+    """exact: this many tokens; max: at most this many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptChange:
-    """What a method adds to a problem's prompt: a system message, and the end of the user's."""
+    """Text that a method adds to a problem's prompt."""
 
     system: str = ""
+    """A system message; "": none."""
     suffix: str = ""
+    """The end of the user's message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReferenceStatistics:
-    """The reference model's responses to a problem: mean length in tokens, correct share."""
+    """The reference model's responses to one problem."""
 
     mean_tokens: float
     accuracy: float
+    """Share of correct responses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """All responses to one problem; limit: the longest that they could be, in tokens."""
+    """All responses to one problem."""
 
     responses: Sequence[Response]
     limit: int
+    """Most tokens that a response could have."""
     problem_id: str = ""
     target: LengthTarget | None = None
+    """The length that the prompt asked for."""
     reference: ReferenceStatistics | None = None
+    """The reference model's responses to the same problem."""
 
     @property
     def lengths(self) -> list[int]:
@@ -55,45 +62,48 @@ class Group:
 
     @property
     def correct_lengths(self) -> list[int]:
-        """Tokens of the correct ones."""
+        """Tokens of every correct response."""
         return [response.num_tokens for response in self.responses if response.correct]
 
     @property
     def verdicts(self) -> list[float]:
-        """Of every response: 1 if correct, else 0."""
+        """1 for each correct response, 0 for the others."""
         return [float(response.correct) for response in self.responses]
 
     def within(self, limit: int) -> list[float]:
-        """Of every response: 1 if it is accepted, else 0."""
+        """1 for each response that is correct, finished and no longer than `limit`, else 0."""
         return [float(response.is_accepted(limit)) for response in self.responses]
 
     @property
     def stored_advantages(self) -> list[float]:
-        """Of every response, where they come from fixed data: what its row says."""
+        """The advantage of every response, as its row of the fixed data says."""
         return [response.advantage for response in self.responses]
 
     @property
     def num_correct(self) -> int:
-        """How many are correct."""
+        """Number of correct responses."""
         return sum(response.correct for response in self.responses)
 
     @property
     def pass_rate(self) -> float:
-        """The share of correct ones."""
+        """Share of correct responses."""
         return self.num_correct / len(self.responses)
 
 
 def accuracy_of(batch: Sequence[Group]) -> float:
-    """The share of correct responses of all groups."""
-    return sum(g.num_correct for g in batch) / sum(len(g.responses) for g in batch)
+    """Share of correct responses in all groups together."""
+    num_correct = sum(group.num_correct for group in batch)
+    return num_correct / sum(len(group.responses) for group in batch)
 
 
 THINK, THINK_END = "<think>", "</think>"
 
 
 def has_unclosed_think(rollout: Rollout, *, prompts_open_think: bool) -> bool:
-    """Whether a finished response's thinking, begun by the prompt (prompts_open_think) or by
-    itself, never ends; the verifier reads it whole and may accept it.
+    """True if a finished response began to think and never closed its thinking.
+
+    The verifier reads such a response whole and may accept it. prompts_open_think: the prompt ends
+    with an opened `<think>`.
     """
     return (
         rollout.finish_reason is FinishReason.STOP
@@ -103,14 +113,14 @@ def has_unclosed_think(rollout: Rollout, *, prompts_open_think: bool) -> bool:
 
 
 def select(responses: Sequence[Response], max_response_tokens: int) -> list[Response]:
-    """The accepted ones, in order."""
+    """Return the accepted responses, in order."""
     return [
         response for response in responses if response.is_accepted(max_response_tokens)
     ]
 
 
 def describe_lengths(responses: Sequence[Response]) -> dict[str, float | int]:
-    """What is known of a step's responses also where nobody has judged them: fixed data."""
+    """Metrics of a step's responses that need no verdict, as for fixed data."""
     return {
         "num_rollouts": len(responses),
         "mean_response_tokens": sum(r.num_tokens for r in responses) / len(responses),
@@ -120,11 +130,12 @@ def describe_lengths(responses: Sequence[Response]) -> dict[str, float | int]:
 def describe_rollouts(
     responses: Sequence[Response], accepted: Sequence[Response]
 ) -> dict[str, float | int]:
-    """Metrics of all that a step has sampled on all ranks: counts, shares in [0, 1], lengths in
-    tokens.
-    """
+    """Metrics of a step's responses on all ranks: counts, shares in [0, 1], lengths in tokens."""
     outcomes = [response.outcome for response in responses]
     accepted_lengths = [response.num_tokens for response in accepted]
+    mean_accepted = 0.0
+    if accepted:
+        mean_accepted = sum(accepted_lengths) / len(accepted)
     num_rollouts = len(responses)
     return {
         **describe_lengths(responses),
@@ -138,23 +149,22 @@ def describe_rollouts(
         "verify_timeouts": outcomes.count(Outcome.TIMEOUT),
         "num_unclosed_think": sum(response.unclosed_think for response in responses),
         "verify_errors": outcomes.count(Outcome.ERROR),
-        "mean_accepted_tokens": sum(accepted_lengths) / len(accepted)
-        if accepted
-        else 0.0,
+        "mean_accepted_tokens": mean_accepted,
         "max_accepted_tokens": max(accepted_lengths, default=0),
     }
 
 
 def read_references(path: Path) -> dict[str, ReferenceStatistics]:
-    """By problem id, from lines `{"problem_id": ..., "mean_tokens": ..., "accuracy": ...}`.
+    """Read the reference model's statistics, by problem id.
 
-    Errors: `UserError` that names the line.
+    A line is `{"problem_id": ..., "mean_tokens": ..., "accuracy": ...}`. Errors: `UserError` that
+    names the line.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"method.references={path} cannot be read: {error}") from None
-    found = {}
+    references = {}
     for number, line in enumerate(lines, 1):
         try:
             row = json.loads(line)
@@ -167,17 +177,17 @@ def read_references(path: Path) -> dict[str, ReferenceStatistics]:
                 f"method.references={path}, line {number}: write an object with problem_id, "
                 "mean_tokens above 0 and accuracy between 0 and 1"
             )
-        found[str(row.get("problem_id"))] = ReferenceStatistics(
+        references[str(row.get("problem_id"))] = ReferenceStatistics(
             mean_tokens=mean_tokens, accuracy=accuracy
         )
-    return found
+    return references
 
 
 def check_references(
-    found: Mapping[str, object], problem_ids: Iterable[str], path: Path
+    references: Mapping[str, object], problem_ids: Iterable[str], path: Path
 ) -> None:
-    """Errors: `UserError` where a problem of the run has none."""
-    missing = [problem_id for problem_id in problem_ids if problem_id not in found]
+    """Raise `UserError` if a problem of the run has no line in the file."""
+    missing = [id for id in problem_ids if id not in references]
     if missing:
         raise UserError(
             f"method.references={path} has no line for {len(missing)} problems, the first "
@@ -186,7 +196,7 @@ def check_references(
 
 
 def check_monitor(monitor: Iterable[str], held_out: Iterable[str]) -> None:
-    """Errors: `UserError` where a monitor problem is an evaluation problem too; by their texts."""
+    """Raise `UserError` if a monitor problem has the text of an evaluation problem."""
     shared = set(monitor) & set(held_out)
     if shared:
         raise UserError(

@@ -1,12 +1,12 @@
-"""What a method makes of a response token's log-probability: its objective, as plain numbers.
+"""The objective of a method as plain numbers: what its loss makes of each token's log-probability.
 
 The loss of a batch is, over its trained responses i and their tokens t,
 
     factor * sum_i w_i sum_t [ -surrogate(A_i, log p_t, log old_t) + beta k(log p_t, log ref_t) ]
 
-with the advantage A_i, and the weights w_i and the factor of `aggregate`. old: the policy that
-sampled, as it was before the batch's first update; ref: the reference model. `loss.surrogates` has
-the formulas.
+with the advantage A_i, and w_i and factor from `aggregate`. old: the policy that sampled, as it was
+before the batch's first update; ref: the reference model. `trainer.loss.surrogates` has the
+formulas.
 
 Of N sampled responses of n_i tokens, of which some are accepted (their advantage is not 0), and
 M the longest accepted one:
@@ -27,6 +27,7 @@ clipping; both are of the whole optimizer batch, so that micro-batches cannot ma
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import Literal
 
 KlEstimator = Literal["k1", "k2", "k3"]
@@ -34,26 +35,24 @@ KlEstimator = Literal["k1", "k2", "k3"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Likelihood:
-    """A log p: no policy but the current one takes part."""
+    """A log p, with no ratio to an older policy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenClip:
-    """PPO's: the token's ratio p / old counts within [1 - low, 1 + high].
-
-    dual: what a negative advantage is multiplied with at most, above 1; None: any ratio.
-    """
+    """PPO's surrogate: the token's ratio p / old is clipped to [1 - low, 1 + high]."""
 
     low: float = 0.2
     high: float = 0.2
     dual: float | None = None
+    """Largest ratio, above 1, that a negative advantage is multiplied by; None: no bound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceClip:
-    """O1-Pruner's: clips a whole response, by the geometric mean of its tokens' ratios.
+    """O1-Pruner's surrogate: one clipped ratio a response, the geometric mean of the tokens'.
 
-    It counts once for a response: each of n tokens has 1 / n of it.
+    The response counts once: each of its n tokens has 1 / n of it.
     """
 
     low: float = 0.2
@@ -62,20 +61,22 @@ class SequenceClip:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SquaredLogRatio:
-    """Kimi k1.5's: A log p - tau / 2 (log p - log old)^2, both of the whole response."""
+    """Kimi k1.5's surrogate: A log p - tau / 2 (log p - log old)^2, summed over a response."""
 
     tau: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distillation:
-    """likelihood A log p - beta KL(p || q) over the whole vocabulary, q the teacher's: the same
-    model's earlier weights under another prompt. forward: KL(q || p) instead.
+    """Self-distillation: likelihood x A log p - beta x KL(p || q) over the whole vocabulary.
+
+    q is the teacher's distribution: earlier weights of the same model under another prompt.
     """
 
     beta: float = 1.0
     likelihood: float = 0.0
     forward: bool = False
+    """KL(q || p) in place of KL(p || q)."""
 
 
 Surrogate = Likelihood | TokenClip | SequenceClip | SquaredLogRatio | Distillation
@@ -83,52 +84,54 @@ Surrogate = Likelihood | TokenClip | SequenceClip | SquaredLogRatio | Distillati
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenPenalty:
-    """The divergence from the reference model as a penalty that each token pays for itself and for
-    what follows: its advantage is A - beta sum_{s >= t} (log old - log ref)_s.
+    """The divergence from the reference model as a penalty in the advantages.
+
+    Each token pays for itself and for the tokens after it: its advantage is
+    A - beta sum_{s >= t} (log old - log ref)_s.
     """
 
     beta: float
     whitens: bool
-    """Whether the advantages are whitened over all tokens of the batch afterwards."""
+    """True if the advantages are then whitened over all tokens of the batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """What a token's loss is made of."""
+    """The terms of a token's loss."""
 
     surrogate: Surrogate = field(default_factory=Likelihood)
     beta: float = 0.0
-    """Factor of the divergence from the reference model in the loss."""
+    """Weight of the divergence from the reference model in the loss."""
     kl: KlEstimator = "k3"
     """Estimator of that divergence."""
     token_penalty: TokenPenalty | None = None
-    """The divergence in the advantages, in place of the loss."""
+    """The divergence as a penalty in the advantages, in place of the loss."""
     temperature: float = 1.0
     """All log-probabilities are those of softmax(logits / temperature)."""
 
     @property
     def is_weighted_likelihood(self) -> bool:
-        """Whether the advantage can go into a token's weight, and nothing else is needed."""
+        """True if the loss is -w_t A log p_t alone, so that A can be part of the token's weight."""
         return isinstance(self.surrogate, Likelihood) and not self.needs_reference
 
     @property
     def has_teacher(self) -> bool:
-        """Whether distributions are drawn to a teacher's."""
+        """True if the loss has a divergence from a teacher's distributions."""
         return isinstance(self.surrogate, Distillation)
 
     @property
     def keeps_frozen_model(self) -> bool:
-        """Whether a run has a frozen copy of the model: a reference, or a teacher."""
+        """True if a run keeps a frozen copy of the model: a reference, or a teacher."""
         return self.needs_reference or self.has_teacher
 
     @property
     def needs_reference(self) -> bool:
-        """Whether a divergence from the reference model counts, so that every response does."""
+        """True if the divergence from the reference model counts, for every response."""
         return self.beta > 0 or self.token_penalty is not None
 
     @property
     def clips(self) -> bool:
-        """Whether a token's gradient can be cut off."""
+        """True if a token's gradient can be clipped to 0."""
         return isinstance(self.surrogate, TokenClip | SequenceClip)
 
 
@@ -148,24 +151,23 @@ Aggregation = Literal[
 def aggregate(
     name: Aggregation, lengths: Sequence[int], accepted: Sequence[bool], limit: int
 ) -> tuple[tuple[float, ...], float]:
-    """(weight of each response's tokens, factor); the factor is 0 where it divides by nothing.
+    """Return the weight of each response's tokens, and the one factor of the sum.
 
-    lengths: tokens of every sampled response; accepted: whether it has an advantage; limit: the
-    longest that a response could be.
+    The factor is 0 if it would divide by 0. lengths: tokens of every sampled response. accepted:
+    True for a response with an advantage. limit: most tokens that a response could have.
     """
+    weights = (1.0,) * len(lengths)
     if name == "sequence":
         weights = tuple(1.0 / length for length in lengths)
-    else:
-        weights = (1.0,) * len(lengths)
-    kept = [
-        length for length, is_kept in zip(lengths, accepted, strict=True) if is_kept
-    ]
+    accepted_lengths = list(compress(lengths, accepted))
     divisor = {
-        "max_accepted": len(lengths) * max(kept, default=0),
-        "accepted_tokens": sum(kept),
+        "max_accepted": len(lengths) * max(accepted_lengths, default=0),
+        "accepted_tokens": sum(accepted_lengths),
         "all_tokens": sum(lengths),
         "sequence": len(lengths),
         "sequence_sum": len(lengths),
         "constant": len(lengths) * limit,
     }[name]
-    return weights, 1.0 / divisor if divisor else 0.0
+    if divisor == 0:
+        return weights, 0.0
+    return weights, 1.0 / divisor

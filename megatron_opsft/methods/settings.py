@@ -1,7 +1,8 @@
-"""What all methods have in common. A method is one class, in its file in `catalog/`: its fields are
-the keys of its settings, its methods say what it does otherwise than the classes here.
+"""The base classes of all methods.
 
-`config.method` is an instance of one of them, chosen by its `name`.
+A method is one class, in its file in `catalog/`. Its fields are the keys of `method` in a
+configuration, and it overrides what it does differently from the classes here. `config.method` is
+an instance, chosen by `name`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,9 +26,8 @@ from megatron_opsft.methods.objective import (
 )
 from megatron_opsft.section import Section
 
-PAPER_LIMIT = (
-    3500  # L of the on-policy SFT paper; defaults in tokens suit about this length
-)
+# L of the on-policy SFT paper. Defaults in tokens suit responses of about this length.
+PAPER_LIMIT = 3500
 
 # Keys of several methods, whose defaults differ.
 AggregationKey = Annotated[
@@ -67,50 +67,51 @@ Samples = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSize:
-    """What of a run a method must fit: G, B, and L in tokens."""
+    """The sizes of a run that a method must fit."""
 
     group_size: int
+    """G, responses to each problem."""
     prompts_per_step: int
+    """B, problems of a step."""
     max_response_tokens: int
+    """L."""
 
 
 class MethodState(Section):
-    """What a method carries from step to step; in the checkpoint, as JSON.
-
-    step: of the batch that comes next; the first is 1. refills: how many times problems were drawn
-    beyond those of the steps.
-    """
+    """What a method remembers from step to step; checkpoints hold it as JSON."""
 
     step: int = Field(1, ge=1)
+    """The step that comes next."""
     refills: int = Field(0, ge=0)
+    """How many more batches of problems were drawn than there were steps."""
 
 
 State = Any  # An instance of the method's `state_class`.
 
 
 class MethodSettings(Section):
-    """A method: what a run has set, and what it does with responses.
+    """A method: its settings in a run, and what it does with responses.
 
-        groups of responses -> rewards -> advantages -> weights and one factor (-> loss/)
+        groups of responses -> rewards -> advantages -> weights and one factor (-> trainer/loss/)
 
-    All of it is pure and the same on every rank: it sees facts of all groups of the batch and no
-    token. What a method does not define is as here: likelihood of the accepted responses.
-
-    formula, paper: for the table of methods; needs: what a run must have beyond a model and
-    problems, in words. state: the method's before the step in question.
-
-    per_token: keys that are lengths in tokens (1) or prices of a token (-1); their defaults hold
-    where responses may have `fits_from` tokens or more. missable: key of a length that responses
-    must be able to exceed.
+    Everything is pure and the same on every rank: a method sees the groups of the whole batch, and
+    no token. Where it overrides nothing, it is the likelihood of the accepted responses. `state` is
+    the method's state before the step in question.
     """
 
     formula: ClassVar[str]
+    """For the table of methods."""
     paper: ClassVar[str]
+    """For the table of methods."""
     needs: ClassVar[tuple[str, ...]] = ()
+    """What a run must have beyond a model and problems, in words."""
     state_class: ClassVar[type[MethodState]] = MethodState
     per_token: ClassVar[Mapping[str, Literal[1, -1]]] = {}
+    """Keys that are lengths in tokens (1) or prices of a token (-1)."""
     fits_from: ClassVar[int] = 0
+    """The defaults of `per_token` suit responses of this many tokens or more."""
     missable: ClassVar[str] = ""
+    """Key of a length that responses must be able to exceed."""
 
     name: str = "on_policy_sft"
     """The method; `megatron-opsft methods` lists them."""
@@ -119,48 +120,52 @@ class MethodSettings(Section):
     @property
     def num_updates(self) -> int:
         """Optimizer steps on each rollout batch."""
-        return getattr(self, "updates_per_batch", 1)
+        return 1
 
     @property
     def compares_group(self) -> bool:
-        """Whether an advantage depends on the other responses to the problem."""
+        """True if an advantage depends on the other responses to the problem."""
         return False
 
     @property
     def learns_from_rejected(self) -> bool:
-        """Whether wrong, cut and long responses are trained on too."""
+        """True if wrong, cut off and long responses are trained on, too."""
         return False
 
     @property
     def has_fixed_data(self) -> bool:
-        """Whether nothing is sampled: responses and their advantages come from a file."""
+        """True if responses and their advantages come from a file, and none are sampled."""
         return False
 
     def objective(self, sampling_temperature: float) -> Objective:
-        """What the loss makes of log-probabilities; see `loss/`."""
+        """The objective of the loss; see `trainer/loss/`."""
         return LIKELIHOOD
 
     def fitted(self, max_response_tokens: int) -> "MethodSettings":
-        """Lengths and prices that nobody set, scaled where responses are too short for them."""
+        """Return a copy in which lengths and prices that the user did not set are scaled to short
+        responses.
+        """
         if max_response_tokens >= self.fits_from:
             return self
         ratio = max_response_tokens / PAPER_LIMIT
         values = dict(self)
         for key in self.per_token.keys() - self.model_fields_set:
-            is_length = self.per_token[key] > 0
-            values[key] = (
-                max(1, round(values[key] * ratio)) if is_length else values[key] / ratio
-            )
+            if self.per_token[key] > 0:
+                values[key] = max(1, round(values[key] * ratio))
+            else:
+                values[key] /= ratio
         return type(self).model_construct(self.model_fields_set, **values)
 
     def check(self, run: RunSize) -> None:
-        """Errors: `UserError`, one line, where a run does not fit the method."""
+        """Raise `UserError`, one line, if a run does not fit the method."""
         if self.compares_group and run.group_size == 1:
             raise UserError(
                 f"method.name={self.name} compares the responses to one problem, and "
                 "rollout.group_size=1 leaves nothing to compare; set it to 2 or more"
             )
-        num_tokens = getattr(self, self.missable) if self.missable else 0
+        if not self.missable:
+            return
+        num_tokens = getattr(self, self.missable)
         if num_tokens >= run.max_response_tokens:
             raise UserError(
                 f"method.{self.missable}={num_tokens} is more than a response can have with "
@@ -168,19 +173,19 @@ class MethodSettings(Section):
             )
 
     def group_rewards(self, group: Group, state: State) -> list[float]:
-        """Of each response to one problem: 1 if correct, finished, and no longer than the limit."""
+        """1 for each response that is correct, finished and no longer than the limit, else 0."""
         return group.within(group.limit)
 
     def rewards(self, batch: Sequence[Group], state: State) -> Values:
-        """The rewards of a batch, one list a group."""
+        """Rewards of a batch, one list for each group."""
         return [self.group_rewards(group, state) for group in batch]
 
     def shaped(self, batch: Sequence[Group], rewards: Values) -> Values:
-        """The rewards, with what a run adds to those of any method."""
+        """Rewards with what a run's settings add to those of any method."""
         return rewards
 
     def advantages(self, batch: Sequence[Group], rewards: Values) -> Values:
-        """Of each response, from the shaped rewards of the batch."""
+        """Advantages of a batch, from its shaped rewards."""
         return rewards
 
     def first_state(self) -> MethodState:
@@ -192,20 +197,22 @@ class MethodSettings(Section):
         return state
 
     def limit(self, state: State) -> int | None:
-        """The longest response in this step, in tokens; None: the run's own."""
+        """Most tokens of a response in this step; None: the run's limit."""
         return None
 
     def starts_stage(self, state: State) -> bool:
-        """Whether optimizer and reference model begin anew with this step."""
+        """True if the optimizer's moments and the reference model are reset before this step."""
         return False
 
     def refreshes_teacher(self, state: State) -> bool:
-        """Whether the teacher's weights are the model's again from this step on."""
+        """True if the model is copied into the teacher before this step."""
         return False
 
     @property
     def renews_frozen_model(self) -> bool:
-        """Whether one of these two ever says yes: checkpoints then hold the frozen model, too."""
+        """True if `starts_stage` or `refreshes_teacher` ever is: checkpoints then hold the frozen
+        model, too.
+        """
         return False
 
     def target_length(
@@ -215,32 +222,34 @@ class MethodSettings(Section):
         return None
 
     def prompt(self, state: State, target: LengthTarget | None) -> PromptChange:
-        """What a problem's prompt gets beyond the template."""
+        """Text that the method adds to the prompt of a problem with this target."""
         return PromptChange()
 
     def monitor_size(self, state: State) -> tuple[int, int] | None:
-        """(problems, responses to each) outside the batch that the method wants to see before this
-        step, if any; before the first one, if at all.
+        """How many extra problems to sample before this step, and how many responses to each.
+
+        None: no problems. A method that ever wants some must want some before step 1.
         """
         return None
 
     def observe(self, state: State, groups: Sequence[Group]) -> State:
-        """The state, with what the groups of the monitor problems say."""
+        """Return the state after the method has seen the groups of the monitor problems."""
         return state
 
     @property
     def most_refills(self) -> int:
-        """How often problems are drawn again, at most, in place of groups that are not kept."""
-        return getattr(self, "max_refills", 0)
+        """How often, at most, problems are drawn again in place of groups that are not kept."""
+        return 0
 
     def keeps(self, group: Group, rewards: Sequence[float]) -> bool:
-        """Whether to train on a group, by its own rewards, not shaped."""
+        """True if the group is trained on. rewards: its own, before `shaped`."""
         return True
 
 
 class PolicySettings(DapoSettings, MethodSettings):
-    """Methods with a policy gradient: clipped ratios, a divergence, several updates. Advantages are
-    Dr. GRPO's: r - mean.
+    """Methods with a policy gradient: clipped ratios, a divergence, several updates on one batch.
+
+    Their advantage is Dr. GRPO's: r - mean.
     """
 
     aggregation: AggregationKey = "all_tokens"
@@ -258,6 +267,14 @@ class PolicySettings(DapoSettings, MethodSettings):
     """
 
     @property
+    def num_updates(self) -> int:
+        return self.updates_per_batch
+
+    @property
+    def most_refills(self) -> int:
+        return self.max_refills
+
+    @property
     def compares_group(self) -> bool:
         return True
 
@@ -267,24 +284,25 @@ class PolicySettings(DapoSettings, MethodSettings):
 
     @property
     def surrogate(self) -> Surrogate:
-        """In a batch's only update no ratio differs from 1: a clip would have likelihood's
-        gradient, at a higher price.
+        """The clipped ratio, or likelihood if each batch has one update.
+
+        In a batch's only update every ratio is 1, so a clip would have the gradient of the
+        likelihood at a higher price.
         """
         if self.updates_per_batch == 1:
             return Likelihood()
         return TokenClip(low=self.clip_low, high=self.clip_high, dual=self.dual_clip)
 
     def objective(self, sampling_temperature: float) -> Objective:
-        temperature = sampling_temperature if self.tempered_log_probs else 1.0
         return Objective(
             surrogate=self.surrogate,
             beta=self.beta,
             kl=self.kl,
-            temperature=temperature,
+            temperature=sampling_temperature if self.tempered_log_probs else 1.0,
         )
 
     def check(self, run: RunSize) -> None:
-        """Errors: as of both bases, and where the problems cannot be shared out."""
+        """Check both bases, and that the updates of a batch get equally many problems."""
         super().check(run)
         longest = 0 if self.has_fixed_data else run.max_response_tokens
         self.check_dapo(compares_group=self.compares_group, longest=longest)
@@ -303,7 +321,7 @@ class PolicySettings(DapoSettings, MethodSettings):
 
 
 class GroupNormalizedSettings(PolicySettings):
-    """Methods with GRPO's advantage: (r - mean) / std."""
+    """Methods with GRPO's advantage, (r - mean) / std."""
 
     std_epsilon: float = Field(1e-6, ge=0)
     """Added to a group's standard deviation; verl 1e-6, TRL 1e-4."""

@@ -93,7 +93,7 @@ def test_a_best_model_for_which_the_disk_has_no_room_is_a_warning(
 
 # Three good steps, and then steps that take the model apart.
 FALLING = """
-from megatron_opsft import train
+from megatron_opsft.run import train
 train.learning_rate = lambda step, steps, settings: 5e-4 if step < 4 else 0.05
 """
 

@@ -84,7 +84,7 @@ GREEDY = ["eval.temperature=0", "eval.samples_per_problem=1"]
             r"eval\.more has 2 sets named a; rename one",
         ),
         ("eval.more={a: {data: x, steps: 1}}", r"eval\.more"),
-        ("method.name=grop", "'grop': did you mean grpo. there are: on_policy_sft, "),
+        ("method.name=grop", "'grop': did you mean grpo. choose one of on_policy_sft, "),
         ("method.beta=1", r"unknown config key method\.beta"),
         ("data.template=Be brief.", r"'Be brief.' is not a template.*\.jinja.*system_prompt"),
         ([GRPO, "method.bta=1"], r"the command line: did you mean method\.beta\?"),

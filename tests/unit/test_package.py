@@ -50,7 +50,7 @@ def test_the_wheel_has_the_package_and_nothing_else(wheel: Path) -> None:
     wanted = {
         path.relative_to(ROOT).as_posix()
         for path in package.rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
+        if path.is_file() and "__pycache__" not in path.parts and path.name[0] != "."
     }
     linked = {"commands/launch/scripts": "*.sh", "assets/examples": "**/*.yaml"}
     for link, pattern in linked.items():

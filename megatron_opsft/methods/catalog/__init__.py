@@ -1,5 +1,6 @@
-"""One small file per method or family; a new one is a new file and a line here. The table of
-methods: what each computes, where it comes from, what a run of it needs.
+"""The methods, one small file for each or for a family, and their table.
+
+To add a method, add its file here and its class to `METHODS`.
 """
 
 import difflib
@@ -33,7 +34,8 @@ from megatron_opsft.methods.catalog.smart_thinker import SmartThinker
 from megatron_opsft.methods.catalog.thinkprune import ThinkPrune
 from megatron_opsft.methods.settings import MethodSettings
 
-_RL = (
+_CLASSES: tuple[type[MethodSettings], ...] = (  # in the order of the table
+    OnPolicySft,
     Grpo,
     DrGrpo,
     ThinkPrune,
@@ -45,8 +47,6 @@ _RL = (
     LaserD,
     LaserDe,
     Kimi,
-)
-_LATER = (
     MasteryGated,
     Dler,
     Gdpo,
@@ -57,48 +57,52 @@ _LATER = (
     Linear,
     Gr3,
     Gfpo,
+    SelfDistillation,
+    Crst,
+    TokenSkip,
+    StepEntropy,
+    OffPolicySft,
 )
-_OTHERS = (SelfDistillation, Crst, TokenSkip, StepEntropy, OffPolicySft)
-METHODS: dict[str, type[MethodSettings]] = {
-    method.model_fields["name"].default: method
-    for method in (OnPolicySft, *_RL, *_LATER, *_OTHERS)
-}
+METHODS = {method.model_fields["name"].default: method for method in _CLASSES}
 
 
 def settings_class(values: dict[str, Any]) -> type[MethodSettings]:
-    """The method that the keys of a configuration's `method` name.
+    """Return the class of the method that `values`, the keys of `method`, choose by name.
 
     Errors: `UserError` that lists the names.
     """
     name = values.get("name", "on_policy_sft")
-    if not isinstance(name, str) or name not in METHODS:
-        near = difflib.get_close_matches(str(name), METHODS, n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
-        raise UserError(
-            f"config key method.name={name!r}: {hint}there are: {', '.join(METHODS)}"
-        )
-    return METHODS[name]
-
-
-def with_class(values: Any) -> Any:
-    """Keys of a configuration's `method` as settings of the method they name."""
-    return (
-        settings_class(values).model_validate(values)
-        if isinstance(values, dict)
-        else values
+    if isinstance(name, str) and name in METHODS:
+        return METHODS[name]
+    hint = ""
+    if near := difflib.get_close_matches(str(name), METHODS, n=1):
+        hint = f"did you mean {near[0]}? "
+    raise UserError(
+        f"config key method.name={name!r}: {hint}choose one of {', '.join(METHODS)}"
     )
 
 
+def with_class(values: Any) -> Any:
+    """Make the keys of `method` an instance of the method that they name."""
+    if isinstance(values, dict):
+        return settings_class(values).model_validate(values)
+    return values
+
+
 def show_methods(width: int) -> str:
-    """The table, at most `width` characters wide. A method whose formula has no A has GRPO's."""
+    """Return the table of methods, at most `width` characters wide.
+
+    Where a formula names no A, the advantage is GRPO's.
+    """
     from rich.box import SIMPLE_HEAD  # not needed to read a configuration
     from rich.console import Console
     from rich.table import Table
 
     table = Table("name", "formula", "paper", "needs", box=SIMPLE_HEAD, pad_edge=False)
     for name, method in METHODS.items():
-        reference = ["the reference model (method.beta > 0)"]  # by its default settings
-        needs = [*method.needs, *reference * method().objective(1.0).needs_reference]
+        needs = list(method.needs)
+        if method().objective(1.0).needs_reference:  # by its default settings
+            needs.append("the reference model (method.beta > 0)")
         table.add_row(name, method.formula, method.paper, ", ".join(needs) or "-")
     console = Console(width=width, color_system=None, markup=False)
     with console.capture() as captured:

@@ -10,21 +10,21 @@ from megatron_opsft.methods.settings import Beta, GroupNormalizedSettings, Metho
 
 
 class ADlpState(MethodState):
-    """price: lambda of the step."""
+    """The price of the next step."""
 
     price: float
+    """Lambda, reward lost with each token."""
 
 
 class ADlp(GroupNormalizedSettings):
-    """A-DLP."""
+    """A-DLP's settings."""
 
     formula = "r = 1[correct] - lambda n, lambda += eta (accuracy - reference)"
     paper = "A-DLP, arXiv 2505.18298"
     state_class = ADlpState
     per_token = {"first_price": -1, "price_rate": -1}
-    fits_from = (
-        1000  # from here on a whole response can cost as much as a right answer brings
-    )
+    # A response of this length can cost as much as a right answer brings.
+    fits_from = 1000
     name: Literal["a_dlp"] = "a_dlp"
     beta: Beta = 0.001
     first_price: float = Field(1e-3, ge=0)

@@ -13,7 +13,7 @@ from megatron_opsft.methods.settings import GroupNormalizedSettings
 
 
 class Ddca(GroupNormalizedSettings):
-    """DDCA."""
+    """DDCA's settings."""
 
     formula = "A = (r - mean)/std - 0.2 pass_rate (s - mean s) if correct, s = sigma((n - mu)/std)"
     paper = "DDCA, arXiv 2602.02099"
@@ -25,12 +25,13 @@ class Ddca(GroupNormalizedSettings):
         """(r - mean)/std - w pass_rate (s - mean s), s = sigma((n - mu)/std), of correct ones."""
         advantages = super().advantages(batch, rewards)
         for group, values in zip(batch, advantages, strict=True):
-            correct = [
-                i for i, response in enumerate(group.responses) if response.correct
-            ]
-            scores = sigmoid_of_length(group) if correct else []
-            for i, score in zip(correct, scores, strict=True):
-                values[i] -= (
-                    self.length_weight * group.pass_rate * (score - fmean(scores))
-                )
+            if not group.num_correct:
+                continue
+            weight = self.length_weight * group.pass_rate
+            scores = sigmoid_of_length(group)
+            mean = fmean(scores)
+            scores_of_correct = iter(scores)
+            for i, response in enumerate(group.responses):
+                if response.correct:
+                    values[i] -= weight * (next(scores_of_correct) - mean)
         return advantages

@@ -14,7 +14,7 @@ from megatron_opsft.methods.settings import Beta, ClipHigh, Kl, PolicySettings, 
 
 
 class Dler(PolicySettings):
-    """As in the paper; the code's KL is k3 by default."""
+    """DLER's settings, the paper's; the authors' code has `kl` k3 by default."""
 
     formula = "r = 1[correct and n <= L]; A = whitened over the batch (r - mean)"
     paper = "DLER, arXiv 2510.15110"
@@ -31,10 +31,10 @@ class Dler(PolicySettings):
 
     def group_rewards(self, group: Group, state: State) -> list[float]:
         """1 if correct within the limit, which is lower for easy problems."""
-        is_easy = self.easy_limit > 0 and group.pass_rate >= 0.5
-        return group.within(
-            min(group.limit, self.easy_limit) if is_easy else group.limit
-        )
+        limit = group.limit
+        if self.easy_limit > 0 and group.pass_rate >= 0.5:
+            limit = min(limit, self.easy_limit)
+        return group.within(limit)
 
     def advantages(self, batch: Sequence[Group], rewards: Values) -> Values:
         """r - mean, then whitened over the batch."""
@@ -42,5 +42,5 @@ class Dler(PolicySettings):
         return whiten(super().advantages(batch, rewards), lengths, self.whiten)
 
     def keeps(self, group: Group, rewards: Sequence[float]) -> bool:
-        """Whether the rewards of the group differ."""
+        """True if the rewards of the group differ."""
         return min(rewards) < max(rewards)

@@ -15,7 +15,7 @@ from megatron_opsft.methods.settings import AggregationKey, PolicySettings, Stat
 
 
 class ErRl(PolicySettings):
-    """The divergence from the reference model, if any, is a reward of each token."""
+    """ER-RL's settings. With `beta` each token pays its own divergence from the reference model."""
 
     formula = "r = 1[correct] (1 - alpha sigma((n - mu)/s)); A = r - mean of the others"
     paper = "Training Language Models to Reason Efficiently, arXiv 2502.04463"
@@ -29,7 +29,7 @@ class ErRl(PolicySettings):
     """tokens: advantages whitened over the batch's tokens, as in the code."""
 
     def objective(self, sampling_temperature: float) -> Objective:
-        """The divergence is in the advantages of the tokens, and not in the loss."""
+        """Put the divergence into the advantages of the tokens, and not into the loss."""
         plain = super().objective(sampling_temperature)
         if not self.beta:
             return plain
@@ -40,13 +40,18 @@ class ErRl(PolicySettings):
         """1 - alpha sigma((n - mu)/s) for the correct ones."""
         if not group.num_correct:
             return [0.0] * len(group.responses)
-        scores = sigmoid_of_length(group)
-        left = iter([1 - self.alpha * score for score in scores])
-        return [next(left) if response.correct else 0.0 for response in group.responses]
+        rewards = [0.0] * len(group.responses)
+        scores_of_correct = iter(sigmoid_of_length(group))
+        for i, response in enumerate(group.responses):
+            if response.correct:
+                rewards[i] = 1 - self.alpha * next(scores_of_correct)
+        return rewards
 
     def advantages(self, batch: Sequence[Group], rewards: Values) -> Values:
-        """Leave one out, then perhaps whitened; with a divergence, whose part is each token's own,
-        whitening comes after it.
+        """r - mean of the others, whitened if asked for.
+
+        With a divergence the advantages still change token by token, and are whitened afterwards
+        (`TokenPenalty.whitens`).
         """
         plain = [leave_one_out(r) for r in rewards]
         if self.beta:
@@ -56,7 +61,7 @@ class ErRl(PolicySettings):
 
 
 def sigmoid_of_length(group: Group) -> list[float]:
-    """sigma((n - mu) / s) of the correct responses, mu and s (by the count) of their lengths."""
+    """sigma((n - mu) / s) of each correct response; mu and s (divided by the count) of theirs."""
     lengths = group.correct_lengths
     mean, std = fmean(lengths), pstdev(lengths) + 1e-7
     return [1 / (1 + math.exp((mean - length) / std)) for length in lengths]

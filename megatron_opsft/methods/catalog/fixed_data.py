@@ -1,5 +1,5 @@
-"""Cross-entropy on data that were made before: CRST, TokenSkip, StepEntropy, and the off-policy
-variant of on-policy SFT.
+"""Methods that train on data made beforehand, with cross-entropy: CRST, TokenSkip, StepEntropy, and
+the off-policy variant of on-policy SFT.
 """
 
 from typing import Literal
@@ -16,7 +16,7 @@ from megatron_opsft.methods.settings import (
 
 
 class FixedDataSettings(MethodSettings):
-    """What all of them share: a response counts what its row says; `data` has done the rest."""
+    """Settings of all four: the advantage of a response is what its row of the data says."""
 
     needs = ("fixed data",)
 
@@ -29,7 +29,7 @@ class FixedDataSettings(MethodSettings):
 
 
 class Crst(FixedDataSettings):
-    """CRST."""
+    """CRST's settings."""
 
     formula = "cross-entropy on the shortest correct of N samples"
     paper = "Self-Training Elicits Concise Reasoning, arXiv 2502.20122"
@@ -38,7 +38,7 @@ class Crst(FixedDataSettings):
 
 
 class TokenSkip(FixedDataSettings):
-    """TokenSkip."""
+    """TokenSkip's settings."""
 
     formula = "cross-entropy on correct samples without their least important tokens"
     paper = "TokenSkip, arXiv 2502.12067"
@@ -56,7 +56,7 @@ class TokenSkip(FixedDataSettings):
 
 
 class StepEntropy(FixedDataSettings):
-    """StepEntropy's first stage."""
+    """Settings of StepEntropy's first stage."""
 
     formula = (
         "cross-entropy on correct samples without their 80 % of steps of least entropy"
@@ -74,7 +74,7 @@ class StepEntropy(FixedDataSettings):
 
 
 class OffPolicySft(FixedDataSettings):
-    """On-policy SFT's acceptance, on responses of the model of up to 50 steps before."""
+    """Settings of on-policy SFT on responses of the model of up to 50 steps before."""
 
     formula = (
         "on_policy_sft's loss on data of the model of up to 50 steps before, in rounds"

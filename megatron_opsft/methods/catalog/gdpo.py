@@ -1,4 +1,4 @@
-"""GDPO: correctness and length are normalized in the group each for itself, then added."""
+"""GDPO: normalizes correctness and length in the group, each by itself, then adds them."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -11,7 +11,7 @@ from megatron_opsft.methods.settings import GroupNormalizedSettings, State
 
 
 class Gdpo(GroupNormalizedSettings):
-    """Its rewards: 1 if correct, and 1 if finished within `target`."""
+    """GDPO's settings. Its two rewards: 1 if correct, and 1 if finished within `target`."""
 
     formula = "A = whitened over the batch, sum over 1[correct] and 1[n <= Lt] of (r - mean)/std"
     paper = "GDPO, arXiv 2601.05242"
@@ -31,19 +31,22 @@ class Gdpo(GroupNormalizedSettings):
         ]
 
     def group_rewards(self, group: Group, state: State) -> list[float]:
-        """The sum of both."""
-        scores = self.length_rewards(group)
-        return [c + score for c, score in zip(group.verdicts, scores, strict=True)]
+        """1[correct] + 1[finished within the target]."""
+        length_rewards = self.length_rewards(group)
+        return [c + n for c, n in zip(group.verdicts, length_rewards, strict=True)]
 
     def advantages(self, batch: Sequence[Group], rewards: Values) -> Values:
-        """whiten(sum over both rewards of (r - mean)/std)."""
-        summed = []
-        for group, reward in zip(batch, rewards, strict=True):
-            scores = self.length_rewards(group)
-            both = (
-                [r - score for r, score in zip(reward, scores, strict=True)],
-                scores,
-            )
-            parts = [group_normalized(values, self.std_epsilon) for values in both]
-            summed.append([sum(pair) for pair in zip(*parts, strict=True)])
-        return whiten(summed, [group.lengths for group in batch], self.whiten)
+        """Whiten the sum over both rewards of (r - mean)/std."""
+        sums = []
+        for group, group_rewards in zip(batch, rewards, strict=True):
+            length_rewards = self.length_rewards(group)
+            verdicts = [
+                reward - length_reward
+                for reward, length_reward in zip(
+                    group_rewards, length_rewards, strict=True
+                )
+            ]
+            correctness = group_normalized(verdicts, self.std_epsilon)
+            brevity = group_normalized(length_rewards, self.std_epsilon)
+            sums.append([c + b for c, b in zip(correctness, brevity, strict=True)])
+        return whiten(sums, [group.lengths for group in batch], self.whiten)

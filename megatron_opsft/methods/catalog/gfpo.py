@@ -1,4 +1,4 @@
-"""GFPO: of the responses to a problem the short or the efficient ones are kept, and compared."""
+"""GFPO: keeps the short or the efficient responses to a problem, and compares these alone."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -12,7 +12,7 @@ from megatron_opsft.methods.settings import GroupNormalizedSettings, RunSize
 
 
 class Gfpo(GroupNormalizedSettings):
-    """GFPO."""
+    """GFPO's settings."""
 
     formula = "A = (r - mean)/std of the k shortest responses, or of largest r/n; 0 of the others"
     paper = "GFPO, arXiv 2508.09726"
@@ -23,7 +23,7 @@ class Gfpo(GroupNormalizedSettings):
     """The shortest are kept, or those with most reward a token."""
 
     def check(self, run: RunSize) -> None:
-        """Errors: as of `PolicySettings`, and for more kept than there are."""
+        """Check also that there are as many responses as are kept."""
         super().check(run)
         if self.kept > run.group_size:
             raise UserError(
@@ -32,20 +32,28 @@ class Gfpo(GroupNormalizedSettings):
             )
 
     def advantages(self, batch: Sequence[Group], rewards: Values) -> Values:
-        return [
-            self.among_kept(g.lengths, r) for g, r in zip(batch, rewards, strict=True)
-        ]
+        advantages = []
+        for group, group_rewards in zip(batch, rewards, strict=True):
+            costs: Sequence[float] = group.lengths
+            if self.keep_by == "reward_per_token":
+                pairs = zip(group_rewards, group.lengths, strict=True)
+                costs = [-reward / length for reward, length in pairs]
+            cheapest_first = sorted(range(len(costs)), key=costs.__getitem__)
+            advantages.append(
+                normalized_among(
+                    cheapest_first[: self.kept], group_rewards, self.std_epsilon
+                )
+            )
+        return advantages
 
-    def among_kept(
-        self, lengths: Sequence[int], rewards: Sequence[float]
-    ) -> list[float]:
-        """(r - mean)/std over the kept ones, std by their count; 0 of the others."""
-        scores: Sequence[float] = lengths
-        if self.keep_by == "reward_per_token":
-            scores = [-r / n for r, n in zip(rewards, lengths, strict=True)]
-        kept = sorted(range(len(scores)), key=scores.__getitem__)[: self.kept]
-        among = group_normalized(
-            [rewards[i] for i in kept], self.std_epsilon, count_less=0
-        )
-        found = dict(zip(kept, among, strict=True))
-        return [found.get(i, 0.0) for i in range(len(rewards))]
+
+def normalized_among(
+    indices: Sequence[int], rewards: Sequence[float], epsilon: float
+) -> list[float]:
+    """(r - mean)/(std + epsilon) among these responses, std divided by their count; others 0."""
+    advantages = [0.0] * len(rewards)
+    chosen = [rewards[i] for i in indices]
+    normalized = group_normalized(chosen, epsilon, count_less=0)
+    for i, advantage in zip(indices, normalized, strict=True):
+        advantages[i] = advantage
+    return advantages

@@ -15,7 +15,7 @@ from megatron_opsft.methods.settings import (
 
 
 class Grpo(GroupNormalizedSettings):
-    """GRPO, its parts as switches."""
+    """GRPO's settings, with switches for reward and advantage."""
 
     formula = "r = 1[correct]; A = (r - mean)/std"
     paper = "DeepSeekMath, arXiv 2402.03300"
@@ -37,7 +37,9 @@ class Grpo(GroupNormalizedSettings):
         return self.compares_group or self.beta > 0
 
     def group_rewards(self, group: Group, state: State) -> list[float]:
-        return group.verdicts if self.reward == "verdict" else group.within(group.limit)
+        if self.reward == "truncation":
+            return group.within(group.limit)
+        return group.verdicts
 
     def advantages(self, batch: Sequence[Group], rewards: Values) -> Values:
         match self.advantage:
@@ -50,7 +52,7 @@ class Grpo(GroupNormalizedSettings):
 
 
 class DrGrpo(PolicySettings):
-    """No standard deviation, no length of the response, no divergence."""
+    """Dr. GRPO's settings: GRPO without standard deviation, response length and divergence."""
 
     formula = "r = 1[correct]; A = r - mean; 1/(N L)"
     paper = "Understanding R1-Zero-Like Training, arXiv 2503.20783"

@@ -10,7 +10,7 @@ from megatron_opsft.methods.settings import AggregationKey, MethodState, PolicyS
 
 
 class Kimi(PolicySettings):
-    """The report gives neither weight nor tau nor warm-up."""
+    """Kimi k1.5's settings. The report states neither weight nor tau nor warm-up: ours."""
 
     formula = "r = 1[correct] + w (1/2 - (n - min)/(max - min)), of wrong ones <= 0; A = r - mean"
     paper = "Kimi k1.5, arXiv 2501.12599"
@@ -25,18 +25,19 @@ class Kimi(PolicySettings):
 
     @property
     def surrogate(self) -> Surrogate:
-        one = self.updates_per_batch == 1
-        return Likelihood() if one else SquaredLogRatio(tau=self.tau)
+        if self.updates_per_batch == 1:
+            return Likelihood()
+        return SquaredLogRatio(tau=self.tau)
 
     def group_rewards(self, group: Group, state: MethodState) -> list[float]:
-        """c + w x, x = 1/2 - (n - min)/(max - min); of a wrong one at most 0."""
+        """c + w x, x = 1/2 - (n - min)/(max - min); x is at most 0 for a wrong answer."""
         shortest, longest = min(group.lengths), max(group.lengths)
         if state.step <= self.warmup_steps or shortest == longest:
             return group.verdicts
-        scores = [
-            0.5 - (length - shortest) / (longest - shortest) for length in group.lengths
-        ]
-        return [
-            correct + self.weight * (score if correct else min(0.0, score))
-            for correct, score in zip(group.verdicts, scores, strict=True)
-        ]
+        rewards = []
+        for correct, length in zip(group.verdicts, group.lengths, strict=True):
+            score = 0.5 - (length - shortest) / (longest - shortest)
+            if not correct:
+                score = min(0.0, score)
+            rewards.append(correct + self.weight * score)
+        return rewards

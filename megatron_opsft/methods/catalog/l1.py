@@ -1,4 +1,4 @@
-"""L1: the prompt asks for a length, exactly or at most, and the reward holds the model to it."""
+"""L1: the prompt asks for a length, exactly or at most, and the reward falls with the distance."""
 
 import random
 from typing import ClassVar, Literal
@@ -17,7 +17,7 @@ from megatron_opsft.methods.settings import (
 
 
 class L1Settings(GroupNormalizedSettings):
-    """What L1-Exact and L1-Max share."""
+    """Settings of L1-Exact and L1-Max."""
 
     paper = "L1, arXiv 2503.04697"
     per_token = {"lowest_target": 1, "highest_target": 1, "alpha": -1}
@@ -37,7 +37,7 @@ class L1Settings(GroupNormalizedSettings):
     """Target length that prompts of the evaluation end with; null: drawn as in training."""
 
     def check(self, run: RunSize) -> None:
-        """Errors: as of `PolicySettings`, and for targets that no response can have."""
+        """Check also that a response can be as long as every target."""
         super().check(run)
         if not self.lowest_target <= self.highest_target <= run.max_response_tokens:
             raise UserError(
@@ -47,14 +47,15 @@ class L1Settings(GroupNormalizedSettings):
             )
 
     def draw_kind(self, draw: random.Random) -> LengthKind:
-        """Of a problem's target."""
+        """Choose whether a problem's target is exact or a maximum."""
         return "exact"
 
     def target_length(
         self, problem_id: str, seed: int, *, held_out: bool = False
     ) -> LengthTarget:
-        """The problem's target, the same whenever it is drawn; a held-out one's is what is given,
-        of L1-Max at most, or drawn as in training.
+        """The problem's target, the same whenever it is drawn.
+
+        A held-out problem has `eval_target`, if it is set.
         """
         if held_out and self.eval_target is not None:
             return LengthTarget(num_tokens=self.eval_target, kind=self.eval_kind)
@@ -63,7 +64,7 @@ class L1Settings(GroupNormalizedSettings):
         return LengthTarget(num_tokens=num_tokens, kind=self.draw_kind(draw))
 
     def prompt(self, state: State, target: LengthTarget | None) -> PromptChange:
-        """The end of the prompt, in the words that the authors' models know."""
+        """End the prompt with the target, in the words that the authors' models know."""
         if target is None or not self.prompt_target:
             return PromptChange()
         kind = "maximum " if target.kind == "max" else ""
@@ -71,27 +72,25 @@ class L1Settings(GroupNormalizedSettings):
 
     def group_rewards(self, group: Group, state: State) -> list[float]:
         """c - alpha |Lt - n|."""
-        off = tokens_off(group)
-        return [
-            c - self.alpha * abs(d) for c, d in zip(group.verdicts, off, strict=True)
-        ]
+        pairs = zip(group.verdicts, tokens_below_target(group), strict=True)
+        return [correct - self.alpha * abs(below) for correct, below in pairs]
 
 
-def tokens_off(group: Group) -> list[int]:
+def tokens_below_target(group: Group) -> list[int]:
     """Lt - n of every response."""
     assert group.target is not None
     return [group.target.num_tokens - length for length in group.lengths]
 
 
 class L1Exact(L1Settings):
-    """L1-Exact."""
+    """L1-Exact's settings."""
 
     formula = "r = 1[correct] - alpha |Lt - n|, Lt in the prompt"
     name: Literal["l1_exact"] = "l1_exact"
 
 
 class L1Max(L1Settings):
-    """L1-Max."""
+    """L1-Max's settings."""
 
     formula = "r = 1[correct] clip(alpha (Lt - n) + delta, 0, 1), Lt in the prompt"
     needs = ("a model from l1_exact to start with",)
@@ -106,10 +105,13 @@ class L1Max(L1Settings):
         return "max" if draw.random() >= self.exact_share else "exact"
 
     def group_rewards(self, group: Group, state: State) -> list[float]:
-        """c clip(alpha (Lt - n) + delta, 0, 1) where the target is the most."""
+        """c clip(alpha (Lt - n) + delta, 0, 1); L1-Exact's for an exact target."""
         if group.target is not None and group.target.kind == "exact":
             return super().group_rewards(group, state)
-        paid = [
-            min(max(self.alpha * d + self.delta, 0.0), 1.0) for d in tokens_off(group)
-        ]
-        return [c * share for c, share in zip(group.verdicts, paid, strict=True)]
+        rewards = []
+        for correct, below in zip(
+            group.verdicts, tokens_below_target(group), strict=True
+        ):
+            share = min(max(self.alpha * below + self.delta, 0.0), 1.0)
+            rewards.append(correct * share)
+        return rewards

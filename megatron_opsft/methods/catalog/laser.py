@@ -1,5 +1,6 @@
-"""LASER, LASER-D and LASER-DE: a bonus for correct responses within a target length, which depends
-on how hard the problem is, and how LASER-D chooses it from responses to monitor problems.
+"""LASER, LASER-D and LASER-DE: a bonus for correct responses within a target length.
+
+LASER-D and LASER-DE choose a target for each difficulty, from responses to monitor problems.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,11 +21,13 @@ Targets = dict[Band, int | None]
 
 
 def band_of(group: Group) -> Band:
-    """Easy from two thirds correct on, medium from one third on."""
+    """The difficulty of a problem: easy from two thirds correct on, medium from one third on."""
     thirds = 3 * group.num_correct
     if thirds >= 2 * len(group.responses):
         return "easy"
-    return "medium" if thirds >= len(group.responses) else "hard"
+    if thirds >= len(group.responses):
+        return "medium"
+    return "hard"
 
 
 def choose_targets(
@@ -32,41 +35,44 @@ def choose_targets(
     candidates: Iterable[int],
     rounding: Literal["ceil", "floor"],
 ) -> Targets:
-    """For each difficulty the smallest candidate that keeps at least one correct response a
-    problem: the share of its responses, right or wrong, that are no longer than the candidate,
-    times the correct ones that the difficulty stands for, is at least 1. None where none does.
+    """Choose for each difficulty the smallest candidate that leaves one correct response a problem.
+
+    A candidate does so if (share of the responses to such problems, right or wrong, that are no
+    longer than it) x (fewest correct responses at this difficulty) is at least 1. None if no
+    candidate does. rounding: of those fewest correct responses.
     """
-    num_samples, up = len(groups[0].responses), 2 if rounding == "ceil" else 0
-    # The fewest correct responses at each difficulty: of 8 they are 6, 3 and 1.
-    needed: dict[Band, int] = {
-        "easy": max((2 * num_samples + up) // 3, 1),
-        "medium": max((num_samples + up) // 3, 1),
+    num_samples = len(groups[0].responses)
+    added = 2 if rounding == "ceil" else 0
+    # Of 8 samples they are 6, 3 and 1.
+    fewest_correct: dict[Band, int] = {
+        "easy": max((2 * num_samples + added) // 3, 1),
+        "medium": max((num_samples + added) // 3, 1),
         "hard": 1,
     }
-    lengths: dict[Band, list[int]] = {band: [] for band in needed}
+    lengths: dict[Band, list[int]] = {band: [] for band in fewest_correct}
     for group in groups:
         lengths[band_of(group)] += group.lengths
-    ascending = sorted(candidates)
-
-    def covers(band: Band, candidate: int) -> bool:
-        found = lengths[band]
-        within = sum(length <= candidate for length in found)
-        return bool(found) and within * needed[band] >= len(found)
-
-    return {
-        band: next((length for length in ascending if covers(band, length)), None)
-        for band in needed
-    }
+    descending = sorted(candidates, reverse=True)
+    targets: Targets = dict.fromkeys(fewest_correct)
+    for band, lengths_of_band in lengths.items():
+        if not lengths_of_band:
+            continue
+        for candidate in descending:
+            within = sum(length <= candidate for length in lengths_of_band)
+            if within * fewest_correct[band] >= len(lengths_of_band):
+                targets[band] = candidate
+    return targets
 
 
 class LaserState(MethodState):
-    """targets: by difficulty; None: no candidate covers enough, so every length will do."""
+    """The target lengths of the next step."""
 
     targets: Targets = Field({"easy": None, "medium": None, "hard": None})
+    """By difficulty. None: no candidate was long enough, so every length is within the target."""
 
 
 class LaserRewards(GroupNormalizedSettings):
-    """What all three share."""
+    """Settings and rewards of all three."""
 
     paper = "LASER, arXiv 2505.15612"
     clip_high: ClipHigh = 0.28
@@ -79,17 +85,22 @@ class LaserRewards(GroupNormalizedSettings):
     """Reward without an answer; a cut response has none."""
 
     def stepped(self, group: Group, target: int) -> list[float]:
-        """1, wrong or bad_format; a correct one within the target gets the bonus."""
-        return [
-            1.0 + self.bonus * (r.num_tokens <= target)
-            if r.correct
-            else (self.wrong if r.has_answer else self.bad_format)
-            for r in group.responses
-        ]
+        """1, `wrong` or `bad_format`; a correct response within the target gets the bonus."""
+        rewards = []
+        for response in group.responses:
+            if not response.has_answer:
+                rewards.append(self.bad_format)
+            elif not response.correct:
+                rewards.append(self.wrong)
+            elif response.num_tokens <= target:
+                rewards.append(1.0 + self.bonus)
+            else:
+                rewards.append(1.0)
+        return rewards
 
 
 class Laser(LaserRewards):
-    """LASER."""
+    """LASER's settings."""
 
     formula = "r = R + 0.5 [correct and n <= Lt], R = 1, -0.5 or -1"
     per_token = {"target": 1}
@@ -100,12 +111,12 @@ class Laser(LaserRewards):
     """Lt: tokens within which the bonus is paid."""
 
     def group_rewards(self, group: Group, state: MethodState) -> list[float]:
-        """One target for all problems."""
+        """The step reward, with one target for all problems."""
         return self.stepped(group, self.target)
 
 
 class LaserTargets(LaserRewards):
-    """What LASER-D and LASER-DE share: targets by difficulty, from monitor problems."""
+    """Settings of LASER-D and LASER-DE: targets by difficulty, from monitor problems."""
 
     needs = ("monitor problems",)
     state_class = LaserState
@@ -128,11 +139,12 @@ class LaserTargets(LaserRewards):
     """Steps between choices; one before the first."""
 
     def monitor_size(self, state: LaserState) -> tuple[int, int] | None:
-        is_due = (state.step - 1) % self.monitor_every == 0
-        return (self.monitor_problems, self.monitor_samples) if is_due else None
+        if (state.step - 1) % self.monitor_every:
+            return None
+        return self.monitor_problems, self.monitor_samples
 
     def observe(self, state: LaserState, groups: Sequence[Group]) -> LaserState:
-        """New targets from the monitor problems."""
+        """Choose new targets on the monitor problems."""
         candidates = range(
             self.lowest_target, self.highest_target + 1, self.target_step
         )
@@ -140,36 +152,35 @@ class LaserTargets(LaserRewards):
         return state.model_copy(update={"targets": targets})
 
     def group_rewards(self, group: Group, state: LaserState) -> list[float]:
-        """The difficulty's target."""
+        """The step reward, with the target of the problem's difficulty."""
         return self.stepped(group, target_of(group, state))
 
 
 class LaserD(LaserTargets):
-    """LASER-D."""
+    """LASER-D's settings."""
 
     formula = "laser with Lt by difficulty, chosen anew every 20 steps"
     name: Literal["laser_d"] = "laser_d"
 
 
 class LaserDe(LaserTargets):
-    """LASER-DE."""
+    """LASER-DE's settings."""
 
     formula = "laser_d + 0.5 [wrong and n > Lt]"
     name: Literal["laser_de"] = "laser_de"
 
     def group_rewards(self, group: Group, state: LaserState) -> list[float]:
-        """... and the bonus for wrong answers beyond it, which may explore."""
+        """LASER-D's, and the bonus for wrong answers beyond the target, which may explore."""
         target = target_of(group, state)
-        return [
-            reward
-            + self.bonus * (not r.correct and r.has_answer and r.num_tokens > target)
-            for reward, r in zip(
-                self.stepped(group, target), group.responses, strict=True
-            )
-        ]
+        rewards = self.stepped(group, target)
+        for i, response in enumerate(group.responses):
+            is_wrong = response.has_answer and not response.correct
+            if is_wrong and response.num_tokens > target:
+                rewards[i] += self.bonus
+        return rewards
 
 
 def target_of(group: Group, state: LaserState) -> int:
-    """Lt of the group's difficulty."""
+    """Lt for the difficulty of the group's problem."""
     target = state.targets[band_of(group)]
     return group.limit if target is None else target

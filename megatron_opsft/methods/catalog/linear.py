@@ -9,7 +9,7 @@ from megatron_opsft.methods.settings import PolicySettings, State
 
 
 class Linear(PolicySettings):
-    """prime-rl's `linear`."""
+    """Settings of prime-rl's `linear`."""
 
     formula = "r = 1[correct] - 0.25 pass_rate n/max n; A = r - mean"
     paper = "prime-rl, pull request 2901"
@@ -20,9 +20,12 @@ class Linear(PolicySettings):
     """Only correct responses pay it (prime-rl, pull request 3376)."""
 
     def group_rewards(self, group: Group, state: State) -> list[float]:
-        """c - w pass_rate n / max n, of wrong ones 0 if only correct ones pay."""
+        """c - w pass_rate n / max n; 0 for a wrong response if only correct ones pay."""
         price = self.weight * group.pass_rate / max(group.lengths)
-        return [
-            r.correct - price * r.num_tokens * (r.correct or not self.only_correct)
-            for r in group.responses
-        ]
+        rewards = []
+        for response in group.responses:
+            reward = float(response.correct)
+            if response.correct or not self.only_correct:
+                reward -= price * response.num_tokens
+            rewards.append(reward)
+        return rewards

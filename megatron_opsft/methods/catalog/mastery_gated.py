@@ -1,4 +1,4 @@
-"""Mastery-gated length penalty: only where every response to the problem is correct."""
+"""Mastery-gated length penalty: paid only if every response to the problem is correct."""
 
 from statistics import median
 from typing import Literal
@@ -10,7 +10,7 @@ from megatron_opsft.methods.settings import GroupNormalizedSettings, State
 
 
 class MasteryGated(GroupNormalizedSettings):
-    """The weight is not known."""
+    """Settings. The paper does not state the weight of the penalty; 1.0 is our choice."""
 
     formula = "all correct: r = 1 - w (n - median)+/(max - median), else 1[correct]"
     paper = "CoT Compression with One-Domain-to-All Generalization, arXiv 2601.06052"
@@ -19,11 +19,13 @@ class MasteryGated(GroupNormalizedSettings):
     """Weight of the length penalty."""
 
     def group_rewards(self, group: Group, state: State) -> list[float]:
-        """c - w (n - median)/(max - median) beyond the median, if all are correct."""
+        """1 - w (n - median)+/(max - median) if all are correct, else 1[correct]."""
+        rewards = group.verdicts
         if group.pass_rate < 1:
-            return group.verdicts
-        middle, longest = median(group.lengths), max(group.lengths)
-        return [
-            1 - self.weight * (n - middle) / (longest - middle) if n > middle else 1.0
-            for n in group.lengths
-        ]
+            return rewards
+        middle = median(group.lengths)
+        spread = max(group.lengths) - middle
+        for i, length in enumerate(group.lengths):
+            if length > middle:
+                rewards[i] = 1 - self.weight * (length - middle) / spread
+        return rewards

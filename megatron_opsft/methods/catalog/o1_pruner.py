@@ -1,5 +1,5 @@
-"""O1-Pruner: lengths and accuracy against the reference model's own; on responses of the policy, or
-on a fixed data set of the reference model's.
+"""O1-Pruner: rewards length and accuracy against the reference model's, on responses of the policy
+or on a fixed data set of the reference model's responses.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from megatron_opsft.section import BY_CONTENT, Expanded
 
 
 class O1Pruner(PolicySettings):
-    """clip_rewards and z_score are the code's; the paper has neither."""
+    """O1-Pruner's settings. clip_rewards and z_score are of the authors' code, not of the paper."""
 
     formula = "A = Lref/n - 1 + lambda (1[correct] - Aref), clipped by whole responses"
     paper = "O1-Pruner, arXiv 2501.12570"
@@ -60,7 +60,7 @@ class O1Pruner(PolicySettings):
         return SequenceClip(low=self.clip_low, high=self.clip_high)
 
     def check(self, run: RunSize) -> None:
-        """Errors: as of `PolicySettings`, and without reference lengths."""
+        """Check also that the online form has reference lengths."""
         super().check(run)
         if self.form == "online" and self.references is None:
             raise UserError(
@@ -71,7 +71,7 @@ class O1Pruner(PolicySettings):
             )
 
     def group_rewards(self, group: Group, state: State) -> list[float]:
-        """Lref/n - 1 + lambda (c - Aref); of fixed data what they say."""
+        """Lref/n - 1 + lambda (c - Aref); for fixed data the advantage in the file."""
         if self.form == "fixed":
             return group.stored_advantages
         assert group.reference is not None, "a run has looked for it"
@@ -79,18 +79,20 @@ class O1Pruner(PolicySettings):
 
     def advantages(self, batch: Sequence[Group], rewards: Values) -> Values:
         """The rewards themselves, or their z-scores."""
-        return z_score(rewards) if self.z_score and self.form == "online" else rewards
+        if self.z_score and self.form == "online":
+            return z_score(rewards)
+        return rewards
 
     def against(
-        self, reference: ReferenceStatistics, facts: Sequence[Response]
+        self, reference: ReferenceStatistics, responses: Sequence[Response]
     ) -> list[float]:
-        """The rewards of a problem's responses, by what the reference model's are like."""
-        rewards = [
-            reference.mean_tokens / r.num_tokens
-            - 1
-            + self.accuracy_weight * (r.correct - reference.accuracy)
-            for r in facts
-        ]
-        return (
-            [min(max(r, -2.0), 4.0) for r in rewards] if self.clip_rewards else rewards
-        )
+        """Rewards of the responses to one problem, compared with the reference model's."""
+        rewards = []
+        for response in responses:
+            shorter = reference.mean_tokens / response.num_tokens - 1
+            better = response.correct - reference.accuracy
+            reward = shorter + self.accuracy_weight * better
+            if self.clip_rewards:
+                reward = min(max(reward, -2.0), 4.0)
+            rewards.append(reward)
+        return rewards

@@ -1,4 +1,4 @@
-"""On-policy SFT: likelihood of what is correct and short."""
+"""On-policy SFT: the likelihood of responses that are correct and short."""
 
 from typing import Literal
 
@@ -6,7 +6,7 @@ from megatron_opsft.methods.settings import MethodSettings
 
 
 class OnPolicySft(MethodSettings):
-    """Algorithm 1."""
+    """Settings of Algorithm 1."""
 
     formula = "A = 1[correct and n <= L], likelihood"
     paper = "On-Policy Supervised Fine-Tuning for Efficient Reasoning"

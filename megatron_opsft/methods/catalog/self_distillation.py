@@ -1,4 +1,4 @@
-"""Self-distillation: the model is drawn to what it would say itself, were it told to be concise."""
+"""Self-distillation: draws the model to what it says itself when told to be concise."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -13,8 +13,10 @@ from megatron_opsft.section import TemplateName
 
 
 class SelfDistillation(MethodSettings):
-    """OPSDC; learning from correct responses alone, and likelihood beside it, are this project's.
-    With `likelihood` 1 it is on-policy SFT with a divergence from the teacher.
+    """OPSDC's settings.
+
+    Learning from correct responses alone, and the likelihood beside the divergence, are this
+    project's. With `likelihood` 1 it is on-policy SFT with a divergence from the teacher.
     """
 
     formula = "KL(policy || teacher), every token, whole vocabulary; A = 1[correct and n <= L]"
@@ -49,16 +51,18 @@ class SelfDistillation(MethodSettings):
         return Objective(surrogate=surrogate)
 
     def advantages(self, batch: Sequence[Group], rewards: Values) -> Values:
-        """1 for every response that is learned from."""
+        """1 for every response that the model learns from."""
         if self.responses == "all":
             return [[1.0] * len(group) for group in rewards]
         return rewards
 
     @property
     def renews_frozen_model(self) -> bool:
-        """Where the teacher is refreshed."""
+        """True if the teacher is ever refreshed."""
         return self.refresh_every > 0
 
     def refreshes_teacher(self, state: State) -> bool:
-        done = state.step - 1
-        return bool(self.refresh_every and done and done % self.refresh_every == 0)
+        steps_done = state.step - 1
+        if self.refresh_every == 0 or steps_done == 0:
+            return False
+        return bool(steps_done % self.refresh_every == 0)

@@ -1,4 +1,4 @@
-"""Short-RL: a length reward for correct responses, while the batch is about as accurate as ever."""
+"""Short-RL: a length reward for correct responses, while the batch is as accurate as the best."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -11,13 +11,14 @@ from megatron_opsft.methods.settings import Beta, GroupNormalizedSettings, Metho
 
 
 class ShortRlState(MethodState):
-    """best_accuracy: of the batches so far."""
+    """The accuracy that a batch is compared with."""
 
     best_accuracy: float = 0.0
+    """Of all batches so far."""
 
 
 class ShortRl(GroupNormalizedSettings):
-    """Short-RL."""
+    """Short-RL's settings."""
 
     formula = (
         "correct: r = 1.5 - (n - min)+/(max - min), only while accuracy >= best - tol"
@@ -34,24 +35,30 @@ class ShortRl(GroupNormalizedSettings):
     """How far below the best batch a batch's accuracy may be."""
 
     def rewards(self, batch: Sequence[Group], state: ShortRlState) -> Values:
-        """c, and the bonus of correct ones if the batch is accurate enough."""
-        is_open = accuracy_of(batch) >= state.best_accuracy - self.accuracy_tolerance
-
-        def reward(length: int, lengths: Sequence[int]) -> float:
-            """The bonus: 1/2 near the shortest of `lengths`, else 1/2 - (n - min)/(max - min)."""
-            beyond, spread = length - min(lengths), max(lengths) - min(lengths)
-            lost = beyond / spread if beyond > self.length_tolerance else 0.0
-            return 1.0 + is_open * (0.5 - lost)
-
-        return [
-            [
-                reward(r.num_tokens, g.correct_lengths) if r.correct else 0.0
-                for r in g.responses
-            ]
-            for g in batch
-        ]
+        """1[correct], plus the length bonus if the batch is accurate enough."""
+        least_accuracy = state.best_accuracy - self.accuracy_tolerance
+        pays_bonus = accuracy_of(batch) >= least_accuracy
+        rewards = []
+        for group in batch:
+            group_rewards = group.verdicts
+            if pays_bonus:
+                for i, response in enumerate(group.responses):
+                    if response.correct:
+                        group_rewards[i] += length_bonus(
+                            response.num_tokens, group, self.length_tolerance
+                        )
+            rewards.append(group_rewards)
+        return rewards
 
     def next_state(self, state: ShortRlState, batch: Sequence[Group]) -> ShortRlState:
-        """The best accuracy, this batch's included."""
+        """Remember the best accuracy, this batch's included."""
         best = max(state.best_accuracy, accuracy_of(batch))
         return state.model_copy(update={"best_accuracy": best})
+
+
+def length_bonus(length: int, group: Group, tolerance: int) -> float:
+    """1/2 near the shortest correct response, else 1/2 - (n - min)/(max - min) of correct ones."""
+    shortest, longest = min(group.correct_lengths), max(group.correct_lengths)
+    if length - shortest <= tolerance:
+        return 0.5
+    return 0.5 - (length - shortest) / (longest - shortest)

@@ -1,5 +1,5 @@
-"""SmartThinker: correct responses pay for length beyond that of best accuracy, never so much that
-their advantage becomes negative.
+"""SmartThinker: correct responses pay for tokens beyond the length of best accuracy, but never so
+much that their advantage becomes negative.
 """
 
 from statistics import fmean, pvariance
@@ -10,14 +10,16 @@ from megatron_opsft.methods.settings import GroupNormalizedSettings, State
 
 
 class SmartThinker(GroupNormalizedSettings):
-    """SmartThinker."""
+    """SmartThinker's settings."""
 
     formula = "r = 1[correct] - a (n - l*)+ of correct ones, a such that their A >= 0"
     paper = "SmartThinker, arXiv 2603.08000"
     name: Literal["smart_thinker"] = "smart_thinker"
 
     def group_rewards(self, group: Group, state: State) -> list[float]:
-        """c - a d, d = (n - l*)+ of correct ones; a leaves the longest of them the mean reward."""
+        """c - a d with d = (n - l*)+ for correct responses; a makes the longest of them earn the
+        mean reward.
+        """
         rewards = group.verdicts
         if not 0 < group.pass_rate < 1:
             return rewards
@@ -33,13 +35,15 @@ class SmartThinker(GroupNormalizedSettings):
 
 
 def best_length(group: Group) -> float:
-    """Where correct responses are densest among all, both taken as normally distributed: l* =
-    (v_c m - v m_c)/(v_c - v), within the group's lengths. The shortest where that is no peak.
+    """The length l* at which the share of correct responses is largest.
+
+    All lengths and the correct ones (mean m, m_c; variance v, v_c) are taken as normally
+    distributed: l* = (v_c m - v m_c)/(v_c - v), clipped to the group's lengths. It is the shortest
+    length if that ratio of densities has no peak.
     """
     lengths, correct = group.lengths, group.correct_lengths
-    variance, of_correct = pvariance(lengths), pvariance(correct)
-    if of_correct >= variance:
+    v, v_c = pvariance(lengths), pvariance(correct)
+    if v_c >= v:
         return min(lengths)
-    mean, mean_correct = fmean(lengths), fmean(correct)
-    peak = (of_correct * mean - variance * mean_correct) / (of_correct - variance)
+    peak = (v_c * fmean(lengths) - v * fmean(correct)) / (v_c - v)
     return min(max(peak, min(lengths)), max(lengths))

@@ -15,7 +15,7 @@ from megatron_opsft.section import CommaSeparated
 
 
 class ThinkPrune(GroupNormalizedSettings):
-    """Without `limits` there is one stage, at rollout.max_response_tokens."""
+    """ThinkPrune's settings. Empty `limits`: one stage, at rollout.max_response_tokens."""
 
     formula = "r = 1[correct and n <= L], L shrinks in stages"
     paper = "ThinkPrune, arXiv 2504.01296"
@@ -29,12 +29,10 @@ class ThinkPrune(GroupNormalizedSettings):
     """A system message states the limit, as the authors' does."""
 
     def check(self, run: RunSize) -> None:
-        """Errors: as of `PolicySettings`, and where stages and steps do not fit each other."""
+        """Check also that stages and steps fit each other."""
         super().check(run)
-        if (
-            len(self.stage_steps) != max(len(self.limits) - 1, 0)
-            or min(self.stage_steps, default=1) < 1
-        ):
+        num_changes = max(len(self.limits) - 1, 0)
+        if len(self.stage_steps) != num_changes or min(self.stage_steps, default=1) < 1:
             raise UserError(
                 f"method.limits={list(self.limits)} has {len(self.limits)} stages: give "
                 "method.stage_steps the steps of each but the last, not "
@@ -54,21 +52,23 @@ class ThinkPrune(GroupNormalizedSettings):
         return group.within(group.limit)
 
     def limit(self, state: MethodState) -> int | None:
-        """That of the state's stage."""
-        ended = sum(state.step > steps for steps in accumulate(self.stage_steps))
-        return self.limits[ended] if self.limits else None
+        """The limit of the state's stage."""
+        if not self.limits:
+            return None
+        stages_done = sum(state.step > last for last in accumulate(self.stage_steps))
+        return self.limits[stages_done]
 
     def starts_stage(self, state: MethodState) -> bool:
-        """Whether a stage but the first begins with the state's step."""
+        """True if a stage, but not the first one, begins with the state's step."""
         return state.step - 1 in accumulate(self.stage_steps)
 
     @property
     def renews_frozen_model(self) -> bool:
-        """Where there are several stages."""
+        """True if there are several stages."""
         return bool(self.stage_steps)
 
     def prompt(self, state: MethodState, target: LengthTarget | None) -> PromptChange:
-        """The system message; the authors' has the same content."""
+        """The system message, with the content of the authors'."""
         limit = self.limit(state)
         if not self.announce_limit or limit is None:
             return PromptChange()
