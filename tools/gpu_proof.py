@@ -1,4 +1,4 @@
-"""Runs the stages of tools/proof/test_stages.py by pytest; writes their results as `gpu_proof.json`
+"""Runs the stages of tests/gpu/proof/stages.py by pytest; writes their results as `gpu_proof.json`
 and `table.txt`, and with --bundle these and the logs as one file.
 
 Started by tools/gpu_proof.sh, which finds the interpreter and the wheels, and sets PYTHONPATH.
@@ -24,7 +24,7 @@ from tabulate import tabulate
 from megatron_opsft.errors import UserError
 from megatron_opsft.runtime.durable import FullDiskError, write_bytes, write_json
 
-STAGES = ROOT / "tools/proof/test_stages.py"
+STAGES = ROOT / "tests/gpu/proof/stages.py"
 PASSED, FAILED, LEFT_OUT = "passed", "failed", "left out"
 OUTCOMES = {"passed": PASSED, "failed": FAILED, "skipped": LEFT_OUT}
 STOPPED = 128 + signal.SIGTERM
@@ -287,7 +287,7 @@ def prove(words: Sequence[str], stages: Path) -> int:
     signal.signal(signal.SIGTERM, lambda *_: pytest.exit("stopped", returncode=STOPPED))
     proof = Proof(args, out)
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # whatever is installed here; also in stages
-    options = "-vv --no-header --tb=no -rN -p no:cacheprovider -p no:warnings"
+    options = "-vv --noconftest --no-header --tb=no -rN -p no:cacheprovider -p no:warnings"
     code = pytest.main([str(stages), *options.split()], plugins=[proof])
     if proof.error:
         raise UserError(proof.error)

@@ -50,7 +50,7 @@ if compgen -G "$wheels/*.whl" >/dev/null; then
   "$python" -m pip install --quiet --disable-pip-version-check --no-index --no-deps --no-compile \
     --target "$packages" "$wheels"/*.whl || fail "the wheels in $wheels cannot be installed"
 fi
-export PYTHONPATH=$PWD:$PWD/tools:$PWD/tests/support${packages:+:$packages}${PYTHONPATH:+:$PYTHONPATH}
+export PYTHONPATH=$PWD:$PWD/tests/gpu:$PWD/tests/support${packages:+:$packages}${PYTHONPATH:+:$PYTHONPATH}
 "$python" -c 'import psutil, pytest, tabulate' 2>/dev/null ||
   fail "$python lacks pytest, psutil or tabulate; install them, or put their wheels into $wheels"
 CALLED_FROM=$here "$python" tools/gpu_proof.py "$@"

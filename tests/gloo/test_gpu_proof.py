@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from forked_cli import ROOT, ForkedCli
-from proof import test_stages
+from proof import stages
 from proof.stage import Stage
 
 # Of the other stages other tests of the suite run what is in them.
@@ -53,7 +53,7 @@ def test_a_stage_of_one_process_passes_and_its_figures_are_numbers(
 
     def run_forked(self: Stage, words: str, before: str = "") -> int:
         script, *options = shlex.split(
-            words.replace("-m proof.quickstart", "tools/proof/quickstart.py")
+            words.replace("-m proof.quickstart", "tests/gpu/proof/quickstart.py")
         )
         ended = cli.run_script(script, *options)
         (tmp_path / f"logs/{name}.out").write_text(ended.stdout)
@@ -64,7 +64,7 @@ def test_a_stage_of_one_process_passes_and_its_figures_are_numbers(
     (tmp_path / "logs").mkdir()
     found: dict[str, Any] = {}
     stage = Stage(name=name, device="cpu", out=tmp_path, seconds=0, record=found.__setitem__)
-    getattr(test_stages, f"test_{name}")(stage)
+    getattr(stages, f"test_{name}")(stage)
     assert found["figures"] and all(value >= 0 for value in found["figures"].values())
 
 

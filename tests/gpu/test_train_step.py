@@ -1,6 +1,6 @@
 """One rank on CUDA against Hugging Face: recomputation, an objective, and the same bits again.
 
-Plain steps, layouts and TransformerEngine's loss: tools/proof/steps.py.
+Plain steps, layouts and TransformerEngine's loss: tests/gpu/proof/steps.py.
 """
 
 from dataclasses import replace

@@ -54,7 +54,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
     """
     environment = {
         **os.environ,
-        "PYTHONPATH": python_path(HERE, HERE.parent / "support", ROOT, ROOT / "tools"),
+        "PYTHONPATH": python_path(HERE, HERE.parent / "support", ROOT, ROOT / "tests/gpu"),
         "PYTHONWARNINGS": "ignore",
         "CUDA_VISIBLE_DEVICES": "",
         "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton")),

@@ -89,7 +89,7 @@ def with_vllm(
     check(run("bash", "tools/borrowed_card.sh", "--vllm", card))
     joined = tmp_path_factory.mktemp("vllm")
     check(run("bash", card / "run.sh", "join", VLLM_DIR=joined, PYTHON=PYTHON))
-    places = [HERE, HERE.parent / "support", ROOT, ROOT / "tools", brought, joined / "tree"]
+    places = [HERE, HERE.parent / "support", ROOT, ROOT / "tests/gpu", brought, joined / "tree"]
     environment = {
         "PYTHONPATH": python_path(*places),
         "PYTHONWARNINGS": "ignore",

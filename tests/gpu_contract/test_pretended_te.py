@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from proof import test_stages
+from proof import stages
 
 Ran = Callable[..., Any]
 
@@ -48,7 +48,7 @@ def test_a_stage_of_the_proof_on_4_ranks_passes(
         told.append(ran(*words.split(), num_gpus=ranks, te=True))
 
     given = {"stage": SimpleNamespace(run=run), "monkeypatch": monkeypatch}
-    test = getattr(test_stages, f"test_{name}")
+    test = getattr(stages, f"test_{name}")
     test(**{each: given[each] for each in signature(test).parameters})
     (found,) = told
     assert found["problems"] == [] and len(found["details"]["cases"]) == num_cases

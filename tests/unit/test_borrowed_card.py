@@ -17,7 +17,7 @@ from card import pieces
 from card.pins import canonical, read_pins
 from forked_cli import ROOT
 from packaging.requirements import Requirement
-from proof import test_stages
+from proof import stages
 
 # `pip download`: writes down its words, and a wheel for each pin, the first as large as said.
 PIP = """
@@ -236,7 +236,7 @@ def test_the_stages_of_the_parts_are_stages_of_the_proof() -> None:
     named = re.findall(r'--only "?([\w,]+)', text)
     assert [f"--only {names}" for names in named] == [STAGES[part] for part in "bcde"]
     for name in ",".join(named).split(","):
-        assert hasattr(test_stages, f"test_{name}"), name
+        assert hasattr(stages, f"test_{name}"), name
 
 
 def test_what_the_machine_lacks_is_brought_in_the_versions_that_were_tested() -> None:

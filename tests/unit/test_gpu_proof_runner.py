@@ -72,7 +72,7 @@ Stages = dict[str, Any]  # of each its code, or a dict: also its method and what
 def start(out: Path, stages: Stages, *options: str, device: str = "cpu") -> subprocess.Popen[str]:
     """The proof of stages that are pieces of Python."""
     out.mkdir(exist_ok=True)
-    text = "from proof.test_stages import needs\n"
+    text = "from proof.stages import needs\n"
     for name, given in {"environment": GOOD, **stages}.items():
         needs = {"seconds": 0, "limit": 60, "modules": (), "gpus": 0, "code": GOOD, "method": "run"}
         needs |= {"code": given} if isinstance(given, str) else given
@@ -85,7 +85,9 @@ def start(out: Path, stages: Stages, *options: str, device: str = "cpu") -> subp
     file = out.parent / "test_made_stages.py"
     file.write_text(text)
     words = [sys.executable, "-c", MAIN, str(file), "--device", device, *options]
-    env = os.environ | {"PYTHONPATH": python_path(ROOT, ROOT / "tools", ROOT / "tests/support")}
+    env = os.environ | {
+        "PYTHONPATH": python_path(ROOT, ROOT / "tools", ROOT / "tests/gpu", ROOT / "tests/support")
+    }
     env |= {"OUT": str(out), "TMPDIR": str(out.parent), "CALLED_FROM": str(out.parent)}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return subprocess.Popen(words, env=env, text=True, **pipes)
@@ -245,10 +247,10 @@ def test_only_and_continue_keep_what_is_there_and_bad_input_is_one_line(tmp_path
 @pytest.fixture
 def proof(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The stages of the real proof."""
-    monkeypatch.syspath_prepend(str(ROOT / "tools"))
-    from proof import test_stages
+    monkeypatch.syspath_prepend(str(ROOT / "tests/gpu"))
+    from proof import stages
 
-    return {n.removeprefix("test_"): t for n, t in vars(test_stages).items() if n[:5] == "test_"}
+    return {n.removeprefix("test_"): t for n, t in vars(stages).items() if n[:5] == "test_"}
 
 
 def test_on_a_gpu_the_stages_name_files_and_options_that_are_there(
@@ -270,7 +272,7 @@ def test_on_a_gpu_the_stages_name_files_and_options_that_are_there(
         with pytest.raises(InterruptedError) as asked:
             test(stage, *[monkeypatch] * ("monkeypatch" in test.__code__.co_varnames))
         name, *words = str(asked.value).removeprefix("-m ").split()
-        file = name if "/" in name else f"tools/{name.replace('.', '/')}.py"
+        file = name if "/" in name else f"tests/gpu/{name.replace('.', '/')}.py"
         text = (ROOT / file).read_text(encoding="utf-8")
         if "from ranks import" in text:
             text += (ROOT / "benchmarks/ranks.py").read_text(encoding="utf-8")

@@ -23,7 +23,7 @@ from xml.etree import ElementTree
 import psutil
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 # No network. Where the caller's environment says otherwise, it wins.
 _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -46,7 +46,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 @dataclass(slots=True, kw_only=True)
 class Stage:
-    """The argument of the tests in test_stages.py.
+    """The argument of the tests in stages.py.
 
     device: cuda or cpu; out: the folder of the results; seconds: where the command is killed;
     record: keeps a value of the result under its name.
