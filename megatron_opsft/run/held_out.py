@@ -14,14 +14,17 @@ from megatron_opsft.verify.verifier import Verifier
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalResult:
-    """values: of all responses, as evals.jsonl has them behind `eval_`: accuracy, in [0, 1];
-    mean_response_tokens, end tokens included; truncated_share, cut off by the limit; samples.
-    correct_lengths: tokens of each correct response. shown: some for people to read.
-    """
+    """Measurements over the responses of all ranks."""
 
     values: dict[str, float | int]
+    """Values of evals.jsonl by key, without the prefix `eval_`: accuracy, in [0, 1];
+    mean_response_tokens, end tokens included; truncated_share, the share of responses that the
+    limit cut off; samples, the number of responses.
+    """
     correct_lengths: list[int]
+    """Tokens of each correct response, end token included."""
     shown: list[tuple[Problem, Rollout, Verdict]]
+    """A few responses for people to read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +43,11 @@ class HeldOut:
         *,
         num_shown: int = 0,
     ) -> EvalResult:
-        """Collective over all ranks; every rank gets the result. encode: as in `Sampler.sample`.
-        num_shown: of how many problems the first response is shown.
+        """Sample and judge the held-out problems. Called by every rank; all get the same result.
+
+        encode: makes the prompt of a problem, see `Sampler.sample`.
+        num_shown: the first response to each of so many problems is in the result.
+        Errors: `UserError` if there is no problem.
         """
         rollouts = sampler.sample(
             self.problems,
@@ -53,32 +59,39 @@ class HeldOut:
         verdicts = verifier.score(
             rollouts, {problem.id: problem for problem in self.problems}
         )
-        judged = list(zip(rollouts, verdicts, strict=True))
-        correct = [
-            len(r.response_ids) for r, v in judged if v.outcome is Outcome.CORRECT
-        ]
-        correct_lengths = gather_from_all(correct)
-        tokens = sum(len(rollout.response_ids) for rollout in rollouts)
-        cut_off = sum(
-            rollout.finish_reason is FinishReason.LENGTH for rollout in rollouts
-        )
-        sampled_tokens, num_cut_off, num_samples = sum_over_world(
-            [tokens, cut_off, len(rollouts)]
+        shown_ids = {problem.id for problem in self.problems[:num_shown]}
+        num_tokens = num_cut_off = 0
+        correct_lengths: list[int] = []
+        first_responses: list[tuple[Rollout, Verdict]] = []
+        for rollout, verdict in zip(rollouts, verdicts, strict=True):
+            num_tokens += len(rollout.response_ids)
+            if rollout.finish_reason is FinishReason.LENGTH:
+                num_cut_off += 1
+            if verdict.outcome is Outcome.CORRECT:
+                correct_lengths.append(len(rollout.response_ids))
+            if rollout.sample_index == 0 and rollout.problem_id in shown_ids:
+                first_responses.append((rollout, verdict))
+        all_correct_lengths = gather_from_all(correct_lengths)
+        total_tokens, total_cut_off, num_samples = sum_over_world(
+            [num_tokens, num_cut_off, len(rollouts)]
         )
         if not num_samples:
             raise UserError("eval.data: there is no held-out problem to evaluate on")
-        shown = {problem.id: problem for problem in self.problems[:num_shown]}
-        first = [(r.problem_id, (r, v)) for r, v in judged if not r.sample_index]
-        found = dict(gather_from_all([one for one in first if one[0] in shown]))
+        responses_by_problem = {
+            rollout.problem_id: (rollout, verdict)
+            for rollout, verdict in gather_from_all(first_responses)
+        }
         return EvalResult(
             values={
-                "accuracy": len(correct_lengths) / num_samples,
-                "mean_response_tokens": sampled_tokens / num_samples,
-                "truncated_share": num_cut_off / num_samples,
+                "accuracy": len(all_correct_lengths) / num_samples,
+                "mean_response_tokens": total_tokens / num_samples,
+                "truncated_share": total_cut_off / num_samples,
                 "samples": int(num_samples),
             },
-            correct_lengths=correct_lengths,
+            correct_lengths=all_correct_lengths,
             shown=[
-                (problem, *found[key]) for key, problem in shown.items() if key in found
+                (problem, *responses_by_problem[problem.id])
+                for problem in self.problems[:num_shown]
+                if problem.id in responses_by_problem
             ],
         )
