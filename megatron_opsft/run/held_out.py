@@ -17,9 +17,9 @@ class EvalResult:
     """Measurements over the responses of all ranks."""
 
     values: dict[str, float | int]
-    """Values of evals.jsonl by key, without the prefix `eval_`: accuracy, in [0, 1];
-    mean_response_tokens, end tokens included; truncated_share, the share of responses that the
-    limit cut off; samples, the number of responses.
+    """Values of evals.jsonl. Their keys end with accuracy, in [0, 1]; mean_response_tokens, end
+    tokens included; truncated_share, the share of responses that the limit cut off; samples, the
+    number of responses.
     """
     correct_lengths: list[int]
     """Tokens of each correct response, end token included."""
@@ -39,14 +39,16 @@ class HeldOut:
         self,
         sampler: Sampler,
         verifier: Verifier,
-        encode: Callable[[Problem], tuple[int, ...]] | None = None,
+        encode: Callable[[Problem], tuple[int, ...]],
         *,
-        num_shown: int = 0,
+        key: str,
+        num_shown: int,
     ) -> EvalResult:
         """Sample and judge the held-out problems. Called by every rank; all get the same result.
 
-        encode: makes the prompt of a problem, see `Sampler.sample`.
-        num_shown: the first response to each of so many problems is in the result.
+        encode: makes the prompt of a problem, as token ids.
+        key: the prefix of the keys in evals.jsonl. num_shown: the first response to each of so many
+        problems is in the result.
         Errors: `UserError` if there is no problem.
         """
         rollouts = sampler.sample(
@@ -56,10 +58,9 @@ class HeldOut:
             step=EVAL_STEP,
             encode=encode,
         )
-        verdicts = verifier.score(
-            rollouts, {problem.id: problem for problem in self.problems}
-        )
-        shown_ids = {problem.id for problem in self.problems[:num_shown]}
+        problems = {problem.id: problem for problem in self.problems}
+        verdicts = verifier.score(rollouts, problems)
+        shown_ids = [problem.id for problem in self.problems[:num_shown]]
         num_tokens = num_cut_off = 0
         correct_lengths: list[int] = []
         first_responses: list[tuple[Rollout, Verdict]] = []
@@ -77,21 +78,18 @@ class HeldOut:
         )
         if not num_samples:
             raise UserError("eval.data: there is no held-out problem to evaluate on")
-        responses_by_problem = {
-            rollout.problem_id: (rollout, verdict)
+        shown = [
+            (problems[rollout.problem_id], rollout, verdict)
             for rollout, verdict in gather_from_all(first_responses)
-        }
+        ]
+        shown.sort(key=lambda row: shown_ids.index(row[0].id))
         return EvalResult(
             values={
-                "accuracy": len(all_correct_lengths) / num_samples,
-                "mean_response_tokens": total_tokens / num_samples,
-                "truncated_share": total_cut_off / num_samples,
-                "samples": int(num_samples),
+                f"{key}_accuracy": len(all_correct_lengths) / num_samples,
+                f"{key}_mean_response_tokens": total_tokens / num_samples,
+                f"{key}_truncated_share": total_cut_off / num_samples,
+                f"{key}_samples": int(num_samples),
             },
             correct_lengths=all_correct_lengths,
-            shown=[
-                (problem, *responses_by_problem[problem.id])
-                for problem in self.problems[:num_shown]
-                if problem.id in responses_by_problem
-            ],
+            shown=shown,
         )

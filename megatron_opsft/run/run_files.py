@@ -8,6 +8,9 @@ from typing import Any
 from megatron_opsft.errors import UserError
 from megatron_opsft.runtime.durable import json_lines
 
+# A line of metrics.jsonl or evals.jsonl: its values by key.
+Line = Mapping[str, float | int]
+
 
 def read_json_lines(
     path: Path, *, required: Sequence[str] = ()

@@ -61,7 +61,7 @@ def train(
         announce("copying the weights into the rollout engine and comparing them")
         s.sync.push(recorder.last_step, s.probes(recorder.last_step))
         step = recorder.last_step
-        stopping = recorder.evaluate_if_due(step, stop)
+        stopping = recorder.evaluations.run_if_due(step, stop)
         while step < config.run.steps and not stopping and not recorder.gives_up():
             step += 1
             run_step(s, recorder, step)
@@ -71,7 +71,7 @@ def train(
             every = config.checkpoint.every
             if leaving or (every and step % every == 0):
                 recorder.checkpoint(step, leaving=leaving)
-            stopping = stopping or recorder.evaluate_if_due(step, stop)
+            stopping = stopping or recorder.evaluations.run_if_due(step, stop)
         if stopping:
             recorder.stop(step)
             return REQUEUE_EXIT_CODE if step else stop.unsaved_exit_code
@@ -89,10 +89,11 @@ def run_step(s: Session, recorder: RunRecorder, step: int) -> None:
     if s.reference is not None and method.refreshes_teacher(s.method.state):
         s.reference.replace()
     observe_monitor(s, watch)
-    if s.stored is None:
-        batch = sample_batch(s, step, watch)
-    else:
-        batch = stored_batch(s, s.stored, step)
+    batch = (
+        sample_batch(s, step, watch)
+        if s.stored is None
+        else stored_batch(s, s.stored, step)
+    )
     if s.teacher is not None:
         batch = without_long_pairs(s, batch)
     recorder.begin_rollouts(step, batch, score_sampled(s, batch, watch))

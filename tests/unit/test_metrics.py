@@ -61,7 +61,7 @@ def _open(path: Path, first_step: int = 0, **config: object) -> MetricsLog:
     run_dir.open(resume=True, overwrite=False)
     run_dir.write_manifest({})
     given = {"dir": path, "steps": 3, "tensorboard": False} | config
-    return MetricsLog(run_dir, RunConfig(**given), first_step=first_step)
+    return MetricsLog(RunConfig(**given), first_step=first_step)
 
 
 def test_numbers_are_read_as_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,57 +1,42 @@
-"""The texts in which a run explains steps and evaluations that went wrong, and says what would help."""
+"""Explains steps and evaluations that went wrong, and says what would help."""
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 from megatron_opsft.config import Config
-from megatron_opsft.run.run_files import best_evaluation
+from megatron_opsft.run.run_files import Line, best_evaluation
 from megatron_opsft.runtime.rounding import ceil_div
 
-Counts = Mapping[str, float | int]
-"""A line of metrics.jsonl or evals.jsonl."""
-
-
-class _Reason(NamedTuple):
-    """A reason why responses are rejected."""
-
-    name: str
-    """Its name on the console."""
-    remedy: str
-    """Advice if it is the most common reason; "" if that depends on the lengths of answers."""
-
-
-# By the key in metrics.jsonl that counts the responses.
+# Reasons why responses are rejected: their keys in metrics.jsonl, and their names on the console.
 _REASONS = {
-    "num_unfinished": _Reason("cut off", ""),
-    "num_wrong": _Reason(
-        "wrong",
+    "num_unfinished": "cut off",
+    "num_wrong": "wrong",
+    "num_no_answer": "no answer",
+    "verify_timeouts": "timed out",
+    "verify_errors": "verifier failed",
+}
+# Advice for each reason if it is the most common one, see `_remedy`.
+_REMEDIES = {
+    "num_wrong": (
         "most are finished and wrong: does the answer field hold what the problems ask for, and "
-        "does the model solve such problems? rollouts/ has every response",
+        "does the model solve such problems? rollouts/ has every response"
     ),
-    "num_no_answer": _Reason(
-        "no answer",
+    "num_no_answer": (
         r"most are finished without an answer in \boxed{}: look at rollouts/, and at data.template "
-        "and the model's chat template",
+        "and the model's chat template"
     ),
-    "verify_timeouts": _Reason(
-        "timed out",
-        "raise verify.timeout_seconds, or give the verifier more CPU cores",
-    ),
-    "verify_errors": _Reason(
-        "verifier failed",
-        "the verifier fails on most: look at rollouts/",
-    ),
+    "verify_timeouts": "raise verify.timeout_seconds, or give the verifier more CPU cores",
+    "verify_errors": "the verifier fails on most: look at rollouts/",
 }
 # Keys of evals.jsonl, see `measure_correct`.
 _TENTH = "eval_correct_tokens_tenth"
 _HALF = "eval_correct_tokens_half"
+# Smaller shares of responses count as few.
 _FEW = 0.05
-"""Smaller shares of responses count as few."""
+# The number of steps whose accepted responses are counted together.
 RECENT_STEPS = 10
-"""The number of steps whose accepted responses are counted together."""
+# A base model that solves less has little to learn from.
 _MIN_BASE_ACCURACY = 0.2
-"""A base model that solves less has little to learn from."""
 
 
 def measure_correct(lengths: Sequence[int]) -> dict[str, int]:
@@ -69,19 +54,17 @@ def measure_correct(lengths: Sequence[int]) -> dict[str, int]:
     }
 
 
-def describe_rejected(counts: Counts) -> str:
+def describe_rejected(counts: Line) -> str:
     """Count the rejected responses by reason, for example `28 cut off, 3 wrong, 1 no answer`.
 
     counts: a line of metrics.jsonl. Returns "" if nothing was rejected.
     """
     return ", ".join(
-        f"{counts[key]} {reason.name}"
-        for key, reason in _REASONS.items()
-        if counts.get(key)
+        f"{counts[key]} {name}" for key, name in _REASONS.items() if counts.get(key)
     )
 
 
-def describe_correct(evaluation: Counts) -> str:
+def describe_correct(evaluation: Line) -> str:
     """Say how long the correct answers of an evaluation are, which helps to choose the limit.
 
     Returns "" if there is no correct answer.
@@ -93,7 +76,7 @@ def describe_correct(evaluation: Counts) -> str:
     )
 
 
-def warn_of_cut_off(name: str, evaluation: Counts, key: str) -> str:
+def warn_of_cut_off(name: str, evaluation: Line, key: str) -> str:
     """Warn if the limit distorts an evaluation; "" if it cuts few responses off.
 
     name: the set, for the message. key: the prefix of the set's keys in `evaluation`.
@@ -107,7 +90,7 @@ def warn_of_cut_off(name: str, evaluation: Counts, key: str) -> str:
     )
 
 
-def explain_empty_step(counts: Counts, limit: int, base: Counts) -> str:
+def explain_empty_step(counts: Line, limit: int, base: Line) -> str:
     """Explain why a step trained on nothing: the most common reason, and the remedy.
 
     counts: its line of metrics.jsonl. limit: rollout.max_response_tokens. base: the line of
@@ -131,7 +114,7 @@ def explain_empty_step(counts: Counts, limit: int, base: Counts) -> str:
     )
 
 
-def few_accepted(steps: Sequence[Counts]) -> Counts | None:
+def few_accepted(steps: Sequence[Line]) -> Line | None:
     """Add up the counts of recent steps if they accepted some responses, but fewer than 5 %.
 
     steps: the last lines of metrics.jsonl, `RECENT_STEPS` at most. Returns None if more are
@@ -154,7 +137,7 @@ def few_accepted(steps: Sequence[Counts]) -> Counts | None:
     return counts
 
 
-def explain_few_accepted(counts: Counts, limit: int, base: Counts) -> str:
+def explain_few_accepted(counts: Line, limit: int, base: Line) -> str:
     """Explain why few responses were accepted: the most common reason, and the remedy.
 
     counts: the result of `few_accepted`. limit, base: see `explain_empty_step`.
@@ -166,21 +149,20 @@ def explain_few_accepted(counts: Counts, limit: int, base: Counts) -> str:
     )
 
 
-def _remedy(counts: Counts, limit: int, base: Counts) -> str:
+def _remedy(counts: Line, limit: int, base: Line) -> str:
     """Say what helps if few responses are accepted, by the most common reason."""
     most_common = max(_REASONS, key=lambda key: counts.get(key, 0))
-    remedy = _REASONS[most_common].remedy
-    if not remedy:
-        method_limit = int(counts.get("length_limit", limit))
-        if method_limit < limit:
-            remedy = _lengths_remedy("method.limits", method_limit, base)
-        else:
-            remedy = _lengths_remedy("rollout.max_response_tokens", limit, base)
+    if most_common in _REMEDIES:
+        remedy = _REMEDIES[most_common]
+    elif counts.get("length_limit", limit) < limit:
+        remedy = _lengths_remedy("method.limits", int(counts["length_limit"]), base)
+    else:
+        remedy = _lengths_remedy("rollout.max_response_tokens", limit, base)
     advice = advise_on_base(base) if base else ""
     return f"{remedy}; {advice}" if advice else remedy
 
 
-def explain_left_out(counts: Counts, *, room: int, positions: int) -> str:
+def explain_left_out(counts: Line, *, room: int, positions: int) -> str:
     """Explain why a method with a teacher does not learn from some responses, and the remedy.
 
     counts: a line of metrics.jsonl. room: the tokens that a micro-batch holds. positions: the
@@ -197,10 +179,10 @@ def explain_left_out(counts: Counts, *, room: int, positions: int) -> str:
     )
 
 
-def worse_in_a_row(evaluations: Sequence[Counts]) -> int:
-    """Count the last evaluations in a row that are less accurate than the first by more than chance.
+def worse_in_a_row(evaluations: Sequence[Line]) -> int:
+    """Count the last evaluations in a row that are worse than the first.
 
-    evaluations: the lines of evals.jsonl.
+    Worse: less accurate, by more than chance. evaluations: the lines of evals.jsonl.
     """
     num_worse = 0
     for line in reversed(evaluations[1:]):
@@ -226,7 +208,7 @@ def describe_early_end(worse: int, step: int, model_step: int, config: Config) -
     )
 
 
-def warn_of_decline(evaluations: Sequence[Counts], config: Config) -> str:
+def warn_of_decline(evaluations: Sequence[Line], config: Config) -> str:
     """Warn if a run's last evaluation is less accurate than its first by more than chance.
 
     evaluations: the lines of evals.jsonl. The warning names the best evaluation and the key that is
@@ -244,9 +226,10 @@ def warn_of_decline(evaluations: Sequence[Counts], config: Config) -> str:
     best_so_far = "no later evaluation was as accurate as the base model"
     best = best_evaluation(evaluations, config.eval.best_within)
     if best is not None and best["step"]:
-        its_model = "eval.export_best keeps it"
-        if config.eval.keeps_best:
-            its_model = "its model is in best/"
+        is_in_best = config.eval.keeps_best
+        its_model = (
+            "its model is in best/" if is_in_best else "eval.export_best keeps it"
+        )
         best_so_far = (
             f"the best evaluation is after step {best['step']}, "
             f"{100 * best['eval_accuracy']:.1f} %, "
@@ -259,7 +242,7 @@ def warn_of_decline(evaluations: Sequence[Counts], config: Config) -> str:
     )
 
 
-def _is_worse(first: Counts, later: Counts) -> bool:
+def _is_worse(first: Line, later: Line) -> bool:
     """True if the accuracy of a later evaluation is below the first one's by more than chance.
 
     Chance: half the width of the 95 % interval of a difference of two shares (Agresti and Caffo).
@@ -273,7 +256,7 @@ def _is_worse(first: Counts, later: Counts) -> bool:
     return difference > 1.96 * math.sqrt(variance)
 
 
-def _lengths_remedy(key: str, limit: int, base: Counts) -> str:
+def _lengths_remedy(key: str, limit: int, base: Line) -> str:
     """Say what to do about responses that are cut off, by the lengths of the base model's answers.
 
     key, limit: the setting that cuts them off, and its value.
@@ -291,7 +274,7 @@ def _lengths_remedy(key: str, limit: int, base: Counts) -> str:
     return f"of the base model on held-out problems, {lengths}; {advice}"
 
 
-def advise_on_base(evaluation: Counts) -> str:
+def advise_on_base(evaluation: Line) -> str:
     """Warn if the evaluation before the first step shows a model that solves too little to learn.
 
     Returns "" if it solves enough.

@@ -5,7 +5,8 @@ directories.
 import shutil
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,15 +45,15 @@ from megatron_opsft.runtime.phase import (
 )
 
 
+@dataclass(frozen=True)
 class ModelExports:
     """Writes models to a run's directory. Every rank calls every method.
 
     Rank 0 writes a model as a whole or not at all.
     """
 
-    def __init__(self, session: Session, run_dir: Path) -> None:
-        self._s = session
-        self._dir = run_dir
+    session: Session
+    directory: Path
 
     def write(self, name: str, card: str = "") -> None:
         """Write the current weights to the folder `name`, replacing it.
@@ -61,16 +62,16 @@ class ModelExports:
         `write_hf_model`. After a `FullDiskError` the ranks can go on.
         """
         enter_phase("export")
-        stream = self._s.sync.exporter.stream()
+        stream = self.session.sync.exporter.stream()
         failure: FullDiskError | None = None
-        if self._s.layout.is_main:
+        if self.session.layout.is_main:
             try:
                 write_hf_model(
-                    self._dir / name,
+                    self.directory / name,
                     stream,
-                    shapes=self._s.shards.table.hf_shapes(),
-                    dtype=self._s.shards.parameters[0][1].dtype,
-                    source_dir=self._s.model_dir,
+                    shapes=self.session.shards.table.hf_shapes(),
+                    dtype=self.session.shards.dtype,
+                    source_dir=self.session.model_dir,
                     card=card,
                     overwrite=True,
                 )
@@ -86,23 +87,22 @@ class ModelExports:
         """True if best/ has the model of that step."""
         return (self._best(step) / "config.json").is_file()
 
-    def copy_best(self, step: int, name: str, card: str) -> None:
-        """Copy the model of that step from best/ to the folder `name`, replacing it.
-
-        card: see `write`.
-        """
+    def copy_best(self, step: int, card: str) -> None:
+        """Copy the model of that step from best/ to hf/, replacing it. card: see `write`."""
         enter_phase("export")
-        if not self._s.layout.is_main:
+        if not self.session.layout.is_main:
             return
-        check_out(self._dir / name, [self._best(step)], overwrite=True)
-        with written_whole(self._dir / name) as written:
-            for path in self._best(step).iterdir():
-                shutil.copyfile(path, written.directory / path.name)
-                sync_path(written.directory / path.name)
+        best, target = self._best(step), self.directory / "hf"
+        check_out(target, [best], overwrite=True)
+        with written_whole(target) as written:
+            for path in best.iterdir():
+                copy = written.directory / path.name
+                shutil.copyfile(path, copy)
+                sync_path(copy)
             write_files(written.directory, {"README.md": card.encode()})
 
     def _best(self, step: int) -> Path:
-        return self._dir / BEST / step_name(step)
+        return self.directory / BEST / step_name(step)
 
     def write_best(self, step: int) -> None:
         """Write the weights after `step` updates to best/, unless a resumed run finds them there.
@@ -126,14 +126,14 @@ class ModelExports:
         before the checkpoint. So one model stays for each checkpoint that exists or is being
         written, unless the run has finished.
         """
-        if not self._s.layout.is_main:
+        if not self.session.layout.is_main:
             return
-        models = in_step_order((self._dir / BEST).glob("*"))
+        models = in_step_order((self.directory / BEST).glob("*"))
         resumable_steps = [step]
         if not finished:
-            for path in list_checkpoints(self._dir / "checkpoints"):
+            for path in list_checkpoints(self.directory / "checkpoints"):
                 resumable_steps.append(step_in(path.name) or 0)
-            every = self._s.config.checkpoint.every
+            every = self.session.config.checkpoint.every
             if every:
                 resumable_steps.append(step - step % every)
         needed_steps = set()
@@ -148,90 +148,91 @@ class ModelExports:
                 remove(path, quietly=True)
 
 
+@dataclass(eq=False)
 class Evaluations:
-    """Evaluates on the held-out problems. Every rank calls every method; rank 0 has a `log`, reads
-    and writes evals.jsonl, and calls the callbacks.
-    """
+    """Evaluates on the held-out problems. Every rank calls every method."""
 
-    def __init__(
-        self,
-        session: Session,
-        exports: ModelExports,
-        log: MetricsLog | None,
-        callbacks: Sequence[Callback],
-    ) -> None:
-        self._callbacks = callbacks
-        self._s = session
-        self._exports = exports
-        self._log = log
-        self._path = session.config.run.dir / "evals.jsonl"
-        self._num_worse: int | None = (
-            None  # see `worse_in_a_row`; None: not counted yet
-        )
+    session: Session
+    exports: ModelExports
+    metrics_log: MetricsLog | None
+    """Rank 0's; None on other ranks, which neither read nor write evals.jsonl."""
+    callbacks: Sequence[Callback]
+    """Called on rank 0."""
+    _num_worse: int | None = field(default=None, init=False)
+    """The result of `worse_in_a_row`; None if an evaluation has been made since."""
 
-    def evaluate_if_due(self, step: int, stop: StopSignal) -> bool:
+    def run_if_due(self, step: int, stop: StopSignal) -> bool:
         """Evaluate if it is due after `step` updates, unless a resumed run finds it done.
 
         It is due before the first step, every `run.eval_every` steps, and after the last step.
-        Returns True on every rank if a signal interrupted it.
+        Returns True on every rank if a signal interrupted it: the run then writes its checkpoint,
+        and the resumed run makes the evaluation.
         """
-        run = self._s.config.run
-        is_regular = run.eval_every > 0 and step % run.eval_every == 0
-        is_due = is_regular or step in (0, run.steps)
-        if not is_due or self._s.held_out is None:
+        run = self.session.config.run
+        is_due = step in (0, run.steps) or (
+            run.eval_every and step % run.eval_every == 0
+        )
+        if not is_due or self.session.held_out is None:
             return False
         if not broadcast_object(any(line["step"] == step for line in self.lines())):
-            interruption: AbstractContextManager[None] = nullcontext()
             # Ranks that share an engine could not leave it at the same time.
-            if self._s.sampler.engine.share.count == self._s.layout.world_size:
-                interruption = interruptible(lambda: stop.signalled)
+            num_engines = self.session.sampler.engine.share.count
+            may_leave = num_engines == self.session.layout.world_size
+            leaving = interruptible(lambda: stop.signalled)
             try:
-                with interruption:
+                with leaving if may_leave else nullcontext():
                     self.evaluate(step)
             except Interrupted:
                 return True
         best_step = broadcast_object(self._best_step())
-        if self._s.config.eval.keeps_best and best_step == step and step:
-            self._exports.write_best(step)
-        self._exports.drop_superseded(step)
+        if self.session.config.eval.keeps_best and best_step == step and step:
+            self.exports.write_best(step)
+        self.exports.drop_superseded(step)
         return False
 
     def evaluate(self, step: int) -> None:
         """Measure held-out accuracy and length after `step` updates, and write evals.jsonl."""
-        assert self._s.held_out is not None
+        assert self.session.held_out is not None
         self._num_worse = None
         enter_phase("evaluate")
         line: dict[str, Any] = {"step": step}
         begin = time.monotonic()
         result = self._evaluate_set(
-            "held-out problems", self._s.held_out, self._s.config.run.show_samples
+            "held-out problems",
+            self.session.held_out,
+            "eval",
+            num_shown=self.session.config.run.show_samples,
         )
-        line |= _with_prefix("eval", result)
+        line |= result.values
         line |= measure_correct(result.correct_lengths)
-        for name, held_out in self._s.more_held_out.items():
-            more = self._evaluate_set(f"problems of {name}", held_out, num_shown=0)
-            line |= _with_prefix(f"eval_{name}", more)
-        if self._log is None:
+        for name, held_out in self.session.more_held_out.items():
+            title = f"problems of {name}"
+            line |= self._evaluate_set(title, held_out, f"eval_{name}").values
+        if self.metrics_log is None:
             return
         seconds = time.monotonic() - begin
-        self._log.write_evaluation(line, self._s.more_held_out, seconds=seconds)
-        self._log.print_samples(result.shown)
+        self.metrics_log.write_evaluation(
+            line, self.session.more_held_out, seconds=seconds
+        )
+        self.metrics_log.print_samples(result.shown)
         advice = "" if step else advise_on_base(line)
         if advice:
-            if self._s.config.data.template != "chat":
+            if self.session.config.data.template != "chat":
                 advice += "; a small instruct model may need data.template=chat"
-            log.warning("%s", advice)
-        for callback in self._callbacks:
+            log.warning(advice)
+        for callback in self.callbacks:
             callback.on_evaluation(line)
 
     def _evaluate_set(
-        self, title: str, held_out: HeldOut, num_shown: int
+        self, title: str, held_out: HeldOut, key: str, num_shown: int = 0
     ) -> EvalResult:
+        """Evaluate on one set. title: its name for the log; key, num_shown: see `evaluate`."""
         announce(f"evaluating on {len(held_out.problems)} {title}")
         return held_out.evaluate(
-            self._s.sampler,
-            self._s.verifier,
-            partial(self._s.prompt_of, held_out=True),
+            self.session.sampler,
+            self.session.verifier,
+            partial(self.session.prompt_of, held_out=True),
+            key=key,
             num_shown=num_shown,
         )
 
@@ -247,20 +248,17 @@ class Evaluations:
     def step_of_best_model(self) -> int:
         """Return the step of the best evaluation if best/ has its model, else 0."""
         step = self._best_step()
-        return broadcast_object(step if self._exports.has_best(step) else 0)
+        return broadcast_object(step if self.exports.has_best(step) else 0)
 
     def _best_step(self) -> int:
         """Return the step of the best evaluation on rank 0, and 0 elsewhere."""
-        best = best_evaluation(self.lines(), self._s.config.eval.best_within)
+        best = best_evaluation(self.lines(), self.session.config.eval.best_within)
         return 0 if best is None else best["step"]
 
     def lines(self) -> list[dict[str, Any]]:
         """Return the lines of evals.jsonl on rank 0, and none elsewhere."""
-        if self._log is None:
+        if self.metrics_log is None:
             return []
         required = ("eval_accuracy", "eval_mean_response_tokens")
-        return read_json_lines(self._path, required=required)
-
-
-def _with_prefix(key: str, result: EvalResult) -> dict[str, float | int]:
-    return {f"{key}_{name}": value for name, value in result.values.items()}
+        path = self.session.config.run.dir / "evals.jsonl"
+        return read_json_lines(path, required=required)

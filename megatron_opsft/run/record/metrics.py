@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from textwrap import shorten
@@ -17,7 +17,7 @@ from megatron_opsft.run.record.advice import (
     describe_rejected,
     warn_of_cut_off,
 )
-from megatron_opsft.run.start.run_directory import RunDir
+from megatron_opsft.run.run_files import Line
 from megatron_opsft.runtime.console import say
 from megatron_opsft.runtime.durable import append_line, write_text
 from megatron_opsft.runtime.rounding import round_up
@@ -27,25 +27,22 @@ log = logging.getLogger("megatron_opsft")
 _MAX_PROBLEM_CHARACTERS = 100
 _MAX_RESPONSE_CHARACTERS = 240
 
-Values = Mapping[str, float | int]
-
 
 class MetricsLog:
     """Writes metrics everywhere. Floats in the JSON lines read back as the same numbers."""
 
-    def __init__(self, run_dir: RunDir, config: RunConfig, *, first_step: int) -> None:
+    def __init__(self, config: RunConfig, *, first_step: int) -> None:
         """Open the writers. first_step: the step after which the run begins or is resumed."""
-        self._directory = run_dir.path
         self._config = config
         self._evaluation_seconds = 0.0  # of the last evaluation
         self._warned: set[str] = set()  # names of the held-out sets that were warned of
         self._writers: list[_TensorBoard | _Wandb] = []
         if config.tensorboard:
-            self._writers.append(_TensorBoard(run_dir.path / "tensorboard", first_step))
+            self._writers.append(_TensorBoard(config.dir / "tensorboard", first_step))
         if config.wandb != "off":
-            self._writers.append(_Wandb(config, run_dir.path / "wandb/run_id"))
+            self._writers.append(_Wandb(config))
 
-    def write_step(self, metrics: Values) -> None:
+    def write_step(self, metrics: Line) -> None:
         """Write the metrics of a training step."""
         self._write("metrics.jsonl", metrics)
         accuracy = accepted = ""
@@ -76,7 +73,7 @@ class MetricsLog:
         return (last - step) * step_seconds + len(due) * self._evaluation_seconds
 
     def write_evaluation(
-        self, metrics: Values, more: Iterable[str] = (), *, seconds: float = 0
+        self, metrics: Line, more: Iterable[str] = (), *, seconds: float = 0
     ) -> None:
         """Write the metrics of an evaluation on held-out problems.
 
@@ -89,7 +86,7 @@ class MetricsLog:
             self._print_evaluation(name, metrics, f"eval_{name}")
 
     def _print_evaluation(
-        self, name: str, metrics: Values, key: str, more: str = ""
+        self, name: str, metrics: Line, key: str, more: str = ""
     ) -> None:
         """Print the line of one held-out set; warn once if the limit distorts its values.
 
@@ -106,15 +103,15 @@ class MetricsLog:
         warning = warn_of_cut_off(name, metrics, key)
         if warning and name not in self._warned:
             self._warned.add(name)
-            log.warning("%s", warning)
+            log.warning(warning)
 
     def print_samples(self, shown: Sequence[tuple[Problem, Rollout, Verdict]]) -> None:
         """Print responses of an evaluation; long ones without their middles."""
         for problem, rollout, verdict in shown:
             say(_describe_sample(problem, rollout, verdict), dim=True)
 
-    def _write(self, name: str, metrics: Values) -> None:
-        append_line(self._directory / name, json.dumps(dict(metrics)))
+    def _write(self, name: str, metrics: Line) -> None:
+        append_line(self._config.dir / name, json.dumps(dict(metrics)))
         for writer in list(self._writers):
             self._try(writer, partial(writer.write, metrics))
 
@@ -157,7 +154,7 @@ class _TensorBoard:
 
         self._writer = SummaryWriter(str(directory), purge_step=first_step + 1)
 
-    def write(self, metrics: Values) -> None:
+    def write(self, metrics: Line) -> None:
         step = int(metrics["step"])
         for key, value in metrics.items():
             if key != "step":
@@ -168,13 +165,14 @@ class _TensorBoard:
 
 
 class _Wandb:
-    """A run of Weights & Biases; `id_file` holds its id, so that a resumed run continues there."""
+    """A run of Weights & Biases, which a resumed run continues."""
 
     name = "Weights & Biases"
 
-    def __init__(self, config: RunConfig, id_file: Path) -> None:
+    def __init__(self, config: RunConfig) -> None:
         import wandb  # installed, see `check_run`
 
+        id_file = config.dir / "wandb/run_id"
         if not id_file.is_file():
             id_file.parent.mkdir(parents=True, exist_ok=True)
             write_text(id_file, uuid4().hex)
@@ -192,7 +190,7 @@ class _Wandb:
                 "`wandb login`, or set run.wandb=offline"
             ) from error
 
-    def write(self, metrics: Values) -> None:
+    def write(self, metrics: Line) -> None:
         self._run.log(dict(metrics), step=int(metrics["step"]))
 
     def close(self) -> None:

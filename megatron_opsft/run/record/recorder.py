@@ -27,7 +27,7 @@ from megatron_opsft.run.record.summary import (
     note_adjustments,
     summarize,
 )
-from megatron_opsft.run.run_files import describe_skipped, is_skipped
+from megatron_opsft.run.run_files import Line, describe_skipped, is_skipped
 from megatron_opsft.run.start.run_directory import RunDir
 from megatron_opsft.run.start.session import Session, log
 from megatron_opsft.run.step.batch import JudgedBatch
@@ -40,7 +40,7 @@ from megatron_opsft.runtime.durable import (
     write_json,
     write_text,
 )
-from megatron_opsft.runtime.phase import StopSignal, Stopwatch, enter_phase
+from megatron_opsft.runtime.phase import Stopwatch, enter_phase
 from megatron_opsft.trainer.batching.packing import PackingReport
 
 
@@ -50,26 +50,25 @@ class RunRecorder:
     def __init__(
         self,
         session: Session,
-        run_dir: RunDir,
         last_step: int,
         callbacks: Sequence[Callback] = (),
     ) -> None:
         """Open the records. last_step: the step of the checkpoint that was loaded, else 0."""
         self._s = session
         self._callbacks = callbacks
-        self._dir = run_dir.path
+        self._dir = session.config.run.dir
         self.last_step = last_step
         self._saved_step = last_step
         self._published: tuple[int, Path] | None = None  # as the callbacks know it
         self._explained: set[str] = set()  # what `_explain` has explained already
-        self._recent: deque[Mapping[str, float | int]] = deque(maxlen=RECENT_STEPS)
+        self._recent: deque[Line] = deque(maxlen=RECENT_STEPS)
         self._watch = Stopwatch(session.device)
         self._rollouts = RolloutLog(self._dir / "rollouts", session.layout)
         self._log: MetricsLog | None = None  # on rank 0
         if session.layout.is_main:
-            self._log = MetricsLog(run_dir, session.config.run, first_step=last_step)
+            self._log = MetricsLog(session.config.run, first_step=last_step)
         self._exports = ModelExports(session, self._dir)
-        self._evaluations = Evaluations(session, self._exports, self._log, callbacks)
+        self.evaluations = Evaluations(session, self._exports, self._log, callbacks)
 
     def begin_rollouts(
         self, step: int, batch: JudgedBatch, scores: Mapping[int, TokenScores]
@@ -121,15 +120,16 @@ class RunRecorder:
         for callback in self._callbacks:
             callback.on_step(metrics)
 
-    def _explain(self, metrics: Mapping[str, float | int]) -> None:
+    def _explain(self, metrics: Line) -> None:
         """Warn once for each of three reasons why a run learns little: few responses are accepted,
         some are left out, a step learns nothing.
         """
+        limit = self._s.config.rollout.max_response_tokens
         self._recent.append(metrics)
         few = few_accepted(self._recent)
         if few and "few accepted" not in self._explained:
             self._explained.add("few accepted")
-            log.warning("%s", explain_few_accepted(few, *self._limit_and_base()))
+            log.warning(explain_few_accepted(few, limit, self._base()))
         if metrics.get("num_pairs_left_out"):
             if "left out" not in self._explained:
                 self._explained.add("left out")
@@ -139,45 +139,34 @@ class RunRecorder:
                     room=max_tokens * self._s.layout.cp_size,
                     positions=self._s.shards.table.shape.max_position_embeddings,
                 )
-                log.warning("%s", reason)
+                log.warning(reason)
         elif is_skipped(metrics) and "skipped" not in self._explained:
             self._explained.add("skipped")
-            log.warning("%s", explain_empty_step(metrics, *self._limit_and_base()))
+            log.warning(explain_empty_step(metrics, limit, self._base()))
 
-    def _limit_and_base(self) -> tuple[int, Mapping[str, float | int]]:
-        """Return the limit of responses, and the base model's evaluation; {} if there is none."""
-        base = next(iter(self._evaluations.lines()), {})
-        return self._s.config.rollout.max_response_tokens, base
+    def _base(self) -> Line:
+        """Return the base model's evaluation; {} if there is none."""
+        return next(iter(self.evaluations.lines()), {})
 
     def stop(self, step: int) -> None:
         """Write the checkpoint and the last line of a run that is stopping."""
         self.checkpoint(step, leaving=True)
         if self._log is not None:
-            moment = "before step 1"
-            if step:
-                moment = f"after step {step}, checkpoint {step_name(step)}"
+            saved = f"after step {step}, checkpoint {step_name(step)}"
+            moment = saved if step else "before step 1"
             say(f"stopped {moment}; continue with --resume")
 
     def say_resumed(self) -> None:
         """Say where a resumed run continues."""
         if self._log is not None:
-            start = "the start"
-            if self.last_step:
-                start = f"checkpoint {step_name(self.last_step)}"
-            steps = self._s.config.run.steps
-            say(f"continues from {start}: {self.last_step} of {steps} steps are done")
-
-    def evaluate_if_due(self, step: int, stop: StopSignal) -> bool:
-        """Evaluate if it is due after `step` updates. Returns True if `stop` interrupted it.
-
-        A run that is asked to stop writes its checkpoint; the resumed run makes the evaluation.
-        """
-        return self._evaluations.evaluate_if_due(step, stop)
+            step, steps = self.last_step, self._s.config.run.steps
+            start = f"checkpoint {step_name(step)}" if step else "the start"
+            say(f"continues from {start}: {step} of {steps} steps are done")
 
     def gives_up(self) -> bool:
         """True if `eval.stop_when_worse` ends the run here."""
         max_worse = self._s.config.eval.stop_when_worse
-        return max_worse > 0 and self._evaluations.worse_in_a_row() >= max_worse
+        return max_worse > 0 and self.evaluations.worse_in_a_row() >= max_worse
 
     def checkpoint(self, step: int, *, leaving: bool = False) -> None:
         """Save the state after `step` updates.
@@ -240,19 +229,19 @@ class RunRecorder:
         num_worse = best_step = 0
         if step < config.run.steps:
             self.checkpoint(step, leaving=True)
-            num_worse = self._evaluations.worse_in_a_row()
-            best_step = self._evaluations.step_of_best_model()
+            num_worse = self.evaluations.worse_in_a_row()
+            best_step = self.evaluations.step_of_best_model()
         model_step = best_step or step
         summary: dict[str, Any] = {}
         card = ""
         if self._log is not None:
-            summary = summarize(self._dir, config, step, model_step)
+            summary = summarize(config, step, model_step)
             if num_worse:
                 summary["worse_in_a_row"] = num_worse
             if step:
                 card = model_card(summary, config, *self._s.example())
         if best_step:
-            self._exports.copy_best(best_step, "hf", card)
+            self._exports.copy_best(best_step, card)
         elif step:  # without a step the model is the base model
             self._exports.write("hf", card)
         self._exports.drop_superseded(step, finished=True)
@@ -263,19 +252,19 @@ class RunRecorder:
         # With this file the run counts as finished.
         write_json(self._dir / "summary.json", summary)
         if num_worse:
-            log.warning("%s", describe_early_end(num_worse, step, model_step, config))
+            log.warning(describe_early_end(num_worse, step, model_step, config))
         skipped = describe_skipped(summary["skipped_steps"], summary["steps"])
         if skipped:
-            log.warning("%s", skipped)
+            log.warning(skipped)
         elif step:
             log.info(
                 "the model is in %s; `megatron-opsft report %s` compares",
                 self._dir / "hf",
                 self._dir,
             )
-            decline = warn_of_decline(self._evaluations.lines(), config)
+            decline = warn_of_decline(self.evaluations.lines(), config)
             if decline:
-                log.warning("%s", decline)
+                log.warning(decline)
 
     def close(self) -> None:
         """Flush the metrics writers, also when the run stops early."""
@@ -335,7 +324,7 @@ def open_recorder(
         run_dir.write_manifest(manifest)
         write_text(run_dir.path / "config.yaml", to_yaml(config))
         run_dir.save_bad_rows(session.bad_rows)
-    recorder = RunRecorder(session, run_dir, last_step, callbacks)
+    recorder = RunRecorder(session, last_step, callbacks)
     if resume:
         recorder.say_resumed()
     try:

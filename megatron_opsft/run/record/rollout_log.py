@@ -45,21 +45,20 @@ class RolloutLog:
         """
         numbered_lines = []
         for number, response in enumerate(batch.responses):
-            if response.rank != self._rank:
-                continue
-            line = rollout_line(
-                batch.problems[response.problem_index],
-                batch.rollouts[response.rollout_index],
-                batch.verdicts[response.rollout_index],
-                reward=batch.weights.rewards[number],
-                advantage=batch.weights.advantages[number],
-                scores=scores.get(response.rollout_index),
-            )
-            numbered_lines.append((number, line))
-        received = deal({self._writer: numbered_lines})
-        if received:
-            received.sort(key=itemgetter(0))
-            lines = [line for _, line in received]
+            if response.rank == self._rank:
+                line = rollout_line(
+                    batch.problems[response.problem_index],
+                    batch.rollouts[response.rollout_index],
+                    batch.verdicts[response.rollout_index],
+                    reward=batch.weights.rewards[number],
+                    advantage=batch.weights.advantages[number],
+                    scores=scores.get(response.rollout_index),
+                )
+                numbered_lines.append((number, line))
+        lines_of_node = deal({self._writer: numbered_lines})
+        lines_of_node.sort(key=itemgetter(0))
+        lines = [line for _, line in lines_of_node]
+        if lines:
             path = self._directory / rollout_name(step, self._file_rank)
             self._written = self._thread.submit(_write, path, lines)
 

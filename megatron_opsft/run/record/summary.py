@@ -54,9 +54,7 @@ def _identity(session: Session, hashes: FileHashes) -> dict[str, Any]:
     """Return the `identity` of the manifest. hashes: of the model's files."""
     encoder = session.encoder
     held_out_sets = {"eval": session.held_out, **session.more_held_out}
-    judge = session.config.verify.judge
-    if session.config.verify.own_judge:
-        judge = describe_judge(session.config.verify, "")
+    verify = session.config.verify
     identity: dict[str, Any] = {
         # Reference and teacher are this model too: the run began with it.
         "model": {
@@ -69,15 +67,12 @@ def _identity(session: Session, hashes: FileHashes) -> dict[str, Any]:
             for name, held_out in held_out_sets.items()
             if held_out is not None
         },
-        "judge": judge,
-        "responses_sha256": None,
+        "judge": describe_judge(verify, "") if verify.own_judge else verify.judge,
+        "responses_sha256": _sha256_of(session.config.data.responses),
     }
-    responses = session.config.data.responses
-    if responses is not None:
-        identity["responses_sha256"] = _sha256_of_file(responses)
-    references: Path | None = getattr(session.config.method, "references", None)
+    references = getattr(session.config.method, "references", None)
     if references:
-        identity["references_sha256"] = _sha256_of_file(references)
+        identity["references_sha256"] = _sha256_of(references)
     identity["example_prompt"] = encoder.example
     if session.teacher is not None:
         identity["example_prompt"] += session.teacher.example
@@ -98,34 +93,35 @@ def note_adjustments(
         for library in sorted({*versions, *now}):
             if versions.get(library) != now.get(library):
                 changes[library] = versions.get(library), now.get(library)
-    adjustments = []
     for name, (old, new) in changes.items():
         log.warning(
             "%s=%s from step %d on; until now it was %s", name, new, last_step + 1, old
         )
-        adjustments.append(
-            {"key": name, "before": old, "now": new, "after_step": last_step}
-        )
-    return adjustments
+    return [
+        {"key": name, "before": old, "now": new, "after_step": last_step}
+        for name, (old, new) in changes.items()
+    ]
 
 
-def _sha256_of_file(path: Path) -> str:
+def _sha256_of(path: Path | None) -> str | None:
+    """Return the hash of a file; None for None."""
+    if path is None:
+        return None
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+# Values of an evaluation that the summary has, without the prefix `eval_`.
 _MEASURED = ("accuracy", "mean_response_tokens", "samples")
-"""Values of an evaluation that the summary has, without the prefix `eval_`."""
 
 
-def summarize(
-    directory: Path, config: Config, step: int, model_step: int
-) -> dict[str, Any]:
+def summarize(config: Config, step: int, model_step: int) -> dict[str, Any]:
     """Return the content of summary.json: accuracy and length before, after and at best; steps.
 
     step: the last one of the run. model_step: the step of the model that it exports. Errors: those
     of `read_json_lines`.
     """
+    directory = config.run.dir
     evaluations = read_json_lines(
         directory / "evals.jsonl", required=[f"eval_{key}" for key in _MEASURED]
     )
@@ -196,7 +192,7 @@ def model_card(
         f"    {json.dumps(message._asdict(), ensure_ascii=False)},"
         for message in messages
     ]
-    directory = Path(config.run.dir)
+    directory = config.run.dir
     return _CARD.format(
         config=config,
         summary=summary,

@@ -117,22 +117,23 @@ def check_responses(config: Config) -> None:
     Errors: `UserError` if not.
     """
     path, method = config.data.responses, config.method.name
-    if path is not None and not config.method.has_fixed_data:
+    if path is None:
+        if config.method.has_fixed_data:
+            raise UserError(
+                f"method.name={method} trains on fixed data: set data.responses to a file that "
+                f"`megatron-opsft data {method}` wrote"
+            )
+        return
+    if not config.method.has_fixed_data:
         raise UserError(
             f"data.responses={path}: method.name={method} samples its own; leave it out"
         )
-    if path is None and config.method.has_fixed_data:
-        raise UserError(
-            f"method.name={method} trains on fixed data: set data.responses to a file that "
-            f"`megatron-opsft data {method}` wrote"
-        )
-    if path is not None and not path.is_file():
+    if not path.is_file():
         raise UserError(
             f"data.responses={path}: there is no such file; make it with `megatron-opsft data "
             f"{method} ... --out {path}`"
         )
-    if path is not None:
-        check_fetched([path])
+    check_fetched([path])
 
 
 def _check_evaluations(config: Config) -> None:

@@ -12,8 +12,8 @@ from megatron_opsft.models.weights.rules import WeightTable
 from megatron_opsft.run.start.run_directory import BEST
 from megatron_opsft.runtime.durable import list_checkpoints
 
+# Bytes of a parameter's optimizer state in a checkpoint: float32 main weight and two moments.
 STATE_BYTES = 12
-"""Bytes of a parameter's optimizer state in a checkpoint: float32 main weight and two moments."""
 
 # Compressed bytes of a response token in rollouts/: its id and text, and its log-prob.
 _TOKEN_BYTES = 5
@@ -24,26 +24,18 @@ _LOGPROB_BYTES = 9
 class DiskUse:
     """Bytes that a run writes."""
 
-    checkpoint: int
-    """One checkpoint."""
     keep: int
     """The number of checkpoints that stay, `checkpoint.keep`."""
+    checkpoint: int
+    """One checkpoint."""
+    checkpoints: int
+    """All checkpoints at most: those that stay and the one being written."""
     model: int
-    """One Hugging Face model: hf/, and each of best/."""
-    num_models: int
-    """The number of models: hf/ and as many as best/ may hold."""
+    """One Hugging Face model."""
+    models: int
+    """All models at most: hf/ and those of best/."""
     rollouts: int
     """The responses of all steps, if each is as long as it may be."""
-
-    @property
-    def checkpoints(self) -> int:
-        """Most bytes of all checkpoints: those that stay and the one being written."""
-        return (self.keep + 1) * self.checkpoint
-
-    @property
-    def models(self) -> int:
-        """Most bytes of hf/ and best/."""
-        return self.num_models * self.model
 
 
 def checkpoint_bytes_each(config: Config) -> int:
@@ -74,11 +66,14 @@ def disk_use(config: Config, shape: ModelShape) -> DiskUse:
     if config.eval.keeps_best:
         # A resumed run may need the best model of each checkpoint's time.
         num_models += keep + 2
+    checkpoint = num_parameters * checkpoint_bytes_each(config)
+    model = num_parameters * _weight_bytes(config)
     return DiskUse(
-        checkpoint=num_parameters * checkpoint_bytes_each(config),
         keep=keep,
-        model=num_parameters * _weight_bytes(config),
-        num_models=num_models,
+        checkpoint=checkpoint,
+        checkpoints=(keep + 1) * checkpoint,
+        model=model,
+        models=num_models * model,
         rollouts=_rollout_bytes(config),
     )
 
@@ -90,10 +85,10 @@ def _rollout_bytes(config: Config) -> int:
     max_tokens = config.rollout.max_response_tokens
     assert max_tokens is not None  # see `fit_lengths`
     num_responses = config.data.prompts_per_step * config.rollout.group_size
-    num_tokens = config.run.steps * num_responses * max_tokens
+    token_bytes = _TOKEN_BYTES
     if config.run.save_logprobs:
-        return num_tokens * (_TOKEN_BYTES + _LOGPROB_BYTES)
-    return num_tokens * _TOKEN_BYTES
+        token_bytes += _LOGPROB_BYTES
+    return config.run.steps * num_responses * max_tokens * token_bytes
 
 
 def check_disk(config: Config, shape: ModelShape, *, resume: bool) -> str:
@@ -105,7 +100,7 @@ def check_disk(config: Config, shape: ModelShape, *, resume: bool) -> str:
     use = disk_use(config, shape)
     run_dir = config.run.dir
     checkpoints = run_dir / "checkpoints"
-    free = _free_bytes(checkpoints)
+    free = disk_usage(_nearest_existing(checkpoints)).free
     num_checkpoints = 0
     has_models = False
     if resume:
@@ -141,10 +136,6 @@ def _nearest_existing(path: Path) -> Path:
     """Return the path itself, or the nearest directory above it that exists."""
     path = path.absolute()
     return next(parent for parent in (path, *path.parents) if parent.exists())
-
-
-def _free_bytes(path: Path) -> int:
-    return disk_usage(_nearest_existing(path)).free
 
 
 def _device(path: Path) -> int:

@@ -53,13 +53,11 @@ class RunInput:
 
     model_dir: Path
     encoder: PromptEncoder
-    """The prompts of problems, in training and in evaluations."""
     teacher: PromptEncoder | None
     """The prompts of the method's teacher, if it has one."""
     settings: SamplingSettings
     """How training samples."""
     problems: ProblemSet
-    """The training problems."""
     held_out: HeldOut | None
     """The problems of eval.data or eval.holdout."""
     more_held_out: Mapping[str, HeldOut]
@@ -116,15 +114,12 @@ def read_input(config: Config, model_dir: Path, shape: ModelShape) -> RunInput:
     for problem_set in held_out_sets.values():
         bad_rows += problem_set.bad_rows
     stored = _read_stored(config, shape)
-    teacher: PromptEncoder | None = None
-    teacher_template = getattr(config.method, "teacher_template", None)
-    if teacher_template is not None:
-        teacher = teacher_of(encoder, teacher_template)
+    template = getattr(config.method, "teacher_template", None)
     notes = [pass_rate_note] if pass_rate_note else []
     return RunInput(
         model_dir=model_dir,
         encoder=encoder,
-        teacher=teacher,
+        teacher=None if template is None else teacher_of(encoder, template),
         settings=_sampling_of(config.rollout, end_tokens),
         problems=problems,
         held_out=held_out,

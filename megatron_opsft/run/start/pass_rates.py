@@ -11,8 +11,8 @@ from megatron_opsft.data.problems import ProblemSet
 from megatron_opsft.data.stored_samples import SampleFiles
 from megatron_opsft.errors import UserError
 
+# Numbers of samples by (id, gold answer) of their problem.
 _Counts = Counter[tuple[str, str]]
-"""Numbers of samples by (id, gold answer) of their problem."""
 
 
 def keep_by_pass_rate(training: ProblemSet, data: DataConfig) -> tuple[ProblemSet, str]:

@@ -20,8 +20,8 @@ from megatron_opsft.runtime.durable import (
 )
 from megatron_opsft.runtime.owned_directory import OwnedDirectory
 
+# The folder of the best models so far, a Hugging Face directory for each step.
 BEST = "best"
-"""The folder of the best models so far, a Hugging Face directory for each step."""
 
 
 class RunDir(OwnedDirectory):

@@ -1,4 +1,4 @@
-"""Builds everything that a run needs, once, and cheap mistakes first: input, then model and engine."""
+"""Builds everything that a run needs, once. Whatever can fail cheaply comes first."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -56,8 +56,8 @@ from megatron_opsft.verify.verifier import Verifier
 log = logging.getLogger("megatron_opsft")
 
 NUM_PROBES = 4
+# Of a probe's response: enough to see wrong weights, few enough to cost nothing.
 MAX_PROBE_TOKENS = 256
-"""Tokens of a probe's response: enough to see wrong weights, few enough to cost nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,8 +159,13 @@ class Session(RunInput):
         }
         samples: list[Sample] = []
         if last_of_problem:
-            chosen = list(last_of_problem.values())[:NUM_PROBES]
-            samples += _share_rollouts(chosen, rollouts, self.layout.rank)
+            rollouts_here = [
+                (r.problem_index, replace(rollouts[r.rollout_index], routing=b""))
+                for r in list(last_of_problem.values())[:NUM_PROBES]
+                if r.rank == self.layout.rank
+            ]
+            gathered = sorted(gather_from_all(rollouts_here), key=itemgetter(0))
+            samples += [rollout for _, rollout in gathered]
         else:
             for problem in self.problems_of_draw(max(step, 1) - 1)[:NUM_PROBES]:
                 ids = self.encoder.encode(problem)
@@ -179,23 +184,6 @@ class Session(RunInput):
             if response_ids:
                 probes.append(replace(sample, response_ids=response_ids))
         return probes
-
-
-def _share_rollouts(
-    responses: Sequence[Response], rollouts: Sequence[Rollout], rank: int
-) -> list[Rollout]:
-    """Gather the rollouts of these responses on every rank, in the order of the problems.
-
-    responses: to different problems, the same on every rank. rollouts: those of this `rank`.
-    Routing is left out. Collective over the world.
-    """
-    rollouts_here = [
-        (response.problem_index, replace(rollouts[response.rollout_index], routing=b""))
-        for response in responses
-        if response.rank == rank
-    ]
-    rollouts_of_all = sorted(gather_from_all(rollouts_here), key=itemgetter(0))
-    return [rollout for _, rollout in rollouts_of_all]
 
 
 @contextmanager
@@ -280,14 +268,13 @@ def _build(
     sync = WeightSync(shards, engine, config.sync, trainer.score)
     checkpoints = config.run.dir / "checkpoints"
     resumes = resume and broadcast_object(bool(list_checkpoints(checkpoints)))
-    reference: ReferenceModel | None = None
-    if not resumes or trainer.objective.keeps_frozen_model:
-        traits = engine_traits(config.rollout.engine)
-        engine_reads = config.model.load != "disk" and traits.reads_files
-        load_first_weights(unfilled, sync, engine if engine_reads else None)
-    if trainer.objective.keeps_frozen_model:
-        # A copy of the weights that the run began with, also if it is resumed.
-        reference = ReferenceModel(trainer, device)
+    # A frozen model is a copy of the weights that the run began with, also if it is resumed.
+    keeps_frozen_model = trainer.objective.keeps_frozen_model
+    if keeps_frozen_model or not resumes:
+        reads_files = engine_traits(config.rollout.engine).reads_files
+        by_engine = reads_files and config.model.load != "disk"
+        load_first_weights(unfilled, sync, by_engine=by_engine)
+    reference = ReferenceModel(trainer, device) if keeps_frozen_model else None
     return Session(
         model_dir=model_dir,
         encoder=encoder,

@@ -1,12 +1,12 @@
-"""Makes the batch of a step: responses, judged or from fixed data, which the method weighs and which
-are packed into micro-batches for this rank.
+"""Makes the batch of a step: responses, judged or from fixed data, weighed by the method and packed
+into micro-batches for this rank.
 """
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain, compress
+from itertools import compress
 from operator import mul
 
 from megatron_opsft.data.mixture import ProblemSampler
@@ -41,10 +41,10 @@ from megatron_opsft.trainer.model.passes import with_log_probs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedBatch(JudgedProblems):
-    """The batch that a step trains on; `responses` are those of the groups that the method keeps, or
-    of the first ones if it keeps none.
+    """The batch that a step trains on; the same on every rank, except for rollouts and verdicts.
 
-    The same on every rank, except for `rollouts` and `verdicts`.
+    Its responses are those of the groups that the method keeps; of the first groups if it keeps
+    none.
     """
 
     groups: Sequence[Group]
@@ -90,50 +90,42 @@ def sample_batch(s: Session, step: int, watch: Stopwatch) -> JudgedBatch:
     limit = s.config.method.limit(s.method.state) or s.settings.max_response_tokens
     num_groups = s.config.data.prompts_per_step
     counts_before = s.sampler.engine.spec_counts()
-    first_draw = s.method.first_draw(step)
+    sampled: JudgedProblems | None = None
     refills = 0
-    judged = _judge_draw(s, first_draw, limit, watch)
     while True:
-        groups = s.method.groups(judged.responses, judged.problems, limit)
+        draw = s.method.first_draw(step) + refills
+        judged = judge_problems(
+            s,
+            s.problems_of_draw(draw),
+            watch,
+            num_samples=s.config.rollout.group_size,
+            limit=limit,
+            seed_step=draw + 1,
+        )
+        sampled = judged if sampled is None else sampled.followed_by(judged)
+        groups = s.method.groups(sampled.responses, sampled.problems, limit)
         chosen, draws_again = s.method.fill(groups, num_groups, refills)
         if not draws_again:
             break
         refills += 1
-        more = _judge_draw(s, first_draw + refills, limit, watch)
-        judged = judged.followed_by(more)
     with watch.phase("rollout"):
         s.sampler.engine.sleep()
-    if chosen:
-        groups = [groups[index] for index in chosen]
-    else:
-        groups = groups[:num_groups]
+    groups = [groups[index] for index in chosen] if chosen else groups[:num_groups]
     weights = s.method.weigh(groups)
     if not chosen:
         # The first groups only describe the step: it does not learn from their divergence from a
         # reference model either.
         weights = replace(weights, trained=(False,) * len(weights.trained))
     return JudgedBatch(
-        problems=judged.problems,
-        rollouts=judged.rollouts,
-        verdicts=judged.verdicts,
-        responses=list(chain.from_iterable(group.responses for group in groups)),
+        problems=sampled.problems,
+        rollouts=sampled.rollouts,
+        verdicts=sampled.verdicts,
+        responses=[response for group in groups for response in group.responses],
         groups=groups,
         weights=weights,
-        sampled=judged.responses,
+        sampled=sampled.responses,
         refills=refills,
         metrics=_spec_metrics(s, s.sampler.engine.spec_counts() - counts_before),
-    )
-
-
-def _judge_draw(s: Session, draw: int, limit: int, watch: Stopwatch) -> JudgedProblems:
-    """Sample and judge one draw of problems."""
-    return judge_problems(
-        s,
-        s.problems_of_draw(draw),
-        watch,
-        num_samples=s.config.rollout.group_size,
-        limit=limit,
-        seed_step=draw + 1,
     )
 
 
@@ -208,26 +200,23 @@ def pack_updates(
             )
             for update in s.method.updates(batch.groups, batch.weights)
         ]
-    batches_of_updates: Sequence[Sequence[MicroBatch]]
-    batches_of_updates = [update.microbatches for update in updates]
+    packs: Sequence[Sequence[MicroBatch]] = [update.microbatches for update in updates]
     needs_old = len(updates) > 1 or penalty is not None
     # Fixed data bring the log-probs of the policy that sampled, if they matter.
     if needs_old and s.stored is None:
         with watch.phase("old_logprob"):
-            batches_of_updates = [
-                with_log_probs(b, s.trainer.score_batches(b), "old_log_probs_R")
-                for b in batches_of_updates
+            packs = [
+                with_log_probs(pack, s.trainer.score_batches(pack), "old_log_probs_R")
+                for pack in packs
             ]
     if s.reference is not None:
         with watch.phase("reference"):
-            batches_of_updates = [
-                s.reference.with_log_probs(batches) for batches in batches_of_updates
-            ]
+            packs = [s.reference.with_log_probs(pack) for pack in packs]
     if penalty is not None:
-        batches_of_updates = with_token_penalty(batches_of_updates, penalty, s.layout)
+        packs = with_token_penalty(packs, penalty, s.layout)
     return [
-        replace(update, microbatches=batches)
-        for update, batches in zip(updates, batches_of_updates, strict=True)
+        replace(update, microbatches=pack)
+        for update, pack in zip(updates, packs, strict=True)
     ]
 
 
@@ -246,17 +235,15 @@ def pack_update(
     if lengths is None:
         lengths = [response.sequence_tokens for response in update.responses]
     token_weights = update.token_weights
-    advantages: Sequence[float] | None = update.advantages
-    if s.trainer.objective.is_weighted_likelihood:
-        # The loss needs but their product.
-        token_weights = tuple(map(mul, update.token_weights, update.advantages))
-        advantages = None
+    takes_product = s.trainer.objective.is_weighted_likelihood
+    if takes_product:
+        token_weights = tuple(map(mul, token_weights, update.advantages))
     parallel, layout = s.config.parallel, s.layout
     microbatches, indices, packing = pack(
         lengths,
         token_weights,
         fetch,
-        advantages=advantages,
+        advantages=None if takes_product else update.advantages,
         budget=s.config.train.max_tokens_per_microbatch,
         dp_rank=layout.dp_rank,
         dp_size=layout.dp_size,

@@ -31,9 +31,8 @@ def score_sampled(
         scores = {}
         for index, log_probs in _log_probs(s, batch).items():
             pieces = pieces_of(tokenizer, batch.rollouts[index].response_ids)
-            piece_lengths = tuple(map(len, pieces))
             scores[index] = TokenScores(
-                log_probs=log_probs, piece_lengths=piece_lengths
+                log_probs=log_probs, piece_lengths=tuple(map(len, pieces))
             )
         return scores
 

@@ -8,8 +8,8 @@ from megatron_opsft.run.start.session import Session
 from megatron_opsft.run.step.batch import JudgedBatch, PackedUpdate, pack_update
 from megatron_opsft.runtime.phase import Stopwatch
 
+# Problem id -> token ids of a prompt.
 Prompts = Mapping[str, tuple[int, ...]]
-"""Problem id -> token ids of a prompt."""
 
 
 def teacher_prompts(s: Session, batch: JudgedBatch) -> Prompts:
@@ -27,9 +27,9 @@ def pair_lengths(
     """
     lengths = []
     for response in responses:
-        teacher_prompt = prompts[batch.problems[response.problem_index].id]
-        longer = max(response.num_prompt_tokens, len(teacher_prompt))
-        lengths.append(response.num_tokens + longer)
+        prompt = prompts[batch.problems[response.problem_index].id]
+        num_prompt_tokens = max(response.num_prompt_tokens, len(prompt))
+        lengths.append(num_prompt_tokens + response.num_tokens)
     return lengths
 
 

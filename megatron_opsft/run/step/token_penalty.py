@@ -5,7 +5,6 @@ model (as in the code of ER-RL's authors).
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain
 
 import torch
 from torch import Tensor
@@ -26,16 +25,14 @@ def with_token_penalty(
     tokens of all updates and all ranks together; the variance divides by their count. Called by
     every rank; only those of the last pipeline stage have log-probabilities and read advantages.
     """
-    penalized = []
-    for batches in updates:
-        penalized.append([_penalized(batch, penalty.beta) for batch in batches])
+    penalized = [
+        [_penalized(batch, penalty.beta) for batch in batches] for batches in updates
+    ]
     if not penalty.whitens:
         return penalized
-    mean, std = _mean_and_std([*chain.from_iterable(penalized)], layout)
-    whitened = []
-    for batches in penalized:
-        whitened.append([_whitened(batch, mean, std) for batch in batches])
-    return whitened
+    all_batches = [batch for batches in penalized for batch in batches]
+    mean, std = _mean_and_std(all_batches, layout)
+    return [[_whitened(batch, mean, std) for batch in batches] for batches in penalized]
 
 
 def _penalized(batch: MicroBatch, beta: float) -> MicroBatch:

@@ -31,13 +31,13 @@ class Exporter:
         names_here = tuple(
             rule.mcore_name for rule, _ in shards.parameters if not rule.replica
         )
-        # Megatron name -> pipeline stage and expert-parallel rank of the ranks that hold it; only
-        # for experts does the latter matter.
-        self._owner: dict[str, tuple[int, int]] = {}
-        owners = ranks_by_value((layout.pp_rank, layout.ep_rank, names_here))
-        for stage, ep_rank, names in owners:
+        # Megatron name -> (pipeline stage, expert-parallel rank) of ranks that hold the parameter.
+        # Those of experts are on this expert-parallel rank alone, all others on all of the stage.
+        self._holder: dict[str, tuple[int, int]] = {}
+        holders = ranks_by_value((layout.pp_rank, layout.ep_rank, names_here))
+        for stage, ep_rank, names in holders:
             for name in names:
-                self._owner[name] = stage, ep_rank
+                self._holder[name] = stage, ep_rank
 
     @torch.no_grad()
     def stream(self) -> Iterator[tuple[str, Tensor]]:
@@ -62,22 +62,22 @@ class Exporter:
         """
         layout = self._layout
         tp_size = layout.shard(is_expert=rule.is_expert).tp_size
-        stage, ep_rank = self._owner[rule.mcore_name]
-        is_owner = stage == layout.pp_rank
-        if rule.is_expert and ep_rank != layout.ep_rank:
-            is_owner = False
-        if is_owner and tp_size == 1:
-            gathered = self._shards[rule.mcore_name][None]
+        stage, ep_rank = self._holder[rule.mcore_name]
+        shard = self._shards.get(rule.mcore_name)
+        if shard is not None and tp_size == 1:
+            gathered = shard[None]
         else:
             any_shard = next(iter(self._shards.values()))
             gathered = any_shard.new_empty(tp_size, *shard_shape(rule, tp_size))
-            if is_owner:
-                if rule.is_expert:
-                    group = parallel_state.get_expert_tensor_parallel_group()
-                else:
-                    group = parallel_state.get_tensor_model_parallel_group()
-                shard = self._shards[rule.mcore_name].flatten()
-                dist.all_gather_into_tensor(gathered.view(-1), shard, group=group)
+            if shard is not None:
+                group = (
+                    parallel_state.get_expert_tensor_parallel_group()
+                    if rule.is_expert
+                    else parallel_state.get_tensor_model_parallel_group()
+                )
+                dist.all_gather_into_tensor(
+                    gathered.view(-1), shard.flatten(), group=group
+                )
         if rule.is_expert and layout.ep_size > 1:
             # The group's ranks are ordered by stage, expert-parallel rank, tensor-parallel rank.
             root = (stage * layout.ep_size + ep_rank) * tp_size

@@ -1,4 +1,4 @@
-"""Copies weights in place by a schedule: from the trainer's shards into the engine's parameters, and
+"""Copies weights in place by a schedule: from the trainer's shards into the engine's parameters, or
 back.
 
 A rank carries out its part of the schedule: it packs, sends, receives and unpacks. While one round
@@ -21,18 +21,15 @@ from megatron_opsft.runtime.distributed import ranks_by_value
 from megatron_opsft.runtime.libraries import collector_at_rest
 from megatron_opsft.trainer.model.shards import ModelShards
 
+# Rectangles of at least this many bytes get a message of their own.
 ALONE_BYTES = 2**17
-"""Rectangles of at least this many bytes get a message of their own."""
 
 
 class _Message:
-    """Views of parameters that travel together in one buffer.
+    """Views of parameters that travel together in one `buffer`, which is sent or received.
 
     A single contiguous view is its own buffer.
     """
-
-    buffer: Tensor
-    """The tensor that is sent or received."""
 
     def __init__(self, views: Sequence[Tensor]) -> None:
         # Pairs of a view and the slice of the buffer that has its values.
@@ -151,11 +148,13 @@ def plan_transfer(
 
     Returns it and the most bytes that a rank sends. Collective over the world.
     """
-    sources, source_tensors = trainer_placements(shards), shards.by_name
-    targets, target_tensors = engine_placements(engine.layout), engine.weights()
+    sides = [
+        (trainer_placements(shards), shards.by_name),
+        (engine_placements(engine.layout), engine.weights()),
+    ]
     if pull:
-        sources, targets = targets, sources
-        source_tensors, target_tensors = target_tensors, source_tensors
+        sides.reverse()
+    (sources, source_tensors), (targets, target_tensors) = sides
     rank = shards.layout.rank
     schedule = make_schedule(
         sources,
@@ -177,14 +176,13 @@ def trainer_placements(shards: ModelShards) -> list[Placement]:
     placements = []
     for (tp_ranks, names), ranks in ranks_by_value((tp_ranks_here, names_here)).items():
         dense_rank, expert_rank = tp_ranks
-        parameters = []
-        for name in names:
-            rule = shards.table.by_mcore_name[name]
-            tp_rank, tp_size = dense_rank, dense.tp_size
-            if rule.is_expert:
-                tp_rank, tp_size = expert_rank, expert.tp_size
-            parameters.append(shard_parameter(rule, tp_rank, tp_size))
-        placements.append(Placement(ranks=ranks, parameters=tuple(parameters)))
+        parameters = tuple(
+            shard_parameter(rule, expert_rank, expert.tp_size)
+            if rule.is_expert
+            else shard_parameter(rule, dense_rank, dense.tp_size)
+            for rule in map(shards.table.by_mcore_name.__getitem__, names)
+        )
+        placements.append(Placement(ranks=ranks, parameters=parameters))
     return placements
 
 

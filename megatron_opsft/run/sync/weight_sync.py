@@ -1,5 +1,5 @@
-"""Copies weights between the trainer's shards and the rollout engine, both ways, and proves that both
-hold the same; and loads the weights that a run starts from.
+"""Copies weights between the trainer's shards and the rollout engine, proves that both hold the
+same, and loads the weights that a run starts from.
 
 The first weight sync is a stream: every rank gets every whole HF tensor in turn, and the engine
 loads them its own way. The checksums after it show that the engine's layout is as described. From
@@ -41,12 +41,12 @@ from megatron_opsft.trainer.model.shards import ModelShards
 
 log = logging.getLogger("megatron_opsft")
 
+# Returns log-probs of response tokens under the trainer's weights; called by every rank.
 Score = Callable[[Sequence[Sample]], list[tuple[float, ...]]]
-"""Computes log-probabilities of response tokens under the trainer's weights; called by every rank."""
 
 _DEFAULT_ALARM = {torch.float32: 1e-3, torch.bfloat16: 0.05}
+# Differences so many times above the alarm come from two models, not from rounding.
 _TWO_MODELS = 10
-"""Differences so many times above the alarm come from two models, not from rounding."""
 
 
 @dataclass(eq=False)
@@ -223,12 +223,11 @@ def differing_parameters(shards: ModelShards, engine: RolloutEngine) -> list[lis
     differing: list[str] = []
     for tp_rank in range(layout.tp_size):
         parameters = layout.parameters_of(tp_rank)
-        contribution = expected_checksums(parameters, copies, tensors)
-        expected = sum_over(contribution.cpu().clone()).tolist()
+        contributions = expected_checksums(parameters, copies, tensors)
+        expected = sum_over(contributions).tolist()
         if tp_rank == layout.tp_rank:
-            for index, parameter in enumerate(parameters):
-                if actual[index] != expected[index]:
-                    differing.append(parameter.name)
+            checksums = zip(parameters, actual, expected, strict=True)
+            differing = [p.name for p, here, there in checksums if here != there]
     return gather_from_all([differing])
 
 
@@ -250,7 +249,7 @@ def _checked_here(shards: ModelShards) -> Mapping[str, Sequence[Copy]]:
 
 
 def load_first_weights(
-    parts: TrainerParts, sync: WeightSync, reader: RolloutEngine | None
+    parts: TrainerParts, sync: WeightSync, *, by_engine: bool
 ) -> None:
     """Fill every shard and the optimizer's main weights. Called by every rank.
 
@@ -260,16 +259,16 @@ def load_first_weights(
     the shards to the engine's own loader, and the checksums after it are right only if the loader
     puts every weight where the pull had read it.
 
-    parts: the trainer, whose weights are not filled yet. reader: the engine of `sync`, if it may
-    read the files; it cannot read a Megatron checkpoint. Rank 0 logs how the weights came, and the
-    seconds of the slowest rank.
+    parts: the trainer, whose weights are not filled yet. by_engine: let the engine of `sync` read
+    the files, unless they are a Megatron checkpoint, which it cannot read. Rank 0 logs how the
+    weights came, and the seconds of the slowest rank.
     Errors: `SyncError` on every rank if the shards are not what the engine holds.
     """
     files = parts.stored.files()
     start = time.perf_counter()
-    if reader is not None and isinstance(parts.stored, HfTensors):
+    if by_engine and isinstance(parts.stored, HfTensors):
         way = "by the engine"
-        reader.load_files(parts.stored.names_by_file(), version=0)
+        sync.engine.load_files(parts.stored.names_by_file(), version=0)
         sync.pull()
         parts.trainer.optimizer.reload_model_params()
     else:
