@@ -46,9 +46,8 @@ class HeldOut:
     ) -> EvalResult:
         """Sample and judge the held-out problems. Called by every rank; all get the same result.
 
-        encode: makes the prompt of a problem, as token ids.
-        key: the prefix of the keys in evals.jsonl. num_shown: the first response to each of so many
-        problems is in the result.
+        encode: makes the prompt of a problem. key: the prefix of the keys in evals.jsonl.
+        num_shown: the first response to each of so many problems is in the result.
         Errors: `UserError` if there is no problem.
         """
         rollouts = sampler.sample(
@@ -60,24 +59,23 @@ class HeldOut:
         )
         problems = {problem.id: problem for problem in self.problems}
         verdicts = verifier.score(rollouts, problems)
-        shown_ids = [problem.id for problem in self.problems[:num_shown]]
-        num_tokens = num_cut_off = 0
-        correct_lengths: list[int] = []
-        first_responses: list[tuple[Rollout, Verdict]] = []
-        for rollout, verdict in zip(rollouts, verdicts, strict=True):
-            num_tokens += len(rollout.response_ids)
-            if rollout.finish_reason is FinishReason.LENGTH:
-                num_cut_off += 1
-            if verdict.outcome is Outcome.CORRECT:
-                correct_lengths.append(len(rollout.response_ids))
-            if rollout.sample_index == 0 and rollout.problem_id in shown_ids:
-                first_responses.append((rollout, verdict))
-        all_correct_lengths = gather_from_all(correct_lengths)
-        total_tokens, total_cut_off, num_samples = sum_over_world(
-            [num_tokens, num_cut_off, len(rollouts)]
+        judged = list(zip(rollouts, verdicts, strict=True))
+        correct_lengths = gather_from_all(
+            [len(r.response_ids) for r, v in judged if v.outcome is Outcome.CORRECT]
+        )
+        cut_off = [r for r in rollouts if r.finish_reason is FinishReason.LENGTH]
+        tokens = sum(len(rollout.response_ids) for rollout in rollouts)
+        num_tokens, num_cut_off, num_samples = sum_over_world(
+            [tokens, len(cut_off), len(rollouts)]
         )
         if not num_samples:
             raise UserError("eval.data: there is no held-out problem to evaluate on")
+        shown_ids = [problem.id for problem in self.problems[:num_shown]]
+        first_responses = [
+            (rollout, verdict)
+            for rollout, verdict in judged
+            if rollout.sample_index == 0 and rollout.problem_id in shown_ids
+        ]
         shown = [
             (problems[rollout.problem_id], rollout, verdict)
             for rollout, verdict in gather_from_all(first_responses)
@@ -85,11 +83,11 @@ class HeldOut:
         shown.sort(key=lambda row: shown_ids.index(row[0].id))
         return EvalResult(
             values={
-                f"{key}_accuracy": len(all_correct_lengths) / num_samples,
-                f"{key}_mean_response_tokens": total_tokens / num_samples,
-                f"{key}_truncated_share": total_cut_off / num_samples,
+                f"{key}_accuracy": len(correct_lengths) / num_samples,
+                f"{key}_mean_response_tokens": num_tokens / num_samples,
+                f"{key}_truncated_share": num_cut_off / num_samples,
                 f"{key}_samples": int(num_samples),
             },
-            correct_lengths=all_correct_lengths,
+            correct_lengths=correct_lengths,
             shown=shown,
         )

@@ -122,9 +122,7 @@ def few_accepted(steps: Sequence[Line]) -> Line | None:
     """
     if len(steps) < RECENT_STEPS:
         return None
-    counts: dict[str, float | int] = dict.fromkeys(
-        ("num_rollouts", "num_accepted", *_REASONS), 0
-    )
+    counts = dict.fromkeys(("num_rollouts", "num_accepted", *_REASONS), 0)
     for step in steps:
         if "num_accepted" not in step:
             return None
@@ -133,7 +131,7 @@ def few_accepted(steps: Sequence[Line]) -> Line | None:
     if not 0 < counts["num_accepted"] < _FEW * counts["num_rollouts"]:
         return None
     if "length_limit" in steps[-1]:
-        counts["length_limit"] = steps[-1]["length_limit"]
+        counts["length_limit"] = int(steps[-1]["length_limit"])
     return counts
 
 
@@ -279,14 +277,11 @@ def advise_on_base(evaluation: Line) -> str:
 
     Returns "" if it solves enough.
     """
-    accuracy, truncated = (
-        evaluation["eval_accuracy"],
-        evaluation["eval_truncated_share"],
-    )
     # Responses that were cut off may be correct; `warn_of_cut_off` warns of these.
-    if accuracy + truncated >= _MIN_BASE_ACCURACY:
+    share = evaluation["eval_accuracy"] + evaluation["eval_truncated_share"]
+    if share >= _MIN_BASE_ACCURACY:
         return ""
     return (
-        f"the base model solves only {100 * accuracy:.3g} % of the held-out "
+        f"the base model solves only {100 * evaluation['eval_accuracy']:.3g} % of the held-out "
         "problems: take easier ones first, or a stronger model"
     )

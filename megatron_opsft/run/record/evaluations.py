@@ -138,12 +138,10 @@ class ModelExports:
                 resumable_steps.append(step - step % every)
         needed_steps = set()
         for resumable in resumable_steps:
-            earlier = [
-                model_step for model_step, _ in models if model_step <= resumable
-            ]
+            earlier = [written for written, _ in models if written <= resumable]
             needed_steps.update(earlier[-1:])
-        for model_step, path in models:
-            if model_step not in needed_steps:
+        for written, path in models:
+            if written not in needed_steps:
                 # What cannot be removed now is tried again the next time.
                 remove(path, quietly=True)
 
@@ -260,5 +258,6 @@ class Evaluations:
         if self.metrics_log is None:
             return []
         required = ("eval_accuracy", "eval_mean_response_tokens")
-        path = self.session.config.run.dir / "evals.jsonl"
-        return read_json_lines(path, required=required)
+        return read_json_lines(
+            self.exports.directory / "evals.jsonl", required=required
+        )

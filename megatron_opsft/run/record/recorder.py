@@ -51,7 +51,7 @@ class RunRecorder:
         self,
         session: Session,
         last_step: int,
-        callbacks: Sequence[Callback] = (),
+        callbacks: Sequence[Callback],
     ) -> None:
         """Open the records. last_step: the step of the checkpoint that was loaded, else 0."""
         self._s = session
@@ -64,9 +64,11 @@ class RunRecorder:
         self._recent: deque[Line] = deque(maxlen=RECENT_STEPS)
         self._watch = Stopwatch(session.device)
         self._rollouts = RolloutLog(self._dir / "rollouts", session.layout)
-        self._log: MetricsLog | None = None  # on rank 0
-        if session.layout.is_main:
-            self._log = MetricsLog(session.config.run, first_step=last_step)
+        self._log = (
+            MetricsLog(session.config.run, first_step=last_step)
+            if session.layout.is_main
+            else None
+        )
         self._exports = ModelExports(session, self._dir)
         self.evaluations = Evaluations(session, self._exports, self._log, callbacks)
 
@@ -152,8 +154,8 @@ class RunRecorder:
         """Write the checkpoint and the last line of a run that is stopping."""
         self.checkpoint(step, leaving=True)
         if self._log is not None:
-            saved = f"after step {step}, checkpoint {step_name(step)}"
-            moment = saved if step else "before step 1"
+            checkpoint = f"after step {step}, checkpoint {step_name(step)}"
+            moment = checkpoint if step else "before step 1"
             say(f"stopped {moment}; continue with --resume")
 
     def say_resumed(self) -> None:
@@ -292,7 +294,7 @@ def open_recorder(
         run_dir.open(
             resume=resume, overwrite=overwrite, needed=[session.model_dir, *sources]
         )
-    earlier: Mapping[str, Any] = {}
+    earlier = {}
     if session.layout.is_main and resume:
         earlier = run_dir.read_manifest() or {}
     manifest = make_manifest(session, earlier)

@@ -54,7 +54,7 @@ def _identity(session: Session, hashes: FileHashes) -> dict[str, Any]:
     """Return the `identity` of the manifest. hashes: of the model's files."""
     encoder = session.encoder
     held_out_sets = {"eval": session.held_out, **session.more_held_out}
-    verify = session.config.verify
+    verify, responses = session.config.verify, session.config.data.responses
     identity: dict[str, Any] = {
         # Reference and teacher are this model too: the run began with it.
         "model": {
@@ -68,7 +68,7 @@ def _identity(session: Session, hashes: FileHashes) -> dict[str, Any]:
             if held_out is not None
         },
         "judge": describe_judge(verify, "") if verify.own_judge else verify.judge,
-        "responses_sha256": _sha256_of(session.config.data.responses),
+        "responses_sha256": None if responses is None else _sha256_of(responses),
     }
     references = getattr(session.config.method, "references", None)
     if references:
@@ -103,10 +103,7 @@ def note_adjustments(
     ]
 
 
-def _sha256_of(path: Path | None) -> str | None:
-    """Return the hash of a file; None for None."""
-    if path is None:
-        return None
+def _sha256_of(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -91,8 +91,7 @@ def _check_sources(config: Config) -> None:
     sources = [("data.train", source.path) for source in config.data.parts]
     if config.eval.data is not None:
         sources.append(("eval.data", config.eval.data))
-    for eval_set in config.eval.more:
-        sources.append((f"eval.more.{eval_set.name}.data", eval_set.data))
+    sources += [(f"eval.more.{more.name}.data", more.data) for more in config.eval.more]
     for option, path in sources:
         if path != ARITHMETIC:
             check_source(path, option=option)

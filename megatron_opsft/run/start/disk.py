@@ -82,13 +82,12 @@ def _rollout_bytes(config: Config) -> int:
     """Return the most bytes of rollouts/ after all steps."""
     if not config.run.save_rollouts or config.method.has_fixed_data:
         return 0
-    max_tokens = config.rollout.max_response_tokens
-    assert max_tokens is not None  # see `fit_lengths`
     num_responses = config.data.prompts_per_step * config.rollout.group_size
+    num_tokens = num_responses * config.rollout.max_response_tokens
     token_bytes = _TOKEN_BYTES
     if config.run.save_logprobs:
         token_bytes += _LOGPROB_BYTES
-    return config.run.steps * num_responses * max_tokens * token_bytes
+    return config.run.steps * num_tokens * token_bytes
 
 
 def check_disk(config: Config, shape: ModelShape, *, resume: bool) -> str:

@@ -93,12 +93,12 @@ def read_input(config: Config, model_dir: Path, shape: ModelShape) -> RunInput:
     training = load_training(config.data, with_fields=config.verify.own_judge)
     problems = _usable(config, encoder, training)
     problems, held_out_problems = _choose_held_out(config, problems, encoder)
-    held_out_sets: dict[str, ProblemSet] = {}
+    held_out_sets = {}
     held_out: HeldOut | None = None
     if held_out_problems is not None:
         held_out_sets["eval.data"] = held_out_problems
         held_out = _held_out_of(config, config.eval, end_tokens, held_out_problems)
-    more_held_out: dict[str, HeldOut] = {}
+    more_held_out = {}
     for eval_set in config.eval.more:
         more = _read_more(config, eval_set, encoder)
         held_out_sets[f"eval.more.{eval_set.name}"] = more
@@ -230,8 +230,9 @@ def _read_more(config: Config, eval_set: EvalSet, encoder: PromptEncoder) -> Pro
 
 
 def _usable(config: Config, encoder: PromptEncoder, problems: ProblemSet) -> ProblemSet:
-    max_prompt_tokens = config.data.max_prompt_tokens
-    return drop_unusable_prompts(problems, encoder.encode, max_prompt_tokens)
+    return drop_unusable_prompts(
+        problems, encoder.encode, config.data.max_prompt_tokens
+    )
 
 
 def _held_out_of(
@@ -242,11 +243,11 @@ def _held_out_of(
 ) -> HeldOut:
     """Choose the problems that are evaluated on; a set takes what it leaves open from eval."""
     num_problems = eval_set.num_problems or config.eval.num_problems
-    num_samples = eval_set.samples_per_problem or config.eval.samples_per_problem
     return HeldOut(
         problems=shuffled_subset(problems.problems, num_problems, seed=0),
         settings=_sampling_of(config.eval, end_tokens),
-        samples_per_problem=num_samples,
+        samples_per_problem=eval_set.samples_per_problem
+        or config.eval.samples_per_problem,
     )
 
 

@@ -257,7 +257,7 @@ def _build(
     resume: bool,
 ) -> Session:
     """Build trainer, engine and weight sync, and load the weights. Called by every rank."""
-    model_dir, encoder = run_input.model_dir, run_input.encoder
+    model_dir, encoder, seed = run_input.model_dir, run_input.encoder, config.run.seed
     announce("building the model")
     unfilled = build_trainer(config, model_dir, device, layout)
     trainer, shards = unfilled.trainer, unfilled.shards
@@ -290,10 +290,8 @@ def _build(
         config=config,
         device=device,
         layout=layout,
-        order=order_of(run_input.problems, config.data, config.run.seed),
-        sampler=Sampler(
-            engine=engine, encoder=encoder, layout=layout, seed=config.run.seed
-        ),
+        order=order_of(run_input.problems, config.data, seed),
+        sampler=Sampler(engine=engine, encoder=encoder, layout=layout, seed=seed),
         verifier=verifier,
         trainer=trainer,
         reference=reference,

@@ -193,11 +193,7 @@ def pack_updates(
     penalty = s.trainer.objective.token_penalty
     with watch.phase("train"):
         updates = [
-            pack_update(
-                s,
-                update,
-                partial(s.fetch, batch.rollouts, batch.problems, update.responses),
-            )
+            pack_update(s, batch, update)
             for update in s.method.updates(batch.groups, batch.weights)
         ]
     packs: Sequence[Sequence[MicroBatch]] = [update.microbatches for update in updates]
@@ -221,12 +217,17 @@ def pack_updates(
 
 
 def pack_update(
-    s: Session, update: Update, fetch: Fetch, lengths: Sequence[int] | None = None
+    s: Session,
+    batch: JudgedBatch,
+    update: Update,
+    lengths: Sequence[int] | None = None,
+    fetch: Fetch | None = None,
 ) -> PackedUpdate:
     """Pack one optimizer step; an update without responses has no micro-batch.
 
-    fetch: brings the samples that this rank packs. lengths: the tokens that each response takes in
-    a pack, by default those of its prompt and its own. Called by every rank with the same update.
+    lengths: the tokens that each response takes in a pack, by default those of its prompt and its
+    own. fetch: brings the samples that this rank packs, by default with `Session.fetch`. Called by
+    every rank with the same update.
     """
     if not update.responses:
         return PackedUpdate(
@@ -234,6 +235,8 @@ def pack_update(
         )
     if lengths is None:
         lengths = [response.sequence_tokens for response in update.responses]
+    if fetch is None:
+        fetch = partial(s.fetch, batch.rollouts, batch.problems, update.responses)
     token_weights = update.token_weights
     takes_product = s.trainer.objective.is_weighted_likelihood
     if takes_product:

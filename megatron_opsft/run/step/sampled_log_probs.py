@@ -1,7 +1,6 @@
 """Log-probabilities of a step's sampled tokens, for the rollouts that are saved."""
 
 from collections import defaultdict
-from functools import partial
 
 from megatron_opsft.methods.updates import Update
 from megatron_opsft.records import TokenScores
@@ -50,8 +49,7 @@ def _log_probs(s: Session, batch: JudgedBatch) -> dict[int, tuple[float, ...]]:
         advantages=ones,
         factor=1.0,
     )
-    fetch = partial(s.fetch, batch.rollouts, batch.problems, batch.responses)
-    packed = pack_update(s, update, fetch)
+    packed = pack_update(s, batch, update)
     temperature = s.settings.temperature
     scored = s.trainer.score_batches(packed.microbatches, temperature=temperature)
     rows_for: dict[int, list[tuple[int, tuple[float, ...]]]] = defaultdict(list)

@@ -87,8 +87,8 @@ def pack_taught(s: Session, batch: JudgedBatch, watch: Stopwatch) -> list[Packed
         }
 
     with watch.phase("train"):
-        packed = pack_update(s, update, fetch, lengths)
-        of_teacher = pack_update(s, update, with_teacher_prompts, lengths)
+        packed = pack_update(s, batch, update, lengths, fetch)
+        of_teacher = pack_update(s, batch, update, lengths, with_teacher_prompts)
     with watch.phase("reference"):
         taught = s.reference.with_teacher(packed.microbatches, of_teacher.microbatches)
     return [replace(packed, microbatches=taught)]

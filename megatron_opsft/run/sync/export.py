@@ -24,8 +24,7 @@ class Exporter:
 
     def __init__(self, shards: ModelShards) -> None:
         """Find out which ranks hold which parameters. Collective over the world."""
-        layout = shards.layout
-        self._layout = layout
+        self._layout = layout = shards.layout
         self._rules = shards.table.exported
         self._shards = shards.by_name
         names_here = tuple(

@@ -32,15 +32,14 @@ class _Message:
     """
 
     def __init__(self, views: Sequence[Tensor]) -> None:
-        # Pairs of a view and the slice of the buffer that has its values.
-        self._pairs: list[tuple[Tensor, Tensor]] = []
-        if len(views) == 1 and views[0].is_contiguous():
-            self.buffer = views[0]
-            return
-        sizes = [view.numel() for view in views]
-        self.buffer = views[0].new_empty(sum(sizes))
-        for view, values in zip(views, self.buffer.split(sizes), strict=True):
-            self._pairs.append((view, values.view(view.shape)))
+        self.buffer = views[0]
+        # Each view and the slice of the buffer that has its values.
+        self._pairs = []
+        if len(views) > 1 or not views[0].is_contiguous():
+            sizes = [view.numel() for view in views]
+            self.buffer = views[0].new_empty(sum(sizes))
+            for view, values in zip(views, self.buffer.split(sizes), strict=True):
+                self._pairs.append((view, values.view(view.shape)))
 
     def pack(self) -> None:
         """Copy the views into the buffer."""
@@ -80,7 +79,7 @@ class Transfer:
             dist.all_reduce(parameters[0].new_zeros(1, dtype=torch.uint8))
             self._is_connected = True
         # What can be done while the next round travels: at first, copies on this rank.
-        finish: Callable[[], None] = self._fill_locally
+        finish = self._fill_locally
         for index, current in enumerate(self.program.rounds):
             finish_current = self._post(current, index)
             finish()
@@ -90,7 +89,7 @@ class Transfer:
     def _post(self, current: Round, index: int) -> Callable[[], None]:
         """Start a round; return the function that waits for it and unpacks what it brings."""
         sent, received = [], []
-        operations: list[dist.P2POp] = []
+        operations = []
         for peer, rects in current.receives.items():
             for message in _messages(rects, self.targets):
                 received.append(message)

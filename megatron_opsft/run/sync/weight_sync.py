@@ -41,9 +41,6 @@ from megatron_opsft.trainer.model.shards import ModelShards
 
 log = logging.getLogger("megatron_opsft")
 
-# Returns log-probs of response tokens under the trainer's weights; called by every rank.
-Score = Callable[[Sequence[Sample]], list[tuple[float, ...]]]
-
 _DEFAULT_ALARM = {torch.float32: 1e-3, torch.bfloat16: 0.05}
 # Differences so many times above the alarm come from two models, not from rounding.
 _TWO_MODELS = 10
@@ -56,7 +53,8 @@ class WeightSync:
     shards: ModelShards
     engine: RolloutEngine
     config: SyncConfig
-    score: Score
+    score: Callable[[Sequence[Sample]], list[tuple[float, ...]]]
+    """Returns log-probs of response tokens under the trainer's weights."""
     version: int = field(default=-1, init=False)
     """The number of updates behind the weights that the engine holds."""
     _transfer: Transfer | None = field(default=None, init=False)
@@ -227,7 +225,7 @@ def differing_parameters(shards: ModelShards, engine: RolloutEngine) -> list[lis
         expected = sum_over(contributions).tolist()
         if tp_rank == layout.tp_rank:
             checksums = zip(parameters, actual, expected, strict=True)
-            differing = [p.name for p, here, there in checksums if here != there]
+            differing = [p.name for p, ours, theirs in checksums if ours != theirs]
     return gather_from_all([differing])
 
 
