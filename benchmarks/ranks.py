@@ -129,7 +129,7 @@ def pack_accepted(
     lengths = [len(sample.response_ids) for sample in samples]
     token_weights, factor = aggregate("max_accepted", lengths, accepted, limit=0)
     kept = [number for number, flag in enumerate(accepted) if flag]
-    batches, _ = pack(
+    batches, *_ = pack(
         [len(samples[n].prompt_ids) + lengths[n] for n in kept],
         [token_weights[n] for n in kept],
         lambda numbers_of: {i: samples[n] for i, n in enumerate(kept)},

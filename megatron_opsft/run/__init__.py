@@ -1,5 +1,5 @@
-"""One training run: what it checks and reads (`start`), its steps, its weight syncs, its records.
+"""One training run: its checks and its input (`start`), its steps, weight syncs and records.
 
-In go a configuration and a directory. Out come metrics, rollouts, checkpoints and the trained
-model in that directory.
+A run takes a configuration and a directory. It writes metrics, rollouts, checkpoints and the
+trained model into that directory.
 """

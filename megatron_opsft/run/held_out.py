@@ -14,14 +14,17 @@ from megatron_opsft.verify.verifier import Verifier
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalResult:
-    """values: of all responses, as evals.jsonl has them behind `eval_`: accuracy, in [0, 1];
-    mean_response_tokens, end tokens included; truncated_share, cut off by the limit; samples.
-    correct_lengths: tokens of each correct response. shown: some for people to read.
-    """
+    """Measurements over the responses of all ranks."""
 
     values: dict[str, float | int]
+    """Values of evals.jsonl. Their keys end with accuracy, in [0, 1]; mean_response_tokens, end
+    tokens included; truncated_share, the share of responses that the limit cut off; samples, the
+    number of responses.
+    """
     correct_lengths: list[int]
+    """Tokens of each correct response, end token included."""
     shown: list[tuple[Problem, Rollout, Verdict]]
+    """A few responses for people to read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,12 +39,16 @@ class HeldOut:
         self,
         sampler: Sampler,
         verifier: Verifier,
-        encode: Callable[[Problem], tuple[int, ...]] | None = None,
+        encode: Callable[[Problem], tuple[int, ...]],
         *,
-        num_shown: int = 0,
+        key: str,
+        num_shown: int,
     ) -> EvalResult:
-        """Collective over all ranks; every rank gets the result. encode: as in `Sampler.sample`.
-        num_shown: of how many problems the first response is shown.
+        """Sample and judge the held-out problems. Called by every rank; all get the same result.
+
+        encode: makes the prompt of a problem. key: the prefix of the keys in evals.jsonl.
+        num_shown: the first response to each of so many problems is in the result.
+        Errors: `UserError` if there is no problem.
         """
         rollouts = sampler.sample(
             self.problems,
@@ -50,35 +57,37 @@ class HeldOut:
             step=EVAL_STEP,
             encode=encode,
         )
-        verdicts = verifier.score(
-            rollouts, {problem.id: problem for problem in self.problems}
-        )
+        problems = {problem.id: problem for problem in self.problems}
+        verdicts = verifier.score(rollouts, problems)
         judged = list(zip(rollouts, verdicts, strict=True))
-        correct = [
-            len(r.response_ids) for r, v in judged if v.outcome is Outcome.CORRECT
-        ]
-        correct_lengths = gather_from_all(correct)
-        tokens = sum(len(rollout.response_ids) for rollout in rollouts)
-        cut_off = sum(
-            rollout.finish_reason is FinishReason.LENGTH for rollout in rollouts
+        correct_lengths = gather_from_all(
+            [len(r.response_ids) for r, v in judged if v.outcome is Outcome.CORRECT]
         )
-        sampled_tokens, num_cut_off, num_samples = sum_over_world(
-            [tokens, cut_off, len(rollouts)]
+        cut_off = [r for r in rollouts if r.finish_reason is FinishReason.LENGTH]
+        tokens = sum(len(rollout.response_ids) for rollout in rollouts)
+        num_tokens, num_cut_off, num_samples = sum_over_world(
+            [tokens, len(cut_off), len(rollouts)]
         )
         if not num_samples:
             raise UserError("eval.data: there is no held-out problem to evaluate on")
-        shown = {problem.id: problem for problem in self.problems[:num_shown]}
-        first = [(r.problem_id, (r, v)) for r, v in judged if not r.sample_index]
-        found = dict(gather_from_all([one for one in first if one[0] in shown]))
+        shown_ids = [problem.id for problem in self.problems[:num_shown]]
+        first_responses = [
+            (rollout, verdict)
+            for rollout, verdict in judged
+            if rollout.sample_index == 0 and rollout.problem_id in shown_ids
+        ]
+        shown = [
+            (problems[rollout.problem_id], rollout, verdict)
+            for rollout, verdict in gather_from_all(first_responses)
+        ]
+        shown.sort(key=lambda row: shown_ids.index(row[0].id))
         return EvalResult(
             values={
-                "accuracy": len(correct_lengths) / num_samples,
-                "mean_response_tokens": sampled_tokens / num_samples,
-                "truncated_share": num_cut_off / num_samples,
-                "samples": int(num_samples),
+                f"{key}_accuracy": len(correct_lengths) / num_samples,
+                f"{key}_mean_response_tokens": num_tokens / num_samples,
+                f"{key}_truncated_share": num_cut_off / num_samples,
+                f"{key}_samples": int(num_samples),
             },
             correct_lengths=correct_lengths,
-            shown=[
-                (problem, *found[key]) for key, problem in shown.items() if key in found
-            ],
+            shown=shown,
         )

@@ -1,4 +1,4 @@
-"""Reads what a run wrote: lines of metrics and evaluations, summary.json."""
+"""Reads the files of a run: metrics.jsonl, evals.jsonl, summary.json."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,14 +8,18 @@ from typing import Any
 from megatron_opsft.errors import UserError
 from megatron_opsft.runtime.durable import json_lines
 
+# A line of metrics.jsonl or evals.jsonl: its values by key.
+Line = Mapping[str, float | int]
+
 
 def read_json_lines(
     path: Path, *, required: Sequence[str] = ()
 ) -> list[dict[str, Any]]:
-    """The objects of a file, in order; none where there is no file. A torn last line is left out.
+    """Return the objects of a JSON-lines file, in order; an empty list if there is no such file.
 
-    required: keys that every line has besides `step`, with numbers. Errors: `UserError` naming file
-    and line for one that is not an object, or lacks one of these numbers.
+    A last line that was not written to its end is left out. required: keys that must hold a number
+    in every line; `step` always must. Errors: `UserError`, naming file and line, for a line that is
+    not an object or lacks one of these numbers.
     """
     records = list(json_lines(path))
     for number, record in enumerate(records, start=1):
@@ -29,14 +33,18 @@ def read_json_lines(
 
 
 def is_skipped(step: Mapping[str, Any]) -> bool:
-    """Whether a step trained on no token, so that it changed no weight. step: a line of
-    metrics.jsonl.
+    """True if a step trained on no token, so that it changed no weight.
+
+    step: its line of metrics.jsonl.
     """
     return not step["trained_tokens"]
 
 
 def describe_skipped(skipped: int, steps: int) -> str:
-    """skipped: how many of the steps are, see `is_skipped`; "" if none is."""
+    """Say how many steps learned nothing; "" if all of them learned.
+
+    skipped: the number of steps for which `is_skipped` is true.
+    """
     if not skipped:
         return ""
     if skipped < steps:
@@ -50,16 +58,18 @@ def describe_skipped(skipped: int, steps: int) -> str:
 def best_evaluation(
     lines: Sequence[Mapping[str, Any]], within: float
 ) -> Mapping[str, Any] | None:
-    """The evaluation with the fewest mean response tokens among those whose accuracy is at most
-    `within` below the first one's; of equal ones the more accurate, then the earlier.
+    """Return the evaluation with the shortest responses among those that are accurate enough.
 
-    lines: in the order of their steps; the first is the base model's. None without a line.
+    Shortest: the fewest mean response tokens; of equal ones the more accurate, then the earlier.
+    Accurate enough: at most `within` below the accuracy of the first evaluation.
+    lines: the lines of evals.jsonl, in the order of their steps; the first is the base model's.
+    Returns None if there is no line.
     """
     if not lines:
         return None
-    least = lines[0]["eval_accuracy"] - within
+    lowest_accuracy = lines[0]["eval_accuracy"] - within
     return min(
-        (line for line in lines if line["eval_accuracy"] >= least),
+        (line for line in lines if line["eval_accuracy"] >= lowest_accuracy),
         key=lambda line: (
             line["eval_mean_response_tokens"],
             -line["eval_accuracy"],
@@ -69,7 +79,10 @@ def best_evaluation(
 
 
 def read_summary(run: Path) -> dict[str, Any]:
-    """summary.json of a finished run; empty of another. Errors: `UserError` for a damaged one."""
+    """Return the summary.json of a run; {} if the run has not finished.
+
+    Errors: `UserError` for a damaged file.
+    """
     path = run / "summary.json"
     if not path.is_file():
         return {}

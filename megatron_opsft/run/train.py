@@ -1,12 +1,11 @@
 """On-policy SFT: sample from the current policy, keep what is correct and short, take one SFT step
 on it.
 
-The loop below is the paper's Algorithm 1, and that of the methods it is compared with: which
-responses are learned from, and how much, is the method's affair. Every rank runs it; what a rank
-does alone is in the called functions.
+The loop below is Algorithm 1 of the paper, and the loop of the methods it is compared with: the
+method alone decides which responses are learned from, and how much. Every rank runs the loop; the
+functions that it calls know what only some ranks do.
 """
 
-import logging
 from collections.abc import Sequence
 
 from megatron_opsft.config import Config
@@ -36,8 +35,6 @@ from megatron_opsft.runtime.phase import (
 from megatron_opsft.trainer.batching.packing import whole_packing
 from megatron_opsft.trainer.model.optimizer import learning_rate
 
-log = logging.getLogger("megatron_opsft")
-
 
 def train(
     config: Config,
@@ -46,12 +43,12 @@ def train(
     overwrite: bool = False,
     callbacks: Sequence[Callback] = (),
 ) -> int:
-    """Run `config.run.steps` steps; returns the process's exit code.
+    """Run `config.run.steps` steps; return the exit code of the process. Called by every rank.
 
-    0: finished; 75: stopped by a signal or the time limit with a checkpoint, to be started again
-    with `resume`; 128 + n: stopped by signal n before the first step. Called by every rank. Errors:
-    `UserError` before anything is computed, `NothingLeft` for a resumed run that is finished,
-    `NonFiniteError` with the step's responses in rollouts/. callbacks: hear of it on rank 0.
+    Exit codes: 0, finished; 75, stopped by a signal or the time limit with a checkpoint, to be
+    started again with `resume`; 128 + n, stopped by signal n before the first step.
+    callbacks: called on rank 0. Errors: `UserError` before anything is computed, `NothingLeft` for
+    a resumed run that is finished, `NonFiniteError` with the step's responses in rollouts/.
     """
     stop = StopSignal(config.run.max_minutes)
     with (
@@ -64,16 +61,17 @@ def train(
         announce("copying the weights into the rollout engine and comparing them")
         s.sync.push(recorder.last_step, s.probes(recorder.last_step))
         step = recorder.last_step
-        stopping = recorder.look(step, stop)
+        stopping = recorder.evaluations.run_if_due(step, stop)
         while step < config.run.steps and not stopping and not recorder.gives_up():
             step += 1
             run_step(s, recorder, step)
-            last = step == config.run.steps
-            stopping = any_over_world(stop.requested) and not last
+            is_last = step == config.run.steps
+            stopping = any_over_world(stop.requested) and not is_last
+            leaving = is_last or stopping
             every = config.checkpoint.every
-            if last or stopping or (every and step % every == 0):
-                recorder.checkpoint(step, leaving=last or stopping)
-            stopping = stopping or recorder.look(step, stop)
+            if leaving or (every and step % every == 0):
+                recorder.checkpoint(step, leaving=leaving)
+            stopping = stopping or recorder.evaluations.run_if_due(step, stop)
         if stopping:
             recorder.stop(step)
             return REQUEUE_EXIT_CODE if step else stop.unsaved_exit_code
@@ -82,12 +80,13 @@ def train(
 
 
 def run_step(s: Session, recorder: RunRecorder, step: int) -> None:
-    """One rollout batch and the update on it, or several."""
+    """Sample one batch, take the optimizer step or steps on it, and record them."""
     enter_phase("prepare", step)
     watch = Stopwatch(s.device)
-    if s.config.method.starts_stage(s.method.state):
+    method = s.config.method
+    if method.starts_stage(s.method.state):
         begin_stage(s)
-    if s.reference is not None and s.config.method.refreshes_teacher(s.method.state):
+    if s.reference is not None and method.refreshes_teacher(s.method.state):
         s.reference.replace()
     observe_monitor(s, watch)
     batch = (
@@ -98,8 +97,8 @@ def run_step(s: Session, recorder: RunRecorder, step: int) -> None:
     if s.teacher is not None:
         batch = without_long_pairs(s, batch)
     recorder.begin_rollouts(step, batch, score_sampled(s, batch, watch))
-    packed = pack_updates if s.teacher is None else pack_taught
-    updates = packed(s, batch, watch)
+    pack = pack_updates if s.teacher is None else pack_taught
+    updates = pack(s, batch, watch)
     lr = learning_rate(step, s.config.run.steps, s.config.optimizer)
     with watch.phase("train"):
         try:
@@ -109,6 +108,6 @@ def run_step(s: Session, recorder: RunRecorder, step: int) -> None:
             raise
     s.method.advance(batch.groups, batch.refills)
     with watch.phase("sync"):
-        pushed = s.sync.push(step, s.probes(step, batch.trained, batch.rollouts))
+        synced = s.sync.push(step, s.probes(step, batch.trained, batch.rollouts))
     packing = whole_packing([update.packing for update in updates])
-    recorder.record(step, batch, packing, whole_result(results), pushed, watch)
+    recorder.record(step, batch, packing, whole_result(results), synced, watch)

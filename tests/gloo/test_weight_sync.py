@@ -205,7 +205,7 @@ def wrongly_pulled(case: Case, model_dir: Path) -> str:
                 tensor[0] *= 1.01  # the first row is the gate's
 
     with mock.patch.object(Transfer, "run", spoiling), pytest.raises(SyncError) as caught:
-        load_first_weights(parts, sync, engine)
+        load_first_weights(parts, sync, by_engine=True)
     return str(caught.value)
 
 
@@ -226,7 +226,7 @@ def at_another_place(case: Case, model_dir: Path) -> tuple[bool, str]:
     engine.layout = replace(
         layout, parameters_of=lambda rank: tuple(map(swapped, layout.parameters_of(rank)))
     )
-    load_first_weights(parts, sync, engine)
+    load_first_weights(parts, sync, by_engine=True)
     found = dict(sync.exporter.stream())
     with pytest.raises(SyncError) as caught:
         sync.push(0)

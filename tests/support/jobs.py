@@ -185,7 +185,7 @@ def batches_of(case: Case, layout: Layout, seed: int = 0) -> tuple[list[MicroBat
     device = case.device.torch_device
     shape = SHAPES[case.model]
     width = shape.num_layers * shape.moe.top_k if case.replays and shape.moe else 0
-    batches, _ = pack(
+    batches, *_ = pack(
         [response.sequence_tokens for response in accepted],
         token_weights[: len(accepted)],
         lambda indices: fetch_samples(

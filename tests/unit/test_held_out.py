@@ -50,12 +50,12 @@ def test_length_and_accuracy_are_over_all_responses(monkeypatch: pytest.MonkeyPa
     )
     given = HeldOut(problems=problems, settings=settings, samples_per_problem=2)
     both: Any = Sampled()
-    found = given.evaluate(both, both, num_shown=1)
+    found = given.evaluate(both, both, lambda problem: (), key="eval", num_shown=1)
     assert found.values == {
-        "accuracy": 0.25,
-        "mean_response_tokens": 40.0,
-        "truncated_share": 0.25,
-        "samples": 4,
+        "eval_accuracy": 0.25,
+        "eval_mean_response_tokens": 40.0,
+        "eval_truncated_share": 0.25,
+        "eval_samples": 4,
     }
     assert found.correct_lengths == [10]
     ((problem, rollout, verdict),) = found.shown

@@ -61,13 +61,13 @@ def _open(path: Path, first_step: int = 0, **config: object) -> MetricsLog:
     run_dir.open(resume=True, overwrite=False)
     run_dir.write_manifest({})
     given = {"dir": path, "steps": 3, "tensorboard": False} | config
-    return MetricsLog(run_dir, RunConfig(**given), first_step=first_step)
+    return MetricsLog(RunConfig(**given), first_step=first_step)
 
 
 def test_numbers_are_read_as_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = _open(tmp_path)
     for step in (1, 2):
-        log.step(_step_metrics(step))
+        log.write_step(_step_metrics(step))
         # Each line is on disk before the next step begins.
         lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
         assert [json.loads(line) for line in lines] == [_step_metrics(n + 1) for n in range(step)]
@@ -80,7 +80,7 @@ def test_tensorboard_and_wandb_go_on_with_a_run(tmp_path: Path, wandb: SimpleNam
     for path, steps in ((tmp_path, (1, 2, 3)), (tmp_path, (2, 3)), (tmp_path / "other", (1,))):
         log = _open(path, steps[0] - 1, wandb="offline", tensorboard=True)
         for step in steps:
-            log.step(_step_metrics(step))
+            log.write_step(_step_metrics(step))
         log.close()
     assert _losses(tmp_path) == pytest.approx({1: 0.3, 2: 0.5, 3: 0.7})
     first, again, other = (settings["id"] for settings in wandb.started)
@@ -100,7 +100,7 @@ def test_what_wandb_refuses_is_one_line_and_later_a_warning(
     log = _open(tmp_path, wandb="online", tensorboard=True)
     with caplog.at_level(logging.WARNING, "megatron_opsft"):
         for step in (1, 2):
-            log.step(_step_metrics(step))
+            log.write_step(_step_metrics(step))
         log.close()
     reason = "ConnectionError: the service is gone"
     assert caplog.messages == [f"nothing more is written to Weights & Biases: {reason}"]
@@ -120,7 +120,7 @@ def test_responses_are_shown_without_their_middles_and_their_escape_sequences(
     problems = [Problem(id="p", text=problem, answer=gold) for problem, gold, _ in shown]
     rollouts = [rollout_of(text, (2,) * 312) for *_, text in shown]
     verdicts = [Verdict(outcome=Outcome.CORRECT)] * 2
-    _open(tmp_path).samples(list(zip(problems, rollouts, verdicts, strict=True)))
+    _open(tmp_path).print_samples(list(zip(problems, rollouts, verdicts, strict=True)))
     problem, response, *last = capsys.readouterr().out.splitlines()
     assert problem == "  for example: What is 2 + 2?"
     assert response.startswith("  -> <think> 2 + 2 </think> so it is") and len(response) < 320
@@ -138,7 +138,7 @@ def test_an_evaluation_of_several_sets_has_a_console_line_each(
         names = ("accuracy", "mean_response_tokens", "truncated_share", "samples")
         line |= {f"{key}_{n}": value for n, value in zip(names, values, strict=True)}
     for step in (4, 8):
-        log.evaluation({"step": step, **line}, ["aime"])
+        log.write_evaluation({"step": step, **line}, ["aime"])
     assert capsys.readouterr().out.splitlines()[:2] == [
         "held-out after step 4: accuracy 50.0 %, 80.0 tokens, 5.0 % cut off (8 samples); "
         "correct answers: p10 52, median 108 tokens",
@@ -284,7 +284,7 @@ def test_a_step_on_fixed_data_has_no_accuracy(
 ) -> None:
     log = _open(tmp_path)
     judged = ("accuracy", "num_accepted")
-    log.step({key: value for key, value in _step_metrics(1).items() if key not in judged})
+    log.write_step({key: value for key, value in _step_metrics(1).items() if key not in judged})
     said = capsys.readouterr().out
     assert said.startswith("step 1/3  loss 0.3000  tokens 33.3  grad norm 0.333  lr 1.00e-07")
 
@@ -298,11 +298,11 @@ def test_the_time_left_has_the_evaluations_that_are_to_come(
     tmp_path: Path, eval_every: int, left: float, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = _open(tmp_path, eval_every=eval_every)
-    log.step(_step_metrics(1))
+    log.write_step(_step_metrics(1))
     assert "about 1 s left" in capsys.readouterr().out  # nothing is evaluated
     values = {"accuracy": 0.5, "mean_response_tokens": 9.0, "truncated_share": 0.0, "samples": 4}
-    log.evaluation({"step": 0} | {f"eval_{k}": v for k, v in values.items()}, seconds=60)
-    log.step(_step_metrics(1))
+    log.write_evaluation({"step": 0} | {f"eval_{k}": v for k, v in values.items()}, seconds=60)
+    log.write_step(_step_metrics(1))
     assert f"about {left:.0f} s left" in capsys.readouterr().out
 
 

@@ -1,72 +1,73 @@
-"""What a run says of steps and evaluations that went wrong: why, and what would help."""
+"""Explains steps and evaluations that went wrong, and says what would help."""
 
 import math
-from collections.abc import Mapping, Sequence
-from functools import partial
-from itertools import takewhile
+from collections.abc import Sequence
 
 from megatron_opsft.config import Config
-from megatron_opsft.run.run_files import best_evaluation
+from megatron_opsft.run.run_files import Line, best_evaluation
+from megatron_opsft.runtime.rounding import ceil_div
 
-Counts = Mapping[str, float | int]
-
-# Keys of a line of metrics.jsonl: what the console calls them, and what helps where it is most.
+# Reasons why responses are rejected: their keys in metrics.jsonl, and their names on the console.
 _REASONS = {
-    "num_unfinished": ("cut off", ""),
+    "num_unfinished": "cut off",
+    "num_wrong": "wrong",
+    "num_no_answer": "no answer",
+    "verify_timeouts": "timed out",
+    "verify_errors": "verifier failed",
+}
+# Advice for each reason if it is the most common one, see `_remedy`.
+_REMEDIES = {
     "num_wrong": (
-        "wrong",
         "most are finished and wrong: does the answer field hold what the problems ask for, and "
-        "does the model solve such problems? rollouts/ has every response",
+        "does the model solve such problems? rollouts/ has every response"
     ),
     "num_no_answer": (
-        "no answer",
         r"most are finished without an answer in \boxed{}: look at rollouts/, and at data.template "
-        "and the model's chat template",
+        "and the model's chat template"
     ),
-    "verify_timeouts": (
-        "timed out",
-        "raise verify.timeout_seconds, or give the verifier more CPU cores",
-    ),
-    "verify_errors": (
-        "verifier failed",
-        "the verifier fails on most: look at rollouts/",
-    ),
+    "verify_timeouts": "raise verify.timeout_seconds, or give the verifier more CPU cores",
+    "verify_errors": "the verifier fails on most: look at rollouts/",
 }
-_TENTH, _HALF = (
-    "eval_correct_tokens_tenth",
-    "eval_correct_tokens_half",
-)  # of a line of evals.jsonl
+# Keys of evals.jsonl, see `measure_correct`.
+_TENTH = "eval_correct_tokens_tenth"
+_HALF = "eval_correct_tokens_half"
+# Smaller shares of responses count as few.
 _FEW = 0.05
-RECENT_STEPS = 10  # that are looked at together
-_HARD = 0.2  # a base model that solves less has little to learn from
+# The number of steps whose accepted responses are counted together.
+RECENT_STEPS = 10
+# A base model that solves less has little to learn from.
+_MIN_BASE_ACCURACY = 0.2
 
 
 def measure_correct(lengths: Sequence[int]) -> dict[str, int]:
-    """The lengths within which a tenth and half of the correct responses end, for evals.jsonl.
+    """Return the lengths within which a tenth and half of the correct responses end.
 
-    lengths: tokens of each correct response, end token included; {} if there is none.
+    They are values of evals.jsonl, by key. lengths: tokens of each correct response, end token
+    included. Returns {} if there is none.
     """
     if not lengths:
         return {}
     ordered = sorted(lengths)
     return {
-        _TENTH: ordered[max(0, -(-len(ordered) // 10) - 1)],
-        _HALF: ordered[(len(ordered) - 1) // 2],
+        _TENTH: ordered[ceil_div(len(ordered), 10) - 1],
+        _HALF: ordered[ceil_div(len(ordered), 2) - 1],
     }
 
 
-def describe_rejected(counts: Counts) -> str:
-    """For example `28 cut off, 3 wrong, 1 no answer`; "" if nothing was rejected."""
+def describe_rejected(counts: Line) -> str:
+    """Count the rejected responses by reason, for example `28 cut off, 3 wrong, 1 no answer`.
+
+    counts: a line of metrics.jsonl. Returns "" if nothing was rejected.
+    """
     return ", ".join(
-        f"{counts[key]} {name}"
-        for key, (name, _) in _REASONS.items()
-        if counts.get(key)
+        f"{counts[key]} {name}" for key, name in _REASONS.items() if counts.get(key)
     )
 
 
-def describe_correct(evaluation: Counts) -> str:
-    """How long the correct answers of an evaluation are, which helps to choose the limit; "" if
-    there is none.
+def describe_correct(evaluation: Line) -> str:
+    """Say how long the correct answers of an evaluation are, which helps to choose the limit.
+
+    Returns "" if there is no correct answer.
     """
     if _HALF not in evaluation:
         return ""
@@ -75,10 +76,10 @@ def describe_correct(evaluation: Counts) -> str:
     )
 
 
-def warn_of_cut_off(name: str, evaluation: Counts, key: str) -> str:
-    """A warning if the limit distorts an evaluation; "" if it cuts few responses off.
+def warn_of_cut_off(name: str, evaluation: Line, key: str) -> str:
+    """Warn if the limit distorts an evaluation; "" if it cuts few responses off.
 
-    key: the beginning of the set's names in `evaluation`.
+    name: the set, for the message. key: the prefix of the set's keys in `evaluation`.
     """
     share = evaluation[f"{key}_truncated_share"]
     if share <= _FEW:
@@ -89,11 +90,11 @@ def warn_of_cut_off(name: str, evaluation: Counts, key: str) -> str:
     )
 
 
-def explain_empty_step(counts: Counts, limit: int, base: Counts) -> str:
-    """Why a step trained on nothing: the most common reason, and the remedy.
+def explain_empty_step(counts: Line, limit: int, base: Line) -> str:
+    """Explain why a step trained on nothing: the most common reason, and the remedy.
 
     counts: its line of metrics.jsonl. limit: rollout.max_response_tokens. base: the line of
-    evals.jsonl before the first step; empty if nothing is evaluated.
+    evals.jsonl before the first step; {} if nothing is evaluated.
     """
     begin = f"step {counts['step']} trained on no token, so nothing was learned:"
     if "num_accepted" not in counts:
@@ -113,28 +114,31 @@ def explain_empty_step(counts: Counts, limit: int, base: Counts) -> str:
     )
 
 
-def few_accepted(steps: Sequence[Counts]) -> Counts | None:
-    """The counts of the last ten steps together, where they accepted some responses but fewer than
-    one in twenty; else None.
+def few_accepted(steps: Sequence[Line]) -> Line | None:
+    """Add up the counts of recent steps if they accepted some responses, but fewer than 5 %.
 
-    steps: lines of metrics.jsonl, ten at most.
+    steps: the last lines of metrics.jsonl, `RECENT_STEPS` at most. Returns None if more are
+    accepted, or none, or if these are not `RECENT_STEPS` steps of a method that accepts responses.
     """
-    if len(steps) < RECENT_STEPS or any(
-        "num_accepted" not in counts for counts in steps
-    ):
+    if len(steps) < RECENT_STEPS:
         return None
-    added = ("num_rollouts", "num_accepted", *_REASONS)
-    counts = {key: sum(int(step.get(key, 0)) for step in steps) for key in added}
+    counts = dict.fromkeys(("num_rollouts", "num_accepted", *_REASONS), 0)
+    for step in steps:
+        if "num_accepted" not in step:
+            return None
+        for key in counts:
+            counts[key] += int(step.get(key, 0))
     if not 0 < counts["num_accepted"] < _FEW * counts["num_rollouts"]:
         return None
-    in_force = steps[-1].get("length_limit")
-    return counts if in_force is None else {**counts, "length_limit": in_force}
+    if "length_limit" in steps[-1]:
+        counts["length_limit"] = int(steps[-1]["length_limit"])
+    return counts
 
 
-def explain_few_accepted(counts: Counts, limit: int, base: Counts) -> str:
-    """Why so few responses were accepted: the most common reason, and the remedy.
+def explain_few_accepted(counts: Line, limit: int, base: Line) -> str:
+    """Explain why few responses were accepted: the most common reason, and the remedy.
 
-    counts: as of `few_accepted`; limit, base: as of `explain_empty_step`.
+    counts: the result of `few_accepted`. limit, base: see `explain_empty_step`.
     """
     return (
         f"the last {RECENT_STEPS} steps accepted {counts['num_accepted']} of "
@@ -143,20 +147,24 @@ def explain_few_accepted(counts: Counts, limit: int, base: Counts) -> str:
     )
 
 
-def _remedy(counts: Counts, limit: int, base: Counts) -> str:
-    """What helps where few responses are accepted, by the most common reason."""
-    _, remedy = _REASONS[max(_REASONS, key=lambda key: counts.get(key, 0))]
-    key = "rollout.max_response_tokens"
-    if (in_force := int(counts.get("length_limit", limit))) < limit:
-        key, limit = "method.limits", in_force
-    remedy = remedy or _lengths_remedy(key, limit, base)
-    return remedy + (f"; {advice}" if base and (advice := advise_on_base(base)) else "")
+def _remedy(counts: Line, limit: int, base: Line) -> str:
+    """Say what helps if few responses are accepted, by the most common reason."""
+    most_common = max(_REASONS, key=lambda key: counts.get(key, 0))
+    if most_common in _REMEDIES:
+        remedy = _REMEDIES[most_common]
+    elif counts.get("length_limit", limit) < limit:
+        remedy = _lengths_remedy("method.limits", int(counts["length_limit"]), base)
+    else:
+        remedy = _lengths_remedy("rollout.max_response_tokens", limit, base)
+    advice = advise_on_base(base) if base else ""
+    return f"{remedy}; {advice}" if advice else remedy
 
 
-def explain_left_out(counts: Counts, *, room: int, positions: int) -> str:
-    """Why a method with a teacher does not learn from some responses, and the remedy.
+def explain_left_out(counts: Line, *, room: int, positions: int) -> str:
+    """Explain why a method with a teacher does not learn from some responses, and the remedy.
 
-    counts: a line of metrics.jsonl. room: tokens of a micro-batch; positions: of the model.
+    counts: a line of metrics.jsonl. room: the tokens that a micro-batch holds. positions: the
+    model's.
     """
     why = f"the model's {positions} positions; lower rollout.max_response_tokens"
     if room < positions:
@@ -169,21 +177,24 @@ def explain_left_out(counts: Counts, *, room: int, positions: int) -> str:
     )
 
 
-def worse_in_a_row(evaluations: Sequence[Counts]) -> int:
-    """How many evaluations in a row, up to the last one, are less accurate than the first by more
-    than chance explains.
+def worse_in_a_row(evaluations: Sequence[Line]) -> int:
+    """Count the last evaluations in a row that are worse than the first.
 
-    evaluations: the lines of evals.jsonl.
+    Worse: less accurate, by more than chance. evaluations: the lines of evals.jsonl.
     """
-    first, *later = evaluations or [{}]
-    return sum(1 for _ in takewhile(partial(_is_worse, first), reversed(later)))
+    num_worse = 0
+    for line in reversed(evaluations[1:]):
+        if not _is_worse(evaluations[0], line):
+            break
+        num_worse += 1
+    return num_worse
 
 
 def describe_early_end(worse: int, step: int, model_step: int, config: Config) -> str:
-    """What a run says that `eval.stop_when_worse` ended.
+    """Explain why `eval.stop_when_worse` ended a run, and which model it exports.
 
-    worse: evaluations in a row that were worse; step: after which it ended; model_step: of the
-    model in hf/.
+    worse: the number of evaluations in a row that were worse. step: the last one of the run.
+    model_step: the step of the model in hf/.
     """
     handed_out = f"hf/ holds the best model, of step {model_step}"
     if model_step == step:
@@ -195,73 +206,80 @@ def describe_early_end(worse: int, step: int, model_step: int, config: Config) -
     )
 
 
-def warn_of_decline(evaluations: Sequence[Counts], config: Config) -> str:
-    """A warning if a run's last evaluation is less accurate than its first by more than chance
-    explains, with the best evaluation and the likely key; "" if it is not.
+def warn_of_decline(evaluations: Sequence[Line], config: Config) -> str:
+    """Warn if a run's last evaluation is less accurate than its first by more than chance.
 
-    evaluations: the lines of evals.jsonl.
+    evaluations: the lines of evals.jsonl. The warning names the best evaluation and the key that is
+    most likely the cause. Returns "" if the last evaluation is not worse.
     """
     if len(evaluations) < 2:
         return ""
     first, last = evaluations[0], evaluations[-1]
     if not _is_worse(first, last):
         return ""
-    best = best_evaluation(evaluations, config.eval.best_within)
     advice = f"lower optimizer.lr={config.optimizer.lr:g}"
-    if (temperature := config.rollout.temperature) != 1:
+    temperature = config.rollout.temperature
+    if temperature != 1:
         advice = f"set rollout.temperature={temperature:g} to 1"
-    if best is None or not best["step"]:
-        found = "no later evaluation was as accurate as the base model"
-    else:
-        kept = (
-            "its model is in best/"
-            if config.eval.keeps_best
-            else "eval.export_best keeps it"
+    best_so_far = "no later evaluation was as accurate as the base model"
+    best = best_evaluation(evaluations, config.eval.best_within)
+    if best is not None and best["step"]:
+        is_in_best = config.eval.keeps_best
+        its_model = (
+            "its model is in best/" if is_in_best else "eval.export_best keeps it"
         )
-        found = (
+        best_so_far = (
             f"the best evaluation is after step {best['step']}, "
             f"{100 * best['eval_accuracy']:.1f} %, "
-            f"{best['eval_mean_response_tokens']:.1f} tokens ({kept})"
+            f"{best['eval_mean_response_tokens']:.1f} tokens ({its_model})"
         )
     return (
         f"THE MODEL GOT WORSE: held-out accuracy fell from {100 * first['eval_accuracy']:.1f} % "
-        f"to {100 * last['eval_accuracy']:.1f} %, more than chance; {found}; most likely {advice}"
+        f"to {100 * last['eval_accuracy']:.1f} %, more than chance; {best_so_far}; most likely "
+        f"{advice}"
     )
 
 
-def _is_worse(first: Counts, last: Counts) -> bool:
-    """Whether the accuracy of an evaluation is below the first one's by more than chance."""
-    return first["eval_accuracy"] - last["eval_accuracy"] > _interval(first, last)
+def _is_worse(first: Line, later: Line) -> bool:
+    """True if the accuracy of a later evaluation is below the first one's by more than chance.
 
-
-def _interval(first: Counts, last: Counts) -> float:
-    """Half the width of the 95 % interval of a difference of two shares (Agresti and Caffo)."""
+    Chance: half the width of the 95 % interval of a difference of two shares (Agresti and Caffo).
+    """
     variance = 0.0
-    for line in (first, last):
+    for line in (first, later):
         count = line["eval_samples"] + 2
         share = (line["eval_accuracy"] * line["eval_samples"] + 1) / count
         variance += share * (1 - share) / count
-    return 1.96 * math.sqrt(variance)
+    difference = first["eval_accuracy"] - later["eval_accuracy"]
+    return difference > 1.96 * math.sqrt(variance)
 
 
-def _lengths_remedy(key: str, limit: int, base: Counts) -> str:
-    """key: of the limit, which is in force."""
-    higher = f"raise {key} above {limit}"
+def _lengths_remedy(key: str, limit: int, base: Line) -> str:
+    """Say what to do about responses that are cut off, by the lengths of the base model's answers.
+
+    key, limit: the setting that cuts them off, and its value.
+    """
+    advice = f"raise {key} above {limit}"
     if not base:
-        return f"{higher}; with eval.holdout or eval.data the run says how long answers are"
-    if not (lengths := describe_correct(base)):
-        return f"{higher}; the base model gave no correct answer to a held-out problem"
-    few = base[_HALF] <= limit
-    more = f"keep {key}={limit} and raise data.prompts_per_step or rollout.group_size"
-    return (
-        f"of the base model on held-out problems, {lengths}; {more if few else higher}"
-    )
+        return f"{advice}; with eval.holdout or eval.data the run says how long answers are"
+    lengths = describe_correct(base)
+    if not lengths:
+        return f"{advice}; the base model gave no correct answer to a held-out problem"
+    if base[_HALF] <= limit:
+        advice = (
+            f"keep {key}={limit} and raise data.prompts_per_step or rollout.group_size"
+        )
+    return f"of the base model on held-out problems, {lengths}; {advice}"
 
 
-def advise_on_base(evaluation: Counts) -> str:
-    """A warning if the evaluation before the first step shows too little to learn from, else ""."""
-    # Responses that were cut off may be correct: `warn_of_cut_off` says it of these.
-    if evaluation["eval_accuracy"] + evaluation["eval_truncated_share"] >= _HARD:
+def advise_on_base(evaluation: Line) -> str:
+    """Warn if the evaluation before the first step shows a model that solves too little to learn.
+
+    Returns "" if it solves enough.
+    """
+    # Responses that were cut off may be correct; `warn_of_cut_off` warns of these.
+    share = evaluation["eval_accuracy"] + evaluation["eval_truncated_share"]
+    if share >= _MIN_BASE_ACCURACY:
         return ""
     return (
         f"the base model solves only {100 * evaluation['eval_accuracy']:.3g} % of the held-out "

@@ -1,11 +1,12 @@
-"""Evaluations during a run: when they are due, on which problems, and what is kept; and the run's
-models as Hugging Face directories, the last and the best.
+"""Evaluates a run when it is due, and writes its models, the last and the best, as Hugging Face
+directories.
 """
 
 import shutil
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from megatron_opsft.models.storage.hf_writer import write_hf_model
 from megatron_opsft.models.storage.partial import written_whole
 from megatron_opsft.models.storage.replacing import check_out
 from megatron_opsft.records import Callback
+from megatron_opsft.run.held_out import EvalResult, HeldOut
 from megatron_opsft.run.record.advice import (
     advise_on_base,
     measure_correct,
@@ -43,64 +45,69 @@ from megatron_opsft.runtime.phase import (
 )
 
 
+@dataclass(frozen=True)
 class ModelExports:
-    """Every rank calls every method; rank 0 writes, whole directories or none."""
+    """Writes models to a run's directory. Every rank calls every method.
 
-    def __init__(self, session: Session, run_dir: Path) -> None:
-        self._s = session
-        self._dir = run_dir
+    Rank 0 writes a model as a whole or not at all.
+    """
+
+    session: Session
+    directory: Path
 
     def write(self, name: str, card: str = "") -> None:
-        """Write the current weights to `name` in the run's directory, in place of what is there.
+        """Write the current weights to the folder `name`, replacing it.
 
-        card: the text of the model's README.md; that of rank 0 counts. Errors, on rank 0: as of
-        `write_hf_model`; after `FullDiskError` the ranks can go on.
+        card: the text of the model's README.md; only rank 0's counts. Errors, on rank 0: those of
+        `write_hf_model`. After a `FullDiskError` the ranks can go on.
         """
         enter_phase("export")
-        stream = self._s.sync.exporter.stream()
+        stream = self.session.sync.exporter.stream()
         failure: FullDiskError | None = None
-        if self._s.layout.is_main:
+        if self.session.layout.is_main:
             try:
                 write_hf_model(
-                    self._dir / name,
+                    self.directory / name,
                     stream,
-                    shapes=self._s.shards.table.hf_shapes(),
-                    dtype=self._s.shards.parameters[0][1].dtype,
-                    source_dir=self._s.model_dir,
+                    shapes=self.session.shards.table.hf_shapes(),
+                    dtype=self.session.shards.dtype,
+                    source_dir=self.session.model_dir,
                     card=card,
                     overwrite=True,
                 )
             except FullDiskError as error:
                 failure = error
-        for (
-            _
-        ) in stream:  # every rank takes part to its end, also where rank 0 cannot write
+        # Every rank takes part to the end of the stream, also if rank 0 cannot write.
+        for _ in stream:
             pass
         if failure is not None:
             raise failure
 
     def has_best(self, step: int) -> bool:
-        """Whether best/ has the model of that step."""
+        """True if best/ has the model of that step."""
         return (self._best(step) / "config.json").is_file()
 
-    def write_kept(self, name: str, step: int, card: str = "") -> None:
-        """Write the model of that step, which best/ has, to `name`; otherwise as `write`."""
+    def copy_best(self, step: int, card: str) -> None:
+        """Copy the model of that step from best/ to hf/, replacing it. card: see `write`."""
         enter_phase("export")
-        if not self._s.layout.is_main:
+        if not self.session.layout.is_main:
             return
-        check_out(self._dir / name, [self._best(step)], overwrite=True)
-        with written_whole(self._dir / name) as written:
-            for path in self._best(step).iterdir():
-                shutil.copyfile(path, written.directory / path.name)
-                sync_path(written.directory / path.name)
+        best, target = self._best(step), self.directory / "hf"
+        check_out(target, [best], overwrite=True)
+        with written_whole(target) as written:
+            for path in best.iterdir():
+                copy = written.directory / path.name
+                shutil.copyfile(path, copy)
+                sync_path(copy)
             write_files(written.directory, {"README.md": card.encode()})
 
     def _best(self, step: int) -> Path:
-        return self._dir / BEST / step_name(step)
+        return self.directory / BEST / step_name(step)
 
     def write_best(self, step: int) -> None:
-        """Write the weights after `step` updates, unless a resumed run finds them written. Where
-        the disk is full, a warning says so, and the run goes on without them.
+        """Write the weights after `step` updates to best/, unless a resumed run finds them there.
+
+        If the disk is full, the run goes on without them after a warning.
         """
         name = f"{BEST}/{step_name(step)}"
         if not broadcast_object(self.has_best(step)):
@@ -113,135 +120,144 @@ class ModelExports:
                 )
 
     def drop_superseded(self, step: int, *, finished: bool = False) -> None:
-        """Remove best models that a better one has replaced, after `step` updates.
+        """Remove models of best/ that a better one has replaced, after `step` updates.
 
-        A run resumed from a checkpoint needs the newest best model of that time, so one stays for
-        each checkpoint that is there or is being written, unless the run has finished.
+        A run resumed from a checkpoint needs the best model of that time, which is the newest one
+        before the checkpoint. So one model stays for each checkpoint that exists or is being
+        written, unless the run has finished.
         """
-        if not self._s.layout.is_main:
+        if not self.session.layout.is_main:
             return
-        there = in_step_order((self._dir / BEST).glob("*"))
-        resumable = [step]
+        models = in_step_order((self.directory / BEST).glob("*"))
+        resumable_steps = [step]
         if not finished:
-            resumable += [
-                step_in(p.name) or 0
-                for p in list_checkpoints(self._dir / "checkpoints")
-            ]
-            resumable += (
-                [step - step % every]
-                if (every := self._s.config.checkpoint.every)
-                else []
-            )
-        needed = {
-            max((s for s, _ in there if s <= saved), default=0) for saved in resumable
-        }
-        for written, path in there:
-            if written not in needed:
-                remove(path, quietly=True)  # what is left is there the next time
+            for path in list_checkpoints(self.directory / "checkpoints"):
+                resumable_steps.append(step_in(path.name) or 0)
+            every = self.session.config.checkpoint.every
+            if every:
+                resumable_steps.append(step - step % every)
+        needed_steps = set()
+        for resumable in resumable_steps:
+            earlier = [written for written, _ in models if written <= resumable]
+            needed_steps.update(earlier[-1:])
+        for written, path in models:
+            if written not in needed_steps:
+                # What cannot be removed now is tried again the next time.
+                remove(path, quietly=True)
 
 
+@dataclass(eq=False)
 class Evaluations:
-    """Every rank calls every method; `log` is rank 0's, which reads and writes evals.jsonl."""
+    """Evaluates on the held-out problems. Every rank calls every method."""
 
-    def __init__(
-        self,
-        session: Session,
-        exports: ModelExports,
-        log: MetricsLog | None,
-        callbacks: Sequence[Callback] = (),
-    ) -> None:
-        """callbacks: are told of each evaluation, on rank 0."""
-        self._callbacks = callbacks
-        self._s = session
-        self._exports = exports
-        self._log = log
-        self._path = session.config.run.dir / "evals.jsonl"
-        self._worse: int | None = None  # as `worse_in_a_row` gives it; None: to be read
+    session: Session
+    exports: ModelExports
+    metrics_log: MetricsLog | None
+    """Rank 0's; None on other ranks, which neither read nor write evals.jsonl."""
+    callbacks: Sequence[Callback]
+    """Called on rank 0."""
+    _num_worse: int | None = field(default=None, init=False)
+    """The result of `worse_in_a_row`; None if an evaluation has been made since."""
 
-    def look(self, step: int, stop: StopSignal) -> bool:
+    def run_if_due(self, step: int, stop: StopSignal) -> bool:
         """Evaluate if it is due after `step` updates, unless a resumed run finds it done.
 
-        It is due before the first step, after every `run.eval_every`, and after the last. Returns
-        True on every rank if a signal interrupted it, which needs an engine on each rank.
+        It is due before the first step, every `run.eval_every` steps, and after the last step.
+        Returns True on every rank if a signal interrupted it: the run then writes its checkpoint,
+        and the resumed run makes the evaluation.
         """
-        run, settings = self._s.config.run, self._s.config.eval
-        due = step in (0, run.steps) or (run.eval_every and step % run.eval_every == 0)
-        if not due or self._s.held_out is None:
+        run = self.session.config.run
+        is_due = step in (0, run.steps) or (
+            run.eval_every and step % run.eval_every == 0
+        )
+        if not is_due or self.session.held_out is None:
             return False
         if not broadcast_object(any(line["step"] == step for line in self.lines())):
-            engine, world_size = self._s.sampler.engine, self._s.layout.world_size
-            may_leave = engine.share.count == world_size
+            # Ranks that share an engine could not leave it at the same time.
+            num_engines = self.session.sampler.engine.share.count
+            may_leave = num_engines == self.session.layout.world_size
+            leaving = interruptible(lambda: stop.signalled)
             try:
-                with (
-                    interruptible(lambda: stop.signalled)
-                    if may_leave
-                    else nullcontext()
-                ):
+                with leaving if may_leave else nullcontext():
                     self.evaluate(step)
             except Interrupted:
                 return True
-        lines = self.lines()
-        best = best_evaluation(lines, settings.best_within)
-        best_step = broadcast_object(step if best is None else best["step"])
-        if settings.keeps_best and best_step == step and step:
-            self._exports.write_best(step)
-        self._exports.drop_superseded(step)
+        best_step = broadcast_object(self._best_step())
+        if self.session.config.eval.keeps_best and best_step == step and step:
+            self.exports.write_best(step)
+        self.exports.drop_superseded(step)
         return False
 
     def evaluate(self, step: int) -> None:
-        """Held-out accuracy and length after `step` updates, into evals.jsonl."""
-        assert self._s.held_out is not None
-        self._worse = None
+        """Measure held-out accuracy and length after `step` updates, and write evals.jsonl."""
+        assert self.session.held_out is not None
+        self._num_worse = None
         enter_phase("evaluate")
-        encode = partial(self._s.prompt_of, held_out=True)
         line: dict[str, Any] = {"step": step}
         begin = time.monotonic()
-        for name, held_out in {"": self._s.held_out, **self._s.more_held_out}.items():
-            of_name = f"problems of {name}" if name else "held-out problems"
-            announce(f"evaluating on {len(held_out.problems)} {of_name}")
-            result = held_out.evaluate(
-                self._s.sampler,
-                self._s.verifier,
-                encode,
-                num_shown=0 if name else self._s.config.run.show_samples,
-            )
-            key = f"eval_{name}" if name else "eval"
-            line |= {
-                f"{key}_{value}": number for value, number in result.values.items()
-            }
-            if not name:
-                line |= measure_correct(result.correct_lengths)
-                shown = result.shown
-        if self._log is not None:
-            seconds = time.monotonic() - begin
-            self._log.evaluation(line, self._s.more_held_out, seconds=seconds)
-            self._log.samples(shown)
-            if not step and (advice := advise_on_base(line)):
-                if self._s.config.data.template != "chat":
-                    advice += "; a small instruct model may need data.template=chat"
-                log.warning("%s", advice)
-            for callback in self._callbacks:
-                callback.on_evaluation(line)
+        result = self._evaluate_set(
+            "held-out problems",
+            self.session.held_out,
+            "eval",
+            num_shown=self.session.config.run.show_samples,
+        )
+        line |= result.values
+        line |= measure_correct(result.correct_lengths)
+        for name, held_out in self.session.more_held_out.items():
+            title = f"problems of {name}"
+            line |= self._evaluate_set(title, held_out, f"eval_{name}").values
+        if self.metrics_log is None:
+            return
+        seconds = time.monotonic() - begin
+        self.metrics_log.write_evaluation(
+            line, self.session.more_held_out, seconds=seconds
+        )
+        self.metrics_log.print_samples(result.shown)
+        advice = "" if step else advise_on_base(line)
+        if advice:
+            if self.session.config.data.template != "chat":
+                advice += "; a small instruct model may need data.template=chat"
+            log.warning(advice)
+        for callback in self.callbacks:
+            callback.on_evaluation(line)
+
+    def _evaluate_set(
+        self, title: str, held_out: HeldOut, key: str, num_shown: int = 0
+    ) -> EvalResult:
+        """Evaluate on one set. title: its name for the log; key, num_shown: see `evaluate`."""
+        announce(f"evaluating on {len(held_out.problems)} {title}")
+        return held_out.evaluate(
+            self.session.sampler,
+            self.session.verifier,
+            partial(self.session.prompt_of, held_out=True),
+            key=key,
+            num_shown=num_shown,
+        )
 
     def worse_in_a_row(self) -> int:
-        """How many evaluations in a row, up to the last one, were worse than the base model. Every
-        step asks, so the lines are read only once after each evaluation.
-        """
-        if self._worse is None:
-            self._worse = broadcast_object(worse_in_a_row(self.lines()))
-        return self._worse
+        """Count the last evaluations in a row that were worse than the base model's.
 
-    def best_kept(self) -> int:
-        """The step of the best evaluation where best/ has its model; 0 where it has not."""
-        best = best_evaluation(self.lines(), self._s.config.eval.best_within)
-        is_kept = best is not None and self._exports.has_best(best["step"])
-        return broadcast_object(best["step"] if best is not None and is_kept else 0)
+        Every step asks, so the lines are read only once after each evaluation.
+        """
+        if self._num_worse is None:
+            self._num_worse = broadcast_object(worse_in_a_row(self.lines()))
+        return self._num_worse
+
+    def step_of_best_model(self) -> int:
+        """Return the step of the best evaluation if best/ has its model, else 0."""
+        step = self._best_step()
+        return broadcast_object(step if self.exports.has_best(step) else 0)
+
+    def _best_step(self) -> int:
+        """Return the step of the best evaluation on rank 0, and 0 elsewhere."""
+        best = best_evaluation(self.lines(), self.session.config.eval.best_within)
+        return 0 if best is None else best["step"]
 
     def lines(self) -> list[dict[str, Any]]:
-        """The lines of evals.jsonl on rank 0; none elsewhere."""
+        """Return the lines of evals.jsonl on rank 0, and none elsewhere."""
+        if self.metrics_log is None:
+            return []
         required = ("eval_accuracy", "eval_mean_response_tokens")
-        return (
-            read_json_lines(self._path, required=required)
-            if self._log is not None
-            else []
+        return read_json_lines(
+            self.exports.directory / "evals.jsonl", required=required
         )

@@ -1,8 +1,8 @@
-"""Where rank 0 writes a run's numbers: console, metrics.jsonl, TensorBoard, Weights & Biases."""
+"""Writes a run's numbers on rank 0: to the console, JSON lines, TensorBoard, Weights & Biases."""
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from textwrap import shorten
@@ -17,103 +17,111 @@ from megatron_opsft.run.record.advice import (
     describe_rejected,
     warn_of_cut_off,
 )
-from megatron_opsft.run.start.run_directory import RunDir
+from megatron_opsft.run.run_files import Line
 from megatron_opsft.runtime.console import say
 from megatron_opsft.runtime.durable import append_line, write_text
+from megatron_opsft.runtime.rounding import round_up
 
 log = logging.getLogger("megatron_opsft")
 
-_PROBLEM_CHARACTERS = 100
-_RESPONSE_CHARACTERS = 240
-
-Values = Mapping[str, float | int]
+_MAX_PROBLEM_CHARACTERS = 100
+_MAX_RESPONSE_CHARACTERS = 240
 
 
 class MetricsLog:
-    """Fan-out of one run's metrics. Floats in the JSON lines read back as the same numbers."""
+    """Writes metrics everywhere. Floats in the JSON lines read back as the same numbers."""
 
-    def __init__(self, run_dir: RunDir, config: RunConfig, *, first_step: int) -> None:
-        self._directory = run_dir.path
-        self._num_steps, self._eval_every = config.steps, config.eval_every
+    def __init__(self, config: RunConfig, *, first_step: int) -> None:
+        """Open the writers. first_step: the step after which the run begins or is resumed."""
+        self._config = config
         self._evaluation_seconds = 0.0  # of the last evaluation
-        self._warned: set[str] = set()
-        self._writers: list[Any] = []
+        self._warned: set[str] = set()  # names of the held-out sets that were warned of
+        self._writers: list[_TensorBoard | _Wandb] = []
         if config.tensorboard:
-            self._writers.append(_TensorBoard(run_dir.path / "tensorboard", first_step))
+            self._writers.append(_TensorBoard(config.dir / "tensorboard", first_step))
         if config.wandb != "off":
-            self._writers.append(_Wandb(config, run_dir.path / "wandb/run_id"))
+            self._writers.append(_Wandb(config))
 
-    def step(self, metrics: Values) -> None:
-        """One finished training step."""
-        self._append("metrics.jsonl", metrics)
-        step = int(metrics["step"])
-        seconds = metrics["step_seconds"]
-        parts = [
-            f"step {step}/{self._num_steps}",
-            f"loss {metrics['loss']:.4f}",
-            f"tokens {metrics['mean_response_tokens']:.1f}",
-            f"grad norm {metrics['grad_norm']:.3f}",
-            f"lr {metrics['lr']:.2e}",
-            f"{seconds:.2f} s",
-            f"about {self._seconds_left(step, seconds):.0f} s left",
-        ]
+    def write_step(self, metrics: Line) -> None:
+        """Write the metrics of a training step."""
+        self._write("metrics.jsonl", metrics)
+        accuracy = accepted = ""
         if "accuracy" in metrics:  # fixed data are not judged
+            accuracy = f"accuracy {100 * metrics['accuracy']:.1f} %  "
             accepted = f"accepted {metrics['num_accepted']}/{metrics['num_rollouts']}"
             rejected = describe_rejected(metrics)
-            parts.insert(2, f"accuracy {100 * metrics['accuracy']:.1f} %")
-            parts.insert(4, f"{accepted} ({rejected})" if rejected else accepted)
-        say("  ".join(parts))
+            if rejected:
+                accepted += f" ({rejected})"
+            accepted += "  "
+        step = int(metrics["step"])
+        seconds = metrics["step_seconds"]
+        say(
+            f"step {step}/{self._config.steps}  loss {metrics['loss']:.4f}  {accuracy}"
+            f"tokens {metrics['mean_response_tokens']:.1f}  {accepted}"
+            f"grad norm {metrics['grad_norm']:.3f}  lr {metrics['lr']:.2e}  "
+            f"{seconds:.2f} s  about {self._seconds_left(step, seconds):.0f} s left"
+        )
 
-    def _seconds_left(self, step: int, seconds: float) -> float:
-        """After a step that took so long, with the evaluations that are still to come."""
-        every, last = self._eval_every, self._num_steps
-        due = {last, *(range(-(-step // every) * every, last, every) if every else ())}
-        return (last - step) * seconds + len(due) * self._evaluation_seconds
+    def _seconds_left(self, step: int, step_seconds: float) -> float:
+        """Estimate how long the run still takes after `step`, evaluations included."""
+        last = self._config.steps
+        every = self._config.eval_every
+        due = {last}
+        if every:
+            # The evaluation of this step has not been made yet.
+            due.update(range(round_up(step, every), last, every))
+        return (last - step) * step_seconds + len(due) * self._evaluation_seconds
 
-    def evaluation(
-        self, metrics: Values, more: Iterable[str] = (), *, seconds: float = 0
+    def write_evaluation(
+        self, metrics: Line, more: Iterable[str] = (), *, seconds: float = 0
     ) -> None:
-        """One evaluation on held-out problems. more: names of other sets that `metrics` has.
-        seconds: that it took.
+        """Write the metrics of an evaluation on held-out problems.
+
+        more: the names of the sets of eval.more, which `metrics` has too. seconds: its duration.
         """
         self._evaluation_seconds = seconds
-        self._append("evals.jsonl", metrics)
-        correct = describe_correct(metrics)
-        for name, key in (
-            ("held-out", "eval"),
-            *((name, f"eval_{name}") for name in more),
-        ):
-            say(
-                f"{name} after step {metrics['step']}: "
-                f"accuracy {100 * metrics[f'{key}_accuracy']:.1f} %, "
-                f"{metrics[f'{key}_mean_response_tokens']:.1f} tokens, "
-                f"{100 * metrics[f'{key}_truncated_share']:.1f} % cut off "
-                f"({metrics[f'{key}_samples']} samples)"
-                + (f"; {correct}" if key == "eval" and correct else "")
-            )
-            if name not in self._warned and (
-                warning := warn_of_cut_off(name, metrics, key)
-            ):
-                self._warned.add(name)
-                log.warning("%s", warning)
+        self._write("evals.jsonl", metrics)
+        self._print_evaluation("held-out", metrics, "eval", describe_correct(metrics))
+        for name in more:
+            self._print_evaluation(name, metrics, f"eval_{name}")
 
-    def samples(self, shown: Sequence[tuple[Problem, Rollout, Verdict]]) -> None:
+    def _print_evaluation(
+        self, name: str, metrics: Line, key: str, more: str = ""
+    ) -> None:
+        """Print the line of one held-out set; warn once if the limit distorts its values.
+
+        key: the prefix of its keys in `metrics`. more: text for the end of the line.
+        """
+        line = (
+            f"{name} after step {metrics['step']}: "
+            f"accuracy {100 * metrics[f'{key}_accuracy']:.1f} %, "
+            f"{metrics[f'{key}_mean_response_tokens']:.1f} tokens, "
+            f"{100 * metrics[f'{key}_truncated_share']:.1f} % cut off "
+            f"({metrics[f'{key}_samples']} samples)"
+        )
+        say(f"{line}; {more}" if more else line)
+        warning = warn_of_cut_off(name, metrics, key)
+        if warning and name not in self._warned:
+            self._warned.add(name)
+            log.warning(warning)
+
+    def print_samples(self, shown: Sequence[tuple[Problem, Rollout, Verdict]]) -> None:
         """Print responses of an evaluation; long ones without their middles."""
-        for one in shown:
-            say(_in_short(*one), dim=True)
+        for problem, rollout, verdict in shown:
+            say(_describe_sample(problem, rollout, verdict), dim=True)
 
-    def _append(self, name: str, metrics: Values) -> None:
-        append_line(self._directory / name, json.dumps(dict(metrics)))
+    def _write(self, name: str, metrics: Line) -> None:
+        append_line(self._config.dir / name, json.dumps(dict(metrics)))
         for writer in list(self._writers):
-            self._let(writer, partial(writer.write, metrics))
+            self._try(writer, partial(writer.write, metrics))
 
     def close(self) -> None:
-        """Flush everything."""
+        """Close the writers."""
         for writer in list(self._writers):
-            self._let(writer, writer.close)
+            self._try(writer, writer.close)
 
-    def _let(self, writer: "_TensorBoard | _Wandb", act: Callable[[], None]) -> None:
-        """A writer that fails is left out from then on: the JSON lines have everything."""
+    def _try(self, writer: "_TensorBoard | _Wandb", act: Callable[[], None]) -> None:
+        """Do something with a writer; drop a writer that fails: the JSON lines have everything."""
         try:
             act()
         except Exception as error:  # of a package that the run does not depend on
@@ -123,19 +131,22 @@ class MetricsLog:
             )
 
 
-def _in_short(problem: Problem, rollout: Rollout, verdict: Verdict) -> str:
-    """Problem and response, each on a line that is not too long."""
-    asked = shorten(problem.text, _PROBLEM_CHARACTERS, placeholder=" ...")
+def _describe_sample(problem: Problem, rollout: Rollout, verdict: Verdict) -> str:
+    """Return problem and response, each on a line that is not too long."""
+    question = shorten(problem.text, _MAX_PROBLEM_CHARACTERS, placeholder=" ...")
     response = " ".join(rollout.text.split())
-    if len(response) > _RESPONSE_CHARACTERS:
-        half = _RESPONSE_CHARACTERS // 2
+    if len(response) > _MAX_RESPONSE_CHARACTERS:
+        half = _MAX_RESPONSE_CHARACTERS // 2
         response = f"{response[:half]} [...] {response[-half:]}"
-    num_tokens = len(rollout.response_ids)
-    about = f"{num_tokens} tokens, {verdict.outcome.value}, gold {problem.answer}"
-    return f"  for example: {asked}\n  -> {response} ({about})"
+    return (
+        f"  for example: {question}\n  -> {response} ({len(rollout.response_ids)} tokens, "
+        f"{verdict.outcome.value}, gold {problem.answer})"
+    )
 
 
 class _TensorBoard:
+    """TensorBoard's event files. Steps after `first_step` replace those of an earlier start."""
+
     name = "TensorBoard"
 
     def __init__(self, directory: Path, first_step: int) -> None:
@@ -143,7 +154,7 @@ class _TensorBoard:
 
         self._writer = SummaryWriter(str(directory), purge_step=first_step + 1)
 
-    def write(self, metrics: Values) -> None:
+    def write(self, metrics: Line) -> None:
         step = int(metrics["step"])
         for key, value in metrics.items():
             if key != "step":
@@ -154,13 +165,14 @@ class _TensorBoard:
 
 
 class _Wandb:
-    """id_file: holds W&B's id of the run, so that a resumed run continues there."""
+    """A run of Weights & Biases, which a resumed run continues."""
 
     name = "Weights & Biases"
 
-    def __init__(self, config: RunConfig, id_file: Path) -> None:
-        import wandb  # there, by preflight's check
+    def __init__(self, config: RunConfig) -> None:
+        import wandb  # installed, see `check_run`
 
+        id_file = config.dir / "wandb/run_id"
         if not id_file.is_file():
             id_file.parent.mkdir(parents=True, exist_ok=True)
             write_text(id_file, uuid4().hex)
@@ -178,7 +190,7 @@ class _Wandb:
                 "`wandb login`, or set run.wandb=offline"
             ) from error
 
-    def write(self, metrics: Values) -> None:
+    def write(self, metrics: Line) -> None:
         self._run.log(dict(metrics), step=int(metrics["step"]))
 
     def close(self) -> None:

@@ -1,9 +1,10 @@
-"""What a run records, and how it resumes."""
+"""Records a run in its directory, and resumes it from there."""
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from megatron_opsft.config.load import load_config, to_yaml
 from megatron_opsft.errors import UserError
@@ -21,12 +22,12 @@ from megatron_opsft.run.record.evaluations import Evaluations, ModelExports
 from megatron_opsft.run.record.metrics import MetricsLog
 from megatron_opsft.run.record.rollout_log import RolloutLog
 from megatron_opsft.run.record.summary import (
-    adjustments,
-    manifest_of,
+    make_manifest,
     model_card,
+    note_adjustments,
     summarize,
 )
-from megatron_opsft.run.run_files import describe_skipped, is_skipped
+from megatron_opsft.run.run_files import Line, describe_skipped, is_skipped
 from megatron_opsft.run.start.run_directory import RunDir
 from megatron_opsft.run.start.session import Session, log
 from megatron_opsft.run.step.batch import JudgedBatch
@@ -39,39 +40,42 @@ from megatron_opsft.runtime.durable import (
     write_json,
     write_text,
 )
-from megatron_opsft.runtime.phase import StopSignal, Stopwatch, enter_phase
+from megatron_opsft.runtime.phase import Stopwatch, enter_phase
 from megatron_opsft.trainer.batching.packing import PackingReport
 
 
 class RunRecorder:
-    """The records of one run. Methods are called by every rank; rank 0 writes."""
+    """Writes the records of one run. Every rank calls every method; rank 0 writes."""
 
     def __init__(
         self,
         session: Session,
-        run_dir: RunDir,
         last_step: int,
-        callbacks: Sequence[Callback] = (),
+        callbacks: Sequence[Callback],
     ) -> None:
+        """Open the records. last_step: the step of the checkpoint that was loaded, else 0."""
         self._s = session
         self._callbacks = callbacks
-        self._told: tuple[int, Path] | None = None
-        self._dir = run_dir
-        self._has_told_left_out = self._has_told_empty = self._has_told_few = False
-        self._recent: deque[Mapping[str, float | int]] = deque(maxlen=RECENT_STEPS)
+        self._dir = session.config.run.dir
+        self.last_step = last_step
+        self._saved_step = last_step
+        self._published: tuple[int, Path] | None = None  # as the callbacks know it
+        self._explained: set[str] = set()  # what `_explain` has explained already
+        self._recent: deque[Line] = deque(maxlen=RECENT_STEPS)
         self._watch = Stopwatch(session.device)
-        self.last_step = self._saved = last_step
-        self._rollouts = RolloutLog(run_dir.path / "rollouts", session.layout)
-        self._log: MetricsLog | None = None
-        if session.layout.is_main:
-            self._log = MetricsLog(run_dir, session.config.run, first_step=last_step)
-        self._exports = ModelExports(session, run_dir.path)
-        self._evaluations = Evaluations(session, self._exports, self._log, callbacks)
+        self._rollouts = RolloutLog(self._dir / "rollouts", session.layout)
+        self._log = (
+            MetricsLog(session.config.run, first_step=last_step)
+            if session.layout.is_main
+            else None
+        )
+        self._exports = ModelExports(session, self._dir)
+        self.evaluations = Evaluations(session, self._exports, self._log, callbacks)
 
     def begin_rollouts(
         self, step: int, batch: JudgedBatch, scores: Mapping[int, TokenScores]
     ) -> None:
-        """Write a step's responses in the background."""
+        """Start to write a step's responses in the background; `scores`: see `RolloutLog.begin`."""
         if self._s.config.run.save_rollouts:
             self._rollouts.begin(step, batch, scores)
 
@@ -81,20 +85,17 @@ class RunRecorder:
         batch: JudgedBatch,
         packing: PackingReport,
         result: StepResult,
-        pushed: SyncResult,
+        synced: SyncResult,
         watch: Stopwatch,
     ) -> None:
-        """Write a line of metrics.jsonl, once all ranks' responses are on disk.
-
-        checkpoint_seconds: how long checkpoints have kept the run waiting since the last line.
-        """
+        """Write a line of metrics.jsonl, once all ranks' responses are on disk."""
         self._settle_checkpoint(wait=False)
         enter_phase("record")
         self._rollouts.finish()
         max_over_world([0.0])  # wait until every rank is here
         if self._log is None:
             return
-        known: dict[str, float | int | None] = {
+        values: dict[str, float | int | None] = {
             "step": step,
             "loss": result.loss,
             "grad_norm": result.grad_norm,
@@ -107,76 +108,67 @@ class RunRecorder:
             "packing_efficiency": packing.fill,
             "rank_imbalance": packing.imbalance,
             **batch.metrics,
-            "weight_version": pushed.version,
-            "logprob_diff_mean": pushed.logprob_diff_mean,
-            "logprob_diff_max": pushed.logprob_diff_max,
+            "weight_version": synced.version,
+            "logprob_diff_mean": synced.logprob_diff_mean,
+            "logprob_diff_max": synced.logprob_diff_max,
             **{f"{phase}_seconds": seconds for phase, seconds in watch.seconds.items()},
+            # How long checkpoints have kept the run waiting since the last line.
             "checkpoint_seconds": self._watch.seconds.pop("checkpoint"),
             "step_seconds": watch.total(),
         }
-        metrics = {key: value for key, value in known.items() if value is not None}
-        self._log.step(metrics)
+        metrics = {key: value for key, value in values.items() if value is not None}
+        self._log.write_step(metrics)
         self._explain(metrics)
         for callback in self._callbacks:
             callback.on_step(metrics)
 
-    def _explain(self, metrics: Mapping[str, float | int]) -> None:
-        """Say once why a step learned nothing, once that few responses are accepted, and once that
-        a step left some out.
+    def _explain(self, metrics: Line) -> None:
+        """Warn once for each of three reasons why a run learns little: few responses are accepted,
+        some are left out, a step learns nothing.
         """
-        config = self._s.config
+        limit = self._s.config.rollout.max_response_tokens
         self._recent.append(metrics)
-        if not self._has_told_few and (few := few_accepted(self._recent)):
-            self._has_told_few = True
-            base = next(iter(self._evaluations.lines()), {})
-            said = explain_few_accepted(few, config.rollout.max_response_tokens, base)
-            log.warning("%s", said)
+        few = few_accepted(self._recent)
+        if few and "few accepted" not in self._explained:
+            self._explained.add("few accepted")
+            log.warning(explain_few_accepted(few, limit, self._base()))
         if metrics.get("num_pairs_left_out"):
-            if not self._has_told_left_out:
-                self._has_told_left_out = True
-                room = config.train.max_tokens_per_microbatch * self._s.layout.cp_size
-                positions = self._s.shards.table.shape.max_position_embeddings
-                said = explain_left_out(metrics, room=room, positions=positions)
-                log.warning("%s", said)
-        elif is_skipped(metrics) and not self._has_told_empty:
-            self._has_told_empty = True
-            base = next(iter(self._evaluations.lines()), {})
-            said = explain_empty_step(metrics, config.rollout.max_response_tokens, base)
-            log.warning("%s", said)
+            if "left out" not in self._explained:
+                self._explained.add("left out")
+                max_tokens = self._s.config.train.max_tokens_per_microbatch
+                reason = explain_left_out(
+                    metrics,
+                    room=max_tokens * self._s.layout.cp_size,
+                    positions=self._s.shards.table.shape.max_position_embeddings,
+                )
+                log.warning(reason)
+        elif is_skipped(metrics) and "skipped" not in self._explained:
+            self._explained.add("skipped")
+            log.warning(explain_empty_step(metrics, limit, self._base()))
+
+    def _base(self) -> Line:
+        """Return the base model's evaluation; {} if there is none."""
+        return next(iter(self.evaluations.lines()), {})
 
     def stop(self, step: int) -> None:
         """Write the checkpoint and the last line of a run that is stopping."""
         self.checkpoint(step, leaving=True)
         if self._log is not None:
-            done = (
-                f"after step {step}, checkpoint {step_name(step)}"
-                if step
-                else "before step 1"
-            )
-            say(f"stopped {done}; continue with --resume")
+            checkpoint = f"after step {step}, checkpoint {step_name(step)}"
+            moment = checkpoint if step else "before step 1"
+            say(f"stopped {moment}; continue with --resume")
 
     def say_resumed(self) -> None:
         """Say where a resumed run continues."""
         if self._log is not None:
-            where = (
-                f"checkpoint {step_name(self.last_step)}"
-                if self.last_step
-                else "the start"
-            )
-            steps = self._s.config.run.steps
-            say(f"continues from {where}: {self.last_step} of {steps} steps are done")
-
-    def look(self, step: int, stop: StopSignal) -> bool:
-        """Evaluate if it is due after `step` updates. Returns whether `stop` interrupted it.
-
-        A run that is asked to stop writes its checkpoint; the resumed run makes the evaluation.
-        """
-        return self._evaluations.look(step, stop)
+            step, steps = self.last_step, self._s.config.run.steps
+            start = f"checkpoint {step_name(step)}" if step else "the start"
+            say(f"continues from {start}: {step} of {steps} steps are done")
 
     def gives_up(self) -> bool:
-        """Whether `eval.stop_when_worse` ends the run here."""
-        most = self._s.config.eval.stop_when_worse
-        return most > 0 and self._evaluations.worse_in_a_row() >= most
+        """True if `eval.stop_when_worse` ends the run here."""
+        max_worse = self._s.config.eval.stop_when_worse
+        return max_worse > 0 and self.evaluations.worse_in_a_row() >= max_worse
 
     def checkpoint(self, step: int, *, leaving: bool = False) -> None:
         """Save the state after `step` updates.
@@ -184,42 +176,43 @@ class RunRecorder:
         leaving: wait until it is on disk. Errors: `UserError` if it cannot be written; without
         `leaving` that is a warning, and the next checkpoint is tried at its time.
         """
-        if leaving and step == self._saved and not self._settle_checkpoint(wait=True):
-            return
-        self._saved = step
-        checkpointer = self._s.checkpointer
+        if leaving and step == self._saved_step:
+            failure = self._settle_checkpoint(wait=True)
+            if not failure:
+                return
+        self._saved_step = step
         about = {"method_state": self._s.method.state.model_dump()}
+        in_background = self._s.config.checkpoint.asynchronous
         with self._watch.phase("checkpoint"):
             if leaving:
-                checkpointer.save(step, about)
-                self._tell_checkpoint()
-                return
-            in_background = self._s.config.checkpoint.asynchronous
-            checkpointer.start(step, about, in_background=in_background)
-        self._tell_checkpoint()
-        if not in_background:
+                self._s.checkpointer.save(step, about)
+            else:
+                self._s.checkpointer.start(step, about, in_background=in_background)
+        self._call_on_checkpoint()
+        if not leaving and not in_background:
             self._settle_checkpoint(wait=True)
 
     def _settle_checkpoint(self, *, wait: bool) -> str | None:
-        """Publish a checkpoint that was written in the background; why it failed, or None."""
+        """Publish a checkpoint that was written in the background.
+
+        wait: also if it is not yet on disk. Returns why it failed, or None.
+        """
         with self._watch.phase("checkpoint"):
             failure = self._s.checkpointer.finish(wait=wait)
         if failure and self._log is not None:
             log.warning(
                 "%s; the older checkpoints stay, and the run continues", failure
             )
-        self._tell_checkpoint()
+        self._call_on_checkpoint()
         return failure
 
-    def _tell_checkpoint(self) -> None:
-        """Tell the callbacks of a new checkpoint; on rank 0."""
-        if (
-            published := self._s.checkpointer.published
-        ) is None or published == self._told:
-            return
-        self._told = published
-        for callback in self._callbacks:
-            callback.on_checkpoint(*published)
+    def _call_on_checkpoint(self) -> None:
+        """Call the callbacks if there is a new checkpoint; only rank 0 knows of any."""
+        published = self._s.checkpointer.published
+        if published is not None and published != self._published:
+            self._published = published
+            for callback in self._callbacks:
+                callback.on_checkpoint(*published)
 
     def fail(self) -> None:
         """Finish writing the responses of a step whose loss was not finite, and the checkpoint
@@ -230,48 +223,50 @@ class RunRecorder:
 
     def finish(self, step: int) -> None:
         """Export the model after `step` updates as a Hugging Face directory with its card, and
-        write summary.json. A run that gives up exports its best model, and has a checkpoint to go
-        on from.
+        write summary.json.
+
+        A run that gives up exports its best model, and leaves a checkpoint to continue from.
         """
-        config, is_writer, worse, kept = self._s.config, self._log is not None, 0, 0
+        config = self._s.config
+        num_worse = best_step = 0
         if step < config.run.steps:
             self.checkpoint(step, leaving=True)
-            worse, kept = (
-                self._evaluations.worse_in_a_row(),
-                self._evaluations.best_kept(),
-            )
-        summary = (
-            summarize(self._dir.path, config, step, kept or step) if is_writer else {}
-        )
-        if worse:
-            summary["worse_in_a_row"] = worse
-        if step:  # else it would be a copy of the base model
-            card = model_card(summary, config, *self._s.example()) if is_writer else ""
-            if kept:
-                self._exports.write_kept("hf", kept, card)
-            else:
-                self._exports.write("hf", card)
+            num_worse = self.evaluations.worse_in_a_row()
+            best_step = self.evaluations.step_of_best_model()
+        model_step = best_step or step
+        summary: dict[str, Any] = {}
+        card = ""
+        if self._log is not None:
+            summary = summarize(config, step, model_step)
+            if num_worse:
+                summary["worse_in_a_row"] = num_worse
+            if step:
+                card = model_card(summary, config, *self._s.example())
+        if best_step:
+            self._exports.copy_best(best_step, card)
+        elif step:  # without a step the model is the base model
+            self._exports.write("hf", card)
         self._exports.drop_superseded(step, finished=True)
-        peak = max_over_world([peak_memory_bytes(self._s.device)])[0]
-        if not is_writer:
+        (peak,) = max_over_world([peak_memory_bytes(self._s.device)])
+        if self._log is None:
             return
         summary["peak_memory_bytes"] = int(peak)
-        write_json(
-            self._dir.path / "summary.json", summary
-        )  # from here on the run is finished
-        if worse:
-            log.warning("%s", describe_early_end(worse, step, kept or step, config))
-        if learned := describe_skipped(summary["skipped_steps"], summary["steps"]):
-            log.warning("%s", learned)
+        # With this file the run counts as finished.
+        write_json(self._dir / "summary.json", summary)
+        if num_worse:
+            log.warning(describe_early_end(num_worse, step, model_step, config))
+        skipped = describe_skipped(summary["skipped_steps"], summary["steps"])
+        if skipped:
+            log.warning(skipped)
         elif step:
-            place = self._dir.path
             log.info(
                 "the model is in %s; `megatron-opsft report %s` compares",
-                place / "hf",
-                place,
+                self._dir / "hf",
+                self._dir,
             )
-            if decline := warn_of_decline(self._evaluations.lines(), config):
-                log.warning("%s", decline)
+            decline = warn_of_decline(self.evaluations.lines(), config)
+            if decline:
+                log.warning(decline)
 
     def close(self) -> None:
         """Flush the metrics writers, also when the run stops early."""
@@ -295,20 +290,24 @@ def open_recorder(
     config = session.config
     run_dir = RunDir(config.run.dir)
     if session.layout.is_main:
-        sources = [Path(part.path) for part in config.data.parts]
+        sources = [Path(source.path) for source in config.data.parts]
         run_dir.open(
             resume=resume, overwrite=overwrite, needed=[session.model_dir, *sources]
         )
-    last_step, earlier = 0, {}
+    earlier = {}
     if session.layout.is_main and resume:
         earlier = run_dir.read_manifest() or {}
-    about = manifest_of(session, earlier)
-    if resume and list_checkpoints(session.checkpointer.directory):
-        # What runs of earlier versions did not write down cannot be compared.
-        run_dir.check_same(about["identity"], growing="model")
-    if resume and (manifest := session.checkpointer.load_newest()):
-        last_step = manifest["step"]
-        session.method.restore(manifest.get("method_state", {"step": last_step + 1}))
+    manifest = make_manifest(session, earlier)
+    last_step = 0
+    if resume:
+        if list_checkpoints(session.checkpointer.directory):
+            # What runs of earlier versions did not write down cannot be compared.
+            run_dir.check_same(manifest["identity"], growing="model")
+        checkpoint = session.checkpointer.load_newest()
+        if checkpoint:
+            last_step = checkpoint["step"]
+            fresh_state = {"step": last_step + 1}
+            session.method.restore(checkpoint.get("method_state", fresh_state))
     if last_step > config.run.steps:
         raise UserError(
             f"run.steps={config.run.steps}, but {config.run.dir} has a checkpoint of step "
@@ -316,17 +315,18 @@ def open_recorder(
         )
     if session.layout.is_main:
         run_dir.truncate(after_step=last_step)
-        about["adjusted"] = earlier.get("adjusted", [])
+        manifest["adjusted"] = earlier.get("adjusted", [])
         if last_step:
             before = load_config(run_dir.path / "config.yaml")
             versions = earlier.get("versions", {})
-            about["adjusted"] += adjustments(before, config, versions, last_step)
-        run_dir.write_manifest(
-            about
-        )  # first: without it nothing in the directory is a run's
+            manifest["adjusted"] += note_adjustments(
+                before, config, versions, last_step
+            )
+        # First the manifest: without it nothing in the directory counts as a run's.
+        run_dir.write_manifest(manifest)
         write_text(run_dir.path / "config.yaml", to_yaml(config))
         run_dir.save_bad_rows(session.bad_rows)
-    recorder = RunRecorder(session, run_dir, last_step, callbacks)
+    recorder = RunRecorder(session, last_step, callbacks)
     if resume:
         recorder.say_resumed()
     try:

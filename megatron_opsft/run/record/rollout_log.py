@@ -1,7 +1,7 @@
-"""Files with the responses of every step, written while the step goes on.
+"""Writes the responses of every step to files while the step goes on.
 
-The last rank of every node writes those of the node's ranks. The same responses give the same
-bytes; on one node, with any layout.
+The last rank of every node writes the responses of the node's ranks. The same responses give the
+same bytes; on one node, with any layout.
 """
 
 import os
@@ -21,55 +21,55 @@ Line = Mapping[str, Any]
 
 
 class RolloutLog:
-    """Writes `rollouts/`; every rank calls every method."""
+    """Writes the files of `rollouts/`. Every rank calls every method."""
 
     def __init__(self, directory: Path, layout: Layout) -> None:
-        self._rank = layout.rank
-        # Not the first rank of the node: what is routed goes to higher ranks on the shortest way.
-        local_size = int(os.environ.get("LOCAL_WORLD_SIZE", layout.world_size))
-        node_start = layout.rank - int(os.environ.get("LOCAL_RANK", layout.rank))
-        self._writer = min(node_start + local_size, layout.world_size) - 1
-        self._in_name = self._writer if local_size < layout.world_size else None
         self._directory = directory
+        self._rank = layout.rank
+        node_size = int(os.environ.get("LOCAL_WORLD_SIZE", layout.world_size))
+        first_of_node = layout.rank - int(os.environ.get("LOCAL_RANK", layout.rank))
+        # The last rank of the node writes: data are routed to higher ranks on the shortest way.
+        self._writer = min(first_of_node + node_size, layout.world_size) - 1
+        # With several nodes every writer has a file of its own.
+        self._file_rank = self._writer if node_size < layout.world_size else None
         self._thread = ThreadPoolExecutor(1)
         self._written: Future[None] | None = None
 
     def begin(
         self, step: int, batch: JudgedBatch, scores: Mapping[int, TokenScores]
     ) -> None:
-        """`finish` must follow. Collective over the world. scores: of this rank's responses, by
-        index, where they are to be written.
+        """Start to write the responses of a batch; `finish` must follow.
+
+        scores: of this rank's responses, by index into `batch.rollouts`, if they are to be written.
+        Collective over the world.
         """
-        mine = [
-            (
-                number,
-                rollout_line(
+        numbered_lines = []
+        for number, response in enumerate(batch.responses):
+            if response.rank == self._rank:
+                line = rollout_line(
                     batch.problems[response.problem_index],
                     batch.rollouts[response.rollout_index],
                     batch.verdicts[response.rollout_index],
                     reward=batch.weights.rewards[number],
                     advantage=batch.weights.advantages[number],
                     scores=scores.get(response.rollout_index),
-                ),
-            )
-            for number, response in enumerate(batch.responses)
-            if response.rank == self._rank
-        ]
-        lines = [
-            line for _, line in sorted(deal({self._writer: mine}), key=itemgetter(0))
-        ]
+                )
+                numbered_lines.append((number, line))
+        lines_of_node = deal({self._writer: numbered_lines})
+        lines_of_node.sort(key=itemgetter(0))
+        lines = [line for _, line in lines_of_node]
         if lines:
-            path = self._directory / rollout_name(step, self._in_name)
+            path = self._directory / rollout_name(step, self._file_rank)
             self._written = self._thread.submit(_write, path, lines)
 
     def finish(self) -> None:
-        """Wait until the responses of `begin` are on disk. Errors: why this rank cannot write."""
+        """Wait until the responses of `begin` are on disk. Errors: those of writing them."""
         if self._written is not None:
             self._written.result()
 
 
 def _write(path: Path, lines: Sequence[Line]) -> None:
-    path.parent.mkdir(exist_ok=True)  # somebody may have deleted it, to make room
+    path.parent.mkdir(exist_ok=True)  # somebody may have deleted it to make room
     write_packed_lines(path, lines, level=1)
 
 
@@ -82,7 +82,7 @@ def rollout_line(
     advantage: float,
     scores: TokenScores | None = None,
 ) -> Line:
-    """A line of a file in `rollouts/`, as JSON."""
+    """Return a line of a file in `rollouts/`, by key."""
     fields = {
         "problem_id": rollout.problem_id,
         "sample_index": rollout.sample_index,

@@ -1,6 +1,4 @@
-"""What a run is made of, manifest.json; which of its evaluations is the best; what it did,
-summary.json; and the card of its model, hf/README.md.
-"""
+"""Describes a run: its manifest.json, its summary.json, and the card of its model, hf/README.md."""
 
 import hashlib
 import json
@@ -26,14 +24,13 @@ from megatron_opsft.runtime.libraries import installed_versions
 from megatron_opsft.runtime.phase import enter_phase
 from megatron_opsft.verify.verifier import describe_judge
 
-Line = Mapping[str, Any]  # of evals.jsonl
 
+def make_manifest(session: Session, earlier: Mapping[str, Any]) -> dict[str, Any]:
+    """Describe what a run is made of. Called by every rank.
 
-def manifest_of(session: Session, earlier: Mapping[str, Any]) -> dict[str, Any]:
-    """`identity` is what a resumed run must keep besides the keys of its configuration.
-
-    earlier: the manifest that is there, on rank 0; files that it has hashes of are not read again
-    unless they changed. Called by every rank.
+    Its `identity` must stay the same when the run is resumed, besides the configuration.
+    earlier: on rank 0 the manifest of the run that is resumed, else {}; model files whose hash it
+    has are not read again unless they changed.
     """
     config = session.config
     enter_phase("reading the model's files for their hash")
@@ -41,34 +38,11 @@ def manifest_of(session: Session, earlier: Mapping[str, Any]) -> dict[str, Any]:
     if session.layout.is_main:
         hashes = hash_model_files(session.model_dir, earlier.get("model_files", {}))
     hashes = broadcast_object(hashes)
-    held_out = {"eval": session.held_out, **session.more_held_out}
-    judge, stored = config.verify, config.data.responses
-    references: Path | None = getattr(config.method, "references", None)
     return {
         "versions": installed_versions(),
         "data": session.problems.name,
         "model_files": hashes,
-        "identity": {
-            # Also the reference's and the teacher's: both are what the run began with.
-            "model": {
-                "weights_sha256": combined(hashes),
-                "tokenizer_sha256": tokenizer_sha256(
-                    session.model_dir, session.sampler.encoder.tokenizer
-                ),
-            },
-            "data_sha256": session.problems.sha256,
-            "held_out_sha256": {
-                name: sha256_of(s.problems) for name, s in held_out.items() if s
-            },
-            "judge": describe_judge(judge, "") if judge.own_judge else judge.judge,
-            "responses_sha256": None if stored is None else _sha256_of_file(stored),
-            **(
-                {"references_sha256": _sha256_of_file(references)} if references else {}
-            ),
-            # With the teacher's behind it, where there is one.
-            "example_prompt": session.sampler.encoder.example
-            + ("" if session.teacher is None else session.teacher.example),
-        },
+        "identity": _identity(session, hashes),
         "num_problems": len(session.problems.problems),
         "num_bad_rows": len(session.problems.bad_rows),
         "model": str(config.model.path),
@@ -76,52 +50,83 @@ def manifest_of(session: Session, earlier: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def adjustments(
+def _identity(session: Session, hashes: FileHashes) -> dict[str, Any]:
+    """Return the `identity` of the manifest. hashes: of the model's files."""
+    encoder = session.encoder
+    held_out_sets = {"eval": session.held_out, **session.more_held_out}
+    verify, responses = session.config.verify, session.config.data.responses
+    identity: dict[str, Any] = {
+        # Reference and teacher are this model too: the run began with it.
+        "model": {
+            "weights_sha256": combined(hashes),
+            "tokenizer_sha256": tokenizer_sha256(session.model_dir, encoder.tokenizer),
+        },
+        "data_sha256": session.problems.sha256,
+        "held_out_sha256": {
+            name: sha256_of(held_out.problems)
+            for name, held_out in held_out_sets.items()
+            if held_out is not None
+        },
+        "judge": describe_judge(verify, "") if verify.own_judge else verify.judge,
+        "responses_sha256": None if responses is None else _sha256_of(responses),
+    }
+    references = getattr(session.config.method, "references", None)
+    if references:
+        identity["references_sha256"] = _sha256_of(references)
+    identity["example_prompt"] = encoder.example
+    if session.teacher is not None:
+        identity["example_prompt"] += session.teacher.example
+    return identity
+
+
+def note_adjustments(
     before: Config, config: Config, versions: Mapping[str, str], last_step: int
 ) -> list[dict[str, Any]]:
-    """What a run changed when it was resumed, for its manifest: keys, and versions of libraries. It
-    warns of each.
+    """List what changed when a run was resumed, for its manifest, and warn of each change.
 
-    before, versions: its configuration and libraries until now. last_step: the last one with them.
+    Changes are those of keys and of versions of libraries. before, versions: configuration and
+    libraries until now. last_step: the last step with them.
     """
-    found = changed(before, config)
+    changes = changed(before, config)
     now = installed_versions()
-    for library in sorted({*versions, *now} if versions else ()):
-        if versions.get(library) != now.get(library):
-            found[library] = versions.get(library), now.get(library)
-    for name, (old, new) in found.items():
+    if versions:  # earlier releases did not write them
+        for library in sorted({*versions, *now}):
+            if versions.get(library) != now.get(library):
+                changes[library] = versions.get(library), now.get(library)
+    for name, (old, new) in changes.items():
         log.warning(
             "%s=%s from step %d on; until now it was %s", name, new, last_step + 1, old
         )
     return [
         {"key": name, "before": old, "now": new, "after_step": last_step}
-        for name, (old, new) in found.items()
+        for name, (old, new) in changes.items()
     ]
 
 
-def _sha256_of_file(path: Path) -> str:
+def _sha256_of(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+# Values of an evaluation that the summary has, without the prefix `eval_`.
 _MEASURED = ("accuracy", "mean_response_tokens", "samples")
 
 
-def summarize(
-    directory: Path, config: Config, step: int, model_step: int
-) -> dict[str, Any]:
-    """Accuracy and length before, after and at best, steps and seconds. Errors: as of
-    `read_json_lines`.
+def summarize(config: Config, step: int, model_step: int) -> dict[str, Any]:
+    """Return the content of summary.json: accuracy and length before, after and at best; steps.
 
-    step: after which the run ended; model_step: of the model that it exports.
+    step: the last one of the run. model_step: the step of the model that it exports. Errors: those
+    of `read_json_lines`.
     """
+    directory = config.run.dir
     evaluations = read_json_lines(
         directory / "evals.jsonl", required=[f"eval_{key}" for key in _MEASURED]
     )
     required = ("trained_tokens", "step_seconds")
     steps = read_json_lines(directory / "metrics.jsonl", required=required)
-    first, last = (evaluations[0], evaluations[-1]) if evaluations else ({}, {})
-    summary: dict[str, Any] = {"base": _measured(first), "final": _measured(last)}
+    base = evaluations[0] if evaluations else {}
+    final = evaluations[-1] if evaluations else {}
+    summary: dict[str, Any] = {"base": _measured(base), "final": _measured(final)}
     best = best_evaluation(evaluations, config.eval.best_within)
     if best is not None:
         summary["best"] = _measured(best) | {"step": best["step"]}
@@ -133,8 +138,8 @@ def summarize(
     }
 
 
-def _measured(evaluation: Line) -> dict[str, Any]:
-    """None for each value that the evaluation lacks."""
+def _measured(evaluation: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the measured values of a line of evals.jsonl; None for each that it lacks."""
     return {key: evaluation.get(f"eval_{key}") for key in _MEASURED}
 
 
@@ -172,32 +177,34 @@ These are the messages of a problem it was trained on. Its prompts in training l
 def model_card(
     summary: Mapping[str, Any], config: Config, messages: Sequence[Message], prompt: str
 ) -> str:
-    """Markdown with the Hugging Face hub's header.
+    """Return the README.md of the exported model: Markdown with the Hugging Face hub's header.
 
-    messages: a problem's, with all that training added; prompt: what the chat template makes of
-    them.
+    messages: those of a problem, with all that training added. prompt: their text under the chat
+    template.
     """
-    after_training = summary["final"]
+    exported = summary["final"]
     if summary["model_step"] != summary["steps"]:
-        after_training = summary["best"]
-    before, after = (
-        ("-", "-")
-        if found["accuracy"] is None
-        else (percent(found["accuracy"]), tokens(found["mean_response_tokens"]))
-        for found in (summary["base"], after_training)
-    )
-    directory = Path(config.run.dir)
+        exported = summary["best"]
+    messages_as_json = [
+        f"    {json.dumps(message._asdict(), ensure_ascii=False)},"
+        for message in messages
+    ]
+    directory = config.run.dir
     return _CARD.format(
         config=config,
         summary=summary,
-        data=", ".join(part.path for part in config.data.parts),
+        data=", ".join(source.path for source in config.data.parts),
         name=directory.name,
         directory=directory / "hf",
-        before=before,
-        after=after,
-        messages="\n".join(
-            f"    {json.dumps(message._asdict(), ensure_ascii=False)},"
-            for message in messages
-        ),
+        before=_cells(summary["base"]),
+        after=_cells(exported),
+        messages="\n".join(messages_as_json),
         prompt=prompt,
     )
+
+
+def _cells(measured: Mapping[str, Any]) -> tuple[str, str]:
+    """Return accuracy and length of an evaluation as text; "-" if nothing was evaluated."""
+    if measured["accuracy"] is None:
+        return "-", "-"
+    return percent(measured["accuracy"]), tokens(measured["mean_response_tokens"])

@@ -1,4 +1,4 @@
-"""The checks of a run that need no heavy import; they take a third of a second."""
+"""The checks of a run that need no heavy import; together they take a third of a second."""
 
 import json
 import os
@@ -33,10 +33,11 @@ from megatron_opsft.verify.verifier import check_judge
 def opened_run(
     config: Config, *, resume: bool, overwrite: bool, must_exist: bool = False
 ) -> Iterator[None]:
-    """Check the start of a run and have its directory. Called by every rank; rank 0 acts.
+    """Check the start of a run, and hold the lock of its directory.
 
-    must_exist: whether a resumed run must be there. Errors: `UserError`; `NothingLeft` for a run of
-    one process that is finished. Several ranks agree on that when they have found each other.
+    Called by every rank; only rank 0 does anything. must_exist: refuse to resume a run that is not
+    there. Errors: `UserError`; `NothingLeft` for a finished run of one process. Several ranks agree
+    later, when they are connected, on whether the run is finished.
     """
     is_launched()
     if int(os.environ.get("RANK", "0")):
@@ -59,7 +60,10 @@ def opened_run(
 def check_run(
     config: Config, *, resume: bool, overwrite: bool, must_exist: bool, world_size: int
 ) -> None:
-    """Errors: `UserError` for a start that cannot succeed. Needs neither torch nor a network."""
+    """Check all that can be checked without torch and without a network.
+
+    Errors: `UserError` for a start that cannot succeed.
+    """
     directory = config.run.dir
     run_dir = RunDir(directory)
     run_dir.check_start(resume=resume, overwrite=overwrite)
@@ -72,14 +76,7 @@ def check_run(
         )
     _check_model(config)
     check_world(world_size, config.parallel)
-    sources = [("data.train", part.path) for part in config.data.parts]
-    sources += [("eval.data", config.eval.data)] if config.eval.data is not None else []
-    sources += [
-        (f"eval.more.{given.name}.data", given.data) for given in config.eval.more
-    ]
-    for option, source in sources:
-        if source != ARITHMETIC:
-            check_source(source, option=option)
+    _check_sources(config)
     open_prompt_file(config.data.template)
     check_engine(config)
     check_engine_ranks(config.rollout.tp, world_size)
@@ -89,11 +86,23 @@ def check_run(
     _check_wandb(config)
 
 
+def _check_sources(config: Config) -> None:
+    """Check that the sources of training and held-out problems can be read."""
+    sources = [("data.train", source.path) for source in config.data.parts]
+    if config.eval.data is not None:
+        sources.append(("eval.data", config.eval.data))
+    sources += [(f"eval.more.{more.name}.data", more.data) for more in config.eval.more]
+    for option, path in sources:
+        if path != ARITHMETIC:
+            check_source(path, option=option)
+
+
 def _check_model(config: Config) -> None:
-    """Of a model that is here: its shape against layout and lengths."""
+    """Check layout and lengths against a model on this disk; one of the hub must be cached."""
     model_dir = local_model(config.model.path)
     if model_dir is None:
-        return check_cached("models", config.model.path, "model.path")
+        check_cached("models", config.model.path, "model.path")
+        return
     shape = read_model_shape(model_dir)
     check_layout(shape, config.parallel)
     check_routing_replay(shape, config)
@@ -102,45 +111,54 @@ def _check_model(config: Config) -> None:
 
 
 def check_responses(config: Config) -> None:
-    """Errors: `UserError` where method and data.responses do not fit, or the file is missing."""
+    """Check that data.responses is set and a file exactly if the method trains on fixed data.
+
+    Errors: `UserError` if not.
+    """
     path, method = config.data.responses, config.method.name
-    if path is not None and not config.method.has_fixed_data:
+    if path is None:
+        if config.method.has_fixed_data:
+            raise UserError(
+                f"method.name={method} trains on fixed data: set data.responses to a file that "
+                f"`megatron-opsft data {method}` wrote"
+            )
+        return
+    if not config.method.has_fixed_data:
         raise UserError(
             f"data.responses={path}: method.name={method} samples its own; leave it out"
         )
-    if path is None and config.method.has_fixed_data:
-        raise UserError(
-            f"method.name={method} trains on fixed data: set data.responses to a file that "
-            f"`megatron-opsft data {method}` wrote"
-        )
-    if path is not None and not path.is_file():
+    if not path.is_file():
         raise UserError(
             f"data.responses={path}: there is no such file; make it with `megatron-opsft data "
             f"{method} ... --out {path}`"
         )
-    if path is not None:
-        check_fetched([path])
+    check_fetched([path])
 
 
 def _check_evaluations(config: Config) -> None:
-    """Errors: `UserError` for an early end that no evaluation could bring about."""
+    """Check that a run with `eval.stop_when_worse` has evaluations that could end it.
+
+    Errors: `UserError` if not.
+    """
     settings = config.eval
     if not settings.stop_when_worse:
         return
-    asked = f"eval.stop_when_worse={settings.stop_when_worse}"
+    option = f"eval.stop_when_worse={settings.stop_when_worse}"
     if not config.run.eval_every:
         raise UserError(
-            f"{asked} needs evaluations between the steps: set run.eval_every"
+            f"{option} needs evaluations between the steps: set run.eval_every"
         )
     if held_out_source(config.data, settings) is None and not settings.holdout:
         raise UserError(
-            f"{asked} needs held-out problems: set eval.data or eval.holdout"
+            f"{option} needs held-out problems: set eval.data or eval.holdout"
         )
 
 
 def is_finished(config: Config) -> bool:
-    """Whether the run has finished all its steps, or has given up as it would do again, and has
-    written its model and summary.
+    """True if the run is over and has written its model and summary.
+
+    A run is over after all its steps, or if it gave up and would do so again with this
+    configuration.
     """
     directory = config.run.dir
     try:
@@ -154,11 +172,12 @@ def is_finished(config: Config) -> bool:
 
 
 def _check_wandb(config: Config) -> None:
-    """A folder ./wandb, such as W&B's own, counts as no package."""
+    """Check that Weights & Biases is installed if the run writes to it."""
     if config.run.wandb == "off":
         return
-    found = find_spec("wandb")
-    if found is None or found.origin is None:
+    package = find_spec("wandb")
+    # A folder ./wandb, such as W&B's own, is found too, but has no origin.
+    if package is None or package.origin is None:
         raise UserError(
             f"run.wandb={config.run.wandb} needs the wandb package: pip install wandb, or set "
             "run.wandb=off"

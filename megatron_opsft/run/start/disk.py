@@ -1,4 +1,4 @@
-"""The disk of a run, before any work: what it writes in bytes, and whether it fits."""
+"""Checks the disk of a run before any work: how many bytes it will write, and whether they fit."""
 
 from dataclasses import dataclass
 from math import prod
@@ -12,42 +12,46 @@ from megatron_opsft.models.weights.rules import WeightTable
 from megatron_opsft.run.start.run_directory import BEST
 from megatron_opsft.runtime.durable import list_checkpoints
 
-# Of a parameter in a checkpoint: float32 main weight and two moments.
+# Bytes of a parameter's optimizer state in a checkpoint: float32 main weight and two moments.
 STATE_BYTES = 12
-# Of a response's token in rollouts/, compressed: its id and its text, and its log-prob.
-_TOKEN_BYTES, _LOGPROB_BYTES = 5, 9
+
+# Compressed bytes of a response token in rollouts/: its id and text, and its log-prob.
+_TOKEN_BYTES = 5
+_LOGPROB_BYTES = 9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskUse:
-    """Bytes that a run writes. keep: `checkpoint.keep`."""
+    """Bytes that a run writes."""
 
-    checkpoint: int  # one of them
     keep: int
-    model: int  # hf/, and each model of best/
-    num_models: int  # hf/ and those that best/ may hold
-    rollouts: int  # of all steps, where every response is as long as it may be
-
-    @property
-    def checkpoints(self) -> int:
-        """What checkpoints take at most: those that are kept and the one that is written."""
-        return (self.keep + 1) * self.checkpoint
-
-    @property
-    def models(self) -> int:
-        """What hf/ and best/ take at most."""
-        return self.num_models * self.model
+    """The number of checkpoints that stay, `checkpoint.keep`."""
+    checkpoint: int
+    """One checkpoint."""
+    checkpoints: int
+    """All checkpoints at most: those that stay and the one being written."""
+    model: int
+    """One Hugging Face model."""
+    models: int
+    """All models at most: hf/ and those of best/."""
+    rollouts: int
+    """The responses of all steps, if each is as long as it may be."""
 
 
 def checkpoint_bytes_each(config: Config) -> int:
-    """Bytes that a checkpoint has for each parameter: its state, its weight where that is not the
-    main weight (float32), and that of a frozen model which the method renews.
+    """Return the bytes that a checkpoint has for each parameter.
+
+    They are its optimizer state; its weight, unless that is the float32 main weight; and the weight
+    of a frozen model (reference or teacher) if the method renews it.
     """
-    method, of_weight = config.method, _weight_bytes(config)
-    renews = method.objective(1.0).keeps_frozen_model and method.renews_frozen_model
-    return (
-        STATE_BYTES + (of_weight if of_weight < 4 else 0) + (of_weight if renews else 0)
-    )
+    method = config.method
+    weight_bytes = _weight_bytes(config)
+    num_bytes = STATE_BYTES
+    if weight_bytes < 4:
+        num_bytes += weight_bytes
+    if method.objective(1.0).keeps_frozen_model and method.renews_frozen_model:
+        num_bytes += weight_bytes
+    return num_bytes
 
 
 def _weight_bytes(config: Config) -> int:
@@ -55,83 +59,89 @@ def _weight_bytes(config: Config) -> int:
 
 
 def disk_use(config: Config, shape: ModelShape) -> DiskUse:
-    """What a run of this model writes, but for metrics and logs."""
-    elements = sum(map(prod, WeightTable(shape, "te").hf_shapes().values()))
-    keep, rollout = config.checkpoint.keep, config.rollout
-    tokens = 0
-    if config.run.save_rollouts and not config.method.has_fixed_data:
-        assert rollout.max_response_tokens is not None  # see `fit_lengths`
-        per_step = (
-            config.data.prompts_per_step
-            * rollout.group_size
-            * rollout.max_response_tokens
-        )
-        tokens = config.run.steps * per_step
-    return DiskUse(
-        checkpoint=elements * checkpoint_bytes_each(config),
-        keep=keep,
-        model=elements * _weight_bytes(config),
+    """Return the bytes that a run of this model writes, metrics and logs aside."""
+    num_parameters = sum(map(prod, WeightTable(shape, "te").hf_shapes().values()))
+    keep = config.checkpoint.keep
+    num_models = 1
+    if config.eval.keeps_best:
         # A resumed run may need the best model of each checkpoint's time.
-        num_models=1 + (keep + 2 if config.eval.keeps_best else 0),
-        rollouts=tokens
-        * (_TOKEN_BYTES + (_LOGPROB_BYTES if config.run.save_logprobs else 0)),
+        num_models += keep + 2
+    checkpoint = num_parameters * checkpoint_bytes_each(config)
+    model = num_parameters * _weight_bytes(config)
+    return DiskUse(
+        keep=keep,
+        checkpoint=checkpoint,
+        checkpoints=(keep + 1) * checkpoint,
+        model=model,
+        models=num_models * model,
+        rollouts=_rollout_bytes(config),
     )
+
+
+def _rollout_bytes(config: Config) -> int:
+    """Return the most bytes of rollouts/ after all steps."""
+    if not config.run.save_rollouts or config.method.has_fixed_data:
+        return 0
+    num_responses = config.data.prompts_per_step * config.rollout.group_size
+    num_tokens = num_responses * config.rollout.max_response_tokens
+    token_bytes = _TOKEN_BYTES
+    if config.run.save_logprobs:
+        token_bytes += _LOGPROB_BYTES
+    return config.run.steps * num_tokens * token_bytes
 
 
 def check_disk(config: Config, shape: ModelShape, *, resume: bool) -> str:
-    """A warning where not all checkpoints fit; "" where they do. Called at the start of a run.
+    """Check at the start of a run whether what it will write fits on its disk.
 
-    Errors: `UserError` where its model and one more checkpoint do not fit: the run could save
-    nothing.
+    Returns a warning if not all checkpoints and models fit; "" if they do. Errors: `UserError` if
+    not even hf/ and one more checkpoint fit, so that the run could save nothing.
     """
-    use, run_dir = disk_use(config, shape), config.run.dir
+    use = disk_use(config, shape)
+    run_dir = config.run.dir
     checkpoints = run_dir / "checkpoints"
-    free = _free(checkpoints)
-    num_there, has_models = 0, False
+    free = disk_usage(_nearest_existing(checkpoints)).free
+    num_checkpoints = 0
+    has_models = False
     if resume:
-        num_there = len(list_checkpoints(checkpoints))
+        num_checkpoints = len(list_checkpoints(checkpoints))
         has_models = (run_dir / "hf").is_dir() or (run_dir / BEST).is_dir()
-    else:  # what an earlier run has left is deleted first
-        free += _held(checkpoints)
-    is_one_disk = _device(run_dir) == _device(checkpoints)
-    models_come = is_one_disk and not has_models
-    place = f"run.dir={run_dir}" if is_one_disk else str(checkpoints)
-    if use.checkpoint + (use.model if models_come else 0) > free:
-        and_model = f" and hf/ {_gb(use.model)}" if models_come else ""
+    else:
+        # The checkpoints of a run that is replaced are deleted first.
+        free += _bytes_of_files(checkpoints)
+    one_model = all_models = 0
+    location = str(checkpoints)
+    and_model = ""
+    if _device(run_dir) == _device(checkpoints):
+        location = f"run.dir={run_dir}"
+        if not has_models:
+            one_model, all_models = use.model, use.models
+            and_model = f" and hf/ {_gb(use.model)}"
+    if use.checkpoint + one_model > free:
         raise UserError(
-            f"{place}: a checkpoint takes {_gb(use.checkpoint)}{and_model}, and {_gb(free)} are "
+            f"{location}: a checkpoint takes {_gb(use.checkpoint)}{and_model}, and {_gb(free)} are "
             "free there; make room, or give another place"
         )
-    to_come = (
-        use.checkpoints
-        - num_there * use.checkpoint
-        + (use.models if models_come else 0)
-    )
+    to_come = use.checkpoints - num_checkpoints * use.checkpoint + all_models
     if to_come > free:
         return (
-            f"{place}: {_gb(free)} are free, and checkpoints and models take up to {_gb(to_come)} "
-            f"(checkpoint.keep={use.keep}, and the one that is written): those that do not fit are "
-            "left out; make room, or lower checkpoint.keep"
+            f"{location}: {_gb(free)} are free, and checkpoints and models take up to "
+            f"{_gb(to_come)} (checkpoint.keep={use.keep}, and the one that is written): those that "
+            "do not fit are left out; make room, or lower checkpoint.keep"
         )
     return ""
 
 
-def _nearest(path: Path) -> Path:
-    """The path itself, or the nearest directory above it that is there."""
+def _nearest_existing(path: Path) -> Path:
+    """Return the path itself, or the nearest directory above it that exists."""
     path = path.absolute()
-    return next(place for place in (path, *path.parents) if place.exists())
-
-
-def _free(path: Path) -> int:
-    return disk_usage(_nearest(path)).free
+    return next(parent for parent in (path, *path.parents) if parent.exists())
 
 
 def _device(path: Path) -> int:
-    return _nearest(path).stat().st_dev
+    return _nearest_existing(path).stat().st_dev
 
 
-def _held(directory: Path) -> int:
-    """Bytes of the files in it."""
+def _bytes_of_files(directory: Path) -> int:
     return sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
 
 

@@ -49,26 +49,34 @@ from megatron_opsft.trainer.model.checks import check_layout, check_routing_repl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunInput:
-    """What a run reads before it computes anything. teacher: its prompts, where the method has one;
-    settings: how training samples; more_held_out: the sets of eval.more by name; bad_rows: what is
-    left out, of the training data and of the held-out problems; notes: what the user should know.
-    """
+    """What a run reads before it computes anything."""
 
     model_dir: Path
     encoder: PromptEncoder
     teacher: PromptEncoder | None
+    """The prompts of the method's teacher, if it has one."""
     settings: SamplingSettings
+    """How training samples."""
     problems: ProblemSet
     held_out: HeldOut | None
+    """The problems of eval.data or eval.holdout."""
     more_held_out: Mapping[str, HeldOut]
+    """The problems of eval.more, by the name of the set."""
     stored: StoredResponses | None
+    """The fixed data of data.responses, if the method trains on such."""
     method: MethodRun
     bad_rows: tuple[BadRow, ...]
+    """The rows of training data and held-out problems that are left out."""
     notes: tuple[str, ...]
+    """Warnings for the user, a line each."""
 
 
 def read_input(config: Config, model_dir: Path, shape: ModelShape) -> RunInput:
-    """Errors: `UserError` for a model, tokenizer or data that cannot be trained with."""
+    """Read tokenizer and data, and check them against the model and the configuration.
+
+    model_dir, shape: of the model to train. Errors: `UserError` for a model, tokenizer or data that
+    cannot be trained with.
+    """
     tokenizer = load_tokenizer(model_dir)
     encoder = PromptEncoder(
         tokenizer=tokenizer,
@@ -82,53 +90,59 @@ def read_input(config: Config, model_dir: Path, shape: ModelShape) -> RunInput:
     check_layout(shape, config.parallel)
     check_routing_replay(shape, config)
     check_lengths(config, shape.max_position_embeddings)
-    loaded = load_training(config.data, with_fields=config.verify.own_judge)
-    problems = _usable(config, encoder, loaded)
-    problems, held_out = _choose_held_out(config, problems, encoder)
-    more = {
-        given.name: _read_more(config, given, encoder) for given in config.eval.more
-    }
-    if more and held_out is None:
+    training = load_training(config.data, with_fields=config.verify.own_judge)
+    problems = _usable(config, encoder, training)
+    problems, held_out_problems = _choose_held_out(config, problems, encoder)
+    held_out_sets = {}
+    held_out: HeldOut | None = None
+    if held_out_problems is not None:
+        held_out_sets["eval.data"] = held_out_problems
+        held_out = _held_out_of(config, config.eval, end_tokens, held_out_problems)
+    more_held_out = {}
+    for eval_set in config.eval.more:
+        more = _read_more(config, eval_set, encoder)
+        held_out_sets[f"eval.more.{eval_set.name}"] = more
+        more_held_out[eval_set.name] = _held_out_of(config, eval_set, end_tokens, more)
+    if more_held_out and held_out is None:
         raise UserError(
             "eval.more adds to the main evaluation set, but there is none; set eval.data "
             "to one of them, or eval.holdout"
         )
-    main = {} if held_out is None else {"eval.data": held_out}
-    others = {f"eval.more.{name}": given for name, given in more.items()}
-    problems = leave_out_held_out(problems, main | others)
-    problems, chosen = keep_by_pass_rate(problems, config.data)
-    read = [problems, *([held_out] if held_out is not None else []), *more.values()]
+    problems = leave_out_held_out(problems, held_out_sets)
+    problems, pass_rate_note = keep_by_pass_rate(problems, config.data)
+    bad_rows = list(problems.bad_rows)
+    for problem_set in held_out_sets.values():
+        bad_rows += problem_set.bad_rows
     stored = _read_stored(config, shape)
-    teacher: str | None = getattr(config.method, "teacher_template", None)
-    evaluated = None
-    if held_out is not None:
-        evaluated = _evaluation(config, config.eval, end_tokens, held_out)
+    template = getattr(config.method, "teacher_template", None)
+    notes = [pass_rate_note] if pass_rate_note else []
     return RunInput(
         model_dir=model_dir,
         encoder=encoder,
-        teacher=None if teacher is None else teacher_of(encoder, teacher),
+        teacher=None if template is None else teacher_of(encoder, template),
         settings=_sampling_of(config.rollout, end_tokens),
         problems=problems,
-        held_out=evaluated,
-        more_held_out={
-            each.name: _evaluation(config, each, end_tokens, more[each.name])
-            for each in config.eval.more
-        },
+        held_out=held_out,
+        more_held_out=more_held_out,
         stored=stored,
-        method=_open_method(config, problems, evaluated, encoder),
-        bad_rows=tuple(row for each in read for row in each.bad_rows),
-        notes=(*filter(None, [chosen]), *_notes(config, problems, held_out)),
+        method=_open_method(config, problems, held_out, encoder),
+        bad_rows=tuple(bad_rows),
+        notes=(*notes, *_notes(config, problems, held_out_problems)),
     )
 
 
 def _read_stored(config: Config, shape: ModelShape) -> StoredResponses | None:
-    """Errors: `UserError` where method and data.responses do not fit, a row is too long, or the
-    tokens are another model's.
+    """Read data.responses; None if the method samples.
+
+    Errors: `UserError` if method and data.responses do not fit, a row is too long, or the tokens
+    are those of another model.
     """
     check_responses(config)
-    if (path := config.data.responses) is None:
+    path = config.data.responses
+    if path is None:
         return None
-    stored, max_tokens = read_stored_responses(path), shape.max_position_embeddings
+    stored = read_stored_responses(path)
+    max_tokens = shape.max_position_embeddings
     made_for = stored.manifest.get("method", {}).get("name", config.method.name)
     if made_for != config.method.name:
         raise UserError(
@@ -140,13 +154,12 @@ def _read_stored(config: Config, shape: ModelShape) -> StoredResponses | None:
             f"data.responses={path} has token {stored.largest_id}, but the model has "
             f"{shape.vocab_size}: it was made with another model's tokenizer; make it again"
         )
-    lengths = map(
-        sum, zip(stored.num_prompt_tokens, stored.num_response_tokens, strict=True)
-    )
-    for row, length in enumerate(lengths, start=1):
-        if max_tokens is not None and length > max_tokens:
+    lengths = zip(stored.num_prompt_tokens, stored.num_response_tokens, strict=True)
+    for row, (num_prompt, num_response) in enumerate(lengths, start=1):
+        num_tokens = num_prompt + num_response
+        if num_tokens > max_tokens:
             raise UserError(
-                f"data.responses={path}, row {row}: {length} tokens, but the model takes "
+                f"data.responses={path}, row {row}: {num_tokens} tokens, but the model takes "
                 f"{max_tokens}; leave it out"
             )
     return stored
@@ -158,12 +171,15 @@ def _open_method(
     held_out: HeldOut | None,
     encoder: PromptEncoder,
 ) -> MethodRun:
-    """Errors: `UserError` for missing lengths of the reference model, for problems that a method
-    would be tuned and evaluated on, and for a system message that the model would not see.
+    """Return the method in its first state.
+
+    Errors: `UserError` for missing lengths of the reference model, for problems that the method
+    would both be tuned and evaluated on, and for a system message that the chat template drops.
     """
     problems = training.problems
     references: dict[str, ReferenceStatistics] = {}
-    if (path := getattr(config.method, "references", None)) is not None:
+    path = getattr(config.method, "references", None)
+    if path is not None:
         references = read_references(path)
         check_references(references, (problem.id for problem in problems), path)
     method = MethodRun(config.method, seed=config.run.seed, references=references)
@@ -174,11 +190,10 @@ def _open_method(
             f"which the chat template of {encoder.tokenizer.name_or_path} leaves out; let it print "
             "system messages, or set method.announce_limit=false"
         )
-    if (
-        held_out is not None
-        and (size := config.method.monitor_size(method.state)) is not None
-    ):
-        monitor = shuffled_subset(problems, size[0], seed=0)
+    monitor_size = config.method.monitor_size(method.state)
+    if held_out is not None and monitor_size is not None:
+        num_problems, _ = monitor_size
+        monitor = shuffled_subset(problems, num_problems, seed=0)
         check_monitor((p.text for p in monitor), (p.text for p in held_out.problems))
     return method
 
@@ -186,7 +201,7 @@ def _open_method(
 def _choose_held_out(
     config: Config, problems: ProblemSet, encoder: PromptEncoder
 ) -> tuple[ProblemSet, ProblemSet | None]:
-    """What is trained on, and what is evaluated on."""
+    """Return the problems to train on, and those to evaluate on, if any."""
     if config.eval.holdout:
         if config.eval.data is not None:
             raise UserError(
@@ -196,37 +211,42 @@ def _choose_held_out(
     held_out = load_held_out(
         config.data, config.eval, with_fields=config.verify.own_judge
     )
-    return problems, None if held_out is None else _usable(config, encoder, held_out)
+    if held_out is None:
+        return problems, None
+    return problems, _usable(config, encoder, held_out)
 
 
-def _read_more(config: Config, given: EvalSet, encoder: PromptEncoder) -> ProblemSet:
-    """A set of eval.more."""
-    read = load_problems(
-        given.data,
-        split=given.split or "test",
-        **fields_of(given),
-        section=f"eval.more.{given.name}.",
+def _read_more(config: Config, eval_set: EvalSet, encoder: PromptEncoder) -> ProblemSet:
+    """Read a set of eval.more."""
+    problems = load_problems(
+        eval_set.data,
+        split=eval_set.split or "test",
+        **fields_of(eval_set),
+        section=f"eval.more.{eval_set.name}.",
         template=config.data.template,
         with_fields=config.verify.own_judge,
     )
-    return _usable(config, encoder, read)
+    return _usable(config, encoder, problems)
 
 
-def _usable(config: Config, encoder: PromptEncoder, read: ProblemSet) -> ProblemSet:
-    return drop_unusable_prompts(read, encoder.encode, config.data.max_prompt_tokens)
+def _usable(config: Config, encoder: PromptEncoder, problems: ProblemSet) -> ProblemSet:
+    return drop_unusable_prompts(
+        problems, encoder.encode, config.data.max_prompt_tokens
+    )
 
 
-def _evaluation(
+def _held_out_of(
     config: Config,
-    given: EvalConfig | EvalSet,
+    eval_set: EvalConfig | EvalSet,
     end_tokens: tuple[int, ...],
-    read: ProblemSet,
+    problems: ProblemSet,
 ) -> HeldOut:
-    number = given.num_problems or config.eval.num_problems
+    """Choose the problems that are evaluated on; a set takes what it leaves open from eval."""
+    num_problems = eval_set.num_problems or config.eval.num_problems
     return HeldOut(
-        problems=shuffled_subset(read.problems, number, seed=0),
+        problems=shuffled_subset(problems.problems, num_problems, seed=0),
         settings=_sampling_of(config.eval, end_tokens),
-        samples_per_problem=given.samples_per_problem
+        samples_per_problem=eval_set.samples_per_problem
         or config.eval.samples_per_problem,
     )
 
@@ -247,13 +267,15 @@ def _sampling_of(
 def _notes(
     config: Config, problems: ProblemSet, held_out: ProblemSet | None
 ) -> Iterator[str]:
+    """Warn of what is unusual in the configuration and in the data, a line each."""
     method = config.method
-    defaults = {key: type(method).model_fields[key].default for key in method.per_token}
-    scaled = [  # what `MethodSettings.fitted` changed, with the authors' values in brackets
-        f"method.{key}={getattr(method, key):.3g} ({default})"
-        for key, default in defaults.items()
-        if key not in method.model_fields_set and getattr(method, key) != default
-    ]
+    scaled = []
+    for key in method.per_token:
+        value = getattr(method, key)
+        default = type(method).model_fields[key].default
+        # `MethodSettings.fitted` changes values of the authors that the user left alone.
+        if key not in method.model_fields_set and value != default:
+            scaled.append(f"method.{key}={value:.3g} ({default})")
     if scaled:
         yield (
             f"{', '.join(scaled)}: scaled to rollout.max_response_tokens="
@@ -265,7 +287,8 @@ def _notes(
             "rollout.seeded=false: responses depend on the batch that they are decoded in, so a "
             "repeated or resumed run samples others"
         )
-    if (temperature := config.rollout.temperature) != 1.0:
+    temperature = config.rollout.temperature
+    if temperature != 1.0:
         yield (
             f"rollout.temperature={temperature}: sampling is then not on-policy; the paper saw "
             "training collapse at 0.3 and 0.6 and diverge at 1.2 and 1.5. Use 1.0."

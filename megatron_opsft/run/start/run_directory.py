@@ -1,4 +1,4 @@
-"""The directory of a run: created or reopened without losing anything, written atomically."""
+"""The directory of a run: it is created or reopened without losing anything."""
 
 import json
 from collections.abc import Sequence
@@ -20,11 +20,12 @@ from megatron_opsft.runtime.durable import (
 )
 from megatron_opsft.runtime.owned_directory import OwnedDirectory
 
-BEST = "best"  # the folder of the best Hugging Face models, one a step
+# The folder of the best models so far, a Hugging Face directory for each step.
+BEST = "best"
 
 
 class RunDir(OwnedDirectory):
-    """The files of one run. Used by rank 0 alone."""
+    """The files of one run. Only rank 0 uses it."""
 
     kind = "run"
     option = "run.dir="
@@ -46,7 +47,10 @@ class RunDir(OwnedDirectory):
     )
 
     def check_start(self, *, resume: bool, overwrite: bool) -> None:
-        """Errors: as of `check`, and for a run that is neither continued nor replaced."""
+        """Check that a run may start here.
+
+        Errors: those of `check`, and `UserError` for a run that is neither continued nor replaced.
+        """
         self.check()
         if not (resume or overwrite) and self.entries():
             raise UserError(
@@ -57,30 +61,33 @@ class RunDir(OwnedDirectory):
     def open(
         self, *, resume: bool, overwrite: bool, needed: Sequence[Path] = ()
     ) -> None:
-        """Make the directory ready; without a run in it, `resume` starts a new one.
+        """Make the directory ready for a run; with `resume`, an empty directory is a new run.
 
-        Files that no run writes (a scheduler's log) do not matter and are never deleted. needed:
-        what the run reads, which is not deleted either. Errors: as of `check_start` and `clear`.
+        Files that no run writes (a scheduler's log) do not matter and are never deleted.
+        needed: files that the run reads, which must not be deleted. Errors: those of `check_start`
+        and `clear`.
         """
         self.check_start(resume=resume, overwrite=overwrite)
         if overwrite:
             self.clear(needed)
-        check_out(
-            self.path / "hf", needed, overwrite=True
-        )  # now, not when it is trained
+        # Better refused now than when the model has been trained.
+        check_out(self.path / "hf", needed, overwrite=True)
         (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)
 
     def truncate(self, after_step: int) -> None:
-        """Forget what came after `after_step`, so that a resumed run writes it just once.
+        """Delete the records of steps after `after_step`, which a resumed run writes again.
 
-        Also drops a last line that a kill left unfinished, half-written and half-deleted
-        checkpoints, and exported models of later steps. What has another name than a run gives
-        stays. Errors: as of `read_json_lines`; nothing is dropped then.
+        Lines of metrics and evaluations, responses and exported models of later steps go, and
+        whatever a kill left behind: a torn last line, half-written and half-deleted checkpoints.
+        Files that a run does not name so stay. Errors: those of `read_json_lines`, before anything
+        is deleted.
         """
-        # The evaluation of step 0 belongs to a fresh start: it is made again.
-        files = [self.path / name for name in ("metrics.jsonl", "evals.jsonl")]
-        kept = [_lines_until(path, after_step) if after_step else b"" for path in files]
-        for path, lines in zip(files, kept, strict=True):
+        lines_to_keep = {}
+        for name in ("metrics.jsonl", "evals.jsonl"):
+            path = self.path / name
+            # A fresh start keeps no line: the evaluation of step 0 is part of it.
+            lines_to_keep[path] = _lines_until(path, after_step) if after_step else b""
+        for path, lines in lines_to_keep.items():
             if path.exists():
                 write_bytes(path, lines)
         for step, path in rollout_files(self.path / "rollouts"):
@@ -89,23 +96,31 @@ class RunDir(OwnedDirectory):
         for step, path in in_step_order((self.path / BEST).glob("*")):
             if step > after_step:
                 remove(path)
-        for before in (PARTIAL, REPLACED):
-            for _, path in in_step_order((self.path / "checkpoints").iterdir(), before):
+        for prefix in (PARTIAL, REPLACED):
+            for _, path in in_step_order((self.path / "checkpoints").iterdir(), prefix):
                 if path.is_dir() and not path.is_symlink():
                     remove(path, quietly=True)
 
     def save_bad_rows(self, bad_rows: Sequence[BadRow]) -> None:
-        """bad_rows.jsonl: every row of the data that is left out; no file where there is none."""
+        """Write bad_rows.jsonl, a line for each row of the data that is left out.
+
+        No file is written if there is no such row.
+        """
         path = self.path / "bad_rows.jsonl"
         path.unlink(missing_ok=True)
         if bad_rows:
-            write_text(
-                path, "".join(json.dumps(asdict(row)) + "\n" for row in bad_rows)
-            )
+            lines = [json.dumps(asdict(row)) + "\n" for row in bad_rows]
+            write_text(path, "".join(lines))
 
 
 def _lines_until(path: Path, last_step: int) -> bytes:
-    """The lines of steps up to `last_step`, as they are in the file."""
-    steps = [line["step"] for line in read_json_lines(path)]
-    lines = zip(steps, path.read_bytes().split(b"\n") if steps else (), strict=False)
-    return b"".join(b"%s\n" % line for step, line in lines if step <= last_step)
+    """Return the lines of steps up to `last_step`, as they stand in the file."""
+    records = read_json_lines(path)
+    if not records:
+        return b""
+    lines_to_keep = []
+    # A torn last line is no record.
+    for record, line in zip(records, path.read_bytes().split(b"\n"), strict=False):
+        if record["step"] <= last_step:
+            lines_to_keep.append(line + b"\n")
+    return b"".join(lines_to_keep)

@@ -1,11 +1,9 @@
-"""Everything a run needs, built once in the order in which it can fail cheaply: input first, model
-last.
-"""
+"""Builds everything that a run needs, once. Whatever can fail cheaply comes first."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from operator import itemgetter
 
 import torch
@@ -58,33 +56,37 @@ from megatron_opsft.verify.verifier import Verifier
 log = logging.getLogger("megatron_opsft")
 
 NUM_PROBES = 4
-MAX_PROBE_TOKENS = (
-    256  # of a response: enough to see wrong weights, little enough to cost nothing
-)
+# Of a probe's response: enough to see wrong weights, few enough to cost nothing.
+MAX_PROBE_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session(RunInput):
-    """A run on this rank: what it has read, and its live parts."""
+    """A run on this rank: its input, and the objects that do its work."""
 
     config: Config
     device: Device
     layout: Layout
     order: ProblemSampler
+    """Which problems each draw takes."""
     sampler: Sampler
     verifier: Verifier
     trainer: Trainer
     reference: ReferenceModel | None
+    """The frozen model, reference or teacher, if the objective keeps one."""
     shards: ModelShards
     sync: WeightSync
     checkpointer: Checkpointer
 
     def problems_of_draw(self, draw: int) -> list[Problem]:
-        """A batch of problems by its number from 0; a step takes one, or several."""
+        """Return a batch of problems. A step takes one draw or several; draws count from 0."""
         return [self.problems.problems[index] for index in self.order.indices(draw)]
 
     def prompt_of(self, problem: Problem, *, held_out: bool = False) -> tuple[int, ...]:
-        """The prompt, with what the method adds to it. Errors: `UserError` if it is too long."""
+        """Return the token ids of a problem's prompt, with all that the method adds to it.
+
+        held_out: the prompt of an evaluation. Errors: `UserError` if it is too long.
+        """
         change = self.method.prompt_change(problem.id, held_out=held_out)
         prompt = self.encoder.encode(
             problem, system=change.system, suffix=change.suffix
@@ -99,7 +101,7 @@ class Session(RunInput):
         return prompt
 
     def example(self) -> tuple[list[Message], str]:
-        """The first problem's messages and its prompt as text, as the model gets them now."""
+        """Return the messages and the prompt's text of the first problem, as in the next step."""
         problem = self.problems.problems[0]
         change = self.method.prompt_change(problem.id)
         messages = self.encoder.messages(
@@ -114,12 +116,20 @@ class Session(RunInput):
         responses: Sequence[Response],
         indices_of: Sequence[Sequence[int]],
     ) -> Mapping[int, Sample]:
-        """See `fetch_samples`; fixed data every rank reads itself."""
+        """Fetch the samples that this rank packs, by index; see `fetch_samples`.
+
+        rollouts: this rank's. indices_of: for each data-parallel rank the indices into `responses`
+        that it packs. Fixed data need no exchange: every rank reads them itself.
+        """
         if self.stored is not None:
-            mine = indices_of[self.layout.dp_rank]
-            return {i: self.stored[responses[i].rollout_index] for i in mine}
+            return {
+                index: self.stored[responses[index].rollout_index]
+                for index in indices_of[self.layout.dp_rank]
+            }
         shape = self.shards.table.shape
-        moe = shape.moe if self.config.train.routing_replay else None
+        routing_width = 0
+        if self.config.train.routing_replay and shape.moe:
+            routing_width = shape.num_layers * shape.moe.top_k
         return fetch_samples(
             responses,
             indices_of,
@@ -127,7 +137,7 @@ class Session(RunInput):
             problems,
             self.layout,
             self.device.torch_device,
-            routing_width=shape.num_layers * moe.top_k if moe else 0,
+            routing_width=routing_width,
         )
 
     def probes(
@@ -136,67 +146,68 @@ class Session(RunInput):
         accepted: Sequence[Response] = (),
         rollouts: Sequence[Rollout] = (),
     ) -> list[Sample]:
-        """What engine and trainer are compared on after `step` updates: some of the accepted
-        responses, of different problems, or prompts where there is none. As much of them as is
-        worth scoring, and as the engine takes. The same on every rank; collective over the world.
+        """Choose the samples on which engine and trainer are compared after `step` updates.
+
+        They are accepted responses to different problems, or prompts if there is none; as much of
+        them as is worth scoring and as the engine takes. accepted: of all ranks; rollouts: this
+        rank's. The same on every rank. Collective over the world.
         """
-        held = {r.problem_index: r for r in accepted if r.rank != NO_RANK}
-        samples: list[Sample]
-        if held:
-            mine = [
-                (
-                    response.problem_index,
-                    replace(rollouts[response.rollout_index], routing=b""),
+        last_of_problem = {
+            response.problem_index: response
+            for response in accepted
+            if response.rank != NO_RANK
+        }
+        samples: list[Sample] = []
+        if last_of_problem:
+            rollouts_here = [
+                (r.problem_index, replace(rollouts[r.rollout_index], routing=b""))
+                for r in list(last_of_problem.values())[:NUM_PROBES]
+                if r.rank == self.layout.rank
+            ]
+            gathered = sorted(gather_from_all(rollouts_here), key=itemgetter(0))
+            samples += [rollout for _, rollout in gathered]
+        else:
+            for problem in self.problems_of_draw(max(step, 1) - 1)[:NUM_PROBES]:
+                ids = self.encoder.encode(problem)
+                # All but the first token of the prompt is taken for a response.
+                samples.append(
+                    Sample(
+                        problem_id=problem.id, prompt_ids=ids[:1], response_ids=ids[1:]
+                    )
                 )
-                for response in list(held.values())[:NUM_PROBES]
-                if response.rank == self.layout.rank
-            ]
-            samples = [
-                sample for _, sample in sorted(gather_from_all(mine), key=itemgetter(0))
-            ]
-        else:  # a prompt read as if all but its first token were a response
-            problems = self.problems_of_draw(max(step, 1) - 1)[:NUM_PROBES]
-            samples = [
-                Sample(problem_id=problem.id, prompt_ids=ids[:1], response_ids=ids[1:])
-                for problem in problems
-                for ids in [self.encoder.encode(problem)]
-            ]
-        longest = (
-            max_engine_tokens(self.config) - 1
-        )  # the engine wants room for one more token
+        # The engine wants room for one more token.
+        max_tokens = max_engine_tokens(self.config) - 1
         probes = []
         for sample in samples:
-            room = min(max(0, longest - len(sample.prompt_ids)), MAX_PROBE_TOKENS)
-            if ids := sample.response_ids[:room]:
-                probes.append(replace(sample, response_ids=ids))
+            room = max(0, max_tokens - len(sample.prompt_ids))
+            response_ids = sample.response_ids[: min(room, MAX_PROBE_TOKENS)]
+            if response_ids:
+                probes.append(replace(sample, response_ids=response_ids))
         return probes
 
 
 @contextmanager
 def open_session(config: Config, *, resume: bool = False) -> Iterator[Session]:
-    """Build every part; called by every rank. Closes processes and groups on exit.
+    """Build a session. Called by every rank. Closes processes and groups on exit.
 
-    resume: where there is a checkpoint, the weights are left for it to bring. Errors: `NothingLeft`
-    for a run that is finished, in which nothing is changed.
+    resume: if there is a checkpoint, the weights are not read: loading it brings them. Errors:
+    `UserError`; `NothingLeft` for a run that is finished, in whose directory nothing is changed.
     """
     enter_phase("start", 0)
     model_dir = resolve_model(config.model.path)
     shape = read_model_shape(model_dir)
     config = fit_lengths(config, shape.max_position_embeddings)
     device = _choose_device(config)
-    disk = (
-        ""
-        if resume and is_finished(config)
-        else check_disk(config, shape, resume=resume)
-    )
+    disk_warning = ""
+    if not (resume and is_finished(config)):
+        disk_warning = check_disk(config, shape, resume=resume)
     announce("reading tokenizer and problems")
-    given = read_input(config, model_dir, shape)
+    run_input = read_input(config, model_dir, shape)
     layout = start_distributed(
         device, config.parallel, minutes=config.run.collective_minutes
     )
-    if resume and broadcast_object(
-        is_finished(config)
-    ):  # another node may see older files
+    # Rank 0 decides: another node may see older files.
+    if resume and broadcast_object(is_finished(config)):
         stop_distributed()
         raise NothingLeft
     limits = Limits(
@@ -204,11 +215,12 @@ def open_session(config: Config, *, resume: bool = False) -> Iterator[Session]:
         silence_seconds=config.run.silence_seconds,
     )
     with watched(current_job(), limits):
-        for note in (disk, *given.notes) if layout.is_main else ():
-            if note:
-                log.warning(note)
+        if layout.is_main:
+            for note in (disk_warning, *run_input.notes):
+                if note:
+                    log.warning(note)
         with Verifier(config.verify) as verifier:
-            session = _build(config, given, device, layout, verifier, resume=resume)
+            session = _build(config, run_input, device, layout, verifier, resume=resume)
             yield session
             session.sync.close()
             session.sampler.engine.close()
@@ -217,7 +229,10 @@ def open_session(config: Config, *, resume: bool = False) -> Iterator[Session]:
 
 
 def _choose_device(config: Config) -> Device:
-    """The device, this process made ready for it. Errors: `UserError` for what it cannot do."""
+    """Choose the device, and prepare this process for it.
+
+    Errors: `UserError` if engine or device cannot do what the configuration asks for.
+    """
     check_engine(config)
     prepare_environment(config)
     device = select_device(config.run.device)
@@ -234,45 +249,49 @@ def _choose_device(config: Config) -> Device:
 
 def _build(
     config: Config,
-    given: RunInput,
+    run_input: RunInput,
     device: Device,
     layout: Layout,
     verifier: Verifier,
     *,
     resume: bool,
 ) -> Session:
-    """Trainer, engine and what lies between them."""
+    """Build trainer, engine and weight sync, and load the weights. Called by every rank."""
+    model_dir, encoder, seed = run_input.model_dir, run_input.encoder, config.run.seed
     announce("building the model")
-    parts = build_trainer(config, given.model_dir, device, layout)
-    trainer, shards = parts.trainer, parts.shards
+    unfilled = build_trainer(config, model_dir, device, layout)
+    trainer, shards = unfilled.trainer, unfilled.shards
     announce(f"opening the rollout engine ({config.rollout.engine})")
     engine = open_engine(
-        config, given.model_dir, given.encoder.tokenizer, shards.table, device, layout
+        config, model_dir, encoder.tokenizer, shards.table, device, layout
     )
     sync = WeightSync(shards, engine, config.sync, trainer.score)
     checkpoints = config.run.dir / "checkpoints"
     resumes = resume and broadcast_object(bool(list_checkpoints(checkpoints)))
-    # The reference model is what the run began with.
-    if not resumes or trainer.objective.keeps_frozen_model:
-        by_engine = (
-            config.model.load != "disk"
-            and engine_traits(config.rollout.engine).reads_files
-        )
-        load_first_weights(parts, sync, engine if by_engine else None)
-    reference = (
-        ReferenceModel(trainer, device)
-        if trainer.objective.keeps_frozen_model
-        else None
-    )
+    # A frozen model is a copy of the weights that the run began with, also if it is resumed.
+    keeps_frozen_model = trainer.objective.keeps_frozen_model
+    if keeps_frozen_model or not resumes:
+        reads_files = engine_traits(config.rollout.engine).reads_files
+        by_engine = reads_files and config.model.load != "disk"
+        load_first_weights(unfilled, sync, by_engine=by_engine)
+    reference = ReferenceModel(trainer, device) if keeps_frozen_model else None
     return Session(
-        **{field.name: getattr(given, field.name) for field in fields(given)},
+        model_dir=model_dir,
+        encoder=encoder,
+        teacher=run_input.teacher,
+        settings=run_input.settings,
+        problems=run_input.problems,
+        held_out=run_input.held_out,
+        more_held_out=run_input.more_held_out,
+        stored=run_input.stored,
+        method=run_input.method,
+        bad_rows=run_input.bad_rows,
+        notes=run_input.notes,
         config=config,
         device=device,
         layout=layout,
-        order=order_of(given.problems, config.data, config.run.seed),
-        sampler=Sampler(
-            engine=engine, encoder=given.encoder, layout=layout, seed=config.run.seed
-        ),
+        order=order_of(run_input.problems, config.data, seed),
+        sampler=Sampler(engine=engine, encoder=encoder, layout=layout, seed=seed),
         verifier=verifier,
         trainer=trainer,
         reference=reference,
@@ -284,6 +303,6 @@ def _build(
             trainer.optimizer,
             keep=config.checkpoint.keep,
             reference=reference,
-            model_dir=given.model_dir,
+            model_dir=model_dir,
         ),
     )

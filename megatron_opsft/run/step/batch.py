@@ -1,11 +1,12 @@
-"""The batch of a step: judged responses or rows of fixed data, weighed by the method, packed for
-this rank.
+"""Makes the batch of a step: responses, judged or from fixed data, weighed by the method and packed
+into micro-batches for this rank.
 """
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import compress
 from operator import mul
 
 from megatron_opsft.data.mixture import ProblemSampler
@@ -40,23 +41,27 @@ from megatron_opsft.trainer.model.passes import with_log_probs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedBatch(JudgedProblems):
-    """What a step trains on; the same on every rank but for its own rollouts and verdicts.
+    """The batch that a step trains on; the same on every rank, except for rollouts and verdicts.
 
-    responses: of the groups that the method keeps, or of the first ones where it keeps none;
-    groups: the same by problem; weights: what the method makes of them, in the same order; sampled:
-    all that were sampled for it, those of dropped groups included, and none with fixed data;
-    refills: how often problems were drawn again; metrics: what else is to be said of it.
+    Its responses are those of the groups that the method keeps; of the first groups if it keeps
+    none.
     """
 
     groups: Sequence[Group]
+    """`responses` by problem, in the same order."""
     weights: Weights
+    """The method's rewards and advantages of `responses`."""
     sampled: Sequence[Response]
+    """All responses that were sampled, those of dropped groups too; none with fixed data."""
     refills: int = 0
+    """How often problems were drawn again."""
     metrics: Mapping[str, float] = field(default_factory=dict)
+    """More metrics of the step, by their key in metrics.jsonl."""
 
     def describe(self) -> dict[str, float | int]:
-        """Metrics of the responses: of all that were sampled, also of those that the method drops.
-        What nobody has judged, as fixed data, has no accuracy, and no limit.
+        """Return metrics of all sampled responses, also of those that the method drops.
+
+        Fixed data, which nobody has judged, have no accuracy and no limit.
         """
         weighed = describe_weights(self.groups, self.weights)
         if not self.sampled:
@@ -71,28 +76,23 @@ class JudgedBatch(JudgedProblems):
 
     @property
     def trained(self) -> list[Response]:
-        """Those that the update learns from."""
-        return [
-            r
-            for r, kept in zip(self.responses, self.weights.trained, strict=True)
-            if kept
-        ]
+        """The responses that the update learns from."""
+        return list(compress(self.responses, self.weights.trained))
 
 
 def sample_batch(s: Session, step: int, watch: Stopwatch) -> JudgedBatch:
-    """Responses to the step's problems, with verdicts. Called by every rank.
+    """Sample and judge responses to the problems of a step. Called by every rank.
 
-    A method may drop groups that teach nothing; problems are then drawn again for as often as it
-    says, or until there are as many as in any step. Were all dropped, the batch is the first ones,
-    and the step learns from none of them.
+    A method may drop groups that teach nothing. Problems are then drawn again, as often as the
+    method allows, until the batch has its usual number of groups. If all groups are dropped, the
+    batch is the first ones, and the step learns from none of them.
     """
     limit = s.config.method.limit(s.method.state) or s.settings.max_response_tokens
-    wanted = s.config.data.prompts_per_step
-    whole: JudgedProblems | None = None
-    refills, more = -1, True
-    counted = s.sampler.engine.spec_counts()
-    while whole is None or more:
-        refills += 1
+    num_groups = s.config.data.prompts_per_step
+    counts_before = s.sampler.engine.spec_counts()
+    sampled: JudgedProblems | None = None
+    refills = 0
+    while True:
         draw = s.method.first_draw(step) + refills
         judged = judge_problems(
             s,
@@ -102,34 +102,41 @@ def sample_batch(s: Session, step: int, watch: Stopwatch) -> JudgedBatch:
             limit=limit,
             seed_step=draw + 1,
         )
-        whole = judged if whole is None else whole.followed_by(judged)
-        groups = s.method.groups(whole.responses, whole.problems, limit)
-        kept, more = s.method.fill(groups, wanted, refills)
+        sampled = judged if sampled is None else sampled.followed_by(judged)
+        groups = s.method.groups(sampled.responses, sampled.problems, limit)
+        chosen, draws_again = s.method.fill(groups, num_groups, refills)
+        if not draws_again:
+            break
+        refills += 1
     with watch.phase("rollout"):
         s.sampler.engine.sleep()
-    # With none kept the first ones, for what is said of the step.
-    groups = [groups[index] for index in kept] or groups[:wanted]
+    groups = [groups[index] for index in chosen] if chosen else groups[:num_groups]
     weights = s.method.weigh(groups)
-    if not kept:  # a divergence from the reference is nothing to train on alone
+    if not chosen:
+        # The first groups only describe the step: it does not learn from their divergence from a
+        # reference model either.
         weights = replace(weights, trained=(False,) * len(weights.trained))
     return JudgedBatch(
-        problems=whole.problems,
-        rollouts=whole.rollouts,
-        verdicts=whole.verdicts,
+        problems=sampled.problems,
+        rollouts=sampled.rollouts,
+        verdicts=sampled.verdicts,
         responses=[response for group in groups for response in group.responses],
         groups=groups,
         weights=weights,
-        sampled=whole.responses,
+        sampled=sampled.responses,
         refills=refills,
-        metrics=_spec_metrics(s, s.sampler.engine.spec_counts() - counted),
+        metrics=_spec_metrics(s, s.sampler.engine.spec_counts() - counts_before),
     )
 
 
-def _spec_metrics(s: Session, mine: Counter[str]) -> dict[str, float]:
-    """mine: what the engine of this rank has counted in the step. Called by every rank."""
+def _spec_metrics(s: Session, counts_here: Counter[str]) -> dict[str, float]:
+    """Return the metrics of speculative decoding, if it is used. Called by every rank.
+
+    counts_here: what the engine of this rank counted in the step, see `RolloutEngine.spec_counts`.
+    """
     if s.config.rollout.speculative is None:
         return {}
-    counts = sum(gather_from_all([mine]), Counter())
+    counts = sum(gather_from_all([counts_here]), Counter())
     return {
         "spec_acceptance": counts["accepted"] / max(counts["draft_tokens"], 1),
         "spec_tokens_per_draft": counts["accepted"] / max(counts["drafts"], 1),
@@ -137,59 +144,62 @@ def _spec_metrics(s: Session, mine: Counter[str]) -> dict[str, float]:
 
 
 def begin_stage(s: Session) -> None:
-    """Optimizer and reference model begin anew from the weights as they are."""
+    """Start the optimizer's moments and the reference model anew from the current weights."""
     forget_moments(s.trainer.optimizer)
     if s.reference is not None:
         s.reference.replace()
 
 
 def observe_monitor(s: Session, watch: Stopwatch) -> None:
-    """Let the method see its monitor problems, where it wants to. Called by every rank."""
-    if (size := s.config.method.monitor_size(s.method.state)) is None:
+    """Sample the monitor problems if the method wants to see them now. Called by every rank."""
+    monitor_size = s.config.method.monitor_size(s.method.state)
+    if monitor_size is None:
         return
-    problems = shuffled_subset(s.problems.problems, size[0], seed=0)
+    num_problems, num_samples = monitor_size
+    problems = shuffled_subset(s.problems.problems, num_problems, seed=0)
     limit = s.settings.max_response_tokens
     judged = judge_problems(
         s,
         problems,
         watch,
-        num_samples=size[1],
+        num_samples=num_samples,
         limit=limit,
-        seed_step=-s.method.state.step,  # training draws count from 1, evaluations have step 0
+        # Positive numbers are the seeds of training draws, 0 is that of evaluations.
+        seed_step=-s.method.state.step,
     )
     s.method.observe(s.method.groups(judged.responses, problems, limit))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedUpdate:
-    """This rank's part of an optimizer step; `factor`: of the whole batch's loss."""
+    """The micro-batches of an optimizer step on this rank."""
 
     microbatches: Sequence[MicroBatch]
+    indices: Sequence[Sequence[int]]
+    """The responses in each micro-batch, in its order: indices into `Update.responses`."""
     factor: float
+    """Factor of the loss, summed over the micro-batches of all ranks."""
     packing: PackingReport
 
 
 def pack_updates(
     s: Session, batch: JudgedBatch, watch: Stopwatch
 ) -> list[PackedUpdate]:
-    """The optimizer steps on a batch, ready for the trainer. Called by every rank.
+    """Pack the optimizer steps on a batch for the trainer. Called by every rank.
 
-    With several updates the micro-batches carry the log-probs of the policy that sampled; with a
-    divergence in the loss, those of the reference model; with one in the advantages, both.
+    If there are several steps, the micro-batches carry the log-probs of the policy that sampled; if
+    the loss has a divergence, those of the reference model; if the advantages have one, both.
     """
     penalty = s.trainer.objective.token_penalty
     with watch.phase("train"):
         updates = [
-            pack_update(
-                s,
-                update,
-                partial(s.fetch, batch.rollouts, batch.problems, update.responses),
-            )
+            pack_update(s, batch, update)
             for update in s.method.updates(batch.groups, batch.weights)
         ]
     packs: Sequence[Sequence[MicroBatch]] = [update.microbatches for update in updates]
     needs_old = len(updates) > 1 or penalty is not None
-    if needs_old and s.stored is None:  # fixed data bring their own, where they matter
+    # Fixed data bring the log-probs of the policy that sampled, if they matter.
+    if needs_old and s.stored is None:
         with watch.phase("old_logprob"):
             packs = [
                 with_log_probs(pack, s.trainer.score_batches(pack), "old_log_probs_R")
@@ -207,52 +217,71 @@ def pack_updates(
 
 
 def pack_update(
-    s: Session, update: Update, fetch: Fetch, lengths: Sequence[int] | None = None
+    s: Session,
+    batch: JudgedBatch,
+    update: Update,
+    lengths: Sequence[int] | None = None,
+    fetch: Fetch | None = None,
 ) -> PackedUpdate:
-    """Every rank calls it with the same update; no micro-batch where nothing is trained on.
+    """Pack one optimizer step; an update without responses has no micro-batch.
 
-    lengths: the room that each response takes, if not that of its prompt and its tokens.
+    lengths: the tokens that each response takes in a pack, by default those of its prompt and its
+    own. fetch: brings the samples that this rank packs, by default with `Session.fetch`. Called by
+    every rank with the same update.
     """
     if not update.responses:
-        return PackedUpdate(microbatches=[], factor=0.0, packing=PackingReport())
-    is_plain = s.trainer.objective.is_weighted_likelihood
-    products = map(mul, update.token_weights, update.advantages)
-    microbatches, packing = pack(
-        lengths or [response.sequence_tokens for response in update.responses],
-        tuple(products) if is_plain else update.token_weights,
+        return PackedUpdate(
+            microbatches=[], indices=[], factor=0.0, packing=PackingReport()
+        )
+    if lengths is None:
+        lengths = [response.sequence_tokens for response in update.responses]
+    if fetch is None:
+        fetch = partial(s.fetch, batch.rollouts, batch.problems, update.responses)
+    token_weights = update.token_weights
+    takes_product = s.trainer.objective.is_weighted_likelihood
+    if takes_product:
+        token_weights = tuple(map(mul, token_weights, update.advantages))
+    parallel, layout = s.config.parallel, s.layout
+    microbatches, indices, packing = pack(
+        lengths,
+        token_weights,
         fetch,
-        advantages=None if is_plain else update.advantages,
+        advantages=None if takes_product else update.advantages,
         budget=s.config.train.max_tokens_per_microbatch,
-        dp_rank=s.layout.dp_rank,
-        dp_size=s.layout.dp_size,
-        cp_rank=s.layout.cp_rank,
-        cp_size=s.layout.cp_size,
-        multiple=s.layout.pp_size if s.config.parallel.vpp else 1,
-        align=s.layout.tp_size if s.config.parallel.sequence_parallel else 1,
+        dp_rank=layout.dp_rank,
+        dp_size=layout.dp_size,
+        cp_rank=layout.cp_rank,
+        cp_size=layout.cp_size,
+        multiple=layout.pp_size if parallel.vpp else 1,
+        align=layout.tp_size if parallel.sequence_parallel else 1,
         quadratic_at=quadratic_at(s.shards.table.shape),
         device=s.device.torch_device,
     )
     return PackedUpdate(
-        microbatches=microbatches, factor=update.factor, packing=packing
+        microbatches=microbatches,
+        indices=indices,
+        factor=update.factor,
+        packing=packing,
     )
 
 
 def whole_result(results: Sequence[StepResult]) -> StepResult:
-    """Of a batch's updates: means of loss and gradient norm over those that were applied, of shares
-    over their tokens; sums of counts.
+    """Summarize the updates on a batch, over those that were applied.
+
+    Loss and gradient norm are means over updates, shares means over tokens, counts are sums.
     """
     applied = [result for result in results if result.applied] or results[:1]
     if len(applied) == 1:
         return applied[0]
     tokens = sum(result.trained_tokens for result in applied)
 
-    def over_tokens(shares: Sequence[float | None]) -> float | None:
-        found = [
-            s * r.trained_tokens
-            for s, r in zip(shares, applied, strict=True)
-            if s is not None
+    def mean_over_tokens(shares: Sequence[float | None]) -> float | None:
+        weighted = [
+            share * result.trained_tokens
+            for share, result in zip(shares, applied, strict=True)
+            if share is not None
         ]
-        return sum(found) / tokens if found else None
+        return sum(weighted) / tokens if weighted else None
 
     return replace(
         applied[0],
@@ -260,15 +289,17 @@ def whole_result(results: Sequence[StepResult]) -> StepResult:
         grad_norm=sum(result.grad_norm for result in applied) / len(applied),
         trained_tokens=tokens,
         num_microbatches=sum(result.num_microbatches for result in applied),
-        clip_share=over_tokens([r.clip_share for r in applied]),
-        kl_mean=over_tokens([r.kl_mean for r in applied]),
+        clip_share=mean_over_tokens([result.clip_share for result in applied]),
+        kl_mean=mean_over_tokens([result.kl_mean for result in applied]),
     )
 
 
 def stored_batch(s: Session, stored: StoredResponses, step: int) -> JudgedBatch:
-    """The step's responses: as many as another method would sample, epoch after epoch in a new
-    order. The engine, awake since the last update for evaluations alone, sleeps meanwhile.
+    """Take the next responses of fixed data, as many as another method would sample.
+
+    Every epoch has an order of its own.
     """
+    # The last weight sync woke the engine, for evaluations alone.
     s.sampler.engine.sleep()
     order = ProblemSampler(
         members=(range(len(stored)),),

@@ -1,4 +1,4 @@
-"""Responses to problems, with verdicts."""
+"""Samples responses to problems and judges them."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -12,25 +12,26 @@ from megatron_opsft.trainer.batching.exchange import share_facts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedProblems:
-    """rollouts, verdicts: this rank's; responses: facts of all ranks' responses, in the order of
-    `problems` and the same on every rank.
-    """
+    """Problems and judged responses to them."""
 
     problems: Sequence[Problem]
     rollouts: Sequence[Rollout]
+    """The responses that this rank sampled."""
     verdicts: Sequence[Verdict]
+    """The verdict of each of `rollouts`."""
     responses: Sequence[Response]
+    """Facts of all ranks' responses, in the order of `problems`; the same on every rank."""
 
     def followed_by(self, more: "JudgedProblems") -> "JudgedProblems":
-        """Both, concatenated: indices count over all of them."""
-        held = Counter(response.rank for response in self.responses)
-        moved = (
-            r._replace(
-                problem_index=r.problem_index + len(self.problems),
-                rollout_index=r.rollout_index + held[r.rank],
+        """Return these problems and `more`, concatenated; indices count over all of them."""
+        num_rollouts = Counter(response.rank for response in self.responses)
+        moved = [
+            response._replace(
+                problem_index=response.problem_index + len(self.problems),
+                rollout_index=response.rollout_index + num_rollouts[response.rank],
             )
-            for r in more.responses
-        )
+            for response in more.responses
+        ]
         return JudgedProblems(
             problems=[*self.problems, *more.problems],
             rollouts=[*self.rollouts, *more.rollouts],
@@ -49,10 +50,10 @@ def judge_problems(
     seed_step: int,
     encode: Callable[[Problem], tuple[int, ...]] | None = None,
 ) -> JudgedProblems:
-    """`num_samples` responses to each problem, of at most `limit` tokens, with verdicts. Called by
-    every rank.
+    """Sample and judge `num_samples` responses of at most `limit` tokens to each problem.
 
-    seed_step: what their seeds depend on; encode: the prompts, if not the method's.
+    seed_step: the number on which the random seeds depend. encode: makes the prompts, by default
+    `Session.prompt_of`. Called by every rank.
     """
     with watch.phase("rollout"):
         rollouts = s.sampler.sample(
@@ -64,8 +65,9 @@ def judge_problems(
         )
     with watch.phase("verify"):
         verdicts = s.verifier.score(rollouts, {p.id: p for p in problems})
-        opened = s.encoder.opens_think
-        responses = share_facts(rollouts, verdicts, problems, prompts_open_think=opened)
+        responses = share_facts(
+            rollouts, verdicts, problems, prompts_open_think=s.encoder.opens_think
+        )
     return JudgedProblems(
         problems=problems, rollouts=rollouts, verdicts=verdicts, responses=responses
     )

@@ -1,11 +1,9 @@
 """Log-probabilities of a step's sampled tokens, for the rollouts that are saved."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from itertools import islice
 
 from megatron_opsft.methods.updates import Update
-from megatron_opsft.records import Sample, TokenScores
+from megatron_opsft.records import TokenScores
 from megatron_opsft.rollout.requests import pieces_of
 from megatron_opsft.run.start.session import Session
 from megatron_opsft.run.step.batch import JudgedBatch, pack_update
@@ -18,37 +16,32 @@ _DECIMALS = 3
 def score_sampled(
     s: Session, batch: JudgedBatch, watch: Stopwatch
 ) -> dict[int, TokenScores]:
-    """Of this rank's responses, by their index; none unless `run.save_logprobs` asks for them.
+    """Score the responses that this rank sampled; by index into `batch.rollouts`.
 
-    The trainer's log-probs under softmax(logits / temperature), before the update and thus of the
-    policy that sampled; the nucleus is left out of account. Called by every rank.
+    The scores are the trainer's log-probs under softmax(logits / temperature) before the update,
+    thus those of the policy that sampled; the nucleus (top_p) is not taken into account. Returns {}
+    unless `run.save_logprobs` asks for them. Called by every rank.
     """
     run = s.config.run
     if not (run.save_rollouts and run.save_logprobs) or s.stored is not None:
         return {}
     with watch.phase("old_logprob"):
         tokenizer = s.sampler.encoder.tokenizer
-        return {
-            index: TokenScores(
-                log_probs=log_probs,
-                piece_lengths=tuple(
-                    map(len, pieces_of(tokenizer, batch.rollouts[index].response_ids))
-                ),
+        scores = {}
+        for index, log_probs in _log_probs(s, batch).items():
+            pieces = pieces_of(tokenizer, batch.rollouts[index].response_ids)
+            scores[index] = TokenScores(
+                log_probs=log_probs, piece_lengths=tuple(map(len, pieces))
             )
-            for index, log_probs in _log_probs(s, batch).items()
-        }
+        return scores
 
 
 def _log_probs(s: Session, batch: JudgedBatch) -> dict[int, tuple[float, ...]]:
-    """By index, of the responses that this rank holds: scored where they are packed, sent back."""
-    packed: list[
-        int
-    ] = []  # indices of the responses in this rank's packs, pack by pack
+    """Return the log-probs of this rank's responses, by index into `batch.rollouts`.
 
-    def noting(indices_of: Sequence[Sequence[int]]) -> Mapping[int, Sample]:
-        packed.extend(indices_of[s.layout.dp_rank])
-        return s.fetch(batch.rollouts, batch.problems, batch.responses, indices_of)
-
+    A response is scored on the ranks that pack it; one of them sends its log-probs to the rank that
+    sampled it. Called by every rank.
+    """
     ones = (1.0,) * len(batch.responses)
     update = Update(
         responses=tuple(batch.responses),
@@ -56,18 +49,19 @@ def _log_probs(s: Session, batch: JudgedBatch) -> dict[int, tuple[float, ...]]:
         advantages=ones,
         factor=1.0,
     )
-    batches = pack_update(s, update, noting).microbatches
-    found = s.trainer.score_batches(batches, temperature=s.settings.temperature)
+    packed = pack_update(s, batch, update)
+    temperature = s.settings.temperature
+    scored = s.trainer.score_batches(packed.microbatches, temperature=temperature)
     rows_for: dict[int, list[tuple[int, tuple[float, ...]]]] = defaultdict(list)
-    rest = iter(packed)
-    for scored, values_R in zip(
-        batches, found, strict=False
-    ):  # none but on the last stage
-        lengths = list(scored.response_lengths)
-        whole = join_over_context(values_R, scored.response_indices_R, sum(lengths))
-        indices = sorted(islice(rest, len(lengths)))  # as `pack` has them
+    # Only ranks of the last pipeline stage have scores.
+    for microbatch, indices, values_R in zip(
+        packed.microbatches, packed.indices, scored, strict=False
+    ):
+        lengths = list(microbatch.response_lengths)
+        whole = join_over_context(values_R, microbatch.response_indices_R, sum(lengths))
         for index, values in zip(indices, whole.cpu().split(lengths), strict=True):
             response = batch.responses[index]
+            # Adding 0.0 makes -0.0 positive.
             rounded = tuple(round(value, _DECIMALS) + 0.0 for value in values.tolist())
             rows_for[response.rank].append((response.rollout_index, rounded))
     sends = s.layout.is_loss_rank and s.layout.cp_rank == 0

@@ -1,4 +1,4 @@
-"""A step's responses as a teacher reads them: the same tokens under its own prompts."""
+"""Packs a step's responses for a teacher, which reads the same tokens under its own prompts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -8,11 +8,12 @@ from megatron_opsft.run.start.session import Session
 from megatron_opsft.run.step.batch import JudgedBatch, PackedUpdate, pack_update
 from megatron_opsft.runtime.phase import Stopwatch
 
+# Problem id -> token ids of a prompt.
 Prompts = Mapping[str, tuple[int, ...]]
 
 
 def teacher_prompts(s: Session, batch: JudgedBatch) -> Prompts:
-    """The teacher's prompt of each problem, by problem id; the same on every rank."""
+    """Return the teacher's prompts of the batch's problems; the same on every rank."""
     assert s.teacher is not None
     return {problem.id: s.teacher.encode(problem) for problem in batch.problems}
 
@@ -20,46 +21,48 @@ def teacher_prompts(s: Session, batch: JudgedBatch) -> Prompts:
 def pair_lengths(
     batch: JudgedBatch, responses: Sequence[Response], prompts: Prompts
 ) -> list[int]:
-    """Of each response the tokens of the longer sequence: the student's, or the teacher's."""
-    return [
-        response.num_tokens
-        + max(
-            response.num_prompt_tokens,
-            len(prompts[batch.problems[response.problem_index].id]),
-        )
-        for response in responses
-    ]
+    """Return the tokens of each response with the longer of its two prompts.
+
+    responses: of the batch. prompts: the teacher's.
+    """
+    lengths = []
+    for response in responses:
+        prompt = prompts[batch.problems[response.problem_index].id]
+        num_prompt_tokens = max(response.num_prompt_tokens, len(prompt))
+        lengths.append(num_prompt_tokens + response.num_tokens)
+    return lengths
 
 
 def without_long_pairs(s: Session, batch: JudgedBatch) -> JudgedBatch:
-    """The batch, whose update does not learn from a response that, under either prompt, is longer
-    than a micro-batch or than the model's positions: nothing is cut. How many there are is a
-    metric.
+    """Return the batch without training on responses that are too long under one of the prompts.
+
+    Too long: for a micro-batch, or for the model's positions; no sequence is cut. Their number
+    becomes the metric `num_pairs_left_out`.
     """
-    most = min(
+    max_tokens = min(
         s.config.train.max_tokens_per_microbatch * s.layout.cp_size,
         s.shards.table.shape.max_position_embeddings,
     )
+    advantages = list(batch.weights.advantages)
+    trained = list(batch.weights.trained)
     lengths = pair_lengths(batch, batch.responses, teacher_prompts(s, batch))
-    weights = batch.weights
-    kept = [
-        (advantage, trained) if length <= most else (0.0, False)
-        for length, advantage, trained in zip(
-            lengths, weights.advantages, weights.trained, strict=True
-        )
-    ]
-    advantages, trained = zip(*kept, strict=True)
-    left_out = sum(weights.trained) - sum(trained)
+    for number, length in enumerate(lengths):
+        if length > max_tokens:
+            advantages[number] = 0.0
+            trained[number] = False
+    num_left_out = sum(batch.weights.trained) - sum(trained)
     return replace(
         batch,
-        weights=replace(weights, advantages=advantages, trained=trained),
-        metrics={**batch.metrics, "num_pairs_left_out": left_out},
+        weights=replace(
+            batch.weights, advantages=tuple(advantages), trained=tuple(trained)
+        ),
+        metrics={**batch.metrics, "num_pairs_left_out": num_left_out},
     )
 
 
 def pack_taught(s: Session, batch: JudgedBatch, watch: Stopwatch) -> list[PackedUpdate]:
-    """The one optimizer step on a batch, with the teacher's hidden states at every response token.
-    Called by every rank.
+    """Pack the one optimizer step on a batch, with the teacher's hidden states at every response
+    token. Called by every rank.
 
     Micro-batches have room for the longer of the two prompts, so that both models see the same
     responses in the same packs, in the same order.
@@ -68,23 +71,24 @@ def pack_taught(s: Session, batch: JudgedBatch, watch: Stopwatch) -> list[Packed
     (update,) = s.method.updates(batch.groups, batch.weights)
     prompts = teacher_prompts(s, batch)
     lengths = pair_lengths(batch, update.responses, prompts)
-    held: dict[int, Sample] = {}
+    samples: dict[int, Sample] = {}
 
     def fetch(indices_of: Sequence[Sequence[int]]) -> Mapping[int, Sample]:
-        held.update(
+        """Fetch this rank's samples, which stay in `samples` for the teacher's packs."""
+        samples.update(
             s.fetch(batch.rollouts, batch.problems, update.responses, indices_of)
         )
-        return held
+        return samples
 
-    def prompted(indices_of: Sequence[Sequence[int]]) -> Mapping[int, Sample]:
+    def with_teacher_prompts(_: Sequence[Sequence[int]]) -> Mapping[int, Sample]:
         return {
             index: replace(sample, prompt_ids=prompts[sample.problem_id], routing=b"")
-            for index, sample in held.items()
+            for index, sample in samples.items()
         }
 
     with watch.phase("train"):
-        packed = pack_update(s, update, fetch, lengths)
-        of_teacher = pack_update(s, update, prompted, lengths)
+        packed = pack_update(s, batch, update, lengths, fetch)
+        of_teacher = pack_update(s, batch, update, lengths, with_teacher_prompts)
     with watch.phase("reference"):
         taught = s.reference.with_teacher(packed.microbatches, of_teacher.microbatches)
     return [replace(packed, microbatches=taught)]

@@ -1,7 +1,7 @@
-"""Megatron shards -> a stream of whole HF tensors on every rank.
+"""Turns Megatron shards into a stream of whole HF tensors on every rank.
 
-Parameter by parameter: its shards are gathered over the tensor-parallel group, sent to the ranks
-that do not hold them, and merged through the weight table. No rank ever holds more than one
+It goes parameter by parameter: the shards are gathered over the tensor-parallel group, sent to the
+ranks that do not hold them, and merged through the weight table. No rank ever holds more than one
 parameter beyond its own shards.
 """
 
@@ -20,73 +20,68 @@ from megatron_opsft.trainer.model.shards import ModelShards
 
 
 class Exporter:
-    """Streams the model's current weights under their HF names; made once."""
+    """Streams the model's current weights under their HF names. It is made once for a run."""
 
     def __init__(self, shards: ModelShards) -> None:
-        """Collective over the world: who holds what is exchanged here, once."""
+        """Find out which ranks hold which parameters. Collective over the world."""
         self._layout = layout = shards.layout
-        self._exported, self._own = shards.table.exported, shards.by_name
-        first = shards.parameters[0][1]
-        self._dtype, self._device = first.dtype, first.device
-        held = tuple(
+        self._rules = shards.table.exported
+        self._shards = shards.by_name
+        names_here = tuple(
             rule.mcore_name for rule, _ in shards.parameters if not rule.replica
         )
-        # Pipeline stage and expert-parallel rank; the latter matters for experts alone.
-        self._owner = {
-            name: (stage, ep_rank)
-            for stage, ep_rank, names in ranks_by_value(
-                (layout.pp_rank, layout.ep_rank, held)
-            )
-            for name in names
-        }
+        # Megatron name -> (pipeline stage, expert-parallel rank) of ranks that hold the parameter.
+        # Those of experts are on this expert-parallel rank alone, all others on all of the stage.
+        self._holder: dict[str, tuple[int, int]] = {}
+        holders = ranks_by_value((layout.pp_rank, layout.ep_rank, names_here))
+        for stage, ep_rank, names in holders:
+            for name in names:
+                self._holder[name] = stage, ep_rank
 
     @torch.no_grad()
     def stream(self) -> Iterator[tuple[str, Tensor]]:
-        """Every HF tensor of the model once, in the table's order; dtype and device of the
-        parameters.
+        """Yield every HF tensor of the model once, with its name, in the order of the weight table.
 
-        A tensor may be a view of a live parameter: copy what is to outlive the next step.
-        Collective over the world: every rank must consume the whole stream.
+        Dtype and device are those of the parameters. A tensor may be a view of a live parameter:
+        copy what is to outlive the next step. Collective over the world: every rank must consume
+        the whole stream.
         """
-        for rule in self._exported:
+        for rule in self._rules:
             gathered = self._gather(rule)
             if rule.kind is ShardKind.VOCABULARY:
-                # The largest tensors by far: their shards lie one below the other already.
+                # By far the largest tensors: the shards lie one below the other, so no copy.
                 yield rule.hf_names[0], gathered.flatten(0, 1)[: rule.hf_shapes[0][0]]
             else:
                 yield from merge_shards(rule, [*gathered]).items()
 
     def _gather(self, rule: Rule) -> Tensor:
-        """The shards of all tensor-parallel ranks, [tp_size, *shape of a shard], on every rank."""
+        """Return the shards of all tensor-parallel ranks, [tp_size, *shape of a shard].
+
+        Collective over the world; the result is the same on every rank.
+        """
         layout = self._layout
         tp_size = layout.shard(is_expert=rule.is_expert).tp_size
-        stage, ep_rank = self._owner[rule.mcore_name]
-        owned = stage == layout.pp_rank and (
-            not rule.is_expert or ep_rank == layout.ep_rank
-        )
-        if owned and tp_size == 1:
-            gathered = self._own[rule.mcore_name][None]
+        stage, ep_rank = self._holder[rule.mcore_name]
+        shard = self._shards.get(rule.mcore_name)
+        if shard is not None and tp_size == 1:
+            gathered = shard[None]
         else:
-            gathered = torch.empty(
-                tp_size,
-                *shard_shape(rule, tp_size),
-                dtype=self._dtype,
-                device=self._device,
-            )
-            if owned:
+            any_shard = next(iter(self._shards.values()))
+            gathered = any_shard.new_empty(tp_size, *shard_shape(rule, tp_size))
+            if shard is not None:
                 group = (
                     parallel_state.get_expert_tensor_parallel_group()
                     if rule.is_expert
                     else parallel_state.get_tensor_model_parallel_group()
                 )
-                mine = self._own[rule.mcore_name].flatten()
-                dist.all_gather_into_tensor(gathered.view(-1), mine, group=group)
+                dist.all_gather_into_tensor(
+                    gathered.view(-1), shard.flatten(), group=group
+                )
         if rule.is_expert and layout.ep_size > 1:
-            # One rank of each part of each expert-parallel rank of each stage, in this order.
+            # The group's ranks are ordered by stage, expert-parallel rank, tensor-parallel rank.
+            root = (stage * layout.ep_size + ep_rank) * tp_size
             group = parallel_state.get_expert_tensor_model_pipeline_parallel_group()
-            return broadcast_over(
-                gathered, (stage * layout.ep_size + ep_rank) * tp_size, group
-            )
+            return broadcast_over(gathered, root, group)
         if layout.pp_size > 1:
             group = parallel_state.get_pipeline_model_parallel_group()
             return broadcast_over(gathered, stage, group)

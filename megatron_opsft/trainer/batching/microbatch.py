@@ -213,8 +213,9 @@ def pack(
     quadratic_at: float = 8192.0,
     device: torch.device,
     advantages: Sequence[float] | None = None,
-) -> tuple[list[MicroBatch], PackingReport]:
-    """This rank's micro-batches of the global batch, and how well all ranks' are packed.
+) -> tuple[list[MicroBatch], list[list[int]], PackingReport]:
+    """This rank's micro-batches of the global batch, the indices of the samples in each of them, in
+    its order, and how well all ranks' are packed.
 
     Every rank calls it with the same lengths (tokens of prompt and response) and weights of all
     samples; `fetch` gets the tokens of those that this rank packs. budget: tokens of a rank, so
@@ -234,6 +235,7 @@ def pack(
     report = describe_plan(tokens, plan, budget=budget, quadratic_at=quadratic_at)
     report = replace(report, num_tokens=sum(lengths))  # without what pads them
     samples = fetch([list(chain.from_iterable(bins)) for bins in plan])
+    bins_here = [sorted(indices) for indices in plan[dp_rank]]
     batches = [
         build_microbatch(
             [samples[i] for i in indices],
@@ -244,6 +246,6 @@ def pack(
             cp_rank=cp_rank,
             cp_size=cp_size,
         )
-        for indices in map(sorted, plan[dp_rank])
+        for indices in bins_here
     ]
-    return batches, report
+    return batches, bins_here, report
