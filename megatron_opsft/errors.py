@@ -6,12 +6,13 @@ class UserError(Exception):
 
 
 class PromptError(UserError):
-    """A problem text that cannot become a prompt; where rows are read, a bad row."""
+    """A problem text that cannot become a prompt. Code that reads rows counts it as a bad row."""
 
 
 class HubUnreachable(UserError):
-    """The Hugging Face hub does not answer now, and the cache lacks what is wanted. Exits with 69,
-    so that a job starts again.
+    """The Hugging Face hub does not answer now, and the cache lacks what is needed.
+
+    The command line exits with 69, so that a scheduler starts the job again.
     """
 
 
@@ -24,7 +25,7 @@ class NonFiniteError(Exception):
 
 
 class SyncError(Exception):
-    """The rollout engine does not hold the trainer's weights after a push. Exits with 3."""
+    """The rollout engine does not hold the trainer's weights after a weight sync. Exits with 3."""
 
 
 class RanksMissing(Exception):
@@ -32,11 +33,11 @@ class RanksMissing(Exception):
 
 
 class NothingLeft(Exception):
-    """A resumed run has all its steps and its model: no error, and nothing to do."""
+    """A resumed run has done all its steps and saved its model: no error, and nothing to do."""
 
 
 def first_line(error: BaseException) -> str:
-    """Kind and first line of an error of another package."""
+    """Return the kind and the first line of an error, for errors of other packages."""
     return f"{type(error).__name__}: {error}".split("\n")[0]
 
 

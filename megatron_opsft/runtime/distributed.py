@@ -89,7 +89,7 @@ class Layout:
             num_copies=self.dp_size * self.cp_size,
         )
 
-    def own_experts(self, num_experts: int) -> range:
+    def local_experts(self, num_experts: int) -> range:
         """The global numbers of those that this rank holds, in their order there."""
         each = num_experts // self.ep_size
         return range(self.ep_rank * each, (self.ep_rank + 1) * each)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from megatron_opsft.runtime.console import say
-from megatron_opsft.runtime.diagnosis import Diagnosis, Limits, Peer, diagnose
+from megatron_opsft.runtime.failed_rank import Diagnosis, Limits, Peer, find_failed_rank
 from megatron_opsft.runtime.phase import current_phase
 from megatron_opsft.runtime.sealed_store import SealedStore
 
@@ -187,7 +187,7 @@ class Watchdog:
             self._peers[0].dead = [
                 mate.rank for mate in self._mates if not mate.is_running
             ]
-        found = diagnose(self._peers, now, self._limits)
+        found = find_failed_rank(self._peers, now, self._limits)
         end = self._store.agree("end", json.dumps(asdict(found)) if found else None)
         if end is None:
             return None

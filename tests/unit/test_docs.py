@@ -14,7 +14,7 @@ from megatron_opsft.commands.evaluate.settings import EvalSettings
 from megatron_opsft.commands.launch.commands import FINAL_EXIT_CODES
 from megatron_opsft.config.load import load, load_config
 from megatron_opsft.errors import ANSWER_IS_NO
-from megatron_opsft.runtime.diagnosis import PEER_LOST_EXIT_CODE
+from megatron_opsft.runtime.failed_rank import PEER_LOST_EXIT_CODE
 from megatron_opsft.runtime.phase import REQUEUE_EXIT_CODE
 
 ROOT = Path(__file__).parents[2]

@@ -20,8 +20,14 @@ import pytest
 from processes import free_ports
 from torch.distributed import TCPStore
 
-from megatron_opsft.runtime.diagnosis import PEER_LOST_EXIT_CODE as LOST
-from megatron_opsft.runtime.diagnosis import SETTLE_SECONDS, Diagnosis, Limits, Peer, diagnose
+from megatron_opsft.runtime.failed_rank import PEER_LOST_EXIT_CODE as LOST
+from megatron_opsft.runtime.failed_rank import (
+    SETTLE_SECONDS,
+    Diagnosis,
+    Limits,
+    Peer,
+    find_failed_rank,
+)
 from megatron_opsft.runtime.job import Job
 from megatron_opsft.runtime.phase import enter_phase
 from megatron_opsft.runtime.watchdog import Process, Watchdog, this_process
@@ -74,8 +80,8 @@ STILL[1] = peer(1, heard=1640, entered=1039.0, number=7, where="phase verify")
 def test_whose_fault_it_is(
     peers: list[Peer], now: float, rank: int | None, kind: str, message: str
 ) -> None:
-    without_limit = diagnose(peers, now, replace(LIMITS, hang_seconds=0))
-    found = diagnose(peers, now, LIMITS)
+    without_limit = find_failed_rank(peers, now, replace(LIMITS, hang_seconds=0))
+    found = find_failed_rank(peers, now, LIMITS)
     assert without_limit == (None if kind == "stuck" else found)
     if rank is None or found is None:
         assert found is rank

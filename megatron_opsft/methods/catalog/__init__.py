@@ -75,7 +75,7 @@ def settings_class(values: dict[str, Any]) -> type[MethodSettings]:
         near = difflib.get_close_matches(str(name), METHODS, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
         raise UserError(
-            f"config key method.name={name!r}: {hint}there are: {', '.join(METHODS)}"
+            f"unknown method {name!r}; {hint}choose one of {', '.join(METHODS)}"
         )
     return METHODS[name]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron_opsft.config import Config
-from megatron_opsft.config.load import changed
+from megatron_opsft.config.load import find_changes
 from megatron_opsft.data.problems import sha256_of
 from megatron_opsft.models.storage.model_identity import (
     FileHashes,
@@ -84,7 +84,7 @@ def adjustments(
 
     before, versions: its configuration and libraries until now. last_step: the last one with them.
     """
-    found = changed(before, config)
+    found = find_changes(before, config)
     now = installed_versions()
     for library in sorted({*versions, *now} if versions else ()):
         if versions.get(library) != now.get(library):
@@ -190,7 +190,7 @@ def model_card(
     return _CARD.format(
         config=config,
         summary=summary,
-        data=", ".join(part.path for part in config.data.parts),
+        data=", ".join(part.path for part in config.data.sources),
         name=directory.name,
         directory=directory / "hf",
         before=before,

@@ -68,7 +68,9 @@ class Peer:
         return f"{self.name} has given no sign of life for {silence}; it was in {self.where}"
 
 
-def diagnose(peers: Iterable[Peer], now: float, limits: Limits) -> Diagnosis | None:
+def find_failed_rank(
+    peers: Iterable[Peer], now: float, limits: Limits
+) -> Diagnosis | None:
     """Who is at fault, if anyone is.
 
     A death and a silence go before a failure, because the others fail of them: a failure counts
