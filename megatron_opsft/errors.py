@@ -1,5 +1,7 @@
 """Errors a user can act on: one line that names what is wrong, where, and how to fix it."""
 
+from collections.abc import Iterator
+
 
 class UserError(Exception):
     """Bad input (config, data, checkpoint, environment); the command line exits with 2."""
@@ -34,6 +36,15 @@ class RanksMissing(Exception):
 
 class NothingLeft(Exception):
     """A resumed run has done all its steps and saved its model: no error, and nothing to do."""
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error, then the error that caused it or was handled when it came up, and so on."""
+    seen = set()
+    while error is not None and id(error) not in seen:
+        yield error
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
 
 
 def first_line(error: BaseException) -> str:

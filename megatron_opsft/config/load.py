@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from megatron_opsft.config import Config
-from megatron_opsft.config.run_prompt import settings_of_run
+from megatron_opsft.config.run_prompt import SECTIONS, settings_of_run
 from megatron_opsft.config.yaml_text import (
     dump_yaml,
     find_yaml,
@@ -28,10 +28,9 @@ from megatron_opsft.config.yaml_text import (
 from megatron_opsft.errors import UserError
 from megatron_opsft.methods.catalog import settings_class
 from megatron_opsft.methods.settings import MethodSettings
-from megatron_opsft.section import ADJUSTABLE, BY_CONTENT, FREE, Section, section_class
+from megatron_opsft.section import ADJUSTABLE, BY_CONTENT, FREE, section_class
 
 M = TypeVar("M", bound=BaseModel)
-S = TypeVar("S", bound=Section)
 _Keys = dict[str, Mapping[str, FieldInfo]]
 _LAST_STEP = (
     "optimizer.schedule=cosine reaches min_lr at the last step, so the rate would jump"
@@ -55,14 +54,11 @@ def load_config(path: Path | None, overrides: Sequence[str] = ()) -> Config:
     )
     if not values:
         return config
-    sections = {"data": _update(data, values), "verify": _update(verify, values)}
+    sections = {}
+    for name in ("data", "verify"):
+        keys = {key: value for key, value in values.items() if SECTIONS[key] == name}
+        sections[name] = getattr(config, name).model_copy(update=keys)
     return config.model_copy(update=sections)
-
-
-def _update(section: S, values: Mapping[str, object]) -> S:
-    """Set those of the values that are keys of this section."""
-    keys = type(section).model_fields.keys() & values.keys()
-    return section.model_copy(update={key: values[key] for key in keys})
 
 
 def load(
@@ -244,12 +240,12 @@ def config_hash(config: Config) -> str:
 
 def check_resumable(before: Config, now: Config, directory: Path) -> None:
     """Errors: `UserError` naming a key that a resumed run must not change."""
-    old_values, new_values = before.model_dump(mode="json"), now.model_dump(mode="json")
+    old_values = decisive_settings(before, with_locations=True)
+    new_values = decisive_settings(now, with_locations=True)
     for key in find_changes(before, now):
         if ADJUSTABLE in _marks(now, key):
             continue
-        section, name = key.split(".")
-        old, new = old_values[section].get(name), new_values[section][name]
+        old, new = old_values.get(key), new_values[key]
         why = f" ({_LAST_STEP})" if key == "run.steps" else ""
         raise UserError(
             f"{directory} was started with {key}={old!r}, not {new!r}: a resumed run must keep "

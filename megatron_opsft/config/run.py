@@ -83,12 +83,12 @@ class DataConfig(Section):
         sources = self.train
         if isinstance(sources, str):
             sources = (MixturePart(path=sources),)
-        return tuple(map(self._complete, sources))
-
-    def _complete(self, source: MixturePart) -> MixturePart:
         keys = ("split", "subset", "problem_field", "answer_field")
-        values = {key: getattr(source, key) or getattr(self, key) for key in keys}
-        return source.model_copy(update=values)
+        completed = []
+        for source in sources:
+            values = {key: getattr(source, key) or getattr(self, key) for key in keys}
+            completed.append(source.model_copy(update=values))
+        return tuple(completed)
 
     @property
     def name(self) -> str:

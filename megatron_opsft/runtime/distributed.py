@@ -5,6 +5,7 @@ import os
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import chain
 from typing import TypeVar
 
 import torch
@@ -164,10 +165,8 @@ def stop_distributed() -> None:
 
 def gather_from_all(items: Sequence[T]) -> list[T]:
     """Return every rank's items in rank order, on every rank. Collective over the world."""
-    gathered: list[T] = []
-    for vector in all_gather_bytes(to_bytes(list(items))):
-        gathered += from_bytes(vector)
-    return gathered
+    vectors = all_gather_bytes(to_bytes(list(items)))
+    return list(chain.from_iterable(map(from_bytes, vectors)))
 
 
 def ranks_by_value(value: K) -> dict[K, tuple[int, ...]]:
@@ -187,12 +186,12 @@ def ranks_by_value(value: K) -> dict[K, tuple[int, ...]]:
 
 def sum_over_world(values: Sequence[float]) -> list[float]:
     """Return elementwise float64 sums over all ranks. Collective over the world."""
-    return sum_over(torch.tensor(list(values), dtype=torch.float64)).tolist()
+    return sum_over(torch.tensor(values, dtype=torch.float64)).tolist()
 
 
 def max_over_world(values: Sequence[float]) -> list[float]:
     """Return elementwise float64 maxima over all ranks. Collective over the world."""
-    return max_over(torch.tensor(list(values), dtype=torch.float64)).tolist()
+    return max_over(torch.tensor(values, dtype=torch.float64)).tolist()
 
 
 def sum_over(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
@@ -224,8 +223,8 @@ def broadcast_in_replica(tensor: Tensor) -> Tensor:
 
     Collective over the ranks of a data-parallel replica, which pass tensors of the same size.
     """
-    context: dist.ProcessGroup = parallel_state.get_context_parallel_group()
-    group: dist.ProcessGroup = parallel_state.get_model_parallel_group()
+    context = parallel_state.get_context_parallel_group()
+    group = parallel_state.get_model_parallel_group()
     if context.size() > 1 and group.rank() == 0:
         broadcast_over(tensor, 0, context)
     if group.size() > 1:
@@ -255,13 +254,10 @@ def deal(items_for: Mapping[int, Sequence[T]]) -> list[T]:
     for rank, items in items_for.items():
         if rank != me:
             outgoing[rank] = to_bytes(list(items))
-    items_from: dict[int, Sequence[T]] = {me: items_for.get(me, ())}
-    for rank, vector in route_bytes(outgoing).items():
-        items_from[rank] = from_bytes(vector)
-    dealt: list[T] = []
-    for rank in sorted(items_from):
-        dealt += items_from[rank]
-    return dealt
+    incoming = route_bytes(outgoing)
+    items_from = {rank: from_bytes(vector) for rank, vector in incoming.items()}
+    items_from[me] = items_for.get(me, ())
+    return list(chain.from_iterable(items_from[rank] for rank in sorted(items_from)))
 
 
 def sum_over_context(tensor: Tensor) -> Tensor:
@@ -271,8 +267,7 @@ def sum_over_context(tensor: Tensor) -> Tensor:
     tensor.
     """
     group = parallel_state.get_context_parallel_group()
-    total: Tensor = all_reduce(tensor, group=group)
-    return total
+    return all_reduce(tensor, group=group)
 
 
 def join_over_context(

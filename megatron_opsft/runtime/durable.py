@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from megatron_opsft.errors import UserError, first_line
+from megatron_opsft.errors import UserError, causes, first_line
 
 log = logging.getLogger("megatron_opsft")
 
@@ -40,28 +40,26 @@ def full_disk_behind(error: BaseException | None) -> OSError | None:
 
     Torch's writer, for example, raises an error of its own when the write of its file fails.
     """
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        if isinstance(error, OSError) and error.errno in _FULL:
-            return error
-        seen.add(id(error))
-        error = error.__cause__ or error.__context__
+    for cause in causes(error):
+        if isinstance(cause, OSError) and cause.errno in _FULL:
+            return cause
     return None
 
 
 def describe_failed_write(path: Path, num_bytes: int, error: BaseException) -> str:
     """Return a line such as `cannot write runs/a/x (12 bytes, 0 free): No space left on device`."""
-    free = shutil.disk_usage(path.parent).free if path.parent.is_dir() else 0
-    reason = first_line(error)
-    if isinstance(error, OSError):
-        reason = error.strerror or reason
-        if error.errno == errno.ENOSPC and path.parent.is_dir():
-            status = os.statvfs(path.parent)
-            if status.f_files and not status.f_favail:
-                reason = (
-                    f"the file system has no inodes left: it holds {status.f_files:,} files and "
-                    "folders, and no more can be made; delete some"
-                )
+    free = 0
+    reason = getattr(error, "strerror", None) or first_line(error)
+    is_full = getattr(error, "errno", None) == errno.ENOSPC
+    if path.parent.is_dir():
+        free = shutil.disk_usage(path.parent).free
+        status = os.statvfs(path.parent)
+        has_no_inodes = status.f_files > 0 and status.f_favail == 0
+        if is_full and has_no_inodes:
+            reason = (
+                f"the file system has no inodes left: it holds {status.f_files:,} files and "
+                "folders, and no more can be made; delete some"
+            )
     return f"cannot write {path} ({num_bytes:,} bytes, {free:,} free): {reason}"
 
 

@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-from megatron_opsft.errors import HubUnreachable, UserError
+from megatron_opsft.errors import HubUnreachable, UserError, causes
 from megatron_opsft.runtime.phase import announce
 
 PACKAGES = (
@@ -138,17 +138,15 @@ def hub_error(error: Exception, message: str) -> UserError:
     return UserError(message)
 
 
-def _is_temporary(error: BaseException | None) -> bool:
+def _is_temporary(error: Exception) -> bool:
     """True if the HTTP status tells so; without a status, if an error is of a lost connection."""
-    has_no_answer = False
-    while error is not None:
-        status = getattr(getattr(error, "response", None), "status_code", None)
+    names = set()
+    for cause in causes(error):
+        status = getattr(getattr(cause, "response", None), "status_code", None)
         if status is not None:
             return status in _TEMPORARY or status >= 500
-        names = {kind.__name__ for kind in type(error).__mro__}
-        has_no_answer = has_no_answer or not names.isdisjoint(_NO_ANSWER)
-        error = error.__cause__ or error.__context__
-    return has_no_answer
+        names |= {kind.__name__ for kind in type(cause).__mro__}
+    return not names.isdisjoint(_NO_ANSWER)
 
 
 def check_cached(kind: Literal["models", "datasets"], name: str, option: str) -> None:
