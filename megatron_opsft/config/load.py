@@ -135,7 +135,6 @@ def _advise(unknown: str, keys: _Keys) -> str:
     or a similar one; else name all keys of the section.
     """
     section, _, name = unknown.rpartition(".")
-    top, _, _ = unknown.partition(".")
     if near := difflib.get_close_matches(name, keys.get(section, []), n=1):
         full_name = f"{section}.{near[0]}".lstrip(".")
         return f"did you mean {full_name}?"
@@ -146,6 +145,7 @@ def _advise(unknown: str, keys: _Keys) -> str:
                 full_names.setdefault(key, []).append(f"{any_section}.{key}")
     if near := difflib.get_close_matches(name, full_names, n=1):
         return f"did you mean {' or '.join(full_names[near[0]])}?"
+    top, _, _ = unknown.partition(".")
     return f"choose one of {', '.join(keys.get(section, keys.get(top, {})))}"
 
 

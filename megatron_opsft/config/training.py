@@ -63,8 +63,9 @@ class RolloutConfig(Section):
         """Errors: `UserError` for greedy decoding."""
         if self.temperature == 0:
             raise UserError(
-                "rollout.temperature=0: all responses to a problem would be the same, and a group of "
-                "equal ones teaches nothing; set it above 0 (eval.temperature=0 evaluates greedily)"
+                "rollout.temperature=0: all responses to a problem would be the same, and a group "
+                "of equal ones teaches nothing; set it above 0 (eval.temperature=0 evaluates "
+                "greedily)"
             )
         return self
 

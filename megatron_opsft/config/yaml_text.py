@@ -41,7 +41,7 @@ _Representer.add_representer(float, _Representer.represent_float)
 
 
 def find_yaml(path: Path) -> Path:
-    """Return the path itself, or the shipped copy of a path below `examples/` that does not exist."""
+    """Return the path, or the shipped copy of a path below `examples/` that does not exist."""
     is_example = path.parts[:1] == ("examples",) and ".." not in path.parts
     if is_example and not path.exists() and (_ASSETS / path).is_file():
         return _ASSETS / path

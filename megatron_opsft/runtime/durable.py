@@ -239,24 +239,24 @@ _STEP = "([0-9]{6}|[1-9][0-9]{6,})"  # as `step_name` writes it
 _ROLLOUT_NAME = re.compile(f"step_{_STEP}(?:_rank_([0-9]{{4,}}))?.jsonl.gz")
 
 
-def step_name(step: int, before: str = "step_", behind: str = "") -> str:
-    """Return the name of a file or directory of a step: its number has at least six digits."""
-    return f"{before}{step:06d}{behind}"
+def step_name(step: int, prefix: str = "step_") -> str:
+    """Return the name of a directory of a step: its number has at least six digits."""
+    return f"{prefix}{step:06d}"
 
 
-def step_in(name: str, before: str = "step_", behind: str = "") -> int | None:
+def step_in(name: str, prefix: str = "step_") -> int | None:
     """Return the step whose `step_name` this is, exactly; None for any other name."""
-    match = re.fullmatch(f"{re.escape(before)}{_STEP}{re.escape(behind)}", name)
+    match = re.fullmatch(re.escape(prefix) + _STEP, name)
     return int(match[1]) if match else None
 
 
 def in_step_order(
-    paths: Iterable[Path], before: str = "step_", behind: str = ""
+    paths: Iterable[Path], prefix: str = "step_"
 ) -> list[tuple[int, Path]]:
     """Return (step, path) of the paths with the `step_name` of a step, ascending."""
     steps = []
     for path in paths:
-        step = step_in(path.name, before, behind)
+        step = step_in(path.name, prefix)
         if step is not None:
             steps.append((step, path))
     return sorted(steps)
@@ -273,7 +273,7 @@ def list_checkpoints(directory: Path) -> list[Path]:
 def rollout_name(step: int, rank: int | None = None) -> str:
     """Return the name of the file of a step's responses; rank: for the file of one rank alone."""
     of_rank = "" if rank is None else f"_rank_{rank:04d}"
-    return step_name(step, behind=f"{of_rank}.jsonl.gz")
+    return f"{step_name(step)}{of_rank}.jsonl.gz"
 
 
 def rollout_files(directory: Path) -> list[tuple[int, Path]]:

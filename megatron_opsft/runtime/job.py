@@ -77,7 +77,7 @@ class Job:
         self.store.wait([name], _GET_PATIENCE)
         return self.store.get(name).decode()
 
-    def meet(self, name: str, waiting: Callable[[], None] = lambda: None) -> None:
+    def meet(self, name: str, waiting: Callable[[], None]) -> None:
         """Wait without a time limit until every rank has called this; use each name once in a job.
 
         waiting: called repeatedly during the wait.

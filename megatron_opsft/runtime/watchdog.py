@@ -71,9 +71,8 @@ def _started_at(pid: int) -> str | None:
     """
     with suppress(OSError):
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-        fields = stat.rpartition(")")[
-            2
-        ].split()  # behind the pid and the program's name
+        _, _, behind_name = stat.rpartition(")")
+        fields = behind_name.split()
         if fields[0] != "Z":  # a zombie has ended
             return fields[19]
     return None
