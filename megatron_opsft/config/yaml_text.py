@@ -61,12 +61,8 @@ def parse_yaml(text: str) -> Any:
         raise ValueError(f"the key {key} is there twice") from None
     except YAMLError as error:
         raise ValueError(" ".join(str(error).split())) from None
-    except (
-        ValueError,
-        KeyError,
-        AttributeError,
-        TypeError,
-    ):  # `!!int x`, `{? [1] : 2}`
+    except (ValueError, KeyError, AttributeError, TypeError):
+        # Such as `!!int x` and `{? [1] : 2}`.
         raise ValueError(
             "a value has too many digits, or does not fit its !!tag"
         ) from None

@@ -84,14 +84,6 @@ class _NoStream:
         self.wait_stream = self.synchronize = self.record_event = lambda *unused: self
 
 
-def _get_cpu_rng_state(*args: Any, **kwargs: Any) -> torch.Tensor:
-    return torch.get_rng_state()
-
-
-def _set_cpu_rng_state(new_state: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-    torch.set_rng_state(new_state)
-
-
 def _gather_padded(gather_equal: Callable) -> Callable:
     """Replace Megatron's `_gather_along_first_dim`; `gather_equal` is the original."""
 
@@ -153,13 +145,15 @@ def install() -> None:
     cuda.synchronize = lambda *args: None
     cuda.empty_cache = lambda: None
     cuda.current_stream = cuda.default_stream = cuda.Stream = _NoStream
-    cuda.get_rng_state = _get_cpu_rng_state
-    cuda.set_rng_state = _set_cpu_rng_state
+    cuda.get_rng_state = lambda *args, **kwargs: torch.get_rng_state()
+    cuda.set_rng_state = lambda new_state, *args, **kwargs: torch.set_rng_state(
+        new_state
+    )
     # torch.manual_seed would seed other devices, too.
     cuda.manual_seed = torch.default_generator.manual_seed
     random: Any = megatron_random
-    random._get_cuda_rng_state = _get_cpu_rng_state
-    random._set_cuda_rng_state = _set_cpu_rng_state
+    random._get_cuda_rng_state = cuda.get_rng_state
+    random._set_cuda_rng_state = cuda.set_rng_state
     module: Any = mappings
     module._gather_along_first_dim = _gather_padded(module._gather_along_first_dim)
     module._reduce_scatter_along_first_dim = _scatter_padded(

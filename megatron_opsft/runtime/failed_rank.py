@@ -106,12 +106,16 @@ def find_failed_rank(
     dead = set().union(*(peer.dead for peer in present))
     for peer in running:
         if peer.rank in dead:
-            message = f"{peer.name} died in {peer.where}"
-            return Diagnosis(rank=peer.rank, kind="died", message=message)
+            return Diagnosis(
+                rank=peer.rank,
+                kind="died",
+                message=f"{peer.name} died in {peer.where}",
+            )
     for peer in sorted(running, key=lambda peer: peer.heard_at):
         if now - peer.heard_at > limits.silence_seconds:
-            message = peer.describe_silence(limits)
-            return Diagnosis(rank=peer.rank, kind="silent", message=message)
+            return Diagnosis(
+                rank=peer.rank, kind="silent", message=peer.describe_silence(limits)
+            )
     failures = [(peer.failure, peer) for peer in present if peer.failure]
     if failures:
         settled_at = min(peer.failed_at for _, peer in failures) + SETTLE_SECONDS
@@ -126,8 +130,9 @@ def find_failed_rank(
         return None
     last = min(present, key=lambda peer: (peer.phase_number, peer.entered_at))
     minutes = (now - last.entered_at) / 60
-    message = (
-        f"{last.name} has been in {last.where} for {minutes:.1f} min without progress "
-        "(run.hang_minutes); no rank is further behind"
+    return Diagnosis(
+        rank=last.rank,
+        kind="stuck",
+        message=f"{last.name} has been in {last.where} for {minutes:.1f} min without "
+        "progress (run.hang_minutes); no rank is further behind",
     )
-    return Diagnosis(rank=last.rank, kind="stuck", message=message)

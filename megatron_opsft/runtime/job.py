@@ -38,9 +38,7 @@ _FILES_OF_A_RANK = 3
 _FILES_OF_RANK_0 = 416
 _POLL_SECONDS = 0.05
 _READ_SECONDS = 1.0  # in which the other ranks read why they must leave
-_GET_PATIENCE = timedelta(
-    days=1
-)  # a rank may be busy; if it is dead the watchdog ends the job
+_GET_PATIENCE = timedelta(days=1)  # a rank may be busy; the watchdog notices a dead one
 _REFUSE_PATIENCE = timedelta(seconds=30)  # of a rank that reports why it does not start
 _SAME_ERROR_SECONDS = 10.0  # in which an error of all ranks reaches each of them
 
@@ -273,11 +271,7 @@ def _listening_socket(port: int) -> int:
     """
     if inherited := os.environ.get(STORE_SOCKET):
         return int(inherited)
-    server = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    server.bind((_LOOPBACK, port))
-    server.listen(_BACKLOG)
-    return server.detach()
+    return socket.create_server((_LOOPBACK, port), backlog=_BACKLOG).detach()
 
 
 def current_job() -> Job:

@@ -108,7 +108,7 @@ class Watchdog:
             )
             for p in watched_processes
         ]
-        # Reports the end of rank 0: a rank on another machine, which may have ended with it.
+        # Reports that rank 0 has ended; if possible on another machine, as rank 0's may be lost.
         elsewhere = (p.rank for p in processes if p.host != processes[0].host)
         self._deputy = next(elsewhere, min(1, job.world_size - 1))
         self._failed: tuple[int, str] | None = None  # exit code and message
@@ -223,8 +223,9 @@ class Watchdog:
         """
         rounds = -1
         while not self._over.wait(self._limits.beat_seconds):
-            self._quiet_beats += 1
-            if rounds != self._rounds:
+            if rounds == self._rounds:
+                self._quiet_beats += 1
+            else:
                 self._quiet_beats = 0
             rounds = self._rounds
             silence = self._quiet_beats * self._limits.beat_seconds
@@ -311,7 +312,7 @@ def watched(job: "Job", limits: Limits) -> Iterator[None]:
     from megatron_opsft.runtime.exchange import all_gather_bytes, from_bytes, to_bytes
 
     vector = to_bytes((this_process(job.rank), secrets.token_bytes()))
-    gathered = [from_bytes(gathered) for gathered in all_gather_bytes(vector)]
+    gathered = list(map(from_bytes, all_gather_bytes(vector)))
     processes = [process for process, _ in gathered]
     _, secret = gathered[0]  # rank 0's
     _watchdog = Watchdog(job, processes, limits, secret)

@@ -102,7 +102,7 @@ def test_a_mixture_is_written_and_loaded_again(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(to_yaml(config))
     assert load_config(file) == config
-    assert config.data.parts[1].path == str(Path.home() / "b")
+    assert config.data.sources[1].path == str(Path.home() / "b")
     hashes = [config_hash(c) for c in (config_of("a"), config_of([{"path": "a"}]), config)]
     assert len(set(hashes)) == 3
 
