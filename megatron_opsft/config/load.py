@@ -102,9 +102,10 @@ def _describe(
             origin = "the command line" if path is None or is_typed else path
             return f"unknown config key {key} in {origin}; {_advise(key, keys)}"
         case "missing":
-            inner = keys.get(key, {}).items()
-            required = [name for name, field in inner if field.is_required()]
-            key = ".".join([key, *required[:1]])
+            for name, field in keys.get(key, {}).items():
+                if field.is_required():
+                    key += f".{name}"
+                    break
             return f"config key {key} is missing: set it in the file or as {key}=..."
         case "model_type" | "model_attributes_type" | "dict_type":
             return f"config section {key} must hold keys, not {value!r}"

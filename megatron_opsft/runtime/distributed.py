@@ -175,13 +175,14 @@ def ranks_by_value(value: K) -> dict[K, tuple[int, ...]]:
     Only the first of the ranks with the same value sends it: in a large job all ranks pass the same
     few large values.
     """
-    ranks_of: dict[tuple[int, ...], list[int]] = {}
+    ranks_of: dict[bytes, list[int]] = {}
     for rank, digest in enumerate(all_gather_bytes(digest_of(value))):
-        ranks_of.setdefault(tuple(digest.tolist()), []).append(rank)
-    ranks_of_values = [tuple(ranks) for ranks in ranks_of.values()]
-    is_first = any(ranks[0] == dist.get_rank() for ranks in ranks_of_values)
+        key = digest.numpy().tobytes()
+        ranks_of.setdefault(key, []).append(rank)
+    me = dist.get_rank()
+    is_first = any(ranks[0] == me for ranks in ranks_of.values())
     values = gather_from_all([value] if is_first else [])
-    return dict(zip(values, ranks_of_values, strict=True))
+    return dict(zip(values, map(tuple, ranks_of.values()), strict=True))
 
 
 def sum_over_world(values: Sequence[float]) -> list[float]:

@@ -159,7 +159,8 @@ def check_cached(kind: Literal["models", "datasets"], name: str, option: str) ->
     home = Path(os.environ.get("HF_HOME") or caches / "huggingface").expanduser()
     hub = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
     prepared = Path(os.environ.get("HF_DATASETS_CACHE") or home / "datasets")
-    cached = any((hub / f"{kind}--{name.replace('/', '--')}" / "snapshots").glob("*"))
+    folder = f"{kind}/{name}".replace("/", "--")
+    cached = any((hub / folder / "snapshots").glob("*"))
     if kind == "datasets" and not cached:
         # `load_dataset` keeps copies of its own, in folders whose spelling it chooses.
         cached = _letters(name) in {_letters(path.name) for path in prepared.glob("*")}
