@@ -1,17 +1,20 @@
 """Errors a user can act on: one line that names what is wrong, where, and how to fix it."""
 
+from collections.abc import Iterator
+
 
 class UserError(Exception):
     """Bad input (config, data, checkpoint, environment); the command line exits with 2."""
 
 
 class PromptError(UserError):
-    """A problem text that cannot become a prompt; where rows are read, a bad row."""
+    """A problem text that cannot become a prompt. Code that reads rows counts it as a bad row."""
 
 
 class HubUnreachable(UserError):
-    """The Hugging Face hub does not answer now, and the cache lacks what is wanted. Exits with 69,
-    so that a job starts again.
+    """The Hugging Face hub does not answer now, and the cache lacks what is needed.
+
+    The command line exits with 69, so that a scheduler starts the job again.
     """
 
 
@@ -24,7 +27,7 @@ class NonFiniteError(Exception):
 
 
 class SyncError(Exception):
-    """The rollout engine does not hold the trainer's weights after a push. Exits with 3."""
+    """The rollout engine does not hold the trainer's weights after a weight sync. Exits with 3."""
 
 
 class RanksMissing(Exception):
@@ -32,11 +35,20 @@ class RanksMissing(Exception):
 
 
 class NothingLeft(Exception):
-    """A resumed run has all its steps and its model: no error, and nothing to do."""
+    """A resumed run has done all its steps and saved its model: no error, and nothing to do."""
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error, then the error that caused it or was handled when it came up, and so on."""
+    seen = set()
+    while error is not None and id(error) not in seen:
+        yield error
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
 
 
 def first_line(error: BaseException) -> str:
-    """Kind and first line of an error of another package."""
+    """Return the kind and the first line of an error, for errors of other packages."""
     return f"{type(error).__name__}: {error}".split("\n")[0]
 
 

@@ -1,4 +1,4 @@
-"""The typed records that cross module boundaries, and what a run tells a user's code.
+"""The typed records that cross module boundaries, and the callback of a user's own code.
 
 Only `MicroBatch` holds tensors. Token ids are plain tuples, exactly as sampled: a response is never
 decoded and tokenised again between sampling and training. torch is not imported here: verifier
@@ -18,70 +18,73 @@ if TYPE_CHECKING:
 
 
 class FinishReason(StrEnum):
-    """Why a response ended: its own end token, or the length limit L."""
+    """Why a response ended."""
 
     STOP = "stop"
+    """The model wrote its end token."""
     LENGTH = "length"
+    """The response reached the length limit L."""
 
 
 class Outcome(StrEnum):
-    """What the verifier says of one response."""
+    """The verifier's judgement of one response."""
 
     CORRECT = "correct"
     WRONG = "wrong"
     NO_ANSWER = "no_answer"
     TIMEOUT = "timeout"
     ERROR = "error"
-    UNFINISHED = (
-        "unfinished"  # hit L without an end token: rejected without being verified
-    )
+    UNFINISHED = "unfinished"
+    """It reached L without an end token, and was rejected without being verified."""
 
 
 class Message(NamedTuple):
-    """One of a chat. role: system, user or assistant."""
+    """A message of a chat."""
 
     role: str
+    """system, user or assistant."""
     content: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """One problem: `text` as the user wrote it (no template), `answer` as the gold string.
-
-    before: messages of the chat that `text` ends, where the row has any.
-    fields: the row's other columns that JSON can hold; empty where the judge does not ask for them.
-    part, row: which source of a mixture it is from, from 0, and which row of that, from 1.
-    """
+    """A problem with its gold answer."""
 
     id: str
     text: str
+    """The problem as the user wrote it, without a prompt template."""
     answer: str
+    """The gold answer."""
     before: tuple[Message, ...] = ()
+    """Messages of the chat that come before `text`, if the row has any."""
     fields: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    part: int = field(default=0, compare=False)
+    """The row's other columns, as far as JSON can hold them; empty if the judge needs none."""
+    source_index: int = field(default=0, compare=False)
+    """Which source of a mixture it is from; the first is 0."""
     row: int = field(default=0, compare=False)
+    """Which row of its source it is; the first is 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """The tokens of one response, as they are trained on or scored.
-
-    log_probs: of its tokens under the policy that sampled them, where they come with fixed data.
-    routing: where they are noted, the experts that the engine chose for every token of prompt and
-    response but the last: uint8 [tokens - 1, layers, top_k].
-    """
+    """The tokens of one response, to be trained on or scored."""
 
     problem_id: str
     sample_index: int = 0
     prompt_ids: tuple[int, ...]
     response_ids: tuple[int, ...]
+    """Tokens of the response, with the end token if there is one."""
     log_probs: tuple[float, ...] | None = None
+    """Log-probability of each response token under the policy that sampled it; fixed data only."""
     routing: bytes = field(default=b"", repr=False)
+    """The experts that the engine chose for every token of prompt and response except the last:
+    uint8 [tokens - 1, layers, top_k]; empty if they are not recorded.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout(Sample):
-    """One sampled response; `response_ids` includes the end token when there is one."""
+    """One sampled response."""
 
     text: str
     finish_reason: FinishReason
@@ -90,102 +93,115 @@ class Rollout(Sample):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenScores:
-    """Of a response, one of each for every token: the log-probability with which it was sampled,
-    and how many characters of the text are its own.
-    """
+    """Values of each token of one response."""
 
     log_probs: tuple[float, ...]
+    """Log-probability with which the token was sampled."""
     piece_lengths: tuple[int, ...]
+    """Number of characters of the response's text that the token stands for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The outcome of one response and the answer that was read from it ("" if none was)."""
+    """The verifier's judgement of one response."""
 
     outcome: Outcome
     answer: str = ""
+    """The answer that was read from the response; "" if none was."""
 
 
-NO_RANK = -1  # holds a response: every rank can read it in a file of fixed data
+NO_RANK = -1
+"""`Response.rank` of fixed data: no rank holds the response, every rank reads it from the file."""
 
 
 class Response(NamedTuple):
-    """What every rank, and a method, knows of a response of a step: all but its tokens and its
-    text. A tuple: each rank makes as many as a step of all ranks has responses.
+    """All that every rank, and a method, knows about a response of a step: not its tokens and text.
 
-    problem_index: of its problem in the step. num_tokens: of the response, end token included.
-    finished: by its own end token. unclosed_think: finished, but the thinking that was begun never
-    ends. rank, rollout_index: which rank holds it, and where in that rank's list; `NO_RANK`, and
-    its row in the file, for fixed data. advantage: as fixed data say; of no meaning elsewhere.
+    A tuple, which is cheap: each rank makes one for every response of all ranks.
     """
 
     problem_index: int
+    """Which problem of the step it answers."""
     sample_index: int
     num_prompt_tokens: int
     num_tokens: int
+    """Tokens of the response, end token included."""
     outcome: Outcome
     finished: bool
+    """True if the response ended with its own end token."""
     unclosed_think: bool
+    """True if the response finished, but the thinking that it began never ends."""
     rank: int
+    """The rank that holds the response; `NO_RANK` for fixed data."""
     rollout_index: int
+    """Index in that rank's list of responses; for fixed data the row in the file."""
     advantage: float = 1.0
+    """The advantage that fixed data give; meaningless for sampled responses."""
 
     @property
     def correct(self) -> bool:
-        """Whether the verifier says so."""
+        """True if the verifier judged it correct."""
         return self.outcome is Outcome.CORRECT
 
     def is_accepted(self, limit: int) -> bool:
-        """Whether it is correct, finished, and within `limit` (Algorithm 1 of the paper)."""
+        """True if it is correct, finished, and within `limit` (Algorithm 1 of the paper)."""
         return self.correct and self.finished and self.num_tokens <= limit
 
     @property
     def has_answer(self) -> bool:
-        """Whether an answer could be read from it, right or wrong."""
+        """True if an answer could be read from it, right or wrong."""
         return self.outcome not in (Outcome.NO_ANSWER, Outcome.UNFINISHED)
 
     @property
     def sequence_tokens(self) -> int:
-        """Of prompt and response."""
+        """Tokens of prompt and response."""
         return self.num_prompt_tokens + self.num_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
-    """Packed sequences (THD): T tokens of S sequences one behind the other, R of them in responses.
+    """Packed sequences (THD format): S sequences one after another, T tokens in all, of which R
+    are response tokens.
 
-    tokens_T, positions_T: int64 [T]; a position is the place in the token's own sequence.
-    cu_seqlens: int32 [S + 1], the borders of the sequences; max_seqlen: the longest of them.
-    loss_indices_R: int64 [R], ascending: where in the pack the model predicts a response token.
-    labels_R: int64 [R], those response tokens; weights_R: float32 [R], the weights of their losses;
-    response_lengths: how many of the R each response has.
-    A rank of a context-parallel group has its part of a pack in which padding
-    ends each sequence: T and R then count that part, cu_seqlens, max_seqlen and response_lengths
-    the whole pack. response_indices_R: int64 [R], ascending: which of its response tokens are here;
-    None: all.
-    What else an objective needs, float32 [R]: advantages_R, and the tokens' log-probabilities under
-    the policy that sampled (None: the current one) and under the reference model. Of a teacher, in
-    the model's dtype: teacher_RH, its hidden states where it predicts the R tokens, and teacher_VH,
-    this rank's rows of its output weight, which all micro-batches share.
-    routing_TW: the experts that every token goes to, if not those that the model's routers choose:
-    uint8 [T, layers x top_k], in the CPU's memory.
+    A rank of a context-parallel group holds a slice of a pack, in which padding ends each sequence.
+    T and R then count the slice; `cu_seqlens`, `max_seqlen` and `response_lengths` describe the
+    whole pack.
     """
 
     tokens_T: Tensor
+    """int64 [T]: token ids."""
     positions_T: Tensor
+    """int64 [T]: position of the token in its own sequence."""
     cu_seqlens: Tensor
+    """int32 [S + 1]: where the sequences begin and end."""
     max_seqlen: int
+    """Length of the longest sequence."""
     loss_indices_R: Tensor
+    """int64 [R], ascending: indices into T at which the model predicts `labels_R`."""
     labels_R: Tensor
+    """int64 [R]: the response tokens."""
     weights_R: Tensor
+    """float32 [R]: weight of each token's loss."""
     response_lengths: tuple[int, ...]
+    """Number of response tokens of each response."""
     advantages_R: Tensor | None = None
+    """float32 [R]: advantage of each token's response, if the objective needs it."""
     old_log_probs_R: Tensor | None = None
+    """float32 [R]: log-probabilities under the policy that sampled; None: the current policy."""
     reference_log_probs_R: Tensor | None = None
+    """float32 [R]: log-probabilities under the reference model, if the objective needs them."""
     teacher_RH: Tensor | None = None
+    """[R, H] in the model's dtype: the teacher's hidden states that predict `labels_R`."""
     teacher_VH: Tensor | None = None
+    """[V, H] in the model's dtype: this rank's rows of the teacher's output weight. All
+    micro-batches share the tensor.
+    """
     response_indices_R: Tensor | None = None
+    """int64 [R], ascending: which of the pack's response tokens this rank holds; None: all."""
     routing_TW: Tensor | None = None
+    """uint8 [T, layers x top_k] in the CPU's memory: the experts that every token goes to; None:
+    those that the model's routers choose.
+    """
 
     @property
     def num_tokens(self) -> int:
@@ -200,52 +216,52 @@ class MicroBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """One optimizer step; `applied` is False when nothing was accepted anywhere.
-
-    loss: the normalised loss of the global batch; grad_norm: before clipping; both equal on every
-    rank, as are, where the objective has them, clip_share: of the trained tokens those whose
-    gradient a clip took away, and kl_mean: the divergence from the reference, per trained token.
-    """
+    """The result of one optimizer step; losses, norms and shares are equal on every rank."""
 
     applied: bool
+    """False if no response was accepted on any rank: then the weights did not change."""
     loss: float
+    """The normalised loss of the global batch."""
     grad_norm: float
+    """Norm of the gradient before clipping."""
     lr: float
     trained_tokens: int
     num_microbatches: int
     clip_share: float | None = None
+    """Share of the trained tokens whose gradient a clip removed; None: no clip in the objective."""
     kl_mean: float | None = None
+    """Mean divergence from the reference model per trained token; None: not in the objective."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncResult:
-    """One push of all weights from the trainer to the engine.
-
-    path: "in_place" (slices written into the engine's parameters) or "stream" (whole tensors).
-    logprob_diff_*: absolute differences between trainer and engine over the tokens of some
-    responses; None where none were scored.
-    """
+    """The result of one weight sync from the trainer to the engine."""
 
     version: int
     path: str
+    """`in_place` (slices written into the engine's parameters) or `stream` (whole tensors)."""
     logprob_diff_mean: float | None = None
+    """Mean absolute difference between the trainer's and the engine's log-probabilities over the
+    tokens of some responses; None if no response was scored.
+    """
     logprob_diff_max: float | None = None
+    """The largest of these differences."""
 
 
 class Callback:
     """Override the events you want; the others do nothing.
 
-    Called on rank 0 alone, between two pieces of the run's work, which wait for it. An error that
-    it raises ends the run; files already written stay.
+    Called on rank 0 alone, between two phases of the run, which waits for it. An error that a
+    callback raises ends the run; files already written stay.
     """
 
     def on_step(self, metrics: Mapping[str, float | int]) -> None:
-        """After each step; metrics: its line of metrics.jsonl (docs/results.md)."""
+        """Called after each step; metrics: its line of metrics.jsonl (docs/results.md)."""
 
     def on_evaluation(self, metrics: Mapping[str, float | int]) -> None:
-        """After each evaluation on held-out problems; metrics: its line of evals.jsonl."""
+        """Called after each evaluation on held-out problems; metrics: its line of evals.jsonl."""
 
     def on_checkpoint(self, step: int, directory: Path) -> None:
-        """When a checkpoint of the state after `step` updates is whole on disk, which may be some
-        steps later.
+        """Called when the checkpoint of the state after `step` updates is completely on disk, which
+        may be some steps later.
         """

@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 
 
 class Section(BaseModel):
-    """Keys and their values, checked once, then unchanged; the text below a key is its meaning."""
+    """Keys and their values, checked once and never changed. The text below a key explains it."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -31,9 +31,11 @@ class Section(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _is_meant(cls, value: Any, info: ValidationInfo) -> Any:
-        """Catch what YAML and Python read otherwise: true is 1 to Python; None, a word to YAML, is
-        no value, and so is the nothing behind `key=`.
+    def _read_as_meant(cls, value: Any, info: ValidationInfo) -> Any:
+        """Read three values as the user meant them, not as Python or YAML does.
+
+        A bool is no number, though Python takes true for 1. The word `None` (text in YAML) and an
+        empty value, as in `key=`, both mean "no value".
         """
         field = cls.model_fields[str(info.field_name)]
         kinds = {field.annotation, *get_args(field.annotation)}
@@ -43,26 +45,28 @@ class Section(BaseModel):
             return value
         if NoneType in kinds:
             return None
-        if str in kinds and field.default != "":
+        if str not in kinds:
+            return value
+        if field.default != "":
             raise ValueError("write a text, or leave the key out")
-        return "" if str in kinds else value
+        return ""
 
 
 FREE = "free"
-"""Marks, in `Annotated`, a key or a section that decides nothing of a run's numbers: a resumed run
-may change it, and the hash of the configuration leaves it out.
+"""Marks, in `Annotated`, a key or a section that decides nothing about a run's numbers: a resumed
+run may change it, and the hash of the configuration leaves it out.
 """
 ADJUSTABLE = "adjustable"
-"""Marks a key that decides numbers and that a remedy names: a resumed run may change it, and says
-so.
+"""Marks a key that decides numbers and that some advice tells the user to change: a resumed run
+may change it, and reports that it did.
 """
 BY_CONTENT = "by content"
-"""Marks a key that says where something is. A resumed run may find it elsewhere, and compares what
-is there: manifest.json has its hash.
+"""Marks a key that says where data is. A resumed run may name another location. It compares the
+data itself, whose hash is in manifest.json.
 """
 
 
-def _expanded(value: Any) -> Any:
+def _expand_variables(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     value = os.path.expandvars(value)
@@ -73,72 +77,80 @@ def _expanded(value: Any) -> Any:
     return os.path.expanduser(value)
 
 
-# `~/x`, `$NAME/x` and `${NAME}/x`, as a shell expands them; it does not in a file or behind `key=`.
-Expanded = BeforeValidator(_expanded)
+# `~/x`, `$NAME/x` and `${NAME}/x` as a shell expands them, which it does neither in a YAML file
+# nor behind `key=`.
+Expanded = BeforeValidator(_expand_variables)
 
 
-def _parts(value: Any) -> Any:
+def _split_at_commas(value: Any) -> Any:
     if isinstance(value, str):
-        value = [part.strip() for part in value.split(",")]
+        value = [word.strip() for word in value.split(",")]
         if not all(value):
             raise ValueError("write words with one comma between them")
-    return [value] if type(value) in (int, float) else value
+    if type(value) in (int, float):
+        return [value]
+    return value
 
 
-# `a,b` and `a` where a list is wanted.
-CommaSeparated = BeforeValidator(_parts)
+# A list may be written `a,b`, and a list of one `a`.
+CommaSeparated = BeforeValidator(_split_at_commas)
 
 
-def _named(value: Any) -> Any:
+def _split_named_files(value: Any) -> Any:
     if not isinstance(value, list | tuple):
         return value
-    pairs = [str(text).partition("=") for text in value]
-    if not all(name and equals and path for name, equals, path in pairs):
-        raise ValueError("write NAME=FILE, for example gsm8k=test.jsonl")
-    return {name: path for name, _, path in pairs}
+    files = {}
+    for text in value:
+        name, _, path = str(text).partition("=")
+        if not name or not path:
+            raise ValueError("write NAME=FILE, for example gsm8k=test.jsonl")
+        files[name] = path
+    return files
 
 
-# A mapping, or NAME=FILE as often as there are names.
-NamedFiles = Annotated[dict[str, Annotated[str, Expanded]], BeforeValidator(_named)]
+# A mapping of names to files, or a list of NAME=FILE.
+NamedFiles = Annotated[
+    dict[str, Annotated[str, Expanded]], BeforeValidator(_split_named_files)
+]
 
 
 class MixturePart(Section):
-    """A source of a mixture; what it does not say is as in `data`."""
+    """One source of a mixture. A key that it leaves out has the value of that key in `data`."""
 
     path: Annotated[str, Expanded]
     weight: float = Field(1.0, gt=0)
+    """Share of the problems that are drawn from this source, relative to the other weights."""
     split: str | None = None
     subset: str | None = None
     problem_field: str | None = None
     answer_field: str | None = None
 
 
-def _sources(value: Any) -> Any:
-    """Errors: `ValueError` that names the entry."""
+def _read_sources(value: Any) -> Any:
+    """Errors: `ValueError` that names the entry and its key."""
     if isinstance(value, str):
         return os.path.expanduser(value)
     if not isinstance(value, list | tuple) or not value:
         raise ValueError("write a source, or a list of {path: ..., weight: ...}")
-    parts = []
+    sources = []
     for number, item in enumerate(value, start=1):
         try:
-            parts.append(MixturePart.model_validate(item))
+            sources.append(MixturePart.model_validate(item))
         except ValidationError as error:
             first = error.errors()[0]
             key = ".".join(map(str, first["loc"]))
+            entry = f"entry {number}: {key}" if key else f"entry {number}"
             keys = ", ".join(MixturePart.model_fields)
-            raise ValueError(
-                f"entry {number}{key and ': ' + key}: {first['msg']} (an entry has {keys})"
-            ) from None
-    return tuple(parts)
+            raise ValueError(f"{entry}: {first['msg']} (an entry has {keys})") from None
+    return tuple(sources)
 
 
 # One source, or several with weights.
-Sources = Annotated[str | tuple[MixturePart, ...], BeforeValidator(_sources)]
+Sources = Annotated[str | tuple[MixturePart, ...], BeforeValidator(_read_sources)]
 SHIPPED_TEMPLATES = ("r1", "cod", "concise", "chat")
 
 
-def _template_name(name: str) -> str:
+def _check_template(name: str) -> str:
     if name not in SHIPPED_TEMPLATES and not name.endswith(".jinja"):
         raise ValueError(
             f"{name!r} is not a template; write {', '.join(SHIPPED_TEMPLATES)}, or the path of "
@@ -147,29 +159,29 @@ def _template_name(name: str) -> str:
     return name
 
 
-# A prompt that is shipped, or a file of the user's.
-TemplateName = Annotated[str, Expanded, AfterValidator(_template_name)]
+# The name of a shipped prompt, or the path of the user's.
+TemplateName = Annotated[str, Expanded, AfterValidator(_check_template)]
 MATH = "math"
-_OWN_JUDGE = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*")
+_USERS_JUDGE = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 
-def _judge_name(name: str) -> str:
-    if name != MATH and not _OWN_JUDGE.fullmatch(name):
-        module, dot, function = name.rpartition(".")
-        meant = (
-            f"; did you mean {module}:{function}?" if dot and ":" not in name else ""
-        )
-        raise ValueError(
-            f"{name!r} is not a judge; write {MATH}, or package.module:function{meant}"
-        )
-    return name
+def _check_judge(name: str) -> str:
+    if name == MATH or _USERS_JUDGE.fullmatch(name):
+        return name
+    message = f"{name!r} is not a judge; write {MATH}, or package.module:function"
+    module, dot, function = name.rpartition(".")
+    if dot and ":" not in name:
+        message += f"; did you mean {module}:{function}?"
+    raise ValueError(message)
 
 
-# The judge of mathematics, or a function of the user's.
-JudgeName = Annotated[str, AfterValidator(_judge_name)]
+# The shipped judge of mathematics, or a function of the user's.
+JudgeName = Annotated[str, AfterValidator(_check_judge)]
 
 
-def section_of(field: FieldInfo) -> type[Section] | None:
-    """The section that a key holds; None for a plain value."""
+def section_class(field: FieldInfo) -> type[Section] | None:
+    """Return the section that a key holds; None for a key with a plain value."""
     kind = field.annotation
-    return kind if isinstance(kind, type) and issubclass(kind, Section) else None
+    if isinstance(kind, type) and issubclass(kind, Section):
+        return kind
+    return None

@@ -52,8 +52,8 @@ from megatron_opsft.runtime.console import (
     let_output_go_away,
     say,
 )
-from megatron_opsft.runtime.diagnosis import PEER_LOST_EXIT_CODE
 from megatron_opsft.runtime.durable import FullDiskError, full_disk_behind
+from megatron_opsft.runtime.failed_rank import PEER_LOST_EXIT_CODE
 from megatron_opsft.runtime.libraries import loading_libraries
 from megatron_opsft.runtime.phase import describe_rank
 from megatron_opsft.runtime.watchdog import is_watched, report_failure

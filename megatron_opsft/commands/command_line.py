@@ -20,7 +20,7 @@ from megatron_opsft.config.load import load_config
 from megatron_opsft.errors import UserError
 from megatron_opsft.methods.settings import GroupNormalizedSettings, MethodSettings
 from megatron_opsft.runtime.console import say
-from megatron_opsft.section import Section, section_of
+from megatron_opsft.section import Section, section_class
 
 _KEY = re.compile(r"[A-Za-z][\w.-]*")
 _METAVARS = {Path: "PATH", int: "N", float: "X"}
@@ -180,7 +180,7 @@ class Program(click.Command):
         """Whether it is a key of a section of the configuration, such as `optimizer.lr`."""
         top, _, name = word.partition(".")
         field = None if self.keys_of is None else self.keys_of.model_fields.get(top)
-        section = None if field is None else section_of(field)
+        section = None if field is None else section_class(field)
         return section is not None and name in section.model_fields
 
     def read(self, words: Sequence[str]) -> Command:
@@ -305,7 +305,7 @@ def reference_table(model: type[BaseModel] = Config, *, prefix: str = "") -> str
 
 def _rows(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str, str]]:
     for key, field in model.model_fields.items():
-        section = section_of(field)
+        section = section_class(field)
         if section:
             section = GroupNormalizedSettings if section is MethodSettings else section
             yield from _rows(section, f"{prefix}{key}.")

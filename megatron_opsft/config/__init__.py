@@ -1,6 +1,6 @@
 """The configuration of a run: frozen, nested, checked once; YAML plus dotted overrides.
 
-A function receives its own section, never the whole. `load.load_config` is the only way in.
+A function takes the section that it needs, not the whole. Only `load.load_config` makes a `Config`.
 """
 
 from typing import Annotated, Self
@@ -47,10 +47,10 @@ class Config(Section):
     checkpoint: Annotated[CheckpointConfig, FREE] = CheckpointConfig()
 
     @model_validator(mode="after")
-    def _method_fits(self) -> Self:
-        """Scales what the method's defaults are in tokens, where responses are too short for them.
+    def _fit_method(self) -> Self:
+        """Scale the method's defaults that are numbers of tokens, if responses are shorter.
 
-        Errors: `UserError` where the method cannot be had with the other sections.
+        Errors: `UserError` if the other sections do not go with the method.
         """
         fitted = self.method.fitted(self.rollout.max_response_tokens)
         object.__setattr__(self, "method", fitted)  # the section is frozen

@@ -1,6 +1,7 @@
-"""YAML and dotted overrides -> `Config`; a mistake is one line that names key, value and fix. And
-what a resumed run must keep, with its hash: every key that is not marked otherwise
-(section.py).
+"""YAML and dotted overrides -> `Config`; a mistake is one line that names key, value and fix.
+
+Also what a resumed run must not change, and the hash of that: every key without a mark
+(section.py) that says otherwise.
 """
 
 import difflib
@@ -17,7 +18,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from megatron_opsft.config import Config
-from megatron_opsft.config.run_prompt import settings_of_run
+from megatron_opsft.config.run_prompt import SECTIONS, settings_of_run
 from megatron_opsft.config.yaml_text import (
     dump_yaml,
     find_yaml,
@@ -27,35 +28,37 @@ from megatron_opsft.config.yaml_text import (
 from megatron_opsft.errors import UserError
 from megatron_opsft.methods.catalog import settings_class
 from megatron_opsft.methods.settings import MethodSettings
-from megatron_opsft.section import ADJUSTABLE, BY_CONTENT, FREE, section_of
+from megatron_opsft.section import ADJUSTABLE, BY_CONTENT, FREE, section_class
 
 M = TypeVar("M", bound=BaseModel)
 _Keys = dict[str, Mapping[str, FieldInfo]]
 _LAST_STEP = (
     "optimizer.schedule=cosine reaches min_lr at the last step, so the rate would jump"
 )
-# A run chooses these itself unless the user sets them.
-_CHOSEN = ("data.max_prompt_tokens", "eval.max_response_tokens")
+# A run chooses these values itself, unless the user sets them.
+_CHOSEN_BY_RUN = ("data.max_prompt_tokens", "eval.max_response_tokens")
 
 
 def load_config(path: Path | None, overrides: Sequence[str] = ()) -> Config:
-    """The configuration of a run; see `load`. Where its model is another run's, what it does not
-    set of prompt and judge is that run's.
+    """Read the configuration of a run; see `load`.
+
+    If its model is another run's, the keys of prompt and judge that it does not set have that run's
+    values.
     """
     config = load(Config, path, overrides)
     data, verify = config.data, config.verify
-    taken = settings_of_run(
+    values = settings_of_run(
         config.model.path,
         data.model_dump() | verify.model_dump(),
         data.model_fields_set | verify.model_fields_set,
     )
-    parts = {
-        name: part.model_copy(
-            update={k: v for k, v in taken.items() if k in type(part).model_fields}
-        )
-        for name, part in (("data", data), ("verify", verify))
-    }
-    return config.model_copy(update=parts) if taken else config
+    if not values:
+        return config
+    sections = {}
+    for name in ("data", "verify"):
+        keys = {key: value for key, value in values.items() if SECTIONS[key] == name}
+        sections[name] = getattr(config, name).model_copy(update=keys)
+    return config.model_copy(update=sections)
 
 
 def load(
@@ -64,9 +67,10 @@ def load(
     overrides: Sequence[str] = (),
     options: Mapping[str, object] | None = None,
 ) -> M:
-    """A YAML file; on top of it overrides, `key=value` or `section.key=value` (values are YAML); on
-    top of these `options`, key by key.
+    """Read a YAML file as a `model`.
 
+    overrides: `key=value` or `section.key=value`, where values are YAML; they replace the file's.
+    options: top-level keys and their values; they replace both.
     Errors: `UserError` for a missing or malformed file, an unknown key, a wrong value, a missing
     key.
     """
@@ -78,67 +82,79 @@ def load(
         return model.model_validate(tree)
     except ValidationError as error:
         errors = error.errors()
-        wrong = next(
-            (each for each in errors if each["type"] == "extra_forbidden"), errors[0]
-        )
+        unknown_keys = [e for e in errors if e["type"] == "extra_forbidden"]
+        worst = [*unknown_keys, *errors][0]
         keys = _keys_by_section(model, tree)
-        raise UserError(_in_one_line(wrong, keys, path, overrides)) from None
+        raise UserError(_describe(worst, keys, path, overrides)) from None
 
 
-def _in_one_line(
-    wrong: ErrorDetails, keys: _Keys, path: Path | None, overrides: Sequence[str]
+def _describe(
+    error: ErrorDetails, keys: _Keys, path: Path | None, overrides: Sequence[str]
 ) -> str:
-    key = ".".join(str(part) for part in wrong["loc"])
-    if wrong["type"] == "extra_forbidden":
-        # On the command line, where the key or one of its section was typed there.
-        typed = [override.partition("=")[0] for override in overrides]
-        is_typed = any(f"{name}.".startswith(f"{key}.") for name in typed)
-        origin = "the command line" if path is None or is_typed else path
-        inside = keys.get(key.rpartition(".")[0]) or keys.get(key.partition(".")[0], {})
-        there = ", ".join(inside)
-        meant = _meant(key, keys)
-        hint = f"did you mean {' or '.join(meant)}?" if meant else f"there are: {there}"
-        return f"unknown config key {key} in {origin}: {hint}"
-    if wrong["type"] == "missing":
-        key = next(
-            (f"{key}.{n}" for n, f in keys.get(key, {}).items() if f.is_required()), key
-        )
-        return f"config key {key} is missing: set it in the file or as {key}=..."
-    if wrong["type"] in ("model_type", "model_attributes_type", "dict_type"):
-        return f"config section {key} must hold keys, not {wrong['input']!r}"
-    reason = wrong["ctx"]["error"] if wrong["type"] == "value_error" else wrong["msg"]
-    return f"config key {key}={wrong['input']!r}: {reason}"
+    """Return pydantic's error as one line with the key, its value and the fix."""
+    key = ".".join(map(str, error["loc"]))
+    value = error["input"]
+    match error["type"]:
+        case "extra_forbidden":
+            typed = [override.partition("=")[0] for override in overrides]
+            # True for a section, too, of which a key was typed.
+            is_typed = any(f"{name}.".startswith(f"{key}.") for name in typed)
+            origin = "the command line" if path is None or is_typed else path
+            return f"unknown config key {key} in {origin}; {_advise(key, keys)}"
+        case "missing":
+            for name, field in keys.get(key, {}).items():
+                if field.is_required():
+                    key += f".{name}"
+                    break
+            return f"config key {key} is missing: set it in the file or as {key}=..."
+        case "model_type" | "model_attributes_type" | "dict_type":
+            return f"config section {key} must hold keys, not {value!r}"
+        case "value_error":
+            return f"config key {key}={value!r}: {error['ctx']['error']}"
+    return f"config key {key}={value!r}: {error['msg']}"
 
 
 def _keys_by_section(model: type[BaseModel], tree: Mapping[str, Any]) -> _Keys:
-    """Section -> its keys; "" -> the model's own. A method's keys are those of the one it names."""
+    """Return section -> its keys; "" -> the model's own keys.
+
+    Section `method` has the keys of the method that it names in `tree`.
+    """
     keys: _Keys = {"": model.model_fields}
     for name, field in model.model_fields.items():
-        if section := section_of(field):
-            if section is MethodSettings and isinstance(
-                given := tree.get(name, {}), dict
-            ):
-                section = settings_class(given)
-            keys[name] = section.model_fields
+        section = section_class(field)
+        if section is None:
+            continue
+        values = tree.get(name, {})
+        if section is MethodSettings and isinstance(values, dict):
+            section = settings_class(values)
+        keys[name] = section.model_fields
     return keys
 
 
-def _meant(key: str, keys: _Keys) -> list[str]:
-    """What a key that does not exist may mean: a similar key of its section; else a key of another
-    section with the same name, or with a similar one.
+def _advise(unknown: str, keys: _Keys) -> str:
+    """Suggest a similar key of the same section; else keys of any section that have the same name
+    or a similar one; else name all keys of the section.
     """
-    section, _, name = key.rpartition(".")
+    section, _, name = unknown.rpartition(".")
     if near := difflib.get_close_matches(name, keys.get(section, []), n=1):
-        return [f"{section}.{near[0]}".lstrip(".")]
-    others = [(f"{other}.{key}", key) for other in keys if other for key in keys[other]]
-    near = difflib.get_close_matches(name, [key for _, key in others], n=1)
-    return [full for full, key in others if key in near]
+        full_name = f"{section}.{near[0]}".lstrip(".")
+        return f"did you mean {full_name}?"
+    full_names: dict[str, list[str]] = {}
+    for any_section, names in keys.items():
+        if any_section:
+            for key in names:
+                full_names.setdefault(key, []).append(f"{any_section}.{key}")
+    if near := difflib.get_close_matches(name, full_names, n=1):
+        return f"did you mean {' or '.join(full_names[near[0]])}?"
+    top, _, _ = unknown.partition(".")
+    return f"choose one of {', '.join(keys.get(section, keys.get(top, {})))}"
 
 
 def read_yaml(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """The mapping that a YAML file holds, on top of the file that its key `base` names.
+    """Read the mapping of a YAML file. The file that its key `base` names is read first, and the
+    file's keys replace those of it.
 
-    above: the files that led to this one. Errors: `UserError`.
+    above: the files whose `base` led to this one. Errors: `UserError`.
     """
     if path in above:
         raise UserError(
@@ -149,13 +165,10 @@ def read_yaml(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     except FileNotFoundError:
         raise UserError(f"config file {path} does not exist") from None
     except IsADirectoryError:
-        there = path / "config.yaml"
-        more = (
-            f"; to continue that run give {there} --resume" if there.is_file() else ""
-        )
-        raise UserError(
-            f"config file {path} is a directory{more or '; give a file'}"
-        ) from None
+        advice = "give a file"
+        if (path / "config.yaml").is_file():
+            advice = f"to continue that run give {path / 'config.yaml'} --resume"
+        raise UserError(f"config file {path} is a directory; {advice}") from None
     except (OSError, ValueError) as error:
         raise UserError(f"config file {path} cannot be read: {error}") from None
     if not isinstance(tree, dict):
@@ -166,49 +179,48 @@ def read_yaml(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
         return tree
     if not isinstance(base, str):
         raise UserError(f"config file {path}: base={base!r} must be the path of a file")
-    below = read_yaml(Path(os.path.normpath(path.parent / base)), (*above, path))
-    for name, given in tree.items():
-        both = isinstance(given, dict) and isinstance(below.get(name), dict)
-        below[name] = {**below[name], **given} if both else given
-    return below
+    merged = read_yaml(Path(os.path.normpath(path.parent / base)), (*above, path))
+    for name, value in tree.items():
+        if isinstance(value, dict) and isinstance(merged.get(name), dict):
+            value = {**merged[name], **value}
+        merged[name] = value
+    return merged
 
 
 def _apply(tree: dict[str, Any], override: str, model: type[BaseModel]) -> None:
+    """Set in `tree` what an override `key=value` sets. Errors: `UserError`."""
     key, equals, text = override.partition("=")
     section, dot, name = key.partition(".")
     if not dot:
         section, name = "", key
     field = _keys_by_section(model, tree).get(section, {}).get(name)
-    if (
-        not equals
-        or not all(key.split("."))
-        or (field is not None and section_of(field))
-    ):
-        raise UserError(
-            f"override {override!r}: {_how_to_write(key, text, field, model)}"
-        )
+    is_section = field is not None and section_class(field) is not None
+    if not equals or not all(key.split(".")) or is_section:
+        advice = _how_to_write(key, text, field, model)
+        raise UserError(f"override {override!r}: {advice}")
     try:
         value = parse_yaml_value(text)
     except ValueError as error:
         raise UserError(f"override {override!r}: {error}") from None
     if isinstance(value, int | float) and field is not None and _is_text(field):
         value = text.strip()
-    given = tree.setdefault(section, {}) if dot else tree
-    if not isinstance(given, dict):
-        raise UserError(f"config section {section} must hold keys, not {given!r}")
-    given[name] = value
+    values = tree.setdefault(section, {}) if dot else tree
+    if not isinstance(values, dict):
+        raise UserError(f"config section {section} must hold keys, not {values!r}")
+    values[name] = value
 
 
 def _how_to_write(
     key: str, text: str, field: FieldInfo | None, model: type[BaseModel]
 ) -> str:
-    if field is not None and section_of(field) is MethodSettings and text:
-        return f"write {key}.name={text}"
-    if field is not None and (section := section_of(field)):
-        first = next(iter(section.model_fields))
-        return f"{key} is a section: write a key of it, such as {key}.{first}=..."
-    example = "optimizer.lr=1e-6" if model is Config else "limit=8"
-    return f"write key=value, for example {example}"
+    section = None if field is None else section_class(field)
+    if section is None:
+        example = "optimizer.lr=1e-6" if model is Config else "limit=8"
+        return f"write key=value, for example {example}"
+    if section is MethodSettings and text:
+        return f"{key} is a section: write {key}.name={text}"
+    first = next(iter(section.model_fields))
+    return f"{key} is a section: write a key of it, such as {key}.{first}=..."
 
 
 def _is_text(field: FieldInfo) -> bool:
@@ -217,25 +229,24 @@ def _is_text(field: FieldInfo) -> bool:
 
 
 def to_yaml(config: Config) -> str:
-    """The resolved configuration, every key of it; loading it again gives the same one."""
+    """Return the resolved configuration with every key; loading it again gives the same one."""
     return dump_yaml(config.model_dump(mode="json"))
 
 
 def config_hash(config: Config) -> str:
-    """A hash of what decides a run's numbers: all but how long, where and on what it runs."""
-    return hashlib.sha256(
-        json.dumps(kept(config), sort_keys=True).encode()
-    ).hexdigest()[:16]
+    """Return a hash of `decisive_settings`."""
+    text = json.dumps(decisive_settings(config), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def check_resumable(before: Config, now: Config, directory: Path) -> None:
     """Errors: `UserError` naming a key that a resumed run must not change."""
-    was, is_now = before.model_dump(mode="json"), now.model_dump(mode="json")
-    for key in changed(before, now):
+    old_values = decisive_settings(before, with_locations=True)
+    new_values = decisive_settings(now, with_locations=True)
+    for key in find_changes(before, now):
         if ADJUSTABLE in _marks(now, key):
             continue
-        section, name = key.split(".")
-        old, new = was[section].get(name), is_now[section][name]
+        old, new = old_values.get(key), new_values[key]
         why = f" ({_LAST_STEP})" if key == "run.steps" else ""
         raise UserError(
             f"{directory} was started with {key}={old!r}, not {new!r}: a resumed run must keep "
@@ -243,50 +254,62 @@ def check_resumable(before: Config, now: Config, directory: Path) -> None:
         )
 
 
-def changed(before: Config, now: Config) -> dict[str, tuple[Any, Any]]:
-    """`section.key` -> its value before and now, of keys that decide numbers and differ."""
-    old, new = kept(before), kept(now)
-    found = {}
+def find_changes(before: Config, now: Config) -> dict[str, tuple[Any, Any]]:
+    """Return `section.key` -> (value before, value now) of the `decisive_settings` that differ.
+
+    A value that the run chose itself before, and that the user does not set now, is no change.
+    """
+    old, new = decisive_settings(before), decisive_settings(now)
+    changes = {}
     for key, value in new.items():
         section, name = key.split(".")
         keys = getattr(now, section)
-        is_set = getattr(keys, name) is not None and name in keys.model_fields_set
-        if value != old.get(key) and (is_set or key not in _CHOSEN):
-            found[key] = old.get(key), value
-    return found
+        is_set = name in keys.model_fields_set and getattr(keys, name) is not None
+        if value != old.get(key) and (is_set or key not in _CHOSEN_BY_RUN):
+            changes[key] = old.get(key), value
+    return changes
 
 
-def kept(config: Config, *, places: bool = False) -> dict[str, Any]:
-    """`section.key` -> value, of every key that decides numbers. A cosine schedule makes every
+def decisive_settings(
+    config: Config, *, with_locations: bool = False
+) -> dict[str, Any]:
+    """Return `section.key` -> value of every key that decides the run's numbers.
+
+    How long, where and on what a run goes does not decide them; but a cosine schedule makes every
     learning rate depend on `run.steps`.
-
-    places: with the keys that say where something is. Without, what these have besides: a mixture's
-    weights, and the names of sets.
+    with_locations: include the keys that say where data is. Without it such a key has only what it
+    says besides: a mixture's weights, and the names of evaluation sets.
     """
-    found = {}
+    settings = {}
     for section, values in config.model_dump(mode="json").items():
-        for key, value in values.items():
-            marks = _marks(config, f"{section}.{key}")
-            if BY_CONTENT in marks and not places:
-                value = _without_places(value)
-            if FREE not in marks and (places or BY_CONTENT not in marks or value):
-                found[f"{section}.{key}"] = value
+        for name, value in values.items():
+            key = f"{section}.{name}"
+            marks = _marks(config, key)
+            if FREE in marks:
+                continue
+            if BY_CONTENT in marks and not with_locations:
+                value = _without_locations(value)
+                if not value:
+                    continue
+            settings[key] = value
     if config.optimizer.schedule == "cosine":
-        found["run.steps"] = config.run.steps
-    return found
+        settings["run.steps"] = config.run.steps
+    return settings
 
 
 def _marks(config: Config, key: str) -> list[Any]:
-    """The metadata of a key's annotation and of its section's."""
+    """Return the metadata of the annotations of a key and of its section."""
     section, name = key.split(".")
-    of_section = type(config).model_fields[section].metadata
-    return [*of_section, *type(getattr(config, section)).model_fields[name].metadata]
+    section_marks = type(config).model_fields[section].metadata
+    key_marks = type(getattr(config, section)).model_fields[name].metadata
+    return [*section_marks, *key_marks]
 
 
-def _without_places(value: Any) -> Any:
-    """None for a place; a list of parts without theirs."""
+def _without_locations(value: Any) -> list[dict[str, Any]] | None:
+    """Return the other keys of a list of sources; None for a single source."""
     if not isinstance(value, list):
         return None
-    return [
-        {k: v for k, v in part.items() if k not in ("path", "data")} for part in value
-    ]
+    sources = []
+    for source in value:
+        sources.append({k: v for k, v in source.items() if k not in ("path", "data")})
+    return sources

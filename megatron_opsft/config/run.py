@@ -1,4 +1,4 @@
-"""What is asked, who judges the answers, and how a run goes: its length, evaluations, checkpoints."""
+"""Sections of a run: its data, judge, length, evaluations and checkpoints."""
 
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -22,82 +22,97 @@ from megatron_opsft.section import (
 
 class DataConfig(Section):
     train: Annotated[Sources, BY_CONTENT]
-    """`arithmetic` (embedded), a .jsonl/.jsonl.gz/.parquet file, or a Hugging Face data set name; or a list of {path, weight}, a mixture (docs/data.md)."""
+    """`arithmetic` (embedded), a .jsonl/.jsonl.gz/.parquet file, or a Hugging Face data set name;
+    or a list of {path, weight}, a mixture (docs/data.md).
+    """
     split: str = "train"
     """Split of a Hugging Face data set."""
     subset: str | None = None
     """Configuration name of a Hugging Face data set, such as `main` of gsm8k."""
     problem_field: str | None = None
-    """Field of the problem (text or chat messages; may be dotted); by default the first of problem, question, prompt."""
+    """Field of the problem (text or chat messages; may be dotted); by default the first of problem,
+    question, prompt.
+    """
     answer_field: str | None = None
-    """Field of the gold answer (may be dotted); by default the first of answer, final_answer, solution."""
+    """Field of the gold answer (may be dotted); by default the first of answer, final_answer,
+    solution.
+    """
     pass_rate: tuple[float, float] | None = None
-    """[low, high]: train on the problems of which this share of the samples in data.pass_rate_from is right; [0.5, 1] are easy ones."""
+    """[low, high]: train on the problems of which this share of the samples in data.pass_rate_from
+    is right; [0.5, 1] are easy ones.
+    """
     pass_rate_from: Annotated[Path | None, Expanded, BY_CONTENT] = None
-    """Directory of an evaluation of the training problems, the --out of `eval --data train=FILE`."""
+    """Directory of an evaluation of the training problems, the --out of `eval --data train=FILE`.
+    """
     responses: Annotated[Path | None, Expanded, BY_CONTENT] = None
-    """Fixed data, written by the command `data`, for a method that samples nothing; B x G responses a step."""
+    """Fixed data, written by the command `data`, for a method that samples nothing; B x G responses
+    a step.
+    """
     prompts_per_step: Annotated[int, ADJUSTABLE] = Field(64, ge=1, lt=2**31)
     """B: problems drawn in each step."""
     max_prompt_tokens: Annotated[int, ADJUSTABLE] = Field(1024, ge=1)
-    """Problems with a longer prompt are listed and left out. The default shrinks if the model has no room for it beside the longest response."""
+    """Problems with a longer prompt are listed and left out. The default shrinks if the model has
+    no room for it beside the longest response.
+    """
     template: TemplateName = "r1"
-    """r1: step by step; cod: Chain of Draft; concise: key steps alone; chat: the problem alone; or a .jinja file (docs/data.md). All through the model's chat template."""
+    """r1: step by step; cod: Chain of Draft; concise: key steps alone; chat: the problem alone; or
+    a .jinja file (docs/data.md). All through the model's chat template.
+    """
     system_prompt: str = ""
     """System message before each problem; rows that have one keep theirs."""
 
     @model_validator(mode="after")
-    def _pass_rates_are_shares_of_an_evaluation(self) -> Self:
-        """Errors: `UserError` for half of what a choice by pass rate needs, and for no interval."""
+    def _check_pass_rate(self) -> Self:
+        """Errors: `UserError` if one of the two keys is missing, or the rates are no interval."""
         if (self.pass_rate is None) != (self.pass_rate_from is None):
-            lacks = "pass_rate_from" if self.pass_rate_from is None else "pass_rate"
+            missing = "pass_rate" if self.pass_rate is None else "pass_rate_from"
             raise UserError(
-                f"data.{lacks} is missing: pass_rate and pass_rate_from go together"
+                f"data.{missing} is missing: pass_rate and pass_rate_from go together"
             )
-        if (
-            self.pass_rate is not None
-            and not 0 <= self.pass_rate[0] <= self.pass_rate[1] <= 1
-        ):
-            raise UserError(
-                f"data.pass_rate={list(self.pass_rate)} must be [low, high], shares from 0 to 1"
-            )
+        if self.pass_rate is not None:
+            low, high = self.pass_rate
+            if not 0 <= low <= high <= 1:
+                raise UserError(
+                    f"data.pass_rate={[low, high]} must be [low, high], shares from 0 to 1"
+                )
         return self
 
     @property
-    def parts(self) -> tuple[MixturePart, ...]:
-        """The sources of `train`, with what they do not say themselves."""
-        given = (
-            (MixturePart(path=self.train),)
-            if isinstance(self.train, str)
-            else self.train
-        )
-        own = ("split", "subset", "problem_field", "answer_field")
-        return tuple(
-            part.model_copy(
-                update={key: getattr(part, key) or getattr(self, key) for key in own}
-            )
-            for part in given
-        )
+    def sources(self) -> tuple[MixturePart, ...]:
+        """The sources of `train`; what a source does not set is as in this section."""
+        sources = self.train
+        if isinstance(sources, str):
+            sources = (MixturePart(path=sources),)
+        keys = ("split", "subset", "problem_field", "answer_field")
+        completed = []
+        for source in sources:
+            values = {key: getattr(source, key) or getattr(self, key) for key in keys}
+            completed.append(source.model_copy(update=values))
+        return tuple(completed)
 
     @property
     def name(self) -> str:
-        """What `train` is called in messages."""
-        return " + ".join(part.path for part in self.parts)
+        """Name of `train` in messages."""
+        return " + ".join(source.path for source in self.sources)
 
 
 class VerifyConfig(Section):
     judge: JudgeName = "math"
-    """Who judges an answer: math, or a function of your own, package.module:function (docs/data.md)."""
+    """Who judges an answer: math, or a function of your own, package.module:function
+    (docs/data.md).
+    """
     workers: Annotated[int, FREE] = Field(0, ge=0)
     """Most verifier processes of a rank; 0: its share of the CPU cores."""
     timeout_seconds: Annotated[float, ADJUSTABLE] = Field(10.0, gt=0, le=1e6)
     """Wall-clock limit for one answer."""
     memory_gb: Annotated[float, ADJUSTABLE] = Field(1.0, gt=0, le=2**20)
-    """Address space of a verifier process in GiB, with what a judge of your own imports; an answer that needs more counts as an error."""
+    """Address space of a verifier process in GiB, with what a judge of your own imports; an answer
+    that needs more counts as an error.
+    """
 
     @property
     def own_judge(self) -> bool:
-        """Whether `judge` is a function of the user's, which takes all columns of a row."""
+        """True if `judge` is a function of the user's, which takes all columns of a row."""
         return self.judge != MATH
 
 
@@ -117,7 +132,9 @@ class RunConfig(Section):
     save_rollouts: Annotated[bool, FREE] = True
     """Keep every response of every step in rollouts/."""
     save_logprobs: Annotated[bool, FREE] = False
-    """Keep the log-probability of each sampled token, too, which costs a pass of the trainer; the report colours tokens by it."""
+    """Keep the log-probability of each sampled token, too, which costs a pass of the trainer; the
+    report colours tokens by it.
+    """
     tensorboard: Annotated[bool, FREE] = True
     """Write TensorBoard events."""
     wandb: Annotated[Literal["off", "offline", "online"], FREE] = "off"
@@ -127,7 +144,9 @@ class RunConfig(Section):
     max_minutes: Annotated[float, FREE] = Field(0, ge=0)
     """Then the run writes a checkpoint and exits with 75; 0: no limit."""
     hang_minutes: Annotated[float, FREE] = Field(60, ge=0, le=1e6)
-    """A rank that stays in one phase for longer ends the run with exit code 69; set it above the longest phase; 0: no limit."""
+    """A rank that stays in one phase for longer ends the run with exit code 69; set it above the
+    longest phase; 0: no limit.
+    """
     silence_seconds: Annotated[float, FREE] = Field(60, gt=0, le=1e6)
     """A rank that gives no sign of life for longer ends the run too."""
     deterministic: bool = False
@@ -135,10 +154,11 @@ class RunConfig(Section):
 
     @property
     def collective_minutes(self) -> float:
-        """When collectives give up, in minutes: after the watchdog has spoken, since a time-out does
-        not say which rank it waited for.
+        """Time-out of collectives, in minutes. The watchdog ends a run earlier, since a time-out
+        does not tell for which rank it waited.
         """
-        return self.hang_minutes + 1 if self.hang_minutes else 7 * 24 * 60
+        one_week = 7 * 24 * 60
+        return self.hang_minutes + 1 if self.hang_minutes else one_week
 
 
 class CheckpointConfig(Section):
@@ -151,7 +171,7 @@ class CheckpointConfig(Section):
 
 
 class EvalSet(Section):
-    """More held-out problems, sampled as those of `eval`; None: as there."""
+    """One more set of held-out problems. Keys that are None have the value of `eval`."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_]+$")]
     data: Annotated[str, Expanded]
@@ -163,19 +183,22 @@ class EvalSet(Section):
     samples_per_problem: int | None = Field(None, ge=1)
 
 
-def _named_sets(value: object) -> object:
-    """A mapping as a list: `NAME: SOURCE` is short for `NAME: {data: SOURCE}`."""
+def _list_sets(value: object) -> object:
+    """Turn a mapping into a list of sets. `NAME: SOURCE` is short for `NAME: {data: SOURCE}`."""
     if not isinstance(value, dict):
         return value
-    return [
-        {"name": name} | (given if isinstance(given, dict) else {"data": given})
-        for name, given in value.items()
-    ]
+    sets = []
+    for name, keys in value.items():
+        if not isinstance(keys, dict):
+            keys = {"data": keys}
+        sets.append({"name": name, **keys})
+    return sets
 
 
 class EvalConfig(Section):
     data: Annotated[str | None, Expanded, BY_CONTENT] = None
-    """Held-out problems, such as the test split of data.train; of `arithmetic` by default its own."""
+    """Held-out problems, such as the test split of data.train; of `arithmetic` by default its own.
+    """
     split: str | None = None
     """Split of a Hugging Face data set; by default its `test`."""
     subset: str | None = None
@@ -195,25 +218,33 @@ class EvalConfig(Section):
     top_p: float = Field(0.95, gt=0, le=1)
     """Nucleus sampling in evaluation."""
     max_response_tokens: Annotated[int | None, ADJUSTABLE] = Field(None, ge=1)
-    """Longest response in evaluation; by default what the model's positions allow, at most 4,096 (hf) or 32,768 (vllm), at least rollout.max_response_tokens."""
-    more: Annotated[tuple[EvalSet, ...], BeforeValidator(_named_sets), BY_CONTENT] = ()
-    """More sets to evaluate: NAME to a source, or to {data, split, subset, problem_field, answer_field, num_problems, samples_per_problem}."""
+    """Longest response in evaluation; by default what the model's positions allow, at most 4,096
+    (hf) or 32,768 (vllm), at least rollout.max_response_tokens.
+    """
+    more: Annotated[tuple[EvalSet, ...], BeforeValidator(_list_sets), BY_CONTENT] = ()
+    """More sets to evaluate: NAME to a source, or to {data, split, subset, problem_field,
+    answer_field, num_problems, samples_per_problem}.
+    """
     best_within: float = Field(0.01, ge=0, le=1)
-    """The best evaluation is the shortest whose accuracy is at most this much below the base model's."""
+    """The best evaluation is the shortest whose accuracy is at most this much below the base
+    model's.
+    """
     export_best: Annotated[bool, FREE] = False
     """Keep the best evaluation's model in best/, if it beats the base model."""
     stop_when_worse: Annotated[int, FREE] = Field(0, ge=0)
-    """Evaluations in a row that are less accurate than the base model's by more than chance, after which the run ends with its best model; 0: none do."""
+    """Evaluations in a row that are less accurate than the base model's by more than chance, after
+    which the run ends with its best model; 0: none do.
+    """
 
     @property
     def keeps_best(self) -> bool:
-        """Whether the best evaluation's model is kept in best/."""
+        """True if the run keeps the best evaluation's model in best/."""
         return self.export_best or self.stop_when_worse > 0
 
     @model_validator(mode="after")
-    def _sets_have_names_of_their_own(self) -> Self:
-        """Errors: `UserError` where two sets would have one column of results."""
-        names = [each.name for each in self.more]
+    def _check_names(self) -> Self:
+        """Errors: `UserError` if two sets have the same name, and so the same results."""
+        names = [more_set.name for more_set in self.more]
         for name in names:
             if names.count(name) > 1:
                 raise UserError(
@@ -222,12 +253,10 @@ class EvalConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _greedy_samples_are_one(self) -> Self:
-        """Errors: `UserError` where equal responses would be made."""
-        samples = [
-            self.samples_per_problem,
-            *(each.samples_per_problem or 1 for each in self.more),
-        ]
+    def _check_greedy(self) -> Self:
+        """Errors: `UserError` if greedy decoding would write the same response several times."""
+        samples = [self.samples_per_problem]
+        samples += [more_set.samples_per_problem or 1 for more_set in self.more]
         if self.temperature == 0 and max(samples) > 1:
             raise UserError(
                 "eval.temperature=0: all responses to a problem are the same; set "

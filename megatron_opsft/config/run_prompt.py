@@ -1,5 +1,5 @@
-"""How a run prompted its model, and which judge it used: a command that continues with the model does
-the same, unless the user says otherwise.
+"""The prompt and the judge that a run used. A command that continues with the run's model uses the
+same ones, unless the user says otherwise.
 """
 
 import json
@@ -15,21 +15,23 @@ from megatron_opsft.errors import UserError
 
 log = logging.getLogger("megatron_opsft")
 
-# In which section a run has them; an evaluation has them without one.
 SECTIONS = {"template": "data", "system_prompt": "data", "judge": "verify"}
+"""Key -> its section in a run's configuration; an evaluation's settings have no sections."""
 
 
 def settings_of_run(
     model: str, now: Mapping[str, object], given: Collection[str]
 ) -> dict[str, Any]:
-    """The template, system_prompt and judge of the run that trained a model, as far as they differ
-    from `now` and the user has not `given` them; {} for a model of no run.
+    """Return the template, system_prompt and judge of the run that trained a model: those that
+    differ from `now` and that the user has not set himself. {} for a model that no run wrote.
 
-    model: as a user writes it. A log line says what is taken, and what differs from the run.
+    model: as a user writes it. now: the current value of every key. given: keys that the user set.
+    A log line tells what is taken from the run, and what stays different from it.
     Errors: `UserError` for a run whose config.yaml cannot be read, and for a judge that is a
     function: a file beside a model must not choose code to be run.
     """
-    if (run := _run_of(Path(model).expanduser())) is None:
+    run = _find_run(Path(model).expanduser())
+    if run is None:
         return {}
     file = run / "config.yaml"
     try:
@@ -37,35 +39,39 @@ def settings_of_run(
         trained = {key: tree[section][key] for key, section in SECTIONS.items()}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{file} cannot be read: {error}") from None
-    taken = {key: v for key, v in trained.items() if v != now[key] and key not in given}
-    if ":" in str(function := taken.get("judge", "")):
+    different = {key: value for key, value in trained.items() if value != now[key]}
+    taken = {key: value for key, value in different.items() if key not in given}
+    function = str(taken.get("judge", ""))
+    if ":" in function:
         raise UserError(
             f"{model} was judged by the function {function}, says {file}: give judge={function} "
             "(of a run: verify.judge) to have it judge here as well, or judge=math"
         )
-    for key, value in trained.items():
-        if value != now[key]:
-            what = (
-                f"taken from {file}"
-                if key in taken
-                else f"not {json.dumps(now[key])} as here"
-            )
-            _say(f"{model} was trained with {key}={json.dumps(value)}, {what}")
+    for key, value in different.items():
+        origin = f"not {json.dumps(now[key])} as here"
+        if key in taken:
+            origin = f"taken from {file}"
+        _log_once(f"{model} was trained with {key}={json.dumps(value)}, {origin}")
     return taken
 
 
-def _run_of(directory: Path) -> Path | None:
-    """The directory of the run that wrote a model or a checkpoint: it is one, or is in one."""
+def _find_run(directory: Path) -> Path | None:
+    """Return the directory of the run that wrote a model or a checkpoint; None if no run did.
+
+    directory: the run's own, a checkpoint of the run, or such a checkpoint's `hf`.
+    """
     directory = directory.absolute()
     if directory.name == "hf":
         directory = directory.parent
     elif directory.parent.name in ("checkpoints", "best"):
         directory = directory.parent.parent
-    files = (directory / "config.yaml", directory / "manifest.json")
-    return directory if all(file.is_file() for file in files) else None
+    for name in ("config.yaml", "manifest.json"):
+        if not (directory / name).is_file():
+            return None
+    return directory
 
 
 @lru_cache  # a configuration is read several times
-def _say(line: str) -> None:
+def _log_once(line: str) -> None:
     if int(os.environ.get("RANK", "0")) == 0:
         log.info(line)

@@ -1,4 +1,4 @@
-"""The model, engines and how they sample, the update, and where a model's parts are."""
+"""Sections of a run: its model, engine and sampling, update, and parallelism."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -20,7 +20,9 @@ class ModelConfig(Section):
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Of weights and activations; main weights are float32."""
     load: Annotated[Literal["auto", "disk", "engine"], FREE] = "auto"
-    """disk: every rank reads its shards from the files. engine: vLLM reads the files, and shards are filled from its parameters. auto: engine where possible, else disk."""
+    """disk: every rank reads its shards from the files. engine: vLLM reads the files, and shards
+    are filled from its parameters. auto: engine where possible, else disk.
+    """
 
 
 class RolloutConfig(Section):
@@ -43,30 +45,42 @@ class RolloutConfig(Section):
     batch_size: Annotated[int, FREE] = Field(256, ge=1, lt=2**31)
     """Responses decoded at once by one engine."""
     seeded: bool = True
-    """Each response from a seed of its own. false: vLLM's faster sampler on GPUs; responses then depend on their batch, so a repeated or resumed run samples others (docs/rollouts.md)."""
+    """Each response from a seed of its own. false: vLLM's faster sampler on GPUs; responses then
+    depend on their batch, so a repeated or resumed run samples others (docs/rollouts.md).
+    """
     deep_sleep: Annotated[bool, FREE] = False
-    """On GPUs a sleeping vLLM gives up its CUDA graphs and NCCL's buffers too, which no card has shown yet; false: only weights and KV cache."""
+    """On GPUs a sleeping vLLM gives up its CUDA graphs and NCCL's buffers too, which no card has
+    shown yet; false: only weights and KV cache.
+    """
     speculative: dict[str, Any] | None = None
-    """vLLM's speculative_config, such as {method: ngram, num_speculative_tokens: 4, prompt_lookup_max: 4}. Responses keep their distribution; a repeated run may sample others (docs/rollouts.md)."""
+    """vLLM's speculative_config, such as {method: ngram, num_speculative_tokens: 4,
+    prompt_lookup_max: 4}. Responses keep their distribution; a repeated run may sample others
+    (docs/rollouts.md).
+    """
 
     @model_validator(mode="after")
-    def _responses_differ(self) -> Self:
+    def _check_temperature(self) -> Self:
         """Errors: `UserError` for greedy decoding."""
         if self.temperature == 0:
             raise UserError(
-                "rollout.temperature=0: all responses to a problem would be the same, and a group of "
-                "equal ones teaches nothing; set it above 0 (eval.temperature=0 evaluates greedily)"
+                "rollout.temperature=0: all responses to a problem would be the same, and a group "
+                "of equal ones teaches nothing; set it above 0 (eval.temperature=0 evaluates "
+                "greedily)"
             )
         return self
 
 
 class SyncConfig(Section):
     verify: Annotated[Literal["off", "checksum", "full"], FREE] = "full"
-    """Proof after every weight sync: checksums of every engine parameter; full: also log-probs of some responses."""
+    """Proof after every weight sync: checksums of every engine parameter; full: also log-probs of
+    some responses.
+    """
     bucket_mb: Annotated[int, FREE] = Field(256, ge=1)
     """Size of the buckets that weights travel in, in MiB."""
     logprob_alarm: Annotated[float | None, FREE] = Field(None, gt=0)
-    """Warn above this mean log-prob difference of engine and trainer; by default 0.001 in float32, 0.05 in bfloat16. A run with ten times as much at its start ends."""
+    """Warn above this mean log-prob difference of engine and trainer; by default 0.001 in float32,
+    0.05 in bfloat16. A run with ten times as much at its start ends.
+    """
 
 
 class OptimizerConfig(Section):
@@ -110,17 +124,17 @@ class ParallelConfig(Section):
 
     @property
     def expert_tp(self) -> int:
-        """Ranks that share each expert."""
+        """Number of ranks that share each expert."""
         return self.etp or self.tp
 
     @property
     def replica_size(self) -> int:
-        """Ranks of one data-parallel replica."""
+        """Number of ranks of one data-parallel replica."""
         return self.tp * self.pp * self.cp
 
 
 def check_world(world_size: int, parallel: ParallelConfig) -> None:
-    """Errors: `UserError` for a layout that this number of ranks cannot hold."""
+    """Errors: `UserError` if this number of ranks cannot hold the layout."""
     if world_size % parallel.replica_size:
         raise UserError(
             f"world size {world_size} is not a multiple of parallel.tp x pp x cp = "
@@ -129,10 +143,10 @@ def check_world(world_size: int, parallel: ParallelConfig) -> None:
         )
     if parallel.ep == 1:
         return
-    experts = parallel.expert_tp * parallel.ep * parallel.pp
-    if world_size % experts:
+    num_ranks = parallel.expert_tp * parallel.ep * parallel.pp
+    if world_size % num_ranks:
         raise UserError(
-            f"world size {world_size} is not a multiple of the {experts} ranks that hold all "
+            f"world size {world_size} is not a multiple of the {num_ranks} ranks that hold all "
             f"experts (etp x ep x pp = {parallel.expert_tp} x {parallel.ep} x {parallel.pp}); "
             "lower parallel.ep or start more ranks"
         )
@@ -142,8 +156,14 @@ class TrainConfig(Section):
     max_tokens_per_microbatch: Annotated[int, FREE] = Field(16384, ge=1, lt=2**31)
     """Tokens packed into a micro-batch, times parallel.cp; a longer sequence gets its own."""
     cross_entropy: Literal["auto", "te", "fused_linear"] = "auto"
-    """te: TransformerEngine's; fused_linear: from hidden states, a chunk of logits at a time; auto: the fastest that fits."""
+    """te: TransformerEngine's; fused_linear: from hidden states, a chunk of logits at a time; auto:
+    the fastest that fits.
+    """
     recompute: Annotated[Literal["none", "selective", "full"], FREE] = "none"
-    """Activations recomputed in the backward pass: those of feed-forward parts (selective), or of whole layers (full)."""
+    """Activations recomputed in the backward pass: those of feed-forward parts (selective), or of
+    whole layers (full).
+    """
     routing_replay: bool = False
-    """Every token goes to the experts that the rollout engine chose for it; for mixtures of experts."""
+    """Every token goes to the experts that the rollout engine chose for it; for mixtures of
+    experts.
+    """

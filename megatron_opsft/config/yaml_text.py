@@ -14,10 +14,12 @@ _ASSETS = Path(__file__).parents[1] / "assets"
 
 
 class _Constructor(SafeConstructor):
-    """Dates stay text: no key of ours holds one, but a path or a name may look like one."""
+    """Reads dates, a lone `=` and a lone `<<` as text: no key of ours holds a date, but a path or
+    a name may look like one.
+    """
 
 
-for _tag in ("timestamp", "value", "merge"):  # so do a lone `=` and a lone `<<`
+for _tag in ("timestamp", "value", "merge"):
     _Constructor.add_constructor(
         f"tag:yaml.org,2002:{_tag}",
         lambda constructor, node: constructor.construct_scalar(node),
@@ -25,11 +27,13 @@ for _tag in ("timestamp", "value", "merge"):  # so do a lone `=` and a lone `<<`
 
 
 class _Representer(SafeRepresenter):
-    """Readers of YAML 1.1 take 1e-05 for text, and 1.0e-05 for a number."""
+    """Writes numbers so that readers of YAML 1.1 and 1.2 agree about them."""
 
     def represent_float(self, data: float) -> Any:
-        """A float as both versions read it."""
-        text = repr(data) if "." in repr(data) else repr(data).replace("e", ".0e")
+        """Write 1e-05 as 1.0e-05: YAML 1.1 takes 1e-05 for text."""
+        text = repr(data)
+        if "." not in text:
+            text = text.replace("e", ".0e")
         return self.represent_scalar("tag:yaml.org,2002:float", text)
 
 
@@ -37,14 +41,15 @@ _Representer.add_representer(float, _Representer.represent_float)
 
 
 def find_yaml(path: Path) -> Path:
-    """The file itself, or the shipped copy of a path below `examples/` that does not exist."""
-    shipped = _ASSETS / path
+    """Return the path, or the shipped copy of a path below `examples/` that does not exist."""
     is_example = path.parts[:1] == ("examples",) and ".." not in path.parts
-    return shipped if is_example and not path.exists() and shipped.is_file() else path
+    if is_example and not path.exists() and (_ASSETS / path).is_file():
+        return _ASSETS / path
+    return path
 
 
 def parse_yaml(text: str) -> Any:
-    """The value of a YAML document; None of an empty one. Errors: `ValueError`, one line."""
+    """Read a YAML document; an empty one is None. Errors: `ValueError`, one line."""
     yaml = YAML(typ="safe", pure=True)
     yaml.Constructor = _Constructor
     try:
@@ -56,20 +61,17 @@ def parse_yaml(text: str) -> Any:
         raise ValueError(f"the key {key} is there twice") from None
     except YAMLError as error:
         raise ValueError(" ".join(str(error).split())) from None
-    except (
-        ValueError,
-        KeyError,
-        AttributeError,
-        TypeError,
-    ):  # `!!int x`, `{? [1] : 2}`
+    except (ValueError, KeyError, AttributeError, TypeError):
+        # Such as `!!int x` and `{? [1] : 2}`.
         raise ValueError(
             "a value has too many digits, or does not fit its !!tag"
         ) from None
 
 
 def parse_yaml_value(text: str) -> Any:
-    """The value of `key=text` on a command line. Errors: `ValueError`, also for a comment, which
-    would lose what stands behind it.
+    """Read the text of `key=text` on a command line.
+
+    Errors: `ValueError`, also for a comment: the rest of the text would be lost.
     """
     if (comment := re.search(r"(?:^|\s)(#.*)", text)) and text[0] not in "\"'":
         raise ValueError(
@@ -79,7 +81,7 @@ def parse_yaml_value(text: str) -> Any:
 
 
 def dump_yaml(tree: Any) -> str:
-    """A document that `parse_yaml` reads back as it was; mappings keep their order."""
+    """Write a document that `parse_yaml` reads back unchanged; mappings keep their order."""
     yaml = YAML(typ="safe", pure=True)
     yaml.Representer = _Representer
     yaml.default_flow_style = False

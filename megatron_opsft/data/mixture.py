@@ -26,7 +26,7 @@ def load_training(data: DataConfig, *, with_fields: bool) -> ProblemSet:
             template=data.template,
             with_fields=with_fields,
         )
-        for part in data.parts
+        for part in data.sources
     ]
     return sets[0] if len(sets) == 1 else _joined(sets)
 
@@ -39,7 +39,7 @@ def _joined(sets: Sequence[ProblemSet]) -> ProblemSet:
             unique = problem.id
             while unique in problems:
                 unique = f"{unique}@{number + 1}"
-            problems[unique] = replace(problem, id=unique, part=number)
+            problems[unique] = replace(problem, id=unique, source_index=number)
     return ProblemSet(
         name=" + ".join(part.name for part in sets),
         problems=tuple(problems.values()),
@@ -66,7 +66,7 @@ def drop_unusable_prompts(
                 )
             kept.append(problem)
         except PromptError as error:
-            source = problem_set.sources[problem.part]
+            source = problem_set.sources[problem.source_index]
             bad_rows.append(BadRow(source=source, row=problem.row, reason=str(error)))
     return replace(
         problem_set, problems=tuple(kept), bad_rows=tuple(bad_rows)
@@ -97,7 +97,7 @@ def leave_out_held_out(
         if (name := evaluated.get(asked(problem))) is None:
             kept.append(problem)
         else:
-            source = training.sources[problem.part]
+            source = training.sources[problem.source_index]
             reason = f"also in {name}: what is evaluated is not trained on"
             bad_rows.append(BadRow(source=source, row=problem.row, reason=reason))
     if not kept:
@@ -134,8 +134,8 @@ def describe_data(
 ) -> list[str]:
     """What a user should know of a run's data before anything is computed: one entry a fact."""
     said = [describe_bad_rows(problems), _describe_contradictions(problems)]
-    counts = Counter(problem.part for problem in problems.problems)
-    weights = [part.weight for part in config.data.parts]
+    counts = Counter(problem.source_index for problem in problems.problems)
+    weights = [part.weight for part in config.data.sources]
     for number, source in enumerate(problems.sources):
         num = counts[number]
         wanted = round(config.data.prompts_per_step * weights[number] / sum(weights), 1)
@@ -244,7 +244,7 @@ def order_of(problems: ProblemSet, data: DataConfig, seed: int) -> ProblemSample
     """The sampler of a run. Errors: `UserError` for a source that has no problem left."""
     members: list[list[int]] = [[] for _ in problems.sources]
     for index, problem in enumerate(problems.problems):
-        members[problem.part].append(index)
+        members[problem.source_index].append(index)
     for source, indices in zip(problems.sources, members, strict=True):
         if not indices:
             raise UserError(
@@ -252,7 +252,7 @@ def order_of(problems: ProblemSet, data: DataConfig, seed: int) -> ProblemSample
             )
     return ProblemSampler(
         members=tuple(map(tuple, members)),
-        weights=tuple(part.weight for part in data.parts),
+        weights=tuple(part.weight for part in data.sources),
         batch_size=data.prompts_per_step,
         seed=seed,
     )

@@ -1,5 +1,4 @@
-"""What lies under everything: devices, processes and their groups, files that survive a kill.
+"""The lowest layer: devices, processes and their groups, and files that survive a kill.
 
-In go tensors and objects of one rank, or bytes for one file. Out come those of all ranks, or a
-file that is whole or not there.
+It exchanges tensors and objects between ranks, and writes files that exist whole or not at all.
 """

@@ -1,4 +1,4 @@
-"""Lets Megatron-Core run on a CPU: it names CUDA in places where any device would do.
+"""Lets Megatron-Core run on a CPU, though it names CUDA where any device would do.
 
 Installed for device=cpu only, and only where torch has no GPU of its own in use; importing it
 changes nothing. Every model, gradient buffer, schedule, optimizer and checkpoint it then runs is
@@ -8,10 +8,10 @@ Megatron's own. What changes:
   `Tensor.type()` says `torch.cuda.FloatTensor` (the distributed optimizer compares that string);
 - `torch.cuda.current_device()` is the CPU, `synchronize` and streams do nothing;
 - the random-state functions use the CPU generator;
-- what tensor-parallel ranks have unequally many rows of is gathered and scattered in equal parts,
-  since gloo can do no other;
-- how many tokens go to which expert-parallel rank is handed on as an array, which Megatron makes of
-  it on the way from a GPU alone.
+- tensor-parallel ranks pad uneven rows before they gather or scatter them, since gloo needs equal
+  sizes;
+- token counts of expert-parallel ranks become NumPy arrays, which Megatron does only when it copies
+  from a GPU.
 """
 
 from collections.abc import Callable
@@ -31,112 +31,107 @@ def _names_cuda(value: Any) -> bool:
     return isinstance(value, torch.device) and value.type == "cuda"
 
 
-def _somewhere_else(makes: Callable) -> Callable:
-    """A function that takes a `device`; CUDA is what stands for it."""
+def _on_cpu_instead(function: Callable) -> Callable:
+    """Wrap a function that takes a `device`, so that CUDA means the CPU to it."""
 
-    @wraps(makes)
-    def made(*args: Any, **kwargs: Any) -> Any:
+    @wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
         if kwargs and _names_cuda(kwargs.get("device")):
             kwargs["device"] = stands_for_cuda
-        return makes(*args, **kwargs)
+        return function(*args, **kwargs)
 
-    return made
+    return wrapper
 
 
 def _map_devices() -> None:
-    """In the functions and methods that put a tensor somewhere, and in them alone: a mode that sees
-    all calls of torch would cost a small model a sixth of its time.
+    """Wrap the functions and methods that put a tensor on a device, and no others: a torch mode
+    that sees all calls would cost a small model a sixth of its time.
     """
     library: Any = torch
-    makers = {maker.__name__ for maker in _device_constructors()}
-    for name in makers | {name for name in dir(torch) if name.endswith("_like")}:
+    names = {function.__name__ for function in _device_constructors()}
+    for name in names | {name for name in dir(torch) if name.endswith("_like")}:
         if hasattr(torch, name):
-            setattr(library, name, _somewhere_else(getattr(torch, name)))
+            setattr(library, name, _on_cpu_instead(getattr(torch, name)))
     tensor: Any = torch.Tensor
     for name in dir(tensor):
         if name.startswith("new_"):
-            setattr(tensor, name, _somewhere_else(getattr(tensor, name)))
-    moved, kind = _somewhere_else(tensor.to), tensor.type
+            setattr(tensor, name, _on_cpu_instead(getattr(tensor, name)))
+    move = _on_cpu_instead(tensor.to)
+    original_type = tensor.type
 
+    @wraps(tensor.to)
     def to(self: Any, *args: Any, **kwargs: Any) -> Any:
         if args and _names_cuda(args[0]):
             args = (stands_for_cuda, *args[1:])
-        return moved(self, *args, **kwargs)
+        return move(self, *args, **kwargs)
 
+    @wraps(original_type)
     def type_of(self: Any, *args: Any, **kwargs: Any) -> Any:
-        found = kind(self, *args, **kwargs)
-        return (
-            found.replace("torch.", "torch.cuda.", 1)
-            if isinstance(found, str)
-            else found
-        )
+        result = original_type(self, *args, **kwargs)
+        if isinstance(result, str):
+            return result.replace("torch.", "torch.cuda.", 1)
+        return result
 
-    tensor.to, tensor.type = wraps(tensor.to)(to), wraps(kind)(type_of)
+    tensor.to = to
+    tensor.type = type_of
     tensor.cuda = lambda self, *args, **kwargs: self
 
 
 class _NoStream:
-    """Stands for a CUDA stream and its events: a CPU has one queue, and it is always done."""
+    """Replaces a CUDA stream and its events: on a CPU all work is done when a call returns."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.wait_stream = self.synchronize = self.record_event = lambda *unused: self
 
 
-def _get_cpu_rng_state(*args: Any, **kwargs: Any) -> torch.Tensor:
-    return torch.get_rng_state()
-
-
-def _set_cpu_rng_state(new_state: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-    torch.set_rng_state(new_state)
-
-
-def _gather_in_equal_parts(equal: Callable) -> Callable:
-    """For Megatron's `_gather_along_first_dim`, which `equal` is."""
+def _gather_padded(gather_equal: Callable) -> Callable:
+    """Replace Megatron's `_gather_along_first_dim`; `gather_equal` is the original."""
 
     def gather(
-        part: Any, group: Any, sizes: Any = None, use_global_buffer: bool = False
+        rows: Any, group: Any, sizes: Any = None, use_global_buffer: bool = False
     ) -> Any:
         if sizes is None or group.size() == 1:
-            return equal(part, group, None, use_global_buffer)
-        filled = _filled(part, int(max(sizes)))
-        parts = equal(filled, group).view(group.size(), *filled.shape)
-        return torch.cat([rows[:size] for rows, size in zip(parts, sizes, strict=True)])
+            return gather_equal(rows, group, None, use_global_buffer)
+        padded = _pad(rows, int(max(sizes)))
+        gathered = gather_equal(padded, group).view(group.size(), *padded.shape)
+        return torch.cat([r[:size] for r, size in zip(gathered, sizes, strict=True)])
 
     return gather
 
 
-def _scatter_in_equal_parts(equal: Callable) -> Callable:
-    """For Megatron's `_reduce_scatter_along_first_dim`, which `equal` is."""
+def _scatter_padded(scatter_equal: Callable) -> Callable:
+    """Replace Megatron's `_reduce_scatter_along_first_dim`; `scatter_equal` is the original."""
 
     def scatter(
-        whole: Any, group: Any, sizes: Any = None, use_global_buffer: bool = False
+        rows: Any, group: Any, sizes: Any = None, use_global_buffer: bool = False
     ) -> Any:
         if sizes is None or group.size() == 1:
-            return equal(whole, group, None, use_global_buffer)
-        parts = whole.split([int(size) for size in sizes])
-        filled = torch.cat([_filled(part, int(max(sizes))) for part in parts])
-        return equal(filled, group)[: int(sizes[group.rank()])]
+            return scatter_equal(rows, group, None, use_global_buffer)
+        rows_of_ranks = rows.split([int(size) for size in sizes])
+        padded = torch.cat([_pad(r, int(max(sizes))) for r in rows_of_ranks])
+        return scatter_equal(padded, group)[: int(sizes[group.rank()])]
 
     return scatter
 
 
-def _filled(rows: torch.Tensor, size: int) -> torch.Tensor:
-    """Padded with zeros to this many rows, at least one."""
-    filled = rows.new_zeros(max(1, size), *rows.shape[1:])
-    filled[: len(rows)] = rows
-    return filled
+def _pad(rows: torch.Tensor, num_rows: int) -> torch.Tensor:
+    """Pad with zeros to this many rows, at least one."""
+    padded = rows.new_zeros(max(1, num_rows), *rows.shape[1:])
+    padded[: len(rows)] = rows
+    return padded
 
 
-def _there_already(
+def _to_numpy_if_asked(
     tensor: Any, as_numpy: bool = False, record_stream: bool = False
 ) -> Any:
-    """For Megatron's `maybe_move_tensor_to_cpu`; on the meta device there is nothing to hand on."""
-    is_there = as_numpy and torch.is_tensor(tensor) and tensor.device.type == "cpu"
-    return tensor.numpy() if is_there else tensor
+    """Replace Megatron's `maybe_move_tensor_to_cpu`; a tensor on the meta device stays there."""
+    if as_numpy and torch.is_tensor(tensor) and tensor.device.type == "cpu":
+        return tensor.numpy()
+    return tensor
 
 
 def install() -> None:
-    """Make this process's torch answer for the CPU where Megatron asks for CUDA. Idempotent."""
+    """Let this process's torch use the CPU where Megatron asks for CUDA. Idempotent."""
     global _is_installed
     if _is_installed:
         return
@@ -150,18 +145,20 @@ def install() -> None:
     cuda.synchronize = lambda *args: None
     cuda.empty_cache = lambda: None
     cuda.current_stream = cuda.default_stream = cuda.Stream = _NoStream
-    cuda.get_rng_state, cuda.set_rng_state = _get_cpu_rng_state, _set_cpu_rng_state
-    cuda.manual_seed = (
-        torch.default_generator.manual_seed
-    )  # torch's own seeds other devices too
+    cuda.get_rng_state = lambda *args, **kwargs: torch.get_rng_state()
+    cuda.set_rng_state = lambda new_state, *args, **kwargs: torch.set_rng_state(
+        new_state
+    )
+    # torch.manual_seed would seed other devices, too.
+    cuda.manual_seed = torch.default_generator.manual_seed
     random: Any = megatron_random
-    random._get_cuda_rng_state = _get_cpu_rng_state
-    random._set_cuda_rng_state = _set_cpu_rng_state
-    rows: Any = mappings
-    rows._gather_along_first_dim = _gather_in_equal_parts(rows._gather_along_first_dim)
-    rows._reduce_scatter_along_first_dim = _scatter_in_equal_parts(
-        rows._reduce_scatter_along_first_dim
+    random._get_cuda_rng_state = cuda.get_rng_state
+    random._set_cuda_rng_state = cuda.set_rng_state
+    module: Any = mappings
+    module._gather_along_first_dim = _gather_padded(module._gather_along_first_dim)
+    module._reduce_scatter_along_first_dim = _scatter_padded(
+        module._reduce_scatter_along_first_dim
     )
     dispatcher: Any = token_dispatcher
-    dispatcher.maybe_move_tensor_to_cpu = _there_already
+    dispatcher.maybe_move_tensor_to_cpu = _to_numpy_if_asked
     _map_devices()

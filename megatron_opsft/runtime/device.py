@@ -1,4 +1,4 @@
-"""The device a run uses, the few things that differ between devices, and memory at its peak."""
+"""The device that a run uses, what differs between devices, and peak memory."""
 
 import importlib.util
 import os
@@ -19,29 +19,30 @@ from megatron_opsft.errors import UserError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """Where this rank computes: `torch_device` for tensors, `backend` for process groups."""
+    """The device on which this rank computes."""
 
     torch_device: torch.device
     backend: str
+    """torch.distributed's backend for process groups of this device."""
 
     @property
     def is_cuda(self) -> bool:
         return self.torch_device.type == "cuda"
 
     def synchronize(self) -> None:
-        """Wait for its queued work, so that a wall-clock time means something."""
+        """Wait for the device's queued work, so that wall-clock times include it."""
         if self.is_cuda:
             torch.cuda.synchronize()
 
 
 def select_device(wanted: str) -> Device:
-    """The device for `run.device` on this rank; CUDA ranks take the GPU of their LOCAL_RANK.
+    """Return the device for `run.device` on this rank; CUDA ranks take the GPU of their LOCAL_RANK.
 
-    Errors: `UserError` when cuda is asked for and there is none, or SLURM has given this job more
+    Errors: `UserError` if cuda is required and there is none, or SLURM has given this job more
     GPUs of the node than torch sees.
     """
     if wanted != "cpu":
-        _check_given_gpus(wanted)
+        _check_all_gpus_seen(wanted)
     available = torch.cuda.is_available()
     if wanted == "cuda" and not available:
         raise UserError(
@@ -63,62 +64,64 @@ def select_device(wanted: str) -> Device:
     )
 
 
-def _check_given_gpus(wanted: str) -> None:
-    """Errors: `UserError` where a SLURM job has GPUs that torch does not see: the run would take
-    the CPU instead, or lack a rank's GPU. `slurm/failed_node.sh` looks for these words.
+def _check_all_gpus_seen(wanted: str) -> None:
+    """Errors: `UserError` if a SLURM job has GPUs that torch does not see: the run would use the
+    CPU instead, or lack a rank's GPU. `slurm/failed_node.sh` searches for this message.
     """
     if "SLURM_GPUS_ON_NODE" not in os.environ or torch.version.cuda is None:
         return
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    given = len([name for name in visible.split(",") if name])
-    if (seen := torch.cuda.device_count()) < given:
+    listed = len([name for name in visible.split(",") if name])
+    if (seen := torch.cuda.device_count()) < listed:
         raise UserError(
-            f"run.device={wanted}: a GPU of this node has failed: SLURM gave this job {given} of "
+            f"run.device={wanted}: a GPU of this node has failed: SLURM gave this job {listed} of "
             f"{platform.node()}, and torch sees {seen}; `nvidia-smi` there says more, and the job "
             "can leave the node out (sbatch --exclude)"
         )
 
 
-# CUDA's major version -> the oldest driver that runs it: NVIDIA's CUDA toolkit release notes.
+# CUDA's major version -> the oldest driver that runs it (NVIDIA: CUDA release notes).
 _OLDEST_DRIVER = {"11": 450, "12": 525, "13": 580}
 _DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def why_no_gpu() -> str:
-    """What torch needs to see a GPU, beside the driver that is here."""
+    """Describe which driver torch needs to see a GPU, and which one this machine has."""
     cuda = torch.version.cuda
     if cuda is None:
         return f"torch {torch.__version__} was built without CUDA"
-    found = None
+    loaded = "no NVIDIA driver is loaded"
     with suppress(OSError):
-        found = re.search(r"\b\d{3,}\.[\d.]+", _DRIVER.read_text())
-    here = f"driver {found[0]} is loaded" if found else "no NVIDIA driver is loaded"
+        if version := re.search(r"\b\d{3,}\.[\d.]+", _DRIVER.read_text()):
+            loaded = f"driver {version[0]} is loaded"
     needed = _OLDEST_DRIVER.get(cuda.partition(".")[0], "a recent one")
-    return f"CUDA {cuda} of torch {torch.__version__} needs driver {needed} or newer, and {here}"
+    return f"CUDA {cuda} of torch {torch.__version__} needs driver {needed} or newer, and {loaded}"
 
 
 def check_compiler(device: Device) -> None:
-    """Errors: `UserError` where Triton lacks what it compiles its launchers with on every node: a C
-    compiler and Python's headers. Nothing without a GPU or Triton.
+    """Check for a C compiler and Python's headers, with which Triton compiles kernels' launchers
+    on every node. Does nothing without a GPU or Triton. Errors: `UserError`.
     """
     if not device.is_cuda or importlib.util.find_spec("triton") is None:
         return
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    if not any(map(shutil.which, (os.environ.get("CC", "gcc"), "clang"))):
-        lacks, package = "C compiler (gcc)", "gcc"
-    elif not (Path(sysconfig.get_paths()["include"]) / "Python.h").is_file():
-        lacks, package = f"Python.h of Python {version}", f"python{version}-dev"
+    compiler = os.environ.get("CC", "gcc")
+    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    if not shutil.which(compiler) and not shutil.which("clang"):
+        missing, package = "C compiler (gcc)", "gcc"
+    elif not header.is_file():
+        missing, package = f"Python.h of Python {version}", f"python{version}-dev"
     else:
         return
     raise UserError(
-        f"run.device=cuda: {platform.node()} has no {lacks}, with which Triton compiles its "
+        f"run.device=cuda: {platform.node()} has no {missing}, with which Triton compiles its "
         f"kernels' launchers; on Debian and Ubuntu: apt-get install {package}; or use a container"
     )
 
 
-# What libraries read of it when they start. TransformerEngine: no attention whose backward pass
-# adds up in any order. vLLM: kernels whose rows do not depend on the rest of the batch. cuBLAS:
-# workspaces of a fixed size.
+# Environment variables that libraries read at start. TransformerEngine: no attention whose backward
+# pass sums in varying order. vLLM: kernels in which a row does not depend on the rest of the batch.
+# cuBLAS: workspaces of a fixed size.
 _DETERMINISTIC = {
     "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0",
     "VLLM_BATCH_INVARIANT": "1",
@@ -127,15 +130,15 @@ _DETERMINISTIC = {
 
 
 def prepare_environment(config: Config) -> None:
-    """Set what CUDA and its libraries read from the environment when they start: call it before
-    `select_device`. Nothing for a run on a CPU.
+    """Set the environment variables that CUDA and its libraries read when they start: call it
+    before `select_device`. Does nothing for a run on a CPU.
 
-    Errors: `UserError` where the environment contradicts `run.deterministic`.
+    Errors: `UserError` if the environment contradicts `run.deterministic`.
     """
     if config.run.device == "cpu" or not torch.cuda.is_available():
         return
     if config.parallel.tp > 1 and config.parallel.sequence_parallel:
-        # Megatron's overlap of communication and products counts on the order of their launches.
+        # Megatron overlaps communication and matrix products; it relies on the order of launches.
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     if config.run.deterministic:
         for name, value in _DETERMINISTIC.items():
@@ -147,10 +150,10 @@ def prepare_environment(config: Config) -> None:
 
 
 def check_deterministic(device: Device, dtype: str) -> None:
-    """Errors: `UserError` where TransformerEngine would refuse to train packed sequences with
+    """Errors: `UserError` if TransformerEngine would refuse to train packed sequences with
     `run.deterministic`.
 
-    On compute capability 9.0 it has cuDNN's deterministic backward pass for small packs alone
+    On compute capability 9.0 it has cuDNN's deterministic backward pass only for small packs
     (number of sequences x heads x longest length squared below 2^30).
     """
     if dtype != "bfloat16" or not has_transformer_engine(device):
@@ -165,20 +168,20 @@ def check_deterministic(device: Device, dtype: str) -> None:
 
 
 def has_room_for_good(device: Device, num_bytes: int) -> bool:
-    """Whether this many bytes may stay on the GPU for the whole run: at most a tenth of what is
-    free, since activations and an engine come later.
+    """True if this many bytes may stay on the GPU for the whole run: at most a tenth of the free
+    memory, since activations and an engine come later.
     """
     free_bytes, _ = torch.cuda.mem_get_info(device.torch_device)
     return 10 * num_bytes <= free_bytes
 
 
 def has_transformer_engine(device: Device) -> bool:
-    """Whether TransformerEngine can be imported; it cannot work without CUDA and raises there."""
+    """True if TransformerEngine can be imported, which raises without CUDA."""
     return transformer_engine_version(device) is not None
 
 
 def transformer_engine_version(device: Device) -> tuple[int, int] | None:
-    """(major, minor) of a TransformerEngine that can be imported, or None."""
+    """Return (major, minor) of TransformerEngine; None if it cannot be imported."""
     if not device.is_cuda:
         return None
     try:
@@ -191,21 +194,23 @@ def transformer_engine_version(device: Device) -> tuple[int, int] | None:
 
 
 def has_fused_weight_gradient() -> bool:
-    """Whether NVIDIA Apex's gradient-accumulation kernel is there."""
+    """True if NVIDIA Apex's gradient-accumulation kernel is installed."""
     return importlib.util.find_spec("fused_weight_gradient_mlp_cuda") is not None
 
 
 def peak_memory_bytes(device: Device) -> int:
-    """Most that this rank has had since its start: of the CUDA allocator, or resident."""
-    return (
-        torch.cuda.max_memory_allocated() if device.is_cuda else peak_resident_bytes()
-    )
+    """Peak memory of this rank since its start: of the CUDA allocator, or resident on a CPU."""
+    if device.is_cuda:
+        return torch.cuda.max_memory_allocated()
+    return peak_resident_bytes()
 
 
 def peak_resident_bytes() -> int:
-    """Of this process since its start; 0 where the kernel does not tell."""
-    status = Path(
-        "/proc/self/status"
-    )  # not getrusage: a child begins with its parent's peak there
-    lines = status.read_text().splitlines() if status.is_file() else []
-    return next((int(x.split()[1]) * 1024 for x in lines if x.startswith("VmHWM:")), 0)
+    """Peak resident memory of this process since its start; 0 if the kernel does not tell."""
+    status = Path("/proc/self/status")
+    if status.is_file():
+        # Not getrusage: its value begins, in a child process, with the parent's peak.
+        for line in status.read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return 0

@@ -1,10 +1,11 @@
-"""Process groups of a run: started once, read through one frozen record."""
+"""Process groups of a run, and collectives over them. `Layout` is this rank's place in them."""
 
 import math
 import os
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import chain
 from typing import TypeVar
 
 import torch
@@ -30,22 +31,21 @@ K = TypeVar("K", bound=Hashable)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """Which tensor-parallel part of its parameters a rank holds, of how many; and which of the
-    copies of that part, of how many ranks that hold the same.
-    """
+    """The tensor-parallel shard of its parameters that a rank holds."""
 
     tp_rank: int
+    """Which shard it holds."""
     tp_size: int
+    """Number of shards."""
     copy_rank: int
+    """Number of this rank among the ranks that hold the same shard."""
     num_copies: int
+    """Number of ranks that hold the same shard."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """This rank's place in TP x CP x DP x PP; of experts in ETP x EP x EDP x PP.
-
-    experts: how they are cut; None: as everything else, with all of them on every rank.
-    """
+    """This rank's place in TP x CP x DP x PP, and in ETP x EP x EDP x PP for experts."""
 
     rank: int
     world_size: int
@@ -60,6 +60,9 @@ class Layout:
     ep_rank: int = 0
     ep_size: int = 1
     experts: Shard | None = None
+    """This rank's shard of each expert; None: experts are sharded like all other parameters, and
+    every rank has a shard of every expert.
+    """
 
     @property
     def is_main(self) -> bool:
@@ -67,19 +70,19 @@ class Layout:
 
     @property
     def is_loss_rank(self) -> bool:
-        """Whether this rank's token losses are the ones to add up: of a data-parallel replica one
-        rank, or one for each part of its packs.
+        """True if this rank's token losses are to be summed: one rank of a data-parallel replica,
+        or with context parallelism one for each slice of its packs.
         """
         return self.pp_rank == self.pp_size - 1 and self.tp_rank == 0
 
     def first_of_replica(self, dp_rank: int) -> int:
-        """The rank with tp_rank, cp_rank and pp_rank 0 of a data-parallel replica: Megatron counts
-        ranks over tp first, then cp, then dp, then pp.
+        """Return the rank with tp_rank, cp_rank and pp_rank 0 of a data-parallel replica. Megatron
+        numbers ranks over tp first, then cp, then dp, then pp.
         """
         return dp_rank * self.cp_size * self.tp_size
 
     def shard(self, *, is_expert: bool = False) -> Shard:
-        """Of the parameters of experts, or of all others."""
+        """Return this rank's shard of experts' parameters, or of all other parameters."""
         if is_expert and self.experts is not None:
             return self.experts
         return Shard(
@@ -89,10 +92,10 @@ class Layout:
             num_copies=self.dp_size * self.cp_size,
         )
 
-    def own_experts(self, num_experts: int) -> range:
-        """The global numbers of those that this rank holds, in their order there."""
-        each = num_experts // self.ep_size
-        return range(self.ep_rank * each, (self.ep_rank + 1) * each)
+    def local_experts(self, num_experts: int) -> range:
+        """Return the global numbers of the experts on this rank, in the order it holds them."""
+        num_local = num_experts // self.ep_size
+        return range(self.ep_rank * num_local, (self.ep_rank + 1) * num_local)
 
 
 def start_distributed(
@@ -100,8 +103,8 @@ def start_distributed(
 ) -> Layout:
     """Join the job's process group (torchrun's, or a group of one) and make Megatron's groups.
 
-    Called once by every rank. Errors: `UserError` when the world size is not a multiple of
-    tp x pp x cp.
+    minutes: time-out of collectives. Called once by every rank.
+    Errors: `UserError` if the world size is not a multiple of tp x pp x cp.
     """
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     check_world(world_size, parallel)
@@ -111,9 +114,9 @@ def start_distributed(
 
 
 def make_groups(parallel: ParallelConfig, *, minutes: float = 30) -> Layout:
-    """Megatron's groups of the job's process group, which is there. Called once by every rank.
+    """Make Megatron's groups in the job's process group. Called once by every rank.
 
-    minutes: after which their collectives give up; whole ones, rounded up.
+    minutes: time-out of their collectives; rounded up to whole minutes.
     """
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=parallel.tp,
@@ -129,7 +132,7 @@ def make_groups(parallel: ParallelConfig, *, minutes: float = 30) -> Layout:
 
 
 def current_layout() -> Layout:
-    """This rank's place, read from Megatron's groups."""
+    """Read this rank's place from Megatron's groups."""
     return Layout(
         rank=dist.get_rank(),
         world_size=dist.get_world_size(),
@@ -153,113 +156,129 @@ def current_layout() -> Layout:
 
 
 def stop_distributed() -> None:
-    """Leave Megatron's groups and the job's; safe to call when nothing was started, or when an
-    engine has left the job's group already.
+    """Leave Megatron's groups and the job's. Does nothing if none was started, or if an engine has
+    destroyed the job's group already.
     """
     parallel_state.destroy_model_parallel()
     leave_job()
 
 
 def gather_from_all(items: Sequence[T]) -> list[T]:
-    """Every rank's items in rank order, on every rank. Collective over the world."""
-    parts = all_gather_bytes(to_bytes(list(items)))
-    return [item for part in parts for item in from_bytes(part)]
+    """Return every rank's items in rank order, on every rank. Collective over the world."""
+    vectors = all_gather_bytes(to_bytes(list(items)))
+    return list(chain.from_iterable(map(from_bytes, vectors)))
 
 
-def ranks_by_value(own: K) -> dict[K, tuple[int, ...]]:
-    """Each rank's value -> the ranks that gave it. Collective over the world. A value is told once,
-    by the first of the ranks that have it: all have the same few large ones in a large job.
+def ranks_by_value(value: K) -> dict[K, tuple[int, ...]]:
+    """Return each value that a rank passes -> the ranks that pass it. Collective over the world.
+
+    Only the first of the ranks with the same value sends it: in a large job all ranks pass the same
+    few large values.
     """
-    ranks: dict[tuple[int, ...], list[int]] = {}
-    for rank, digest in enumerate(all_gather_bytes(digest_of(own))):
-        ranks.setdefault(tuple(digest.tolist()), []).append(rank)
-    is_first = any(same[0] == dist.get_rank() for same in ranks.values())
-    values = gather_from_all([own] if is_first else [])
-    return {
-        value: tuple(same) for value, same in zip(values, ranks.values(), strict=True)
-    }
+    ranks_of: dict[bytes, list[int]] = {}
+    for rank, digest in enumerate(all_gather_bytes(digest_of(value))):
+        key = digest.numpy().tobytes()
+        ranks_of.setdefault(key, []).append(rank)
+    me = dist.get_rank()
+    is_first = any(ranks[0] == me for ranks in ranks_of.values())
+    values = gather_from_all([value] if is_first else [])
+    return dict(zip(values, map(tuple, ranks_of.values()), strict=True))
 
 
 def sum_over_world(values: Sequence[float]) -> list[float]:
-    """Elementwise float64 sums over all ranks. Collective over the world."""
-    return sum_over(torch.tensor(list(values), dtype=torch.float64)).tolist()
+    """Return elementwise float64 sums over all ranks. Collective over the world."""
+    return sum_over(torch.tensor(values, dtype=torch.float64)).tolist()
 
 
 def max_over_world(values: Sequence[float]) -> list[float]:
-    """Elementwise float64 maxima over all ranks. Collective over the world."""
-    return max_over(torch.tensor(list(values), dtype=torch.float64)).tolist()
+    """Return elementwise float64 maxima over all ranks. Collective over the world."""
+    return max_over(torch.tensor(values, dtype=torch.float64)).tolist()
 
 
 def sum_over(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
-    """The tensor itself, now the elementwise sum over the group's ranks, by default all. Collective
-    over it.
+    """Replace the tensor, in place, by the elementwise sum over the group's ranks, and return it.
+    Collective over the group, by default the world.
     """
     dist.all_reduce(tensor, group=group)
     return tensor
 
 
 def max_over(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
-    """As `sum_over`, of the elementwise maximum."""
+    """Replace the tensor, in place, by the elementwise maximum over the group's ranks, and return
+    it. Collective over the group, by default the world.
+    """
     dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=group)
     return tensor
 
 
 def broadcast_over(tensor: Tensor, source: int, group: dist.ProcessGroup) -> Tensor:
-    """The tensor itself, now that of the group's rank `source`. Collective over the group."""
+    """Replace the tensor, in place, by that of the group's rank `source`, and return it.
+    Collective over the group.
+    """
     dist.broadcast(tensor, group=group, group_src=source)
     return tensor
 
 
 def broadcast_in_replica(tensor: Tensor) -> Tensor:
-    """The tensor of the replica's first rank, on all its ranks; each gives one of that size, which
-    is overwritten. Collective over the ranks of a data-parallel replica.
+    """Replace the tensor, in place, by that of the replica's first rank, and return it.
+
+    Collective over the ranks of a data-parallel replica, which pass tensors of the same size.
     """
-    context: dist.ProcessGroup = parallel_state.get_context_parallel_group()
-    group: dist.ProcessGroup = parallel_state.get_model_parallel_group()
+    context = parallel_state.get_context_parallel_group()
+    group = parallel_state.get_model_parallel_group()
     if context.size() > 1 and group.rank() == 0:
         broadcast_over(tensor, 0, context)
-    return tensor if group.size() == 1 else broadcast_over(tensor, 0, group)
+    if group.size() > 1:
+        broadcast_over(tensor, 0, group)
+    return tensor
 
 
 def any_over_world(flag: bool) -> bool:
-    """Whether any rank says yes. Collective over the world."""
+    """True if the flag is true on any rank. Collective over the world."""
     return sum_over_world([float(flag)])[0] > 0
 
 
 def broadcast_object(value: T) -> T:
-    """Rank 0's value on every rank. Collective over the world."""
+    """Return rank 0's value on every rank. Collective over the world."""
     box = [value]
     dist.broadcast_object_list(box, src=0)
     return box[0]
 
 
 def deal(items_for: Mapping[int, Sequence[T]]) -> list[T]:
-    """Items for other ranks, by rank; those for this rank, by the rank they are from.
+    """Send items to other ranks, and return the items for this rank, ordered by their sender.
 
-    Collective over the world.
+    items_for: rank -> the items for it. Collective over the world.
     """
     me = dist.get_rank()
-    away = {
-        rank: to_bytes(list(items)) for rank, items in items_for.items() if rank != me
-    }
-    parts = {rank: from_bytes(part) for rank, part in route_bytes(away).items()}
-    parts[me] = list(items_for.get(me, ()))
-    return [item for rank in sorted(parts) for item in parts[rank]]
+    outgoing = {}
+    for rank, items in items_for.items():
+        if rank != me:
+            outgoing[rank] = to_bytes(list(items))
+    incoming = route_bytes(outgoing)
+    items_from = {rank: from_bytes(vector) for rank, vector in incoming.items()}
+    items_from[me] = items_for.get(me, ())
+    return list(chain.from_iterable(items_from[rank] for rank in sorted(items_from)))
 
 
-def sum_over_context(part: Tensor) -> Tensor:
-    """Elementwise sum over the group's ranks, a tensor of its own. Collective over them, and in the
-    backward pass too: every rank's result depends on every rank's part.
+def sum_over_context(tensor: Tensor) -> Tensor:
+    """Return a new tensor, the elementwise sum over the context-parallel group.
+
+    Collective over the group, in the backward pass too: every rank's result depends on every rank's
+    tensor.
     """
-    total: Tensor = all_reduce(part, group=parallel_state.get_context_parallel_group())
-    return total
+    group = parallel_state.get_context_parallel_group()
+    return all_reduce(tensor, group=group)
 
 
 def join_over_context(
     values_R: Tensor, response_indices_R: Tensor | None, num_tokens: int
 ) -> Tensor:
-    """Of all response tokens of a pack, [num_tokens, ...], what the group's ranks have at their
-    places; `values_R` itself where there is no group. Bit for bit: all others add zero.
+    """Return the values of all response tokens of a pack, [num_tokens, ...].
+
+    It is a sum over the context-parallel group: each rank fills in its own tokens, with zeros
+    elsewhere, so that no value is rounded. Collective over the group.
+    response_indices_R: this rank's tokens; None: all, and `values_R` itself is the result.
     """
     if response_indices_R is None:
         return values_R

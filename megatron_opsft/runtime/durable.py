@@ -1,4 +1,4 @@
-"""Writing files so that neither a kill nor a failing machine leaves half of one; and names of the
+"""Writes files so that neither a kill nor a failing machine leaves half of one. Also the names of
 files and directories of a step: `step_000042`, `step_000042.jsonl.gz`.
 """
 
@@ -15,49 +15,49 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from megatron_opsft.errors import UserError, first_line
+from megatron_opsft.errors import UserError, causes, first_line
 
 log = logging.getLogger("megatron_opsft")
 
-COMPLETE = "complete.json"  # of a checkpoint: step, and every file with its size
-# Of checkpoints that are being written, and of those that are being replaced or deleted.
-PARTIAL, REPLACED = ".partial_", ".partial_replaced_"
+COMPLETE = "complete.json"
+"""File of a complete checkpoint: its step, and every file with its size."""
+PARTIAL = ".partial_"
+"""Prefix of a checkpoint that is being written."""
+REPLACED = ".partial_replaced_"
+"""Prefix of a checkpoint that is being replaced or deleted."""
 
 
 class FullDiskError(UserError):
-    """A file that does not fit. Which command continues afterwards, its caller knows."""
+    """A file does not fit on its disk."""
 
 
-_FULL = (
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EFBIG,
-)  # a full disk, a quota, the limit of a file
+# A full disk, a quota, the largest size of a file.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def full_disk_behind(error: BaseException | None) -> OSError | None:
-    """The failed write behind an error, if that was because nothing more fits.
+    """Return the failed write that caused an error, if the disk was full; else None.
 
-    Torch's writer, for one, ends with an error of its own when its file does.
+    Torch's writer, for example, raises an error of its own when the write of its file fails.
     """
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        if isinstance(error, OSError) and error.errno in _FULL:
-            return error
-        seen.add(id(error))
-        error = error.__cause__ or error.__context__
+    for cause in causes(error):
+        if isinstance(cause, OSError) and cause.errno in _FULL:
+            return cause
     return None
 
 
 def describe_failed_write(path: Path, num_bytes: int, error: BaseException) -> str:
-    """Such as `cannot write runs/a/x (12 bytes, 0 free): No space left on device`."""
-    free = shutil.disk_usage(path.parent).free if path.parent.is_dir() else 0
+    """Return a line such as `cannot write runs/a/x (12 bytes, 0 free): No space left on device`."""
+    free = 0
     reason = getattr(error, "strerror", None) or first_line(error)
-    if getattr(error, "errno", None) == errno.ENOSPC and path.parent.is_dir():
-        inodes = os.statvfs(path.parent)
-        if inodes.f_files and not inodes.f_favail:
+    is_full = getattr(error, "errno", None) == errno.ENOSPC
+    if path.parent.is_dir():
+        free = shutil.disk_usage(path.parent).free
+        status = os.statvfs(path.parent)
+        has_no_inodes = status.f_files > 0 and status.f_favail == 0
+        if is_full and has_no_inodes:
             reason = (
-                f"the file system has no inodes left: it holds {inodes.f_files:,} files and "
+                f"the file system has no inodes left: it holds {status.f_files:,} files and "
                 "folders, and no more can be made; delete some"
             )
     return f"cannot write {path} ({num_bytes:,} bytes, {free:,} free): {reason}"
@@ -65,7 +65,7 @@ def describe_failed_write(path: Path, num_bytes: int, error: BaseException) -> s
 
 @contextmanager
 def explaining_full_disk(path: Path, num_bytes: int) -> Iterator[None]:
-    """Errors: `FullDiskError` when what is written to `path` inside does not fit."""
+    """Errors: `FullDiskError` if the block fails to write `path` because the disk is full."""
     try:
         yield
     except OSError as error:
@@ -75,9 +75,10 @@ def explaining_full_disk(path: Path, num_bytes: int) -> Iterator[None]:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write whole or not at all, even if the machine fails: a file beside it, then a rename.
+    """Write a file completely or not at all, even if the machine fails: first a temporary file
+    beside it, then a rename.
 
-    Errors: `FullDiskError`; nothing is left of the new file then.
+    Errors: `FullDiskError`; then nothing of the new file remains.
     """
     partial = path.with_name(f".{path.name}.partial")
     with explaining_full_disk(path, len(data)):
@@ -93,14 +94,17 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def write_files(directory: Path, files: Mapping[str, bytes]) -> None:
-    """`write_bytes` of files of the given relative names and contents."""
+    """Write each file as `write_bytes` does. files: path relative to `directory` -> content."""
     for name, content in files.items():
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
         write_bytes(directory / name, content)
 
 
 def append_line(path: Path, line: str) -> None:
-    """Add a line, whole or not at all unless the machine fails. Errors: as of `write_bytes`."""
+    """Append a line completely or not at all, unless the machine fails.
+
+    Errors: `FullDiskError`.
+    """
     data = memoryview(line.encode("utf-8") + b"\n")
     with explaining_full_disk(path, len(data)), open(path, "ab", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
@@ -113,10 +117,10 @@ def append_line(path: Path, line: str) -> None:
 
 
 def whole_lines(path: Path) -> Iterator[bytes]:
-    """The lines of a file, .jsonl or .jsonl.gz, one by one and without their breaks; none without a
-    file. A last one that has no break, as a kill leaves it, is left out with a warning.
+    """Yield the lines of a file, .jsonl or .jsonl.gz, without their line breaks; none if the file
+    does not exist. A last line without a line break, as after a kill, is skipped with a warning.
 
-    Errors: `UserError` where the file cannot be read, or not to its end.
+    Errors: `UserError` if the file cannot be read to its end.
     """
     if not path.exists():
         return
@@ -137,21 +141,18 @@ def whole_lines(path: Path) -> Iterator[bytes]:
 
 
 def json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects in `whole_lines`. Errors: `UserError`, also for a line that is no JSON object."""
+    """Yield the JSON objects of `whole_lines`. Errors: `UserError`, also for any other line."""
     for number, line in enumerate(whole_lines(path), start=1):
-        wrong = "not a line of JSON"
+        fault = ""
         try:
             row = json.loads(line)
-            wrong = (
-                ""
-                if isinstance(row, dict)
-                else f"not a JSON object but {json.dumps(row):.40}"
-            )
+            if not isinstance(row, dict):
+                fault = f"not a JSON object but {json.dumps(row):.40}"
         except (ValueError, RecursionError):
-            pass
-        if wrong:
+            fault = "not a line of JSON"
+        if fault:
             raise UserError(
-                f"{path}:{number}: {wrong}; restore the file, or delete that line"
+                f"{path}:{number}: {fault}; restore the file, or delete that line"
             )
         yield row
 
@@ -159,25 +160,25 @@ def json_lines(path: Path) -> Iterator[dict[str, Any]]:
 def write_packed_lines(
     path: Path, rows: Iterable[Mapping[str, Any]], *, level: int
 ) -> None:
-    """A gzip file with a line of JSON for each row, whole or not at all; the same rows give the
-    same bytes. level: of the compression, 1 to 9.
+    """Write a gzip file with a line of JSON for each row, as `write_bytes` does. The same rows
+    always give the same bytes. level: of the compression, 1 to 9.
     """
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     write_bytes(path, gzip.compress(text.encode("utf-8"), compresslevel=level, mtime=0))
 
 
 def write_text(path: Path, text: str) -> None:
-    """`write_bytes` of UTF-8 text."""
+    """Write UTF-8 text as `write_bytes` does."""
     write_bytes(path, text.encode("utf-8"))
 
 
 def write_json(path: Path, value: Any) -> None:
-    """`write_bytes` of indented JSON."""
+    """Write indented JSON as `write_bytes` does."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
 def sync_path(path: Path) -> None:
-    """Wait until a file, or the entries of a directory, are on disk."""
+    """Wait until a file, or the list of a directory's entries, is on disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -186,9 +187,11 @@ def sync_path(path: Path) -> None:
 
 
 def publish(new: Path, name: Path, replaced: Path) -> None:
-    """Give the directory `new` its name, on disk; what had the name is `replaced` then.
+    """Rename the directory `new` to `name`, and wait until that is on disk. An existing `name` is
+    first renamed to `replaced`.
 
-    The files in `new` are on disk already. Errors: `OSError`; what had the name still has it then.
+    The files in `new` must be on disk already. Errors: `OSError`; then the existing `name` is
+    unchanged.
     """
     sync_path(new)
     if name.exists():
@@ -202,22 +205,22 @@ def publish(new: Path, name: Path, replaced: Path) -> None:
 
 
 def put_aside(path: Path, aside: Path) -> None:
-    """Give a directory the name `aside`; what had it is removed. Errors: `OSError`."""
+    """Rename a directory to `aside`; an existing `aside` is deleted. Errors: `OSError`."""
     remove(aside, quietly=True)
     path.rename(aside)
 
 
 def put_back(aside: Path, path: Path) -> None:
-    """Give back its name to what was put aside, if the name is free. Errors: `OSError`."""
+    """Rename `aside` back to `path`, unless `path` exists. Errors: `OSError`."""
     if aside.exists() and not path.exists():
         aside.rename(path)
 
 
 def remove(path: Path, *, quietly: bool = False) -> None:
-    """Delete a file, a link itself, or a tree; nothing where there is none.
+    """Delete a file, a link (not its target) or a directory tree; does nothing if it is missing.
 
-    quietly: what cannot be deleted of a tree stays, such as `.nfs*`, files that somebody still has
-    open. Errors: `OSError`.
+    quietly: skip files of a tree that cannot be deleted, such as `.nfs*`, which somebody has open.
+    Errors: `OSError`.
     """
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=quietly)
@@ -226,55 +229,57 @@ def remove(path: Path, *, quietly: bool = False) -> None:
 
 
 def write_at(file: int, data: memoryview, offset: int) -> None:
-    """All bytes at `offset` of an open file; with the kernel then, not yet on disk."""
+    """Write all bytes at `offset` of an open file. Returns before the data is on disk."""
     while data:
         written = os.pwrite(file, data, offset)
         data, offset = data[written:], offset + written
 
 
-_NUMBER = "[0-9]{6}|[1-9][0-9]{6,}"  # of a step, as `step_name` writes it
+_STEP = "([0-9]{6}|[1-9][0-9]{6,})"  # as `step_name` writes it
+_ROLLOUT_NAME = re.compile(f"step_{_STEP}(?:_rank_([0-9]{{4,}}))?.jsonl.gz")
 
 
-def step_name(step: int, before: str = "step_", behind: str = "") -> str:
-    """The name of what belongs to a step, with at least six digits."""
-    return f"{before}{step:06d}{behind}"
+def step_name(step: int, prefix: str = "step_") -> str:
+    """Return the name of a directory of a step: its number has at least six digits."""
+    return f"{prefix}{step:06d}"
 
 
-def step_in(name: str, before: str = "step_", behind: str = "") -> int | None:
-    """The step whose `step_name` this is, exactly; None for any other name."""
-    found = re.fullmatch(f"{re.escape(before)}({_NUMBER}){re.escape(behind)}", name)
-    return int(found[1]) if found else None
+def step_in(name: str, prefix: str = "step_") -> int | None:
+    """Return the step whose `step_name` this is, exactly; None for any other name."""
+    match = re.fullmatch(re.escape(prefix) + _STEP, name)
+    return int(match[1]) if match else None
 
 
 def in_step_order(
-    paths: Iterable[Path], before: str = "step_", behind: str = ""
+    paths: Iterable[Path], prefix: str = "step_"
 ) -> list[tuple[int, Path]]:
-    """(step, path) of the paths that belong to a step, ascending; others are left out."""
-    found = [(step_in(path.name, before, behind), path) for path in paths]
-    return sorted((step, path) for step, path in found if step is not None)
+    """Return (step, path) of the paths with the `step_name` of a step, ascending."""
+    steps = []
+    for path in paths:
+        step = step_in(path.name, prefix)
+        if step is not None:
+            steps.append((step, path))
+    return sorted(steps)
 
 
 def list_checkpoints(directory: Path) -> list[Path]:
-    """Complete checkpoints, oldest first; temporary ones of a killed run are not among them, nor
-    is anything with another name than a run gives.
+    """Return the complete checkpoints in a directory, oldest first: neither temporary ones of a
+    killed run, nor anything whose name no run gives.
     """
-    there = in_step_order(directory.glob("step_*"))
-    return [path for _, path in there if (path / COMPLETE).is_file()]
+    checkpoints = in_step_order(directory.glob("step_*"))
+    return [path for _, path in checkpoints if (path / COMPLETE).is_file()]
 
 
 def rollout_name(step: int, rank: int | None = None) -> str:
-    """The file of a step's responses; rank: that wrote it, where there are files of several."""
-    return step_name(
-        step, behind=f"{'' if rank is None else f'_rank_{rank:04d}'}.jsonl.gz"
-    )
+    """Return the name of the file of a step's responses; rank: for the file of one rank alone."""
+    of_rank = "" if rank is None else f"_rank_{rank:04d}"
+    return f"{step_name(step)}{of_rank}.jsonl.gz"
 
 
 def rollout_files(directory: Path) -> list[tuple[int, Path]]:
-    """(step, path) of the files with responses, by step and rank; others are left out."""
-    found = []
+    """Return (step, path) of the files with a `rollout_name`, sorted by step and rank."""
+    files = []
     for path in directory.glob("*"):
-        if match := re.fullmatch(
-            f"step_({_NUMBER})(?:_rank_([0-9]{{4,}}))?.jsonl.gz", path.name
-        ):
-            found.append((int(match[1]), int(match[2] or 0), path))
-    return [(step, path) for step, _, path in sorted(found)]
+        if match := _ROLLOUT_NAME.fullmatch(path.name):
+            files.append((int(match[1]), int(match[2] or 0), path))
+    return [(step, path) for step, _, path in sorted(files)]

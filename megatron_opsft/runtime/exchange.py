@@ -1,5 +1,7 @@
-"""Bytes between all ranks of the job. Everything here is collective over the world; tensors are
-uint8 vectors in the CPU's memory.
+"""Exchange of bytes between all ranks of the job.
+
+Every function that communicates is collective over the world. Tensors are uint8 vectors in the
+CPU's memory.
 """
 
 import hashlib
@@ -12,13 +14,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 
-def all_gather_bytes(mine: Tensor) -> list[Tensor]:
-    """Every rank's vector, in rank order."""
+def all_gather_bytes(vector: Tensor) -> list[Tensor]:
+    """Return every rank's vector, in rank order. Vectors may differ in length. Collective."""
     world_size = dist.get_world_size()
     sizes = torch.empty(world_size, dtype=torch.int64)
-    dist.all_gather_into_tensor(sizes, torch.tensor([len(mine)]))
+    dist.all_gather_into_tensor(sizes, torch.tensor([len(vector)]))
     padded = torch.zeros(int(sizes.max()), dtype=torch.uint8)
-    padded[: len(mine)] = mine
+    padded[: len(vector)] = vector
     rows = torch.empty(world_size * len(padded), dtype=torch.uint8)
     if len(padded):
         dist.all_gather_into_tensor(rows, padded)
@@ -26,46 +28,46 @@ def all_gather_bytes(mine: Tensor) -> list[Tensor]:
     return [row[:size] for row, size in zip(rows, sizes.tolist(), strict=True)]
 
 
-def route_bytes(parts: Mapping[int, Tensor]) -> dict[int, Tensor]:
-    """parts: rank -> vector for it. Returns the vectors for this rank by the rank they are from, in
-    rank order. Only ranks that have something for each other connect.
+def route_bytes(vector_for: Mapping[int, Tensor]) -> dict[int, Tensor]:
+    """Send a vector to each of some ranks. Collective; only ranks that send to each other connect.
+
+    vector_for: rank -> the vector for it. Returns sender -> its vector for this rank, in rank
+    order.
     """
     me = dist.get_rank()
-    told = [[to, len(content)] for to, content in parts.items()]
-    sizes = all_gather_bytes(
-        torch.tensor(told, dtype=torch.int64).flatten().view(torch.uint8)
-    )
-    came = {}
-    for source, pairs in enumerate(sizes):
-        for to, size in pairs.clone().view(torch.int64).view(-1, 2).tolist():
-            if to == me:
-                came[source] = torch.empty(size, dtype=torch.uint8)
-    came |= {me: parts[me]} if me in parts else {}
-    works = [
-        dist.isend(part, to) for to, part in parts.items() if to != me and len(part)
-    ]
-    works += [
-        dist.irecv(room, rank)
-        for rank, room in came.items()
-        if rank != me and len(room)
-    ]
+    lengths = [[rank, len(vector)] for rank, vector in vector_for.items()]
+    announced = torch.tensor(lengths, dtype=torch.int64).flatten().view(torch.uint8)
+    received = {}
+    for sender, pairs in enumerate(all_gather_bytes(announced)):
+        for rank, size in pairs.clone().view(torch.int64).view(-1, 2).tolist():
+            if rank == me:
+                received[sender] = torch.empty(size, dtype=torch.uint8)
+    works = []
+    for rank, vector in vector_for.items():
+        if rank == me:
+            received[me] = vector
+        elif len(vector):
+            works.append(dist.isend(vector, rank))
+    for sender, vector in received.items():
+        if sender != me and len(vector):
+            works.append(dist.irecv(vector, sender))
     for work in works:
         assert work is not None  # None: this rank is not in the group
         work.wait()
-    return came
+    return received
 
 
 def to_bytes(value: Any) -> Tensor:
-    """Anything that can be pickled, as a vector."""
+    """Pickle a value into a vector."""
     return torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
 
 
 def from_bytes(vector: Tensor) -> Any:
-    """What `to_bytes` was given, on another rank of this job."""
+    """Return the value of which a rank of this job has made the vector by `to_bytes`."""
     return pickle.loads(vector.numpy().tobytes())
 
 
 def digest_of(value: Hashable) -> Tensor:
-    """uint8 [32], the same for equal values of plain types on every rank."""
+    """Return a hash, uint8 [32], the same on every rank for equal values of plain types."""
     digest = hashlib.sha256(repr(value).encode()).digest()
     return torch.frombuffer(bytearray(digest), dtype=torch.uint8)

@@ -1,6 +1,6 @@
-"""The processes of one job, and a store of counters and values that all of them see.
+"""The processes of one job, and a store of counters and values that all of them share.
 
-Needs no Megatron. Unlike a collective, the store lets ranks go at their own pace.
+Needs no Megatron. Unlike a collective, the store lets each rank go at its own pace.
 """
 
 import errno
@@ -31,40 +31,39 @@ from megatron_opsft.runtime.launched import (
 )
 
 _LOOPBACK = "127.0.0.1"
-_BACKLOG = 1024  # ranks that come at once
-# Of rank 0, which holds the store: each rank has a connection for itself and one for its watchdog,
-# and gloo one at most; libraries, data and logs have the others.
-_FILES_OF_A_RANK, _OTHER_FILES = 3, 416
+_BACKLOG = 1024  # ranks that may connect at once
+# Open files of rank 0, which holds the store. Each rank has a connection, its watchdog has one, and
+# gloo at most one. The rest is for libraries, data and logs.
+_FILES_OF_A_RANK = 3
+_FILES_OF_RANK_0 = 416
 _POLL_SECONDS = 0.05
-_HEAR_SECONDS = 1.0  # for the others to read why they are to leave
-_PATIENCE = timedelta(days=1)  # with a rank that is busy; one that is dead ends the job
-_REFUSE_PATIENCE = timedelta(
-    seconds=30
-)  # of a rank that does not start, to tell the others so
-_SAME_ERROR_SECONDS = 10.0  # within which an error of all ranks has reached all of them
+_READ_SECONDS = 1.0  # in which the other ranks read why they must leave
+_GET_PATIENCE = timedelta(days=1)  # a rank may be busy; the watchdog notices a dead one
+_REFUSE_PATIENCE = timedelta(seconds=30)  # of a rank that reports why it does not start
+_SAME_ERROR_SECONDS = 10.0  # in which an error of all ranks reaches each of them
 
-# By rank and address. It stays open: rank 0 may hold it for the others, who may be in a later job.
+# (rank, host, port) -> store. It stays open: other ranks may still use that of rank 0, in a later
+# job.
 _launchers_stores: dict[tuple[str, str, str], Any] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """This rank's place in the job; `store`: torch's key-value store.
-
-    id: the same on all ranks of the job and in no other job.
-    """
+    """The job that this process is a rank of."""
 
     rank: int
     world_size: int
     id: str
+    """The same on all ranks of the job, and different in every other job."""
     store: Any
+    """torch's key-value store, which all ranks share."""
 
     @property
     def is_main(self) -> bool:
         return self.rank == 0
 
     def add(self, name: str, amount: int) -> int:
-        """The shared counter `name` after `amount` was added to it; it starts at 0."""
+        """Add to the shared counter `name`, which starts at 0, and return its new value."""
         return self.store.add(name, amount)
 
     def put(self, name: str, value: str) -> None:
@@ -72,14 +71,14 @@ class Job:
         self.store.set(name, value)
 
     def get(self, name: str) -> str:
-        """What some rank has put or will put there."""
-        self.store.wait([name], _PATIENCE)
+        """Wait until some rank has put a value there, and return it."""
+        self.store.wait([name], _GET_PATIENCE)
         return self.store.get(name).decode()
 
-    def meet(self, name: str, waiting: Callable[[], None] = lambda: None) -> None:
-        """Wait until every rank has called it, however late; use each name once in a job.
+    def meet(self, name: str, waiting: Callable[[], None]) -> None:
+        """Wait without a time limit until every rank has called this; use each name once in a job.
 
-        waiting: called again and again until then.
+        waiting: called repeatedly during the wait.
         """
         self.add(name, 1)
         while self.add(name, 0) < self.world_size:
@@ -90,28 +89,30 @@ class Job:
 def join_job(
     device: Device, timeout: timedelta, patience: timedelta | None = None
 ) -> Job:
-    """Start the job's process group: the launcher's, or a group of one. Called by every rank, again
-    when the job before has ended.
+    """Start the job's process group: of all ranks that the launcher started, or of this process
+    alone. Called by every rank, for every job of a process.
 
-    Gloo connects two ranks when they first have something to say to each other, not each with all.
-    timeout: of collectives. patience: with ranks that have not come yet; by default the same.
-    Errors: `UserError` where the launcher has not set what a rank needs, or SLURM's srun is none;
-    `RanksMissing` where the patience ends, or another program has rank 0's port: the next start may
-    take another.
+    Gloo opens a connection when two ranks first exchange data, not between all pairs at once.
+    timeout: of collectives. patience: how long to wait for ranks that have not joined; by default
+    as long as `timeout`.
+    Errors: `UserError` if the launcher has not set the variables of a rank, as srun alone does not;
+    `RanksMissing` if the patience ends, or another program has rank 0's port: the next start may
+    use another port.
     """
     os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")  # read whenever a group is made
     # NCCL reads this when it starts. By default it keeps the buffers of captured CUDA graphs
-    # registered; where a sleeping vLLM has given that memory back they would point to nothing.
+    # registered, and they would point to nothing once a sleeping vLLM has freed that memory.
     os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
     if is_on_one_machine():
         listen_on_loopback()
     number = count_start()
+    rank, world_size = 0, 1
     if is_launched():
         rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         allow_open_files(rank, world_size)
         store = _meet_ranks(rank, world_size, patience or timeout, number)
     else:
-        store, rank, world_size = dist.HashStore(), 0, 1
+        store = dist.HashStore()
     dist.init_process_group(
         device.backend,
         store=dist.PrefixStore("groups", store),
@@ -123,11 +124,12 @@ def join_job(
 
 
 def allow_open_files(rank: int, world_size: int) -> None:
-    """Take as many open files as the hard limit allows: sockets are files. Errors: `UserError` on
-    rank 0, which holds the store, where that is too few for so many ranks.
+    """Raise the limit of open files, which include sockets, to the hard limit.
+
+    Errors: `UserError` on rank 0, which holds the store, if that is too low for so many ranks.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = _FILES_OF_A_RANK * world_size + _OTHER_FILES
+    needed = _FILES_OF_A_RANK * world_size + _FILES_OF_RANK_0
     if rank == 0 and hard != resource.RLIM_INFINITY and needed > hard:
         raise UserError(
             f"rank 0 of {world_size} needs {needed} open files and may have {hard}; raise the hard "
@@ -137,8 +139,8 @@ def allow_open_files(rank: int, world_size: int) -> None:
 
 
 def listen_on_loopback() -> None:
-    """Let gloo and NCCL connect the ranks of this machine where no other machine reaches them,
-    unless the environment names an interface.
+    """Let gloo and NCCL connect the ranks of this machine over loopback, which no other machine
+    reaches, unless the environment names an interface.
     """
     for interface, addresses in psutil.net_if_addrs().items():
         if any(address.address == _LOOPBACK for address in addresses):
@@ -147,34 +149,34 @@ def listen_on_loopback() -> None:
 
 
 def refuse_start(reason: str) -> None:
-    """Tell the ranks that come to this process's next start that this one does not, and why."""
+    """Tell the ranks that join this process's next start that this one does not join, and why."""
     number = count_start()
     if any(name not in os.environ for name in RENDEZVOUS):
         return
+    rank = int(os.environ["RANK"])
     deadline = time.monotonic() + _REFUSE_PATIENCE.total_seconds()
-    with suppress(RanksMissing):  # nobody is there to be told
-        store = _open_store(
-            int(os.environ["RANK"]), _REFUSE_PATIENCE, deadline, "in time"
-        )
-        said = f"rank {os.environ['RANK']}: {reason}"
-        _part_of_start(store, number).compare_set("outcome", "", said)
+    with suppress(RanksMissing):  # then no other rank listens
+        store = _open_store(rank, _REFUSE_PATIENCE, deadline, "in time")
+        start = _store_of_start(store, number)
+        start.compare_set("outcome", "", f"rank {rank}: {reason}")
 
 
-def _part_of_start(store: Any, number: int) -> Any:
-    """The part of the launcher's store that the ranks' start of this number has for itself."""
+def _store_of_start(store: Any, number: int) -> Any:
+    """Return the keys of the launcher's store that belong to the ranks' start of this number."""
     # torchrun's store may outlive a start of its ranks, and the ranks may start several jobs.
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
     return dist.PrefixStore(f"start{restart}_job{number}", store)
 
 
 def _meet_ranks(rank: int, world_size: int, patience: timedelta, number: int) -> Any:
-    """This start's part of the launcher's store when every rank has come to it. Errors:
-    `RanksMissing`, the same on all that have come.
+    """Wait until every rank has joined, and return the store of this start.
+
+    Errors: `RanksMissing`, the same on all ranks that have joined.
     """
     within = f"within {patience / timedelta(minutes=1):.4g} min of the start"
     deadline = time.monotonic() + patience.total_seconds()
     store = _open_store(rank, patience, deadline, within)
-    start = _part_of_start(store, number)
+    start = _store_of_start(store, number)
     try:
         start.append("came", f"{rank} ")
         if start.add("num_came", 1) == world_size:
@@ -184,111 +186,117 @@ def _meet_ranks(rank: int, world_size: int, patience: timedelta, number: int) ->
             if time.monotonic() > deadline:
                 late = {*range(world_size)} - {*map(int, start.get("came").split())}
                 more = f" and {len(late) - 1} more" if len(late) > 1 else ""
-                said = f"rank {min(late, default=0)}{more} did not join {within}"
-                start.compare_set("outcome", "", said)
+                message = f"rank {min(late, default=0)}{more} did not join {within}"
+                start.compare_set("outcome", "", message)
         outcome = start.get("outcome").decode()
     except dist.DistNetworkError:
         raise RanksMissing("rank 0 ended before all ranks had joined") from None
     if outcome != "all":
         if rank == 0:
-            time.sleep(_HEAR_SECONDS)  # the store may be in this process
+            time.sleep(_READ_SECONDS)  # the store may end with this process
         raise RanksMissing(outcome)
     return start
 
 
 def _open_store(rank: int, patience: timedelta, deadline: float, within: str) -> Any:
-    """The launcher's store, which may be in rank 0. Errors: as `join_job`.
+    """Open the launcher's store, which rank 0 may have to serve. Errors: as `join_job`.
 
-    The store asks nobody who they are. Where all ranks are on one machine, rank 0's listens there
-    alone.
+    The store does not ask who connects. If all ranks are on one machine, rank 0 therefore listens
+    on loopback alone.
     """
     host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
-    is_ours = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    is_local = is_ours and is_on_one_machine()
-    place = f"{host}:{port}"
+    address = f"{host}:{port}"
+    is_served_by_rank_0 = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    is_local = is_served_by_rank_0 and is_on_one_machine()
     if is_local:
         host = _LOOPBACK
     if known := _launchers_stores.get((str(rank), host, port)):
         return known
-    silent = f"rank 0 does not answer at {place} {within}"
-    while rank:  # until somebody listens; PyTorch would print a stack
-        with suppress(OSError):
-            socket.create_connection((host, int(port)), timeout=10.0).close()
-            break
-        if time.monotonic() > deadline:
-            raise RanksMissing(silent)
-        time.sleep(_POLL_SECONDS)
+    silent = f"rank 0 does not answer at {address} {within}"
+    if rank:
+        _wait_for_listener(host, int(port), deadline, silent)
     opened: Future[Any] = Future()
 
     def open_store() -> None:
         try:
-            listening = _listening_socket(int(port)) if is_local and rank == 0 else None
+            listening = None
+            if is_local and rank == 0:
+                listening = _listening_socket(int(port))
             store = dist.TCPStore(
                 host,
                 int(port),
-                is_master=is_ours and rank == 0,
+                is_master=is_served_by_rank_0 and rank == 0,
                 timeout=patience,
-                wait_for_workers=False,  # it could not say for whom it waits
-                multi_tenant=True,  # a script's own process group may have it, too
+                wait_for_workers=False,  # it could not tell for which rank it waits
+                multi_tenant=True,  # a script's own process group may use it, too
                 master_listen_fd=listening,
             )
             opened.set_result(store)
         except Exception as error:
             opened.set_exception(error)
 
-    # Where another program listens and says nothing, PyTorch's call would not return.
+    # PyTorch's call would not return if another program listens there and does not answer.
     Thread(target=open_store, daemon=True).start()
     try:
         store = opened.result(max(0.0, deadline - time.monotonic()))
     except (dist.DistError, OSError, TimeoutError) as error:
-        taken = f"another program has {place}; change MASTER_PORT"
-        unknown = f"{silent}; another program may have this port"
-        is_taken = (
-            "EADDRINUSE" in str(error) or getattr(error, "errno", 0) == errno.EADDRINUSE
-        )
-        raise RanksMissing(taken if is_taken else unknown) from None
+        message = f"{silent}; another program may have this port"
+        is_in_use = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+        if is_in_use or "EADDRINUSE" in str(error):
+            message = f"another program has {address}; change MASTER_PORT"
+        raise RanksMissing(message) from None
     _launchers_stores[str(rank), host, port] = store
     return store
 
 
-def _listening_socket(port: int) -> int:
-    """The number of a socket that listens on loopback; whoever gets it closes it. `launch local`
-    has opened one already, so that no other program takes the port. Errors: `OSError`.
+def _wait_for_listener(host: str, port: int, deadline: float, message: str) -> None:
+    """Wait until rank 0 listens; PyTorch's own wait would print a stack trace.
+
+    Errors: `RanksMissing` with the message after the deadline.
     """
-    if given := os.environ.get(STORE_SOCKET):
-        return int(given)
-    server = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    server.bind((_LOOPBACK, port))
-    server.listen(_BACKLOG)
-    return server.detach()
+    while True:
+        with suppress(OSError):
+            socket.create_connection((host, port), timeout=10.0).close()
+            return
+        if time.monotonic() > deadline:
+            raise RanksMissing(message)
+        time.sleep(_POLL_SECONDS)
+
+
+def _listening_socket(port: int) -> int:
+    """Return the file descriptor of a socket that listens on loopback; the caller closes it.
+
+    `launch local` has opened one already, so that no other program takes the port.
+    Errors: `OSError`.
+    """
+    if inherited := os.environ.get(STORE_SOCKET):
+        return int(inherited)
+    return socket.create_server((_LOOPBACK, port), backlog=_BACKLOG).detach()
 
 
 def current_job() -> Job:
-    """The job whose process group this process is in."""
+    """Return the job whose process group this process is in."""
     store = dist.PrefixStore("job", dist.distributed_c10d._get_default_store())
-    first_come = store.compare_set("id", "", uuid4().hex).decode()
+    # All ranks take the id of the first that comes.
+    job_id = store.compare_set("id", "", uuid4().hex).decode()
     return Job(
-        rank=dist.get_rank(),
-        world_size=dist.get_world_size(),
-        id=first_come,
-        store=store,
+        rank=dist.get_rank(), world_size=dist.get_world_size(), id=job_id, store=store
     )
 
 
 def leave_job() -> None:
-    """End the job's process groups; quiet where an engine has ended them already."""
+    """Destroy the job's process groups; does nothing if an engine has destroyed them already."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 def all_abandon() -> bool:
-    """Whether all ranks of the job call this within a moment: their error is the same. A rank that
-    fails alone leaves the others in a collective for ever.
+    """True if all ranks of the job call this within a few seconds, as they do after an error that
+    all of them have. If one rank fails alone, the others stay in a collective for ever.
     """
     job = current_job()
     deadline = time.monotonic() + _SAME_ERROR_SECONDS
-    with suppress(dist.DistError):  # the store has gone with its rank
+    with suppress(dist.DistError):  # the store ended with its rank
         job.add("abandoning", 1)
         while job.add("abandoning", 0) < job.world_size:
             if time.monotonic() > deadline:

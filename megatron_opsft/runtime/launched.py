@@ -1,4 +1,4 @@
-"""What the launcher has told this process about the job that it is a rank of.
+"""Reads what the launcher has set in this process's environment about its job.
 
 Imports no torch: a start is checked before anything is loaded.
 """
@@ -8,20 +8,20 @@ import os
 from megatron_opsft.errors import UserError
 
 RENDEZVOUS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # torchrun sets them
-STORE_SOCKET = (
-    "OPSFT_STORE_SOCKET"  # `launch local` gives rank 0 the job's listening socket
-)
-# How many processes Open MPI, MPICH and Intel's (PMI), or MVAPICH have started.
+# `launch local` sets it for rank 0: the file descriptor of the job's listening socket.
+STORE_SOCKET = "OPSFT_STORE_SOCKET"
+# Number of processes that Open MPI, MPICH and Intel MPI (PMI), or MVAPICH have started.
 _SIZES_OF_MPI = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
-_FIRST_SPECIAL_STEP = (
-    0xFFFFFFF0  # SLURM's batch and interactive steps: one process each
-)
+# From here on: SLURM's batch and interactive steps, which have one process each.
+_FIRST_SPECIAL_STEP = 0xFFFFFFF0
 
 _num_starts = 0
 
 
 def is_launched() -> bool:
-    """Whether this process is a rank of several. Errors: `UserError` where that is not clear."""
+    """True if a launcher has started this process as a rank. Errors: `UserError` if it has set
+    only some of the variables, or started several processes without ranks.
+    """
     missing = [name for name in RENDEZVOUS if name not in os.environ]
     if {"RANK", "WORLD_SIZE"} <= {*missing}:
         _check_not_one_of_several_tasks()
@@ -35,8 +35,8 @@ def is_launched() -> bool:
 
 
 def is_on_one_machine() -> bool:
-    """Whether all ranks of the job are on this machine, as far as the launcher says: it has set
-    LOCAL_WORLD_SIZE, or the job's address is the machine's own for itself. One process is.
+    """True if all ranks of the job are on this machine, as far as the launcher tells: it has set
+    LOCAL_WORLD_SIZE, or the job's address is loopback. Always true for a single process.
     """
     if "WORLD_SIZE" not in os.environ:
         return True
@@ -46,8 +46,8 @@ def is_on_one_machine() -> bool:
 
 
 def _check_not_one_of_several_tasks() -> None:
-    """`UserError` for each task of a step of SLURM's, and for each process of mpirun's: without
-    ranks, every one would do all the work alone, in one directory.
+    """Errors: `UserError` if this is one of several tasks of srun or processes of mpirun. Without
+    ranks, each of them would do all the work alone, in the same directory.
     """
     num_tasks = _num_tasks_of_step()
     if num_tasks > 1:
@@ -67,19 +67,21 @@ def _check_not_one_of_several_tasks() -> None:
 
 
 def _num_tasks_of_step() -> int:
-    """The tasks of the step that this process belongs to; 1 outside of srun's steps. SLURM_NTASKS
-    alone says nothing: a batch script has it too, and runs once.
+    """Return the number of tasks of this process's SLURM step; 1 outside of srun's steps.
+
+    SLURM_NTASKS does not tell alone: a batch script has it too, and runs once.
     """
     step = os.environ.get("SLURM_STEP_ID", "")
-    is_of_srun = step.isdecimal() and int(step) < _FIRST_SPECIAL_STEP
-    of_job = os.environ.get("SLURM_NTASKS", "1") if is_of_srun else "1"
-    told = os.environ.get("SLURM_STEP_NUM_TASKS", of_job)
-    return int(told) if told.isdecimal() else 1
+    num_tasks = "1"
+    if step.isdecimal() and int(step) < _FIRST_SPECIAL_STEP:
+        num_tasks = os.environ.get("SLURM_NTASKS", "1")
+    num_tasks = os.environ.get("SLURM_STEP_NUM_TASKS", num_tasks)
+    return int(num_tasks) if num_tasks.isdecimal() else 1
 
 
 def count_start() -> int:
-    """The number of this process's next start of a job, from 0. All ranks have the same: each
-    call of `train` or `evaluate` that needs a job is one start, on every rank.
+    """Return the number of this process's next start of a job; the first is 0. It is the same on
+    all ranks: each call of `train` or `evaluate` that needs a job is one start on every rank.
     """
     global _num_starts
     _num_starts += 1
@@ -87,5 +89,5 @@ def count_start() -> int:
 
 
 def num_starts() -> int:
-    """The starts that this process has counted."""
+    """Return how many starts this process has counted."""
     return _num_starts

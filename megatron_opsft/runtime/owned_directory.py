@@ -1,12 +1,12 @@
 """A directory that one command writes: that of a run, an evaluation, a diagnosis, a study's run.
 
-One process has it at a time, on shared file systems too; the same command continues what is in it;
-and what others put there is neither taken for the command's own nor deleted.
+Only one process writes it at a time, on shared file systems too. The same command continues the
+work in it. Files that others put there are neither mistaken for the command's nor deleted.
 
-The lock is filelock's lease: a file that only one process can create, with its host and process,
-which its owner touches now and then. On the owner's machine the process table says whether the
-owner lives; from any other machine only time does: a lock that nobody touches for `SILENT_SECONDS`
-is taken over. No clocks are compared, and no lock service of the file system is needed.
+The lock is filelock's lease: a file that only one process can create, with its host and process id,
+which its owner touches regularly. On the owner's machine the process table tells whether the owner
+lives. On any other machine only time does: a lock that was not touched for `SILENT_SECONDS` is
+taken over. No clocks are compared, and no lock service of the file system is needed.
 """
 
 import json
@@ -28,27 +28,27 @@ from megatron_opsft.runtime.durable import remove, write_json
 LOCK = ".run_lock"
 NOT_SET = "(not set)"
 BEAT_SECONDS = 10.0
-SILENT_SECONDS = 60.0  # the same for all who may want the directory
-# What belongs to a step, whole or not, and TensorBoard's events.
-_OURS_BY_NAME = re.compile(
+SILENT_SECONDS = 60.0  # the same for all processes that may want the directory
+# Files and folders of a step, complete or not, and TensorBoard's events.
+_WRITTEN_BY_RUN = re.compile(
     r"(\.partial_(replaced_)?)?step_[0-9]{6,}.*|events\.out\.tfevents\..*"
 )
 
 
 class OwnedDirectory:
-    """The directory at `path`, which need not be there.
-
-    kind: what its manifest says that it holds. names: of what the command writes besides the
-    manifest. folders_of_steps: those in which every name tells a step. option: what errors write
-    before the path. fix: what to do about another identity.
-    """
+    """The directory at `path`, which may not exist yet. A subclass describes one kind of it."""
 
     kind: ClassVar[str]
+    """The kind of directory, as the manifest names it."""
     names: ClassVar[tuple[str, ...]]
+    """Names of the files and folders that the command writes besides the manifest."""
     folders_of_steps: ClassVar[tuple[str, ...]] = ()
+    """Those folders in which every name contains a step."""
     manifest: ClassVar[str] = "manifest.json"
     option: ClassVar[str] = "--out "
+    """What error messages write before the path."""
     fix: ClassVar[str] = "set it back, name another directory, or give --overwrite"
+    """What error messages advise if the identity differs."""
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
@@ -56,66 +56,71 @@ class OwnedDirectory:
         self._a_kind = f"{'an' if self.kind[0] in 'aeiou' else 'a'} {self.kind}"
 
     def entries(self) -> list[Path]:
-        """What the command has written, the manifest last; a folder without a file in it does not
-        count.
+        """Return the files and folders that the command has written, the manifest last. A folder
+        without any file in it does not count.
         """
-        there = [self.path / name for name in (*self.names, self.manifest)]
-        return [path for path in there if _is_written(path)]
+        paths = [self.path / name for name in (*self.names, self.manifest)]
+        return [path for path in paths if _is_written(path)]
 
     def check(self) -> None:
-        """Errors: `UserError` for a place where the command cannot write, or that is another's."""
+        """Errors: `UserError` if the path cannot be a directory of this command, or belongs to
+        another one.
+        """
         try:
             is_file = self.path.exists() and not self.path.is_dir()
         except OSError as error:
             raise self._unwritable(error) from None
         if is_file:
             raise UserError(f"{self._where} is a file; name a directory")
-        if self.read_manifest() is None and (found := self.entries()):
+        if self.read_manifest() is None and (entries := self.entries()):
             raise UserError(
-                f"{self._where} holds {found[0].name} but no {self.manifest} of {self._a_kind}; "
+                f"{self._where} holds {entries[0].name} but no {self.manifest} of {self._a_kind}; "
                 "name another directory"
             )
 
     def read_manifest(self) -> dict[str, Any] | None:
-        """None where there is none. Errors: `UserError` for one of something else."""
+        """Return the manifest; None if there is none. Errors: `UserError` for another kind's."""
         path = self.path / self.manifest
         if not path.exists():
             return None
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
+            manifest = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise UserError(f"{path} cannot be read: {error}") from None
-        if not isinstance(found, dict) or found.get("kind") != self.kind:
+        if not isinstance(manifest, dict) or manifest.get("kind") != self.kind:
             raise UserError(
                 f"{self._where} holds something other than {self._a_kind}; name another directory"
             )
-        return found
+        return manifest
 
     def write_manifest(self, content: Mapping[str, Any]) -> None:
-        """Whole or not at all. content: JSON, with the `identity` that `check_same` compares."""
+        """Write the manifest completely or not at all. content: JSON, in which `identity` is what
+        `check_same` compares.
+        """
         write_json(self.path / self.manifest, {"kind": self.kind, **content})
 
     def check_same(self, identity: Mapping[str, Any], growing: str = "") -> None:
         """Errors: `UserError` naming what differs from the identity in the manifest, if there is
-        one. growing: a mapping in it, whose keys may come and stay away.
+        one. growing: a mapping of the identity, in which keys may be missing on either side.
         """
         manifest = self.read_manifest()
-        before = flatten(identity if manifest is None else manifest.get("identity", {}))
-        now = flatten(identity)
+        if manifest is None:
+            return
+        before, now = flatten(manifest.get("identity", {})), flatten(identity)
         for name in dict.fromkeys((*before, *now)):
             old, new = before.get(name, NOT_SET), now.get(name, NOT_SET)
-            may_lack = (
-                growing and name.startswith(f"{growing}.") and NOT_SET in (old, new)
-            )
-            if old != new and not may_lack:
+            is_of_growing = growing != "" and name.startswith(f"{growing}.")
+            if is_of_growing and NOT_SET in (old, new):
+                continue
+            if old != new:
                 raise UserError(
                     f"{self._where} holds {self._a_kind} with {name}={old}, not {new}; {self.fix}"
                 )
 
     def clear(self, needed: Sequence[Path] = ()) -> None:
-        """Delete what the command has written, and nothing else; after `check`.
+        """Delete all that the command has written, and nothing else. Call `check` before.
 
-        needed: what the command reads. Errors: `UserError` where that would be deleted.
+        needed: paths that the command reads. Errors: `UserError` if one of them would be deleted.
         """
         entries = self.entries()
         for path in needed:
@@ -124,23 +129,22 @@ class OwnedDirectory:
                     f"{self._where} holds {path}, which this {self.kind} reads; --overwrite would "
                     "delete it, so name another directory"
                 )
-        for (
-            entry
-        ) in entries:  # what a kill leaves has its manifest: it can be cleared again
+        # The manifest goes last: after a kill the directory can be cleared again.
+        for entry in entries:
             is_link = entry.is_symlink() and entry.is_dir()
             if not (is_link and entry.name in self.folders_of_steps):
                 remove(entry)
                 continue
-            # A link to another disk stays, for what comes next. More may lie there than ours.
-            for inner in entry.iterdir():
-                if _OURS_BY_NAME.fullmatch(inner.name):
-                    remove(inner)
+            # A link to a folder on another disk stays. Files of others may be in it.
+            for child in entry.iterdir():
+                if _WRITTEN_BY_RUN.fullmatch(child.name):
+                    remove(child)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Have the directory, which is made if need be. Called by rank 0 alone.
+        """Create the directory if needed, and hold its lock. Called by rank 0 alone.
 
-        Errors: `UserError` naming host and process that has it, or why it cannot be written.
+        Errors: `UserError` naming the host and process that hold it, or why it cannot be written.
         """
         lease = self._lease()
         try:
@@ -155,9 +159,9 @@ class OwnedDirectory:
                 lease.release()
 
     def _lease(self) -> SoftFileLease:
-        def leave(lost: LeaseCompromise) -> None:
-            """At once where another process has taken the lock over, which was not touched."""
-            if lost.reason == "owner-changed":
+        def end_if_taken_over(event: LeaseCompromise) -> None:
+            """End this process if another one has taken the lock over."""
+            if event.reason == "owner-changed":
                 say(
                     f"error: {self._where} was taken over by {_owner_of(lease)}, as this process "
                     f"gave no sign of life for {SILENT_SECONDS:.0f} s",
@@ -169,12 +173,12 @@ class OwnedDirectory:
             self.path / LOCK,
             lease_duration=SILENT_SECONDS,
             heartbeat_interval=BEAT_SECONDS,
-            on_compromise=leave,
+            on_compromise=end_if_taken_over,
         )
         return lease
 
     def _acquire(self, lease: SoftFileLease) -> None:
-        """Errors: `UserError` where its owner lives: on this machine at once."""
+        """Take the lock. Errors: `UserError` if its owner lives; at once if on this machine."""
         try:
             lease.acquire(blocking=False)
             return
@@ -190,11 +194,14 @@ class OwnedDirectory:
             raise self._in_use(lease) from None
 
     def _refuse_own_machine(self, lease: SoftFileLease) -> None:
-        """Errors: `UserError` for an owner of this process table; a dead one has been removed."""
+        """Errors: `UserError` if the owner is in this machine's process table. filelock has removed
+        the lock of a dead one already.
+        """
         owner = lease.owner
-        with TemporaryDirectory() as place, SoftFileLease(Path(place) / LOCK) as mine:
-            me = mine.owner
-            if owner is not None and me is not None and owner.hostname == me.hostname:
+        # A lock of this process shows how filelock writes this machine's name.
+        with TemporaryDirectory() as folder, SoftFileLease(Path(folder) / LOCK) as test:
+            me = test.owner
+            if owner and me and owner.hostname == me.hostname:
                 raise self._in_use(lease) from None
 
     def _in_use(self, lease: SoftFileLease) -> UserError:
@@ -215,12 +222,14 @@ _as_json = partial(json.dumps, ensure_ascii=False, sort_keys=True)
 def flatten(
     tree: Mapping[Any, Any], show: Callable[[Any], str] = _as_json, prefix: str = ""
 ) -> dict[str, str]:
-    """Dotted name -> the value as text."""
+    """Return dotted name -> the value as text, for all values of nested mappings."""
     flat: dict[str, str] = {}
     for key, value in tree.items():
         name = f"{prefix}{key}"
-        inner = isinstance(value, dict)
-        flat |= flatten(value, show, f"{name}.") if inner else {name: show(value)}
+        if isinstance(value, dict):
+            flat |= flatten(value, show, f"{name}.")
+        else:
+            flat[name] = show(value)
     return flat
 
 

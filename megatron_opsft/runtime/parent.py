@@ -8,7 +8,7 @@ _PR_SET_PDEATHSIG = 1
 
 def end_with_parent(signal_number: int) -> None:
     """Let the kernel send this process the signal when its parent dies, even amid a long
-    computation: to be exact, when the thread that started it ends. Linux alone can do so.
+    computation; to be exact, when the thread ends that started it. Works on Linux only.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal_number)

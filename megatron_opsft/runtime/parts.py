@@ -1,4 +1,4 @@
-"""Things in a row, in parts of a limited size."""
+"""Items in a row, split into batches of a limited size."""
 
 from collections.abc import Callable, Iterable
 from typing import TypeVar
@@ -9,14 +9,17 @@ T = TypeVar("T")
 def in_parts(
     items: Iterable[T], size_of: Callable[[T], int], limit: int
 ) -> list[list[T]]:
-    """In order, in parts of at most `limit` together; a larger item is a part of its own."""
-    parts: list[list[T]] = []
+    """Split the items, in order, into batches whose sizes add up to at most `limit`.
+
+    An item that is larger than `limit` gets a batch of its own.
+    """
+    batches: list[list[T]] = []
     room = 0
     for item in items:
         size = size_of(item)
-        if size > room or not parts:
-            parts.append([])
+        if size > room or not batches:
+            batches.append([])
             room = limit
-        parts[-1].append(item)
+        batches[-1].append(item)
         room -= size
-    return parts
+    return batches

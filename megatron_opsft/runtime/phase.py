@@ -1,10 +1,11 @@
-"""What this process is doing: for those who watch it, for the console, and for its last words; and
-whether it was asked to stop.
+"""The phase that this process is in, for the watchdog, the console and error messages; and requests
+to stop.
 
-Imports no torch: the command line asks for the last words before anything is loaded.
+Imports no torch: the command line needs the phase for errors before anything is loaded.
 """
 
 import logging
+import math
 import os
 import signal
 import socket
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("megatron_opsft")
 
-EVERY_SECONDS = 30.0  # of a phase the console has a line
+EVERY_SECONDS = 30.0  # between two lines on the console in a long phase
 REQUEUE_EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: schedulers requeue on it
 AT_ONCE_EXIT_CODE = 128 + signal.SIGINT
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
@@ -28,41 +29,36 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """A phase of a step; `number` counts the phases entered so far, the same on every rank.
-
-    entered: `time.monotonic()` of this process. step 0: before the first.
-    """
+    """A phase of a step."""
 
     name: str
     step: int
+    """0: before the first step."""
     number: int
+    """How many phases this process has entered; the same on every rank."""
     entered: float
+    """`time.monotonic()` of this process when it entered the phase."""
 
     def __str__(self) -> str:
-        return (
-            f"phase {self.name} of step {self.step}"
-            if self.step
-            else f"phase {self.name}"
-        )
+        of_step = f" of step {self.step}" if self.step else ""
+        return f"phase {self.name}{of_step}"
 
 
 @dataclass(slots=True)
 class Count:
-    """How many of its phase's responses this process has.
-
-    tokens: drawn so far, of the responses that are not done too; max_tokens: of all of them at
-    most.
-    """
+    """How many of the responses of its phase this process has sampled."""
 
     done: int = 0
     total: int = 0
     tokens: int = 0
+    """Tokens sampled so far, including those of responses that are not done."""
     max_tokens: int = 0
+    """Most tokens that all responses together may have."""
     began: float = field(default_factory=time.monotonic)
 
     def describe(self, now: float) -> str:
-        """Such as `, 128 of 512 responses on this rank, 812 tokens/s, at most 240 s left`; "" where
-        nothing is counted.
+        """Return `, 128 of 512 responses on this rank, 812 tokens/s, at most 240 s left`, for
+        example; "" if nothing is counted.
         """
         if not self.total:
             return ""
@@ -70,10 +66,11 @@ class Count:
         seconds = now - self.began
         if self.tokens and seconds > 0:
             rate = self.tokens / seconds
-            left = f"at most {(self.max_tokens - self.tokens) / rate:,.0f}"
+            estimate = f"at most {(self.max_tokens - self.tokens) / rate:,.0f}"
             if self.done:
-                left = f"about {seconds / self.done * (self.total - self.done):,.0f}"
-            text += f", {rate:,.0f} tokens/s, {left} s left"
+                to_go = seconds / self.done * (self.total - self.done)
+                estimate = f"about {to_go:,.0f}"
+            text += f", {rate:,.0f} tokens/s, {estimate} s left"
         return text
 
 
@@ -87,9 +84,9 @@ _asked: Callable[[], bool] | None = None
 
 
 def enter_phase(name: str, step: int | None = None) -> None:
-    """Enter the phase `name`, of another step if one is given.
+    """Enter a phase. step: if it is another step's than the phase before.
 
-    The ranks of a run enter the same phases in the same order.
+    All ranks of a run enter the same phases in the same order.
     """
     global _current, _count
     _count = Count()
@@ -102,26 +99,29 @@ def enter_phase(name: str, step: int | None = None) -> None:
 
 
 def expect(total: int, max_tokens: int = 0) -> None:
-    """The phase ends when this many responses are done. max_tokens: of all of them."""
+    """Tell how many responses, with at most how many tokens in all, the phase will sample."""
     global _count
     _count = Count(total=total, max_tokens=max_tokens)
 
 
 def count_done(number: int) -> None:
-    """Count this many more as done. Errors: `Interrupted`, where that may be and was asked for."""
+    """Count this many more responses as done.
+
+    Errors: `Interrupted` inside `interruptible`, if a stop was requested.
+    """
     _count.done += number
     if _asked is not None and _asked():
         raise Interrupted
 
 
 def count_tokens(number: int) -> None:
-    """Count this many more drawn tokens."""
+    """Count this many more sampled tokens."""
     _count.tokens += number
 
 
 @contextmanager
 def interruptible(asked: Callable[[], bool]) -> Iterator[None]:
-    """Inside, `count_done` raises `Interrupted` on this rank once `asked` says so."""
+    """Let `count_done` raise `Interrupted` on this rank, inside the block, once `asked` is true."""
     global _asked
     _asked = asked
     try:
@@ -131,23 +131,25 @@ def interruptible(asked: Callable[[], bool]) -> Iterator[None]:
 
 
 def is_interruptible() -> bool:
-    """The same on every rank."""
+    """True inside `interruptible`, which all ranks enter together."""
     return _asked is not None
 
 
 def current_phase() -> Phase:
-    """The phase of this process."""
+    """Return the phase that this process is in."""
     return _current
 
 
 def describe_rank() -> str:
-    """Such as `rank 3 on node042 in phase train of step 17`."""
+    """Return, for example, `rank 3 on node042 in phase train of step 17`."""
     return f"rank {os.environ.get('RANK', '0')} on {socket.gethostname()} in {_current}"
 
 
 class Stopwatch:
-    """`with watch.phase("train"):` adds to `seconds["train"]`; the device is drained at both
-    ends. It is also the phase that the watchdog knows of.
+    """Measures the seconds of each phase of a step.
+
+    `with watch.phase("train"):` enters the phase, as `enter_phase` does, and adds its duration to
+    `seconds["train"]`. It waits for the device at both ends.
     """
 
     def __init__(self, device: "Device") -> None:
@@ -162,31 +164,31 @@ class Stopwatch:
         start = time.perf_counter()
         yield
         self._device.synchronize()
-        spent = time.perf_counter() - start
-        self.seconds[name] = self.seconds.get(name, 0.0) + spent
+        duration = time.perf_counter() - start
+        self.seconds[name] = self.seconds.get(name, 0.0) + duration
 
     def total(self) -> float:
-        """Seconds since the watch was made."""
+        """Return the seconds since this stopwatch was made."""
         return time.perf_counter() - self._start
 
 
 def announce(text: str) -> None:
-    """Log what begins, on rank 0."""
+    """Log on rank 0 what begins now."""
     if _is_main():
         log.info(text)
 
 
 @contextmanager
 def heartbeat(every_seconds: float = EVERY_SECONDS) -> Iterator[None]:
-    """On rank 0 a line at regular intervals of a phase.
+    """Log on rank 0, inside the block, a progress line every `every_seconds` of a phase.
 
-    The line counts what this rank has done: the others are about as far.
+    The line counts what rank 0 has done; the other ranks are about as far.
     """
     if not _is_main():
         yield
         return
     over = threading.Event()
-    thread = threading.Thread(target=_watch, args=(over, every_seconds), daemon=True)
+    thread = threading.Thread(target=_beat, args=(over, every_seconds), daemon=True)
     thread.start()
     try:
         yield
@@ -196,75 +198,79 @@ def heartbeat(every_seconds: float = EVERY_SECONDS) -> Iterator[None]:
 
 
 def _is_main() -> bool:
-    """By the launcher's variables: there may be no ranks yet."""
+    """True on rank 0, as the launcher's variables tell: the process group may not exist yet."""
     return os.environ.get("RANK", "0") == "0"
 
 
-def _watch(over: threading.Event, every_seconds: float) -> None:
-    said = time.monotonic()
+def _beat(over: threading.Event, every_seconds: float) -> None:
+    logged_at = time.monotonic()
     number = current_phase().number
     while not over.wait(min(1.0, every_seconds / 4)):
         phase = current_phase()
         if phase.number != number:
-            number, said = phase.number, phase.entered
-        if time.monotonic() - said >= every_seconds:
-            said = time.monotonic()
-            log.info(describe_progress(said - phase.entered))
+            number, logged_at = phase.number, phase.entered
+        if time.monotonic() - logged_at >= every_seconds:
+            logged_at = time.monotonic()
+            log.info(describe_progress(logged_at - phase.entered))
 
 
 def describe_progress(seconds: float) -> str:
-    """Such as `step 3, rollout: 60 s, 128 of 512 responses on this rank`."""
+    """Return, for example, `step 3, rollout: 60 s, 128 of 512 responses on this rank`."""
     phase = current_phase()
     where = f"step {phase.step}, {phase.name}" if phase.step else phase.name
     return f"{where}: {seconds:.0f} s{_count.describe(time.monotonic())}"
 
 
 class StopSignal:
-    """`requested` turns true on a signal or after `max_minutes` (0: no limit) and stays so.
+    """The request to stop a run. `requested` becomes true on a signal or after `max_minutes` (0: no
+    limit), and stays true.
 
-    A Ctrl-C after any of them ends the process at once.
+    A Ctrl-C after a first signal ends the process at once.
     """
 
     def __init__(self, max_minutes: float) -> None:
         self._number = 0
-        self._deadline = time.monotonic() + 60 * max_minutes if max_minutes else None
+        self._deadline = math.inf
+        if max_minutes:
+            self._deadline = time.monotonic() + 60 * max_minutes
         for number in heard_signals():
             signal.signal(number, self._remember)
 
     def _remember(self, number: int, frame: Any) -> None:
         if self._number and number == signal.SIGINT:
             os._exit(AT_ONCE_EXIT_CODE)
-        if not self._number and os.environ.get("RANK", "0") == "0":
+        if not self._number and _is_main():
             say_stopping(number)
         self._number = self._number or number
 
     @property
     def requested(self) -> bool:
-        """Whether this rank was asked to stop; the ranks must agree before any of them stops."""
-        late = self._deadline is not None and time.monotonic() >= self._deadline
-        return self.signalled or late
+        """True if this rank was asked to stop; all ranks must agree before any of them stops."""
+        return self.signalled or time.monotonic() >= self._deadline
 
     @property
     def signalled(self) -> bool:
-        """Whether a signal asked this rank to stop."""
+        """True if a signal asked this rank to stop."""
         return self._number != 0
 
     @property
     def unsaved_exit_code(self) -> int:
-        """Of a run that was asked to stop before it had anything to save."""
+        """Exit code of a run that stopped before its first checkpoint."""
         return 128 + (self._number or signal.SIGTERM)
 
 
 def heard_signals() -> list[signal.Signals]:
-    """`STOP_SIGNALS`; without SIGHUP under nohup, which has it ignored."""
-    is_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    return [s for s in STOP_SIGNALS if not (is_nohup and s is signal.SIGHUP)]
+    """Return `STOP_SIGNALS`, but not SIGHUP under nohup, which lets a process ignore it."""
+    signals = list(STOP_SIGNALS)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signals.remove(signal.SIGHUP)
+    return signals
 
 
 def say_stopping(number: int) -> None:
-    """What this signal does; safe in a signal handler."""
-    said = f"{signal.Signals(number).name}: stopping after this step"
+    """Write to standard error what this signal does; safe in a signal handler."""
+    message = f"{signal.Signals(number).name}: stopping after this step"
     if number == signal.SIGINT:
-        said = "stopping after this step; Ctrl-C again stops at once"
-    with suppress(OSError):  # the terminal may be gone
-        os.write(2, f"{said}\n".encode())
+        message = "stopping after this step; Ctrl-C again stops at once"
+    with suppress(OSError):  # the terminal may be closed
+        os.write(2, f"{message}\n".encode())

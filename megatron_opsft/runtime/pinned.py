@@ -1,8 +1,7 @@
-"""Pinned host memory, which a GPU's copies read and write by themselves, in one block for many
-tensors.
+"""Pinned host memory, which a GPU reads and writes directly, in one block for many tensors.
 
-torch's own pinned memory is a block for each tensor, rounded up to a power of two and kept for
-good: up to twice what the tensors take.
+torch's own pinned memory has a block for each tensor, rounded up to a power of two and never freed:
+up to twice the size of the tensors.
 """
 
 import logging
@@ -14,25 +13,24 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
+from megatron_opsft.runtime.rounding import round_up
+
 log = logging.getLogger("megatron_opsft")
 
-ALIGNMENT = 64  # bytes: where a tensor of a block may begin
+ALIGNMENT = 64
+"""Bytes: each tensor of a block begins at a multiple of it."""
 
 
 def packed_bytes(tensors: Sequence[Tensor]) -> int:
-    """Bytes of a block that holds copies of them."""
-    return sum(map(_aligned_bytes, tensors))
-
-
-def _aligned_bytes(tensor: Tensor) -> int:
-    return -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
+    """Return the bytes of a block that holds copies of the tensors."""
+    return sum(round_up(tensor.nbytes, ALIGNMENT) for tensor in tensors)
 
 
 class PinnedBlock:
-    """A block of pinned host memory of the given size, on pages of its own. It is unpinned when
-    this object goes; the copies in it stay valid for as long as they are used.
+    """A block of pinned host memory of the given size, on pages of its own.
 
-    Where the driver refuses to pin them, a warning says so, and copies are right and slower.
+    It is unpinned when this object is garbage-collected; tensors in it stay valid as long as they
+    are used. If the driver refuses to pin it, a warning is logged, and copies are slower.
     """
 
     def __init__(self, num_bytes: int) -> None:
@@ -49,18 +47,19 @@ class PinnedBlock:
             weakref.finalize(self, _unpin, whole).atexit = False
 
     def copies_of(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Copies of a GPU's tensors, from the beginning of the block; all are there on return."""
-        copies, offset = [], 0
+        """Copy a GPU's tensors to the beginning of the block; all copies are complete on return."""
+        copies = []
+        offset = 0
         for tensor in tensors:
-            place = self._part(offset, tensor.dtype, tensor.numel())
-            copies.append(place.view(tensor.shape).copy_(tensor, non_blocking=True))
-            offset += _aligned_bytes(tensor)
+            vector = self._vector(offset, tensor.dtype, tensor.numel())
+            copies.append(vector.view(tensor.shape).copy_(tensor, non_blocking=True))
+            offset += round_up(tensor.nbytes, ALIGNMENT)
         torch.cuda.synchronize()
         return copies
 
-    def _part(self, offset: int, dtype: torch.dtype, count: int) -> Tensor:
-        """`count` numbers of the block from byte `offset` on, as a tensor with a storage of its
-        own: torch.save and torch.distributed.checkpoint write a tensor's whole storage.
+    def _vector(self, offset: int, dtype: torch.dtype, count: int) -> Tensor:
+        """Return `count` numbers of the block, from byte `offset` on, as a tensor with a storage of
+        its own: torch.save and torch.distributed.checkpoint write a tensor's whole storage.
         """
         if count == 0:  # which torch.frombuffer refuses
             return torch.empty(0, dtype=dtype)
@@ -68,7 +67,7 @@ class PinnedBlock:
 
 
 def _pin(memory: Tensor) -> bool:
-    """Whether the driver has pinned it; a warning where it has not."""
+    """Pin the memory; return False, after a warning, if the driver refuses."""
     result = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)
     if int(result) == 0:
         return True
@@ -78,8 +77,8 @@ def _pin(memory: Tensor) -> bool:
         memory.nbytes / 1e9,
         int(result),
     )
-    # CUDA reports this error once more at the next launch of a kernel: launch one here, so that the
-    # run's own does not fail.
+    # CUDA reports this error once more at the next launch of a kernel. Launch one here, so that no
+    # kernel of the run fails.
     with suppress(RuntimeError):
         torch.empty(1, device="cuda").fill_(0)
     return False
@@ -90,10 +89,10 @@ def _unpin(memory: Tensor) -> None:
 
 
 class HostCopies:
-    """Copies of a rank's tensors in host memory, of one set of tensors at a time.
+    """Copies of a rank's tensors in host memory, for one set of tensors at a time.
 
-    Those of a GPU are in a pinned block, which is made when it is first needed and kept, since
-    pinning takes long; a larger set gets a new one.
+    Copies of a GPU's tensors are in a pinned block. It is made when first needed and then kept,
+    since pinning takes long; a larger set gets a new block.
     """
 
     def __init__(self) -> None:
@@ -101,32 +100,33 @@ class HostCopies:
         self._is_in_use = False
 
     def take(self, tensors: Sequence[Tensor], *, copy: bool) -> list[Tensor]:
-        """The tensors in host memory; all are there on return, and stay until `release`.
+        """Return the tensors in host memory, complete on return and valid until `release`.
 
-        copy: of those that are in host memory already, too. Errors: `RuntimeError` where the copies
-        that were taken before are not released.
+        copy: copy tensors that are in host memory already, too. Errors: `RuntimeError` if the
+        copies before were not released.
         """
         if self._is_in_use:
             raise RuntimeError("host memory is filled again while it is still read")
-        on_gpu = iter(
-            self._pinned_copies([tensor for tensor in tensors if tensor.is_cuda])
-        )
-        copies = [
-            next(on_gpu) if tensor.is_cuda else tensor.to("cpu", copy=copy)
-            for tensor in tensors
-        ]
+        gpu_tensors = [tensor for tensor in tensors if tensor.is_cuda]
+        pinned_copies = iter(self._copy_pinned(gpu_tensors))
+        copies = []
+        for tensor in tensors:
+            if tensor.is_cuda:
+                copies.append(next(pinned_copies))
+            else:
+                copies.append(tensor.to("cpu", copy=copy))
         self._is_in_use = True
         return copies
 
-    def _pinned_copies(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+    def _copy_pinned(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         if not tensors:
             return []
         num_bytes = packed_bytes(tensors)
         if self._block is None or self._block.num_bytes < num_bytes:
-            self._block = None  # its memory goes before the new one's comes
+            self._block = None  # free its memory before the new block takes more
             self._block = PinnedBlock(num_bytes)
         return self._block.copies_of(tensors)
 
     def release(self) -> None:
-        """Let the copies go: the next ones are written over them."""
+        """Allow the next `take` to overwrite the copies."""
         self._is_in_use = False

@@ -1,4 +1,4 @@
-"""How far a piece of work is: a bar of tqdm's on a terminal, its lines now and then elsewhere."""
+"""Progress of a piece of work: tqdm's bar on a terminal, elsewhere its lines at intervals."""
 
 import sys
 import time
@@ -11,10 +11,13 @@ from megatron_opsft.runtime.console import say
 
 
 class Progress(tqdm):  # type: ignore[type-arg]
-    """Use it in a `with`; `update(n)` counts n more as done, or `look` asks how much that is."""
+    """A progress bar, used in a `with`. Either `update(n)` counts n more as done, or `look` reads
+    how much is done.
+    """
 
-    monitor_interval = 0  # no thread beside
-    last_print_t: float  # as tqdm leaves it
+    monitor_interval = 0  # no thread of tqdm's
+    last_print_t: float
+    """`time.time()` of the last line; tqdm sets it, too."""
 
     def __init__(
         self,
@@ -26,8 +29,9 @@ class Progress(tqdm):  # type: ignore[type-arg]
         read: Callable[[], tuple[int, str]] | None = None,
         shown: bool = True,
     ) -> None:
-        """done: of `total` before the start. read: gives what is done now and a few words about it.
-        unit: of both; "B" for bytes.
+        """total, done: how much work there is, and how much was done before the start.
+
+        unit: of both; "B" for bytes. read: returns how much is done now, and a few words about it.
         """
         self._read = read if shown else None
         super().__init__(
@@ -44,13 +48,13 @@ class Progress(tqdm):  # type: ignore[type-arg]
 
     @staticmethod
     def status_printer(file: Any) -> Callable[[str], None]:
-        """A bar over itself on a terminal; elsewhere a line, which others may follow."""
+        """Return how to show a text: in the place of the last one on a terminal, else as a line."""
         if file.isatty():
             return tqdm.status_printer(file)
         return lambda text: say(text, error=True)
 
     def look(self, *, last: bool = False) -> None:
-        """Show what is done now, if it is time."""
+        """Show what `read` returns now, if it is time for a line or this is the last one."""
         if self._read is None:
             return
         if last or time.time() - self.last_print_t >= self.mininterval:

@@ -1,7 +1,7 @@
 """A job's store for values that no stranger can put there.
 
-The store answers whoever connects to it and tells its keys. So every value carries a seal, made
-with a secret that only the job's ranks have: what has none is not read.
+torch's store answers whoever connects to it, and lists its keys. So every value carries a seal,
+made with a secret that only the job's ranks have. A value without a valid seal is ignored.
 """
 
 import hmac
@@ -19,61 +19,61 @@ class SealedStore:
 
     def put(self, name: str, text: str) -> None:
         """Make the text available to all ranks."""
-        self._store.set(self._key(name), self._sealed(name, text))
+        self._store.set(self._key(name), self._seal(name, text))
 
     def read(self, names: Sequence[str]) -> list[str | None]:
-        """The text of each; None where it is not a rank's. All are None where one is not there, as
-        when a stranger has deleted it: ranks put theirs there again and again.
+        """Return the text of each name; None for one that no rank has put there.
+
+        All are None if one is missing, as when a stranger has deleted it: ranks put theirs there
+        again and again.
         """
         keys = [self._key(name) for name in names]
         if not self._store.check(keys):
             return [None] * len(names)
-        values = self._store.multi_get(keys)
-        return [
-            self._opened(name, value) for name, value in zip(names, values, strict=True)
-        ]
+        return list(map(self._open, names, self._store.multi_get(keys)))
 
     def agree(self, name: str, text: str | None) -> str | None:
-        """What a rank has put there, or now this text; the first one stays. None without any."""
-        key, held = self._key(name), b""
-        if self._store.check([key]):
-            held = self._store.get(key)
-        found = self._opened(name, held)
-        if found is None and text is not None:
-            now = self._store.compare_set(key, held, self._sealed(name, text))
-            found = self._opened(name, now)
-        return found
+        """Return the text that a rank has put there first, which is now this one if there was none.
+
+        None if neither a rank nor this call gives a text.
+        """
+        key = self._key(name)
+        value = self._store.get(key) if self._store.check([key]) else b""
+        agreed = self._open(name, value)
+        if agreed is None and text is not None:
+            # Replaces only the value just seen: another rank may be quicker.
+            value = self._store.compare_set(key, value, self._seal(name, text))
+            agreed = self._open(name, value)
+        return agreed
 
     def join(self, name: str, rank: int) -> None:
         """Add a rank to a list of ranks.
 
-        No counter: torch's store closes the connection of whoever adds to one that somebody has
-        made a text.
+        The list is no counter, because torch's store closes the connection of a rank that adds to a
+        counter which somebody has replaced by a text.
         """
-        self._store.append(
-            self._key(name), f"\n{self._sealed(name, str(rank)).decode()}\n"
-        )
+        self._store.append(self._key(name), b"\n%b\n" % self._seal(name, str(rank)))
 
     def joined(self, name: str) -> list[int]:
-        """The ranks that are in the list, each once, in the order in which they came."""
+        """Return the ranks in the list, each once, in the order in which they came."""
         key = self._key(name)
-        lines = self._store.get(key).splitlines() if self._store.check([key]) else []
-        ranks = (self._opened(name, line) for line in lines)
-        return [*dict.fromkeys(int(rank) for rank in ranks if rank is not None)]
+        if not self._store.check([key]):
+            return []
+        texts = [self._open(name, line) for line in self._store.get(key).splitlines()]
+        return list(dict.fromkeys(int(text) for text in texts if text is not None))
 
     def _key(self, name: str) -> str:
         return f"{self._prefix}/{name}"
 
-    def _sealed(self, name: str, text: str) -> bytes:
-        return f"{self._seal(name, text)} {text}".encode()
+    def _seal(self, name: str, text: str) -> bytes:
+        """Return the text with a seal before it, which is valid for this key alone."""
+        message = f"{self._key(name)} {text}".encode()
+        seal = hmac.digest(self._secret, message, "sha256").hex()
+        return f"{seal} {text}".encode()
 
-    def _seal(self, name: str, text: str) -> str:
-        """It holds for this key alone."""
-        return hmac.digest(
-            self._secret, f"{self._key(name)} {text}".encode(), "sha256"
-        ).hex()
-
-    def _opened(self, name: str, value: bytes) -> str | None:
-        seal, _, text = value.decode(errors="replace").partition(" ")
-        is_ours = hmac.compare_digest(seal.encode(), self._seal(name, text).encode())
-        return text if is_ours else None
+    def _open(self, name: str, value: bytes) -> str | None:
+        """Return the text of a sealed value; None if the seal is not valid."""
+        decoded = value.decode(errors="replace")
+        _, _, text = decoded.partition(" ")
+        is_valid = hmac.compare_digest(decoded.encode(), self._seal(name, text))
+        return text if is_valid else None

@@ -13,7 +13,7 @@ from run_differences import compare_runs, read_lines
 from small_run import FOUR_STEPS, QUICKSTART
 from world import World
 
-from megatron_opsft.runtime.diagnosis import PEER_LOST_EXIT_CODE
+from megatron_opsft.runtime.failed_rank import PEER_LOST_EXIT_CODE
 
 SMALL = [*FOUR_STEPS, "run.silence_seconds=4"]
 # From the second checkpoint on the kernel refuses files of more than 1 MB: checkpoints are larger,

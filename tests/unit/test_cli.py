@@ -53,7 +53,7 @@ def test_a_command_without_arguments_says_what_is_missing(path: Any, capsys: Any
         ("report x --bogus", "report: No such option '--bogus'"),
         ("report x --max-mb y", "report: --max-mb=y: Input should be a valid number"),
         ("methods gr3 x", "methods: Got unexpected extra argument (x); for example: megatron-"),
-        ("methods lasr", "method.name='lasr': did you mean laser?"),
+        ("methods lasr", "unknown method 'lasr'; did you mean laser?"),
         ("convert bogus", "convert: No such command 'bogus'; for example: megatron-opsft conv"),
         (f"train {QUICKSTART} --resume --overwrite", "--resume and --overwrite exclude each other"),
         ("bogus", "No such command 'bogus'; for example: megatron-opsft train examples/"),

@@ -9,10 +9,10 @@ import pytest
 import megatron_opsft
 from megatron_opsft.config import Config
 from megatron_opsft.config.load import (
-    changed,
     check_resumable,
     config_hash,
-    kept,
+    decisive_settings,
+    find_changes,
     load_config,
     to_yaml,
 )
@@ -58,11 +58,11 @@ GREEDY = ["eval.temperature=0", "eval.samples_per_problem=1"]
         ("optimizer.lr", r"optimizer\.lr'.*write key=value"),
         ("lr=1", r"unknown config key lr .*did you mean optimizer\.lr\?"),
         ("train.lr=1", r"train\.lr in the command line.*did you mean optimizer\.lr\?"),
-        ("no_such=1", r"no_such.*there are: run, model"),
+        ("no_such=1", r"no_such.*choose one of run, model"),
         ("optimizer={lr: 1}", r"optimizer is a section: write a key of it, such as optimizer\.lr="),
         ("optimizer", r"optimizer is a section"),
         ("lr", r"write key=value, for example optimizer\.lr=1e-6"),
-        ("method=grpo", r"override 'method=grpo': write method\.name=grpo"),
+        ("method=grpo", r"override 'method=grpo': method is a section: write method\.name=grpo"),
         ("optimizer.lr=[", r"optimizer\.lr=\["),
         ("run.steps=1:30", r"run\.steps='1:30'.*integer"),
         ("run.dir=runs/a #1", "'#1' for a comment; put the value in quotes"),
@@ -73,7 +73,7 @@ GREEDY = ["eval.temperature=0", "eval.samples_per_problem=1"]
         ("run.steps=true", r"config key run\.steps=.*write a number"),
         ("optimizer.lr=.inf", r"config key optimizer\.lr=.*finite"),
         (f"run.seed={2**64}", r"config key run\.seed=.*less than"),
-        ("run.dir.x=1", r"unknown config key run\.dir\.x .*there are: dir, steps"),
+        ("run.dir.x=1", r"unknown config key run\.dir\.x .*choose one of dir, steps"),
         # Of a group of equal responses nothing is learned, and of equal samples one is enough.
         ("rollout.temperature=0", r"rollout\.temperature=0: all responses to a problem"),
         ("eval.temperature=0", r"eval\.temperature=0: .* set eval\.samples_per_problem=1"),
@@ -84,10 +84,13 @@ GREEDY = ["eval.temperature=0", "eval.samples_per_problem=1"]
             r"eval\.more has 2 sets named a; rename one",
         ),
         ("eval.more={a: {data: x, steps: 1}}", r"eval\.more"),
-        ("method.name=grop", "'grop': did you mean grpo. choose one of on_policy_sft, "),
+        (
+            "method.name=grop",
+            r"unknown method 'grop'; did you mean grpo\? choose one of on_policy_sft, ",
+        ),
         ("method.beta=1", r"unknown config key method\.beta"),
         ("data.template=Be brief.", r"'Be brief.' is not a template.*\.jinja.*system_prompt"),
-        ([GRPO, "method.bta=1"], r"the command line: did you mean method\.beta\?"),
+        ([GRPO, "method.bta=1"], r"the command line; did you mean method\.beta\?"),
         ([GRPO, "method.kl=k4"], r"config key method\.kl='k4': Input should be 'k1', "),
         ([GRPO, "rollout.group_size=1"], r"rollout\.group_size=1 leaves nothing to "),
         ([GRPO, "method.updates_per_batch=3"], r"=3 does not divide data\.prompts_per"),
@@ -117,7 +120,7 @@ def test_no_value_is_none_in_yaml_s_and_in_python_s_words(path: Path, word: str)
         (MINIMAL + "optimizer: {lr: fast}\n", "optimizer.lr='fast'"),
         (MINIMAL + "optimizer:\n", "config section optimizer must hold keys"),
         (MINIMAL + "method: 3\n", "config section method must hold keys, not 3"),
-        (MINIMAL + "optimizer: {lr: 1, momentun: 2}\n", "optimizer.momentun in PATH: "),
+        (MINIMAL + "optimizer: {lr: 1, momentun: 2}\n", "optimizer.momentun in PATH; "),
         (MINIMAL + "1: 2\n", "config key 1=1: "),
         (MINIMAL + "run: {steps: 1}\nrun: {seed: 3}\n", "the key run is there twice"),
         ("base: run.yaml\n", "run.yaml is a base of itself"),
@@ -183,7 +186,9 @@ def test_what_a_run_reads_may_lie_elsewhere(path: Path, override: str) -> None:
     there = {"data.responses": "s.parquet", "eval.more": "{a: h}"}.get(key, "z")
     before, now = load_config(path, [f"{key}={there}"]), load_config(path, [override])
     check_resumable(before, now, path.parent)
-    assert changed(before, now) == {} and kept(before, places=True) != kept(now, places=True)
+    assert find_changes(before, now) == {}
+    settings = [decisive_settings(config, with_locations=True) for config in (before, now)]
+    assert settings[0] != settings[1]
 
 
 # They only say where something is to be seen.
@@ -273,7 +278,7 @@ def test_prompts_and_held_out_responses_may_be_as_long_as_model_and_engine_allow
     shorter.model_fields_set.add("max_response_tokens")
     resumed = fitted.model_copy(update={"eval": shorter})
     check_resumable(fitted, resumed, path.parent)
-    assert changed(fitted, resumed) == {"eval.max_response_tokens": (held_out, 9)}
+    assert find_changes(fitted, resumed) == {"eval.max_response_tokens": (held_out, 9)}
 
 
 def test_prompts_and_responses_that_do_not_fit_are_one_line(path: Path) -> None:

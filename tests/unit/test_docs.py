@@ -14,7 +14,7 @@ from megatron_opsft.commands.evaluate.settings import EvalSettings
 from megatron_opsft.commands.launch.commands import FINAL_EXIT_CODES
 from megatron_opsft.config.load import load, load_config
 from megatron_opsft.errors import ANSWER_IS_NO
-from megatron_opsft.runtime.diagnosis import PEER_LOST_EXIT_CODE
+from megatron_opsft.runtime.failed_rank import PEER_LOST_EXIT_CODE
 from megatron_opsft.runtime.phase import REQUEUE_EXIT_CODE
 
 ROOT = Path(__file__).parents[2]
@@ -95,7 +95,7 @@ def test_shipped_configurations_and_those_in_the_docs_load(tmp_path: Path) -> No
     for block in blocks:
         file.write_text(block)
         model = [] if "model:" in block else ["model.path=tiny_reasoner"]
-        assert load_config(file, model).data.parts
+        assert load_config(file, model).data.sources
 
 
 @pytest.mark.slow

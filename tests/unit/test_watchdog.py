@@ -20,8 +20,15 @@ import pytest
 from processes import free_ports
 from torch.distributed import TCPStore
 
-from megatron_opsft.runtime.diagnosis import PEER_LOST_EXIT_CODE as LOST
-from megatron_opsft.runtime.diagnosis import SETTLE_SECONDS, Diagnosis, Limits, Peer, diagnose
+from megatron_opsft.runtime.failed_rank import PEER_LOST_EXIT_CODE as LOST
+from megatron_opsft.runtime.failed_rank import (
+    SETTLE_SECONDS,
+    Diagnosis,
+    Failure,
+    Limits,
+    Peer,
+    find_failed_rank,
+)
 from megatron_opsft.runtime.job import Job
 from megatron_opsft.runtime.phase import enter_phase
 from megatron_opsft.runtime.watchdog import Process, Watchdog, this_process
@@ -30,13 +37,17 @@ LIMITS = Limits(hang_seconds=600, silence_seconds=60)
 
 
 def peer(rank: int, **known: object) -> Peer:
-    return replace(Peer(rank=rank, name=f"rank {rank} on n", heard=1000.0, entered=990.0), **known)
+    return replace(
+        Peer(rank=rank, name=f"rank {rank} on n", heard_at=1000.0, entered_at=990.0), **known
+    )
 
 
-FAILED = peer(0, failed=(1, 1, "connection closed"), failed_at=1000.9)
+FAILED = peer(0, failure=Failure(1, 1, "connection closed"), failed_at=1000.9)
 ANSWERED = 1000.9 + SETTLE_SECONDS
-STILL = [peer(r, heard=1640, entered=1030.0, number=8, where="phase train") for r in range(3)]
-STILL[1] = peer(1, heard=1640, entered=1039.0, number=7, where="phase verify")
+STILL = [
+    peer(r, heard_at=1640, entered_at=1030.0, phase_number=8, where="phase train") for r in range(3)
+]
+STILL[1] = peer(1, heard_at=1640, entered_at=1039.0, phase_number=7, where="phase verify")
 
 
 @pytest.mark.parametrize(
@@ -50,39 +61,48 @@ STILL[1] = peer(1, heard=1640, entered=1039.0, number=7, where="phase verify")
         ),
         # A failure waits for a word of all others.
         ([FAILED, peer(1)], 1001, None, "", ""),
-        ([FAILED, peer(1, heard=ANSWERED)], 1009, None, "", ""),
-        ([FAILED, peer(1, heard=ANSWERED + 0.1)], 1009, 0, "failed", "connection closed"),
+        ([FAILED, peer(1, heard_at=ANSWERED)], 1009, None, "", ""),
+        ([FAILED, peer(1, heard_at=ANSWERED + 0.1)], 1009, 0, "failed", "connection closed"),
         ([FAILED, peer(1)], 1060.1, 1, "silent", "no sign of life for 60 s"),
         # Of failures the first counts, and who has said why it fails did not just die.
         (
-            [peer(0, failed=(2, 1, "late")), peer(1, failed=(1, 3, "first"))],
+            [peer(0, failure=Failure(2, 1, "late")), peer(1, failure=Failure(1, 3, "first"))],
             *(1001, 1, "failed", "first"),
         ),
         (
-            [peer(0, heard=1000.6, dead=[1]), peer(1, failed=(1, 2, "no"), failed_at=1000)],
+            [
+                peer(0, heard_at=1000.6, dead=[1]),
+                peer(1, failure=Failure(1, 2, "no"), failed_at=1000),
+            ],
             *(1001, 1, "failed", "no"),
         ),
-        ([peer(0, heard=1060), peer(1)], 1060, None, "", ""),
-        ([peer(0, heard=1060), peer(1)], 1060.1, 1, "silent", "no sign of life for 60 s"),
+        ([peer(0, heard_at=1060), peer(1)], 1060, None, "", ""),
+        ([peer(0, heard_at=1060), peer(1)], 1060.1, 1, "silent", "no sign of life for 60 s"),
         # Of ranks that stand still the one furthest behind is named.
         (STILL, 1630, None, "", ""),
         (STILL, 1640, 1, "stuck", "in phase verify for 10.0 min"),
         # Who has left is not missed.
-        ([peer(0, dead=[1]), peer(1, left=True, heard=0.0, entered=0.0)], 1001, None, "", ""),
+        (
+            [peer(0, dead=[1]), peer(1, has_left=True, heard_at=0.0, entered_at=0.0)],
+            1001,
+            None,
+            "",
+            "",
+        ),
     ],
 )
 def test_whose_fault_it_is(
     peers: list[Peer], now: float, rank: int | None, kind: str, message: str
 ) -> None:
-    without_limit = diagnose(peers, now, replace(LIMITS, hang_seconds=0))
-    found = diagnose(peers, now, LIMITS)
+    without_limit = find_failed_rank(peers, now, replace(LIMITS, hang_seconds=0))
+    found = find_failed_rank(peers, now, LIMITS)
     assert without_limit == (None if kind == "stuck" else found)
     if rank is None or found is None:
         assert found is rank
         return
     assert (found.rank, found.kind) == (rank, kind) and message in found.message
-    failed = peers[rank].failed
-    assert found.code == (failed[1] if failed else LOST)
+    failed = peers[rank].failure
+    assert found.code == (failed.code if failed else LOST)
 
 
 QUICK = Limits(hang_seconds=5.0, silence_seconds=4.0)

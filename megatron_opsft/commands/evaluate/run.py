@@ -44,8 +44,8 @@ from megatron_opsft.rollout.engine import (
 )
 from megatron_opsft.rollout.open_engine import build_engine
 from megatron_opsft.runtime.device import select_device
-from megatron_opsft.runtime.diagnosis import Limits
 from megatron_opsft.runtime.durable import write_text
+from megatron_opsft.runtime.failed_rank import Limits
 from megatron_opsft.runtime.job import Job, join_job, leave_job
 from megatron_opsft.runtime.phase import enter_phase
 from megatron_opsft.runtime.progress import Progress

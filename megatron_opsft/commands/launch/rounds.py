@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megatron_opsft.config import Config
-from megatron_opsft.config.load import kept
+from megatron_opsft.config.load import decisive_settings
 from megatron_opsft.errors import UserError
 from megatron_opsft.runtime.owned_directory import OwnedDirectory
 
@@ -90,7 +90,10 @@ def run_rounds(rounds: Rounds, start: Start) -> int:
     settings than those of the rounds that are there.
     """
     directory = RoundsDirectory(rounds.config.run.dir)
-    identity = {**kept(rounds.config, places=True), "--problems": rounds.problems}
+    identity = {
+        **decisive_settings(rounds.config, with_locations=True),
+        "--problems": rounds.problems,
+    }
     directory.check_same(identity)
     directory.path.mkdir(parents=True, exist_ok=True)
     directory.write_manifest({"identity": identity})

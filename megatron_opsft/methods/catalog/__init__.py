@@ -78,7 +78,7 @@ def settings_class(values: dict[str, Any]) -> type[MethodSettings]:
     if near := difflib.get_close_matches(str(name), METHODS, n=1):
         hint = f"did you mean {near[0]}? "
     raise UserError(
-        f"config key method.name={name!r}: {hint}choose one of {', '.join(METHODS)}"
+        f"unknown method {name!r}; {hint}choose one of {', '.join(METHODS)}"
     )
 
 

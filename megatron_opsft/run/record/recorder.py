@@ -290,7 +290,7 @@ def open_recorder(
     config = session.config
     run_dir = RunDir(config.run.dir)
     if session.layout.is_main:
-        sources = [Path(source.path) for source in config.data.parts]
+        sources = [Path(source.path) for source in config.data.sources]
         run_dir.open(
             resume=resume, overwrite=overwrite, needed=[session.model_dir, *sources]
         )

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron_opsft.config import Config
-from megatron_opsft.config.load import changed
+from megatron_opsft.config.load import find_changes
 from megatron_opsft.data.problems import sha256_of
 from megatron_opsft.models.storage.model_identity import (
     FileHashes,
@@ -87,7 +87,7 @@ def note_adjustments(
     Changes are those of keys and of versions of libraries. before, versions: configuration and
     libraries until now. last_step: the last step with them.
     """
-    changes = changed(before, config)
+    changes = find_changes(before, config)
     now = installed_versions()
     if versions:  # earlier releases did not write them
         for library in sorted({*versions, *now}):
@@ -193,7 +193,7 @@ def model_card(
     return _CARD.format(
         config=config,
         summary=summary,
-        data=", ".join(source.path for source in config.data.parts),
+        data=", ".join(source.path for source in config.data.sources),
         name=directory.name,
         directory=directory / "hf",
         before=_cells(summary["base"]),

@@ -88,7 +88,7 @@ def check_run(
 
 def _check_sources(config: Config) -> None:
     """Check that the sources of training and held-out problems can be read."""
-    sources = [("data.train", source.path) for source in config.data.parts]
+    sources = [("data.train", source.path) for source in config.data.sources]
     if config.eval.data is not None:
         sources.append(("eval.data", config.eval.data))
     sources += [(f"eval.more.{more.name}.data", more.data) for more in config.eval.more]

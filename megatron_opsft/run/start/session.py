@@ -33,7 +33,6 @@ from megatron_opsft.runtime.device import (
     prepare_environment,
     select_device,
 )
-from megatron_opsft.runtime.diagnosis import Limits
 from megatron_opsft.runtime.distributed import (
     Layout,
     broadcast_object,
@@ -42,6 +41,7 @@ from megatron_opsft.runtime.distributed import (
     stop_distributed,
 )
 from megatron_opsft.runtime.durable import list_checkpoints
+from megatron_opsft.runtime.failed_rank import Limits
 from megatron_opsft.runtime.job import current_job
 from megatron_opsft.runtime.phase import announce, enter_phase
 from megatron_opsft.runtime.watchdog import watched

@@ -33,7 +33,7 @@ class ModelShards:
     ) -> "ModelShards":
         """models: this rank's GPTModel chunks, unwrapped."""
         parameters: list[tuple[Rule, Tensor]] = []
-        experts = layout.own_experts(table.num_experts)
+        experts = layout.local_experts(table.num_experts)
         for model in models:
             offset = get_transformer_layer_offset(model.config, vp_stage=model.vp_stage)
             named = {
