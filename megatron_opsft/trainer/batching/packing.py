@@ -1,41 +1,51 @@
-"""Sequences into micro-batches: packed (THD) to a token budget, the same number on every rank.
+"""Assignment of sequences to micro-batches: packed (THD) up to a token budget, with the same number
+of micro-batches on every rank.
 
-Pure and deterministic: every rank makes the whole plan and builds its own part of it
-(`microbatch.pack`). First-fit says how few bins will do. The sequences then go, longest first, to
-the rank of the least cost that has room, and there into the cheapest bin with room.
+Pure and deterministic: every rank makes the whole plan and builds its own micro-batches of it
+(`microbatch.pack`). First-fit tells how few bins suffice. Then the sequences, longest first, go to
+the cheapest rank that has room, and there into the cheapest bin that has room.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heappop, heappush, heapreplace
-from itertools import count
+from itertools import chain
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+from megatron_opsft.runtime.rounding import ceil_div
 
 Bin = list[int]
+"""Indices of the sequences that one micro-batch packs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackingReport:
-    """How good a plan is, or several that run one after the other; all 0 without sequences."""
+    """Quality of a plan, or of several plans that run one after another; all 0 if no sequences."""
 
-    num_tokens: int = 0  # in all bins, without padding
-    room: int = 0  # of all bins; of a lone longer sequence it is its length
-    mean_cost: float = 0.0  # of the ranks
-    cost_spread: float = 0.0  # of the costliest rank, less that of the cheapest
-    num_bins: int = 0  # over all ranks, empty ones included
+    num_tokens: int = 0
+    """Tokens in all bins, without padding."""
+    room: int = 0
+    """Tokens that fit into all bins; a single sequence beyond the budget counts its length."""
+    mean_cost: float = 0.0
+    """Mean of the ranks' costs, in units of `sequence_cost`."""
+    cost_spread: float = 0.0
+    """Cost of the most expensive rank minus that of the cheapest."""
+    num_bins: int = 0
+    """Bins of all ranks, empty ones included."""
 
     @property
     def fill(self) -> float:
-        """The share of the room that tokens take."""
+        """Share of the room that tokens take."""
         return self.num_tokens / self.room if self.room else 0.0
 
     @property
     def imbalance(self) -> float:
-        """(most - least) / mean of the ranks' cost."""
+        """(most - least) / mean of the ranks' costs."""
         return self.cost_spread / self.mean_cost if self.mean_cost else 0.0
 
 
 def whole_packing(reports: Sequence[PackingReport]) -> PackingReport:
-    """Of updates that follow each other; ranks wait for each other at the end of each."""
+    """Return the report on several updates together; ranks wait for each other after each."""
     return PackingReport(
         num_tokens=sum(report.num_tokens for report in reports),
         room=sum(report.room for report in reports),
@@ -46,9 +56,9 @@ def whole_packing(reports: Sequence[PackingReport]) -> PackingReport:
 
 
 def sequence_cost(num_tokens: int, quadratic_at: float) -> float:
-    """Relative compute of one sequence: linear part plus attention's square.
+    """Return the relative compute of one sequence: a linear part plus attention's square.
 
-    `quadratic_at`: the length in tokens at which attention costs as much as all the rest.
+    quadratic_at: the length in tokens at which attention costs as much as everything else.
     """
     return num_tokens * (1.0 + num_tokens / quadratic_at)
 
@@ -61,120 +71,177 @@ def plan_packing(
     multiple: int = 1,
     quadratic_at: float = 8192.0,
 ) -> list[list[Bin]]:
-    """For each data-parallel rank its bins of indices into `lengths`; equally many for each rank.
+    """Return the bins of each data-parallel rank, as indices into `lengths`; every rank has equally
+    many.
 
-    A bin has at most `budget` tokens, or one longer sequence. The number per rank is the least that
-    first-fit needs, or the next in which all find room, as a multiple of `multiple` (interleaved
-    1F1B needs that of the pipeline size); a bin may be empty, which becomes a micro-batch of
-    padding. Ranks are balanced by `sequence_cost`; each has its costliest bin first, so that
-    expert-parallel ranks, which wait for each other in every micro-batch, work on alike ones.
+    A bin has at most `budget` tokens, or one longer sequence. The number of bins per rank is a
+    multiple of `multiple` (interleaved 1F1B needs a multiple of the pipeline size): the least that
+    first-fit allows, or the next one in which all sequences find room. A bin may be empty; it
+    becomes a micro-batch of padding.
+
+    Ranks are balanced by `sequence_cost`. Each has its most expensive bin first, because
+    expert-parallel ranks wait for each other in every micro-batch and should work on equal ones.
     """
-    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
-    cost = [sequence_cost(length, quadratic_at) for length in lengths]
-    least = -(-_first_fit(lengths, order, budget) // (dp_size * multiple)) * multiple
-    sizes = count(least, multiple)
-    ranks = next(
-        filter(None, (_spread(lengths, cost, order, budget, dp_size, n) for n in sizes))
-    )
-    for bins in ranks:
-        bins.sort(key=lambda indices: -sum(cost[i] for i in indices))
-    return ranks
+    order = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
+    costs = [sequence_cost(length, quadratic_at) for length in lengths]
+    num_bins = ceil_div(_first_fit(lengths, order, budget), dp_size * multiple)
+    num_bins *= multiple
+    plan = _assign_to_ranks(lengths, costs, order, budget, dp_size, num_bins)
+    while plan is None:
+        num_bins += multiple
+        plan = _assign_to_ranks(lengths, costs, order, budget, dp_size, num_bins)
+    for bins in plan:
+        bins.sort(key=lambda indices: -sum(costs[index] for index in indices))
+    return plan
 
 
-class _Bins:
-    """Bins that are asked for a place again and again, by sequences that come longest first.
+class _Container(Protocol):
+    """A bin, or a rank with its bins, in a `_RoomQueue`."""
 
-    So a bin that has room keeps it until something is put into it, and each sequence moves few
-    bins between the two heaps.
+    number: int
+    cost: float
+
+    @property
+    def room(self) -> int:
+        """Longest sequence that it still takes; read only after `has_room` returned False."""
+
+    def has_room(self, length: int) -> bool:
+        """True if it takes a sequence of `length` tokens."""
+
+
+_C = TypeVar("_C", bound=_Container)
+
+
+class _Entry(NamedTuple, Generic[_C]):
+    priority: float
+    number: int
+    """Number of the container: decides between equal priorities."""
+    container: _C
+
+
+class _RoomQueue(Generic[_C]):
+    """Containers that are asked again and again for the cheapest one with room.
+
+    Sequences come longest first. So a container that has room keeps it until something is put into
+    it, and each sequence moves few containers between the two heaps.
     """
 
     def __init__(self) -> None:
-        self.room: list[int] = []
-        self._roomy: list[
-            tuple[float, int]
-        ] = []  # a heap of (cost, bin); room is checked on top
-        self._full: list[
-            tuple[int, int, float]
-        ] = []  # of (-room, bin, cost): too small for now
+        self._roomy: list[_Entry[_C]] = []
+        """A heap by cost; only the room of the top one is checked."""
+        self._full: list[_Entry[_C]] = []
+        """A heap by -room: containers that were too small for the last sequence."""
 
-    def add(self, room: int) -> None:
-        """One bin more, of no cost yet."""
-        heappush(self._roomy, (0.0, len(self.room)))
-        self.room.append(room)
+    def add(self, container: _C) -> None:
+        """Add a container."""
+        heappush(self._roomy, _Entry(container.cost, container.number, container))
 
-    def cheapest(self, length: int) -> int | None:
-        """The bin of the least cost, of those the first, with room for `length` tokens."""
-        while self._full and -self._full[0][0] >= length:
-            _, index, cost = heappop(self._full)
-            heappush(self._roomy, (cost, index))
-        while self._roomy and self.room[self._roomy[0][1]] < length:
-            cost, index = heappop(self._roomy)
-            heappush(self._full, (-self.room[index], index, cost))
-        return self._roomy[0][1] if self._roomy else None
+    def cheapest(self, length: int) -> _C | None:
+        """Return the cheapest container that takes `length` tokens, the first of equal ones."""
+        while self._full and self._full[0].container.room >= length:
+            self.add(heappop(self._full).container)
+        while self._roomy and not self._roomy[0].container.has_room(length):
+            container = heappop(self._roomy).container
+            entry = _Entry(-container.room, container.number, container)
+            heappush(self._full, entry)
+        return self._roomy[0].container if self._roomy else None
 
-    def fill(self, room: int, cost: float) -> None:
-        """Leave `room` in the bin that `cheapest` has just named, which costs so much more."""
-        spent, index = self._roomy[0]
-        self.room[index] = room
-        heapreplace(self._roomy, (spent + cost, index))
+    def update_cheapest(self) -> None:
+        """Reorder after the container that `cheapest` returned got a sequence."""
+        container = self._roomy[0].container
+        entry = _Entry(container.cost, container.number, container)
+        heapreplace(self._roomy, entry)
 
-    def most_room(self) -> int:
-        """After `cheapest` has found none; -1 where there is no bin."""
-        return -self._full[0][0] if self._full else -1
+    def largest_room(self) -> int:
+        """Return the largest room of a container, after `cheapest` returned None."""
+        return self._full[0].container.room
+
+
+@dataclass(slots=True)
+class _OpenBin:
+    """A bin while it is filled."""
+
+    number: int
+    room: int
+    cost: float = 0.0
+    indices: Bin = field(default_factory=list)
+
+    def has_room(self, length: int) -> bool:
+        return self.room >= length
+
+
+class _Rank:
+    """A data-parallel rank and its bins, while they are filled."""
+
+    def __init__(self, number: int, num_bins: int, longest: int) -> None:
+        self.number = number
+        self.cost = 0.0
+        # An empty bin takes any sequence, even one beyond the budget.
+        self.bins = [_OpenBin(bin_number, longest) for bin_number in range(num_bins)]
+        self._queue = _RoomQueue[_OpenBin]()
+        for empty_bin in self.bins:
+            self._queue.add(empty_bin)
+
+    @property
+    def room(self) -> int:
+        return self._queue.largest_room()
+
+    def has_room(self, length: int) -> bool:
+        return self._queue.cheapest(length) is not None
+
+    def pack(self, index: int, length: int, cost: float, budget: int) -> None:
+        """Put a sequence that the rank has room for into the cheapest bin with room."""
+        cheapest = self._queue.cheapest(length)
+        assert cheapest is not None
+        room_before = cheapest.room if cheapest.indices else budget
+        cheapest.room = room_before - length
+        cheapest.cost += cost
+        cheapest.indices.append(index)
+        self._queue.update_cheapest()
+        self.cost += cost
 
 
 def _first_fit(lengths: Sequence[int], order: Sequence[int], budget: int) -> int:
-    """Bins, where each sequence, in `order`, goes into the first with room, or a new one."""
-    bins = _Bins()  # all of one cost: the cheapest is the first
+    """Return the number of bins needed if each sequence, in `order`, goes into the first bin with
+    room, or into a new one.
+    """
+    queue = _RoomQueue[_OpenBin]()  # all of cost 0: the cheapest is the first
+    num_bins = 0
     for index in order:
         length = lengths[index]
-        first = bins.cheapest(length)
-        if first is None:
-            bins.add(budget - length)
+        first = queue.cheapest(length)
+        if first is not None:
+            first.room -= length
         else:
-            bins.fill(bins.room[first] - length, 0.0)
-    return len(bins.room)
+            queue.add(_OpenBin(num_bins, budget - length))
+            num_bins += 1
+    return num_bins
 
 
-def _spread(
+def _assign_to_ranks(
     lengths: Sequence[int],
-    cost: Sequence[float],
+    costs: Sequence[float],
     order: Sequence[int],
     budget: int,
     dp_size: int,
     num_bins: int,
 ) -> list[list[Bin]] | None:
-    """`num_bins` bins for each rank; None where a sequence finds no room."""
-    ranks: list[list[Bin]] = [[[] for _ in range(num_bins)] for _ in range(dp_size)]
-    bins_of = [_Bins() for _ in ranks]
+    """Return the bins of each rank, `num_bins` for each; None if a sequence finds no room."""
     longest = max(lengths, default=0)
-    for bins in bins_of:
-        for _ in range(num_bins):
-            bins.add(longest)  # empty: any one goes in
-    cheapest = [(0.0, rank) for rank in range(dp_size)]  # a heap of (cost, rank)
-    full: list[
-        tuple[int, int, float]
-    ] = []  # a heap of (-room, rank, cost): without room for now
+    ranks = [_Rank(number, num_bins, longest) for number in range(dp_size)]
+    queue = _RoomQueue[_Rank]()
+    for rank in ranks:
+        queue.add(rank)
     for index in order:
-        length = lengths[index]
-        while full and -full[0][0] >= length:
-            _, rank, spent = heappop(full)
-            heappush(cheapest, (spent, rank))
-        place = None
-        while cheapest and place is None:
-            spent, rank = cheapest[0]
-            place = bins_of[rank].cheapest(length)
-            if place is None:
-                heappop(cheapest)
-                heappush(full, (-bins_of[rank].most_room(), rank, spent))
-        if place is None:
+        cheapest = queue.cheapest(lengths[index])
+        if cheapest is None:
             return None
-        bins = bins_of[rank]
-        before = bins.room[place] if ranks[rank][place] else budget
-        bins.fill(before - length, cost[index])
-        ranks[rank][place].append(index)
-        heapreplace(cheapest, (spent + cost[index], rank))
-    return ranks
+        cheapest.pack(index, lengths[index], costs[index], budget)
+        queue.update_cheapest()
+    plan = []
+    for rank in ranks:
+        plan.append([packed_bin.indices for packed_bin in rank.bins])
+    return plan
 
 
 def describe_plan(
@@ -184,15 +251,24 @@ def describe_plan(
     budget: int,
     quadratic_at: float,
 ) -> PackingReport:
-    """Fill and balance of a plan for sequences of so many tokens."""
-    bins = [indices for mine in plan for indices in mine]
-    used = [sum(lengths[i] for i in indices) for indices in bins]
-    cost = [sequence_cost(length, quadratic_at) for length in lengths]
-    load = [sum(cost[i] for indices in mine for i in indices) for mine in plan]
+    """Report how full the bins of a plan are and how well its ranks are balanced."""
+    bin_tokens = []
+    rank_costs = []
+    for bins in plan:
+        for indices in bins:
+            bin_tokens.append(sum(lengths[index] for index in indices))
+        rank_costs.append(
+            sum(
+                sequence_cost(lengths[index], quadratic_at)
+                for index in chain.from_iterable(bins)
+            )
+        )
+    num_tokens = sum(bin_tokens)
+    room = sum(max(budget, tokens) for tokens in bin_tokens)
     return PackingReport(
-        num_tokens=sum(used),
-        room=sum(max(budget, tokens) for tokens in used) if any(used) else 0,
-        mean_cost=sum(load) / len(load),
-        cost_spread=max(load) - min(load),
-        num_bins=len(bins),
+        num_tokens=num_tokens,
+        room=room if num_tokens else 0,
+        mean_cost=sum(rank_costs) / len(rank_costs),
+        cost_spread=max(rank_costs) - min(rank_costs),
+        num_bins=len(bin_tokens),
     )
