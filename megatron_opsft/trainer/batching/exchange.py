@@ -22,18 +22,17 @@ from megatron_opsft.runtime.distributed import Layout, broadcast_in_replica
 from megatron_opsft.runtime.exchange import all_gather_bytes, route_bytes
 
 _OUTCOMES = list(Outcome)
-_FACTS = np.dtype(
-    [
-        ("problem_index", np.int32),
-        ("sample_index", np.int32),
-        ("num_prompt_tokens", np.int32),
-        ("num_tokens", np.int32),
-        ("outcome", np.int32),
-        ("finished", np.int32),
-        ("unclosed_think", np.int32),
-        ("rollout_index", np.int32),
-    ]
-)
+_FACT_NAMES = [
+    "problem_index",
+    "sample_index",
+    "num_prompt_tokens",
+    "num_tokens",
+    "outcome",
+    "finished",
+    "unclosed_think",
+    "rollout_index",
+]
+_FACTS = np.dtype([(name, np.int32) for name in _FACT_NAMES])
 """A response as it travels, 32 bytes: see `Response`. outcome: an index into `_OUTCOMES`."""
 
 

@@ -121,9 +121,7 @@ def build_microbatch(
     return _select_tokens(whole, own_indices(lengths, cp_rank, cp_size))
 
 
-def _sequence_lengths(
-    samples: Sequence[Sample], align: int, cp_size: int
-) -> list[int]:
+def _sequence_lengths(samples: Sequence[Sample], align: int, cp_size: int) -> list[int]:
     """Return the padded lengths of the pack's sequences; a filler at its end is one more."""
     lengths = []
     for sample in samples:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush, heapreplace
 from itertools import chain
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple
 
 from megatron_opsft.runtime.rounding import ceil_div
 
@@ -95,68 +95,6 @@ def plan_packing(
     return plan
 
 
-class _Container(Protocol):
-    """A bin, or a rank with its bins, in a `_RoomQueue`."""
-
-    number: int
-    cost: float
-
-    @property
-    def room(self) -> int:
-        """Longest sequence that it still takes; read only after `has_room` returned False."""
-
-    def has_room(self, length: int) -> bool:
-        """True if it takes a sequence of `length` tokens."""
-
-
-_C = TypeVar("_C", bound=_Container)
-
-
-class _Entry(NamedTuple, Generic[_C]):
-    priority: float
-    number: int
-    """Number of the container: decides between equal priorities."""
-    container: _C
-
-
-class _RoomQueue(Generic[_C]):
-    """Containers that are asked again and again for the cheapest one with room.
-
-    Sequences come longest first. So a container that has room keeps it until something is put into
-    it, and each sequence moves few containers between the two heaps.
-    """
-
-    def __init__(self) -> None:
-        self._roomy: list[_Entry[_C]] = []
-        """A heap by cost; only the room of the top one is checked."""
-        self._full: list[_Entry[_C]] = []
-        """A heap by -room: containers that were too small for the last sequence."""
-
-    def add(self, container: _C) -> None:
-        """Add a container."""
-        heappush(self._roomy, _Entry(container.cost, container.number, container))
-
-    def cheapest(self, length: int) -> _C | None:
-        """Return the cheapest container that takes `length` tokens, the first of equal ones."""
-        while self._full and self._full[0].container.room >= length:
-            self.add(heappop(self._full).container)
-        while self._roomy and not self._roomy[0].container.has_room(length):
-            container = heappop(self._roomy).container
-            entry = _Entry(-container.room, container.number, container)
-            heappush(self._full, entry)
-        return self._roomy[0].container if self._roomy else None
-
-    def update_cheapest(self) -> None:
-        """Reorder after the container that `cheapest` returned got a sequence."""
-        container = self._roomy[0].container
-        entry = _Entry(container.cost, container.number, container)
-        heapreplace(self._roomy, entry)
-
-    def largest_room(self) -> int:
-        """Return the largest room of a container, after `cheapest` returned None."""
-        return self._full[0].container.room
-
-
 @dataclass(slots=True)
 class _OpenBin:
     """A bin while it is filled."""
@@ -167,37 +105,65 @@ class _OpenBin:
     indices: Bin = field(default_factory=list)
 
     def has_room(self, length: int) -> bool:
+        """True if a sequence of `length` tokens fits."""
         return self.room >= length
 
+    def put(self, index: int, length: int, cost: float, budget: int) -> None:
+        """Put a sequence into the bin."""
+        room_before = self.room if self.indices else budget
+        self.room = room_before - length
+        self.cost += cost
+        self.indices.append(index)
 
-class _Rank:
-    """A data-parallel rank and its bins, while they are filled."""
 
-    def __init__(self, number: int, num_bins: int, longest: int) -> None:
+class _Entry(NamedTuple):
+    """A member of a group in one of its heaps."""
+
+    priority: float
+    number: int
+    """Number of the member: decides between equal priorities."""
+    member: "_OpenBin | _Group"
+
+
+class _Group:
+    """The bins of a rank, or the ranks with their bins: each sequence goes to the cheapest member
+    that has room.
+
+    Sequences come longest first. So a member that has room keeps it until something is put into it,
+    and each sequence moves few members between the two heaps.
+    """
+
+    def __init__(self, number: int) -> None:
         self.number = number
         self.cost = 0.0
-        # An empty bin takes any sequence, even one beyond the budget.
-        self.bins = [_OpenBin(bin_number, longest) for bin_number in range(num_bins)]
-        self._queue = _RoomQueue[_OpenBin]()
-        for empty_bin in self.bins:
-            self._queue.add(empty_bin)
+        self._roomy: list[_Entry] = []
+        """A heap by cost; only the first member is known to have room."""
+        self._full: list[_Entry] = []
+        """A heap by -room: members without room for the last sequence."""
+
+    def add(self, member: "_OpenBin | _Group") -> None:
+        """Add a bin or a rank."""
+        heappush(self._roomy, _Entry(member.cost, member.number, member))
 
     @property
     def room(self) -> int:
-        return self._queue.largest_room()
+        """The largest room of a member; valid after `has_room` returned False."""
+        return self._full[0].member.room
 
     def has_room(self, length: int) -> bool:
-        return self._queue.cheapest(length) is not None
+        """True if a sequence of `length` tokens fits into a member; `put` uses the cheapest one."""
+        while self._full and self.room >= length:
+            self.add(heappop(self._full).member)
+        while self._roomy and not self._roomy[0].member.has_room(length):
+            member = heappop(self._roomy).member
+            heappush(self._full, _Entry(-member.room, member.number, member))
+        return bool(self._roomy)
 
-    def pack(self, index: int, length: int, cost: float, budget: int) -> None:
-        """Put a sequence that the rank has room for into the cheapest bin with room."""
-        cheapest = self._queue.cheapest(length)
-        assert cheapest is not None
-        room_before = cheapest.room if cheapest.indices else budget
-        cheapest.room = room_before - length
-        cheapest.cost += cost
-        cheapest.indices.append(index)
-        self._queue.update_cheapest()
+    def put(self, index: int, length: int, cost: float, budget: int) -> None:
+        """Put a sequence, for which `has_room` was True, into the cheapest member with room."""
+        cheapest = self._roomy[0].member
+        cheapest.put(index, length, cost, budget)
+        heapreplace(self._roomy, _Entry(cheapest.cost, cheapest.number, cheapest))
         self.cost += cost
 
 
@@ -205,16 +171,14 @@ def _first_fit(lengths: Sequence[int], order: Sequence[int], budget: int) -> int
     """Return the number of bins needed if each sequence, in `order`, goes into the first bin with
     room, or into a new one.
     """
-    queue = _RoomQueue[_OpenBin]()  # all of cost 0: the cheapest is the first
+    bins = _Group(0)
     num_bins = 0
     for index in order:
-        length = lengths[index]
-        first = queue.cheapest(length)
-        if first is not None:
-            first.room -= length
-        else:
-            queue.add(_OpenBin(num_bins, budget - length))
+        if not bins.has_room(lengths[index]):
+            bins.add(_OpenBin(num_bins, budget))
             num_bins += 1
+        # Without costs the cheapest bin with room is the first one.
+        bins.put(index, lengths[index], 0.0, budget)
     return num_bins
 
 
@@ -228,19 +192,20 @@ def _assign_to_ranks(
 ) -> list[list[Bin]] | None:
     """Return the bins of each rank, `num_bins` for each; None if a sequence finds no room."""
     longest = max(lengths, default=0)
-    ranks = [_Rank(number, num_bins, longest) for number in range(dp_size)]
-    queue = _RoomQueue[_Rank]()
-    for rank in ranks:
-        queue.add(rank)
-    for index in order:
-        cheapest = queue.cheapest(lengths[index])
-        if cheapest is None:
-            return None
-        cheapest.pack(index, lengths[index], costs[index], budget)
-        queue.update_cheapest()
     plan = []
-    for rank in ranks:
-        plan.append([packed_bin.indices for packed_bin in rank.bins])
+    ranks = _Group(0)
+    for rank_number in range(dp_size):
+        rank = _Group(rank_number)
+        # An empty bin takes any sequence, even one beyond the budget.
+        bins = [_OpenBin(number, longest) for number in range(num_bins)]
+        for empty_bin in bins:
+            rank.add(empty_bin)
+        ranks.add(rank)
+        plan.append([empty_bin.indices for empty_bin in bins])
+    for index in order:
+        if not ranks.has_room(lengths[index]):
+            return None
+        ranks.put(index, lengths[index], costs[index], budget)
     return plan
 
 

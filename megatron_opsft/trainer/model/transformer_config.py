@@ -132,6 +132,6 @@ def describe_parts(
     )
     is_fused = with_te or config.gradient_accumulation_fusion
     return (
-        f"{device.torch_device}, {dtype}; layers: {layers}; cross-entropy: {loss.method} "
+        f"{device.torch_device}, {dtype}; layers: {layers}; cross-entropy: {loss.kind} "
         f"({loss.reason}); weight gradients: {'fused' if is_fused else 'not fused'}"
     )
