@@ -99,6 +99,7 @@ def build_microbatch(
         tokens += [0] * (length - len(sequence))
     tokens += [0] * (sum(lengths) - len(tokens))
     positions = list(chain.from_iterable(range(length) for length in lengths))
+    borders = torch.tensor([0, *lengths], dtype=torch.int32)
     response_lengths = tuple(len(sample.response_ids) for sample in samples)
     advantages_R = None
     if advantages is not None:
@@ -106,7 +107,7 @@ def build_microbatch(
     whole = MicroBatch(
         tokens_T=torch.tensor(tokens, device=device),
         positions_T=torch.tensor(positions, device=device),
-        cu_seqlens=_cumulative(lengths).to(device),
+        cu_seqlens=borders.cumsum(0, dtype=torch.int32).to(device),
         max_seqlen=max(lengths),
         loss_indices_R=torch.tensor(loss_indices, dtype=torch.int64, device=device),
         labels_R=torch.tensor(labels, dtype=torch.int64, device=device),
@@ -134,11 +135,6 @@ def _sequence_lengths(samples: Sequence[Sample], align: int, cp_size: int) -> li
     if filler:
         lengths.append(filler)
     return lengths
-
-
-def _cumulative(lengths: Sequence[int]) -> Tensor:
-    """Return the start of each sequence of a pack, and the end of the last one; int32."""
-    return torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
 
 
 def _select_tokens(whole: MicroBatch, indices_T: Tensor) -> MicroBatch:

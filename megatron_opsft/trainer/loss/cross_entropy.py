@@ -24,8 +24,8 @@ from megatron_opsft.trainer.loss.loss_memory import CrossEntropyKind
 from megatron_opsft.trainer.loss.output_head import OutputHead
 from megatron_opsft.trainer.loss.token_losses import TokenLosses
 
-# Earlier versions round intermediate gradients of the cross-entropy to the dtype of the logits, which
-# made trainings diverge (Megatron-LM pull requests 5115 and 7339).
+# Earlier versions round intermediate gradients to the logits' dtype, which made trainings diverge
+# (Megatron-LM pull requests 5115 and 7339).
 _TE_WITH_EXACT_CROSS_ENTROPY = (2, 20)
 
 

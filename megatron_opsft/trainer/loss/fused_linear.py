@@ -19,7 +19,7 @@ the weight, H hidden size.
 
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -253,8 +253,7 @@ class _Gradient:
         self.hidden_TH[positions_C] = total_CH.to(self.hidden_TH.dtype)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _TeacherChunk:
+class _TeacherChunk(NamedTuple):
     """The teacher's side of a chunk; all tensors float32."""
 
     logits_CV: Tensor
@@ -266,7 +265,7 @@ class _TeacherChunk:
     weights_C: Tensor
     """The weights of the divergences in the loss."""
     forward: bool
-    """See `Teacher.forward`."""
+    """See `Teacher`."""
 
 
 def _compare(
@@ -323,4 +322,4 @@ def _combine_ranks(here: RowStatistics, head: OutputHead) -> RowStatistics:
         lse_C = highest_C + total_C.log()
         if mean_C is not None:
             mean_C = weighted_C / total_C
-    return RowStatistics(lse_C=lse_C, target_C=target_C, mean_C=mean_C)
+    return RowStatistics(lse_C, target_C, mean_C)

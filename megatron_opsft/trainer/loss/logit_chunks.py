@@ -10,7 +10,7 @@ that is negative or at least V lies on another rank.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,8 +21,7 @@ _GROUP = 2**20
 _LARGEST = torch.finfo(torch.float32).max
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowStatistics:
+class RowStatistics(NamedTuple):
     """Statistics of each row of logits, float32 [C]."""
 
     lse_C: Tensor
@@ -45,7 +44,7 @@ def row_statistics(
     target_C = torch.zeros_like(lse_C)
     mean_C = torch.zeros_like(lse_C) if mean else None
     if not logits_CV.numel():
-        return RowStatistics(lse_C=lse_C, target_C=target_C, mean_C=mean_C)
+        return RowStatistics(lse_C, target_C, mean_C)
     inside_C, columns_C = _locate(labels_C, logits_CV.shape[1])
     target_C = torch.where(inside_C, logits_CV.gather(1, columns_C[:, None])[:, 0], 0.0)
     scratch = _scratch(logits_CV)
@@ -59,7 +58,7 @@ def row_statistics(
         lse_C[rows] = sum_G.log() + max_G
         if mean_C is not None:
             mean_C[rows] = exp_GV.mul_(logits_GV).sum(1) / sum_G
-    return RowStatistics(lse_C=lse_C, target_C=target_C, mean_C=mean_C)
+    return RowStatistics(lse_C, target_C, mean_C)
 
 
 def loss_gradient_(

@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language import tensor
 
 from megatron_opsft.trainer.loss.logit_chunks import RowStatistics
 
@@ -43,7 +44,7 @@ def row_statistics(
             BLOCK=_ROW_BLOCK,
             num_warps=_ROW_WARPS,
         )
-    return RowStatistics(lse_C=lse_C, target_C=target_C, mean_C=mean_C)
+    return RowStatistics(lse_C, target_C, mean_C)
 
 
 def loss_gradient_(
@@ -151,13 +152,13 @@ def _rows_of(matrix: Tensor) -> int:
 
 @triton.jit
 def _row_statistics_kernel(
-    logits_ptr: tl.tensor,
-    logits_stride: tl.tensor,
-    labels_ptr: tl.tensor,
-    lse_ptr: tl.tensor,
-    target_ptr: tl.tensor,
-    mean_ptr: tl.tensor,
-    num_columns: tl.tensor,
+    logits_ptr: tensor,
+    logits_stride: tensor,
+    labels_ptr: tensor,
+    lse_ptr: tensor,
+    target_ptr: tensor,
+    mean_ptr: tensor,
+    num_columns: tensor,
     WITH_MEAN: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
@@ -197,14 +198,14 @@ def _row_statistics_kernel(
 
 @triton.jit
 def _loss_gradient_kernel(
-    logits_ptr: tl.tensor,
-    logits_stride: tl.tensor,
-    labels_ptr: tl.tensor,
-    lse_ptr: tl.tensor,
-    weights_ptr: tl.tensor,
-    out_ptr: tl.tensor,
-    out_stride: tl.tensor,
-    num_columns: tl.tensor,
+    logits_ptr: tensor,
+    logits_stride: tensor,
+    labels_ptr: tensor,
+    lse_ptr: tensor,
+    weights_ptr: tensor,
+    out_ptr: tensor,
+    out_stride: tensor,
+    num_columns: tensor,
     BLOCK: tl.constexpr,
 ) -> None:
     """Compute BLOCK columns of a row per program; `out` may be the logits. A row of weight 0 is not
@@ -225,14 +226,14 @@ def _loss_gradient_kernel(
 
 @triton.jit
 def _divergence_kernel(
-    drawn_ptr: tl.tensor,
-    drawn_stride: tl.tensor,
-    drawn_lse_ptr: tl.tensor,
-    other_ptr: tl.tensor,
-    other_stride: tl.tensor,
-    other_lse_ptr: tl.tensor,
-    sums_ptr: tl.tensor,
-    num_columns: tl.tensor,
+    drawn_ptr: tensor,
+    drawn_stride: tensor,
+    drawn_lse_ptr: tensor,
+    other_ptr: tensor,
+    other_stride: tensor,
+    other_lse_ptr: tensor,
+    sums_ptr: tensor,
+    num_columns: tensor,
     BLOCK: tl.constexpr,
 ) -> None:
     """Compute one row per program: the sum of a (log a - log b), where a is the softmax of the
@@ -256,19 +257,19 @@ def _divergence_kernel(
 
 @triton.jit
 def _distillation_gradient_kernel(
-    logits_ptr: tl.tensor,
-    logits_stride: tl.tensor,
-    teacher_ptr: tl.tensor,
-    teacher_stride: tl.tensor,
-    labels_ptr: tl.tensor,
-    lse_ptr: tl.tensor,
-    teacher_lse_ptr: tl.tensor,
-    divergence_ptr: tl.tensor,
-    weights_ptr: tl.tensor,
-    teacher_weights_ptr: tl.tensor,
-    out_ptr: tl.tensor,
-    out_stride: tl.tensor,
-    num_columns: tl.tensor,
+    logits_ptr: tensor,
+    logits_stride: tensor,
+    teacher_ptr: tensor,
+    teacher_stride: tensor,
+    labels_ptr: tensor,
+    lse_ptr: tensor,
+    teacher_lse_ptr: tensor,
+    divergence_ptr: tensor,
+    weights_ptr: tensor,
+    teacher_weights_ptr: tensor,
+    out_ptr: tensor,
+    out_stride: tensor,
+    num_columns: tensor,
     FORWARD: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:

@@ -131,15 +131,17 @@ def fused_linear_bytes(
         placeholder = rows_per_rank * hidden_size * dtype_bytes
         return sum(always.values()) + max(sum(chunk.values()), placeholder)
 
-    num_scratch_buffers = 3 if with_teacher else 1
     # Needed one after the other: buffers for a group of logits, then operands of a GEMM.
-    scratch = 4 * min(2**20, num_logits) * num_scratch_buffers
+    scratch = 4 * min(2**20, num_logits)
+    if with_teacher:
+        scratch *= 3
     if is_half:
         chunk["hidden states as float32"] = 4 * chunk_hidden
         block_rows = min(BLOCK_ROWS, rows_per_rank)
         converted_weight_and_product = 4 * block_rows * (hidden_size + chunk_tokens)
         scratch = max(scratch, converted_weight_and_product)
-    return sum(always.values()) + sum(chunk.values()) + scratch
+    chunk["buffers"] = scratch
+    return sum((always | chunk).values())
 
 
 def whole_logits_bytes(

@@ -7,7 +7,7 @@ whole. `load_newest` checks the files nevertheless, since disks and people damag
 
 import logging
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -83,20 +83,18 @@ class Checkpointer:
     """Its config.json and tokenizer are copied into each checkpoint, which then can be used as a
     model.
     """
-    published: tuple[int, Path] | None = field(default=None, init=False)
-    """Step and directory of the last checkpoint; only on rank 0."""
-    _pending: tuple[CheckpointWrite, dict[str, Any]] | None = field(
-        default=None, init=False
-    )
-    """The checkpoint that is being written, and its manifest."""
-    _deletion: threading.Thread | None = field(default=None, init=False)
-    _host_copies: HostCopies = field(default_factory=HostCopies, init=False)
 
     def __post_init__(self) -> None:
+        self.published: tuple[int, Path] | None = None
+        """Step and directory of the last checkpoint; only on rank 0."""
+        self._pending: tuple[CheckpointWrite, dict[str, Any]] | None = None
+        """The checkpoint that is being written, and its manifest."""
+        self._deletion: threading.Thread | None = None
+        self._host_copies = HostCopies()
         self._group = dist.new_group(backend="gloo", timeout=_TIMEOUT)
 
     def _state(self) -> dict[str, Any]:
-        """Return what this rank writes: its share, and on rank 0 also objects that are no tensors."""
+        """Return what this rank writes: its share, and on rank 0 also the other objects."""
         models = describe_models(self.models)
         state: dict[str, Any] = {}
         if self.reference is not None and self.reference.is_replaced:
@@ -158,10 +156,11 @@ class Checkpointer:
         files = write.finish()
         failure: str | None = None
         if dist.get_rank() == 0:
-            if isinstance(files, str):
-                failure = files
-            else:
-                failure = self._try_to_publish(manifest, files)
+            failure = (
+                files
+                if isinstance(files, str)
+                else self._try_to_publish(manifest, files)
+            )
             if failure:
                 remove(self._named(manifest["step"], PARTIAL), quietly=True)
         return broadcast_object(failure)
@@ -291,8 +290,7 @@ class Checkpointer:
 def _delete(paths: list[Path]) -> None:
     for path in paths:
         try:
-            if path.exists():
-                remove(path)
+            remove(path)
         except OSError as error:
             log.warning(
                 "an old checkpoint, %s, cannot be deleted: %s", path, error.strerror

@@ -1,6 +1,6 @@
-"""Writing of this rank's share of a checkpoint: copied at once, then planned and written in a thread
-by torch.distributed.checkpoint. And `complete.json`, which holds the step, the run's counters, and
-checksums of every file and of itself.
+"""Writing of this rank's share of a checkpoint: copied at once, then planned and written by
+torch.distributed.checkpoint in a thread. And `complete.json`, which holds the step, the run's
+counters, and checksums of every file and of itself.
 """
 
 import io

@@ -17,7 +17,6 @@ from megatron.core.transformer import TransformerConfig
 from torch import Tensor
 
 from megatron_opsft.records import MicroBatch
-from megatron_opsft.runtime.distributed import Layout
 from megatron_opsft.trainer.loss.output_head import OutputHead, whole_hidden
 from megatron_opsft.trainer.model.build import output_weight, without_output_layer
 from megatron_opsft.trainer.model.routing_replay import replayed, replaying
@@ -55,7 +54,6 @@ def run_schedule(
     of_hidden: OfHidden,
     *,
     config: TransformerConfig,
-    layout: Layout,
     vocab_size: int,
     temperature: float,
     forward_only: bool,
@@ -77,8 +75,8 @@ def run_schedule(
         stage, the function that the schedule calls with this output.
         """
         batch = next(batch_iterator)
-        model = cast(GPTModel, chunk.module)
-        replay = replaying(model, batch, config, layout) if replays else nullcontext()
+        model: GPTModel = chunk.module
+        replay = replaying(model, batch, config) if replays else nullcontext()
         with replay:
             output = chunk(
                 input_ids=batch.tokens_T[None],
@@ -102,7 +100,7 @@ def run_schedule(
 
         return output, finish
 
-    models = [cast(GPTModel, chunk.module) for chunk in chunks]
+    models: list[GPTModel] = [chunk.module for chunk in chunks]
     iterators = [iter(batches) for _ in chunks]
     is_interleaved = len(chunks) > 1
     with without_output_layer(models), replayed(models if replays else ()):

@@ -18,7 +18,6 @@ from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.moe.router_replay import RouterReplay, RouterReplayAction
 
 from megatron_opsft.records import MicroBatch
-from megatron_opsft.runtime.distributed import Layout
 
 
 def routers_of(model: GPTModel) -> Iterator[tuple[int, RouterReplay]]:
@@ -31,7 +30,7 @@ def routers_of(model: GPTModel) -> Iterator[tuple[int, RouterReplay]]:
 
 @contextmanager
 def replaying(
-    model: GPTModel, batch: MicroBatch, config: TransformerConfig, layout: Layout
+    model: GPTModel, batch: MicroBatch, config: TransformerConfig
 ) -> Iterator[None]:
     """Let the forward pass of `model` on `batch` use the batch's routing. Afterwards, while
     `replayed` lasts, passes that recompute activations use the batches' routings in turn.
@@ -43,7 +42,8 @@ def replaying(
         routing_TW = torch.arange(config.moe_router_topk, dtype=torch.uint8)
         routing_TW = routing_TW.repeat(batch.num_tokens, config.num_layers)
     if config.sequence_parallel:
-        routing_TW = routing_TW.chunk(layout.tp_size)[layout.tp_rank]
+        group = model.pg_collection.tp
+        routing_TW = routing_TW.chunk(group.size())[group.rank()]
     routing_TLK = routing_TW.view(len(routing_TW), config.num_layers, -1)
     routing_TLK = routing_TLK.to(batch.tokens_T.device)
     for layer, router in routers_of(model):

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -116,10 +116,10 @@ class Trainer:
     cross_entropy: CrossEntropyKind = "fused_linear"
     objective: Objective = LIKELIHOOD
     """The losses, and the temperature of the policy."""
-    _loss_is_finite: bool = field(default=True, init=False)
-    """False if the loss of this rank's last micro-batches was not finite."""
 
     def __post_init__(self) -> None:
+        self._loss_is_finite = True
+        """False if the loss of this rank's last micro-batches was not finite."""
         # Sums over micro-batches and ranks are final here; Megatron must not divide them by a
         # token count, so `num_tokens` is left out.
         self.config.finalize_model_grads_func = (
@@ -244,7 +244,6 @@ class Trainer:
             batches,
             of_hidden,
             config=self.config,
-            layout=self.layout,
             vocab_size=self.vocab_size,
             temperature=temperature,
             forward_only=forward_only,
