@@ -59,7 +59,7 @@ def prepare(args: argparse.Namespace, device: Device, impl: Any) -> Run:
     if impl != "eager":
         method = choose_cross_entropy(
             impl, te_problem(device, args.dtype), max_tokens=args.tokens, rows_per_rank=rows
-        ).method
+        ).kind
     weight: Any = torch.nn.Parameter(torch.empty(rows, args.hidden, **where))
     with torch.no_grad():
         weight.normal_(0, 0.02, generator=draw)

@@ -58,9 +58,9 @@ def build_trainer(
         config=config,
         layout=layout,
         vocab_size=shape.vocab_size,
-        cross_entropy=loss.method,
+        cross_entropy=loss.kind,
     )
-    return trainer, loss.method
+    return trainer, loss.kind
 
 
 def draw_samples(args: argparse.Namespace, vocab_size: int) -> list[Sample]:

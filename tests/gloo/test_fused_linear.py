@@ -15,7 +15,7 @@ from megatron_opsft.config import ParallelConfig
 from megatron_opsft.methods.objective import LIKELIHOOD, Objective
 from megatron_opsft.runtime.device import select_device
 from megatron_opsft.runtime.distributed import start_distributed
-from megatron_opsft.trainer.loss.cross_entropy import Method, summed_loss
+from megatron_opsft.trainer.loss.cross_entropy import CrossEntropyKind, summed_loss
 from megatron_opsft.trainer.loss.fused_linear import fused_linear_loss, token_statistics
 from megatron_opsft.trainer.loss.output_head import OutputHead, whole_hidden
 from megatron_opsft.trainer.loss.token_losses import TokenLosses
@@ -90,14 +90,14 @@ def join(case: Case) -> Any:
     return parallel_state.get_tensor_model_parallel_group()
 
 
-def results_of(cases: list[Case], method: Method) -> list[Any]:
+def results_of(cases: list[Case], method: CrossEntropyKind) -> list[Any]:
     """`loss_and_gradients` of each, in one job: all have one tensor-parallel size."""
     group = join(cases[0])
     install_stand_in()
     return [loss_and_gradients(case, method, group) for case in cases]
 
 
-def loss_and_gradients(case: Case, method: Method, group: Any) -> Any:
+def loss_and_gradients(case: Case, method: CrossEntropyKind, group: Any) -> Any:
     """(loss, gradient of the hidden states, of this rank's rows), and that padding got none."""
     hidden, all_rows, positions, labels, _ = inputs(case)
     head = head_of(case, all_rows, group)
@@ -160,7 +160,7 @@ def check(case: Case, results: list[Any]) -> None:
     assert error(found_weight, grad_weight) < limit, case
 
 
-def check_all(world: World, cases: list[Case], method: Method) -> None:
+def check_all(world: World, cases: list[Case], method: CrossEntropyKind) -> None:
     if cases:
         found = world.run(results_of, cases[0].tp, cases, method)
         for case, *results in zip(cases, *found, strict=True):

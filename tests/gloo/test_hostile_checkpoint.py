@@ -18,7 +18,7 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.models.storage.dist_metadata import METADATA_NAME
 from megatron_opsft.runtime.durable import COMPLETE
 from megatron_opsft.trainer.model.checkpoint import Checkpointer
-from megatron_opsft.trainer.model.checkpoint_write import checksum, sealed
+from megatron_opsft.trainer.model.checkpoint_write import sealed, size_and_crc
 
 CASE = Case(dp=2)
 
@@ -77,7 +77,7 @@ def load_changed(path: Path, change: Callable[[Path, Path], str], trace: Path) -
         names = [change(path, trace)]
         manifest = json.loads((path / COMPLETE).read_text())
         del manifest["checksum"]
-        manifest["files"] = {name: checksum(path / name) for name in manifest["files"]}
+        manifest["files"] = {name: size_and_crc(path / name) for name in manifest["files"]}
         (path / COMPLETE).write_bytes(sealed(manifest))
     dist.broadcast_object_list(names)
     with pytest.raises(UserError) as caught:

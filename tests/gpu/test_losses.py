@@ -15,7 +15,7 @@ from megatron_opsft.methods.objective import LIKELIHOOD, Objective
 from megatron_opsft.runtime.device import has_transformer_engine, select_device
 from megatron_opsft.runtime.distributed import start_distributed
 from megatron_opsft.trainer.loss import logit_chunks
-from megatron_opsft.trainer.loss.cross_entropy import Method, summed_loss
+from megatron_opsft.trainer.loss.cross_entropy import CrossEntropyKind, summed_loss
 from megatron_opsft.trainer.loss.fused_linear import fused_linear_loss, operations
 from megatron_opsft.trainer.loss.loss_memory import fused_linear_bytes
 from megatron_opsft.trainer.loss.output_head import OutputHead, Teacher
@@ -103,7 +103,7 @@ def test_a_teacher_s_divergence_equals_float64_autograd(dtype: torch.dtype, forw
     check_close(weight.main_grad[:vocab_size], rows.grad, *limits)
 
 
-WAYS: list[tuple[Method, torch.dtype]] = [
+WAYS: list[tuple[CrossEntropyKind, torch.dtype]] = [
     ("fused_linear", torch.float32),
     ("fused_linear", torch.bfloat16),
     ("te", torch.bfloat16),
@@ -113,7 +113,7 @@ WAYS: list[tuple[Method, torch.dtype]] = [
 @pytest.mark.parametrize(("method", "dtype"), WAYS, ids=str)
 @pytest.mark.parametrize("objective", [LIKELIHOOD, *OBJECTIVES], ids=str)
 def test_an_objective_s_gradient_is_float64_autograd_s(
-    method: Method, dtype: torch.dtype, objective: Objective
+    method: CrossEntropyKind, dtype: torch.dtype, objective: Objective
 ) -> None:
     """Old and reference log-probs are far from where a clip begins, whatever bfloat16 rounds."""
     if method == "te" and not has_transformer_engine(select_device("cuda")):
@@ -121,7 +121,9 @@ def test_an_objective_s_gradient_is_float64_autograd_s(
     check_objective(method, objective, dtype, "cuda")
 
 
-def check_objective(method: Method, objective: Objective, dtype: torch.dtype, device: str) -> None:
+def check_objective(
+    method: CrossEntropyKind, objective: Objective, dtype: torch.dtype, device: str
+) -> None:
     """The oracle has its losses on the CPU."""
     hidden, weight, labels, weights = given(dtype, 200, 5003, 256, device)
     if method != "fused_linear":

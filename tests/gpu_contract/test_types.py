@@ -31,7 +31,7 @@ PLANTED = [
     (ENGINE, "llm_engine.step()", "llm_engine.step(1)"),
     (STEP, "chunk.zero_grad_buffer()", "chunk.zero_grad_buffer(True)"),
     ("trainer/model/optimizer.py", "step_with_ready_grads()", "step_with_gradients()"),
-    ("trainer/model/checkpoint_share.py", "part.gbuf_ranges", "part.buffer_ranges"),
+    ("trainer/model/checkpoint_share.py", "member.gbuf_ranges", "member.buffer_ranges"),
     (HEAD, "self.group.rank()", "self.group.ranks()"),
     (ENGINE, "runner.get_draft_model()", "runner.drafter"),  # of the first model runner alone
     (ENGINE, "draft, self._runner.get_model()", "draft, self._runner.model_state"),  # second

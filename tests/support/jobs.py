@@ -34,7 +34,7 @@ from megatron_opsft.runtime.device import Device, select_device
 from megatron_opsft.runtime.distributed import Layout, gather_from_all, start_distributed
 from megatron_opsft.trainer.batching.exchange import fetch_samples, share_facts
 from megatron_opsft.trainer.batching.microbatch import pack
-from megatron_opsft.trainer.loss.cross_entropy import Method
+from megatron_opsft.trainer.loss.cross_entropy import CrossEntropyKind
 from megatron_opsft.trainer.model.build import build_model, wrap_for_training
 from megatron_opsft.trainer.model.optimizer import build_optimizer
 from megatron_opsft.trainer.model.passes import packed_params
@@ -70,7 +70,7 @@ class Case:
     num_samples: int = 13
     aggregation: Aggregation = "max_accepted"
     recompute: str = "none"
-    cross_entropy: Method = "fused_linear"
+    cross_entropy: CrossEntropyKind = "fused_linear"
     objective: Objective = LIKELIHOOD
     dtype: str = "float32"
     device_name: str = "cpu"

@@ -181,7 +181,7 @@ def test_memory_at_8192_tokens_and_152_thousand_words_is_at_most_8_percent_of_ea
 
 def test_whole_logits_are_refused() -> None:
     sizes: dict[str, Any] = {"max_tokens": 10, "rows_per_rank": 10, "with_teacher": True}
-    assert choose_cross_entropy("auto", "", **sizes).method == "fused_linear"
+    assert choose_cross_entropy("auto", "", **sizes).kind == "fused_linear"
     with pytest.raises(UserError, match=r"cross_entropy=te: .* a teacher .*use .*fused_linear"):
         choose_cross_entropy("te", "", **sizes)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from megatron_opsft.config import OptimizerConfig
-from megatron_opsft.trainer.model.optimizer import learning_rate, load_settings
+from megatron_opsft.trainer.model.optimizer import learning_rate, load_optimizer_settings
 
 
 def rates(steps: int, total: int, **settings: object) -> list[float]:
@@ -42,5 +42,5 @@ def test_settings_of_an_earlier_version_leave_the_update_in_one_pass() -> None:
         chained_optimizers=[SimpleNamespace(optimizer=adam, load_state_dict=load)]
     )
     earlier = {"lr": 0.5, "fused": None, "foreach": None}
-    load_settings(optimizer, {"optimizer": {"param_groups": [earlier]}})
+    load_optimizer_settings(optimizer, {"optimizer": {"param_groups": [earlier]}})
     assert (group["lr"], group["fused"], group["foreach"]) == (0.5, True, False)

@@ -88,7 +88,7 @@ def test_a_teacher_costs_what_a_reference_does_and_its_part_of_the_loss() -> Non
     assert plan.step["reference"] == reference.step["reference"] > 0
     assert plan.reference_host_bytes == reference.reference_host_bytes > 0
     assert plan.phases["reference"] == "hidden states of the teacher, in the model's place"
-    assert plan.job.cross_entropy.method == "fused_linear"
+    assert plan.job.cross_entropy.kind == "fused_linear"
     loss = plan.memory[0].terms["loss"] - alone.memory[0].terms["loss"]
     shape, tokens = plan.job.shape, plan.job.microbatch_tokens
     head, states = (2 * shape.hidden_size * n for n in (plan.job.rows_per_rank, tokens))

@@ -147,7 +147,7 @@ def _loss_bytes(job: Job) -> float:
         job.shape.hidden_size,
         job.dtype_bytes,
     )
-    if job.cross_entropy.method != "fused_linear":
+    if job.cross_entropy.kind != "fused_linear":
         return whole_logits_bytes(tokens, hidden_size, job.rows_per_rank, dtype_bytes=e)
     return fused_linear_bytes(
         tokens,

@@ -180,7 +180,7 @@ def _headline(plan: "Plan") -> str:
     return (
         f"{job.num_parameters / 1e9:.2f} B parameters on {job.world_size} x {job.hardware.name}: "
         f"{layout}; {job.num_engines} x {rollout.engine} engine of {rollout.tp}; recompute "
-        f"{job.config.train.recompute}; loss {job.cross_entropy.method} "
+        f"{job.config.train.recompute}; loss {job.cross_entropy.kind} "
         f"({job.cross_entropy.reason})"
     )
 

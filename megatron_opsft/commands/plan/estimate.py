@@ -255,7 +255,7 @@ class Plan:
             "recompute": job.config.train.recompute,
             "rollout_tp": job.config.rollout.tp,
             "num_engines": job.num_engines,
-            "cross_entropy": job.cross_entropy.method,
+            "cross_entropy": job.cross_entropy.kind,
             "parameters": job.num_parameters,
             "stages": stages,
             "margin_bytes": self.worst.margin,

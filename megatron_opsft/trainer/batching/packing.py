@@ -1,41 +1,51 @@
-"""Sequences into micro-batches: packed (THD) to a token budget, the same number on every rank.
+"""Assignment of sequences to micro-batches: packed (THD) up to a token budget, with the same number
+of micro-batches on every rank.
 
-Pure and deterministic: every rank makes the whole plan and builds its own part of it
-(`microbatch.pack`). First-fit says how few bins will do. The sequences then go, longest first, to
-the rank of the least cost that has room, and there into the cheapest bin with room.
+Pure and deterministic: every rank makes the whole plan and builds its own micro-batches of it
+(`microbatch.pack`). First-fit tells how few bins suffice. Then the sequences, longest first, go to
+the cheapest rank that has room, and there into the cheapest bin that has room.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heappop, heappush, heapreplace
-from itertools import count
+from itertools import chain
+from typing import NamedTuple
+
+from megatron_opsft.runtime.rounding import ceil_div
 
 Bin = list[int]
+"""Indices of the sequences that one micro-batch packs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackingReport:
-    """How good a plan is, or several that run one after the other; all 0 without sequences."""
+    """Quality of a plan, or of several plans that run one after another; all 0 if no sequences."""
 
-    num_tokens: int = 0  # in all bins, without padding
-    room: int = 0  # of all bins; of a lone longer sequence it is its length
-    mean_cost: float = 0.0  # of the ranks
-    cost_spread: float = 0.0  # of the costliest rank, less that of the cheapest
-    num_bins: int = 0  # over all ranks, empty ones included
+    num_tokens: int = 0
+    """Tokens in all bins, without padding."""
+    room: int = 0
+    """Tokens that fit into all bins; a single sequence beyond the budget counts its length."""
+    mean_cost: float = 0.0
+    """Mean of the ranks' costs, in units of `sequence_cost`."""
+    cost_spread: float = 0.0
+    """Cost of the most expensive rank minus that of the cheapest."""
+    num_bins: int = 0
+    """Bins of all ranks, empty ones included."""
 
     @property
     def fill(self) -> float:
-        """The share of the room that tokens take."""
+        """Share of the room that tokens take."""
         return self.num_tokens / self.room if self.room else 0.0
 
     @property
     def imbalance(self) -> float:
-        """(most - least) / mean of the ranks' cost."""
+        """(most - least) / mean of the ranks' costs."""
         return self.cost_spread / self.mean_cost if self.mean_cost else 0.0
 
 
 def whole_packing(reports: Sequence[PackingReport]) -> PackingReport:
-    """Of updates that follow each other; ranks wait for each other at the end of each."""
+    """Return the report on several updates together; ranks wait for each other after each."""
     return PackingReport(
         num_tokens=sum(report.num_tokens for report in reports),
         room=sum(report.room for report in reports),
@@ -46,9 +56,9 @@ def whole_packing(reports: Sequence[PackingReport]) -> PackingReport:
 
 
 def sequence_cost(num_tokens: int, quadratic_at: float) -> float:
-    """Relative compute of one sequence: linear part plus attention's square.
+    """Return the relative compute of one sequence: a linear part plus attention's square.
 
-    `quadratic_at`: the length in tokens at which attention costs as much as all the rest.
+    quadratic_at: the length in tokens at which attention costs as much as everything else.
     """
     return num_tokens * (1.0 + num_tokens / quadratic_at)
 
@@ -61,120 +71,142 @@ def plan_packing(
     multiple: int = 1,
     quadratic_at: float = 8192.0,
 ) -> list[list[Bin]]:
-    """For each data-parallel rank its bins of indices into `lengths`; equally many for each rank.
+    """Return the bins of each data-parallel rank, as indices into `lengths`; every rank has equally
+    many.
 
-    A bin has at most `budget` tokens, or one longer sequence. The number per rank is the least that
-    first-fit needs, or the next in which all find room, as a multiple of `multiple` (interleaved
-    1F1B needs that of the pipeline size); a bin may be empty, which becomes a micro-batch of
-    padding. Ranks are balanced by `sequence_cost`; each has its costliest bin first, so that
-    expert-parallel ranks, which wait for each other in every micro-batch, work on alike ones.
+    A bin has at most `budget` tokens, or one longer sequence. The number of bins per rank is a
+    multiple of `multiple` (interleaved 1F1B needs a multiple of the pipeline size): the least that
+    first-fit allows, or the next one in which all sequences find room. A bin may be empty; it
+    becomes a micro-batch of padding.
+
+    Ranks are balanced by `sequence_cost`. Each has its most expensive bin first, because
+    expert-parallel ranks wait for each other in every micro-batch and should work on equal ones.
     """
-    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
-    cost = [sequence_cost(length, quadratic_at) for length in lengths]
-    least = -(-_first_fit(lengths, order, budget) // (dp_size * multiple)) * multiple
-    sizes = count(least, multiple)
-    ranks = next(
-        filter(None, (_spread(lengths, cost, order, budget, dp_size, n) for n in sizes))
-    )
-    for bins in ranks:
-        bins.sort(key=lambda indices: -sum(cost[i] for i in indices))
-    return ranks
+    order = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
+    costs = [sequence_cost(length, quadratic_at) for length in lengths]
+    num_bins = ceil_div(_first_fit(lengths, order, budget), dp_size * multiple)
+    num_bins *= multiple
+    plan = _assign_to_ranks(lengths, costs, order, budget, dp_size, num_bins)
+    while plan is None:
+        num_bins += multiple
+        plan = _assign_to_ranks(lengths, costs, order, budget, dp_size, num_bins)
+    for bins in plan:
+        bins.sort(key=lambda indices: -sum(costs[index] for index in indices))
+    return plan
 
 
-class _Bins:
-    """Bins that are asked for a place again and again, by sequences that come longest first.
+@dataclass(slots=True)
+class _OpenBin:
+    """A bin while it is filled."""
 
-    So a bin that has room keeps it until something is put into it, and each sequence moves few
-    bins between the two heaps.
+    number: int
+    room: int
+    cost: float = 0.0
+    indices: Bin = field(default_factory=list)
+
+    def has_room(self, length: int) -> bool:
+        """True if a sequence of `length` tokens fits."""
+        return self.room >= length
+
+    def put(self, index: int, length: int, cost: float, budget: int) -> None:
+        """Put a sequence into the bin."""
+        room_before = self.room if self.indices else budget
+        self.room = room_before - length
+        self.cost += cost
+        self.indices.append(index)
+
+
+class _Entry(NamedTuple):
+    """A member of a group in one of its heaps."""
+
+    priority: float
+    number: int
+    """Number of the member: decides between equal priorities."""
+    member: "_OpenBin | _Group"
+
+
+class _Group:
+    """The bins of a rank, or the ranks with their bins: each sequence goes to the cheapest member
+    that has room.
+
+    Sequences come longest first. So a member that has room keeps it until something is put into it,
+    and each sequence moves few members between the two heaps.
     """
 
-    def __init__(self) -> None:
-        self.room: list[int] = []
-        self._roomy: list[
-            tuple[float, int]
-        ] = []  # a heap of (cost, bin); room is checked on top
-        self._full: list[
-            tuple[int, int, float]
-        ] = []  # of (-room, bin, cost): too small for now
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.cost = 0.0
+        self._roomy: list[_Entry] = []
+        """A heap by cost; only the first member is known to have room."""
+        self._full: list[_Entry] = []
+        """A heap by -room: members without room for the last sequence."""
 
-    def add(self, room: int) -> None:
-        """One bin more, of no cost yet."""
-        heappush(self._roomy, (0.0, len(self.room)))
-        self.room.append(room)
+    def add(self, member: "_OpenBin | _Group") -> None:
+        """Add a bin or a rank."""
+        heappush(self._roomy, _Entry(member.cost, member.number, member))
 
-    def cheapest(self, length: int) -> int | None:
-        """The bin of the least cost, of those the first, with room for `length` tokens."""
-        while self._full and -self._full[0][0] >= length:
-            _, index, cost = heappop(self._full)
-            heappush(self._roomy, (cost, index))
-        while self._roomy and self.room[self._roomy[0][1]] < length:
-            cost, index = heappop(self._roomy)
-            heappush(self._full, (-self.room[index], index, cost))
-        return self._roomy[0][1] if self._roomy else None
+    @property
+    def room(self) -> int:
+        """The largest room of a member; valid after `has_room` returned False."""
+        return self._full[0].member.room
 
-    def fill(self, room: int, cost: float) -> None:
-        """Leave `room` in the bin that `cheapest` has just named, which costs so much more."""
-        spent, index = self._roomy[0]
-        self.room[index] = room
-        heapreplace(self._roomy, (spent + cost, index))
+    def has_room(self, length: int) -> bool:
+        """True if a sequence of `length` tokens fits into a member; `put` uses the cheapest one."""
+        while self._full and self.room >= length:
+            self.add(heappop(self._full).member)
+        while self._roomy and not self._roomy[0].member.has_room(length):
+            member = heappop(self._roomy).member
+            heappush(self._full, _Entry(-member.room, member.number, member))
+        return bool(self._roomy)
 
-    def most_room(self) -> int:
-        """After `cheapest` has found none; -1 where there is no bin."""
-        return -self._full[0][0] if self._full else -1
+    def put(self, index: int, length: int, cost: float, budget: int) -> None:
+        """Put a sequence, for which `has_room` was True, into the cheapest member with room."""
+        cheapest = self._roomy[0].member
+        cheapest.put(index, length, cost, budget)
+        heapreplace(self._roomy, _Entry(cheapest.cost, cheapest.number, cheapest))
+        self.cost += cost
 
 
 def _first_fit(lengths: Sequence[int], order: Sequence[int], budget: int) -> int:
-    """Bins, where each sequence, in `order`, goes into the first with room, or a new one."""
-    bins = _Bins()  # all of one cost: the cheapest is the first
+    """Return the number of bins needed if each sequence, in `order`, goes into the first bin with
+    room, or into a new one.
+    """
+    bins = _Group(0)
+    num_bins = 0
     for index in order:
-        length = lengths[index]
-        first = bins.cheapest(length)
-        if first is None:
-            bins.add(budget - length)
-        else:
-            bins.fill(bins.room[first] - length, 0.0)
-    return len(bins.room)
+        if not bins.has_room(lengths[index]):
+            bins.add(_OpenBin(num_bins, budget))
+            num_bins += 1
+        # Without costs the cheapest bin with room is the first one.
+        bins.put(index, lengths[index], 0.0, budget)
+    return num_bins
 
 
-def _spread(
+def _assign_to_ranks(
     lengths: Sequence[int],
-    cost: Sequence[float],
+    costs: Sequence[float],
     order: Sequence[int],
     budget: int,
     dp_size: int,
     num_bins: int,
 ) -> list[list[Bin]] | None:
-    """`num_bins` bins for each rank; None where a sequence finds no room."""
-    ranks: list[list[Bin]] = [[[] for _ in range(num_bins)] for _ in range(dp_size)]
-    bins_of = [_Bins() for _ in ranks]
+    """Return the bins of each rank, `num_bins` for each; None if a sequence finds no room."""
     longest = max(lengths, default=0)
-    for bins in bins_of:
-        for _ in range(num_bins):
-            bins.add(longest)  # empty: any one goes in
-    cheapest = [(0.0, rank) for rank in range(dp_size)]  # a heap of (cost, rank)
-    full: list[
-        tuple[int, int, float]
-    ] = []  # a heap of (-room, rank, cost): without room for now
+    plan = []
+    ranks = _Group(0)
+    for rank_number in range(dp_size):
+        rank = _Group(rank_number)
+        # An empty bin takes any sequence, even one beyond the budget.
+        bins = [_OpenBin(number, longest) for number in range(num_bins)]
+        for empty_bin in bins:
+            rank.add(empty_bin)
+        ranks.add(rank)
+        plan.append([empty_bin.indices for empty_bin in bins])
     for index in order:
-        length = lengths[index]
-        while full and -full[0][0] >= length:
-            _, rank, spent = heappop(full)
-            heappush(cheapest, (spent, rank))
-        place = None
-        while cheapest and place is None:
-            spent, rank = cheapest[0]
-            place = bins_of[rank].cheapest(length)
-            if place is None:
-                heappop(cheapest)
-                heappush(full, (-bins_of[rank].most_room(), rank, spent))
-        if place is None:
+        if not ranks.has_room(lengths[index]):
             return None
-        bins = bins_of[rank]
-        before = bins.room[place] if ranks[rank][place] else budget
-        bins.fill(before - length, cost[index])
-        ranks[rank][place].append(index)
-        heapreplace(cheapest, (spent + cost[index], rank))
-    return ranks
+        ranks.put(index, lengths[index], costs[index], budget)
+    return plan
 
 
 def describe_plan(
@@ -184,15 +216,24 @@ def describe_plan(
     budget: int,
     quadratic_at: float,
 ) -> PackingReport:
-    """Fill and balance of a plan for sequences of so many tokens."""
-    bins = [indices for mine in plan for indices in mine]
-    used = [sum(lengths[i] for i in indices) for indices in bins]
-    cost = [sequence_cost(length, quadratic_at) for length in lengths]
-    load = [sum(cost[i] for indices in mine for i in indices) for mine in plan]
+    """Report how full the bins of a plan are and how well its ranks are balanced."""
+    bin_tokens = []
+    rank_costs = []
+    for bins in plan:
+        for indices in bins:
+            bin_tokens.append(sum(lengths[index] for index in indices))
+        rank_costs.append(
+            sum(
+                sequence_cost(lengths[index], quadratic_at)
+                for index in chain.from_iterable(bins)
+            )
+        )
+    num_tokens = sum(bin_tokens)
+    room = sum(max(budget, tokens) for tokens in bin_tokens)
     return PackingReport(
-        num_tokens=sum(used),
-        room=sum(max(budget, tokens) for tokens in used) if any(used) else 0,
-        mean_cost=sum(load) / len(load),
-        cost_spread=max(load) - min(load),
-        num_bins=len(bins),
+        num_tokens=num_tokens,
+        room=room if num_tokens else 0,
+        mean_cost=sum(rank_costs) / len(rank_costs),
+        cost_spread=max(rank_costs) - min(rank_costs),
+        num_bins=len(bin_tokens),
     )

@@ -1,4 +1,5 @@
-"""Token losses of a micro-batch from the hidden states of its last layer, in one of two ways.
+"""Token losses of a micro-batch from the hidden states of the last layer, computed in one of two
+ways.
 
 | `train.cross_entropy` | logits of the response tokens |                            |
 |-----------------------|-------------------------------|----------------------------|
@@ -6,9 +7,9 @@
 | `fused_linear`        | a chunk at a time, float32    | `fused_linear.py`          |
 
 Neither computes logits of prompts or padding tokens. Megatron's own losses are not offered: one
-keeps all logits in float32 as well, the other rounds every gradient to bfloat16. Columns that only
-pad the vocabulary get no probability and no gradient, so the loss is the one of the unpadded
-Hugging Face model.
+keeps all logits in float32 too, the other rounds every gradient to bfloat16. Columns that only pad
+the vocabulary get no probability and no gradient, so the loss equals that of the unpadded Hugging
+Face model.
 """
 
 import torch
@@ -19,17 +20,17 @@ from torch import Tensor
 
 from megatron_opsft.runtime.device import Device, transformer_engine_version
 from megatron_opsft.trainer.loss.fused_linear import fused_linear_loss
-from megatron_opsft.trainer.loss.loss_memory import Method
+from megatron_opsft.trainer.loss.loss_memory import CrossEntropyKind
 from megatron_opsft.trainer.loss.output_head import OutputHead
 from megatron_opsft.trainer.loss.token_losses import TokenLosses
 
-# Before it, TransformerEngine's cross-entropy rounded intermediate gradients to the logits' dtype,
-# which made trainings diverge (Megatron-LM pull requests 5115 and 7339).
+# Earlier versions round intermediate gradients to the logits' dtype, which made trainings diverge
+# (Megatron-LM pull requests 5115 and 7339).
 _TE_WITH_EXACT_CROSS_ENTROPY = (2, 20)
 
 
 def te_problem(device: Device, dtype: str) -> str:
-    """Why TransformerEngine's cross-entropy is not for this run; empty when it is."""
+    """Return why this run cannot use TransformerEngine's cross-entropy; "" if it can."""
     if not device.is_cuda:
         return "TransformerEngine needs CUDA"
     version = transformer_engine_version(device)
@@ -43,7 +44,7 @@ def te_problem(device: Device, dtype: str) -> str:
 
 
 def summed_loss(
-    method: Method,
+    kind: CrossEntropyKind,
     hidden_TH: Tensor,
     head: OutputHead,
     positions_R: Tensor,
@@ -52,21 +53,22 @@ def summed_loss(
     *,
     accumulation_fusion: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """The sum of losses of log p(labels_r), float32 [], and the log-probabilities, float32 [R],
-    without gradient; arguments as for `fused_linear_loss`.
+    """Return the sum of the token losses, float32 [], and the log-probabilities of the labels,
+    float32 [R], without gradient; parameters as for `fused_linear_loss`.
 
-    accumulation_fusion: Apex adds the weight's gradient to its `main_grad`, where all logits are
-    computed at once.
+    accumulation_fusion: with `te`, Apex adds the weight's gradient to its `main_grad`.
     """
-    if method == "fused_linear":
-        loss, found = fused_linear_loss(hidden_TH, head, positions_R, labels_R, losses)
-        return loss, found.log_probs_R
+    if kind == "fused_linear":
+        loss, statistics = fused_linear_loss(
+            hidden_TH, head, positions_R, labels_R, losses
+        )
+        return loss, statistics.log_probs_R
     logits_1RV = linear_with_grad_accumulation_and_async_allreduce(
         hidden_TH[positions_R][None],
         head.weight_VH,
         None,
         gradient_accumulation_fusion=accumulation_fusion,
-        allreduce_dgrad=False,  # `whole_hidden` adds the ranks' gradients up
+        allreduce_dgrad=False,  # `whole_hidden` sums the ranks' gradients
         sequence_parallel=False,
         tp_group=head.group,
     )
@@ -75,10 +77,10 @@ def summed_loss(
 
 
 def losses_of_logits(logits_1RV: Tensor, labels_1R: Tensor, head: OutputHead) -> Tensor:
-    """-log p(label) of each position, float32 [1, R], equal on all ranks of the group, which all
-    call it. Overwrites the logits.
+    """Return -log p(label) of each position, float32 [1, R]. Overwrites the logits. Called by all
+    ranks of the tensor-parallel group, with equal results.
     """
-    if not labels_1R.numel():  # TransformerEngine's kernel wants some
+    if not labels_1R.numel():  # TransformerEngine's kernel fails without labels
         return logits_1RV.sum(-1, dtype=torch.float32)
     if head.temperature != 1.0:
         logits_1RV.div_(head.temperature)

@@ -1,50 +1,50 @@
-"""What the loss needs of a chunk of logits, in two operations that read every logit once each, and
-two more for the divergence from a teacher's logits.
+"""Operations of the loss on a chunk of logits: statistics and gradient, and the same for the
+divergence from a teacher's logits.
 
-The PyTorch version, used on CPUs; `logit_kernels` has the Triton version. None communicates: a
-rank's statistics are of its own columns.
+This is the PyTorch version, used on CPUs; `logit_kernels` has the Triton version. No operation
+communicates: a rank's results cover its own columns. Call them outside of autograd.
 
-Shapes: C response tokens of a chunk, V columns of the vocabulary (this tensor-parallel rank's), G
-of the C rows. C and V may be 0. Labels are int64 and count columns of the rank: one that is
-negative or at least V lies on another rank. Call them outside of autograd.
+Shapes: C response tokens of a chunk, V columns of the vocabulary (this tensor-parallel rank's), G a
+group of the C rows. C and V may be 0. Labels are int64 indices into the rank's columns: a label
+that is negative or at least V lies on another rank.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-# Elements of the rows worked on at a time: they and the scratch buffer, 4 MiB each, stay in a CPU's
-# cache through all the passes over them.
+# Logits in a group of rows that is worked on at a time: it and the scratch buffer, 4 MiB each, stay
+# in a CPU's cache through all passes over them.
 _GROUP = 2**20
 _LARGEST = torch.finfo(torch.float32).max
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowStatistics:
-    """For each row, float32 [C]: log-sum-exp, the label's logit (0 if it lies elsewhere), and the
-    mean of the logits under the row's softmax; mean_C: None where it was not asked for.
-    """
+class RowStatistics(NamedTuple):
+    """Statistics of each row of logits, float32 [C]."""
 
     lse_C: Tensor
+    """Log-sum-exp."""
     target_C: Tensor
+    """The label's logit; 0 if it lies on another rank."""
     mean_C: Tensor | None
+    """Mean of the logits under the row's softmax; None unless requested."""
 
 
 def row_statistics(
     logits_CV: Tensor, labels_C: Tensor, *, mean: bool = False
 ) -> RowStatistics:
-    """Statistics of each row; mean: whether `mean_C` is wanted.
+    """Return the statistics of each row; mean: compute `mean_C` too.
 
-    logits_CV: float32, left unchanged. Of no columns: -inf, 0 and 0. What is not finite shows as in
-    torch.logsumexp and softmax.
+    logits_CV: float32, left unchanged; without columns the results are -inf, 0 and 0. Logits that
+    are not finite give the same results as torch.logsumexp and softmax.
     """
     lse_C = logits_CV.new_full(labels_C.shape, -torch.inf)
     target_C = torch.zeros_like(lse_C)
     mean_C = torch.zeros_like(lse_C) if mean else None
     if not logits_CV.numel():
-        return RowStatistics(lse_C=lse_C, target_C=target_C, mean_C=mean_C)
+        return RowStatistics(lse_C, target_C, mean_C)
     inside_C, columns_C = _locate(labels_C, logits_CV.shape[1])
     target_C = torch.where(inside_C, logits_CV.gather(1, columns_C[:, None])[:, 0], 0.0)
     scratch = _scratch(logits_CV)
@@ -52,14 +52,13 @@ def row_statistics(
         logits_GV = logits_CV[rows]
         # Not +-inf: inf - inf is nan.
         max_G = logits_GV.amax(1).clamp_(-_LARGEST, _LARGEST)
-        exp_GV = torch.sub(
-            logits_GV, max_G[:, None], out=scratch[: len(logits_GV)]
-        ).exp_()
+        exp_GV = scratch[: len(logits_GV)]
+        torch.sub(logits_GV, max_G[:, None], out=exp_GV).exp_()
         sum_G = exp_GV.sum(1)
         lse_C[rows] = sum_G.log() + max_G
         if mean_C is not None:
             mean_C[rows] = exp_GV.mul_(logits_GV).sum(1) / sum_G
-    return RowStatistics(lse_C=lse_C, target_C=target_C, mean_C=mean_C)
+    return RowStatistics(lse_C, target_C, mean_C)
 
 
 def loss_gradient_(
@@ -69,14 +68,17 @@ def loss_gradient_(
     weights_C: Tensor,
     out_dtype: torch.dtype,
 ) -> Tensor:
-    """d(sum_c weight_c * (lse_c - target_c)) / d logits = (exp(logits - lse) - onehot) * weight.
+    """Return d(sum_c weight_c * (lse_c - target_c)) / d logits = (exp(logits - lse) - onehot) *
+    weight.
 
-    lse_C: over all columns of all ranks. float32: overwrites the logits and returns them; bfloat16:
-    returns a new tensor, and the logits' content is undefined. Rows of weight 0 are exact zeros,
-    whatever their logits.
+    lse_C: over all columns of all ranks. With out_dtype float32 the logits are overwritten and
+    returned; with bfloat16 a new tensor is returned and the content of the logits is undefined.
+    Rows of weight 0 become exact zeros, whatever their logits.
     """
     in_place = out_dtype == logits_CV.dtype
-    out_CV = logits_CV if in_place else torch.empty_like(logits_CV, dtype=out_dtype)
+    out_CV = logits_CV
+    if not in_place:
+        out_CV = torch.empty_like(logits_CV, dtype=out_dtype)
     if not logits_CV.numel():
         return out_CV
     inside_C, columns_C = _locate(labels_C, logits_CV.shape[1])
@@ -85,10 +87,9 @@ def loss_gradient_(
         logits_GV = logits_CV[rows]
         grad_GV = logits_GV if scratch is None else scratch[: len(logits_GV)]
         torch.sub(logits_GV, lse_C[rows, None], out=grad_GV).exp_()
-        at_G1 = columns_C[rows, None]
-        grad_GV.scatter_(
-            1, at_G1, grad_GV.gather(1, at_G1) - inside_C[rows, None].float()
-        )
+        label_G1 = columns_C[rows, None]
+        onehot_G1 = inside_C[rows, None].float()
+        grad_GV.scatter_(1, label_G1, grad_GV.gather(1, label_G1) - onehot_G1)
         torch.mul(grad_GV, weights_C[rows, None], out=grad_GV)
         if not in_place:
             out_CV[rows] = grad_GV
@@ -103,11 +104,13 @@ def divergences(
     *,
     forward: bool,
 ) -> Tensor:
-    """What these columns add to KL(p || q), float32 [C], or to KL(q || p) if forward; p the softmax
-    of the logits, q that of the teacher's. Both log-sum-exps are over all columns of all ranks.
+    """Return this rank's columns' terms of KL(p || q), or of KL(q || p) if forward; float32 [C].
+
+    p: softmax of the logits; q: of the teacher's logits. Both log-sum-exps are over all columns of
+    all ranks.
     """
     sums_C = torch.zeros_like(lse_C)
-    for rows in _groups(logits_CV) if logits_CV.numel() else ():
+    for rows in _groups(logits_CV):
         log_p_GV = logits_CV[rows] - lse_C[rows, None]
         log_q_GV = teacher_CV[rows] - teacher_lse_C[rows, None]
         if forward:
@@ -130,21 +133,20 @@ def distillation_gradient_(
     *,
     forward: bool,
 ) -> Tensor:
-    """`loss_gradient_` with the weights, and teacher_weight_c times the gradient of the divergence:
+    """Return `loss_gradient_` plus teacher_weight_c times the gradient of the divergence, which is
     p (log p - log q - KL), or p - q if forward. No gradient reaches the teacher.
 
-    divergence_C: over all columns of all ranks. The teacher's logits are undefined afterwards; rows
-    of which both weights are 0 are exact zeros.
+    divergence_C: over all columns of all ranks. The content of the teacher's logits is undefined
+    afterwards. Rows whose two weights are both 0 become exact zeros.
     """
-    for rows in _groups(logits_CV) if logits_CV.numel() else ():
+    for rows in _groups(logits_CV):
         log_p_GV = logits_CV[rows] - lse_C[rows, None]
         teacher_GV = teacher_CV[rows].sub_(teacher_lse_C[rows, None])
         if forward:
             torch.sub(log_p_GV.exp_(), teacher_GV.exp_(), out=teacher_GV)
         else:
-            torch.sub(log_p_GV, teacher_GV, out=teacher_GV).sub_(
-                divergence_C[rows, None]
-            )
+            torch.sub(log_p_GV, teacher_GV, out=teacher_GV)
+            teacher_GV.sub_(divergence_C[rows, None])
             teacher_GV.mul_(log_p_GV.exp_())
         teacher_GV.mul_(teacher_weights_C[rows, None])
     grad_CV = loss_gradient_(logits_CV, labels_C, lse_C, weights_C, logits_CV.dtype)
@@ -153,10 +155,9 @@ def distillation_gradient_(
 
 
 def _locate(labels_C: Tensor, num_columns: int) -> tuple[Tensor, Tensor]:
-    """Whether each label is a column of the chunk, and that column (any column if not)."""
-    return (labels_C >= 0) & (labels_C < num_columns), labels_C.clamp(
-        0, num_columns - 1
-    )
+    """Return if each label is a column of the chunk, and that column; any column if it is not."""
+    inside_C = (labels_C >= 0) & (labels_C < num_columns)
+    return inside_C, labels_C.clamp(0, num_columns - 1)
 
 
 def _group_rows(logits_CV: Tensor) -> int:
@@ -164,8 +165,11 @@ def _group_rows(logits_CV: Tensor) -> int:
 
 
 def _groups(logits_CV: Tensor) -> Iterator[slice]:
-    step = _group_rows(logits_CV)
-    return (slice(start, start + step) for start in range(0, len(logits_CV), step))
+    """Yield the groups of rows; none if there are no logits."""
+    if logits_CV.numel():
+        step = _group_rows(logits_CV)
+        for start in range(0, len(logits_CV), step):
+            yield slice(start, start + step)
 
 
 def _scratch(logits_CV: Tensor) -> Tensor:

@@ -1,19 +1,21 @@
-"""The operations of `logit_chunks` in Triton, to the same contracts.
+"""The operations of `logit_chunks` in Triton, with the same contracts.
 
-Only imported (by `fused_linear.operations`) on a CUDA device where Triton is installed; with
-TRITON_INTERPRET=1 the kernels also run on CPU tensors. Each reads every logit once; none holds a
-buffer of the chunk's size. The columns of a row lie side by side in memory, rows may be apart.
+Only imported (by `fused_linear.operations`) on a CUDA device with Triton; with TRITON_INTERPRET=1
+the kernels also run on CPU tensors. Each kernel reads every logit once, and none needs a buffer of
+the chunk's size. The columns of a row are contiguous in memory; rows may have gaps between them.
 """
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language import tensor
 
 from megatron_opsft.trainer.loss.logit_chunks import RowStatistics
 
-# 8 float32 of a matrix a thread, two 16-byte loads. Under 64 registers (see tests/gpu_contract), so
-# that two or more programs share a multiprocessor and hide each other's waits for memory.
+# A thread loads 8 float32 of a matrix, as two 16-byte loads, and needs fewer than 64 registers (see
+# tests/gpu_contract): so two or more programs share a multiprocessor and hide each other's waits
+# for memory.
 _ROW_BLOCK, _ROW_WARPS = 4096, 16
 _GRADIENT_BLOCK, _GRADIENT_WARPS = 2048, 8
 _LARGEST = tl.constexpr(torch.finfo(torch.float32).max)
@@ -27,6 +29,8 @@ def row_statistics(
     lse_C = logits_CV.new_full((num_rows,), -torch.inf)
     target_C = torch.zeros_like(lse_C)
     mean_C = torch.zeros_like(lse_C) if mean else None
+    # The kernel wants a pointer even if it writes no mean.
+    mean_out_C = lse_C if mean_C is None else mean_C
     if logits_CV.numel():
         _row_statistics_kernel[(num_rows,)](
             logits_CV,
@@ -34,13 +38,13 @@ def row_statistics(
             labels_C.contiguous(),
             lse_C,
             target_C,
-            lse_C if mean_C is None else mean_C,
+            mean_out_C,
             num_columns,
             WITH_MEAN=mean,
             BLOCK=_ROW_BLOCK,
             num_warps=_ROW_WARPS,
         )
-    return RowStatistics(lse_C=lse_C, target_C=target_C, mean_C=mean_C)
+    return RowStatistics(lse_C, target_C, mean_C)
 
 
 def loss_gradient_(
@@ -52,8 +56,9 @@ def loss_gradient_(
 ) -> Tensor:
     """See `logit_chunks.loss_gradient_`."""
     num_rows, num_columns = logits_CV.shape
-    in_place = out_dtype == logits_CV.dtype
-    out_CV = logits_CV if in_place else torch.empty_like(logits_CV, dtype=out_dtype)
+    out_CV = logits_CV
+    if out_dtype != logits_CV.dtype:
+        out_CV = torch.empty_like(logits_CV, dtype=out_dtype)
     if logits_CV.numel():
         _loss_gradient_kernel[(num_rows, triton.cdiv(num_columns, _GRADIENT_BLOCK))](
             logits_CV,
@@ -81,12 +86,12 @@ def divergences(
     """See `logit_chunks.divergences`."""
     sums_C = torch.zeros_like(lse_C)
     if logits_CV.numel():
-        of_student = logits_CV, _rows_of(logits_CV), lse_C.contiguous()
-        of_teacher = teacher_CV, _rows_of(teacher_CV), teacher_lse_C.contiguous()
-        drawn, other = (of_teacher, of_student) if forward else (of_student, of_teacher)
+        student = logits_CV, _rows_of(logits_CV), lse_C.contiguous()
+        teacher = teacher_CV, _rows_of(teacher_CV), teacher_lse_C.contiguous()
+        drawn, compared = (teacher, student) if forward else (student, teacher)
         _divergence_kernel[(len(logits_CV),)](
             *drawn,
-            *other,
+            *compared,
             sums_C,
             logits_CV.shape[1],
             BLOCK=_ROW_BLOCK,
@@ -110,8 +115,9 @@ def distillation_gradient_(
 ) -> Tensor:
     """See `logit_chunks.distillation_gradient_`."""
     num_rows, num_columns = logits_CV.shape
-    in_place = out_dtype == logits_CV.dtype
-    out_CV = logits_CV if in_place else torch.empty_like(logits_CV, dtype=out_dtype)
+    out_CV = logits_CV
+    if out_dtype != logits_CV.dtype:
+        out_CV = torch.empty_like(logits_CV, dtype=out_dtype)
     if logits_CV.numel():
         _distillation_gradient_kernel[
             (num_rows, triton.cdiv(num_columns, _GRADIENT_BLOCK))
@@ -137,7 +143,7 @@ def distillation_gradient_(
 
 
 def _rows_of(matrix: Tensor) -> int:
-    """Elements from one row to the next."""
+    """Return the number of elements from one row to the next."""
     assert matrix.stride(1) == 1 or matrix.shape[1] == 1, (
         "the columns of a row must be contiguous"
     )
@@ -146,20 +152,20 @@ def _rows_of(matrix: Tensor) -> int:
 
 @triton.jit
 def _row_statistics_kernel(
-    logits_ptr: tl.tensor,
-    logits_stride: tl.tensor,
-    labels_ptr: tl.tensor,
-    lse_ptr: tl.tensor,
-    target_ptr: tl.tensor,
-    mean_ptr: tl.tensor,
-    num_columns: tl.tensor,
+    logits_ptr: tensor,
+    logits_stride: tensor,
+    labels_ptr: tensor,
+    lse_ptr: tensor,
+    target_ptr: tensor,
+    mean_ptr: tensor,
+    num_columns: tensor,
     WITH_MEAN: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """One program a row. Each of BLOCK lanes keeps the maximum, sum and weighted sum of its own
-    columns, so that threads meet only once, behind the loop.
+    """Compute one row per program. Each of BLOCK lanes keeps the maximum, sum and weighted sum of
+    its own columns, so threads exchange values only once, after the loop.
 
-    The maximum stays finite: inf - inf would make a nan of what PyTorch calls inf.
+    The maximum stays finite: inf - inf would give nan where PyTorch gives inf.
     """
     row = tl.program_id(0).to(tl.int64)
     logits_ptr += row * logits_stride
@@ -172,11 +178,12 @@ def _row_statistics_kernel(
         valid = columns < num_columns
         logits = tl.load(logits_ptr + columns, mask=valid, other=-float("inf"))
         new_max = tl.minimum(tl.maximum(lane_max, logits), _LARGEST)
-        kept = tl.exp(lane_max - new_max)
+        rescale = tl.exp(lane_max - new_max)
         added = tl.exp(logits - new_max)
-        lane_sum = lane_sum * kept + added
+        lane_sum = lane_sum * rescale + added
         if WITH_MEAN:
-            lane_weighted = lane_weighted * kept + added * tl.where(valid, logits, 0.0)
+            valid_logits = tl.where(valid, logits, 0.0)
+            lane_weighted = lane_weighted * rescale + added * valid_logits
         lane_max = new_max
     row_max = tl.max(lane_max, axis=0)
     scale = tl.exp(lane_max - row_max)
@@ -191,18 +198,18 @@ def _row_statistics_kernel(
 
 @triton.jit
 def _loss_gradient_kernel(
-    logits_ptr: tl.tensor,
-    logits_stride: tl.tensor,
-    labels_ptr: tl.tensor,
-    lse_ptr: tl.tensor,
-    weights_ptr: tl.tensor,
-    out_ptr: tl.tensor,
-    out_stride: tl.tensor,
-    num_columns: tl.tensor,
+    logits_ptr: tensor,
+    logits_stride: tensor,
+    labels_ptr: tensor,
+    lse_ptr: tensor,
+    weights_ptr: tensor,
+    out_ptr: tensor,
+    out_stride: tensor,
+    num_columns: tensor,
     BLOCK: tl.constexpr,
 ) -> None:
-    """One program for BLOCK columns of a row; out may be the logits. Does not read a row of weight
-    0.
+    """Compute BLOCK columns of a row per program; `out` may be the logits. A row of weight 0 is not
+    read.
     """
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -219,18 +226,18 @@ def _loss_gradient_kernel(
 
 @triton.jit
 def _divergence_kernel(
-    drawn_ptr: tl.tensor,
-    drawn_stride: tl.tensor,
-    drawn_lse_ptr: tl.tensor,
-    other_ptr: tl.tensor,
-    other_stride: tl.tensor,
-    other_lse_ptr: tl.tensor,
-    sums_ptr: tl.tensor,
-    num_columns: tl.tensor,
+    drawn_ptr: tensor,
+    drawn_stride: tensor,
+    drawn_lse_ptr: tensor,
+    other_ptr: tensor,
+    other_stride: tensor,
+    other_lse_ptr: tensor,
+    sums_ptr: tensor,
+    num_columns: tensor,
     BLOCK: tl.constexpr,
 ) -> None:
-    """One program a row: the sum of a (log a - log b), with a the softmax of the `drawn` logits and
-    b that of the others. Lanes as in `_row_statistics_kernel`.
+    """Compute one row per program: the sum of a (log a - log b), where a is the softmax of the
+    `drawn` logits and b that of the `other` logits. Lanes: see `_row_statistics_kernel`.
     """
     row = tl.program_id(0).to(tl.int64)
     drawn_ptr += row * drawn_stride
@@ -250,24 +257,24 @@ def _divergence_kernel(
 
 @triton.jit
 def _distillation_gradient_kernel(
-    logits_ptr: tl.tensor,
-    logits_stride: tl.tensor,
-    teacher_ptr: tl.tensor,
-    teacher_stride: tl.tensor,
-    labels_ptr: tl.tensor,
-    lse_ptr: tl.tensor,
-    teacher_lse_ptr: tl.tensor,
-    divergence_ptr: tl.tensor,
-    weights_ptr: tl.tensor,
-    teacher_weights_ptr: tl.tensor,
-    out_ptr: tl.tensor,
-    out_stride: tl.tensor,
-    num_columns: tl.tensor,
+    logits_ptr: tensor,
+    logits_stride: tensor,
+    teacher_ptr: tensor,
+    teacher_stride: tensor,
+    labels_ptr: tensor,
+    lse_ptr: tensor,
+    teacher_lse_ptr: tensor,
+    divergence_ptr: tensor,
+    weights_ptr: tensor,
+    teacher_weights_ptr: tensor,
+    out_ptr: tensor,
+    out_stride: tensor,
+    num_columns: tensor,
     FORWARD: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """One program for BLOCK columns of a row; out may be the logits. Does not read a row of which
-    both weights are 0; where one is, what is not finite does not reach the other's part.
+    """Compute BLOCK columns of a row per program; `out` may be the logits. A row whose two weights
+    are both 0 is not read. If one weight is 0, its term adds exactly 0, whatever the logits.
     """
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

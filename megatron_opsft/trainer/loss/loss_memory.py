@@ -1,6 +1,7 @@
-"""How the losses cut their logits, which of them fits, and what memory it takes, by formula.
+"""Formulas for the losses: how many tokens a chunk of logits has, which cross-entropy fits, and how
+much memory it takes.
 
-What a run decides by, and what a plan can count on before it runs: nothing of Megatron is needed.
+A run decides by them, and a plan computes with them before it runs; Megatron is not needed.
 """
 
 from dataclasses import dataclass
@@ -8,34 +9,38 @@ from typing import Literal
 
 from megatron_opsft.errors import UserError
 
-Method = Literal["te", "fused_linear"]
+CrossEntropyKind = Literal["te", "fused_linear"]
+"""How token losses are computed: see `loss.cross_entropy`."""
 
-BLOCK_ROWS = 8192  # of an output weight, which a CPU converts to float32 at a time
+BLOCK_ROWS = 8192
+"""Rows of an output weight that a CPU converts to float32 at a time."""
 
 # Every chunk reads and writes the whole gradient of its rows: many small ones would cost more than
-# their GEMMs. A CPU, slower at these than its memory is, needs fewer tokens for that.
+# their GEMMs. A CPU's GEMMs are slow compared with its memory, so fewer tokens are enough there.
 _GPU_CHUNK_BYTES = 512 * 2**20
 _CPU_CHUNK_BYTES = 128 * 2**20
-# TransformerEngine's kernel wants every logit at once. Up to here that is cheap.
+# TransformerEngine's kernel needs all logits at once. Up to this size that is cheap.
 _MAX_TE_LOGIT_BYTES = 4 * 2**30
 
 
 def tokens_per_chunk(
     rows_per_rank: int, *, on_cuda: bool, with_teacher: bool = False
 ) -> int:
-    """As many as make 512 MiB of float32 logits, on a CPU 128, a teacher's included; rows_per_rank:
-    of this rank, with padding.
+    """Return how many tokens make 512 MiB of float32 logits (128 MiB on a CPU), the teacher's
+    logits included; at least 16. rows_per_rank: of the output weight, padding included.
     """
     chunk_bytes = _GPU_CHUNK_BYTES if on_cuda else _CPU_CHUNK_BYTES
-    return max(16, chunk_bytes // ((8 if with_teacher else 4) * rows_per_rank))
+    bytes_per_logit = 8 if with_teacher else 4
+    return max(16, chunk_bytes // (bytes_per_logit * rows_per_rank))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CrossEntropy:
-    """How this run computes its token losses, and why so: one line for the log."""
+    """The way in which a run computes its token losses."""
 
-    method: Method
+    kind: CrossEntropyKind
     reason: str
+    """Why this kind was chosen, for the log."""
 
 
 def choose_cross_entropy(
@@ -46,11 +51,13 @@ def choose_cross_entropy(
     rows_per_rank: int,
     with_teacher: bool = False,
 ) -> CrossEntropy:
-    """wanted: `train.cross_entropy`, of which auto is the fastest that fits; te_problem: why
-    TransformerEngine's kernel is not for this run, empty where it is; max_tokens: of a micro-batch;
-    rows_per_rank: of the output layer; with_teacher: whose logits a chunk is compared with.
+    """Return the kind that `train.cross_entropy` (`wanted`) names; for "auto" the fastest that
+    fits.
 
-    Errors: `UserError` when `te` is asked for and cannot be had.
+    te_problem: why this run cannot use TransformerEngine's kernel, or "". max_tokens: of a
+    micro-batch. rows_per_rank: of the output layer. with_teacher: the loss compares the logits with
+    a teacher's.
+    Errors: `UserError` if `te` is wanted but not possible.
     """
     if with_teacher:
         te_problem = "the divergence from a teacher is computed chunk by chunk"
@@ -59,16 +66,16 @@ def choose_cross_entropy(
             f"train.cross_entropy=te: {te_problem}; use train.cross_entropy=auto or fused_linear"
         )
     if wanted != "auto":
-        return CrossEntropy(method=wanted, reason="as train.cross_entropy says")
+        return CrossEntropy(kind=wanted, reason="as train.cross_entropy says")
     if te_problem:
-        return CrossEntropy(method="fused_linear", reason=te_problem)
+        return CrossEntropy(kind="fused_linear", reason=te_problem)
     logit_bytes = 2 * max_tokens * rows_per_rank
     size = f"{logit_bytes / 1e9:.1f} GB"
     if logit_bytes > _MAX_TE_LOGIT_BYTES:
         reason = f"all logits of a micro-batch would take {size}"
-        return CrossEntropy(method="fused_linear", reason=reason)
+        return CrossEntropy(kind="fused_linear", reason=reason)
     reason = f"TransformerEngine is there, and all logits take {size}"
-    return CrossEntropy(method="te", reason=reason)
+    return CrossEntropy(kind="te", reason=reason)
 
 
 def fused_linear_bytes(
@@ -83,34 +90,58 @@ def fused_linear_bytes(
     with_teacher: bool = False,
     chunk_tokens: int | None = None,
 ) -> int:
-    """Bytes on one rank above the model, its main gradients and the hidden states that come in.
+    """Return the most bytes that `fused_linear` takes on one rank, beside the model, its main
+    gradients and the incoming hidden states.
 
     num_tokens: of the micro-batch; num_loss_tokens: response tokens among them; rows_per_rank: of
-    the output weight, padding included; chunk_tokens: by default `tokens_per_chunk`. The larger of
-    two moments: a chunk in the forward pass (its logits, their gradient where GEMMs take it in the
-    model's dtype, its hidden states and their gradient), and the placeholder of the weight's
-    gradient in the backward pass (which a CPU never touches). The gradient of the hidden states is
-    there in both, and under sequence parallelism all ranks' hidden states. with_teacher: its hidden
-    states of the response tokens and its logits too, and on a CPU what operations on both take.
+    the output weight, padding included; chunk_tokens: by default `tokens_per_chunk`. On a GPU the
+    peak is either in the forward pass, with one chunk, or in the backward pass, with a placeholder
+    for the weight's gradient; a CPU never touches the placeholder.
     """
-    most = chunk_tokens or tokens_per_chunk(
-        rows_per_rank, on_cuda=on_cuda, with_teacher=with_teacher
-    )
-    tokens = min(most, num_loss_tokens)
+    if chunk_tokens is None:
+        chunk_tokens = tokens_per_chunk(
+            rows_per_rank, on_cuda=on_cuda, with_teacher=with_teacher
+        )
+    chunk_tokens = min(chunk_tokens, num_loss_tokens)
+    num_logits = chunk_tokens * rows_per_rank
+    chunk_hidden = chunk_tokens * hidden_size
     hidden_bytes = num_tokens * hidden_size * dtype_bytes
-    held = hidden_bytes * (2 if sequence_parallel else 1) + 24 * num_loss_tokens
-    half = dtype_bytes < 4
-    chunk = tokens * rows_per_rank * (4 + dtype_bytes * (half and on_cuda))
-    chunk += tokens * hidden_size * (dtype_bytes + 4 + 4 * (half and not on_cuda))
+    is_half = dtype_bytes < 4
+
+    always = {
+        "gradient of the hidden states": hidden_bytes,
+        "values of each response token": 24 * num_loss_tokens,
+    }
+    chunk = {
+        "logits": 4 * num_logits,
+        "hidden states": chunk_hidden * dtype_bytes,
+        "float32 gradient of the hidden states": 4 * chunk_hidden,
+    }
+    if sequence_parallel:
+        always["hidden states of all ranks"] = hidden_bytes
     if with_teacher:
-        held += num_loss_tokens * (hidden_size * dtype_bytes + 8)
-        chunk += 4 * tokens * rows_per_rank
+        always["teacher's hidden states"] = num_loss_tokens * hidden_size * dtype_bytes
+        always["weight and divergence of each response token"] = 8 * num_loss_tokens
+        chunk["teacher's logits"] = 4 * num_logits
     if on_cuda:
-        return held + max(chunk, rows_per_rank * hidden_size * dtype_bytes)
-    # One after the other: a part of the logits once more, then converted factors and their product.
-    block = min(BLOCK_ROWS, rows_per_rank)
-    scratch = 4 * min(2**20, tokens * rows_per_rank) * (3 if with_teacher else 1)
-    return held + chunk + max(scratch, half * 4 * block * (hidden_size + tokens))
+        if is_half:
+            chunk["gradient of the logits in the model's dtype"] = (
+                num_logits * dtype_bytes
+            )
+        placeholder = rows_per_rank * hidden_size * dtype_bytes
+        return sum(always.values()) + max(sum(chunk.values()), placeholder)
+
+    # Needed one after the other: buffers for a group of logits, then operands of a GEMM.
+    scratch = 4 * min(2**20, num_logits)
+    if with_teacher:
+        scratch *= 3
+    if is_half:
+        chunk["hidden states as float32"] = 4 * chunk_hidden
+        block_rows = min(BLOCK_ROWS, rows_per_rank)
+        converted_weight_and_product = 4 * block_rows * (hidden_size + chunk_tokens)
+        scratch = max(scratch, converted_weight_and_product)
+    chunk["buffers"] = scratch
+    return sum((always | chunk).values())
 
 
 def whole_logits_bytes(
@@ -120,12 +151,10 @@ def whole_logits_bytes(
     *,
     dtype_bytes: int,
 ) -> int:
-    """The same for `te`, which computes all logits of the response tokens at once.
-
-    The logits, overwritten by their gradient; hidden states of the response tokens, and their
-    gradient; the weight's gradient.
+    """Return the most bytes that `te` takes, which computes all logits of the response tokens at
+    once; parameters as for `fused_linear_bytes`.
     """
-    logits = num_loss_tokens * rows_per_rank * dtype_bytes
-    hidden = 2 * num_loss_tokens * hidden_size * dtype_bytes
-    weight = rows_per_rank * hidden_size * dtype_bytes
-    return logits + hidden + weight + 24 * num_loss_tokens
+    logits = num_loss_tokens * rows_per_rank * dtype_bytes  # then their gradient
+    hidden_and_gradient = 2 * num_loss_tokens * hidden_size * dtype_bytes
+    weight_gradient = rows_per_rank * hidden_size * dtype_bytes
+    return logits + hidden_and_gradient + weight_gradient + 24 * num_loss_tokens

@@ -1,10 +1,12 @@
-"""Surrogates and KL estimators: what a token's log-probability is worth, by formula.
+"""Formulas of the surrogates and KL estimators.
 
-Pure functions of float32 vectors over response tokens, equal in length; only `log_probs` has a
-gradient. old: log-probabilities under the policy that sampled; reference: under the reference
-model; advantages: each response's at every token of it. To be maximised, but for the divergence.
-lengths: tokens of each response; the vectors are then of whole responses, or of the part of them
-that `ResponsePart` says.
+Pure functions of float32 vectors that have one value for each response token; only `log_probs` has
+a gradient. Surrogates are to be maximised, divergences minimised.
+
+log_probs: log-probabilities under the current policy p; old: under the policy that sampled;
+reference: under the reference model. advantages: the response's advantage, repeated for each token.
+lengths: tokens of each response. The vectors hold whole responses, or the tokens that a
+`ResponsePart` describes.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,20 +17,19 @@ from torch import Tensor
 
 from megatron_opsft.methods.objective import KlEstimator
 
-# Where k3 goes on straight: e^40 squared, as in a gradient's norm, is still a float32.
+# Beyond it k3 continues as a straight line: e^40 squared, as in a gradient's norm, is still finite
+# in float32.
 _MAX_LOG_RATIO = 40.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponsePart:
-    """Some tokens of each response, where the other ranks of a group have the others.
-
-    numbers: int64, of which response each token is; total: elementwise sum over the group's ranks,
-    differentiable.
-    """
+    """The response tokens that this context-parallel rank holds."""
 
     numbers: Tensor
+    """int64: the number of each token's response, from 0."""
     total: Callable[[Tensor], Tensor]
+    """Returns the elementwise sum over the group's ranks; differentiable."""
 
 
 def token_clip(
@@ -40,11 +41,10 @@ def token_clip(
     high: float,
     dual: float | None = None,
 ) -> Tensor:
-    """min(r A, clip(r, 1 - low, 1 + high) A) with r = p / old; where A < 0 at least dual A."""
+    """Return min(r A, clip(r, 1 - low, 1 + high) A) with r = p / old, for A < 0 at least dual A."""
     ratio = (log_probs - old).exp()
-    value = torch.minimum(
-        ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages
-    )
+    clipped_ratio = ratio.clamp(1 - low, 1 + high)
+    value = torch.minimum(ratio * advantages, clipped_ratio * advantages)
     if dual is None:
         return value
     return torch.where(advantages < 0, torch.maximum(value, dual * advantages), value)
@@ -60,12 +60,12 @@ def sequence_clip(
     high: float,
     part: ResponsePart | None = None,
 ) -> Tensor:
-    """`token_clip` with r = exp(mean_t (log p - log old)), shared out among the n tokens."""
+    """Return `token_clip` with r = exp(mean_t (log p - log old)), divided among the n tokens of the
+    response.
+    """
     means, counts = mean_of_response(log_probs - old, lengths, part)
-    return (
-        token_clip(means, torch.zeros_like(means), advantages, low=low, high=high)
-        / counts
-    )
+    zeros = torch.zeros_like(means)
+    return token_clip(means, zeros, advantages, low=low, high=high) / counts
 
 
 def squared_log_ratio(
@@ -77,15 +77,18 @@ def squared_log_ratio(
     tau: float,
     part: ResponsePart | None = None,
 ) -> Tensor:
-    """A log p - tau / 2 (sum_t (log p - log old))^2, the square shared out among the n tokens."""
+    """Return A log p - tau / 2 (sum_t (log p - log old))^2, the square divided among the n tokens
+    of the response.
+    """
     means, counts = mean_of_response(log_probs - old, lengths, part)
     return advantages * log_probs - 0.5 * tau * counts * means.square()
 
 
 def kl_estimate(estimator: KlEstimator, log_probs: Tensor, reference: Tensor) -> Tensor:
-    """An estimate of KL(p || ref) from a token that p sampled. With d = log ref - log p:
-    k1 = -d, k2 = d^2 / 2, k3 = e^d - d - 1, which above d = 40 goes on with the slope that it has
-    there: finite, and never without a gradient.
+    """Return an estimate of KL(p || ref) from tokens that p sampled.
+
+    With d = log ref - log p: k1 = -d, k2 = d^2 / 2, k3 = e^d - d - 1. Above d = 40 k3 continues as
+    a straight line with the slope at 40: finite, and its gradient never vanishes.
     """
     d = reference - log_probs
     if estimator == "k1":
@@ -100,14 +103,18 @@ def kl_estimate(estimator: KlEstimator, log_probs: Tensor, reference: Tensor) ->
 def mean_of_response(
     values: Tensor, lengths: Sequence[int], part: ResponsePart | None = None
 ) -> tuple[Tensor, Tensor]:
-    """At every token: the mean over its response, and that one's number of tokens."""
+    """Return for every token the mean over its response, and the number of tokens of that response.
+    S: the responses.
+    """
     if part is not None:
         counts_S = values.new_tensor(lengths)
-        sums_S = part.total(
-            torch.zeros_like(counts_S).index_add(0, part.numbers, values)
-        )
-        return (sums_S / counts_S)[part.numbers], counts_S[part.numbers]
-    parts = values.split(list(lengths))
-    means = [part.mean().expand_as(part) for part in parts]
-    counts = [part.new_full(part.shape, len(part)) for part in parts]
-    return torch.cat([values[:0], *means]), torch.cat([values[:0], *counts])
+        sums_here_S = torch.zeros_like(counts_S).index_add(0, part.numbers, values)
+        means_S = part.total(sums_here_S) / counts_S
+        return means_S[part.numbers], counts_S[part.numbers]
+    # An empty vector at the front, because torch.cat refuses an empty list.
+    means = [values[:0]]
+    counts = [values[:0]]
+    for response in values.split(list(lengths)):
+        means.append(response.mean().expand_as(response))
+        counts.append(response.new_full(response.shape, len(response)))
+    return torch.cat(means), torch.cat(counts)

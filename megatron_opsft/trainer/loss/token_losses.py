@@ -1,5 +1,5 @@
-"""Losses of a micro-batch's R response tokens by their log-probabilities, in two forms: likelihood
-with given weights, and any objective. Suffix C: those tokens of the R that a slice names.
+"""Losses of a micro-batch's R response tokens as functions of their log-probabilities: likelihood
+with fixed weights, or any objective. Suffix C: the tokens of a chunk, a slice of the R tokens.
 """
 
 from dataclasses import dataclass
@@ -26,32 +26,37 @@ _ALL = slice(None)
 
 @dataclass(frozen=True, slots=True)
 class WeightedLikelihood:
-    """weight * -log p."""
+    """The losses weight * -log p."""
 
     weights_R: Tensor
-    joins_tokens: ClassVar[bool] = (
-        False  # whether a token's loss depends on its whole response
-    )
+    joins_tokens: ClassVar[bool] = False
+    """True if a token's loss depends on its whole response."""
 
-    def __call__(self, log_probs_C: Tensor, part: slice = _ALL) -> Tensor:
-        """float32 [C], differentiable. part: which of the R tokens; all if `joins_tokens`."""
-        return -log_probs_C * self.weights_R[part]
+    def __call__(self, log_probs_C: Tensor, chunk: slice = _ALL) -> Tensor:
+        """Return the losses, float32 [C], differentiable. chunk: which of the R tokens; must be all
+        if `joins_tokens`.
+        """
+        return -log_probs_C * self.weights_R[chunk]
 
-    def weights(self, log_probs_C: Tensor, part: slice = _ALL) -> Tensor:
-        """-d loss / d log p, float32 [C]: likelihood with these weights has the same gradient."""
-        return self.weights_R[part]
+    def weights(self, log_probs_C: Tensor, chunk: slice = _ALL) -> Tensor:
+        """Return -d loss / d log p, float32 [C]. Likelihood with these weights has the same
+        gradient.
+        """
+        return self.weights_R[chunk]
 
     def statistics(self, log_probs_R: Tensor) -> tuple[Tensor, ...]:
-        """float32 [] each: sums over the R tokens for the step's metrics."""
+        """Return sums over the R tokens for the step's metrics, float32 [] each."""
         return ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectiveLosses:
-    """weight * (-surrogate + beta * divergence from the reference), with the same functions.
+    """The losses weight * (-surrogate + beta * divergence from the reference); the methods are
+    those of `WeightedLikelihood`.
 
-    The batch carries advantages, with beta > 0 the reference's log-probabilities, and after the
-    batch's first update the old ones; where there are none the current ones, detached, are old.
+    The micro-batch brings advantages; with beta > 0 the reference's log-probabilities; and, after
+    the batch's first update, the old ones. Without old ones the current ones, detached, take their
+    place.
     """
 
     objective: Objective
@@ -61,44 +66,45 @@ class ObjectiveLosses:
     def joins_tokens(self) -> bool:
         return isinstance(self.objective.surrogate, SequenceClip | SquaredLogRatio)
 
-    def __call__(self, log_probs_C: Tensor, part: slice = _ALL) -> Tensor:
-        losses_C = -self._surrogate(log_probs_C, part)
+    def __call__(self, log_probs_C: Tensor, chunk: slice = _ALL) -> Tensor:
+        losses_C = -self._surrogate(log_probs_C, chunk)
         if self.objective.beta:
-            losses_C = losses_C + self.objective.beta * self._divergence(
-                log_probs_C, part
-            )
-        return self.batch.weights_R[part] * losses_C
+            divergence_C = self._divergence(log_probs_C, chunk)
+            losses_C = losses_C + self.objective.beta * divergence_C
+        return self.batch.weights_R[chunk] * losses_C
 
-    def weights(self, log_probs_C: Tensor, part: slice = _ALL) -> Tensor:
-        _, gradient_C = vjp(lambda leaf_C: self(leaf_C, part).sum(), log_probs_C)
+    def weights(self, log_probs_C: Tensor, chunk: slice = _ALL) -> Tensor:
+        _, gradient_C = vjp(lambda leaf_C: self(leaf_C, chunk).sum(), log_probs_C)
         return -gradient_C
 
     def statistics(self, log_probs_R: Tensor) -> tuple[Tensor, ...]:
-        """Tokens without gradient because of a clip, and divergences from the reference."""
-        none = log_probs_R.new_zeros(())
-        return (
-            self._clipped(log_probs_R).sum() if self.objective.clips else none,
-            self._divergence(log_probs_R, _ALL).sum()
-            if self.objective.needs_reference
-            else none,
-        )
+        """Return the number of tokens whose gradient a clip took away, and the sum of divergences
+        from the reference; 0 if the objective has no clip or no reference.
+        """
+        num_clipped = divergence = log_probs_R.new_zeros(())
+        if self.objective.clips:
+            num_clipped = self._clipped(log_probs_R).sum()
+        if self.objective.needs_reference:
+            divergence = self._divergence(log_probs_R, _ALL).sum()
+        return num_clipped, divergence
 
-    def _surrogate(self, log_probs_C: Tensor, part: slice) -> Tensor:
-        """float32 [C], to be maximised."""
+    def _surrogate(self, log_probs_C: Tensor, chunk: slice) -> Tensor:
+        """Return the values to be maximised, float32 [C]."""
         batch = self.batch
         assert batch.advantages_R is not None, (
             "a batch of this objective carries advantages"
         )
-        advantages_C = batch.advantages_R[part]
-        given_R = batch.old_log_probs_R
-        old_C = log_probs_C.detach() if given_R is None else given_R[part]
-        lengths, parted = batch.response_lengths, _response_part(batch)
+        advantages_C = batch.advantages_R[chunk]
+        old_C = log_probs_C.detach()
+        if batch.old_log_probs_R is not None:
+            old_C = batch.old_log_probs_R[chunk]
+        lengths = batch.response_lengths
+        response_part = _response_part(batch)
         match self.objective.surrogate:
             case Likelihood():
                 return advantages_C * log_probs_C
-            case Distillation(
-                likelihood=weight
-            ):  # the rest is not a function of log-probs
+            case Distillation(likelihood=weight):
+                # Its divergence from the teacher is no function of log-probs.
                 return weight * (advantages_C * log_probs_C)
             case TokenClip(low=low, high=high, dual=dual):
                 return surrogates.token_clip(
@@ -112,22 +118,29 @@ class ObjectiveLosses:
                     lengths,
                     low=low,
                     high=high,
-                    part=parted,
+                    part=response_part,
                 )
             case SquaredLogRatio(tau=tau):
                 return surrogates.squared_log_ratio(
-                    log_probs_C, old_C, advantages_C, lengths, tau=tau, part=parted
+                    log_probs_C,
+                    old_C,
+                    advantages_C,
+                    lengths,
+                    tau=tau,
+                    part=response_part,
                 )
 
-    def _divergence(self, log_probs_C: Tensor, part: slice) -> Tensor:
+    def _divergence(self, log_probs_C: Tensor, chunk: slice) -> Tensor:
         reference_R = self.batch.reference_log_probs_R
         assert reference_R is not None, (
             "with a divergence a batch carries the reference's log-probs"
         )
-        return surrogates.kl_estimate(self.objective.kl, log_probs_C, reference_R[part])
+        return surrogates.kl_estimate(
+            self.objective.kl, log_probs_C, reference_R[chunk]
+        )
 
     def _clipped(self, log_probs_R: Tensor) -> Tensor:
-        """Whether a clip took a token's gradient away, float32 [R]."""
+        """Return 1 for each token whose gradient a clip took away, else 0; float32 [R]."""
         _, gradient_R = vjp(
             lambda leaf_R: self._surrogate(leaf_R, _ALL).sum(), log_probs_R
         )
@@ -139,18 +152,19 @@ TokenLosses = WeightedLikelihood | ObjectiveLosses
 
 
 def _response_part(batch: MicroBatch) -> surrogates.ResponsePart | None:
-    """What a rank of a context-parallel group has of each response; None: all of it."""
-    if batch.response_indices_R is None:
+    """Return which tokens of each response this context-parallel rank holds; None: all."""
+    indices_R = batch.response_indices_R
+    if indices_R is None:
         return None
-    ends = torch.tensor(
-        batch.response_lengths, device=batch.response_indices_R.device
-    ).cumsum(0)
-    numbers = torch.searchsorted(ends, batch.response_indices_R, right=True)
+    ends_S = torch.tensor(batch.response_lengths, device=indices_R.device).cumsum(0)
+    numbers = torch.searchsorted(ends_S, indices_R, right=True)
     return surrogates.ResponsePart(numbers=numbers, total=sum_over_context)
 
 
 def token_losses(objective: Objective, batch: MicroBatch) -> TokenLosses:
-    """The form that costs least. Plain likelihood counts on advantages being in the weights."""
+    """Return the cheapest form of the objective's losses. For plain likelihood the batch's weights
+    must contain the advantages.
+    """
     if objective.is_weighted_likelihood:
         return WeightedLikelihood(batch.weights_R)
     return ObjectiveLosses(objective=objective, batch=batch)

@@ -1,9 +1,9 @@
-"""Modules of ours for Megatron's layer spec where TransformerEngine is not there.
+"""Our own modules for Megatron's layer spec, used without TransformerEngine.
 
-`PackedAttention` takes Megatron's place for packed (THD) sequences: one causal scaled-dot-product
-attention per sequence, so memory never grows with the square of the pack. In a context-parallel
-group it gathers keys and values, where TransformerEngine lets them go round: the same sums, and so
-the oracle of that. `RMSNorm` allows sequence parallelism.
+`PackedAttention` replaces Megatron's attention for packed (THD) sequences: one causal
+scaled-dot-product attention per sequence, so memory never grows with the square of the pack. In a
+context-parallel group it gathers keys and values, while TransformerEngine passes them around: the
+sums are the same, so it can check TransformerEngine's. `RMSNorm` allows sequence parallelism.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ from megatron_opsft.trainer.batching.microbatch import joined_order, own_pieces
 
 
 class RMSNorm(torch.nn.RMSNorm):
-    """Root-mean-square norm over the last axis; computes in float32, returns the input's dtype."""
+    """Root-mean-square norm over the last axis, computed in float32; keeps the input's dtype."""
 
     def __init__(
         self,
@@ -31,8 +31,8 @@ class RMSNorm(torch.nn.RMSNorm):
         **unused: Any,
     ) -> None:
         super().__init__(hidden_size, eps, dtype=config.params_dtype)
-        # Under sequence parallelism each rank sees a part of the tokens; Megatron sums the
-        # gradients of parameters marked so over the tensor-parallel group.
+        # Under sequence parallelism each rank sees some of the tokens; Megatron sums the gradients
+        # of parameters with this mark over the tensor-parallel group.
         self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -43,7 +43,7 @@ class RMSNorm(torch.nn.RMSNorm):
 
 
 class PackedAttention(torch.nn.Module):
-    """Causal attention of packed sequences, called as Megatron's core attention is."""
+    """Causal attention of packed sequences, with the interface of Megatron's core attention."""
 
     def __init__(
         self,
@@ -69,16 +69,17 @@ class PackedAttention(torch.nn.Module):
         packed_seq_params: PackedSeqParams,
         **unused: Any,
     ) -> Tensor:
-        """query [T, heads, d], key and value [T, kv heads, d] -> [T, heads * d]; of this rank's
-        part of the pack in a context-parallel group, whose ranks all call it.
+        """Return the output [T, heads * d] for query [T, heads, d], key and value [T, kv heads, d].
+
+        In a context-parallel group all ranks call it; T counts this rank's tokens of the pack.
         """
         lengths = packed_seq_params.cu_seqlens_q.diff().tolist()
         if self.context is not None:
             return self._attend_to_all(query, key, value, lengths, self.context)
-        parts = zip(
+        sequences = zip(
             query.split(lengths), key.split(lengths), value.split(lengths), strict=True
         )
-        outputs = [self._attend(q, k, v) for q, k, v in parts]
+        outputs = [self._attend(q, k, v) for q, k, v in sequences]
         return torch.cat(outputs).flatten(1)
 
     def _attend_to_all(
@@ -89,9 +90,12 @@ class PackedAttention(torch.nn.Module):
         lengths: list[int],
         group: ProcessGroup,
     ) -> Tensor:
-        """Each of this rank's two pieces of a sequence attends to all that is not behind it."""
-        rank, size = group.rank(), group.size()
-        # The backward pass adds up what the ranks' queries say of a key.
+        """Let each of this rank's two pieces of a sequence attend to itself and all tokens before.
+
+        lengths: of the whole sequences of the pack.
+        """
+        size = group.size()
+        # The backward pass sums a key's gradients over the ranks' queries.
         gathered = gather_from_sequence_parallel_region(
             torch.stack((key, value), dim=1),
             tensor_parallel_output_grad=True,
@@ -100,21 +104,21 @@ class PackedAttention(torch.nn.Module):
         order = joined_order(lengths, size).to(gathered.device)
         keys, values = gathered[order].unbind(1)
         outputs: list[Tensor] = []
-        parts = zip(
-            query.split([n // size for n in lengths]),
+        for queries, k, v in zip(
+            query.split([length // size for length in lengths]),
             keys.split(lengths),
             values.split(lengths),
             strict=True,
-        )
-        for q, k, v in parts:
-            for piece, number in zip(q.chunk(2), own_pieces(rank, size), strict=True):
+        ):
+            numbers = own_pieces(group.rank(), size)
+            for piece, number in zip(queries.chunk(2), numbers, strict=True):
                 end = (number + 1) * len(piece)
                 outputs.append(self._attend(piece, k[:end], v[:end]))
         return torch.cat(outputs).flatten(1)
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """[n, heads, d]: the last n queries of a sequence of as many keys and values as there are
-        given, causal.
+        """Return the causal attention [n, heads, d] of the last n queries of a sequence to all its
+        keys and values.
         """
         mask = None
         if len(key) != len(query):

@@ -1,8 +1,8 @@
-"""Megatron's GPTModel for a Hugging Face model, on this rank's part of TP x PP.
+"""Megatron's GPTModel for a Hugging Face model: this rank's shard of TP x PP.
 
-`layer_spec` is the only place where modules are chosen: TransformerEngine's on CUDA where it is
-there; elsewhere Megatron's linear layers with our attention and norm. The product of the output
-layer is the losses' own: the model hands on hidden states in place of logits.
+`layer_spec` is the only place that chooses modules: TransformerEngine's on CUDA if it is installed,
+otherwise Megatron's linear layers with our attention and norm. The losses multiply by the output
+layer's weight themselves: the model returns hidden states instead of logits.
 """
 
 import math
@@ -46,7 +46,8 @@ from megatron_opsft.trainer.model.transformer_config import uses_transformer_eng
 
 
 def scaled_rope_frequencies(shape: ModelShape) -> torch.Tensor:
-    """Inverse rotary frequencies, float32 [head_dim / 2], scaled as Llama 3 does where it is.
+    """Return the inverse rotary frequencies, float32 [head_dim / 2], with Llama 3's scaling if the
+    model has one.
 
     Computed here because Megatron fixes three of the four numbers of that scaling.
     """
@@ -58,20 +59,20 @@ def scaled_rope_frequencies(shape: ModelShape) -> torch.Tensor:
     wavelengths = 2 * math.pi / frequencies
     turns = scaling.original_max_position / wavelengths
     spread = scaling.high_freq_factor - scaling.low_freq_factor
-    # 0: a long wave, stretched by `factor`; 1: a short wave, kept; between them a blend.
-    kept = ((turns - scaling.low_freq_factor) / spread).clamp(0.0, 1.0)
-    return frequencies * (kept + (1.0 - kept) / scaling.factor)
+    # 0: a long wave, stretched by `factor`; 1: a short wave, unchanged; in between a blend.
+    unchanged = ((turns - scaling.low_freq_factor) / spread).clamp(0.0, 1.0)
+    return frequencies * (unchanged + (1.0 - unchanged) / scaling.factor)
 
 
 def build_model(
     shape: ModelShape, config: TransformerConfig, device: Device
 ) -> list[GPTModel]:
-    """This rank's model chunks (one, or vpp of them), weights uninitialised."""
+    """Return this rank's model chunks (one, or vpp of them), with uninitialised weights."""
     tensor_parallel.model_parallel_cuda_manual_seed(1)
     vpp = config.virtual_pipeline_model_parallel_size
+    vp_stages: Sequence[int | None] = range(vpp) if vpp else [None]
     chunks = []
-    for stage in range(vpp or 1):
-        vp_stage = stage if vpp else None
+    for vp_stage in vp_stages:
         chunk = GPTModel(
             config=config,
             transformer_layer_spec=layer_spec(shape, config, device, vp_stage),
@@ -90,22 +91,23 @@ def build_model(
             rotary_base=shape.rope_theta,
             vp_stage=vp_stage,
         )
-        chunk.to(device.torch_device)  # Megatron's own modules are there already
-        fuse_weight_gradients(chunk)
-        chunk.rotary_pos_emb.inv_freq = scaled_rope_frequencies(shape).to(
+        chunk.to(
             device.torch_device
-        )
+        )  # for our own modules; Megatron's are there already
+        fuse_weight_gradients(chunk)
+        frequencies = scaled_rope_frequencies(shape)
+        chunk.rotary_pos_emb.inv_freq = frequencies.to(device.torch_device)
         mark_tensor_parallel(chunk)
         chunks.append(chunk)
     return chunks
 
 
 def fuse_weight_gradients(chunk: GPTModel) -> None:
-    """Let TransformerEngine's layers add weight gradients to the float32 main gradients in the
-    products themselves, without rounding them to bfloat16 first.
+    """Let TransformerEngine's GEMMs add weight gradients directly to the float32 main gradients,
+    without rounding them to bfloat16 first.
 
-    Not by Megatron's `gradient_accumulation_fusion`: its own output layer, whose product the losses
-    take over, then refuses to be built without NVIDIA Apex.
+    Megatron's `gradient_accumulation_fusion` is not used: with it Megatron's output layer, whose
+    product the losses compute, cannot be built without NVIDIA Apex.
     """
     for module in chunk.modules():
         if hasattr(module, "fuse_wgrad_accumulation"):
@@ -113,9 +115,9 @@ def fuse_weight_gradients(chunk: GPTModel) -> None:
 
 
 def mark_tensor_parallel(chunk: GPTModel) -> None:
-    """Say which parameters are shards; Megatron does so only while initialising weights.
+    """Mark the parameters that are shards; Megatron does so only while it initialises weights.
 
-    Gradient norms count a parameter without the mark on tensor-parallel rank 0 alone.
+    Gradient norms count a parameter without the mark only on tensor-parallel rank 0.
     """
     for module in chunk.modules():
         if isinstance(module, ColumnParallelLinear | VocabParallelEmbedding):
@@ -129,8 +131,8 @@ def mark_tensor_parallel(chunk: GPTModel) -> None:
         ):
             set_tensor_model_parallel_attributes(module.weight, True, axis, 1)
     for name, parameter in chunk.named_parameters():
-        # TransformerEngine's grouped linears do not say so themselves, nor does Megatron before
-        # 0.19: norms then miss the experts of all tensor-parallel ranks but the first.
+        # TransformerEngine's grouped linears do not mark theirs, nor does Megatron before 0.19:
+        # norms then miss the experts of all tensor-parallel ranks except the first.
         if ".experts." in name and not hasattr(parameter, "tensor_model_parallel"):
             axis = 1 if ".linear_fc2." in name else 0
             set_tensor_model_parallel_attributes(parameter, True, axis, 1)
@@ -139,7 +141,7 @@ def mark_tensor_parallel(chunk: GPTModel) -> None:
 def wrap_for_training(
     chunks: list[GPTModel], config: TransformerConfig, parallel: ParallelConfig
 ) -> list[DistributedDataParallel]:
-    """Megatron's data-parallel wrapper with float32 gradient buffers."""
+    """Wrap the chunks for data parallelism, with float32 gradient buffers."""
     ddp_config = DistributedDataParallelConfig(
         grad_reduce_in_fp32=True,
         use_distributed_optimizer=True,
@@ -156,16 +158,16 @@ def wrap_for_training(
         for number, chunk in enumerate(chunks)
     ]
     if parallel.overlap_grad_reduce:
-        # Gradients travel in the last micro-batch, when they are sums.
+        # Gradients are reduced in the last micro-batch, when they are complete sums.
         no_sync = [chunk.no_sync for chunk in wrapped]
-        config.no_sync_func = no_sync if len(no_sync) > 1 else no_sync[0]
+        config.no_sync_func = no_sync if len(wrapped) > 1 else no_sync[0]
     return wrapped
 
 
 def layer_spec(
     shape: ModelShape, config: TransformerConfig, device: Device, vp_stage: int | None
 ) -> ModuleSpec | TransformerBlockSubmodules:
-    """Which module does what in each layer of this stage."""
+    """Return the choice of modules for each layer of this pipeline stage."""
     if uses_transformer_engine(device, "bfloat16" if config.bf16 else "float32"):
         return get_gpt_layer_with_transformer_engine_spec(
             num_experts=config.num_moe_experts,
@@ -179,12 +181,12 @@ def layer_spec(
     )
     layer = cast(TransformerLayerSubmodules, spec.submodules)
     if shape.moe is not None:
-        # The router's product: Megatron 0.16 leaves this name undefined without TransformerEngine,
-        # and with it would multiply in TF32.
+        # The router's GEMM: Megatron 0.16 leaves this name undefined without TransformerEngine, and
+        # with it multiplies in TF32.
         router: Any = moe_utils
         router.te_general_gemm = None
-        # In a checkpoint Megatron calls a norm as if it were fused into the linear that follows.
-        # TransformerEngine's spec fuses none before a router: keep its name here too.
+        # In checkpoints Megatron names a norm as if it were fused into the linear layer after it.
+        # TransformerEngine's spec fuses none before a router: the norm keeps its own name here too.
         del layer.sharded_state_dict_keys_map["pre_mlp_layernorm."]
     layer.input_layernorm = layer.pre_mlp_layernorm = RMSNorm
     self_attention = cast(ModuleSpec, layer.self_attention)
@@ -200,7 +202,7 @@ def layer_spec(
 
 @contextmanager
 def without_output_layer(models: Sequence[GPTModel]) -> Iterator[None]:
-    """Inside, the output layer of these GPTModels hands its input on."""
+    """Let the output layers of these GPTModels return their input while the context lasts."""
     layers = [model.output_layer for model in models if model.post_process]
     for layer in layers:
         # Hides the class's method, which returns (logits, bias).
@@ -213,10 +215,10 @@ def without_output_layer(models: Sequence[GPTModel]) -> Iterator[None]:
 
 
 def output_weight(model: GPTModel) -> Tensor:
-    """This rank's rows of the output layer of a GPTModel on the last pipeline stage."""
-    weight: Tensor = (
-        model.shared_embedding_or_output_weight()
-        if model.share_embeddings_and_output_weights
-        else model.output_layer.weight
-    )
+    """Return this rank's rows of the output layer; model: on the last pipeline stage."""
+    weight: Tensor
+    if model.share_embeddings_and_output_weights:
+        weight = model.shared_embedding_or_output_weight()
+    else:
+        weight = model.output_layer.weight
     return weight

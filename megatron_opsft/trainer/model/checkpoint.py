@@ -1,13 +1,13 @@
-"""Megatron's distributed checkpoint, made atomic, verified on load, the newest kept.
+"""Megatron's distributed checkpoints: written atomically, verified on load, only the newest kept.
 
 A checkpoint is a directory `step_000042` with Megatron's files and `complete.json`. It is written
 under a temporary name and renamed when everything is on disk, so a directory with the final name is
-whole; `load_newest` checks the files all the same, since disks and people damage files.
+whole. `load_newest` checks the files nevertheless, since disks and people damage files.
 """
 
 import logging
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -55,66 +55,64 @@ from megatron_opsft.trainer.model.checkpoint_write import (
     read_manifest,
     sealed,
 )
-from megatron_opsft.trainer.model.optimizer import load_settings, settings_of
+from megatron_opsft.trainer.model.optimizer import (
+    load_optimizer_settings,
+    optimizer_settings,
+)
 from megatron_opsft.trainer.model.reference import ReferenceModel
 
 log = logging.getLogger("megatron_opsft")
 
-_PATIENCE = timedelta(
-    days=1
-)  # with a rank that still writes; one that is dead ends the job
+_TIMEOUT = timedelta(days=1)
+"""Timeout of the writers' collectives; if a rank dies, the watchdog ends the job before."""
 
 
 @dataclass(eq=False)
 class Checkpointer:
     """Saves and loads the state of `models` and `optimizer`, and of a reference model that was
     replaced; every rank calls every method.
-
-    model_dir: whose config.json and tokenizer go into each checkpoint, which is then a model
-    wherever one is meant.
     """
 
     directory: Path
     models: list[GPTModel]
     optimizer: ChainedOptimizer
     keep: int
+    """Number of checkpoints that are kept."""
     reference: ReferenceModel | None = None
     model_dir: Path | None = None
-    published: tuple[int, Path] | None = field(
-        default=None, init=False
-    )  # on rank 0: the last one
-    _pending: tuple[CheckpointWrite, dict[str, Any]] | None = field(
-        default=None, init=False
-    )
-    _deletion: threading.Thread | None = field(default=None, init=False)
-    _host_copies: HostCopies = field(default_factory=HostCopies, init=False)
+    """Its config.json and tokenizer are copied into each checkpoint, which then can be used as a
+    model.
+    """
 
     def __post_init__(self) -> None:
-        self._group = dist.new_group(backend="gloo", timeout=_PATIENCE)
+        self.published: tuple[int, Path] | None = None
+        """Step and directory of the last checkpoint; only on rank 0."""
+        self._pending: tuple[CheckpointWrite, dict[str, Any]] | None = None
+        """The checkpoint that is being written, and its manifest."""
+        self._deletion: threading.Thread | None = None
+        self._host_copies = HostCopies()
+        self._group = dist.new_group(backend="gloo", timeout=_TIMEOUT)
 
     def _state(self) -> dict[str, Any]:
-        """What this rank writes: its share, and on rank 0 also the objects that are not tensors."""
+        """Return what this rank writes: its share, and on rank 0 also the other objects."""
         models = describe_models(self.models)
-        reference: dict[str, Any] = {}
+        state: dict[str, Any] = {}
         if self.reference is not None and self.reference.is_replaced:
-            reference = {"reference": self.reference.share(), "has_reference": True}
-        return {
-            **reference,
-            "share": own_share(models, self.optimizer, is_loading=False),
-            **{
-                key: {
-                    name: value for name, value in each.items() if not is_tensor(value)
-                }
-                for key, each in models.items()
-            },
-            "optimizer": settings_of(self.optimizer),
-        }
+            state["reference"] = self.reference.share()
+            state["has_reference"] = True
+        state["share"] = own_share(models, self.optimizer, is_loading=False)
+        for model_name, values in models.items():
+            state[model_name] = {
+                name: value for name, value in values.items() if not is_tensor(value)
+            }
+        state["optimizer"] = optimizer_settings(self.optimizer)
+        return state
 
     def save(self, step: int, about: dict[str, Any]) -> Path:
         """Write the state after `step` updates; `about` (JSON values) goes into the manifest.
 
         A checkpoint of the same step is replaced. Older ones beyond `keep` are deleted afterwards.
-        Errors: `UserError` where it cannot be written; the older ones are untouched then.
+        Errors: `UserError` if it cannot be written; older ones are then unchanged.
         """
         self.start(step, about, in_background=False)
         failure = self.finish()
@@ -126,11 +124,12 @@ class Checkpointer:
     def start(
         self, step: int, about: dict[str, Any], *, in_background: bool = True
     ) -> None:
-        """Begin to `save`; `finish` must follow. In the background the state may change meanwhile.
+        """Begin to `save`; `finish` must follow. Waits until the previous save has finished.
 
-        Waits for the save before, if that is not finished.
+        in_background: copy the state, so that it may change before `finish`.
         """
-        if (failure := self.finish()) and dist.get_rank() == 0:
+        failure = self.finish()
+        if failure and dist.get_rank() == 0:
             log.warning("%s", failure)
         partial = self._named(step, PARTIAL)
         write = CheckpointWrite(
@@ -140,13 +139,13 @@ class Checkpointer:
 
     @property
     def is_writing(self) -> bool:
-        """Whether this rank still writes a checkpoint."""
+        """True while this rank is writing a checkpoint."""
         return self._pending is not None and self._pending[0].is_writing
 
     def finish(self, *, wait: bool = True) -> str | None:
-        """Let the checkpoint appear that was started, if any; what made it fail, or None.
+        """Publish the checkpoint that was started, if any; return why that failed, or None.
 
-        wait: also if a rank still writes; else it stays under way.
+        wait: wait for ranks that are still writing; otherwise return None while there are any.
         """
         if self._pending is None:
             return None
@@ -155,26 +154,35 @@ class Checkpointer:
             return None
         self._pending = None
         files = write.finish()
-        failure = files if isinstance(files, str) else None
+        failure: str | None = None
         if dist.get_rank() == 0:
-            if not isinstance(files, str):
-                try:
-                    self._publish(manifest, files)
-                except UserError as error:
-                    failure = str(error)
-                except OSError as error:
-                    failure = f"cannot write {self._named(manifest['step'])}: {error.strerror}"
+            failure = (
+                files
+                if isinstance(files, str)
+                else self._try_to_publish(manifest, files)
+            )
             if failure:
                 remove(self._named(manifest["step"], PARTIAL), quietly=True)
         return broadcast_object(failure)
 
-    def _named(self, step: int, before: str = "step_") -> Path:
-        return self.directory / step_name(step, before)
+    def _try_to_publish(self, manifest: dict[str, Any], files: Checksums) -> str | None:
+        """Return why `_publish` failed, or None."""
+        try:
+            self._publish(manifest, files)
+        except UserError as error:
+            return str(error)
+        except OSError as error:
+            return f"cannot write {self._named(manifest['step'])}: {error.strerror}"
+        return None
+
+    def _named(self, step: int, prefix: str = "step_") -> Path:
+        return self.directory / step_name(step, prefix)
 
     def _publish(self, manifest: dict[str, Any], files: Checksums) -> None:
-        """On rank 0: give a whole checkpoint its name, and delete what is too old."""
+        """Give a whole checkpoint its final name and delete old ones; only on rank 0."""
         step = manifest["step"]
-        final, partial = self._named(step), self._named(step, PARTIAL)
+        final = self._named(step)
+        partial = self._named(step, PARTIAL)
         if self.model_dir is not None:
             dtype = next(self.models[0].parameters()).dtype
             write_files(partial, side_files(self.model_dir, dtype))
@@ -182,43 +190,43 @@ class Checkpointer:
         self.wait_for_deletion()
         publish(partial, final, self._replaced(final))
         self.published = (step, final)
-        too_old = list_checkpoints(self.directory)[: -self.keep]
-        for path in too_old:
+        to_delete = [self._replaced(final)]
+        for path in list_checkpoints(self.directory)[: -self.keep]:
             put_aside(path, self._replaced(path))
+            to_delete.append(self._replaced(path))
         # Large files take as long to delete as to copy; the run does not wait for it.
-        replaced = [self._replaced(path) for path in (final, *too_old)]
-        there = [path for path in replaced if path.exists()]
-        self._deletion = threading.Thread(target=_delete, args=(there,))
+        self._deletion = threading.Thread(target=_delete, args=(to_delete,))
         self._deletion.start()
 
     def _replaced(self, path: Path) -> Path:
-        """The name of what a killed run leaves of a checkpoint, which its resume deletes."""
+        """Return the temporary name of a checkpoint that is deleted; a resume deletes leftovers."""
         return self._named(step_in(path.name) or 0, REPLACED)
 
     def wait_for_deletion(self) -> None:
-        """On return no old checkpoint is being deleted any more."""
+        """Wait until no old checkpoint is being deleted any more."""
         if self._deletion is not None:
             self._deletion.join()
 
     def _restore(self, path: Path) -> None:
-        reasons: list[str] = []
+        failures: list[str] = []
         try:
             self._read(path)
         except UserError as error:
-            reasons.append(str(error))
-        if reasons := gather_from_all(reasons):
+            failures.append(str(error))
+        failures = gather_from_all(failures)
+        if failures:
             raise UserError(
-                f"{min(reasons)}; restore it, or resume from another checkpoint"
+                f"{min(failures)}; restore it, or resume from another checkpoint"
             )
         gather_weights(self.optimizer)
 
     def _read(self, path: Path) -> None:
-        """This rank's part. No collectives."""
+        """Read this rank's share. No collectives."""
         with damage_named(path / COMMON_NAME):
             common = torch.load(
                 path / COMMON_NAME, map_location="cpu", weights_only=True
             )
-            load_settings(self.optimizer, common["optimizer"])
+            load_optimizer_settings(self.optimizer, common["optimizer"])
         wanted = own_share(
             describe_models(self.models), self.optimizer, is_loading=True
         )
@@ -228,58 +236,59 @@ class Checkpointer:
         read_tensors(wanted, path)
 
     def load_newest(self) -> dict[str, Any] | None:
-        """Restore the newest checkpoint that is whole; its manifest, or None if there is none.
+        """Restore the newest whole checkpoint; return its manifest, or None without checkpoints.
 
-        Damaged ones that are newer get out of the way, by another name, with a warning. Errors:
-        `UserError` when all there are are damaged; nothing is changed then.
+        Newer ones that are damaged are renamed, with a warning. Errors: `UserError` if all are
+        damaged; nothing is changed then.
         """
-        there = [
-            path for _, path in reversed(in_step_order(self.directory.glob("step_*")))
-        ]
-        damaged: list[tuple[Path, str]] = []
-        for path in broadcast_object(there):
+        ordered = in_step_order(self.directory.glob("step_*"))
+        newest_first = broadcast_object([path for _, path in reversed(ordered)])
+        damage_by_path: dict[Path, str] = {}
+        for path in newest_first:
             manifest = self._read_whole(path)
             if not isinstance(manifest, str):
-                self._set_aside(damaged, path)
+                self._set_aside(damage_by_path, path)
                 self._restore(path)
                 return manifest
-            damaged.append((path, manifest))
-        if not damaged:
+            damage_by_path[path] = manifest
+        if not damage_by_path:
             return None
         raise UserError(
-            f"no checkpoint in {self.directory} is whole: {'; '.join(why for _, why in damaged)}; "
+            f"no checkpoint in {self.directory} is whole: {'; '.join(damage_by_path.values())}; "
             "restore one, or start anew with --overwrite"
         )
 
-    def _set_aside(self, damaged: list[tuple[Path, str]], whole: Path) -> None:
-        """On rank 0: they must neither count among the newest nor be taken for whole."""
+    def _set_aside(self, damage_by_path: dict[Path, str], whole: Path) -> None:
+        """Rename damaged checkpoints, on rank 0: they must not count as the newest ones."""
         if dist.get_rank() != 0:
             return
-        for path, why in damaged:
+        for path, damage in damage_by_path.items():
             aside = path.with_name(f"damaged_{path.name}")
             put_aside(path, aside)
             log.warning(
-                "%s; it is kept as %s, and the run continues from %s", why, aside, whole
+                "%s; it is kept as %s, and the run continues from %s",
+                damage,
+                aside,
+                whole,
             )
 
     def _read_whole(self, path: Path) -> dict[str, Any] | str:
-        """A checkpoint's manifest if all its files are unchanged, else what is wrong."""
-        manifest = broadcast_object(read_manifest(path) if dist.get_rank() == 0 else "")
+        """Return a checkpoint's manifest if all its files are unchanged, else what is damaged."""
+        rank = dist.get_rank()
+        manifest = broadcast_object(read_manifest(path) if rank == 0 else "")
         if isinstance(manifest, str):
             return manifest
-        names = sorted(manifest["files"])[dist.get_rank() :: dist.get_world_size()]
-        reasons = gather_from_all(
-            [
-                why
-                for name in names
-                if (why := damage_of(path / name, manifest["files"][name]))
-            ]
-        )
-        return min(reasons) if reasons else manifest
+        damages = []
+        for name in sorted(manifest["files"])[rank :: dist.get_world_size()]:
+            damage = damage_of(path / name, manifest["files"][name])
+            if damage:
+                damages.append(damage)
+        damages = gather_from_all(damages)
+        return min(damages) if damages else manifest
 
 
-def _delete(old: list[Path]) -> None:
-    for path in old:
+def _delete(paths: list[Path]) -> None:
+    for path in paths:
         try:
             remove(path)
         except OSError as error:

@@ -1,18 +1,20 @@
-"""This rank's own share of a checkpoint: of every parameter the range that its data-parallel rank
+"""This rank's share of a checkpoint: for every parameter the range that its data-parallel rank
 updates, with the float32 main weights and the moments.
 
 Megatron's distributed optimizer cuts the flattened parameters of a TP x PP shard among the
-data-parallel ranks. A range of a flattened matrix is at most three rectangles: a piece of a row,
-whole rows, a piece of a row. As rectangles of the whole model's tensors they can be read back at
-any TP x PP x DP, and every rank writes and reads its own alone: nothing is gathered, and nothing is
-copied, since a rectangle is contiguous in the optimizer's memory.
+data-parallel ranks. A range of a flattened matrix is at most three rectangles: some of a row, whole
+rows, some of a row. As rectangles of the whole model's tensors they can be read back at any TP x PP
+x DP, and every rank writes and reads only its own: nothing is gathered, and nothing is copied,
+since a rectangle is contiguous in the optimizer's memory.
 """
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain, pairwise
+from math import prod
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from megatron.core.dist_checkpointing import ShardedTensor
@@ -22,7 +24,6 @@ from megatron.core.dist_checkpointing.strategies.torch import (
     _replace_state_dict_keys_with_sharded_keys,
     mcore_to_pyt_state_dict,
 )
-from megatron.core.distributed import DistributedDataParallel
 from megatron.core.models.gpt import GPTModel
 from megatron.core.optimizer import ChainedOptimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
@@ -35,29 +36,30 @@ from megatron_opsft.models.storage.dist_metadata import (
     damage_named,
     unpickle_metadata,
 )
+from megatron_opsft.runtime.rounding import round_up
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def describe_models(models: Sequence[GPTModel]) -> dict[str, dict[str, Any]]:
-    """`sharded_state_dict` of each model chunk, by the name that it has in a checkpoint."""
-    return {
-        "model" if len(models) == 1 else f"model{number}": model.sharded_state_dict(
-            metadata={}
-        )
-        for number, model in enumerate(models)
-    }
+    """Return `sharded_state_dict` of each model chunk, by the chunk's name in a checkpoint."""
+    described = {}
+    for number, model in enumerate(models):
+        name = "model" if len(models) == 1 else f"model{number}"
+        described[name] = model.sharded_state_dict(metadata={})
+    return described
 
 
 def own_share(
     model_state: dict[str, Any], optimizer: ChainedOptimizer, *, is_loading: bool
 ) -> list[ShardedTensor]:
-    """Rectangles of weights, main weights and moments; each is a view of the live memory.
+    """Return this rank's rectangles of weights, main weights and moments, views of live memory.
 
-    model_state: of `describe_models`.
-    Keys: a weight by Megatron's own key K, its main weight by `optimizer.state.fp32_param.K` unless
-    the weight is float32 itself, a moment by `optimizer.state.exp_avg.K`.
-    is_loading: without the weights that follow from main weights.
+    Keys: Megatron's own key K for a weight, `optimizer.state.fp32_param.K` for its main weight
+    unless the weight is float32 itself, and `optimizer.state.exp_avg.K` for a moment.
+
+    model_state: from `describe_models`. is_loading: leave out the weights that follow from main
+    weights.
     """
     described = {
         id(value.data): value
@@ -65,133 +67,151 @@ def own_share(
         if is_tensor(value)
     }
     share: list[ShardedTensor] = []
-    for weight, start, end, tensors in _owned_ranges(optimizer):
-        own = {f"optimizer.state.{name}.": tensors[name] for name in MOMENTS}
+    for owned in _owned_ranges(optimizer):
+        weight = owned.weight
+        values_of = {
+            f"optimizer.state.{name}.": owned.moments[name] for name in MOMENTS
+        }
         if weight.dtype is torch.float32:
-            own[""] = tensors["main"]  # a view of the weight
+            values_of[""] = owned.main  # a view of the weight
         else:
-            own["optimizer.state.fp32_param."] = tensors["main"]
+            values_of["optimizer.state.fp32_param."] = owned.main
             if not is_loading:
-                own[""] = weight.detach().view(-1)[start:end]
-        for piece in pieces_of(described[id(weight)], weight):
-            view: Any = piece.data
+                values_of[""] = weight.detach().view(-1)[owned.start : owned.end]
+        for tensor in sharded_tensors(described[id(weight)], weight):
+            view: Any = tensor.data
             first = view.storage_offset() - weight.storage_offset()
-            for prefix, values in own.items():
-                share += _rectangles(piece, first, values, start, prefix)
+            for prefix, values in values_of.items():
+                share += _rectangles(tensor, first, values, owned.start, prefix)
     return share
 
 
 @torch.no_grad()
 def gather_weights(optimizer: ChainedOptimizer) -> None:
-    """Make the weights from main weights that were loaded; collective over data-parallel ranks."""
-    for weight, start, end, tensors in _owned_ranges(optimizer):
-        weight.view(-1)[start:end].copy_(tensors["main"])
-    chunks = cast("list[DistributedDataParallel]", _parts(optimizer)[0].model_chunks)
+    """Make the weights from loaded main weights; collective over data-parallel ranks."""
+    for owned in _owned_ranges(optimizer):
+        owned.weight.view(-1)[owned.start : owned.end].copy_(owned.main)
+    chunks: list[Any] = _distributed_optimizers(optimizer)[0].model_chunks
     for chunk in chunks:
         chunk.start_param_sync(force_sync=True)
 
 
-def pieces_of(described: Any, values: Tensor) -> list[ShardedTensor]:
-    """What a parameter is in the whole model, with the given values: its part, or several where it
-    is fused of several, each a view of them. described: of the parameter, in `describe_models`.
+def sharded_tensors(description: Any, values: Tensor) -> list[ShardedTensor]:
+    """Return the ShardedTensors of one parameter, over `values`: one, or several views if Megatron
+    fuses several tensors in the parameter. description: of the parameter, from `describe_models`.
     """
-    described = replace(described, data=values)
-    if isinstance(described, ShardedTensor):
-        return [described]
-    return list(nested_values(described.build()))
+    description = replace(description, data=values)
+    if isinstance(description, ShardedTensor):
+        return [description]
+    return list(nested_values(description.build()))
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether a value of `describe_models` is a parameter."""
+    """True if a value of `describe_models` describes a parameter."""
     return isinstance(value, ShardedTensor | ShardedTensorFactory)
 
 
-def _owned_ranges(
-    optimizer: ChainedOptimizer,
-) -> Iterator[tuple[Tensor, int, int, dict[str, Tensor]]]:
-    """(parameter, first element, end, main weight and moments of that range) of this rank."""
-    for part in _parts(optimizer):
-        buckets = [
-            b for buffer in part.gbuf_ranges for own in buffer.values() for b in own
-        ]
-        for weight, ranges in (
-            (w, r) for b in buckets for w, r in b["param_map"].items()
-        ):
-            group, order = part.model_param_group_index_map[weight]
-            main = part.optimizer.param_groups[group]["params"][order]
-            moments = {name: part.optimizer.state[main][name] for name in MOMENTS}
-            owned = ranges["param"]
-            yield weight, owned.start, owned.end, {"main": main.detach(), **moments}
+class _OwnedRange(NamedTuple):
+    """The range of a flattened parameter that this rank updates."""
+
+    weight: Tensor
+    """The whole parameter."""
+    start: int
+    end: int
+    main: Tensor
+    """The main weights of the range, float32."""
+    moments: dict[str, Tensor]
+    """The moments of the range, by the names in `MOMENTS`; any other state of the optimizer too."""
 
 
-def _parts(optimizer: ChainedOptimizer) -> list[DistributedOptimizer]:
-    """One, or two with expert parallelism."""
+def _owned_ranges(optimizer: ChainedOptimizer) -> Iterator[_OwnedRange]:
+    """Yield the range of each parameter of which this rank updates any."""
+    for member in _distributed_optimizers(optimizer):
+        for buffer in member.gbuf_ranges:
+            for bucket in chain.from_iterable(buffer.values()):
+                for weight, ranges in bucket["param_map"].items():
+                    group, order = member.model_param_group_index_map[weight]
+                    main = member.optimizer.param_groups[group]["params"][order]
+                    owned = ranges["param"]
+                    moments = member.optimizer.state[main]
+                    yield _OwnedRange(
+                        weight, owned.start, owned.end, main.detach(), moments
+                    )
+
+
+def _distributed_optimizers(optimizer: ChainedOptimizer) -> list[DistributedOptimizer]:
+    """Return one optimizer, or with expert parallelism two."""
     return cast("list[DistributedOptimizer]", optimizer.chained_optimizers)
 
 
 def _rectangles(
-    piece: ShardedTensor, first: int, values: Tensor, start: int, prefix: str
+    tensor: ShardedTensor, first: int, values: Tensor, start: int, prefix: str
 ) -> Iterator[ShardedTensor]:
-    """values: flat, from element `start` of the parameter, of which the piece begins at `first`."""
-    rows, width = (1, *piece.local_shape)[-2:]
-    lead = len(piece.global_shape) - len(piece.local_shape)
+    """Yield the rectangles of `tensor` that `values` covers.
+
+    values: flat, from element `start` of a flattened parameter, in which `tensor` begins at element
+    `first`. prefix: of the rectangles' keys.
+    """
+    width = tensor.local_shape[-1]
+    num_axes = len(tensor.global_shape)
     begin = max(start, first)
-    end = min(start + values.numel(), first + rows * width)
+    end = min(start + values.numel(), first + prod(tensor.local_shape))
     for low, high in flat_rectangles(begin - first, end - first, width):
-        height = max(1, (high - low) // width)
-        shape = (height, (high - low) // height)[-len(piece.local_shape) :]
+        num_rows = max(1, (high - low) // width)
+        # Axes before the last two have size 1; a vector without any has no rows either.
+        shape = (*[1] * num_axes, num_rows, (high - low) // num_rows)[-num_axes:]
         row, column = divmod(low, width)
-        offset = list(piece.global_offset)
+        offset = list(tensor.global_offset)
         offset[-1] += column
-        if len(piece.local_shape) == 2:
+        if row:
             offset[-2] += row
-        local = (1,) * lead + shape
         yield replace(
-            piece,
-            key=prefix + piece.key,
-            data=values[first + low - start : first + high - start].view(local),
+            tensor,
+            key=prefix + tensor.key,
+            data=values[first + low - start : first + high - start].view(shape),
             dtype=values.dtype,
-            local_shape=local,
+            local_shape=shape,
             global_offset=tuple(offset),
             axis_fragmentations=None,  # rectangles are no grid
             prepend_axis_num=0,
-            replica_id=(
-                *piece.replica_id[:2],
-                0,
-            ),  # data-parallel ranks hold different ones
+            # Data-parallel ranks hold different rectangles: none is a copy.
+            replica_id=(*tensor.replica_id[:2], 0),
         )
 
 
 def flat_rectangles(low: int, high: int, width: int) -> list[tuple[int, int]]:
-    """Cut a range of a flattened matrix with rows of `width` into consecutive rectangles: part of a
-    row, whole rows, part of a row; those that are empty are left out.
+    """Cut a range of a flattened matrix with rows of `width` into consecutive rectangles: some of a
+    row, whole rows, some of a row. Empty ones are left out.
     """
-    head = min(high, -(-low // width) * width)
-    tail = max(head, high // width * width)
-    return [(a, b) for a, b in ((low, head), (head, tail), (tail, high)) if a < b]
+    rows_begin = min(high, round_up(low, width))
+    rows_end = max(rows_begin, high // width * width)
+    borders = pairwise([low, rows_begin, rows_end, high])
+    return [(begin, end) for begin, end in borders if begin < end]
 
 
 class _TensorPlanner(DefaultLoadPlanner):
+    """Reads tensors only: to read an object would unpickle it."""
+
     def load_bytes(self, read_item: ReadItem, value: object) -> None:
         raise TypeError(f"{read_item.dest_index.fqn} is an object, not a tensor")
 
 
 def read_tensors(wanted: list[ShardedTensor], directory: Path) -> None:
-    """Fill the tensors' own memory, each rank alone, and run nothing that is in the files: what
-    Megatron's `load` unpickles may call anything. No collectives. Errors: `UserError` naming the
-    file.
+    """Fill the tensors' memory from a checkpoint. Every rank reads by itself: no collectives.
+
+    Nothing in the files is run, while Megatron's `load` unpickles them and so may call anything.
+    Errors: `UserError` naming the file.
     """
     metadata = unpickle_metadata(directory)
     reader, planner = FileSystemReader(directory), _TensorPlanner()
-    of_file: dict[str, list[ReadItem]] = defaultdict(list)
+    items_of_file: dict[str, list[ReadItem]] = defaultdict(list)
     by_key, _, _ = _replace_state_dict_keys_with_sharded_keys({"": wanted})
     with damage_named(directory / METADATA_NAME):
         planner.set_up_planner(mcore_to_pyt_state_dict(by_key, True), metadata)
         reader.set_up_storage_reader(metadata, is_coordinator=False)
         for item in planner.create_local_plan().items:
-            of_file[metadata.storage_data[item.storage_index].relative_path].append(
-                item
-            )
-    for name, items in of_file.items():
+            name = metadata.storage_data[item.storage_index].relative_path
+            items_of_file[name].append(item)
+    for name, items in items_of_file.items():
         with damage_named(directory / name):
             reader.read_data(LoadPlan(items), planner).wait()

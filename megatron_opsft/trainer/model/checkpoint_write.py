@@ -1,6 +1,6 @@
-"""This rank's part of a checkpoint: copied at once, then planned and written in a thread by
-torch.distributed.checkpoint; and `complete.json`, which has its step, what the run counts, and
-checksums of every file and of itself.
+"""Writing of this rank's share of a checkpoint: copied at once, then planned and written by
+torch.distributed.checkpoint in a thread. And `complete.json`, which holds the step, the run's
+counters, and checksums of every file and of itself.
 """
 
 import io
@@ -47,16 +47,17 @@ from megatron_opsft.runtime.libraries import collector_at_rest
 from megatron_opsft.runtime.pinned import HostCopies
 
 _BLOCK_BYTES = 1 << 22
-_SEAL = "checksum"  # of all else in `complete.json`
+_SEAL = "checksum"  # key of the checksum of everything else in `complete.json`
 
-Checksums = dict[str, list[int]]  # file -> [size, CRC-32]
+Checksums = dict[str, list[int]]
+"""[size in bytes, CRC-32] of each file, by its name."""
 
 
 class CheckpointWrite:
-    """One checkpoint on its way to `directory`; all ranks make it and call `finish`.
+    """One checkpoint that is being written to `directory`; all ranks create it and call `finish`.
 
-    A write that fails, as on a full disk, fails for all ranks alike: what was written is removed at
-    once, since the run goes on and needs the room, and `finish` says why.
+    If a write fails, for example on a full disk, it fails for all ranks: the files are removed at
+    once, because the run continues and needs the room, and `finish` tells the reason.
     """
 
     def __init__(
@@ -68,9 +69,11 @@ class CheckpointWrite:
         *,
         copy: bool,
     ) -> None:
-        """state: Megatron's sharded state dict. group: all ranks, over gloo, for the thread's
-        collectives alone. host_copies: in use from now until `finish`. copy: tensors in the CPU's
-        memory are copied too; without it they must not change until `finish`.
+        """Copy the state and start the thread that writes it.
+
+        state: Megatron's sharded state dict. group: all ranks, over gloo, only for the thread's
+        collectives. host_copies: in use until `finish`. copy: copy tensors in the CPU's memory too;
+        otherwise they must not change until `finish`.
         """
         self._directory = directory
         self._group = group
@@ -94,8 +97,9 @@ class CheckpointWrite:
         self._thread.start()
 
     def _write(self, tensors: dict[str, Any], common: bytes) -> None:
-        """In the thread: the files of this rank, on disk, and their checksums."""
-        is_first = dist.get_rank(self._group) == 0
+        """Write the files of this rank to disk and compute their checksums; runs in the thread."""
+        rank = dist.get_rank(self._group)
+        is_first = rank == 0
         try:
             dcp.save(
                 tensors,
@@ -103,17 +107,16 @@ class CheckpointWrite:
                 planner=_SharePlanner(flatten_state_dict=False),
                 process_group=self._group,
             )
-            own = f"__{dist.get_rank(self._group)}_"
-            self._outcome = {
-                path.name: checksum(path, sync=True)
-                for path in self._directory.iterdir()
-                if path.name.startswith(own) or (is_first and path.suffix != ".distcp")
-            }
+            checksums = {}
+            for path in self._directory.iterdir():
+                is_common = is_first and path.suffix != ".distcp"
+                if is_common or path.name.startswith(f"__{rank}_"):
+                    checksums[path.name] = size_and_crc(path, sync=True)
+            self._outcome = checksums
         except BaseException as error:  # torch's CheckpointException is no Exception
-            failures = [
-                failure for failure, _ in getattr(error, "failures", {}).values()
-            ]
-            reason = [*failures, error][0]
+            reason: BaseException = error
+            if isinstance(error, dcp.CheckpointException) and error.failures:
+                reason, _ = next(iter(error.failures.values()))
             self._outcome = describe_failed_write(
                 self._directory, self._num_bytes, reason
             )
@@ -122,11 +125,13 @@ class CheckpointWrite:
 
     @property
     def is_writing(self) -> bool:
-        """Whether this rank still writes."""
+        """True while this rank is writing."""
         return self._thread.is_alive()
 
     def finish(self) -> Checksums | str:
-        """Wait for all ranks: the files, or what failed. Collective over the world."""
+        """Wait for all ranks; return the checksums of all files, or the reason of a failure.
+        Collective over the world.
+        """
         self._thread.join()
         self._host_copies.release()
         files: Checksums = {}
@@ -138,20 +143,24 @@ class CheckpointWrite:
 
 
 class _SharePlanner(MCoreSavePlanner):
-    """Writes the share of each rank as it is. Rank 0 needs the plans for the metadata alone: they
-    come to it packed, and none goes back.
+    """Planner that writes each rank's share as it is.
+
+    Rank 0 needs the ranks' plans only for the metadata: they are sent to it pickled, and no plan is
+    sent back.
     """
 
     def create_local_plan(self) -> SavePlan:
-        self._own = super().create_local_plan()
-        return SavePlan([], planner_data=pickle.dumps(self._own.items))
+        self._local_plan = super().create_local_plan()
+        return SavePlan([], planner_data=pickle.dumps(self._local_plan.items))
 
     def create_global_plan(
         self, all_plans: list[SavePlan]
     ) -> tuple[list[SavePlan], Metadata]:
-        """On rank 0. Counts elements only: torch would compare all shares in the same rows, most of
-        its time in a large job. Errors: `ValueError` for a tensor of which not every element would
-        be written once.
+        """Return empty plans and the metadata; called on rank 0.
+
+        Only counts elements: torch would compare all shares of the same rows with each other, which
+        takes most of its time in a large job. Errors: `ValueError` if the number of elements to be
+        written is not the tensor's.
         """
         with collector_at_rest(lasting=True):
             plans = [SavePlan(pickle.loads(plan.planner_data)) for plan in all_plans]
@@ -166,22 +175,23 @@ class _SharePlanner(MCoreSavePlanner):
         return [SavePlan([]) for _ in all_plans], metadata
 
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
-        """This rank's own, with the names that its files get."""
-        return replace(self._own, storage_data=new_plan.storage_data)
+        """Return this rank's plan, with the names of its files."""
+        return replace(self._local_plan, storage_data=new_plan.storage_data)
 
 
 class _Writer(dcp.FileSystemWriter):
-    """Writes as torch does; on rank 0 also the directory, and the files that hold no tensors."""
+    """torch's writer; on rank 0 it also makes the directory and the files without tensors."""
 
     def __init__(self, directory: Path, common: bytes) -> None:
-        # What is to be written lies in the CPU's memory: nothing is copied ahead from a GPU.
+        # The tensors are in the CPU's memory already: nothing is copied ahead from a GPU.
         super().__init__(directory, per_thread_copy_ahead=0)
-        self._directory, self._common = directory, common
+        self._directory = directory
+        self._common = common
 
     def set_up_storage_writer(
         self, is_coordinator: bool, *args: Any, **kwargs: Any
     ) -> None:
-        """Make the directory, but not that of a run which is gone."""
+        """Make the directory; delete what a run that ended earlier left there."""
         super().set_up_storage_writer(is_coordinator, *args, **kwargs)
         if is_coordinator:
             remove(self._directory, quietly=True)
@@ -189,35 +199,39 @@ class _Writer(dcp.FileSystemWriter):
             self._directory.mkdir()
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Without torch's directories, which every rank would make."""
+        """Return the plan; torch would make a directory on every rank."""
         return plan
 
     def write_data(self, plan: SavePlan, planner: Any) -> Any:
-        """What was written, packed. Errors: `OSError` for a full disk; torch's own error tells the
-        other ranks no cause.
+        """Write the tensors; return torch's results, pickled. Errors: `OSError` for a full disk,
+        because torch's own error does not tell other ranks the cause.
         """
         try:
             written = super().write_data(plan, planner).wait()
         except Exception as error:
             raise full_disk_behind(error) or error from None
-        packed: Future[list[bytes]] = Future()
-        packed.set_result([pickle.dumps(written)])
-        return packed
+        pickled: Future[list[bytes]] = Future()
+        pickled.set_result([pickle.dumps(written)])
+        return pickled
 
     def finish(self, metadata: Metadata, results: list[list[Any]]) -> None:
-        """On rank 0, when all have written. results: of `write_data`, rank by rank."""
+        """Write the files without tensors; called on rank 0 when all ranks have written.
+
+        results: of `write_data`, rank by rank.
+        """
         (self._directory / COMMON_NAME).write_bytes(self._common)
         (self._directory / FORMAT_NAME).write_text(
             json.dumps(TORCH_DIST_FORMAT), encoding="utf-8"
         )
         with collector_at_rest(lasting=True):
-            super().finish(metadata, [pickle.loads(packed) for (packed,) in results])
-        # torch sends it to every rank, where nobody reads it.
-        metadata.state_dict_metadata, metadata.storage_data = {}, {}
+            super().finish(metadata, [pickle.loads(pickled) for (pickled,) in results])
+        # torch would send them to every rank, where nobody reads them.
+        metadata.state_dict_metadata = {}
+        metadata.storage_data = {}
 
 
-def checksum(path: Path, *, sync: bool = False) -> list[int]:
-    """[size, CRC-32] of a file. sync: it is on disk then."""
+def size_and_crc(path: Path, *, sync: bool = False) -> list[int]:
+    """Return [size in bytes, CRC-32] of a file. sync: force it to disk before."""
     crc = size = 0
     with open(path, "rb") as file:
         if sync:
@@ -229,7 +243,7 @@ def checksum(path: Path, *, sync: bool = False) -> list[int]:
 
 
 def sealed(manifest: dict[str, Any]) -> bytes:
-    """The content of `complete.json`, with a checksum of itself."""
+    """Return the content of `complete.json`: the manifest with a checksum of itself."""
     read_back = json.loads(json.dumps(manifest))
     return json.dumps({**read_back, _SEAL: _crc(read_back)}, indent=1).encode()
 
@@ -239,36 +253,33 @@ def _crc(manifest: dict[str, Any]) -> int:
 
 
 def read_manifest(path: Path) -> dict[str, Any] | str:
-    """The manifest of a checkpoint whose files are unchanged, else what is wrong."""
+    """Return the manifest in a checkpoint's `complete.json`, or a message if it is missing or
+    damaged.
+    """
     try:
         manifest = json.loads((path / COMPLETE).read_text(encoding="utf-8"))
         step, files, seal = manifest["step"], manifest["files"], manifest.pop(_SEAL)
         if step == step_in(path.name) and files.items() and seal == _crc(manifest):
             return manifest
+    except FileNotFoundError:
+        return f"checkpoint file {path / COMPLETE} is missing"
     except OSError as error:
-        what = (
-            "is missing"
-            if isinstance(error, FileNotFoundError)
-            else f"{error.strerror}"
-        )
-        return f"checkpoint file {path / COMPLETE} {what}"
+        return f"checkpoint file {path / COMPLETE} {error.strerror}"
     except (ValueError, KeyError, TypeError, AttributeError):
         pass
     return f"checkpoint file {path / COMPLETE} is damaged"
 
 
 def damage_of(path: Path, expected: list[int]) -> str | None:
-    """How a file differs from the size and checksum that were recorded; "" if it does not."""
+    """Return how a file differs from the recorded size and checksum; None if it does not."""
     try:
-        found = checksum(path)
+        actual = size_and_crc(path)
     except FileNotFoundError:
         return f"checkpoint file {path} is missing"
     except OSError as error:
         return f"checkpoint file {path} cannot be read: {error.strerror}"
-    if found[0] != expected[0]:
-        return f"checkpoint file {path} is damaged: {found[0]:,} bytes instead of {expected[0]:,}"
-    return (
-        None
-        if found == expected
-        else f"checkpoint file {path} is damaged: its checksum differs"
-    )
+    if actual[0] != expected[0]:
+        return f"checkpoint file {path} is damaged: {actual[0]:,} bytes instead of {expected[0]:,}"
+    if actual != expected:
+        return f"checkpoint file {path} is damaged: its checksum differs"
+    return None

@@ -1,4 +1,4 @@
-"""What a model and a layout must agree on, checked without Megatron."""
+"""Checks that a model fits a parallel layout, without Megatron."""
 
 from megatron_opsft.config import Config, ParallelConfig
 from megatron_opsft.errors import UserError
@@ -6,28 +6,16 @@ from megatron_opsft.models.architectures.shape import ModelShape
 
 
 def check_layout(shape: ModelShape, parallel: ParallelConfig) -> None:
-    """Errors: `UserError` naming the number that the layout does not divide."""
-    for key, size, name, value in (
-        ("tp", parallel.tp, "attention heads", shape.num_heads),
-        ("tp", parallel.tp, "key/value heads", shape.num_kv_heads),
-        (
-            "etp" if parallel.etp else "tp",
-            parallel.expert_tp,
-            "feed-forward size",
-            shape.shard_ffn[1],
-        ),
-        (
-            "ep",
-            parallel.ep,
-            "experts",
-            shape.moe.num_experts if shape.moe else parallel.ep,
-        ),
-    ):
-        if value % size:
-            raise UserError(
-                f"parallel.{key}={size} does not divide the model's {value} {name}; "
-                f"use a divisor of {value}"
-            )
+    """Check that the model can be cut as `parallel` says.
+
+    Errors: `UserError` naming the number that the layout does not divide, or the wrong key.
+    """
+    etp_key = "etp" if parallel.etp else "tp"
+    _check_divides("tp", parallel.tp, shape.num_heads, "attention heads")
+    _check_divides("tp", parallel.tp, shape.num_kv_heads, "key/value heads")
+    _check_divides(etp_key, parallel.expert_tp, shape.shard_ffn[1], "feed-forward size")
+    if shape.moe is not None:
+        _check_divides("ep", parallel.ep, shape.moe.num_experts, "experts")
     if shape.moe is None and (parallel.ep > 1 or parallel.etp):
         key = "ep" if parallel.ep > 1 else "etp"
         raise UserError(
@@ -53,20 +41,32 @@ def check_layout(shape: ModelShape, parallel: ParallelConfig) -> None:
         raise UserError(f"parallel.vpp={parallel.vpp} needs parallel.pp of at least 2")
 
 
+def _check_divides(key: str, size: int, number: int, name: str) -> None:
+    if number % size:
+        raise UserError(
+            f"parallel.{key}={size} does not divide the model's {number} {name}; "
+            f"use a divisor of {number}"
+        )
+
+
 MOST_REPLAYED_EXPERTS = 256
-"""`train.routing_replay` hands choices of experts on as uint8 (`records.Sample.routing`)."""
+"""Experts of a model whose routing can be replayed: `records.Sample.routing` is uint8."""
 
 
 def check_routing_replay(shape: ModelShape, config: Config) -> None:
-    """Errors: `UserError` where there is no routing to replay."""
-    problem = (
-        "the model has no experts"
-        if shape.moe is None
-        else f"method.name={config.method.name} trains on fixed data, which no engine has routed"
-        if config.method.has_fixed_data
-        else f"the model has {shape.moe.num_experts} experts, and choices are kept in one byte"
-        if shape.moe.num_experts > MOST_REPLAYED_EXPERTS
-        else ""
-    )
-    if config.train.routing_replay and problem:
-        raise UserError(f"train.routing_replay=true: {problem}; leave it out")
+    """Check that `train.routing_replay`, if set, has a routing to replay.
+
+    Errors: `UserError` if it has none.
+    """
+    if not config.train.routing_replay:
+        return
+    if shape.moe is None:
+        problem = "the model has no experts"
+    elif config.method.has_fixed_data:
+        name = config.method.name
+        problem = f"method.name={name} trains on fixed data, which no engine has routed"
+    elif shape.moe.num_experts > MOST_REPLAYED_EXPERTS:
+        problem = f"the model has {shape.moe.num_experts} experts, and choices are kept in one byte"
+    else:
+        return
+    raise UserError(f"train.routing_replay=true: {problem}; leave it out")

@@ -1,4 +1,4 @@
-"""From a model directory to a trainer on this rank: shape, shards, optimizer; then its weights."""
+"""A trainer on this rank, built from a model directory: shape, shards, optimizer; then weights."""
 
 import logging
 from dataclasses import dataclass
@@ -28,24 +28,27 @@ log = logging.getLogger("megatron_opsft")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerParts:
-    """A trainer whose weights are not there yet; `stored`: where they lie on disk."""
+    """A trainer whose weights are not loaded yet."""
 
     trainer: Trainer
     shards: ModelShards
     stored: StoredWeights
+    """The weights on disk."""
 
     def fill_from_disk(self) -> None:
-        """Each rank reads only its own slices, tensor by tensor."""
+        """Load this rank's slices of the weights, tensor by tensor."""
         self.shards.fill(self.stored.read)
-        self.trainer.optimizer.reload_model_params()  # its float32 weights are the model's
+        # Copy them into the optimizer's float32 weights.
+        self.trainer.optimizer.reload_model_params()
 
 
 def build_trainer(
     config: Config, model_dir: Path, device: Device, layout: Layout
 ) -> TrainerParts:
-    """The trainer of the directory's model, with any weights. Called by every rank.
+    """Build the trainer of the directory's model; its weights have arbitrary values. Called by
+    every rank.
 
-    Of the weight files only headers are read. Errors: `UserError` for an unsupported model, a
+    Only the headers of the weight files are read. Errors: `UserError` for an unsupported model, a
     layout that does not fit it, or a weight file that is damaged or holds other tensors than
     config.json says.
     """
@@ -63,12 +66,12 @@ def build_trainer(
     )
     table = WeightTable(shape, "te" if with_te else "local", config.parallel.tp)
     objective = config.method.objective(config.rollout.temperature)
+    padded_rows = padded_vocab_size(shape.vocab_size, config.parallel.tp)
     loss = choose_cross_entropy(
         config.train.cross_entropy,
         te_problem(device, config.model.dtype),
         max_tokens=config.train.max_tokens_per_microbatch,
-        rows_per_rank=padded_vocab_size(shape.vocab_size, config.parallel.tp)
-        // config.parallel.tp,
+        rows_per_rank=padded_rows // config.parallel.tp,
         with_teacher=objective.has_teacher,
     )
     if layout.is_main:
@@ -82,7 +85,7 @@ def build_trainer(
         config=megatron,
         layout=layout,
         vocab_size=shape.vocab_size,
-        cross_entropy=loss.method,
+        cross_entropy=loss.kind,
         objective=objective,
     )
     # The distributed optimizer has moved the parameters into its own buffer.

@@ -1,8 +1,8 @@
-"""The reference model: what the trained one must not drift away from, or its teacher.
+"""The reference model: the one that the trained model must stay close to, or its teacher.
 
-A frozen copy of this rank's weights that takes their place for a pass. Contents are exchanged, not
-tensors: the weights are views of Megatron's buffers, on which the optimizer's are views again. So
-the copy needs no second model, whatever the layout, and the weights come back bit for bit.
+A frozen copy of this rank's weights that takes their place during a pass. Contents are exchanged,
+not tensors: the weights are views of Megatron's buffers, and the optimizer's tensors are views of
+them. So no second model is needed, whatever the layout, and the weights come back bit for bit.
 """
 
 import dataclasses
@@ -20,19 +20,20 @@ from megatron_opsft.trainer.model.build import output_weight
 from megatron_opsft.trainer.model.checkpoint_share import (
     describe_models,
     is_tensor,
-    pieces_of,
+    sharded_tensors,
 )
 from megatron_opsft.trainer.model.passes import with_log_probs
 from megatron_opsft.trainer.model.step import Trainer
 
-PREFIX = "reference."  # of its tensors' names in a checkpoint
+PREFIX = "reference."
+"""Prefix of the keys of its tensors in a checkpoint."""
 
 
 class ReferenceModel:
     """The weights that `trainer` has when this is built; every rank calls every method.
 
-    In the CPU's memory (pinned, for a GPU), or on the GPU where that has room for them for good.
-    Resuming needs no more than to build it before the checkpoint is loaded; only a reference that
+    They lie in the CPU's memory (pinned, for a GPU), or on the GPU if it has room for them
+    permanently. To resume, build it before the checkpoint is loaded; only a reference that
     `is_replaced` is in the checkpoint itself.
     """
 
@@ -45,19 +46,20 @@ class ReferenceModel:
         if not device.is_cuda or has_room_for_good(device, num_bytes):
             self._frozen = [weight.clone() for weight in live]
         else:
-            self._block = PinnedBlock(
-                packed_bytes(live)
-            )  # pinned for as long as it is held
+            # An attribute, because memory stays pinned only while the block exists.
+            self._block = PinnedBlock(packed_bytes(live))
             self._frozen = self._block.copies_of(live)
 
     def _live(self) -> list[Tensor]:
-        return [
-            weight for model in self._trainer.models for weight in model.parameters()
-        ]
+        weights: list[Tensor] = []
+        for model in self._trainer.models:
+            weights += model.parameters()
+        return weights
 
     def with_log_probs(self, batches: Sequence[MicroBatch]) -> list[MicroBatch]:
-        """The micro-batches with the reference's log-probs, on the ranks of the last stage, which
-        alone read them. Its own routers choose: others than the trained model's.
+        """Return the micro-batches with the reference's log-probs, which only ranks of the last
+        stage have and need. The reference's own routers choose experts: a recorded routing is the
+        trained model's.
         """
         unrouted = [dataclasses.replace(batch, routing_TW=None) for batch in batches]
         with self.in_place():
@@ -67,57 +69,52 @@ class ReferenceModel:
     def with_teacher(
         self, batches: Sequence[MicroBatch], prompted: Sequence[MicroBatch]
     ) -> list[MicroBatch]:
-        """The micro-batches with this model as their teacher, on the ranks of the last stage, which
-        alone read it.
+        """Return the micro-batches with this model as their teacher, which only ranks of the last
+        stage have and need.
 
         prompted: the same responses in the same packs, under the teacher's prompts.
         """
         with self.in_place():
-            found = self._trainer.hidden_states(prompted)
-        if not found:
+            states = self._trainer.hidden_states(prompted)
+        if not states:
             return list(batches)
         weight = output_weight(self._trainer.models[-1])
-        (own,) = [
-            f
-            for f, live in zip(self._frozen, self._live(), strict=True)
-            if live is weight
-        ]
-        teacher_VH = own.to(weight.device)
-        return [
-            dataclasses.replace(
-                batch,
-                teacher_RH=states_RH
-                if batch.response_indices_R is None
-                else states_RH[batch.response_indices_R.cpu()],
-                teacher_VH=teacher_VH,
+        teacher_VH = self._frozen_of()[id(weight)].to(weight.device)
+        taught = []
+        for batch, states_RH in zip(batches, states, strict=True):
+            if batch.response_indices_R is not None:
+                states_RH = states_RH[batch.response_indices_R.cpu()]
+            taught.append(
+                dataclasses.replace(batch, teacher_RH=states_RH, teacher_VH=teacher_VH)
             )
-            for batch, states_RH in zip(batches, found, strict=True)
-        ]
+        return taught
 
     def replace(self) -> None:
-        """From now on the reference is the model as it is."""
+        """Make the current model the reference."""
         for frozen, live in zip(self._frozen, self._live(), strict=True):
             frozen.copy_(live.data)
         self.is_replaced = True
 
     def share(self) -> list[ShardedTensor]:
-        """Its tensors as a checkpoint names them, in any layout: its own memory, which a pass
-        exchanges.
+        """Return the reference's weights as ShardedTensors, for saving and loading in any layout.
+
+        They are views of its memory, which `in_place` exchanges.
         """
-        own = {
-            id(live): frozen
-            for live, frozen in zip(self._live(), self._frozen, strict=True)
-        }
-        return [
-            dataclasses.replace(piece, key=PREFIX + piece.key)
-            for value in nested_values(describe_models(self._trainer.models))
-            if is_tensor(value)
-            for piece in pieces_of(value, own[id(value.data)])
-        ]
+        frozen_of = self._frozen_of()
+        share: list[ShardedTensor] = []
+        for value in nested_values(describe_models(self._trainer.models)):
+            if is_tensor(value):
+                for tensor in sharded_tensors(value, frozen_of[id(value.data)]):
+                    share.append(dataclasses.replace(tensor, key=PREFIX + tensor.key))
+        return share
+
+    def _frozen_of(self) -> dict[int, Tensor]:
+        """Return the frozen copy of each weight, by the weight's id."""
+        return dict(zip(map(id, self._live()), self._frozen, strict=True))
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Inside, the trainer's weights are the reference's."""
+        """Give the trainer the reference's weights while the context lasts."""
         self._exchange()
         try:
             yield
@@ -126,7 +123,7 @@ class ReferenceModel:
 
     def _exchange(self) -> None:
         for frozen, live in zip(self._frozen, self._live(), strict=True):
-            kept = live.data.clone()
+            live_before = live.data.clone()
             live.data.copy_(frozen, non_blocking=True)
-            frozen.copy_(kept, non_blocking=True)
+            frozen.copy_(live_before, non_blocking=True)
         self._device.synchronize()  # before anyone reads the CPU's memory

@@ -1,10 +1,11 @@
 """Routing replay: in the trainer's passes every token goes to the experts that the rollout engine
 chose for it.
 
-Engine and trainer round differently, so near ties their routers disagree, and a token that another
-expert computes has another probability by far more than rounding. Megatron-Core replays what it is
-given (`RouterReplay`); here each micro-batch's choices reach the routers that this rank has, for
-the tokens that it has. The weights of the chosen experts stay the trainer's, with their gradient.
+Engine and trainer round differently, so their routers disagree when experts nearly tie. A token
+computed by another expert gets a probability that differs by far more than rounding. Megatron-Core
+can replay choices (`RouterReplay`); this module gives each micro-batch's choices to the routers of
+this rank, for the tokens of this rank. How much each chosen expert counts is still the trainer's
+decision, with its gradient.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,11 +18,10 @@ from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.moe.router_replay import RouterReplay, RouterReplayAction
 
 from megatron_opsft.records import MicroBatch
-from megatron_opsft.runtime.distributed import Layout
 
 
 def routers_of(model: GPTModel) -> Iterator[tuple[int, RouterReplay]]:
-    """Of each layer here its number from 0 in the whole model, and its router's replay."""
+    """Yield each layer's number in the whole model, from 0, and the replay of its router."""
     for layer in cast(Any, model.decoder.layers):
         replay = getattr(getattr(layer.mlp, "router", None), "router_replay", None)
         if replay is not None:
@@ -30,19 +30,20 @@ def routers_of(model: GPTModel) -> Iterator[tuple[int, RouterReplay]]:
 
 @contextmanager
 def replaying(
-    model: GPTModel, batch: MicroBatch, config: TransformerConfig, layout: Layout
+    model: GPTModel, batch: MicroBatch, config: TransformerConfig
 ) -> Iterator[None]:
-    """Inside, the forward pass of `model` on `batch` takes the batch's routing. Afterwards, as long
-    as `replayed` lasts, passes that compute activations again take those of the batches in turn.
+    """Let the forward pass of `model` on `batch` use the batch's routing. Afterwards, while
+    `replayed` lasts, passes that recompute activations use the batches' routings in turn.
 
-    A batch without a routing, which is all padding, goes to the first experts.
+    A batch without a routing is all padding; its tokens go to the first experts.
     """
     routing_TW = batch.routing_TW
     if routing_TW is None:
         routing_TW = torch.arange(config.moe_router_topk, dtype=torch.uint8)
         routing_TW = routing_TW.repeat(batch.num_tokens, config.num_layers)
     if config.sequence_parallel:
-        routing_TW = routing_TW.chunk(layout.tp_size)[layout.tp_rank]
+        group = model.pg_collection.tp
+        routing_TW = routing_TW.chunk(group.size())[group.rank()]
     routing_TLK = routing_TW.view(len(routing_TW), config.num_layers, -1)
     routing_TLK = routing_TLK.to(batch.tokens_T.device)
     for layer, router in routers_of(model):
@@ -57,7 +58,7 @@ def replaying(
 
 @contextmanager
 def replayed(models: Sequence[GPTModel]) -> Iterator[None]:
-    """Around the passes of a schedule: behind it routers choose again, and hold nothing."""
+    """Wrap a schedule: on exit every router chooses by itself again and drops recorded choices."""
     try:
         yield
     finally:

@@ -1,5 +1,5 @@
-"""This rank's Megatron parameters, matched with the weight table: what is loaded, exported and
-pulled.
+"""This rank's Megatron parameters, matched with the weight table, for loading, export and weight
+sync.
 """
 
 from collections.abc import Sequence
@@ -17,21 +17,22 @@ from megatron_opsft.runtime.distributed import Layout
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShards:
-    """Rule and live parameter of everything this rank holds, in the order of the model.
-
-    Built by every rank; strict: a parameter without a rule, or a rule of this stage without a
-    parameter, is a `UserError`.
-    """
+    """The parameters that this rank holds, with their rules."""
 
     table: WeightTable
     layout: Layout
     parameters: tuple[tuple[Rule, Tensor], ...]
+    """Each live parameter with its rule, in the order of the model."""
 
     @classmethod
     def of(
         cls, models: Sequence[GPTModel], table: WeightTable, layout: Layout
     ) -> "ModelShards":
-        """models: this rank's GPTModel chunks, unwrapped."""
+        """Match the parameters of `models`, this rank's unwrapped chunks; called by every rank.
+
+        Errors: `UserError` for a parameter without a rule, or a rule of this stage without a
+        parameter.
+        """
         parameters: list[tuple[Rule, Tensor]] = []
         experts = layout.local_experts(table.num_experts)
         for model in models:
@@ -52,16 +53,17 @@ class ModelShards:
 
     @property
     def by_name(self) -> dict[str, Tensor]:
-        """The live parameters by Megatron name (global layer numbers)."""
+        """Live parameters by Megatron name, with global layer numbers."""
         return {rule.mcore_name: tensor for rule, tensor in self.parameters}
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of all parameters."""
-        return self.parameters[0][1].dtype
+        """Dtype of all parameters."""
+        _, parameter = self.parameters[0]
+        return parameter.dtype
 
     def fill(self, read: ReadRect) -> None:
-        """Overwrite every parameter from HF tensors; only this rank's slices are read, one at a
+        """Overwrite every parameter from HF tensors. Only this rank's slices are read, one at a
         time.
         """
         for rule, parameter in self.parameters:

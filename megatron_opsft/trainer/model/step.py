@@ -1,41 +1,60 @@
-"""One training step on Megatron's forward-backward schedule."""
+"""The trainer of one rank: training steps, and passes that only score responses."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any, NamedTuple, cast
 
 import torch
-from megatron.core.distributed import finalize_model_grads
+from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
+from megatron.core.models.gpt import GPTModel
 from megatron.core.optimizer import ChainedOptimizer
+from megatron.core.transformer import TransformerConfig
 from torch import Tensor
 
 from megatron_opsft.errors import NonFiniteError
-from megatron_opsft.methods.objective import Distillation
-from megatron_opsft.records import MicroBatch, StepResult
+from megatron_opsft.methods.objective import LIKELIHOOD, Distillation, Objective
+from megatron_opsft.records import MicroBatch, Sample, StepResult
 from megatron_opsft.runtime.distributed import (
+    Layout,
     any_over_world,
+    broadcast_over,
     gather_from_all,
+    join_over_context,
     sum_over_world,
 )
 from megatron_opsft.runtime.phase import current_phase, describe_rank
+from megatron_opsft.trainer.batching.microbatch import build_microbatch
 from megatron_opsft.trainer.loss.cross_entropy import summed_loss
-from megatron_opsft.trainer.loss.fused_linear import fused_linear_loss
+from megatron_opsft.trainer.loss.fused_linear import fused_linear_loss, token_statistics
+from megatron_opsft.trainer.loss.loss_memory import CrossEntropyKind
 from megatron_opsft.trainer.loss.output_head import OutputHead, Teacher
-from megatron_opsft.trainer.loss.token_losses import token_losses
+from megatron_opsft.trainer.loss.token_losses import WeightedLikelihood, token_losses
 from megatron_opsft.trainer.model.optimizer import set_learning_rate, update
-from megatron_opsft.trainer.model.passes import ModelPasses
+from megatron_opsft.trainer.model.passes import OfHidden, run_schedule
 
 NOTHING_DONE = StepResult(
     applied=False, loss=0.0, grad_norm=0.0, lr=0.0, trained_tokens=0, num_microbatches=0
 )
 
 
+class _BatchSums(NamedTuple):
+    """Sums over the response tokens of one micro-batch."""
+
+    loss: Tensor
+    clipped: Tensor | float = 0.0
+    """Tokens whose gradient a clip took away."""
+    divergence: Tensor | float = 0.0
+    """Divergence from the reference model or the teacher."""
+
+
 def _sum_losses(
     trainer: "Trainer", head: OutputHead, batch: MicroBatch, hidden_TH: Tensor
-) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-    """The weighted, unnormalised sum of one micro-batch's token losses, for the schedule; again,
-    with the sums of the objective's statistics.
+) -> tuple[Tensor, Tensor, _BatchSums]:
+    """Return, for the schedule, the weighted, unnormalised sum of a micro-batch's token losses, its
+    number of response tokens, and its sums for the step's metrics.
     """
     objective = trainer.objective
     losses = token_losses(objective, batch)
@@ -43,7 +62,7 @@ def _sum_losses(
         batch.num_loss_tokens, dtype=torch.int, device=hidden_TH.device
     )
     if isinstance(objective.surrogate, Distillation):
-        loss_sum, found = fused_linear_loss(
+        loss_sum, token_values = fused_linear_loss(
             hidden_TH,
             head,
             batch.loss_indices_R,
@@ -51,9 +70,9 @@ def _sum_losses(
             losses,
             teacher=_teacher_of(objective.surrogate, head, batch),
         )
-        assert found.divergence_R is not None
-        clipped, _ = losses.statistics(found.log_probs_R)
-        statistics: tuple[Tensor, ...] = (clipped, found.divergence_R.sum())
+        assert token_values.divergence_R is not None
+        clipped, _ = losses.statistics(token_values.log_probs_R)
+        statistics: tuple[Tensor, ...] = (clipped, token_values.divergence_R.sum())
     else:
         loss_sum, log_probs_R = summed_loss(
             trainer.cross_entropy,
@@ -65,13 +84,13 @@ def _sum_losses(
             accumulation_fusion=trainer.config.gradient_accumulation_fusion,
         )
         statistics = losses.statistics(log_probs_R)
-    return loss_sum, num_tokens, (loss_sum.detach().clone(), *statistics)
+    return loss_sum, num_tokens, _BatchSums(loss_sum.detach().clone(), *statistics)
 
 
 def _teacher_of(
     distillation: Distillation, head: OutputHead, batch: MicroBatch
 ) -> Teacher:
-    """As `ReferenceModel.with_teacher` has left it in the micro-batch."""
+    """Return the teacher that `ReferenceModel.with_teacher` put into the micro-batch."""
     states_RH, weight_VH = batch.teacher_RH, batch.teacher_VH
     assert states_RH is not None and weight_VH is not None, (
         "a distilled batch has a teacher"
@@ -85,32 +104,161 @@ def _teacher_of(
 
 
 @dataclass(eq=False, kw_only=True)
-class Trainer(ModelPasses):
-    """The model's shards and their optimizer on this rank."""
+class Trainer:
+    """The model's chunks and their optimizer on this rank. Every rank calls every method."""
 
+    chunks: list[DistributedDataParallel]
     optimizer: ChainedOptimizer
-    _own_loss_is_finite: bool = field(default=True, init=False)
+    config: TransformerConfig
+    layout: Layout
+    vocab_size: int
+    """Size of the vocabulary without padding."""
+    cross_entropy: CrossEntropyKind = "fused_linear"
+    objective: Objective = LIKELIHOOD
+    """The losses, and the temperature of the policy."""
 
     def __post_init__(self) -> None:
-        # Sums over micro-batches and ranks are final here; Megatron's own division by a token
-        # count is not wanted, so `num_tokens` is left out.
+        self._loss_is_finite = True
+        """False if the loss of this rank's last micro-batches was not finite."""
+        # Sums over micro-batches and ranks are final here; Megatron must not divide them by a
+        # token count, so `num_tokens` is left out.
         self.config.finalize_model_grads_func = (
-            lambda model, num_tokens=None, **kwargs: finalize_model_grads(
-                model, None, **kwargs
+            lambda model, num_tokens=None, **options: finalize_model_grads(
+                model, None, **options
             )
         )
 
-    def accumulate(self, batches: Sequence[MicroBatch], factor: float) -> StepResult:
-        """Main gradients of `factor` x the weighted sum of all ranks' token losses; the result of a
-        step that is not applied yet, equal on every rank.
+    @property
+    def models(self) -> list[GPTModel]:
+        """The GPTModel chunks without their data-parallel wrapper."""
+        return [cast(GPTModel, chunk.module) for chunk in self.chunks]
 
-        Every rank calls it with equally many micro-batches, at least one.
+    @torch.no_grad()
+    def score_batches(
+        self, batches: Sequence[MicroBatch], *, temperature: float | None = None
+    ) -> list[Tensor]:
+        """Return the log-probs of each micro-batch, float32 [R], with the rounding of a training
+        step's; an empty list on ranks before the last stage.
+
+        batches: equally many on every rank, packed as for a training step. temperature: by default
+        the objective's.
+        """
+        if not batches:
+            return []
+        if temperature is None:
+            temperature = self.objective.temperature
+
+        def log_probs(head: OutputHead, batch: MicroBatch, hidden_TH: Tensor) -> Tensor:
+            _, log_probs_R = summed_loss(
+                self.cross_entropy,
+                hidden_TH,
+                head,
+                batch.loss_indices_R,
+                batch.labels_R,
+                WeightedLikelihood(batch.weights_R),
+            )
+            return log_probs_R
+
+        return self._run(log_probs, batches, temperature)
+
+    @torch.no_grad()
+    def hidden_states(self, batches: Sequence[MicroBatch]) -> list[Tensor]:
+        """Return the hidden states at the response tokens of each micro-batch, [R, H], in the CPU's
+        memory; under context parallelism of the whole pack. Ranks and batches as for
+        `score_batches`.
+        """
+        if not batches:
+            return []
+
+        def states(head: OutputHead, batch: MicroBatch, hidden_TH: Tensor) -> Tensor:
+            return hidden_TH[batch.loss_indices_R].cpu()
+
+        scored = self._run(states, batches, 1.0)
+        joined = []
+        for batch, states_RH in zip(batches, scored, strict=False):
+            if batch.response_indices_R is not None:
+                states_RH = join_over_context(
+                    states_RH.to(batch.labels_R.device),
+                    batch.response_indices_R,
+                    sum(batch.response_lengths),
+                ).cpu()
+            joined.append(states_RH)
+        return joined
+
+    @torch.no_grad()
+    def score(
+        self,
+        samples: Sequence[Sample],
+        *,
+        temperature: float = 1.0,
+        entropy: bool = False,
+    ) -> list[tuple[float, ...]]:
+        """Return the log-probs of each sample's response tokens under softmax(logits /
+        temperature), or with `entropy` the entropy of that distribution at each of them, in nats;
+        from float32 logits.
+
+        Called by every rank with the same samples. Every data-parallel replica computes with its
+        own weights and returns its own result, on all of its ranks.
+        """
+        layout, device = self.layout, next(self.chunks[0].parameters()).device
+        batch = build_microbatch(
+            samples,
+            [1.0] * len(samples),
+            align=self.config.tensor_model_parallel_size,
+            device=device,
+            cp_rank=layout.cp_rank,
+            cp_size=layout.cp_size,
+        )
+
+        def scores(head: OutputHead, batch: MicroBatch, hidden_TH: Tensor) -> Tensor:
+            statistics = token_statistics(
+                hidden_TH, head, batch.loss_indices_R, batch.labels_R, entropy=entropy
+            )
+            if statistics.entropy_R is not None:
+                return statistics.entropy_R
+            return statistics.log_probs_R
+
+        batches = [batch]
+        if len(self.chunks) > 1:  # interleaved stages need a multiple of their number
+            batches = [batch] * layout.pp_size
+        scored = self._run(scores, batches, temperature)
+        num_scores = sum(batch.response_lengths)
+        flat_R = torch.empty(num_scores, device=device)
+        if layout.is_loss_rank:
+            flat_R = join_over_context(scored[0], batch.response_indices_R, num_scores)
+        source = (layout.pp_size - 1) * layout.tp_size
+        broadcast_over(flat_R, source, parallel_state.get_model_parallel_group())
+        by_sample = flat_R.cpu().split(list(batch.response_lengths))
+        return [tuple(values.tolist()) for values in by_sample]
+
+    def _run(
+        self,
+        of_hidden: OfHidden,
+        batches: Sequence[MicroBatch],
+        temperature: float,
+        *,
+        forward_only: bool = True,
+    ) -> Any:
+        return run_schedule(
+            self.chunks,
+            batches,
+            of_hidden,
+            config=self.config,
+            vocab_size=self.vocab_size,
+            temperature=temperature,
+            forward_only=forward_only,
+        )
+
+    def accumulate(self, batches: Sequence[MicroBatch], factor: float) -> StepResult:
+        """Compute the main gradients of `factor` x the weighted sum of all ranks' token losses.
+        Return the result of a step that is not applied yet, equal on every rank.
+
+        Called with equally many micro-batches on every rank, at least one.
         """
         for chunk in self.chunks:
-            chunk.train()
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
-        losses = self._run(
+        sums_of_batches: list[_BatchSums] = self._run(
             partial(_sum_losses, self),
             batches,
             self.objective.temperature,
@@ -118,13 +266,17 @@ class Trainer(ModelPasses):
         )
         for chunk in self.chunks:
             chunk.scale_gradients(factor)
-        mine = [0.0] * 4  # tokens, losses and statistics of this rank
+        tokens_here = 0
+        loss_here = clipped_here = divergence_here = 0.0
         if self.layout.is_loss_rank:
-            mine[0] = sum(batch.num_loss_tokens for batch in batches)
-            for place, each in enumerate(zip(*losses, strict=True), start=1):
-                mine[place] = sum(map(float, each))
-        self._own_loss_is_finite = math.isfinite(mine[1])
-        tokens, loss, clipped, divergence = sum_over_world(mine)
+            tokens_here = sum(batch.num_loss_tokens for batch in batches)
+            loss_here = sum(float(sums.loss) for sums in sums_of_batches)
+            clipped_here = sum(float(sums.clipped) for sums in sums_of_batches)
+            divergence_here = sum(float(sums.divergence) for sums in sums_of_batches)
+        self._loss_is_finite = math.isfinite(loss_here)
+        tokens, loss, clipped, divergence = sum_over_world(
+            [tokens_here, loss_here, clipped_here, divergence_here]
+        )
         return replace(
             NOTHING_DONE,
             loss=factor * loss,
@@ -137,26 +289,26 @@ class Trainer(ModelPasses):
     def step(
         self, batches: Sequence[MicroBatch], factor: float, lr: float
     ) -> StepResult:
-        """One update with learning rate `lr`; called by every rank.
+        """Make one update with learning rate `lr`. Called by every rank.
 
-        No micro-batch anywhere (nothing accepted): nothing changes and `applied` is False.
+        Without any micro-batch (nothing accepted anywhere) nothing changes and `applied` is False.
         Errors: `NonFiniteError` on every rank, before any weight changes.
         """
         if not batches:
             return replace(NOTHING_DONE, lr=lr)
-        found = self.accumulate(batches, factor)
+        result = self.accumulate(batches, factor)
         set_learning_rate(self.optimizer, lr)
         self.optimizer.prepare_grads()
         norm = self.optimizer.get_grad_norm()
         grad_norm = math.nan if any_over_world(norm is None) else float(norm)
-        if not (math.isfinite(found.loss) and math.isfinite(grad_norm)):
-            raise NonFiniteError(self._describe_non_finite(found.loss, grad_norm))
+        if not (math.isfinite(result.loss) and math.isfinite(grad_norm)):
+            raise NonFiniteError(self._describe_non_finite(result.loss, grad_norm))
         update(self.optimizer, norm)
-        return replace(found, applied=True, grad_norm=grad_norm, lr=lr)
+        return replace(result, applied=True, grad_norm=grad_norm, lr=lr)
 
     def _describe_non_finite(self, loss: float, grad_norm: float) -> str:
-        """What is wrong and where it came from; called by every rank."""
+        """Return what is not finite, and on which ranks. Called by every rank."""
         values = f"loss {loss}, gradient norm {grad_norm}"
         message = f"{current_phase()}: {values}: the step was not applied"
-        sources = gather_from_all([] if self._own_loss_is_finite else [describe_rank()])
+        sources = gather_from_all([] if self._loss_is_finite else [describe_rank()])
         return f"{message}; not finite at {', '.join(sources)}" if sources else message

@@ -1,4 +1,4 @@
-"""Megatron's `TransformerConfig` for a Hugging Face model and for how this run computes it."""
+"""Megatron's `TransformerConfig`: a Hugging Face model, and how this run computes it."""
 
 from typing import Any
 
@@ -19,10 +19,10 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def uses_transformer_engine(device: Device, dtype: str) -> bool:
-    """Whether the layers are TransformerEngine's: in bfloat16, where it can be imported.
+    """True if the layers are TransformerEngine's: in bfloat16, if it can be imported.
 
-    Not in float32: it multiplies that in TF32 and has no fused attention for it. A float32 run is
-    there to be compared, so it takes the modules that a CPU takes.
+    Not in float32, which it multiplies in TF32 and has no fused attention for. A float32 run exists
+    for comparison, so it uses the modules that a CPU uses.
     """
     return dtype == "bfloat16" and has_transformer_engine(device)
 
@@ -36,12 +36,22 @@ def transformer_config(
     device: Device,
     deterministic: bool = False,
 ) -> TransformerConfig:
-    """Megatron's description of the model and of how this run computes it.
+    """Return Megatron's description of the model and of how this run computes it.
 
-    deterministic: `run.deterministic`, which a CPU is without it.
+    deterministic: `run.deterministic`; a CPU always is.
     """
     params_dtype = DTYPES[dtype]
     with_te = uses_transformer_engine(device, dtype)
+    optional: dict[str, Any] = {}
+    if parallel.cp > 1:
+        optional["cp_comm_type"] = "p2p"
+    if train.recompute != "none":
+        optional["recompute_granularity"] = train.recompute
+    if train.recompute == "full":
+        optional["recompute_method"] = "uniform"
+        optional["recompute_num_layers"] = 1
+    if shape.moe is not None:
+        optional |= _expert_settings(shape.moe, train, grouped=with_te)
     return TransformerConfig(
         num_layers=shape.num_layers,
         hidden_size=shape.hidden_size,
@@ -68,17 +78,16 @@ def transformer_config(
         context_parallel_size=parallel.cp,
         expert_model_parallel_size=parallel.ep,
         expert_tensor_parallel_size=parallel.expert_tp,
-        cp_comm_type="p2p" if parallel.cp > 1 else None,
         sequence_parallel=parallel.sequence_parallel and parallel.tp > 1,
-        # Packs differ in length, so pipeline stages tell each other theirs. Megatron accepts that
-        # only with this dispatcher, even where there are no experts to dispatch to.
+        # Packs differ in length, so pipeline stages send it along. Megatron allows that only with
+        # this dispatcher, even if there are no experts to dispatch to.
         variable_seq_lengths=True,
         moe_token_dispatcher_type="alltoall",
-        # Interleaved stages of two ranks send to each other in both directions at once: only the
-        # one-by-one exchange keeps those messages apart.
+        # Two ranks with interleaved stages send to each other at the same time: only separate
+        # messages, not batched ones, keep the two directions apart.
         overlap_p2p_comm=parallel.vpp is not None,
         batch_p2p_comm=parallel.vpp is None,
-        # Sums of token losses: the one factor of the global batch is applied in `Trainer.step`.
+        # Losses are sums over tokens; the factor of the global batch is applied in `Trainer.step`.
         calculate_per_token_loss=True,
         use_cpu_initialization=not device.is_cuda,
         perform_initialization=False,
@@ -88,23 +97,20 @@ def transformer_config(
         apply_rope_fusion=with_te,
         bias_dropout_fusion=False,
         masked_softmax_fusion=False,
-        recompute_granularity=None if train.recompute == "none" else train.recompute,
-        recompute_method="uniform" if train.recompute == "full" else None,
-        recompute_num_layers=1 if train.recompute == "full" else None,
-        # Not Megatron's default, attention alone: flash attention keeps next to nothing.
+        # Not Megatron's default, attention: flash attention saves almost nothing anyway.
         recompute_modules=["mlp" if shape.moe is None else "moe"],
-        **(_expert_settings(shape.moe, train, grouped=with_te) if shape.moe else {}),
+        **optional,
     )
 
 
 def _expert_settings(
     moe: MoeShape, train: TrainConfig, *, grouped: bool
 ) -> dict[str, Any]:
-    """The part of Megatron's config that a mixture of experts adds.
+    """Return the part of Megatron's config that a mixture of experts adds.
 
-    The router computes as Hugging Face's: its linear in the model's dtype, its softmax in float32.
-    A softmax over the chosen experts' logits alone is the same as dividing their probabilities by
-    their sum. Nothing balances the load: on-policy SFT has the one loss.
+    The router computes like Hugging Face's: its linear layer in the model's dtype, its softmax in
+    float32. A softmax over the chosen experts' logits alone equals dividing their probabilities by
+    the sum of these. Nothing balances the load: there is no other loss than the token losses.
     """
     return {
         "num_moe_experts": moe.num_experts,
@@ -122,16 +128,19 @@ def _expert_settings(
 def describe_parts(
     config: TransformerConfig, loss: CrossEntropy, device: Device
 ) -> str:
-    """Which fast parts this run takes, and why it goes without the others: one line for the log."""
+    """Return one line for the log: the fast parts that this run uses, and why not the others."""
     dtype = "bfloat16" if config.bf16 else "float32"
     with_te = uses_transformer_engine(device, dtype)
-    missing = "cannot be imported" if config.bf16 else "is not for float32"
-    missing = missing if device.is_cuda else "needs CUDA"
-    layers = (
-        "TransformerEngine" if with_te else f"plain torch (TransformerEngine {missing})"
-    )
+    if with_te:
+        layers = "TransformerEngine"
+    elif not device.is_cuda:
+        layers = "plain torch (TransformerEngine needs CUDA)"
+    elif config.bf16:
+        layers = "plain torch (TransformerEngine cannot be imported)"
+    else:
+        layers = "plain torch (TransformerEngine is not for float32)"
     is_fused = with_te or config.gradient_accumulation_fusion
     return (
-        f"{device.torch_device}, {dtype}; layers: {layers}; cross-entropy: {loss.method} "
+        f"{device.torch_device}, {dtype}; layers: {layers}; cross-entropy: {loss.kind} "
         f"({loss.reason}); weight gradients: {'fused' if is_fused else 'not fused'}"
     )
