@@ -50,7 +50,7 @@ class Problem:
 
     before: messages of the chat that `text` ends, where the row has any.
     fields: the row's other columns that JSON can hold; empty where the judge does not ask for them.
-    part, row: which source of a mixture it is from, from 0, and which row of that, from 1.
+    source_index, row: which source of a mixture it is from, from 0, and which row of that, from 1.
     """
 
     id: str
@@ -58,7 +58,7 @@ class Problem:
     answer: str
     before: tuple[Message, ...] = ()
     fields: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    part: int = field(default=0, compare=False)
+    source_index: int = field(default=0, compare=False)
     row: int = field(default=0, compare=False)
 
 

@@ -64,7 +64,7 @@ class DataConfig(Section):
         return self
 
     @property
-    def parts(self) -> tuple[MixturePart, ...]:
+    def sources(self) -> tuple[MixturePart, ...]:
         """The sources of `train`, with what they do not say themselves."""
         given = (
             (MixturePart(path=self.train),)
@@ -82,7 +82,7 @@ class DataConfig(Section):
     @property
     def name(self) -> str:
         """What `train` is called in messages."""
-        return " + ".join(part.path for part in self.parts)
+        return " + ".join(source.path for source in self.sources)
 
 
 class VerifyConfig(Section):

@@ -95,7 +95,7 @@ def test_shipped_configurations_and_those_in_the_docs_load(tmp_path: Path) -> No
     for block in blocks:
         file.write_text(block)
         model = [] if "model:" in block else ["model.path=tiny_reasoner"]
-        assert load_config(file, model).data.parts
+        assert load_config(file, model).data.sources
 
 
 @pytest.mark.slow

@@ -45,10 +45,10 @@ def test_sources_are_read_one_behind_the_other_each_with_its_fields(mixed: DataC
     read = load_training(mixed, with_fields=False)
     assert [p.text for p in read.problems] == [*(f"a{n}" for n in range(6)), "b0", "b1", "a0"]
     assert [problem.id for problem in read.problems] == [*"012345", "0@2", "1@2", "9"]
-    assert [problem.part for problem in read.problems] == [0, 0, 0, 0, 0, 0, 1, 1, 1]
+    assert [problem.source_index for problem in read.problems] == [0, 0, 0, 0, 0, 0, 1, 1, 1]
     short = drop_unusable_prompts(read, lambda p: range(9 if p.text == "a1" else 1), 4)
     for chosen in take_held_out(short, 2, seed=0):
-        assert all(p.part == ("@" in p.id or p.id == "9") for p in chosen.problems)
+        assert all(p.source_index == ("@" in p.id or p.id == "9") for p in chosen.problems)
     a, b = read.sources
     assert read.name == f"{a} + {b}" == mixed.name
     assert [(bad.source, bad.row) for bad in read.bad_rows] == [(b, 3)]
@@ -102,7 +102,7 @@ def test_a_mixture_is_written_and_loaded_again(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(to_yaml(config))
     assert load_config(file) == config
-    assert config.data.parts[1].path == str(Path.home() / "b")
+    assert config.data.sources[1].path == str(Path.home() / "b")
     hashes = [config_hash(c) for c in (config_of("a"), config_of([{"path": "a"}]), config)]
     assert len(set(hashes)) == 3
 

@@ -295,7 +295,7 @@ def open_recorder(
     config = session.config
     run_dir = RunDir(config.run.dir)
     if session.layout.is_main:
-        sources = [Path(part.path) for part in config.data.parts]
+        sources = [Path(source.path) for source in config.data.sources]
         run_dir.open(
             resume=resume, overwrite=overwrite, needed=[session.model_dir, *sources]
         )

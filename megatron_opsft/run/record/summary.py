@@ -190,7 +190,7 @@ def model_card(
     return _CARD.format(
         config=config,
         summary=summary,
-        data=", ".join(part.path for part in config.data.parts),
+        data=", ".join(source.path for source in config.data.sources),
         name=directory.name,
         directory=directory / "hf",
         before=before,

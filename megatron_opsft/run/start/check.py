@@ -72,7 +72,7 @@ def check_run(
         )
     _check_model(config)
     check_world(world_size, config.parallel)
-    sources = [("data.train", part.path) for part in config.data.parts]
+    sources = [("data.train", source.path) for source in config.data.sources]
     sources += [("eval.data", config.eval.data)] if config.eval.data is not None else []
     sources += [
         (f"eval.more.{given.name}.data", given.data) for given in config.eval.more
