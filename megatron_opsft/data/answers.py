@@ -11,7 +11,6 @@ from megatron_opsft.errors import RowError
 
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 _LAST_LINE = re.compile(r"####[ \t]*(\S[^\n]*?)\s*\Z")
-SOLUTION_FIELD = "solution"
 
 
 def read_answer(value: object, field: str) -> str:
@@ -55,7 +54,7 @@ def _marked_answer(text: str, field: str) -> str:
         return match[1]
     if "####" in text:
         raise RowError(f"{field} has no answer behind its last ####, on the last line")
-    if field.rpartition(".")[2] == SOLUTION_FIELD and text.strip():
+    if field.rpartition(".")[2] == "solution" and text.strip():
         raise RowError(f"{field} has neither \\boxed{{...}} nor ####")
     return text
 

@@ -51,8 +51,22 @@ OBJECTS = (
     "plums",
     "keys",
 )
-GAINS = ("buys", "finds", "gets", "wins", "makes", "collects")
-LOSSES = ("loses", "sells", "drops", "breaks", "lends", "mails")
+GAINS = (
+    "buys",
+    "finds",
+    "gets",
+    "wins",
+    "makes",
+    "collects",
+)
+LOSSES = (
+    "loses",
+    "sells",
+    "drops",
+    "breaks",
+    "lends",
+    "mails",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,14 +101,13 @@ def draw_terms(rng: random.Random, split: Split) -> tuple[int, ...]:
     """Draw signed terms of the split that keep the promises of `WordProblem`."""
     while True:
         numbers = [rng.randint(SMALLEST, LARGEST) for _ in range(rng.choice(NUM_TERMS))]
-        terms = [numbers[0]]
+        terms = numbers[:1]
         for number in numbers[1:]:
             sign = rng.choice((1, -1))
             terms.append(sign * number)
         partials = list(accumulate(terms))
-        if min(partials) < 1 or max(partials) > LARGEST or partials[-1] in numbers:
-            continue
-        if split_of(tuple(terms)) == split:
+        in_range = min(partials) >= 1 and max(partials) <= LARGEST
+        if in_range and partials[-1] not in numbers and split_of(tuple(terms)) == split:
             return tuple(terms)
 
 

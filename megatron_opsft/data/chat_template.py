@@ -7,6 +7,7 @@ the template is one line.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import product
 from string import ascii_letters
 
 from transformers import PreTrainedTokenizerBase
@@ -19,7 +20,7 @@ from megatron_opsft.records import Message
 _TODAY = datetime(2024, 7, 26)
 # Codes of `strftime`: the C library adds `%-d` (no leading zero). `%s` depends on the time zone.
 _DATE_LETTERS = ascii_letters.replace("s", "")
-_DATE_CODES = [*(f"%{c}" for c in _DATE_LETTERS), *(f"%-{c}" for c in _DATE_LETTERS)]
+_DATE_CODES = [f"%{flag}{c}" for flag, c in product(("", "-"), _DATE_LETTERS)]
 _WORD = "opsft{}word"  # a text that a template has no reason to change
 
 

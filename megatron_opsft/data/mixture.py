@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
-from itertools import chain
 from math import floor
 
 from megatron_opsft.config import Config, DataConfig
@@ -19,31 +18,31 @@ from megatron_opsft.records import Problem
 
 def load_training(data: DataConfig, *, with_fields: bool) -> ProblemSet:
     """Read the problems of `data.train`, one source or several. Errors: `UserError`."""
-    sets = []
-    for source in data.sources:
-        sets.append(
-            load_problems(
-                source.path,
-                split=str(source.split),
-                **fields_of(source),
-                template=data.template,
-                with_fields=with_fields,
-            )
+    sets = [
+        load_problems(
+            source.path,
+            split=str(source.split),
+            **fields_of(source),
+            template=data.template,
+            with_fields=with_fields,
         )
+        for source in data.sources
+    ]
     return sets[0] if len(sets) == 1 else _join(sets)
 
 
 def _join(sets: Sequence[ProblemSet]) -> ProblemSet:
     """Join the sets in their order. An id that an earlier set has gets the number of its source."""
     problems = {}
+    bad_rows: list[BadRow] = []
     for index, problem_set in enumerate(sets):
+        bad_rows += problem_set.bad_rows
         for problem in problem_set.problems:
             unique = problem.id
             while unique in problems:
                 unique = f"{unique}@{index + 1}"
             problems[unique] = replace(problem, id=unique, source_index=index)
     names = [problem_set.name for problem_set in sets]
-    bad_rows = chain.from_iterable(problem_set.bad_rows for problem_set in sets)
     return ProblemSet(
         name=" + ".join(names),
         problems=tuple(problems.values()),
@@ -70,17 +69,15 @@ def drop_unusable_prompts(
     for problem in problem_set.problems:
         try:
             num_tokens = len(encode(problem))
+            if num_tokens > max_prompt_tokens:
+                raise PromptError(
+                    f"prompt of {num_tokens} tokens, more than data.max_prompt_tokens="
+                    f"{max_prompt_tokens}"
+                )
         except PromptError as error:
             bad_rows.append(_bad_row(problem_set, problem, str(error)))
-            continue
-        if num_tokens <= max_prompt_tokens:
-            problems.append(problem)
         else:
-            reason = (
-                f"prompt of {num_tokens} tokens, more than data.max_prompt_tokens="
-                f"{max_prompt_tokens}"
-            )
-            bad_rows.append(_bad_row(problem_set, problem, reason))
+            problems.append(problem)
     usable = replace(problem_set, problems=tuple(problems), bad_rows=tuple(bad_rows))
     return usable.checked()
 
@@ -134,8 +131,8 @@ def take_held_out(
             f"{problem_set.refused}; take fewer"
         )
     held_out_texts = set(random.Random(f"holdout:{seed}").sample(texts, num))
-    training: list[Problem] = []
-    held_out: list[Problem] = []
+    training = []
+    held_out = []
     for problem in problem_set.problems:
         if asked(problem) in held_out_texts:
             held_out.append(problem)

@@ -123,8 +123,8 @@ def load_problems(
         prompt_file=prompt_file,
         with_fields=with_fields,
     )
-    problems: list[Problem] = []
-    bad_rows: list[BadRow] = []
+    problems = []
+    bad_rows = []
     for row in rows:
         try:
             problems.append(reader.read(row))

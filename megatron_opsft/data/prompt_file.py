@@ -24,11 +24,11 @@ class PromptFile:
         try:
             source = Path(path).read_text(encoding="utf-8-sig")
             self._template = environment.from_string(source)
-        except OSError as error:
-            reason = error.strerror or error
-            raise UserError(f"{option}={path} cannot be read ({reason})") from None
-        except ValueError as error:
-            raise UserError(f"{option}={path} cannot be read ({error})") from None
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else None
+            raise UserError(
+                f"{option}={path} cannot be read ({reason or error})"
+            ) from None
         except TemplateError as error:
             raise UserError(
                 f"{option}={path} is not a Jinja template: {error}"

@@ -18,7 +18,15 @@ ID_FIELDS = ("id", "unique_id")
 ABSENT = object()  # the value of a field that a row does not have; null is a value
 _ROLES = ("system", "user", "assistant")
 # Collections write these if a problem has no answer, such as a theorem to prove.
-_NO_ANSWERS = {"proof", "notfound", "not found", "n/a", "nan", "null", "no answer"}
+_NO_ANSWERS = {
+    "proof",
+    "notfound",
+    "not found",
+    "n/a",
+    "nan",
+    "null",
+    "no answer",
+}
 _IMAGE_FIELDS = ("image", "images")
 _IMAGE_TAG = "<image>"
 
@@ -147,8 +155,8 @@ def choose_fields(
 
     Errors: `UserError` naming every key whose field no row has.
     """
-    chosen: list[str] = []
-    missing: dict[str, str] = {}
+    chosen = []
+    missing = {}
     for key, user_name, candidates in wanted:
         names = candidates if user_name is None else (user_name,)
         counts = [_num_rows_with(rows, name) for name in names]

@@ -26,7 +26,6 @@ class StoredSample:
     answer: str
     """The answer that was read from the response."""
     gold: str
-    """The right answer."""
     finish_reason: FinishReason
     num_tokens: int
     """Tokens of the response, the end token included."""

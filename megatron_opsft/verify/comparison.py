@@ -3,10 +3,12 @@
 import re
 from contextlib import suppress
 from fractions import Fraction
+from functools import reduce
 from itertools import pairwise
+from operator import truediv
 from typing import NamedTuple
 
-import sympy
+from sympy import Expr
 
 from megatron_opsft.verify.conditions import conditions_agree
 from megatron_opsft.verify.decimals import same_number
@@ -79,24 +81,16 @@ def same_answer(gold: Answer, answer: Answer) -> bool:
         return False
     if _adds_percent(gold, answer):
         return _same_with_unit(answer, gold)
-    if _is_compared_as_words(gold.body, answer.body):
+    bodies = (gold.body, answer.body)
+    words = [body for body in bodies if is_words(body) and not read_clock(body)]
+    # A word beside a formula may be a product: abc.
+    if len(words) == 2 or (words and not may_be_product(words[0])):
         return same_words(gold.body, answer.body)
     return (
         _same_bodies(gold.body, answer.body)
         or _same_with_unit(gold, answer)
         or _same_with_unit(answer, gold)
     )
-
-
-def _is_compared_as_words(gold: str, answer: str) -> bool:
-    """True if both are words, or one is, and it is no product that may equal a formula."""
-    gold_is_words = is_words(gold) and not read_clock(gold)
-    answer_is_words = is_words(answer) and not read_clock(answer)
-    if gold_is_words and answer_is_words:
-        return True
-    if gold_is_words:
-        return not may_be_product(gold)
-    return answer_is_words and not may_be_product(answer)
 
 
 def _adds_percent(gold: Answer, answer: Answer) -> bool:
@@ -128,7 +122,7 @@ def _same_with_unit(left: Answer, right: Answer) -> bool:
     """True if both are the same apart from a unit of `left`: 37.5% and 0.375, `5 m` and 5."""
     if left.unit == ("%",) and not right.unit:
         value = read_value(left.body)
-        if isinstance(value, sympy.Expr):
+        if isinstance(value, Expr):
             right_value = read_value(right.body)
             if right_value is not None and same_value(value / 100, right_value):
                 return True
@@ -217,7 +211,7 @@ def _same_ratio(gold: str, answer: str) -> bool:
     if gold_terms is None or answer_terms is None:
         return False
     if {len(gold_terms), len(answer_terms)} == {1, 2}:
-        return same_value(_quotient(gold_terms), _quotient(answer_terms))
+        return same_value(reduce(truediv, gold_terms), reduce(truediv, answer_terms))
     if len(gold_terms) != len(answer_terms):
         return False
     if gold_terms[0] == 0 or answer_terms[0] == 0:
@@ -228,15 +222,11 @@ def _same_ratio(gold: str, answer: str) -> bool:
     )
 
 
-def _terms_of_ratio(text: str) -> list[sympy.Expr] | None:
+def _terms_of_ratio(text: str) -> list[Expr] | None:
     """Return the values of a ratio, perhaps with a name, a:b = 1:2; None if one is no formula."""
     ratio = text.rpartition("=")[2]
     terms = [read_value(term.strip()) for term in ratio.split(":")]
-    return terms if all(isinstance(term, sympy.Expr) for term in terms) else None
-
-
-def _quotient(terms: list[sympy.Expr]) -> sympy.Expr:
-    return terms[0] / terms[1] if len(terms) == 2 else terms[0]
+    return terms if all(isinstance(term, Expr) for term in terms) else None
 
 
 def _same_sequence(gold: str, answer: str) -> bool:

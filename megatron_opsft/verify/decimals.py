@@ -3,7 +3,7 @@
 from decimal import Decimal
 from fractions import Fraction
 
-import sympy
+from sympy import Expr, Float, N, Rational, nan, zoo
 
 from megatron_opsft.verify.formulas import with_real_roots
 from megatron_opsft.verify.numerals import Number, as_number
@@ -13,9 +13,9 @@ RELATIVE_TOLERANCE = Fraction(1, 10**6)
 ROUNDED_DIGITS = 6  # a decimal with fewer significant digits is exact
 FLOAT_NOISE = Fraction(1, 10**13)  # 0.1 + 0.2, as programs write it
 _NOISE_DIGITS = 12  # a decimal with more digits may have float noise
-_LARGEST = sympy.Float("1e200000", 30)  # digits of more would fill the memory
+_LARGEST = Float("1e200000", 30)  # digits of more would fill the memory
 _COMPARED_DIGITS = 1000  # up to which exact numbers are computed, to see if they agree
-_VANISHING = sympy.Float("1e-900", 30)
+_VANISHING = Float("1e-900", 30)
 
 
 def same_number(left: Number, right: Number) -> bool:
@@ -36,22 +36,20 @@ def same_number(left: Number, right: Number) -> bool:
     return difference < last_place and difference <= RELATIVE_TOLERANCE * larger
 
 
-def same_values_of_numbers(gold: sympy.Expr, answer: sympy.Expr) -> bool:
+def same_values_of_numbers(gold: Expr, answer: Expr) -> bool:
     """True if two expressions without letters are the same number."""
     gold_exact = with_real_roots(exact(gold).doit())
     answer_exact = with_real_roots(exact(answer).doit())
-    if gold_exact == answer_exact and not gold_exact.has(sympy.nan, sympy.zoo):
+    if gold_exact == answer_exact and not gold_exact.has(nan, zoo):
         return True
-    gold_value, answer_value = sympy.N(gold_exact, 30), sympy.N(answer_exact, 30)
-    if any(
-        value is sympy.nan or value is sympy.zoo for value in (gold_value, answer_value)
-    ):
+    gold_value, answer_value = N(gold_exact, 30), N(answer_exact, 30)
+    if {gold_value, answer_value} & {nan, zoo}:
         return False
     if gold_value.is_infinite or answer_value.is_infinite:
         return gold_value == answer_value
     scale = max(abs(gold_value), abs(answer_value))
     difference = abs(gold_value - answer_value)
-    if not difference <= scale * sympy.Rational(RELATIVE_TOLERANCE) or scale > _LARGEST:
+    if not difference <= scale * Rational(RELATIVE_TOLERANCE) or scale > _LARGEST:
         return False
     gold_number, answer_number = _as_written(gold), _as_written(answer)
     if gold_number is not None and answer_number is not None:
@@ -59,8 +57,8 @@ def same_values_of_numbers(gold: sympy.Expr, answer: sympy.Expr) -> bool:
     decimal = answer_number if gold_number is None else gold_number
     if isinstance(decimal, Decimal) and _num_digits(decimal) >= ROUNDED_DIGITS:
         margin = min(RELATIVE_TOLERANCE * abs(Fraction(decimal)), _last_place(decimal))
-        return bool(difference <= sympy.Rational(*margin.as_integer_ratio()))
-    exact_difference = sympy.N(gold_exact - answer_exact, 2, maxn=_COMPARED_DIGITS)
+        return bool(difference <= Rational(*margin.as_integer_ratio()))
+    exact_difference = N(gold_exact - answer_exact, 2, maxn=_COMPARED_DIGITS)
     return bool(abs(exact_difference) <= scale * _VANISHING)
 
 
@@ -89,10 +87,10 @@ def _is_short(number: Number) -> bool:
     return shifted.denominator == 1 and len(digits) < ROUNDED_DIGITS
 
 
-def _as_written(value: sympy.Expr) -> Number | None:
+def _as_written(value: Expr) -> Number | None:
     """Return the number as it is written, a decimal or a fraction; None for anything else."""
-    if isinstance(value, sympy.Float):
+    if isinstance(value, Float):
         mantissa, _, power = str(value).partition("e")
         return as_number(mantissa, int(power or 0))
     value = value.doit()
-    return Fraction(value.p, value.q) if isinstance(value, sympy.Rational) else None
+    return Fraction(value.p, value.q) if isinstance(value, Rational) else None

@@ -5,11 +5,25 @@ here; math-verify judges everything else, and only ever sees exact numbers.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
-import sympy
 from latex2sympy2_extended.logic import And
 from math_verify import verify
+from sympy import (
+    Eq,
+    Expr,
+    FiniteSet,
+    Ge,
+    Gt,
+    Interval,
+    Le,
+    Lt,
+    MatrixBase,
+    Ne,
+    Set,
+    Tuple,
+    Union,
+)
 from sympy.core.function import AppliedUndef
 from sympy.core.relational import Relational
 
@@ -31,9 +45,8 @@ from megatron_opsft.verify.values import (
     written_members,
 )
 
-_Kind = Literal["between", "numbers", "named", "assignments", "pair", ""]
-# Values of these two kinds are never equal.
-_DIFFERENT_KINDS: tuple[set[_Kind], ...] = (
+# Two values of these kinds are never equal; see `_kind`.
+_DIFFERENT_KINDS = (
     {"between", "numbers"},
     {"between", "named"},
     {"pair", "named"},
@@ -41,12 +54,12 @@ _DIFFERENT_KINDS: tuple[set[_Kind], ...] = (
 )
 # The relation that says the same with its sides exchanged.
 _TURNED = {
-    sympy.Gt: sympy.Lt,
-    sympy.Ge: sympy.Le,
-    sympy.Lt: sympy.Gt,
-    sympy.Le: sympy.Ge,
-    sympy.Eq: sympy.Eq,
-    sympy.Ne: sympy.Ne,
+    Gt: Lt,
+    Ge: Le,
+    Lt: Gt,
+    Le: Ge,
+    Eq: Eq,
+    Ne: Ne,
 }
 
 
@@ -87,11 +100,11 @@ def _as_number_sets(gold: Any, answer: Any) -> tuple[Any, Any]:
     they allow; both as they are if the letters differ.
     """
     if not all(
-        is_relation(value) or isinstance(value, sympy.Set) for value in (gold, answer)
+        is_relation(value) or isinstance(value, Set) for value in (gold, answer)
     ):
         return gold, answer
     gold_set, answer_set = solution_set(gold), solution_set(answer)
-    if isinstance(gold_set, sympy.Set) and isinstance(answer_set, sympy.Set):
+    if isinstance(gold_set, Set) and isinstance(answer_set, Set):
         remaining = _letters(gold_set) | _letters(answer_set)
         gold_letters = _letters(gold) - remaining
         answer_letters = _letters(answer) - remaining
@@ -105,7 +118,7 @@ def _letters(value: Any) -> set[Any]:
     return value.free_symbols | value.atoms(AppliedUndef)
 
 
-def _kind(value: Any) -> _Kind:
+def _kind(value: Any) -> str:
     """Return the kind of a value that says how many numbers it stands for.
 
     "between": all numbers between bounds, 1 < x < 2. "numbers": a list, 1, 2. "named": a list of
@@ -113,23 +126,23 @@ def _kind(value: Any) -> _Kind:
     x = 1, y = 2. "pair": (1, 2), which the parser takes for an interval. "": anything else.
     """
     match value:
-        case sympy.Eq(rhs=sympy.Interval() | sympy.Union()):
+        case Eq(rhs=Interval() | Union()):
             return "between"
-        case sympy.Eq(rhs=sympy.FiniteSet()):
+        case Eq(rhs=FiniteSet()):
             return "named"
         case Relational() | And():
             return "" if read_assignment(value) else "between"
-        case sympy.Interval():
+        case Interval():
             return "pair"
-        case sympy.FiniteSet():
+        case FiniteSet():
             return _kind_of_list(value.args)
     return ""
 
 
-def _kind_of_list(members: Sequence[Any]) -> _Kind:
-    if all(isinstance(member, sympy.Expr) for member in members):
+def _kind_of_list(members: Sequence[Any]) -> str:
+    if all(isinstance(member, Expr) for member in members):
         return "numbers"
-    if all(isinstance(member, sympy.Eq) for member in members):
+    if all(isinstance(member, Eq) for member in members):
         names = {equation.lhs for equation in members}
         if len(names) == 1:
             return "named"
@@ -140,7 +153,7 @@ def _kind_of_list(members: Sequence[Any]) -> _Kind:
 
 def _single_member(value: Any) -> Any:
     """Return the member of a set of one, perhaps written twice (1/2 or 0.5); else the value."""
-    if isinstance(value, sympy.FiniteSet) and value.args:
+    if isinstance(value, FiniteSet) and value.args:
         first, *others = value.args
         if all(same_value(first, member) for member in others):
             return first
@@ -162,25 +175,25 @@ def _same_members(gold: Any, answer: Any) -> bool | None:
     """Compare two collections member by member; None if they are not two collections."""
     in_order, answer_in_order = _ordered_members(gold), _ordered_members(answer)
     match gold, answer:
-        case sympy.MatrixBase(), sympy.MatrixBase():
+        case MatrixBase(), MatrixBase():
             return gold.shape == answer.shape and _all_same(gold.flat(), answer.flat())
-        case sympy.Interval(), sympy.Interval():
+        case Interval(), Interval():
             same_brackets = (
                 gold.left_open == answer.left_open
                 and gold.right_open == answer.right_open
             )
             return same_brackets and _all_same(ends_of(gold), ends_of(answer))
-        case sympy.FiniteSet(), sympy.FiniteSet() if (in_order is None) == (
+        case FiniteSet(), FiniteSet() if (in_order is None) == (
             answer_in_order is None
         ):
             members, answer_members = written_members(gold), written_members(answer)
             if len(members) == len(answer_members):  # 3, 3, 5 is not 3, 5, 5
                 return _match_up(members, answer_members, same_value)
             return _match_up(gold.args, answer.args, same_value)
-        case _, sympy.FiniteSet() if in_order is not None:
+        case _, FiniteSet() if in_order is not None:
             # The list 1, 2 is right for (1, 2) and for x = 1, y = 2.
             return _all_same(in_order, answer_in_order or written_members(answer))
-        case sympy.FiniteSet(), _ if in_order is None and answer_in_order:
+        case FiniteSet(), _ if in_order is None and answer_in_order:
             members = written_members(gold)
             same_length = len(members) == len(answer_in_order)
             return same_length and _match_up(members, answer_in_order, same_value)
@@ -194,16 +207,16 @@ def _ordered_members(value: Any) -> Sequence[Any] | None:
     x = 2, y = 3, in their order; None for anything else.
     """
     match value:
-        case sympy.FiniteSet() if _kind(value) == "assignments":
+        case FiniteSet() if _kind(value) == "assignments":
             equations = written_members(value)
             if {str(equation.lhs) for equation in equations} <= {"x", "y", "z"}:
                 equations = sorted(equations, key=str)
             return [equation.rhs for equation in equations]
-        case sympy.Tuple():
+        case Tuple():
             return value.args
-        case sympy.Interval(left_open=sympy.true, right_open=sympy.true):
+        case Interval() if value.left_open and value.right_open:
             return ends_of(value)
-        case sympy.MatrixBase() if 1 in value.shape:
+        case MatrixBase() if 1 in value.shape:
             return value.flat()
     return None
 

@@ -10,28 +10,53 @@ from typing import Any, NamedTuple
 
 import sympy
 from latex2sympy2_extended.logic import And
+from sympy import (
+    Abs,
+    Eq,
+    Expr,
+    FiniteSet,
+    Float,
+    Ge,
+    Gt,
+    Le,
+    Lt,
+    Max,
+    Min,
+    Ne,
+    Piecewise,
+    Pow,
+    Rational,
+    Set,
+    Symbol,
+)
 from sympy.core.function import AppliedUndef
 from sympy.core.relational import Relational
 
-_NUMBERS = ("1.372", "0.618", "2.291", "3.057", "0.853", "1.914", "2.733", "0.477")
+_NUMBERS = (
+    "1.372",
+    "0.618",
+    "2.291",
+    "3.057",
+    "0.853",
+    "1.914",
+    "2.733",
+    "0.477",
+)
 _DIGITS = 40  # of values at points
-_NEARLY_ZERO = sympy.Float("1e-30", _DIGITS)
+_NEARLY_ZERO = Float("1e-30", _DIGITS)
 _NUM_POINTS = 3  # at which formulas must agree
 _NUM_SIGNED_POINTS = 8
 _NUM_SMALL_POINTS = 4  # for what has no value at larger ones: ln(1 - x)
 _SIGN_MATTERS = (
-    sympy.Abs,
+    Abs,
     sympy.sign,
-    sympy.Max,
-    sympy.Min,
+    Max,
+    Min,
     sympy.floor,
     sympy.ceiling,
-    sympy.Piecewise,
+    Piecewise,
 )
-_TURNED = {sympy.Gt: sympy.Lt, sympy.Ge: sympy.Le}
-
-ValuePair = tuple[Any, Any]
-"""The values of the gold formula and of the answer at one point."""
+_TURNED = {Gt: Lt, Ge: Le}
 
 
 def same_formula(gold: Any, answer: Any) -> bool | None:
@@ -63,7 +88,7 @@ def same_relation(gold: Relational, answer: Relational) -> bool | None:
     if any(_is_close(left, 0) or _is_close(right, 0) for left, right in pairs):
         return None
     factors = [gold_value / answer_value for gold_value, answer_value in pairs]
-    keeps_sign = gold_form.sign in (sympy.Eq, sympy.Ne) or factors[0].is_positive
+    keeps_sign = gold_form.sign in (Eq, Ne) or factors[0].is_positive
     return bool(keeps_sign) and _is_constant(factors)
 
 
@@ -71,14 +96,14 @@ def solution_set(value: Any) -> Any:
     """Return the real numbers that a relation for one letter, a chain of such, or several joined by
     "or" describe, and the set in x in (1, 2). Anything else stays as it is.
     """
-    if isinstance(value, sympy.Eq) and isinstance(value.rhs, sympy.Set):
+    if isinstance(value, Eq) and isinstance(value.rhs, Set):
         return value.rhs
-    alternatives = value.args if isinstance(value, sympy.FiniteSet) else (value,)
+    alternatives = value.args if isinstance(value, FiniteSet) else (value,)
     if not all(isinstance(relation, Relational | And) for relation in alternatives):
         return value
     conditions = [sympy.And(*_conjuncts(relation)) for relation in alternatives]
     (condition,) = _without_functions([sympy.Or(*conditions)])
-    if len(condition.free_symbols) != 1 or condition.has(sympy.Eq):
+    if len(condition.free_symbols) != 1 or condition.has(Eq):
         return value
     try:
         numbers = condition.as_set()
@@ -93,7 +118,7 @@ def with_real_roots(value: Any) -> Any:
     """Return the value with odd roots of negative numbers as the real ones: the cube root of -8 is
     -2.
     """
-    if not isinstance(value, sympy.Expr) or value.has(sympy.I):
+    if not isinstance(value, Expr) or value.has(sympy.I):
         return value
     return value.replace(_is_odd_root, _real_root)
 
@@ -112,7 +137,7 @@ class _Difference(NamedTuple):
 
 def _as_difference(relation: Relational) -> _Difference | None:
     """Move all to the left side, and turn > and >= to < and <=; None if a side is no formula."""
-    if not all(isinstance(side, sympy.Expr) for side in relation.args):
+    if not all(isinstance(side, Expr) for side in relation.args):
         return None
     difference = relation.lhs - relation.rhs
     if turned := _TURNED.get(relation.func):
@@ -124,19 +149,18 @@ def _without_functions(values: Sequence[Any]) -> list[Any]:
     """Replace each value of an unknown function, such as f(x), by a letter of its own."""
     applied = set().union(*(value.atoms(AppliedUndef) for value in values))
     letters = {
-        function: sympy.Symbol(f"value of {function}", real=True)
-        for function in applied
+        function: Symbol(f"value of {function}", real=True) for function in applied
     }
     return [value.xreplace(letters) for value in values]
 
 
-def _values_at_points(gold: Any, answer: Any) -> list[ValuePair] | None:
-    """Compute two formulas at some points; None if they cannot be computed.
+def _values_at_points(gold: Any, answer: Any) -> list[tuple[Any, Any]] | None:
+    """Return pairs of the values of two formulas at some points; None if they cannot be computed.
 
     Points where both are not real come last, and only if no two others exist.
     """
     pair = (gold, answer)
-    if not all(isinstance(formula, sympy.Expr) for formula in pair):
+    if not all(isinstance(formula, Expr) for formula in pair):
         return None
     letters = sorted(gold.free_symbols | answer.free_symbols, key=str)
     if not 0 < len(letters) <= len(_NUMBERS):
@@ -146,8 +170,8 @@ def _values_at_points(gold: Any, answer: Any) -> list[ValuePair] | None:
     is_signed = any(formula.has(*_SIGN_MATTERS) for formula in pair)
     is_complex = any(formula.has(sympy.I) for formula in pair)
     num_points = _NUM_SIGNED_POINTS if is_signed else _NUM_POINTS
-    defined: list[ValuePair] = []
-    undefined: list[ValuePair] = []
+    defined = []
+    undefined = []
     for point in _points(letters, num_points, is_signed):
         gold_value = _value_at(gold, point, is_complex)
         answer_value = _value_at(answer, point, is_complex)
@@ -163,7 +187,7 @@ def _values_at_points(gold: Any, answer: Any) -> list[ValuePair] | None:
 
 
 def _points(
-    letters: Sequence[sympy.Symbol], num_points: int, is_signed: bool
+    letters: Sequence[Symbol], num_points: int, is_signed: bool
 ) -> Iterator[dict[Any, Any]]:
     """Yield numbers for the letters, of both signs if `is_signed`: `num_points` larger ones, then
     small ones.
@@ -172,9 +196,8 @@ def _points(
         point = {}
         for index, letter in enumerate(letters):
             digits = _NUMBERS[(index + 3 * number) % len(_NUMBERS)]
-            value = sympy.Float(digits, 2 * _DIGITS)
-            is_small = number >= num_points
-            value = value / (4 + number) if is_small else value + number % 3
+            value = Float(digits, 2 * _DIGITS)
+            value = value + number % 3 if number < num_points else value / (4 + number)
             # The bits of the point's number are the signs of its first three letters.
             if is_signed and (number >> index % 3) % 2:
                 value = -value
@@ -182,13 +205,13 @@ def _points(
         yield point
 
 
-def _value_at(formula: sympy.Expr, point: dict[Any, Any], is_complex: bool) -> Any:
+def _value_at(formula: Expr, point: dict[Any, Any], is_complex: bool) -> Any:
     """Compute a formula at a point; None if it has no finite value there."""
     formula = formula.xreplace(point)
     if not is_complex:
         formula = with_real_roots(formula)
     value = sympy.N(formula, _DIGITS)
-    is_computed = value.is_Rational or value.has(sympy.Float)
+    is_computed = value.is_Rational or value.has(Float)
     return value if value.is_number and value.is_finite and is_computed else None
 
 
@@ -206,12 +229,12 @@ def _is_constant(numbers: Sequence[Any]) -> bool:
 
 
 def _is_odd_root(value: Any) -> bool:
-    if not (isinstance(value, sympy.Pow) and isinstance(value.exp, sympy.Rational)):
+    if not (isinstance(value, Pow) and isinstance(value.exp, Rational)):
         return False
     is_odd = value.exp.q > 1 and value.exp.q % 2 == 1
     return is_odd and value.base.is_number and bool(value.base.is_negative)
 
 
-def _real_root(power: sympy.Pow) -> Any:
+def _real_root(power: Pow) -> Any:
     sign = -1 if power.exp.p % 2 else 1
-    return sign * sympy.Pow(-power.base, power.exp)
+    return sign * Pow(-power.base, power.exp)

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import sympy
+from sympy import Eq, Expr, FiniteSet, Interval, Symbol, Tuple
 from sympy.core.function import AppliedUndef
 
 from megatron_opsft.verify.decimals import same_values_of_numbers
@@ -47,9 +47,7 @@ def with_same_arguments(gold: Any, answer: Any) -> tuple[Any, Any]:
         return gold, answer
     if not (_are_arguments(old) and _are_arguments(new)):
         return gold, answer
-    letters = [
-        sympy.Symbol(f"argument {number}", real=True) for number in range(len(old))
-    ]
+    letters = [Symbol(f"argument {number}", real=True) for number in range(len(old))]
     return (
         replaced(gold, dict(zip(old, letters, strict=True))),
         replaced(answer, dict(zip(new, letters, strict=True))),
@@ -61,9 +59,9 @@ def _defined_function(value: Any) -> Any:
     else.
     """
     equations = [value]
-    if isinstance(value, sympy.FiniteSet):
+    if isinstance(value, FiniteSet):
         equations = [*written_members(value)]
-    if not equations or not all(isinstance(item, sympy.Eq) for item in equations):
+    if not equations or not all(isinstance(item, Eq) for item in equations):
         return None
     left_sides = {equation.lhs for equation in equations}
     function = left_sides.pop()
@@ -74,7 +72,7 @@ def _defined_function(value: Any) -> Any:
 
 def _are_arguments(values: Sequence[Any]) -> bool:
     """True for different small letters; capital ones are events and matrices: P(A)."""
-    names = [value.name for value in values if isinstance(value, sympy.Symbol)]
+    names = [value.name for value in values if isinstance(value, Symbol)]
     return len(set(names)) == len(values) and all(name.islower() for name in names)
 
 
@@ -101,7 +99,7 @@ def without_names(gold: Any, answer: Any) -> tuple[Any, Any]:
 def read_assignment(value: Any) -> Assignment | None:
     """Read `x = 5`, `5 = x`, `x + y = 5` and `f(2) = 2 + 3 = 5`; None for anything else."""
     relations = relations_of(value)
-    if not relations or not all(isinstance(item, sympy.Eq) for item in relations):
+    if not relations or not all(isinstance(item, Eq) for item in relations):
         return None
     first, last = relations[0].lhs, relations[-1].rhs
     if _is_name(last) and not _is_name(first):
@@ -122,12 +120,12 @@ def _is_name(value: Any) -> bool:
     """True for letters without numbers: x, f(x), AB, |AB|, a + b, and (x, y), which the parser may
     take for an interval.
     """
-    if isinstance(value, sympy.Interval):
-        return all(isinstance(end, sympy.Symbol) for end in ends_of(value))
-    if isinstance(value, sympy.Tuple):
-        return all(isinstance(member, sympy.Symbol) for member in value.args)
+    if isinstance(value, Interval):
+        return all(isinstance(end, Symbol) for end in ends_of(value))
+    if isinstance(value, Tuple):
+        return all(isinstance(member, Symbol) for member in value.args)
     if isinstance(value, AppliedUndef):
         return True
-    if not isinstance(value, sympy.Expr):
+    if not isinstance(value, Expr):
         return False
-    return all(isinstance(atom, sympy.Symbol) or atom == -1 for atom in value.atoms())
+    return all(isinstance(atom, Symbol) or atom == -1 for atom in value.atoms())

@@ -28,7 +28,12 @@ _DURATION_PART = (
     r"(\d+(?:\.\d+)?)\s*(days?|hours?|hrs?|h|minutes?|mins?|seconds?|secs?|s)\.?"
 )
 _DURATION = re.compile(rf"{_DURATION_PART}(?:\s*,?\s*{_DURATION_PART})*")
-_SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}  # by the first letter of the unit
+_SECONDS = {
+    "d": 86400,
+    "h": 3600,
+    "m": 60,
+    "s": 1,
+}  # by the first letter of the unit
 # A numeral that begins with a letter has two digits or more: A_{12} is a name.
 _DIGITS = r"(?P<digits>[0-9][0-9A-Za-z]*|[A-Z][0-9A-Z]+)"
 _NUMERAL = re.compile(
@@ -171,7 +176,7 @@ def read_duration(body: str) -> Duration | None:
     text = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", body).strip()
     if not _DURATION.fullmatch(text):
         return None
-    amounts: dict[str, Fraction] = {}
+    amounts = {}
     for amount, name in re.findall(_DURATION_PART, text):
         letter = name[0]
         if letter in amounts:

@@ -15,6 +15,7 @@ from latex2sympy2_extended.latex2sympy2 import (
 )
 from math_verify.grader import should_treat_as_complex
 
+from megatron_opsft.verify.layout import command
 from megatron_opsft.verify.numerals import Number, read_number
 
 _NORMALIZATION = NormalizationConfig(
@@ -104,11 +105,11 @@ def _with_names(body: str) -> str:
     def as_name(match: re.Match[str]) -> str:
         if match["function"]:
             primes = "prime" * len(match["primes"])
-            return rf"\text{{{match['function']}{primes}}}"
+            return command("text", match["function"] + primes)
         if match["greek"]:
-            return rf"\text{{letter {match['greek']}}}"
+            return command("text", f"letter {match['greek']}")
         if match["divisor"] or (match["letter"] and not is_complex_number):
-            return rf"\text{{{match['divisor'] or match['letter']}}}"
+            return command("text", match["divisor"] or match["letter"])
         return match[0]
 
     return _MISREAD.sub(as_name, body)

@@ -42,7 +42,18 @@ _WORDS = re.compile(
 _PRODUCT = re.compile("[abckmnpqrtuvwxyz]{2,3}")
 # Letters of one of these families may be a product of three.
 _FAMILIES = ("abc", "kmnpqr", "tuvwxyz")
-_SHORT_WORDS = {"yes", "no", "odd", "even", "one", "two", "six", "ten", "all", "red"}
+_SHORT_WORDS = {
+    "yes",
+    "no",
+    "odd",
+    "even",
+    "one",
+    "two",
+    "six",
+    "ten",
+    "all",
+    "red",
+}
 # Words in front of an answer: "The answer is", \text{Area: }.
 _INTRODUCTION = re.compile(
     r"\\text\{(?!\(?[A-J][).:])[^{}\d]*(?:\}\s*(?:=|:(?!\d))|(?::|\bis)\s*\})\s*"

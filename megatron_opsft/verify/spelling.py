@@ -7,15 +7,30 @@ and signs that no rule knows are still there for `verify.reading`.
 
 import re
 
-from megatron_opsft.verify.layout import END, LAYOUT, matched_group, rule
+from megatron_opsft.verify.layout import (
+    LAYOUT,
+    Match,
+    command,
+    matched_group,
+    rule,
+)
 
-SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
-_RADIX = {"x": 16, "o": 8, "b": 2}
+SCALES = {
+    "hundred": 2,
+    "thousand": 3,
+    "million": 6,
+    "billion": 9,
+    "trillion": 12,
+}
+_RADIX = {
+    "x": 16,
+    "o": 8,
+    "b": 2,
+}
 _SPACE = (
     r"(?:(?<!\\)\\[,;:! ]|~|\\thinspace(?![a-zA-Z])|\{(?:\\[,;:! ]| )?\}"
     r"|[ \u00a0\u2009\u202f])"
 )
-_NO_LETTER = r"(?<![\\a-zA-Z])"  # in front of a name
 _ARGUMENT = r"\(((?:[^()]|\((?:[^()]|\([^()]*\))*\))*)\)"
 _CIRCLE = r"\^\s*(?:\{\s*\\circ\s*\}|\\circ)"
 _DEGREES = rf"(\d+(?:\.\d+)?)\s*{_CIRCLE}"
@@ -23,7 +38,9 @@ _DEGREES = rf"(\d+(?:\.\d+)?)\s*{_CIRCLE}"
 
 def _word(pattern: str) -> str:
     r"""Return the pattern of a word, with `\text` around it or without."""
-    return rf"(?:\\text\{{\s*(?:{pattern})\s*\}}|{_NO_LETTER}(?:{pattern})(?![a-zA-Z]))"
+    return (
+        rf"(?:\\text\{{\s*(?:{pattern})\s*\}}|(?<![\\a-zA-Z])(?:{pattern})(?![a-zA-Z]))"
+    )
 
 
 _PLAIN_NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
@@ -54,25 +71,25 @@ _MINUS_WORD = rf"(?i){_word('minus|negative')}\s*(?=[\d.\\(])"
 _PROGRAM_NUMERAL = r"(?<![\w.])0([xXoObB])([0-9A-Fa-f]+)(?!\w)"
 # Spaces and synonyms.
 _NEGATIVE_SPACE = r"\\!"
-_INEQUALITY = rf"\\(le|ge)(?:q|qq|qslant|slant){END}"
+_INEQUALITY = r"\\(le|ge)(?:q|qq|qslant|slant)(?![a-zA-Z])"
 _PROGRAM_INEQUALITY = r"(?<![<=>])([<>])="
-_NOT_EQUAL = rf"\\neq{END}|!="
+_NOT_EQUAL = r"\\neq(?![a-zA-Z])|!="
 _RATIO_WORD = rf"(?<=\d)\s*{_word('to')}\s*(?=\d)"
 _POWER_BEFORE_NUMBER = r"\^(\d)\s+(?=\d)"
 _PROGRAM_POWER = r"\*\*"
-_PI = rf"{_NO_LETTER}pi{END}"
-_INFINITY = rf"(?i){_NO_LETTER}(?:infinity|infty|inf|oo){END}"
+_PI = r"(?<![\\a-zA-Z])pi(?![a-zA-Z])"
+_INFINITY = r"(?i)(?<![\\a-zA-Z])(?:infinity|infty|inf|oo)(?![a-zA-Z])"
 _ALL_REALS = rf"(?i){_word('all real(?:s| numbers)')}"
 _WIDE_SPACE = (
     r"(?:(?:(?<!\\)\\[,;: ]|~|\\q?quad\b|\\thinspace\b|\\enspace\b|\\hspace\{[^{}]*\})"
     r"\s*)+"
 )
-_DOTS = rf"\\(?:dots[cbmi]?|cdots|hdots){END}|\.{{3,}}"
+_DOTS = r"\\(?:dots[cbmi]?|cdots|hdots)(?![a-zA-Z])|\.{3,}"
 _SET_OF_NUMBERS = (
     r"^\s*\\\{\s*([a-zA-Z])\s*(?:\\in\s*\\mathbb\{R\}\s*)?(?:\\mid|\\vert|\||:)"
     r"((?:.*[^\\a-zA-Z])?\1(?![a-zA-Z]).*)\\\}[\s.]*$"
 )
-_COLON = rf"\\colon{END}|\\text\{{\s*:\s*\}}|\{{:\}}"
+_COLON = r"\\colon(?![a-zA-Z])|\\text\{\s*:\s*\}|\{:\}"
 _MODULUS = (
     r"\(\s*(?:(?:\\b)?mod|\\(?:text|operatorname)\{\s*mod\s*\})\s*(\w+)\s*\)"
     r"|(?:\\p?mod|\\bmod|\\text\{\s*mod\s*\})\s*(?:\{\s*(\w+)\s*\}|(\w+))"
@@ -90,9 +107,11 @@ _BARE_FUNCTION = (
     r"(?=\s*(?:[({_^|\d\\]|[a-zA-Z](?![a-zA-Z])|\s(?:sin|cos|tan|ln)\b))"
 )
 _BARE_EXTREME = (
-    rf"(?:\\|{_NO_LETTER})(max|min|gcd|lcm)\s*(?:{_ARGUMENT}|\\\{{([^{{}}]*)\\\}})"
+    rf"(?:\\|(?<![\\a-zA-Z]))(max|min|gcd|lcm)\s*(?:{_ARGUMENT}|\\\{{([^{{}}]*)\\\}})"
 )
-_BRACKETING_FUNCTION = rf"{_NO_LETTER}([sS]qrt|[aA]bs|floor|ceil(?:ing)?)\s*{_ARGUMENT}"
+_BRACKETING_FUNCTION = (
+    rf"(?<![\\a-zA-Z])([sS]qrt|[aA]bs|floor|ceil(?:ing)?)\s*{_ARGUMENT}"
+)
 # The groups of the alternatives end in their number: a name may occur once in a pattern.
 _CHOICE = r"(?:\\text\{\s*)?(?P<kind%s>[CPA])\s*\}?"
 _COMBINATIONS = (
@@ -102,8 +121,8 @@ _COMBINATIONS = (
     rf"|{_CHOICE % 4}_\s*\{{?(?P<total4>\d+)\}}?\s*\^\s*\{{?(?P<chosen4>\d+)\}}?)"
 )
 _LOGARITHM_OF_A_NUMBER = r"\\log\s*_\s*(\d+)\s+(?=\d)"
-_PROBABILITY = rf"\\Pr{END}|\\mathbb\{{P\}}"
-_DECIMAL_LOGARITHM = rf"\\lg{END}"
+_PROBABILITY = r"\\Pr(?![a-zA-Z])|\\mathbb\{P\}"
+_DECIMAL_LOGARITHM = r"\\lg(?![a-zA-Z])"
 _POWER_OF_FACTORIAL = r"((?<!\d)\d+!|[a-zA-Z]!)(?=\^)"
 _TRIGONOMETRIC = (
     r"\\(?:sin|cos|tan|cot|sec|csc)(?:\^(?:\{\d\}|\d))?\s*"
@@ -111,26 +130,26 @@ _TRIGONOMETRIC = (
 )
 # Words for signs, and signs for units.
 _DEGREE = (
-    rf"\\(?:text)?degree{END}|\\text\{{\s*\^\\circ\s*\}}|(?:\{{\}})?{_CIRCLE}"
+    rf"\\(?:text)?degree(?![a-zA-Z])|\\text\{{\s*\^\\circ\s*\}}|(?:\{{\}})?{_CIRCLE}"
     rf"|{_word('degrees?|deg')}"
 )
-_CELSIUS = rf"\^\\circ\s*(?:\\text\{{\s*)?C{END}(?:\s*\}})?"
-_FAHRENHEIT = rf"\^\\circ\s*(?:\\text\{{\s*)?F{END}(?:\s*\}})?"
+_CELSIUS = r"\^\\circ\s*(?:\\text\{\s*)?C(?![a-zA-Z])(?:\s*\})?"
+_FAHRENHEIT = r"\^\\circ\s*(?:\\text\{\s*)?F(?![a-zA-Z])(?:\s*\})?"
 _PER_CENT = rf"\\?%|{_word('per ?cent(?:age)?|pct')}"
 _INCHES = r"(?<=\d)\s*(?:''|\")(?!')"
 _FEET = r"(?<=\d)\s*'(?!')"
 _AND = rf"\s*{_word(',?[ ]*(?:and|or|或|和)[ ]*,?')}|(?<=\d)(?:and|or)(?=[a-zA-Z]\()"
-_ABOUT = rf"^\s*(?:\\approx|\\simeq|\\sim|~){END}\s*"
+_ABOUT = r"^\s*(?:\\approx|\\simeq|\\sim|~)(?![a-zA-Z])\s*"
 _EMPTY_MEMBERS = r"\s*,(?:\s*,)+\s*"
 _PUNCTUATION_AT_END = r"\s*[.,;]+\s*$"
 
 
-def _joined(match: re.Match[str]) -> str:
+def _joined(match: Match) -> str:
     """Return the digits of a number without the marks between its groups."""
     return re.sub(r"[^\d.]", "", match[0])
 
 
-def _joined_outside_brackets(match: re.Match[str]) -> str:
+def _joined_outside_brackets(match: Match) -> str:
     """Join the groups of 1,234, but not of (1,234), which is two numbers."""
     before = match.string[: match.start()]
     for opening, closing in ("()", "[]", (r"\{", r"\}")):
@@ -139,56 +158,48 @@ def _joined_outside_brackets(match: re.Match[str]) -> str:
     return _joined(match)
 
 
-def _power_of_ten(match: re.Match[str]) -> str:
+def _power_of_ten(match: Match) -> str:
     power = int(matched_group(match).replace(" ", ""))
     return rf"\cdot 10^{{{power}}}"
 
 
-def _repeating(match: re.Match[str]) -> str:
+def _repeating(match: Match) -> str:
     r"""Write 0.1\overline{6} as the fraction that it is."""
     whole, fixed, *periods = match.groups()
     period = next(filter(None, periods))
     top = int(whole + fixed + period) - int(whole + fixed or 0)
     bottom = 10 ** len(fixed) * (10 ** len(period) - 1)
-    return rf"\frac{{{top}}}{{{bottom}}}"
+    return command("frac", top, bottom)
 
 
-def _program_numeral(match: re.Match[str]) -> str:
+def _program_numeral(match: Match) -> str:
     base = _RADIX[match[1].lower()]
     return f"{match[2].upper()}_{{{base}}}"
 
 
-def _scale(match: re.Match[str]) -> str:
+def _scale(match: Match) -> str:
     word = re.sub(r"\\text|[^a-z]", "", match[0].lower()).rstrip("s")
     return rf"\cdot 10^{{{SCALES[word]}}} "
 
 
-def _inequality(match: re.Match[str]) -> str:
+def _inequality(match: Match) -> str:
     return {"<": r"\le ", ">": r"\ge "}[match[1]]
 
 
-def _modulus(match: re.Match[str]) -> str:
-    return rf"\pmod{{{matched_group(match)}}}"
-
-
-def _subscript(match: re.Match[str]) -> str:
-    return f"_{{{matched_group(match)}}}"
-
-
-def _function(match: re.Match[str]) -> str:
+def _function(match: Match) -> str:
     inverse = "arc" if match[1] else ""
     return rf"\{inverse}{match[2]}"
 
 
-def _extreme(match: re.Match[str]) -> str:
+def _extreme(match: Match) -> str:
     return rf"\{match[1]}({match[2] or match[3]})"
 
 
-def _brackets(match: re.Match[str]) -> str:
+def _brackets(match: Match) -> str:
     content = re.sub(_BRACKETING_FUNCTION, _brackets, match[2])
     match match[1].lower():
         case "sqrt":
-            return rf"\sqrt{{{content}}}"
+            return command("sqrt", content)
         case "abs":
             return f"|{content}|"
         case "floor":
@@ -196,16 +207,16 @@ def _brackets(match: re.Match[str]) -> str:
     return rf"\lceil {content}\rceil "
 
 
-def _number_of_choices(match: re.Match[str]) -> str:
+def _number_of_choices(match: Match) -> str:
     """Write a number of combinations (C, choose) or of arrangements in an order (P, A)."""
     groups = {name[:-1]: text for name, text in match.groupdict().items() if text}
     total, chosen = groups["total"], groups["chosen"]
     if groups["kind"] in "PA":
-        return rf"\frac{{{total}!}}{{({total}-{chosen})!}}"
-    return rf"\binom{{{total}}}{{{chosen}}}"
+        return command("frac", f"{total}!", f"({total}-{chosen})!")
+    return command("binom", total, chosen)
 
 
-def _radians(match: re.Match[str]) -> str:
+def _radians(match: Match) -> str:
     in_radians = r"\\frac{\1\\pi }{180}"
     text = re.sub(rf"(?<![\d.]){_DEGREES}\s*$", f"({in_radians})", match[0])
     return re.sub(_DEGREES, in_radians, text)
@@ -214,113 +225,104 @@ def _radians(match: re.Match[str]) -> str:
 TABLE = (
     *LAYOUT,
     # Numbers.
-    rule(r"10\,000", "10000", "groups 1\\,234", _GROUPS_BY_SPACE, _joined),
-    rule("1{,}234", "1234", "math-verify's tests", _GROUPS_BY_BRACED_COMMA, _joined),
+    rule(r"10\,000 -> 10000", "groups 1\\,234", _GROUPS_BY_SPACE, _joined),
+    rule("1{,}234 -> 1234", "math-verify's tests", _GROUPS_BY_BRACED_COMMA, _joined),
     rule(
-        "1,234",
-        "1234",
+        "1,234 -> 1234",
         "groups of three and one more",
         _GROUPS_BY_COMMA,
         _joined_outside_brackets,
     ),
-    rule("2.5e-05", r"2.5\cdot 10^{-5}", "2.5e-05", _EXPONENT, _power_of_ten),
+    rule(r"2.5e-05 -> 2.5\cdot 10^{-5}", "2.5e-05", _EXPONENT, _power_of_ten),
     rule(
-        "2.5 x 10^-5",
-        r"2.5\cdot 10^{-5}",
+        r"2.5 x 10^-5 -> 2.5\cdot 10^{-5}",
         "scientific with x",
         _POWER_OF_TEN,
         _power_of_ten,
     ),
     rule(
-        r"0.1\overline{6}",
-        r"\frac{15}{90}",
+        r"0.1\overline{6} -> \frac{15}{90}",
         "repeating decimal",
         _REPEATING,
         _repeating,
     ),
-    rule("0x1F", "1F_{16}", "0x", _PROGRAM_NUMERAL, _program_numeral),
-    rule("minus 6", "-6", "minus in words", _MINUS_WORD, "-"),
+    rule("0x1F -> 1F_{16}", "0x", _PROGRAM_NUMERAL, _program_numeral),
+    rule("minus 6 -> -6", "minus in words", _MINUS_WORD, "-"),
     # Spaces and synonyms.
-    rule(r"1\!:\!2", "1:2", "time", _NEGATIVE_SPACE, ""),
-    rule(r"1,\;2", "1, 2", "for all x of a set", _WIDE_SPACE, " "),
-    rule(r"x \leqslant 3", r"x \le 3", "DeepScaleR", _INEQUALITY, r"\\\1 "),
+    rule(r"1\!:\!2 -> 1:2", "time", _NEGATIVE_SPACE, ""),
+    rule(r"1,\;2 -> 1, 2", "for all x of a set", _WIDE_SPACE, " "),
+    rule(r"x \leqslant 3 -> x \le 3", "DeepScaleR", _INEQUALITY, r"\\\1 "),
     rule(
-        "x <= 3",
-        r"x \le 3",
+        r"x <= 3 -> x \le 3",
         "bound as a program writes it",
         _PROGRAM_INEQUALITY,
         _inequality,
     ),
-    rule("x != 3", r"x \ne 3", "DeepScaleR", _NOT_EQUAL, r"\\ne "),
-    rule("1, 2, ...", r"1, 2, \ldots", "DeepScaleR", _DOTS, r"\\ldots "),
-    rule("0.333...", r"\frac{3}{9}", "DeepScaleR", _REPEATED_BEFORE_DOTS, _repeating),
-    rule(r"\{x \mid x>3\}", "x>3", "DeepScaleR", _SET_OF_NUMBERS, r"\2"),
-    rule(r"7{:}55", "7:55", "ratio with spaces", _COLON, ":"),
-    rule("3 to 4", "3:4", "ratio in words", _RATIO_WORD, ":"),
-    rule(r"1 \bmod 6", r"1 \pmod{6}", "DeepScaleR", _MODULUS, _modulus),
-    rule("2^4 3^2", "2^{4} 3^2", "DeepScaleR", _POWER_BEFORE_NUMBER, r"^{\1} "),
-    rule("2**3", "2^3", "as a program writes it", _PROGRAM_POWER, "^"),
-    rule("2pi", r"2\pi", "pi in words", _PI, r"\\pi "),
-    rule("infinity", r"\infty", "infinity in words", _INFINITY, r"\\infty "),
+    rule(r"x != 3 -> x \ne 3", "DeepScaleR", _NOT_EQUAL, r"\\ne "),
+    rule(r"1, 2, ... -> 1, 2, \ldots", "DeepScaleR", _DOTS, r"\\ldots "),
+    rule(r"0.333... -> \frac{3}{9}", "DeepScaleR", _REPEATED_BEFORE_DOTS, _repeating),
+    rule(r"\{x \mid x>3\} -> x>3", "DeepScaleR", _SET_OF_NUMBERS, r"\2"),
+    rule("7{:}55 -> 7:55", "ratio with spaces", _COLON, ":"),
+    rule("3 to 4 -> 3:4", "ratio in words", _RATIO_WORD, ":"),
+    rule(r"1 \bmod 6 -> 1 \pmod{6}", "DeepScaleR", _MODULUS, r"\\pmod{\1\2\3}"),
+    rule("2^4 3^2 -> 2^{4} 3^2", "DeepScaleR", _POWER_BEFORE_NUMBER, r"^{\1} "),
+    rule("2**3 -> 2^3", "as a program writes it", _PROGRAM_POWER, "^"),
+    rule(r"2pi -> 2\pi", "pi in words", _PI, r"\\pi "),
+    rule(r"infinity -> \infty", "infinity in words", _INFINITY, r"\\infty "),
     rule(
-        r"\text{all real numbers}",
-        r"\mathbb{R}",
+        r"\text{all real numbers} -> \mathbb{R}",
         "all real numbers",
         _ALL_REALS,
         r"\\mathbb{R}",
     ),
     rule(
-        r"n_{\max }=3",
-        "n_{max}=3",
+        r"n_{\max }=3 -> n_{max}=3",
         "extreme as a name",
         _EXTREME_SUBSCRIPT,
-        _subscript,
+        r"_{\1\2\3}",
     ),
     # Functions.
     rule(
-        "2 cos(x)",
-        r"2 \cos(x)",
+        r"2 cos(x) -> 2 \cos(x)",
         "function without a backslash",
         _BARE_FUNCTION,
         _function,
     ),
-    rule(r"\max\{a,b\}", r"\max(a,b)", "braces of a maximum", _BARE_EXTREME, _extreme),
-    rule("sqrt(2)", r"\sqrt{2}", "abs", _BRACKETING_FUNCTION, _brackets),
+    rule(r"\max\{a,b\} -> \max(a,b)", "braces of a maximum", _BARE_EXTREME, _extreme),
+    rule(r"sqrt(2) -> \sqrt{2}", "abs", _BRACKETING_FUNCTION, _brackets),
     rule(
-        "C(5,2)",
-        r"\binom{5}{2}",
+        r"C(5,2) -> \binom{5}{2}",
         "number of choices",
         _COMBINATIONS,
         _number_of_choices,
     ),
-    rule(r"\Pr(A)=1", "P(A)=1", "probability in front", _PROBABILITY, "P"),
+    rule(r"\Pr(A)=1 -> P(A)=1", "probability in front", _PROBABILITY, "P"),
     rule(
-        r"\log_2 3", r"\log_{2} 3", "\\log_2 3", _LOGARITHM_OF_A_NUMBER, r"\\log_{\1} "
+        r"\log_2 3 -> \log_{2} 3", "\\log_2 3", _LOGARITHM_OF_A_NUMBER, r"\\log_{\1} "
     ),
-    rule(r"\lg 2", r"\log_{10} 2", "\\lg", _DECIMAL_LOGARITHM, r"\\log_{10}"),
+    rule(r"\lg 2 -> \log_{10} 2", "\\lg", _DECIMAL_LOGARITHM, r"\\log_{10}"),
     rule(
-        r"\sin(x+30^\circ)",
-        r"\sin(x+\frac{30\pi }{180})",
+        r"\sin(x+30^\circ) -> \sin(x+\frac{30\pi }{180})",
         "degrees in a sine",
         _TRIGONOMETRIC,
         _radians,
     ),
-    rule("n!^2", "(n!)^2", "square of a factorial", _POWER_OF_FACTORIAL, r"(\1)"),
-    rule("3(4)", r"3\cdot (4)", "DeepScaleR", _FACTOR, r"\1\\cdot "),
+    rule("n!^2 -> (n!)^2", "square of a factorial", _POWER_OF_FACTORIAL, r"(\1)"),
+    rule(r"3(4) -> 3\cdot (4)", "DeepScaleR", _FACTOR, r"\1\\cdot "),
     # Words for signs, and signs for units.
-    rule("155 degrees", r"155 ^\circ", "degrees", _DEGREE, r"^\\circ "),
-    rule("25°C", r"25\text{celsius}", "DeepScaleR", _CELSIUS, r"\\text{celsius}"),
+    rule(r"155 degrees -> 155 ^\circ", "degrees", _DEGREE, r"^\\circ "),
+    rule(r"25°C -> 25\text{celsius}", "DeepScaleR", _CELSIUS, r"\\text{celsius}"),
     rule(
-        "25°F", r"25\text{fahrenheit}", "fahrenheit", _FAHRENHEIT, r"\\text{fahrenheit}"
+        r"25°F -> 25\text{fahrenheit}", "fahrenheit", _FAHRENHEIT, r"\\text{fahrenheit}"
     ),
-    rule("5 percent", r"5 \%", "per cent in words", _PER_CENT, r"\\% "),
-    rule("5 million", r"5\cdot 10^{6}", "millions", _SCALE_WORD, _scale),
-    rule(r"2 \text{ and } 3", "2, 3", "list in another order", _AND, ", "),
-    rule("16''", r"16\text{ in}", "sign for inches", _INCHES, r"\\text{ in}"),
-    rule("5'", r"5\text{ ft}", "sign for feet", _FEET, r"\\text{ ft}"),
-    rule(r"\approx 3", "3", "about", _ABOUT, ""),
-    rule("1, , 2", "1, 2", "DeepScaleR", _EMPTY_MEMBERS, ", "),
-    rule("34.", "34", "full stop in the box", _PUNCTUATION_AT_END, ""),
+    rule(r"5 percent -> 5 \%", "per cent in words", _PER_CENT, r"\\% "),
+    rule(r"5 million -> 5\cdot 10^{6}", "millions", _SCALE_WORD, _scale),
+    rule(r"2 \text{ and } 3 -> 2, 3", "list in another order", _AND, ", "),
+    rule(r"16'' -> 16\text{ in}", "sign for inches", _INCHES, r"\\text{ in}"),
+    rule(r"5' -> 5\text{ ft}", "sign for feet", _FEET, r"\\text{ ft}"),
+    rule(r"\approx 3 -> 3", "about", _ABOUT, ""),
+    rule("1, , 2 -> 1, 2", "DeepScaleR", _EMPTY_MEMBERS, ", "),
+    rule("34. -> 34", "full stop in the box", _PUNCTUATION_AT_END, ""),
 )
 
 

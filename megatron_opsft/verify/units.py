@@ -34,11 +34,29 @@ def _read_measures() -> dict[str, str]:
 
 
 _SHORT_FORMS = _read_measures()
-_SPEEDS = {"mph": "mi/h", "kmh": "km/h", "kph": "km/h", "kmph": "km/h"}
+_SPEEDS = {
+    "mph": "mi/h",
+    "kmh": "km/h",
+    "kph": "km/h",
+    "kmph": "km/h",
+}
 _MEASURED_UNITS = {"%", "°", *_SHORT_FORMS.values()}
 _POWERS_BEHIND = {"squared": 2, "cubed": 3}
-_POWERS = _POWERS_BEHIND | {"square": 2, "sq": 2, "cubic": 3, "cu": 3, "cube": 3}
-_CURRENCIES = ("$", "cent", "€", "£", "¥", "rs")
+_POWERS = _POWERS_BEHIND | {
+    "square": 2,
+    "sq": 2,
+    "cubic": 3,
+    "cu": 3,
+    "cube": 3,
+}
+_CURRENCIES = (
+    "$",
+    "cent",
+    "€",
+    "£",
+    "¥",
+    "rs",
+)
 _LONE_LETTER_UNITS = "mgshLlVNJWAKCF"
 FUNCTIONS = _words(
     "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln lg exp sqrt max min gcd lcm"
@@ -103,7 +121,7 @@ def take_unit(text: str) -> Quantity:
     text = _ORDINAL.sub("", _BARE_WORDS.sub(_wrap_words, text))
     text = _UNIT_IN_PARENTHESES.sub(r" \1 ", text)
     body, end = "", 0
-    units: list[Unit] = []
+    units = []
     readable = True
     for match in _UNIT.finditer(text):
         unit = _read_unit(match)
@@ -173,7 +191,7 @@ def _name_unit(words: str, power: str) -> Unit | None:
     words = words.replace("*", " ")
     if "^" not in words:
         words = words.replace("-", " ")
-    factors: list[_Factor] = []
+    factors = []
     end, is_below = 0, False
     for match in _FACTOR.finditer(words):
         between = words[end : match.start()].strip(" ().,")

@@ -3,12 +3,24 @@
 from collections.abc import Sequence
 from typing import Any
 
-import sympy
 from latex2sympy2_extended.logic import And
+from sympy import (
+    Basic,
+    Expr,
+    FiniteSet,
+    Float,
+    I,
+    Interval,
+    MatrixBase,
+    Rational,
+    Symbol,
+    Tuple,
+    UnevaluatedExpr,
+)
 from sympy.core.relational import Relational
 
 
-def written_members(value: sympy.FiniteSet | And) -> Sequence[Any]:
+def written_members(value: FiniteSet | And) -> Sequence[Any]:
     """Return the members of a set, or the relations of a chain, in the order in which they are
     written; sympy sorts `args`.
     """
@@ -29,38 +41,36 @@ def is_relation(value: Any) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    return isinstance(value, sympy.Expr) and bool(value.is_number)
+    return isinstance(value, Expr) and bool(value.is_number)
 
 
-def ends_of(interval: sympy.Interval) -> Sequence[Any]:
+def ends_of(interval: Interval) -> Sequence[Any]:
     return interval.start, interval.end
 
 
 def exact(value: Any) -> Any:
     """Return the value with every decimal as the fraction that its digits say."""
-    if not isinstance(value, sympy.Basic | sympy.MatrixBase):
+    if not isinstance(value, Basic | MatrixBase):
         return value
-    decimals = value.atoms(sympy.Float)
-    return replaced(
-        value, {decimal: sympy.Rational(str(decimal)) for decimal in decimals}
-    )
+    fractions = {decimal: Rational(str(decimal)) for decimal in value.atoms(Float)}
+    return replaced(value, fractions)
 
 
 def cleaned(value: Any) -> Any:
     """Return the value with i as the imaginary unit, all other letters real, and per cent as a
     factor. The parser takes each letter of a complex number for one that is not real.
     """
-    if not isinstance(value, sympy.Basic | sympy.MatrixBase):
+    if not isinstance(value, Basic | MatrixBase):
         return value
     letters = {}
     for letter in value.free_symbols:
         if letter.name == "i":
-            letters[letter] = sympy.I
+            letters[letter] = I
         elif letter.is_real is False:
-            letters[letter] = sympy.Symbol(letter.name, real=True)
+            letters[letter] = Symbol(letter.name, real=True)
     value = replaced(value, letters)
-    if value.has(sympy.UnevaluatedExpr):  # the parser's form of per cent
-        return value.replace(sympy.UnevaluatedExpr, lambda inner: inner)
+    if value.has(UnevaluatedExpr):  # the parser's form of per cent
+        return value.replace(UnevaluatedExpr, lambda inner: inner)
     return value
 
 
@@ -73,12 +83,12 @@ def replaced(value: Any, replacements: dict[Any, Any]) -> Any:
     if isinstance(value, Relational):
         sides = [replaced(side, replacements) for side in value.args]
         return value.func(*sides, evaluate=False)
-    if isinstance(value, And | sympy.FiniteSet):
+    if isinstance(value, And | FiniteSet):
         members = [replaced(member, replacements) for member in written_members(value)]
         return value.func(*members)
-    if isinstance(value, sympy.Interval):
+    if isinstance(value, Interval):
         ends = [replaced(end, replacements) for end in ends_of(value)]
         if not all(end.is_extended_real for end in ends):  # (2, i) is a pair
-            return sympy.Tuple(*ends)
-        return sympy.Interval(*ends, value.left_open, value.right_open)
+            return Tuple(*ends)
+        return Interval(*ends, value.left_open, value.right_open)
     return value.xreplace(replacements)

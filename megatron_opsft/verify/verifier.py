@@ -67,16 +67,14 @@ class Verifier(VerifierPool):
         return verdicts
 
     def _log_first_error(self, verdicts: Sequence[Verdict]) -> None:
-        if not self._logs_error:
-            return
         failures = (Outcome.ERROR, Outcome.TIMEOUT)
         failed = [verdict for verdict in verdicts if verdict.outcome in failures]
-        if failed:
+        if failed and self._logs_error:
             self._logs_error = False
             log.warning(
                 "judge %s: %d of %d responses could not be judged and count as errors; "
                 "the first: %s",
-                self._judge,
+                self._config.judge,
                 len(failed),
                 len(verdicts),
                 self._explain(failed[0]),

@@ -55,7 +55,12 @@ def main(
     try:
         judge = open_judge(judge_name)
         bytes_at_start = _address_space_bytes()
-        _check_room(judge_name, bytes_at_start, max_memory_bytes, memory_key)
+        if bytes_at_start > MAX_SHARE_AT_START * max_memory_bytes:
+            raise UserError(
+                f"judge {judge_name}: what it imports takes {bytes_at_start / 2**30:.2g} GiB, and "
+                f"a worker has {memory_key}={max_memory_bytes / 2**30:g}; set {memory_key}="
+                f"{math.ceil(2 * bytes_at_start / 2**30)}"
+            )
     except UserError as error:
         pipe.send((0, str(error)))
         os._exit(2)
@@ -82,18 +87,6 @@ def _serve(pipe: Connection, judge: Judge, max_bytes: float) -> None:
             pipe.send((number, verdict))
             if _address_space_bytes() > max_bytes:
                 return
-
-
-def _check_room(
-    judge_name: str, bytes_at_start: int, max_memory_bytes: int, memory_key: str
-) -> None:
-    """Errors: `UserError` for a judge whose imports leave too little of the memory."""
-    if bytes_at_start > MAX_SHARE_AT_START * max_memory_bytes:
-        raise UserError(
-            f"judge {judge_name}: what it imports takes {bytes_at_start / 2**30:.2g} GiB, and a "
-            f"worker has {memory_key}={max_memory_bytes / 2**30:g}; set {memory_key}="
-            f"{math.ceil(2 * bytes_at_start / 2**30)}"
-        )
 
 
 def _address_space_bytes() -> int:

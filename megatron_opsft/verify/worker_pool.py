@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from multiprocessing.connection import Pipe
 from threading import get_ident
 from time import monotonic
@@ -64,9 +65,7 @@ class VerifierPool:
         memory_key: str = "verify.memory_gb",
     ) -> None:
         self._timeout_seconds = timeout_seconds
-        self._judge = judge
-        self._max_memory_bytes = max_memory_bytes
-        self._memory_key = memory_key
+        self._start_worker = partial(_Worker, judge, max_memory_bytes, memory_key)
         self._closed = False
         self._workers: dict[int, _Worker] = {}  # by the thread's identifier
         # A process started by a thread that blocks signals is deaf to them from the beginning.
@@ -147,7 +146,7 @@ class VerifierPool:
         for _ in range(MAX_STARTS):
             if self._closed:
                 raise RuntimeError("this VerifierPool is closed")
-            worker = _Worker(self._judge, self._max_memory_bytes, self._memory_key)
+            worker = self._start_worker()
             self._workers[thread] = worker
             try:
                 message = worker.receive(0, START_SECONDS)
