@@ -58,8 +58,7 @@ class PromptEncoder:
                 markers.append(text)
         if not markers:
             return None
-        markers.sort(key=len)
-        markers.reverse()  # the longest first
+        markers.sort(key=len, reverse=True)  # a marker may begin with another
         return re.compile("|".join(map(re.escape, markers)))
 
     @cached_property

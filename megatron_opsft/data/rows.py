@@ -12,8 +12,16 @@ from megatron_opsft.data.sources import Row
 from megatron_opsft.errors import RowError, UserError
 from megatron_opsft.records import Message, Problem
 
-PROBLEM_FIELDS = ("problem", "question", "prompt")
-ANSWER_FIELDS = ("answer", "final_answer", "solution")
+PROBLEM_FIELDS = (
+    "problem",
+    "question",
+    "prompt",
+)
+ANSWER_FIELDS = (
+    "answer",
+    "final_answer",
+    "solution",
+)
 ID_FIELDS = ("id", "unique_id")
 ABSENT = object()  # the value of a field that a row does not have; null is a value
 _ROLES = ("system", "user", "assistant")

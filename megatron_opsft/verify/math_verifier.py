@@ -81,11 +81,10 @@ def _compare(candidates: Sequence[str], golds: Sequence[Answer]) -> Verdict:
 @lru_cache(maxsize=4096)
 def _read_gold(gold: str) -> tuple[Answer, ...]:
     """Return the right answers: several if the gold says OR, or can be read in two ways."""
+    box = last_box(gold)
     if boxes := final_boxes(gold):
         gold = ", ".join(boxes)
-    elif (
-        box := last_box(gold)
-    ) and box.end < 0:  # never closed: the answer is all behind it
+    elif box and box.end < 0:  # never closed: all that follows is the answer
         gold = gold[gold.index("{", box.start) + 1 :]
     return _read_all(dict.fromkeys([gold, *_ALTERNATIVES.split(gold)]))
 

@@ -28,12 +28,13 @@ _DURATION_PART = (
     r"(\d+(?:\.\d+)?)\s*(days?|hours?|hrs?|h|minutes?|mins?|seconds?|secs?|s)\.?"
 )
 _DURATION = re.compile(rf"{_DURATION_PART}(?:\s*,?\s*{_DURATION_PART})*")
+# Seconds of a unit of time, by its first letter.
 _SECONDS = {
     "d": 86400,
     "h": 3600,
     "m": 60,
     "s": 1,
-}  # by the first letter of the unit
+}
 # A numeral that begins with a letter has two digits or more: A_{12} is a name.
 _DIGITS = r"(?P<digits>[0-9][0-9A-Za-z]*|[A-Z][0-9A-Z]+)"
 _NUMERAL = re.compile(

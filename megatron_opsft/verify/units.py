@@ -87,7 +87,7 @@ _UNIT = re.compile(
     r"|(?P<currency>\\\$|\\pounds|[€£¥₹¢₩]|(?<![a-zA-Z])(?:US|USD|EUR|Rs)(?:\\\$|\.?\s*(?=\d)))"
     r"|\\(?P<percent>%)|\^(?P<degree>\\circ)"
 )
-# A prime of a function, f'(x), stays behind its letter; other quotes are signs without a meaning.
+# A quote that is no prime behind a letter, as in f'(x): a sign that nothing here reads.
 _QUOTE = re.compile(r"(?<![a-zA-Z'])'|\"")
 _UNIT_IN_PARENTHESES = re.compile(
     r"(?<=[\d}])\s*\(\s*((?:\\text\{[^{}]*\}(?:\^\{?-?\d\}?)?\s*)|\\%)\s*\)"

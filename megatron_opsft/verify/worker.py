@@ -80,10 +80,10 @@ def _serve(pipe: Connection, judge: Judge, max_bytes: float) -> None:
         while True:
             number, item = pipe.recv()
             verdict = judge(*item)
-            if os.getpid() != own_pid:
-                os._exit(
-                    0
-                )  # the judge has forked, and this copy of the worker returned
+            if (
+                os.getpid() != own_pid
+            ):  # the judge has forked; its copy of the worker ends
+                os._exit(0)
             pipe.send((number, verdict))
             if _address_space_bytes() > max_bytes:
                 return

@@ -121,10 +121,8 @@ class VerifierPool:
                 verdict = worker.judge(item, self._timeout_seconds)
             except BrokenPipeError:  # it died while idle
                 self._end(get_ident())
-            except (
-                EOFError,
-                OSError,
-            ):  # it died of this item, or of what earlier ones left
+            except (EOFError, OSError):
+                # It died of this item, or of the memory that earlier ones left filled.
                 self._end(get_ident())
                 if worker.num_asked == 1:
                     return Verdict(outcome=Outcome.ERROR)
