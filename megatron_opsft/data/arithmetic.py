@@ -17,16 +17,13 @@ from megatron_opsft.records import Problem
 
 Split = Literal["train", "test"]
 
-SMALLEST, LARGEST = (
-    2,
-    9,
-)  # terms; partial sums are in 1..LARGEST, one digit like every number
-NUM_TERMS = (2, 3, 3, 4, 4)  # one is drawn
+# The terms. Partial sums are in 1..LARGEST: one digit, like every number of a story.
+SMALLEST = 2
+LARGEST = 9
+NUM_TERMS = (2, 3, 3, 4, 4)  # the number of terms is drawn from these
 TEST_SHARE = 8  # one tuple of terms in eight is a test problem
-NUM_PROBLEMS = {
-    "train": 8192,
-    "test": 1024,
-}  # testing has 216 tuples of terms, told in many ways
+# Testing has 216 tuples of terms, told in many ways.
+NUM_PROBLEMS = {"train": 8192, "test": 1024}
 
 NAMES = (
     "Tom",
@@ -54,23 +51,38 @@ OBJECTS = (
     "plums",
     "keys",
 )
-GAINS = ("buys", "finds", "gets", "wins", "makes", "collects")
-LOSSES = ("loses", "sells", "drops", "breaks", "lends", "mails")
+GAINS = (
+    "buys",
+    "finds",
+    "gets",
+    "wins",
+    "makes",
+    "collects",
+)
+LOSSES = (
+    "loses",
+    "sells",
+    "drops",
+    "breaks",
+    "lends",
+    "mails",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WordProblem:
-    """A story and its arithmetic: the answer is the sum of `terms`, the first of which is positive.
+    """A story and its arithmetic: the answer is the sum of the terms.
 
     Every partial sum is in 1..LARGEST, and the answer is none of the numbers in the story.
     """
 
     terms: tuple[int, ...]
+    """The numbers that the story adds, negative for a loss; the first is positive."""
     text: str
 
     @property
     def partials(self) -> tuple[int, ...]:
-        """The running sums after each term; the last is the answer."""
+        """The sums of the first one, two, ... terms; the last is the answer."""
         return tuple(accumulate(self.terms))
 
     @property
@@ -79,33 +91,40 @@ class WordProblem:
 
 
 def split_of(terms: tuple[int, ...]) -> Split:
-    """The split that owns these terms: a fixed hash, the same for all seeds and stories."""
-    digest = hashlib.blake2b(",".join(map(str, terms)).encode(), digest_size=4).digest()
+    """Return the split that owns these terms: a fixed hash, the same for all seeds and stories."""
+    text = ",".join(map(str, terms))
+    digest = hashlib.blake2b(text.encode(), digest_size=4).digest()
     return "test" if int.from_bytes(digest, "big") % TEST_SHARE == 0 else "train"
 
 
 def draw_terms(rng: random.Random, split: Split) -> tuple[int, ...]:
-    """Signed terms of the split that keep the promises of `WordProblem`."""
+    """Draw signed terms of the split that keep the promises of `WordProblem`."""
     while True:
         numbers = [rng.randint(SMALLEST, LARGEST) for _ in range(rng.choice(NUM_TERMS))]
-        terms = (numbers[0], *(rng.choice((1, -1)) * number for number in numbers[1:]))
+        terms = numbers[:1]
+        for number in numbers[1:]:
+            sign = rng.choice((1, -1))
+            terms.append(sign * number)
         partials = list(accumulate(terms))
         in_range = min(partials) >= 1 and max(partials) <= LARGEST
-        if in_range and partials[-1] not in numbers and split_of(terms) == split:
-            return terms
+        if in_range and partials[-1] not in numbers and split_of(tuple(terms)) == split:
+            return tuple(terms)
 
 
 def tell(rng: random.Random, terms: tuple[int, ...]) -> str:
-    """A story for the terms, in the order in which they are added."""
-    name, objects = rng.choice(NAMES), rng.choice(OBJECTS)
-    changes = [
-        f"{rng.choice(GAINS if term > 0 else LOSSES)} {abs(term)}" for term in terms[1:]
-    ]
+    """Tell a story of the terms, in the order in which they are added."""
+    name = rng.choice(NAMES)
+    objects = rng.choice(OBJECTS)
+    changes = []
+    for term in terms[1:]:
+        verb = rng.choice(GAINS if term > 0 else LOSSES)
+        changes.append(f"{verb} {abs(term)}")
     joint = rng.choice((" and then ", ", then "))
+    story = joint.join(changes)
     if rng.random() < 0.5:
-        story = f"{name} has {terms[0]} {objects} and {joint.join(changes)}."
+        story = f"{name} has {terms[0]} {objects} and {story}."
     else:
-        story = f"{name} starts with {terms[0]} {objects}. Then {name} {joint.join(changes)}."
+        story = f"{name} starts with {terms[0]} {objects}. Then {name} {story}."
     questions = (
         f"How many {objects} does {name} have now?",
         f"How many {objects} are there now?",
@@ -115,7 +134,7 @@ def tell(rng: random.Random, terms: tuple[int, ...]) -> str:
 
 
 def draw_problems(split: Split, *, seed: int) -> Iterator[WordProblem]:
-    """An endless stream of problems of the split; the same for the same seed. Texts may repeat."""
+    """Yield problems of the split without end, the same for the same seed. Texts may repeat."""
     rng = random.Random(f"{split}-{seed}")
     while True:
         terms = draw_terms(rng, split)
@@ -123,22 +142,21 @@ def draw_problems(split: Split, *, seed: int) -> Iterator[WordProblem]:
 
 
 def load_arithmetic(split: Split) -> list[Problem]:
-    """The first different problems of the split's stream, `NUM_PROBLEMS`. Errors: `UserError` for
-    an unknown split.
+    """Return the first `NUM_PROBLEMS` different problems of the split's stream.
+
+    Errors: `UserError` for an unknown split.
     """
     if split not in NUM_PROBLEMS:
         raise UserError(f"arithmetic has no split '{split}': use train or test")
-    answers: dict[str, int] = {}
+    problems: dict[str, Problem] = {}
     for problem in draw_problems(split, seed=0):
-        answers[problem.text] = problem.answer
-        if len(answers) == NUM_PROBLEMS[split]:
+        if problem.text not in problems:
+            problems[problem.text] = Problem(
+                id=f"arithmetic-{split}-{len(problems)}",
+                text=problem.text,
+                answer=str(problem.answer),
+                row=len(problems) + 1,
+            )
+        if len(problems) == NUM_PROBLEMS[split]:
             break
-    return [
-        Problem(
-            id=f"arithmetic-{split}-{index}",
-            text=text,
-            answer=str(answer),
-            row=index + 1,
-        )
-        for index, (text, answer) in enumerate(answers.items())
-    ]
+    return list(problems.values())

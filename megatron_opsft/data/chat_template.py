@@ -1,12 +1,13 @@
 """A model's chat template: messages to the text or the tokens of a prompt.
 
-transformers renders it. What it does not do stands here: the date is the same every day, and any
-error of the template is one line.
+transformers renders it. This file adds that the date is the same every day, and that any error of
+the template is one line.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import product
 from string import ascii_letters
 
 from transformers import PreTrainedTokenizerBase
@@ -15,18 +16,19 @@ from megatron_opsft.errors import PromptError, UserError, first_line
 from megatron_opsft.records import Message
 
 # The day that chat templates take for today: with the real one, a run would have other prompts
-# every day. Llama 3.x's templates write this one themselves where there is no clock.
+# every day. Llama 3.x's templates write this day themselves if they have no clock.
 _TODAY = datetime(2024, 7, 26)
-# What `strftime` may know; `%-d` (no leading zero) is the C library's, `%s` depends on the place.
-_DATE_CODES = [f"%{flag}{c}" for flag in ("", "-") for c in ascii_letters if c != "s"]
+# Codes of `strftime`: the C library adds `%-d` (no leading zero). `%s` depends on the time zone.
+_DATE_LETTERS = ascii_letters.replace("s", "")
+_DATE_CODES = [f"%{flag}{c}" for flag, c in product(("", "-"), _DATE_LETTERS)]
 _WORD = "opsft{}word"  # a text that a template has no reason to change
 
 
 def _frozen_clock() -> str:
-    """Jinja source that defines `strftime_now`, a template's clock, by replacing each code.
+    """Return Jinja source that defines `strftime_now`, a template's clock, by replacing each code.
 
-    It stands in front of the template, because transformers makes text of a Python function that it
-    is given. The new line at its end is removed by Jinja.
+    It is put in front of the template: transformers would write a Python function into the prompt
+    as text. Jinja removes the new line at its end.
     """
     steps = ""
     for code in _DATE_CODES:
@@ -41,17 +43,18 @@ _FROZEN_CLOCK = _frozen_clock()
 
 @dataclass(frozen=True, eq=False)
 class ChatTemplate:
-    """The chat template of a tokenizer: the one named `default` where it has several."""
+    """The chat template of a tokenizer: the one named `default` if it has several."""
 
     tokenizer: PreTrainedTokenizerBase
     _left_out: dict[tuple[str, ...], str | None] = field(
         default_factory=dict, init=False
     )
+    """The results of `left_out`, by roles."""
 
     def text(self, messages: Sequence[Message], *, ends_open: bool = True) -> str:
-        """The prompt as text. ends_open: up to where the next response begins.
+        """Return the prompt as text. ends_open: with the head of the response that follows.
 
-        Errors: `PromptError` for whatever goes wrong inside the template.
+        Errors: `PromptError` if anything goes wrong inside the template.
         """
         try:
             text = self.tokenizer.apply_chat_template(
@@ -68,8 +71,9 @@ class ChatTemplate:
         return str(text)
 
     def tokens(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """The prompt's token ids, up to where the response begins. Errors: `PromptError`; also for
-        a message that the template leaves out.
+        """Return the prompt's token ids, up to where the response begins.
+
+        Errors: `PromptError`; also for a message that the template leaves out.
         """
         if role := self.left_out(message.role for message in messages):
             raise PromptError(f"the model's chat template leaves out {role} messages")
@@ -79,29 +83,31 @@ class ChatTemplate:
         )
 
     def left_out(self, roles: Iterable[str]) -> str | None:
-        """The first role whose message does not reach the prompt, in a chat of these roles; None
-        where all do, and where the template refuses such a chat.
+        """Return the first role whose message does not reach the prompt, in a chat of these roles;
+        None if all do, and if the template refuses such a chat.
         """
         roles = tuple(roles)
         if roles not in self._left_out:
-            chat = [
-                Message(role, _WORD.format(number)) for number, role in enumerate(roles)
-            ]
-            try:
-                text = self.text(chat)
-            except PromptError:
-                self._left_out[roles] = None
-            else:
-                missing = (each.role for each in chat if each.content not in text)
-                self._left_out[roles] = next(missing, None)
+            self._left_out[roles] = self._find_left_out(roles)
         return self._left_out[roles]
 
-    def check(self, *, option: str, system_option: str | None) -> None:
-        """Check that a prompt holds what it is asked to, before any row is read.
+    def _find_left_out(self, roles: Sequence[str]) -> str | None:
+        chat = [Message(role, _WORD.format(i)) for i, role in enumerate(roles)]
+        try:
+            text = self.text(chat)
+        except PromptError:
+            return None
+        for message in chat:
+            if message.content not in text:
+                return message.role
+        return None
 
-        option: what errors call the model. system_option: the key of the system message, where one
-        is set. Errors: `UserError` for a template that fails, that leaves out the user's or the
-        system message, or that does not open the response.
+    def check(self, *, option: str, system_option: str | None) -> None:
+        """Check that prompts hold all messages and open the response, before any row is read.
+
+        option: the config key of the model, for errors. system_option: the key of the system
+        message, if one is set. Errors: `UserError` for a template that fails, that leaves out the
+        user's or the system message, or that does not open the response.
         """
         user = Message("user", _WORD.format(0))
         where = f"{option}: the chat template of {self.tokenizer.name_or_path}"
@@ -128,11 +134,11 @@ class ChatTemplate:
             )
 
     def _is_unopened(self, user: Message, prompt: str) -> bool:
-        """Whether the head of the assistant's message is missing at the end of a prompt.
+        """True if the head of the assistant's message is missing at the end of a prompt.
 
-        It stands in front of the text of an assistant's message in a chat. A template that does not
-        ask for `add_generation_prompt` may still end every prompt with it, or need none (Mistral's
-        `[/INST]`).
+        The head is what stands in front of the assistant's text in a whole chat. A template that
+        ignores `add_generation_prompt` may still end every prompt with the head, or have none
+        (Mistral's `[/INST]`).
         """
         assistant = Message("assistant", _WORD.format(1))
         try:
@@ -140,8 +146,8 @@ class ChatTemplate:
             closed = self.text([user], ends_open=False)
         except PromptError:
             return False
-        head, found, _ = whole.partition(assistant.content)
-        is_longer = len(head.rstrip()) > len(prompt.rstrip()) and head.startswith(
-            prompt.rstrip()
-        )
-        return bool(found) and closed == prompt and is_longer
+        if assistant.content not in whole or closed != prompt:
+            return False
+        before_text = whole.partition(assistant.content)[0].rstrip()
+        shown = prompt.rstrip()
+        return len(before_text) > len(shown) and before_text.startswith(shown)

@@ -1,10 +1,10 @@
-"""What a run trains on: one source or several as one problem set, without what cannot be used or
-is held out; which problems a step draws, each source by its weight; and what a user should know.
+"""The training problems of a run: one source or several as one problem set, without problems that
+cannot be used or are held out. Which of them a step draws, and notes on them for the user.
 """
 
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
@@ -17,35 +17,43 @@ from megatron_opsft.records import Problem
 
 
 def load_training(data: DataConfig, *, with_fields: bool) -> ProblemSet:
-    """The problems of `data.train`, one source or several. Errors: `UserError`."""
+    """Read the problems of `data.train`, one source or several. Errors: `UserError`."""
     sets = [
         load_problems(
-            part.path,
-            split=str(part.split),
-            **fields_of(part),
+            source.path,
+            split=str(source.split),
+            **fields_of(source),
             template=data.template,
             with_fields=with_fields,
         )
-        for part in data.sources
+        for source in data.sources
     ]
-    return sets[0] if len(sets) == 1 else _joined(sets)
+    return sets[0] if len(sets) == 1 else _join(sets)
 
 
-def _joined(sets: Sequence[ProblemSet]) -> ProblemSet:
-    """The sets in order, as one. An id that an earlier set has gets the number of its part."""
+def _join(sets: Sequence[ProblemSet]) -> ProblemSet:
+    """Join the sets in their order. An id that an earlier set has gets the number of its source."""
     problems = {}
-    for number, part in enumerate(sets):
-        for problem in part.problems:
+    bad_rows: list[BadRow] = []
+    for index, problem_set in enumerate(sets):
+        bad_rows += problem_set.bad_rows
+        for problem in problem_set.problems:
             unique = problem.id
             while unique in problems:
-                unique = f"{unique}@{number + 1}"
-            problems[unique] = replace(problem, id=unique, source_index=number)
+                unique = f"{unique}@{index + 1}"
+            problems[unique] = replace(problem, id=unique, source_index=index)
+    names = [problem_set.name for problem_set in sets]
     return ProblemSet(
-        name=" + ".join(part.name for part in sets),
+        name=" + ".join(names),
         problems=tuple(problems.values()),
-        bad_rows=tuple(bad for part in sets for bad in part.bad_rows),
-        sources=tuple(part.name for part in sets),
+        bad_rows=tuple(bad_rows),
+        sources=tuple(names),
     )
+
+
+def _bad_row(problem_set: ProblemSet, problem: Problem, reason: str) -> BadRow:
+    source = problem_set.sources[problem.source_index]
+    return BadRow(source=source, row=problem.row, reason=reason)
 
 
 def drop_unusable_prompts(
@@ -54,66 +62,67 @@ def drop_unusable_prompts(
     max_prompt_tokens: int,
 ) -> ProblemSet:
     """Leave out the problems whose encoded prompt is longer than the limit, and those that `encode`
-    refuses: they become bad rows. Errors: `UserError` where nothing is left.
+    refuses: they become bad rows. Errors: `UserError` if no problem remains.
     """
-    kept, bad_rows = [], [*problem_set.bad_rows]
+    problems = []
+    bad_rows = list(problem_set.bad_rows)
     for problem in problem_set.problems:
         try:
-            if (num_tokens := len(encode(problem))) > max_prompt_tokens:
+            num_tokens = len(encode(problem))
+            if num_tokens > max_prompt_tokens:
                 raise PromptError(
                     f"prompt of {num_tokens} tokens, more than data.max_prompt_tokens="
                     f"{max_prompt_tokens}"
                 )
-            kept.append(problem)
         except PromptError as error:
-            source = problem_set.sources[problem.source_index]
-            bad_rows.append(BadRow(source=source, row=problem.row, reason=str(error)))
-    return replace(
-        problem_set, problems=tuple(kept), bad_rows=tuple(bad_rows)
-    ).checked()
+            bad_rows.append(_bad_row(problem_set, problem, str(error)))
+        else:
+            problems.append(problem)
+    usable = replace(problem_set, problems=tuple(problems), bad_rows=tuple(bad_rows))
+    return usable.checked()
 
 
 def asked(problem: Problem) -> tuple[str, ...]:
-    """What a problem asks, the same for two that differ in white space alone: each message."""
-    told = [*(message.content for message in problem.before), problem.text]
-    return tuple(" ".join(text.split()) for text in told)
+    """Return the text of each message of a problem, without differences in white space."""
+    messages = [message.content for message in problem.before]
+    return tuple(" ".join(text.split()) for text in [*messages, problem.text])
 
 
 def leave_out_held_out(
     training: ProblemSet, held_out: Mapping[str, ProblemSet]
 ) -> ProblemSet:
-    """The training problems that no evaluation asks; the others become bad rows.
+    """Leave out the training problems that an evaluation also asks; they become bad rows.
 
-    held_out: the sets by what they are called in messages. Errors: `UserError` where nothing is
-    left.
+    held_out: the sets of the evaluations, by their names in messages. Errors: `UserError` if no
+    problem remains.
     """
-    evaluated = {
-        asked(problem): name
-        for name, given in held_out.items()
-        for problem in given.problems
-    }
-    kept, bad_rows = [], [*training.bad_rows]
+    evaluated = {}
+    for name, evaluation in held_out.items():
+        for problem in evaluation.problems:
+            evaluated[asked(problem)] = name
+    problems = []
+    bad_rows = list(training.bad_rows)
     for problem in training.problems:
-        if (name := evaluated.get(asked(problem))) is None:
-            kept.append(problem)
-        else:
-            source = training.sources[problem.source_index]
+        if asked(problem) in evaluated:
+            name = evaluated[asked(problem)]
             reason = f"also in {name}: what is evaluated is not trained on"
-            bad_rows.append(BadRow(source=source, row=problem.row, reason=reason))
-    if not kept:
+            bad_rows.append(_bad_row(training, problem, reason))
+        else:
+            problems.append(problem)
+    if not problems:
         raise UserError(
             f"data.train={training.name}: all of its {len(training.problems)} problems are also in "
             f"{' or '.join(held_out)}, and what is evaluated is not trained on; train on others, "
             "or set eval.holdout=N instead, which takes N problems out of training"
         )
-    return replace(training, problems=tuple(kept), bad_rows=tuple(bad_rows))
+    return replace(training, problems=tuple(problems), bad_rows=tuple(bad_rows))
 
 
 def take_held_out(
     problem_set: ProblemSet, num: int, seed: int
 ) -> tuple[ProblemSet, ProblemSet]:
-    """(what is left to train on, `num` problems drawn with `seed`); all rows that ask the same are
-    on one side. Errors: `UserError` where nothing would be left.
+    """Split the set: (problems to train on, `num` held-out ones drawn with `seed`). Rows that ask
+    the same are on one side. Errors: `UserError` if nothing would remain to train on.
     """
     texts = list(dict.fromkeys(asked(problem) for problem in problem_set.problems))
     if num >= len(texts):
@@ -121,127 +130,140 @@ def take_held_out(
             f"eval.holdout={num}: {problem_set.name} has only {len(texts)} different problems"
             f"{problem_set.refused}; take fewer"
         )
-    held = set(random.Random(f"holdout:{seed}").sample(texts, num))
-    sides: tuple[list[Problem], list[Problem]] = ([], [])
+    held_out_texts = set(random.Random(f"holdout:{seed}").sample(texts, num))
+    training = []
+    held_out = []
     for problem in problem_set.problems:
-        sides[asked(problem) in held].append(problem)
-    train, test = (replace(problem_set, problems=tuple(side)) for side in sides)
-    return train, replace(test, name=f"{problem_set.name} (held out)", bad_rows=())
+        if asked(problem) in held_out_texts:
+            held_out.append(problem)
+        else:
+            training.append(problem)
+    name = f"{problem_set.name} (held out)"
+    return (
+        replace(problem_set, problems=tuple(training)),
+        replace(problem_set, problems=tuple(held_out), name=name, bad_rows=()),
+    )
 
 
 def describe_data(
     config: Config, problems: ProblemSet, held_out: ProblemSet | None
 ) -> list[str]:
-    """What a user should know of a run's data before anything is computed: one entry a fact."""
-    said = [describe_bad_rows(problems), _describe_contradictions(problems)]
-    counts = Counter(problem.source_index for problem in problems.problems)
-    weights = [part.weight for part in config.data.sources]
-    for number, source in enumerate(problems.sources):
-        num = counts[number]
-        wanted = round(config.data.prompts_per_step * weights[number] / sum(weights), 1)
-        if 0 < num < wanted * config.run.steps:
-            said.append(
-                f"{config.run.steps} steps of {wanted:g} problems use each of the {num} "
-                f"problems of {source} {wanted * config.run.steps / num:.1f} times"
-            )
+    """Return notes for the user on a run's data, one string for each fact."""
+    notes = [describe_bad_rows(problems), _describe_contradictions(problems)]
+    notes += _describe_repetition(config, problems)
     if held_out is None:
-        said.append(
+        notes.append(
             f"nothing is evaluated: {config.data.name} has no held-out problems; set eval.data, "
             "or eval.holdout=N to take N of its problems out of training"
         )
-    elif bad := describe_bad_rows(held_out):
-        said.append(f"held out: {bad}")
-    return [line for line in said if line]
+    elif bad_rows := describe_bad_rows(held_out):
+        notes.append(f"held out: {bad_rows}")
+    return [note for note in notes if note]
+
+
+def _describe_repetition(config: Config, problems: ProblemSet) -> Iterator[str]:
+    """Yield a note for each source whose problems the run uses more than once."""
+    num_problems = Counter(problem.source_index for problem in problems.problems)
+    weights = [source.weight for source in config.data.sources]
+    steps = config.run.steps
+    for index, source in enumerate(problems.sources):
+        num = num_problems[index]
+        share = config.data.prompts_per_step * weights[index] / sum(weights)
+        per_step = round(share, 1)
+        if 0 < num < per_step * steps:
+            yield (
+                f"{steps} steps of {per_step:g} problems use each of the {num} "
+                f"problems of {source} {per_step * steps / num:.1f} times"
+            )
 
 
 def _describe_contradictions(problem_set: ProblemSet) -> str:
-    """How many problems have several gold answers, and the first of them; "" if none."""
-    answers: dict[tuple[str, ...], dict[str, Problem]] = {}
+    """Say how many problems have several gold answers, and show the first of them; "" if none."""
+    by_text: dict[tuple[str, ...], dict[str, Problem]] = {}
     for problem in problem_set.problems:
-        written = "".join(problem.answer.split())
-        answers.setdefault(asked(problem), {}).setdefault(written, problem)
-    several = [
-        [*by_answer.values()] for by_answer in answers.values() if len(by_answer) > 1
-    ]
+        answer = "".join(problem.answer.split())
+        by_text.setdefault(asked(problem), {}).setdefault(answer, problem)
+    several = [by_answer for by_answer in by_text.values() if len(by_answer) > 1]
     if not several:
         return ""
-    first, second = several[0][:2]
+    first, second = list(several[0].values())[:2]
     return (
-        f"{len(several)} of {len(answers)} problems have several gold answers, such as "
+        f"{len(several)} of {len(by_text)} problems have several gold answers, such as "
         f"{first.answer!r} in row {first.row} and {second.answer!r} in row {second.row}: one of "
         "them teaches what is wrong"
     )
 
 
 def describe_bad_rows(problem_set: ProblemSet, limit: int = 5) -> str:
-    """How many rows were left out, the first of them, how many more; "" if none."""
-    bad_rows = sorted(problem_set.bad_rows, key=lambda bad: bad.row)
+    """Say how many rows were left out, and list the first `limit` of them; "" if none."""
+    bad_rows = sorted(problem_set.bad_rows, key=lambda bad_row: bad_row.row)
+    num_bad = len(bad_rows)
     if not bad_rows:
         return ""
-    num_rows = len(problem_set.problems) + len(bad_rows)
-    lines = [f"{problem_set.name}: {len(bad_rows)} of {num_rows} rows left out"]
-    lines += [f"  {bad.source}:{bad.row}: {bad.reason}" for bad in bad_rows[:limit]]
-    if len(bad_rows) > limit:
-        lines.append(f"  ... and {len(bad_rows) - limit} more")
+    num_rows = len(problem_set.problems) + num_bad
+    lines = [f"{problem_set.name}: {num_bad} of {num_rows} rows left out"]
+    for bad_row in bad_rows[:limit]:
+        lines.append(f"  {bad_row.source}:{bad_row.row}: {bad_row.reason}")
+    if num_bad > limit:
+        lines.append(f"  ... and {num_bad - limit} more")
     return "\n".join(lines)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProblemSampler:
-    """Which problems a step trains on: a function of (seed, step) alone, the same on every rank.
+    """The problems that each step trains on: a function of (seed, step) alone, the same on every
+    rank.
 
     Draws from several sources by weight; each source repeats epoch after epoch, in a new order.
-
-    members: the problem indices of each source, at least one. Stateless: resuming needs the step
-    number only. After n draws each source has had its share of n, to within fewer draws than there
-    are sources, whatever the batch size. A batch goes on into the next epoch where one ends, so it
-    repeats problems where there are fewer than `batch_size`.
+    After n draws each source has had its share of n, to within fewer draws than there are sources,
+    whatever the batch size. A batch goes on into the next epoch of a source when one ends, so it
+    repeats problems if a source has fewer than the batch takes. It has no state: a resumed run
+    needs the step number only.
     """
 
     members: tuple[Sequence[int], ...]
+    """The problem indices of each source, at least one."""
     weights: tuple[float, ...]
+    """The weight of each source."""
     batch_size: int
     seed: int
 
     def indices(self, step: int) -> list[int]:
-        """The `batch_size` problem indices of a step, counted from 0, in order."""
+        """Return the `batch_size` problem indices of a step, counted from 0, in order."""
         first = step * self.batch_size
-        return [
-            self._at(position) for position in range(first, first + self.batch_size)
-        ]
+        return [self._at(first + position) for position in range(self.batch_size)]
 
     def _at(self, position: int) -> int:
-        """What is drawn at a position of the run, from 0.
+        """Return the problem index at a position of the run, from 0.
 
-        The first source takes those positions at which the whole part of position x share grows;
-        of the others, counted anew, the second takes its own, and so on. Fractions, so that it is
-        the same everywhere.
+        A source takes the positions at which the whole part of position x share grows. The first
+        source takes its positions, the second takes its own of the remaining ones, counted anew,
+        and so on. Fractions, so that the result is the same everywhere.
         """
         weights = [Fraction(str(weight)) for weight in self.weights]
-        for number, members in enumerate(self.members):
-            share = weights[number] / sum(weights[number:])
-            before = floor(position * share)
-            if floor((position + 1) * share) > before:
-                name = (
-                    f"{self.seed}:{number}" if len(self.members) > 1 else f"{self.seed}"
-                )
-                epoch, offset = divmod(before, len(members))
+        for index, members in enumerate(self.members):
+            share = weights[index] / sum(weights[index:])
+            num_earlier = floor(position * share)
+            if floor((position + 1) * share) > num_earlier:
+                name = str(self.seed)
+                if len(self.members) > 1:
+                    name = f"{self.seed}:{index}"
+                epoch, offset = divmod(num_earlier, len(members))
                 return members[_permutation(name, epoch, len(members))[offset]]
-            position -= before
+            position -= num_earlier
         raise AssertionError("the last source has the whole share")
 
 
 @lru_cache(maxsize=32)
 def _permutation(name: str, epoch: int, num_problems: int) -> tuple[int, ...]:
     order = list(range(num_problems))
-    random.Random(f"epoch:{name}:{epoch}").shuffle(
-        order
-    )  # a generator of its own, seeded by text
+    # A generator of its own, seeded by text.
+    random.Random(f"epoch:{name}:{epoch}").shuffle(order)
     return tuple(order)
 
 
 def order_of(problems: ProblemSet, data: DataConfig, seed: int) -> ProblemSampler:
-    """The sampler of a run. Errors: `UserError` for a source that has no problem left."""
+    """Return the sampler of a run. Errors: `UserError` for a source that has no problem left."""
     members: list[list[int]] = [[] for _ in problems.sources]
     for index, problem in enumerate(problems.problems):
         members[problem.source_index].append(index)
@@ -252,7 +274,7 @@ def order_of(problems: ProblemSet, data: DataConfig, seed: int) -> ProblemSample
             )
     return ProblemSampler(
         members=tuple(map(tuple, members)),
-        weights=tuple(part.weight for part in data.sources),
+        weights=tuple(source.weight for source in data.sources),
         batch_size=data.prompts_per_step,
         seed=seed,
     )

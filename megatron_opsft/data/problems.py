@@ -1,7 +1,6 @@
-"""Reads problems from the embedded task, JSONL, Parquet, a saved data set or a Hugging Face data
-set.
+"""Problems of the embedded task, of a JSONL or Parquet file, a saved or a Hugging Face data set.
 
-A row that cannot be used is never dropped silently: it becomes a `BadRow` with its place and the
+A row that cannot be used is never dropped silently: it becomes a `BadRow` with its number and the
 reason. A source without a single usable row is a `UserError`.
 """
 
@@ -19,6 +18,7 @@ from megatron_opsft.data.rows import (
     ANSWER_FIELDS,
     PROBLEM_FIELDS,
     RowReader,
+    WantedField,
     choose_fields,
 )
 from megatron_opsft.data.sources import read_rows
@@ -29,45 +29,48 @@ ARITHMETIC = "arithmetic"
 
 
 def sha256_of(problems: Sequence[Problem]) -> str:
-    """Of the ids, texts, answers and fields in order, so that a resumed run can tell whether its
-    data changed.
+    """Return a hash of the problems in their order, by which a resumed run sees that its data
+    changed.
     """
     digest = hashlib.sha256()
     for problem in problems:
-        told = [problem.id, problem.text, problem.answer]
+        content = [problem.id, problem.text, problem.answer]
         if problem.before:
-            told.append(json.dumps(problem.before))
+            content.append(json.dumps(problem.before))
         if problem.fields:
-            told.append(json.dumps(problem.fields, sort_keys=True))
-        digest.update(json.dumps(told).encode() + b"\n")
+            content.append(json.dumps(problem.fields, sort_keys=True))
+        digest.update(json.dumps(content).encode() + b"\n")
     return digest.hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BadRow:
-    """A row left out: `row` counts from 1 (of a JSONL file it is the line)."""
+    """A row that was left out."""
 
     source: str
     row: int
+    """The number of the row, from 1; the line of a JSONL file."""
     reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProblemSet:
-    """What was read from one source, or from those of a mixture; sources: their names."""
+    """The problems of one source, or of all sources of a mixture."""
 
     name: str
+    """The name of the set in messages."""
     problems: tuple[Problem, ...]
     bad_rows: tuple[BadRow, ...]
     sources: tuple[str, ...]
+    """The names of the sources; `Problem.source_index` counts them."""
 
     @cached_property
     def sha256(self) -> str:
-        """See `sha256_of`."""
+        """The hash of the problems, see `sha256_of`."""
         return sha256_of(self.problems)
 
     def checked(self) -> "ProblemSet":
-        """Errors: `UserError` without a problem."""
+        """Return the set itself. Errors: `UserError` if it has no problem."""
         if not self.problems and not self.bad_rows:
             raise UserError(f"data: {self.name} is empty: it has no rows")
         if not self.problems:
@@ -76,13 +79,12 @@ class ProblemSet:
 
     @property
     def refused(self) -> str:
-        """How many rows are bad, and why the first one is, in brackets; "" if none is."""
+        """The number of bad rows and the reason of the first, in parentheses; "" if none is bad."""
         if not self.bad_rows:
             return ""
         first = self.bad_rows[0]
-        return (
-            f" ({len(self.bad_rows)} bad rows; first: row {first.row}: {first.reason})"
-        )
+        num = len(self.bad_rows)
+        return f" ({num} bad rows; first: row {first.row}: {first.reason})"
 
 
 def load_problems(
@@ -99,32 +101,30 @@ def load_problems(
     """Read all problems of a source: `arithmetic`, a file, a saved data set, or a Hugging Face
     name.
 
-    split, subset: of data sets (and split of `arithmetic`). A field that is None is the most common
-    of PROBLEM_FIELDS or ANSWER_FIELDS. section: the prefix of keys in errors. template: a Jinja
-    file makes the problems' texts; any other changes nothing here. with_fields: problems keep the
-    other columns of their rows. Errors: `UserError` for a source that cannot be read, or has no
-    such field or no usable row.
+    split, subset: the part of a data set that is read; `arithmetic` has splits, too.
+    problem_field, answer_field: None for the most common of PROBLEM_FIELDS or ANSWER_FIELDS.
+    section: the prefix of config keys, for errors.
+    template: a Jinja file makes the problems' texts; any other changes nothing here.
+    with_fields: True to keep the remaining columns of the rows.
+    Errors: `UserError` for a source that cannot be read, or has no such field or no usable row.
     """
     prompt_file = open_prompt_file(template)
     if source == ARITHMETIC:
         return _load_arithmetic(split, prompt_file)
     rows = read_rows(source, split=split, subset=subset, section=section)
-    of_problem, of_answer = choose_fields(
-        source,
-        rows,
-        (
-            (f"{section}problem_field", problem_field, PROBLEM_FIELDS),
-            (f"{section}answer_field", answer_field, ANSWER_FIELDS),
-        ),
+    wanted = (
+        WantedField(f"{section}problem_field", problem_field, PROBLEM_FIELDS),
+        WantedField(f"{section}answer_field", answer_field, ANSWER_FIELDS),
     )
+    problem_field, answer_field = choose_fields(source, rows, wanted)
     reader = RowReader(
-        problem_field=of_problem,
-        answer_field=of_answer,
+        problem_field=problem_field,
+        answer_field=answer_field,
         prompt_file=prompt_file,
         with_fields=with_fields,
     )
-    problems: list[Problem] = []
-    bad_rows: list[BadRow] = []
+    problems = []
+    bad_rows = []
     for row in rows:
         try:
             problems.append(reader.read(row))
@@ -139,26 +139,26 @@ def load_problems(
 
 
 def fields_of(section: object) -> dict[str, Any]:
-    """What a part of a configuration says of the rows of its source, for `load_problems`."""
-    return {
-        key: getattr(section, key)
-        for key in ("subset", "problem_field", "answer_field")
-    }
+    """Return the keys of a config section that say how to read its source, for `load_problems`."""
+    keys = ("subset", "problem_field", "answer_field")
+    return {key: getattr(section, key) for key in keys}
 
 
 def held_out_source(data: DataConfig, evaluation: EvalConfig) -> str | None:
-    """What `load_held_out` reads: eval.data, or `arithmetic` for its training; None for neither."""
-    return evaluation.data or (ARITHMETIC if data.train == ARITHMETIC else None)
+    """Return the source of `load_held_out`: eval.data, or `arithmetic` if that is trained on."""
+    if evaluation.data:
+        return evaluation.data
+    return ARITHMETIC if data.train == ARITHMETIC else None
 
 
 def load_held_out(
     data: DataConfig, evaluation: EvalConfig, *, with_fields: bool = False
 ) -> ProblemSet | None:
-    """Problems for evaluation: eval.data, of a data set its split `test`; where that is data.train,
-    with data's subset and fields. Without eval.data those of `arithmetic` for its training, else
-    None.
+    """Read the problems for evaluation from `held_out_source`; None if there is no source.
 
-    Errors: `UserError` as of `load_problems`, and for keys of `eval` that nothing is read with.
+    The split is `test`, unless eval.split is set. If the source is also data.train, keys of `data`
+    are used for keys of `eval` that are not set.
+    Errors: `UserError` as in `load_problems`, and for keys of `eval` that are set without a source.
     """
     source = held_out_source(data, evaluation)
     keys = fields_of(evaluation)
@@ -184,7 +184,7 @@ def load_held_out(
 def shuffled_subset(
     problems: Sequence[Problem], num: int, seed: int
 ) -> tuple[Problem, ...]:
-    """The first `num` problems (or all) of a shuffle that depends on the seed alone."""
+    """Return the first `num` problems (or all) of a shuffle that depends on the seed alone."""
     order = list(range(len(problems)))
     random.Random(f"subset:{seed}").shuffle(order)
     return tuple(problems[index] for index in order[:num])
@@ -198,7 +198,8 @@ def _load_arithmetic(split: str, prompt_file: PromptFile | None) -> ProblemSet:
     if prompt_file is not None:
         try:
             problems = [
-                replace(p, text=prompt_file.render(p.text, {})) for p in problems
+                replace(problem, text=prompt_file.render(problem.text, {}))
+                for problem in problems
             ]
         except RowError as error:
             raise UserError(f"{error}; a row of {ARITHMETIC} has no columns") from None

@@ -11,11 +11,12 @@ from megatron_opsft.errors import RowError, UserError, first_line
 class PromptFile:
     """A Jinja template of `problem`, the text, and `row`, all columns of the row: `row.options`.
 
+    option: the config key of the file, for errors.
     Errors: `UserError` for a file that is missing, is not Jinja, or uses neither of them.
     """
 
     def __init__(self, path: str, *, option: str = "data.template") -> None:
-        # Here, not at the top: what is checked before a run needs no Jinja.
+        # Here, not at the top: the checks before a run need no Jinja.
         from jinja2 import StrictUndefined, TemplateError
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -24,8 +25,10 @@ class PromptFile:
             source = Path(path).read_text(encoding="utf-8-sig")
             self._template = environment.from_string(source)
         except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise UserError(f"{option}={path} cannot be read ({reason})") from None
+            reason = error.strerror if isinstance(error, OSError) else None
+            raise UserError(
+                f"{option}={path} cannot be read ({reason or error})"
+            ) from None
         except TemplateError as error:
             raise UserError(
                 f"{option}={path} is not a Jinja template: {error}"
@@ -36,10 +39,13 @@ class PromptFile:
             )
 
     def render(self, problem: str, row: Mapping[str, Any]) -> str:
-        """Errors: `RowError` for a column that is missing, and for an empty text."""
+        """Return the user's message of a row.
+
+        Errors: `RowError` for a column that is missing, and for an empty text.
+        """
         try:
             text = self._template.render(problem=problem, row=row)
-        except Exception as error:  # of whatever the file computes
+        except Exception as error:  # the file may compute anything
             raise RowError(f"data.template: {first_line(error)}") from None
         if not text.strip():
             raise RowError("data.template gives an empty prompt")
@@ -49,5 +55,10 @@ class PromptFile:
 def open_prompt_file(
     template: str, *, option: str = "data.template"
 ) -> PromptFile | None:
-    """None for a shipped template. option: what errors call it. Errors: `UserError`."""
-    return PromptFile(template, option=option) if template.endswith(".jinja") else None
+    """Open a template that is a file; None for a shipped one.
+
+    option: the config key of the template, for errors. Errors: `UserError`.
+    """
+    if not template.endswith(".jinja"):
+        return None
+    return PromptFile(template, option=option)

@@ -1,5 +1,4 @@
-"""Problem text -> prompt token ids, through the model's own chat template; tokenizers and end
-tokens.
+"""Prompts: problems made into token ids by the model's own chat template; the tokenizer for that.
 
 The instructions are the paper's (appendix, prompt templates). Everything around them, special
 tokens and an opening `<think>` included, comes from the tokenizer's chat template.
@@ -32,39 +31,35 @@ _INSTRUCTIONS: dict[str, str] = {
         f"with 5 words at most, and {_FINAL}"
     ),
 }
-MODEL_OPTION = "model.path"  # what errors call the model of a run
+MODEL_OPTION = "model.path"  # the config key of a run's model, for errors
 _EXAMPLE = Problem(id="", text="1", answer="")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PromptEncoder:
-    """Problems to prompts of one model.
-
-    template: r1 (step by step), cod (draft), concise (key steps alone); any other adds nothing to a
-    problem's text.
-    system_prompt: the system message of problems that have none.
-    prompt_file: a teacher's, which makes the user's message from the problem's text.
-    """
+    """An encoder of problems as prompts of one model."""
 
     tokenizer: PreTrainedTokenizerBase
     template: str
+    """r1 (step by step), cod (draft) or concise (key steps alone); any other adds nothing to a
+    problem's text."""
     system_prompt: str = ""
+    """The system message of problems that have none."""
     prompt_file: PromptFile | None = None
+    """A teacher's file, which makes the user's message from the problem's text."""
 
     @cached_property
     def _markers(self) -> re.Pattern[str] | None:
-        """What in a text becomes a special token, or another token in angle brackets."""
-        texts = [
-            token.content
-            for token in self.tokenizer.added_tokens_decoder.values()
-            if token.content.strip()
-            and (token.special or re.fullmatch("<.*>", token.content))
-        ]
-        return (
-            re.compile("|".join(map(re.escape, sorted(texts, key=len)[::-1])))
-            if texts
-            else None
-        )
+        """A pattern of the texts that become special tokens, or other tokens in angle brackets."""
+        markers = []
+        for token in self.tokenizer.added_tokens_decoder.values():
+            text = token.content
+            if text.strip() and (token.special or re.fullmatch("<.*>", text)):
+                markers.append(text)
+        if not markers:
+            return None
+        markers.sort(key=len, reverse=True)  # a marker may begin with another
+        return re.compile("|".join(map(re.escape, markers)))
 
     @cached_property
     def chat(self) -> ChatTemplate:
@@ -73,7 +68,7 @@ class PromptEncoder:
 
     @property
     def opens_think(self) -> bool:
-        """Whether prompts end with `<think>`, so that a response begins inside it."""
+        """True if prompts end with `<think>`, so that a response begins inside it."""
         return self.example.rstrip().endswith("<think>")
 
     @property
@@ -84,42 +79,44 @@ class PromptEncoder:
     def encode(
         self, problem: Problem, *, system: str = "", suffix: str = ""
     ) -> tuple[int, ...]:
-        """Prompt token ids up to where the response begins.
+        """Return the prompt's token ids, up to where the response begins.
 
         system: added to the end of the system message; suffix: to the end of the user's. An
         R1-style chat template opens `<think>`; nothing is added to one that does not. Errors:
         `PromptError` for a text with a marker such as `<|im_end|>`, which as a token would end the
-        user's message or the thinking, and for what the chat template refuses.
+        user's message or the thinking, and if the chat template refuses the chat.
         """
-        for text in (*(message.content for message in problem.before), problem.text):
-            if self._markers and (found := self._markers.search(text)):
+        texts = [*(message.content for message in problem.before), problem.text]
+        markers = self._markers
+        for text in texts:
+            if markers and (marker := markers.search(text)):
                 raise PromptError(
-                    f"the problem contains {found[0]!r}, a special token of the model"
+                    f"the problem contains {marker[0]!r}, a special token of the model"
                 )
         return self.chat.tokens(self.messages(problem, system=system, suffix=suffix))
 
     def messages(
         self, problem: Problem, *, system: str = "", suffix: str = ""
     ) -> list[Message]:
-        """The chat that the model is to answer; see `encode`."""
-        before, told = list(problem.before), [self.system_prompt]
-        if before and before[0].role == "system":
-            told = [before.pop(0).content]
-        told = [text for text in (*told, system) if text]
-        text = (
-            self.prompt_file.render(problem.text, {})
-            if self.prompt_file
-            else problem.text
-        )
+        """Return the chat that the model is to answer; see `encode`."""
+        chat = list(problem.before)
+        system_prompt = self.system_prompt
+        if chat and chat[0].role == "system":
+            system_prompt = chat.pop(0).content
+        system_texts = list(filter(None, [system_prompt, system]))
+        if system_texts:
+            chat.insert(0, Message(role="system", content="\n\n".join(system_texts)))
+        text = problem.text
+        if self.prompt_file:
+            text = self.prompt_file.render(text, {})
         content = text + _INSTRUCTIONS.get(self.template, "") + suffix
-        first = [Message(role="system", content="\n\n".join(told))] if told else []
-        return [*first, *before, Message(role="user", content=content)]
+        return [*chat, Message(role="user", content=content)]
 
 
 def teacher_of(encoder: PromptEncoder, template: str) -> PromptEncoder:
-    """The encoder of a teacher's prompts: its template replaces the plain one.
+    """Return the encoder of a teacher's prompts: its template replaces the plain one.
 
-    Errors: `UserError` for a file that cannot be read or needs a row's columns, and where the plain
+    Errors: `UserError` for a file that cannot be read or needs a row's columns, and if the plain
     template is a file, whose instruction cannot be separated from the problem.
     """
     if encoder.template.endswith(".jinja"):
@@ -141,23 +138,24 @@ def teacher_of(encoder: PromptEncoder, template: str) -> PromptEncoder:
 def load_tokenizer(
     path: str | Path, *, option: str = MODEL_OPTION
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model directory: what its `tokenizer.json` says, or without one what
-    transformers makes of SentencePiece's tokenizer.model.
+    """Load the tokenizer of a model directory from its `tokenizer.json`; without that file,
+    transformers makes one of SentencePiece's tokenizer.model.
 
-    For some model types AutoTokenizer builds another class than tokenizer.json describes, which
-    drops tokens or splits text differently. option: what errors call the model. Errors:
-    `UserError` for missing or damaged files, and for a missing chat template.
+    AutoTokenizer is the second choice: for some model types it builds another class than
+    tokenizer.json describes, which drops tokens or splits text differently. option: the config key
+    of the model, for errors. Errors: `UserError` for missing or damaged files, and for a missing
+    chat template.
     """
     directory = Path(path)
-    is_described = (directory / "tokenizer.json").is_file()
-    if not is_described and not (directory / "tokenizer.model").is_file():
+    has_json = (directory / "tokenizer.json").is_file()
+    if not has_json and not (directory / "tokenizer.model").is_file():
         raise UserError(
             f"{option}: {path} has no tokenizer.json; copy the tokenizer files "
             "(tokenizer.json, tokenizer_config.json, chat_template.jinja) of the model into it"
         )
-    kind = PreTrainedTokenizerFast if is_described else AutoTokenizer
+    tokenizer_class = PreTrainedTokenizerFast if has_json else AutoTokenizer
     try:
-        tokenizer = kind.from_pretrained(str(path), trust_remote_code=False)
+        tokenizer = tokenizer_class.from_pretrained(str(path), trust_remote_code=False)
     except Exception as error:  # the library of tokenizer.json raises bare Exception
         reason = first_line(error)
         raise UserError(
@@ -170,13 +168,13 @@ def load_tokenizer(
         )
     try:
         tokenizer.get_chat_template()
-    except ValueError:  # several with names, as tokenizer_config.json may hold them
+    except ValueError:  # tokenizer_config.json may hold several with names
         names = ", ".join(tokenizer.chat_template)
         raise UserError(
             f"{option}: the tokenizer of {path} has chat templates for {names}, and none called "
             "default; save the one to train with as chat_template.jinja beside it"
         ) from None
-    # Lengths are checked against the model, and said in the user's terms.
+    # Lengths are checked against the model, with errors that name the config keys.
     tokenizer.deprecation_warnings[
         "sequence-length-is-longer-than-the-specified-maximum"
     ] = True
@@ -189,24 +187,28 @@ def end_token_ids(
     *,
     option: str = MODEL_OPTION,
 ) -> tuple[int, ...]:
-    """All ids that end a response, ascending: generation_config.json, config.json and the
-    tokenizer together.
+    """Return all ids that end a response, ascending: those of generation_config.json, config.json
+    and the tokenizer together.
 
-    Chat models often have several (`<|im_end|>` and `<|endoftext|>`). UserError when there is none.
+    Chat models often have several (`<|im_end|>` and `<|endoftext|>`). Errors: `UserError` if there
+    is none.
     """
-    found = {tokenizer.eos_token_id} if tokenizer.eos_token_id is not None else set()
+    end_tokens = set()
+    if tokenizer.eos_token_id is not None:
+        end_tokens.add(tokenizer.eos_token_id)
     for name in ("generation_config.json", "config.json"):
         file = Path(model_dir) / name
         if file.is_file():
             value = read_json(file).get("eos_token_id")
-            values = value if isinstance(value, list) else [value]
-            # -1 stands for none in some configurations.
-            found.update(each for each in values if isinstance(each, int) and each >= 0)
-    if not found:
+            for token_id in value if isinstance(value, list) else [value]:
+                # -1 stands for none in some configurations.
+                if isinstance(token_id, int) and token_id >= 0:
+                    end_tokens.add(token_id)
+    if not end_tokens:
         raise UserError(
             f"{option}: {model_dir} has no end token; set eos_token_id in generation_config.json"
         )
-    return tuple(sorted(found))
+    return tuple(sorted(end_tokens))
 
 
 def check_vocabulary(
@@ -217,10 +219,11 @@ def check_vocabulary(
     *,
     option: str = MODEL_OPTION,
 ) -> None:
-    """UserError where the tokenizer cannot be this model's, as with files mixed from two models.
+    """Check that the tokenizer can be this model's: files may be mixed from two models.
 
-    vocab_size: of the model; rows beyond the tokenizer's tokens are common, missing rows are not,
-    but for a padding token that somebody has added: nothing here pads with it.
+    vocab_size: the rows of the model's embedding. More rows than tokens are common; fewer are an
+    error, except for a padding token that somebody has added: nothing here pads with it.
+    Errors: `UserError`.
     """
     vocabulary = tokenizer.get_vocab()
     highest = max(vocabulary.values())
@@ -241,14 +244,13 @@ def check_vocabulary(
     special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
     for token_id in end_tokens:
         if token_id not in special:
-            what = (
-                tokenizer.convert_ids_to_tokens(token_id)
-                if token_id <= highest
-                else None
-            )
+            description = "not a token"
+            if token_id <= highest:
+                token = tokenizer.convert_ids_to_tokens(token_id)
+                if token is not None:
+                    description = f"{token!r}, an ordinary token,"
             raise UserError(
                 f"{option}: {model_dir} ends responses with token {token_id}, which is "
-                f"{'not a token' if what is None else f'{what!r}, an ordinary token,'} in its "
-                "tokenizer: the files come from two models, or eos_token_id in config.json or "
-                "generation_config.json is wrong"
+                f"{description} in its tokenizer: the files come from two models, or "
+                "eos_token_id in config.json or generation_config.json is wrong"
             )

@@ -1,10 +1,10 @@
-"""A row of a source -> a problem, or the reason why it cannot be one."""
+"""Rows of a source made into problems; a row that cannot be one is a `RowError` with the reason."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from megatron_opsft.data.answers import read_answer
 from megatron_opsft.data.prompt_file import PromptFile
@@ -12,32 +12,58 @@ from megatron_opsft.data.sources import Row
 from megatron_opsft.errors import RowError, UserError
 from megatron_opsft.records import Message, Problem
 
-PROBLEM_FIELDS = ("problem", "question", "prompt")
-ANSWER_FIELDS = ("answer", "final_answer", "solution")
+PROBLEM_FIELDS = (
+    "problem",
+    "question",
+    "prompt",
+)
+ANSWER_FIELDS = (
+    "answer",
+    "final_answer",
+    "solution",
+)
 ID_FIELDS = ("id", "unique_id")
-ABSENT = object()  # of a field that a row does not have; null is a value
+ABSENT = object()  # the value of a field that a row does not have; null is a value
 _ROLES = ("system", "user", "assistant")
-# What collections write where they have no answer, such as that of a theorem to prove.
-_NO_ANSWERS = {"proof", "notfound", "not found", "n/a", "nan", "null", "no answer"}
-_IMAGE_FIELDS, _IMAGE_TAG = ("image", "images"), "<image>"
+# Collections write these if a problem has no answer, such as a theorem to prove.
+_NO_ANSWERS = {
+    "proof",
+    "notfound",
+    "not found",
+    "n/a",
+    "nan",
+    "null",
+    "no answer",
+}
+_IMAGE_FIELDS = ("image", "images")
+_IMAGE_TAG = "<image>"
+
+
+class WantedField(NamedTuple):
+    """A field of the problems, to be found among the columns of a source."""
+
+    key: str
+    """The config key that sets it, for errors."""
+    name: str | None
+    """The column that the user has set, which may be dotted."""
+    candidates: tuple[str, ...]
+    """The columns that are tried if the user has set none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowReader:
-    """Reads the rows of one source, in order.
-
-    prompt_file: makes the text of each problem; with_fields: problems have the other columns of
-    their rows. Ids are unique over its rows.
-    """
+    """A reader of the rows of one source, in order, which gives each problem an id of its own."""
 
     problem_field: str
     answer_field: str
     prompt_file: PromptFile | None
+    """The file that makes the text of each problem, if any."""
     with_fields: bool
+    """True if problems get the remaining columns of their rows."""
     _taken_ids: set[str] = field(default_factory=set, init=False, repr=False)
 
     def read(self, row: Row) -> Problem:
-        """Errors: `RowError`."""
+        """Make a problem of the row. Errors: `RowError`."""
         if row.error is not None:
             raise RowError(row.error)
         *before, last = self._messages(find_field(row.fields, self.problem_field))
@@ -48,15 +74,17 @@ class RowReader:
             raise RowError(
                 f"{self.answer_field} is {gold.strip()!r}, which is no answer"
             )
-        if _IMAGE_TAG in last.content or any(
-            row.fields.get(name) for name in _IMAGE_FIELDS
-        ):
+        images = [row.fields.get(name) for name in _IMAGE_FIELDS]
+        if _IMAGE_TAG in last.content or any(images):
             raise RowError("it has an image, and only text is trained on")
-        text, problem_id = last.content, self._choose_id(row)
+        text = last.content
+        problem_id = self._choose_id(row)
         if self.prompt_file is not None:
             text = self.prompt_file.render(text, row.fields)
-        for said in (problem_id, gold, text, *(message.content for message in before)):
-            _check_unicode(said)
+        for value in (problem_id, gold, text):
+            _check_unicode(value)
+        for message in before:
+            _check_unicode(message.content)
         self._taken_ids.add(problem_id)
         return Problem(
             id=problem_id,
@@ -68,13 +96,13 @@ class RowReader:
         )
 
     def _messages(self, value: object) -> list[Message]:
-        """Text is one message, or the JSON of several."""
+        """Read the messages of the problem's field: text is one message, or the JSON of several."""
         name = self.problem_field
         if isinstance(value, str) and value.lstrip().startswith("[{"):
             with suppress(ValueError, RecursionError):
-                read = json.loads(value)
-                if all(isinstance(item, dict) and "role" in item for item in read):
-                    value = read
+                items = json.loads(value)
+                if all(isinstance(item, dict) and "role" in item for item in items):
+                    value = items
         if value is ABSENT or value is None:
             raise RowError(f"no {name}")
         if isinstance(value, list):
@@ -86,38 +114,41 @@ class RowReader:
         return [Message(role="user", content=value)]
 
     def _choose_id(self, row: Row) -> str:
-        """The row's own id, or one of its number; the row number is added to one that is taken.
+        """Return the row's own id, or one made of its number. An id that is taken gets the row's
+        number, too.
 
-        Never of the file's name: the seeds of responses come from ids, and a file may move.
+        Never the file's name: the seeds of responses come from ids, and a file may move.
         """
-        given = next(
-            (row.fields[name] for name in ID_FIELDS if name in row.fields), None
-        )
-        usable = (
-            isinstance(given, str | int)
-            and not isinstance(given, bool)
-            and str(given).strip()
-        )
-        problem_id = str(given) if usable else f"row-{row.number}"
+        problem_id = f"row-{row.number}"
+        for name in ID_FIELDS:
+            if name in row.fields:
+                value = row.fields[name]
+                is_id = isinstance(value, str | int) and not isinstance(value, bool)
+                if is_id and str(value).strip():
+                    problem_id = str(value)
+                break
         while problem_id in self._taken_ids:
             problem_id = f"{problem_id}-{row.number}"
         return problem_id
 
 
 def find_field(fields: Mapping[str, Any], name: str) -> Any:
-    """The value of a field, or `ABSENT`. A dotted name reaches into objects, as
-    `reward_model.ground_truth` does into `{"reward_model": {"ground_truth": "42"}}`; a field of
-    that very name comes first.
+    """Return the value of a field, or `ABSENT`.
+
+    A dotted name reaches into objects, as `reward_model.ground_truth` does into
+    `{"reward_model": {"ground_truth": "42"}}`; a field of that very name comes first.
     """
     if name in fields:
         return fields[name]
-    first, dot, rest = name.partition(".")
+    first, dot, inner_name = name.partition(".")
     inner = fields.get(first)
-    return find_field(inner, rest) if dot and isinstance(inner, Mapping) else ABSENT
+    if dot and isinstance(inner, Mapping):
+        return find_field(inner, inner_name)
+    return ABSENT
 
 
 def _names_of(fields: Mapping[str, Any]) -> Iterator[str]:
-    """How the fields can be called; those of an object by their dotted names, in its place."""
+    """Yield the names of the fields; instead of an object's the dotted names of its fields."""
     for name, value in fields.items():
         if isinstance(value, Mapping) and value:
             yield from (f"{name}.{inner}" for inner in _names_of(value))
@@ -126,59 +157,54 @@ def _names_of(fields: Mapping[str, Any]) -> Iterator[str]:
 
 
 def choose_fields(
-    source: str,
-    rows: Sequence[Row],
-    wanted: Sequence[tuple[str, str | None, tuple[str, ...]]],
+    source: str, rows: Sequence[Row], wanted: Sequence[WantedField]
 ) -> list[str]:
-    """The field of each of `wanted`: (its key, for errors; the user's field, which may be dotted;
-    the fields that are tried without one). Of the latter the one that most rows have.
+    """Return the name of each wanted field: the user's, or the candidate that most rows have.
 
     Errors: `UserError` naming every key whose field no row has.
     """
-    chosen: list[str] = []
-    missing: dict[str, str] = {}
-    for key, given, candidates in wanted:
-        names = (given,) if given is not None else candidates
-        counts = {
-            name: sum(find_field(row.fields, name) is not ABSENT for row in rows)
-            for name in names
-        }
-        chosen.append(max(names, key=lambda name: counts[name]))
-        if not any(counts.values()):
+    chosen = []
+    missing = {}
+    for key, user_name, candidates in wanted:
+        names = candidates if user_name is None else (user_name,)
+        counts = [_num_rows_with(rows, name) for name in names]
+        chosen.append(names[counts.index(max(counts))])
+        if not any(counts):
             missing[key] = " or ".join(names)
     if missing and any(row.error is None for row in rows):
-        present = ", ".join(
-            sorted({name for row in rows for name in _names_of(row.fields)})
-        )
+        present = set[str]().union(*(_names_of(row.fields) for row in rows))
+        hint = " to one of them" if len(missing) == 1 else ""
         raise UserError(
             f"{', '.join(missing)}: {source} has no field {', and no '.join(missing.values())}; "
-            f"it has {present}: set {' and '.join(missing)}"
-            f"{' to one of them' if len(missing) == 1 else ''}"
+            f"it has {', '.join(sorted(present))}: set {' and '.join(missing)}{hint}"
         )
     return chosen
 
 
-def _read_messages(value: list[object], field: str) -> list[Message]:
-    """field: what errors call them. Errors: `RowError` for what is no chat that a user ends."""
-    messages = [
-        Message(item["role"], item["content"])
-        for item in value
-        if isinstance(item, Mapping)
-        and item.get("role") in _ROLES
-        and isinstance(item.get("content"), str)
-        and item["content"].strip()
-    ]
+def _num_rows_with(rows: Sequence[Row], name: str) -> int:
+    return sum(find_field(row.fields, name) is not ABSENT for row in rows)
+
+
+def _read_messages(items: list[object], field_name: str) -> list[Message]:
+    """Read the messages of a chat. Errors: `RowError` for anything but a chat that a user ends."""
+    messages = []
+    for item in items:
+        if not isinstance(item, Mapping):
+            continue
+        role, content = item.get("role"), item.get("content")
+        if role in _ROLES and isinstance(content, str) and content.strip():
+            messages.append(Message(role, content))
     roles = [message.role for message in messages]
-    if len(roles) < len(value) or roles[-1:] != ["user"] or "system" in roles[1:]:
+    if len(roles) < len(items) or roles[-1:] != ["user"] or "system" in roles[1:]:
         raise RowError(
-            f"{field} is not a chat: write messages with role ({', '.join(_ROLES)}) and content "
-            "(text), a system message first if at all, the user's last"
+            f"{field_name} is not a chat: write messages with role ({', '.join(_ROLES)}) and "
+            "content (text), a system message first if at all, the user's last"
         )
     return messages
 
 
 def _other_columns(row: Row, problem_field: str) -> dict[str, Any]:
-    """Those that JSON can hold: no pictures, dates, NaN."""
+    """Return the columns but the problem's that JSON can hold, so no pictures, dates or NaN."""
     columns = {}
     for name, value in row.fields.items():
         if name == problem_field:

@@ -20,20 +20,22 @@ FILE_ENDINGS = (".jsonl", ".jsonl.gz", ".parquet")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One row: its number from 1 (of JSONL: the line), its fields, or why it could not be read."""
+    """One row of a source."""
 
     number: int
+    """Its number, from 1; the line of a JSONL file."""
     fields: dict[str, Any] = field(default_factory=dict)
     error: str | None = None
+    """The reason why it could not be read, if it could not."""
 
 
 def read_rows(
     source: str, *, split: str, subset: str | None, section: str = "data."
 ) -> list[Row]:
-    """All rows of a source; blank lines of a JSONL file are not rows.
+    """Read all rows of a source; blank lines of a JSONL file are not rows.
 
-    section: the prefix of keys in errors. Errors: `UserError` for a source that is missing, cannot
-    be read, or has no such split.
+    section: the prefix of config keys, for errors. Errors: `UserError` for a source that is
+    missing, cannot be read, or has no such split.
     """
     path = Path(source)
     option = source_option(section)
@@ -42,17 +44,18 @@ def read_rows(
         return _number(_open_saved(path, split, section))
     if not path.is_file():
         return _number(_open_hub(source, split, subset, section))
-    read = _read_parquet if path.name.endswith(".parquet") else _read_jsonl
-    return read(path, option)
+    if path.name.endswith(".parquet"):
+        return _read_parquet(path, option)
+    return _read_jsonl(path, option)
 
 
 def source_option(section: str) -> str:
-    """What errors call the key that names a source. section: the prefix of keys beside it."""
+    """Return the config key that names a source, for errors. section: the prefix of its keys."""
     return "data.train" if section == "data." else f"{section}data"
 
 
 def check_source(source: str, *, option: str = "data") -> None:
-    """Look whether a source can be there, without reading it. option: what errors call it.
+    """Check that a source may exist, without reading it. option: its config key, for errors.
 
     Errors: `UserError` for a file that is missing, empty or of another kind, and for a data set
     that cannot be fetched.
@@ -69,18 +72,23 @@ def check_source(source: str, *, option: str = "data") -> None:
             )
         if path.stat().st_size == 0:
             raise UserError(f"{option}: {source} is empty: it has no rows")
-    elif source.endswith((*FILE_ENDINGS, ".json", ".csv")) or source.startswith(
-        ("/", ".", "~")
-    ):
+    elif _looks_like_file(source):
         raise UserError(f"{option}: there is no file {source}")
     else:
         check_cached("datasets", source, option)
 
 
+def _looks_like_file(source: str) -> bool:
+    """True if the name is a path, and not that of a Hugging Face data set."""
+    has_file_ending = source.endswith((*FILE_ENDINGS, ".json", ".csv"))
+    return has_file_ending or source.startswith(("/", ".", "~"))
+
+
 def _read_jsonl(path: Path, option: str) -> list[Row]:
+    open_file = gzip.open if path.suffix == ".gz" else open
     rows = []
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
+        with open_file(path, "rb") as lines:
             for number, line in enumerate(lines, start=1):
                 if line.strip():
                     rows.append(_parse_line(number, line))
@@ -117,7 +125,7 @@ def _read_parquet(path: Path, option: str) -> list[Row]:
 
     try:
         return _number(pyarrow.parquet.read_table(path).to_pylist())
-    # ValueError, OverflowError: text that is not UTF-8, a date outside of Python's.
+    # ValueError: text that is not UTF-8. OverflowError: a date that Python cannot hold.
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
         raise UserError(
             f"{option}: {path} cannot be read as Parquet ({first_line(error)})"
@@ -125,7 +133,7 @@ def _read_parquet(path: Path, option: str) -> list[Row]:
 
 
 def _open_saved(path: Path, split: str, section: str) -> Any:
-    """The Dataset in a directory written by `save_to_disk`; of a DatasetDict the named split."""
+    """Open a directory written by `save_to_disk`: its Dataset, or the split of its DatasetDict."""
     import datasets
 
     option = source_option(section)
@@ -152,7 +160,7 @@ def _open_hub(source: str, split: str, subset: str | None, section: str) -> Any:
     try:
         with asking_hub(source):
             return datasets.load_dataset(source, subset, split=split)
-    except Exception as error:  # of whichever network or format library was at work
+    except Exception as error:  # several libraries for network and formats may raise
         name = f"{source} ({subset})" if subset else source
         raise hub_error(
             error,

@@ -1,6 +1,7 @@
 """Fixed data to train on: responses that were chosen and weighed before the run, as token ids.
 
-A Parquet file with a row a response; what it was made of is in the file's metadata.
+A Parquet file with one row for each response. Its metadata hold a manifest, which says of what and
+how it was made.
 """
 
 import json
@@ -31,36 +32,37 @@ _SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredResponse(Sample):
-    """A response chosen before the run. advantage: its weight in the loss; log_probs: only where
-    the method asks for them.
-    """
+    """A response chosen before the run; it has `log_probs` only if the method asks for them."""
 
     advantage: float = 1.0
+    """Its weight in the loss."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredResponses(Sequence[StoredResponse]):
-    """The responses of a file, in its order. manifest: what they were made of; problem_ids,
-    advantages, num_prompt_tokens, num_response_tokens: of each row. largest_id: of all tokens.
+    """The responses of a file, in its order; `problem_ids` to `num_response_tokens` have an entry
+    for each of them.
     """
 
     manifest: Mapping[str, Any]
+    """JSON that says of what and how the responses were made."""
     table: pa.Table
     problem_ids: Sequence[str]
     advantages: Sequence[float]
     num_prompt_tokens: Sequence[int]
     num_response_tokens: Sequence[int]
     largest_id: int
+    """The largest id of all tokens, prompts included."""
 
     def __len__(self) -> int:
         return self.table.num_rows
 
     def __getitem__(self, number: Any) -> Any:
-        row = {name: self.table[name][number].as_py() for name in _SCHEMA.names}
-        lists = {
-            name: tuple(value) for name, value in row.items() if isinstance(value, list)
-        }
-        return StoredResponse(**row | lists)
+        row: dict[str, Any] = {}
+        for name in _SCHEMA.names:
+            value = self.table[name][number].as_py()
+            row[name] = tuple(value) if isinstance(value, list) else value
+        return StoredResponse(**row)
 
 
 def write_stored_responses(
@@ -69,22 +71,19 @@ def write_stored_responses(
     """Write the file whole or not at all. manifest: JSON. Errors: `UserError` without a row."""
     if not rows:
         raise UserError(f"{path}: no response was chosen, so there is nothing to write")
-    columns = {
-        name: pa.array(
-            [getattr(row, name) for row in rows], type=_SCHEMA.field(name).type
-        )
-        for name in _SCHEMA.names
-    }
-    table = pa.table(columns, schema=_SCHEMA).replace_schema_metadata(
-        {_MANIFEST: json.dumps(dict(manifest)).encode()}
-    )
+    columns = {}
+    for name in _SCHEMA.names:
+        values = [getattr(row, name) for row in rows]
+        columns[name] = pa.array(values, type=_SCHEMA.field(name).type)
+    metadata = {_MANIFEST: json.dumps(dict(manifest)).encode()}
+    table = pa.table(columns, schema=_SCHEMA).replace_schema_metadata(metadata)
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink)
     write_bytes(path, sink.getvalue().to_pybytes())
 
 
 def read_stored_responses(path: Path) -> StoredResponses:
-    """Read a file of `write_stored_responses`, whose rows are taken as they are.
+    """Read a file of `write_stored_responses`; rows stay in their order.
 
     Errors: `UserError` for a file of another kind, and for one without rows.
     """
@@ -100,21 +99,20 @@ def read_stored_responses(path: Path) -> StoredResponses:
         ) from None
     if not table.num_rows:
         raise UserError(f"data.responses={path} has no responses; {how}")
-    prompts, responses = (
-        pc.list_value_length(table[name]).to_pylist()
-        for name in ("prompt_ids", "response_ids")
-    )
-    if not min([*prompts, *responses]):
+    prompts, responses = table["prompt_ids"], table["response_ids"]
+    num_prompt_tokens = pc.list_value_length(prompts).to_pylist()
+    num_response_tokens = pc.list_value_length(responses).to_pylist()
+    if not min([*num_prompt_tokens, *num_response_tokens]):
         raise UserError(f"data.responses={path} has an empty prompt or response; {how}")
-    largest = (
-        pc.max(pc.list_flatten(table[name])) for name in ("prompt_ids", "response_ids")
-    )
+    largest_ids = [
+        pc.max(pc.list_flatten(lists)).as_py() for lists in (prompts, responses)
+    ]
     return StoredResponses(
         manifest=manifest,
         table=table,
         problem_ids=table["problem_id"].to_pylist(),
         advantages=table["advantage"].to_pylist(),
-        num_prompt_tokens=prompts,
-        num_response_tokens=responses,
-        largest_id=max(each.as_py() for each in largest),
+        num_prompt_tokens=num_prompt_tokens,
+        num_response_tokens=num_response_tokens,
+        largest_id=max(largest_ids),
     )

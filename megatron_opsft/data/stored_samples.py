@@ -1,8 +1,8 @@
-"""The samples of an evaluation, one by one on disk: what a killed evaluation does not lose.
+"""The samples of an evaluation on disk, written one by one, so that a killed evaluation keeps them.
 
 While an evaluation runs, each process appends to a file of its own, `samples/parts/BENCHMARK.*`;
 a kill can tear the last line of each, which is then sampled again. When a benchmark is complete its
-parts become one file, `samples/BENCHMARK.jsonl.gz`: sorted, the same bytes for the same samples.
+files become one, `samples/BENCHMARK.jsonl.gz`: sorted, the same bytes for the same samples.
 """
 
 import json
@@ -18,34 +18,34 @@ from megatron_opsft.runtime.durable import append_line, json_lines, write_packed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredSample:
-    """One response and its verdict. problem_id: of the benchmark's own. answer: what was read from
-    the response, gold: what was expected. num_tokens: end token included; extra_tokens: sampled
-    for it beyond the response.
-    """
+    """One response to a problem of a benchmark, and its verdict."""
 
     problem_id: str
     sample_index: int
     outcome: Outcome
     answer: str
+    """The answer that was read from the response."""
     gold: str
     finish_reason: FinishReason
     num_tokens: int
+    """Tokens of the response, the end token included."""
     extra_tokens: int
+    """Tokens that were sampled for it beyond the response."""
     text: str
 
     @property
     def correct(self) -> bool:
-        """Whether the verifier says so."""
+        """True if the verifier says so."""
         return self.outcome is Outcome.CORRECT
 
     @property
     def finished(self) -> bool:
-        """By its own end token, not by the token limit."""
+        """True if it ended by an end token, not by the token limit."""
         return self.finish_reason is FinishReason.STOP
 
     @property
     def has_answer(self) -> bool:
-        """Whether an answer could be read from it, right or wrong."""
+        """True if an answer could be read from it, right or wrong."""
         return self.outcome not in (Outcome.NO_ANSWER, Outcome.UNFINISHED)
 
 
@@ -54,26 +54,29 @@ class SampleFiles:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory / "samples"
-        self._parts = self._directory / "parts"
-        self._name = uuid4().hex
+        self._unfinished = self._directory / "parts"
+        self._process_name = uuid4().hex
 
     def append(self, benchmark: str, samples: Sequence[StoredSample]) -> None:
-        """One write to this process's own file: a kill of the process loses none of it."""
-        self._parts.mkdir(parents=True, exist_ok=True)
-        path = self._parts / f"{benchmark}.{self._name}.jsonl"
+        """Append to this process's own file, in one write: a kill of the process loses nothing."""
+        self._unfinished.mkdir(parents=True, exist_ok=True)
+        path = self._unfinished / f"{benchmark}.{self._process_name}.jsonl"
         lines = [json.dumps(asdict(sample), ensure_ascii=False) for sample in samples]
         append_line(path, "\n".join(lines))
 
     def complete(self) -> list[str]:
-        """The names of the benchmarks whose samples are all there."""
+        """Return the names of the benchmarks whose samples are complete."""
         return sorted(
             path.name.removesuffix(".jsonl.gz")
             for path in self._directory.glob("*.jsonl.gz")
         )
 
     def read(self, benchmark: str) -> list[StoredSample]:
-        """All samples, by problem and index; one that is there twice counts once."""
-        found: dict[tuple[str, int], StoredSample] = {}
+        """Read all samples, sorted by problem and index; of two with equal ones the first counts.
+
+        Errors: `UserError` for a line that is no sample.
+        """
+        samples: dict[tuple[str, int], StoredSample] = {}
         for path in self._files(benchmark):
             for row in json_lines(path):
                 try:
@@ -84,40 +87,42 @@ class SampleFiles:
                     raise UserError(
                         f"{path}: a line is no sample ({first_line(error)}); delete the line"
                     ) from None
-                found.setdefault((sample.problem_id, sample.sample_index), sample)
-        return [found[key] for key in sorted(found)]
+                samples.setdefault((sample.problem_id, sample.sample_index), sample)
+        return [samples[key] for key in sorted(samples)]
 
     def read_first(
-        self, benchmark: str, problem_ids: Collection[str], each: int
+        self, benchmark: str, problem_ids: Collection[str], num_samples: int
     ) -> list[StoredSample]:
-        """Read the samples with an index below `each` of these problems, as far as they are there.
-
-        The order is that of `read`.
+        """Read the samples of these problems with an index below `num_samples`, in `read`'s order.
+        Samples that do not exist are missing in the result.
         """
         return [
             sample
             for sample in self.read(benchmark)
-            if sample.problem_id in problem_ids and sample.sample_index < each
+            if sample.problem_id in problem_ids and sample.sample_index < num_samples
         ]
 
     def combine(self, benchmark: str) -> None:
-        """Make the parts one file; a kill in between leaves parts or file, or both."""
-        parts = [path for path in self._files(benchmark) if path.parent == self._parts]
-        if not parts:
+        """Make the files of all processes one; a kill meanwhile leaves old files, new or both."""
+        unfinished = self._unfinished_files(benchmark)
+        if not unfinished:
             return
         rows = map(asdict, self.read(benchmark))
-        write_packed_lines(self._directory / f"{benchmark}.jsonl.gz", rows, level=6)
-        for path in parts:
+        write_packed_lines(self._complete_file(benchmark), rows, level=6)
+        for path in unfinished:
             path.unlink()
-        if not any(self._parts.iterdir()):
-            self._parts.rmdir()
+        if not any(self._unfinished.iterdir()):
+            self._unfinished.rmdir()
 
     def _files(self, benchmark: str) -> list[Path]:
-        whole = self._directory / f"{benchmark}.jsonl.gz"
-        # A benchmark's name may be the beginning of another's: the rest has no further dot.
-        parts = [
-            p
-            for p in self._parts.glob("*.jsonl")
-            if p.name.rsplit(".", 2)[0] == benchmark
-        ]
-        return [*([whole] if whole.exists() else []), *sorted(parts)]
+        complete = self._complete_file(benchmark)
+        unfinished = self._unfinished_files(benchmark)
+        return [complete, *unfinished] if complete.exists() else unfinished
+
+    def _complete_file(self, benchmark: str) -> Path:
+        return self._directory / f"{benchmark}.jsonl.gz"
+
+    def _unfinished_files(self, benchmark: str) -> list[Path]:
+        # A benchmark's name may have dots, and be the beginning of another's.
+        files = sorted(self._unfinished.glob("*.jsonl"))
+        return [path for path in files if path.name.rsplit(".", 2)[0] == benchmark]

@@ -1,28 +1,31 @@
-"""Whether two answers say the same: words, times, bases, ratios, sequences; then mathematics."""
+"""Comparison of two answers: words, times, bases, ratios, sequences; then mathematics."""
 
 import re
 from contextlib import suppress
 from fractions import Fraction
+from functools import reduce
 from itertools import pairwise
-from typing import Any
+from operator import truediv
+from typing import NamedTuple
 
-import sympy
+from sympy import Expr
 
 from megatron_opsft.verify.conditions import conditions_agree
 from megatron_opsft.verify.decimals import same_number
-from megatron_opsft.verify.equality import same_value
+from megatron_opsft.verify.equality import same_text_value, same_value
 from megatron_opsft.verify.numerals import (
+    Numeral,
     read_base,
     read_clock,
     read_duration,
     read_number,
 )
-from megatron_opsft.verify.parsing import values_of
+from megatron_opsft.verify.parsing import read_value
 from megatron_opsft.verify.reading import (
     Answer,
     is_words,
     may_be_product,
-    plain,
+    normalize_text,
     read_options,
     same_words,
 )
@@ -30,52 +33,68 @@ from megatron_opsft.verify.units import letter_as_unit, units_agree
 
 _TUPLE = re.compile(r"\([^()]*\)")
 _HALF_RELATION = re.compile(
-    r"([a-zA-Z]?)\s*(<|>|\\le|\\ge|\\ne)(?![a-zA-Z])\s*([^<>]+)"
+    r"(?P<letter>[a-zA-Z]?)\s*(?P<sign><|>|\\le|\\ge|\\ne)(?![a-zA-Z])\s*(?P<bound>[^<>]+)"
 )
-_RESIDUE = re.compile(r"(?:([a-zA-Z])\s*\\equiv\s*)?([^=]+?)\s*\(?\\pmod\{(\w+)\}\)?")
+_RESIDUE = re.compile(
+    r"(?:(?P<letter>[a-zA-Z])\s*\\equiv\s*)?(?P<value>[^=]+?)\s*\(?\\pmod\{(?P<modulus>\w+)\}\)?"
+)
+_DOTS_OF_DECIMAL = re.compile(r"(\.\d+)\s*\\ldots$")
+_DOTS = r"\ldots"
 _MAX_TERMS = 1000  # of a progression that is written out
 
 
 def is_understood(answer: Answer) -> bool:
-    """Whether the whole answer can be read: letter, time, numeral, words or mathematics."""
+    """True if the whole answer can be read: letter, time, numeral, words or mathematics."""
     if not answer.readable:
         return False
     body = answer.body
     return bool(
-        answer.option or read_clock(body) or read_base(body) or read_duration(body)
-        or _RESIDUE.fullmatch(body) or is_words(body) or values_of(body)
-    )  # fmt: skip
+        answer.option
+        or read_clock(body)
+        or read_base(body)
+        or read_duration(body)
+        or _RESIDUE.fullmatch(body)
+        or is_words(body)
+        or read_value(body) is not None
+    )
 
 
 def same_answer(gold: Answer, answer: Answer) -> bool:
-    """Whether a reading of the gold and one of the answer say the same."""
-    if plain(gold.text) == plain(answer.text) != "":
+    """True if a reading of the gold and one of the answer say the same."""
+    if normalize_text(gold.text) == normalize_text(answer.text) != "":
         return True
-    option = _same_option(gold, answer)
-    if option is not None:
-        return option
-    durations = read_duration(gold.text), read_duration(answer.text)
-    if durations[0] and durations[1] and max(durations[0][1], durations[1][1]) > 1:
-        return durations[0][0] == durations[1][0]
+    same_option = _same_option(gold, answer)
+    if same_option is not None:
+        return same_option
+    gold_duration = read_duration(gold.text)
+    answer_duration = read_duration(answer.text)
+    if gold_duration and answer_duration:
+        num_units = max(gold_duration.num_units, answer_duration.num_units)
+        if num_units > 1:  # 2 hours 30 minutes; a single unit is compared as one
+            return gold_duration.seconds == answer_duration.seconds
     if not (gold.readable and answer.readable and units_agree(gold.unit, answer.unit)):
         return False
     if not conditions_agree(gold.condition, answer.condition):
         return False
-    if gold.name and answer.name and plain(gold.name) != plain(answer.name):
+    names = {normalize_text(name) for name in (gold.name, answer.name) if name}
+    if len(names) > 1:
         return False
     if _adds_percent(gold, answer):
         return _same_with_unit(answer, gold)
-    words = [is_words(one.body) and not read_clock(one.body) for one in (gold, answer)]
-    if all(words) or (
-        any(words) and not may_be_product((gold if words[0] else answer).body)
-    ):
+    bodies = (gold.body, answer.body)
+    words = [body for body in bodies if is_words(body) and not read_clock(body)]
+    # A word beside a formula may be a product: abc.
+    if len(words) == 2 or (words and not may_be_product(words[0])):
         return same_words(gold.body, answer.body)
-    same = _same_bodies(gold.body, answer.body)
-    return same or _same_with_unit(gold, answer) or _same_with_unit(answer, gold)
+    return (
+        _same_bodies(gold.body, answer.body)
+        or _same_with_unit(gold, answer)
+        or _same_with_unit(answer, gold)
+    )
 
 
 def _adds_percent(gold: Answer, answer: Answer) -> bool:
-    """Whether an answer has a percent sign that a gold fraction below one lacks: 1/3 is not 1/3 %.
+    """True if an answer has a percent sign that a gold fraction below one lacks: 1/3 is not 1/3 %.
     The sign of a decimal or a whole number may be left out.
     """
     if answer.unit != ("%",) or gold.unit:
@@ -85,141 +104,187 @@ def _adds_percent(gold: Answer, answer: Answer) -> bool:
 
 
 def _same_option(gold: Answer, answer: Answer) -> bool | None:
-    """Whether they choose the same letter; None where the rest of them decides."""
+    """True if both choose the same letter; None if their texts decide."""
     if gold.option and answer.option:
         if gold.option == answer.option and gold.body and answer.body:
             return None
         return gold.option == answer.option and answer.readable
     if gold.option and not gold.body:
         return answer.text.strip("()") == gold.option.lower()
-    (golds, separated), (answers, others_separated) = map(
-        read_options, (gold.body, answer.body)
-    )
-    if golds and answers and (separated or others_separated):  # AC for A, C
-        return golds == answers
+    gold_options, answer_options = read_options(gold.body), read_options(answer.body)
+    has_comma = "," in gold.body or "," in answer.body  # AC for A, C
+    if gold_options and answer_options and has_comma:
+        return gold_options == answer_options
     return False if answer.option and not answer.body else None
 
 
-def _same_with_unit(one: Answer, other: Answer) -> bool:
-    """37.5% for 0.375, and `5 m` for 5."""
-    if one.unit == ("%",) and not other.unit:
-        numbers = [
-            value for value in values_of(one.body) if isinstance(value, sympy.Expr)
-        ]
-        if any(
-            same_value(value / 100, v)
-            for value in numbers
-            for v in values_of(other.body)
-        ):
-            return True
-    found = None if one.unit else letter_as_unit(one.body, other.unit)
-    if found is None:
+def _same_with_unit(left: Answer, right: Answer) -> bool:
+    """True if both are the same apart from a unit of `left`: 37.5% and 0.375, `5 m` and 5."""
+    if left.unit == ("%",) and not right.unit:
+        value = read_value(left.body)
+        if isinstance(value, Expr):
+            right_value = read_value(right.body)
+            if right_value is not None and same_value(value / 100, right_value):
+                return True
+    if left.unit:
         return False
-    body, unit = found
-    return units_agree(unit, other.unit) and _same_bodies(body, other.body)
+    quantity = letter_as_unit(left.body, right.unit)
+    if quantity is None or not units_agree(quantity.unit, right.unit):
+        return False
+    return _same_bodies(quantity.body, right.body)
 
 
 def _same_bodies(gold: str, answer: str) -> bool:
-    """Whether what is left without units says the same: times, numerals, ratios, mathematics."""
-    if plain(gold) == plain(answer):
+    """True if two values without their units are the same: times, residues, numerals, ratios,
+    sequences, mathematics.
+    """
+    if normalize_text(gold) == normalize_text(answer):
         return True
-    clocks = read_clock(gold), read_clock(answer)
-    if clocks[0] and clocks[1]:
-        (seconds, half), (other_seconds, other_half) = clocks[0], clocks[1]
-        return seconds == other_seconds and (
-            half == other_half or not (half and other_half)
-        )
-    residues = _RESIDUE.fullmatch(gold), _RESIDUE.fullmatch(answer)
-    if residues[0] and residues[1]:
-        return _same_residue(residues[0], residues[1])
-    if any(map(_TUPLE.fullmatch, (gold, answer))) and r"\{" in (gold[:2], answer[:2]):
-        return False  # a set is not a tuple
-    bases = read_base(gold), read_base(answer)
-    if any(bases):
-        return _same_in_base(*bases, gold, answer)
+    gold_clock, answer_clock = read_clock(gold), read_clock(answer)
+    if gold_clock and answer_clock:
+        halves = {gold_clock.half, answer_clock.half} - {""}
+        return gold_clock.seconds == answer_clock.seconds and len(halves) < 2
+    gold_residue, answer_residue = _RESIDUE.fullmatch(gold), _RESIDUE.fullmatch(answer)
+    if gold_residue and answer_residue:
+        return _same_residue(gold_residue, answer_residue)
+    has_tuple = _TUPLE.fullmatch(gold) or _TUPLE.fullmatch(answer)
+    has_set = gold.startswith(r"\{") or answer.startswith(r"\{")
+    if has_tuple and has_set:
+        return False
+    gold_numeral, answer_numeral = read_base(gold), read_base(answer)
+    if gold_numeral and answer_numeral:
+        return _same_numeral(gold_numeral, answer_numeral)
+    if gold_numeral:
+        return _has_digits(answer, gold_numeral)
+    if answer_numeral:
+        return _has_digits(gold, answer_numeral)
     if ":" in gold or ":" in answer:
         return _same_ratio(gold, answer)
-    if r"\ldots" in gold or r"\ldots" in answer:
+    if _DOTS in gold or _DOTS in answer:
         return _same_sequence(gold, answer)
-    halves = _HALF_RELATION.fullmatch(gold), _HALF_RELATION.fullmatch(answer)
-    if any(half and not half[1] for half in halves):
-        return bool(
-            halves[0] and halves[1] and halves[0][2] == halves[1][2]
-            and _same_bodies(halves[0][3], halves[1][3])
-        )  # fmt: skip
-    left, right = read_number(gold), read_number(answer)
-    if left is not None and right is not None:
-        return same_number(left, right)
-    return any(same_value(g, a) for g in values_of(gold) for a in values_of(answer))
+    return _same_half_relation_or_value(gold, answer)
 
 
-def _same_in_base(left: Any, right: Any, gold: str, answer: str) -> bool:
-    """Two numerals with bases are compared by value; one without has the digits of the other."""
-    if left and right:
-        with suppress(ValueError):  # 53_4 has a digit that is none
-            return left == right or int(*left) == int(*right)
-        return False
-    digits, other = (left[0], answer) if left else (right[0], gold)
-    return other.replace(" ", "").upper().lstrip("0") == digits.lstrip("0")
+def _same_half_relation_or_value(gold: str, answer: str) -> bool:
+    """Compare relations without a left side, > 5, also with x > 5; then numbers and mathematics."""
+    gold_relation = _HALF_RELATION.fullmatch(gold)
+    answer_relation = _HALF_RELATION.fullmatch(answer)
+    gold_is_half = gold_relation is not None and not gold_relation["letter"]
+    answer_is_half = answer_relation is not None and not answer_relation["letter"]
+    if gold_is_half or answer_is_half:
+        if gold_relation is None or answer_relation is None:
+            return False
+        same_sign = gold_relation["sign"] == answer_relation["sign"]
+        return same_sign and _same_bodies(
+            gold_relation["bound"], answer_relation["bound"]
+        )
+    gold_number, answer_number = read_number(gold), read_number(answer)
+    if gold_number is not None and answer_number is not None:
+        return same_number(gold_number, answer_number)
+    return same_text_value(gold, answer)
+
+
+def _same_numeral(gold: Numeral, answer: Numeral) -> bool:
+    """Compare two numerals with bases by value."""
+    with suppress(ValueError):  # 53_4 has a digit that its base lacks
+        return gold == answer or int(*gold) == int(*answer)
+    return False
+
+
+def _has_digits(text: str, numeral: Numeral) -> bool:
+    """True if a number without a base has the digits of the numeral."""
+    digits = text.replace(" ", "").upper().lstrip("0")
+    return digits == numeral.digits.lstrip("0")
 
 
 def _same_residue(gold: re.Match[str], answer: re.Match[str]) -> bool:
-    """3 (mod 7) is x = 3 (mod 7); two names are the same one."""
-    if gold[1] and answer[1] and gold[1] != answer[1]:
+    """Compare two matches of `_RESIDUE`: 3 (mod 7) is x = 3 (mod 7); two names must be the same."""
+    if gold["letter"] and answer["letter"] and gold["letter"] != answer["letter"]:
         return False
-    return gold[3] == answer[3] and _same_bodies(gold[2], answer[2])
+    same_modulus = gold["modulus"] == answer["modulus"]
+    return same_modulus and _same_bodies(gold["value"], answer["value"])
 
 
 def _same_ratio(gold: str, answer: str) -> bool:
-    """1:2 is 2:4, and 1/2; each part is a value of its own."""
-    named = [side.rpartition("=")[2] for side in (gold, answer)]
-    parts = [[values_of(part.strip()) for part in side.split(":")] for side in named]
-    if not all(
-        values and isinstance(values[0], sympy.Expr)
-        for side in parts
-        for values in side
-    ):
+    """True for 1:2 and 2:4, and for 1:2 and 1/2; each term is a value of its own."""
+    gold_terms, answer_terms = _terms_of_ratio(gold), _terms_of_ratio(answer)
+    if gold_terms is None or answer_terms is None:
         return False
-    left, right = ([values[0] for values in side] for side in parts)
-    if {len(left), len(right)} == {1, 2}:
-        quotients = [
-            side[0] / side[1] if len(side) == 2 else side[0] for side in (left, right)
-        ]
-        return same_value(*quotients)
-    if len(left) != len(right) or left[0] == 0 or right[0] == 0:
+    if {len(gold_terms), len(answer_terms)} == {1, 2}:
+        return same_value(reduce(truediv, gold_terms), reduce(truediv, answer_terms))
+    if len(gold_terms) != len(answer_terms):
+        return False
+    if gold_terms[0] == 0 or answer_terms[0] == 0:
         return False
     return all(
-        same_value(g * right[0], a * left[0])
-        for g, a in zip(left[1:], right[1:], strict=True)
+        same_value(gold_term * answer_terms[0], answer_term * gold_terms[0])
+        for gold_term, answer_term in zip(gold_terms[1:], answer_terms[1:], strict=True)
     )
+
+
+def _terms_of_ratio(text: str) -> list[Expr] | None:
+    """Return the values of a ratio, perhaps with a name, a:b = 1:2; None if one is no formula."""
+    ratio = text.rpartition("=")[2]
+    terms = [read_value(term.strip()) for term in ratio.split(":")]
+    return terms if all(isinstance(term, Expr) for term in terms) else None
 
 
 def _same_sequence(gold: str, answer: str) -> bool:
-    """Term by term, dots where the other has dots; decimals may end in dots."""
-    decimals = [re.sub(r"(\.\d+)\s*\\ldots$", r"\1", side) for side in (gold, answer)]
-    if not any(r"\ldots" in side for side in decimals):
-        return _same_bodies(*decimals)
-    left, right = map(_terms, (gold, answer))
-    return len(left) == len(right) and all(
-        g == a if r"\ldots" in g or r"\ldots" in a else _same_bodies(g, a)
-        for g, a in zip(left, right, strict=True)
-    )
+    """Compare sequences term by term: dots only equal dots. Dots behind a decimal say nothing."""
+    gold_decimal = _DOTS_OF_DECIMAL.sub(r"\1", gold)
+    answer_decimal = _DOTS_OF_DECIMAL.sub(r"\1", answer)
+    if _DOTS not in gold_decimal and _DOTS not in answer_decimal:
+        return _same_bodies(gold_decimal, answer_decimal)
+    gold_terms, answer_terms = _terms_of_sequence(gold), _terms_of_sequence(answer)
+    if len(gold_terms) != len(answer_terms):
+        return False
+    for gold_term, answer_term in zip(gold_terms, answer_terms, strict=True):
+        if _DOTS in gold_term or _DOTS in answer_term:
+            if gold_term != answer_term:
+                return False
+        elif not _same_bodies(gold_term, answer_term):
+            return False
+    return True
 
 
-def _terms(sequence: str) -> list[str]:
-    """The terms; of an arithmetic progression all, or two where its end is not a number."""
-    terms = [term.strip() for term in re.sub(r"^\\\{|\\\}$", "", sequence).split(",")]
-    if r"\ldots" not in terms:
+class _Progression(NamedTuple):
+    """An arithmetic progression that ends in a number: 1, 3, ..., 9."""
+
+    first: Fraction
+    step: Fraction
+    last: Fraction
+
+    def written_out(self) -> list[str] | None:
+        """Return all its terms; None if they are too many, or do not reach the last one."""
+        num_steps = (self.last - self.first) / self.step
+        if num_steps.denominator > 1 or not 0 < num_steps <= _MAX_TERMS:
+            return None
+        return [
+            str(self.first + index * self.step) for index in range(int(num_steps) + 1)
+        ]
+
+
+def _terms_of_sequence(text: str) -> list[str]:
+    """Return the terms, dots as one of them. An arithmetic progression that ends in a number is
+    written out; of one that does not, only the first two terms stand before its dots.
+    """
+    terms = [term.strip() for term in re.sub(r"^\\\{|\\\}$", "", text).split(",")]
+    if _DOTS not in terms:
         return terms
-    dots = terms.index(r"\ldots")
-    numbers = [Fraction(n) for n in map(read_number, terms[:dots]) if n is not None]
-    if len(numbers) < max(2, dots):
+    dots = terms.index(_DOTS)
+    numbers = []
+    for term in terms[:dots]:
+        number = read_number(term)
+        if number is None:
+            return terms
+        numbers.append(Fraction(number))
+    steps = {after - before for before, after in pairwise(numbers)}
+    if len(steps) != 1 or 0 in steps:
         return terms
-    step = numbers[1] - numbers[0]
-    if step == 0 or any(b - a != step for a, b in pairwise(numbers)):
-        return terms
-    end = read_number(terms[-1]) if len(terms) == dots + 2 else None
-    count = Fraction(-1) if end is None else (Fraction(end) - numbers[0]) / step
-    if count.denominator == 1 and 0 < count <= _MAX_TERMS:
-        return [str(numbers[0] + index * step) for index in range(int(count) + 1)]
+    step = steps.pop()
+    last = read_number(terms[-1]) if len(terms) == dots + 2 else None
+    if last is not None:
+        written_out = _Progression(numbers[0], step, Fraction(last)).written_out()
+        if written_out is not None:
+            return written_out
     return [*terms[:2], *terms[dots:]]

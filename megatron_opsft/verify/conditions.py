@@ -6,8 +6,7 @@ are dropped. Text with several cases is left whole.
 
 import re
 
-from megatron_opsft.verify.equality import same_value
-from megatron_opsft.verify.parsing import values_of
+from megatron_opsft.verify.equality import same_text_value
 
 # A word that begins a condition, perhaps inside `\text` or parentheses, behind something else.
 _OPENING = r"(?<=[^\s,;(])(?:[\s,;(]|\\text\s*\{)*"
@@ -49,6 +48,7 @@ _QUANTIFIER = re.compile(
 )
 _RELATION = re.compile(rf"{_SIGN}|=")
 _SET = re.compile(r"\\in(?![a-zA-Z])\s*(\\mathbb\s*\{?([A-Z])\}?\S*)")
+_POSITIVE = re.compile(r"\^\s*\{?\+|>|\^\s*\{?\*|\\ge")  # marks of Z that leave N
 _SET_WORDS = {
     "positive integer": "N",
     "natural": "N",
@@ -60,7 +60,7 @@ _WORD = re.compile(r"(?<![\\a-zA-Z{])[a-zA-Z]{2,}|\\forall")
 
 
 def split_condition(text: str) -> tuple[str, str]:
-    """The answer, and the condition behind it; "" where there is none."""
+    """Return (answer, condition): "" for no condition, and for a reason, which is dropped."""
     if match := _ONLY_IN_FRONT.match(text):
         text = text[match.end() :]
     if match := _QUANTIFIER_IN_FRONT.match(text):
@@ -73,7 +73,8 @@ def split_condition(text: str) -> tuple[str, str]:
         condition = _bare(text[match.start() :])
         if not _may_have_condition(answer, match) or _CASES.search(condition):
             continue
-        if pattern is _BEGINNING and match[1]:
+        is_reason = pattern is _BEGINNING and match[1]
+        if is_reason:
             return answer, ""
         if _RELATION.search(condition) or _QUANTIFIER.search(condition):
             return answer, condition
@@ -81,31 +82,29 @@ def split_condition(text: str) -> tuple[str, str]:
 
 
 def conditions_agree(gold: str, answer: str) -> bool:
-    """Whether two conditions may be the same one: not if they name two sets of numbers, two
-    relations or, without these, two things in words.
+    """True if two conditions may be the same one. They are not if they name two different sets of
+    numbers or relations, or if both use "is" and other words: n is even, n is odd.
     """
     if not gold or not answer:
         return True
-    sets = _number_set(gold), _number_set(answer)
-    if all(sets):
-        return sets[0] == sets[1]
-    relations = _relation(gold), _relation(answer)
-    if all(relations):
-        pairs = [
-            (left, right)
-            for left in values_of(relations[0])
-            for right in values_of(relations[1])
-        ]
-        return relations[0] == relations[1] or any(same_value(*pair) for pair in pairs)
-    if any(sets) or any(relations):
+    gold_set, answer_set = _number_set(gold), _number_set(answer)
+    if gold_set and answer_set:
+        return gold_set == answer_set
+    gold_relation, answer_relation = _relation(gold), _relation(answer)
+    if gold_relation and answer_relation:
+        return gold_relation == answer_relation or same_text_value(
+            gold_relation, answer_relation
+        )
+    if gold_set or answer_set or gold_relation or answer_relation:
         return True
-    words = [set(_WORD.findall(one)) for one in (gold, answer)]
-    return "is" not in words[0] & words[1] or words[0] == words[1]
+    gold_words, answer_words = set(_WORD.findall(gold)), set(_WORD.findall(answer))
+    return "is" not in gold_words & answer_words or gold_words == answer_words
 
 
 def _may_have_condition(answer: str, match: re.Match[str]) -> bool:
-    """Whether what stands before it is whole and more than a letter. Behind a comma, x > 0 is a
-    condition of a formula or equation with that letter, and else one of several relations.
+    """True if the text in front of the condition is a whole answer and more than a letter. Behind a
+    comma, x > 0 is a condition only of a formula or equation with that letter; else it is one of
+    several relations.
     """
     if len(answer) < 2 and not answer.isdigit():
         return False
@@ -118,26 +117,30 @@ def _may_have_condition(answer: str, match: re.Match[str]) -> bool:
 
 
 def _bare(text: str) -> str:
-    r"""A condition without `\text` and the parentheses around it."""
+    r"""Return a condition without `\text` and the parentheses around it."""
     text = re.sub(r"\\text\s*\{([^{}]*)\}", r" \1 ", text)
     text = text.replace(r"\text{", " ").strip(" ,;")
-    text = text.removeprefix("(") if text.count("(") >= text.count(")") else text
-    text = text.removesuffix(")") if text.count(")") > text.count("(") else text
+    if text.count("(") >= text.count(")"):
+        text = text.removeprefix("(")
+    if text.count(")") > text.count("("):
+        text = text.removesuffix(")")
     return " ".join(text.split())
 
 
 def _number_set(condition: str) -> str:
-    """The name of the set of numbers that a condition names: N, Z, Q, R; "" without one."""
+    """Return the name of the set of numbers in a condition: N, Z, Q, R; "" if it names none."""
     if match := _SET.search(condition):
-        is_positive = match[2] == "Z" and re.search(
-            r"\^\s*\{?\+|>|\^\s*\{?\*|\\ge", match[1]
-        )
-        return "N" if is_positive else match[2]
-    return next((name for word, name in _SET_WORDS.items() if word in condition), "")
+        if match[2] == "Z" and _POSITIVE.search(match[1]):
+            return "N"
+        return match[2]
+    for word, name in _SET_WORDS.items():
+        if word in condition:
+            return name
+    return ""
 
 
 def _relation(condition: str) -> str:
-    """The relation in a condition, such as n >= 1; "" without one."""
+    """Return the relation in a condition, such as n >= 1; "" if it has none."""
     if _SET.search(condition):
         return ""
     text = " ".join(_WORD.sub(" ", condition).strip(" ,;").split())

@@ -1,21 +1,40 @@
-"""Whether two values that math-verify's parser has read are equal.
+"""Comparison of two values that math-verify's parser has read.
 
 Numbers, formulas, relations, and these inside tuples, sets, intervals and matrices are compared
 here; math-verify judges everything else, and only ever sees exact numbers.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import sympy
 from latex2sympy2_extended.logic import And
 from math_verify import verify
+from sympy import (
+    Eq,
+    Expr,
+    FiniteSet,
+    Ge,
+    Gt,
+    Interval,
+    Le,
+    Lt,
+    MatrixBase,
+    Ne,
+    Set,
+    Tuple,
+    Union,
+)
 from sympy.core.function import AppliedUndef
 from sympy.core.relational import Relational
 
 from megatron_opsft.verify.decimals import same_values_of_numbers
 from megatron_opsft.verify.formulas import same_formula, same_relation, solution_set
-from megatron_opsft.verify.names import assigned, with_same_arguments, without_names
+from megatron_opsft.verify.names import (
+    read_assignment,
+    with_same_arguments,
+    without_names,
+)
+from megatron_opsft.verify.parsing import read_value
 from megatron_opsft.verify.values import (
     cleaned,
     ends_of,
@@ -26,185 +45,196 @@ from megatron_opsft.verify.values import (
     written_members,
 )
 
-# Kinds of values that are never equal; see `_kind`.
-_APART = (
+# Two values of these kinds are never equal; see `_kind`.
+_DIFFERENT_KINDS = (
     {"between", "numbers"},
     {"between", "named"},
     {"pair", "named"},
-    {"each", "named"},
+    {"assignments", "named"},
 )
+# The relation that says the same with its sides exchanged.
 _TURNED = {
-    sympy.Gt: sympy.Lt,
-    sympy.Ge: sympy.Le,
-    sympy.Lt: sympy.Gt,
-    sympy.Le: sympy.Ge,
+    Gt: Lt,
+    Ge: Le,
+    Lt: Gt,
+    Le: Ge,
+    Eq: Eq,
+    Ne: Ne,
 }
-_SYMMETRIC = (sympy.Eq, sympy.Ne)
+
+
+def same_text_value(gold: str, answer: str) -> bool:
+    """True if two texts are mathematics, and their values are equal."""
+    gold_value = read_value(gold)
+    if gold_value is None:
+        return False
+    answer_value = read_value(answer)
+    return answer_value is not None and same_value(gold_value, answer_value)
 
 
 def same_value(gold: Any, answer: Any) -> bool:
-    """Whether two values, as `values_of` gives them, are equal."""
-    if {_kind(gold), _kind(answer)} in _APART:
+    """True if two values, as `read_value` returns them, are equal."""
+    if {_kind(gold), _kind(answer)} in _DIFFERENT_KINDS:
         return False
     gold, answer = map(cleaned, without_names(*with_same_arguments(gold, answer)))
-    numbers = _single(gold), _single(answer)
-    if all(map(is_number, numbers)):
-        return same_values_of_numbers(*numbers)
+    gold_number, answer_number = _single_member(gold), _single_member(answer)
+    if is_number(gold_number) and is_number(answer_number):
+        return same_values_of_numbers(gold_number, answer_number)
     if (same := _same_members(gold, answer)) is not None:
         return same
-    if is_relation(gold) and is_relation(answer) and _same_relations(gold, answer):
+    relations = relations_of(gold)
+    if relations and _match_up(relations, relations_of(answer), _same_two_relations):
         return True
-    gold, answer = map(exact, _described_sets(gold, answer))
+    gold, answer = map(exact, _as_number_sets(gold, answer))
     if is_relation(gold) or is_relation(answer):
         return False
     if (same := _same_members(gold, answer)) is not None:
         return same
     if (same := same_formula(gold, answer)) is not None:
         return same
-    limits = {"numeric_precision": 40, "timeout_seconds": None}
-    return bool(verify(gold, answer, **limits))
+    return bool(verify(gold, answer, numeric_precision=40, timeout_seconds=None))
 
 
-def _described_sets(gold: Any, answer: Any) -> tuple[Any, Any]:
-    """Two conditions for one letter as the sets of numbers that they allow, or one condition beside
-    a set; both as they are where the letters differ.
+def _as_number_sets(gold: Any, answer: Any) -> tuple[Any, Any]:
+    """Return two conditions for one letter, or a condition and a set, as the sets of numbers that
+    they allow; both as they are if the letters differ.
     """
     if not all(
-        is_relation(one) or isinstance(one, sympy.Set) for one in (gold, answer)
+        is_relation(value) or isinstance(value, Set) for value in (gold, answer)
     ):
         return gold, answer
-    left, right = solution_set(gold), solution_set(answer)
-    if isinstance(left, sympy.Set) and isinstance(right, sympy.Set):
-        letters = [
-            _letters(one) - _letters(left) - _letters(right) for one in (gold, answer)
-        ]
-        if letters[0] == letters[1] or not all(letters):
-            return left, right
+    gold_set, answer_set = solution_set(gold), solution_set(answer)
+    if isinstance(gold_set, Set) and isinstance(answer_set, Set):
+        remaining = _letters(gold_set) | _letters(answer_set)
+        gold_letters = _letters(gold) - remaining
+        answer_letters = _letters(answer) - remaining
+        if gold_letters == answer_letters or not gold_letters or not answer_letters:
+            return gold_set, answer_set
     return gold, answer
 
 
 def _letters(value: Any) -> set[Any]:
-    """The letters of a value, and the values of unknown functions."""
+    """Return the letters of a value, and the values of unknown functions."""
     return value.free_symbols | value.atoms(AppliedUndef)
 
 
 def _kind(value: Any) -> str:
-    """Numbers `between` bounds (1 < x < 2), some `numbers` (1, 2), those of a name (`named`: x = 1
-    or x = 2); `each`: x = 1, y = 2; `pair`: (1, 2), perhaps an interval. "": anything else.
+    """Return the kind of a value that says how many numbers it stands for.
+
+    "between": all numbers between bounds, 1 < x < 2. "numbers": a list, 1, 2. "named": a list of
+    values of one name, x = 1 or x = 2. "assignments": a value for each of several names,
+    x = 1, y = 2. "pair": (1, 2), which the parser takes for an interval. "": anything else.
     """
     match value:
-        case sympy.Eq(rhs=sympy.Interval() | sympy.Union()):
+        case Eq(rhs=Interval() | Union()):
             return "between"
-        case sympy.Eq(rhs=sympy.FiniteSet()):
+        case Eq(rhs=FiniteSet()):
             return "named"
         case Relational() | And():
-            return "" if assigned(value) else "between"
-        case sympy.FiniteSet() if all(
-            isinstance(one, sympy.Expr) for one in value.args
-        ):
-            return "numbers"
-        case sympy.FiniteSet() if all(isinstance(one, sympy.Eq) for one in value.args):
-            names = {one.lhs for one in value.args}
-            return (
-                "named"
-                if len(names) == 1
-                else "each"
-                if len(names) == len(value.args)
-                else ""
-            )
-    return "pair" if isinstance(value, sympy.Interval) else ""
+            return "" if read_assignment(value) else "between"
+        case Interval():
+            return "pair"
+        case FiniteSet():
+            return _kind_of_list(value.args)
+    return ""
 
 
-def _single(value: Any) -> Any:
-    """The value of a set that holds one, perhaps twice (1/2 or 0.5); else the value itself."""
-    if isinstance(value, sympy.FiniteSet) and value.args:
+def _kind_of_list(members: Sequence[Any]) -> str:
+    if all(isinstance(member, Expr) for member in members):
+        return "numbers"
+    if all(isinstance(member, Eq) for member in members):
+        names = {equation.lhs for equation in members}
+        if len(names) == 1:
+            return "named"
+        if len(names) == len(members):
+            return "assignments"
+    return ""
+
+
+def _single_member(value: Any) -> Any:
+    """Return the member of a set of one, perhaps written twice (1/2 or 0.5); else the value."""
+    if isinstance(value, FiniteSet) and value.args:
         first, *others = value.args
-        if all(same_value(first, other) for other in others):
+        if all(same_value(first, member) for member in others):
             return first
     return value
 
 
-def _same_relations(gold: Any, answer: Any) -> bool:
-    """Whether two relations, or two chains of as many, are the same in some order."""
-    others = list(relations_of(answer))
-    for relation in relations_of(gold):
-        partner = next(
-            (one for one in others if _same_two_relations(relation, one)), None
-        )
-        if partner is None:
-            return False
-        others.remove(partner)
-    return not others
-
-
 def _same_two_relations(gold: Relational, answer: Relational) -> bool:
-    """Whether one is a multiple of the other, or has the same sides."""
+    """True if one is a multiple of the other, or has the same sides, perhaps exchanged."""
     same = same_relation(exact(gold), exact(answer))
     if same is not None:
         return same
-    if gold.func is answer.func and all(map(same_value, gold.args, answer.args)):
+    if gold.func is answer.func and _all_same(gold.args, answer.args):
         return True
-    is_turned = gold.func in _SYMMETRIC and gold.func is answer.func
-    is_turned = is_turned or _TURNED.get(gold.func) is answer.func
-    return is_turned and all(map(same_value, gold.args, reversed(answer.args)))
+    is_turned = _TURNED.get(gold.func) is answer.func
+    return is_turned and _all_same(gold.args, answer.args[::-1])
 
 
 def _same_members(gold: Any, answer: Any) -> bool | None:
-    """Two collections member by member; None where they are not such a pair."""
-    left, right = _ordered(gold), _ordered(answer)
+    """Compare two collections member by member; None if they are not two collections."""
+    in_order, answer_in_order = _ordered_members(gold), _ordered_members(answer)
     match gold, answer:
-        case sympy.MatrixBase(), sympy.MatrixBase():
+        case MatrixBase(), MatrixBase():
             return gold.shape == answer.shape and _all_same(gold.flat(), answer.flat())
-        case sympy.Interval(), sympy.Interval():
-            closed = [(one.left_open, one.right_open) for one in (gold, answer)]
-            return closed[0] == closed[1] and _all_same(ends_of(gold), ends_of(answer))
-        case sympy.FiniteSet(), sympy.FiniteSet() if (left is None) == (right is None):
-            members = (
-                written_members(gold),
-                written_members(answer),
-            )  # 3, 3, 5 is not 3, 5, 5
-            as_lists = len(members[0]) == len(members[1])
-            return _same_sets(*(members if as_lists else (gold.args, answer.args)))
-        case _, sympy.FiniteSet() if (
-            left is not None
-        ):  # 1, 2 for (1, 2) and for x = 1, y = 2
-            return _all_same(left, right or written_members(answer))
-        case sympy.FiniteSet(), _ if left is None and right:
-            written = written_members(gold)
-            return len(written) == len(right) and _same_sets(written, right)
-    return None if left is None or right is None else _all_same(left, right)
+        case Interval(), Interval():
+            same_brackets = (
+                gold.left_open == answer.left_open
+                and gold.right_open == answer.right_open
+            )
+            return same_brackets and _all_same(ends_of(gold), ends_of(answer))
+        case FiniteSet(), FiniteSet() if (in_order is None) == (
+            answer_in_order is None
+        ):
+            members, answer_members = written_members(gold), written_members(answer)
+            if len(members) == len(answer_members):  # 3, 3, 5 is not 3, 5, 5
+                return _match_up(members, answer_members, same_value)
+            return _match_up(gold.args, answer.args, same_value)
+        case _, FiniteSet() if in_order is not None:
+            # The list 1, 2 is right for (1, 2) and for x = 1, y = 2.
+            return _all_same(in_order, answer_in_order or written_members(answer))
+        case FiniteSet(), _ if in_order is None and answer_in_order:
+            members = written_members(gold)
+            same_length = len(members) == len(answer_in_order)
+            return same_length and _match_up(members, answer_in_order, same_value)
+    if in_order is None or answer_in_order is None:
+        return None
+    return _all_same(in_order, answer_in_order)
 
 
-def _ordered(value: Any) -> Sequence[Any] | None:
-    """The members, in order, of a tuple, a vector, (a, b) (perhaps an interval), x = 2, y = 3."""
+def _ordered_members(value: Any) -> Sequence[Any] | None:
+    """Return the members of a tuple, a vector, (a, b) (perhaps an interval), and the values of
+    x = 2, y = 3, in their order; None for anything else.
+    """
     match value:
-        case sympy.FiniteSet() if _kind(value) == "each":
-            members = written_members(value)
-            in_order = {str(one.lhs) for one in members} <= {*"xyz"}
-            return [
-                one.rhs for one in (sorted(members, key=str) if in_order else members)
-            ]
-        case sympy.Tuple():
+        case FiniteSet() if _kind(value) == "assignments":
+            equations = written_members(value)
+            if {str(equation.lhs) for equation in equations} <= {"x", "y", "z"}:
+                equations = sorted(equations, key=str)
+            return [equation.rhs for equation in equations]
+        case Tuple():
             return value.args
-        case sympy.Interval(left_open=sympy.true, right_open=sympy.true):
+        case Interval() if value.left_open and value.right_open:
             return ends_of(value)
-        case sympy.MatrixBase() if 1 in value.shape:
+        case MatrixBase() if 1 in value.shape:
             return value.flat()
     return None
 
 
-def _all_same(left: Sequence[Any], right: Sequence[Any]) -> bool:
-    return len(left) == len(right) and all(map(same_value, left, right))
+def _all_same(gold: Sequence[Any], answer: Sequence[Any]) -> bool:
+    return len(gold) == len(answer) and all(map(same_value, gold, answer))
 
 
-def _same_sets(left: Sequence[Any], right: Iterable[Any]) -> bool:
-    """Whether each of the one has a partner in the other."""
-    others = list(right)
-    for value in left:
-        partner = next(
-            (i for i, other in enumerate(others) if same_value(value, other)), None
-        )
-        if partner is None:
+def _match_up(
+    gold: Sequence[Any], answer: Sequence[Any], is_same: Callable[[Any, Any], bool]
+) -> bool:
+    """True if each member of `gold` has a partner of its own in `answer`, and none is left over."""
+    unmatched = list(answer)
+    for member in gold:
+        for index, candidate in enumerate(unmatched):
+            if is_same(member, candidate):
+                del unmatched[index]
+                break
+        else:
             return False
-        del others[partner]
-    return not others
+    return not unmatched

@@ -1,4 +1,4 @@
-"""Which text of a response is its answer.
+"""The text of a response that is its answer.
 
 Only what follows the last `</think>` counts. Its last box is the answer, with those joined to it,
 unless the text denies it or states another value behind it. Without a box the answer is what the
@@ -11,7 +11,7 @@ from megatron_opsft.data.answers import final_boxes, last_box
 
 THINK_END = "</think>"
 _NEXT_TURN = re.compile(r"<\|(?:im|eot|end)_?\w*\|>")
-_MAX_CHARS = 2000  # before and behind the answer that are looked at
+_MAX_CHARS = 2000  # that are searched in front of an answer and behind it
 _MARKUP = re.compile(
     r"</?answer>|I hope (?:it|this) is correct\.?|^\s*(?:#+|>)\s*"
     r"|(?<![\w\\*])(?:\*{1,3}|__|`)(?=\S)|(?<=[^\s\\])(?:\*{1,3}|__|`)(?![\w*])",
@@ -48,14 +48,14 @@ _VERB = re.compile(r"\b(?:is|are|equals|(?:in|de)creases by)\b|(?<=[^\W\d_]):\s"
 _CORRECTED = re.compile(
     r".*\bnot\s+[\d.,]+,?\s+(?=(?:which is|it's|it is|but)\b)", re.IGNORECASE
 )
-# Answer: Ann sold 3 apples. The words of the sentence change no number.
+# Words that change a number. "Answer: Ann sold 3 apples" has none, so its answer is 3 apples.
 _CHANGING_WORDS = (
     "a|an|about|above|all|almost|and|at|base|below|between|by|cubed?|difference|digit|divided"
     "|double|either|except|fewer|from|half|halves|if|inverse|least|less|minus|mod|modulo|more|most"
     "|multiple|n't|negative|neither|no|nor|not|of|only|or|over|per|plus|power|product|quarter|ratio"
     "|reciprocal|root|square|squared|sum|than|third|times|to|triple|twice|under|unless|without"
 )
-_TOLD = re.compile(
+_PLAIN_SENTENCE = re.compile(
     rf"(?!(?i:.*\b(?:{_CHANGING_WORDS})\b))[A-Z][a-z']+(?:\s+[A-Za-z']+){{1,12}}"
     r"\s+(\\?\$?\d[\d.,]*(?:\s+[a-z]+)?)(?:\s+[a-z]+){0,3}\.?\s*"
 )
@@ -67,8 +67,9 @@ _SUPPOSES_OR_COMPARES = re.compile(
     r"\b(?:no|if|when|let|suppose|assume|case|than|least|most|about|between|either)\b",
     re.IGNORECASE,
 )
-_MAX_LINE = 200  # characters of a response that is the answer itself
-_MAX_WORDS = 2  # of a last sentence that is the answer without holding mathematics
+_HAS_MATHEMATICS = re.compile(r"[\d$\\]")
+_MAX_LINE = 200  # characters of a line that is an answer without saying so
+_MAX_WORDS = 2  # in an answer without mathematics that the last sentence gives
 _DENIED_BEFORE = re.compile(
     r"(?:\bnot|n't|\bnever|\bcannot|\bexcept|\brather than|\binstead of|\banything but)"
     r"(?:\s+(?!but\b|so\b|hence\b)[a-z]+){0,2}[\s$\\(\[]*\Z",
@@ -89,71 +90,86 @@ _SECOND_THOUGHT = re.compile(
 
 
 def find_answers(response: str) -> list[str]:
-    """What may be the answer, the likeliest first: the first of them that can be read is it."""
-    tail = _answer_part(response)
-    box = last_box(tail)
+    """Return the texts that may be the answer, the likeliest first: the first that can be read is
+    the answer.
+    """
+    text = _text_behind_thinking(response)
+    box = last_box(text)
     if box is None:
-        return _stated_values(tail) or _last_sentence_values(tail)
+        return _stated_values(text) or _last_sentence_values(text)
     if not box.content:  # empty, or never closed
         return []
-    behind = tail[box.end : box.end + _MAX_CHARS]
-    before = tail[max(0, box.start - _MAX_CHARS) : box.start]
-    is_denied = _DENIED_BEFORE.search(before) or _is_taken_back(behind)
-    boxed = [] if is_denied else [", ".join(final_boxes(tail))]
-    return [*_stated_values(behind), *boxed]
+    before = text[max(0, box.start - _MAX_CHARS) : box.start]
+    behind = text[box.end : box.end + _MAX_CHARS]
+    values = _stated_values(behind)
+    if not _DENIED_BEFORE.search(before) and not _is_taken_back(behind):
+        values.append(", ".join(final_boxes(text)))
+    return values
 
 
 def only_line(response: str) -> str:
-    """A response that is one short line without a box; "" for any other."""
-    tail = _MARKUP.sub("", _answer_part(response)).strip()
-    is_line = "\n" not in tail and len(tail) <= _MAX_LINE and last_box(tail) is None
-    return tail if is_line else ""
+    """Return a response that is one short line without a box; "" for any other."""
+    text = _MARKUP.sub("", _text_behind_thinking(response)).strip()
+    is_line = "\n" not in text and len(text) <= _MAX_LINE and last_box(text) is None
+    return text if is_line else ""
 
 
-def _answer_part(response: str) -> str:
-    """What follows the thinking, up to the end of the turn."""
+def _text_behind_thinking(response: str) -> str:
+    """Return what follows the thinking, up to the end of the turn."""
     return _NEXT_TURN.split(response.rpartition(THINK_END)[2])[0]
 
 
 def _stated_values(text: str) -> list[str]:
-    """What may be the answer in the last statement that gives more than words."""
+    """Return what may be the answer in the last statements, back to one with mathematics. A
+    statement that is taken back, and those before it, count for nothing.
+    """
     text = _MARKUP.sub("", text[-_MAX_CHARS:])
     values: list[str] = []
-    for match in reversed(list(_STATEMENT.finditer(text))):
-        stated = _SENTENCE.match(text, match.end())
-        if stated is None or _is_taken_back(text[stated.end() :]):
+    for statement in reversed(list(_STATEMENT.finditer(text))):
+        sentence = _SENTENCE.match(text, statement.end())
+        if sentence is None or _is_taken_back(text[sentence.end() :]):
             return values
-        values += _values_in(stated[1])
-        if told := _TOLD.fullmatch(stated[1]):
-            values.append(told[1])
-        if re.search(r"[\d$\\]", stated[1]):
+        stated = sentence[1]
+        values += _values_in(stated)
+        if plain_sentence := _PLAIN_SENTENCE.fullmatch(stated):
+            values.append(plain_sentence[1])
+        if _HAS_MATHEMATICS.search(stated):
             break
     return values
 
 
 def _last_sentence_values(text: str) -> list[str]:
-    """What may be the answer in the last sentence, unless it doubts, supposes or compares."""
+    """Return what may be the answer in the last sentence, unless it doubts or supposes."""
     text = _MARKUP.sub("", text[-_MAX_CHARS:]).strip()
     sentence = _CORRECTED.sub("", _SENTENCE_END.split(text)[-1])
     if _DOUBTS.search(sentence):
         return []
-    return [
-        one
-        for one in _values_in(sentence)
-        if not _SUPPOSES_OR_COMPARES.search(one)
-        and (re.search(r"[\d$\\]", one) or len(one.split()) <= _MAX_WORDS)
-    ]
+    values = []
+    for value in _values_in(sentence):
+        is_short = len(value.split()) <= _MAX_WORDS
+        if _SUPPOSES_OR_COMPARES.search(value):
+            continue
+        if is_short or _HAS_MATHEMATICS.search(value):
+            values.append(value)
+    return values
 
 
 def _is_taken_back(behind: str) -> bool:
-    """Whether what follows an answer denies it or thinks again."""
+    """True if the text behind an answer denies it or thinks again."""
     return bool(_DENIED_AT_ONCE.match(behind) or _SECOND_THOUGHT.search(behind))
 
 
 def _values_in(sentence: str) -> list[str]:
-    """All of a sentence that may be its value; what follows its last "is"."""
+    """Return the texts in a sentence that may be its value, the likeliest first: what follows its
+    last "is", the sentence without its first and last words, and what follows the last "is" there.
+    """
     sentence = sentence.strip().rstrip(".")
-    value = _TRAIL.sub("", _LEAD.sub("", sentence, count=1)).strip()
-    restated = [_VERB.split(text)[1:][-1:] for text in (sentence, value)]
-    values = [*restated[0], value, *restated[1]]
-    return [one.strip() for one in values if one.strip()]
+    core = _TRAIL.sub("", _LEAD.sub("", sentence, count=1)).strip()
+    values = [_behind_last_verb(sentence), core, _behind_last_verb(core)]
+    return [value for value in values if value]
+
+
+def _behind_last_verb(text: str) -> str:
+    """Return what follows the last "is" or "equals"; "" if the text has neither."""
+    pieces = _VERB.split(text)
+    return pieces[-1].strip() if len(pieces) > 1 else ""

@@ -1,4 +1,4 @@
-"""Judges an answer as mathematics.
+"""The judge of mathematics: it compares the answer of a response with the gold answer.
 
 Runs inside a worker process of `worker_pool`, which holds the time limit: math-verify's own limit
 works by `signal.alarm` and is off here. Imports no torch, so that a worker starts in well under a
@@ -8,22 +8,24 @@ A verdict takes four steps, each in a file of its own. An answer that is not und
 is wrong.
 
 1. `final_answer` finds the text that is the answer: a box, a statement, or a sentence.
-2. `spelling` writes it as the gold answer is written (`layout` holds the LaTeX half of its table).
-3. `reading` takes apart what it says: option letter, value, unit (`units`), condition
-   (`conditions`), time or numeral (`numerals`).
-4. `comparison` compares the two. Where the value is mathematics, `parsing` reads it and `equality`
-   compares it, with `names` (x = 5), `decimals`, `formulas` and `values`.
+2. `spelling` writes it in the one spelling that is read; the gold answer goes through it, too
+   (`layout` holds the LaTeX half of its table).
+3. `reading` takes it apart: option letter, value, unit (`units`), condition (`conditions`), time or
+   numeral (`numerals`).
+4. `comparison` compares it with the gold. If the value is mathematics, `parsing` reads it and
+   `equality` compares it, with `names` (x = 5), `decimals`, `formulas` and `values`.
 """
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from itertools import chain, product
 
 import sympy.core.random
 
-from megatron_opsft.data.answers import final_boxes, last_box
+from megatron_opsft.data.answers import final_boxes, last_box, read_answer
 from megatron_opsft.records import Outcome, Verdict
 from megatron_opsft.verify.comparison import is_understood, same_answer
 from megatron_opsft.verify.final_answer import find_answers, only_line
@@ -37,13 +39,16 @@ _DECIMAL_COMMA = re.compile(r"([+-]?\d+),(\d+)")
 logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 
-def judge(response_text: str, gold: str) -> Verdict:
+def judge(response_text: str, gold: str | float) -> Verdict:
     """Compare the answer of a response with the gold answer (LaTeX, a number, or text with maths
     in $...$).
 
     The same pair always gets the same verdict: sympy's random probes are seeded anew for each
-    answer. What sympy cannot compare is WRONG. Errors: whatever sympy raises.
+    answer. What sympy cannot compare is WRONG. Errors: `RowError` for a gold that is neither text
+    nor a number; whatever sympy raises.
     """
+    if not isinstance(gold, str):  # a number of JSON
+        gold = read_answer(gold, "gold")
     sympy.core.random.seed(0)
     candidates = find_answers(response_text)
     line = only_line(response_text)
@@ -58,13 +63,16 @@ def judge(response_text: str, gold: str) -> Verdict:
 
 
 def _compare(candidates: Sequence[str], golds: Sequence[Answer]) -> Verdict:
-    """CORRECT if the first candidate that can be read, or words before it, is a gold answer."""
+    """Return CORRECT if one of the candidates is a gold answer. The first one that is understood as
+    more than words is the last that counts.
+    """
     for candidate in candidates:
         answers = _read_answer(candidate)
-        if any(same_answer(gold, answer) for gold in golds for answer in answers):
+        if any(same_answer(gold, answer) for gold, answer in product(golds, answers)):
             return Verdict(outcome=Outcome.CORRECT, answer=candidate)
-        if any(is_understood(one) and not is_words(one.body) for one in answers):
-            return Verdict(outcome=Outcome.WRONG, answer=candidate)
+        for answer in answers:
+            if is_understood(answer) and not is_words(answer.body):
+                return Verdict(outcome=Outcome.WRONG, answer=candidate)
     if not candidates:
         return Verdict(outcome=Outcome.NO_ANSWER)
     return Verdict(outcome=Outcome.WRONG, answer=candidates[0])
@@ -72,41 +80,44 @@ def _compare(candidates: Sequence[str], golds: Sequence[Answer]) -> Verdict:
 
 @lru_cache(maxsize=4096)
 def _read_gold(gold: str) -> tuple[Answer, ...]:
-    """The right answers: several where the gold says OR, or can be read in two ways."""
+    """Return the right answers: several if the gold says OR, or can be read in two ways."""
+    box = last_box(gold)
     if boxes := final_boxes(gold):
         gold = ", ".join(boxes)
-    elif (box := last_box(gold)) and box.end < 0:  # never closed: all that follows
+    elif box and box.end < 0:  # never closed: all that follows is the answer
         gold = gold[gold.index("{", box.start) + 1 :]
-    texts = dict.fromkeys([gold, *_ALTERNATIVES.split(gold)])
-    return tuple(one for text in texts for one in _read(text))
+    return _read_all(dict.fromkeys([gold, *_ALTERNATIVES.split(gold)]))
 
 
 @lru_cache(maxsize=4096)
 def _read_gold_sentence(gold: str) -> tuple[Answer, ...]:
-    """What a gold answer says that is a sentence or more, and cannot be read as one answer."""
+    """Return the answers in a gold that is a sentence or more, and cannot be read as one answer."""
     if any(map(is_understood, _read_gold(gold))):
         return ()
-    texts = [*find_answers(gold), *gold.rpartition("=")[2:]]
-    return tuple(one for text in texts if text for one in _read(text))
+    return _read_all(filter(None, [*find_answers(gold), *gold.rpartition("=")[2:]]))
+
+
+def _read_all(texts: Iterable[str]) -> tuple[Answer, ...]:
+    return tuple(chain.from_iterable(map(_read, texts)))
 
 
 def _read(text: str) -> list[Answer]:
-    """The readings of one text."""
-    readings = [read(text)]
-    if match := _WHOLE_EXPONENT.fullmatch(
-        readings[0].body
-    ):  # 2e-8 has Euler's number to some
-        power = rf"{match[1]}\cdot 10^{{{match[2]}}}"
-        as_power = _with_body(readings[0], power)
-        return [as_power] if match[2].isdecimal() else [*readings, as_power]
-    if match := _ALL_EQUAL.fullmatch(readings[0].body):  # x = y = 1 is (1, 1)
+    """Return the readings of one text."""
+    answer = read(text)
+    # 2e8 is a number with a power of ten; 2e-8 may also be a difference with Euler's number.
+    if match := _WHOLE_EXPONENT.fullmatch(answer.body):
+        power = _with_body(answer, rf"{match[1]}\cdot 10^{{{match[2]}}}")
+        return [power] if match[2].isdecimal() else [answer, power]
+    if match := _ALL_EQUAL.fullmatch(answer.body):  # x = y = 1 is (1, 1)
         values = ", ".join([match[1]] * match[0].count("="))
-        readings.append(_with_body(readings[0], f"({values})"))
-    return readings
+        return [answer, _with_body(answer, f"({values})")]
+    return [answer]
 
 
 def _read_answer(text: str) -> list[Answer]:
-    """The readings of a response's answer: 1,22 is a number to some; a gold's comma separates."""
+    """Return the readings of a response's answer. Some write 1,22 for a number; in a gold the comma
+    separates two.
+    """
     readings = _read(text)
     if match := _DECIMAL_COMMA.fullmatch(readings[0].body):
         readings.append(_with_body(readings[0], f"{match[1]}.{match[2]}"))
@@ -114,7 +125,7 @@ def _read_answer(text: str) -> list[Answer]:
 
 
 def _with_body(answer: Answer, body: str) -> Answer:
-    """The answer with its value written otherwise; unit, condition and option stay."""
+    """Return the answer with its value written otherwise; unit, condition and option stay."""
     return replace(answer, text=body, body=body)
 
 

@@ -1,10 +1,10 @@
-"""What an equation names, and the value without its name: x = 5, f(x) = x^2, 2 + 3 = 5."""
+"""The name in an equation, and the value without it: x = 5, f(x) = x^2, 2 + 3 = 5."""
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-import sympy
+from sympy import Eq, Expr, FiniteSet, Interval, Symbol, Tuple
 from sympy.core.function import AppliedUndef
 
 from megatron_opsft.verify.decimals import same_values_of_numbers
@@ -18,48 +18,61 @@ from megatron_opsft.verify.values import (
     written_members,
 )
 
-_FUNCTION_NAME = re.compile(
+_FUNCTION_NAME = re.compile(  # f, f_1, f'
     r"[a-zA-Z](?:_\S+)?|\\text\{[a-zA-Z](?:prime)+\}"
-)  # f, f_1, f'
+)
+
+
+class Assignment(NamedTuple):
+    """An equation read as a name and its value: x and 5 of x = 5; of 2 + 3 = 5 both are numbers."""
+
+    name: Any
+    value: Any
+
+    @property
+    def is_of_numbers(self) -> bool:
+        return is_number(self.name) and is_number(self.value)
 
 
 def with_same_arguments(gold: Any, answer: Any) -> tuple[Any, Any]:
-    """Both with the same letters for a function's arguments: f(t) = t^2 is f(x) = x^2. Also in
-    lists of such equations for one function.
+    """Return both with the same letters for a function's arguments: f(t) = t^2 is f(x) = x^2. Also
+    in lists of such equations for one function.
     """
-    functions = _named_function(gold), _named_function(answer)
-    if functions[0] is None or functions[1] is None:
+    gold_function = _defined_function(gold)
+    answer_function = _defined_function(answer)
+    if gold_function is None or answer_function is None:
         return gold, answer
-    letters = [function.args for function in functions]
-    if functions[0].func != functions[1].func or len(letters[0]) != len(letters[1]):
+    old, new = gold_function.args, answer_function.args
+    if gold_function.func != answer_function.func or len(old) != len(new):
         return gold, answer
-    if not all(map(_are_arguments, letters)):
+    if not (_are_arguments(old) and _are_arguments(new)):
         return gold, answer
-    bound = [
-        sympy.Symbol(f"argument {number}", real=True)
-        for number in range(len(letters[0]))
-    ]
-    renamed = [dict(zip(one, bound, strict=True)) for one in letters]
-    return replaced(gold, renamed[0]), replaced(answer, renamed[1])
-
-
-def _named_function(value: Any) -> Any:
-    """f(x) of f(x) = x^2, and of a list of such equations for it alone; None for anything else."""
-    equations = (
-        written_members(value) if isinstance(value, sympy.FiniteSet) else [value]
+    letters = [Symbol(f"argument {number}", real=True) for number in range(len(old))]
+    return (
+        replaced(gold, dict(zip(old, letters, strict=True))),
+        replaced(answer, dict(zip(new, letters, strict=True))),
     )
-    if not equations or not all(isinstance(one, sympy.Eq) for one in equations):
+
+
+def _defined_function(value: Any) -> Any:
+    """Return f(x) of f(x) = x^2, and of a list of such equations for it alone; None for anything
+    else.
+    """
+    equations = [value]
+    if isinstance(value, FiniteSet):
+        equations = [*written_members(value)]
+    if not equations or not all(isinstance(item, Eq) for item in equations):
         return None
-    named = {one.lhs for one in equations}
-    function = named.pop()
-    if named or not isinstance(function, AppliedUndef):
+    left_sides = {equation.lhs for equation in equations}
+    function = left_sides.pop()
+    if left_sides or not isinstance(function, AppliedUndef):
         return None
     return function if _FUNCTION_NAME.fullmatch(str(function.func)) else None
 
 
 def _are_arguments(values: Sequence[Any]) -> bool:
-    """Whether they are different small letters; capital ones are events and matrices: P(A)."""
-    names = [one.name for one in values if isinstance(one, sympy.Symbol)]
+    """True for different small letters; capital ones are events and matrices: P(A)."""
+    names = [value.name for value in values if isinstance(value, Symbol)]
     return len(set(names)) == len(values) and all(name.islower() for name in names)
 
 
@@ -67,47 +80,52 @@ def without_names(gold: Any, answer: Any) -> tuple[Any, Any]:
     """Drop `x =` if both sides have it, or if only one side does and it just names the value. A
     chain such as 2 + 3 = 5 is its last number if it holds, and else no number.
     """
-    left, right = assigned(gold), assigned(answer)
-    if left and right and all(map(is_number, (*left, *right))):
-        return (
-            (left[1], right[1]) if _holds(gold) and _holds(answer) else (gold, answer)
-        )
-    if left and right:
-        has_same_name = left[0] == right[0] and _is_name(left[0])
-        return (left[1], right[1]) if has_same_name else (gold, answer)
-    if left and not is_relation(answer) and _holds(gold):
-        names_value = _is_name(left[0]) or all(map(is_number, left))
-        return (left[1], answer) if names_value else (gold, answer)
-    if right and not is_relation(gold) and _holds(answer):
-        return gold, right[1]
+    in_gold, in_answer = read_assignment(gold), read_assignment(answer)
+    if in_gold and in_answer:
+        if in_gold.is_of_numbers and in_answer.is_of_numbers:
+            drops_names = _holds(gold) and _holds(answer)
+        else:
+            drops_names = in_gold.name == in_answer.name and _is_name(in_gold.name)
+        if drops_names:
+            return in_gold.value, in_answer.value
+    elif in_gold and not is_relation(answer) and _holds(gold):
+        if _is_name(in_gold.name) or in_gold.is_of_numbers:
+            return in_gold.value, answer
+    elif in_answer and not is_relation(gold) and _holds(answer):
+        return gold, in_answer.value
     return gold, answer
 
 
-def assigned(value: Any) -> tuple[Any, Any] | None:
-    """(what, value) of `x = 5`, `x + y = 5` and `f(2) = 2 + 3 = 5`."""
-    parts = relations_of(value)
-    if not parts or not all(isinstance(part, sympy.Eq) for part in parts):
+def read_assignment(value: Any) -> Assignment | None:
+    """Read `x = 5`, `5 = x`, `x + y = 5` and `f(2) = 2 + 3 = 5`; None for anything else."""
+    relations = relations_of(value)
+    if not relations or not all(isinstance(item, Eq) for item in relations):
         return None
-    left, right = parts[0].lhs, parts[-1].rhs
-    return (right, left) if _is_name(right) and not _is_name(left) else (left, right)
+    first, last = relations[0].lhs, relations[-1].rhs
+    if _is_name(last) and not _is_name(first):
+        return Assignment(name=last, value=first)
+    return Assignment(name=first, value=last)
 
 
 def _holds(chain: Any) -> bool:
-    """Whether neighbours in a chain of equations that are numbers are the same number."""
-    for part in relations_of(chain):
-        sides = [cleaned(side) for side in part.args]
+    """True if neighbours in a chain of equations that are numbers are the same number."""
+    for relation in relations_of(chain):
+        sides = [cleaned(side) for side in relation.args]
         if all(map(is_number, sides)) and not same_values_of_numbers(*sides):
             return False
     return True
 
 
 def _is_name(value: Any) -> bool:
-    """Letters without numbers: x, f(x), AB, |AB|, a + b and (x, y), perhaps read as an interval."""
-    if isinstance(value, sympy.Interval | sympy.Tuple):
-        parts = ends_of(value) if isinstance(value, sympy.Interval) else value.args
-        return all(isinstance(part, sympy.Symbol) for part in parts)
+    """True for letters without numbers: x, f(x), AB, |AB|, a + b, and (x, y), which the parser may
+    take for an interval.
+    """
+    if isinstance(value, Interval):
+        return all(isinstance(end, Symbol) for end in ends_of(value))
+    if isinstance(value, Tuple):
+        return all(isinstance(member, Symbol) for member in value.args)
     if isinstance(value, AppliedUndef):
         return True
-    if not isinstance(value, sympy.Expr):
+    if not isinstance(value, Expr):
         return False
-    return all(isinstance(atom, sympy.Symbol) or atom == -1 for atom in value.atoms())
+    return all(isinstance(atom, Symbol) or atom == -1 for atom in value.atoms())

@@ -1,14 +1,15 @@
-"""What an answer says beside its mathematics: option letter, condition, unit, words.
+"""An answer taken apart: option letter, name, value, unit and condition; and words as answers.
 
-Pure text; `verify.equality` compares the mathematics of what is left. Whatever is not understood
+Pure text; `verify.equality` compares the values that are mathematics. Text that is not understood
 makes an answer unreadable: it then equals the same text only, never a part of itself.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from megatron_opsft.data.answers import closing_brace
 from megatron_opsft.verify.conditions import split_condition
+from megatron_opsft.verify.layout import matched_group
 from megatron_opsft.verify.numerals import (
     read_base,
     read_clock,
@@ -17,7 +18,7 @@ from megatron_opsft.verify.numerals import (
     unwrapped,
 )
 from megatron_opsft.verify.spelling import respell
-from megatron_opsft.verify.units import FUNCTIONS, Unit, singular, take_unit
+from megatron_opsft.verify.units import FUNCTIONS, Quantity, Unit, singular, take_unit
 
 _MAX_CHARS = 5000
 _OPTION_LETTER = (
@@ -39,13 +40,21 @@ _WORDS = re.compile(
     r"(?:[aA]\s+(?=[^\W\d_]{3}))?[^\W\d_]{2,}[.!]?(?:[\s,\-]+[^\W\d_]+[.!]?)*"
 )
 _PRODUCT = re.compile("[abckmnpqrtuvwxyz]{2,3}")
-_FAMILIES = (
-    "abc",
-    "kmnpqr",
-    "tuvwxyz",
-)  # letters that stand together in a product of three
-_SHORT_WORDS = {"yes", "no", "odd", "even", "one", "two", "six", "ten", "all", "red"}
-# What only introduces an answer.
+# Letters of one of these families may be a product of three.
+_FAMILIES = ("abc", "kmnpqr", "tuvwxyz")
+_SHORT_WORDS = {
+    "yes",
+    "no",
+    "odd",
+    "even",
+    "one",
+    "two",
+    "six",
+    "ten",
+    "all",
+    "red",
+}
+# Words in front of an answer: "The answer is", \text{Area: }.
 _INTRODUCTION = re.compile(
     r"\\text\{(?!\(?[A-J][).:])[^{}\d]*(?:\}\s*(?:=|:(?!\d))|(?::|\bis)\s*\})\s*"
     r"|(?:\\text\{\s*)?(?:the\s+)?(?:final\s+)?answer\s*(?:is)?\s*[:=]?\s*\}?\s*|=\s*",
@@ -65,86 +74,102 @@ _NAME = re.compile(
 class Answer:
     """One answer, read as far as text goes."""
 
-    text: str  # as respelled
-    body: str  # without option letter, name, condition and unit
+    text: str
+    """The whole answer, as `respell` writes it."""
+    body: str
+    """The value: the text without option letter, name, condition and unit."""
     option: str = ""
+    """The letter of the option that it chooses, A to J."""
     unit: Unit = ()
     condition: str = ""
-    name: str = ""  # only one that math-verify does not read
-    readable: bool = True  # whether `body` may be read as mathematics
+    name: str = ""
+    """The name of the value, but only one that math-verify does not read."""
+    readable: bool = True
+    """True if `body` may be read as mathematics."""
 
 
 def read(text: str) -> Answer:
-    """Read what a box holds, or a gold answer; one of more than 5,000 characters is text only."""
+    """Read the content of a box, or a gold answer; more than 5,000 characters are text only."""
     if len(text) > _MAX_CHARS:
         return Answer(text.strip(), text.strip(), readable=False)
     text = _without_outer_brackets(respell(text))
-    rest = text
-    if match := _INTRODUCTION.match(rest):
-        rest = rest[match.end() :]
-    rest, condition = split_condition(rest)
+    body = text
+    if match := _INTRODUCTION.match(body):
+        body = body[match.end() :]
+    body, condition = split_condition(body)
     name = ""
-    if match := _NAME.match(rest):
-        name, rest = match[1], rest[match.end() :]
-    rest = _last_of_conversion(rest)
-    option, rest = _take_option(rest)
-    left, _, right = rest.rpartition("=")
-    for part in (rest,) if _LOWER_CASE_WORD.search(left) else (rest, right.strip()):
-        if _is_clock_or_numeral(part):  # also t = 5:30
-            return Answer(text, part, option, condition=condition, name=name)
-    if (number := read_words(rest)) is not None:
-        rest = str(number)
-    body, unit, readable = (rest, (), True) if is_words(rest) else take_unit(rest)
-    if (unit and (":" in body or read_clock(body))) or (
-        option and _SAYS_MORE.search(body)
-    ):
+    if match := _NAME.match(body):
+        name = match[1]
+        body = body[match.end() :]
+    option, body = _take_option(_result_of_conversion(body))
+    answer = Answer(text, body, option, condition=condition, name=name)
+    if clock_or_numeral := _find_clock_or_numeral(body):
+        return replace(answer, body=clock_or_numeral)
+    if (number := read_words(body)) is not None:
+        body = str(number)
+    quantity = Quantity(body) if is_words(body) else take_unit(body)
+    body, unit, readable = quantity
+    if unit and (":" in body or read_clock(body)):
         readable = False
-    return Answer(
-        text, _without_outer_brackets(body), option, unit, condition, name, readable
-    )
+    if option and _SAYS_MORE.search(body):
+        readable = False
+    body = _without_outer_brackets(body)
+    return replace(answer, body=body, unit=unit, readable=readable)
 
 
-def _last_of_conversion(text: str) -> str:
-    """0.6 m of 60 cm = 0.6 m; anything else as it is."""
-    first, _, last = text.rpartition("=")
+def _result_of_conversion(text: str) -> str:
+    """Return 0.6 m of 60 cm = 0.6 m; anything else as it is."""
     if "," in text:
         return text
-    has_unit = bool(
-        re.search(r"\d", first) and re.search(r"\d", last) and take_unit(first)[1]
-    )
-    return last.strip() if has_unit else text
+    before, _, result = text.rpartition("=")
+    has_numbers = re.search(r"\d", before) and re.search(r"\d", result)
+    return result.strip() if has_numbers and take_unit(before).unit else text
+
+
+def _find_clock_or_numeral(text: str) -> str:
+    """Return the text, or its right side as of t = 5:30, if that is a clock time, a numeral of a
+    base, or hours with minutes; "" if it is neither.
+    """
+    if _is_clock_or_numeral(text):
+        return text
+    name, _, value = text.rpartition("=")
+    value = value.strip()
+    is_value = not _LOWER_CASE_WORD.search(name) and _is_clock_or_numeral(value)
+    return value if is_value else ""
 
 
 def _is_clock_or_numeral(text: str) -> bool:
-    """Whether it is a clock time, a numeral of a base, or hours with minutes."""
+    if read_clock(text) or read_base(text):
+        return True
     duration = read_duration(text)
-    return bool(read_clock(text) or read_base(text) or (duration and duration[1] > 1))
+    return duration is not None and duration.num_units > 1
 
 
 def _take_option(text: str) -> tuple[str, str]:
-    """The option letter before or behind the rest, and the rest."""
+    """Return the option letter in front of an answer or behind it, "" for none; and the answer."""
     match = _OPTION_IN_FRONT.match(text)
     if match and not _GOES_ON.match(text[match.end() :]):
-        letter, behind = next(filter(None, match.groups())), text[match.end() :].strip()
-        if letter.isupper() or match[0].startswith(
-            r"\text{("
-        ):  # (a) 5 may be a product
-            return letter.upper(), behind
+        letter = matched_group(match)
+        # (a) 5 may be a product.
+        if letter.isupper() or match[0].startswith(r"\text{("):
+            return letter.upper(), text[match.end() :].strip()
     match = _OPTION_BEHIND.search(text)
     if match and re.search(r"[\d\\]", text[: match.start()]):
-        return match[1] or match[2], text[: match.start()]
+        return matched_group(match), text[: match.start()]
     return "", text
 
 
-def read_options(text: str) -> tuple[str, bool]:
-    """Several option letters in order, and whether commas separate them; "" for anything else."""
+def read_options(text: str) -> str:
+    """Return several different option letters in alphabetical order; "" for anything else."""
     bare = unwrapped(text)
-    letters = sorted(re.findall("[A-J]", bare)) if _OPTIONS.fullmatch(bare) else []
-    return ("".join(letters) if len(set(letters)) == len(letters) else ""), "," in bare
+    if not _OPTIONS.fullmatch(bare):
+        return ""
+    letters = sorted(re.findall("[A-J]", bare))
+    return "".join(letters) if len(set(letters)) == len(letters) else ""
 
 
 def _without_outer_brackets(text: str) -> str:
-    """The text without braces around all of it, and without parentheses around one number."""
+    """Remove braces around all of the text, and parentheses around one number."""
     if number := re.fullmatch(r"\(\s*(-?[\d./]+)\s*\)", text):
         return number[1]
     while text.startswith("{") and closing_brace(text, 1) == len(text) - 1:
@@ -153,16 +178,16 @@ def _without_outer_brackets(text: str) -> str:
 
 
 def is_words(text: str) -> bool:
-    """Whether the text is words and nothing else: a name, yes, a direction, AB."""
+    """True for words and nothing else: a name, yes, a direction, AB."""
     bare = unwrapped(text)
-    return (
-        _WORDS.fullmatch(bare) is not None and not set(bare.lower().split()) & FUNCTIONS
+    return _WORDS.fullmatch(bare) is not None and FUNCTIONS.isdisjoint(
+        bare.lower().split()
     )
 
 
-def plain(text: str) -> str:
-    """The text for a comparison as text: without wrappers and meaningless spaces, words in lower
-    case; two or three letters may be names, whose case says something.
+def normalize_text(text: str) -> str:
+    """Return the text for a comparison as text: without wrappers and meaningless spaces, words in
+    lower case. Two or three letters may be names, whose case says something.
     """
     text = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text)
     text = re.sub(r"\s+(?=\\)|(?<=[a-z])\s+(?=\d)", "", text)
@@ -170,46 +195,44 @@ def plain(text: str) -> str:
     text = re.sub(r"\s*([^\w\s\\]|\\(?=[^a-zA-Z]))\s*", r"\1", " ".join(text.split()))
     if "\\" in text or not is_words(text):
         return text
-    is_word = (
-        len(text) > 3
-        or text.lower() in _SHORT_WORDS
-        or re.fullmatch("[A-Z]?[a-z]{2}", text)
-    )
-    return text.casefold() if is_word else text
+    is_short_word = text.lower() in _SHORT_WORDS or re.fullmatch("[A-Z]?[a-z]{2}", text)
+    return text.casefold() if len(text) > 3 or is_short_word else text
 
 
 def is_product(text: str) -> bool:
-    """Whether letters may be a product of algebra, such as abc."""
+    """True for letters that may be a product of algebra, such as abc."""
     return _PRODUCT.fullmatch(text) is not None
 
 
 def may_be_product(text: str) -> bool:
-    """Whether a few letters may be a product beside a formula, such as abc and IR."""
+    """True for letters that may be a product if the other side is a formula, such as abc and IR."""
     return is_product(text) or re.fullmatch("[A-Z]{2,3}", text) is not None
 
 
-def same_words(left: str, right: str) -> bool:
-    """Whether two texts are the same words, apart from articles; lists may be in any order."""
-    if is_product(left) and is_product(right) and sorted(left) == sorted(right):
-        is_algebra = len(left) == 2 or any(
-            set(left) <= set(family) for family in _FAMILIES
-        )
-        return left == right or is_algebra
-    return _words(left) == _words(right)
+def same_words(gold: str, answer: str) -> bool:
+    """True if two texts are the same words, apart from articles; lists may be in any order. Letters
+    that may be a product, too: ab is ba.
+    """
+    if is_product(gold) and is_product(answer) and sorted(gold) == sorted(answer):
+        if gold == answer or len(gold) == 2:
+            return True
+        return any(set(gold) <= set(family) for family in _FAMILIES)
+    return _list_of_words(gold) == _list_of_words(answer)
 
 
-def _words(text: str) -> list[str]:
-    """The words of each member of a list, in the singular."""
-    text = re.sub(r"^there (?:is|are) ", "", plain(text).strip("!."))
+def _list_of_words(text: str) -> list[str]:
+    """Return the members of a list in alphabetical order, their words in the singular, without
+    articles.
+    """
+    text = re.sub(r"^there (?:is|are) ", "", normalize_text(text).strip("!."))
     text = re.sub(r"(?<=infinitely many) solutions?$", "", text)
-    parts = [part.split() for part in text.split(",")]
-    names = [
-        [_in_singular(word) for word in part if word not in ("a", "an", "the")]
-        for part in parts
-    ]
-    return sorted(" ".join(words) for words in names)
+    members = []
+    for member in text.split(","):
+        words = [word for word in member.split() if word not in ("a", "an", "the")]
+        members.append(" ".join(map(_in_singular, words)))
+    return sorted(members)
 
 
 def _in_singular(word: str) -> str:
-    """A word in the singular; letters as they are."""
+    """Return a word in the singular; letters as they are."""
     return singular(word) if len(word) > 3 else word

@@ -7,23 +7,40 @@ and signs that no rule knows are still there for `verify.reading`.
 
 import re
 
-from megatron_opsft.verify.layout import END, LAYOUT, rule
+from megatron_opsft.verify.layout import (
+    LAYOUT,
+    Match,
+    command,
+    matched_group,
+    rule,
+)
 
-SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
-_RADIX = {"x": 16, "o": 8, "b": 2}
+SCALES = {
+    "hundred": 2,
+    "thousand": 3,
+    "million": 6,
+    "billion": 9,
+    "trillion": 12,
+}
+_RADIX = {
+    "x": 16,
+    "o": 8,
+    "b": 2,
+}
 _SPACE = (
     r"(?:(?<!\\)\\[,;:! ]|~|\\thinspace(?![a-zA-Z])|\{(?:\\[,;:! ]| )?\}"
     r"|[ \u00a0\u2009\u202f])"
 )
-_NO_LETTER = r"(?<![\\a-zA-Z])"  # in front of a name
 _ARGUMENT = r"\(((?:[^()]|\((?:[^()]|\([^()]*\))*\))*)\)"
 _CIRCLE = r"\^\s*(?:\{\s*\\circ\s*\}|\\circ)"
 _DEGREES = rf"(\d+(?:\.\d+)?)\s*{_CIRCLE}"
 
 
 def _word(pattern: str) -> str:
-    r"""The word, with `\text` around it or without."""
-    return rf"(?:\\text\{{\s*(?:{pattern})\s*\}}|{_NO_LETTER}(?:{pattern})(?![a-zA-Z]))"
+    r"""Return the pattern of a word, with `\text` around it or without."""
+    return (
+        rf"(?:\\text\{{\s*(?:{pattern})\s*\}}|(?<![\\a-zA-Z])(?:{pattern})(?![a-zA-Z]))"
+    )
 
 
 _PLAIN_NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
@@ -53,16 +70,26 @@ _SCALE_WORD = rf"(?i)(?<=[\d}}])\s*{_word(f'(?:{_SCALE_NAMES})s?')}"
 _MINUS_WORD = rf"(?i){_word('minus|negative')}\s*(?=[\d.\\(])"
 _PROGRAM_NUMERAL = r"(?<![\w.])0([xXoObB])([0-9A-Fa-f]+)(?!\w)"
 # Spaces and synonyms.
+_NEGATIVE_SPACE = r"\\!"
+_INEQUALITY = r"\\(le|ge)(?:q|qq|qslant|slant)(?![a-zA-Z])"
+_PROGRAM_INEQUALITY = r"(?<![<=>])([<>])="
+_NOT_EQUAL = r"\\neq(?![a-zA-Z])|!="
+_RATIO_WORD = rf"(?<=\d)\s*{_word('to')}\s*(?=\d)"
+_POWER_BEFORE_NUMBER = r"\^(\d)\s+(?=\d)"
+_PROGRAM_POWER = r"\*\*"
+_PI = r"(?<![\\a-zA-Z])pi(?![a-zA-Z])"
+_INFINITY = r"(?i)(?<![\\a-zA-Z])(?:infinity|infty|inf|oo)(?![a-zA-Z])"
+_ALL_REALS = rf"(?i){_word('all real(?:s| numbers)')}"
 _WIDE_SPACE = (
     r"(?:(?:(?<!\\)\\[,;: ]|~|\\q?quad\b|\\thinspace\b|\\enspace\b|\\hspace\{[^{}]*\})"
     r"\s*)+"
 )
-_DOTS = rf"\\(?:dots[cbmi]?|cdots|hdots){END}|\.{{3,}}"
+_DOTS = r"\\(?:dots[cbmi]?|cdots|hdots)(?![a-zA-Z])|\.{3,}"
 _SET_OF_NUMBERS = (
     r"^\s*\\\{\s*([a-zA-Z])\s*(?:\\in\s*\\mathbb\{R\}\s*)?(?:\\mid|\\vert|\||:)"
     r"((?:.*[^\\a-zA-Z])?\1(?![a-zA-Z]).*)\\\}[\s.]*$"
 )
-_COLON = rf"\\colon{END}|\\text\{{\s*:\s*\}}|\{{:\}}"
+_COLON = r"\\colon(?![a-zA-Z])|\\text\{\s*:\s*\}|\{:\}"
 _MODULUS = (
     r"\(\s*(?:(?:\\b)?mod|\\(?:text|operatorname)\{\s*mod\s*\})\s*(\w+)\s*\)"
     r"|(?:\\p?mod|\\bmod|\\text\{\s*mod\s*\})\s*(?:\{\s*(\w+)\s*\}|(\w+))"
@@ -80,261 +107,222 @@ _BARE_FUNCTION = (
     r"(?=\s*(?:[({_^|\d\\]|[a-zA-Z](?![a-zA-Z])|\s(?:sin|cos|tan|ln)\b))"
 )
 _BARE_EXTREME = (
-    rf"(?:\\|{_NO_LETTER})(max|min|gcd|lcm)\s*(?:{_ARGUMENT}|\\\{{([^{{}}]*)\\\}})"
+    rf"(?:\\|(?<![\\a-zA-Z]))(max|min|gcd|lcm)\s*(?:{_ARGUMENT}|\\\{{([^{{}}]*)\\\}})"
 )
-_BRACKETING_FUNCTION = rf"{_NO_LETTER}([sS]qrt|[aA]bs|floor|ceil(?:ing)?)\s*{_ARGUMENT}"
+_BRACKETING_FUNCTION = (
+    rf"(?<![\\a-zA-Z])([sS]qrt|[aA]bs|floor|ceil(?:ing)?)\s*{_ARGUMENT}"
+)
+# The groups of the alternatives end in their number: a name may occur once in a pattern.
 _CHOICE = r"(?:\\text\{\s*)?(?P<kind%s>[CPA])\s*\}?"
 _COMBINATIONS = (
-    r"(?<![a-zA-Z\d\\])(?:n?(?P<kind>[CP])r?\(\s*(?P<of>\d+)\s*,\s*(?P<out>\d+)\s*\)"
-    rf"|(?:\{{\s*\}})?[\^_]\s*\{{?(?P<of2>\d+)\}}?\s*{_CHOICE % 2}_\s*\{{?(?P<out2>\d+)\}}?"
-    r"|(?P<of3>\d+)\s*(?P<kind3>choose|C)\s*(?P<out3>\d+)(?!\w|_)"
-    rf"|{_CHOICE % 4}_\s*\{{?(?P<of4>\d+)\}}?\s*\^\s*\{{?(?P<out4>\d+)\}}?)"
+    r"(?<![a-zA-Z\d\\])(?:n?(?P<kind1>[CP])r?\(\s*(?P<total1>\d+)\s*,\s*(?P<chosen1>\d+)\s*\)"
+    rf"|(?:\{{\s*\}})?[\^_]\s*\{{?(?P<total2>\d+)\}}?\s*{_CHOICE % 2}_\s*\{{?(?P<chosen2>\d+)\}}?"
+    r"|(?P<total3>\d+)\s*(?P<kind3>choose|C)\s*(?P<chosen3>\d+)(?!\w|_)"
+    rf"|{_CHOICE % 4}_\s*\{{?(?P<total4>\d+)\}}?\s*\^\s*\{{?(?P<chosen4>\d+)\}}?)"
 )
 _LOGARITHM_OF_A_NUMBER = r"\\log\s*_\s*(\d+)\s+(?=\d)"
-_PROBABILITY = rf"\\Pr{END}|\\mathbb\{{P\}}"
+_PROBABILITY = r"\\Pr(?![a-zA-Z])|\\mathbb\{P\}"
+_DECIMAL_LOGARITHM = r"\\lg(?![a-zA-Z])"
+_POWER_OF_FACTORIAL = r"((?<!\d)\d+!|[a-zA-Z]!)(?=\^)"
 _TRIGONOMETRIC = (
     r"\\(?:sin|cos|tan|cot|sec|csc)(?:\^(?:\{\d\}|\d))?\s*"
     rf"(?:{_ARGUMENT}|\{{[^{{}}]*\}}|{_DEGREES})"
 )
 # Words for signs, and signs for units.
 _DEGREE = (
-    rf"\\(?:text)?degree{END}|\\text\{{\s*\^\\circ\s*\}}|(?:\{{\}})?{_CIRCLE}"
+    rf"\\(?:text)?degree(?![a-zA-Z])|\\text\{{\s*\^\\circ\s*\}}|(?:\{{\}})?{_CIRCLE}"
     rf"|{_word('degrees?|deg')}"
 )
-_CELSIUS = rf"\^\\circ\s*(?:\\text\{{\s*)?C{END}(?:\s*\}})?"
-_FAHRENHEIT = rf"\^\\circ\s*(?:\\text\{{\s*)?F{END}(?:\s*\}})?"
+_CELSIUS = r"\^\\circ\s*(?:\\text\{\s*)?C(?![a-zA-Z])(?:\s*\})?"
+_FAHRENHEIT = r"\^\\circ\s*(?:\\text\{\s*)?F(?![a-zA-Z])(?:\s*\})?"
+_PER_CENT = rf"\\?%|{_word('per ?cent(?:age)?|pct')}"
+_INCHES = r"(?<=\d)\s*(?:''|\")(?!')"
+_FEET = r"(?<=\d)\s*'(?!')"
 _AND = rf"\s*{_word(',?[ ]*(?:and|or|或|和)[ ]*,?')}|(?<=\d)(?:and|or)(?=[a-zA-Z]\()"
-_ABOUT = rf"^\s*(?:\\approx|\\simeq|\\sim|~){END}\s*"
+_ABOUT = r"^\s*(?:\\approx|\\simeq|\\sim|~)(?![a-zA-Z])\s*"
+_EMPTY_MEMBERS = r"\s*,(?:\s*,)+\s*"
+_PUNCTUATION_AT_END = r"\s*[.,;]+\s*$"
 
 
-def _joined(match: re.Match[str]) -> str:
-    """The digits of a number without what separates its groups."""
+def _joined(match: Match) -> str:
+    """Return the digits of a number without the marks between its groups."""
     return re.sub(r"[^\d.]", "", match[0])
 
 
-def _joined_outside_brackets(match: re.Match[str]) -> str:
-    """1,234, but for (1,234), which is two numbers."""
+def _joined_outside_brackets(match: Match) -> str:
+    """Join the groups of 1,234, but not of (1,234), which is two numbers."""
     before = match.string[: match.start()]
-    inside = any(
-        before.count(a) > before.count(b) for a, b in ("()", "[]", (r"\{", r"\}"))
-    )
-    return match[0] if inside else _joined(match)
+    for opening, closing in ("()", "[]", (r"\{", r"\}")):
+        if before.count(opening) > before.count(closing):
+            return match[0]
+    return _joined(match)
 
 
-def _power_of_ten(match: re.Match[str]) -> str:
-    power = next(filter(None, match.groups())).replace(" ", "")
-    return rf"\cdot 10^{{{int(power)}}}"
+def _power_of_ten(match: Match) -> str:
+    power = int(matched_group(match).replace(" ", ""))
+    return rf"\cdot 10^{{{power}}}"
 
 
-def _repeating(match: re.Match[str]) -> str:
-    r"""0.1\overline{6} as the fraction that it is."""
-    whole, fixed, period = (
-        match[1] or "0",
-        match[2],
-        next(filter(None, match.groups()[2:])),
-    )
-    nines = 10 ** len(fixed) * (10 ** len(period) - 1)
-    return rf"\frac{{{int(whole + fixed + period) - int(whole + fixed)}}}{{{nines}}}"
+def _repeating(match: Match) -> str:
+    r"""Write 0.1\overline{6} as the fraction that it is."""
+    whole, fixed, *periods = match.groups()
+    period = next(filter(None, periods))
+    top = int(whole + fixed + period) - int(whole + fixed or 0)
+    bottom = 10 ** len(fixed) * (10 ** len(period) - 1)
+    return command("frac", top, bottom)
 
 
-def _scale(match: re.Match[str]) -> str:
+def _program_numeral(match: Match) -> str:
+    base = _RADIX[match[1].lower()]
+    return f"{match[2].upper()}_{{{base}}}"
+
+
+def _scale(match: Match) -> str:
     word = re.sub(r"\\text|[^a-z]", "", match[0].lower()).rstrip("s")
     return rf"\cdot 10^{{{SCALES[word]}}} "
 
 
-def _function(match: re.Match[str]) -> str:
+def _inequality(match: Match) -> str:
+    return {"<": r"\le ", ">": r"\ge "}[match[1]]
+
+
+def _function(match: Match) -> str:
     inverse = "arc" if match[1] else ""
     return rf"\{inverse}{match[2]}"
 
 
-def _extreme(match: re.Match[str]) -> str:
+def _extreme(match: Match) -> str:
     return rf"\{match[1]}({match[2] or match[3]})"
 
 
-def _brackets(match: re.Match[str]) -> str:
+def _brackets(match: Match) -> str:
     content = re.sub(_BRACKETING_FUNCTION, _brackets, match[2])
-    opening, closing = {
-        "sqrt": (r"\sqrt{", "}"),
-        "abs": ("|", "|"),
-        "floor": (r"\lfloor ", r"\rfloor "),
-    }.get(match[1].lower(), (r"\lceil ", r"\rceil "))
-    return f"{opening}{content}{closing}"
+    match match[1].lower():
+        case "sqrt":
+            return command("sqrt", content)
+        case "abs":
+            return f"|{content}|"
+        case "floor":
+            return rf"\lfloor {content}\rfloor "
+    return rf"\lceil {content}\rceil "
 
 
-def _number_of_choices(match: re.Match[str]) -> str:
-    def named(name: str) -> str:
-        return next(
-            filter(None, (match[f"{name}{number}"] for number in ("", 2, 3, 4)))
-        )
-
-    of, out = named("of"), named("out")
-    return (
-        rf"\frac{{{of}!}}{{({of}-{out})!}}"
-        if named("kind") in "PA"
-        else rf"\binom{{{of}}}{{{out}}}"
-    )
+def _number_of_choices(match: Match) -> str:
+    """Write a number of combinations (C, choose) or of arrangements in an order (P, A)."""
+    groups = {name[:-1]: text for name, text in match.groupdict().items() if text}
+    total, chosen = groups["total"], groups["chosen"]
+    if groups["kind"] in "PA":
+        return command("frac", f"{total}!", f"({total}-{chosen})!")
+    return command("binom", total, chosen)
 
 
-def _radians(match: re.Match[str]) -> str:
-    def converted(degrees: re.Match[str]) -> str:
-        return rf"\frac{{{degrees[1]}\pi }}{{180}}"
-
-    text = re.sub(rf"(?<![\d.]){_DEGREES}\s*$", lambda m: f"({converted(m)})", match[0])
-    return re.sub(_DEGREES, converted, text)
+def _radians(match: Match) -> str:
+    in_radians = r"\\frac{\1\\pi }{180}"
+    text = re.sub(rf"(?<![\d.]){_DEGREES}\s*$", f"({in_radians})", match[0])
+    return re.sub(_DEGREES, in_radians, text)
 
 
 TABLE = (
     *LAYOUT,
     # Numbers.
-    rule(r"10\,000", "10000", "groups 1\\,234", _GROUPS_BY_SPACE, _joined),
-    rule("1{,}234", "1234", "math-verify's tests", _GROUPS_BY_BRACED_COMMA, _joined),
+    rule(r"10\,000 -> 10000", "groups 1\\,234", _GROUPS_BY_SPACE, _joined),
+    rule("1{,}234 -> 1234", "math-verify's tests", _GROUPS_BY_BRACED_COMMA, _joined),
     rule(
-        "1,234",
-        "1234",
+        "1,234 -> 1234",
         "groups of three and one more",
         _GROUPS_BY_COMMA,
         _joined_outside_brackets,
     ),
-    rule("2.5e-05", r"2.5\cdot 10^{-5}", "2.5e-05", _EXPONENT, _power_of_ten),
+    rule(r"2.5e-05 -> 2.5\cdot 10^{-5}", "2.5e-05", _EXPONENT, _power_of_ten),
     rule(
-        "2.5 x 10^-5",
-        r"2.5\cdot 10^{-5}",
+        r"2.5 x 10^-5 -> 2.5\cdot 10^{-5}",
         "scientific with x",
         _POWER_OF_TEN,
         _power_of_ten,
     ),
     rule(
-        r"0.1\overline{6}",
-        r"\frac{15}{90}",
+        r"0.1\overline{6} -> \frac{15}{90}",
         "repeating decimal",
         _REPEATING,
         _repeating,
     ),
-    rule(
-        "0x1F",
-        "1F_{16}",
-        "0x",
-        _PROGRAM_NUMERAL,
-        lambda match: f"{match[2].upper()}_{{{_RADIX[match[1].lower()]}}}",
-    ),
-    rule("minus 6", "-6", "minus in words", _MINUS_WORD, "-"),
+    rule("0x1F -> 1F_{16}", "0x", _PROGRAM_NUMERAL, _program_numeral),
+    rule("minus 6 -> -6", "minus in words", _MINUS_WORD, "-"),
     # Spaces and synonyms.
-    rule(r"1\!:\!2", "1:2", "time", r"\\!", ""),
-    rule(r"1,\;2", "1, 2", "for all x of a set", _WIDE_SPACE, " "),
+    rule(r"1\!:\!2 -> 1:2", "time", _NEGATIVE_SPACE, ""),
+    rule(r"1,\;2 -> 1, 2", "for all x of a set", _WIDE_SPACE, " "),
+    rule(r"x \leqslant 3 -> x \le 3", "DeepScaleR", _INEQUALITY, r"\\\1 "),
     rule(
-        r"x \leqslant 3",
-        r"x \le 3",
-        "DeepScaleR",
-        rf"\\(le|ge)(?:q|qq|qslant|slant){END}",
-        r"\\\1 ",
-    ),
-    rule(
-        "x <= 3",
-        r"x \le 3",
+        r"x <= 3 -> x \le 3",
         "bound as a program writes it",
-        r"(?<![<=>])([<>])=",
-        lambda match: r"\le " if match[1] == "<" else r"\ge ",
+        _PROGRAM_INEQUALITY,
+        _inequality,
     ),
-    rule("x != 3", r"x \ne 3", "DeepScaleR", rf"\\neq{END}|!=", r"\\ne "),
-    rule("1, 2, ...", r"1, 2, \ldots", "DeepScaleR", _DOTS, r"\\ldots "),
-    rule("0.333...", r"\frac{3}{9}", "DeepScaleR", _REPEATED_BEFORE_DOTS, _repeating),
-    rule(r"\{x \mid x>3\}", "x>3", "DeepScaleR", _SET_OF_NUMBERS, r"\2"),
-    rule(r"7{:}55", "7:55", "ratio with spaces", _COLON, ":"),
-    rule("3 to 4", "3:4", "ratio in words", rf"(?<=\d)\s*{_word('to')}\s*(?=\d)", ":"),
+    rule(r"x != 3 -> x \ne 3", "DeepScaleR", _NOT_EQUAL, r"\\ne "),
+    rule(r"1, 2, ... -> 1, 2, \ldots", "DeepScaleR", _DOTS, r"\\ldots "),
+    rule(r"0.333... -> \frac{3}{9}", "DeepScaleR", _REPEATED_BEFORE_DOTS, _repeating),
+    rule(r"\{x \mid x>3\} -> x>3", "DeepScaleR", _SET_OF_NUMBERS, r"\2"),
+    rule("7{:}55 -> 7:55", "ratio with spaces", _COLON, ":"),
+    rule("3 to 4 -> 3:4", "ratio in words", _RATIO_WORD, ":"),
+    rule(r"1 \bmod 6 -> 1 \pmod{6}", "DeepScaleR", _MODULUS, r"\\pmod{\1\2\3}"),
+    rule("2^4 3^2 -> 2^{4} 3^2", "DeepScaleR", _POWER_BEFORE_NUMBER, r"^{\1} "),
+    rule("2**3 -> 2^3", "as a program writes it", _PROGRAM_POWER, "^"),
+    rule(r"2pi -> 2\pi", "pi in words", _PI, r"\\pi "),
+    rule(r"infinity -> \infty", "infinity in words", _INFINITY, r"\\infty "),
     rule(
-        r"1 \bmod 6",
-        r"1 \pmod{6}",
-        "DeepScaleR",
-        _MODULUS,
-        lambda match: rf"\pmod{{{match[1] or match[2] or match[3]}}}",
-    ),
-    rule("2^4 3^2", "2^{4} 3^2", "DeepScaleR", r"\^(\d)\s+(?=\d)", r"^{\1} "),
-    rule("2**3", "2^3", "as a program writes it", r"\*\*", "^"),
-    rule("2pi", r"2\pi", "pi in words", rf"{_NO_LETTER}pi{END}", r"\\pi "),
-    rule(
-        "infinity",
-        r"\infty",
-        "infinity in words",
-        rf"(?i){_NO_LETTER}(?:infinity|infty|inf|oo){END}",
-        r"\\infty ",
-    ),
-    rule(
-        r"\text{all real numbers}",
-        r"\mathbb{R}",
+        r"\text{all real numbers} -> \mathbb{R}",
         "all real numbers",
-        rf"(?i){_word('all real(?:s| numbers)')}",
+        _ALL_REALS,
         r"\\mathbb{R}",
     ),
     rule(
-        r"n_{\max }=3",
-        "n_{max}=3",
+        r"n_{\max }=3 -> n_{max}=3",
         "extreme as a name",
         _EXTREME_SUBSCRIPT,
-        lambda match: f"_{{{match[1] or match[2] or match[3]}}}",
+        r"_{\1\2\3}",
     ),
     # Functions.
     rule(
-        "2 cos(x)",
-        r"2 \cos(x)",
+        r"2 cos(x) -> 2 \cos(x)",
         "function without a backslash",
         _BARE_FUNCTION,
         _function,
     ),
-    rule(r"\max\{a,b\}", r"\max(a,b)", "braces of a maximum", _BARE_EXTREME, _extreme),
-    rule("sqrt(2)", r"\sqrt{2}", "abs", _BRACKETING_FUNCTION, _brackets),
+    rule(r"\max\{a,b\} -> \max(a,b)", "braces of a maximum", _BARE_EXTREME, _extreme),
+    rule(r"sqrt(2) -> \sqrt{2}", "abs", _BRACKETING_FUNCTION, _brackets),
     rule(
-        "C(5,2)",
-        r"\binom{5}{2}",
+        r"C(5,2) -> \binom{5}{2}",
         "number of choices",
         _COMBINATIONS,
         _number_of_choices,
     ),
-    rule(r"\Pr(A)=1", "P(A)=1", "probability in front", _PROBABILITY, "P"),
+    rule(r"\Pr(A)=1 -> P(A)=1", "probability in front", _PROBABILITY, "P"),
     rule(
-        r"\log_2 3", r"\log_{2} 3", "\\log_2 3", _LOGARITHM_OF_A_NUMBER, r"\\log_{\1} "
+        r"\log_2 3 -> \log_{2} 3", "\\log_2 3", _LOGARITHM_OF_A_NUMBER, r"\\log_{\1} "
     ),
-    rule(r"\lg 2", r"\log_{10} 2", "\\lg", rf"\\lg{END}", r"\\log_{10}"),
+    rule(r"\lg 2 -> \log_{10} 2", "\\lg", _DECIMAL_LOGARITHM, r"\\log_{10}"),
     rule(
-        r"\sin(x+30^\circ)",
-        r"\sin(x+\frac{30\pi }{180})",
+        r"\sin(x+30^\circ) -> \sin(x+\frac{30\pi }{180})",
         "degrees in a sine",
         _TRIGONOMETRIC,
         _radians,
     ),
-    rule(
-        "n!^2",
-        "(n!)^2",
-        "square of a factorial",
-        r"((?<!\d)\d+!|[a-zA-Z]!)(?=\^)",
-        r"(\1)",
-    ),
-    rule("3(4)", r"3\cdot (4)", "DeepScaleR", _FACTOR, r"\1\\cdot "),
+    rule("n!^2 -> (n!)^2", "square of a factorial", _POWER_OF_FACTORIAL, r"(\1)"),
+    rule(r"3(4) -> 3\cdot (4)", "DeepScaleR", _FACTOR, r"\1\\cdot "),
     # Words for signs, and signs for units.
-    rule("155 degrees", r"155 ^\circ", "degrees", _DEGREE, r"^\\circ "),
-    rule("25°C", r"25\text{celsius}", "DeepScaleR", _CELSIUS, r"\\text{celsius}"),
+    rule(r"155 degrees -> 155 ^\circ", "degrees", _DEGREE, r"^\\circ "),
+    rule(r"25°C -> 25\text{celsius}", "DeepScaleR", _CELSIUS, r"\\text{celsius}"),
     rule(
-        "25°F", r"25\text{fahrenheit}", "fahrenheit", _FAHRENHEIT, r"\\text{fahrenheit}"
+        r"25°F -> 25\text{fahrenheit}", "fahrenheit", _FAHRENHEIT, r"\\text{fahrenheit}"
     ),
-    rule(
-        "5 percent",
-        r"5 \%",
-        "per cent in words",
-        rf"\\?%|{_word('per ?cent(?:age)?|pct')}",
-        r"\\% ",
-    ),
-    rule("5 million", r"5\cdot 10^{6}", "millions", _SCALE_WORD, _scale),
-    rule(r"2 \text{ and } 3", "2, 3", "list in another order", _AND, ", "),
-    rule(
-        "16''",
-        r"16\text{ in}",
-        "sign for inches",
-        r"(?<=\d)\s*(?:''|\")(?!')",
-        r"\\text{ in}",
-    ),
-    rule("5'", r"5\text{ ft}", "sign for feet", r"(?<=\d)\s*'(?!')", r"\\text{ ft}"),
-    rule(r"\approx 3", "3", "about", _ABOUT, ""),
-    rule("1, , 2", "1, 2", "DeepScaleR", r"\s*,(?:\s*,)+\s*", ", "),
-    rule("34.", "34", "full stop in the box", r"\s*[.,;]+\s*$", ""),
+    rule(r"5 percent -> 5 \%", "per cent in words", _PER_CENT, r"\\% "),
+    rule(r"5 million -> 5\cdot 10^{6}", "millions", _SCALE_WORD, _scale),
+    rule(r"2 \text{ and } 3 -> 2, 3", "list in another order", _AND, ", "),
+    rule(r"16'' -> 16\text{ in}", "sign for inches", _INCHES, r"\\text{ in}"),
+    rule(r"5' -> 5\text{ ft}", "sign for feet", _FEET, r"\\text{ ft}"),
+    rule(r"\approx 3 -> 3", "about", _ABOUT, ""),
+    rule("1, , 2 -> 1, 2", "DeepScaleR", _EMPTY_MEMBERS, ", "),
+    rule("34. -> 34", "full stop in the box", _PUNCTUATION_AT_END, ""),
 )
 
 
@@ -342,9 +330,8 @@ def respell(text: str) -> str:
     """Rewrite an answer in the one spelling that `verify.reading` reads."""
     if _PLAIN_NUMBER.fullmatch(text):  # no rule has anything to do; most answers are so
         return text
-    text = " ".join(
-        text.split()
-    )  # long runs of spaces would cost the patterns much time
-    for one in TABLE:
-        text = one.pattern.sub(one.replacement, text)
+    # Long runs of spaces would cost the patterns much time.
+    text = " ".join(text.split())
+    for spelling_rule in TABLE:
+        text = spelling_rule.pattern.sub(spelling_rule.replacement, text)
     return " ".join(text.split())

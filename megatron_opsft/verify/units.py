@@ -1,16 +1,17 @@
-"""The units of answers: measures, currencies, percent, degrees, and things that are counted."""
+"""The units of answers: measures, currencies, percent, degrees, and nouns that are counted."""
 
 import re
+from typing import NamedTuple
 
-Unit = tuple[
-    str, ...
-]  # its factors, measures in their short form, m/s^2: (m, s-2); () without one
+Unit = tuple[str, ...]
+"""The factors of a unit, measures in their short form: ("m", "s-2") of m/s^2; () for no unit."""
 
 
 def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
+# The names of a unit, its short form first.
 _MEASURES = """
 mm millimeter millimetre | cm centimeter centimetre 厘米 | dm decimeter | m meter metre 米
 km kilometer kilometre | in inch inche | ft foot feet | yd yard | mi mile | mg milligram
@@ -20,23 +21,42 @@ year yr | rad radian | $ dollar usd buck us\\$
 cent ¢ | € euro eur | £ gbp | ¥ yuan rmb 元 | rs rupee ₹ inr | unit | sq square | cu cubic cube
 hz hertz | n N newton | j J joule | w W watt | v V volt | a ampere | K kelvin | celsius | ohm
 """
-_UNITS = {
-    name: names.split()[0]
-    for names in re.split(r"[|\n]", _MEASURES)
-    for name in names.split()
+
+
+def _read_measures() -> dict[str, str]:
+    """Return the short form of each name of a measure."""
+    short_forms = {}
+    for line in re.split(r"[|\n]", _MEASURES):
+        names = line.split()
+        for name in names:
+            short_forms[name] = names[0]
+    return short_forms
+
+
+_SHORT_FORMS = _read_measures()
+_SPEEDS = {
+    "mph": "mi/h",
+    "kmh": "km/h",
+    "kph": "km/h",
+    "kmph": "km/h",
 }
-_SPEEDS = {"mph": "mi/h", "kmh": "km/h", "kph": "km/h", "kmph": "km/h"}
-_SIGNS = {"%", "°", *_UNITS.values()}
-_POWERS = {
-    "squared": 2,
-    "cubed": 3,
+_MEASURED_UNITS = {"%", "°", *_SHORT_FORMS.values()}
+_POWERS_BEHIND = {"squared": 2, "cubed": 3}
+_POWERS = _POWERS_BEHIND | {
     "square": 2,
     "sq": 2,
     "cubic": 3,
     "cu": 3,
     "cube": 3,
 }
-_CURRENCIES = ("$", "cent", "€", "£", "¥", "rs")
+_CURRENCIES = (
+    "$",
+    "cent",
+    "€",
+    "£",
+    "¥",
+    "rs",
+)
 _LONE_LETTER_UNITS = "mgshLlVNJWAKCF"
 FUNCTIONS = _words(
     "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln lg exp sqrt max min gcd lcm"
@@ -56,17 +76,19 @@ _BARE_WORDS = re.compile(
     r"\\text\{[^{}]*\}"
     r"|(?<![\\A-Za-z_^{])((?:[A-Za-z]{2,}|[^\x00-\u03ff\W\d_]+)\.?(?:[\s/-]+[A-Za-z]+\.?)*)"
 )
-_COMPOUND_WORD = re.compile(
+_COMPOUND_WORD = re.compile(  # a 6-digit number
     r"\d-(?:\\text\{)?(?:[a-z]{4,}|[a-z]{3}\s+[a-z]{3})"
-)  # a 6-digit number
+)
 _ORDINAL = re.compile(
     r"(?<=[\d}])\^\{(?:\\text\{)?\s*(?:st|nd|rd|th)\s*\}+|(?<=\d)(?:st|nd|rd|th)\b"
 )
 _UNIT = re.compile(
-    r"\\text\{([^{}]*)\}\s*(?:\^\s*(?:\{(-?\d)\}|(-?\d)))?"
-    r"|(\\\$|\\pounds|[€£¥₹¢₩]|(?<![a-zA-Z])(?:US|USD|EUR|Rs)(?:\\\$|\.?\s*(?=\d)))"
-    r"|\\(%)|\^(\\circ)"
+    r"\\text\{(?P<words>[^{}]*)\}\s*(?:\^\s*(?:\{(?P<braced_power>-?\d)\}|(?P<power>-?\d)))?"
+    r"|(?P<currency>\\\$|\\pounds|[€£¥₹¢₩]|(?<![a-zA-Z])(?:US|USD|EUR|Rs)(?:\\\$|\.?\s*(?=\d)))"
+    r"|\\(?P<percent>%)|\^(?P<degree>\\circ)"
 )
+# A quote that is no prime behind a letter, as in f'(x): a sign that nothing here reads.
+_QUOTE = re.compile(r"(?<![a-zA-Z'])'|\"")
 _UNIT_IN_PARENTHESES = re.compile(
     r"(?<=[\d}])\s*\(\s*((?:\\text\{[^{}]*\}(?:\^\{?-?\d\}?)?\s*)|\\%)\s*\)"
 )
@@ -76,127 +98,167 @@ _FACTOR = re.compile(
 )
 
 
-def take_unit(text: str) -> tuple[str, Unit, bool]:
-    """The text without its unit, the unit, and whether all words in it were understood."""
-    found: list[Unit] = []
-    readable = True
+class Quantity(NamedTuple):
+    """An answer taken apart into its value and its unit."""
 
-    def take(match: re.Match[str]) -> str:
-        nonlocal readable
-        words, square, cube, currency, percent, degree = match.groups()
-        if words is None:
-            sign = (currency or "").strip(". ").lower()
-            found.append(
-                ("%" if percent else "°" if degree else _UNITS.get(sign, "$"),)
-            )
-            return " "
-        unit = _name_unit(words, square or cube or "")
-        before = match.string[: match.start()]
-        if (
-            words == "K" and before[-1:].isdigit()
-        ):  # 5K is five thousand, 300 K a temperature
-            unit = None
-        in_front = not before.strip(" ({[")
-        if unit is None or (in_front and unit[0] not in _CURRENCIES):
-            readable = False
-            return match[0]
-        found.append(unit)
-        return " "
+    body: str
+    """The text without its unit."""
+    unit: Unit = ()
+    readable: bool = True
+    """False if the text holds words that were not understood."""
 
+
+class _Factor(NamedTuple):
+    name: str
+    exponent: int
+
+
+def take_unit(text: str) -> Quantity:
+    """Take the unit out of a text. One with several different units stays whole, as unreadable."""
+    unreadable = Quantity(text, readable=False)
     if _COMPOUND_WORD.search(text):
-        return text, (), False
-    body = _ORDINAL.sub("", _BARE_WORDS.sub(_wrap_words, text))
-    body = _UNIT.sub(take, _UNIT_IN_PARENTHESES.sub(r" \1 ", body))
-    if re.search(r"(?<![a-zA-Z'])'|\"", body):  # but for the primes of f'(x)
+        return unreadable
+    text = _ORDINAL.sub("", _BARE_WORDS.sub(_wrap_words, text))
+    text = _UNIT_IN_PARENTHESES.sub(r" \1 ", text)
+    body, end = "", 0
+    units = []
+    readable = True
+    for match in _UNIT.finditer(text):
+        unit = _read_unit(match)
+        if unit is None:
+            readable = False
+        else:
+            units.append(unit)
+            body += text[end : match.start()] + " "
+            end = match.end()
+    body += text[end:]
+    if _QUOTE.search(body):
         readable = False
-    units = set(found)
-    if len(units) == 2:  # a 25% increase, $5 a ticket
-        units = (
-            {unit for unit in units if unit[0] in _SIGNS} if len(found) == 2 else units
-        )
-    if len(units) > 1 or (len(found) > 2 and not re.search(r"[,:<]|\\le", body)):
-        return text, (), False
-    return " ".join(body.split()), next(iter(units), ()), readable
+    different = set(units)
+    if len(different) == len(units) == 2:  # a 25% increase, $5 a ticket
+        different = {unit for unit in units if unit[0] in _MEASURED_UNITS}
+    is_list = re.search(r"[,:<]|\\le", body)
+    if len(different) > 1 or (len(units) > 2 and not is_list):
+        return unreadable
+    return Quantity(" ".join(body.split()), next(iter(different), ()), readable)
+
+
+def _read_unit(match: re.Match[str]) -> Unit | None:
+    """Read a match of `_UNIT`; None for words that are no unit, and for a unit in front of a number
+    that is no currency.
+    """
+    if match["percent"]:
+        return ("%",)
+    if match["degree"]:
+        return ("°",)
+    if match["currency"]:
+        return (_SHORT_FORMS.get(match["currency"].strip(". ").lower(), "$"),)
+    unit = _name_unit(match["words"], match["braced_power"] or match["power"] or "")
+    before = match.string[: match.start()]
+    is_thousand = match["words"] == "K" and before[-1:].isdigit()  # 5K; 300 K is kelvin
+    if unit is None or is_thousand:
+        return None
+    is_in_front = not before.strip(" ({[")
+    return None if is_in_front and unit[0] not in _CURRENCIES else unit
 
 
 def _wrap_words(match: re.Match[str]) -> str:
-    r"""Words without `\text` get it, but for letters that may be a product, and functions: a word
-    has four letters, or three beside another word, or it is a unit.
-    """
+    r"""Put `\text` around words, but not around functions, and letters that may be a product."""
     if match[1] is None:
         return match[0]
     words = re.findall(r"[^\W\d_]+", match[1])
-    if words[0].lower() in FUNCTIONS:
+    if words[0].lower() in FUNCTIONS or not _looks_like_prose(words):
         return match[0]
-    is_text = any(
-        len(word) >= 4 or singular(word) in _UNITS or not word.isascii()
-        for word in words
-    ) or (len(words) > 1 and any(len(word) == 3 for word in words))
-    return rf"\text{{{match[1]}}}" if is_text else match[0]
+    return rf"\text{{{match[1]}}}"
+
+
+def _looks_like_prose(words: list[str]) -> bool:
+    """True for words of a language, such as apples, km, 厘米 and red hat; not for abc, which may be
+    a product.
+    """
+    for word in words:
+        if len(word) >= 4 or singular(word) in _SHORT_FORMS or not word.isascii():
+            return True
+    return len(words) > 1 and any(len(word) == 3 for word in words)
 
 
 def _name_unit(words: str, power: str) -> Unit | None:
-    """The factors of a unit, measures in their short form; None for text that is none."""
+    """Return the factors of a unit, measures in their short form; None for text that is no unit.
+
+    power: the exponent behind the words, or "".
+    """
     words = re.sub(r"[a-z]+", lambda match: _SPEEDS.get(match[0], match[0]), words)
     words = words.replace("*", " ")
-    words = words if "^" in words else words.replace("-", " ")
-    factors: list[tuple[str, int]] = []
+    if "^" not in words:
+        words = words.replace("-", " ")
+    factors = []
     end, is_below = 0, False
     for match in _FACTOR.finditer(words):
-        name = match["name"]
-        if words[end : match.start()].strip(" ().,") or _changes_value(name):
+        between = words[end : match.start()].strip(" ().,")
+        if between or _changes_value(match["name"]):
             return None
-        exponent = int(match["power"] or 1) * (-1 if match["per"] or is_below else 1)
-        factors.append((name, exponent))
-        is_below = not match["closes"] and (
-            is_below or bool(match["per"] and match["opens"])
-        )
+        exponent = int(match["power"] or 1)
+        if match["per"] or is_below:
+            exponent = -exponent
+        factors.append(_Factor(match["name"], exponent))
+        # m/(s kg): all factors are below the stroke until the parenthesis closes.
+        if match["closes"]:
+            is_below = False
+        elif match["per"] and match["opens"]:
+            is_below = True
         end = match.end()
-    names = [name for name, _ in factors]
+    names = [factor.name for factor in factors]
     if not names or words[end:].strip(" ().,") or "times" in names[:-1]:
         return None
     if names in (["squared"], ["cubed"]):
         return None
-    return _with_powers(factors, power)
+    if power:
+        last = factors.pop()
+        factors.append(_Factor(last.name, last.exponent * int(power)))
+    return _with_powers(factors)
 
 
 def _changes_value(name: str) -> bool:
-    """Whether it is a word or sign that makes another number: dozen, M for a million."""
+    """True for a word or sign that makes another number: dozen, M for a million."""
     if len(name) == 1:
         return name in _NO_UNITS
     return bool({name.lower(), singular(name)} & _NO_UNITS)
 
 
-def _with_powers(factors: list[tuple[str, int]], power: str) -> Unit:
-    """The factors with the powers that stand beside them in words: square metres, metres cubed."""
-    if power:
-        name, exponent = factors[-1]
-        factors[-1] = name, exponent * int(power)
+def _with_powers(factors: list[_Factor]) -> Unit:
+    """Return the factors with the powers in words beside them: square metres, metres cubed."""
     named: list[str] = []
-    pending = 1
+    pending_power = 1
     for index, (name, exponent) in enumerate(factors):
-        word = _POWERS.get(name.lower(), 0) if len(factors) > 1 else 0
-        if word and index and name.lower() in ("squared", "cubed"):
-            named[-1] += str(word)
-        elif word and index < len(factors) - 1:
-            pending = word
+        word = name.lower()
+        is_power = len(factors) > 1 and word in _POWERS
+        if is_power and index > 0 and word in _POWERS_BEHIND:
+            named[-1] += str(_POWERS[word])
+        elif is_power and index < len(factors) - 1:
+            pending_power = _POWERS[word]
         else:
-            exponent, pending = exponent * pending, 1
-            named.append(_short(name) + (str(exponent) if exponent != 1 else ""))
+            exponent *= pending_power
+            pending_power = 1
+            named.append(_short_form(name))
+            if exponent != 1:
+                named[-1] += str(exponent)
     return tuple(named)
 
 
-def _short(name: str) -> str:
+def _short_form(name: str) -> str:
     for word in (name.strip("."), singular(name)):
-        if len(word) > 1 and word.lower() in _UNITS or word in _UNITS:
-            return _UNITS.get(word.lower(), word) if len(word) > 1 else _UNITS[word]
+        if len(word) > 1:
+            word = word.lower()
+        if word in _SHORT_FORMS:
+            return _SHORT_FORMS[word]
     return singular(name)
 
 
 def singular(word: str) -> str:
-    """An English word in the singular, in lower case; a single letter as it is."""
+    """Return an English word in the singular, in lower case; a single letter as it is."""
     word = word.strip(".")
-    word = word.lower() if len(word) > 1 else word
+    if len(word) > 1:
+        word = word.lower()
     if len(word) > 3 and word.endswith("ies"):
         return word[:-3] + "y"
     if len(word) > 2 and word.endswith("s") and not word.endswith("ss"):
@@ -204,26 +266,32 @@ def singular(word: str) -> str:
     return word
 
 
-def units_agree(left: Unit, right: Unit) -> bool:
-    """Whether the units are the same, or one side has none. One side may name less of what is
+def units_agree(gold: Unit, answer: Unit) -> bool:
+    """True if the units are the same, or one side has none. One side may name less of what is
     counted: "apples" and "red apples".
     """
-    a, b = set(left), set(right)
-    if not a or not b or a == b:
+    gold_factors, answer_factors = set(gold), set(answer)
+    if not gold or not answer or gold_factors == answer_factors:
         return True
-    if {name.rstrip("-0123456789") for name in a | b} & _SIGNS:
-        return a | b == {"°", "celsius"}
-    return a <= b or b <= a
+    factors = gold_factors | answer_factors
+    if {factor.rstrip("-0123456789") for factor in factors} & _MEASURED_UNITS:
+        return factors == {"°", "celsius"}
+    return gold_factors <= answer_factors or answer_factors <= gold_factors
 
 
-def letter_as_unit(body: str, unit: Unit) -> tuple[str, Unit] | None:
-    """`5 m` as (5, m): take_unit cannot know whether m is a variable. Also `5m`, where m is the
-    unit of the other side. None for anything else.
+def letter_as_unit(body: str, unit: Unit) -> Quantity | None:
+    """Read `5 m` as 5 with the unit m: `take_unit` cannot know that m is no variable. Also `5m`, if
+    m is `unit`, the unit of the other side. None for anything else.
     """
     match = re.fullmatch(
-        rf"(.*[\d}})])(\s*)([{_LONE_LETTER_UNITS}])(?:\^\{{?([23])\}}?)?", body
+        rf"(?P<value>.*[\d}})])(?P<space>\s*)(?P<letter>[{_LONE_LETTER_UNITS}])"
+        r"(?:\^\{?(?P<power>[23])\}?)?",
+        body,
     )
     if match is None:
         return None
-    found = (_UNITS.get(match[3].lower(), match[3]) + (match[4] or ""),)
-    return (match[1], found) if match[2] or found == unit else None
+    letter = _SHORT_FORMS.get(match["letter"].lower(), match["letter"])
+    read_unit = (letter + (match["power"] or ""),)
+    if match["space"] or read_unit == unit:
+        return Quantity(match["value"], read_unit)
+    return None

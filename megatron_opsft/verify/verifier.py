@@ -1,4 +1,4 @@
-"""Verdicts for rollouts: what the training loop calls."""
+"""Verdicts for rollouts, for the training loop and evaluations."""
 
 import hashlib
 import json
@@ -15,16 +15,13 @@ from megatron_opsft.verify.worker_pool import VerifierPool
 
 log = logging.getLogger("megatron_opsft")
 
-MAX_WORKERS = 32  # of a rank that is not told how many
-_NO_RULES = {
-    "verifier.py",
-    "worker.py",
-    "worker_pool.py",
-}  # run the judge of mathematics
+MAX_WORKERS = 32  # of a rank, if verify.workers does not set them
+# Files that run the judge of mathematics, and hold none of its rules.
+_NO_RULES = {"verifier.py", "worker.py", "worker_pool.py"}
 
 
 class JudgeKeys(NamedTuple):
-    """What messages call the keys of a judge."""
+    """The config keys of a judge, for messages."""
 
     timeout: str
     memory: str
@@ -34,7 +31,7 @@ RUN_KEYS = JudgeKeys(timeout="verify.timeout_seconds", memory="verify.memory_gb"
 
 
 class Verifier(VerifierPool):
-    """Scores rollouts; close it, or use it in a `with`."""
+    """A pool of workers that scores rollouts; close it, or use it in a `with`."""
 
     def __init__(self, config: VerifyConfig, keys: JudgeKeys = RUN_KEYS) -> None:
         super().__init__(
@@ -44,13 +41,15 @@ class Verifier(VerifierPool):
             max_memory_bytes=int(config.memory_gb * 2**30),
             memory_key=keys.memory,
         )
-        self._config, self._keys = config, keys
-        self._says_error = config.own_judge  # there it is a mistake in code or data
+        self._config = config
+        self._keys = keys
+        # An error of a user's own judge is a mistake in code or data: the first is logged.
+        self._logs_error = config.own_judge
 
     def score(
         self, rollouts: Sequence[Rollout], problems: Mapping[str, Problem]
     ) -> list[Verdict]:
-        """One verdict for each rollout, in order; `problems` by the rollouts' problem ids.
+        """Return one verdict for each rollout, in order; `problems` by their ids.
 
         A response that ended by the length limit is UNFINISHED: it is rejected whatever it says,
         so it costs no verification. Each rank scores its own rollouts.
@@ -60,20 +59,25 @@ class Verifier(VerifierPool):
             if rollout.finish_reason is FinishReason.STOP:
                 problem = problems[rollout.problem_id]
                 items[index] = rollout.text, problem.answer, json.dumps(problem.fields)
-        scored = self.judge([*items.values()])
-        self._say_first_error(scored)
-        verdicts = dict(zip(items, scored, strict=True))
-        unfinished = Verdict(outcome=Outcome.UNFINISHED)
-        return [verdicts.get(index, unfinished) for index in range(len(rollouts))]
+        scored = self.judge(list(items.values()))
+        self._log_first_error(scored)
+        verdicts = [Verdict(outcome=Outcome.UNFINISHED)] * len(rollouts)
+        for index, verdict in zip(items, scored, strict=True):
+            verdicts[index] = verdict
+        return verdicts
 
-    def _say_first_error(self, verdicts: Sequence[Verdict]) -> None:
-        failed = [v for v in verdicts if v.outcome in (Outcome.ERROR, Outcome.TIMEOUT)]
-        if failed and self._says_error:
-            self._says_error = False
+    def _log_first_error(self, verdicts: Sequence[Verdict]) -> None:
+        failures = (Outcome.ERROR, Outcome.TIMEOUT)
+        failed = [verdict for verdict in verdicts if verdict.outcome in failures]
+        if failed and self._logs_error:
+            self._logs_error = False
             log.warning(
                 "judge %s: %d of %d responses could not be judged and count as errors; "
                 "the first: %s",
-                *(self._judge, len(failed), len(verdicts), self._explain(failed[0])),
+                self._config.judge,
+                len(failed),
+                len(verdicts),
+                self._explain(failed[0]),
             )
 
     def _explain(self, failed: Verdict) -> str:
@@ -87,13 +91,14 @@ class Verifier(VerifierPool):
 
 
 def share_of_cores() -> int:
-    """Workers of a rank when `verify.workers` is 0: its share of the usable CPU cores.
+    """Return how many workers a rank has when `verify.workers` is 0: its share of the CPU cores.
 
-    A rank that is a task of SLURM has its task's; ranks that torchrun started share what each of
-    them may use.
+    A rank that is a task of SLURM has all cores of its task. Ranks that torchrun started see the
+    same cores, and share them.
     """
-    affinity = getattr(os, "sched_getaffinity", None)
-    usable = len(affinity(0)) if affinity else os.cpu_count() or 1
+    usable = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):  # Linux
+        usable = len(os.sched_getaffinity(0))
     share = usable // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     per_task = os.environ.get("SLURM_CPUS_PER_TASK", "")
     if per_task.isdecimal() and "TORCHELASTIC_RUN_ID" not in os.environ:
@@ -102,8 +107,9 @@ def share_of_cores() -> int:
 
 
 def check_judge(config: VerifyConfig, keys: JudgeKeys = RUN_KEYS) -> None:
-    """Errors: `UserError` for a function of the user's that cannot be imported, and for one that
-    needs more memory than it may have. It is tried in a worker process, not in this one.
+    """Check that a judge of the user's own can be imported, by starting one worker process.
+
+    Errors: `UserError` if it cannot, or if it needs more memory than it may have.
     """
     if config.own_judge:
         with Verifier(config.model_copy(update={"workers": 1}), keys) as verifier:
@@ -111,31 +117,27 @@ def check_judge(config: VerifyConfig, keys: JudgeKeys = RUN_KEYS) -> None:
 
 
 def describe_judge(config: VerifyConfig, math: str) -> str:
-    """The judge's name with a hash of its code, so that evaluations by different code differ.
+    """Return the judge's name with a hash of its code: evaluations by different code differ.
 
     math: the version of math-verify.
     """
     if not config.own_judge:
-        rules = [
-            f for f in Path(__file__).parent.glob("*.py") if f.name not in _NO_RULES
-        ]
-        return f"{math}, rules {_hash(sorted(rules))}"
+        files = sorted(Path(__file__).parent.glob("*.py"))
+        return f"{math}, rules {_hash(f for f in files if f.name not in _NO_RULES)}"
     file = _find_file(config.judge.partition(":")[0])
     return f"{config.judge}, sha256 {_hash([file])}" if file else config.judge
 
 
 def _hash(files: Iterable[Path]) -> str:
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[
-        :16
-    ]
+    content = b"".join(file.read_bytes() for file in files)
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def _find_file(module: str) -> Path | None:
-    """The file of a module, which is not imported; None where it has none."""
-    paths = [Path(place, *module.split(".")) for place in (*sys.path, os.getcwd())]
-    files = [
-        file
-        for path in paths
-        for file in (path / "__init__.py", path.with_suffix(".py"))
-    ]
-    return next(filter(Path.is_file, files), None)
+    """Find the file of a module without importing it; None if it has none."""
+    for directory in (*sys.path, os.getcwd()):
+        path = Path(directory, *module.split("."))
+        for file in (path / "__init__.py", path.with_suffix(".py")):
+            if file.is_file():
+                return file
+    return None

@@ -1,8 +1,8 @@
 """The verifier's worker process, and the judge that it loads: mathematics, or a user's function.
 
-It receives a number with (text, gold) and what else its judge takes, and sends the number with the
-verdict, until its parent closes the pipe. The parent keeps the time limit and kills; the worker
-takes care to die with its parent and not to eat the machine's memory.
+It receives (number, arguments of its judge) and sends (number, verdict), until its parent closes
+the pipe. The parent keeps the time limit and kills; the worker takes care to die with its parent
+and not to eat the machine's memory.
 """
 
 import gc
@@ -24,9 +24,9 @@ from megatron_opsft.records import Outcome, Verdict
 from megatron_opsft.runtime.parent import end_with_parent
 
 READY = "ready"
-# Of its memory a worker may have filled this much when it is ready, or it could not judge much.
+# The share of its memory that a worker may have filled when it is ready: it needs some to judge.
 MAX_SHARE_AT_START = 0.75
-MAX_ANSWER_CHARS = 500  # of the answer kept in a verdict, for the log
+MAX_ANSWER_CHARS = 500  # of the answer in a verdict, which is for the log
 Judge = Callable[..., Verdict]
 
 
@@ -37,85 +37,81 @@ def main(
     parent_pid: int,
     pipe_fd: int,
 ) -> None:
-    """Serve until the pipe ends.
+    """Serve until the pipe ends, as the main function of the process.
 
-    judge_name: as of `open_judge`. max_memory_bytes: of address space, the judge's imports
-    included. memory_key: what errors call it.
+    judge_name: see `open_judge`.
+    max_memory_bytes: limit of the address space, the judge's imports included.
+    memory_key: the config key of that limit, for errors.
+    parent_pid, pipe_fd: the process that started this one, and this end of its pipe.
 
-    Libraries keep what they have computed, as sympy does. So a worker that has filled half of what
-    its imports left ends between two answers, and a fresh one takes its place.
+    Libraries such as sympy remember what they have computed. So a worker that has filled half of
+    the memory that its imports left ends between two answers, and a fresh one takes its place.
     """
     end_with_parent(signal.SIGKILL)
     if os.getppid() != parent_pid:
-        os._exit(0)  # it died before the request was made
+        os._exit(0)  # the parent died before `end_with_parent` could notice
     os.nice(5)  # an engine that decodes at the same time comes first
     pipe: Connection = Connection(pipe_fd)
     try:
         judge = open_judge(judge_name)
-        at_start = _address_space()
-        _check_room(judge_name, at_start, max_memory_bytes, memory_key)
+        bytes_at_start = _address_space_bytes()
+        if bytes_at_start > MAX_SHARE_AT_START * max_memory_bytes:
+            raise UserError(
+                f"judge {judge_name}: what it imports takes {bytes_at_start / 2**30:.2g} GiB, and "
+                f"a worker has {memory_key}={max_memory_bytes / 2**30:g}; set {memory_key}="
+                f"{math.ceil(2 * bytes_at_start / 2**30)}"
+            )
     except UserError as error:
         pipe.send((0, str(error)))
         os._exit(2)
     if sys.platform == "linux":
         resource.setrlimit(resource.RLIMIT_AS, (max_memory_bytes, max_memory_bytes))
-    gc.freeze()  # what a judge imports stays
-    own_pid = os.getpid()
-    with suppress(
-        EOFError, OSError, MemoryError
-    ):  # the parent has gone, or asks a fresh worker
-        pipe.send((0, READY))
-        is_full = False
-        while not is_full:
-            number, item = pipe.recv()
-            verdict = judge(*item)
-            if os.getpid() != own_pid:
-                os._exit(
-                    0
-                )  # a copy of the worker, which the judge has forked and let return
-            pipe.send((number, verdict))
-            is_full = 2 * (_address_space() - at_start) > max_memory_bytes - at_start
+    gc.freeze()  # the judge's imports are never garbage
+    _serve(pipe, judge, (bytes_at_start + max_memory_bytes) / 2)
     os._exit(0)
 
 
-def _check_room(
-    judge_name: str, at_start: int, max_memory_bytes: int, memory_key: str
-) -> None:
-    """Errors: `UserError` for a judge whose imports leave too little of the memory."""
-    if at_start > MAX_SHARE_AT_START * max_memory_bytes:
-        raise UserError(
-            f"judge {judge_name}: what it imports takes {at_start / 2**30:.2g} GiB, and a worker "
-            f"has {memory_key}={max_memory_bytes / 2**30:g}; set {memory_key}="
-            f"{math.ceil(2 * at_start / 2**30)}"
-        )
+def _serve(pipe: Connection, judge: Judge, max_bytes: float) -> None:
+    """Judge the items of the pipe until the parent is gone or more than `max_bytes` are filled."""
+    own_pid = os.getpid()
+    # EOFError, OSError: the parent is gone. MemoryError: the parent asks a fresh worker.
+    with suppress(EOFError, OSError, MemoryError):
+        pipe.send((0, READY))
+        while True:
+            number, item = pipe.recv()
+            verdict = judge(*item)
+            if (
+                os.getpid() != own_pid
+            ):  # the judge has forked; its copy of the worker ends
+                os._exit(0)
+            pipe.send((number, verdict))
+            if _address_space_bytes() > max_bytes:
+                return
 
 
-def _address_space() -> int:
-    """Bytes of this process's, which its limit counts; 0 where the system does not say."""
+def _address_space_bytes() -> int:
+    """Return the size of this process's address space; 0 on a system that does not say it."""
     with suppress(OSError):
-        return (
-            int(Path("/proc/self/statm").read_text().split()[0])
-            * resource.getpagesize()
-        )
+        num_pages = int(Path("/proc/self/statm").read_text().split()[0])
+        return num_pages * resource.getpagesize()
     return 0
 
 
 def open_judge(name: str) -> Judge:
-    """The judge of that name, `math` or `package.module:function`, ready to be timed.
+    """Return the judge of that name, `math` or `package.module:function`, ready to be timed.
 
-    It takes (text, gold, columns of the row as JSON); the last may be left out. Whatever goes wrong
-    is an ERROR, but for MemoryError, which is perhaps of earlier answers: another process judges
-    this one. Errors: `UserError` for a user's that cannot be imported.
+    It is called with (text, gold, columns of the row as JSON); the last may be left out. Any error
+    is an ERROR, except MemoryError: earlier answers may have filled the memory, so another process
+    judges this one. Errors: `UserError` for a function of the user's that cannot be imported.
     """
     if ":" in name:
         function = _import_function(name)
-    else:  # alone imports sympy
-        from megatron_opsft.verify import math_verifier
+    else:
+        from megatron_opsft.verify import math_verifier  # the only import of sympy
 
         function = math_verifier.judge
-        function(
-            r"\boxed{\frac{1}{2}}", "0.5"
-        )  # compiles patterns before any clock runs
+        # Compiles patterns before any clock runs.
+        function(r"\boxed{\frac{1}{2}}", "0.5")
 
     def judge(text: str, gold: str, fields: str = "{}") -> Verdict:
         try:
@@ -125,26 +121,24 @@ def open_judge(name: str) -> Judge:
             raise
         except (
             Exception
-        ) as error:  # foreign output, foreign code: what breaks is the outcome
-            return Verdict(outcome=Outcome.ERROR, answer=_kept(first_line(error)))
+        ) as error:  # a user's code or sympy: the verdict says what broke
+            return Verdict(outcome=Outcome.ERROR, answer=_shortened(first_line(error)))
 
     return judge
 
 
 def _import_function(name: str) -> Callable[..., Any]:
-    """`package.module:function`, of Python's path or the working directory."""
+    """Import `package.module:function` from Python's path or the working directory."""
     module_name, _, function_name = name.partition(":")
-    if (here := os.getcwd()) not in sys.path:
-        sys.path.append(here)  # last: nothing that lies there hides a package
+    directory = os.getcwd()
+    if directory not in sys.path:
+        sys.path.append(directory)  # last: nothing that lies there hides a package
     try:
         module = import_module(module_name)
-    except (
-        Exception,
-        SystemExit,
-    ) as error:  # a user's code: whatever it breaks is said
+    except (Exception, SystemExit) as error:  # a user's code may raise anything
         raise UserError(
             f"judge {name}: {module_name} cannot be imported ({first_line(error)}); it is looked "
-            f"for in {here} and where Python finds modules (PYTHONPATH)"
+            f"for in {directory} and where Python finds modules (PYTHONPATH)"
         ) from None
     function = getattr(module, function_name, None)
     if not callable(function):
@@ -155,17 +149,20 @@ def _import_function(name: str) -> Callable[..., Any]:
     return function
 
 
-def _kept(text: str) -> str:
-    """As much as is kept of it, without halves of surrogate pairs, which cannot be written."""
+def _shortened(text: str) -> str:
+    """Return the first characters, without halves of surrogate pairs, which cannot be written."""
     return text[:MAX_ANSWER_CHARS].encode(errors="replace").decode()
 
 
 def _as_verdict(value: object) -> Verdict:
+    """Make a verdict of whatever a judge returns. Errors: `TypeError`."""
     if isinstance(value, Verdict):
-        return Verdict(outcome=Outcome(value.outcome), answer=_kept(str(value.answer)))
+        answer = _shortened(str(value.answer))
+        return Verdict(outcome=Outcome(value.outcome), answer=answer)
     if isinstance(value, Outcome):
         return Verdict(outcome=value)
-    value = value.item() if hasattr(value, "item") else value  # of NumPy, of torch
+    if hasattr(value, "item"):  # a number of NumPy or torch
+        value = value.item()
     if isinstance(value, float) and not math.isfinite(value):
         raise TypeError(f"it returned {value}, which is neither right nor wrong")
     if isinstance(value, bool | int | float):

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from multiprocessing.connection import Pipe
 from threading import get_ident
 from time import monotonic
@@ -23,10 +24,10 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.records import Outcome, Verdict
 from megatron_opsft.verify.worker import READY
 
-START_SECONDS = (
-    300.0  # a thousand ranks importing from one file system at once are slow
-)
-MAX_STARTS = 4  # in a row: whatever ends them, such as too little memory, lasts
+# A thousand ranks importing from one file system at once are slow.
+START_SECONDS = 300.0
+# Workers that end in a row before they are ready: the cause, such as too little memory, lasts.
+MAX_STARTS = 4
 # A scheduler's or terminal's signal goes to the whole job: the parent decides when workers end.
 _SIGNALS = (
     signal.SIGINT,
@@ -46,9 +47,10 @@ class VerifierPool:
     others as soon as there are answers for them.
 
     timeout_seconds: wall-clock limit of one answer, counted from when a warm worker gets it.
-    judge: as of `verify.worker.open_judge`.
-    max_memory_bytes: address space of a worker, what its judge imports included; an answer that
-    needs more is an ERROR or WRONG. memory_key: what errors call it.
+    judge: the name of the judge, see `verify.worker.open_judge`.
+    max_memory_bytes: address space of a worker, its judge's imports included; an answer that
+    needs more is an ERROR or WRONG.
+    memory_key: the config key of that limit, for errors.
 
     Each thread of the pool starts, asks and replaces a worker of its own.
     """
@@ -63,8 +65,7 @@ class VerifierPool:
         memory_key: str = "verify.memory_gb",
     ) -> None:
         self._timeout_seconds = timeout_seconds
-        self._judge = judge
-        self._max_memory_bytes, self._memory_key = max_memory_bytes, memory_key
+        self._start_worker = partial(_Worker, judge, max_memory_bytes, memory_key)
         self._closed = False
         self._workers: dict[int, _Worker] = {}  # by the thread's identifier
         # A process started by a thread that blocks signals is deaf to them from the beginning.
@@ -76,16 +77,17 @@ class VerifierPool:
         self._ready = self._threads.submit(self._warm)
 
     def wait_until_ready(self) -> None:
-        """Errors: `UserError` when a worker cannot start, as with a judge that is not there."""
+        """Wait for the first worker. Errors: `UserError` if it cannot start."""
         self._ready.result()
 
     def judge(self, items: Sequence[tuple[str, ...]]) -> list[Verdict]:
-        """Judge (response text, gold) and what else the judge takes; verdicts in the order of the
-        items. Equal items are judged once.
+        """Judge items, each the arguments of the judge: (response text, gold, ...).
 
-        TIMEOUT: the limit passed. ERROR: the worker died of it; one that had judged others before
-        may have died of those, so a fresh one tries again. Errors: `UserError` when no worker can
-        start.
+        Returns verdicts in the order of the items; equal items are judged once.
+
+        TIMEOUT: the limit passed. ERROR: the worker died of the item; one that had judged others
+        before may have died of those, so a fresh one tries again. Errors: `UserError` if no worker
+        can start.
         """
         futures = {
             item: self._threads.submit(self._score, item)
@@ -93,7 +95,7 @@ class VerifierPool:
         }
         try:
             return [futures[item].result() for item in items]
-        finally:  # after an exception nobody asks for the others
+        finally:  # after an exception nobody waits for the remaining verdicts
             for future in futures.values():
                 future.cancel()
 
@@ -101,7 +103,7 @@ class VerifierPool:
         """End all workers. The pool cannot be used again; closing twice is fine."""
         self._closed = True
         for worker in list(self._workers.values()):
-            worker.kill()  # whoever waits for it stops waiting
+            worker.kill()  # a thread that waits for it stops waiting
         self._threads.shutdown(cancel_futures=True)
         for thread in list(self._workers):
             self._end(thread)
@@ -120,21 +122,21 @@ class VerifierPool:
             except BrokenPipeError:  # it died while idle
                 self._end(get_ident())
             except (EOFError, OSError):
+                # It died of this item, or of the memory that earlier ones left filled.
                 self._end(get_ident())
-                if (
-                    worker.num_asked == 1
-                ):  # else it may have died of what earlier answers left
+                if worker.num_asked == 1:
                     return Verdict(outcome=Outcome.ERROR)
             else:
-                if verdict is None:
-                    self._end(get_ident())
-                return verdict or Verdict(outcome=Outcome.TIMEOUT)
+                if verdict is not None:
+                    return verdict
+                self._end(get_ident())
+                return Verdict(outcome=Outcome.TIMEOUT)
 
     def _warm(self) -> "_Worker":
-        """The worker of this thread, ready to judge; a new one where it has none.
+        """Return the worker of this thread, ready to judge; start one if it has none.
 
-        Errors: `UserError` for one that is not ready in time, and after `MAX_STARTS` that ended
-        before they were ready.
+        Errors: `UserError` for a worker that is not ready in time, and after `MAX_STARTS` that
+        ended before they were ready.
         """
         thread = get_ident()
         if thread in self._workers:
@@ -142,9 +144,8 @@ class VerifierPool:
         for _ in range(MAX_STARTS):
             if self._closed:
                 raise RuntimeError("this VerifierPool is closed")
-            self._workers[thread] = worker = _Worker(
-                self._judge, self._max_memory_bytes, self._memory_key
-            )
+            worker = self._start_worker()
+            self._workers[thread] = worker
             try:
                 message = worker.receive(0, START_SECONDS)
             except (EOFError, OSError):  # it ended, but the exit code may take a moment
@@ -176,31 +177,34 @@ class VerifierPool:
 
 
 class _Worker:
-    """One process; `num_asked`: answers that it was asked to judge, which are numbered from 1."""
+    """One worker process, from the side of the parent."""
+
+    num_asked: int
+    """How many answers it was asked to judge; they are numbered from 1."""
 
     def __init__(self, judge: str, max_memory_bytes: int, memory_key: str) -> None:
         # The pipe's framing is multiprocessing's, the process is not: its children import the
         # parent's main module again and cannot be given an environment.
         self.pipe, theirs = Pipe()
         # As multiprocessing's spawn does: the child finds modules where the parent found them.
-        given = [judge, max_memory_bytes, memory_key, os.getpid(), theirs.fileno()]
-        arguments = [sys.path, given]
+        pipe_fd = theirs.fileno()
+        arguments = [judge, max_memory_bytes, memory_key, os.getpid(), pipe_fd]
         # A fixed hash seed: the order of sympy's sets must not differ between workers.
         environment = {**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _BOOT, json.dumps(arguments)],
+                [sys.executable, "-P", "-c", _BOOT, json.dumps([sys.path, arguments])],
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # what a library prints is not output of this program
-                pass_fds=[theirs.fileno()],
+                pass_fds=[pipe_fd],
                 env=environment,
                 start_new_session=True,
             )
         self.num_asked = 0
 
     def judge(self, item: tuple[str, ...], seconds: float) -> Verdict | None:
-        """The verdict, None where it comes too late. Errors: `BrokenPipeError` where it had died
-        before, `EOFError` or another `OSError` where it dies of it.
+        """Return the verdict; None if it comes too late. Errors: `BrokenPipeError` if the process
+        had died before, `EOFError` or another `OSError` if it dies of the item.
         """
         self.pipe.send((self.num_asked + 1, item))
         self.num_asked += 1
@@ -208,17 +212,18 @@ class _Worker:
         return verdict
 
     def kill(self) -> None:
-        """SIGKILL, also to what a judge has forked."""
+        """Send SIGKILL to the process, and to those that its judge has forked."""
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
     def receive(self, number: int, seconds: float) -> Any:
-        """Its message of that number, None where it comes too late. Others are of a judge that has
-        answered twice, and are left out. Errors: `EOFError` or `OSError` where it has died.
+        """Return its message of that number; None if it comes too late. Other messages come from a
+        judge that has answered twice, and are ignored. Errors: `EOFError` or `OSError` if the
+        process has died.
         """
         deadline = monotonic() + seconds
         while self.pipe.poll(max(0.0, deadline - monotonic())):
-            got, message = self.pipe.recv()
-            if got == number:
+            message_number, message = self.pipe.recv()
+            if message_number == number:
                 return message
         return None

@@ -6,6 +6,7 @@ import pytest
 from forked_cli import ROOT
 from judged_answers import assert_judged
 
+from megatron_opsft.errors import RowError
 from megatron_opsft.records import Outcome
 from megatron_opsft.verify.math_verifier import judge
 
@@ -243,3 +244,18 @@ def test_the_conventions_in_the_docs_are_the_judge_s() -> None:
                 assert judge(rf"\boxed{{{answer}}}", golds[0]).outcome is outcome, (golds, answer)
                 checked += 1
     assert checked > 40
+
+
+@pytest.mark.parametrize(
+    ("gold", "accepted", "refused"),
+    [(42, "42", "24"), (0.5, r"\frac{1}{2}", "0.6"), (1e-7, r"1 \times 10^{-7}", "1e-8")],
+)
+def test_a_gold_may_be_a_number_of_json(gold: float, accepted: str, refused: str) -> None:
+    assert judge(rf"\boxed{{{accepted}}}", gold).outcome is Outcome.CORRECT
+    assert judge(rf"\boxed{{{refused}}}", gold).outcome is Outcome.WRONG
+
+
+def test_a_gold_that_is_neither_text_nor_a_number_is_refused() -> None:
+    for gold in (None, True, ["7"], float("nan")):
+        with pytest.raises(RowError, match="gold"):
+            judge(r"\boxed{7}", gold)  # type: ignore[arg-type]
