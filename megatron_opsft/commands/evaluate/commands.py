@@ -41,7 +41,7 @@ class Evaluate(Command):
     """Print the table of all settings instead."""
 
     def run(self) -> None:
-        """Evaluate, or print the settings."""
+        """Evaluate, or print the table of settings."""
         if self.reference:
             say(reference_table(EvalSettings))
             return
@@ -50,7 +50,8 @@ class Evaluate(Command):
         with loading_libraries():
             from megatron_opsft.commands.evaluate.run import evaluate
 
-        if table := evaluate(settings, overwrite=self.overwrite):
+        table = evaluate(settings, overwrite=self.overwrite)
+        if table:  # on rank 0
             say(table, end="")
             say(f"results, tables, figures and samples: {settings.out}")
 
@@ -71,13 +72,15 @@ class Compare(Command):
     """Label of the model that is 100 % of every CR."""
 
     def run(self) -> None:
-        """Compare. Errors: `UserError` as of `compare`, and for an --out that has a table."""
+        """Compare, then write and print the table.
+
+        Errors: `UserError` as of `compare`, and for an --out that has a table.
+        """
         from megatron_opsft.commands.evaluate.comparison import compare
         from megatron_opsft.commands.evaluate.results import read_results
 
-        comparison = compare(
-            [read_results(path) for path in self.results], baseline=self.baseline
-        )
+        results = [read_results(path) for path in self.results]
+        comparison = compare(results, baseline=self.baseline)
         if self.out.is_file() or (self.out / "table.md").exists():
             raise UserError(
                 f"--out {self.out} is a file or holds a table.md; name another one"
