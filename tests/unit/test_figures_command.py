@@ -14,7 +14,7 @@ from megatron_opsft.commands.diagnose.page import describe
 from megatron_opsft.commands.report.chart import Bars
 from megatron_opsft.commands.report.figures import name_pictures
 from megatron_opsft.commands.study.page import write_outputs
-from megatron_opsft.commands.study.results import read_rows
+from megatron_opsft.commands.study.results import read_study_rows
 from megatron_opsft.runtime.durable import json_lines
 
 
@@ -82,7 +82,7 @@ def test_a_study_s_directory_is_reported_from_its_files(cli: ForkedCli, tmp_path
     for run in plan.runs:
         if run.name != "crst":
             make_evaluation(run.evaluation, run.label, 200 if run.name == "base" else 50, 6)
-    write_outputs(tmp_path, plan.study, read_rows(tmp_path, plan))
+    write_outputs(tmp_path, plan.study, read_study_rows(tmp_path, plan))
     (tmp_path / "study.yaml").unlink()
     page = (tmp_path / "report.html").read_bytes()
     ended = cli.run(["report", tmp_path, "--figures", tmp_path / "figures"])

@@ -6,5 +6,5 @@ STUDY, TABLE = "study.json", "table.json"
 
 
 def is_study(directory: Path) -> bool:
-    """Whether a study has written its results there."""
+    """Return True if a study has written its results to the directory."""
     return any((directory / name).is_file() for name in (STUDY, TABLE))
