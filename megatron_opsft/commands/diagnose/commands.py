@@ -34,11 +34,16 @@ class Diagnose(Command):
     """Delete the diagnosis that --out holds."""
 
     def run(self) -> None:
-        """Diagnose."""
+        """Diagnose, then print D_t by kind of token."""
         with loading_libraries():
             from megatron_opsft.commands.diagnose.run import diagnose
 
-        models = self.original, self.efficient
-        told = diagnose(*models, self.out, self.keys, overwrite=self.overwrite)
-        say(told, end="")
+        table = diagnose(
+            self.original,
+            self.efficient,
+            self.out,
+            self.keys,
+            overwrite=self.overwrite,
+        )
+        say(table, end="")
         say(f"every token and the page: {self.out}")

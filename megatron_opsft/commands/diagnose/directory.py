@@ -6,18 +6,22 @@ from pathlib import Path
 from megatron_opsft.runtime.owned_directory import OwnedDirectory
 
 TOKENS, PAGE = "tokens.jsonl", "report.html"
-FORMAT = 2  # of a line of tokens.jsonl: 1 had no probabilities of the original
+# The format of a line of tokens.jsonl: 1 had no probabilities of the original.
+FORMAT = 2
 
 
 class DiagnosisDirectory(OwnedDirectory):
-    """responses: the evaluation for which the original samples, with an identity of its own."""
+    """The directory of a diagnosis.
+
+    `responses` in it is the evaluation for which the original samples; it has its own identity.
+    """
 
     kind = "diagnosis"
     names = ("responses", TOKENS, PAGE)
 
 
 def is_diagnosis(directory: Path) -> bool:
-    """Whether its manifest says so."""
+    """Return True if the directory's manifest is that of a diagnosis."""
     try:
         manifest = json.loads((directory / DiagnosisDirectory.manifest).read_bytes())
     except (OSError, ValueError):
