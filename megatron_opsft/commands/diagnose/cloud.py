@@ -6,23 +6,20 @@ around it. Nothing is drawn by chance: the same words give the same picture.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from megatron_opsft.commands.report.chart import CLOUD_WIDTH, Word
 
-# Font sizes, in units of the picture; the smallest can be read on a phone.
-_LARGEST, _SMALLEST = 44.0, 11.0
+_LARGEST = 44.0  # font size, in units of the picture
+_SMALLEST = 11.0  # font size that can be read on a phone
 # Characters that are about half as wide as others.
 _HALF_WIDTHS = frozenset("iljtfrI.,:;!|'()[] ")
-# The spiral: radians between two positions, and units outwards a radian.
-_TURN, _STEP = 0.35, 1.1
-_FLATNESS = (
-    0.62  # height of the spiral over its width: a picture is wider than it is high
-)
+_TURN = 0.35  # radians between two positions on the spiral
+_STEP = 1.1  # units outwards a radian of the spiral
+_FLATNESS = 0.62  # of the spiral: a picture is wider than it is high
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Box:
+class _Box(NamedTuple):
     """The rectangle of a word, in units of the picture; y grows downwards."""
 
     text: str

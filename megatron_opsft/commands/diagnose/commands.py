@@ -1,13 +1,11 @@
 """`megatron-opsft diagnose`: the command, as users call it."""
 
 from pathlib import Path
-from typing import ClassVar
 
 from megatron_opsft.commands.command_line import Command
 from megatron_opsft.commands.evaluate.settings import EvalSettings
 from megatron_opsft.runtime.console import say
 from megatron_opsft.runtime.libraries import loading_libraries
-from megatron_opsft.section import Section
 
 
 class Diagnose(Command):
@@ -18,8 +16,8 @@ class Diagnose(Command):
     the same settings: limit (32 problems), samples (1), max_tokens, benchmarks, data and others.
     """
 
-    keys_of: ClassVar[type[Section] | None] = EvalSettings
-    examples: ClassVar[tuple[str, ...]] = (
+    keys_of = EvalSettings
+    examples = (
         "diagnose --original tiny_reasoner --efficient RUN --out DIR",
         "diagnose --original A --efficient B --out D --data mine=FILE",
     )

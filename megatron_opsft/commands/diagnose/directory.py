@@ -5,7 +5,8 @@ from pathlib import Path
 
 from megatron_opsft.runtime.owned_directory import OwnedDirectory
 
-TOKENS, PAGE = "tokens.jsonl", "report.html"
+TOKENS = "tokens.jsonl"
+PAGE = "report.html"
 # The format of a line of tokens.jsonl: 1 had no probabilities of the original.
 FORMAT = 2
 

@@ -7,7 +7,6 @@ tokens at each position, 2 the original and the efficient model. p: original; q:
 
 import importlib.util
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -43,14 +42,14 @@ def load_model(model: EvalModel, dtype: torch.dtype, device: Device) -> PreTrain
     options: dict[str, Any] = {"dtype": dtype, "trust_remote_code": False}
     if is_distributed:
         options["device_map"] = "auto"
-    directory: Path | None = model.directory
-    if is_dist_checkpoint(model.directory):
-        directory = None
+    is_megatron = is_dist_checkpoint(model.directory)
+    if is_megatron:
         options["config"] = AutoConfig.from_pretrained(
             model.directory, trust_remote_code=False
         )
         options["state_dict"] = dict(model.tensors())
     model_class = getattr(transformers, model.table.shape.architecture)
+    directory = None if is_megatron else model.directory
     loaded = model_class.from_pretrained(directory, **options)
     if not is_distributed:
         return loaded.to(device.torch_device)
@@ -96,51 +95,46 @@ def diverge(
     """
     head_p_VH = original.get_output_embeddings().weight
     head_q_VH = efficient.get_output_embeddings().weight
-    ids = torch.tensor([[*prompt_ids, *response_ids]])
-    hidden_p_RH = _hidden_states(original, ids)[len(prompt_ids) - 1 : -1]
-    hidden_q_RH = _hidden_states(efficient, ids)[len(prompt_ids) - 1 : -1]
     chunk = max(1, CHUNK_LOGITS // len(head_p_VH))
+    ids = torch.tensor([[*prompt_ids, *response_ids]])
+    hidden = []
+    for model in (original, efficient):
+        output = model.base_model(input_ids=ids.to(model.device), use_cache=False)
+        # The states from which the tokens of the response were sampled.
+        hidden_RH = output.last_hidden_state[0, len(prompt_ids) - 1 : -1]
+        hidden.append(hidden_RH.split(chunk))
+    sampled = torch.tensor(response_ids).split(chunk)
     chunks = [
         _compare(p_CH, head_p_VH, q_CH, head_q_VH, sampled_C)
-        for p_CH, q_CH, sampled_C in zip(
-            hidden_p_RH.split(chunk),
-            hidden_q_RH.split(chunk),
-            torch.tensor(response_ids).split(chunk),
-            strict=True,
-        )
+        for p_CH, q_CH, sampled_C in zip(*hidden, sampled, strict=True)
     ]
     whole = _Divergence(*(torch.cat(columns) for columns in zip(*chunks, strict=True)))
     kl = _to_lists(whole.kl_C)
-    sampled = _to_lists(whole.sampled_C2)
+    probabilities = _to_lists(whole.sampled_C2)
     preferred = _to_lists(whole.preferred_CK2)
     count = min(max(_AT_LEAST, int(_SHARE * len(kl))), _AT_MOST, len(kl))
     alternatives = []
     for position in sorted(whole.kl_C.topk(count).indices.tolist()):
         if kl[position] > 0:
             token_ids = whole.preferred_CK[position].tolist()
+            of_p, of_q = probabilities[position]
             alternatives.append(
                 {
                     "position": position,
-                    "probability": _by_model(sampled[position]),
+                    "probability": {"original": of_p, "efficient": of_q},
                     "preferred": [
-                        {"token": tokenizer.decode([token_id]), **_by_model(pair)}
-                        for token_id, pair in zip(
+                        {
+                            "token": tokenizer.decode([token_id]),
+                            "original": of_p,
+                            "efficient": of_q,
+                        }
+                        for token_id, (of_p, of_q) in zip(
                             token_ids, preferred[position], strict=True
                         )
                     ],
                 }
             )
     return kl, alternatives
-
-
-def _hidden_states(model: PreTrainedModel, ids: Tensor) -> Tensor:
-    """Return the last hidden state of each token, [tokens, H]. ids: [1, tokens]."""
-    output = model.base_model(input_ids=ids.to(model.device), use_cache=False)
-    return output.last_hidden_state[0]
-
-
-def _by_model(pair: Sequence[float]) -> dict[str, float]:
-    return {"original": pair[0], "efficient": pair[1]}
 
 
 def _to_lists(values: Tensor) -> Any:

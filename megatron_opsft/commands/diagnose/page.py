@@ -75,10 +75,10 @@ def read_diagnosis(directory: Path, *, max_mb: float) -> Contents:
     responses = list(json_lines(path)) if path.is_file() else []
     if not responses:
         raise UserError(f"{path}: no response is diagnosed yet; {again}")
-    names = manifest.get("names")
-    if not names:
-        models = [str(manifest.get(key)) for key in ("original", "path")]
-        names = [model.rstrip("/").rpartition("/")[2] for model in models]
+    names = manifest.get("names") or [
+        str(manifest.get(key)).rstrip("/").rpartition("/")[2]
+        for key in ("original", "path")
+    ]
     return describe_divergence(responses, *names, max_mb=max_mb)
 
 
@@ -208,7 +208,7 @@ def _preferences(
 
     num_large: token -> how often its D_t is large.
     """
-    largest: dict[str, tuple[float, Mapping[str, Any]]] = {}
+    largest: dict[str, tuple[float, Any]] = {}
     for response in responses:
         for alternative in response["alternatives"]:
             position = alternative["position"]
@@ -222,7 +222,9 @@ def _preferences(
         preferred = alternative["preferred"][0]
         rows.append(
             [
-                *(token, f"{num_large.get(token, 0):,}", f"{kl:.3f}"),
+                token,
+                f"{num_large.get(token, 0):,}",
+                f"{kl:.3f}",
                 *_under_both(alternative["probability"]),
                 _shown(preferred["token"]),
                 *_under_both(preferred),
@@ -231,9 +233,14 @@ def _preferences(
     return Table(
         caption="Tokens of the largest D_t, and what the efficient model prefers",
         headings=[
-            *("original says", "times with large D_t", "largest D_t"),
-            *("p in the original", "p in the efficient"),
-            *("efficient prefers", "p in the original", "p in the efficient"),
+            "original says",
+            "times with large D_t",
+            "largest D_t",
+            "p in the original",
+            "p in the efficient",
+            "efficient prefers",
+            "p in the original",
+            "p in the efficient",
         ],
         rows=rows,
         note=f"n = {n}; a row is one token, so it has no interval",

@@ -109,8 +109,8 @@ def _diagnose_missing(
     responses: Sequence[_Response], inputs: Inputs, efficient: EvalModel, path: Path
 ) -> None:
     """Append a line to tokens.jsonl, at `path`, for each response that has none yet."""
-    lines = [b"%s\n" % line for line in whole_lines(path)]
-    write_bytes(path, b"".join(lines))  # without a torn line
+    # Without a torn line.
+    write_bytes(path, b"".join(b"%s\n" % line for line in whole_lines(path)))
     done = {_key(row) for row in json_lines(path)}
     missing = [response for response in responses if _key(response.row) not in done]
     original = inputs.model
@@ -141,10 +141,7 @@ def _responses(inputs: Inputs) -> Iterator[_Response]:
         end_token = model.end_tokens[0]
     for benchmark in inputs.benchmarks:
         texts = {problem.id: problem.text for problem in benchmark.problems}
-        samples = files.read_first(
-            benchmark.name, benchmark.problem_ids, benchmark.samples
-        )
-        for sample in samples:
+        for sample in benchmark.read_samples(files, benchmark.samples):
             ids = model.tokenizer.encode(sample.text, add_special_tokens=False)
             if sample.finish_reason is FinishReason.STOP:
                 ids.append(end_token)

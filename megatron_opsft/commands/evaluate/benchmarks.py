@@ -8,6 +8,7 @@ from typing import NamedTuple
 from megatron_opsft.commands.evaluate.settings import EvalSettings
 from megatron_opsft.commands.report.table import OVERALL
 from megatron_opsft.data.problems import ARITHMETIC, ProblemSet, load_problems
+from megatron_opsft.data.stored_samples import SampleFiles, StoredSample
 from megatron_opsft.errors import UserError
 from megatron_opsft.records import Problem
 
@@ -15,7 +16,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 class _Source(NamedTuple):
-    """Where the problems of a benchmark come from."""
+    """The source of a benchmark's problems."""
 
     path: str
     """A data set of the Hugging Face hub, `arithmetic`, or a file."""
@@ -49,14 +50,18 @@ class Benchmark:
     """The problems of `data` that are used, with the source's ids."""
     samples: int
 
-    @property
-    def problem_ids(self) -> frozenset[str]:
-        """The ids of `problems`."""
-        return frozenset(problem.id for problem in self.problems)
-
     def key(self, problem_id: str) -> str:
         """Return the problem's name among all benchmarks; with its index it seeds a sample."""
         return f"{self.name}/{problem_id}"
+
+    def problems_by_key(self) -> dict[str, Problem]:
+        """Return key -> problem."""
+        return {self.key(problem.id): problem for problem in self.problems}
+
+    def read_samples(self, files: SampleFiles, num_samples: int) -> list[StoredSample]:
+        """Read the stored samples of these problems that have an index below `num_samples`."""
+        ids = {problem.id for problem in self.problems}
+        return files.read_first(self.name, ids, num_samples)
 
 
 def ordered(benchmarks: Collection[str]) -> list[str]:

@@ -1,7 +1,6 @@
 """`megatron-opsft eval`: the commands, as users call them."""
 
 from pathlib import Path
-from typing import ClassVar
 
 from megatron_opsft.commands.command_line import Command, group, reference_table
 from megatron_opsft.commands.evaluate.settings import (
@@ -12,7 +11,6 @@ from megatron_opsft.commands.evaluate.settings import (
 from megatron_opsft.errors import UserError
 from megatron_opsft.runtime.console import say
 from megatron_opsft.runtime.libraries import loading_libraries
-from megatron_opsft.section import Section
 
 
 class Evaluate(Command):
@@ -24,9 +22,9 @@ class Evaluate(Command):
     them. A YAML file of settings may come first.
     """
 
-    words: ClassVar[tuple[str, ...]] = ("config",)
-    keys_of: ClassVar[type[Section] | None] = EvalSettings
-    examples: ClassVar[tuple[str, ...]] = (
+    words = ("config",)
+    keys_of = EvalSettings
+    examples = (
         "eval --model tiny_reasoner --out runs/eval limit=64",
         "eval examples/eval/paper.yaml engine=vllm max_tokens=16384",
         "eval --model DIR data.mine=problems.jsonl --out DIR",
@@ -59,8 +57,8 @@ class Evaluate(Command):
 class Compare(Command):
     """One table and page of several results; names every setting in which they differ."""
 
-    words: ClassVar[tuple[str, ...]] = ("results",)
-    examples: ClassVar[tuple[str, ...]] = (
+    words = ("results",)
+    examples = (
         "eval compare runs/a/eval runs/b/eval --out comparison",
         "eval compare runs/a/eval runs/b/eval --out ab --baseline b",
     )

@@ -81,9 +81,9 @@ class Comparison:
         evaluations: directories, in the order of the rows. Errors: as of `report.page.write_page`.
         """
         figures = []
-        first, last = self.rows[0], self.rows[-1]
+        first = self.rows[0]
         if len(self.rows) > 1 and OVERALL in first.blocks and not runs:
-            figures = figures_of_rows(first, last, OVERALL)
+            figures = figures_of_rows(first, self.rows[-1], OVERALL)
         labels = [row.label for row in self.rows]
         write_page(
             page,
@@ -124,7 +124,10 @@ def compare(results: Sequence[Results], *, baseline: str | None = None) -> Compa
     names = [result.benchmarks for result in results]
     shared = ordered(set(names[0]).intersection(*names))
     if not shared:
-        sets = "; ".join(_model_and_benchmarks(result) for result in results)
+        sets = "; ".join(
+            f"{result.model}: {', '.join(ordered(result.benchmarks))}"
+            for result in results
+        )
         raise UserError(
             f"the results share no benchmark, so nothing can be compared: {sets}"
         )
@@ -150,10 +153,6 @@ def compare(results: Sequence[Results], *, baseline: str | None = None) -> Compa
         legend=_legend(results, shared, base_name, has_overall=OVERALL in shown),
         notes=(*_left_out(by_label, shared), *_differing_settings(by_label, shared)),
     )
-
-
-def _model_and_benchmarks(result: Results) -> str:
-    return f"{result.model}: {', '.join(ordered(result.benchmarks))}"
 
 
 def _by_label(results: Sequence[Results]) -> dict[str, Results]:
@@ -265,11 +264,12 @@ def _differing_settings(
     """Yield a note on each setting or size in which results differ: its values, and the labels of
     the results with each value.
     """
-    size_fields = {"num_problems", "samples_per_problem"}
     flat = {}
     for label, result in results.items():
         sizes = {
-            name: result.benchmarks[name].model_dump(include=size_fields)
+            name: result.benchmarks[name].model_dump(
+                include={"num_problems", "samples_per_problem"}
+            )
             for name in shared
         }
         flat[label] = flatten(result.settings) | flatten(sizes)

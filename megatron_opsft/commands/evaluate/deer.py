@@ -59,8 +59,6 @@ class _Response:
     num_trials: int = 0
     extra_tokens: int = 0
     """Sampled tokens that are not in `ids`: trials, and the word that an exit drops."""
-    interruptible: bool = True
-    """True while transition words stop the sampling."""
 
     @property
     def room(self) -> int:
@@ -148,18 +146,11 @@ class Deer:
                 for response in thinking
                 if response.room and response.ids[-1] not in sampling.end_token_ids
             ]
-            at_transition = []
-            for response in unfinished:
-                response.interruptible = self._can_try(response)
-                if response.interruptible:
-                    at_transition.append(response)
-            self._try_answers(engine, at_transition, sampling)
-            thinking = []
-            for response in unfinished:
-                if response.interruptible:
-                    thinking.append(response)
-                else:
-                    uninterrupted.append(response)
+            at_transition = list(filter(self._can_try, unfinished))
+            thinking = self._try_answers(engine, at_transition, sampling)
+            uninterrupted += [
+                response for response in unfinished if response not in thinking
+            ]
         # What nothing interrupts any more waits for the rest: one large batch, not many small ones.
         self._extend(engine, uninterrupted, sampling, sampling.end_token_ids)
         assert engine.version is not None, "an engine without weights"
@@ -188,19 +179,21 @@ class Deer:
         """
         vocabulary = set(self._tokenizer.get_vocab().values())
         ids = sorted(vocabulary.difference(self._tokenizer.all_special_ids))
-        ids_by_word: defaultdict[str, set[int]] = defaultdict(set)
         texts = self._decode([[token_id] for token_id in ids])
-        for token_id, text in zip(ids, texts, strict=True):
-            ids_by_word[_EDGES.sub("", text)].add(token_id)
         transition_ids = set()
         for transition_word in self._settings.transition_words:
             word = _EDGES.sub("", transition_word)
-            if not word or word not in ids_by_word:
+            spellings = [
+                token_id
+                for token_id, text in zip(ids, texts, strict=True)
+                if _EDGES.sub("", text) == word
+            ]
+            if not word or not spellings:
                 raise UserError(
                     f"deer.transition_words: {transition_word!r} is not a single token of this "
                     "model; name words that are and that its thinking has where a thought ends"
                 )
-            transition_ids |= ids_by_word[word]
+            transition_ids.update(spellings)
         return transition_ids
 
     def _extend(
@@ -251,13 +244,14 @@ class Deer:
         engine: RolloutEngine,
         responses: Sequence[_Response],
         sampling: SamplingSettings,
-    ) -> None:
+    ) -> list[_Response]:
         """Sample a trial answer for each response and exit where it is confident enough.
 
-        responses: all end with a transition word.
+        responses: all end with a transition word. Returns those that go on thinking and may be
+        tried again.
         """
         if not responses:
-            return
+            return []
         greedy = SamplingSettings(
             temperature=0.0,
             top_p=1.0,
@@ -270,16 +264,18 @@ class Deer:
             requests.append(response.request_after(context, response.request.seed))
         trials = engine.generate(requests, greedy)
         confidences = self._confidences(engine, trials)
+        thinking = []
         for response, trial, confidence in zip(
             responses, trials, confidences, strict=True
         ):
             response.num_trials += 1
             response.extra_tokens += len(trial.response_ids)
-            response.interruptible = response.num_trials < self._settings.max_trials
             if confidence > self._settings.threshold:
                 response.ids[-1:] = self._exit_ids
                 response.extra_tokens += 1  # the transition word
-                response.interruptible = False
+            elif response.num_trials < self._settings.max_trials:
+                thinking.append(response)
+        return thinking
 
     def _confidences(
         self, engine: RolloutEngine, trials: Sequence[Rollout]

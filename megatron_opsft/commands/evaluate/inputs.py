@@ -122,11 +122,12 @@ class Inputs:
             names.add("verify_memory_gb")
         if engine.tensor_parallel:
             names.add("tp")
-        installed = [name for name in engine.packages if name in versions]
         math_verify = f"math-verify {versions['math-verify']}"
         return settings.model_dump(mode="json", include=names) | {
             "max_tokens": self.max_tokens,
-            "engine_version": versions[installed[0]],
+            "engine_version": next(
+                versions[name] for name in engine.packages if name in versions
+            ),
             "torch": versions["torch"],
             "dtype": self.dtype,
             "device": self.device.torch_device.type,
@@ -141,12 +142,13 @@ class Inputs:
 
         Reads the whole model for its hash: rank 0 alone calls it.
         """
-        first_prompt = next(iter(self.prompts.values()))
         return {
             "identity": self.comparable_settings() | self.model.identity(),
             "settings": self.settings.model_dump(mode="json"),
             "versions": installed_versions(),
-            "example_prompt": self.model.tokenizer.decode(first_prompt),
+            "example_prompt": self.model.tokenizer.decode(
+                next(iter(self.prompts.values()))
+            ),
         }
 
 
@@ -174,10 +176,7 @@ def read_models(settings: EvalSettings, device: Device) -> list[Inputs]:
             "--baseline DIR"
         )
     max_tokens = min(inputs.max_tokens, base.max_tokens)
-    return [
-        replace(inputs, max_tokens=max_tokens),
-        replace(base, max_tokens=max_tokens),
-    ]
+    return [replace(model, max_tokens=max_tokens) for model in (inputs, base)]
 
 
 def read_inputs(
@@ -203,14 +202,14 @@ def read_inputs(
     dtype = settings.dtype
     if dtype == "auto":
         dtype = "bfloat16" if device.is_cuda else "float32"
-    default_batch_size = engine_traits(settings.engine).eval_batch_size
     return Inputs(
         settings=settings,
         model=model,
         benchmarks=benchmarks,
         prompts=prompts,
         max_tokens=max_tokens,
-        batch_size=settings.batch_size or default_batch_size,
+        batch_size=settings.batch_size
+        or engine_traits(settings.engine).eval_batch_size,
         dtype=dtype,
         device=device,
     )
@@ -248,8 +247,7 @@ def _encode_prompts(
     encoder.chat.check(option=option, system_option=system_option)
     prompts = {}
     for benchmark in benchmarks:
-        for problem in benchmark.problems:
-            key = benchmark.key(problem.id)
+        for key, problem in benchmark.problems_by_key().items():
             try:
                 prompts[key] = encoder.encode(problem)
             except PromptError as error:

@@ -34,7 +34,7 @@ from megatron_opsft.commands.evaluate.work import (
     WorkQueue,
     missing_requests,
 )
-from megatron_opsft.data.stored_samples import SampleFiles, StoredSample
+from megatron_opsft.data.stored_samples import SampleFiles
 from megatron_opsft.errors import UserError
 from megatron_opsft.rollout.engine import (
     EngineSettings,
@@ -125,7 +125,7 @@ def _check_baseline(directory: Path, benchmarks: Sequence[Benchmark]) -> None:
         is_same = name in results and hashes.get(name) == benchmark.data.sha256
         if is_same and results[name].num_problems == num_problems:
             num_samples = results[name].samples_per_problem
-            stored = files.read_first(name, benchmark.problem_ids, num_samples)
+            stored = benchmark.read_samples(files, num_samples)
             missing = num_problems * num_samples - len(stored)
             if missing == 0:
                 continue
@@ -162,8 +162,12 @@ def _sample(
     engine.load_weights(inputs.model.tensors(), version=0)
     engine.tokenizer = inputs.model.tokenizer
     if job.is_main:
-        counts = len(missing), engine.share.count
-        log.info("%s: %d samples are missing; engines: %d", inputs.model.name, *counts)
+        log.info(
+            "%s: %d samples are missing; engines: %d",
+            inputs.model.name,
+            len(missing),
+            engine.share.count,
+        )
     queue = WorkQueue(name, missing, job, engine.share)
     start = time.monotonic()
 
@@ -200,7 +204,7 @@ def _agree_on_done(
     if job.is_main:
         stored = []
         for benchmark in inputs.benchmarks:
-            for sample in _read_samples(files, benchmark):
+            for sample in benchmark.read_samples(files, benchmark.samples):
                 problem_key = benchmark.key(sample.problem_id)
                 stored.append((problem_key, sample.sample_index, sample.correct))
         job.put(key, json.dumps(stored))
@@ -288,25 +292,17 @@ def _build_results(inputs: Inputs, baseline: tuple[Path, Results] | None) -> Res
     samples = {}
     for benchmark in inputs.benchmarks:
         files.combine(benchmark.name)
-        samples[benchmark.name] = _read_samples(files, benchmark)
+        samples[benchmark.name] = benchmark.read_samples(files, benchmark.samples)
     base = None
     if baseline is not None:
-        base_files = SampleFiles(baseline[0])
-        base_results = baseline[1]
+        directory, base_results = baseline
+        files = SampleFiles(directory)
         base_samples = {}
         for benchmark in inputs.benchmarks:
-            name = benchmark.name
-            num_samples = base_results.benchmarks[name].samples_per_problem
-            base_samples[name] = base_files.read_first(
-                name, benchmark.problem_ids, num_samples
-            )
+            num_samples = base_results.benchmarks[benchmark.name].samples_per_problem
+            base_samples[benchmark.name] = benchmark.read_samples(files, num_samples)
         base = base_results.model, base_samples
     settings = inputs.comparable_settings()
     return build_results(
         inputs.model.name, samples, settings, budgets=inputs.budgets, baseline=base
     )
-
-
-def _read_samples(files: SampleFiles, benchmark: Benchmark) -> list[StoredSample]:
-    """Read the stored samples that the settings ask for."""
-    return files.read_first(benchmark.name, benchmark.problem_ids, benchmark.samples)

@@ -207,10 +207,11 @@ def load_settings(
     If a run trained the model, prompt and judge are that run's unless they are set here.
     """
     settings = load(EvalSettings, path, overrides, options)
-    of_run = settings_of_run(
-        settings.model, settings.model_dump(), settings.model_fields_set
+    return settings.model_copy(
+        update=settings_of_run(
+            settings.model, settings.model_dump(), settings.model_fields_set
+        )
     )
-    return settings.model_copy(update=of_run)
 
 
 def check_settings(settings: EvalSettings) -> None:

@@ -42,9 +42,8 @@ def missing_requests(
     """
     requests = []
     for benchmark in reversed(benchmarks):
-        keys = [benchmark.key(problem.id) for problem in benchmark.problems]
-        keys.sort(key=lambda key: -len(prompts[key]))
-        for key in keys:
+        keys = benchmark.problems_by_key()
+        for key in sorted(keys, key=lambda key: -len(prompts[key])):
             requests += [
                 ResponseRequest(
                     problem_id=key,
@@ -126,8 +125,7 @@ class Scorer:
         self._name = name
         self._problems: dict[str, Problem] = {}
         for benchmark in benchmarks:
-            for problem in benchmark.problems:
-                self._problems[benchmark.key(problem.id)] = problem
+            self._problems |= benchmark.problems_by_key()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="scorer")
         self._waiting: list[FinishedResponse] = []
         self._last_batch: Future[None] = Future()

@@ -3,7 +3,6 @@
 import os
 import shlex
 from pathlib import Path
-from typing import ClassVar
 
 from pydantic import Field
 
@@ -18,8 +17,8 @@ class StudyCommand(Command):
     The same command continues what is in --out.
     """
 
-    words: ClassVar[tuple[str, ...]] = ("file",)
-    examples: ClassVar[tuple[str, ...]] = (
+    words = ("file",)
+    examples = (
         "study examples/studies/paper_tiny.yaml --out runs/paper",
         "study FILE --out DIR --only 3",
     )

@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
-STUDY, TABLE = "study.json", "table.json"
+STUDY = "study.json"
+TABLE = "table.json"
 
 
 def is_study(directory: Path) -> bool:
     """Return True if a study has written its results to the directory."""
-    return any((directory / name).is_file() for name in (STUDY, TABLE))
+    return (directory / STUDY).is_file() or (directory / TABLE).is_file()

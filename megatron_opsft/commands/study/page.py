@@ -42,8 +42,7 @@ def write_outputs(out: Path, study: Study, rows: Sequence[StudyRow]) -> None:
 
 def read_study_report(out: Path, *, max_mb: float) -> Contents:
     """Read tables, charts and page of the study whose results are in `out`. Errors: `UserError`."""
-    study, rows = read_written(out)
-    return describe_study(out, study, rows, max_mb=max_mb)
+    return describe_study(out, *read_written(out), max_mb=max_mb)
 
 
 def describe_study(
@@ -67,7 +66,13 @@ def describe_study(
     first_section = next(iter(lines.values()))
 
     def write(page: Path) -> None:
-        base, best = _baseline_and_best(study, first_section)
+        finished = {row.label: row for row in first_section if row.blocks}
+        base = finished.pop(study.baseline, None)
+        best = max(
+            finished.values(),
+            key=lambda row: row.blocks[OVERALL]["efficiency"].value,
+            default=None,
+        )
         figures = []
         if base is not None and best is not None:
             figures = figures_of_rows(base, best, OVERALL)
@@ -88,23 +93,6 @@ def describe_study(
         sections=sections,
         tables=tables,
     )
-
-
-def _baseline_and_best(
-    study: Study, rows: Sequence[TableRow]
-) -> tuple[TableRow | None, TableRow | None]:
-    """Return the baseline's row and the most efficient other one; None for a row without runs."""
-    base = None
-    others = []
-    for row in rows:
-        if row.label == study.baseline:
-            base = row if row.blocks else None
-        elif row.blocks:
-            others.append(row)
-    best = max(
-        others, key=lambda row: row.blocks[OVERALL]["efficiency"].value, default=None
-    )
-    return base, best
 
 
 def _evaluations(
@@ -151,13 +139,12 @@ def table_rows(study: Study, rows: Sequence[StudyRow], section: str) -> list[Tab
     Its values are means over seeds with their deviation, or one seed's with intervals; a name
     without a finished run has no block.
     """
-    finished: dict[str, list[StudyRow]] = {
-        name: [] for name in study.sections[section].runs
-    }
-    for row in rows:
-        if row.section == section and row.error is None and row.name in finished:
-            finished[row.name].append(row)
-    return [_table_row(name, seeds) for name, seeds in finished.items()]
+    finished = [row for row in rows if row.section == section and row.error is None]
+    lines = []
+    for name in study.sections[section].runs:
+        seeds = [row for row in finished if row.name == name]
+        lines.append(_table_row(name, seeds))
+    return lines
 
 
 def _table_row(name: str, seeds: Sequence[StudyRow]) -> TableRow:

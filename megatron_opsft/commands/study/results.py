@@ -151,8 +151,8 @@ def read_written(out: Path) -> tuple[Study, list[StudyRow]]:
 
     Errors: `UserError` with file and field for what is missing, damaged, or of an earlier version.
     """
-    study = _read(out / STUDY, TypeAdapter(Study))
-    rows = _read(out / TABLE, TypeAdapter(list[StudyRow]))
+    study = _read(out / STUDY, Study)
+    rows = _read(out / TABLE, list[StudyRow])
     if not {row.section for row in rows} <= study.sections.keys():
         raise UserError(
             f"{out / TABLE}: not of the sections in {STUDY}; {_AGAIN.format(out)}"
@@ -160,11 +160,12 @@ def read_written(out: Path) -> tuple[Study, list[StudyRow]]:
     return study, rows
 
 
-def _read(path: Path, kind: TypeAdapter[Any]) -> Any:
+def _read(path: Path, kind: Any) -> Any:
+    """Read JSON of a type. Errors: `UserError`."""
     again = _AGAIN.format(path.parent)
     if not path.is_file():
         raise UserError(f"{path}: not found; {again}")
     try:
-        return kind.validate_json(path.read_bytes())
+        return TypeAdapter(kind).validate_json(path.read_bytes())
     except ValidationError as error:
         raise UserError(f"{path}: {first_fault(error, 'file')}; {again}") from None

@@ -173,12 +173,12 @@ def read_study(path: Path, out: Path) -> StudyPlan:
             )
         return first
 
-    rows: dict[str, dict[str, list[StudyRun]]] = {}
+    rows = {}
     for key, section in study.sections.items():
-        rows[key] = {}
-        for name, entry in section.runs.items():
-            expanded = _expand(study, name, entry or RunEntry(), out)
-            rows[key][name] = [first_equal(run) for run in expanded]
+        rows[key] = {
+            name: list(map(first_equal, _expand(study, name, entry or RunEntry(), out)))
+            for name, entry in section.runs.items()
+        }
     if not any(study.baseline in by_name for by_name in rows.values()):
         raise UserError(f"{path}: baseline={study.baseline} is not the name of a run")
     in_order = sorted(runs.values(), key=lambda run: run.seed)
