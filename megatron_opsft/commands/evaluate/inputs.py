@@ -1,7 +1,7 @@
 """All that an evaluation reads before it computes anything: models, problems, prompts, limits."""
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -33,6 +33,8 @@ from megatron_opsft.runtime.libraries import installed_versions
 from megatron_opsft.verify.verifier import describe_judge
 
 MAX_TOKENS = 32768  # the paper's
+Prompts = dict[str, tuple[int, ...]]
+"""Problem key -> token ids of its prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +81,7 @@ class Inputs:
     settings: EvalSettings
     model: EvalModel
     benchmarks: tuple[Benchmark, ...]
-    prompts: dict[str, tuple[int, ...]]
-    """Problem key -> token ids of its prompt."""
+    prompts: Prompts
     max_tokens: int
     """Longest response, end token included."""
     batch_size: int
@@ -236,8 +237,8 @@ def _encode_prompts(
     settings: EvalSettings,
     benchmarks: Sequence[Benchmark],
     option: str,
-) -> dict[str, tuple[int, ...]]:
-    """Return problem key -> token ids of its prompt."""
+) -> Prompts:
+    """Encode the prompts of all problems. Errors: `UserError` naming the problem."""
     encoder = PromptEncoder(
         tokenizer=model.tokenizer,
         template=settings.template,
@@ -257,9 +258,7 @@ def _encode_prompts(
     return prompts
 
 
-def _max_tokens(
-    wanted: int | None, model: EvalModel, prompts: Mapping[str, Sequence[int]]
-) -> int:
+def _max_tokens(wanted: int | None, model: EvalModel, prompts: Prompts) -> int:
     """Return the limit of a response: `wanted`, else as much of the paper's limit as fits.
 
     Errors: `UserError` if the model has no room for it after the longest prompt.

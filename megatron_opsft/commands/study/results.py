@@ -58,8 +58,8 @@ def read_study_rows(out: Path, plan: StudyPlan) -> list[StudyRow]:
     for runs_by_name in plan.rows.values():
         for run in runs_by_name.get(plan.study.baseline, ()):
             if run.is_finished:
-                base = read_results(run.evaluation).overall
-                base_tokens.append(base.metrics["mean_tokens"].value)
+                metrics = read_results(run.evaluation).overall.metrics
+                base_tokens.append(metrics["mean_tokens"].value)
     mean_base_tokens = fmean(base_tokens) if base_tokens else None
     rows = []
     for section, runs_by_name in plan.rows.items():
