@@ -1,8 +1,8 @@
 """The directory of a diagnosis."""
 
-import json
 from pathlib import Path
 
+from megatron_opsft.errors import UserError
 from megatron_opsft.runtime.owned_directory import OwnedDirectory
 
 TOKENS = "tokens.jsonl"
@@ -24,9 +24,6 @@ class DiagnosisDirectory(OwnedDirectory):
 def is_diagnosis(directory: Path) -> bool:
     """Return True if the directory's manifest is that of a diagnosis."""
     try:
-        manifest = json.loads((directory / DiagnosisDirectory.manifest).read_bytes())
-    except (OSError, ValueError):
+        return DiagnosisDirectory(directory).read_manifest() is not None
+    except (OSError, UserError):
         return False
-    return (
-        isinstance(manifest, dict) and manifest.get("kind") == DiagnosisDirectory.kind
-    )

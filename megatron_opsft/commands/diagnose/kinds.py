@@ -5,29 +5,27 @@ from collections.abc import Sequence
 
 # Words with which a response turns back, doubts or checks; those that conclude (so, therefore,
 # thus) are plain words.
-TRANSITIONS = frozenset(
-    (
-        "actually",
-        "again",
-        "also",
-        "alternatively",
-        "although",
-        "but",
-        "hm",
-        "hmm",
-        "however",
-        "maybe",
-        "oh",
-        "ok",
-        "okay",
-        "perhaps",
-        "though",
-        "wait",
-        "well",
-    )
-)
-SINGULAR = frozenset(("i", "me", "my", "mine", "myself"))
-PLURAL = frozenset(("we", "us", "our", "ours", "ourselves"))
+TRANSITIONS = {
+    "actually",
+    "again",
+    "also",
+    "alternatively",
+    "although",
+    "but",
+    "hm",
+    "hmm",
+    "however",
+    "maybe",
+    "oh",
+    "ok",
+    "okay",
+    "perhaps",
+    "though",
+    "wait",
+    "well",
+}
+SINGULAR = {"i", "me", "my", "mine", "myself"}
+PLURAL = {"we", "us", "our", "ours", "ourselves"}
 _WORD = re.compile(r"[^\W\d_]+")
 _TAG = re.compile(r"<[^<>\s]+>")
 

@@ -278,15 +278,14 @@ def _by_word(tokens: pd.DataFrame, n: str) -> Bars:
     """Return the words with the largest sums of D_t."""
     words = tokens.groupby("word")["kl"].agg(["sum", "size"]).reset_index()
     words = words.sort_values(["sum", "word"], ascending=[False, True])[:_SHOWN]
-    bars = [
-        Bar(label=word, value=kl_sum, text=f"{kl_sum:.2g} ({count:,})", n=n)
-        for word, kl_sum, count in words.itertuples(index=False)
-    ]
     return Bars(
         name="divergence_by_token",
         title="Sum of D by token (how often)",
         x="sum of D (nats); in brackets: how often",
-        rows=bars,
+        rows=[
+            Bar(label=word, value=kl_sum, text=f"{kl_sum:.2g} ({count:,})", n=n)
+            for word, kl_sum, count in words.itertuples(index=False)
+        ],
     )
 
 
@@ -296,8 +295,14 @@ def _along_response(tokens: pd.DataFrame, n: str) -> Chart:
     series = []
     if len(means):
         points = list(means["mean"].items())
-        bins = f"{count_of(means['size'])} tokens in each of {len(points)} parts"
-        series = [Series(label="", place=1, points=points, n=bins)]
+        series = [
+            Series(
+                label="",
+                place=1,
+                points=points,
+                n=f"{count_of(means['size'])} tokens in each of {len(points)} parts",
+            )
+        ]
     return Chart(
         name="divergence_along",
         title="Mean D along a response",

@@ -191,7 +191,9 @@ def _table_row(
 
     CR has its interval if the result was evaluated against the samples of `base`.
     """
-    blocks, budgets, sizes = {}, {}, {}
+    blocks = {}
+    budgets = {}
+    sizes = {}
     for name in names:
         block = result.blocks[name]
         sizes[name] = result.size(name)
@@ -221,6 +223,10 @@ def _legend(
     *,
     has_overall: bool,
 ) -> str:
+    """Say what the columns and brackets mean, and of how many problems and samples the values are.
+
+    base_name: of the baseline, if any.
+    """
     sentences = [_LEGEND]
     if has_overall:
         sentences.append("Overall: plain mean over benchmarks.")

@@ -96,8 +96,9 @@ class Inputs:
         """
         if self.settings.method == "deer":
             return ()
-        budgets = sorted(set(self.settings.budgets))
-        return tuple(budgets) or default_budgets(self.max_tokens)
+        return tuple(sorted(set(self.settings.budgets))) or default_budgets(
+            self.max_tokens
+        )
 
     def comparable_settings(self) -> dict[str, Any]:
         """Return, as JSON, all settings in which two results may differ, apart from the model and

@@ -160,6 +160,7 @@ class Scorer:
                     raise
 
     def _judge(self, batch: Sequence[FinishedResponse]) -> None:
+        """Judge a batch, store its samples, then count them."""
         verdicts = self._verifier.score(
             [rollout for rollout, _ in batch], self._problems
         )
@@ -184,6 +185,7 @@ class Scorer:
             num_tokens += sample.num_tokens + extra_tokens
         for benchmark in samples:
             self._files.append(benchmark, samples[benchmark])
+        # In the reverse order of `COUNTERS`.
         self._job.add(f"{self._name}/tokens", num_tokens)
         self._job.add(f"{self._name}/correct", num_correct)
         self._job.add(f"{self._name}/done", len(batch))

@@ -17,6 +17,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from megatron_opsft.commands.evaluate.settings import EvalSettings
@@ -169,23 +170,29 @@ def _call(
 
     The exit code is not 0 if a signal ended the command. A requested stop is passed on as SIGTERM.
     """
+    process: subprocess.Popen[bytes] | BaseProcess
     if launcher:
         with output.open("ab") as file:
-            started = subprocess.Popen(
+            process = subprocess.Popen(
                 [*launcher, *words], stdout=file, stderr=subprocess.STDOUT
             )
-        terminate, poll = started.terminate, started.poll
     else:
-        forked = _FORKS.Process(target=_run_command, args=(words, output))
-        forked.start()
-        terminate, poll = forked.terminate, lambda: forked.exitcode
+        process = _FORKS.Process(target=_run_command, args=(words, output))
+        process.start()
     is_terminated = False
-    while (exit_code := poll()) is None:
+    while (exit_code := _exit_code(process)) is None:
         if stop.requested and not is_terminated:
-            terminate()
+            process.terminate()
             is_terminated = True
         time.sleep(_POLL_SECONDS)
     return exit_code
+
+
+def _exit_code(process: subprocess.Popen[bytes] | BaseProcess) -> int | None:
+    """Return the exit code; None while the process runs."""
+    if isinstance(process, BaseProcess):
+        return process.exitcode
+    return process.poll()
 
 
 def _run_command(words: list[str], output: Path) -> None:

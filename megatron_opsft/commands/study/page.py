@@ -54,7 +54,9 @@ def describe_study(
     """
     lines = {key: table_rows(study, rows, key) for key in study.sections}
     legend = _legend(study, rows, lines)
-    sections, tables, texts = [], [], []
+    sections = []
+    tables = []
+    texts = []
     for key, section in study.sections.items():
         sections.append(_page_section(study, rows, key, lines[key]))
         n = describe(
@@ -73,9 +75,7 @@ def describe_study(
             key=lambda row: row.blocks[OVERALL]["efficiency"].value,
             default=None,
         )
-        figures = []
-        if base is not None and best is not None:
-            figures = figures_of_rows(base, best, OVERALL)
+        figures = figures_of_rows(base, best, OVERALL) if base and best else []
         write_page(
             page,
             [],
@@ -152,7 +152,8 @@ def _table_row(name: str, seeds: Sequence[StudyRow]) -> TableRow:
     if not seeds:
         return TableRow(label=name, blocks={})
     metrics, deviations = _mean_over_seeds([row.metrics for row in seeds])
-    budgets, budget_deviations = [], []
+    budgets = []
+    budget_deviations = []
     for n, (budget, _) in enumerate(seeds[0].budgets):
         point, deviation = _mean_over_seeds([row.budgets[n][1] for row in seeds])
         budgets.append((budget, point))

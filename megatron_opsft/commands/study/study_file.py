@@ -162,8 +162,11 @@ def read_study(path: Path, out: Path) -> StudyPlan:
     runs: dict[str, StudyRun] = {}
     by_directory: dict[Path, StudyRun] = {}
 
-    def first_equal(run: StudyRun) -> StudyRun:
-        """Return the first run with this run's definition. Errors: `UserError`."""
+    def register(run: StudyRun) -> StudyRun:
+        """Add a run, unless there is an equal one; return the run that is made.
+
+        Errors: `UserError` for a directory that a different run has.
+        """
         first = runs.setdefault(str(run.definition()), run)
         in_directory = by_directory.setdefault(first.directory, first)
         if in_directory is not first:
@@ -173,12 +176,12 @@ def read_study(path: Path, out: Path) -> StudyPlan:
             )
         return first
 
-    rows = {}
+    rows: dict[str, dict[str, list[StudyRun]]] = {}
     for key, section in study.sections.items():
-        rows[key] = {
-            name: list(map(first_equal, _expand(study, name, entry or RunEntry(), out)))
-            for name, entry in section.runs.items()
-        }
+        rows[key] = {}
+        for name, entry in section.runs.items():
+            entry_runs = _expand(study, name, entry or RunEntry(), out)
+            rows[key][name] = [register(run) for run in entry_runs]
     if not any(study.baseline in by_name for by_name in rows.values()):
         raise UserError(f"{path}: baseline={study.baseline} is not the name of a run")
     in_order = sorted(runs.values(), key=lambda run: run.seed)
