@@ -96,9 +96,9 @@ def describe_divergence(
     tokens = _token_table(responses)
     kl = tokens["kl"]
     large = max(float(kl.quantile(1 - _LARGE)), 1e-12)
-    n = f"{len(kl):,} tokens of {len(responses):,} responses"
-    by_kind = _by_kind(tokens, n)
-    summary = f"{n}, D_t {kl.mean():.4f} nats on average, {kl.max():.3f} at most"
+    size = f"{len(kl):,} tokens of {len(responses):,} responses"
+    by_kind = _by_kind(tokens, size)
+    summary = f"{size}, D_t {kl.mean():.4f} nats on average, {kl.max():.3f} at most"
     title = f"{original} against {efficient}"
     text = (
         "D_t = KL(original || efficient) of the next token at every token of the original's own "
@@ -107,17 +107,17 @@ def describe_divergence(
     )
     num_large = tokens[kl >= large]["word"].value_counts().to_dict()
     sections = [
-        _largest_words(tokens, large, n),
+        _largest_words(tokens, large, size),
         Section(
             title="What the efficient model prefers there",
             text="Each token at the place where its D_t is largest.",
-            table=_preferences(responses, num_large, n),
+            table=_preferences(responses, num_large, size),
         ),
         Section(
             title="By kind and by place",
             text="",
             table=by_kind,
-            plots=[_by_word(tokens, n), _along_response(tokens, n)],
+            plots=[_by_word(tokens, size), _along_response(tokens, size)],
         ),
     ]
     largest_first = sorted(responses, key=lambda response: -max(response["kl"]))
@@ -157,7 +157,7 @@ def _token_table(responses: Sequence[_Response]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["kl", "kind", "word", "share"])
 
 
-def _largest_words(tokens: pd.DataFrame, large: float, n: str) -> Section:
+def _largest_words(tokens: pd.DataFrame, large: float, size: str) -> Section:
     """Return the cloud of words whose D_t is at least `large` nats, and how many tokens exceed each
     threshold.
     """
@@ -165,13 +165,13 @@ def _largest_words(tokens: pd.DataFrame, large: float, n: str) -> Section:
         title="Where the models differ most",
         text="What the original says where D_t is large: the larger a word, the larger the sum "
         "of D_t at the places where the original says it.",
-        table=_beyond_thresholds(tokens["kl"], n),
+        table=_beyond_thresholds(tokens["kl"], size),
         plots=[_cloud(tokens[tokens["kl"] >= large], large)],
     )
 
 
-def _by_kind(tokens: pd.DataFrame, n: str) -> Table:
-    """Return the table of D_t by kind of token. n: how many tokens and responses there are."""
+def _by_kind(tokens: pd.DataFrame, size: str) -> Table:
+    """Return the table of D_t by kind of token. size: how many tokens and responses."""
     kinds = tokens.groupby("kind")["kl"].agg(["size", "mean", "sum"])
     kinds = kinds.sort_values("mean", ascending=False, kind="stable")
     total = tokens["kl"].sum() or 1.0
@@ -182,11 +182,11 @@ def _by_kind(tokens: pd.DataFrame, n: str) -> Table:
             [kind, f"{count:,}", f"{mean:.4f}", percent(kl_sum / total)]
             for kind, count, mean, kl_sum in kinds.itertuples()
         ],
-        note=f"n = {n}; no intervals",
+        note=f"n = {size}; no intervals",
     )
 
 
-def _beyond_thresholds(kl: "pd.Series[float]", n: str) -> Table:
+def _beyond_thresholds(kl: "pd.Series[float]", size: str) -> Table:
     """Return the table of how many tokens exceed each threshold below the largest D_t."""
     rows = []
     for threshold in _THRESHOLDS:
@@ -197,12 +197,12 @@ def _beyond_thresholds(kl: "pd.Series[float]", n: str) -> Table:
         caption="Tokens whose D_t exceeds a threshold",
         headings=["D_t above", "tokens", "of all tokens"],
         rows=rows,
-        note=f"n = {n}; no intervals",
+        note=f"n = {size}; no intervals",
     )
 
 
 def _preferences(
-    responses: Sequence[_Response], num_large: Mapping[str, int], n: str
+    responses: Sequence[_Response], num_large: Mapping[str, int], size: str
 ) -> Table:
     """Return the table of tokens with the largest D_t, each at the position where it is largest.
 
@@ -243,7 +243,7 @@ def _preferences(
             "p in the efficient",
         ],
         rows=rows,
-        note=f"n = {n}; a row is one token, so it has no interval",
+        note=f"n = {size}; a row is one token, so it has no interval",
     )
 
 
@@ -274,7 +274,7 @@ def _cloud(tokens: pd.DataFrame, large: float) -> Cloud:
     )
 
 
-def _by_word(tokens: pd.DataFrame, n: str) -> Bars:
+def _by_word(tokens: pd.DataFrame, size: str) -> Bars:
     """Return the words with the largest sums of D_t."""
     words = tokens.groupby("word")["kl"].agg(["sum", "size"]).reset_index()
     words = words.sort_values(["sum", "word"], ascending=[False, True])[:_SHOWN]
@@ -283,13 +283,13 @@ def _by_word(tokens: pd.DataFrame, n: str) -> Bars:
         title="Sum of D by token (how often)",
         x="sum of D (nats); in brackets: how often",
         rows=[
-            Bar(label=word, value=kl_sum, text=f"{kl_sum:.2g} ({count:,})", n=n)
+            Bar(label=word, value=kl_sum, text=f"{kl_sum:.2g} ({count:,})", n=size)
             for word, kl_sum, count in words.itertuples(index=False)
         ],
     )
 
 
-def _along_response(tokens: pd.DataFrame, n: str) -> Chart:
+def _along_response(tokens: pd.DataFrame, size: str) -> Chart:
     """Return the mean D_t over the share of the response before the token."""
     means = tokens.groupby("share")["kl"].agg(["mean", "size"])
     series = []
@@ -310,7 +310,7 @@ def _along_response(tokens: pd.DataFrame, n: str) -> Chart:
         y="mean D (nats)",
         series=series,
         from_zero=True,
-        remark=n,
+        remark=size,
     )
 
 
