@@ -30,7 +30,7 @@ from megatron_opsft.commands.launch.commands import PROGRAM as launch
 from megatron_opsft.commands.make_data.commands import MakeData
 from megatron_opsft.commands.plan.commands import PROGRAM as plan
 from megatron_opsft.commands.report_command import Report
-from megatron_opsft.commands.study.commands import Study
+from megatron_opsft.commands.study.commands import StudyCommand
 from megatron_opsft.config import Config
 from megatron_opsft.config.load import load_config, to_yaml
 from megatron_opsft.errors import (
@@ -169,7 +169,7 @@ PROGRAM = group(
         "plan": plan,
         "launch": launch,
         "data": MakeData,
-        "study": Study,
+        "study": StudyCommand,
         "diagnose": Diagnose,
         "report": Report,
     },

@@ -15,7 +15,7 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
-from megatron_opsft.commands.diagnose.page import write_page as write_diagnosis
+from megatron_opsft.commands.diagnose.page import write_diagnosis_page
 from megatron_opsft.commands.report.page import write_page
 from megatron_opsft.runtime.durable import json_lines
 
@@ -241,7 +241,7 @@ def test_a_diagnosis_and_a_tapped_token_that_says_its_number(
     chromium: Chromium, tmp_path: Path, width: int, dark: bool
 ) -> None:
     rows = [*json_lines(make_diagnosis(tmp_path) / "tokens.jsonl")]
-    write_diagnosis(tmp_path / "report.html", rows, "long", "short")
+    write_diagnosis_page(tmp_path / "report.html", rows, "long", "short")
     chromium.open(tmp_path / "report.html", width=width, dark=dark)
     assert chromium.one("h1").text == "long against short"
     assert len(chromium.all("main pre")) == NUM_RESPONSES

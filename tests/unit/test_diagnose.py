@@ -25,7 +25,7 @@ from megatron_opsft.commands.convert.run import convert_model
 from megatron_opsft.commands.diagnose import divergence
 from megatron_opsft.commands.diagnose.divergence import NUM_PREFERRED, diverge, load_model
 from megatron_opsft.commands.diagnose.kinds import kinds_of
-from megatron_opsft.commands.diagnose.page import write_page
+from megatron_opsft.commands.diagnose.page import write_diagnosis_page
 from megatron_opsft.commands.evaluate.inputs import EvalModel
 from megatron_opsft.errors import UserError
 from megatron_opsft.models.weights.rules import WeightTable
@@ -96,7 +96,7 @@ def test_every_token_of_every_response_is_there_and_counted(whole: Path, tmp_pat
         assert len(row["kl"]) == len(row["tokens"]) and 0 <= min(row["kl"]) < max(row["kl"])
         assert row["outcome"] in ("correct", "wrong", "no_answer") and row["alternatives"]
     kl = [value for row in rows for value in row["kl"]]
-    first, *lines = write_page(
+    first, *lines = write_diagnosis_page(
         tmp_path / "page.html", rows, "tiny_reasoner", "efficient"
     ).splitlines()
     assert f"{len(kl):,} tokens of 12 responses, D_t {fmean(kl):.4f} nats" in first
@@ -110,7 +110,7 @@ def test_the_page_is_made_of_the_tokens(tmp_path: Path) -> None:
     """Texts that mean harm stay texts; D_t may be 0 everywhere, as of a model and itself."""
     made = make_diagnosis(tmp_path)
     rows, out = [*json_lines(made / "tokens.jsonl")], made / "report.html"
-    assert "60 tokens of 4 responses" in write_page(out, rows, "long", "short")
+    assert "60 tokens of 4 responses" in write_diagnosis_page(out, rows, "long", "short")
     page = out.read_text()
     assert "<h1>long against short</h1>" in page and page.count("<pre>") == 4
     assert page.count('class="k9" title="D = 5; efficient: &#39;&lt;/think&gt;&#39; 90 %') == 1
@@ -125,7 +125,7 @@ def test_the_page_is_made_of_the_tokens(tmp_path: Path) -> None:
     assert "Largest first: Wait" in page
     assert HARM[:20] not in page and page.count("</script") == 2
     rows = [row | {"kl": [0.0] * len(row["kl"])} for row in rows]
-    assert "0.0000 nats" in write_page(out, rows, "long", "short")
+    assert "0.0000 nats" in write_diagnosis_page(out, rows, "long", "short")
 
 
 def test_kills_change_nothing(cli: ForkedCli, efficient: Path, whole: Path, tmp_path: Path) -> None:

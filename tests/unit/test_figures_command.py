@@ -10,11 +10,11 @@ from test_figures import evaluations_in, rows_of, texts_of
 from test_plan_measured import nodes_run
 from test_study import METHODS, plan_of
 
-from megatron_opsft.commands.diagnose.page import describe
+from megatron_opsft.commands.diagnose.page import describe_divergence
 from megatron_opsft.commands.report.chart import Bars
 from megatron_opsft.commands.report.figures import name_pictures
 from megatron_opsft.commands.study.page import write_outputs
-from megatron_opsft.commands.study.results import read_rows
+from megatron_opsft.commands.study.results import read_study_rows
 from megatron_opsft.runtime.durable import json_lines
 
 
@@ -82,7 +82,7 @@ def test_a_study_s_directory_is_reported_from_its_files(cli: ForkedCli, tmp_path
     for run in plan.runs:
         if run.name != "crst":
             make_evaluation(run.evaluation, run.label, 200 if run.name == "base" else 50, 6)
-    write_outputs(tmp_path, plan.study, read_rows(tmp_path, plan))
+    write_outputs(tmp_path, plan.study, read_study_rows(tmp_path, plan))
     (tmp_path / "study.yaml").unlink()
     page = (tmp_path / "report.html").read_bytes()
     ended = cli.run(["report", tmp_path, "--figures", tmp_path / "figures"])
@@ -127,7 +127,7 @@ def test_a_diagnosis_has_its_cloud_and_its_tables(cli: ForkedCli, tmp_path: Path
     tex = files["table.tex"].decode()
     assert "Wait & 1 & 5.000 & 75.0 \\% & 10.0 \\% & \\textless{}/think\\textgreater{}" in tex
     rows = [*json_lines(made / "tokens.jsonl")]
-    contents = describe(rows, "long", "short")
+    contents = describe_divergence(rows, "long", "short")
     bars = name_pictures(contents.sections)["divergence_by_token"]
     assert isinstance(bars, Bars) and (bars.rows[0].label, bars.rows[0].value) == ("Wait", 14.0)
     manifest.write_text(json.dumps({**told, "identity": {"format": 1}}))

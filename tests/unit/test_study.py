@@ -15,9 +15,14 @@ from made_runs import make_evaluation
 from rows import write_rows
 
 from megatron_opsft.commands.report.table import OVERALL
-from megatron_opsft.commands.study.jobs import RunDirectory, check_run, commands_of, trainings_of
+from megatron_opsft.commands.study.jobs import (
+    RunDirectory,
+    check_study_run,
+    commands_of,
+    trainings_of,
+)
 from megatron_opsft.commands.study.page import table_rows, write_outputs
-from megatron_opsft.commands.study.results import read_rows
+from megatron_opsft.commands.study.results import read_study_rows
 from megatron_opsft.commands.study.study_file import StudyPlan, read_study
 from megatron_opsft.errors import UserError
 
@@ -51,7 +56,7 @@ def plan_of(tmp_path: Path, runs: Any = None, **changes: Any) -> StudyPlan:
 def test_every_shipped_study_can_be_made(path: Path, tmp_path: Path) -> None:
     plan = read_study(path, tmp_path)
     for run in plan.runs:
-        check_run(run)
+        check_study_run(run)
     assert len({run.directory for run in plan.runs}) == len(plan.runs) > 4
 
 
@@ -98,7 +103,7 @@ def test_rounds_share_out_the_steps_and_are_one_training_in_the_table(tmp_path: 
         directory.mkdir(parents=True)
         write_rows(directory / "metrics.jsonl", ({"step": n, "step_seconds": 2.0} for n in (1, 2)))
         write_rows(directory / "summary.json", [{"peak_memory_bytes": 7 - number}])
-    (_, row) = read_rows(tmp_path, plan)
+    (_, row) = read_study_rows(tmp_path, plan)
     assert row.training == {"steps": 4, "seconds": 8.0, "peak_memory_bytes": 7}
 
 
@@ -121,7 +126,7 @@ def test_what_cannot_be_made_is_said_before_anything_is_run(
         changes = {"runs": BASE | {"b": changes}}
     with pytest.raises(UserError, match=message):
         for run in plan_of(tmp_path, **changes).runs:
-            check_run(run)
+            check_study_run(run)
 
 
 def test_one_run_alone_is_chosen_by_its_number(tmp_path: Path, cli: ForkedCli) -> None:
@@ -142,10 +147,10 @@ def test_a_run_made_with_other_settings_is_not_taken_for_this_one(tmp_path: Path
     directory = RunDirectory(run.directory)
     run.directory.mkdir(parents=True)
     directory.write_manifest({"identity": run.definition()})
-    check_run(run)
+    check_study_run(run)
     directory.write_manifest({"identity": {**run.definition(), "seed": 5}})
     with pytest.raises(UserError, match="with seed=5, not 0; set it back, delete that directory"):
-        check_run(run)
+        check_study_run(run)
 
 
 def test_the_paper_s_script_hands_a_study_to_the_command(tmp_path: Path) -> None:
@@ -166,7 +171,7 @@ def test_a_run_that_failed_has_its_last_words_in_table_and_page(tmp_path: Path) 
     plan = plan_of(tmp_path)
     plan.runs[1].directory.mkdir(parents=True)
     plan.runs[1].log.write_text("INFO step 1\nerror: loss is nan & no <number>\n\n")
-    rows = read_rows(tmp_path, plan)
+    rows = read_study_rows(tmp_path, plan)
     said = ["not made yet", "error: loss is nan & no <number>", "not made yet"]
     assert [row.error for row in rows][:3] == said and rows[1].training is None
     write_outputs(tmp_path, plan.study, rows)
@@ -180,7 +185,7 @@ def test_finished_runs_are_a_mean_and_the_best_is_beside_the_baseline(tmp_path: 
     for run in plan.runs:
         tokens = {"base": 200, "ours": 50, "worse": 100}[run.name] - 10 * run.seed
         make_evaluation(run.evaluation, run.label, tokens, 6)
-    rows = read_rows(tmp_path, plan)
+    rows = read_study_rows(tmp_path, plan)
     ratios = [round(row.metrics["compression_ratio"].value * 204.5, 3) for row in rows]
     assert ratios == [204.5, 54.5, 44.5, 104.5, 94.5]
     assert [budget for budget, _ in rows[1].budgets] == [64, 128]

@@ -1,13 +1,11 @@
 """`megatron-opsft diagnose`: the command, as users call it."""
 
 from pathlib import Path
-from typing import ClassVar
 
 from megatron_opsft.commands.command_line import Command
 from megatron_opsft.commands.evaluate.settings import EvalSettings
 from megatron_opsft.runtime.console import say
 from megatron_opsft.runtime.libraries import loading_libraries
-from megatron_opsft.section import Section
 
 
 class Diagnose(Command):
@@ -18,8 +16,8 @@ class Diagnose(Command):
     the same settings: limit (32 problems), samples (1), max_tokens, benchmarks, data and others.
     """
 
-    keys_of: ClassVar[type[Section] | None] = EvalSettings
-    examples: ClassVar[tuple[str, ...]] = (
+    keys_of = EvalSettings
+    examples = (
         "diagnose --original tiny_reasoner --efficient RUN --out DIR",
         "diagnose --original A --efficient B --out D --data mine=FILE",
     )
@@ -34,11 +32,16 @@ class Diagnose(Command):
     """Delete the diagnosis that --out holds."""
 
     def run(self) -> None:
-        """Diagnose."""
+        """Diagnose, then print D_t by kind of token."""
         with loading_libraries():
             from megatron_opsft.commands.diagnose.run import diagnose
 
-        models = self.original, self.efficient
-        told = diagnose(*models, self.out, self.keys, overwrite=self.overwrite)
-        say(told, end="")
+        table = diagnose(
+            self.original,
+            self.efficient,
+            self.out,
+            self.keys,
+            overwrite=self.overwrite,
+        )
+        say(table, end="")
         say(f"every token and the page: {self.out}")

@@ -1,13 +1,13 @@
 """D_t of every token of a response under two transformers models, and what the efficient model
-prefers where it is large.
+prefers where D_t is large.
 
-Suffixes: R tokens of the response, C those of a chunk, H hidden size, V vocabulary, K tokens
-preferred at each.
+Suffixes: R tokens of the response, C tokens of a chunk, H hidden size, V vocabulary, K preferred
+tokens at each position, 2 the original and the efficient model. p: original; q: efficient.
 """
 
 import importlib.util
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import transformers
@@ -23,23 +23,24 @@ from megatron_opsft.trainer.loss.output_head import times_transposed
 
 NUM_PREFERRED = 3
 CHUNK_LOGITS = 2**25  # of each model at a time: 128 MiB of float32
-_SHARE, _AT_LEAST, _AT_MOST = 0.05, 32, 256  # tokens of a response with alternatives
+# Tokens of a response with alternatives: a share of all, at least and at most so many.
+_SHARE, _AT_LEAST, _AT_MOST = 0.05, 32, 256
 
 
 def load_model(model: EvalModel, dtype: torch.dtype, device: Device) -> PreTrainedModel:
-    """The model for reading, on the device, or over all GPUs where there are several.
+    """Load a model for reading, on the device, or over all GPUs if there are several.
 
-    Errors: `UserError` where those GPUs are too small, or accelerate, which distributes it, is not
-    installed.
+    Errors: `UserError` if those GPUs are too small, or accelerate, which distributes the model, is
+    not installed.
     """
-    several = device.is_cuda and torch.accelerator.device_count() > 1
-    if several and importlib.util.find_spec("accelerate") is None:
+    is_distributed = device.is_cuda and torch.accelerator.device_count() > 1
+    if is_distributed and importlib.util.find_spec("accelerate") is None:
         raise UserError(
             "diagnose distributes models over several GPUs with accelerate, which is not "
             "installed; pip install accelerate, or let it see one GPU (CUDA_VISIBLE_DEVICES=0)"
         )
     options: dict[str, Any] = {"dtype": dtype, "trust_remote_code": False}
-    if several:
+    if is_distributed:
         options["device_map"] = "auto"
     is_megatron = is_dist_checkpoint(model.directory)
     if is_megatron:
@@ -47,18 +48,31 @@ def load_model(model: EvalModel, dtype: torch.dtype, device: Device) -> PreTrain
             model.directory, trust_remote_code=False
         )
         options["state_dict"] = dict(model.tensors())
-    kind = getattr(transformers, model.table.shape.architecture)
-    loaded = kind.from_pretrained(None if is_megatron else model.directory, **options)
-    if not several:
+    model_class = getattr(transformers, model.table.shape.architecture)
+    directory = None if is_megatron else model.directory
+    loaded = model_class.from_pretrained(directory, **options)
+    if not is_distributed:
         return loaded.to(device.torch_device)
-    if any(
-        each.device.type != device.torch_device.type for each in loaded.parameters()
-    ):
+    device_types = {parameter.device.type for parameter in loaded.parameters()}
+    if device_types != {device.torch_device.type}:
         raise UserError(
             f"{model.directory} does not fit on the GPUs that diagnose sees; start it where it "
             "sees more"
         )
     return loaded
+
+
+class _Divergence(NamedTuple):
+    """Two models at the tokens of a chunk, or of a whole response (then R stands for C)."""
+
+    kl_C: Tensor
+    """D_t in nats."""
+    sampled_C2: Tensor
+    """Probabilities of the sampled tokens."""
+    preferred_CK: Tensor
+    """Ids of the efficient model's likeliest tokens, falling."""
+    preferred_CK2: Tensor
+    """Probabilities of the preferred tokens."""
 
 
 @torch.no_grad()
@@ -69,8 +83,8 @@ def diverge(
     prompt_ids: Sequence[int],
     response_ids: Sequence[int],
 ) -> tuple[list[float], list[dict[str, Any]]]:
-    """D_t = KL(p_original || p_efficient) of every token in nats, over the whole vocabulary; and
-    alternatives by position, where D_t is largest. Numbers have the digits of a float32.
+    """Return D_t = KL(p_original || p_efficient) of every token in nats, over the whole vocabulary;
+    and alternatives by position, where D_t is largest. Numbers have the digits of a float32.
 
     An alternative has position: of the token in the response, from 0; probability: of that token
     under the original and under the efficient model; preferred: the efficient model's likeliest
@@ -79,76 +93,80 @@ def diverge(
 
     Logits are float32 whatever the models' dtype, and made a few positions at a time.
     """
-    head_p, head_q = (m.get_output_embeddings().weight for m in (original, efficient))
-    chunk = max(1, CHUNK_LOGITS // len(head_p))
+    head_p_VH = original.get_output_embeddings().weight
+    head_q_VH = efficient.get_output_embeddings().weight
+    chunk = max(1, CHUNK_LOGITS // len(head_p_VH))
     ids = torch.tensor([[*prompt_ids, *response_ids]])
+    hidden = []
+    for model in (original, efficient):
+        output = model.base_model(input_ids=ids.to(model.device), use_cache=False)
+        # The states from which the tokens of the response were sampled.
+        hidden_RH = output.last_hidden_state[0, len(prompt_ids) - 1 : -1]
+        hidden.append(hidden_RH.split(chunk))
     sampled = torch.tensor(response_ids).split(chunk)
-    hidden_p, hidden_q = (
-        model.base_model(input_ids=ids.to(model.device), use_cache=False)
-        .last_hidden_state[
-            0, len(prompt_ids) - 1 : -1
-        ]  # what the tokens were sampled from
-        .split(chunk)
-        for model in (original, efficient)
-    )
-    parts = [
-        _compare(p_CH, head_p, q_CH, head_q, sampled_C)
-        for p_CH, q_CH, sampled_C in zip(hidden_p, hidden_q, sampled, strict=True)
+    chunks = [
+        _compare(p_CH, head_p_VH, q_CH, head_q_VH, sampled_C)
+        for p_CH, q_CH, sampled_C in zip(*hidden, sampled, strict=True)
     ]
-    kl_R, of_sampled_R2, ids_RK, preferred_RK2 = map(
-        torch.cat, zip(*parts, strict=True)
-    )
-    kl, of_sampled, preferred = map(_short, (kl_R, of_sampled_R2, preferred_RK2))
+    whole = _Divergence(*(torch.cat(columns) for columns in zip(*chunks, strict=True)))
+    kl = _to_lists(whole.kl_C)
+    probabilities = _to_lists(whole.sampled_C2)
+    preferred = _to_lists(whole.preferred_CK2)
     count = min(max(_AT_LEAST, int(_SHARE * len(kl))), _AT_MOST, len(kl))
-    return kl, [
-        {
-            "position": at,
-            "probability": dict(
-                zip(("original", "efficient"), of_sampled[at], strict=True)
-            ),
-            "preferred": [
+    alternatives = []
+    for position in sorted(whole.kl_C.topk(count).indices.tolist()):
+        if kl[position] > 0:
+            token_ids = whole.preferred_CK[position].tolist()
+            of_p, of_q = probabilities[position]
+            alternatives.append(
                 {
-                    "token": tokenizer.decode([token]),
-                    "original": in_p,
-                    "efficient": in_q,
+                    "position": position,
+                    "probability": {"original": of_p, "efficient": of_q},
+                    "preferred": [
+                        {
+                            "token": tokenizer.decode([token_id]),
+                            "original": of_p,
+                            "efficient": of_q,
+                        }
+                        for token_id, (of_p, of_q) in zip(
+                            token_ids, preferred[position], strict=True
+                        )
+                    ],
                 }
-                for token, (in_p, in_q) in zip(
-                    ids_RK[at].tolist(), preferred[at], strict=True
-                )
-            ],
-        }
-        for at in sorted(kl_R.topk(count).indices.tolist())
-        if kl[at] > 0
-    ]
+            )
+    return kl, alternatives
 
 
-def _short(values: Tensor) -> Any:
-    """As lists, with as many digits as a float32 has."""
+def _to_lists(values: Tensor) -> Any:
+    """Return values as nested lists of floats with as many digits as a float32 has."""
     if values.dim():
-        return [_short(value) for value in values]
+        return [_to_lists(value) for value in values]
     return float(f"{values.item():.7g}")
 
 
 def _compare(
     p_CH: Tensor, head_p_VH: Tensor, q_CH: Tensor, head_q_VH: Tensor, sampled_C: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """D_t, [C]; probabilities of the sampled tokens under the original and the efficient model,
-    [C, 2]; ids of the tokens that the efficient model finds likeliest, falling, [C, K]; and their
-    probabilities under both, [C, K, 2].
+) -> _Divergence:
+    """Compare the models at a chunk, by their hidden states and output layers.
+
+    sampled_C: ids of the sampled tokens.
     """
     log_p_CV = times_transposed(p_CH, head_p_VH).log_softmax(-1)
     log_q_CV = times_transposed(q_CH, head_q_VH).log_softmax(-1).to(log_p_CV.device)
-    kl_C = (
-        kl_div(log_q_CV, log_p_CV, reduction="none", log_target=True)
-        .sum(-1)
-        .clamp_min(0.0)
-    )
+    # No name for [C, V]: it is freed before the next ones are made.
+    kl_C = kl_div(log_q_CV, log_p_CV, reduction="none", log_target=True).sum(-1)
     preferred_CK = log_q_CV.topk(min(NUM_PREFERRED, log_q_CV.shape[1])).indices
 
-    def of_both(ids_CK: Tensor) -> Tensor:
-        return torch.stack(
-            [log.gather(1, ids_CK).exp() for log in (log_p_CV, log_q_CV)], dim=-1
-        )
+    def probabilities(ids_CK: Tensor) -> Tensor:
+        """Return [C, K, 2]: probabilities of the tokens under both models."""
+        of_p_CK = log_p_CV.gather(1, ids_CK).exp()
+        of_q_CK = log_q_CV.gather(1, ids_CK).exp()
+        return torch.stack([of_p_CK, of_q_CK], dim=-1)
 
-    of_sampled_C2 = of_both(sampled_C.to(log_p_CV.device)[:, None])[:, 0]
-    return kl_C, of_sampled_C2, preferred_CK, of_both(preferred_CK)
+    sampled_C1 = sampled_C.to(log_p_CV.device)[:, None]
+    return _Divergence(
+        kl_C.clamp_min(0.0),
+        probabilities(sampled_C1)[:, 0],
+        preferred_CK,
+        probabilities(preferred_CK),
+    )

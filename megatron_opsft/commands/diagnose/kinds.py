@@ -1,66 +1,70 @@
-"""What kind of token each token of a response is: a word that turns back, a number, an end."""
+"""The kind of each token of a response: a word that turns back, a number, an end."""
 
 import re
 from collections.abc import Sequence
-from itertools import accumulate
 
 # Words with which a response turns back, doubts or checks; those that conclude (so, therefore,
 # thus) are plain words.
-TRANSITIONS = frozenset(
-    (
-        "actually",
-        "again",
-        "also",
-        "alternatively",
-        "although",
-        "but",
-        "hm",
-        "hmm",
-        "however",
-    )
-    + ("maybe", "oh", "ok", "okay", "perhaps", "though", "wait", "well")
-)
-SINGULAR = frozenset(("i", "me", "my", "mine", "myself"))
-PLURAL = frozenset(("we", "us", "our", "ours", "ourselves"))
+TRANSITIONS = {
+    "actually",
+    "again",
+    "also",
+    "alternatively",
+    "although",
+    "but",
+    "hm",
+    "hmm",
+    "however",
+    "maybe",
+    "oh",
+    "ok",
+    "okay",
+    "perhaps",
+    "though",
+    "wait",
+    "well",
+}
+SINGULAR = {"i", "me", "my", "mine", "myself"}
+PLURAL = {"we", "us", "our", "ours", "ourselves"}
 _WORD = re.compile(r"[^\W\d_]+")
 _TAG = re.compile(r"<[^<>\s]+>")
 
 
 def kinds_of(tokens: Sequence[str]) -> list[str]:
-    """What kind of token each is, by the text around it. tokens: all pieces of a response; a token
-    with letters counts as the word that its first letter belongs to, whole words of several tokens
-    included.
+    """Return the kind of each token, by the text around it.
+
+    tokens: all tokens of a response, as text. A token with letters counts as the word that its
+    first letter belongs to, whole words of several tokens included.
     """
-    whole = "".join(tokens)
-    word_at = {
-        place: found[0]
-        for found in _WORD.finditer(whole)
-        for place in range(*found.span())
-    }
-    starts = accumulate(map(len, tokens), initial=0)
-    return [
-        _kind(token, start, word_at)
-        for token, start in zip(tokens, starts, strict=False)
-    ]
+    word_at: dict[int, str] = {}  # position of a letter in the response -> its word
+    for match in _WORD.finditer("".join(tokens)):
+        word_at |= dict.fromkeys(range(*match.span()), match[0])
+    kinds = []
+    start = 0
+    for token in tokens:
+        kinds.append(_kind(token, start, word_at))
+        start += len(token)
+    return kinds
 
 
 def _kind(token: str, start: int, word_at: dict[int, str]) -> str:
+    """Return the kind of a token that begins at position `start` of the response."""
     bare = token.strip()
     if _TAG.fullmatch(bare):
         return "end of thinking" if bare == "</think>" else "end of response"
-    if letter := _WORD.search(token):
-        word = word_at[start + letter.start()].lower()
+    if letters := _WORD.search(token):
+        word = word_at[start + letters.start()].lower()
         if word in TRANSITIONS:
             return "transition word"
-        if word in SINGULAR or word in PLURAL:
-            return f"first person {'singular' if word in SINGULAR else 'plural'}"
+        if word in SINGULAR:
+            return "first person singular"
+        if word in PLURAL:
+            return "first person plural"
         return "word"
     if "\n" in token:
         return "line break"
-    if any(sign.isdigit() for sign in bare):
+    if any(character.isdigit() for character in bare):
         return "number"
-    return (
-        "mathematics"
-        if any(sign in "+-*/=<>^_\\{}$%&|~" for sign in bare)
-        else "punctuation"
-    )
+    if not set(bare).isdisjoint("+-*/=<>^_\\{}$%&|~"):
+        return "mathematics"
+    return "punctuation"

@@ -1,16 +1,18 @@
-"""tokens.jsonl of a diagnosis, and what is made of it: D_t by kind of token and by place, a cloud
-and a table of the tokens where it is large, and responses shaded by it.
+"""The page of a diagnosis: D_t by kind of token and along the response, a cloud and a table of the
+tokens where it is large, and responses shaded by it.
 
-Of a response of the original model every token has D_t = KL(p_original || p_efficient), the
+Every token of a response of the original model has D_t = KL(p_original || p_efficient), the
 divergence of the two models' next-token distributions where that token was sampled, in nats.
 
-A line has gold: the problem's answer; outcome: a value of `records.Outcome`; tokens: as pieces of
-text that make up the response, its end token included (a character of several tokens is with the
-last of them); kl: D_t of each, >= 0; alternatives: as `divergence.diverge` gives them.
+A line of tokens.jsonl has gold: the problem's answer; outcome: a value of `records.Outcome`;
+tokens: as pieces of text that make up the response, its end token included (a character of several
+tokens is with the last of them); kl: D_t of each, >= 0; alternatives: as `divergence.diverge` gives
+them.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,22 +43,27 @@ _THRESHOLDS = (0.1, 0.5, 1.0, 2.0, 5.0)  # nats
 _BINS = 20  # of a response's length
 _SHADES = 9
 
+_Response = Mapping[str, Any]
+"""A line of tokens.jsonl."""
 
-def write_page(
-    out: Path, responses: Sequence[Mapping[str, Any]], original: str, efficient: str
+
+def write_diagnosis_page(
+    out: Path, responses: Sequence[_Response], original: str, efficient: str
 ) -> str:
-    """The page of lines of tokens.jsonl; returns D_t by kind of token, as plain text. original,
-    efficient: what the models are called. Errors: `UserError`.
+    """Write the page of lines of tokens.jsonl; return D_t by kind of token, as plain text.
+
+    original, efficient: names of the models. Errors: `UserError`.
     """
-    contents = describe(responses, original, efficient)
+    contents = describe_divergence(responses, original, efficient)
     contents.write_page(out)
     return contents.told
 
 
 def read_diagnosis(directory: Path, *, max_mb: float) -> Contents:
-    """Tables, charts and page of every response in it. max_mb: as of `report.page.write_page`.
+    """Read tables, charts and page of every response of a diagnosis.
 
-    Errors: `UserError` where it has none yet, or is of an earlier version.
+    max_mb: as of `report.page.write_page`. Errors: `UserError` if it has no response yet, or is of
+    an earlier version.
     """
     again = "give its `megatron-opsft diagnose` command again"
     manifest = DiagnosisDirectory(directory).read_manifest() or {}
@@ -65,88 +72,106 @@ def read_diagnosis(directory: Path, *, max_mb: float) -> Contents:
             f"{directory}: a diagnosis of an earlier version; {again} with --overwrite"
         )
     path = directory / TOKENS
-    responses = [*json_lines(path)] if path.is_file() else []
+    responses = list(json_lines(path)) if path.is_file() else []
     if not responses:
         raise UserError(f"{path}: no response is diagnosed yet; {again}")
     names = manifest.get("names") or [
         str(manifest.get(key)).rstrip("/").rpartition("/")[2]
         for key in ("original", "path")
     ]
-    return describe(responses, *names, max_mb=max_mb)
+    return describe_divergence(responses, *names, max_mb=max_mb)
 
 
-def describe(
-    responses: Sequence[Mapping[str, Any]],
+def describe_divergence(
+    responses: Sequence[_Response],
     original: str,
     efficient: str,
     *,
     max_mb: float = MAX_MB,
 ) -> Contents:
-    """Tables, charts and page of lines of tokens.jsonl. original, efficient: names of the models.
+    """Return tables, charts and page of lines of tokens.jsonl.
 
-    max_mb: as of `report.page.write_page`.
+    original, efficient: names of the models. max_mb: as of `report.page.write_page`.
     """
-    rows = (row for each in responses for row in _rows_of(each))
-    tokens = pd.DataFrame(rows, columns=["kl", "kind", "word", "share"])
+    tokens = _token_table(responses)
     kl = tokens["kl"]
     large = max(float(kl.quantile(1 - _LARGE)), 1e-12)
-    n = f"{len(kl):,} tokens of {len(responses):,} responses"
-    by_kind = _by_kind(tokens, n)
-    told = f"{n}, D_t {kl.mean():.4f} nats on average, {kl.max():.3f} at most"
+    size = f"{len(kl):,} tokens of {len(responses):,} responses"
+    by_kind = _by_kind(tokens, size)
+    summary = f"{size}, D_t {kl.mean():.4f} nats on average, {kl.max():.3f} at most"
     title = f"{original} against {efficient}"
     text = (
         "D_t = KL(original || efficient) of the next token at every token of the original's own "
-        f"responses: {told}. D_t is called large from {large:.3g} nats, which one token in a "
+        f"responses: {summary}. D_t is called large from {large:.3g} nats, which one token in a "
         "hundred reaches."
     )
-    places = tokens[kl >= large]
+    num_large = tokens[kl >= large]["word"].value_counts().to_dict()
     sections = [
-        _largest_words(tokens, large, n),
+        _largest_words(tokens, large, size),
         Section(
             title="What the efficient model prefers there",
             text="Each token at the place where its D_t is largest.",
-            table=_preferences(responses, places["word"].value_counts().to_dict(), n),
+            table=_preferences(responses, num_large, size),
         ),
         Section(
             title="By kind and by place",
             text="",
             table=by_kind,
-            plots=[_words(tokens, n), _along(tokens, n)],
+            plots=[_by_word(tokens, size), _along_response(tokens, size)],
         ),
     ]
+    largest_first = sorted(responses, key=lambda response: -max(response["kl"]))
     shaded = Section(
         title="Responses",
         text="Those with the largest D_t. Full colour is a large D_t; point at a token or tap "
         "it for its number.",
-        plots=[_shaded(response, large) for response in _with_largest(responses)],
+        plots=[_shaded(response, large) for response in largest_first[:_SHOWN]],
     )
 
-    def write(out: Path) -> None:
-        shown = [*sections, shaded]
-        page.write_page(out, [], title=title, text=text, sections=shown, max_mb=max_mb)
-
     return Contents(
-        told=f"{title}: {told}\n\n{aligned(by_kind.headings, by_kind.rows)}\n",
-        write_page=write,
+        told=f"{title}: {summary}\n\n{aligned(by_kind.headings, by_kind.rows)}\n",
+        write_page=partial(
+            page.write_page,
+            runs=[],
+            title=title,
+            text=text,
+            sections=[*sections, shaded],
+            max_mb=max_mb,
+        ),
         sections=sections,
         tables=[by_kind, *(section.table for section in sections[:2] if section.table)],
     )
 
 
-def _largest_words(tokens: pd.DataFrame, large: float, n: str) -> Section:
-    """The words where D_t is at least `large` nats, and how many tokens exceed each limit."""
-    at_large = tokens[tokens["kl"] >= large]
-    size = f"n = {len(at_large):,} tokens with D_t from {large:.3g} nats"
+def _token_table(responses: Sequence[_Response]) -> pd.DataFrame:
+    """Return a row for each token: kl, its D_t; kind; word, the token as text; share of the
+    response before it.
+    """
+    rows = []
+    for response in responses:
+        tokens = response["tokens"]
+        for position, kind in enumerate(kinds_of(tokens)):
+            share = position * _BINS // len(tokens) / _BINS
+            word = _shown(tokens[position])
+            rows.append((response["kl"][position], kind, word, share))
+    return pd.DataFrame(rows, columns=["kl", "kind", "word", "share"])
+
+
+def _largest_words(tokens: pd.DataFrame, large: float, size: str) -> Section:
+    """Return the cloud of words whose D_t is at least `large` nats, and how many tokens exceed each
+    threshold.
+    """
     return Section(
         title="Where the models differ most",
         text="What the original says where D_t is large: the larger a word, the larger the sum "
         "of D_t at the places where the original says it.",
-        table=_beyond_thresholds(tokens["kl"], n),
-        plots=[_cloud(at_large, size)],
+        table=_beyond_thresholds(tokens["kl"], size),
+        plots=[_cloud(tokens[tokens["kl"] >= large], large)],
     )
 
 
-def _by_kind(tokens: pd.DataFrame, n: str) -> Table:
+def _by_kind(tokens: pd.DataFrame, size: str) -> Table:
+    """Return the table of D_t by kind of token. size: how many tokens and responses."""
     kinds = tokens.groupby("kind")["kl"].agg(["size", "mean", "sum"])
     kinds = kinds.sort_values("mean", ascending=False, kind="stable")
     total = tokens["kl"].sum() or 1.0
@@ -154,153 +179,165 @@ def _by_kind(tokens: pd.DataFrame, n: str) -> Table:
         caption="D_t by kind of token",
         headings=["kind of token", "tokens", "mean D_t", "share of D_t"],
         rows=[
-            [kind, f"{count:,}", f"{mean:.4f}", percent(part / total)]
-            for kind, count, mean, part in kinds.itertuples()
+            [kind, f"{count:,}", f"{mean:.4f}", percent(kl_sum / total)]
+            for kind, count, mean, kl_sum in kinds.itertuples()
         ],
-        note=f"n = {n}; no intervals",
+        note=f"n = {size}; no intervals",
     )
 
 
-def _beyond_thresholds(kl: "pd.Series[float]", n: str) -> Table:
-    counts = [
-        (limit, int((kl > limit).sum())) for limit in _THRESHOLDS if limit < kl.max()
-    ]
+def _beyond_thresholds(kl: "pd.Series[float]", size: str) -> Table:
+    """Return the table of how many tokens exceed each threshold below the largest D_t."""
+    rows = []
+    for threshold in _THRESHOLDS:
+        if threshold < kl.max():
+            count = int((kl > threshold).sum())
+            rows.append([f"{threshold:g} nats", f"{count:,}", percent(count / len(kl))])
     return Table(
         caption="Tokens whose D_t exceeds a threshold",
         headings=["D_t above", "tokens", "of all tokens"],
-        rows=[
-            [f"{limit:g} nats", f"{count:,}", percent(count / (len(kl) or 1))]
-            for limit, count in counts
-        ],
-        note=f"n = {n}; no intervals",
+        rows=rows,
+        note=f"n = {size}; no intervals",
     )
 
 
 def _preferences(
-    responses: Sequence[Mapping[str, Any]], times: Mapping[str, int], n: str
+    responses: Sequence[_Response], num_large: Mapping[str, int], size: str
 ) -> Table:
-    """A row for each token: the place where its D_t is largest. times: how often it is large."""
-    largest: dict[str, tuple[float, Mapping[str, Any]]] = {}
+    """Return the table of tokens with the largest D_t, each at the position where it is largest.
+
+    num_large: token -> how often its D_t is large.
+    """
+    largest: dict[str, tuple[float, Any]] = {}
     for response in responses:
-        for at in response["alternatives"]:
-            token, kl = (
-                _shown(response["tokens"][at["position"]]),
-                response["kl"][at["position"]],
-            )
+        for alternative in response["alternatives"]:
+            position = alternative["position"]
+            token = _shown(response["tokens"][position])
+            kl = response["kl"][position]
             if token not in largest or kl > largest[token][0]:
-                largest[token] = kl, at
+                largest[token] = kl, alternative
+    falling = sorted(largest.items(), key=lambda item: -item[1][0])
     rows = []
-    for token, (kl, at) in sorted(largest.items(), key=lambda item: -item[1][0])[
-        :_SHOWN
-    ]:
-        own, other = at["probability"], at["preferred"][0]
-        said = [token, f"{times.get(token, 0):,}", f"{kl:.3f}", *_both(own)]
-        rows.append([*said, _shown(other["token"]), *_both(other)])
+    for token, (kl, alternative) in falling[:_SHOWN]:
+        preferred = alternative["preferred"][0]
+        rows.append(
+            [
+                token,
+                f"{num_large.get(token, 0):,}",
+                f"{kl:.3f}",
+                *_under_both(alternative["probability"]),
+                _shown(preferred["token"]),
+                *_under_both(preferred),
+            ]
+        )
     return Table(
         caption="Tokens of the largest D_t, and what the efficient model prefers",
         headings=[
-            *("original says", "times with large D_t", "largest D_t"),
-            *("p in the original", "p in the efficient"),
-            *("efficient prefers", "p in the original", "p in the efficient"),
+            "original says",
+            "times with large D_t",
+            "largest D_t",
+            "p in the original",
+            "p in the efficient",
+            "efficient prefers",
+            "p in the original",
+            "p in the efficient",
         ],
         rows=rows,
-        note=f"n = {n}; a row is one token, so it has no interval",
+        note=f"n = {size}; a row is one token, so it has no interval",
     )
 
 
-def _both(probabilities: Mapping[str, Any]) -> tuple[str, str]:
-    """A token's, under the original and under the efficient model."""
+def _under_both(probabilities: Mapping[str, Any]) -> tuple[str, str]:
+    """Return a token's probability under the original and under the efficient model, as text."""
     return percent(probabilities["original"]), percent(probabilities["efficient"])
 
 
-def _cloud(tokens: pd.DataFrame, note: str) -> Cloud:
-    """tokens: those whose D_t is large."""
-    weights = (
-        tokens.groupby("word")["kl"].agg(["sum", "size"]).nlargest(_IN_CLOUD, "sum")
-    )
-    counts, sums = weights["size"].to_dict(), weights["sum"].to_dict()
-    said = {
-        word: f"sum of D = {sums[word]:.3g} at {counts[word]:,} places" for word in sums
-    }
-    words, height = lay_out(sums)
+def _cloud(tokens: pd.DataFrame, large: float) -> Cloud:
+    """Return the cloud of words. tokens: those whose D_t is at least `large` nats."""
+    words = tokens.groupby("word")["kl"].agg(["sum", "size"]).nlargest(_IN_CLOUD, "sum")
+    counts = words["size"].to_dict()
+    sums = words["sum"].to_dict()
+    placed, height = lay_out(sums)
     return Cloud(
         name="words",
         title="Where D is large: what the original says",
-        words=[replace(word, said=f"{word.text}: {said[word.text]}") for word in words],
+        words=[
+            replace(
+                word,
+                said=f"{word.text}: sum of D = {sums[word.text]:.3g} at "
+                f"{counts[word.text]:,} places",
+            )
+            for word in placed
+        ],
         height=height,
-        note=note,
+        note=f"n = {len(tokens):,} tokens with D_t from {large:.3g} nats",
     )
 
 
-def _words(tokens: pd.DataFrame, n: str) -> Bars:
+def _by_word(tokens: pd.DataFrame, size: str) -> Bars:
+    """Return the words with the largest sums of D_t."""
     words = tokens.groupby("word")["kl"].agg(["sum", "size"]).reset_index()
     words = words.sort_values(["sum", "word"], ascending=[False, True])[:_SHOWN]
-    rows = [
-        Bar(label=word, value=kl, text=f"{kl:.2g} ({count:,})", n=n)
-        for word, kl, count in words.itertuples(index=False)
-    ]
     return Bars(
         name="divergence_by_token",
         title="Sum of D by token (how often)",
         x="sum of D (nats); in brackets: how often",
-        rows=rows,
+        rows=[
+            Bar(label=word, value=kl_sum, text=f"{kl_sum:.2g} ({count:,})", n=size)
+            for word, kl_sum, count in words.itertuples(index=False)
+        ],
     )
 
 
-def _along(tokens: pd.DataFrame, n: str) -> Chart:
+def _along_response(tokens: pd.DataFrame, size: str) -> Chart:
+    """Return the mean D_t over the share of the response before the token."""
     means = tokens.groupby("share")["kl"].agg(["mean", "size"])
-    points = [(share, mean) for share, mean in means["mean"].items()]
-    bins = (
-        f"{count_of(means['size'])} tokens in each of {len(points)} parts"
-        if points
-        else ""
-    )
+    series = []
+    if len(means):
+        points = list(means["mean"].items())
+        series = [
+            Series(
+                label="",
+                place=1,
+                points=points,
+                n=f"{count_of(means['size'])} tokens in each of {len(points)} parts",
+            )
+        ]
     return Chart(
         name="divergence_along",
         title="Mean D along a response",
         x="share before the token",
         y="mean D (nats)",
-        series=[Series(label="", place=1, points=points, n=bins)] if points else [],
+        series=series,
         from_zero=True,
-        remark=n,
+        remark=size,
     )
 
 
-def _with_largest(responses: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    return sorted(responses, key=lambda response: -max(response["kl"]))[:_SHOWN]
-
-
 def _shown(token: str) -> str:
-    """The token as the page writes it: without spaces around it, others visible."""
+    """Return the token as the page writes it: without spaces around it, other blanks visible."""
     bare = token.strip(" ")
-    return bare if bare.isprintable() and bare else repr(token)[1:-1].replace(" ", "␣")
+    if bare and bare.isprintable():
+        return bare
+    return repr(token)[1:-1].replace(" ", "␣")
 
 
-def _rows_of(response: Mapping[str, Any]) -> Iterator[tuple[float, str, str, float]]:
-    """D_t of each token, its kind, the token as text, and the share of the response before it."""
-    tokens, count = response["tokens"], len(response["tokens"])
-    for place, (token, kind) in enumerate(zip(tokens, kinds_of(tokens), strict=True)):
-        share = place * _BINS // count / _BINS
-        yield response["kl"][place], kind, _shown(token), share
-
-
-def _shaded(response: Mapping[str, Any], full: float) -> Markup:
-    """The response, each token shaded by its D_t. full: the D_t that has the full colour."""
-    told = {
-        at["position"]: "; efficient: "
-        + ", ".join(
-            f"{p['token']!r} {100 * p['efficient']:.0f} %" for p in at["preferred"]
-        )
-        for at in response["alternatives"]
-    }
-    tokens = [
-        Markup('<i class="k{}" title="D = {:.4g}{}">{}</i>').format(
-            round(_SHADES * min(1.0, kl / full) ** 0.5), kl, told.get(place, ""), token
-        )
-        for place, (token, kl) in enumerate(
-            zip(response["tokens"], response["kl"], strict=True)
-        )
-    ]
+def _shaded(response: _Response, full: float) -> Markup:
+    """Return the response, each token shaded by its D_t. full: the D_t that has the full colour."""
+    preferences = {}
+    for alternative in response["alternatives"]:
+        texts = [
+            f"{preferred['token']!r} {100 * preferred['efficient']:.0f} %"
+            for preferred in alternative["preferred"]
+        ]
+        preferences[alternative["position"]] = f"; efficient: {', '.join(texts)}"
+    template = Markup('<i class="k{}" title="D = {:.4g}{}">{}</i>')
+    tokens = []
+    for position, (token, kl) in enumerate(
+        zip(response["tokens"], response["kl"], strict=True)
+    ):
+        shade = round(_SHADES * min(1.0, kl / full) ** 0.5)
+        tokens.append(template.format(shade, kl, preferences.get(position, ""), token))
     return Markup(
         "<figure><figcaption>{problem_id}, sample {sample_index}: {outcome}</figcaption>"
         "<p>{problem}</p><pre>{shaded}</pre></figure>"

@@ -1,13 +1,13 @@
 """`megatron-opsft diagnose`, from models to the page, in one process.
 
-A response is on disk as soon as it is diagnosed, so the same command continues after a kill.
+A response is stored as soon as it is diagnosed, so the same command continues after a kill.
 """
 
 import json
 from collections.abc import Iterator, Sequence
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,8 +18,13 @@ from megatron_opsft.commands.diagnose.directory import (
     DiagnosisDirectory,
 )
 from megatron_opsft.commands.diagnose.divergence import diverge, load_model
-from megatron_opsft.commands.diagnose.page import write_page
-from megatron_opsft.commands.evaluate.inputs import Inputs, open_model, read_inputs
+from megatron_opsft.commands.diagnose.page import write_diagnosis_page
+from megatron_opsft.commands.evaluate.inputs import (
+    EvalModel,
+    Inputs,
+    open_model,
+    read_inputs,
+)
 from megatron_opsft.commands.evaluate.run import evaluate
 from megatron_opsft.commands.evaluate.settings import load_settings
 from megatron_opsft.data.stored_samples import SampleFiles
@@ -36,6 +41,19 @@ from megatron_opsft.runtime.durable import (
 from megatron_opsft.runtime.progress import Progress
 
 
+class _Response(NamedTuple):
+    """A response of the original model."""
+
+    row: dict[str, Any]
+    """The line of tokens.jsonl, before the response is diagnosed."""
+    prompt_ids: tuple[int, ...]
+    ids: list[int]
+    """The tokens of the response."""
+
+
+_key = itemgetter("problem_id", "sample_index")  # of a line of tokens.jsonl
+
+
 def diagnose(
     original: str,
     efficient: str,
@@ -44,77 +62,96 @@ def diagnose(
     *,
     overwrite: bool = False,
 ) -> str:
-    """Sample and diagnose what is missing, then write the page. Returns the table for a terminal.
+    """Sample and diagnose what is missing, then write the page; return the table for a terminal.
 
     keys: settings of the evaluation for which the original samples, as key=value. Errors:
     `UserError` before anything is computed.
     """
-    given = {"model": original, "out": out / "responses"}
-    settings = load_settings(None, ["limit=32", "samples=1", *keys], given)
+    options = {"model": original, "out": out / "responses"}
+    settings = load_settings(None, ["limit=32", "samples=1", *keys], options)
     inputs = read_inputs(settings, select_device(settings.device), option="--original")
-    p, q = inputs.model, open_model(efficient, option="--efficient")
-    sizes = [each.table.shape.vocab_size for each in (p, q)]
-    if sizes[0] != sizes[1] or p.tokenizer.get_vocab() != q.tokenizer.get_vocab():
+    p = inputs.model
+    q = open_model(efficient, option="--efficient")
+    p_size = p.table.shape.vocab_size
+    q_size = q.table.shape.vocab_size
+    if p_size != q_size or p.tokenizer.get_vocab() != q.tokenizer.get_vocab():
         raise UserError(
             f"--original {original} and --efficient {efficient} have different vocabularies "
-            f"({sizes[0]:,} and {sizes[1]:,} tokens): D_t compares two distributions over the same "
+            f"({p_size:,} and {q_size:,} tokens): D_t compares two distributions over the same "
             "one; give a model that was trained from the original"
         )
-    directory, tokens = DiagnosisDirectory(out), out / TOKENS
+    q_name = q.name if q.name != p.name else f"{q.name} (efficient)"
+    directory = DiagnosisDirectory(out)
     with directory.locked():
         directory.check()
         if overwrite:
             directory.clear()
         identity = {"efficient": q.weights_sha256(), "format": FORMAT}
         directory.check_same(identity)
-        names = p.name, q.name if q.name != p.name else f"{q.name} (efficient)"
-        told = {"original": original, "path": efficient, "names": names}
-        directory.write_manifest({**told, "identity": identity})
+        directory.write_manifest(
+            {
+                "original": original,
+                "path": efficient,
+                "names": (p.name, q_name),
+                "identity": identity,
+            }
+        )
         evaluate(settings)
-        whole = b"".join(b"%s\n" % line for line in whole_lines(tokens))
-        write_bytes(tokens, whole)  # without a torn line
-        key = itemgetter("problem_id", "sample_index")
-        done = set(map(key, json_lines(tokens)))
-        wanted = list(_responses(inputs))
-        left = [response for response in wanted if key(response[0]) not in done]
-        with Progress("diagnose", len(left), unit=" responses") as progress:
-            dtype = getattr(torch, inputs.dtype)
-            models = [load_model(m, dtype, inputs.device) for m in (p, q) if left]
-            for row, prompt_ids, ids in left:
-                row["tokens"] = pieces_of(p.tokenizer, ids)
-                found = diverge(models[0], models[1], p.tokenizer, prompt_ids, ids)
-                row["kl"], row["alternatives"] = found
-                append_line(tokens, json.dumps(row, ensure_ascii=False))
-                progress.update(1)
-        shown = {
-            key(row) for row, _, _ in wanted
-        }  # an earlier command may have wanted others
-        responses = [row for row in json_lines(tokens) if key(row) in shown]
-    return write_page(out / PAGE, responses, *names)
+        responses = list(_responses(inputs))
+        _diagnose_missing(responses, inputs, q, out / TOKENS)
+        # An earlier command may have diagnosed other responses, too.
+        wanted = {_key(response.row) for response in responses}
+        rows = [row for row in json_lines(out / TOKENS) if _key(row) in wanted]
+    return write_diagnosis_page(out / PAGE, rows, p.name, q_name)
 
 
-def _responses(
-    inputs: Inputs,
-) -> Iterator[tuple[dict[str, Any], tuple[int, ...], list[int]]]:
-    """What tokens.jsonl says of each response of the evaluation before it is diagnosed, its prompt
-    and its tokens. The evaluation stores texts, which are tokenised again.
+def _diagnose_missing(
+    responses: Sequence[_Response], inputs: Inputs, efficient: EvalModel, path: Path
+) -> None:
+    """Append a line to tokens.jsonl, at `path`, for each response that has none yet."""
+    # Without a torn line.
+    write_bytes(path, b"".join(b"%s\n" % line for line in whole_lines(path)))
+    done = {_key(row) for row in json_lines(path)}
+    missing = [response for response in responses if _key(response.row) not in done]
+    original = inputs.model
+    with Progress("diagnose", len(missing), unit=" responses") as progress:
+        if not missing:
+            return
+        dtype = getattr(torch, inputs.dtype)
+        p = load_model(original, dtype, inputs.device)
+        q = load_model(efficient, dtype, inputs.device)
+        for row, prompt_ids, ids in missing:
+            row["tokens"] = pieces_of(original.tokenizer, ids)
+            row["kl"], row["alternatives"] = diverge(
+                p, q, original.tokenizer, prompt_ids, ids
+            )
+            append_line(path, json.dumps(row, ensure_ascii=False))
+            progress.update(1)
+
+
+def _responses(inputs: Inputs) -> Iterator[_Response]:
+    """Yield the responses of the evaluation that have a token.
+
+    The evaluation stores texts, which are tokenised again.
     """
-    model, files = inputs.model, SampleFiles(inputs.settings.out)
-    eos = model.tokenizer.eos_token_id
+    model = inputs.model
+    files = SampleFiles(inputs.settings.out)
+    end_token = model.tokenizer.eos_token_id
+    if end_token not in model.end_tokens:
+        end_token = model.end_tokens[0]
     for benchmark in inputs.benchmarks:
         texts = {problem.id: problem.text for problem in benchmark.problems}
-        for stored in files.read_first(
-            benchmark.name, benchmark.problem_ids, benchmark.samples
-        ):
-            ids = model.tokenizer.encode(stored.text, add_special_tokens=False)
-            if stored.finish_reason is FinishReason.STOP:
-                ids.append(eos if eos in model.end_tokens else model.end_tokens[0])
-            row: dict[str, Any] = {
-                "problem_id": benchmark.key(stored.problem_id),
-                "sample_index": stored.sample_index,
-                "problem": texts[stored.problem_id],
-                "gold": stored.gold,
-                "outcome": stored.outcome.value,
+        for sample in benchmark.read_samples(files, benchmark.samples):
+            ids = model.tokenizer.encode(sample.text, add_special_tokens=False)
+            if sample.finish_reason is FinishReason.STOP:
+                ids.append(end_token)
+            key = benchmark.key(sample.problem_id)
+            row = {
+                "problem_id": key,
+                "sample_index": sample.sample_index,
+                "problem": texts[sample.problem_id],
+                "gold": sample.gold,
+                "outcome": sample.outcome.value,
             }
             if ids:
-                yield row, inputs.prompts[row["problem_id"]], ids
+                yield _Response(row, inputs.prompts[key], ids)

@@ -1,13 +1,14 @@
-"""The benchmarks of an evaluation: names, where their problems come from, samples of each."""
+"""The benchmarks of an evaluation: their names, and where their problems come from."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from megatron_opsft.commands.evaluate.settings import EvalSettings
 from megatron_opsft.commands.report.table import OVERALL
 from megatron_opsft.data.problems import ARITHMETIC, ProblemSet, load_problems
+from megatron_opsft.data.stored_samples import SampleFiles, StoredSample
 from megatron_opsft.errors import UserError
 from megatron_opsft.records import Problem
 
@@ -15,15 +16,17 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 class _Source(NamedTuple):
-    """A data set of the Hugging Face hub, `arithmetic`, or a file; samples: N by default."""
+    """The source of a benchmark's problems."""
 
     path: str
+    """A data set of the Hugging Face hub, `arithmetic`, or a file."""
     samples: int
+    """Responses to each problem, unless the user sets a number."""
     split: str = "test"
     subset: str | None = None
 
 
-# N: the paper's evaluation settings.
+# Numbers of samples: the paper's evaluation settings.
 KNOWN = {
     "gsm8k": _Source("openai/gsm8k", 16, subset="main"),
     "math500": _Source("HuggingFaceH4/MATH-500", 16),
@@ -33,41 +36,47 @@ KNOWN = {
     ARITHMETIC: _Source(ARITHMETIC, 4),
 }
 PAPER_ORDER = tuple(KNOWN)[:5]
-_OWN_SAMPLES = 16
+_SAMPLES_OF_A_FILE = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Benchmark:
-    """Problems to answer, `samples` times each. data: all that was read, `problems` the part that
-    is used, with the source's ids.
-    """
+    """Problems to answer, `samples` times each."""
 
     name: str
     data: ProblemSet
+    """Everything that was read from the source."""
     problems: tuple[Problem, ...]
+    """The problems of `data` that are used, with the source's ids."""
     samples: int
 
-    @property
-    def problem_ids(self) -> frozenset[str]:
-        """The ids of `problems`."""
-        return frozenset(problem.id for problem in self.problems)
-
     def key(self, problem_id: str) -> str:
-        """The problem's name among all benchmarks; with its index it seeds a sample."""
+        """Return the problem's name among all benchmarks; with its index it seeds a sample."""
         return f"{self.name}/{problem_id}"
 
+    def problems_by_key(self) -> dict[str, Problem]:
+        """Return key -> problem."""
+        return {self.key(problem.id): problem for problem in self.problems}
 
-def ordered(benchmarks: Iterable[str]) -> list[str]:
-    """The paper's benchmarks in its order, then the others by name."""
-    known = {name: place for place, name in enumerate(PAPER_ORDER)}
-    return sorted(benchmarks, key=lambda name: (known.get(name, len(known)), name))
+    def read_samples(self, files: SampleFiles, num_samples: int) -> list[StoredSample]:
+        """Read the stored samples of these problems that have an index below `num_samples`."""
+        ids = {problem.id for problem in self.problems}
+        return files.read_first(self.name, ids, num_samples)
+
+
+def ordered(benchmarks: Collection[str]) -> list[str]:
+    """Return the paper's benchmarks in its order, then the others by name."""
+    of_paper = [name for name in PAPER_ORDER if name in benchmarks]
+    return of_paper + sorted(set(benchmarks).difference(of_paper))
 
 
 def load_benchmarks(
     settings: EvalSettings, *, is_tiny_reasoner: bool
 ) -> tuple[Benchmark, ...]:
-    """Those of the settings, read, each once; by default the paper's, or arithmetic for the tiny
-    reasoner. Errors: `UserError` naming the benchmark, what is wrong, and how to fix it.
+    """Read the benchmarks of the settings, each once; by default the paper's, or arithmetic for
+    the tiny reasoner.
+
+    Errors: `UserError` naming the benchmark, what is wrong, and how to fix it.
     """
     names = tuple(dict.fromkeys(settings.benchmarks or settings.data))
     if not names:
@@ -92,30 +101,39 @@ def load_benchmarks(
 
 
 def _load(name: str, settings: EvalSettings) -> Benchmark:
-    file = settings.data.get(name)
-    source = KNOWN.get(name, _Source("", _OWN_SAMPLES))
-    if file is not None:
-        source = _Source(file, source.samples)
+    source = KNOWN.get(name, _Source("", _SAMPLES_OF_A_FILE))
+    problem_field = answer_field = None
+    is_file = name in settings.data
+    if is_file:
+        source = _Source(settings.data[name], source.samples)
+        problem_field = settings.problem_field
+        answer_field = settings.answer_field
     try:
-        loaded = load_problems(
+        data = load_problems(
             source.path,
             split=source.split,
             subset=source.subset,
-            problem_field=settings.problem_field if file else None,
-            answer_field=settings.answer_field if file else None,
+            problem_field=problem_field,
+            answer_field=answer_field,
             section="",
             template=settings.template,
             with_fields=settings.verify.own_judge,
         )
     except UserError as error:
-        fix = "" if file else f"; or give a local file: --data {name}=FILE"
+        fix = "" if is_file else f"; or give a local file: --data {name}=FILE"
         raise UserError(f"benchmark {name}: {error}{fix}") from None
-    if loaded.bad_rows:
-        first = min(loaded.bad_rows, key=lambda bad: bad.row)
+    if data.bad_rows:
+        first = min(data.bad_rows, key=lambda bad_row: bad_row.row)
         raise UserError(
             f"benchmark {name}: {first.source}:{first.row}: {first.reason} "
-            f"({len(loaded.bad_rows)} such rows); a benchmark must be whole: fix the file"
+            f"({len(data.bad_rows)} such rows); a benchmark must be whole: fix the file"
         )
-    samples = 1 if settings.temperature == 0 else settings.samples or source.samples
-    problems = tuple(loaded.problems[: settings.limit])
-    return Benchmark(name=name, data=loaded, problems=problems, samples=samples)
+    samples = settings.samples or source.samples
+    if settings.temperature == 0:
+        samples = 1  # all samples would be the same
+    return Benchmark(
+        name=name,
+        data=data,
+        problems=tuple(data.problems[: settings.limit]),
+        samples=samples,
+    )

@@ -1,7 +1,6 @@
 """`megatron-opsft eval`: the commands, as users call them."""
 
 from pathlib import Path
-from typing import ClassVar
 
 from megatron_opsft.commands.command_line import Command, group, reference_table
 from megatron_opsft.commands.evaluate.settings import (
@@ -12,7 +11,6 @@ from megatron_opsft.commands.evaluate.settings import (
 from megatron_opsft.errors import UserError
 from megatron_opsft.runtime.console import say
 from megatron_opsft.runtime.libraries import loading_libraries
-from megatron_opsft.section import Section
 
 
 class Evaluate(Command):
@@ -24,9 +22,9 @@ class Evaluate(Command):
     them. A YAML file of settings may come first.
     """
 
-    words: ClassVar[tuple[str, ...]] = ("config",)
-    keys_of: ClassVar[type[Section] | None] = EvalSettings
-    examples: ClassVar[tuple[str, ...]] = (
+    words = ("config",)
+    keys_of = EvalSettings
+    examples = (
         "eval --model tiny_reasoner --out runs/eval limit=64",
         "eval examples/eval/paper.yaml engine=vllm max_tokens=16384",
         "eval --model DIR data.mine=problems.jsonl --out DIR",
@@ -41,7 +39,7 @@ class Evaluate(Command):
     """Print the table of all settings instead."""
 
     def run(self) -> None:
-        """Evaluate, or print the settings."""
+        """Evaluate, or print the table of settings."""
         if self.reference:
             say(reference_table(EvalSettings))
             return
@@ -50,7 +48,8 @@ class Evaluate(Command):
         with loading_libraries():
             from megatron_opsft.commands.evaluate.run import evaluate
 
-        if table := evaluate(settings, overwrite=self.overwrite):
+        table = evaluate(settings, overwrite=self.overwrite)
+        if table:  # on rank 0
             say(table, end="")
             say(f"results, tables, figures and samples: {settings.out}")
 
@@ -58,8 +57,8 @@ class Evaluate(Command):
 class Compare(Command):
     """One table and page of several results; names every setting in which they differ."""
 
-    words: ClassVar[tuple[str, ...]] = ("results",)
-    examples: ClassVar[tuple[str, ...]] = (
+    words = ("results",)
+    examples = (
         "eval compare runs/a/eval runs/b/eval --out comparison",
         "eval compare runs/a/eval runs/b/eval --out ab --baseline b",
     )
@@ -71,13 +70,15 @@ class Compare(Command):
     """Label of the model that is 100 % of every CR."""
 
     def run(self) -> None:
-        """Compare. Errors: `UserError` as of `compare`, and for an --out that has a table."""
+        """Compare, then write and print the table.
+
+        Errors: `UserError` as of `compare`, and for an --out that has a table.
+        """
         from megatron_opsft.commands.evaluate.comparison import compare
         from megatron_opsft.commands.evaluate.results import read_results
 
-        comparison = compare(
-            [read_results(path) for path in self.results], baseline=self.baseline
-        )
+        results = [read_results(path) for path in self.results]
+        comparison = compare(results, baseline=self.baseline)
         if self.out.is_file() or (self.out / "table.md").exists():
             raise UserError(
                 f"--out {self.out} is a file or holds a table.md; name another one"

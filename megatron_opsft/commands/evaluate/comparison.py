@@ -1,13 +1,13 @@
 """Several results side by side: rows of one table and its page, and every setting that differs.
 
-Results of different benchmark sets are compared on the benchmarks that all share, and have no
-overall values, which are over each one's own set.
+Results of different benchmark sets are compared on the benchmarks that all of them have. Then there
+are no overall values, since each result's are means over its own benchmarks.
 """
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, count
+from itertools import chain
 from pathlib import Path
 
 from megatron_opsft.commands.evaluate.benchmarks import ordered
@@ -40,30 +40,30 @@ _LEGEND = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """rows: with the shared benchmarks, and OVERALL where all are over the same ones; blocks: what
-    the tables show of these. legend: what the columns are, and of how many problems and samples;
-    notes: what is left out, and each setting that differs.
-    """
+    """A table of results, a row for each, with what a reader must know of them."""
 
     rows: tuple[TableRow, ...]
+    """Rows with the shared benchmarks, and with OVERALL if all results have the same benchmarks."""
     blocks: tuple[str, ...]
+    """The blocks of the rows that the tables show."""
     legend: str
+    """What the columns mean, and of how many problems and samples the values are."""
     notes: tuple[str, ...]
+    """What is left out, and each setting that differs."""
 
     def markdown(self) -> str:
-        """The table with intervals, what its columns are, and the settings that differ."""
+        """Return the table with intervals, the legend and the notes."""
         notes = "".join(f"- {note}\n" for note in self.notes)
         table = markdown_table(self.rows, self.blocks, intervals=True)
         return f"{table}\n{self.legend}\n\n{notes}".rstrip() + "\n"
 
     def text(self) -> str:
-        """For a terminal: the table, and the settings that differ."""
-        return text_table(self.rows, self.blocks) + "".join(
-            f"{note}\n" for note in self.notes
-        )
+        """Return the table and the notes for a terminal."""
+        notes = "".join(f"{note}\n" for note in self.notes)
+        return text_table(self.rows, self.blocks) + notes
 
     def write(self, out: Path, evaluations: Sequence[Path]) -> None:
-        """table.md and report.html of the evaluations, in `out`."""
+        """Write table.md and report.html of the evaluations to the directory `out`."""
         out.mkdir(parents=True, exist_ok=True)
         write_text(out / "table.md", self.markdown())
         self.write_page(out / "report.html", evaluations)
@@ -76,107 +76,132 @@ class Comparison:
         *,
         max_mb: float = MAX_MB,
     ) -> None:
-        """The page of the evaluations that are compared, in their order, and of runs. Errors: as of
-        `report.page.write_page`.
+        """Write the page of the compared evaluations and of runs.
+
+        evaluations: directories, in the order of the rows. Errors: as of `report.page.write_page`.
         """
-        first, last = self.rows[0], self.rows[-1]
-        has_ends = len(self.rows) > 1 and OVERALL in first.blocks and not runs
+        figures = []
+        first = self.rows[0]
+        if len(self.rows) > 1 and OVERALL in first.blocks and not runs:
+            figures = figures_of_rows(first, self.rows[-1], OVERALL)
+        labels = [row.label for row in self.rows]
         write_page(
             page,
             runs,
-            {row.label: path for row, path in zip(self.rows, evaluations, strict=True)},
+            dict(zip(labels, evaluations, strict=True)),
             text=self._text(),
-            figures=figures_of_rows(first, last, OVERALL) if has_ends else (),
+            figures=figures,
             sections=self.sections(),
             max_mb=max_mb,
         )
 
     def sections(self) -> list[Section]:
-        """A section for each block."""
-        names = {block: block if len(self.blocks) > 1 else "" for block in self.blocks}
+        """Return a section for each block."""
+        is_only = len(self.blocks) == 1
         return [
-            section_of(self.rows, block, title_of(block), name=name)
-            for block, name in names.items()
+            section_of(self.rows, block, title_of(block), name="" if is_only else block)
+            for block in self.blocks
         ]
 
     def paper_table(self) -> Table:
-        """The terminal's rows with all intervals."""
+        """Return the terminal's rows with all intervals."""
         caption = ", ".join(map(title_of, self.blocks))
         return paper_table(self.rows, self.blocks, caption, self._text())
 
     def _text(self) -> str:
-        return " ".join([self.legend, *(f"{n[0].upper()}{n[1:]}." for n in self.notes)])
+        """Return legend and notes as sentences."""
+        sentences = [f"{note[0].upper()}{note[1:]}." for note in self.notes]
+        return " ".join([self.legend, *sentences])
 
 
 def compare(results: Sequence[Results], *, baseline: str | None = None) -> Comparison:
-    """Rows in the order given. baseline: label of the row whose tokens are 100 % of every CR; by
-    default the first row. One result alone keeps the CR that it was evaluated with. `UserError`
-    where no benchmark is in all of them, or no row has the label.
+    """Compare results side by side, in the given order.
+
+    baseline: label of the row whose tokens are 100 % of every CR; by default the first row. One
+    result alone keeps the CR that it was evaluated with. Errors: `UserError` if no benchmark is in
+    all of them, or no row has the label.
     """
-    shared = [
-        n
-        for n in ordered(results[0].benchmarks)
-        if all(n in r.benchmarks for r in results)
-    ]
+    names = [result.benchmarks for result in results]
+    shared = ordered(set(names[0]).intersection(*names))
     if not shared:
         sets = "; ".join(
-            f"{r.model}: {', '.join(ordered(r.benchmarks))}" for r in results
+            f"{result.model}: {', '.join(ordered(result.benchmarks))}"
+            for result in results
         )
         raise UserError(
             f"the results share no benchmark, so nothing can be compared: {sets}"
         )
-    same_sets = all(len(result.benchmarks) == len(shared) for result in results)
-    blocks = [*shared, OVERALL] if same_sets else shared
-    by_label: dict[str, Results] = {}
-    for result in results:
-        names = chain([result.model], (f"{result.model} ({n})" for n in count(2)))
-        by_label[next(name for name in names if name not in by_label)] = result
+    by_label = _by_label(results)
     if baseline is not None and baseline not in by_label:
         raise UserError(f"baseline {baseline}: there are {', '.join(by_label)}")
-    base, reference = None, results[0].baseline
+    base = None
+    base_name = results[0].baseline
     if len(results) > 1 or baseline is not None:
-        reference = baseline or results[0].model
-        base = by_label[reference]
+        base_name = baseline or results[0].model
+        base = by_label[base_name]
+    blocks = shared
+    if all(len(result.benchmarks) == len(shared) for result in results):
+        blocks = [*shared, OVERALL]
+    # The overall values of a single benchmark would repeat it.
+    shown = shared if len(shared) == 1 else blocks
     return Comparison(
         rows=tuple(
-            _row(label, result, blocks, base) for label, result in by_label.items()
+            _table_row(label, result, blocks, base)
+            for label, result in by_label.items()
         ),
-        blocks=tuple(shared if len(shared) == 1 else blocks),
-        legend=_legend(
-            results, shared, reference, has_overall=same_sets and len(shared) > 1
-        ),
+        blocks=tuple(shown),
+        legend=_legend(results, shared, base_name, has_overall=OVERALL in shown),
         notes=(*_left_out(by_label, shared), *_differing_settings(by_label, shared)),
     )
 
 
+def _by_label(results: Sequence[Results]) -> dict[str, Results]:
+    """Return label -> result: the model's name, with a number if an earlier result has the name."""
+    by_label: dict[str, Results] = {}
+    for result in results:
+        label = result.model
+        number = 2
+        while label in by_label:
+            label = f"{result.model} ({number})"
+            number += 1
+        by_label[label] = result
+    return by_label
+
+
 def with_baseline(directory: Path) -> list[Path]:
-    """An evaluation, behind its baseline's where that is still there. Errors: `UserError` where it
-    is none.
+    """Return the directories of an evaluation's baseline, if that is still there, and of itself.
+
+    Errors: `UserError` if `directory` is no evaluation.
     """
-    own = directory / "baseline"
     if read_results(directory).baseline is None:
         return [directory]
+    default = directory / "baseline"
     manifest = EvaluationDirectory(directory).read_manifest() or {}
-    given = Path(manifest.get("settings", {}).get("baseline") or own).expanduser()
-    found = [place for place in (given, own) if (place / "results.json").is_file()]
-    return [*found[:1], directory]
+    setting = manifest.get("settings", {}).get("baseline")
+    for baseline in (Path(setting or default).expanduser(), default):
+        if (baseline / "results.json").is_file():
+            return [baseline, directory]
+    return [directory]
 
 
-def _row(
+def _table_row(
     label: str, result: Results, names: Sequence[str], base: Results | None
 ) -> TableRow:
-    """With CR against `base`; with its interval where the result was evaluated against these same
-    samples.
+    """Return the blocks `names` of a result, with CR against `base`.
+
+    CR has its interval if the result was evaluated against the samples of `base`.
     """
-    blocks, budgets, sizes = {}, {}, {}
+    blocks = {}
+    budgets = {}
+    sizes = {}
     for name in names:
         block = result.blocks[name]
         sizes[name] = result.size(name)
         blocks[name] = dict(block.metrics)
-        budgets[name] = [(at.budget, at.metrics) for at in block.budgets]
+        budgets[name] = [(point.budget, point.metrics) for point in block.budgets]
         if base is not None:
-            before = base.blocks[name].metrics["mean_tokens"].value
-            ratio = block.metrics["mean_tokens"].value / before
+            base_tokens = base.blocks[name].metrics["mean_tokens"].value
+            ratio = block.metrics["mean_tokens"].value / base_tokens
             stored = block.metrics.get(_RATIO)
             if stored is None or not math.isclose(stored.value, ratio, rel_tol=1e-6):
                 blocks[name][_RATIO] = Estimate(value=ratio)
@@ -184,7 +209,7 @@ def _row(
 
 
 def _size(results: Sequence[Results], name: str) -> str:
-    """Such as "30 problems, N = 64"; several values where the results differ."""
+    """Return such as "30 problems, N = 64"; several values if the results differ."""
     scores = [result.benchmarks[name] for result in results]
     problems = dict.fromkeys(str(score.num_problems) for score in scores)
     samples = dict.fromkeys(str(score.samples_per_problem) for score in scores)
@@ -194,61 +219,73 @@ def _size(results: Sequence[Results], name: str) -> str:
 def _legend(
     results: Sequence[Results],
     shared: Sequence[str],
-    reference: str | None,
+    base_name: str | None,
     *,
     has_overall: bool,
 ) -> str:
-    overall = ["Overall: plain mean over benchmarks."] if has_overall else []
-    parts = [_LEGEND, *overall, f"In brackets: {OVER_PROBLEMS}."]
-    fewest = min(r.benchmarks[name].num_problems for r in results for name in shared)
+    """Say what the columns and brackets mean, and of how many problems and samples the values are.
+
+    base_name: of the baseline, if any.
+    """
+    sentences = [_LEGEND]
+    if has_overall:
+        sentences.append("Overall: plain mean over benchmarks.")
+    sentences.append(f"In brackets: {OVER_PROBLEMS}.")
+    fewest = min(
+        result.benchmarks[name].num_problems for result in results for name in shared
+    )
     if fewest < FEW_PROBLEMS:
-        parts.append(
+        sentences.append(
             f"They are too narrow for as few as {fewest} problems: at a nominal"
             " 95 %, about 84 % hold the true value at 5 problems and 92 % at 30."
         )
-    parts.append(
-        "; ".join(f"{title_of(name)}: {_size(results, name)}" for name in shared) + "."
-    )
-    if reference is not None:
-        parts.append(f"Baseline: {reference}.")
-    return " ".join(parts)
+    sizes = [f"{title_of(name)}: {_size(results, name)}" for name in shared]
+    sentences.append("; ".join(sizes) + ".")
+    if base_name is not None:
+        sentences.append(f"Baseline: {base_name}.")
+    return " ".join(sentences)
 
 
 def _left_out(results: Mapping[str, Results], shared: Sequence[str]) -> Iterator[str]:
-    everything = ordered(
-        {name for result in results.values() for name in result.benchmarks}
-    )
-    if left_out := [name for name in everything if name not in shared]:
+    """Yield notes on benchmarks and budget curves that the tables lack. results: by label."""
+    names: set[str] = set()
+    without_budgets = []
+    for label, result in results.items():
+        names.update(result.benchmarks)
+        if not result.overall.budgets:
+            without_budgets.append(label)
+    left_out = ordered(names.difference(shared))
+    if left_out:
         yield f"not in all results, left out: {', '.join(left_out)}"
-    if without := [
-        label for label, result in results.items() if not result.overall.budgets
-    ]:
+    if without_budgets:
         yield (
-            f"no budget curve: {', '.join(without)} (early exit tries answers by the room left, so "
-            "its samples do not tell what a smaller limit gives)"
+            f"no budget curve: {', '.join(without_budgets)} (early exit tries answers by the room "
+            "left, so its samples do not tell what a smaller limit gives)"
         )
 
 
 def _differing_settings(
     results: Mapping[str, Results], shared: Sequence[str]
 ) -> Iterator[str]:
-    """The settings and sizes in which results differ: the values of each, and which rows have
-    them.
+    """Yield a note on each setting or size in which results differ: its values, and the labels of
+    the results with each value.
     """
-    size = {"num_problems", "samples_per_problem"}
-    flat = {
-        label: flatten(result.settings)
-        | flatten(
-            {name: result.benchmarks[name].model_dump(include=size) for name in shared}
-        )
-        for label, result in results.items()
-    }
-    for name in dict.fromkeys(name for settings in flat.values() for name in settings):
-        who: dict[str, list[str]] = {}
-        for label, settings in flat.items():
-            who.setdefault(settings.get(name, NOT_SET), []).append(label)
-        if len(who) > 1:
-            values = "; ".join(
-                f"{value} ({', '.join(rows)})" for value, rows in who.items()
+    flat = {}
+    for label, result in results.items():
+        sizes = {
+            name: result.benchmarks[name].model_dump(
+                include={"num_problems", "samples_per_problem"}
             )
-            yield f"differs: {name}: {values}"
+            for name in shared
+        }
+        flat[label] = flatten(result.settings) | flatten(sizes)
+    for name in dict.fromkeys(chain.from_iterable(flat.values())):
+        labels: dict[str, list[str]] = {}
+        for label, settings in flat.items():
+            labels.setdefault(settings.get(name, NOT_SET), []).append(label)
+        if len(labels) > 1:
+            values = [
+                f"{value} ({', '.join(with_value)})"
+                for value, with_value in labels.items()
+            ]
+            yield f"differs: {name}: {'; '.join(values)}"

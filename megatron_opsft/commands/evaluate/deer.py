@@ -47,32 +47,34 @@ _EDGES = re.compile(r"^[\W_]+|[\W_]+$")
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Response:
-    """One unfinished response. ids: of the response so far; limit: how many there may be.
-    extra_tokens: sampled ones that are not part of it: trials, and the word that an exit drops.
-    """
+    """An unfinished response."""
 
     request: ResponseRequest
     limit: int
+    """Most tokens that the response may have."""
     ids: list[int] = field(default_factory=list)
+    """The tokens of the response so far."""
     num_segments: int = 0
+    """Calls of the engine that extended the response."""
     num_trials: int = 0
     extra_tokens: int = 0
-    interruptible: bool = True  # a transition would stop it
+    """Sampled tokens that are not in `ids`: trials, and the word that an exit drops."""
 
     @property
     def room(self) -> int:
         """How many tokens may still come."""
         return self.limit - len(self.ids)
 
-    def behind(self, context: Sequence[int], seed: int) -> ResponseRequest:
-        """For what comes after the prompt and `context`."""
-        return replace(
-            self.request, prompt_ids=(*self.request.prompt_ids, *context), seed=seed
-        )
+    def request_after(self, context: Sequence[int], seed: int) -> ResponseRequest:
+        """Return the request for what follows the prompt and the tokens `context`."""
+        prompt_ids = (*self.request.prompt_ids, *context)
+        return replace(self.request, prompt_ids=prompt_ids, seed=seed)
 
     def segment_seed(self) -> int:
-        """The first segment has the response's own seed: without any transition the response is
-        the one that plain sampling gives.
+        """Return the seed of the next segment.
+
+        The first segment has the response's own seed: without any transition the response is the
+        one that plain sampling gives.
         """
         if self.num_segments == 0:
             return self.request.seed
@@ -81,18 +83,21 @@ class _Response:
 
 
 class Deer:
-    """Samples with early exits from any engine, by its `generate` and `score` alone. How often they
-    are called depends on what is sampled, so the engine must answer this rank without the help of
-    others: the Hugging Face engine, or vLLM with tp=1.
+    """Samples with early exits from any engine, by its `generate` and `score` alone.
+
+    How often they are called depends on what is sampled, so the engine must answer this rank
+    without the help of others: the Hugging Face engine, or vLLM with tp=1.
     """
 
     def __init__(
         self, settings: DeerSettings, tokenizer: PreTrainedTokenizerBase
     ) -> None:
         """Errors: `UserError` for a transition word or an end of thinking that is not a single
-        token of the model, and for texts without what they must have.
+        token of the model, for a trial prompt without an open box at its end, and for an exit text
+        that does not hold the end of thinking once.
         """
-        self._settings, self._tokenizer = settings, tokenizer
+        self._settings = settings
+        self._tokenizer = tokenizer
         opening = _OPEN_BOX.search(settings.trial_prompt)
         if opening is None:
             raise UserError(
@@ -100,20 +105,20 @@ class Deer:
                 "end it with \\boxed or \\boxed{"
             )
         self._opening = opening.group()
-        self._trial_prompt_ids = self._ids_of(settings.trial_prompt)
-        think_end_ids = self._ids_of(settings.think_end)
+        self._trial_prompt_ids = self._encode(settings.trial_prompt)
+        think_end_ids = self._encode(settings.think_end)
         if len(think_end_ids) != 1:
             raise UserError(
                 f"deer.think_end: {settings.think_end!r} is not a single token of this model; name "
                 "the token that ends its thinking"
             )
-        (self._think_end_id,) = think_end_ids
-        self._exit_ids = self._ids_of(settings.exit_text)
+        self._think_end_id = think_end_ids[0]
+        self._exit_ids = self._encode(settings.exit_text)
         if self._exit_ids.count(self._think_end_id) != 1:
             raise UserError(
                 f"deer.exit_text: {settings.exit_text!r} does not hold {settings.think_end!r} once"
             )
-        self._transition_ids = self._spellings() - {self._think_end_id}
+        self._transition_ids = self._find_transition_ids() - {self._think_end_id}
 
     def generate(
         self,
@@ -121,8 +126,8 @@ class Deer:
         requests: Sequence[ResponseRequest],
         sampling: SamplingSettings,
     ) -> list[tuple[Rollout, int]]:
-        """All responses, in the order of the requests, each with the number of tokens that were
-        sampled for it beyond its own.
+        """Return all responses, in the order of the requests, each with the number of tokens that
+        were sampled for it beyond its own.
 
         A rollout is as if sampled in one go: thinking, end of thinking, conclusion, end token, at
         most sampling.max_response_tokens. No two requests may be for the same sample of a problem.
@@ -132,19 +137,20 @@ class Deer:
             for request in requests
         ]
         stops = (*sampling.end_token_ids, *self._transition_ids, self._think_end_id)
-        thinking, uninterrupted = responses, []
+        thinking = responses
+        uninterrupted = []
         while thinking:
             self._extend(engine, thinking, sampling, stops)
-            live = [
-                r
-                for r in thinking
-                if r.room and r.ids[-1] not in sampling.end_token_ids
+            unfinished = [
+                response
+                for response in thinking
+                if response.room and response.ids[-1] not in sampling.end_token_ids
             ]
-            for response in live:
-                response.interruptible = self._can_try(response)
-            self._try_answers(engine, [r for r in live if r.interruptible], sampling)
-            thinking = [r for r in live if r.interruptible]
-            uninterrupted += [r for r in live if not r.interruptible]
+            at_transition = list(filter(self._can_try, unfinished))
+            thinking = self._try_answers(engine, at_transition, sampling)
+            uninterrupted += [
+                response for response in unfinished if response not in thinking
+            ]
         # What nothing interrupts any more waits for the rest: one large batch, not many small ones.
         self._extend(engine, uninterrupted, sampling, sampling.end_token_ids)
         assert engine.version is not None, "an engine without weights"
@@ -155,42 +161,40 @@ class Deer:
             tokenizer=self._tokenizer,
             version=engine.version,
         )
-        return [
-            (r, each.extra_tokens) for r, each in zip(rollouts, responses, strict=True)
-        ]
+        extra_tokens = [response.extra_tokens for response in responses]
+        return list(zip(rollouts, extra_tokens, strict=True))
 
-    def _ids_of(self, text: str) -> list[int]:
+    def _encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False)
 
-    def _texts_of(self, sequences: list[list[int]]) -> list[str]:
+    def _decode(self, sequences: list[list[int]]) -> list[str]:
         return self._tokenizer.batch_decode(
             sequences, skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
 
-    def _spellings(self) -> set[int]:
-        """All tokens that spell a transition word, with whatever spaces and punctuation around it.
-        Words that only several tokens spell together are refused.
+    def _find_transition_ids(self) -> set[int]:
+        """Find all tokens that spell a transition word, with any spaces and punctuation around it.
+
+        Errors: `UserError` for a word that only several tokens spell together.
         """
-        wanted = {
-            _EDGES.sub("", word): word for word in self._settings.transition_words
-        }
-        ids = sorted(
-            set(self._tokenizer.get_vocab().values())
-            - set(self._tokenizer.all_special_ids)
-        )
-        bare = [
-            _EDGES.sub("", text)
-            for text in self._texts_of([[token_id] for token_id in ids])
-        ]
-        for word, as_given in wanted.items():
-            if not word or word not in bare:
+        vocabulary = set(self._tokenizer.get_vocab().values())
+        ids = sorted(vocabulary.difference(self._tokenizer.all_special_ids))
+        texts = self._decode([[token_id] for token_id in ids])
+        transition_ids = set()
+        for transition_word in self._settings.transition_words:
+            word = _EDGES.sub("", transition_word)
+            spellings = [
+                token_id
+                for token_id, text in zip(ids, texts, strict=True)
+                if _EDGES.sub("", text) == word
+            ]
+            if not word or not spellings:
                 raise UserError(
-                    f"deer.transition_words: {as_given!r} is not a single token of this model; "
-                    "name words that are and that its thinking has where a thought ends"
+                    f"deer.transition_words: {transition_word!r} is not a single token of this "
+                    "model; name words that are and that its thinking has where a thought ends"
                 )
-        return {
-            token_id for token_id, word in zip(ids, bare, strict=True) if word in wanted
-        }
+            transition_ids.update(spellings)
+        return transition_ids
 
     def _extend(
         self,
@@ -209,11 +213,12 @@ class Deer:
             by_room[response.room.bit_length()].append(response)
         for bits, group in by_room.items():
             limit = min(2**bits - 1, sampling.max_response_tokens)
+            requests = [
+                response.request_after(response.ids, response.segment_seed())
+                for response in group
+            ]
             rollouts = engine.generate(
-                [
-                    response.behind(response.ids, response.segment_seed())
-                    for response in group
-                ],
+                requests,
                 replace(
                     sampling, max_response_tokens=limit, end_token_ids=tuple(stops)
                 ),
@@ -223,7 +228,8 @@ class Deer:
                 response.num_segments += 1
 
     def _can_try(self, response: _Response) -> bool:
-        """Whether it stands at a transition with room for a trial and, after it, a conclusion.
+        """Return True if the response stands at a transition with room for a trial and, after it, a
+        conclusion.
 
         A trial takes no tokens of the budget. But the engine was made for prompts and responses of
         a certain length, and scoring may sample one token more.
@@ -238,80 +244,87 @@ class Deer:
         engine: RolloutEngine,
         responses: Sequence[_Response],
         sampling: SamplingSettings,
-    ) -> None:
-        """A trial for each response, all of which end with a transition; exits where it is due."""
+    ) -> list[_Response]:
+        """Sample a trial answer for each response and exit where it is confident enough.
+
+        responses: all end with a transition word. Returns those that go on thinking and may be
+        tried again.
+        """
         if not responses:
-            return
+            return []
         greedy = SamplingSettings(
             temperature=0.0,
             top_p=1.0,
             max_response_tokens=self._settings.max_trial_tokens,
             end_token_ids=(*sampling.end_token_ids, self._think_end_id),
         )
-        contexts = [
-            [*response.ids[:-1], *self._trial_prompt_ids] for response in responses
-        ]
-        trials = engine.generate(
-            [
-                r.behind(ids, r.request.seed)
-                for r, ids in zip(responses, contexts, strict=True)
-            ],
-            greedy,
-        )
+        requests = []
+        for response in responses:
+            context = [*response.ids[:-1], *self._trial_prompt_ids]
+            requests.append(response.request_after(context, response.request.seed))
+        trials = engine.generate(requests, greedy)
         confidences = self._confidences(engine, trials)
+        thinking = []
         for response, trial, confidence in zip(
             responses, trials, confidences, strict=True
         ):
             response.num_trials += 1
             response.extra_tokens += len(trial.response_ids)
-            response.interruptible = response.num_trials < self._settings.max_trials
             if confidence > self._settings.threshold:
                 response.ids[-1:] = self._exit_ids
-                response.extra_tokens += 1
-                response.interruptible = False
+                response.extra_tokens += 1  # the transition word
+            elif response.num_trials < self._settings.max_trials:
+                thinking.append(response)
+        return thinking
 
     def _confidences(
         self, engine: RolloutEngine, trials: Sequence[Rollout]
     ) -> list[float]:
-        """C of each trial, in [0, 1]; -1 for one that gave no answer."""
-        answers = [self._answer_tokens(trial.response_ids) for trial in trials]
-        samples = [
-            Sample(
-                problem_id=trial.problem_id,
-                sample_index=trial.sample_index,
-                prompt_ids=trial.prompt_ids,
-                response_ids=trial.response_ids[: answer.stop],
-            )
-            for trial, answer in zip(trials, answers, strict=True)
-            if answer is not None
-        ]
-        scores = iter(engine.score(samples).log_probs if samples else ())
-        return [
-            -1.0 if answer is None else geometric_mean(next(scores)[answer])
-            for answer in answers
-        ]
+        """Return C of each trial, in [0, 1]; -1 for a trial without an answer."""
+        confidences = [-1.0] * len(trials)
+        answers = {}
+        samples = []
+        for index, trial in enumerate(trials):
+            answer = self._find_answer(trial.response_ids)
+            if answer is not None:
+                answers[index] = answer
+                samples.append(
+                    Sample(
+                        problem_id=trial.problem_id,
+                        sample_index=trial.sample_index,
+                        prompt_ids=trial.prompt_ids,
+                        response_ids=trial.response_ids[: answer.stop],
+                    )
+                )
+        if samples:
+            scores = engine.score(samples).log_probs
+            for (index, answer), log_probs in zip(answers.items(), scores, strict=True):
+                confidences[index] = geometric_mean(log_probs[answer])
+        return confidences
 
-    def _answer_tokens(self, trial_ids: Sequence[int]) -> slice | None:
-        """Which tokens of a trial are its answer: from the first with text behind the opening brace
-        to the one with the closing brace. None: the box is empty, not closed, or not even opened.
+    def _find_answer(self, trial_ids: Sequence[int]) -> slice | None:
+        """Return which tokens of a trial are its answer: from the first with text behind the
+        opening brace to the one with the closing brace.
+
+        None: the box is empty, not closed, or not even opened.
         """
         beginnings = [list(trial_ids[: end + 1]) for end in range(len(trial_ids))]
-        texts = [self._opening + text for text in self._texts_of(beginnings)]
+        texts = [self._opening + text for text in self._decode(beginnings)]
         for last, text in enumerate(texts):
             boxes = find_boxes(text)
             if boxes and boxes[0].start == 0 and "{" in text:
-                behind_brace = text.index("{") + 1
-                first = next(
-                    i for i, text in enumerate(texts) if len(text) > behind_brace
-                )
+                inside = text.index("{") + 1
+                first = 0
+                while len(texts[first]) <= inside:
+                    first += 1
                 return slice(first, last + 1)
         return None
 
 
 def geometric_mean(log_probs: Sequence[float]) -> float:
-    """Geometric mean of one or more probabilities, given by their logarithms.
+    """Return the geometric mean of one or more probabilities, given by their logarithms.
 
-    Errors: `NonFiniteError` for NaN, which no threshold would be compared with.
+    Errors: `NonFiniteError` for NaN, which is neither above nor below a threshold.
     """
     mean = math.exp(math.fsum(log_probs) / len(log_probs))
     if math.isnan(mean):

@@ -33,27 +33,30 @@ from megatron_opsft.runtime.libraries import installed_versions
 from megatron_opsft.verify.verifier import describe_judge
 
 MAX_TOKENS = 32768  # the paper's
+Prompts = dict[str, tuple[int, ...]]
+"""Problem key -> token ids of its prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalModel:
-    """An opened model; no weight was read yet. `name`: its label in tables and figures."""
+    """An opened model; no weight has been read yet."""
 
     name: str
+    """Its label in tables and figures."""
     directory: Path
     tokenizer: PreTrainedTokenizerBase
     end_tokens: tuple[int, ...]
     table: WeightTable
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """(HF name, whole tensor on the CPU in the files' dtype), in the order of the table."""
-        opened = open_weights(self.directory, self.table, check=False)
+        """Yield (HF name, whole tensor on the CPU in the files' dtype), in the table's order."""
+        weights = open_weights(self.directory, self.table, check=False)
         for name, shape in self.table.hf_shapes().items():
-            yield name, opened.read(whole(name, shape))
+            yield name, weights.read(whole(name, shape))
 
     def identity(self) -> dict[str, Any]:
-        """JSON of all that decides a sample: weights, what config.json makes of them, tokenizer,
-        end tokens. Reads every weight.
+        """Return, as JSON, all of the model that decides a sample: weights, what config.json makes
+        of them, tokenizer, end tokens. Reads every weight.
         """
         return {
             "model_sha256": self.weights_sha256(),
@@ -63,26 +66,24 @@ class EvalModel:
         }
 
     def weights_sha256(self) -> str:
-        """Hash of names, dtypes, shapes and values: the same for any cut or conversion."""
+        """Return a hash of names, dtypes, shapes and values: the same for any cut or conversion."""
+        digest = hashlib.sha256()
         with ThreadPoolExecutor(8) as pool:
-            digest = hashlib.sha256()
-            for line in pool.map(_describe, self.tensors()):
+            for line in pool.map(_describe_tensor, self.tensors()):
                 digest.update(line.encode())
         return digest.hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """One model on the benchmarks, read and checked: what goes into `settings.out`.
-
-    prompts: problem key -> ids. max_tokens: of a response, end token included.
-    """
+    """One model and its benchmarks, read and checked; the samples go to `settings.out`."""
 
     settings: EvalSettings
     model: EvalModel
     benchmarks: tuple[Benchmark, ...]
-    prompts: dict[str, tuple[int, ...]]
+    prompts: Prompts
     max_tokens: int
+    """Longest response, end token included."""
     batch_size: int
     dtype: Literal["float32", "bfloat16"]
     device: Device
@@ -90,7 +91,8 @@ class Inputs:
     @property
     def budgets(self) -> tuple[int, ...]:
         """Token budgets of the curves, ascending: what the samples, cut there, would have given.
-        None for early exit, which under a smaller limit would exit less often than in the samples.
+
+        Early exit has none: under a smaller limit it would exit less often than in the samples.
         """
         if self.settings.method == "deer":
             return ()
@@ -99,8 +101,11 @@ class Inputs:
         )
 
     def comparable_settings(self) -> dict[str, Any]:
-        """JSON of whatever two results may differ in, apart from model and size of benchmarks."""
-        settings, versions = self.settings, installed_versions()
+        """Return, as JSON, all settings in which two results may differ, apart from the model and
+        the size of benchmarks.
+        """
+        settings = self.settings
+        versions = installed_versions()
         engine = engine_traits(settings.engine)
         names = {
             "method",
@@ -111,10 +116,15 @@ class Inputs:
             "engine",
             "verify_timeout",
         }
-        names |= {"deer"} if settings.method == "deer" else set()
-        names |= {"system_prompt"} if settings.system_prompt else set()
-        names |= {"verify_memory_gb"} if settings.verify.own_judge else set()
-        names |= {"tp"} if engine.tensor_parallel else set()
+        if settings.method == "deer":
+            names.add("deer")
+        if settings.system_prompt:
+            names.add("system_prompt")
+        if settings.verify.own_judge:
+            names.add("verify_memory_gb")
+        if engine.tensor_parallel:
+            names.add("tp")
+        math_verify = f"math-verify {versions['math-verify']}"
         return settings.model_dump(mode="json", include=names) | {
             "max_tokens": self.max_tokens,
             "engine_version": next(
@@ -123,17 +133,16 @@ class Inputs:
             "torch": versions["torch"],
             "dtype": self.dtype,
             "device": self.device.torch_device.type,
-            "verifier": describe_judge(
-                settings.verify, f"math-verify {versions['math-verify']}"
-            ),
+            "verifier": describe_judge(settings.verify, math_verify),
             "data": {
                 benchmark.name: benchmark.data.sha256 for benchmark in self.benchmarks
             },
         }
 
     def manifest(self) -> dict[str, Any]:
-        """manifest.json but for its starts; `identity` is all that decides a sample. Reads the
-        whole model for its hash: rank 0 alone calls it.
+        """Return what manifest.json records; `identity` in it is all that decides a sample.
+
+        Reads the whole model for its hash: rank 0 alone calls it.
         """
         return {
             "identity": self.comparable_settings() | self.model.identity(),
@@ -146,46 +155,46 @@ class Inputs:
 
 
 def read_models(settings: EvalSettings, device: Device) -> list[Inputs]:
-    """Of the model; and of its baseline where that is still to be evaluated, by the same settings
-    in a directory below. Called by every rank. Errors: `UserError` for what would fail later.
+    """Read the inputs of the model, and of its baseline if that is still to be evaluated: by the
+    same settings, in a directory below. Called by every rank.
+
+    Errors: `UserError` for what would fail later.
     """
-    own = read_inputs(settings, device)
+    inputs = read_inputs(settings, device)
     if settings.baseline is None or settings.earlier_baseline is not None:
-        return [own]
+        return [inputs]
     changed = {
         "model": settings.baseline,
         "name": None,
         "baseline": None,
-        "benchmarks": tuple(benchmark.name for benchmark in own.benchmarks),
+        "benchmarks": tuple(benchmark.name for benchmark in inputs.benchmarks),
         "out": settings.out / "baseline",
     }
     base = read_inputs(settings.model_copy(update=changed), device, option="--baseline")
-    if base.model.table.shape != own.model.table.shape:
+    if base.model.table.shape != inputs.model.table.shape:
         raise UserError(
             f"--baseline {settings.baseline} is of another architecture or size than the model, "
             "and one engine cannot hold both: evaluate it on its own with --out DIR, then give "
             "--baseline DIR"
         )
-    both_fit = min(own.max_tokens, base.max_tokens)
-    return [replace(each, max_tokens=both_fit) for each in (own, base)]
+    max_tokens = min(inputs.max_tokens, base.max_tokens)
+    return [replace(model, max_tokens=max_tokens) for model in (inputs, base)]
 
 
 def read_inputs(
     settings: EvalSettings, device: Device, *, option: str = "--model"
 ) -> Inputs:
-    """Of `settings.model` alone, whatever its baseline is. option: what errors call the model.
-    Errors: `UserError`.
+    """Read the inputs of `settings.model` alone, whatever its baseline is.
+
+    option: what errors call the model. Errors: `UserError`.
     """
     model = open_model(settings.model, settings.name, option=option)
-    # The shipped model, or that one trained further.
-    own, shipped = (
-        d / "tokenizer.json" for d in (model.directory, resolve_model(TINY_REASONER))
+    benchmarks = load_benchmarks(
+        settings, is_tiny_reasoner=_has_tiny_tokenizer(model.directory)
     )
-    is_tiny = own.is_file() and own.read_bytes() == shipped.read_bytes()
-    benchmarks = load_benchmarks(settings, is_tiny_reasoner=is_tiny)
-    prompts = _encode(model, settings, benchmarks, option)
+    prompts = _encode_prompts(model, settings, benchmarks, option)
     if settings.method == "deer":
-        Deer(settings.deer, model.tokenizer)
+        Deer(settings.deer, model.tokenizer)  # checks its words
     max_tokens = _max_tokens(settings.max_tokens, model, prompts)
     for budget in settings.budgets:
         if not 1 <= budget <= max_tokens:
@@ -208,18 +217,29 @@ def read_inputs(
     )
 
 
+def _has_tiny_tokenizer(directory: Path) -> bool:
+    """Return True for the shipped tiny reasoner, and for that model trained further."""
+    tokenizer = directory / "tokenizer.json"
+    shipped = resolve_model(TINY_REASONER) / "tokenizer.json"
+    return tokenizer.is_file() and tokenizer.read_bytes() == shipped.read_bytes()
+
+
 def default_budgets(max_tokens: int) -> tuple[int, ...]:
-    """The limit of the run and up to six powers of two below it: 1,024 ... 16,384, 32,768."""
-    powers = [1 << e for e in range(max_tokens.bit_length())]
-    return (*(p for p in powers if max_tokens < 64 * p and p < max_tokens), max_tokens)
+    """Return up to six powers of two below the limit of the run, then the limit itself: 1,024 ...
+    16,384, 32,768.
+    """
+    powers = [1 << exponent for exponent in range(max_tokens.bit_length())]
+    below = [power for power in powers if power < max_tokens < 64 * power]
+    return (*below, max_tokens)
 
 
-def _encode(
+def _encode_prompts(
     model: EvalModel,
     settings: EvalSettings,
     benchmarks: Sequence[Benchmark],
     option: str,
-) -> dict[str, tuple[int, ...]]:
+) -> Prompts:
+    """Encode the prompts of all problems. Errors: `UserError` naming the problem."""
     encoder = PromptEncoder(
         tokenizer=model.tokenizer,
         template=settings.template,
@@ -227,46 +247,42 @@ def _encode(
     )
     system_option = "system_prompt" if settings.system_prompt else None
     encoder.chat.check(option=option, system_option=system_option)
-    problems = {
-        each.key(problem.id): problem
-        for each in benchmarks
-        for problem in each.problems
-    }
     prompts = {}
-    for key, problem in problems.items():
-        try:
-            prompts[key] = encoder.encode(problem)
-        except PromptError as error:
-            raise UserError(
-                f"problem {key}: {error}; change it, or leave it out"
-            ) from None
+    for benchmark in benchmarks:
+        for key, problem in benchmark.problems_by_key().items():
+            try:
+                prompts[key] = encoder.encode(problem)
+            except PromptError as error:
+                raise UserError(
+                    f"problem {key}: {error}; change it, or leave it out"
+                ) from None
     return prompts
 
 
-def _max_tokens(
-    wanted: int | None, model: EvalModel, prompts: dict[str, tuple[int, ...]]
-) -> int:
-    """The limit of a response: what was asked for, else as much of the paper's as fits."""
+def _max_tokens(wanted: int | None, model: EvalModel, prompts: Prompts) -> int:
+    """Return the limit of a response: `wanted`, else as much of the paper's limit as fits.
+
+    Errors: `UserError` if the model has no room for it after the longest prompt.
+    """
     longest = max(prompts, key=lambda key: len(prompts[key]))
-    num_tokens, positions = (
-        len(prompts[longest]),
-        model.table.shape.max_position_embeddings,
-    )
-    left = positions - num_tokens
-    if left < (wanted or 1):
-        fix = f"set max_tokens={left} or less" if left > 0 else "leave that problem out"
+    num_tokens = len(prompts[longest])
+    positions = model.table.shape.max_position_embeddings
+    room = positions - num_tokens
+    if room < (wanted or 1):
+        fix = f"set max_tokens={room} or less" if room > 0 else "leave that problem out"
         raise UserError(
             f"{model.name} has {positions} positions (max_position_embeddings), and "
             f"problem {longest} takes {num_tokens} of them: no room for "
             f"{wanted or 1} response tokens; {fix}"
         )
-    return wanted or min(MAX_TOKENS, left)
+    return wanted or min(MAX_TOKENS, room)
 
 
 def open_model(
     path: str, name: str | None = None, *, option: str = "--model"
 ) -> EvalModel:
     """Find a model, by what `resolve_model` takes, and check it without reading its weights.
+
     option: what errors call it. Errors: `UserError` for a missing, damaged or unsupported model, a
     tokenizer without a chat template or of another model.
     """
@@ -278,7 +294,7 @@ def open_model(
     end_tokens = end_token_ids(tokenizer, directory, option=option)
     check_vocabulary(tokenizer, end_tokens, shape.vocab_size, directory, option=option)
     return EvalModel(
-        name=name or _label(path, directory),
+        name=name or _default_name(path, directory),
         directory=directory,
         tokenizer=tokenizer,
         end_tokens=end_tokens,
@@ -286,15 +302,19 @@ def open_model(
     )
 
 
-def _label(path: str, directory: Path) -> str:
-    """What people call it: the end of a hub's name, the folder; of a run its own, not `hf`."""
+def _default_name(path: str, directory: Path) -> str:
+    """Return what people call a model: the end of its name on the hub, or its folder; the run's
+    folder rather than `hf` in it.
+    """
     if not Path(path).expanduser().exists():
         return path.rpartition("/")[2]
-    named = directory.parent if directory.name == "hf" else directory
-    return named.resolve().name
+    if directory.name == "hf":
+        directory = directory.parent
+    return directory.resolve().name
 
 
-def _describe(item: tuple[str, Tensor]) -> str:
+def _describe_tensor(item: tuple[str, Tensor]) -> str:
+    """Return a line with name, dtype, shape and hash of the values. item: name, CPU tensor."""
     name, tensor = item
     values = tensor.contiguous().view(torch.uint8).numpy()
     digest = hashlib.sha256(values.data).hexdigest()

@@ -17,7 +17,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import comb
-from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -28,6 +27,7 @@ from megatron_opsft.data.stored_samples import StoredSample
 
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 
 NUM_RESAMPLES, SEED, LEVEL = 2000, 0, 0.95
 FEW_PROBLEMS = 60  # from here on, coverage is within about a point of the level
@@ -37,15 +37,15 @@ _BUDGET_METRICS = ("accuracy", "mean_tokens", "norm_std", "truncated_share")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SampleGrid:
-    """All samples of one benchmark: problems in order of their ids, samples of their indices.
-
-    tokens_PN: int64; correct_PN, finished_PN, answered_PN: bool; all [P, N].
-    """
+    """All samples of one benchmark: problems in order of their ids, samples of their indices."""
 
     tokens_PN: Counts
-    correct_PN: NDArray[np.bool_]
-    finished_PN: NDArray[np.bool_]
-    answered_PN: NDArray[np.bool_]
+    """Length of each response, end token included."""
+    correct_PN: Flags
+    finished_PN: Flags
+    """True for a response that ended by itself, not at the token limit."""
+    answered_PN: Flags
+    """True for a response with an answer, right or wrong."""
 
     @property
     def num_problems(self) -> int:
@@ -58,9 +58,11 @@ class SampleGrid:
         return self.tokens_PN.shape[1]
 
     def cut_at(self, budget: int) -> "SampleGrid":
-        """The grid had generation stopped after `budget` tokens: a longer response is unfinished,
-        wrong and `budget` tokens long, and one that fits stays as it is. Whether a cut response
-        already held its answer is not asked, as in the paper's truncation.
+        """Return the grid as if generation had stopped after `budget` tokens.
+
+        A longer response is unfinished, wrong and `budget` tokens long, and one that fits stays as
+        it is. A cut response is wrong even if it already held its answer, as in the paper's
+        truncation.
         """
         fits_PN = self.tokens_PN <= budget
         return replace(
@@ -73,35 +75,31 @@ class SampleGrid:
 
 
 def arrange(samples: Sequence[StoredSample]) -> SampleGrid:
-    """The samples as arrays, the same for every order of `samples`; each is there once.
+    """Return the samples as arrays, the same for every order of `samples`; no sample comes twice.
 
-    `ValueError` where problems have different numbers of samples, or there are none: an evaluation
-    that is not finished has no metrics.
+    Errors: `ValueError` if problems have different numbers of samples, or there are none: an
+    evaluation that is not finished has no metrics.
     """
     counts = Counter(sample.problem_id for sample in samples)
-    if len(numbers := set(counts.values())) != 1:
+    numbers = set(counts.values())
+    if len(numbers) != 1:
         raise ValueError(
             f"problems have different numbers of samples: {sorted(numbers)}"
         )
+    shape = len(counts), -1
     ordered = sorted(
         samples, key=lambda sample: (sample.problem_id, sample.sample_index)
     )
-
-    def grid(name: str, dtype: type) -> NDArray[Any]:
-        return np.array([getattr(s, name) for s in ordered], dtype=dtype).reshape(
-            len(counts), -1
-        )
-
     return SampleGrid(
-        tokens_PN=grid("num_tokens", np.int64),
-        correct_PN=grid("correct", np.bool_),
-        finished_PN=grid("finished", np.bool_),
-        answered_PN=grid("has_answer", np.bool_),
+        tokens_PN=np.array([sample.num_tokens for sample in ordered]).reshape(shape),
+        correct_PN=np.array([sample.correct for sample in ordered]).reshape(shape),
+        finished_PN=np.array([sample.finished for sample in ordered]).reshape(shape),
+        answered_PN=np.array([sample.has_answer for sample in ordered]).reshape(shape),
     )
 
 
 def measure(grid: SampleGrid, counts_DP: Counts) -> dict[str, Floats]:
-    """Metric -> [D]: each where problem p is there counts_DP[d, p] times.
+    """Return metric -> [D]: its values if problem p is there counts_DP[d, p] times.
 
     A row of counts adds up to P. All but the token quantiles and the efficiency are means over
     problems, which are means over samples too, as N is the same for all.
@@ -118,94 +116,99 @@ def measure(grid: SampleGrid, counts_DP: Counts) -> dict[str, Floats]:
 
 
 def measure_at(grid: SampleGrid, budget: int, counts_DP: Counts) -> dict[str, Floats]:
-    """Metric -> [D] of the samples cut at `budget`: accuracy, mean tokens, NormStd if there is any,
-    truncated share and efficiency.
+    """Return metric -> [D] of the samples cut at `budget`: accuracy, mean tokens, NormStd if there
+    is any, truncated share and efficiency.
     """
     values = problem_values(grid.cut_at(budget))
     metrics = mean_over_problems(
-        {n: values[n] for n in values if n in _BUDGET_METRICS}, counts_DP
+        {name: values[name] for name in _BUDGET_METRICS if name in values}, counts_DP
     )
     metrics["efficiency"] = efficiency(metrics["accuracy"], metrics["mean_tokens"])
     return metrics
 
 
 def problem_values(grid: SampleGrid) -> dict[str, Floats]:
-    """Metric -> [P]: the value of each problem, of those metrics that are means over problems."""
-    correct_P = grid.correct_PN.sum(axis=1)
+    """Return metric -> [P]: the value of each problem, for metrics that are means over problems."""
+    num_samples = grid.samples_per_problem
+    num_correct_P = grid.correct_PN.sum(axis=1)
     values = {
         "accuracy": grid.correct_PN.mean(axis=1),
         "pass_at_n": grid.correct_PN.any(axis=1).astype(np.float64),
     }
-    for k in pass_ks(grid.samples_per_problem):
-        values[f"pass_at_{k}"] = pass_at_k(correct_P, grid.samples_per_problem, k)
+    for k in pass_ks(num_samples):
+        values[f"pass_at_{k}"] = pass_at_k(num_correct_P, num_samples, k)
     values["mean_tokens"] = grid.tokens_PN.mean(axis=1)
-    if grid.samples_per_problem > 1:  # one length has no spread
-        values["norm_std"] = grid.tokens_PN.std(axis=1) / grid.tokens_PN.mean(axis=1)
+    if num_samples > 1:  # one length has no spread
+        values["norm_std"] = grid.tokens_PN.std(axis=1) / values["mean_tokens"]
     values["truncated_share"] = 1.0 - grid.finished_PN.mean(axis=1)
     values["no_answer_share"] = 1.0 - grid.answered_PN.mean(axis=1)
     return values
 
 
 def pass_ks(num_samples: int) -> list[int]:
-    """1, 2, 4, ... and N itself."""
-    powers = [1 << e for e in range(num_samples.bit_length())]
-    return sorted({*(k for k in powers if k <= num_samples), num_samples})
+    """Return 1, 2, 4, ... and N itself."""
+    powers = {1 << exponent for exponent in range(num_samples.bit_length())}
+    return sorted(powers | {num_samples})
 
 
-def pass_at_k(correct_P: NDArray[np.integer], num_samples: int, k: int) -> Floats:
-    """[P]: the chance that k of the N samples, drawn without replacement, hold a correct one.
+def pass_at_k(num_correct_P: NDArray[np.integer], num_samples: int, k: int) -> Floats:
+    """Return [P]: the chance that k of the N samples, drawn without replacement, hold a correct
+    one.
 
     1 - C(N - c, k) / C(N, k), of exact integers; unbiased for the chance that k fresh samples do.
+    num_correct_P: c of each problem.
     """
     total = comb(num_samples, k)
-    by_correct = [
-        1.0 - comb(num_samples - c, k) / total for c in range(num_samples + 1)
-    ]
-    return np.array(by_correct, dtype=np.float64)[correct_P]
+    by_num_wrong = [1.0 - comb(wrong, k) / total for wrong in range(num_samples + 1)]
+    return np.array(by_num_wrong)[num_samples - num_correct_P]
 
 
 def mean_over_problems(
     values_P: Mapping[str, Floats], counts_DP: Counts
 ) -> dict[str, Floats]:
-    """Metric -> [D]: weighted means over problems."""
+    """Return metric -> [D]: weighted means over problems."""
     stacked_PM = np.stack(list(values_P.values()), axis=1)
     means_DM = counts_DP.astype(np.float64) @ stacked_PM / stacked_PM.shape[0]
-    return {name: means_DM[:, m] for m, name in enumerate(values_P)}
+    return dict(zip(values_P, means_DM.T, strict=True))
 
 
 def token_quantiles(
     grid: SampleGrid, counts_DP: Counts, quantiles: Sequence[float]
 ) -> list[Floats]:
-    """One [D] for each quantile of the lengths of all samples, as np.quantile (linear) has it."""
-    order = np.argsort(grid.tokens_PN, axis=None, kind="stable")
-    sorted_S, problem_S = (
-        grid.tokens_PN.ravel()[order],
-        order // grid.samples_per_problem,
-    )
-    ranks_S = np.arange(len(sorted_S))
-    places_Q = np.asarray(quantiles) * (len(sorted_S) - 1)
-    # Every row of counts adds up to P, so there are as many samples on each draw.
+    """Return one [D] for each quantile of the lengths of all samples, S = P * N of them.
+
+    Interpolates between two lengths as np.quantile does (linear).
+    """
+    order_S = np.argsort(grid.tokens_PN, axis=None, kind="stable")
+    lengths_S = grid.tokens_PN.ravel()[order_S]
+    problem_S = order_S // grid.samples_per_problem
+    ranks_S = np.arange(len(lengths_S))
+    quantile_ranks_Q = np.asarray(quantiles) * (len(lengths_S) - 1)
+    # Every row of counts adds up to P, so that each draw has S samples again.
     rows = [
-        np.interp(places_Q, ranks_S, np.repeat(sorted_S, row[problem_S]))
-        for row in counts_DP
+        np.interp(quantile_ranks_Q, ranks_S, np.repeat(lengths_S, counts_P[problem_S]))
+        for counts_P in counts_DP
     ]
     return list(np.array(rows).T)
 
 
 def efficiency(accuracy: Floats, mean_tokens: Floats) -> Floats:
-    """Eff of the paper: accuracy in % over mean tokens, times 100 (59.0 % at 10,178: 0.58)."""
+    """Return the paper's Eff: accuracy in % over mean tokens, times 100.
+
+    An accuracy of 59.0 % at 10,178 tokens gives 0.58.
+    """
     return 1e4 * accuracy / mean_tokens
 
 
 def combine(benchmarks: Sequence[Mapping[str, Floats]]) -> dict[str, Floats]:
-    """Overall: the plain mean over benchmarks of each metric that all have; Eff is mean / mean."""
-    names = [
-        name for name in benchmarks[0] if all(name in metrics for metrics in benchmarks)
-    ]
-    means: dict[str, Floats] = {
-        name: np.mean(np.stack([metrics[name] for metrics in benchmarks]), axis=0)
-        for name in names
-    }
+    """Return the overall metrics: the plain mean over benchmarks of each metric that all have; Eff
+    is that of the mean accuracy and the mean tokens.
+    """
+    means: dict[str, Floats] = {}
+    for name in benchmarks[0]:
+        if all(name in metrics for metrics in benchmarks):
+            values_BD = [metrics[name] for metrics in benchmarks]
+            means[name] = np.mean(np.stack(values_BD), axis=0)
     means["efficiency"] = efficiency(means["accuracy"], means["mean_tokens"])
     return means
 
@@ -217,7 +220,9 @@ def draw_counts(
     num_resamples: int = NUM_RESAMPLES,
     seed: int = SEED,
 ) -> Counts:
-    """[1 + R, P]: how often each problem is there; row 0 is all ones, every row adds up to P.
+    """Return [1 + R, P]: how often each problem is drawn.
+
+    Row 0 is all ones, and every row adds up to P.
 
     Depends on P, the benchmark's name and the seed alone: not on the model (that pairs models) nor
     on which other benchmarks there are.
@@ -231,9 +236,9 @@ def draw_counts(
 
 
 def estimate(draws: Floats) -> Estimate:
-    """Value and 95 % percentile interval of draws [1 + R] (row 0: the data as it is).
+    """Return value and 95 % percentile interval of draws [1 + R] (row 0: the data as it is).
 
-    Rounded to 10 digits, below which the order of a sum in some BLAS would show.
+    Both are rounded to 10 digits: further digits depend on the order in which a BLAS adds.
     """
     tail = 50 * (1 - LEVEL)
     low, high = np.percentile(draws[1:], [tail, 100 - tail])

@@ -28,11 +28,10 @@ from megatron_opsft.commands.report.table import OVERALL, Estimate, Size
 from megatron_opsft.data.stored_samples import StoredSample
 from megatron_opsft.errors import UserError
 
-Samples = Mapping[str, Sequence[StoredSample]]  # of each benchmark
-_Draws = dict[str, Floats]  # metric -> [1 + R]
-_Limited = dict[
-    int | None, _Draws
-]  # token budget, None for the samples as they are -> draws
+Samples = Mapping[str, Sequence[StoredSample]]
+"""Benchmark -> its samples."""
+_Draws = dict[str, Floats]
+"""Metric -> its draws, [1 + R]."""
 
 
 class _Record(BaseModel):
@@ -47,19 +46,17 @@ class BudgetPoint(_Record):
 
 
 class BlockResults(_Record):
-    """metrics: as in `metrics`, and compression_ratio where there is a baseline; no norm_std of a
-    single sample.
-
-    differences: metric -> this model minus the baseline, by paired bootstrap; empty without one.
-    """
+    """Metrics of a block: one benchmark, or all of them."""
 
     metrics: dict[str, Estimate]
+    """Those of `metrics.measure`, and compression_ratio if there is a baseline."""
     differences: dict[str, Estimate]
+    """Metric -> this model minus the baseline, by paired bootstrap; empty without a baseline."""
     budgets: tuple[BudgetPoint, ...]
 
 
 class BenchmarkResults(BlockResults):
-    """Those of one benchmark, and its true size."""
+    """Metrics of one benchmark, and how many problems and samples they rest on."""
 
     num_problems: int = Field(ge=1)
     samples_per_problem: int = Field(ge=1)
@@ -82,19 +79,17 @@ class Results(_Record):
 
     @property
     def blocks(self) -> dict[str, BlockResults]:
-        """Those of every benchmark, and OVERALL."""
+        """The results of every benchmark, and OVERALL."""
         return {**self.benchmarks, OVERALL: self.overall}
 
     def size(self, block: str) -> Size:
-        """How many problems and responses a block's metrics rest on."""
-        parts = (
-            list(self.benchmarks.values())
-            if block == OVERALL
-            else [self.benchmarks[block]]
-        )
+        """Return how many problems and responses a block's metrics rest on."""
+        benchmarks = [*self.benchmarks.values()]
+        if block != OVERALL:
+            benchmarks = [self.benchmarks[block]]
         return Size(
-            problems=sum(part.num_problems for part in parts),
-            samples=sorted({part.samples_per_problem for part in parts}),
+            problems=sum(benchmark.num_problems for benchmark in benchmarks),
+            samples=sorted({benchmark.samples_per_problem for benchmark in benchmarks}),
         )
 
 
@@ -106,72 +101,86 @@ def build_results(
     budgets: Sequence[int],
     baseline: tuple[str, Samples] | None = None,
 ) -> Results:
-    """Everything results.json holds. name: of the model, in tables and figures.
+    """Return everything results.json holds.
 
-    budgets: ascending. baseline: its name, and samples of the same problems of every benchmark, any
-    number of each.
+    name: of the model, in tables and figures. budgets: ascending. baseline: its name, and samples
+    of the same problems of every benchmark, any number of each.
     """
-    own: list[_Limited] = []
-    base: list[_Draws] = []
+    draws: list[_Draws] = []
+    budget_draws: list[list[_Draws]] = []
+    base_draws: list[_Draws] = []
     benchmarks = {}
     for benchmark in ordered(samples):
         grid = arrange(samples[benchmark])
         counts = draw_counts(grid.num_problems, benchmark)
-        own.append({None: measure(grid, counts)})
-        own[-1].update((limit, measure_at(grid, limit, counts)) for limit in budgets)
+        draws.append(measure(grid, counts))
+        budget_draws.append([measure_at(grid, budget, counts) for budget in budgets])
+        base = None
         if baseline is not None:
             base_grid = arrange(baseline[1][benchmark])
-            base.append(measure(base_grid, counts))
+            base = measure(base_grid, counts)
+            base_draws.append(base)
             if base_grid.samples_per_problem != grid.samples_per_problem:
-                del base[-1]["pass_at_n"]  # of another N: no difference
+                del base["pass_at_n"]  # of another N: no difference
         benchmarks[benchmark] = BenchmarkResults(
-            **_estimated(own[-1], base[-1] if base else None),
+            **_block_fields(draws[-1], base, budgets, budget_draws[-1]),
             num_problems=grid.num_problems,
             samples_per_problem=grid.samples_per_problem,
         )
     # Benchmarks were resampled independently of each other.
-    overall = {limit: combine([draws[limit] for draws in own]) for limit in own[0]}
+    overall = _block_fields(
+        combine(draws),
+        combine(base_draws) if base_draws else None,
+        budgets,
+        [combine(at_budget) for at_budget in zip(*budget_draws, strict=True)],
+    )
     return Results(
         model=name,
-        baseline=baseline[0] if baseline is not None else None,
+        baseline=None if baseline is None else baseline[0],
         settings=dict(settings),
         benchmarks=benchmarks,
-        overall=BlockResults(**_estimated(overall, combine(base) if base else None)),
+        overall=BlockResults(**overall),
     )
 
 
-def _estimated(own: _Limited, base: _Draws | None) -> dict[str, Any]:
-    """The fields of `BlockResults`."""
-    found = {
-        limit: {name: estimate(value) for name, value in draws.items()}
-        for limit, draws in own.items()
-    }
-    metrics, differences = found.pop(None), {}
+def _block_fields(
+    draws: _Draws,
+    base: _Draws | None,
+    budgets: Sequence[int],
+    budget_draws: Sequence[_Draws],
+) -> dict[str, Any]:
+    """Return the fields of `BlockResults`. budget_draws: at each of `budgets`."""
+    metrics = _estimate_all(draws)
+    differences = {}
     if base is not None:
-        metrics["compression_ratio"] = estimate(
-            own[None]["mean_tokens"] / base["mean_tokens"]
+        ratios = draws["mean_tokens"] / base["mean_tokens"]
+        metrics["compression_ratio"] = estimate(ratios)
+        differences = _estimate_all(
+            {name: draws[name] - base[name] for name in draws if name in base}
         )
-        differences = {
-            name: estimate(value - base[name])
-            for name, value in own[None].items()
-            if name in base
-        }
     points = [
-        BudgetPoint(budget=limit, metrics=at) for limit, at in found.items() if limit
+        BudgetPoint(budget=budget, metrics=_estimate_all(at_budget))
+        for budget, at_budget in zip(budgets, budget_draws, strict=True)
     ]
     return {"metrics": metrics, "differences": differences, "budgets": tuple(points)}
 
 
+def _estimate_all(draws: _Draws) -> dict[str, Estimate]:
+    return {name: estimate(values) for name, values in draws.items()}
+
+
 def to_json(results: Results) -> str:
-    """The text of results.json."""
+    """Return the text of results.json."""
     tree = results.model_dump(mode="json")
     tree["settings"] = json.loads(json.dumps(tree["settings"], sort_keys=True))
     return json.dumps(tree, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def read_results(directory: Path) -> Results:
-    """Those of an evaluation. Errors: `UserError` with file and field where there are none, or they
-    are damaged or of other make.
+    """Read the results of an evaluation.
+
+    Errors: `UserError` with file and field if there are none, or they are damaged or of another
+    version.
     """
     path = directory / "results.json"
     if not path.is_file():
@@ -181,6 +190,11 @@ def read_results(directory: Path) -> Results:
     try:
         return Results.model_validate_json(path.read_bytes(), strict=True)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        field = ".".join(map(str, first["loc"])) or "results"
-        raise UserError(f"{path}: {field}: {first['msg']}") from None
+        raise UserError(f"{path}: {first_fault(error, 'results')}") from None
+
+
+def first_fault(error: ValidationError, whole: str) -> str:
+    """Return field and reason of the first error. whole: what to call the file as a whole."""
+    first = error.errors(include_url=False)[0]
+    field = ".".join(map(str, first["loc"])) or whole
+    return f"{field}: {first['msg']}"

@@ -1,7 +1,7 @@
 """`megatron-opsft eval`, from settings to results. Every rank runs it; rank 0 writes the results.
 
-What is sampled is on disk at once, so the same command continues after a kill; what is there
-already is not sampled again.
+Samples are stored as soon as they are judged, so the same command continues after a kill: only
+missing ones are sampled.
 """
 
 import json
@@ -18,7 +18,6 @@ from megatron_opsft.commands.evaluate.deer import Deer
 from megatron_opsft.commands.evaluate.inputs import MAX_TOKENS, Inputs, read_models
 from megatron_opsft.commands.evaluate.results import (
     Results,
-    Samples,
     build_results,
     read_results,
     to_json,
@@ -29,14 +28,14 @@ from megatron_opsft.commands.evaluate.settings import (
     EvaluationDirectory,
 )
 from megatron_opsft.commands.evaluate.work import (
-    COUNTED,
+    COUNTERS,
+    FinishedResponse,
     Scorer,
     WorkQueue,
     missing_requests,
 )
 from megatron_opsft.data.stored_samples import SampleFiles
 from megatron_opsft.errors import UserError
-from megatron_opsft.records import Rollout
 from megatron_opsft.rollout.engine import (
     EngineSettings,
     RolloutEngine,
@@ -58,42 +57,26 @@ START_HOURS = 1  # a rank that has not come to the start after so long does not 
 
 
 def evaluate(settings: EvalSettings, *, overwrite: bool = False) -> str:
-    """Sample what is missing, then write every output. Returns the table for a terminal; "" on
-    ranks other than 0. Errors: `UserError` before anything is sampled.
+    """Sample what is missing, then write every output.
+
+    Called by every rank. Returns the table for a terminal; "" on ranks other than 0. Errors:
+    `UserError` before anything is sampled.
     """
     device = select_device(settings.device)
     models = read_models(settings, device)
     job = join_job(
         device, timedelta(hours=COLLECTIVE_HOURS), timedelta(hours=START_HOURS)
     )
-    with ExitStack() as held:
-        held.enter_context(
-            watched(job, Limits())
-        )  # ranks go at their own pace: no limit on phases
+    with ExitStack() as stack:
+        # Ranks go at their own pace: no limit on phases.
+        stack.enter_context(watched(job, Limits()))
         enter_phase("evaluate", 0)
         if job.is_main:
-            if (
-                settings.max_tokens is None
-                and (fits := models[0].max_tokens) < MAX_TOKENS
-            ):
-                log.info(
-                    "the model's positions allow %d tokens, not %d", fits, MAX_TOKENS
-                )
-            for inputs in models:
-                held.enter_context(EvaluationDirectory(inputs.settings.out).locked())
-            baseline, needed = settings.earlier_baseline, []
-            if baseline is not None:
-                _check_baseline(baseline, models[0].benchmarks)
-                needed = [baseline / "results.json"]
-            for inputs in models:
-                directory = EvaluationDirectory(inputs.settings.out)
-                directory.begin(inputs.manifest(), overwrite=overwrite, needed=needed)
+            _begin_directories(models, stack, overwrite=overwrite)
         # Its processes start while the engine does, and leave it one of the rank's cores.
-        cores = share_of_cores()
-        workers = {"workers": max(1, cores - 1)}
-        verifier = held.enter_context(
-            Verifier(settings.verify.model_copy(update=workers), JUDGE_KEYS)
-        )
+        workers = max(1, share_of_cores() - 1)
+        verify = settings.verify.model_copy(update={"workers": workers})
+        verifier = stack.enter_context(Verifier(verify, JUDGE_KEYS))
         engine = None
         for number in range(len(models)):
             engine = _sample(models, number, job, verifier, engine)
@@ -103,28 +86,54 @@ def evaluate(settings: EvalSettings, *, overwrite: bool = False) -> str:
         return _write_outputs(models) if job.is_main else ""
 
 
+def _begin_directories(
+    models: Sequence[Inputs], stack: ExitStack, *, overwrite: bool
+) -> None:
+    """Lock the directories of all models until `stack` ends, and write their manifests.
+
+    Called by rank 0 alone. Errors: `UserError`.
+    """
+    settings = models[0].settings
+    max_tokens = models[0].max_tokens
+    if settings.max_tokens is None and max_tokens < MAX_TOKENS:
+        log.info(
+            "the model's positions allow %d tokens, not %d", max_tokens, MAX_TOKENS
+        )
+    for inputs in models:
+        stack.enter_context(EvaluationDirectory(inputs.settings.out).locked())
+    needed = []
+    if settings.earlier_baseline is not None:
+        _check_baseline(settings.earlier_baseline, models[0].benchmarks)
+        needed = [settings.earlier_baseline / "results.json"]
+    for inputs in models:
+        directory = EvaluationDirectory(inputs.settings.out)
+        directory.begin(inputs.manifest(), overwrite=overwrite, needed=needed)
+
+
 def _check_baseline(directory: Path, benchmarks: Sequence[Benchmark]) -> None:
-    """`UserError` where an earlier evaluation is not of these problems, or not whole."""
+    """Check an earlier evaluation that serves as the baseline.
+
+    Errors: `UserError` if it is not of all problems of these benchmarks, or samples are missing.
+    """
     results = read_results(directory).benchmarks
     hashes = EvaluationDirectory(directory).data()
+    files = SampleFiles(directory)
     for benchmark in benchmarks:
-        name, count = benchmark.name, len(benchmark.problems)
+        name = benchmark.name
+        num_problems = len(benchmark.problems)
+        fault = f"are not of the {num_problems} problems of {benchmark.data.name}"
         is_same = name in results and hashes.get(name) == benchmark.data.sha256
-        if not is_same or results[name].num_problems != count:
-            found = f"are not of the {count} problems of {benchmark.data.name}"
-        else:
-            each = results[name].samples_per_problem
-            missing = count * each - len(
-                SampleFiles(directory).read_first(
-                    benchmark.name, benchmark.problem_ids, each
-                )
-            )
-            found = f"are incomplete: {missing} are missing" if missing else ""
-        if found:
-            raise UserError(
-                f"--baseline {directory}: its samples of {name} {found}; use the same benchmarks, "
-                "limit and data, or evaluate the baseline on these"
-            )
+        if is_same and results[name].num_problems == num_problems:
+            num_samples = results[name].samples_per_problem
+            stored = benchmark.read_samples(files, num_samples)
+            missing = num_problems * num_samples - len(stored)
+            if missing == 0:
+                continue
+            fault = f"are incomplete: {missing} are missing"
+        raise UserError(
+            f"--baseline {directory}: its samples of {name} {fault}; use the same benchmarks, "
+            "limit and data, or evaluate the baseline on these"
+        )
 
 
 def _sample(
@@ -134,44 +143,52 @@ def _sample(
     verifier: Verifier,
     engine: RolloutEngine | None,
 ) -> RolloutEngine | None:
-    """Make the missing samples of one model, on all ranks together. engine: one that is open, if
-    any. Returns the open engine.
+    """Make the missing samples of one of the models, on all ranks together.
+
+    engine: the open engine of all models, if any. Returns the open engine.
     """
-    inputs, name = models[number], f"model{number}"
+    inputs = models[number]
+    name = f"model{number}"
     files = SampleFiles(inputs.settings.out)
-    done, num_correct = _agree_on_done(inputs, files, job, name)
+    is_correct = _agree_on_done(inputs, files, job, name)
+    num_done = len(is_correct)
+    num_correct = sum(is_correct.values())
     missing = missing_requests(
-        inputs.benchmarks, inputs.prompts, done, inputs.settings.seed
+        inputs.benchmarks, inputs.prompts, is_correct, inputs.settings.seed
     )
     if not missing:
         return engine
-    engine = engine or _open(models, job)
+    engine = engine or _open_engine(models, job)
     engine.load_weights(inputs.model.tensors(), version=0)
     engine.tokenizer = inputs.model.tokenizer
     if job.is_main:
-        told = (inputs.model.name, len(missing), engine.share.count)
-        log.info("%s: %d samples are missing; engines: %d", *told)
+        log.info(
+            "%s: %d samples are missing; engines: %d",
+            inputs.model.name,
+            len(missing),
+            engine.share.count,
+        )
     queue = WorkQueue(name, missing, job, engine.share)
     start = time.monotonic()
 
-    def read() -> tuple[int, str]:
-        new, correct, tokens = (job.add(f"{name}/{what}", 0) for what in COUNTED)
-        share = (num_correct + correct) / max(len(done) + new, 1)
+    def read_progress() -> tuple[int, str]:
+        """Return how many samples are stored, and a few words about them."""
+        new, correct, tokens = (job.add(f"{name}/{what}", 0) for what in COUNTERS)
+        share = (num_correct + correct) / max(num_done + new, 1)
         rate = tokens / (time.monotonic() - start)
-        return len(done) + new, f"accuracy {100 * share:.1f} %, {rate:,.0f} tokens/s"
+        return num_done + new, f"accuracy {100 * share:.1f} %, {rate:,.0f} tokens/s"
 
-    total = len(done) + len(missing)
     with Progress(
         inputs.model.name,
-        total,
+        num_done + len(missing),
         unit=" samples",
-        done=len(done),
-        read=read,
+        done=num_done,
+        read=read_progress,
         shown=job.is_main,
     ) as progress:
         with Scorer(verifier, inputs.benchmarks, files, job, name) as scorer:
-            for finished in _finished(inputs, engine, queue):
-                scorer.put(finished)
+            for responses in _finished_responses(inputs, engine, queue):
+                scorer.put(responses)
                 progress.look()
         job.meet(f"{name}/end", waiting=progress.look)
     return engine
@@ -179,32 +196,34 @@ def _sample(
 
 def _agree_on_done(
     inputs: Inputs, files: SampleFiles, job: Job, name: str
-) -> tuple[set[tuple[str, int]], int]:
-    """(problem key, index) of the samples that are there, as rank 0 sees them; and how many of
-    these are correct.
+) -> dict[tuple[str, int], bool]:
+    """Return (problem key, sample index) -> True if correct, of the stored samples as rank 0 reads
+    them. Called by every rank.
     """
+    key = f"{name}/there"
     if job.is_main:
-        found = [
-            (benchmark.key(sample.problem_id), sample.sample_index, sample.correct)
-            for benchmark in inputs.benchmarks
-            for sample in files.read_first(
-                benchmark.name, benchmark.problem_ids, benchmark.samples
-            )
-        ]
-        job.put(f"{name}/there", json.dumps(found))
-    there = json.loads(job.get(f"{name}/there"))
-    return {(key, index) for key, index, _ in there}, sum(
-        correct for *_, correct in there
-    )
+        stored = []
+        for benchmark in inputs.benchmarks:
+            for sample in benchmark.read_samples(files, benchmark.samples):
+                problem_key = benchmark.key(sample.problem_id)
+                stored.append((problem_key, sample.sample_index, sample.correct))
+        job.put(key, json.dumps(stored))
+    return {
+        (problem_key, index): correct
+        for problem_key, index, correct in json.loads(job.get(key))
+    }
 
 
-def _open(models: Sequence[Inputs], job: Job) -> RolloutEngine:
-    """An engine for all of the models, which have one shape. Called by every rank after it joined
-    the job. Errors: `UserError` for what the engine refuses.
+def _open_engine(models: Sequence[Inputs], job: Job) -> RolloutEngine:
+    """Open an engine for all of the models, which have one shape.
+
+    Called by every rank after it joined the job. Errors: `UserError` for what the engine refuses.
     """
     inputs = models[0]
-    settings, model = inputs.settings, inputs.model
-    longest = max(len(ids) for each in models for ids in each.prompts.values())
+    settings = inputs.settings
+    model = inputs.model
+    prompts = [prompt for inputs in models for prompt in inputs.prompts.values()]
+    longest = max(map(len, prompts))
     positions = model.table.shape.max_position_embeddings
     return build_engine(
         settings.engine,
@@ -229,12 +248,10 @@ def _open(models: Sequence[Inputs], job: Job) -> RolloutEngine:
     )
 
 
-def _finished(
+def _finished_responses(
     inputs: Inputs, engine: RolloutEngine, queue: WorkQueue
-) -> Iterator[list[tuple[Rollout, int]]]:
-    """Rollouts and what each cost beyond its tokens, by the method of the settings; empty lists in
-    between.
-    """
+) -> Iterator[list[FinishedResponse]]:
+    """Yield responses as they finish, by the method of the settings; empty lists in between."""
     settings = inputs.settings
     sampling = SamplingSettings(
         temperature=settings.temperature,
@@ -252,39 +269,39 @@ def _finished(
 
 
 def _write_outputs(models: Sequence[Inputs]) -> str:
-    """All files of a finished evaluation; returns the table for a terminal."""
-    earlier = models[0].settings.earlier_baseline
-    found = {} if earlier is None else {earlier: read_results(earlier)}
-    for inputs in reversed(models):  # a baseline first
-        results = _results(inputs, next(iter(found.items()), None))
-        write_text(inputs.settings.out / "results.json", to_json(results))
-        found[inputs.settings.out] = results
-    comparison = compare(list(found.values()))
-    comparison.write(models[0].settings.out, list(found))
+    """Write all files of a finished evaluation; return the table for a terminal."""
+    results: dict[Path, Results] = {}  # the baseline first
+    baseline = models[0].settings.earlier_baseline
+    if baseline is not None:
+        results[baseline] = read_results(baseline)
+    for inputs in reversed(models):
+        out = inputs.settings.out
+        results[out] = _build_results(inputs, next(iter(results.items()), None))
+        write_text(out / "results.json", to_json(results[out]))
+    comparison = compare(list(results.values()))
+    comparison.write(models[0].settings.out, list(results))
     return comparison.text()
 
 
-def _results(inputs: Inputs, baseline: tuple[Path, Results] | None) -> Results:
-    """Of the stored samples that the settings ask for. baseline: its directory, and its results."""
+def _build_results(inputs: Inputs, baseline: tuple[Path, Results] | None) -> Results:
+    """Build results from the stored samples that the settings ask for.
+
+    baseline: directory and results of its evaluation.
+    """
     files = SampleFiles(inputs.settings.out)
+    samples = {}
     for benchmark in inputs.benchmarks:
         files.combine(benchmark.name)
-    samples: Samples = {
-        each.name: files.read_first(each.name, each.problem_ids, each.samples)
-        for each in inputs.benchmarks
-    }
+        samples[benchmark.name] = benchmark.read_samples(files, benchmark.samples)
     base = None
     if baseline is not None:
-        files, before = SampleFiles(baseline[0]), baseline[1]
-        theirs = {
-            each.name: files.read_first(
-                each.name,
-                each.problem_ids,
-                before.benchmarks[each.name].samples_per_problem,
-            )
-            for each in inputs.benchmarks
-        }
-        base = before.model, theirs
+        directory, base_results = baseline
+        files = SampleFiles(directory)
+        base_samples = {}
+        for benchmark in inputs.benchmarks:
+            num_samples = base_results.benchmarks[benchmark.name].samples_per_problem
+            base_samples[benchmark.name] = benchmark.read_samples(files, num_samples)
+        base = base_results.model, base_samples
     settings = inputs.comparable_settings()
     return build_results(
         inputs.model.name, samples, settings, budgets=inputs.budgets, baseline=base

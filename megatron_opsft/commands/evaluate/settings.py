@@ -29,7 +29,9 @@ JUDGE_KEYS = JudgeKeys(timeout="verify_timeout", memory="verify_memory_gb")
 
 
 class DeerSettings(Section):
-    """Defaults: the paper's threshold, the released code's words, texts and limits."""
+    """Settings of early exit. Defaults: the paper's threshold, the released code's words, texts and
+    limits.
+    """
 
     threshold: float = Field(0.95, ge=0, le=1)
     """Exit where the trial answer's confidence is above this."""
@@ -50,16 +52,22 @@ class DeerSettings(Section):
 
 
 class EvalSettings(Section):
-    """One evaluation. What decides a sample is in `identity`; the rest is where and how it runs."""
+    """Settings of one evaluation: its model, what is asked, how it is sampled, where it runs."""
 
     model: str
-    """Hugging Face directory or hub name, run directory, checkpoint of a run, converted checkpoint, or tiny_reasoner."""
+    """Hugging Face directory or hub name, run directory, checkpoint of a run, converted checkpoint,
+    or tiny_reasoner.
+    """
     name: str | None = None
     """Label of the model; by default its last folder."""
     baseline: str | None = None
-    """Model that CR and differences refer to, evaluated alike; or the directory of an earlier evaluation."""
+    """Model that CR and differences refer to, evaluated alike; or the directory of an earlier
+    evaluation.
+    """
     benchmarks: Annotated[tuple[str, ...], CommaSeparated] = ()
-    """gsm8k, math500, amc23, aime24, aime25, arithmetic, or names given in data; by default the paper's five, arithmetic for the tiny reasoner."""
+    """gsm8k, math500, amc23, aime24, aime25, arithmetic, or names given in data; by default the
+    paper's five, arithmetic for the tiny reasoner.
+    """
     data: NamedFiles = {}
     """Benchmark -> file (.jsonl, .jsonl.gz, .parquet) instead of the hub's."""
     problem_field: str | None = None
@@ -74,7 +82,9 @@ class EvalSettings(Section):
     """sample: plain sampling; deer: dynamic early exit."""
     deer: DeerSettings = DeerSettings()
     template: TemplateName = "r1"
-    """r1: step by step; cod: Chain of Draft; concise: key steps alone; chat: the problem alone; or the path of a .jinja file, as in a run."""
+    """r1: step by step; cod: Chain of Draft; concise: key steps alone; chat: the problem alone; or
+    the path of a .jinja file, as in a run.
+    """
     system_prompt: str = ""
     """System message before each problem."""
     temperature: float = Field(0.6, ge=0)
@@ -82,7 +92,8 @@ class EvalSettings(Section):
     top_p: float = Field(0.95, gt=0, le=1)
     """Nucleus sampling."""
     max_tokens: int | None = Field(None, ge=1)
-    """Longest response, end token included; by default 32,768, or what the model's positions allow."""
+    """Longest response, end token included; by default 32,768, or what the model's positions allow.
+    """
     samples: int | None = Field(None, ge=1, le=4096)
     """N; by default 16 or 64 by benchmark, as in the paper."""
     limit: int | None = Field(None, ge=1)
@@ -102,7 +113,9 @@ class EvalSettings(Section):
     budgets: Annotated[tuple[int, ...], CommaSeparated] = ()
     """Token budgets of the curves; by default powers of two up to max_tokens."""
     judge: JudgeName = "math"
-    """Who judges an answer: math, or a function of your own, package.module:function (docs/data.md)."""
+    """Who judges an answer: math, or a function of your own, package.module:function
+    (docs/data.md).
+    """
     verify_timeout: float = Field(30.0, gt=0)
     """Seconds for the verdict of a response."""
     verify_memory_gb: float = Field(1.0, gt=0, le=2**20)
@@ -110,7 +123,10 @@ class EvalSettings(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        """Errors: `UserError` for what early exit cannot be together with, and for equal samples."""
+        """Check settings against each other.
+
+        Errors: `UserError` for settings that early exit excludes, and for several greedy samples.
+        """
         if self.method == "deer" and self.tp != 1:
             raise UserError(
                 f"method=deer: engines of one rank only, not tp={self.tp}; leave tp out"
@@ -130,14 +146,15 @@ class EvalSettings(Section):
 
     @property
     def earlier_baseline(self) -> Path | None:
-        """The directory of the baseline where that is an evaluation made before."""
-        directory = Path(self.baseline or "").expanduser()
-        is_there = self.baseline is not None and (directory / "results.json").is_file()
-        return directory if is_there else None
+        """The directory of the baseline if that is an earlier evaluation."""
+        if self.baseline is None:
+            return None
+        directory = Path(self.baseline).expanduser()
+        return directory if (directory / "results.json").is_file() else None
 
     @property
     def verify(self) -> VerifyConfig:
-        """The same as a run's."""
+        """The settings of the verifier, as a run has them."""
         return VerifyConfig(
             judge=self.judge,
             timeout_seconds=self.verify_timeout,
@@ -146,7 +163,7 @@ class EvalSettings(Section):
 
 
 class EvaluationDirectory(OwnedDirectory):
-    """Where an evaluation is; `names` are its files."""
+    """The directory of an evaluation."""
 
     kind = "evaluation"
     names = ("samples", "results.json", "table.md", "report.html")
@@ -158,10 +175,12 @@ class EvaluationDirectory(OwnedDirectory):
         overwrite: bool,
         needed: Sequence[Path] = (),
     ) -> None:
-        """Make it ready for samples of the manifest's identity, JSON; below `data` that has an
-        entry for each benchmark. Those that this command leaves out stay in the manifest: their
-        samples are still there. needed: as of `clear`. Errors: `UserError` naming what differs from
-        the samples' identity.
+        """Prepare the directory for samples of the manifest's `identity`.
+
+        manifest: JSON; identity.data in it maps each benchmark to the hash of its problems.
+        Benchmarks that this command leaves out stay in the written manifest, as do their samples.
+        needed: as of `clear`. Errors: `UserError` naming the setting with which other samples in
+        the directory were made.
         """
         self.check()
         if overwrite:
@@ -172,7 +191,9 @@ class EvaluationDirectory(OwnedDirectory):
         self.write_manifest({**manifest, "identity": identity | {"data": data}})
 
     def data(self) -> dict[str, str]:
-        """Benchmark -> the hash of the problems that its samples are of; {} without a manifest."""
+        """Return benchmark -> the hash of the problems that its samples answer; {} without a
+        manifest.
+        """
         return (self.read_manifest() or {}).get("identity", {}).get("data", {})
 
 
@@ -181,8 +202,9 @@ def load_settings(
     overrides: Sequence[str] = (),
     options: Mapping[str, object] | None = None,
 ) -> EvalSettings:
-    """See `config.load.load`. Where the model is a run's, what is not set of prompt and judge is
-    that run's.
+    """Load the settings of an evaluation, see `config.load.load`.
+
+    If a run trained the model, prompt and judge are that run's unless they are set here.
     """
     settings = load(EvalSettings, path, overrides, options)
     return settings.model_copy(
@@ -193,8 +215,9 @@ def load_settings(
 
 
 def check_settings(settings: EvalSettings) -> None:
-    """What can be known before anything heavy is imported. Errors: `UserError` for a start that
-    cannot succeed. Needs neither torch nor a network.
+    """Check what can be known before anything heavy is imported; needs neither torch nor a network.
+
+    Errors: `UserError` for a start that cannot succeed.
     """
     check_engine_settings(settings.engine, settings.tp, section="")
     check_installed(settings.engine, section="")

@@ -3,7 +3,6 @@
 import os
 import shlex
 from pathlib import Path
-from typing import ClassVar
 
 from pydantic import Field
 
@@ -12,14 +11,14 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.runtime.console import say
 
 
-class Study(Command):
+class StudyCommand(Command):
     """Train and evaluate every run of a study, then write its tables and its page.
 
     The same command continues what is in --out.
     """
 
-    words: ClassVar[tuple[str, ...]] = ("file",)
-    examples: ClassVar[tuple[str, ...]] = (
+    words = ("file",)
+    examples = (
         "study examples/studies/paper_tiny.yaml --out runs/paper",
         "study FILE --out DIR --only 3",
     )
@@ -43,37 +42,41 @@ class Study(Command):
     """Only write tables and page, of the finished runs."""
 
     def run(self) -> None:
-        """Train, evaluate, write."""
-        from megatron_opsft.commands.study.jobs import check_run, commands_of, make_runs
+        """Train and evaluate the runs, write tables and page; or only what an option asks for."""
+        from megatron_opsft.commands.study.jobs import (
+            check_study_run,
+            commands_of,
+            make_runs,
+        )
         from megatron_opsft.commands.study.page import write_outputs
-        from megatron_opsft.commands.study.results import read_rows
+        from megatron_opsft.commands.study.results import read_study_rows
         from megatron_opsft.commands.study.study_file import read_study
 
         plan = read_study(self.file, self.out)
         for run in plan.runs:
-            check_run(run)
-        if self.only is not None and self.only >= len(plan.runs):
-            raise UserError(
-                f"--only {self.only}: {self.file} has {len(plan.runs)} runs, numbered from 0"
-            )
+            check_study_run(run)
+        chosen = plan.runs
+        if self.only is not None:
+            if self.only >= len(plan.runs):
+                raise UserError(
+                    f"--only {self.only}: {self.file} has {len(plan.runs)} runs, numbered from 0"
+                )
+            chosen = [plan.runs[self.only]]
         if self.show_list:
             for number, run in enumerate(plan.runs):
-                say(
-                    f"{number:4d}  {run.label}  {'done' if run.is_finished else ''}".rstrip()
-                )
+                state = "  done" if run.is_finished else ""
+                say(f"{number:4d}  {run.label}{state}")
             return
-        chosen = plan.runs if self.only is None else [plan.runs[self.only]]
         runs = [run for run in chosen if not run.is_finished]
         if self.dry_run:
-            for words in (words for run in runs for words in commands_of(run)):
-                say(shlex.join(words))
+            for run in runs:
+                for words in commands_of(run):
+                    say(shlex.join(words))
             return
         if not self.page:
-            at_once = self.at_once or (
-                1 if self.launcher else len(os.sched_getaffinity(0))
-            )
-            make_runs(runs, self.launcher, at_once)
-        write_outputs(self.out, plan.study, read_rows(self.out, plan))
+            default = 1 if self.launcher else len(os.sched_getaffinity(0))
+            make_runs(runs, self.launcher, self.at_once or default)
+        write_outputs(self.out, plan.study, read_study_rows(self.out, plan))
         say(f"page: {self.out / 'report.html'}; tables: table.json, table.md beside it")
         unfinished = sum(not run.is_finished for run in runs)
         if unfinished and not self.page:

@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
-STUDY, TABLE = "study.json", "table.json"
+STUDY = "study.json"
+TABLE = "table.json"
 
 
 def is_study(directory: Path) -> bool:
-    """Whether a study has written its results there."""
-    return any((directory / name).is_file() for name in (STUDY, TABLE))
+    """Return True if a study has written its results to the directory."""
+    return (directory / STUDY).is_file() or (directory / TABLE).is_file()

@@ -1,4 +1,4 @@
-"""How a study makes a run: data if its method needs them, training, evaluation, each a command.
+"""Makes the runs of a study: data if the method needs them, training, evaluation, each a command.
 
 Commands are forked from one process that has imported the libraries once, or started by the user's
 launcher. Nothing is made twice: each command continues what it began.
@@ -17,8 +17,8 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
 
 from megatron_opsft.commands.evaluate.settings import EvalSettings
 from megatron_opsft.commands.launch.rounds import Rounds, check_rounds
@@ -37,11 +37,11 @@ _LIBRARIES = [
     "megatron_opsft.run.train",
     "megatron_opsft.commands.evaluate.run",
 ]
-_SECONDS_BETWEEN_LOOKS = 0.1
+_POLL_SECONDS = 0.1
 
 
 class RunDirectory(OwnedDirectory):
-    """The directory of a run; its manifest is the definition that the run was made with."""
+    """The directory of a run; its manifest holds the definition that the run was made with."""
 
     kind = "study's run"
     names = ()
@@ -49,8 +49,11 @@ class RunDirectory(OwnedDirectory):
     fix = "set it back, delete that directory, or name another --out"
 
 
-def check_run(run: StudyRun) -> None:
-    """Errors: `UserError` for wrong settings, or others than those the run was made with."""
+def check_study_run(run: StudyRun) -> None:
+    """Check the settings of a run.
+
+    Errors: `UserError` for wrong settings, or others than those the run was made with.
+    """
     try:
         commands_of(run)
         RunDirectory(run.directory).check_same(run.definition())
@@ -59,7 +62,10 @@ def check_run(run: StudyRun) -> None:
 
 
 def _rounds(run: StudyRun) -> Rounds | None:
-    """None for a method that samples while it trains. Errors: `UserError`."""
+    """Return the rounds of fixed data; None for a method that samples while it trains.
+
+    Errors: `UserError`.
+    """
     config = run.load()
     if not config.method.has_fixed_data:
         if run.rounds > 1:
@@ -79,52 +85,53 @@ def _rounds(run: StudyRun) -> Rounds | None:
 
 
 def trainings_of(run: StudyRun) -> list[Path]:
-    """Directories of the trainings that follow each other in a run. Errors: `UserError`."""
+    """Return the directories of a run's trainings, which follow each other. Errors: `UserError`."""
     if not run.trains:
         return []
-    if rounds := _rounds(run):
-        return [rounds.run_dir(number) for number in range(1, rounds.count + 1)]
-    return [run.directory / "train"]
+    rounds = _rounds(run)
+    if rounds is None:
+        return [run.directory / "train"]
+    return [rounds.run_dir(number) for number in range(1, rounds.count + 1)]
 
 
 def commands_of(run: StudyRun) -> list[list[str]]:
-    """The commands that a run still needs, without `megatron-opsft`. Errors: `UserError`."""
-    commands: list[list[str]] = []
-    if run.trains and (rounds := _rounds(run)):
-        commands = list(rounds.left())
-    elif run.trains:
-        commands = [["train", *run.words, "--resume=auto"]]
-    own: dict[str, Any] = {"name": run.label, "out": str(run.evaluation)}
-    asked = {}  # a model that is trained is asked as in its training
+    """Return the commands that a run still needs, without `megatron-opsft`. Errors: `UserError`."""
+    commands = []
+    settings = run.eval_settings
     if run.trains:
-        own["model"] = str(trainings_of(run)[-1])
+        rounds = _rounds(run)
+        if rounds is None:
+            commands = [["train", *run.words, "--resume=auto"]]
+        else:
+            commands = list(rounds.left())
+        model = str(trainings_of(run)[-1])  # `eval` asks it as its training did
     else:
         config = run.load()
-        own["model"] = config.model.path
-        asked = {
-            key: getattr(getattr(config, section), key)
-            for key, section in SECTIONS.items()
-        }
-    words = [
-        f"{key}={value}"
-        for key, value in flatten(asked | run.eval_settings | own).items()
-    ]
-    load(EvalSettings, None, words)
+        model = config.model.path
+        tree = config.model_dump()
+        asked = {key: tree[section][key] for key, section in SECTIONS.items()}
+        settings = asked | settings
+    settings = settings | {
+        "name": run.label,
+        "out": str(run.evaluation),
+        "model": model,
+    }
+    words = [f"{key}={value}" for key, value in flatten(settings).items()]
+    load(EvalSettings, None, words)  # checks them
     return [*commands, ["eval", *words]]
 
 
 def make_runs(runs: Sequence[StudyRun], launcher: str, at_once: int) -> None:
-    """Make these runs, `at_once` at a time. launcher: what replaces `megatron-opsft`, such as
-    `torchrun --nproc-per-node 8 -m megatron_opsft`; "": processes of one rank each.
+    """Make these runs, `at_once` at a time.
 
-    A failed run does not stop the others. A stop signal is passed on to the commands, and no
-    further run begins.
+    launcher: what replaces `megatron-opsft`, such as `torchrun --nproc-per-node 8 -m
+    megatron_opsft`; "": processes of one rank each. A failed run does not stop the others. A stop
+    signal is passed on to the commands, and no further run begins.
     """
     if not launcher:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
-        os.environ.setdefault(
-            "PYTHONWARNINGS", "ignore"
-        )  # as the commands do themselves
+        # The commands do so themselves.
+        os.environ.setdefault("PYTHONWARNINGS", "ignore")
         _FORKS.set_forkserver_preload(_LIBRARIES)
     stop = StopSignal(0)
     with ThreadPoolExecutor(at_once) as pool:
@@ -132,56 +139,68 @@ def make_runs(runs: Sequence[StudyRun], launcher: str, at_once: int) -> None:
 
 
 def _make(run: StudyRun, launcher: Sequence[str], stop: StopSignal) -> None:
+    """Run the commands of a run one after another, up to the first that fails."""
     if stop.requested:
         return
     run.directory.mkdir(parents=True, exist_ok=True)
     RunDirectory(run.directory).write_manifest({"identity": run.definition()})
-    started = time.monotonic()
+    start = time.monotonic()
     for words in commands_of(run):
-        code = REQUEUE_EXIT_CODE
-        while code == REQUEUE_EXIT_CODE and not stop.requested:
-            code = _call(words, launcher, run.log, stop)
+        exit_code = REQUEUE_EXIT_CODE
+        while exit_code == REQUEUE_EXIT_CODE and not stop.requested:
+            exit_code = _call(words, launcher, run.log, stop)
         if stop.requested:
             return
-        if code:
+        if exit_code:
             log.warning(
-                "%s: `%s` ended with %d, see %s", run.label, words[0], code, run.log
+                "%s: `%s` ended with %d, see %s",
+                run.label,
+                words[0],
+                exit_code,
+                run.log,
             )
             return
-    log.info("%s: done in %.0f s", run.label, time.monotonic() - started)
+    log.info("%s: done in %.0f s", run.label, time.monotonic() - start)
 
 
 def _call(
     words: list[str], launcher: Sequence[str], output: Path, stop: StopSignal
 ) -> int:
-    """Run `megatron-opsft *words` and append its output to `output`; its exit code, which is not 0
-    if a signal ended it. A requested stop becomes a SIGTERM.
+    """Run `megatron-opsft *words`, append its output to the file `output`, return its exit code.
+
+    The exit code is not 0 if a signal ended the command. A requested stop is passed on as SIGTERM.
     """
+    process: subprocess.Popen[bytes] | BaseProcess
     if launcher:
         with output.open("ab") as file:
-            started = subprocess.Popen(
+            process = subprocess.Popen(
                 [*launcher, *words], stdout=file, stderr=subprocess.STDOUT
             )
-        terminate, poll = started.terminate, started.poll
     else:
-        forked = _FORKS.Process(target=_command, args=(words, output))
-        forked.start()
-        terminate, poll = forked.terminate, lambda: forked.exitcode
-    told = False
-    while (code := poll()) is None:
-        if stop.requested and not told:
-            terminate()
-            told = True
-        time.sleep(_SECONDS_BETWEEN_LOOKS)
-    return code
+        process = _FORKS.Process(target=_run_command, args=(words, output))
+        process.start()
+    is_terminated = False
+    while (exit_code := _exit_code(process)) is None:
+        if stop.requested and not is_terminated:
+            process.terminate()
+            is_terminated = True
+        time.sleep(_POLL_SECONDS)
+    return exit_code
 
 
-def _command(words: list[str], output: Path) -> None:
-    """What the forked process does; it does not outlive the process that started it."""
+def _exit_code(process: subprocess.Popen[bytes] | BaseProcess) -> int | None:
+    """Return the exit code; None while the process runs."""
+    if isinstance(process, BaseProcess):
+        return process.exitcode
+    return process.poll()
+
+
+def _run_command(words: list[str], output: Path) -> None:
+    """Run a command in the forked process, which does not outlive the process that started it."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with output.open("ab") as file:
-        for number in (1, 2):
-            os.dup2(file.fileno(), number)
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
     sys.argv = ["megatron-opsft", *words]
     runpy.run_module("megatron_opsft", run_name="__main__")
 

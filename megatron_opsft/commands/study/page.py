@@ -1,6 +1,7 @@
-"""Tables and page of a study: table.md and report.html beside its results."""
+"""Writes tables and page of a study: table.md and report.html beside its results."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -19,67 +20,75 @@ from megatron_opsft.commands.report.table import (
     text_table,
 )
 from megatron_opsft.commands.report.tables import OVER_PROBLEMS, Section, section_of
-from megatron_opsft.commands.study.results import Row, read_written, write_results
-from megatron_opsft.commands.study.study_file import RunEntry, Study
+from megatron_opsft.commands.study.results import (
+    StudyRow,
+    read_written,
+    write_results,
+)
+from megatron_opsft.commands.study.study_file import Study, run_label
 from megatron_opsft.runtime.durable import write_text
 
 
-def write_outputs(out: Path, study: Study, rows: Sequence[Row]) -> None:
-    """Write all files, from the finished runs."""
+def write_outputs(out: Path, study: Study, rows: Sequence[StudyRow]) -> None:
+    """Write all files of the study, from the finished runs."""
     write_results(out, study, rows)
-    tables = [
-        f"## {escape_markdown(section.title)}\n\n"
-        + markdown_table(table_rows(study, rows, key), [OVERALL], intervals=True)
-        for key, section in study.sections.items()
-    ]
+    tables = []
+    for key, section in study.sections.items():
+        table = markdown_table(table_rows(study, rows, key), [OVERALL], intervals=True)
+        tables.append(f"## {escape_markdown(section.title)}\n\n{table}")
     write_text(out / "table.md", "\n".join(tables))
     describe_study(out, study, rows).write_page(out / "report.html")
 
 
 def read_study_report(out: Path, *, max_mb: float) -> Contents:
-    """Tables, charts and page of the study whose results are in `out`. Errors: `UserError`."""
+    """Read tables, charts and page of the study whose results are in `out`. Errors: `UserError`."""
     return describe_study(out, *read_written(out), max_mb=max_mb)
 
 
 def describe_study(
-    out: Path, study: Study, rows: Sequence[Row], *, max_mb: float = MAX_MB
+    out: Path, study: Study, rows: Sequence[StudyRow], *, max_mb: float = MAX_MB
 ) -> Contents:
-    """Tables, charts and page of the finished runs. max_mb: as of `report.page.write_page`."""
+    """Return tables, charts and page of the finished runs.
+
+    max_mb: as of `report.page.write_page`.
+    """
     lines = {key: table_rows(study, rows, key) for key in study.sections}
-    legend = _legend(study, rows)
-    sections = [_section(study, rows, key, lines[key]) for key in study.sections]
+    legend = _legend(study, rows, lines)
+    sections = []
     tables = []
+    texts = []
     for key, section in study.sections.items():
+        sections.append(_page_section(study, rows, key, lines[key]))
         n = describe(
             [(row.label, row.size(OVERALL), "") for row in lines[key] if row.blocks]
         )
-        note = f"{legend} {f'{n}.' if n else ''}".rstrip()
+        note = f"{legend} {n}." if n else legend
         tables.append(paper_table(lines[key], [OVERALL], section.title, note))
+        texts.append(f"{section.title}\n\n{text_table(lines[key], [OVERALL])}")
+    first_section = next(iter(lines.values()))
 
     def write(page: Path) -> None:
-        done = [row for row in lines[next(iter(lines))] if row.blocks]
-        base = [row for row in done if row.label == study.baseline]
-        others = [row for row in done if row.label != study.baseline]
-        best = sorted(others, key=lambda row: -row.blocks[OVERALL]["efficiency"].value)[
-            :1
-        ]
+        finished = {row.label: row for row in first_section if row.blocks}
+        base = finished.pop(study.baseline, None)
+        best = max(
+            finished.values(),
+            key=lambda row: row.blocks[OVERALL]["efficiency"].value,
+            default=None,
+        )
+        figures = figures_of_rows(base, best, OVERALL) if base and best else []
         write_page(
             page,
             [],
-            _evaluations(out, study, rows, best[0].label if best else ""),
+            _evaluations(out, study, rows, best.label if best else ""),
             title=study.title,
             text=f"{study.text.strip()} {legend}",
-            figures=figures_of_rows(base[0], best[0], OVERALL) if base and best else (),
+            figures=figures,
             sections=sections,
             max_mb=max_mb,
         )
 
-    told = [
-        f"{study.sections[key].title}\n\n{text_table(lines[key], [OVERALL])}"
-        for key in lines
-    ]
     return Contents(
-        told="\n".join(told).rstrip(),
+        told="\n".join(texts).rstrip(),
         write_page=write,
         sections=sections,
         tables=tables,
@@ -87,91 +96,111 @@ def describe_study(
 
 
 def _evaluations(
-    out: Path, study: Study, rows: Sequence[Row], last: str
+    out: Path, study: Study, rows: Sequence[StudyRow], last: str
 ) -> dict[str, Path]:
-    """Label -> directory of each finished run, once: the baseline first, `last` at the end."""
-    by_directory = {row.directory: row for row in reversed(rows) if row.error is None}
-    order = dict.fromkeys(row.directory for row in rows if row.error is None)
-    made = sorted((by_directory[name] for name in order), key=lambda row: row.seed)
-    made.sort(key=lambda row: (row.name != study.baseline) + (row.name == last))
+    """Return label -> directory of the evaluation of each finished run, once.
+
+    The baseline comes first, the run called `last` at the end.
+    """
+    by_directory: dict[str, StudyRow] = {}
+    for row in rows:
+        if row.error is None:
+            by_directory.setdefault(row.directory, row)
+    in_order = sorted(
+        by_directory.values(),
+        key=lambda row: (row.name != study.baseline, row.name == last, row.seed),
+    )
     return {
-        f"{row.name}, seed {row.seed}" if row.seed else row.name: out
-        / row.directory
-        / "eval"
-        for row in made
+        run_label(row.name, row.seed): out / row.directory / "eval" for row in in_order
     }
 
 
-def _legend(study: Study, rows: Sequence[Row]) -> str:
-    """What the columns are, how many runs are finished, and what stands around values."""
-    made = len({row.directory for row in rows if row.error is None})
-    of = len({row.directory for row in rows})
-    lines = [line for key in study.sections for line in table_rows(study, rows, key)]
-    several = any(line.seeds > 1 for line in lines)
-    return (
-        f"{made} of {of} runs are finished. CR: mean response tokens over those of "
-        f"{study.baseline}; Eff: accuracy / tokens in %. In brackets: {OVER_PROBLEMS}"
-        + ("; ±: deviation of the seeds." if several else ".")
-    )
+def _legend(
+    study: Study, rows: Sequence[StudyRow], lines: Mapping[str, Sequence[TableRow]]
+) -> str:
+    """Say what the columns are, how many runs are finished, and what stands around values.
 
-
-def table_rows(study: Study, rows: Sequence[Row], section: str) -> list[TableRow]:
-    """A row of the table for each name: means over seeds with their deviation, or one seed's
-    intervals; without a block where no run is finished.
+    lines: the rows of each section's table.
     """
-    return [
-        _table_row(
-            name,
-            [r for r in rows if (r.section, r.name, r.error) == (section, name, None)],
-        )
-        for name in study.sections[section].runs
-    ]
+    directories = {row.directory for row in rows}
+    finished = {row.directory for row in rows if row.error is None}
+    legend = (
+        f"{len(finished)} of {len(directories)} runs are finished. CR: mean response tokens over "
+        f"those of {study.baseline}; Eff: accuracy / tokens in %. In brackets: {OVER_PROBLEMS}"
+    )
+    if any(row.seeds > 1 for row in chain.from_iterable(lines.values())):
+        return f"{legend}; ±: deviation of the seeds."
+    return f"{legend}."
 
 
-def _table_row(name: str, done: Sequence[Row]) -> TableRow:
-    """done: the finished runs of that name, one for each seed."""
-    if not done:
+def table_rows(study: Study, rows: Sequence[StudyRow], section: str) -> list[TableRow]:
+    """Return a row of the table for each name of a section.
+
+    Its values are means over seeds with their deviation, or one seed's with intervals; a name
+    without a finished run has no block.
+    """
+    finished = [row for row in rows if row.section == section and row.error is None]
+    lines = []
+    for name in study.sections[section].runs:
+        seeds = [row for row in finished if row.name == name]
+        lines.append(_table_row(name, seeds))
+    return lines
+
+
+def _table_row(name: str, seeds: Sequence[StudyRow]) -> TableRow:
+    """Return one row. seeds: the finished runs of that name, one for each seed."""
+    if not seeds:
         return TableRow(label=name, blocks={})
-    metrics, deviations = _means([row.metrics for row in done])
-    limits = [limit for limit, _ in done[0].budgets]
-    points = [_means([row.budgets[n][1] for row in done]) for n in range(len(limits))]
-    means = [(limit, found) for limit, (found, _) in zip(limits, points, strict=True)]
-    size = done[0].size
+    metrics, deviations = _mean_over_seeds([row.metrics for row in seeds])
+    budgets = []
+    budget_deviations = []
+    for n, (budget, _) in enumerate(seeds[0].budgets):
+        point, deviation = _mean_over_seeds([row.budgets[n][1] for row in seeds])
+        budgets.append((budget, point))
+        budget_deviations.append(deviation)
+    size = seeds[0].size
     return TableRow(
         label=name,
         blocks={OVERALL: metrics},
-        budgets={OVERALL: means},
+        budgets={OVERALL: budgets},
         deviations={OVERALL: deviations},
-        budget_deviations={OVERALL: [spread for _, spread in points]},
+        budget_deviations={OVERALL: budget_deviations},
         sizes={OVERALL: size} if size else {},
-        seeds=len(done),
+        seeds=len(seeds),
     )
 
 
-def _means(found: Sequence[Metrics]) -> tuple[Metrics, dict[str, float]]:
-    """The mean of each metric over seeds, and the standard deviation of the sample (over n - 1); of
-    one seed its own metrics, with intervals.
+def _mean_over_seeds(seeds: Sequence[Metrics]) -> tuple[Metrics, dict[str, float]]:
+    """Return the mean of each metric over seeds, and its standard deviation (over n - 1).
+
+    One seed alone keeps its own metrics, with intervals.
     """
-    if len(found) == 1:
-        return found[0], {}
-    values = {m: [each[m].value for each in found if m in each] for m in found[0]}
-    means = {metric: Estimate(value=fmean(those)) for metric, those in values.items()}
-    return means, {
-        metric: stdev(those) for metric, those in values.items() if len(those) > 1
-    }
+    if len(seeds) == 1:
+        return seeds[0], {}
+    means = {}
+    deviations = {}
+    for name in seeds[0]:
+        values = [metrics[name].value for metrics in seeds if name in metrics]
+        means[name] = Estimate(value=fmean(values))
+        if len(values) > 1:
+            deviations[name] = stdev(values)
+    return means, deviations
 
 
-def _section(
-    study: Study, rows: Sequence[Row], key: str, lines: Sequence[TableRow]
+def _page_section(
+    study: Study, rows: Sequence[StudyRow], key: str, lines: Sequence[TableRow]
 ) -> Section:
+    """Return a section of the page, with the notes on its runs. lines: rows of its table."""
     section = study.sections[key]
-    own = [row for row in rows if row.section == key]
-    errors = {
-        row.name: row.error for row in reversed(own) if row.error
-    }  # of the first seed
-    entries = {name: entry or RunEntry() for name, entry in section.runs.items()}
-    notes = [f"{name}: {entry.note}." for name, entry in entries.items() if entry.note]
-    notes += [f"{name} has no result: {error}." for name, error in errors.items()]
-    text = " ".join(filter(None, [section.text.strip(), *notes]))
+    sentences = [section.text.strip()]
+    for name, entry in section.runs.items():
+        if entry is not None and entry.note:
+            sentences.append(f"{name}: {entry.note}.")
+    errors: dict[str, str] = {}
+    for row in reversed(rows):
+        if row.section == key and row.error:
+            errors[row.name] = row.error  # in the end that of the first seed
+    sentences += [f"{name} has no result: {error}." for name, error in errors.items()]
+    text = " ".join(filter(None, sentences))
     name = key if len(study.sections) > 1 else ""
     return section_of(lines, OVERALL, section.title, text, name=name)

@@ -19,7 +19,7 @@ Keys = dict[str, Any]
 
 
 class RunEntry(Section):
-    """What one row of a table changes."""
+    """Settings of one row of a table: what it changes in those of the study."""
 
     train: bool = True
     """false: evaluate the model as it is."""
@@ -34,7 +34,7 @@ class RunEntry(Section):
     rounds: int = Field(1, ge=1)
     """How often fixed data are made; run.steps are divided among the rounds."""
     seeds: tuple[int, ...] | None = Field(None, min_length=1)
-    """If not the study's."""
+    """Seeds of the row, if not the study's."""
     note: str = ""
     """What a reader of the table should know about it."""
 
@@ -43,15 +43,15 @@ class StudySection(Section):
     """One table and one figure of the page."""
 
     title: str
-    """Its heading."""
+    """Heading of the section."""
     text: str = ""
-    """What it asks, in a sentence or two."""
+    """The question of the section, in a sentence or two."""
     runs: dict[str, RunEntry | None] = Field(min_length=1)
-    """Name -> what differs."""
+    """Name of a row -> what it changes; null: nothing."""
 
 
 class Study(Section):
-    """The whole file. Paths in it are relative to the working directory, as in a run's."""
+    """The whole file. Paths in it are relative to the working directory, as in a run's file."""
 
     title: str
     """Heading of the page."""
@@ -73,57 +73,58 @@ class Study(Section):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyRun:
-    """One run: its directory, and the settings of its configuration and its evaluation, complete
-    except for directories. Equal runs of several sections are made once.
-    """
+    """One run of the study. Equal runs of several sections are made once."""
 
     name: str
     seed: int
     directory: Path
     config: Path
+    """YAML file of the run."""
     trains: bool
+    """False: the model is evaluated as it is."""
     settings: Keys
+    """All keys on top of `config`, except for run.dir."""
     eval_settings: Keys
+    """All settings of the evaluation, except for model, name and out."""
     data_problems: int | None
     rounds: int
 
     @property
     def label(self) -> str:
-        """Its name in tables of single runs."""
-        return f"{self.name}, seed {self.seed}" if self.seed else self.name
+        """Name and seed, as of `run_label`."""
+        return run_label(self.name, self.seed)
 
     @property
     def evaluation(self) -> Path:
-        """The directory of its evaluation."""
+        """The directory of the run's evaluation."""
         return self.directory / "eval"
 
     @property
     def log(self) -> Path:
-        """The output of its commands."""
+        """The output of the run's commands."""
         return self.directory / "log.txt"
 
     @property
     def is_finished(self) -> bool:
-        """Whether the evaluation, which comes last, has written its results."""
+        """True if the evaluation, which comes last, has written its results."""
         return (self.evaluation / "results.json").is_file()
 
     @property
     def words(self) -> list[str]:
-        """Configuration file and overrides, as `train` takes them. With fixed data, run.dir is the
-        directory of the rounds.
+        """Configuration file and overrides, as `train` takes them.
+
+        With fixed data, run.dir is the directory of the rounds.
         """
         settings = self.settings | {"run.dir": str(self.directory / "train")}
-        return [
-            str(self.config),
-            *(f"{key}={json.dumps(v)}" for key, v in settings.items()),
-        ]
+        overrides = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
+        return [str(self.config), *overrides]
 
     def load(self) -> Config:
-        """Its configuration. Errors: `UserError`."""
+        """Load the run's configuration. Errors: `UserError`."""
         return load_config(self.config, self.words[1:])
 
     def definition(self) -> Keys:
-        """What decides its numbers, as JSON."""
+        """Return, as JSON, all that decides the run's numbers."""
         return {
             "config": read_yaml(self.config),
             "train": self.trains,
@@ -135,72 +136,86 @@ class StudyRun:
         }
 
 
+def run_label(name: str, seed: int) -> str:
+    """Return what tables of single runs call a run."""
+    return f"{name}, seed {seed}" if seed else name
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyPlan:
-    """rows: section -> name of a row -> its runs, one for each seed. runs: all of them, each once,
-    ordered by seed, so that a study that stops early has every row.
-    """
+    """A study and all of its runs."""
 
     study: Study
     rows: dict[str, dict[str, list[StudyRun]]]
+    """Section -> name of a row -> its runs, one for each seed."""
     runs: list[StudyRun]
+    """Each run once, ordered by seed, so that a study that stops early has every row."""
 
 
 def read_study(path: Path, out: Path) -> StudyPlan:
-    """The plan of a file, whose runs go to `out`. Errors: `UserError` for a file that cannot be
-    read, an unknown key, different runs that would share a directory, a baseline that is no run.
+    """Read the plan of a study's file; its runs go to `out`.
+
+    Errors: `UserError` for a file that cannot be read, an unknown key, different runs that would
+    share a directory, a baseline that is no run.
     """
     study = load(Study, path)
     runs: dict[str, StudyRun] = {}
     by_directory: dict[Path, StudyRun] = {}
 
-    def once(run: StudyRun) -> StudyRun:
-        found = runs.setdefault(str(run.definition()), run)
-        other = by_directory.setdefault(found.directory, found)
-        if other is not found:
-            raise UserError(
-                f"{path}: {other.name!r} and {run.name!r} are different runs but would share the "
-                f"directory {run.directory.name}; rename one"
-            )
-        return found
+    def register(run: StudyRun) -> StudyRun:
+        """Add a run, unless there is an equal one; return the run that is made.
 
-    rows = {
-        key: {
-            name: [once(run) for run in _expand(study, name, entry or RunEntry(), out)]
-            for name, entry in section.runs.items()
-        }
-        for key, section in study.sections.items()
-    }
-    if not any(study.baseline in named for named in rows.values()):
+        Errors: `UserError` for a directory that a different run has.
+        """
+        first = runs.setdefault(str(run.definition()), run)
+        in_directory = by_directory.setdefault(first.directory, first)
+        if in_directory is not first:
+            raise UserError(
+                f"{path}: {in_directory.name!r} and {run.name!r} are different runs but would "
+                f"share the directory {run.directory.name}; rename one"
+            )
+        return first
+
+    rows: dict[str, dict[str, list[StudyRun]]] = {}
+    for key, section in study.sections.items():
+        rows[key] = {}
+        for name, entry in section.runs.items():
+            entry_runs = _expand(study, name, entry or RunEntry(), out)
+            rows[key][name] = [register(run) for run in entry_runs]
+    if not any(study.baseline in by_name for by_name in rows.values()):
         raise UserError(f"{path}: baseline={study.baseline} is not the name of a run")
     in_order = sorted(runs.values(), key=lambda run: run.seed)
     return StudyPlan(study=study, rows=rows, runs=in_order)
 
 
 def _expand(study: Study, name: str, entry: RunEntry, out: Path) -> Iterator[StudyRun]:
-    seeds = dict.fromkeys(entry.seeds or study.seeds)
-    settings = {**study.set, **entry.set}
+    """Yield the runs of a row, one for each seed; a model that is not trained has the first alone.
+
+    Errors: `UserError`.
+    """
+    settings = study.set | entry.set
+    seeds = list(dict.fromkeys(entry.seeds or study.seeds))
     if not entry.train:
-        # What it is asked with, and who judges it: other keys do nothing for it.
-        used = {
-            "model.path",
-            *(f"{section}.{key}" for key, section in SECTIONS.items()),
-        }
-        if without := sorted(entry.set.keys() - used):
+        # The model, how it is asked, and who judges it: other keys do nothing for it.
+        used = {f"{section}.{key}" for key, section in SECTIONS.items()}
+        used.add("model.path")
+        unused = sorted(entry.set.keys() - used)
+        if unused:
             raise UserError(
-                f"run {name!r} is not trained, so leave out set: {without[0]}"
+                f"run {name!r} is not trained, so leave out set: {unused[0]}"
             )
         settings = {key: value for key, value in settings.items() if key in used}
-    for seed in seeds if entry.train else [*seeds][:1]:
-        folder = re.sub(r"[^A-Za-z0-9.]+", "_", name).strip("_")
+        seeds = seeds[:1]
+    folder = re.sub(r"[^A-Za-z0-9.]+", "_", name).strip("_")
+    for seed in seeds:
         yield StudyRun(
             name=name,
             seed=seed,
             directory=out / "runs" / f"{folder}-s{seed}",
             config=entry.config or study.config,
             trains=entry.train,
-            settings=settings | ({"run.seed": seed} if entry.train else {}),
-            eval_settings={**study.eval, **entry.eval},
+            settings=settings | {"run.seed": seed} if entry.train else settings,
+            eval_settings=study.eval | entry.eval,
             data_problems=entry.data_problems,
             rounds=entry.rounds,
         )
