@@ -9,7 +9,7 @@ import traceback
 import warnings
 from errno import EACCES, EEXIST, EISDIR, ENAMETOOLONG, ENOTDIR, EPERM, EROFS
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
 import click
 
@@ -57,7 +57,6 @@ from megatron_opsft.runtime.durable import FullDiskError, full_disk_behind
 from megatron_opsft.runtime.libraries import loading_libraries
 from megatron_opsft.runtime.phase import describe_rank
 from megatron_opsft.runtime.watchdog import is_watched, report_failure
-from megatron_opsft.section import Section
 
 _LESS_MEMORY = (
     "lower train.max_tokens_per_microbatch, rollout.gpu_memory_fraction or, with hf, "
@@ -73,7 +72,7 @@ _REFUSALS = (EACCES, EPERM, EROFS, EEXIST, ENOTDIR, EISDIR, ENAMETOOLONG)
 class Train(StartCommand):
     """Train; on several ranks with torchrun. All keys: `megatron-opsft config --reference`."""
 
-    examples: ClassVar[tuple[str, ...]] = (
+    examples = (
         "train examples/configs/quickstart.yaml run.dir=runs/first",
         "train CONFIG optimizer.lr=1e-6 --resume=auto",
     )
@@ -89,9 +88,9 @@ class Train(StartCommand):
 class ShowConfig(Command):
     """Print the resolved configuration of a run, every key of it."""
 
-    words: ClassVar[tuple[str, ...]] = ("config",)
-    keys_of: ClassVar[type[Section] | None] = Config
-    examples: ClassVar[tuple[str, ...]] = (
+    words = ("config",)
+    keys_of = Config
+    examples = (
         "config examples/configs/quickstart.yaml optimizer.lr=1e-6",
         "config --reference",
     )
@@ -120,7 +119,7 @@ class Fetch(RunCommand):
     Needs no GPU: run it on a login node, with the HF_HOME of the job.
     """
 
-    examples: ClassVar[tuple[str, ...]] = (
+    examples = (
         "fetch examples/configs/r1_distill_7b_paper.yaml",
         "fetch CONFIG model.path=Qwen/Qwen3-0.6B",
     )
@@ -144,8 +143,8 @@ class Fetch(RunCommand):
 class Methods(Command):
     """List the methods that `method.name` can be: formula, paper, what each needs."""
 
-    words: ClassVar[tuple[str, ...]] = ("name",)
-    examples: ClassVar[tuple[str, ...]] = ("methods", "methods laser")
+    words = ("name",)
+    examples = ("methods", "methods laser")
     name: str | None = None
     """Print the keys of this one instead."""
 

@@ -57,7 +57,7 @@ class RunCommand(Command):
     """A command on the configuration of a run."""
 
     words: ClassVar[tuple[str, ...]] = ("config",)
-    keys_of: ClassVar[type[Section] | None] = Config
+    keys_of = Config
     config: Path
     """YAML file of a run, such as examples/configs/*.yaml."""
     keys: tuple[str, ...] = ()
@@ -70,7 +70,7 @@ class RunCommand(Command):
 class StartCommand(RunCommand):
     """A command that starts a run or resumes one."""
 
-    flags: ClassVar[Mapping[str, str]] = {"resume": "yes"}
+    flags = {"resume": "yes"}
     resume: Literal["yes", "auto"] | None = None
     """Continue from the newest checkpoint in run.dir; auto: or start a new run."""
     overwrite: bool = False
@@ -97,18 +97,15 @@ class _Word:
     """Text after `=`; None without `=`."""
     field: FieldInfo | None
     """Field of the configuration to which the key belongs, if there is one."""
-
-    @property
-    def is_mapping(self) -> bool:
-        """True if the key names a mapping as a whole: `--data NAME=FILE` is data.NAME=FILE."""
-        return _is_mapping(self.field) and "." not in self.key
+    takes_name: bool
+    """True if the key is a whole mapping: `--data NAME=FILE` is data.NAME=FILE."""
 
 
 class Program(click.Command):
     """A command as click sees it: every option takes a text, which pydantic reads."""
 
     def __init__(self, name: str, command: type[Command]) -> None:
-        words = [_argument(word, command.model_fields[word]) for word in command.words]
+        words = [_argument(word, command) for word in command.words]
         options = [
             click.Option(
                 [_dashed(key), f"option_{key}"],
@@ -132,12 +129,8 @@ class Program(click.Command):
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         """Return what follows the name in the first line of the help."""
-        metavars = [
-            param.make_metavar(ctx)
-            for param in self.params
-            if isinstance(param, click.Argument)
-        ]
-        return [*metavars, "[KEY=VALUE]..."]
+        arguments = [p for p in self.params if isinstance(p, click.Argument)]
+        return [*(p.make_metavar(ctx) for p in arguments), "[KEY=VALUE]..."]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Rewrite options as --key=text for click, and collect keys of a configuration."""
@@ -148,8 +141,7 @@ class Program(click.Command):
             word = self._read_word(remaining.pop(0))
             if not self._is_option(word):
                 if remaining and self._is_config_key(word):
-                    usage = f"write {word.typed}={remaining[0]}"
-                    raise click.UsageError(usage, ctx)
+                    raise click.UsageError(f"write {word.typed}={remaining[0]}", ctx)
                 words.append(word.typed)
                 continue
             value = word.value
@@ -157,7 +149,7 @@ class Program(click.Command):
                 value = self._take_value(word, remaining, ctx)
             if word.key in self._command.options():
                 words.append(f"{_dashed(word.key)}={value}")
-            elif word.typed.startswith("--") and word.is_mapping:
+            elif word.typed.startswith("--") and word.takes_name:
                 keys.append(f"{word.key}.{value}")
             else:
                 keys.append(f"{word.key}={value}")
@@ -172,10 +164,16 @@ class Program(click.Command):
         field = None
         if self.keys_of is not None:
             field = self.keys_of.model_fields.get(section)
-        if not _is_mapping(field):
+        is_mapping = field is not None and get_origin(field.annotation) is dict
+        if not is_mapping:
             name = name.replace("-", "_")
-        key = section.replace("-", "_") + dot + name
-        return _Word(typed, key, value if equals else None, field)
+        return _Word(
+            typed,
+            key=section.replace("-", "_") + dot + name,
+            value=value if equals else None,
+            field=field,
+            takes_name=is_mapping and not dot,
+        )
 
     def _is_option(self, word: _Word) -> bool:
         """True if the word sets an option of the command or a key of its configuration."""
@@ -206,7 +204,7 @@ class Program(click.Command):
             raise click.UsageError(f"{word.typed} {reason}", ctx)
         if value is None:
             value = remaining.pop(0)
-        if word.is_mapping and "=" not in value:
+        if word.takes_name and "=" not in value:
             raise click.UsageError(
                 f"{word.typed} {value}: write {word.typed} NAME=FILE, "
                 f"as in {word.typed} gsm8k=test.jsonl",
@@ -299,23 +297,19 @@ def _dashed(key: str) -> str:
     return f"--{key.replace('_', '-')}"
 
 
-def _is_mapping(field: FieldInfo | None) -> bool:
-    return field is not None and get_origin(field.annotation) is dict
-
-
 def _holds_several(field: FieldInfo) -> bool:
     return get_origin(field.annotation) in (tuple, dict)
 
 
-def _argument(word: str, field: FieldInfo) -> click.Argument:
-    num_words, metavar = 1, word.upper()
+def _argument(word: str, command: type[Command]) -> click.Argument:
+    field = command.model_fields[word]
+    required = field.is_required()
+    nargs, metavar = 1, word.upper()
     if _holds_several(field):
-        num_words, metavar = -1, f"{metavar}..."
-    if not field.is_required():
+        nargs, metavar = -1, f"{metavar}..."
+    if not required:
         metavar = f"[{metavar}]"
-    return click.Argument(
-        [word], nargs=num_words, required=field.is_required(), metavar=metavar
-    )
+    return click.Argument([word], nargs=nargs, required=required, metavar=metavar)
 
 
 def _metavar(command: type[Command], key: str, field: FieldInfo) -> str:
@@ -337,15 +331,11 @@ def _default(field: FieldInfo) -> str:
 
 def reference_table(model: type[BaseModel] = Config, *, prefix: str = "") -> str:
     """Return all keys as a Markdown table; for `method`, the keys that most methods have."""
-    lines = ["| key | default | meaning |", "|---|---|---|"]
-    for cells in _rows(model, prefix):
-        key, default, meaning = (cell.replace("|", r"\|") for cell in cells)
-        lines.append(f"| `{key}` | {default} | {meaning} |")
-    return "\n".join(lines)
+    head = ["| key | default | meaning |", "|---|---|---|"]
+    return "\n".join([*head, *_rows(model, prefix)])
 
 
-def _rows(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str, str]]:
-    """Yield key, default and meaning of every key."""
+def _rows(model: type[BaseModel], prefix: str) -> Iterator[str]:
     for key, field in model.model_fields.items():
         section = section_of(field)
         if section is MethodSettings:
@@ -356,12 +346,15 @@ def _rows(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str, str]]
             default = "required"
             if not field.is_required():
                 default = f"`{_show(field.default)}`"
-            yield f"{prefix}{key}", default, " ".join(field.description.split())
+            meaning = " ".join(field.description.split())
+            yield f"| `{prefix}{key}` | {_escape(default)} | {_escape(meaning)} |"
+
+
+def _escape(cell: str) -> str:
+    return cell.replace("|", r"\|")
 
 
 def _show(value: Any) -> str:
-    if isinstance(value, tuple):
-        value = list(value)
     if isinstance(value, str | float | Path) and str(value).isprintable():
         return str(value)
     return json.dumps(value)

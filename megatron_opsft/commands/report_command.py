@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
 
 from pydantic import Field
 
@@ -31,8 +30,8 @@ class Report(Command):
     named. One alone stands beside its baseline.
     """
 
-    words: ClassVar[tuple[str, ...]] = ("paths",)
-    examples: ClassVar[tuple[str, ...]] = (
+    words = ("paths",)
+    examples = (
         "report runs/quickstart",
         "report runs/a runs/b --html runs.html",
         "report runs/a/eval runs/b/eval --html comparison.html",

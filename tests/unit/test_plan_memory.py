@@ -4,7 +4,6 @@ import pytest
 from forked_cli import ROOT
 from plan_cases import LARGE, MIXTURE, SMALL, make_run, planned
 
-from megatron_opsft.commands.plan.commands import verdict_line
 from megatron_opsft.commands.plan.estimate import Plan
 from megatron_opsft.commands.plan.job import check_planned_run
 from megatron_opsft.commands.plan.memory import (
@@ -15,6 +14,7 @@ from megatron_opsft.commands.plan.memory import (
     max_engine_tokens,
     reference_bytes,
 )
+from megatron_opsft.commands.plan.show import verdict_line
 from megatron_opsft.errors import UserError
 
 

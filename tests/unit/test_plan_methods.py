@@ -8,10 +8,10 @@ from plan_cases import SMALL, make_run
 from plan_cases import planned as planned_run
 
 from megatron_opsft.commands.plan.assumptions import load_hardware, measured_workload
-from megatron_opsft.commands.plan.commands import show_plan
 from megatron_opsft.commands.plan.estimate import Plan
 from megatron_opsft.commands.plan.job import PlannedRun, make_planned_run
 from megatron_opsft.commands.plan.seconds import num_microbatches
+from megatron_opsft.commands.plan.show import show_plan
 from megatron_opsft.config.load import load_config
 from megatron_opsft.models.architectures.shape import forward_flops
 

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import ByteSize, Field
 
@@ -62,7 +62,7 @@ class ToMegatron(_Conversion):
     It loads at any TP x PP x VPP (x EP). The output appears when it is whole.
     """
 
-    examples: ClassVar[tuple[str, ...]] = (
+    examples = (
         "convert to-megatron --hf DIR --out MEGATRON_DIR --verify",
         "convert to-megatron --hf DIR --out OTHER --dtype bfloat16",
     )
@@ -81,7 +81,7 @@ class ToHf(_Conversion):
     is whole.
     """
 
-    examples: ClassVar[tuple[str, ...]] = (
+    examples = (
         "convert to-hf --megatron MEGATRON_DIR --out DIR",
         "convert to-hf --megatron MEGATRON_DIR --out NEW --verify",
     )
@@ -98,8 +98,8 @@ class ToHf(_Conversion):
 class Check(Command):
     """Compare the weights of two models; exit code 4 when any differs."""
 
-    words: ClassVar[tuple[str, ...]] = ("first", "second")
-    examples: ClassVar[tuple[str, ...]] = (
+    words = ("first", "second")
+    examples = (
         "convert check DIR MEGATRON_DIR",
         "convert check CHECKPOINT DIR --config-from DIR",
     )

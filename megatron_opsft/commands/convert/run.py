@@ -174,7 +174,7 @@ def _copy_all(
 def _copy_rows(
     source: Source, target: Target, first: int, last: int, partial: PartialFiles
 ) -> int:
-    """Assemble rows `first` to `last` of one tensor in memory and write them; return their bytes."""
+    """Assemble rows of one tensor in memory and write them. Returns the number of bytes."""
     region, width = target.region, target.parts[0].target.col1
     data = _staging.place_for((last - first) * region.row_bytes)
     flat = torch.frombuffer(data, dtype=region.dtype)
