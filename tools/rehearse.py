@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from megatron_opsft.commands.plan.assumptions import load_hardware, make_workload
-from megatron_opsft.commands.plan.job import Job
+from megatron_opsft.commands.plan.job import PlannedRun
 from megatron_opsft.config.load import load_config
 from megatron_opsft.errors import UserError
 from megatron_opsft.models.architectures.config_from_hf import read_model_shape
@@ -59,7 +59,7 @@ TOKEN = 123_456  # all the same: small integers are shared in Python, those of a
 
 
 @contextmanager
-def fake_rank(job: Job, rank: int) -> Iterator[Layout]:
+def fake_rank(job: PlannedRun, rank: int) -> Iterator[Layout]:
     """Inside, this process is one rank of the job's world, whose other ranks are not there."""
     dist.init_process_group("fake", rank=rank, world_size=job.world_size, store=FakeStore())
     try:
@@ -71,7 +71,7 @@ def fake_rank(job: Job, rank: int) -> Iterator[Layout]:
 class Rank:
     """One rank of a job: runs the parts and measures each. figures: part -> (seconds, bytes)."""
 
-    def __init__(self, job: Job, layout: Layout) -> None:
+    def __init__(self, job: PlannedRun, layout: Layout) -> None:
         self.job, self.layout = job, layout
         self.figures: dict[str, tuple[float, int]] = {}
 
@@ -208,7 +208,7 @@ def told_by_value(values: Sequence[Any]) -> tuple[list[Tensor], list[Tensor]]:
     return [digests[value] for value in values], whole
 
 
-def rehearse(job: Job) -> Iterator[dict[str, Any]]:
+def rehearse(job: PlannedRun) -> Iterator[dict[str, Any]]:
     """A row for each part."""
     last, ranks = job.world_size - 1, []
     for number in sorted({0, min(7, last), job.world_size // 2, last}):
@@ -237,7 +237,7 @@ def main() -> None:
     config = load_config(args.config or CONFIG, [*step, *args.overrides])
     shape, h100 = read_model_shape(resolve_config(config.model.path)), load_hardware("h100")
     for size in args.ranks:
-        for row in rehearse(Job(config=config, shape=shape, hardware=h100, world_size=size)):
+        for row in rehearse(PlannedRun(config=config, shape=shape, hardware=h100, world_size=size)):
             text = "{part:<24} {ranks:6,} ranks {seconds:9.3f} s {bytes:15,} bytes".format(**row)
             print(json.dumps(row) if args.json else text, flush=True)
 

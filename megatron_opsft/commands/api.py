@@ -32,32 +32,29 @@ __all__ = ["Callback", "TrainedRun", "convert", "evaluate", "load_config", "trai
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedRun:
-    """A run that ended without an error.
-
-    finished: false where a stop was requested; the run left a checkpoint to resume from.
-    """
+    """A run that ended without an error."""
 
     directory: Path
     finished: bool
+    """False if a stop was requested; the run left a checkpoint to resume from."""
 
     @property
     def model(self) -> Path:
-        """The trained model, a Hugging Face directory; of a finished run."""
+        """The trained model of a finished run, a Hugging Face directory."""
         return self.directory / "hf"
 
     @property
     def summary(self) -> dict[str, Any]:
         """summary.json of a finished run: accuracy and length before and after."""
-        read: dict[str, Any] = json.loads(
-            (self.directory / "summary.json").read_text("utf-8")
-        )
-        return read
+        text = (self.directory / "summary.json").read_text("utf-8")
+        summary: dict[str, Any] = json.loads(text)
+        return summary
 
 
 def load_config(
     path: str | Path | None = None, overrides: Mapping[str, object] | Sequence[str] = ()
 ) -> Config:
-    """The configuration of a run, every key checked.
+    """Read the configuration of a run and check every key.
 
     overrides: `{"optimizer.lr": 1e-6}`, or as on the command line `["optimizer.lr=1e-6"]`.
     """
@@ -66,7 +63,9 @@ def load_config(
             f"{key}={json.dumps(value, default=str)}"
             for key, value in overrides.items()
         ]
-    return config_load.load_config(Path(path) if path is not None else None, overrides)
+    if path is not None:
+        path = Path(path)
+    return config_load.load_config(path, overrides)
 
 
 def train(
@@ -78,11 +77,11 @@ def train(
 ) -> TrainedRun:
     """Train as `megatron-opsft train` does.
 
-    resume: continue from the newest checkpoint; "auto": or start anew where there is no run.
-    overwrite: delete what the run's directory holds. Ctrl-C, SIGTERM and `run.max_minutes` make it
-    checkpoint after the step and return. Called in the main thread. Errors: also
+    resume: continue from the newest checkpoint; "auto": start anew if there is no run.
+    overwrite: delete what the run's directory holds. After Ctrl-C, SIGTERM or `run.max_minutes` the
+    run finishes its step, writes a checkpoint and returns. Call it in the main thread. Errors: also
     `NonFiniteError` and `SyncError` (megatron_opsft.errors). After an error of all ranks this
-    process can train and evaluate again; where one rank fails alone, the others' processes end.
+    process can train and evaluate again; if one rank fails alone, the others' processes end.
     """
     if not isinstance(config, Config):
         raise UserError(
@@ -96,10 +95,10 @@ def train(
         raise UserError(
             "train: call it in the main thread; no other thread receives signals"
         )
-    with ExitStack() as after:  # signals mean again what they meant before
-        for number in STOP_SIGNALS:
-            after.callback(signal.signal, number, signal.getsignal(number))
-        after.enter_context(ended_with_its_job())
+    with ExitStack() as cleanup:
+        for number in STOP_SIGNALS:  # their handlers are restored at the end
+            cleanup.callback(signal.signal, number, signal.getsignal(number))
+        cleanup.enter_context(ended_with_its_job())
         code = start_training(
             config, resume=resume, overwrite=overwrite, callbacks=callbacks
         )
@@ -113,18 +112,21 @@ def start_training(
     overwrite: bool,
     callbacks: Sequence[Callback] = (),
 ) -> int:
-    """Train, as of `train`; the exit code of the command. Errors: as of `train`."""
+    """Train with the arguments of `train`. Returns the exit code of the command.
+
+    Errors: see `train`.
+    """
     from megatron_opsft.run.start.check import opened_run
 
-    directory, goes_on = config.run.dir, bool(resume)
+    directory, resumes = config.run.dir, bool(resume)
     try:
         with opened_run(
-            config, resume=goes_on, overwrite=overwrite, must_exist=resume is True
+            config, resume=resumes, overwrite=overwrite, must_exist=resume is True
         ):
             with loading_libraries():
                 from megatron_opsft.run.train import train as run
 
-            return run(config, resume=goes_on, overwrite=overwrite, callbacks=callbacks)
+            return run(config, resume=resumes, overwrite=overwrite, callbacks=callbacks)
     except NothingLeft:
         if os.environ.get("RANK", "0") == "0":
             say(f"{directory}: the run is finished; nothing is left")
@@ -142,8 +144,8 @@ def evaluate(
     """Evaluate as `megatron-opsft eval` does; `results.model_dump()` is results.json.
 
     settings: a YAML file; keys: settings on top of it, such as `model=`, `out=`, `limit=`, and
-    `data={"mine": "problems.jsonl"}` (docs/evaluation.md). The same call continues what is in
-    `out`. Returns None on ranks other than 0.
+    `data={"mine": "problems.jsonl"}` (docs/evaluation.md). The same call continues the evaluation
+    in `out`. Returns None on ranks other than 0.
     """
     with ended_with_its_job():
         from megatron_opsft.commands.evaluate.settings import (
@@ -151,19 +153,20 @@ def evaluate(
             load_settings,
         )
 
-        given = {
-            key: str(value) if isinstance(value, Path) else value
-            for key, value in keys.items()
-        }
-        loaded = load_settings(
-            Path(settings) if settings is not None else None, (), given
-        )
+        for key, value in keys.items():
+            if isinstance(value, Path):
+                keys[key] = str(value)
+        if settings is not None:
+            settings = Path(settings)
+        loaded = load_settings(settings, (), keys)
         check_settings(loaded)
         from megatron_opsft.commands.evaluate.results import read_results
 
         with loading_libraries():
             from megatron_opsft.commands.evaluate.run import evaluate as run
-        return read_results(loaded.out) if run(loaded, overwrite=overwrite) else None
+        if not run(loaded, overwrite=overwrite):
+            return None
+        return read_results(loaded.out)
 
 
 def convert(
@@ -178,15 +181,16 @@ def convert(
 ) -> "Figures":
     """Convert a model as `megatron-opsft convert` does.
 
-    source: what is meant by `--hf` and `--megatron` there. config_from: a Hugging Face directory,
-    where a checkpoint does not know its model. dtype: of the output, the source's by default.
-    verify: read it back and compare.
+    source: the model that the command takes as `--hf` or `--megatron`. config_from: a Hugging Face
+    directory, for a checkpoint without config and tokenizer. dtype: of the output; by default the
+    source's. verify: read the output back and compare it.
     """
     from megatron_opsft.commands.convert.commands import find_source
     from megatron_opsft.commands.convert.run import convert_model
 
+    directory = find_source(str(source), to, Path(out), overwrite=overwrite)
     return convert_model(
-        find_source(str(source), to, Path(out), overwrite=overwrite),
+        directory,
         Path(out),
         to,
         config_from=Path(config_from) if config_from is not None else None,

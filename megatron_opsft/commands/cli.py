@@ -9,7 +9,7 @@ import traceback
 import warnings
 from errno import EACCES, EEXIST, EISDIR, ENAMETOOLONG, ENOTDIR, EPERM, EROFS
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
 import click
 
@@ -57,7 +57,6 @@ from megatron_opsft.runtime.failed_rank import PEER_LOST_EXIT_CODE
 from megatron_opsft.runtime.libraries import loading_libraries
 from megatron_opsft.runtime.phase import describe_rank
 from megatron_opsft.runtime.watchdog import is_watched, report_failure
-from megatron_opsft.section import Section
 
 _LESS_MEMORY = (
     "lower train.max_tokens_per_microbatch, rollout.gpu_memory_fraction or, with hf, "
@@ -73,25 +72,25 @@ _REFUSALS = (EACCES, EPERM, EROFS, EEXIST, ENOTDIR, EISDIR, ENAMETOOLONG)
 class Train(StartCommand):
     """Train; on several ranks with torchrun. All keys: `megatron-opsft config --reference`."""
 
-    examples: ClassVar[tuple[str, ...]] = (
+    examples = (
         "train examples/configs/quickstart.yaml run.dir=runs/first",
         "train CONFIG optimizer.lr=1e-6 --resume=auto",
     )
 
     def run(self) -> int:
-        """Train; the exit code."""
-        resume: bool | Literal["auto"] = (
-            "auto" if self.resume == "auto" else bool(self.resume)
-        )
+        """Train. Returns the exit code."""
+        resume: bool | Literal["auto"] = self.resume is not None
+        if self.resume == "auto":
+            resume = "auto"
         return start_training(self.load(), resume=resume, overwrite=self.overwrite)
 
 
 class ShowConfig(Command):
     """Print the resolved configuration of a run, every key of it."""
 
-    words: ClassVar[tuple[str, ...]] = ("config",)
-    keys_of: ClassVar[type[Section] | None] = Config
-    examples: ClassVar[tuple[str, ...]] = (
+    words = ("config",)
+    keys_of = Config
+    examples = (
         "config examples/configs/quickstart.yaml optimizer.lr=1e-6",
         "config --reference",
     )
@@ -102,7 +101,7 @@ class ShowConfig(Command):
     """Print the table of all keys instead."""
 
     def run(self) -> None:
-        """Print it."""
+        """Print the configuration, or the table."""
         if self.reference:
             say(reference_table())
         elif self.config is None:
@@ -120,36 +119,37 @@ class Fetch(RunCommand):
     Needs no GPU: run it on a login node, with the HF_HOME of the job.
     """
 
-    examples: ClassVar[tuple[str, ...]] = (
+    examples = (
         "fetch examples/configs/r1_distill_7b_paper.yaml",
         "fetch CONFIG model.path=Qwen/Qwen3-0.6B",
     )
 
     def run(self) -> None:
-        """Fetch and read all that a run reads, so that mistakes are found here."""
+        """Fetch and read everything that a run reads, so that mistakes show up here."""
         with loading_libraries():
             from megatron_opsft.run.start.input import read_input
         config = self.load()
         model_dir = resolve_model(config.model.path)
         shape = read_model_shape(model_dir)
-        given = read_input(
-            fit_lengths(config, shape.max_position_embeddings), model_dir, shape
-        )
-        if draft := (config.rollout.speculative or {}).get("model"):
+        fitted = fit_lengths(config, shape.max_position_embeddings)
+        run_input = read_input(fitted, model_dir, shape)
+        speculative = config.rollout.speculative or {}
+        if draft := speculative.get("model"):
             resolve_model(draft, option="rollout.speculative.model")
-        say(f"{config.model.path} and {len(given.problems.problems)} problems are here")
+        num_problems = len(run_input.problems.problems)
+        say(f"{config.model.path} and {num_problems} problems are here")
 
 
 class Methods(Command):
     """List the methods that `method.name` can be: formula, paper, what each needs."""
 
-    words: ClassVar[tuple[str, ...]] = ("name",)
-    examples: ClassVar[tuple[str, ...]] = ("methods", "methods laser")
+    words = ("name",)
+    examples = ("methods", "methods laser")
     name: str | None = None
     """Print the keys of this one instead."""
 
     def run(self) -> None:
-        """Print them."""
+        """Print the list, or the keys of one method."""
         if self.name is not None:
             say(reference_table(settings_class({"name": self.name}), prefix="method."))
         else:
@@ -182,14 +182,12 @@ PROGRAM = click.version_option(__version__, message="%(prog)s %(version)s")(PROG
 
 
 def main(program: click.Command = PROGRAM) -> None:
-    """Entry point of the console script: errors a user can fix are one line and exit code 2, no
-    traceback.
-    """
+    """Run the console script: an error that the user can fix is one line and exit code 2."""
     let_output_go_away()
     if not sys.warnoptions:
         # Deprecations inside Megatron and torch: many on every rank, none for the user to fix.
         warnings.simplefilter("ignore")
-    # A store that has gone with its rank: PyTorch would print a stack beside our line.
+    # If a rank dies, its store goes with it, and PyTorch would print a stack beside our line.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     logging.basicConfig(
         level=logging.WARNING,
@@ -200,8 +198,10 @@ def main(program: click.Command = PROGRAM) -> None:
     try:
         code = invoke(program)
     except Exception as error:
-        if said := _cause_outside(error):
-            _exit(f"error: {said[0]}", said[1])
+        explained = _explain(error)
+        if explained is not None:
+            message, code = explained
+            _exit(f"error: {message}", code)
         if not is_watched():
             raise
         lines = str(error).splitlines() or [""]
@@ -209,48 +209,66 @@ def main(program: click.Command = PROGRAM) -> None:
     sys.exit(code)
 
 
-def _cause_outside(error: Exception) -> tuple[str, int] | None:
-    """What is said of an error whose cause is not in the program, and the exit code."""
+def _explain(error: Exception) -> tuple[str, int] | None:
+    """Return the message and exit code of an error that the user can fix; None for a bug."""
     if isinstance(error, HubUnreachable):
         return str(error), PEER_LOST_EXIT_CODE
-    if isinstance(error, UserError) and not isinstance(error, FullDiskError):
+    if isinstance(error, FullDiskError):
+        return _explain_full_disk(error), 2
+    if isinstance(error, UserError):
         return str(error), 2
-    if isinstance(
-        error, NonFiniteError
-    ):  # the same on every rank, and it names the one it is of
+    if isinstance(error, NonFiniteError):
+        # The same on every rank; the message names the rank that it comes from.
         return str(error), 3
-    if isinstance(error, SyncError | RanksMissing):
-        code = 3 if isinstance(error, SyncError) else PEER_LOST_EXIT_CODE
-        return f"{describe_rank()}: {error}", code
-    is_told = isinstance(error, FullDiskError)
-    if full := error if is_told else full_disk_behind(error):
-        said = f"{full}; make room, then give the same command again, `train` with --resume"
-        return said if is_told else f"{describe_rank()}: {said}", 2
+    if isinstance(error, SyncError):
+        return f"{describe_rank()}: {error}", 3
+    if isinstance(error, RanksMissing):
+        return f"{describe_rank()}: {error}", PEER_LOST_EXIT_CODE
+    message = _explain_machine(error)
+    return (message, 2) if message else None
+
+
+def _explain_full_disk(error: Exception) -> str:
+    return (
+        f"{error}; make room, then give the same command again, `train` with --resume"
+    )
+
+
+def _explain_machine(error: Exception) -> str:
+    """Explain an error for which the machine is the cause; "" for any other."""
+    if full_disk := full_disk_behind(error):
+        return f"{describe_rank()}: {_explain_full_disk(full_disk)}"
     if full_gpu := describe_full_gpu(error):
-        remedy = _LESS_MEMORY_FOR_VLLM if is_of_waking_vllm(full_gpu) else _LESS_MEMORY
-        return f"{describe_rank()}: {full_gpu}; {remedy}", 2
+        remedy = _LESS_MEMORY
+        if is_of_waking_vllm(full_gpu):
+            remedy = _LESS_MEMORY_FOR_VLLM
+        return f"{describe_rank()}: {full_gpu}; {remedy}"
     if isinstance(error, OSError) and error.filename and error.errno in _REFUSALS:
-        refused = f"{error.filename}: {error.strerror}"
-        return f"{refused}; name another place, or change its permissions", 2
-    if (
-        isinstance(error, UnicodeEncodeError) and error.encoding == "ascii"
-    ):  # of a file's name
-        return f"{error.object!a} cannot be named in this locale: set LC_ALL=C.UTF-8", 2
+        refusal = f"{error.filename}: {error.strerror}"
+        return f"{refusal}; name another place, or change its permissions"
+    if isinstance(error, UnicodeEncodeError) and error.encoding == "ascii":
+        # The name of a file.
+        return f"{error.object!a} cannot be named in this locale: set LC_ALL=C.UTF-8"
     lack = lack_of_memory(error)
-    return (f"{describe_rank()}: {lack}", 2) if lack else None
+    return f"{describe_rank()}: {lack}" if lack else ""
 
 
-def _exit(message: str, code: int, trace: Exception | None = None) -> None:
-    """Print and leave; not waiting for other ranks, which may be in a collective for ever.
+def _exit(message: str, code: int, error: Exception | None = None) -> None:
+    """Print and leave at once: other ranks may stay in a collective for ever.
 
-    Watched ranks agree on whose error it is: it alone speaks, and its exit code is everyone's.
+    Watched ranks agree on whose error it is. Only that rank prints, and all exit with its code.
+    error: its traceback is printed too.
     """
     rank = int(os.environ.get("RANK", "0"))
     if not is_watched() and rank > 0:
-        time.sleep(3)  # most errors are every rank's: let rank 0 say it and end the job
+        time.sleep(
+            3
+        )  # most errors occur on every rank: let rank 0 print and end the job
     diagnosis = report_failure(code, message)
+    if diagnosis is not None:
+        code = diagnosis.code
     if diagnosis is None or diagnosis.rank == rank:
-        if trace is not None:
-            say("".join(traceback.format_exception(trace)), error=True)
+        if error is not None:
+            say("".join(traceback.format_exception(error)), error=True)
         say(message, error=True)
-    os._exit(diagnosis.code if diagnosis is not None else code)
+    os._exit(code)

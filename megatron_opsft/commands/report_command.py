@@ -1,9 +1,8 @@
-"""`megatron-opsft report`: the command, as users call it."""
+"""`megatron-opsft report`: the command and its options."""
 
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
 
 from pydantic import Field
 
@@ -31,8 +30,8 @@ class Report(Command):
     named. One alone stands beside its baseline.
     """
 
-    words: ClassVar[tuple[str, ...]] = ("paths",)
-    examples: ClassVar[tuple[str, ...]] = (
+    words = ("paths",)
+    examples = (
         "report runs/quickstart",
         "report runs/a runs/b --html runs.html",
         "report runs/a/eval runs/b/eval --html comparison.html",
@@ -59,12 +58,10 @@ class Report(Command):
     """Figures of devices for that plan, such as `plan calibrate` prints."""
 
     def run(self) -> None:
-        """Print, draw, write."""
+        """Print the tables, write the page, draw the figures."""
         if self.figures is not None:
             check_library()
-        own = self.paths[0] / "report.html" if len(self.paths) == 1 else None
-        page = self.html or own or Path("report.html")
-        self._check_free(None if page == own else page)  # our own is written again
+        page = self._page()
         contents = self._read()
         pictures = name_pictures(contents.sections)
         if self.figures is not None and not self.overwrite:
@@ -77,8 +74,21 @@ class Report(Command):
         if contents.error is not None:
             raise contents.error
 
+    def _page(self) -> Path:
+        """Return the file of the page. Errors: `UserError` if it would replace a user's file."""
+        page = self.html or Path("report.html")
+        if len(self.paths) == 1:
+            default = self.paths[0] / "report.html"
+            if self.html in (None, default):
+                return default  # our own page of this path, which is written again
+        if page.is_file() and not self.overwrite:
+            raise UserError(
+                f"report: {page} exists; name another file with --html, or give --overwrite"
+            )
+        return page
+
     def _read(self) -> Contents:
-        """What is reported of the paths. Errors: `UserError`."""
+        """Read what is reported of the paths. Errors: `UserError`."""
         from megatron_opsft.commands.plan.measured import read_scaling, scaling_runs
 
         evaluations = [path for path in self.paths if (path / "results.json").is_file()]
@@ -86,35 +96,32 @@ class Report(Command):
             raise UserError(
                 f"--baseline {self.baseline}: there is no evaluation; leave it out"
             )
-        alone = self.paths[0]
-        if len(self.paths) == 1 and (scaled := scaling_runs(alone)):
-            return read_scaling(scaled, self.gpu, self.hardware)
+        if len(self.paths) == 1 and (runs := scaling_runs(self.paths[0])):
+            return read_scaling(runs, self.gpu, self.hardware)
         if self.gpu is not None or self.hardware is not None:
             raise UserError(
                 "--gpu and --hardware need runs nodes_1, nodes_2, ...; leave them out"
             )
         for path in self.paths:
-            kind = (
-                "study" if is_study(path) else "diagnosis" if is_diagnosis(path) else ""
-            )
-            if kind and len(self.paths) > 1:
-                raise UserError(
-                    f"{path}: a {kind} has a report of its own; name it alone"
-                )
-            if kind == "study":
+            if is_study(path):
+                self._check_alone(path, "study")
                 from megatron_opsft.commands.study.page import read_study_report
 
                 return read_study_report(path, max_mb=self.max_mb)
-            if kind == "diagnosis":
-                from megatron_opsft.commands.diagnose.page import (
-                    read_diagnosis,
-                )  # heavy
+            if is_diagnosis(path):
+                self._check_alone(path, "diagnosis")
+                from megatron_opsft.commands.diagnose.page import read_diagnosis
 
                 return read_diagnosis(path, max_mb=self.max_mb)
         return self._read_runs(evaluations)
 
+    def _check_alone(self, path: Path, kind: str) -> None:
+        """Check that no other path is reported with this one. Errors: `UserError`."""
+        if len(self.paths) > 1:
+            raise UserError(f"{path}: a {kind} has a report of its own; name it alone")
+
     def _read_runs(self, evaluations: list[Path]) -> Contents:
-        """Runs, and evaluations beside each other."""
+        """Read runs, and evaluations to compare with each other."""
         from megatron_opsft.commands.report.curves import curves_of
         from megatron_opsft.commands.report.page import distinct, write_page
         from megatron_opsft.commands.report.runs import (
@@ -124,45 +131,39 @@ class Report(Command):
         )
 
         paths = [path for path in self.paths if path not in evaluations]
-        told = [
-            (f"{run}:\n" if len(self.paths) > 1 else "") + describe_run(run)
-            for run in paths
-        ]
+        texts = []
+        for path in paths:
+            if len(self.paths) > 1:
+                texts.append(f"{path}:")
+            texts.append(describe_run(path))
         runs = [
-            read_run(run, name)
-            for run, name in zip(paths, distinct(paths), strict=True)
+            read_run(path, name)
+            for path, name in zip(paths, distinct(paths), strict=True)
         ]
         tables = [table_of_changes(run) for run in runs]
-        top, others = curves_of(runs)
-        sections = (
-            [Section(title="Curves", text="", plots=[*top, *others])] if runs else []
-        )
+        sections = []
+        if runs:
+            top, others = curves_of(runs)
+            sections.append(Section(title="Curves", text="", plots=[*top, *others]))
         write: Callable[..., None] = partial(write_page, runs=paths)
         if evaluations:
             from megatron_opsft.commands.evaluate.comparison import (
                 compare,
                 with_baseline,
-            )  # heavy
+            )
             from megatron_opsft.commands.evaluate.results import read_results
 
             if len(evaluations) == 1:
                 evaluations = with_baseline(evaluations[0])
             results = [read_results(path) for path in evaluations]
             comparison = compare(results, baseline=self.baseline)
-            told.append(comparison.text().rstrip())
+            texts.append(comparison.text().rstrip())
             tables.append(comparison.paper_table())
             sections += comparison.sections()
             write = partial(comparison.write_page, evaluations=evaluations, runs=paths)
         return Contents(
-            told="\n".join(told),
+            told="\n".join(texts),
             write_page=partial(write, max_mb=self.max_mb),
             sections=sections,
             tables=tables,
         )
-
-    def _check_free(self, file: Path | None) -> None:
-        """Errors: `UserError` for a file that would be replaced without being asked for."""
-        if file is not None and file.is_file() and not self.overwrite:
-            raise UserError(
-                f"report: {file} exists; name another file with --html, or give --overwrite"
-            )

@@ -2,7 +2,7 @@
 
 import pytest
 from jobs import Case
-from plan_jobs import Measured, measure_rank, planned_job
+from plan_jobs import Measured, measure_rank, planned_run
 from world import World
 
 from megatron_opsft.commands.plan.activations import activation_bytes
@@ -31,15 +31,15 @@ CASES = [
     "case", CASES, ids=[f"{case}-{case.dtype}-{case.recompute}" for case in CASES]
 )
 def test_memory_is_as_predicted(world: World, case: Case) -> None:
-    job = planned_job(case, TOKENS)
+    run = planned_run(case, TOKENS)
     num_microbatches = 4 if case.pp > 1 else 2  # as many as are in flight at once, and one more
     ranks: list[Measured] = world.run(measure_rank, case.world_size, case, TOKENS, num_microbatches)
     for rank in ranks:
-        stage = job.stages[rank.pp_rank]
+        stage = run.stages[rank.pp_rank]
         assert stage.num_parameters == rank.num_parameters
         # Megatron pads its buffers, of these tiny parameters by a little more than of real ones.
         assert stage.weight_bytes <= rank.weights < 1.01 * stage.weight_bytes
         assert stage.gradient_bytes <= rank.gradients < 1.01 * stage.gradient_bytes
         assert rank.optimizer == pytest.approx(stage.optimizer_bytes, rel=0.01)
-        kept, moment, loss = activation_bytes(job, stage, num_microbatches)
+        kept, moment, loss = activation_bytes(run, stage, num_microbatches)
         assert kept + max(moment, loss) == pytest.approx(rank.activations, rel=0.1)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from jobs import Case, as_arrays, build, exported, train_steps
-from plan_jobs import planned_job
+from plan_jobs import planned_run
 
 from megatron_opsft.commands.plan.memory import checkpoint_bytes
 from megatron_opsft.runtime.pinned import ALIGNMENT, HostCopies
@@ -54,6 +54,6 @@ def test_a_checkpoint_pins_what_the_plan_says(
     assert len(copies) > 50 and all(copy.is_pinned() for copy in copies)
     first, last = copies[0], copies[-1]
     pinned = last.data_ptr() + last.nbytes - first.data_ptr()
-    saved = checkpoint_bytes(planned_job(case, tokens=512))["saved_bytes"]
+    saved = checkpoint_bytes(planned_run(case, tokens=512))["saved_bytes"]
     assert sum(copy.nbytes for copy in copies) == saved
     assert saved <= pinned < saved + len(copies) * ALIGNMENT

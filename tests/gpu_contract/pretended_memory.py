@@ -13,11 +13,11 @@ from unittest.mock import PropertyMock, patch
 import torch
 from jobs import Case, build
 from megatron.core import parallel_state
-from plan_jobs import full_microbatch, planned_job
+from plan_jobs import full_microbatch, planned_run
 
 from megatron_opsft.commands.plan.activations import activation_bytes
 from megatron_opsft.commands.plan.assumptions import load_hardware
-from megatron_opsft.commands.plan.job import Job
+from megatron_opsft.commands.plan.job import PlannedRun
 from megatron_opsft.runtime.distributed import gather_from_all
 
 TOKENS = 512
@@ -46,10 +46,10 @@ def measured(case: Case, num_microbatches: int) -> tuple[int, int]:
 
 def planned(case: Case, stage_index: int, num_microbatches: int) -> float:
     """Without TransformerEngine, whose layers a pretended GPU has not."""
-    with patch.object(Job, "with_te", PropertyMock(return_value=False)):
-        job = replace(planned_job(case, TOKENS), hardware=load_hardware("h100"))
-        stage = job.stages[stage_index]
-        kept, moment, loss = activation_bytes(job, stage, num_microbatches)
+    with patch.object(PlannedRun, "with_te", PropertyMock(return_value=False)):
+        run = replace(planned_run(case, TOKENS), hardware=load_hardware("h100"))
+        stage = run.stages[stage_index]
+        kept, moment, loss = activation_bytes(run, stage, num_microbatches)
     held = stage.weight_bytes + stage.gradient_bytes + stage.optimizer_bytes
     return held + kept + max(moment, loss)
 

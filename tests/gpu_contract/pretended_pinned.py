@@ -19,7 +19,7 @@ from unittest.mock import patch
 import torch
 from jobs import Built, Case, as_arrays, build, exported
 from megatron.core import parallel_state
-from plan_jobs import planned_job
+from plan_jobs import planned_run
 from pretend_gpu import active
 
 from megatron_opsft.commands.plan.assumptions import load_hardware
@@ -41,10 +41,10 @@ CASES = [
 
 def planned(case: Case) -> Plan:
     """A run with a reference model, on GPUs that have no room for it."""
-    job = planned_job(case, tokens=512)
-    config = job.config.model_copy(update={"method": Grpo(beta=0.04)})
+    run = planned_run(case, tokens=512)
+    config = run.config.model_copy(update={"method": Grpo(beta=0.04)})
     hardware = load_hardware("h100").model_copy(update={"memory_bytes": 1.0})
-    return Plan(job=replace(job, config=config, hardware=hardware), num_steps=1)
+    return Plan(run=replace(run, config=config, hardware=hardware), num_steps=1)
 
 
 def save_while_it_changes(built: Built, saver: Checkpointer, step: int) -> None:

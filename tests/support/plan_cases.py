@@ -5,7 +5,7 @@ from typing import Any
 
 from megatron_opsft.commands.plan.assumptions import load_hardware, make_workload
 from megatron_opsft.commands.plan.estimate import Plan
-from megatron_opsft.commands.plan.job import Job
+from megatron_opsft.commands.plan.job import PlannedRun
 from megatron_opsft.config.load import load_config
 from megatron_opsft.models.architectures.config_from_hf import read_model_shape
 from megatron_opsft.models.storage.model_paths import MODEL_CONFIGS
@@ -19,16 +19,16 @@ REAL_SHAPES["DeepSeek-R1-Distill-Qwen-32B"] = replace(
 )
 
 
-def make_job(
+def make_run(
     name: str, world_size: int, *overrides: str, gpu: str = "h100", **responses: Any
-) -> Job:
+) -> PlannedRun:
     """vLLM inside the training ranks, in bfloat16, unless the overrides say otherwise; half of the
     responses are accepted.
     """
     settings = ["model.path=m", "data.train=problems.jsonl", "rollout.engine=vllm", *overrides]
     config = load_config(None, settings)
     usual = {"mean_tokens": 2000.0, "acceptance": 0.5}
-    return Job(
+    return PlannedRun(
         config=config,
         shape=REAL_SHAPES[name],
         hardware=load_hardware(gpu),
@@ -37,6 +37,6 @@ def make_job(
     )
 
 
-def planned(job: Job) -> Plan:
+def planned(run: PlannedRun) -> Plan:
     """A run of 100 steps."""
-    return Plan(job=job, num_steps=100)
+    return Plan(run=run, num_steps=100)

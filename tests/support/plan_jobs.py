@@ -1,4 +1,4 @@
-"""What a plan predicts is measured here, on every rank of a process group of the job's size."""
+"""What a plan predicts is measured here, on every rank of a process group of the run's size."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from live_memory import LiveMemory
 from tiny_models import SHAPES
 
 from megatron_opsft.commands.plan.assumptions import load_hardware
-from megatron_opsft.commands.plan.job import Job
+from megatron_opsft.commands.plan.job import PlannedRun
 from megatron_opsft.config import Config
 from megatron_opsft.records import MicroBatch, Sample
 from megatron_opsft.trainer.batching.microbatch import build_microbatch
@@ -32,7 +32,7 @@ class Measured:
     activations: int
 
 
-def planned_job(case: Case, tokens: int) -> Job:
+def planned_run(case: Case, tokens: int) -> PlannedRun:
     """The case as a plan sees it, with micro-batches of so many tokens."""
     settings = {
         "model": {"path": "tiny_reasoner", "dtype": case.dtype},
@@ -46,7 +46,7 @@ def planned_job(case: Case, tokens: int) -> Job:
         },
     }
     config = Config.model_validate(settings)
-    return Job(
+    return PlannedRun(
         config=config,
         shape=SHAPES[case.model],
         hardware=load_hardware("cpu"),

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from plan_cases import LARGE, make_job
+from plan_cases import LARGE, make_run
 
 from megatron_opsft.commands.plan.assumptions import (
     SHIPPED,
@@ -62,7 +62,7 @@ def test_lengths_have_the_mean_and_the_limit() -> None:
 
 def test_only_finished_responses_are_accepted() -> None:
     sizes = ("data.prompts_per_step=100", "rollout.group_size=10")
-    config = make_job(LARGE, 8, *sizes, "rollout.max_response_tokens=2000").config
+    config = make_run(LARGE, 8, *sizes, "rollout.max_response_tokens=2000").config
     some = make_workload(config, mean_tokens=2000, acceptance=0.4)
     assert (len(some.lengths), len(some.trained)) == (1000, 400)
     assert max(some.trained) < 2000

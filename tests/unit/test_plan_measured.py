@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 from forked_cli import ForkedCli
-from plan_cases import SMALL, make_job
+from plan_cases import SMALL, make_run
 from rows import write_rows
 
 from megatron_opsft.commands.plan.assumptions import PHASES, load_hardware
-from megatron_opsft.commands.plan.job import Job
+from megatron_opsft.commands.plan.job import PlannedRun
 from megatron_opsft.commands.plan.measured import calibrate, read_row, scaling_runs
 from megatron_opsft.commands.plan.seconds import estimate_step
 from megatron_opsft.config.load import to_yaml
@@ -24,10 +24,10 @@ BASE = load_hardware("h100")
 FACTORS = {"rollout_factor": 3.0, "verify_factor": 0.5, "train_factor": 2.7, "sync_factor": 4.0}
 
 
-def write_run(path: Path, job: Job, lines: list[dict[str, Any]]) -> Path:
+def write_run(path: Path, run: PlannedRun, lines: list[dict[str, Any]]) -> Path:
     path.mkdir()
-    (path / "config.yaml").write_text(to_yaml(job.config))
-    manifest = {"kind": "run", "world_size": job.world_size}
+    (path / "config.yaml").write_text(to_yaml(run.config))
+    manifest = {"kind": "run", "world_size": run.world_size}
     (path / "manifest.json").write_text(json.dumps(manifest))
     write_rows(path / "metrics.jsonl", [{"step": n, **line} for n, line in enumerate(lines, 1)])
     return path
@@ -39,18 +39,18 @@ def true_run(path: Path, *overrides: str) -> Path:
     for step in range(1, 11):
         # Shorter from step to step, as training makes them, and more of them accepted.
         told = {"mean_tokens": 3000 / step**0.5, "acceptance": 0.2 + 0.04 * step}
-        job = replace(make_job(SMALL, 8, "parallel.tp=2", MODEL, *overrides, **told), hardware=true)
-        work = job.workload
+        run = replace(make_run(SMALL, 8, "parallel.tp=2", MODEL, *overrides, **told), hardware=true)
+        work = run.workload
         mean = sum(work.trained) / len(work.trained)
         # Their mean is all that is written down of the accepted ones.
         work = replace(work, trained=(round(mean),) * len(work.trained))
-        seconds = estimate_step(replace(job, workload=work))
+        seconds = estimate_step(replace(run, workload=work))
         facts = {"num_rollouts": len(work.lengths), "num_accepted": len(work.trained)}
         facts["trained_tokens"] = sum(work.trained)
         facts |= {"mean_response_tokens": work.mean_tokens, "mean_accepted_tokens": mean}
         phases = {f"{phase}_seconds": seconds[phase] for phase in PHASES}
         lines.append({**facts, **phases, "step_seconds": seconds["total"]})
-    return write_run(path, job, lines)
+    return write_run(path, run, lines)
 
 
 def nodes_run(folder: Path, nodes: int, seconds: float) -> Path:
@@ -60,8 +60,8 @@ def nodes_run(folder: Path, nodes: int, seconds: float) -> Path:
     shares = {"step": 1, "rollout": 0.5, "train": 0.25, "sync": 0.125}
     line |= {f"{name}_seconds": share * seconds for name, share in shares.items()}
     start = line | {"step_seconds": 100 * seconds}
-    job = make_job(SMALL, 8 * nodes, MODEL)
-    return write_run(folder / f"nodes_{nodes}", job, [start] * 2 + [line] * 10)
+    run = make_run(SMALL, 8 * nodes, MODEL)
+    return write_run(folder / f"nodes_{nodes}", run, [start] * 2 + [line] * 10)
 
 
 def test_the_factors_behind_runs_are_found_and_are_a_file_for_plans(tmp_path: Path) -> None:

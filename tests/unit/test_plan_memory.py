@@ -2,11 +2,10 @@
 
 import pytest
 from forked_cli import ROOT
-from plan_cases import LARGE, MIXTURE, SMALL, make_job, planned
+from plan_cases import LARGE, MIXTURE, SMALL, make_run, planned
 
-from megatron_opsft.commands.plan.commands import verdict_line
 from megatron_opsft.commands.plan.estimate import Plan
-from megatron_opsft.commands.plan.job import check_job
+from megatron_opsft.commands.plan.job import check_planned_run
 from megatron_opsft.commands.plan.memory import (
     GRAPH_BYTES,
     engine_elements,
@@ -15,12 +14,13 @@ from megatron_opsft.commands.plan.memory import (
     max_engine_tokens,
     reference_bytes,
 )
+from megatron_opsft.commands.plan.show import verdict_line
 from megatron_opsft.errors import UserError
 
 
 def terms(*overrides: str, gpu: str = "h100") -> dict[str, float]:
     """Of the first stage, on 8 ranks."""
-    return planned(make_job(SMALL, 8, *overrides, gpu=gpu)).memory[0].terms
+    return planned(make_run(SMALL, 8, *overrides, gpu=gpu)).memory[0].terms
 
 
 # Model, ranks, tp, pp, vpp; then the parameters of its published weights.
@@ -37,17 +37,17 @@ def test_parameters_are_those_of_the_published_weights(
 ) -> None:
     """On all ranks together: beside them padding and what tensor-parallel ranks share."""
     layout = (f"parallel.tp={tp}", f"parallel.pp={pp}", f"parallel.vpp={vpp or 'null'}")
-    job = make_job(model, world_size, *layout)
-    assert job.num_parameters == published
-    assert 1 <= tp * sum(stage.num_parameters for stage in job.stages) / published < 1.01
+    run = make_run(model, world_size, *layout)
+    assert run.num_parameters == published
+    assert 1 <= tp * sum(stage.num_parameters for stage in run.stages) / published < 1.01
     assert (
-        1 <= job.num_copies * job.stages[0].updated_parameters / job.stages[0].num_parameters < 1.01
+        1 <= run.num_copies * run.stages[0].updated_parameters / run.stages[0].num_parameters < 1.01
     )
 
 
 def test_the_shipped_example_of_1_5_b_on_a_node() -> None:
     """As examples/configs/r1_distill_1p5b_paper.yaml has it."""
-    (rank,) = planned(make_job(SMALL, 8)).memory
+    (rank,) = planned(make_run(SMALL, 8)).memory
     of = rank.terms
     held = [of[name] for name in ("weights", "gradients", "optimizer")]
     assert [round(part / 1e9, 1) for part in (*held, of["activations"])] == [3.6, 7.1, 2.7, 33.6]
@@ -86,7 +86,7 @@ def test_the_engine_sets_aside_its_largest_batch_of_prompts() -> None:
 def test_a_sleeping_engine_keeps_its_graphs_on_the_gpu_unless_it_sleeps_deeply() -> None:
     """By what the phases need: all while the trainer trains, or less by the assumed graphs."""
     plain, deep = (
-        planned(make_job(SMALL, 8, f"rollout.deep_sleep={deep}")).worst.phases
+        planned(make_run(SMALL, 8, f"rollout.deep_sleep={deep}")).worst.phases
         for deep in ("false", "true")
     )
     assert plain["train"] - deep["train"] == GRAPH_BYTES
@@ -98,17 +98,17 @@ def test_a_reference_stays_on_the_gpu_where_it_takes_no_more_than_a_tenth_of_wha
     places = []
     for percent in range(5, 96):
         share = f"rollout.gpu_memory_fraction={percent / 100}"
-        job = make_job(SMALL, 8, "method.name=grpo", share)
-        of, stage = planned(job).memory[0].terms, job.stages[0]
+        run = make_run(SMALL, 8, "method.name=grpo", share)
+        of, stage = planned(run).memory[0].terms, run.stages[0]
         held = sum(of[name] for name in ("weights", "gradients", "optimizer", "kv_cache"))
         held += sum(of[name] for name in ("engine_weights", "engine_graphs", "engine_prefill"))
-        free = job.hardware.memory_bytes - job.hardware.reserved_bytes - held
+        free = run.hardware.memory_bytes - run.hardware.reserved_bytes - held
         on_gpu = stage.weight_bytes <= free / 10
         expected = (stage.weight_bytes, 0) if on_gpu else (0, stage.weight_bytes)
-        assert reference_bytes(job, stage) == expected
+        assert reference_bytes(run, stage) == expected
         places.append(on_gpu)
     assert places == sorted(places, reverse=True) and len({*places}) == 2
-    sft = make_job(SMALL, 8)
+    sft = make_run(SMALL, 8)
     assert reference_bytes(sft, sft.stages[0]) == (0, 0)
 
 
@@ -116,19 +116,19 @@ def test_ranks_beyond_the_heads_of_keys_and_values_hold_a_whole_one_each() -> No
     """Two heads in bfloat16, of 128 numbers, in 28 layers."""
     whole = 2 * 28 * 2 * 128 * 2
     for tp, share in ((1, 1.0), (2, 0.5), (4, 0.5)):
-        assert kv_bytes_per_token(make_job(SMALL, 8, f"rollout.tp={tp}")) == share * whole
+        assert kv_bytes_per_token(make_run(SMALL, 8, f"rollout.tp={tp}")) == share * whole
 
 
 def test_an_engine_holds_its_share_of_the_weights_and_one_of_transformers_all() -> None:
-    assert engine_elements(make_job(SMALL, 8, "rollout.engine=hf")) == 1_777_088_000
-    whole, half = (engine_elements(make_job(SMALL, 8, f"rollout.tp={tp}")) for tp in (1, 2))
+    assert engine_elements(make_run(SMALL, 8, "rollout.engine=hf")) == 1_777_088_000
+    whole, half = (engine_elements(make_run(SMALL, 8, f"rollout.tp={tp}")) for tp in (1, 2))
     assert whole == 1_777_088_000
     assert half == pytest.approx(whole / 2, rel=1e-3)
 
 
 def test_vllm_on_a_cpu_has_room_for_a_full_batch_or_a_quarter_of_the_memory() -> None:
     """Of sequences of the longest length, and one more."""
-    few, many = (make_job(SMALL, 1, f"rollout.batch_size={size}", gpu="cpu") for size in (2, 512))
+    few, many = (make_run(SMALL, 1, f"rollout.batch_size={size}", gpu="cpu") for size in (2, 512))
     longest = max_engine_tokens(few.config)
     assert kv_cache_bytes(few) == 3 * longest * 28 * 2 * 2 * 128 * 2
     assert kv_cache_bytes(many) == many.hardware.memory_bytes / 4
@@ -136,8 +136,8 @@ def test_vllm_on_a_cpu_has_room_for_a_full_batch_or_a_quarter_of_the_memory() ->
 
 def test_host_memory_of_a_checkpoint() -> None:
     """14 bytes of every parameter that a rank updates, on each rank of a node."""
-    assert planned(make_job(SMALL, 8)).checkpoint["saved_bytes"] == 14 * 1_777_088_000
-    half = planned(make_job(SMALL, 16, "parallel.pp=2"))
+    assert planned(make_run(SMALL, 8)).checkpoint["saved_bytes"] == 14 * 1_777_088_000
+    half = planned(make_run(SMALL, 16, "parallel.pp=2"))
     largest = max(rank.stage.num_parameters for rank in half.memory)
     assert half.checkpoint["saved_bytes"] == 14 * largest
     assert largest < 0.51 * 1_777_088_000
@@ -145,8 +145,8 @@ def test_host_memory_of_a_checkpoint() -> None:
 
 def test_host_memory_in_the_docs_is_the_plan_s() -> None:
     """What the ranks of a node pin, for 1.5B on one GPU and on eight, and for 7B on eight."""
-    small = [planned(make_job(SMALL, ranks, "method.name=grpo")) for ranks in (1, 8)]
-    node = planned(make_job("DeepSeek-R1-Distill-Qwen-7B", 8, "method.name=grpo", "parallel.tp=4"))
+    small = [planned(make_run(SMALL, ranks, "method.name=grpo")) for ranks in (1, 8)]
+    node = planned(make_run("DeepSeek-R1-Distill-Qwen-7B", 8, "method.name=grpo", "parallel.tp=4"))
     saved = [f"{plan.checkpoint['saved_bytes'] / 1e9:.1f} GB" for plan in (*small, node)]
     frozen = [f"{plan.reference_host_bytes / 1e9:.1f} GB" for plan in (small[0], node)]
     assert saved[0] == saved[1]
@@ -159,29 +159,29 @@ def test_host_memory_in_the_docs_is_the_plan_s() -> None:
     for plan in (*small, node):
         pinned = plan.as_json()["pinned_bytes"]
         assert pinned == plan.checkpoint["saved_bytes"] + plan.reference_host_bytes
-    assert planned(make_job(SMALL, 1, "method.name=grpo", gpu="cpu")).pinned_bytes == 0
+    assert planned(make_run(SMALL, 1, "method.name=grpo", gpu="cpu")).pinned_bytes == 0
 
 
 def test_what_does_not_fit_says_where_and_what_to_do() -> None:
-    plan = planned(make_job(LARGE, 8, "parallel.tp=8", "parallel.sequence_parallel=true"))
+    plan = planned(make_run(LARGE, 8, "parallel.tp=8", "parallel.sequence_parallel=true"))
     assert plan.worst.margin < 0
     assert any("fewer than one sequence" in line for line in plan.problems)
     assert verdict_line(plan).startswith("DOES NOT FIT. rollout: stage 0 needs ")
 
 
 def test_what_fits_says_what_it_costs() -> None:
-    plan = planned(make_job(SMALL, 8))
+    plan = planned(make_run(SMALL, 8))
     assert plan.price == pytest.approx(3.0 * plan.device_hours)
     rank = plan.worst
     spare = f"{rank.margin / 1e9:.1f} GB ({100 * rank.margin / rank.limit:.0f}%)"
     takes = f"100 steps take {60 * plan.hours:.1f} minutes, {plan.device_hours:,.1f} device-hours"
     costs = f"FITS, with {spare} to spare on stage 0. {takes}, ${plan.price:,.0f}. Bottleneck: "
     assert verdict_line(plan).startswith(costs)
-    longer = Plan(job=plan.job, num_steps=1000)
+    longer = Plan(run=plan.run, num_steps=1000)
     assert f"1000 steps take {longer.hours:.1f} hours, " in verdict_line(longer)
     whole, train = (plan.utilization(plan.step[name]) for name in ("total", "train"))
     assert 0 < whole < train < 0.55
-    nothing = planned(make_job(SMALL, 8, "parallel.pp=2", acceptance=0.0))
+    nothing = planned(make_run(SMALL, 8, "parallel.pp=2", acceptance=0.0))
     assert nothing.step["train"] == nothing.utilization(nothing.step["total"]) == 0
     assert nothing.as_json()["num_microbatches"] == 0
 
@@ -202,9 +202,9 @@ def test_what_the_trainer_would_refuse_is_refused(
     overrides: list[str], world_size: int, message: str
 ) -> None:
     with pytest.raises(UserError, match=message):
-        check_job(make_job(SMALL, world_size, *overrides))
+        check_planned_run(make_run(SMALL, world_size, *overrides))
 
 
 def test_waste_is_noted() -> None:
-    (note,) = planned(make_job(SMALL, 128, "parallel.tp=2", "rollout.engine=hf")).notes
+    (note,) = planned(make_run(SMALL, 128, "parallel.tp=2", "rollout.engine=hf")).notes
     assert "set rollout.engine=vllm" in note

@@ -4,12 +4,11 @@ import re
 
 import pytest
 from forked_cli import ROOT
-from plan_cases import LARGE, MIXTURE, SMALL, make_job, planned
+from plan_cases import LARGE, MIXTURE, SMALL, make_run, planned
 
 from megatron_opsft.commands.plan.assumptions import load_hardware
 from megatron_opsft.commands.plan.estimate import SAFE_SHARE, Plan
-from megatron_opsft.commands.plan.job import check_job
-from megatron_opsft.commands.plan.job import make_job as read_job
+from megatron_opsft.commands.plan.job import check_planned_run, make_planned_run
 from megatron_opsft.commands.plan.search import search_layouts
 from megatron_opsft.config.load import load_config
 from megatron_opsft.errors import UserError
@@ -18,7 +17,7 @@ MIDDLE = "DeepSeek-R1-Distill-Qwen-7B"
 
 
 def search(model: str, world_size: int, *overrides: str) -> list[Plan]:
-    return search_layouts(make_job(model, world_size, *overrides), 10)
+    return search_layouts(make_run(model, world_size, *overrides), 10)
 
 
 def test_the_best_is_the_simplest_of_the_fastest_and_its_overrides_make_it() -> None:
@@ -41,9 +40,9 @@ def test_the_best_is_the_simplest_of_the_fastest_and_its_overrides_make_it() -> 
     assert fastest < best.step["total"]
     assert best.worst.margin < max(one.worst.margin for one in near)
     # As a user would take it over.
-    job = make_job(MIDDLE, 16, base, *best.overrides)
-    check_job(job)
-    assert (planned(job).step, planned(job).worst) == (best.step, best.worst)
+    run = make_run(MIDDLE, 16, base, *best.overrides)
+    check_planned_run(run)
+    assert (planned(run).step, planned(run).worst) == (best.step, best.worst)
 
 
 def test_every_layout_is_tried_once() -> None:
@@ -55,22 +54,22 @@ def test_every_layout_is_tried_once() -> None:
 
 
 def test_tensor_parallelism_is_tried_up_to_a_whole_node() -> None:
-    tried = {one.job.parallel.tp for one in search(LARGE, 8, "train.recompute=full")}
+    tried = {one.run.parallel.tp for one in search(LARGE, 8, "train.recompute=full")}
     assert tried == {1, 2, 4, 8}
 
 
 def test_context_parallelism_is_tried_for_sequences_beyond_the_packing_budget() -> None:
     long = ("rollout.max_response_tokens=32768", "train.max_tokens_per_microbatch=9000")
-    tried = {one.job.parallel.cp for one in search(SMALL, 8, *long)}
+    tried = {one.run.parallel.cp for one in search(SMALL, 8, *long)}
     assert tried == {1, 2, 4}  # a quarter of the longest fits the budget
 
 
 def test_expert_parallelism_is_tried_for_a_mixture_and_makes_room() -> None:
     found = search(MIXTURE, 16)
-    assert {one.job.parallel.ep for one in found} == {1, 2, 4, 8}
+    assert {one.run.parallel.ep for one in found} == {1, 2, 4, 8}
     for one in found:
-        assert make_job(MIXTURE, 16, *one.overrides).parallel == one.job.parallel
-    assert found[0].is_safe and found[0].job.parallel.ep > 1
+        assert make_run(MIXTURE, 16, *one.overrides).parallel == one.run.parallel
+    assert found[0].is_safe and found[0].run.parallel.ep > 1
 
 
 def test_the_engine_gets_less_where_the_trainer_needs_it() -> None:
@@ -90,8 +89,8 @@ def test_what_fits_nowhere_and_what_no_layout_accepts_is_said() -> None:
 def test_the_search_the_docs_and_the_shipped_file_name_the_same_layout() -> None:
     path = ROOT / "examples/configs/r1_distill_7b_paper.yaml"
     config = load_config(path)
-    job = read_job(config, load_hardware("h100"), 32)
-    found = search_layouts(job, 10)
+    run = make_planned_run(config, load_hardware("h100"), 32)
+    found = search_layouts(run, 10)
     rows = re.findall(
         r"^\| `(parallel.*?)` \| ([\d.]+) \|", (ROOT / "docs/planning.md").read_text(), re.MULTILINE
     )

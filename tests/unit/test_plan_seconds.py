@@ -3,19 +3,13 @@
 from dataclasses import replace
 
 import pytest
-from plan_cases import MIXTURE, SMALL, make_job
+from plan_cases import MIXTURE, SMALL, make_run
 
 from megatron_opsft.commands.plan.assumptions import PHASES, Workload, load_hardware
 from megatron_opsft.commands.plan.estimate import estimate_step
-from megatron_opsft.commands.plan.job import Job
-from megatron_opsft.commands.plan.seconds import (
-    decode_seconds,
-    pass_seconds,
-    pipeline_seconds,
-    ring_seconds,
-    step_seconds,
-    sync_seconds,
-)
+from megatron_opsft.commands.plan.job import PlannedRun
+from megatron_opsft.commands.plan.passes import pass_seconds, pipeline_seconds, ring_seconds
+from megatron_opsft.commands.plan.seconds import decode_seconds, step_seconds, sync_seconds
 from megatron_opsft.models.architectures.shape import forward_flops
 
 # Round figures: one operation, byte and second, and nothing but them.
@@ -33,8 +27,8 @@ WHOLE = 2 * 1_777_088_000
 WEIGHTS = ((1536 * 128 * 28 + 3 * 1536 * 8960) * 28 + 1536 * 151936) * 2
 
 
-def plain(world_size: int, *overrides: str, shape: str = SMALL) -> Job:
-    return replace(make_job(shape, world_size, *overrides), hardware=PLAIN)
+def plain(world_size: int, *overrides: str, shape: str = SMALL) -> PlannedRun:
+    return replace(make_run(shape, world_size, *overrides), hardware=PLAIN)
 
 
 def passes(
@@ -74,9 +68,9 @@ def test_tensor_parallel_ranks_exchange_hidden_states_twice_a_layer() -> None:
 @pytest.mark.parametrize(("pp", "vpp"), [(1, None), (4, None), (4, 7)])
 def test_equal_stages_fill_and_drain_the_pipeline(pp: int, vpp: int | None) -> None:
     """(m + (p - 1) / v) x one micro-batch (Narayanan et al., 2021)."""
-    job = plain(pp, f"parallel.pp={pp}", f"parallel.vpp={vpp or 'null'}")
+    run = plain(pp, f"parallel.pp={pp}", f"parallel.vpp={vpp or 'null'}")
     expected = 3 * (8 + (pp - 1) / (vpp or 1))
-    assert pipeline_seconds(job, [8 * 3.0] * pp, 8) == pytest.approx(expected)
+    assert pipeline_seconds(run, [8 * 3.0] * pp, 8) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("overlap", [True, False])
@@ -85,15 +79,15 @@ def test_training_is_passes_exchange_and_update(overlap: bool) -> None:
     lengths = (400,) * 512
     settings = ("train.max_tokens_per_microbatch=2000", f"parallel.overlap_grad_reduce={overlap}")
     work = Workload(lengths=lengths, trained=lengths, prompt_tokens=100)
-    job = replace(make_job(SMALL, 16, *settings), workload=work)
-    (stage,), hardware = job.stages, job.hardware
-    flops = 3 * forward_flops(job.shape, [500] * 32, 400 * 32)
+    run = replace(make_run(SMALL, 16, *settings), workload=work)
+    (stage,), hardware = run.stages, run.hardware
+    flops = 3 * forward_flops(run.shape, [500] * 32, 400 * 32)
     passes = flops / hardware.peak_flops + 8 * hardware.microbatch_seconds
-    reduced = ring_seconds(job, stage.gradient_bytes, 16, 16)
+    reduced = ring_seconds(run, stage.gradient_bytes, 16, 16)
     if overlap:  # nearly all of the reduction is behind the last backward pass
         last = (2 * flops / 3 / hardware.peak_flops + 4 * hardware.microbatch_seconds) / 8
         reduced = max(0.0, reduced - last)
-    step, factor, host = estimate_step(job), hardware.train_factor, 15e-6 * 512
+    step, factor, host = estimate_step(run), hardware.train_factor, 15e-6 * 512
     verify = 32 * hardware.verify_seconds / hardware.cpu_cores
     assert step["verify"] == pytest.approx(verify)
     moved = 30 * stage.updated_parameters + 16 * stage.num_parameters
@@ -105,11 +99,11 @@ def test_training_is_passes_exchange_and_update(overlap: bool) -> None:
 
 
 def test_a_decoding_step_reads_weights_and_cache() -> None:
-    job = plain(1)
+    run = plain(1)
     kv_bytes = 2 * 28 * 2 * 128 * 2
-    assert step_seconds(job, 8, 5000) == pytest.approx((WEIGHTS + 5000 * kv_bytes) / 1e12)
+    assert step_seconds(run, 8, 5000) == pytest.approx((WEIGHTS + 5000 * kv_bytes) / 1e12)
     # So many sequences that the products take longer than the reading.
-    assert step_seconds(job, 4000, 0) == pytest.approx(4000 * WEIGHTS / 1e15)
+    assert step_seconds(run, 4000, 0) == pytest.approx(4000 * WEIGHTS / 1e15)
     # Four ranks: a quarter of the weights, but each key/value head on two of them, and exchanges.
     four = plain(4, "rollout.tp=4")
     read = (WEIGHTS / 4 + 5000 * kv_bytes / 2) / 1e12
@@ -117,25 +111,25 @@ def test_a_decoding_step_reads_weights_and_cache() -> None:
 
 
 def test_a_mixture_reads_the_experts_that_its_batch_meets() -> None:
-    job = plain(8, shape=MIXTURE)
+    run = plain(8, shape=MIXTURE)
     expert = 3 * 2048 * 768 * 48 * 2
     shared = (2048 * 128 * 72 + 2048 * 128) * 48 * 2 + 2048 * 151936 * 2
-    assert step_seconds(job, 1, 0) == pytest.approx((shared + 8 * expert) / 1e12)
-    assert step_seconds(job, 200, 0) == pytest.approx((shared + 128 * expert) / 1e12, rel=1e-4)
+    assert step_seconds(run, 1, 0) == pytest.approx((shared + 8 * expert) / 1e12)
+    assert step_seconds(run, 200, 0) == pytest.approx((shared + 128 * expert) / 1e12, rel=1e-4)
 
 
 def test_an_engine_decodes_token_by_token() -> None:
-    job = plain(1)
+    run = plain(1)
     lengths, prompt, expected = (2, 5, 9), 100, 0.0
     for token in range(9):
         alive = [n for n in lengths if n > token]
-        expected += step_seconds(job, len(alive), len(alive) * (prompt + token + 0.5))
-    assert decode_seconds(job, lengths, prompt, 4) == (pytest.approx(expected), 9)
+        expected += step_seconds(run, len(alive), len(alive) * (prompt + token + 0.5))
+    assert decode_seconds(run, lengths, prompt, 4) == (pytest.approx(expected), 9)
     # With equal lengths in two slots: three rounds, refilled or batch by batch.
     for engine in ("vllm", "hf"):
-        job = plain(1, f"rollout.engine={engine}")
-        once, _ = decode_seconds(job, [50] * 2, prompt, 2)
-        seconds, steps = decode_seconds(job, [50] * 6, prompt, 2)
+        run = plain(1, f"rollout.engine={engine}")
+        once, _ = decode_seconds(run, [50] * 2, prompt, 2)
+        seconds, steps = decode_seconds(run, [50] * 6, prompt, 2)
         assert (seconds, steps) == (pytest.approx(3 * once, rel=1e-6), 150)
 
 

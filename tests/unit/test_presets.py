@@ -11,7 +11,7 @@ from forked_cli import ROOT, ForkedCli
 
 from megatron_opsft.commands.plan.assumptions import load_hardware
 from megatron_opsft.commands.plan.estimate import Plan
-from megatron_opsft.commands.plan.job import check_job, make_job
+from megatron_opsft.commands.plan.job import check_planned_run, make_planned_run
 from megatron_opsft.commands.plan.search import search_layouts
 from megatron_opsft.config.load import load_config
 from megatron_opsft.models.storage.model_paths import MODEL_CONFIGS, resolve_config
@@ -30,9 +30,9 @@ def nodes_of(path: Path) -> list[int]:
 
 
 def planned(path: Path, num_nodes: int, **responses: float) -> Plan:
-    job = make_job(load_config(path), load_hardware("h100"), 8 * num_nodes, **responses)
-    check_job(job)
-    return Plan(job=job, num_steps=1)
+    run = make_planned_run(load_config(path), load_hardware("h100"), 8 * num_nodes, **responses)
+    check_planned_run(run)
+    return Plan(run=run, num_steps=1)
 
 
 @pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
@@ -43,7 +43,7 @@ def test_a_layout_fits_with_room_and_is_about_the_fastest(path: Path) -> None:
             assert plan.is_safe
             assert plan.worst.margin > 0.1 * plan.worst.limit
     plan = planned(path, nodes_of(path)[0])
-    found = search_layouts(plan.job, 1)
+    found = search_layouts(plan.run, 1)
     fastest = min(one.step["total"] for one in found if one.is_safe)
     assert plan.step["total"] < 1.06 * fastest
 

@@ -1,7 +1,7 @@
 """What a plan multiplies, against figures that were published or follow from published ones."""
 
 import pytest
-from plan_cases import REAL_SHAPES, make_job
+from plan_cases import REAL_SHAPES, make_run
 
 from megatron_opsft.commands.plan.memory import kv_bytes_per_token
 from megatron_opsft.models.architectures.shape import forward_flops
@@ -24,4 +24,4 @@ def test_a_token_takes_six_operations_a_parameter_and_its_keys_and_values(name: 
     active, kv_bytes = PUBLISHED[name]
     assert 3 * forward_flops(REAL_SHAPES[name], [1], 1) == pytest.approx(6 * active, rel=2e-3)
     for tp in (1, 2):
-        assert kv_bytes_per_token(make_job(name, 8, f"rollout.tp={tp}")) * tp == kv_bytes
+        assert kv_bytes_per_token(make_run(name, 8, f"rollout.tp={tp}")) * tp == kv_bytes

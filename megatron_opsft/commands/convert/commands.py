@@ -1,9 +1,9 @@
-"""`megatron-opsft convert`: the commands, as users call them."""
+"""`megatron-opsft convert`: its commands and their options."""
 
 import dataclasses
 import json
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import ByteSize, Field
 
@@ -29,7 +29,7 @@ class _Conversion(Command):
     def convert(
         self, source: str, to: Literal["hf", "megatron"], config_from: Path | None
     ) -> None:
-        """Convert, and say how it went. source: as the user names it."""
+        """Convert the model that the user names `source`, and print the figures."""
         directory = find_source(source, to, self.out, overwrite=self.overwrite)
         from megatron_opsft.commands.convert.run import convert_model
 
@@ -47,10 +47,13 @@ class _Conversion(Command):
             say(json.dumps(dataclasses.asdict(figures)))
         else:
             size = ByteSize(figures.bytes).human_readable(decimal=True)
-            say(
+            text = (
                 f"wrote {self.out}: {figures.tensors} tensors, {size} in {figures.seconds:.1f} s, "
-                f"peak memory {figures.peak_rss_mb:.0f} MiB{', verified' * self.verify}"
+                f"peak memory {figures.peak_rss_mb:.0f} MiB"
             )
+            if self.verify:
+                text += ", verified"
+            say(text)
 
 
 class ToMegatron(_Conversion):
@@ -59,7 +62,7 @@ class ToMegatron(_Conversion):
     It loads at any TP x PP x VPP (x EP). The output appears when it is whole.
     """
 
-    examples: ClassVar[tuple[str, ...]] = (
+    examples = (
         "convert to-megatron --hf DIR --out MEGATRON_DIR --verify",
         "convert to-megatron --hf DIR --out OTHER --dtype bfloat16",
     )
@@ -78,7 +81,7 @@ class ToHf(_Conversion):
     is whole.
     """
 
-    examples: ClassVar[tuple[str, ...]] = (
+    examples = (
         "convert to-hf --megatron MEGATRON_DIR --out DIR",
         "convert to-hf --megatron MEGATRON_DIR --out NEW --verify",
     )
@@ -95,8 +98,8 @@ class ToHf(_Conversion):
 class Check(Command):
     """Compare the weights of two models; exit code 4 when any differs."""
 
-    words: ClassVar[tuple[str, ...]] = ("first", "second")
-    examples: ClassVar[tuple[str, ...]] = (
+    words = ("first", "second")
+    examples = (
         "convert check DIR MEGATRON_DIR",
         "convert check CHECKPOINT DIR --config-from DIR",
     )
@@ -108,22 +111,22 @@ class Check(Command):
     """Hugging Face directory or run with config and tokenizer, if --megatron has none."""
 
     def run(self) -> int | None:
-        """Print what differs."""
+        """Print one line for each tensor that differs. Returns the exit code."""
         from megatron_opsft.commands.convert.run import differing_tensors, open_source
         from megatron_opsft.models.storage.model_paths import resolve_model
 
-        sources = [
+        first, second = (
             open_source(resolve_model(name, option="convert check"), self.config_from)
             for name in (self.first, self.second)
-        ]
-        if lines := differing_tensors(sources[0], sources[1]):
-            lines.append(
-                f"{len(lines)} of {len(sources[0].table.hf_shapes())} tensors differ"
-            )
-            say("\n".join(lines))
-            return ANSWER_IS_NO
-        say(f"equal: {len(sources[0].table.hf_shapes())} tensors")
-        return None
+        )
+        lines = differing_tensors(first, second)
+        num_tensors = len(first.table.hf_shapes())
+        if not lines:
+            say(f"equal: {num_tensors} tensors")
+            return None
+        lines.append(f"{len(lines)} of {num_tensors} tensors differ")
+        say("\n".join(lines))
+        return ANSWER_IS_NO
 
 
 PROGRAM = group(
@@ -138,8 +141,9 @@ PROGRAM = group(
 
 
 def find_source(name: str, to: str, out: Path, *, overwrite: bool) -> Path:
-    """The directory of a model to be converted `to` hf or megatron. Errors: `UserError`, also for
-    an output that may not be written.
+    """Return the directory of a model that is to be converted `to` hf or megatron.
+
+    Errors: `UserError`, also for an output that may not be written.
     """
     from megatron_opsft.models.storage.model_paths import (
         newest_checkpoint,

@@ -1,4 +1,4 @@
-"""The files of a Megatron checkpoint of format torch_dist: archives one behind the other."""
+"""The files of a Megatron checkpoint of format torch_dist: archives of torch, one after another."""
 
 import io
 import json
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.distributed.checkpoint.filesystem import _StorageInfo
@@ -40,14 +40,18 @@ from megatron_opsft.models.weights.checkpoint_keys import (
 )
 from megatron_opsft.models.weights.rules import Rule, WeightTable
 from megatron_opsft.models.weights.slicing import shard_parameter
+from megatron_opsft.runtime.rounding import round_up
 
-_SMALL_ALIGNMENT = 64  # as torch's archives align their tensors
+_SMALL_ALIGNMENT = 64  # torch's archives align their tensors to as many bytes
 
 
 def megatron_layout(
     table: WeightTable, dtype: torch.dtype, max_file_bytes: int
 ) -> FileLayout:
-    """A Megatron checkpoint of format torch_dist; table: with TransformerEngine's names."""
+    """Lay out a Megatron checkpoint of format torch_dist.
+
+    table: with TransformerEngine's names.
+    """
     layout = _DistLayout(dtype, max_file_bytes)
     sizes = lead_sizes(table)
     for rule in table.exported:
@@ -55,82 +59,100 @@ def megatron_layout(
     empty = _saved([None])
     for key in extra_state_keys(table):
         layout.described[key] = BytesStorageMetadata()
-        layout.add(MetadataIndex(key), empty)
-    ends, files = layout.ends, layout.files
+        layout.add_archive(MetadataIndex(key), empty)
     metadata = Metadata(layout.described, storage_data=layout.storage)
-    return FileLayout(
-        tuple(
-            PlannedFile(_file_name(n), end, tuple(files[n]))
-            for n, end in enumerate(ends)
-        ),
-        tuple(layout.targets),
-        {
-            COMMON_NAME: _saved({}),
-            FORMAT_NAME: json.dumps(TORCH_DIST_FORMAT).encode(),
-            METADATA_NAME: pickle.dumps(metadata),
-            RECORD_NAME: json.dumps({"vocab_size": table.shape.vocab_size}).encode(),
-        },
-    )
+    small_files = {
+        COMMON_NAME: _saved({}),
+        FORMAT_NAME: json.dumps(TORCH_DIST_FORMAT).encode(),
+        METADATA_NAME: pickle.dumps(metadata),
+        RECORD_NAME: json.dumps({"vocab_size": table.shape.vocab_size}).encode(),
+    }
+    files = [
+        PlannedFile(_file_name(index), file.num_bytes, tuple(file.constants))
+        for index, file in enumerate(layout.files)
+    ]
+    return FileLayout(tuple(files), tuple(layout.targets), small_files)
+
+
+class _DataPlace(NamedTuple):
+    """The position of a tensor's data in a file."""
+
+    file: Path
+    offset: int
+
+
+@dataclass
+class _File:
+    """A file of archives that is being laid out."""
+
+    num_bytes: int = 0
+    constants: list[tuple[int, bytes]] = field(default_factory=list)
+    """(offset, bytes) of everything that is not tensor data."""
 
 
 @dataclass
 class _DistLayout:
-    """Archives one behind the other in files, and Megatron's metadata of them.
-
-    files: of each what is not tensor data, as (offset, bytes); ends: their sizes.
-    """
+    """Files of archives, and Megatron's metadata of them."""
 
     dtype: torch.dtype
     max_file_bytes: int
-    files: list[list[tuple[int, bytes]]] = field(default_factory=lambda: [[]])
-    ends: list[int] = field(default_factory=lambda: [0])
+    files: list[_File] = field(default_factory=lambda: [_File()])
+    """Archives are added to the last one."""
     targets: list[Target] = field(default_factory=list)
     described: dict[str, Any] = field(default_factory=dict)
+    """Key -> metadata of a tensor or an object."""
     storage: dict[MetadataIndex, _StorageInfo] = field(default_factory=dict)
+    """Chunk of a tensor, or object -> its archive."""
 
-    def add(
+    def add_archive(
         self,
         index: MetadataIndex,
         before: bytes,
         data_bytes: int = 0,
-        behind: bytes = b"",
-    ) -> tuple[Path, int]:
-        """An archive of data between bytes that are known: the file, and where its data is."""
-        num_bytes = len(before) + data_bytes + len(behind)
-        if self.ends[-1] and self.ends[-1] + num_bytes > self.max_file_bytes:
-            self.files.append([])
-            self.ends.append(0)
-        data = self.ends[-1] + len(before)
-        if data_bytes:
-            # Whole pages are what disks read and write fastest; small tensors would waste most.
-            data += -data % (PAGE if data_bytes >= PAGE else _SMALL_ALIGNMENT)
+        after: bytes = b"",
+    ) -> _DataPlace:
+        """Add an archive: `data_bytes` of tensor data between bytes that are known."""
+        num_bytes = len(before) + data_bytes + len(after)
+        file = self.files[-1]
+        if file.num_bytes and file.num_bytes + num_bytes > self.max_file_bytes:
+            file = _File()
+            self.files.append(file)
+        data = file.num_bytes + len(before)
+        if data_bytes >= PAGE:  # disks read and write whole pages fastest
+            data = round_up(data, PAGE)
+        elif data_bytes:  # pages would waste too much for small tensors
+            data = round_up(data, _SMALL_ALIGNMENT)
         start = data - len(before)
-        self.ends[-1] = start + num_bytes
-        self.files[-1] += [(start, before), (data + data_bytes, behind)][
-            : 1 + bool(behind)
-        ]
+        file.num_bytes = start + num_bytes
+        file.constants.append((start, before))
+        if after:
+            file.constants.append((data + data_bytes, after))
         name = _file_name(len(self.files) - 1)
         self.storage[index] = _StorageInfo(name, start, num_bytes)
-        return Path(name), data
+        return _DataPlace(Path(name), data)
 
     def add_tensor(
-        self, rule: Rule, entry: Entry, lead: dict[str, tuple[int, ...]]
+        self, rule: Rule, entry: Entry, lead_sizes: dict[str, tuple[int, ...]]
     ) -> None:
-        """One layer (or expert) of a tensor: a chunk with one index on each prepended axis."""
-        shape = (*(1 for _ in entry.lead), *rule.mcore_shape)
-        before, behind = _around(shape, self.dtype)
-        whole = torch.Size((*lead[entry.key], *rule.mcore_shape))
+        """Add one layer (or expert) of a tensor: a chunk of size 1 on each prepended axis.
+
+        lead_sizes: key of a tensor -> sizes of its prepended axes.
+        """
+        num_lead, num_axes = len(entry.lead), len(rule.mcore_shape)
+        shape = (1,) * num_lead + rule.mcore_shape
+        whole_shape = torch.Size(lead_sizes[entry.key] + rule.mcore_shape)
+        offsets = torch.Size(entry.lead + (0,) * num_axes)
         properties = TensorProperties(dtype=self.dtype)
-        stored = TensorStorageMetadata(properties, whole, [])
-        stored = self.described.setdefault(entry.key, stored)
-        offsets = torch.Size((*entry.lead, *(0 for _ in rule.mcore_shape)))
-        index = MetadataIndex(entry.key, offsets, len(stored.chunks))
-        stored.chunks.append(ChunkStorageMetadata(offsets, torch.Size(shape)))
-        path, data = self.add(index, before, prod(shape) * self.dtype.itemsize, behind)
-        region = Region(path, data, rule.mcore_shape, self.dtype)
-        self.targets.append(
-            Target(rule.mcore_name, region, shard_parameter(rule, 0, 1).parts)
-        )
+        metadata = TensorStorageMetadata(properties, whole_shape, [])
+        metadata = self.described.setdefault(entry.key, metadata)
+        index = MetadataIndex(entry.key, offsets, len(metadata.chunks))
+        metadata.chunks.append(ChunkStorageMetadata(offsets, torch.Size(shape)))
+        frame = _archive_frame(shape, self.dtype)
+        data_bytes = prod(shape) * self.dtype.itemsize
+        place = self.add_archive(index, frame.before, data_bytes, frame.after)
+        region = Region(place.file, place.offset, rule.mcore_shape, self.dtype)
+        parts = shard_parameter(rule, 0, 1).parts
+        self.targets.append(Target(rule.mcore_name, region, parts))
 
 
 def _file_name(index: int) -> str:
@@ -143,19 +165,26 @@ def _saved(value: object) -> bytes:
     return buffer.getvalue()
 
 
+class _ArchiveFrame(NamedTuple):
+    """The bytes of torch.save around a tensor's data."""
+
+    before: bytes
+    after: bytes
+
+
 @cache
-def _around(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[bytes, bytes]:
-    """What torch.save puts before and behind the data of a contiguous tensor; the same for all of
-    this shape and dtype. It writes a temporary file with a hole in place of the data.
+def _archive_frame(shape: tuple[int, ...], dtype: torch.dtype) -> _ArchiveFrame:
+    """Return what torch.save writes around the data of any contiguous tensor of this shape.
+
+    It is read from a temporary file with a hole in place of the data.
     """
     with tempfile.TemporaryDirectory(prefix="megatron-opsft-") as scratch:
         path = Path(scratch) / "archive"  # its name is part of the archive
         with torch.serialization.skip_data():
-            torch.save(
-                torch.empty(shape, dtype=dtype), path
-            )  # never touched: it takes no memory
+            # Nothing touches the empty tensor, so it takes no memory.
+            torch.save(torch.empty(shape, dtype=dtype), path)
         data = archived_tensor(path, 0, path.stat().st_size, str(path))
         with open(path, "rb") as file:
             before = file.read(data.offset)
             file.seek(data.offset + data.num_bytes)
-            return before, file.read()
+            return _ArchiveFrame(before, file.read())

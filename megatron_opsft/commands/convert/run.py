@@ -1,4 +1,4 @@
-"""Convert a model from one format to the other, and compare two: either format is a `Source`."""
+"""Convert a model from one format to the other, and compare two models of either format."""
 
 import time
 from collections.abc import Sequence
@@ -39,16 +39,18 @@ _NUM_THREADS = 3  # while one waits for the disk to write, others read and lay o
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """An opened model. `table` has TransformerEngine's names, which checkpoints use."""
+    """An opened model of either format."""
 
     directory: Path
     config_dir: Path
+    """Hugging Face directory of its configuration and tokenizer."""
     table: WeightTable
+    """With TransformerEngine's names, which checkpoints use."""
     tensors: StoredWeights
     is_megatron: bool
 
     def only_dtype(self) -> torch.dtype:
-        """The dtype of all weights. Errors: `UserError` naming one that has another."""
+        """Return the dtype of all weights. Errors: `UserError` naming one with another dtype."""
         names = list(self.table.hf_shapes())
         first = self.tensors.dtype(names[0])
         for name in names:
@@ -65,7 +67,7 @@ class Source:
 def open_source(directory: Path, config_dir: Path | None = None) -> Source:
     """Open a Hugging Face directory or a Megatron checkpoint and check it without reading weights.
 
-    config_dir: Hugging Face directory of the configuration and tokenizer, where the checkpoint does
+    config_dir: Hugging Face directory of the configuration and tokenizer, if the checkpoint does
     not hold them itself.
     Errors: `UserError` naming what is missing, unexpected or damaged.
     """
@@ -86,10 +88,11 @@ def open_source(directory: Path, config_dir: Path | None = None) -> Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What a conversion did; bytes are those of the output's tensors."""
+    """What a conversion did."""
 
     tensors: int
     bytes: int
+    """Of the output's tensors."""
     seconds: float
     peak_rss_mb: float
 
@@ -107,34 +110,38 @@ def convert_model(
 ) -> Figures:
     """Write the model in `directory` to `out` in the other format; it appears when it is whole.
 
-    config_from: as in `open_source`; dtype: None for the source's; verify: read the
-    result back and compare. Errors: `UserError`; nothing is left then, but a result that differs
-    when it is compared.
+    config_from: `config_dir` of `open_source`. dtype: None for the source's. verify: read the
+    result back and compare. Errors: `UserError`. On an error no output remains, except one that
+    differs when `verify` compares it.
     """
     source = open_source(directory, config_from)
     if source.is_megatron == (to == "megatron"):
-        kind = "Megatron checkpoint" if source.is_megatron else "Hugging Face directory"
+        kind = "Hugging Face directory"
+        if source.is_megatron:
+            kind = "Megatron checkpoint"
         raise UserError(f"{directory} is a {kind} already; convert it the other way")
     started = time.monotonic()
-    # The weight files too, to which links may lead.
-    read = [source.directory, source.config_dir, *source.tensors.files()]
-    check_out(out, read, overwrite=overwrite)
-    wanted = getattr(torch, dtype) if dtype else source.only_dtype()
+    # The weight files are named too, since links may lead to them.
+    inputs = [source.directory, source.config_dir, *source.tensors.files()]
+    check_out(out, inputs, overwrite=overwrite)
+    out_dtype = getattr(torch, dtype) if dtype else source.only_dtype()
     if to == "hf":
-        layout = hf_layout(source.table.hf_shapes(), wanted, max_shard_bytes)
+        layout = hf_layout(source.table.hf_shapes(), out_dtype, max_shard_bytes)
     else:
-        layout = megatron_layout(source.table, wanted, max_shard_bytes)
+        layout = megatron_layout(source.table, out_dtype, max_shard_bytes)
     num_bytes = sum(target.region.num_bytes for target in layout.targets)
     with (
         written_whole(out, layout.files) as partial,
         Progress("converting", num_bytes, unit="B") as progress,
     ):
         _copy_all(source, layout.targets, partial, progress)
-        small = side_files(source.config_dir, wanted) | layout.small_files
-        write_files(partial.directory, small)
+        small_files = side_files(source.config_dir, out_dtype) | layout.small_files
+        write_files(partial.directory, small_files)
     seconds = time.monotonic() - started
-    if verify and (lines := differing_tensors(source, open_source(out), dtype=wanted)):
-        raise UserError(f"{out} differs from {directory}: {'; '.join(lines[:4])}")
+    if verify:
+        lines = differing_tensors(source, open_source(out), dtype=out_dtype)
+        if lines:
+            raise UserError(f"{out} differs from {directory}: {'; '.join(lines[:4])}")
     return Figures(
         tensors=len(layout.targets),
         bytes=num_bytes,
@@ -146,37 +153,35 @@ def convert_model(
 def _copy_all(
     source: Source, targets: Sequence[Target], partial: PartialFiles, progress: Progress
 ) -> None:
-    """All tensors, chunk by chunk. Errors: of the first chunk that fails; the others end early."""
+    """Copy all tensors, chunk by chunk. Errors: the first chunk's that fails; the others stop."""
     with ThreadPoolExecutor(_NUM_THREADS) as pool:
-        copied: list[Future[int]] = []
+        chunks: list[Future[int]] = []
         for target in targets:
             num_rows = target.parts[-1].target.row1
             for first, last in row_chunks(0, num_rows, target.region.row_bytes):
-                copied.append(
+                chunks.append(
                     pool.submit(_copy_rows, source, target, first, last, partial)
                 )
         try:
-            for each in as_completed(copied):
-                progress.update(each.result())
+            for chunk in as_completed(chunks):
+                progress.update(chunk.result())
         except BaseException:
-            pool.shutdown(
-                wait=False, cancel_futures=True
-            )  # leaving the block waits for the rest
+            # Chunks that have begun are waited for when the block ends.
+            pool.shutdown(wait=False, cancel_futures=True)
             raise
 
 
 def _copy_rows(
     source: Source, target: Target, first: int, last: int, partial: PartialFiles
 ) -> int:
-    """Rows of one tensor: put together in memory, then written. Returns their bytes."""
+    """Assemble rows of one tensor in memory and write them. Returns the number of bytes."""
     region, width = target.region, target.parts[0].target.col1
     data = _staging.place_for((last - first) * region.row_bytes)
-    rows = torch.frombuffer(data, dtype=region.dtype).view(
-        last - first, *region.shape[1:]
-    )
+    flat = torch.frombuffer(data, dtype=region.dtype)
+    rows = flat.view(last - first, *region.shape[1:])
     window = Rect(target.name, first, last, 0, width)
-    for part in target.parts:
-        cut = part.inverse.cut(window)
+    for copy in target.parts:
+        cut = copy.inverse.cut(window)
         if cut is not None:
             read, out = cut.target, cut.source.relative_to(window).view(rows)
             source.tensors.copy_rows(read.tensor, read.row0, read.row1, out)
@@ -187,10 +192,10 @@ def _copy_rows(
 def differing_tensors(
     first: Source, second: Source, *, dtype: torch.dtype | None = None
 ) -> list[str]:
-    """One line for each tensor that differs in a bit; empty for equal models.
+    """Return one line for each tensor that differs in a bit; none for equal models.
 
-    dtype: compare after a cast of both to it; None: dtypes must be equal too. Errors: `UserError`
-    when the models have different tensors altogether.
+    dtype: both are cast to it first; None: dtypes must be equal too. Errors: `UserError` if the
+    models do not have the same tensors.
     """
     shapes = first.table.hf_shapes()
     if shapes != second.table.hf_shapes():
@@ -215,7 +220,7 @@ def _are_equal(
     shape: tuple[int, ...],
     dtype: torch.dtype,
 ) -> bool:
-    """Bit for bit, after a cast of both to the dtype."""
+    """True if a tensor is the same on both sides, bit for bit, after a cast to `dtype`."""
     row_bytes = prod(shape[1:]) * dtype.itemsize
     for start, stop in row_chunks(0, shape[0], row_bytes):
         first, second = (

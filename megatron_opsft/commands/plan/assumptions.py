@@ -1,8 +1,11 @@
-"""What a plan counts on: the figures of a device, from one small YAML file, and the responses of a
-step, whose lengths are a log-normal that is cut at the limit; pure.
+"""The assumptions of a plan: figures of a device, and the responses of a step; pure.
+
+Figures of devices come from one small YAML file. Response lengths follow a log-normal distribution
+that is cut at the limit.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
@@ -21,9 +24,10 @@ from megatron_opsft.config.load import read_yaml
 from megatron_opsft.errors import UserError
 
 SHIPPED = Path(__file__).with_name("hardware.yaml")
-PHASES = ("rollout", "verify", "train", "sync")  # of metrics.jsonl, with a factor each
-# What on-policy SFT ends at with R1-Distill-1.5B: mean tokens and accuracy over five benchmarks
-# (the paper's main table); it starts at 10,178 tokens, most of them cut off by the limit.
+# The phases of metrics.jsonl; each has a factor in the figures of a device.
+PHASES = ("rollout", "verify", "train", "sync")
+# The end of on-policy SFT with R1-Distill-1.5B: mean tokens and accuracy over five benchmarks (the
+# paper's main table). It starts at 10,178 tokens, and the limit cuts off most responses.
 PAPER_MEAN_TOKENS = 2186.0
 PAPER_LIMIT = 3500
 PAPER_ACCEPTANCE = 0.599
@@ -34,118 +38,146 @@ PROMPT_TOKENS = 150
 
 
 class Hardware(BaseModel):
-    """One device and its share of the node; `hardware.yaml` says what each figure means.
-
-    Not in the file are its name, and gpus_per_node: devices that share the fast links.
-    """
+    """One device and its share of the node: an entry of `hardware.yaml`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     name: str
+    """Key of the entry; not a figure of the file."""
     gpus_per_node: int = 8
+    """Devices that share the fast links; not a figure of the file."""
     memory_bytes: PositiveFloat
     reserved_bytes: NonNegativeFloat
+    """Memory taken before any tensor: CUDA context, NCCL, cuBLAS workspaces."""
     peak_flops: PositiveFloat
+    """Dense bfloat16 operations a second."""
     memory_bandwidth: PositiveFloat
+    """Bytes a second of the device's memory."""
     link_bandwidth: PositiveFloat
+    """Bytes a second to another device of the node, in one direction."""
     network_bandwidth: PositiveFloat
+    """Bytes a second to another node, in one direction, for each device."""
     host_bandwidth: PositiveFloat
+    """Bytes a second between a device and the CPU's memory, in one direction."""
     storage_bandwidth: PositiveFloat
+    """Bytes a second to and from the disks of checkpoints, for each device."""
     host_memory_bytes: PositiveFloat
+    """CPU memory of a node for each device."""
     cpu_cores: PositiveFloat
+    """CPU cores of a node for each device."""
     engine_batch_tokens: PositiveFloat
+    """Tokens of vLLM's largest batch of prompts."""
     price_per_hour: NonNegativeFloat
+    """Dollars for one device."""
     token_seconds: NonNegativeFloat
+    """Fixed cost of a decoding step."""
     verify_seconds: NonNegativeFloat
+    """Verification of one response on one CPU core."""
     microbatch_seconds: NonNegativeFloat
+    """Fixed cost of a training micro-batch."""
     sync_seconds: NonNegativeFloat
+    """Fixed cost of a weight sync."""
     rollout_factor: PositiveFloat
+    """How many times longer the phase takes than the other figures say; so for the next three."""
     verify_factor: PositiveFloat
     train_factor: PositiveFloat
     sync_factor: PositiveFloat
 
     @property
     def is_cuda(self) -> bool:
-        """Whether the trainer takes the fast parts that only a GPU has."""
+        """True if the trainer takes the fast parts that need a GPU."""
         return self.name != "cpu"
 
     def bandwidth(self, num_ranks: int) -> float:
-        """Bytes a second between this many consecutive ranks: within a node or beyond."""
-        inside = num_ranks <= self.gpus_per_node
-        return self.link_bandwidth if inside else self.network_bandwidth
+        """Bytes a second between this many consecutive ranks, in one node or across nodes."""
+        if num_ranks <= self.gpus_per_node:
+            return self.link_bandwidth
+        return self.network_bandwidth
 
 
 def load_hardware(
     name: str, path: Path | None = None, *, gpus_per_node: int = 8
 ) -> Hardware:
-    """Entry `name` of the shipped file, with what the file at `path` says otherwise.
+    """Read entry `name` of the shipped file, changed by what the file at `path` holds.
 
     Errors: `UserError` for a missing or broken file, an unknown device, a missing, unknown or
     impossible figure.
     """
-    entries, where = read_yaml(SHIPPED), path or SHIPPED
-    for device, entry in (read_yaml(path) if path else {}).items():
-        if not isinstance(entry, dict):
-            raise UserError(
-                f"--hardware={path}: {device} must hold figures, not {entry!r}"
-            )
-        entries[device] = entries.get(device, {}) | entry
+    entries = read_yaml(SHIPPED)
+    if path is not None:
+        for device, figures in read_yaml(path).items():
+            if not isinstance(figures, dict):
+                raise UserError(
+                    f"--hardware={path}: {device} must hold figures, not {figures!r}"
+                )
+            entries[device] = entries.get(device, {}) | figures
+    source = path or SHIPPED
     if name not in entries:
         raise UserError(
-            f"--gpu={name} is not in {where}; there are: {', '.join(entries)}"
+            f"--gpu={name} is not in {source}; there are: {', '.join(entries)}"
         )
+    identity = {"name": name, "gpus_per_node": gpus_per_node}
     try:
-        return Hardware(
-            **{**entries[name], "name": name, "gpus_per_node": gpus_per_node}
-        )
+        return Hardware(**(entries[name] | identity))
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join([name, *map(str, first["loc"])])
-        given = "" if first["type"] == "missing" else f"={first['input']!r}"
-        raise UserError(f"{where}: {key}{given}: {first['msg']}") from None
+        if first["type"] != "missing":
+            key += f"={first['input']!r}"
+        raise UserError(f"{source}: {key}: {first['msg']}") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """The responses of one step of all ranks, in ascending order.
-
-    lengths: sampled tokens; trained: tokens of the responses that are trained on. prompt_tokens:
-    mean of a prompt.
-    """
+    """The responses of one step on all ranks."""
 
     lengths: tuple[int, ...] = ()
+    """Tokens of each sampled response, in ascending order."""
     trained: tuple[int, ...] = ()
+    """Tokens of each response that is trained on, in ascending order."""
     prompt_tokens: int = PROMPT_TOKENS
+    """Mean tokens of a prompt."""
 
     @property
     def mean_tokens(self) -> float:
-        """Of a sampled response; 0 where none is sampled."""
-        return sum(self.lengths) / len(self.lengths) if self.lengths else 0.0
+        """Mean tokens of a sampled response; 0 if none is sampled."""
+        if not self.lengths:
+            return 0.0
+        return sum(self.lengths) / len(self.lengths)
 
     @property
     def sequences(self) -> list[int]:
-        """Tokens of what is trained on, prompts included."""
-        return [self.prompt_tokens + n for n in self.trained]
+        """Tokens of each sequence that is trained on, its prompt included."""
+        return [self.prompt_tokens + length for length in self.trained]
 
 
 def quantiles(count: int, mean_tokens: float, limit: int) -> list[int]:
-    """`count` evenly spaced quantiles of a log-normal in ascending order, each from 1 to `limit`.
-    mean_tokens: of the log-normal before it is cut.
+    """Return `count` evenly spaced quantiles of a log-normal, ascending, each from 1 to `limit`.
+
+    mean_tokens: mean of the log-normal before it is cut at the limit.
     """
-    normal, middle = NormalDist(), math.log(mean_tokens) - SIGMA * SIGMA / 2
-    deviations = (normal.inv_cdf((i + 0.5) / count) for i in range(count))
-    return [max(1, min(limit, round(math.exp(middle + SIGMA * d)))) for d in deviations]
+    normal = NormalDist()
+    mean_logarithm = math.log(mean_tokens) - SIGMA * SIGMA / 2
+    lengths = []
+    for index in range(count):
+        deviation = normal.inv_cdf((index + 0.5) / count)
+        length = round(math.exp(mean_logarithm + SIGMA * deviation))
+        lengths.append(max(1, min(limit, length)))
+    return lengths
 
 
 def mean_before_the_cut(measured: float, limit: int) -> float:
-    """The mean of the log-normal whose mean after the cut at `limit` is `measured` (at most just
-    below the limit).
+    """Return the mean of the log-normal whose mean after the cut at `limit` is `measured`.
+
+    A `measured` at the limit gets the largest mean that is tried, 100 times the limit.
     """
     low, high = 1.0, 100.0 * limit
     for _ in range(60):
         middle = math.sqrt(low * high)
-        mean = sum(quantiles(200, middle, limit)) / 200
-        low, high = (middle, high) if mean < measured else (low, middle)
+        if sum(quantiles(200, middle, limit)) / 200 < measured:
+            low = middle
+        else:
+            high = middle
     return high
 
 
@@ -155,59 +187,69 @@ def make_workload(
     mean_tokens: float | None = None,
     acceptance: float = PAPER_ACCEPTANCE,
 ) -> Workload:
-    """One step of a run. mean_tokens: of the log-normal before it is cut, by default the paper's
-    end, and below the paper's limit as far below it; acceptance: share of all responses that is
-    correct and finished. No more are accepted than finish, and their lengths are spread over those
-    of all that do.
+    """Assume the responses of one step of a run.
+
+    mean_tokens: mean of the log-normal before it is cut at the limit; by default the mean at the
+    paper's end, scaled down if the limit is below the paper's. acceptance: share of all responses
+    that are correct and finished. No more are accepted than finish, and the accepted ones are
+    spread evenly over those that finish.
     """
     limit = config.rollout.max_response_tokens
-    count = config.data.prompts_per_step * config.rollout.group_size
-    mean_tokens = mean_tokens or PAPER_MEAN_TOKENS * min(1.0, limit / PAPER_LIMIT)
+    count = _batch_size(config)
+    if mean_tokens is None:
+        mean_tokens = PAPER_MEAN_TOKENS * min(1.0, limit / PAPER_LIMIT)
     lengths = quantiles(count, mean_tokens, limit)
-    finished = [n for n in lengths if n < limit]
-    accepted = min(len(finished), round(acceptance * count))
-    spread = [
-        finished[int((i + 0.5) * len(finished) / accepted)] for i in range(accepted)
+    finished = [length for length in lengths if length < limit]
+    num_accepted = min(len(finished), round(acceptance * count))
+    accepted = [
+        finished[int((index + 0.5) * len(finished) / num_accepted)]
+        for index in range(num_accepted)
     ]
-    return learned_by(config, lengths, spread)
+    return _choose_trained(config, lengths, accepted)
 
 
-def measured_workload(config: Config, line: dict[str, Any]) -> Workload:
-    """The responses that a line of metrics.jsonl describes by their means."""
+def measured_workload(config: Config, metrics: dict[str, Any]) -> Workload:
+    """Reconstruct a step's responses from their means in a line of metrics.jsonl."""
     limit = config.rollout.max_response_tokens
-    mean = mean_before_the_cut(line["mean_response_tokens"], limit)
-    lengths = quantiles(int(line["num_rollouts"]), mean, limit)
-    # Fixed data have no such keys: nobody has accepted them.
-    mean_accepted, accepted = (
-        line.get("mean_accepted_tokens", 0),
-        line.get("num_accepted", 0),
-    )
-    return learned_by(config, lengths, [max(1, round(mean_accepted))] * int(accepted))
+    mean_tokens = mean_before_the_cut(metrics["mean_response_tokens"], limit)
+    lengths = quantiles(int(metrics["num_rollouts"]), mean_tokens, limit)
+    # Runs on fixed data lack both keys: nothing is accepted there.
+    mean_accepted = max(1, round(metrics.get("mean_accepted_tokens", 0)))
+    num_accepted = int(metrics.get("num_accepted", 0))
+    return _choose_trained(config, lengths, [mean_accepted] * num_accepted)
 
 
-def learned_by(config: Config, lengths: list[int], accepted: list[int]) -> Workload:
-    """What the run's method samples and trains on; accepted: what on-policy SFT would train on.
+def _choose_trained(
+    config: Config, lengths: list[int], accepted: list[int]
+) -> Workload:
+    """Apply the run's method to responses of these `lengths`: what it samples and trains on.
 
-    A policy gradient trains on all responses, at most: without a divergence groups of equal rewards
-    are left out. What a method samples beyond a batch, in place of groups that it drops, it does
-    not train on. With fixed data none is sampled, and as many finished ones are trained on.
+    accepted: tokens of the responses that on-policy SFT would train on. A policy gradient trains on
+    all responses; this is an upper bound, since without a divergence it leaves out groups of equal
+    rewards. What a method samples in place of groups that it drops, it does not train on. A method
+    on fixed data samples nothing and trains on as many finished responses.
     """
     trained = accepted
     if config.method.has_fixed_data:
-        finished = [
-            n for n in lengths if n < config.rollout.max_response_tokens
-        ] or lengths
-        trained = [
-            finished[i * len(finished) // len(lengths)] for i in range(len(lengths))
-        ]
+        limit = config.rollout.max_response_tokens
+        finished = [length for length in lengths if length < limit]
+        trained = _spread_evenly(finished or lengths, len(lengths))
         lengths = []
     elif config.method.learns_from_rejected:
         trained = lengths
-    batch = config.data.prompts_per_step * config.rollout.group_size
-    if len(trained) > batch:
-        trained = [trained[i * len(trained) // batch] for i in range(batch)]
+    if len(trained) > _batch_size(config):
+        trained = _spread_evenly(trained, _batch_size(config))
     return Workload(
         lengths=tuple(lengths),
         trained=tuple(trained),
         prompt_tokens=min(PROMPT_TOKENS, config.data.max_prompt_tokens),
     )
+
+
+def _batch_size(config: Config) -> int:
+    return config.data.prompts_per_step * config.rollout.group_size
+
+
+def _spread_evenly(lengths: Sequence[int], count: int) -> list[int]:
+    """Choose `count` of the lengths at even distances; some more than once if they are fewer."""
+    return [lengths[index * len(lengths) // count] for index in range(count)]

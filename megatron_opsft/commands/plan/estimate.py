@@ -1,10 +1,10 @@
-"""A whole run: does it fit, how long does a step take, what does it cost; pure."""
+"""The plan of a whole run: if it fits, how long a step takes, what it costs; pure."""
 
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from megatron_opsft.commands.plan.job import Job
+from megatron_opsft.commands.plan.job import PlannedRun
 from megatron_opsft.commands.plan.memory import (
     RankMemory,
     checkpoint_bytes,
@@ -23,27 +23,8 @@ from megatron_opsft.models.architectures.shape import forward_flops
 from megatron_opsft.rollout.limits import max_engine_tokens
 from megatron_opsft.run.start.disk import DiskUse, disk_use
 
-# Of a device's memory that is to stay free: the formulas are not better than that.
+# Share of a device's memory that should stay free: the formulas are no more accurate than that.
 SAFE_SHARE = 0.05
-# Of a plan, into its JSON.
-_FIGURES = (
-    *(
-        "is_safe",
-        "problems",
-        "notes",
-        "bottleneck",
-        "checkpoint",
-        "host_bytes_per_node",
-    ),
-    *(
-        "reference_host_bytes",
-        "pinned_bytes",
-        "kv_tokens",
-        "tokens_per_second",
-        "device_hours",
-    ),
-    "price",
-)
 _FIXES = {
     "rollout": "lower rollout.gpu_memory_fraction or raise parallel.tp or pp",
     "train": "raise parallel.tp or train.recompute, or lower train.max_tokens_per_microbatch",
@@ -53,81 +34,85 @@ _FIXES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """All that is said about a job, which has passed `check_job`. overrides: those of a search."""
+    """Everything that is predicted of a run."""
 
-    job: Job
+    run: PlannedRun
+    """It has passed `check_planned_run`."""
     num_steps: int
     overrides: tuple[str, ...] = ()
+    """The key=value words with which a search made the run from the user's configuration."""
 
     @cached_property
     def step(self) -> dict[str, float]:
-        """Of `estimate_step`."""
-        return estimate_step(self.job)
+        """Seconds of each phase, from `estimate_step`."""
+        return estimate_step(self.run)
 
     @cached_property
     def memory(self) -> list[RankMemory]:
-        """Of every pipeline stage."""
-        count = max(1, num_microbatches(self.job))
-        return [rank_memory(self.job, stage, count) for stage in self.job.stages]
+        """Memory of a rank of each pipeline stage."""
+        count = max(1, num_microbatches(self.run))
+        return [rank_memory(self.run, stage, count) for stage in self.run.stages]
 
     @cached_property
     def worst(self) -> RankMemory:
-        """The rank with the least room."""
+        """The rank with the least free memory."""
         return min(self.memory, key=lambda rank: rank.margin)
 
     @cached_property
     def checkpoint(self) -> dict[str, float]:
-        """Of `checkpoint_bytes`."""
-        return checkpoint_bytes(self.job)
+        """Bytes of a checkpoint, from `checkpoint_bytes`."""
+        return checkpoint_bytes(self.run)
 
     @cached_property
     def disk(self) -> DiskUse:
         """What the run writes."""
-        return disk_use(self.job.config, self.job.shape)
+        return disk_use(self.run.config, self.run.shape)
 
     @property
     def frozen_copy(self) -> str:
-        """What the method keeps one of the model for."""
-        return "teacher" if self.job.has_teacher else "reference model"
+        """The name for the method's frozen copy of the model."""
+        return "teacher" if self.run.has_teacher else "reference model"
 
     @property
     def reference_host_bytes(self) -> int:
-        """Of the reference model, in a node's CPU memory."""
-        on_host = [reference_bytes(self.job, stage)[1] for stage in self.job.stages]
-        return self.job.ranks_per_node * max(on_host)
+        """Bytes of the reference model in one node's CPU memory."""
+        on_host = [reference_bytes(self.run, stage).host for stage in self.run.stages]
+        return self.run.ranks_per_node * max(on_host)
 
     @property
     def pinned_bytes(self) -> float:
-        """CPU memory of a node that its ranks pin for their GPUs: for the copy of a checkpoint,
-        from the first one on, and for the reference model.
+        """CPU memory of a node that its ranks pin for their GPUs.
+
+        It holds the copy of a checkpoint, from the first one on, and the reference model.
         """
-        if not self.job.hardware.is_cuda:
+        if not self.run.hardware.is_cuda:
             return 0
         return self.checkpoint["saved_bytes"] + self.reference_host_bytes
 
     @property
     def host_bytes_per_node(self) -> float:
         """CPU memory that the ranks of a node share."""
-        return self.job.hardware.host_memory_bytes * self.job.ranks_per_node
+        return self.run.hardware.host_memory_bytes * self.run.ranks_per_node
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens that one engine's cache holds."""
-        return int(kv_cache_bytes(self.job) / kv_bytes_per_token(self.job))
+        """Tokens that fit in one engine's cache."""
+        return int(kv_cache_bytes(self.run) / kv_bytes_per_token(self.run))
 
     @cached_property
     def problems(self) -> list[str]:
-        """Why it does not fit; empty where it does."""
+        """Reasons why the run does not fit; empty if it fits."""
         problems = []
         for phase, fix in _FIXES.items():
-            rank = max(self.memory, key=lambda one: one.phases[phase])
-            if (over := rank.phases[phase] - rank.limit) > 0:
+            rank = max(self.memory, key=lambda rank: rank.phases[phase])
+            excess = rank.phases[phase] - rank.limit
+            if excess > 0:
                 problems.append(
-                    f"{phase}: stage {rank.stage.index} needs {over / 1e9:.1f} GB more than the "
+                    f"{phase}: stage {rank.stage.index} needs {excess / 1e9:.1f} GB more than the "
                     f"{rank.limit / 1e9:.1f} of a device; {fix}"
                 )
-        longest = max_engine_tokens(self.job.config)
-        if self.job.engine.refills and self.kv_tokens < longest:
+        longest = max_engine_tokens(self.run.config)
+        if self.run.engine.refills and self.kv_tokens < longest:
             problems.append(
                 f"rollout: the engine's cache holds {self.kv_tokens} tokens, fewer than one "
                 f"sequence of {longest}; raise rollout.gpu_memory_fraction or rollout.tp"
@@ -136,90 +121,102 @@ class Plan:
 
     @property
     def is_safe(self) -> bool:
-        """Whether it fits with `SAFE_SHARE` to spare: what a search proposes."""
+        """True if the run fits with `SAFE_SHARE` to spare; a search proposes only such layouts."""
         return not self.problems and self.worst.margin >= SAFE_SHARE * self.worst.limit
 
     @property
     def tokens_per_second(self) -> float:
-        """Sampled ones, over the whole step."""
-        return sum(self.job.workload.lengths) / self.step["total"]
+        """Sampled tokens of a step over the seconds of the whole step."""
+        return sum(self.run.workload.lengths) / self.step["total"]
 
     def utilization(self, seconds: float) -> float:
-        """MFU: the GEMMs of the training passes over peak, recomputation not counted."""
-        job, work = self.job, self.job.workload
-        done = 3 * forward_flops(job.shape, work.sequences, sum(work.trained))
-        return (
-            done / (seconds * job.hardware.peak_flops * job.world_size) if done else 0.0
-        )
+        """Return the MFU: GEMMs of the training passes over peak, recomputation not counted."""
+        run, workload = self.run, self.run.workload
+        num_loss_tokens = sum(workload.trained)
+        flops = 3 * forward_flops(run.shape, workload.sequences, num_loss_tokens)
+        if not flops:
+            return 0.0
+        return flops / (seconds * run.hardware.peak_flops * run.world_size)
 
     @property
     def hours(self) -> float:
-        """The whole run's, evaluation and checkpoints left out."""
+        """Hours of the whole run, without evaluation and checkpoints."""
         return self.step["total"] * self.num_steps / 3600
 
     @property
     def device_hours(self) -> float:
         """The run's hours, summed over all devices."""
-        return self.hours * self.job.world_size
+        return self.hours * self.run.world_size
 
     @property
     def price(self) -> float:
-        """Dollars."""
-        return self.device_hours * self.job.hardware.price_per_hour
+        """Dollars of the whole run."""
+        return self.device_hours * self.run.hardware.price_per_hour
+
+    @property
+    def microbatches_per_step(self) -> int:
+        """Micro-batches of each data-parallel rank in a step, over all updates."""
+        return num_microbatches(self.run) * self.run.method.num_updates
 
     @cached_property
     def phases(self) -> dict[str, str]:
-        """What each phase of a step does, without those that the method has not."""
-        job, step, work, method = (
-            self.job,
-            self.step,
-            self.job.workload,
-            self.job.config.method,
-        )
-        trained, sampled = "stored", "nothing is sampled"
-        if not method.has_fixed_data:
-            trained = "sampled" if method.learns_from_rejected else "accepted"
-            sampled = (
-                f"{len(work.lengths)} responses of {work.mean_tokens:.0f} tokens on average, "
-                f"{busiest_engine(job)[1]} at once in an engine (its cache holds "
-                f"{self.kv_tokens:,} tokens); {step['decode_fixed'] / step['decode']:.0%} of "
-                "decoding is a fixed cost of each token's step"
-            )
-        count = num_microbatches(job) * method.num_updates
-        phases = {
-            "rollout": sampled,
-            "verify": f"on {job.hardware.cpu_cores * job.world_size:.0f} CPU cores",
+        """One description for each phase that the method has."""
+        optional = {
             "old_logprob": "log-probs of the policy that sampled, before several updates",
-            "reference": (
-                f"{'hidden states' if job.has_teacher else 'log-probs'} of the "
-                f"{self.frozen_copy}, in the model's place"
-            ),
-            "train": (
-                f"{len(work.trained)} {trained} responses, updates: {method.num_updates}, "
-                f"{count} micro-batches a rank; bubbles {step['bubble']:.0%}, exchange "
-                f"{step['exchange']:.2f} s, update {step['update']:.2f} s; MFU "
-                f"{self.utilization(step['train']):.1%}"
-            ),
+            "reference": self._describe_reference(),
+        }
+        cores = self.run.hardware.cpu_cores * self.run.world_size
+        phases = {
+            "rollout": self._describe_rollout(),
+            "verify": f"on {cores:.0f} CPU cores",
+            "train": self._describe_training(),
             "sync": "updated weights into the engines, with proof",
         }
-        optional = ("old_logprob", "reference")
-        return {
-            name: phases[name]
-            for name in STEP_PHASES
-            if step[name] or name not in optional
-        }
+        phases |= {name: text for name, text in optional.items() if self.step[name]}
+        return {name: phases[name] for name in STEP_PHASES if name in phases}
+
+    def _describe_rollout(self) -> str:
+        if self.run.method.has_fixed_data:
+            return "nothing is sampled"
+        workload, step = self.run.workload, self.step
+        return (
+            f"{len(workload.lengths)} responses of {workload.mean_tokens:.0f} tokens on average, "
+            f"{busiest_engine(self.run).batch_size} at once in an engine (its cache holds "
+            f"{self.kv_tokens:,} tokens); {step['decode_fixed'] / step['decode']:.0%} of "
+            "decoding is a fixed cost of each token's step"
+        )
+
+    def _describe_reference(self) -> str:
+        result = "hidden states" if self.run.has_teacher else "log-probs"
+        return f"{result} of the {self.frozen_copy}, in the model's place"
+
+    def _describe_training(self) -> str:
+        method, step = self.run.method, self.step
+        trained = "accepted"
+        if method.has_fixed_data:
+            trained = "stored"
+        elif method.learns_from_rejected:
+            trained = "sampled"
+        return (
+            f"{len(self.run.workload.trained)} {trained} responses, updates: "
+            f"{method.num_updates}, {self.microbatches_per_step} micro-batches a rank; bubbles "
+            f"{step['bubble']:.0%}, exchange {step['exchange']:.2f} s, update "
+            f"{step['update']:.2f} s; MFU {self.utilization(step['train']):.1%}"
+        )
 
     @property
     def bottleneck(self) -> str:
         """The longest phase, its share of a step, and what it does."""
         name = max(self.phases, key=self.step.__getitem__)
-        return f"{name}, {self.step[name] / self.step['total']:.0%} of a step: {self.phases[name]}"
+        share = self.step[name] / self.step["total"]
+        return f"{name}, {share:.0%} of a step: {self.phases[name]}"
 
     @property
     def notes(self) -> list[str]:
-        """Notes, one line each: what is allowed but wasteful, and what the plan leaves out."""
-        job, method, notes = self.job, self.job.config.method, []
-        if job.hardware.is_cuda and not job.engine.refills and job.num_responses:
+        """One line for each setting that is wasteful or that the plan leaves out."""
+        run, method = self.run, self.run.method
+        notes = []
+        if run.hardware.is_cuda and not run.engine.refills and run.num_responses:
             notes.append(
                 "rollout.engine=hf decodes several times slower on a GPU than this plan, which "
                 "counts on vLLM's cost of a token; set rollout.engine=vllm"
@@ -232,41 +229,56 @@ class Plan:
         return notes
 
     def as_json(self) -> dict[str, Any]:
-        """One JSON object: bytes, seconds, shares and dollars."""
-        job, work, method = self.job, self.job.workload, self.job.config.method
-        stages = [
-            {"parameters": rank.stage.num_parameters, **rank.terms, **rank.phases}
-            | {"margin": rank.margin}
-            for rank in self.memory
-        ]
+        """Return one JSON object: bytes, seconds, shares and dollars."""
+        run, workload, method = self.run, self.run.workload, self.run.method
         return {
             "fits": not self.problems,
-            **{name: getattr(self, name) for name in _FIGURES},
+            "is_safe": self.is_safe,
+            "problems": self.problems,
+            "notes": self.notes,
+            "bottleneck": self.bottleneck,
+            "checkpoint": self.checkpoint,
+            "host_bytes_per_node": self.host_bytes_per_node,
+            "reference_host_bytes": self.reference_host_bytes,
+            "pinned_bytes": self.pinned_bytes,
+            "kv_tokens": self.kv_tokens,
+            "tokens_per_second": self.tokens_per_second,
+            "device_hours": self.device_hours,
+            "price": self.price,
             "disk": {
                 "checkpoints": self.disk.checkpoints,
                 "models": self.disk.models,
                 "rollouts": self.disk.rollouts,
             },
-            "world_size": job.world_size,
-            "device": job.hardware.name,
-            **job.parallel.model_dump(),
-            "etp": job.parallel.expert_tp,
-            "dp": job.dp,
-            "recompute": job.config.train.recompute,
-            "rollout_tp": job.config.rollout.tp,
-            "num_engines": job.num_engines,
-            "cross_entropy": job.cross_entropy.kind,
-            "parameters": job.num_parameters,
-            "stages": stages,
+            "world_size": run.world_size,
+            "device": run.hardware.name,
+            **run.parallel.model_dump(),
+            "etp": run.parallel.expert_tp,
+            "dp": run.dp,
+            "recompute": run.train.recompute,
+            "rollout_tp": run.rollout.tp,
+            "num_engines": run.num_engines,
+            "cross_entropy": run.cross_entropy.kind,
+            "parameters": run.num_parameters,
+            "stages": [_rank_as_json(rank) for rank in self.memory],
             "margin_bytes": self.worst.margin,
-            "slots": busiest_engine(job)[1],
-            "num_microbatches": num_microbatches(job) * method.num_updates,
+            "slots": busiest_engine(run).batch_size,
+            "num_microbatches": self.microbatches_per_step,
             "seconds": self.step,
             "mfu": self.utilization(self.step["train"]),
             "step_mfu": self.utilization(self.step["total"]),
             "steps": self.num_steps,
             "method": method.name,
             "num_updates": method.num_updates,
-            "mean_response_tokens": work.mean_tokens,
-            "num_accepted": len(work.trained),
+            "mean_response_tokens": workload.mean_tokens,
+            "num_accepted": len(workload.trained),
         }
+
+
+def _rank_as_json(rank: RankMemory) -> dict[str, float]:
+    return {
+        "parameters": rank.stage.num_parameters,
+        **rank.terms,
+        **rank.phases,
+        "margin": rank.margin,
+    }

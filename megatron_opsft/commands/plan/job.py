@@ -1,14 +1,22 @@
-"""What is planned: a run's configuration on a number of devices, and what its ranks hold; pure."""
+"""The run that is planned: its configuration on a number of devices, and what its ranks hold.
+
+Pure: no device, no Megatron.
+"""
 
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from math import prod
-from typing import Any
 
-from megatron_opsft.commands.plan.assumptions import Hardware, Workload, make_workload
+from megatron_opsft.commands.plan.assumptions import (
+    PAPER_ACCEPTANCE,
+    Hardware,
+    Workload,
+    make_workload,
+)
 from megatron_opsft.config import Config, ParallelConfig
-from megatron_opsft.config.training import check_world
+from megatron_opsft.config.training import RolloutConfig, TrainConfig, check_world
 from megatron_opsft.errors import UserError
+from megatron_opsft.methods.settings import MethodSettings
 from megatron_opsft.models.architectures.config_from_hf import read_model_shape
 from megatron_opsft.models.architectures.shape import ModelShape
 from megatron_opsft.models.storage.model_paths import resolve_config
@@ -23,6 +31,7 @@ from megatron_opsft.rollout.limits import (
     engine_traits,
     fit_lengths,
 )
+from megatron_opsft.runtime.rounding import ceil_div
 from megatron_opsft.trainer.batching.microbatch import padded
 from megatron_opsft.trainer.loss.loss_memory import CrossEntropy, choose_cross_entropy
 from megatron_opsft.trainer.model.checks import check_layout
@@ -32,30 +41,31 @@ from megatron_opsft.trainer.model.checks import check_layout
 class Stage:
     """What each rank of one pipeline stage holds.
 
-    num_parameters: elements, vocabulary padding and copies included; expert_parameters: of them
-    those of the experts that expert parallelism shares out; updated_parameters: of them those that
-    the data-parallel rank with most updates; whole_parameters: of the Hugging Face model, those
-    that this stage has the originals of. Bytes: without the padding of Megatron's buffers, which is
-    less than 0.01 % of them.
+    Bytes do not count the padding of Megatron's buffers, which is less than 0.01 % of them.
     """
 
     index: int
     num_layers: int
     has_output: bool
+    """True for the last stage, which has the output layer and the loss."""
     num_parameters: int
+    """Elements on a rank, padding of the vocabulary and replicated weights included."""
     expert_parameters: int
+    """Elements of `num_parameters` in experts that expert parallelism distributes."""
     updated_parameters: int
+    """Elements that the optimizer of one rank updates, on the rank with the most."""
     whole_parameters: int
+    """Elements of the Hugging Face model that belong to this stage, over all its ranks."""
     weight_bytes: int
     gradient_bytes: int
     optimizer_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
-    """One run on `world_size` training ranks, one for each device, and the responses of a step.
+class PlannedRun:
+    """One run on `world_size` training ranks, one per device, and the responses of a step.
 
-    On a GPU the version set of the project is assumed: TransformerEngine, vLLM, no Apex.
+    On a GPU the project's own versions are assumed: TransformerEngine, vLLM, no Apex.
     """
 
     config: Config
@@ -69,17 +79,29 @@ class Job:
         return self.config.parallel
 
     @property
+    def rollout(self) -> RolloutConfig:
+        return self.config.rollout
+
+    @property
+    def train(self) -> TrainConfig:
+        return self.config.train
+
+    @property
+    def method(self) -> MethodSettings:
+        return self.config.method
+
+    @property
     def dp(self) -> int:
         return self.world_size // self.parallel.replica_size
 
     @property
     def num_copies(self) -> int:
-        """Ranks that hold the same shards, and share out their gradients and optimizer."""
+        """Number of ranks that hold the same shards and divide their gradients and optimizer."""
         return self.dp * self.parallel.cp
 
     @property
     def num_expert_copies(self) -> int:
-        """As above, for the ranks that hold the same experts."""
+        """Number of ranks that hold the same experts and divide their gradients and optimizer."""
         parallel = self.parallel
         return self.world_size // (parallel.expert_tp * parallel.ep * parallel.pp)
 
@@ -90,7 +112,7 @@ class Job:
 
     @property
     def with_te(self) -> bool:
-        """Whether layers are TransformerEngine's, as `uses_transformer_engine` decides."""
+        """True if layers are TransformerEngine's, as `uses_transformer_engine` decides."""
         return self.hardware.is_cuda and self.dtype_bytes == 2
 
     @property
@@ -98,59 +120,58 @@ class Job:
         return self.parallel.sequence_parallel and self.parallel.tp > 1
 
     @property
+    def sequence_shards(self) -> int:
+        """Number of ranks that divide hidden states under sequence parallelism, otherwise 1."""
+        return self.parallel.tp if self.parallel.sequence_parallel else 1
+
+    @property
     def rows_per_rank(self) -> int:
-        """Rows of the output layer, padding included."""
-        return (
-            padded_vocab_size(self.shape.vocab_size, self.parallel.tp)
-            // self.parallel.tp
-        )
+        """Rows of the output layer on a rank, padding included."""
+        tp = self.parallel.tp
+        return padded_vocab_size(self.shape.vocab_size, tp) // tp
 
     @property
     def longest_tokens(self) -> int:
-        """Of the longest prompt and response that are trained on."""
-        return (
-            self.config.data.max_prompt_tokens + self.config.rollout.max_response_tokens
-        )
+        """Tokens of the longest prompt and response that are trained on."""
+        return self.config.data.max_prompt_tokens + self.rollout.max_response_tokens
 
     @property
     def microbatch_tokens(self) -> int:
-        """A rank's, in the largest micro-batch: the budget, or one sequence that is longer."""
-        align = self.parallel.tp if self.parallel.sequence_parallel else 1
-        whole = padded(self.longest_tokens, self.parallel.cp, align)
-        return max(
-            self.config.train.max_tokens_per_microbatch, whole // self.parallel.cp
-        )
+        """Tokens of the largest micro-batch on a rank: the budget, or one sequence above it."""
+        cp = self.parallel.cp
+        longest = padded(self.longest_tokens, cp, self.sequence_shards) // cp
+        return max(self.train.max_tokens_per_microbatch, longest)
 
     @property
     def cross_entropy(self) -> CrossEntropy:
-        """As the trainer will choose. Errors: `UserError`."""
+        """The kernel that the trainer will choose. Errors: `UserError`."""
         problem = "" if self.with_te else "TransformerEngine needs CUDA and bfloat16"
         return choose_cross_entropy(
-            self.config.train.cross_entropy,
+            self.train.cross_entropy,
             problem,
-            max_tokens=self.config.train.max_tokens_per_microbatch,
+            max_tokens=self.train.max_tokens_per_microbatch,
             rows_per_rank=self.rows_per_rank,
             with_teacher=self.has_teacher,
         )
 
     @property
     def has_teacher(self) -> bool:
-        """Whether the loss compares with a teacher's logits."""
-        return self.config.method.objective(1.0).has_teacher
+        """True if the loss compares the model's logits with a teacher's."""
+        return self.method.objective(1.0).has_teacher
 
     @property
     def num_responses(self) -> int:
         """B x G of one step."""
-        return self.config.data.prompts_per_step * self.config.rollout.group_size
+        return self.config.data.prompts_per_step * self.rollout.group_size
 
     @property
     def engine(self) -> EngineTraits:
-        """What its rollout engine can do."""
-        return engine_traits(self.config.rollout.engine)
+        """What the rollout engine can do."""
+        return engine_traits(self.rollout.engine)
 
     @property
     def num_engines(self) -> int:
-        return self.world_size // self.config.rollout.tp
+        return self.world_size // self.rollout.tp
 
     @property
     def ranks_per_node(self) -> int:
@@ -158,43 +179,54 @@ class Job:
 
     @property
     def num_parameters(self) -> int:
-        """Of the whole model, as Hugging Face has it."""
+        """Elements of the whole Hugging Face model."""
         return sum(stage.whole_parameters for stage in self.stages)
 
     @cached_property
     def stages(self) -> list[Stage]:
-        """Every pipeline stage, counted from the weight table; layers are cut evenly."""
+        """Every pipeline stage, counted from the weight table; layers are divided evenly."""
         parallel = self.parallel
-        layers = self.shape.num_layers // parallel.pp
-        of_layer = _count(self.shape, parallel, num_layers=1, first=False, last=False)
-        state = (
-            12 if self.dtype_bytes == 2 else 8
-        )  # a main weight where it is another, two moments
+        num_layers = self.shape.num_layers // parallel.pp
+        layer = _count(self.shape, parallel, num_layers=1, first=False, last=False)
+        # Two float32 moments, and a float32 main weight where weights are bfloat16.
+        state_bytes = 12 if self.dtype_bytes == 2 else 8
         stages = []
         for index in range(parallel.pp):
-            first, last = index == 0, index == parallel.pp - 1
-            of_ends = _count(self.shape, parallel, num_layers=0, first=first, last=last)
-            dense, experts, whole = (
-                layers * one + ends for one, ends in zip(of_layer, of_ends, strict=True)
+            last = index == parallel.pp - 1
+            ends = _count(
+                self.shape, parallel, num_layers=0, first=index == 0, last=last
             )
-            updated = -(-dense // self.num_copies) + -(
-                -experts // self.num_expert_copies
-            )
+            dense = num_layers * layer.dense + ends.dense
+            experts = num_layers * layer.experts + ends.experts
+            updated = ceil_div(dense, self.num_copies)
+            updated += ceil_div(experts, self.num_expert_copies)
             stages.append(
                 Stage(
                     index=index,
-                    num_layers=layers,
+                    num_layers=num_layers,
                     has_output=last,
                     num_parameters=dense + experts,
                     expert_parameters=experts,
                     updated_parameters=updated,
-                    whole_parameters=whole,
+                    whole_parameters=num_layers * layer.whole + ends.whole,
                     weight_bytes=(dense + experts) * self.dtype_bytes,
                     gradient_bytes=(dense + experts) * 4,
-                    optimizer_bytes=state * updated,
+                    optimizer_bytes=state_bytes * updated,
                 )
             )
         return stages
+
+
+@dataclass(frozen=True, slots=True)
+class _Elements:
+    """Numbers of weight elements of some part of the model."""
+
+    dense: int
+    """On one rank, of all weights that are not in `experts`."""
+    experts: int
+    """On one rank, of experts that expert parallelism distributes."""
+    whole: int
+    """In the Hugging Face model."""
 
 
 @cache
@@ -205,65 +237,67 @@ def _count(
     num_layers: int,
     first: bool,
     last: bool,
-) -> tuple[int, int, int]:
-    """Elements of one layer or none, and of the model's first and last parts: (on one rank,
-    without experts that are shared out; of such experts; of the Hugging Face model).
-    """
+) -> _Elements:
+    """Count one layer (num_layers=1) or none, the embedding if `first`, the output if `last`."""
     table = WeightTable(replace(shape, num_layers=1), tp_size=parallel.tp)
     dense = experts = whole = 0
     for rule in table.stage_rules(
         range(num_layers), has_embedding=first, has_output=last
     ):
-        elements = prod(
-            shard_shape(rule, parallel.expert_tp if rule.is_expert else parallel.tp)
-        )
+        tp = parallel.expert_tp if rule.is_expert else parallel.tp
+        num_elements = prod(shard_shape(rule, tp))
         if rule.is_expert and parallel.ep > 1:
-            experts += elements
+            experts += num_elements
         else:
-            dense += elements
-        whole += 0 if rule.replica else sum(prod(shape) for shape in rule.hf_shapes)
-    return dense, experts // parallel.ep, whole
+            dense += num_elements
+        if not rule.replica:
+            whole += sum(prod(hf_shape) for hf_shape in rule.hf_shapes)
+    return _Elements(dense, experts // parallel.ep, whole)
 
 
-def make_job(
-    config: Config, hardware: Hardware, world_size: int, **responses: Any
-) -> Job:
-    """Of the model config.json is read; lengths that nobody says are set to what the model has room
-    for. responses: as of `make_workload`. Errors: `UserError`.
+def make_planned_run(
+    config: Config,
+    hardware: Hardware,
+    world_size: int,
+    *,
+    mean_tokens: float | None = None,
+    acceptance: float = PAPER_ACCEPTANCE,
+) -> PlannedRun:
+    """Describe a run; of the model only config.json is read.
+
+    Lengths that the user did not set become as long as the model allows. mean_tokens, acceptance:
+    see `make_workload`. Errors: `UserError`.
     """
     shape = read_model_shape(resolve_config(config.model.path))
     config = fit_lengths(config, shape.max_position_embeddings)
-    return Job(
+    return PlannedRun(
         config=config,
         shape=shape,
         hardware=hardware,
         world_size=world_size,
-        workload=make_workload(config, **responses),
+        workload=make_workload(config, mean_tokens=mean_tokens, acceptance=acceptance),
     )
 
 
-def check_job(job: Job) -> None:
-    """Errors: `UserError` for everything that can be wrong before a device is there, as the trainer
-    would raise it, and for a device that config or engine cannot use.
+def check_planned_run(run: PlannedRun) -> None:
+    """Check everything that can be checked without a device, as the trainer would.
+
+    Errors: `UserError`, also for a device that the configuration or the engine cannot use.
     """
-    config, shape, hardware, rollout = (
-        job.config,
-        job.shape,
-        job.hardware,
-        job.config.rollout,
-    )
-    if config.run.device == ("cpu" if hardware.is_cuda else "cuda"):
+    config, shape, hardware, rollout = run.config, run.shape, run.hardware, run.rollout
+    refused_device = "cpu" if hardware.is_cuda else "cuda"
+    if config.run.device == refused_device:
         raise UserError(
             f"run.device={config.run.device}: give another --gpu than {hardware.name}"
         )
     check_engine_settings(
         rollout.engine, rollout.tp, rollout.speculative, seeded=rollout.seeded
     )
-    check_world(job.world_size, config.parallel)
+    check_world(run.world_size, config.parallel)
     check_layout(shape, config.parallel)
     check_lengths(config, shape.max_position_embeddings)
-    _ = job.cross_entropy
+    _ = run.cross_entropy  # raises for a kernel that this run cannot have
     check_rollout_tp(shape, rollout.tp)
     if shape.moe and not hardware.is_cuda and rollout.engine == "vllm":
         raise UserError("rollout.engine=vllm: on a CPU use hf for a mixture of experts")
-    check_engine_ranks(rollout.tp, job.world_size)
+    check_engine_ranks(rollout.tp, run.world_size)

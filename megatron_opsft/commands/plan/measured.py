@@ -1,8 +1,10 @@
-"""What the steps of runs took, beside their plan: the factors of a device from it, and how the same
-run does on 1, 2, 4, ... nodes, which `slurm/scaling.sh` makes in folders nodes_1, nodes_2, ...
+"""The measured steps of runs beside their plans.
+
+They give the factors of a device (`plan calibrate`), and the report of one run on 1, 2, 4, ...
+nodes, which `slurm/scaling.sh` makes in folders nodes_1, nodes_2, ...
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -24,19 +26,27 @@ from megatron_opsft.config.load import load_config
 from megatron_opsft.errors import UserError
 from megatron_opsft.run.run_files import is_skipped, read_json_lines
 from megatron_opsft.run.start.run_directory import RunDir
-from megatron_opsft.runtime.formatting import count_of
+from megatron_opsft.runtime.formatting import count_of, number
 
-_WARM_UP_STEPS = 2  # the first ones compile, allocate, and stream the first weights
+_WARM_UP_STEPS = 2  # the first steps compile, allocate, and stream the first weights
 _SECONDS = ("step", *PHASES, "other")
 
-Steps = list[tuple[dict[str, float], dict[str, float]]]
-"""(measured on rank 0, planned) of each step: seconds of the whole `step`, of each phase and of all
-`other` work, and `rate`, sampled tokens a second.
-"""
+
+@dataclass(frozen=True, slots=True)
+class ComparedStep:
+    """A step of a run beside its plan.
+
+    Both mappings hold seconds of the whole `step`, of each phase and of all `other` work, and
+    `rate`, sampled tokens a second.
+    """
+
+    measured: dict[str, float]
+    """On rank 0."""
+    planned: dict[str, float]
 
 
-def read_run(path: Path) -> tuple[Config, dict[str, Any]]:
-    """config.yaml and manifest.json of a run directory, whose `world_size` is a number.
+def read_measured_run(path: Path) -> tuple[Config, dict[str, Any]]:
+    """Read config.yaml and manifest.json of a run directory and check that it has a `world_size`.
 
     Errors: `UserError` for what is missing or damaged.
     """
@@ -51,39 +61,33 @@ def read_run(path: Path) -> tuple[Config, dict[str, Any]]:
 
 def read_steps(
     path: Path, config: Config, hardware: Hardware, world_size: int
-) -> Steps:
-    """The steps of a run directory with an update, without the first ones, each beside its plan.
+) -> list[ComparedStep]:
+    """Read the steps of a run directory that had an update, without the first two, and plan each.
 
-    Errors: `UserError` for a damaged line, for a job that cannot be, and where no step is left.
+    Errors: `UserError` for a damaged line, for a run that could not start, and if no step is left.
     """
-    from megatron_opsft.commands.plan.job import check_job, make_job  # heavy
+    from megatron_opsft.commands.plan.job import check_planned_run, make_planned_run
     from megatron_opsft.commands.plan.seconds import estimate_step
 
-    job = make_job(config, hardware, world_size)
-    check_job(job)
-    required = [
-        "trained_tokens",
-        "step_seconds",
-        *(f"{phase}_seconds" for phase in PHASES),
-    ]
+    run = make_planned_run(config, hardware, world_size)
+    check_planned_run(run)
+    required = ["trained_tokens", "step_seconds"]
+    required += [f"{phase}_seconds" for phase in PHASES]
+    lines = read_json_lines(path / "metrics.jsonl", required=required)
     steps = []
-    for line in read_json_lines(path / "metrics.jsonl", required=required)[
-        _WARM_UP_STEPS:
-    ]:
-        if not is_skipped(line):
-            planned = estimate_step(
-                replace(job, workload=measured_workload(job.config, line))
-            )
-            planned["step"] = planned["total"]
-            measured = {name: line[f"{name}_seconds"] for name in ("step", *PHASES)}
-            for one in (measured, planned):
-                one["other"] = max(
-                    0.0, one["step"] - sum(one[phase] for phase in PHASES)
-                )
-                one["rate"] = (
-                    line["num_rollouts"] * line["mean_response_tokens"] / one["step"]
-                )
-            steps.append((measured, planned))
+    for metrics in lines[_WARM_UP_STEPS:]:
+        if is_skipped(metrics):
+            continue
+        workload = measured_workload(run.config, metrics)
+        planned = estimate_step(replace(run, workload=workload))
+        planned["step"] = planned["total"]
+        measured = {name: metrics[f"{name}_seconds"] for name in ("step", *PHASES)}
+        num_tokens = metrics["num_rollouts"] * metrics["mean_response_tokens"]
+        for seconds in (measured, planned):
+            in_phases = sum(seconds[phase] for phase in PHASES)
+            seconds["other"] = max(0.0, seconds["step"] - in_phases)
+            seconds["rate"] = num_tokens / seconds["step"]
+        steps.append(ComparedStep(measured, planned))
     if not steps:
         raise UserError(
             f"{path}: metrics.jsonl has no step with an update after the first {_WARM_UP_STEPS}"
@@ -92,191 +96,247 @@ def read_steps(
 
 
 def calibrate(run_dirs: Sequence[Path], base: Hardware) -> str:
-    """A file for --hardware: the device's figures, with the factor of each phase with which its
-    median step takes what was measured. A phase that no run has keeps its factor. Errors:
-    `UserError`, as of `read_run` and `read_steps`.
+    """Write a file for --hardware: `base` with factors that runs measured.
+
+    With its factor a phase's median step takes as long as in the runs. A phase that no run has
+    keeps its factor. Errors: `UserError`, see `read_measured_run` and `read_steps`.
     """
-    steps: Steps = []
+    steps: list[ComparedStep] = []
     for path in run_dirs:
-        config, manifest = read_run(path)
+        config, manifest = read_measured_run(path)
         steps += read_steps(path, config, base, manifest["world_size"])
     names = ", ".join(path.name for path in run_dirs)
     lines = [
         f"# Factors from {names}, by `megatron-opsft plan calibrate`.",
         f"{base.name}:",
     ]
-    for name, value in base.model_dump(exclude={"name", "gpus_per_node"}).items():
-        phase, seconds = name.removesuffix("_factor"), ""
-        both = [(m[phase], p[phase]) for m, p in steps if m.get(phase) and p.get(phase)]
-        if both:
-            measured, planned = (median(one) for one in zip(*both, strict=True))
-            seconds = (
+    for key, value in base.model_dump(exclude={"name", "gpus_per_node"}).items():
+        phase, remark = key.removesuffix("_factor"), ""
+        with_phase = [
+            step
+            for step in steps
+            if step.measured.get(phase) and step.planned.get(phase)
+        ]
+        if with_phase:
+            measured = median(step.measured[phase] for step in with_phase)
+            planned = median(step.planned[phase] for step in with_phase)
+            remark = (
                 f"  # measured {measured:.3f} s, planned {planned:.3f} s by {value:.4g}"
             )
-            value *= median(measured / planned for measured, planned in both)
-        lines.append(f"  {name}: {value!r}{seconds}")
+            value *= median(
+                step.measured[phase] / step.planned[phase] for step in with_phase
+            )
+        lines.append(f"  {key}: {value!r}{remark}")
     return "\n".join(lines)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingRow:
-    """One run. device: of the plan. steps: how many the medians are over. measured, planned:
-    medians of what `Steps` has, the rate of one GPU; and `efficiency`, the rate as a share of the
-    first run's.
-    """
+    """One run of a scaling experiment."""
 
     nodes: int
     gpus: int
     device: str
+    """The device that is planned for."""
     steps: int
+    """Number of steps behind each median."""
     measured: dict[str, float]
+    """Medians of the values of `ComparedStep`, with the rate of one GPU. `_with_efficiency` adds
+    `efficiency`: the rate as a share of the first run's.
+    """
     planned: dict[str, float]
+    """The same keys."""
 
 
 def scaling_runs(folder: Path) -> list[Path]:
-    """The runs nodes_N in it, by N; none where it is something else that is to be reported."""
-    runs = {path.name.removeprefix("nodes_"): path for path in folder.glob("nodes_*")}
-    return [
-        runs[n]
-        for n in sorted(filter(str.isdecimal, runs), key=int)
-        if runs[n].is_dir()
-    ]
+    """Find the runs nodes_N in a folder, ordered by N; none if it is no scaling experiment."""
+    runs = {}
+    for path in folder.glob("nodes_*"):
+        suffix = path.name.removeprefix("nodes_")
+        if suffix.isdecimal() and path.is_dir():
+            runs[path] = int(suffix)
+    return sorted(runs, key=runs.__getitem__)
 
 
 def read_scaling(
     runs: Sequence[Path], gpu: str | None, hardware: Path | None
 ) -> Contents:
-    """Table, charts and page of those runs that can be read. gpu: the device that is planned for;
-    None: cpu for runs on CPUs, otherwise h100. hardware: figures, as of `plan calibrate`.
+    """Report the runs that can be read: a table, charts and a page.
 
-    The error of the contents says which run could not be read. Errors: it, where none could be.
+    gpu: the device that is planned for; None: cpu for runs on CPUs, otherwise h100. hardware: file
+    of figures, as for `plan calibrate`. The error of the contents says which run could not be read.
+    Errors: the same, if none could be read.
     """
     rows: list[ScalingRow] = []
-    told: list[str] = []
-    unread: list[UserError] = []
+    lines: list[str] = []
+    errors: list[UserError] = []
     for run in runs:
         try:
-            row = read_row(run, gpu, hardware)
+            rows.append(read_row(run, gpu, hardware))
         except UserError as error:
-            unread.append(error)
-            told.append(f"{run}: not read: {error}")
-            continue
-        rows.append(row)
-        for one, first in (
-            (row.measured, rows[0].measured),
-            (row.planned, rows[0].planned),
-        ):
-            one["efficiency"] = one["rate"] / first["rate"]
-    failed = None
-    if unread:
-        failed = UserError(
-            f"{len(unread)} of {len(runs)} could not be read: {unread[0]}"
+            errors.append(error)
+            lines.append(f"{run}: not read: {error}")
+    failure = None
+    if errors:
+        failure = UserError(
+            f"{len(errors)} of {len(runs)} could not be read: {errors[0]}"
         )
-    if failed and not rows:
-        raise failed
-    table, title = _table(rows), runs[0].resolve().parent.name
+        if not rows:
+            raise failure
+    rows = _with_efficiency(rows)
+    table = _table(rows)
     section = _section(rows, table)
-    told.append(f"{table.caption}\n\n{aligned(table.headings, table.rows, num_left=0)}")
+    title = runs[0].resolve().parent.name
+    lines.append(
+        f"{table.caption}\n\n{aligned(table.headings, table.rows, num_left=0)}"
+    )
     return Contents(
-        told="\n".join(told),
+        told="\n".join(lines),
         write_page=lambda out: write_page(out, [], title=title, sections=[section]),
         sections=[section],
         tables=[table],
-        error=failed,
+        error=failure,
     )
 
 
+def _with_efficiency(rows: Sequence[ScalingRow]) -> list[ScalingRow]:
+    """Add `efficiency`, the rate as a share of the first row's, to measured and planned values."""
+
+    def added(values: dict[str, float], first: dict[str, float]) -> dict[str, float]:
+        return values | {"efficiency": values["rate"] / first["rate"]}
+
+    return [
+        replace(
+            row,
+            measured=added(row.measured, rows[0].measured),
+            planned=added(row.planned, rows[0].planned),
+        )
+        for row in rows
+    ]
+
+
 def read_row(run: Path, gpu: str | None, hardware: Path | None) -> ScalingRow:
-    """The steps of a run without the first two, whose start is in them; without its efficiency.
-    Errors: `UserError`.
+    """Read the medians of a run, without its efficiency. gpu, hardware: as for `read_scaling`.
+
+    The first two steps are left out, since the run's start is in them. Errors: `UserError`.
     """
-    config, manifest = read_run(run)
+    config, manifest = read_measured_run(run)
     gpus, nodes = manifest["world_size"], int(run.name.removeprefix("nodes_"))
     if nodes < 1 or gpus % nodes:
         raise UserError(
             f"{run}: a run of {gpus} ranks was not on {nodes} nodes; rename it"
         )
-    torch = str(manifest.get("versions", {}).get("torch"))
-    on_cpu = config.run.device == "cpu" or torch.endswith("+cpu")
-    name = gpu or ("cpu" if on_cpu else "h100")
-    device = load_hardware(name, hardware, gpus_per_node=gpus // nodes)
-    both = read_steps(run, config, device, gpus)
-    measured, planned = (
-        {key: median(one[key] for one in steps) for key in (*_SECONDS, "rate")}
-        for steps in zip(*both, strict=True)
-    )
-    for one in (measured, planned):
-        one["rate"] /= gpus
+    torch_version = str(manifest.get("versions", {}).get("torch"))
+    if not gpu:
+        on_cpu = config.run.device == "cpu" or torch_version.endswith("+cpu")
+        gpu = "cpu" if on_cpu else "h100"
+    device = load_hardware(gpu, hardware, gpus_per_node=gpus // nodes)
+    steps = read_steps(run, config, device, gpus)
+    measured = _medians([step.measured for step in steps])
+    planned = _medians([step.planned for step in steps])
+    measured["rate"] /= gpus
+    planned["rate"] /= gpus
     return ScalingRow(
         nodes=nodes,
         gpus=gpus,
-        device=name,
-        steps=len(both),
+        device=gpu,
+        steps=len(steps),
         measured=measured,
         planned=planned,
     )
 
 
+def _medians(steps: Sequence[dict[str, float]]) -> dict[str, float]:
+    return {key: median(step[key] for step in steps) for key in (*_SECONDS, "rate")}
+
+
 def _table(rows: Sequence[ScalingRow]) -> Table:
-    """A line a run, the plan's figure in brackets."""
-    shown = dict.fromkeys(_SECONDS, "{:.2f} ({:.2f})")
-    shown |= {"rate": "{:,.1f} ({:,.1f})", "efficiency": "{:.0%} ({:.0%})"}
+    """Lay out one line for each run; the plan's figures are in brackets."""
+    formats = dict.fromkeys(_SECONDS, "{:.2f} ({:.2f})")
+    formats |= {"rate": "{:,.1f} ({:,.1f})", "efficiency": "{:.0%} ({:.0%})"}
+    lines = []
+    for row in rows:
+        cells = [str(row.nodes), str(row.gpus)]
+        for key, text in formats.items():
+            cells.append(text.format(row.measured[key], row.planned[key]))
+        lines.append(cells)
     devices = ", ".join(dict.fromkeys(row.device for row in rows))
+    num_steps = count_of([row.steps for row in rows])
     return Table(
         caption=f"Median seconds of a step, measured (planned for {devices})",
         headings=["nodes", "GPUs", *_SECONDS, "tokens/s/GPU", "efficiency"],
-        rows=[
-            [str(row.nodes), str(row.gpus)]
-            + [
-                how.format(row.measured[key], row.planned[key])
-                for key, how in shown.items()
-            ]
-            for row in rows
-        ],
+        rows=lines,
         num_left=0,
-        note=f"n = {count_of([row.steps for row in rows])} steps a row; medians have no intervals",
+        note=f"n = {num_steps} steps a row; medians have no intervals",
     )
 
 
 def _section(rows: Sequence[ScalingRow], table: Table) -> Section:
-    """The table; seconds by phase and efficiency over nodes."""
-    n = f"{count_of([row.steps for row in rows])} steps a point"
-
-    def curves(
-        key: str, measured: str, planned: str = "", place: int = 0
-    ) -> Iterator[Series]:
-        points = [(row.nodes, row.measured[key]) for row in rows]
-        yield Series(label=measured, place=place, points=points, n=n)
-        points = [(row.nodes, row.planned[key]) for row in rows]
-        yield Series(label=planned, place=place, points=points, kind="held", n=n)
-
-    names = enumerate(_SECONDS)
-    remark = "medians; lines: measured; dots: planned"
-    how: dict[str, Any] = {
-        "x": "nodes",
-        "from_zero": True,
-        "log_x": True,
-        "remark": remark,
-    }
+    """Draw seconds by phase and efficiency over nodes, below the table."""
+    seconds = []
+    for colour, key in enumerate(_SECONDS):
+        seconds += _curves(rows, key, label=key, colour=colour)
+    efficiency = _curves(
+        rows, "efficiency", label="measured", planned_label="planned", colour=0
+    )
     return Section(
         title=table.caption,
         text="Lines: measured; dots: planned. Efficiency: sampled tokens a second and GPU.",
         table=table,
         plots=[
-            Chart(
-                name="seconds_by_nodes",
-                title="Seconds of a step",
-                y="seconds of a step",
-                series=[one for at, key in names for one in curves(key, key, place=at)],
-                **how,
+            _chart(
+                "seconds_by_nodes", "Seconds of a step", "seconds of a step", seconds
             ),
-            Chart(
-                name="efficiency_by_nodes",
-                title="Efficiency",
-                y="efficiency",
-                series=[*curves("efficiency", "measured", "planned")],
+            _chart(
+                "efficiency_by_nodes",
+                "Efficiency",
+                "efficiency",
+                efficiency,
                 show="{:.0%}".format,
-                **how,
             ),
         ],
+    )
+
+
+def _curves(
+    rows: Sequence[ScalingRow],
+    key: str,
+    *,
+    label: str,
+    planned_label: str = "",
+    colour: int,
+) -> list[Series]:
+    """Draw a value over the number of nodes: measured as a line, planned as dots."""
+    num_steps = f"{count_of([row.steps for row in rows])} steps a point"
+    measured = [(row.nodes, row.measured[key]) for row in rows]
+    planned = [(row.nodes, row.planned[key]) for row in rows]
+    return [
+        Series(label=label, place=colour, points=measured, n=num_steps),
+        Series(
+            label=planned_label,
+            place=colour,
+            points=planned,
+            kind="held",
+            n=num_steps,
+        ),
+    ]
+
+
+def _chart(
+    name: str,
+    title: str,
+    y: str,
+    series: Sequence[Series],
+    show: Callable[[float], str] = number,
+) -> Chart:
+    return Chart(
+        name=name,
+        title=title,
+        y=y,
+        series=series,
+        x="nodes",
+        show=show,
+        from_zero=True,
+        log_x=True,
+        remark="medians; lines: measured; dots: planned",
     )

@@ -1,211 +1,240 @@
 """Bytes on one rank in the three phases of a step, by formula; pure, no Megatron.
 
-Resident all the time: weights, float32 main gradients, and this rank's part of the optimizer (in
-bfloat16 float32 main weights and two moments, in float32 the moments), and a frozen copy of the
-weights where the method has a reference model that stays on the device. A rollout adds the engine,
-a training pass its activations and the loss, a weight sync the engine's weights and two buckets.
+A rank always holds its weights, float32 main gradients, and its share of the optimizer: two float32
+moments, and in bfloat16 float32 main weights. If the method has a reference model that stays on the
+device, a frozen copy of the weights is added. A rollout adds the engine, a training pass its
+activations and the loss, a weight sync the engine's weights and two buckets.
 """
 
 from dataclasses import dataclass
 from functools import cache
 from math import prod
+from typing import NamedTuple
 
 from megatron_opsft.commands.plan.activations import activation_bytes
-from megatron_opsft.commands.plan.job import Job, Stage
+from megatron_opsft.commands.plan.job import PlannedRun, Stage
 from megatron_opsft.models.architectures.shape import ModelShape
 from megatron_opsft.models.weights.rules import WeightTable
 from megatron_opsft.models.weights.vllm_layout import vllm_parameters
 from megatron_opsft.rollout.limits import max_engine_tokens
 from megatron_opsft.run.start.disk import STATE_BYTES, checkpoint_bytes_each
+from megatron_opsft.runtime.rounding import ceil_div
 
-# Of an engine beside weights and keys and values: CUDA graphs and its own buffers, which stay while
-# it sleeps unless `rollout.deep_sleep` takes them off the GPU. Assumption.
+# CUDA graphs of an engine and its own buffers. A sleeping engine keeps them on the GPU unless
+# `rollout.deep_sleep` is set. Assumption.
 GRAPH_BYTES = 1.5e9
 # The Hugging Face engine's buffers grow by a quarter (`rollout.hf.attention`).
 _HF_CACHE_SLACK = 1.25
 
 _ALL = ("rollout", "train", "sync")
+_ENGINE_AWAKE = ("rollout", "sync")
 
-Terms = dict[str, tuple[float, tuple[str, ...]]]
-"""Name -> (bytes, the phases in which they are there)."""
+
+class _Term(NamedTuple):
+    """One use of a rank's memory."""
+
+    num_bytes: float
+    phases: tuple[str, ...]
+    """Phases of a step in which it exists."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMemory:
-    """Bytes on one rank of a stage. terms: name -> bytes; phases: what it needs in each."""
+    """Bytes on one rank of a stage."""
 
     stage: Stage
     terms: dict[str, float]
+    """Use of memory -> bytes."""
     phases: dict[str, float]
+    """Phase of a step -> bytes needed in it."""
     limit: float
+    """Bytes of the device's memory."""
 
     @property
     def margin(self) -> float:
-        """Negative where it does not fit."""
+        """Free bytes in the largest phase; negative if it does not fit."""
         return self.limit - max(self.phases.values())
 
 
-def rank_memory(job: Job, stage: Stage, num_microbatches: int) -> RankMemory:
-    """A rank of a stage; num_microbatches: of an update on each data-parallel rank."""
-    kept, moment, loss = activation_bytes(job, stage, num_microbatches)
-    if loss and job.has_teacher and reference_bytes(job, stage)[1]:
-        loss += (
-            job.rows_per_rank * job.shape.hidden_size * job.dtype_bytes
-        )  # of its output layer
-    # The two exist one after the other: the larger one counts.
-    of_backward, of_loss = ((), ("train",)) if loss > moment else (("train",), ())
-    terms: Terms = {
-        "weights": (stage.weight_bytes, _ALL),
-        "gradients": (stage.gradient_bytes, _ALL),
-        "optimizer": (stage.optimizer_bytes, _ALL),
-        "reference_model": (reference_bytes(job, stage)[0], _ALL),
-        "activations": (kept, ("train",)),
-        "backward_pass": (moment, of_backward),
-        "loss": (loss, of_loss),
-        "sync_buckets": (_bucket_bytes(job), ("sync",)),
-        **_engine_terms(job),
-        "reserved": (job.hardware.reserved_bytes, _ALL),
+class ReferenceBytes(NamedTuple):
+    """Bytes of a rank's reference model; one of them is 0, and both without such a model."""
+
+    device: int
+    host: int
+
+
+def rank_memory(run: PlannedRun, stage: Stage, num_microbatches: int) -> RankMemory:
+    """Sum up the memory of a rank of `stage`.
+
+    num_microbatches: of an update on each data-parallel rank.
+    """
+    activations = activation_bytes(run, stage, num_microbatches)
+    reference = reference_bytes(run, stage)
+    loss = activations.loss
+    if loss and run.has_teacher and reference.host:
+        # The teacher's output layer is on the device then.
+        loss += run.rows_per_rank * run.shape.hidden_size * run.dtype_bytes
+    # These two exist one after the other, so only the larger one counts.
+    backward_phases: tuple[str, ...] = ("train",)
+    loss_phases: tuple[str, ...] = ()
+    if loss > activations.backward:
+        backward_phases, loss_phases = loss_phases, backward_phases
+    terms = {
+        "weights": _Term(stage.weight_bytes, _ALL),
+        "gradients": _Term(stage.gradient_bytes, _ALL),
+        "optimizer": _Term(stage.optimizer_bytes, _ALL),
+        "reference_model": _Term(reference.device, _ALL),
+        "activations": _Term(activations.stored, ("train",)),
+        "backward_pass": _Term(activations.backward, backward_phases),
+        "loss": _Term(loss, loss_phases),
+        "sync_buckets": _Term(_bucket_bytes(run), ("sync",)),
+        **_engine_terms(run),
+        "reserved": _Term(run.hardware.reserved_bytes, _ALL),
     }
     return RankMemory(
         stage=stage,
-        terms={name: num_bytes for name, (num_bytes, _) in terms.items()},
+        terms={name: term.num_bytes for name, term in terms.items()},
         phases={phase: _sum_of(terms, phase) for phase in _ALL},
-        limit=job.hardware.memory_bytes,
+        limit=run.hardware.memory_bytes,
     )
 
 
-def _sum_of(terms: Terms, phase: str) -> float:
-    return sum(num_bytes for num_bytes, phases in terms.values() if phase in phases)
+def _sum_of(terms: dict[str, _Term], phase: str) -> float:
+    return sum(term.num_bytes for term in terms.values() if phase in term.phases)
 
 
-def reference_bytes(job: Job, stage: Stage) -> tuple[int, int]:
-    """(on the device, in the host's memory) of a rank's reference model, if there is one.
+def reference_bytes(run: PlannedRun, stage: Stage) -> ReferenceBytes:
+    """Decide where a rank keeps its reference model, as `model.reference` does in a run.
 
-    As `model.reference` decides when trainer and engine are there: on a GPU it stays only where it
-    takes no more than a tenth of what is free.
+    On a GPU it stays on the device only if it takes at most a tenth of the memory that trainer and
+    engine leave free.
     """
-    if not job.config.method.objective(1.0).keeps_frozen_model:
-        return 0, 0
-    held = stage.weight_bytes + stage.gradient_bytes + stage.optimizer_bytes
-    taken = job.hardware.reserved_bytes + held + _sum_of(_engine_terms(job), "rollout")
-    if (
-        job.hardware.is_cuda
-        and 10 * stage.weight_bytes > job.hardware.memory_bytes - taken
-    ):
-        return 0, stage.weight_bytes
-    return stage.weight_bytes, 0
+    if not run.method.objective(1.0).keeps_frozen_model:
+        return ReferenceBytes(device=0, host=0)
+    hardware = run.hardware
+    trainer = stage.weight_bytes + stage.gradient_bytes + stage.optimizer_bytes
+    engine = _sum_of(_engine_terms(run), "rollout")
+    free = hardware.memory_bytes - (hardware.reserved_bytes + trainer + engine)
+    if hardware.is_cuda and 10 * stage.weight_bytes > free:
+        return ReferenceBytes(device=0, host=stage.weight_bytes)
+    return ReferenceBytes(device=stage.weight_bytes, host=0)
 
 
-def _engine_terms(job: Job) -> Terms:
-    """Of one rank of a rollout engine; vLLM on a GPU alone can sleep."""
-    weights, cache = engine_elements(job) * job.dtype_bytes, kv_cache_bytes(job)
-    if not job.engine.refills:
+def _engine_terms(run: PlannedRun) -> dict[str, _Term]:
+    """Memory of one rank of a rollout engine; only vLLM on a GPU can sleep."""
+    weights = engine_elements(run) * run.dtype_bytes
+    kv_cache = kv_cache_bytes(run)
+    if not run.engine.refills:
         return {
-            "engine_weights": (weights, _ALL),
-            "kv_cache": (cache, ("rollout", "sync")),
+            "engine_weights": _Term(weights, _ALL),
+            "kv_cache": _Term(kv_cache, _ENGINE_AWAKE),
         }
-    if not job.hardware.is_cuda:
-        return {"engine_weights": (weights, _ALL), "kv_cache": (cache, _ALL)}
-    awake = ("rollout", "sync")
+    if not run.hardware.is_cuda:
+        return {
+            "engine_weights": _Term(weights, _ALL),
+            "kv_cache": _Term(kv_cache, _ALL),
+        }
+    graph_phases = _ENGINE_AWAKE if run.rollout.deep_sleep else _ALL
     return {
-        "engine_weights": (weights, awake),
-        "engine_graphs": (
-            GRAPH_BYTES,
-            awake if job.config.rollout.deep_sleep else _ALL,
-        ),
-        "engine_prefill": (_profiled_bytes(job), ("rollout",)),
-        "kv_cache": (cache, ("rollout",)),
+        "engine_weights": _Term(weights, _ENGINE_AWAKE),
+        "engine_graphs": _Term(GRAPH_BYTES, graph_phases),
+        "engine_prefill": _Term(_profiled_bytes(run), ("rollout",)),
+        "kv_cache": _Term(kv_cache, ("rollout",)),
     }
 
 
-def checkpoint_bytes(job: Job) -> dict[str, float]:
-    """As `model.checkpoint_share`: every rank writes and reads what it updates.
+def checkpoint_bytes(run: PlannedRun) -> dict[str, float]:
+    """Compute what a checkpoint takes; every rank writes and reads what it updates.
 
-    total_bytes: on disk. saved_bytes: that the ranks of a node write, from as much host memory,
-    which is pinned for a GPU; `runtime.pinned` adds less than 64 bytes a tensor. resume_bytes: that
-    they read, once to check the files and once without the weights that follow from main weights.
+    total_bytes: on disk. saved_bytes: written by the ranks of a node, from as much host memory,
+    which is pinned for a GPU; `runtime.pinned` adds less than 64 bytes a tensor. resume_bytes: read
+    by them, once to check the files and once without the weights that follow from main weights.
     bandwidth: of a node's storage, bytes a second.
     """
-    each = checkpoint_bytes_each(job.config)
-    parallel = job.parallel
-    updated = job.ranks_per_node * max(stage.updated_parameters for stage in job.stages)
-    experts = sum(stage.expert_parameters for stage in job.stages)
-    dense = sum(stage.num_parameters for stage in job.stages) - experts
-    elements = parallel.tp * dense + parallel.expert_tp * parallel.ep * experts
-    total = elements * each
-    # Files are checked by all ranks in turn, whoever reads them afterwards.
-    checked = total * job.ranks_per_node // job.world_size
+    parameter_bytes = checkpoint_bytes_each(run.config)
+    parallel = run.parallel
+    most_updated = max(stage.updated_parameters for stage in run.stages)
+    updated = run.ranks_per_node * most_updated
+    experts = sum(stage.expert_parameters for stage in run.stages)
+    dense = sum(stage.num_parameters for stage in run.stages) - experts
+    num_elements = parallel.tp * dense + parallel.expert_tp * parallel.ep * experts
+    total = num_elements * parameter_bytes
+    # All ranks share the check of the files, no matter which files each one reads afterwards.
+    checked = total * run.ranks_per_node // run.world_size
     return {
         "total_bytes": total,
-        "saved_bytes": updated * each,
+        "saved_bytes": updated * parameter_bytes,
         "resume_bytes": checked + updated * STATE_BYTES,
-        "bandwidth": job.hardware.storage_bandwidth * job.ranks_per_node,
+        "bandwidth": run.hardware.storage_bandwidth * run.ranks_per_node,
     }
 
 
-def engine_elements(job: Job) -> int:
-    """Elements of the weights on one rank (the first) of an engine."""
-    if not job.engine.tensor_parallel:
-        return job.num_parameters
-    return _sharded_elements(job.shape, job.config.rollout.tp)
+def engine_elements(run: PlannedRun) -> int:
+    """Elements of the weights on the first rank of an engine."""
+    if not run.engine.tensor_parallel:
+        return run.num_parameters
+    return _sharded_elements(run.shape, run.rollout.tp)
 
 
 @cache
 def _sharded_elements(shape: ModelShape, tp: int) -> int:
-    """As vLLM shards them, vocabulary padding included."""
-    return sum(prod(p.shape) for p in vllm_parameters(WeightTable(shape), 0, tp))
+    """Elements of vLLM's shards on rank 0 of `tp`, padding of the vocabulary included."""
+    parameters = vllm_parameters(WeightTable(shape), 0, tp)
+    return sum(prod(parameter.shape) for parameter in parameters)
 
 
-def kv_bytes_per_token(job: Job) -> float:
-    """On one rank of an engine."""
-    heads = max(1.0, job.shape.num_kv_heads / job.config.rollout.tp)
-    return 2 * job.shape.num_layers * heads * job.shape.head_dim * job.dtype_bytes
+def kv_bytes_per_token(run: PlannedRun) -> float:
+    """Bytes of a token's keys and values on one rank of an engine."""
+    heads = max(1.0, run.shape.num_kv_heads / run.rollout.tp)
+    return 2 * run.shape.num_layers * heads * run.shape.head_dim * run.dtype_bytes
 
 
-def kv_cache_bytes(job: Job) -> float:
-    """What one rank of an engine has for keys and values, at least nothing; as
-    `rollout.vllm.options` and `rollout.hf.engine` say.
+def kv_cache_bytes(run: PlannedRun) -> float:
+    """Bytes that one rank of an engine has for keys and values, at least 0.
+
+    The rules are those of `rollout.vllm.options` and `rollout.hf.engine`.
     """
-    rollout, token = job.config.rollout, kv_bytes_per_token(job)
-    longest = max_engine_tokens(job.config)
-    if not job.engine.refills:
-        rows = min(rollout.batch_size, -(-job.num_responses // job.num_engines))
-        return _HF_CACHE_SLACK * rows * longest * token
+    rollout, memory_bytes = run.rollout, run.hardware.memory_bytes
+    token_bytes = kv_bytes_per_token(run)
+    longest = max_engine_tokens(run.config)
+    if not run.engine.refills:
+        num_rows = min(rollout.batch_size, ceil_div(run.num_responses, run.num_engines))
+        return _HF_CACHE_SLACK * num_rows * longest * token_bytes
     if rollout.kv_cache_bytes:
         return float(rollout.kv_cache_bytes)
-    if not job.hardware.is_cuda:  # a full batch of the longest sequences
-        return min(
-            longest * (rollout.batch_size + 1) * token, job.hardware.memory_bytes / 4
-        )
-    taken = engine_elements(job) * job.dtype_bytes + GRAPH_BYTES + _profiled_bytes(job)
-    return max(0.0, rollout.gpu_memory_fraction * job.hardware.memory_bytes - taken)
+    if not run.hardware.is_cuda:  # a full batch of the longest sequences
+        return min(longest * (rollout.batch_size + 1) * token_bytes, memory_bytes / 4)
+    weights = engine_elements(run) * run.dtype_bytes
+    taken = weights + GRAPH_BYTES + _profiled_bytes(run)
+    return max(0.0, rollout.gpu_memory_fraction * memory_bytes - taken)
 
 
-def _profiled_bytes(job: Job) -> float:
-    """The most that vLLM's profiling pass allocates, which it sets aside: one layer's feed-forward
-    part on the largest batch of prompt tokens, or the sampler's float32 copies of the logits.
+def _profiled_bytes(run: PlannedRun) -> float:
+    """Bytes that vLLM's profiling pass allocates at most, which vLLM then sets aside.
+
+    The larger of one layer's feed-forward part on the largest batch of prompt tokens, and the
+    sampler's float32 copies of the logits.
     """
-    shape, rollout = job.shape, job.config.rollout
-    width = (
-        3 * shape.ffn_size
-        if shape.moe is None
-        else 3 * shape.moe.top_k * shape.moe.ffn_size
+    shape, rollout = run.shape, run.rollout
+    width = 3 * shape.ffn_size
+    if shape.moe is not None:
+        width = 3 * shape.moe.top_k * shape.moe.ffn_size
+    num_tokens = min(
+        run.hardware.engine_batch_tokens,
+        rollout.batch_size * max_engine_tokens(run.config),
     )
-    tokens = min(
-        job.hardware.engine_batch_tokens,
-        rollout.batch_size * max_engine_tokens(job.config),
-    )
-    layer = tokens * (width / rollout.tp + 4 * shape.hidden_size) * job.dtype_bytes
+    layer = num_tokens * (width / rollout.tp + 4 * shape.hidden_size) * run.dtype_bytes
     sampler = 3 * 4 * rollout.batch_size * shape.vocab_size
     return max(layer, sampler)
 
 
-def _bucket_bytes(job: Job) -> float:
-    """A weight sync: two buckets under way, or one and a whole tensor (an embedding)."""
+def _bucket_bytes(run: PlannedRun) -> float:
+    """Bytes of a weight sync: two buckets on their way, or one and a whole embedding."""
+    parallel = run.parallel
     bucket = min(
-        job.config.sync.bucket_mb * 2**20, job.num_parameters * job.dtype_bytes
+        run.config.sync.bucket_mb * 2**20, run.num_parameters * run.dtype_bytes
     )
-    largest = job.shape.vocab_size * job.shape.hidden_size * job.dtype_bytes
-    if job.parallel.tp == job.parallel.pp == job.parallel.ep == 1:
+    if parallel.tp == parallel.pp == parallel.ep == 1:
         return 2.0 * bucket
-    return max(2.0 * bucket, float(bucket + largest))
+    embedding = run.shape.vocab_size * run.shape.hidden_size * run.dtype_bytes
+    return max(2.0 * bucket, float(bucket + embedding))

@@ -1,4 +1,4 @@
-"""The fastest layout of a run that fits its devices: every one is planned; pure."""
+"""The fastest layout of a run that fits its devices, found by planning every layout; pure."""
 
 import json
 from collections.abc import Iterator
@@ -8,11 +8,13 @@ from math import floor
 from typing import Any
 
 from megatron_opsft.commands.plan.estimate import SAFE_SHARE, Plan
-from megatron_opsft.commands.plan.job import Job, check_job
+from megatron_opsft.commands.plan.job import PlannedRun, check_planned_run
 from megatron_opsft.errors import UserError
 
 _MAX_PIPELINE = 32
-_EQUALLY_FAST = 0.05  # steps that differ by less differ by less than a plan knows
+_EQUALLY_FAST = (
+    0.05  # a plan is not accurate enough for smaller differences between steps
+)
 _RECOMPUTE = ("none", "selective", "full")
 _ALWAYS_SHOWN = {
     ("parallel", "tp"),
@@ -25,97 +27,104 @@ Change = dict[str, dict[str, Any]]
 """Section -> key -> value."""
 
 
-def search_layouts(job: Job, num_steps: int) -> list[Plan]:
-    """All layouts that the trainer accepts, best first (`_rank_of`). What it proposes leaves
-    `SAFE_SHARE` of the memory free.
+def search_layouts(run: PlannedRun, num_steps: int) -> list[Plan]:
+    """Plan all layouts that the trainer accepts; best first (see `_rank_of`).
 
     Tried are parallel.tp within a node (with sequence parallelism) x parallel.pp x parallel.cp
-    x train.recompute x rollout.tp, and of a mixture of experts parallel.ep within a node, with
-    whole experts (parallel.etp=1). More context parallelism is tried where half as much leaves a
-    rank more of the longest sequence than train.max_tokens_per_microbatch. Where a rollout does not
-    fit, rollout.gpu_memory_fraction is lowered until it does. Errors: `UserError` where no layout
-    is accepted at all, with the reason.
+    x train.recompute x rollout.tp, and for a mixture of experts parallel.ep within a node, with
+    whole experts (parallel.etp=1). A larger parallel.cp is tried only if half of it leaves a rank
+    more of the longest sequence than train.max_tokens_per_microbatch. If a rollout does not fit
+    with `SAFE_SHARE` of the memory free, rollout.gpu_memory_fraction is lowered until it does.
+    Errors: `UserError` with the reason if no layout is accepted at all.
     """
-    found = []
-    refused = UserError("no layout was tried")
-    for change in _layouts(job):
+    plans = []
+    refusal = UserError("no layout was tried")
+    for change in _layouts(run):
         try:
-            plan = _planned(job, change, num_steps)
+            plan = _plan_change(run, change, num_steps)
         except UserError as error:
-            refused = error
+            refusal = error
             continue
-        if (fraction := _fraction_that_fits(plan)) is not None:
+        fraction = _fraction_that_fits(plan)
+        if fraction is not None:
             change["rollout"]["gpu_memory_fraction"] = fraction
-            plan = _planned(job, change, num_steps)
-        found.append(plan)
-    if not found:
-        check_job(job)  # what is wrong with the file itself
-        raise refused
-    fastest = min((plan.step["total"] for plan in found if plan.is_safe), default=0.0)
-    return sorted(found, key=lambda plan: _rank_of(plan, (1 + _EQUALLY_FAST) * fastest))
+            plan = _plan_change(run, change, num_steps)
+        plans.append(plan)
+    if not plans:
+        check_planned_run(run)  # raises for a mistake in the file itself
+        raise refusal
+    fastest = min((plan.step["total"] for plan in plans if plan.is_safe), default=0.0)
+    limit = (1 + _EQUALLY_FAST) * fastest
+    return sorted(plans, key=lambda plan: _rank_of(plan, limit))
 
 
 def _rank_of(plan: Plan, limit: float) -> tuple[float, ...]:
-    """Those that fit by seconds of a step, then the others by what they lack. Up to `limit` seconds
-    layouts are equally fast: those with twice `SAFE_SHARE` of the memory free come first, then the
-    simplest, then by what they leave free in steps of `SAFE_SHARE`. Simple is what takes few ways
-    of cutting the model and of saving memory; full recomputation is two of them.
+    """Return the sort key of a plan. limit: seconds up to which steps are equally fast.
+
+    Safe plans come first, by seconds of a step; then the others, by the memory that they lack.
+    Among the equally fast ones those with twice `SAFE_SHARE` of the memory free come first, then
+    the simpler ones, then those with more memory free, in steps of `SAFE_SHARE`. A layout is
+    simpler the fewer kinds of parallelism and memory saving it uses; full recomputation counts
+    twice.
     """
     seconds = round(plan.step["total"], 3)
+    num_overrides = len(plan.overrides)
     if not plan.is_safe:
-        return 2, round(-plan.worst.margin, 3), len(plan.overrides)
+        return 2, round(-plan.worst.margin, 3), num_overrides
     if plan.step["total"] > limit:
-        return 1, seconds, len(plan.overrides)
-    parallel, config = plan.job.parallel, plan.job.config
-    sizes = (parallel.tp, parallel.pp, parallel.cp, parallel.ep, config.rollout.tp)
-    recomputed = _RECOMPUTE.index(config.train.recompute)
-    lowered = any(
-        key.startswith("rollout.gpu_memory_fraction") for key in plan.overrides
-    )
-    measures = sum(size > 1 for size in sizes) + recomputed + lowered
+        return 1, seconds, num_overrides
+    parallel, rollout = plan.run.parallel, plan.run.rollout
+    sizes = (parallel.tp, parallel.pp, parallel.cp, parallel.ep, rollout.tp)
+    num_measures = sum(size > 1 for size in sizes)
+    num_measures += _RECOMPUTE.index(plan.run.train.recompute)
+    num_measures += sum("gpu_memory_fraction" in text for text in plan.overrides)
     free = int(plan.worst.margin / (SAFE_SHARE * plan.worst.limit))
-    return 0, free < 2, measures, -free, seconds, len(plan.overrides)
+    return 0, free < 2, num_measures, -free, seconds, num_overrides
 
 
-def _planned(job: Job, change: Change, num_steps: int) -> Plan:
-    """Its overrides are what differs from the file, and always the layout. Errors: `UserError`
-    where the trainer refuses the change.
+def _plan_change(run: PlannedRun, change: Change, num_steps: int) -> Plan:
+    """Plan the run with a change; the plan's overrides are what differs, and always the layout.
+
+    Errors: `UserError` if the trainer refuses the change.
     """
-    update = {n: getattr(job.config, n).model_copy(update=v) for n, v in change.items()}
-    changed = replace(job, config=job.config.model_copy(update=update))
-    check_job(changed)
-    overrides = tuple(
-        f"{section}.{name}={json.dumps(value)}".replace('"', "")
-        for section, keys in change.items()
-        for name, value in keys.items()
-        if (section, name) in _ALWAYS_SHOWN
-        or value != getattr(getattr(job.config, section), name)
-    )
-    return Plan(job=changed, num_steps=num_steps, overrides=overrides)
+    sections = {}
+    overrides = []
+    for name, values in change.items():
+        section = getattr(run.config, name)
+        sections[name] = section.model_copy(update=values)
+        for key, value in values.items():
+            if (name, key) in _ALWAYS_SHOWN or value != getattr(section, key):
+                text = json.dumps(value).replace('"', "")
+                overrides.append(f"{name}.{key}={text}")
+    changed = replace(run, config=run.config.model_copy(update=sections))
+    check_planned_run(changed)
+    return Plan(run=changed, num_steps=num_steps, overrides=tuple(overrides))
 
 
-def _layouts(job: Job) -> Iterator[Change]:
-    """Those that may be accepted."""
-    layers, per_node = job.shape.num_layers, job.hardware.gpus_per_node
-    inside_node = [n for n in range(1, per_node + 1) if job.world_size % n == 0]
-    # 1, 2, 4, ... as long as a rank's part of the longest sequence is beyond the budget.
-    context_sizes, budget = [1], job.config.train.max_tokens_per_microbatch
-    while (
-        context_sizes[-1] * budget < job.longest_tokens and context_sizes[-1] < per_node
-    ):
-        context_sizes.append(2 * context_sizes[-1])
-    most_experts = per_node if job.shape.moe else 1
+def _layouts(run: PlannedRun) -> Iterator[Change]:
+    """Yield the layouts that the trainer may accept."""
+    num_layers, gpus_per_node = run.shape.num_layers, run.hardware.gpus_per_node
+    inside_node = _divisors(run.world_size, gpus_per_node)
+    expert_sizes = [1]
+    if run.shape.moe:
+        expert_sizes = [2**power for power in range(gpus_per_node.bit_length())]
     for tp, pp, cp, ep, recompute, rollout_tp in product(
         inside_node,
-        [n for n in range(1, min(layers, _MAX_PIPELINE) + 1) if layers % n == 0],
-        context_sizes,
-        [2**n for n in range(most_experts.bit_length())],
+        _divisors(num_layers, min(num_layers, _MAX_PIPELINE)),
+        _context_sizes(run),
+        expert_sizes,
         _RECOMPUTE,
-        inside_node if job.engine.tensor_parallel else [1],
+        inside_node if run.engine.tensor_parallel else [1],
     ):
-        parallel = {"tp": tp, "pp": pp, "cp": cp, "ep": ep}
-        parallel |= {"etp": 1 if ep > 1 and tp > 1 else None, "vpp": None}
-        parallel["sequence_parallel"] = tp > 1
+        parallel = {
+            "tp": tp,
+            "pp": pp,
+            "cp": cp,
+            "ep": ep,
+            "etp": 1 if ep > 1 and tp > 1 else None,
+            "vpp": None,
+            "sequence_parallel": tp > 1,
+        }
         yield {
             "parallel": parallel,
             "train": {"recompute": recompute},
@@ -123,16 +132,30 @@ def _layouts(job: Job) -> Iterator[Change]:
         }
 
 
+def _divisors(number: int, largest: int) -> list[int]:
+    return [size for size in range(1, largest + 1) if number % size == 0]
+
+
+def _context_sizes(run: PlannedRun) -> list[int]:
+    """Return 1, 2, 4, ... until a rank's part of the longest sequence is within the budget."""
+    sizes, budget = [1], run.train.max_tokens_per_microbatch
+    gpus_per_node = run.hardware.gpus_per_node
+    while sizes[-1] * budget < run.longest_tokens and sizes[-1] < gpus_per_node:
+        sizes.append(2 * sizes[-1])
+    return sizes
+
+
 def _fraction_that_fits(plan: Plan) -> float | None:
-    """Share of a device's memory, for vLLM; None where that is not what stands in the way."""
-    job, rollout, limit = plan.job, plan.job.config.rollout, plan.worst.limit
-    if (
-        not (job.hardware.is_cuda and job.engine.refills)
-        or rollout.kv_cache_bytes is not None
-    ):
+    """Return the share of a device's memory with which vLLM's rollout fits.
+
+    None if it fits already, or if a smaller share cannot help.
+    """
+    run, rollout = plan.run, plan.run.rollout
+    is_vllm_on_gpu = run.hardware.is_cuda and run.engine.refills
+    if not is_vllm_on_gpu or rollout.kv_cache_bytes is not None:
         return None
-    over = (
-        max(rank.phases["rollout"] for rank in plan.memory) - (1 - SAFE_SHARE) * limit
-    )
-    fraction = floor(100 * (rollout.gpu_memory_fraction - over / limit)) / 100
-    return fraction if over > 0 and fraction > 0 else None
+    limit = plan.worst.limit
+    needed = max(rank.phases["rollout"] for rank in plan.memory)
+    excess = needed - (1 - SAFE_SHARE) * limit
+    fraction = floor(100 * (rollout.gpu_memory_fraction - excess / limit)) / 100
+    return fraction if excess > 0 and fraction > 0 else None

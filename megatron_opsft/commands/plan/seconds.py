@@ -1,311 +1,324 @@
-"""Seconds of a step's phases, by formula: GEMMs at peak, bytes at the links' bandwidth and fixed
-costs, times the phase's factor of the device; pure, no Megatron.
+"""Seconds of a step's phases, by formula; pure, no Megatron.
+
+GEMMs run at the device's peak, bytes move at the links' bandwidth, and fixed costs are added; the
+sum is multiplied by the phase's factor of the device.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from math import ceil
+from typing import NamedTuple
 
-from megatron_opsft.commands.plan.job import Job, Stage
+from megatron_opsft.commands.plan.job import PlannedRun
 from megatron_opsft.commands.plan.memory import (
     engine_elements,
     kv_bytes_per_token,
     kv_cache_bytes,
     reference_bytes,
 )
+from megatron_opsft.commands.plan.passes import (
+    PassSeconds,
+    pass_seconds,
+    pipeline_seconds,
+    shared_seconds,
+)
 from megatron_opsft.models.architectures.shape import forward_flops, layer_weights
+from megatron_opsft.runtime.rounding import ceil_div
 
 STEP_PHASES = ("rollout", "verify", "old_logprob", "reference", "train", "sync")
 # One all-reduce of a few kilobytes between the ranks of an engine; vLLM's own kernel takes 5-15 us.
 _SMALL_ALL_REDUCE_SECONDS = 6e-6
-# Bytes that AdamW moves for an element of this rank's part: gradient, main weight and two moments
-# read, the last three and the model's weight written.
+# Bytes that AdamW moves for each element that a rank updates: it reads the gradient, the main
+# weight and two moments, and writes the last three and the model's weight.
 _OPTIMIZER_BYTES = 30.0
-# And for each element of the gradient buffer: zeroed, scaled (read and written), read for its norm.
+# Bytes moved for each element of the gradient buffer: it is zeroed, scaled (read and written), and
+# read for its norm.
 _GRADIENT_BYTES = 16.0
-# Of every rank for each response of the step: its facts and its packing. Measured on one core.
+# Every rank's work for each response of the step: exchange of its facts, packing. Measured on one
+# core.
 _RESPONSE_SECONDS = 15e-6
 
 
-def estimate_step(job: Job) -> dict[str, float]:
-    """Seconds of a step: of each phase by the names of metrics.jsonl, of the parts that
-    `rollout_seconds` and `training_seconds` name, and `total`.
+class EngineLoad(NamedTuple):
+    """What one rollout engine decodes in a step."""
+
+    lengths: list[int]
+    """Tokens of its responses, in ascending order."""
+    batch_size: int
+    """Number of responses that it decodes at once."""
+
+
+class Decoding(NamedTuple):
+    """Cost of decoding an engine's responses."""
+
+    seconds: float
+    """Without the rollout's factor."""
+    steps: float
+    """Number of decoding steps."""
+
+
+def estimate_step(run: PlannedRun) -> dict[str, float]:
+    """Estimate the seconds of a step.
+
+    Keys: the phases as metrics.jsonl names them, the components of `rollout_seconds` and
+    `training_seconds`, and `total`.
     """
-    hardware, limit = job.hardware, job.config.rollout.max_response_tokens
-    # Every rank verifies its part of the finished responses on its cores.
-    verified = -(-sum(n < limit for n in job.workload.lengths) // job.world_size)
+    hardware, limit = run.hardware, run.rollout.max_response_tokens
+    # The ranks share the finished responses, and each verifies its share on its cores.
+    num_finished = sum(length < limit for length in run.workload.lengths)
+    num_verified = ceil_div(num_finished, run.world_size)
+    verify = hardware.verify_factor * num_verified * hardware.verify_seconds
     step = {
-        **rollout_seconds(job),
-        "verify": hardware.verify_factor
-        * verified
-        * hardware.verify_seconds
-        / hardware.cpu_cores,
-        **training_seconds(job),
-        "sync": sync_seconds(job),
+        **rollout_seconds(run),
+        "verify": verify / hardware.cpu_cores,
+        **training_seconds(run),
+        "sync": sync_seconds(run),
     }
-    return step | {"total": sum(step[phase] for phase in STEP_PHASES)}
+    step["total"] = sum(step[phase] for phase in STEP_PHASES)
+    return step
 
 
-def rollout_seconds(job: Job) -> dict[str, float]:
-    """Of the busiest engine: rollout is `prefill` and `decode`, with `decode_fixed` in it."""
-    share, at_once = busiest_engine(job)
-    if not share:
+def rollout_seconds(run: PlannedRun) -> dict[str, float]:
+    """Estimate the seconds of the engine with the most work.
+
+    `rollout` is the sum of `prefill` and `decode`; `decode_fixed` is a share of `decode`.
+    """
+    load = busiest_engine(run)
+    if not load.lengths:
         return dict.fromkeys(("rollout", "prefill", "decode", "decode_fixed"), 0.0)
-    work, hardware, factor = job.workload, job.hardware, job.hardware.rollout_factor
-    decode, steps = decode_seconds(job, share, work.prompt_tokens, at_once)
+    prompt_tokens, factor = run.workload.prompt_tokens, run.hardware.rollout_factor
+    decoding = decode_seconds(run, load.lengths, prompt_tokens, load.batch_size)
     # The responses to a problem share its prompt.
-    problems = -(-job.config.data.prompts_per_step // job.num_engines)
-    flops = forward_flops(job.shape, [work.prompt_tokens], 1) * problems
-    prefill = factor * flops / (hardware.peak_flops * job.config.rollout.tp)
+    num_problems = ceil_div(run.config.data.prompts_per_step, run.num_engines)
+    flops = forward_flops(run.shape, [prompt_tokens], 1) * num_problems
+    prefill = factor * flops / (run.hardware.peak_flops * run.rollout.tp)
+    decode = factor * decoding.seconds
     return {
-        "rollout": prefill + factor * decode,
+        "rollout": prefill + decode,
         "prefill": prefill,
-        "decode": factor * decode,
-        "decode_fixed": factor * steps * fixed_seconds(job),
+        "decode": decode,
+        "decode_fixed": factor * decoding.steps * fixed_seconds(run),
     }
 
 
-def busiest_engine(job: Job) -> tuple[list[int], int]:
-    """(lengths of its responses, in ascending order; how many of them it decodes at once)."""
-    work, rollout = job.workload, job.config.rollout
-    if not work.lengths:
-        return [], 0
-    total = len(work.lengths)
-    count = -(-job.config.data.prompts_per_step // job.num_engines) * rollout.group_size
-    if not job.engine.refills:  # it deals responses, not problems
-        count = -(-total // job.num_engines)
-    # Spread over the lengths of all; the longest of them is there.
-    share = [
-        work.lengths[total - 1 - i * total // count] for i in reversed(range(count))
+def busiest_engine(run: PlannedRun) -> EngineLoad:
+    """Return the load of the engine with the most responses and the longest one."""
+    workload, rollout = run.workload, run.rollout
+    total = len(workload.lengths)
+    if not total:
+        return EngineLoad([], 0)
+    if run.engine.refills:
+        num_problems = ceil_div(run.config.data.prompts_per_step, run.num_engines)
+        count = num_problems * rollout.group_size
+    else:  # responses are dealt to engines one by one, not by problem
+        count = ceil_div(total, run.num_engines)
+    # Every total/count-th response, counted down from the longest of all.
+    lengths = [
+        workload.lengths[total - 1 - index * total // count]
+        for index in reversed(range(count))
     ]
-    at_once = min(rollout.batch_size, count)
-    if job.engine.refills:  # vLLM puts off what its cache has no room for
-        mean = work.prompt_tokens + work.mean_tokens
-        room = kv_cache_bytes(job) / (kv_bytes_per_token(job) * mean)
-        at_once = max(1, min(at_once, int(room)))
-    return share, at_once
+    batch_size = min(rollout.batch_size, count)
+    if run.engine.refills:  # vLLM delays the responses that its cache has no room for
+        mean_tokens = workload.prompt_tokens + workload.mean_tokens
+        sequence_bytes = kv_bytes_per_token(run) * mean_tokens
+        num_fitting = int(kv_cache_bytes(run) / sequence_bytes)
+        batch_size = max(1, min(batch_size, num_fitting))
+    return EngineLoad(lengths, batch_size)
 
 
 def decode_seconds(
-    job: Job, share: Sequence[int], prompt_tokens: int, slots: int
-) -> tuple[float, float]:
-    """(seconds without the factor, decoding steps) of an engine that decodes responses of these
-    lengths, in ascending order, `slots` at once. vLLM refills a slot at once: all are busy until
-    the last `slots` responses are under way. The Hugging Face engine decodes one batch after the
-    other, each to its longest response.
+    run: PlannedRun, lengths: Sequence[int], prompt_tokens: int, batch_size: int
+) -> Decoding:
+    """Estimate how long an engine decodes responses of these lengths, in ascending order.
+
+    vLLM starts a new response as soon as one ends, so `batch_size` are under way until the last
+    ones are. The Hugging Face engine decodes one batch after the other, each until its longest
+    response ends.
     """
-    rounds = -(-len(share) // slots)
-    last = share[::-1][::rounds][::-1]
-    seconds, before = 0.0, 0
-    for ended, length in enumerate(last):
-        alive = len(last) - ended
-        context = alive * (prompt_tokens + (before + length) / 2)
-        seconds += (length - before) * step_seconds(job, alive, context)
-        before = length
-    if not job.engine.refills:
-        return rounds * seconds, rounds * before
-    sampled = sum(share)
-    full_steps = (len(share) - len(last)) * sampled / len(share) / slots
-    context = slots * (prompt_tokens + sum(n * n for n in share) / sampled / 2)
-    return seconds + full_steps * step_seconds(job, slots, context), before + full_steps
+    num_batches = ceil_div(len(lengths), batch_size)
+    # The last responses under way, or a typical batch: every num_batches-th, with the longest.
+    last_batch = lengths[(len(lengths) - 1) % num_batches :: num_batches]
+    seconds, decoded = 0.0, 0
+    for num_ended, length in enumerate(last_batch):
+        num_alive = len(last_batch) - num_ended
+        context = num_alive * (prompt_tokens + (decoded + length) / 2)
+        seconds += (length - decoded) * step_seconds(run, num_alive, context)
+        decoded = length
+    if not run.engine.refills:
+        return Decoding(num_batches * seconds, num_batches * decoded)
+    sampled = sum(lengths)
+    num_before_last = len(lengths) - len(last_batch)
+    full_steps = num_before_last * sampled / len(lengths) / batch_size
+    squares = sum(length * length for length in lengths)
+    context = batch_size * (prompt_tokens + squares / sampled / 2)
+    seconds += full_steps * step_seconds(run, batch_size, context)
+    return Decoding(seconds, decoded + full_steps)
 
 
-def step_seconds(job: Job, batch: int, context: float) -> float:
-    """A forward pass over one token of each of `batch` sequences that hold `context` tokens
-    together, without the factor. It reads the weights once, and all keys and values; of the experts
-    those that some token goes to, as if it chose evenly.
+def step_seconds(run: PlannedRun, batch_size: int, context: float) -> float:
+    """Estimate a decoding step: a forward pass over one token of each of `batch_size` sequences.
+
+    context: tokens that the sequences hold together. The result is without the rollout's factor.
+    The pass reads the weights once, and all keys and values. Of the experts it reads those that
+    some token is routed to, with even routing.
     """
-    shape, hardware, tp = job.shape, job.hardware, job.config.rollout.tp
-    head = shape.hidden_size * shape.vocab_size
-    met = layer_weights(shape)  # by one token
-    read = float(met)
+    shape, hardware, tp = run.shape, run.hardware, run.rollout.tp
+    output_layer = shape.hidden_size * shape.vocab_size
+    weights_per_token = layer_weights(shape)
+    weights_read = float(weights_per_token)
     if moe := shape.moe:
         expert = 3 * shape.hidden_size * moe.ffn_size
-        missed = (1 - moe.top_k / moe.num_experts) ** batch
-        read += expert * (moe.num_experts * (1 - missed) - moe.top_k)
-    weights = (read * shape.num_layers + head) * job.dtype_bytes / tp
-    reading = (weights + kv_bytes_per_token(job) * context) / hardware.memory_bandwidth
-    gemms = 2.0 * (met * shape.num_layers + head) / tp * batch / hardware.peak_flops
-    return max(reading, gemms) + fixed_seconds(job)
+        missed_share = (1 - moe.top_k / moe.num_experts) ** batch_size
+        experts_read = moe.num_experts * (1 - missed_share)
+        weights_read += expert * (experts_read - moe.top_k)
+    weight_bytes = weights_read * shape.num_layers + output_layer
+    weight_bytes = weight_bytes * run.dtype_bytes / tp
+    kv_bytes = kv_bytes_per_token(run) * context
+    reading = (weight_bytes + kv_bytes) / hardware.memory_bandwidth
+    num_weights = weights_per_token * shape.num_layers + output_layer
+    gemms = 2.0 * num_weights / tp * batch_size / hardware.peak_flops
+    return max(reading, gemms) + fixed_seconds(run)
 
 
-def fixed_seconds(job: Job) -> float:
-    """Of a decoding step, whatever is read."""
-    exchanges = 2 * job.shape.num_layers if job.config.rollout.tp > 1 else 0
-    return job.hardware.token_seconds + exchanges * _SMALL_ALL_REDUCE_SECONDS
+def fixed_seconds(run: PlannedRun) -> float:
+    """Fixed cost of a decoding step, whatever it reads."""
+    num_exchanges = 2 * run.shape.num_layers if run.rollout.tp > 1 else 0
+    return run.hardware.token_seconds + num_exchanges * _SMALL_ALL_REDUCE_SECONDS
 
 
-def sync_seconds(job: Job) -> float:
-    """Updated weights are gathered among those that share the optimizer; then a device receives
-    what its engine wants and it does not hold: it holds about 1 / (tp x pp), of experts 1 / (etp x
-    ep x pp), and a stage that fills a node has all others on other nodes. Local copies and
-    checksums are in the fixed cost.
+def sync_seconds(run: PlannedRun) -> float:
+    """Estimate a weight sync.
+
+    First the ranks that share an optimizer gather the updated weights. Then each device receives
+    the weights that its engine needs and it does not hold. It holds about 1 / (tp x pp) of them,
+    of the experts 1 / (etp x ep x pp). If a stage fills whole nodes, all other stages are on other
+    nodes. Local copies and checksums are in the fixed cost.
     """
-    hardware, parallel, moe = job.hardware, job.parallel, job.shape.moe
+    shape, hardware, parallel = run.shape, run.hardware, run.parallel
     gathered = max(
-        shared_seconds(job, stage, stage.weight_bytes) for stage in job.stages
+        shared_seconds(run, stage, stage.weight_bytes) for stage in run.stages
     )
-    wanted = engine_elements(job) * job.dtype_bytes
-    experts = 3.0 * job.shape.num_layers * job.shape.hidden_size * job.dtype_bytes
-    experts *= moe.num_experts * moe.ffn_size / job.config.rollout.tp if moe else 0
-    received = wanted - (wanted - experts) / (parallel.tp * parallel.pp)
+    needed = engine_elements(run) * run.dtype_bytes
+    experts = 0.0
+    if moe := shape.moe:
+        experts = 3.0 * shape.num_layers * shape.hidden_size * run.dtype_bytes
+        experts *= moe.num_experts * moe.ffn_size / run.rollout.tp
+    received = needed - (needed - experts) / (parallel.tp * parallel.pp)
     received -= experts / (parallel.expert_tp * parallel.ep * parallel.pp)
-    node, across = hardware.gpus_per_node, 0.0
-    if job.world_size > node:
-        fills_nodes = job.world_size // parallel.pp >= node
-        across = (
-            (parallel.pp - 1) / parallel.pp
-            if fills_nodes
-            else 1 - node / job.world_size
-        )
-    over_network = received * across / hardware.network_bandwidth
-    inside = received * (1 - across) / hardware.link_bandwidth
-    seconds = gathered + max(over_network, inside) + hardware.sync_seconds
+    across_nodes = _share_from_other_nodes(run)
+    network = received * across_nodes / hardware.network_bandwidth
+    inside_node = received * (1 - across_nodes) / hardware.link_bandwidth
+    seconds = gathered + max(network, inside_node) + hardware.sync_seconds
     return hardware.sync_factor * seconds
 
 
-def training_seconds(job: Job) -> dict[str, float]:
-    """One step on all ranks. train: passes, `exchange` (of gradients, as far as no pass hides it)
-    and `update`, of all updates; old_logprob, reference: forward passes of the policy that sampled
-    and of the reference model or teacher, whose weights change places with the model's. bubble: the
-    share of the passes' time that a rank waits in its pipeline. All 0 with nothing to train on.
+def _share_from_other_nodes(run: PlannedRun) -> float:
+    """Share of the received weights that a device receives from other nodes."""
+    pp, gpus_per_node = run.parallel.pp, run.hardware.gpus_per_node
+    if run.world_size <= gpus_per_node:
+        return 0.0
+    if run.world_size // pp >= gpus_per_node:  # a stage fills whole nodes
+        return (pp - 1) / pp
+    return 1 - gpus_per_node / run.world_size
+
+
+def training_seconds(run: PlannedRun) -> dict[str, float]:
+    """Estimate the training of one step on all ranks; all 0 with nothing to train on.
+
+    `train`: passes, `exchange` (of gradients, as far as no pass hides it) and `update`, over all
+    updates. `old_logprob`, `reference`: forward passes of the policy that sampled, and of the
+    reference model or teacher, whose weights are swapped with the model's. `bubble`: the share of
+    the passes' time that a rank waits in its pipeline.
     """
-    workload, stages, hardware = job.workload, job.stages, job.hardware
+    workload, stages, hardware = run.workload, run.stages, run.hardware
     if not workload.trained:
-        parts = ("train", "exchange", "update", "bubble", "old_logprob", "reference")
-        return dict.fromkeys(parts, 0.0)
-    method, count = job.config.method, num_microbatches(job)
-    # A replica has its even share of an update's sequences, and the longest one is whole.
-    sequences = workload.sequences
-    share = max(1 / (job.dp * method.num_updates), max(sequences) / sum(sequences))
-    of_all = [
-        pass_seconds(
-            job, stage, sequences, sum(workload.trained) if stage.has_output else 0
-        )
+        keys = ("train", "exchange", "update", "bubble", "old_logprob", "reference")
+        return dict.fromkeys(keys, 0.0)
+    method, count = run.method, num_microbatches(run)
+    passes = _stage_passes(run, count)
+    both_passes = [stage.forward + stage.backward for stage in passes]
+    pipeline = pipeline_seconds(run, both_passes, count)
+    exchange = _exchange_seconds(run, [stage.backward for stage in passes], count)
+    moved_bytes = max(
+        stage.updated_parameters * _OPTIMIZER_BYTES
+        + stage.num_parameters * _GRADIENT_BYTES
         for stage in stages
-    ]
-    fixed = count * hardware.microbatch_seconds / 2
-    forward, backward = (
-        [share * t + fixed for t in one] for one in zip(*of_all, strict=True)
     )
-    both = [f + b for f, b in zip(forward, backward, strict=True)]
-    passes = pipeline_seconds(job, both, count)
-    # The last backward pass hides the reduction of what came before.
-    last = [
-        one / count if job.parallel.overlap_grad_reduce else 0.0 for one in backward
-    ]
-    exchange = max(
-        max(0.0, shared_seconds(job, stage, stage.gradient_bytes) - hidden)
-        for stage, hidden in zip(stages, last, strict=True)
-    )
-    update = max(
-        s.updated_parameters * _OPTIMIZER_BYTES + s.num_parameters * _GRADIENT_BYTES
-        for s in stages
-    )
-    update /= hardware.memory_bandwidth
+    update = moved_bytes / hardware.memory_bandwidth
     factor = hardware.train_factor * method.num_updates
     host = _RESPONSE_SECONDS * max(len(workload.lengths), len(workload.trained))
-    score = factor * pipeline_seconds(job, forward, count)
+    forwards = [stage.forward for stage in passes]
+    scoring = factor * pipeline_seconds(run, forwards, count)
     objective = method.objective(1.0)
-    scores_before = method.num_updates > 1 or objective.token_penalty is not None
-    # Both models' weights are read and written, twice: on the device, or by way of the host.
-    bandwidth = hardware.memory_bandwidth / 2
-    if any(reference_bytes(job, stage)[1] for stage in stages):
-        bandwidth = hardware.host_bandwidth
-    swap = 4 * max(stage.weight_bytes for stage in stages) / bandwidth
+    old_logprob = reference = 0.0
+    compares_with_old = method.num_updates > 1 or objective.token_penalty is not None
+    if compares_with_old and not method.has_fixed_data:
+        old_logprob = scoring
+    if objective.keeps_frozen_model:
+        reference = scoring + factor * _swap_seconds(run)
     return {
-        "train": factor * (passes + exchange + update) + host,
+        "train": factor * (pipeline + exchange + update) + host,
         "exchange": factor * exchange,
         "update": factor * update,
-        "bubble": 1 - sum(both) / len(both) / passes,
-        "old_logprob": score if scores_before and not method.has_fixed_data else 0.0,
-        "reference": score + factor * swap if objective.keeps_frozen_model else 0.0,
+        "bubble": 1 - sum(both_passes) / len(both_passes) / pipeline,
+        "old_logprob": old_logprob,
+        "reference": reference,
     }
 
 
-def num_microbatches(job: Job) -> int:
-    """Of each data-parallel rank in one update, as full as sequences of the mean length make them;
-    the interleaved schedule takes a multiple of the stages.
+def _stage_passes(run: PlannedRun, count: int) -> list[PassSeconds]:
+    """Seconds of each stage in one update of `count` micro-batches."""
+    # A replica has its even share of an update's sequences, and the longest one is whole.
+    sequences = run.workload.sequences
+    even_share = 1 / (run.dp * run.method.num_updates)
+    share = max(even_share, max(sequences) / sum(sequences))
+    fixed = count * run.hardware.microbatch_seconds / 2
+    passes = []
+    for stage in run.stages:
+        num_loss_tokens = sum(run.workload.trained) if stage.has_output else 0
+        seconds = pass_seconds(run, stage, sequences, num_loss_tokens)
+        passes.append(
+            PassSeconds(
+                forward=share * seconds.forward + fixed,
+                backward=share * seconds.backward + fixed,
+            )
+        )
+    return passes
+
+
+def _exchange_seconds(run: PlannedRun, backwards: Sequence[float], count: int) -> float:
+    """Seconds of the exchange of gradients that no pass hides, on the slowest stage.
+
+    backwards: seconds of each stage's backward passes of `count` micro-batches.
     """
-    if not (sequences := job.workload.sequences):
+    seconds = 0.0
+    for stage, backward in zip(run.stages, backwards, strict=True):
+        exchange = shared_seconds(run, stage, stage.gradient_bytes)
+        if run.parallel.overlap_grad_reduce:
+            # The last backward pass hides the reduction of the earlier ones.
+            exchange -= backward / count
+        seconds = max(seconds, exchange)
+    return seconds
+
+
+def _swap_seconds(run: PlannedRun) -> float:
+    """Seconds to swap the frozen model's weights with the model's and back again."""
+    bandwidth = run.hardware.memory_bandwidth / 2  # both models are read and written
+    if any(reference_bytes(run, stage).host for stage in run.stages):
+        bandwidth = run.hardware.host_bandwidth
+    return 4 * max(stage.weight_bytes for stage in run.stages) / bandwidth
+
+
+def num_microbatches(run: PlannedRun) -> int:
+    """Number of micro-batches of each data-parallel rank in one update.
+
+    They are as full as sequences of the mean length make them. The interleaved schedule takes a
+    multiple of the number of stages.
+    """
+    sequences = run.workload.sequences
+    if not sequences:
         return 0
-    budget = job.config.train.max_tokens_per_microbatch * job.parallel.cp
-    at_once = max(1.0, budget * len(sequences) / sum(sequences))
-    of_rank = -(-len(sequences) // (job.dp * job.config.method.num_updates))
-    multiple = job.parallel.pp if job.parallel.vpp else 1
-    return multiple * ceil(of_rank / at_once / multiple)
-
-
-def pipeline_seconds(job: Job, stages: Sequence[float], count: int) -> float:
-    """Of a pipeline whose stages are busy for so long with `count` micro-batches: the slowest sets
-    the pace, the others' passes of one micro-batch, or of one chunk where stages are interleaved,
-    fill and drain it (Narayanan et al., 2021).
-    """
-    around = (sum(stages) - max(stages)) / count / (job.parallel.vpp or 1)
-    return max(stages) + around
-
-
-def pass_seconds(
-    job: Job, stage: Stage, sequences: Sequence[int], num_loss_tokens: int
-) -> tuple[float, float]:
-    """(forward, backward) passes of all these sequences through one rank of a stage, beside what a
-    micro-batch costs whatever is in it. num_loss_tokens: 0 unless the stage has the output layer.
-
-    A backward pass is two forward passes of GEMMs; recomputation is one more (full), or that of the
-    feed-forward parts (selective). Tensor parallelism exchanges hidden states twice a layer and
-    pass (Shoeybi et al., 2019), expert parallelism there and back. Context parallelism lets keys
-    and values go round, as if no attention hid it. A pipeline hands hidden states on once.
-    """
-    parallel, layers, num_tokens = job.parallel, stage.num_layers, sum(sequences)
-    tp, cp, pp = parallel.tp, parallel.cp, parallel.pp
-    shape = replace(job.shape, num_layers=layers)
-    rate = job.hardware.peak_flops * tp * cp
-    forward = forward_flops(shape, sequences, num_loss_tokens) / rate
-    hidden_bytes = num_tokens * shape.hidden_size * job.dtype_bytes / cp
-    of_feed_forward = layers * _feed_forward_exchange(job, hidden_bytes)
-    exchange = layers * ring_seconds(job, 2 * hidden_bytes, tp, tp) + of_feed_forward
-    kv_bytes = (
-        2 * num_tokens * shape.num_kv_heads * shape.head_dim * job.dtype_bytes / tp
-    )
-    round_trip = layers * ring_seconds(job, kv_bytes, cp, tp * cp)
-    hand_on = 0.0
-    if pp > 1:  # the next stage begins as many ranks away as a stage has
-        hand_on = hidden_bytes / job.hardware.bandwidth(job.world_size // pp + 1)
-    again = 0.0
-    if job.config.train.recompute == "full":
-        again = forward_flops(shape, sequences, 0) / rate + exchange + round_trip
-    elif job.config.train.recompute == "selective":
-        heads = 2 * shape.num_heads + 2 * shape.num_kv_heads
-        weights = layer_weights(shape) - shape.hidden_size * shape.head_dim * heads
-        again = 2.0 * num_tokens * weights * layers / rate + of_feed_forward
-    exchange += round_trip
-    # TransformerEngine's attention sends keys and values round again, to get their gradients.
-    back = round_trip if job.with_te else 0.0
-    return forward + exchange + hand_on, 2 * forward + exchange + back + again + hand_on
-
-
-def _feed_forward_exchange(job: Job, hidden_bytes: float) -> float:
-    """Of one layer. hidden_bytes: of the tokens of a tensor-parallel group."""
-    tp, ep, etp = job.parallel.tp, job.parallel.ep, job.parallel.expert_tp
-    if job.shape.moe is None:
-        return ring_seconds(job, 2 * hidden_bytes, tp, tp)
-    # What a rank's own tokens are for all experts.
-    chosen = job.shape.moe.top_k * hidden_bytes / tp
-    there_and_back = ring_seconds(job, 2 * chosen, ep, ep * etp)
-    return there_and_back + ring_seconds(job, 2 * chosen * etp, etp, etp)
-
-
-def ring_seconds(job: Job, num_bytes: float, size: int, span: int) -> float:
-    """A reduce-scatter or all-gather of this many bytes between `size` ranks; an all-reduce is two.
-    span: ranks from the first to the last of them, whom one node may hold.
-    """
-    return num_bytes * (size - 1) / size / job.hardware.bandwidth(span)
-
-
-def shared_seconds(job: Job, stage: Stage, num_bytes: float) -> float:
-    """An exchange of all that a stage's rank holds, between those that share the optimizer."""
-    reach = job.world_size // job.parallel.pp  # from the first to the last of them
-    experts = num_bytes * stage.expert_parameters / stage.num_parameters
-    return ring_seconds(job, num_bytes - experts, job.num_copies, reach) + ring_seconds(
-        job, experts, job.num_expert_copies, reach
-    )
+    budget = run.train.max_tokens_per_microbatch * run.parallel.cp
+    per_microbatch = max(1.0, budget * len(sequences) / sum(sequences))
+    per_rank = ceil_div(len(sequences), run.dp * run.method.num_updates)
+    multiple = run.parallel.pp if run.parallel.vpp else 1
+    return multiple * ceil(per_rank / per_microbatch / multiple)

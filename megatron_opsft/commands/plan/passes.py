@@ -1,0 +1,102 @@
+"""Seconds of training passes through a pipeline stage, and of the exchanges between its ranks.
+
+Pure formulas, without the phase's factor of the device.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from megatron_opsft.commands.plan.job import PlannedRun, Stage
+from megatron_opsft.models.architectures.shape import forward_flops, layer_weights
+
+
+class PassSeconds(NamedTuple):
+    """Seconds of a stage's passes through all its layers."""
+
+    forward: float
+    backward: float
+
+
+def pipeline_seconds(run: PlannedRun, stages: Sequence[float], count: int) -> float:
+    """Seconds of a pipeline; stages: seconds that each is busy with `count` micro-batches.
+
+    The slowest stage sets the pace. The others' passes of one micro-batch, or of one chunk if
+    stages are interleaved, fill and drain the pipeline (Narayanan et al., 2021).
+    """
+    slowest = max(stages)
+    fill_and_drain = (sum(stages) - slowest) / count / (run.parallel.vpp or 1)
+    return slowest + fill_and_drain
+
+
+def pass_seconds(
+    run: PlannedRun, stage: Stage, sequences: Sequence[int], num_loss_tokens: int
+) -> PassSeconds:
+    """Estimate passes of all these sequences through one rank of a stage, without fixed costs.
+
+    sequences: tokens of each. num_loss_tokens: 0 unless the stage has the output layer.
+
+    A backward pass costs as much as two forward passes of GEMMs. Recomputation adds one more
+    (full), or that of the feed-forward parts (selective). Tensor parallelism exchanges hidden
+    states twice a layer and pass (Shoeybi et al., 2019), expert parallelism there and back. Context
+    parallelism passes keys and values round a ring; no overlap with attention is assumed. A
+    pipeline sends hidden states to the next stage once.
+    """
+    parallel, num_layers, num_tokens = run.parallel, stage.num_layers, sum(sequences)
+    tp, cp, dtype_bytes = parallel.tp, parallel.cp, run.dtype_bytes
+    shape = replace(run.shape, num_layers=num_layers)
+    rate = run.hardware.peak_flops * tp * cp
+    gemms = forward_flops(shape, sequences, num_loss_tokens) / rate
+    hidden_bytes = num_tokens * shape.hidden_size * dtype_bytes / cp
+    feed_forward = num_layers * _feed_forward_exchange(run, hidden_bytes)
+    exchange = num_layers * ring_seconds(run, 2 * hidden_bytes, tp, tp) + feed_forward
+    kv_bytes = 2 * num_tokens * shape.num_kv_heads * shape.head_dim * dtype_bytes / tp
+    kv_ring = num_layers * ring_seconds(run, kv_bytes, cp, tp * cp)
+    send = 0.0
+    if parallel.pp > 1:  # the next stage is as many ranks away as a stage has
+        distance = run.world_size // parallel.pp
+        send = hidden_bytes / run.hardware.bandwidth(distance + 1)
+    recomputed = 0.0
+    if run.train.recompute == "full":
+        recomputed = forward_flops(shape, sequences, 0) / rate + exchange + kv_ring
+    elif run.train.recompute == "selective":
+        heads = 2 * shape.num_heads + 2 * shape.num_kv_heads
+        weights = layer_weights(shape) - shape.hidden_size * shape.head_dim * heads
+        recomputed = 2.0 * num_tokens * weights * num_layers / rate + feed_forward
+    exchange += kv_ring
+    # TransformerEngine sends keys and values round once more, to get their gradients.
+    kv_gradients = kv_ring if run.with_te else 0.0
+    return PassSeconds(
+        forward=gemms + exchange + send,
+        backward=2 * gemms + exchange + kv_gradients + recomputed + send,
+    )
+
+
+def _feed_forward_exchange(run: PlannedRun, hidden_bytes: float) -> float:
+    """Seconds of the exchanges in one feed-forward part.
+
+    hidden_bytes: hidden states of all tokens of a tensor-parallel group.
+    """
+    tp, ep, etp = run.parallel.tp, run.parallel.ep, run.parallel.expert_tp
+    if run.shape.moe is None:
+        return ring_seconds(run, 2 * hidden_bytes, tp, tp)
+    # The copies of a rank's own tokens that go to all experts.
+    routed_bytes = run.shape.moe.top_k * hidden_bytes / tp
+    there_and_back = ring_seconds(run, 2 * routed_bytes, ep, ep * etp)
+    return there_and_back + ring_seconds(run, 2 * routed_bytes * etp, etp, etp)
+
+
+def ring_seconds(run: PlannedRun, num_bytes: float, size: int, span: int) -> float:
+    """Seconds of a reduce-scatter or all-gather between `size` ranks; an all-reduce is two.
+
+    span: number of ranks from the first to the last of them, which decides if one node holds all.
+    """
+    return num_bytes * (size - 1) / size / run.hardware.bandwidth(span)
+
+
+def shared_seconds(run: PlannedRun, stage: Stage, num_bytes: float) -> float:
+    """Seconds to exchange `num_bytes`, spread over all a stage's weights, among their copies."""
+    span = run.world_size // run.parallel.pp
+    experts = num_bytes * stage.expert_parameters / stage.num_parameters
+    dense_seconds = ring_seconds(run, num_bytes - experts, run.num_copies, span)
+    return dense_seconds + ring_seconds(run, experts, run.num_expert_copies, span)

@@ -1,0 +1,217 @@
+"""Plans as text: one plan in full, and several as rows of a table."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from tabulate import tabulate
+
+if TYPE_CHECKING:
+    from megatron_opsft.commands.plan.estimate import Plan
+    from megatron_opsft.commands.plan.job import PlannedRun
+
+NUM_SHOWN = 5  # layouts that a search prints
+
+
+def show_plan(plan: "Plan") -> str:
+    """Describe a plan: memory, checkpoints, disk, the seconds of a step, notes and the verdict."""
+    sections = [
+        _headline(plan),
+        _memory_table(plan),
+        _describe_checkpoint(plan),
+        _describe_disk(plan),
+        _step_table(plan),
+    ]
+    closing = [*(f"note: {note}" for note in plan.notes), verdict_line(plan)]
+    return "\n\n".join([*sections, "\n".join(closing)])
+
+
+def verdict_line(plan: "Plan") -> str:
+    """Say if the run fits, with the margin, and what it takes."""
+    if plan.problems:
+        return "DOES NOT FIT. " + "; ".join(plan.problems)
+    duration = f"{plan.hours:.1f} hours"
+    if plan.hours < 1:
+        duration = f"{plan.hours * 60:.1f} minutes"
+    cost = (
+        f"{plan.num_steps} steps take {duration}, {plan.device_hours:,.1f} device-hours"
+    )
+    if plan.price:
+        cost += f", ${plan.price:,.0f}"
+    rank = plan.worst
+    verdict = "FITS" if plan.is_safe else "FITS TIGHTLY"
+    spare = f"{rank.margin / 1e9:.1f} GB ({rank.margin / rank.limit:.0%})"
+    return (
+        f"{verdict}, with {spare} to spare on stage {rank.stage.index}. {cost}. "
+        f"Bottleneck: {plan.bottleneck}."
+    )
+
+
+def _headline(plan: "Plan") -> str:
+    run = plan.run
+    return (
+        f"{run.num_parameters / 1e9:.2f} B parameters on {run.world_size} x "
+        f"{run.hardware.name}: {_describe_layout(run)}; "
+        f"{run.num_engines} x {run.rollout.engine} engine of {run.rollout.tp}; recompute "
+        f"{run.train.recompute}; loss {run.cross_entropy.kind} "
+        f"({run.cross_entropy.reason})"
+    )
+
+
+def _describe_layout(run: "PlannedRun") -> str:
+    parallel = run.parallel
+    layout = f"TP {parallel.tp} x PP {parallel.pp} x DP {run.dp}"
+    if parallel.cp > 1:
+        layout += f" x CP {parallel.cp}"
+    if parallel.ep > 1:
+        layout += f", experts EP {parallel.ep} x TP {parallel.expert_tp}"
+    if parallel.vpp:
+        layout += f", {parallel.vpp} virtual stages"
+    return layout
+
+
+def _table(rows: Sequence[Mapping[str, str]], *text_columns: str) -> str:
+    """Lay out rows of column -> cell; all columns but `text_columns` are aligned to the right."""
+    align = ["left" if column in text_columns else "right" for column in rows[0]]
+    return tabulate(rows, headers="keys", disable_numparse=True, colalign=align)
+
+
+def _memory_table(plan: "Plan") -> str:
+    """Lay out the memory of the first two and the last two stages.
+
+    The stages between them have as many layers, and from one to the next fewer activations.
+    """
+    last = len(plan.memory) - 1
+    shown = sorted({0, min(1, last), max(0, last - 1), last})
+    ranks = [plan.memory[index] for index in shown]
+    title = f"GB on one rank of {plan.worst.limit / 1e9:.1f}, stage"
+    millions = [f"{rank.stage.num_parameters / 1e6:,.1f}" for rank in ranks]
+    figures = {"millions of parameters": millions}
+    for term in ranks[0].terms:
+        name = term.replace("_", " ")
+        if term == "reference_model":
+            name = plan.frozen_copy
+        figures[name] = [_gb(rank.terms[term]) for rank in ranks]
+    for phase in ranks[0].phases:
+        figures[f"in {phase}"] = [_gb(rank.phases[phase]) for rank in ranks]
+    figures["margin"] = [_gb(rank.margin) for rank in ranks]
+    stages = [str(rank.stage.index) for rank in ranks]
+    rows = []
+    for name, cells in figures.items():
+        rows.append({title: name} | dict(zip(stages, cells, strict=True)))
+    return _table(rows, title)
+
+
+def _describe_disk(plan: "Plan") -> str:
+    use = plan.disk
+    return (
+        f"disk: up to {_gb(use.checkpoints)} GB of checkpoints (checkpoint.keep={use.keep}, and "
+        f"the one that is written), {_gb(use.models)} GB of models, and {_gb(use.rollouts)} GB of "
+        "responses if all are as long as they may be"
+    )
+
+
+def _describe_checkpoint(plan: "Plan") -> str:
+    total, saved = plan.checkpoint["total_bytes"], plan.checkpoint["saved_bytes"]
+    resume, bandwidth = plan.checkpoint["resume_bytes"], plan.checkpoint["bandwidth"]
+    text = (
+        f"checkpoint: {_gb(total)} GB; a node writes {_gb(saved)} GB "
+        f"from as much host memory (of {_gb(plan.host_bytes_per_node)}) in "
+        f"{saved / bandwidth:,.1f} s behind the next steps, and reads "
+        f"{_gb(resume)} GB in {resume / bandwidth:,.1f} s to resume"
+    )
+    if plan.pinned_bytes:
+        text += (
+            f"\na node pins {_gb(saved)} GB of its host memory for the copy of a "
+            "checkpoint"
+        )
+    if plan.reference_host_bytes:
+        text += (
+            f" and {_gb(plan.reference_host_bytes)} GB for the {plan.frozen_copy}: "
+            f"{_gb(plan.pinned_bytes)} GB in all"
+        )
+    return text
+
+
+def _gb(num_bytes: float) -> str:
+    if abs(num_bytes) < 1e9:
+        return f"{num_bytes / 1e9:,.3f}"
+    return f"{num_bytes / 1e9:,.1f}"
+
+
+def _step_table(plan: "Plan") -> str:
+    total = plan.step["total"]
+    rows = []
+    for phase, description in plan.phases.items():
+        seconds = plan.step[phase]
+        rows.append(
+            {
+                "phase": phase,
+                "seconds": f"{seconds:.2f}",
+                "share": f"{seconds / total:.0%}",
+                "of which": description,
+            }
+        )
+    rate = f"{plan.tokens_per_second:,.0f} sampled tokens/s"
+    rows.append(
+        {
+            "phase": "total",
+            "seconds": f"{total:.2f}",
+            "share": "",
+            "of which": f"{rate}; MFU of the step {plan.utilization(total):.1%}",
+        }
+    )
+    return _table(rows, "phase", "of which")
+
+
+def show_nodes(plans: Sequence["Plan"]) -> str:
+    """Lay out one run on several numbers of nodes, one row each.
+
+    Efficiency: tokens a second and device, as a share of the first row's.
+    """
+    rows = []
+    first_rate = plans[0].tokens_per_second / plans[0].run.world_size
+    for plan in plans:
+        rate = plan.tokens_per_second / plan.run.world_size
+        rows.append(
+            {
+                "GPUs": f"{plan.run.world_size:,}",
+                **_row(plan),
+                "tokens/s": f"{plan.tokens_per_second:,.0f}",
+                "efficiency": f"{rate / first_rate:.1%}" if rate else "",
+                "hours": f"{plan.hours:,.1f}",
+                "cost": f"${plan.price:,.0f}",
+            }
+        )
+    return _table(rows)
+
+
+def show_layouts(plans: Sequence["Plan"]) -> str:
+    """Lay out the best layouts of a search. plans: all that were planned, best first."""
+    best = plans[0]
+    rows = [
+        _row(plan) | {"overrides": " ".join(plan.overrides)}
+        for plan in plans[:NUM_SHOWN]
+    ]
+    verdict = "NOTHING FITS with 5 % to spare: take more or larger devices."
+    if best.is_safe:
+        verdict = f"use: {' '.join(best.overrides)}\n{verdict_line(best)}"
+    return (
+        f"the best of {len(plans)} layouts\n\n{_table(rows, 'overrides')}\n\n{verdict}"
+    )
+
+
+def _row(plan: "Plan") -> dict[str, str]:
+    """Return the columns that both tables of several plans have."""
+    fits = "yes"
+    if plan.problems:
+        fits = "no"
+    elif not plan.is_safe:
+        fits = "tight"
+    return {
+        "step s": f"{plan.step['total']:.2f}",
+        "rollout": f"{plan.step['rollout']:.2f}",
+        "train": f"{plan.step['train']:.2f}",
+        "sync": f"{plan.step['sync']:.2f}",
+        "margin GB": _gb(plan.worst.margin),
+        "fits": fits,
+    }
