@@ -19,6 +19,7 @@ from megatron_opsft.commands.evaluate.results import (
     Results,
     build_results,
 )
+from megatron_opsft.commands.report.page_sections import plots_of_block
 from megatron_opsft.commands.report.table import (
     OVERALL,
     Estimate,
@@ -26,7 +27,6 @@ from megatron_opsft.commands.report.table import (
     markdown_table,
     text_table,
 )
-from megatron_opsft.commands.report.tables import plots_of_block
 from megatron_opsft.errors import UserError
 
 BOTH = ("gsm8k", "aime24")

@@ -28,8 +28,8 @@ from megatron_opsft.commands.report import page
 from megatron_opsft.commands.report.chart import Bar, Bars, Chart, Cloud, Series
 from megatron_opsft.commands.report.contents import Contents
 from megatron_opsft.commands.report.html import MAX_MB
+from megatron_opsft.commands.report.page_sections import PageSection
 from megatron_opsft.commands.report.table import Table, aligned
-from megatron_opsft.commands.report.tables import Section
 from megatron_opsft.errors import UserError
 from megatron_opsft.runtime.durable import json_lines
 from megatron_opsft.runtime.formatting import count_of, percent
@@ -50,7 +50,7 @@ def write_page(
     """
     contents = describe(responses, original, efficient)
     contents.write_page(out)
-    return contents.told
+    return contents.text
 
 
 def read_diagnosis(directory: Path, *, max_mb: float) -> Contents:
@@ -102,19 +102,19 @@ def describe(
     places = tokens[kl >= large]
     sections = [
         _largest_words(tokens, large, n),
-        Section(
+        PageSection(
             title="What the efficient model prefers there",
             text="Each token at the place where its D_t is largest.",
             table=_preferences(responses, places["word"].value_counts().to_dict(), n),
         ),
-        Section(
+        PageSection(
             title="By kind and by place",
             text="",
             table=by_kind,
             plots=[_words(tokens, n), _along(tokens, n)],
         ),
     ]
-    shaded = Section(
+    shaded = PageSection(
         title="Responses",
         text="Those with the largest D_t. Full colour is a large D_t; point at a token or tap "
         "it for its number.",
@@ -126,18 +126,18 @@ def describe(
         page.write_page(out, [], title=title, text=text, sections=shown, max_mb=max_mb)
 
     return Contents(
-        told=f"{title}: {told}\n\n{aligned(by_kind.headings, by_kind.rows)}\n",
+        text=f"{title}: {told}\n\n{aligned(by_kind.headings, by_kind.rows)}\n",
         write_page=write,
         sections=sections,
         tables=[by_kind, *(section.table for section in sections[:2] if section.table)],
     )
 
 
-def _largest_words(tokens: pd.DataFrame, large: float, n: str) -> Section:
+def _largest_words(tokens: pd.DataFrame, large: float, n: str) -> PageSection:
     """The words where D_t is at least `large` nats, and how many tokens exceed each limit."""
     at_large = tokens[tokens["kl"] >= large]
     size = f"n = {len(at_large):,} tokens with D_t from {large:.3g} nats"
-    return Section(
+    return PageSection(
         title="Where the models differ most",
         text="What the original says where D_t is large: the larger a word, the larger the sum "
         "of D_t at the places where the original says it.",
@@ -226,7 +226,9 @@ def _cloud(tokens: pd.DataFrame, note: str) -> Cloud:
     return Cloud(
         name="words",
         title="Where D is large: what the original says",
-        words=[replace(word, said=f"{word.text}: {said[word.text]}") for word in words],
+        words=[
+            replace(word, meaning=f"{word.text}: {said[word.text]}") for word in words
+        ],
         height=height,
         note=note,
     )
@@ -260,7 +262,9 @@ def _along(tokens: pd.DataFrame, n: str) -> Chart:
         title="Mean D along a response",
         x="share before the token",
         y="mean D (nats)",
-        series=[Series(label="", place=1, points=points, n=bins)] if points else [],
+        series=[Series(label="", style_index=1, points=points, n=bins)]
+        if points
+        else [],
         from_zero=True,
         remark=n,
     )

@@ -16,6 +16,11 @@ from megatron_opsft.commands.evaluate.results import Results, read_results
 from megatron_opsft.commands.evaluate.settings import EvaluationDirectory
 from megatron_opsft.commands.report.html import MAX_MB
 from megatron_opsft.commands.report.page import figures_of_rows, write_page
+from megatron_opsft.commands.report.page_sections import (
+    OVER_PROBLEMS,
+    PageSection,
+    page_section_of,
+)
 from megatron_opsft.commands.report.table import (
     OVERALL,
     Estimate,
@@ -26,7 +31,6 @@ from megatron_opsft.commands.report.table import (
     text_table,
     title_of,
 )
-from megatron_opsft.commands.report.tables import OVER_PROBLEMS, Section, section_of
 from megatron_opsft.errors import UserError
 from megatron_opsft.runtime.durable import write_text
 from megatron_opsft.runtime.owned_directory import NOT_SET, flatten
@@ -91,11 +95,11 @@ class Comparison:
             max_mb=max_mb,
         )
 
-    def sections(self) -> list[Section]:
+    def sections(self) -> list[PageSection]:
         """A section for each block."""
         names = {block: block if len(self.blocks) > 1 else "" for block in self.blocks}
         return [
-            section_of(self.rows, block, title_of(block), name=name)
+            page_section_of(self.rows, block, title_of(block), name=name)
             for block, name in names.items()
         ]
 

@@ -17,8 +17,8 @@ from megatron_opsft.commands.plan.assumptions import (
 from megatron_opsft.commands.report.chart import Chart, Series
 from megatron_opsft.commands.report.contents import Contents
 from megatron_opsft.commands.report.page import write_page
+from megatron_opsft.commands.report.page_sections import PageSection
 from megatron_opsft.commands.report.table import Table, aligned
-from megatron_opsft.commands.report.tables import Section
 from megatron_opsft.config import Config
 from megatron_opsft.config.load import load_config
 from megatron_opsft.errors import UserError
@@ -178,7 +178,7 @@ def read_scaling(
     section = _section(rows, table)
     told.append(f"{table.caption}\n\n{aligned(table.headings, table.rows, num_left=0)}")
     return Contents(
-        told="\n".join(told),
+        text="\n".join(told),
         write_page=lambda out: write_page(out, [], title=title, sections=[section]),
         sections=[section],
         tables=[table],
@@ -238,7 +238,7 @@ def _table(rows: Sequence[ScalingRow]) -> Table:
     )
 
 
-def _section(rows: Sequence[ScalingRow], table: Table) -> Section:
+def _section(rows: Sequence[ScalingRow], table: Table) -> PageSection:
     """The table; seconds by phase and efficiency over nodes."""
     n = f"{count_of([row.steps for row in rows])} steps a point"
 
@@ -246,9 +246,9 @@ def _section(rows: Sequence[ScalingRow], table: Table) -> Section:
         key: str, measured: str, planned: str = "", place: int = 0
     ) -> Iterator[Series]:
         points = [(row.nodes, row.measured[key]) for row in rows]
-        yield Series(label=measured, place=place, points=points, n=n)
+        yield Series(label=measured, style_index=place, points=points, n=n)
         points = [(row.nodes, row.planned[key]) for row in rows]
-        yield Series(label=planned, place=place, points=points, kind="held", n=n)
+        yield Series(label=planned, style_index=place, points=points, kind="held", n=n)
 
     names = enumerate(_SECONDS)
     remark = "medians; lines: measured; dots: planned"
@@ -258,7 +258,7 @@ def _section(rows: Sequence[ScalingRow], table: Table) -> Section:
         "log_x": True,
         "remark": remark,
     }
-    return Section(
+    return PageSection(
         title=table.caption,
         text="Lines: measured; dots: planned. Efficiency: sampled tokens a second and GPU.",
         table=table,

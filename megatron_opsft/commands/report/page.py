@@ -1,14 +1,20 @@
-"""A page of runs, evaluations or a study: one HTML file that needs nothing else and asks nobody."""
+"""Page of runs, evaluations or a study: one self-contained HTML file that fetches nothing."""
 
 import os
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from megatron_opsft.commands.report.curves import curves_of
 from megatron_opsft.commands.report.html import MAX_MB, encoded_size, render
+from megatron_opsft.commands.report.page_sections import (
+    PageSection,
+    example_of,
+    table_of_runs,
+)
 from megatron_opsft.commands.report.runs import (
     Change,
     Run,
@@ -17,15 +23,22 @@ from megatron_opsft.commands.report.runs import (
     read_run,
 )
 from megatron_opsft.commands.report.sampling import (
+    evaluation_samples,
     rollouts_of,
     sample_responses,
-    samples_of,
 )
 from megatron_opsft.commands.report.table import Table, TableRow
-from megatron_opsft.commands.report.tables import Section, example_of, table_of_runs
 from megatron_opsft.errors import UserError
 from megatron_opsft.runtime.durable import write_bytes
 from megatron_opsft.runtime.owned_directory import NOT_SET
+
+
+class _Source(NamedTuple):
+    """A run or an evaluation whose responses the page shows."""
+
+    name: str
+    files: Mapping[Any, Sequence[Path]]
+    """Step or benchmark -> its files of responses."""
 
 
 def write_page(
@@ -37,108 +50,124 @@ def write_page(
     title: str = "",
     text: str = "",
     figures: Sequence[Change] = (),
-    sections: Sequence[Section] = (),
+    sections: Sequence[PageSection] = (),
 ) -> None:
-    """Write the page of run directories, finished or not, and of evaluations.
+    """Write the page of runs, finished or not, and of evaluations.
 
-    evaluations: label -> directory, for the responses; without a run the first and the last of them
-    answer one problem at the top. text, figures, sections: what is said of them, and of a study.
-    max_mb: about how large the file may be, in 10^6 bytes; responses are sampled to fit. Errors:
-    `UserError` for a directory that holds no run.
+    runs: directories.
+    evaluations: label -> directory, for their responses; if there is no run, the first and the last
+        evaluation's responses to one problem stand at the top.
+    max_mb: approximate bound on the file's size, in 10^6 bytes; responses are sampled to fit.
+    title: by default the names of runs or evaluations.
+    text: sentences at the top.
+    figures: quantities before and after at the top; by default those of a single run.
+    sections: tables and charts below the top.
+
+    Errors: `UserError` for a directory that is not a run's, or if `out` is a directory.
     """
     if out.is_dir():
         raise UserError(f"page {out} is a directory; name a file")
-    shown = [
-        read_run(run, name) for run, name in zip(runs, distinct(runs), strict=True)
-    ]
-    top, others = curves_of(shown)
+    names = distinct(runs)
+    shown = [read_run(run, name) for run, name in zip(runs, names, strict=True)]
+    if not figures and len(shown) == 1:
+        figures = changes_of(shown[0])
+    top, other_curves = curves_of(shown)
     values: dict[str, Any] = {
-        "title": title or ", ".join([run.name for run in shown] or evaluations),
+        "title": title or ", ".join(names or evaluations),
         "text": text,
         "made": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "runs": shown,
-        "figures": figures or (changes_of(shown[0]) if len(shown) == 1 else ()),
+        "figures": figures,
         "table": table_of_runs(shown) if len(shown) > 1 else None,
         "plots_at_top": top,
-        "curves": others,
+        "curves": other_curves,
         "sections": sections,
-        "settings": _settings(shown),
+        "settings": _settings_of(shown),
+        "example": [],
     }
-    sources: list[tuple[str, Mapping[Any, Sequence[Path]]]] = [
-        *((run.name, rollouts_of(path)) for run, path in zip(shown, runs, strict=True)),
-        *(
-            (f"evaluation of {label}", samples_of(path))
-            for label, path in evaluations.items()
-        ),
+    sources = [
+        _Source(name, rollouts_of(run)) for name, run in zip(names, runs, strict=True)
     ]
-    room = int(1e6 * max_mb) - len(_rendered(values, []))
-    responses = _responses(sources, room)
+    for label, path in evaluations.items():
+        sources.append(_Source(f"evaluation of {label}", evaluation_samples(path)))
+    room = int(1e6 * max_mb) - len(_render(values, []))
+    responses = _sample(sources, room)
     if runs or len(responses) > 1:
-        last = responses[0 if runs else -1]
+        last = responses[0] if runs else responses[-1]
         values["example"] = example_of(responses[0]["rollouts"], last["rollouts"])
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_bytes(
-        out, _rendered(values, [one for one in responses if one["rollouts"]["rows"]])
-    )
+    responses = [source for source in responses if source["rollouts"]["rows"]]
+    write_bytes(out, _render(values, responses))
 
 
-def _rendered(values: Mapping[str, Any], responses: Sequence[dict[str, Any]]) -> bytes:
-    more = {"example": [], "has_responses": bool(responses)}
-    return render("page.html.j2", {"runs": responses}, **(more | dict(values)))
+def _render(values: Mapping[str, Any], responses: Sequence[dict[str, Any]]) -> bytes:
+    data = {"runs": responses}
+    return render("page.html.j2", data, has_responses=bool(responses), **values)
 
 
-def _responses(
-    sources: Sequence[tuple[str, Mapping[Any, Sequence[Path]]]], room: int
-) -> list[dict[str, Any]]:
-    """name, and rollouts: as of `sample_responses`; all together of about `room` bytes."""
-    found = []
-    for place, (name, files) in enumerate(sources):
-        rollouts = sample_responses(files, room // (len(sources) - place))
+def _sample(sources: Sequence[_Source], room: int) -> list[dict[str, Any]]:
+    """Sample responses that take about `room` bytes, or fewer, in the page.
+
+    Returns a dictionary for each source: its name; rollouts: as `sample_responses` returns them.
+    """
+    samples = []
+    for index, source in enumerate(sources):
+        rollouts = sample_responses(source.files, room // (len(sources) - index))
         room -= encoded_size(rollouts)
-        found.append({"name": name, "rollouts": rollouts})
-    return found
+        samples.append({"name": source.name, "rollouts": rollouts})
+    return samples
 
 
 def figures_of_rows(before: TableRow, after: TableRow, block: str) -> list[Change]:
-    """Two rows of a table: a model and what it was made of."""
-    ends = before.blocks[block], after.blocks[block]
-    name = f", {before.label} to {after.label}"
+    """Compare length and accuracy of two rows: a model, and the model that was made from it."""
+    names = f"{before.label} to {after.label}"
+    old, new = before.blocks[block], after.blocks[block]
     return [
         change_of(
-            f"{title}{name}",
-            *(metrics[key].value for metrics in ends),
-            is_share=key == "accuracy",
-        )
-        for title, key in (
-            ("Mean response tokens", "mean_tokens"),
-            ("Accuracy", "accuracy"),
-        )
+            f"Mean response tokens, {names}",
+            old["mean_tokens"].value,
+            new["mean_tokens"].value,
+            is_share=False,
+        ),
+        change_of(
+            f"Accuracy, {names}",
+            old["accuracy"].value,
+            new["accuracy"].value,
+            is_share=True,
+        ),
     ]
 
 
-def _settings(runs: Sequence[Run]) -> list[Table]:
-    """Settings in which runs differ (where a run lives is none), and all of them."""
-    values = {
-        key: [run.settings.get(key, NOT_SET) for run in runs]
-        for key in dict.fromkeys(key for run in runs for key in run.settings)
-    }
-    differ = [
-        key for key in sorted(values) if len({*values[key]}) > 1 and key != "run.dir"
-    ]
-    tables = [("Settings that differ", differ)] if len(runs) > 1 else []
-    return [
-        Table(
-            caption=caption,
-            headings=["setting", *(run.name for run in runs)],
-            rows=[[key, *values[key]] for key in keys],
-        )
-        for caption, keys in (*tables, ("All settings", values))
-        if values
-    ]
+def _settings_of(runs: Sequence[Run]) -> list[Table]:
+    """Return a table of the settings in which runs differ, and one of all settings. Directories of
+    runs always differ, so they do not count.
+    """
+    keys = list(dict.fromkeys(chain.from_iterable(run.settings for run in runs)))
+    if not keys:
+        return []
+    values = {key: [run.settings.get(key, NOT_SET) for run in runs] for key in keys}
+    all_settings = _settings_table("All settings", runs, values)
+    if len(runs) < 2:
+        return [all_settings]
+    differing = {}
+    for key in sorted(keys):
+        if len(set(values[key])) > 1 and key != "run.dir":
+            differing[key] = values[key]
+    return [_settings_table("Settings that differ", runs, differing), all_settings]
+
+
+def _settings_table(
+    caption: str, runs: Sequence[Run], values: Mapping[str, list[str]]
+) -> Table:
+    return Table(
+        caption=caption,
+        headings=["setting", *(run.name for run in runs)],
+        rows=[[key, *key_values] for key, key_values in values.items()],
+    )
 
 
 def distinct(paths: Sequence[Path]) -> list[str]:
-    """Names of directories that tell them apart: from the last folder that they share."""
-    whole = [path.resolve() for path in paths]
-    shared = os.path.commonpath([path.parent for path in whole] or [Path("/")])
-    return [str(path.relative_to(shared)) for path in whole]
+    """Return different names of directories: their paths from the last folder that they share."""
+    absolute = [path.resolve() for path in paths]
+    shared = os.path.commonpath([path.parent for path in absolute] or [Path("/")])
+    return [str(path.relative_to(shared)) for path in absolute]

@@ -8,6 +8,11 @@ from megatron_opsft.commands.report.chart import describe
 from megatron_opsft.commands.report.contents import Contents
 from megatron_opsft.commands.report.html import MAX_MB
 from megatron_opsft.commands.report.page import figures_of_rows, write_page
+from megatron_opsft.commands.report.page_sections import (
+    OVER_PROBLEMS,
+    PageSection,
+    page_section_of,
+)
 from megatron_opsft.commands.report.table import (
     OVERALL,
     Estimate,
@@ -18,7 +23,6 @@ from megatron_opsft.commands.report.table import (
     paper_table,
     text_table,
 )
-from megatron_opsft.commands.report.tables import OVER_PROBLEMS, Section, section_of
 from megatron_opsft.commands.study.results import Row, read_written, write_results
 from megatron_opsft.commands.study.study_file import RunEntry, Study
 from megatron_opsft.runtime.durable import write_text
@@ -79,7 +83,7 @@ def describe_study(
         for key in lines
     ]
     return Contents(
-        told="\n".join(told).rstrip(),
+        text="\n".join(told).rstrip(),
         write_page=write,
         sections=sections,
         tables=tables,
@@ -163,7 +167,7 @@ def _means(found: Sequence[Metrics]) -> tuple[Metrics, dict[str, float]]:
 
 def _section(
     study: Study, rows: Sequence[Row], key: str, lines: Sequence[TableRow]
-) -> Section:
+) -> PageSection:
     section = study.sections[key]
     own = [row for row in rows if row.section == key]
     errors = {
@@ -174,4 +178,4 @@ def _section(
     notes += [f"{name} has no result: {error}." for name, error in errors.items()]
     text = " ".join(filter(None, [section.text.strip(), *notes]))
     name = key if len(study.sections) > 1 else ""
-    return section_of(lines, OVERALL, section.title, text, name=name)
+    return page_section_of(lines, OVERALL, section.title, text, name=name)
