@@ -106,7 +106,7 @@ def test_charts_of_evaluations_have_the_stored_intervals(tmp_path: Path) -> None
     assert short.points == [(length.value, accuracy.value)]
     assert short.vertical_whiskers == [(length.value, accuracy.low, accuracy.high)]
     assert short.horizontal_whiskers == [(accuracy.value, length.low, length.high)]
-    assert (bars.rows[1].low, bars.rows[1].high) == (length.low, length.high)
+    assert bars.rows[1].interval == (length.low, length.high)
     point = results[1].benchmarks["gsm8k"].budgets[1]
     assert at_budget.series[1].vertical_whiskers[1] == (
         (128, point.metrics["accuracy"].low, point.metrics["accuracy"].high)
@@ -136,7 +136,7 @@ def test_several_seeds_have_their_deviation_for_whiskers() -> None:
     one = TableRow(label="base", blocks={"overall": metrics | {"accuracy": estimate}}, sizes=size)
     bars, scatter, at_budget = plots_of_block([one, several], "overall")
     assert isinstance(bars, Bars) and isinstance(scatter, Chart) and isinstance(at_budget, Chart)
-    assert [(row.low, row.high) for row in bars.rows] == [(None, None), (95.0, 105.0)]
+    assert [row.interval for row in bars.rows] == [None, (95.0, 105.0)]
     assert scatter.series[1].vertical_whiskers == [(100.0, 0.4, 0.6)]
     assert at_budget.series[0].vertical_whiskers == [(16.0, 0.3, 0.7)]
     assert scatter.note == (
@@ -223,10 +223,10 @@ def test_numbers_on_an_axis_are_round_and_inside(
     points: list[tuple[float, float]], changes: dict[str, Any], ticks: list[str]
 ) -> None:
     axes = curve(*points, **changes).axes()
-    assert [text for _, text in axes.y_ticks] == ticks
+    assert [*axes.y_ticks.values()] == ticks
     low, high = axes.y
-    assert all(low <= at <= high for at, _ in axes.y_ticks)
-    assert [text for _, text in axes.x_ticks] == ["0", "5", "10", "15", "20"]
+    assert all(low <= at <= high for at in axes.y_ticks)
+    assert [*axes.x_ticks.values()] == ["0", "5", "10", "15", "20"]
 
 
 def test_names_are_plain_and_told_apart() -> None:

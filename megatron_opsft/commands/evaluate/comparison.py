@@ -57,7 +57,7 @@ class Comparison:
     def markdown(self) -> str:
         """The table with intervals, what its columns are, and the settings that differ."""
         notes = "".join(f"- {note}\n" for note in self.notes)
-        table = markdown_table(self.rows, self.blocks, intervals=True)
+        table = markdown_table(self.rows, self.blocks)
         return f"{table}\n{self.legend}\n\n{notes}".rstrip() + "\n"
 
     def text(self) -> str:

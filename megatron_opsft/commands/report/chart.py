@@ -11,8 +11,7 @@ from typing import NamedTuple
 from megatron_opsft.runtime.formatting import number, percent
 
 Point = tuple[float, float]
-CLOUD_WIDTH = 360
-"""Units; about the pixels of a phone's width, so that a unit is a pixel there."""
+CLOUD_WIDTH = 360  # units; about the pixels of a phone's width: there a unit is a pixel
 _MAX_POINTS = 400  # of a series: more than a chart has pixels
 _MAX_LABELS = 3  # labels that a note lists
 _WHOLE_STEPS = (1, 2, 5, 10)  # between ticks of whole numbers
@@ -28,13 +27,6 @@ class Whisker(NamedTuple):
     """The point's value on the other axis."""
     low: float
     high: float
-
-
-class Tick(NamedTuple):
-    """A labelled position of an axis."""
-
-    at: float
-    text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +56,7 @@ class Series:
         return [*self.points[:-1:stride], self.points[-1]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Axes:
+class Axes(NamedTuple):
     """Limits and ticks of a chart. Horizontal values are those of `Chart.along`: exponents of 2 if
     the axis is logarithmic.
     """
@@ -74,8 +65,9 @@ class Axes:
     """(left, right) limits."""
     y: Point
     """(lower, upper) limits."""
-    x_ticks: Sequence[Tick]
-    y_ticks: Sequence[Tick]
+    x_ticks: Mapping[float, str]
+    """Position -> its label."""
+    y_ticks: Mapping[float, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,17 +128,17 @@ class Chart:
             x=(left, right),
             y=(low, high),
             x_ticks=self._label_x(ticks, left, right),
-            y_ticks=[
-                Tick(y, self.show(y).replace(".0 %", " %"))
+            y_ticks={
+                y: self.show(y).replace(".0 %", " %")
                 for y in _ticks(low, high, 4, _STEPS)
-            ],
+            },
         )
 
     def _label_x(
         self, values: Iterable[float], left: float, right: float
-    ) -> list[Tick]:
-        """Return ticks at the ascending values, without those whose texts would overlap."""
-        ticks = []
+    ) -> dict[float, str]:
+        """Return position -> label of the ascending values, without labels that would overlap."""
+        ticks = {}
         begin = (
             -math.inf
         )  # how far to the right a tick must be, as a share of the width
@@ -155,7 +147,7 @@ class Chart:
             share = (along - left) / (right - left)
             if share > begin:
                 begin = share + _LETTER_SHARE * len(text) + _GAP_SHARE
-                ticks.append(Tick(along, text))
+                ticks[along] = text
         return ticks
 
 
@@ -167,10 +159,8 @@ class Bar:
     value: float
     text: str
     """The formatted value."""
-    low: float | None = None
-    """Lower end of its whisker; None without a whisker."""
-    high: float | None = None
-    """Upper end of its whisker; None without a whisker."""
+    interval: tuple[float, float] | None = None
+    """Both ends of its whisker; None without a whisker."""
     n: str = ""
     """How many observations the bar stands for."""
     spread: str = ""
@@ -179,28 +169,23 @@ class Bar:
     @property
     def end(self) -> float:
         """The end of the bar or of its whisker, whichever is further out."""
-        return max(self.value, self.high or 0.0)
+        return max(self.value, self.interval[1] if self.interval else 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bars:
-    """Horizontal bars that begin at 0, one below the other."""
+    """Horizontal bars that begin at 0, one below the other. `name` is as in `Chart`."""
 
     name: str
-    """Base name of its files: letters, digits and _."""
     title: str
     x: str
     """What a bar's length is, with its unit."""
     rows: Sequence[Bar]
-    remark: str = ""
-    """A last sentence of the note."""
 
     @property
     def note(self) -> str:
         """One line: how many observations bars stand for, and what whiskers show."""
-        return describe(
-            ((row.label, row.n, row.spread) for row in self.rows), self.remark
-        )
+        return describe((row.label, row.n, row.spread) for row in self.rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,15 +207,15 @@ class Word:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cloud:
-    """Words in a picture of CLOUD_WIDTH x height units, the largest first."""
+    """Words in a picture of CLOUD_WIDTH x height units, the largest first. `name` is as in
+    `Chart`.
+    """
 
     name: str
-    """Base name of its files: letters, digits and _."""
     title: str
     words: Sequence[Word]
     height: float
     note: str = ""
-    """How many observations the words stand for."""
 
 
 Picture = Chart | Bars | Cloud
@@ -244,22 +229,19 @@ def describe(series: Iterable[tuple[str, str, str]], remark: str = "") -> str:
     labels_of_n: dict[str, list[str]] = defaultdict(list)
     labels_of_spread: dict[str, list[str]] = defaultdict(list)
     for label, n, spread in series:
-        labels_of_n[n].append(label)
+        labels_of_n[f"n = {n}" if n else ""].append(label)
         labels_of_spread[spread].append(label)
-    sentences = [_name_labels(labels_of_n, prefix="n = ")]
-    if whiskers := _name_labels(labels_of_spread):
-        sentences.append(f"whiskers: {whiskers}")
-    return "; ".join(filter(None, [*sentences, remark]))
+    whiskers = _name_labels(labels_of_spread)
+    if whiskers:
+        whiskers = f"whiskers: {whiskers}"
+    return "; ".join(filter(None, [_name_labels(labels_of_n), whiskers, remark]))
 
 
-def _name_labels(labels_of: Mapping[str, Sequence[str]], prefix: str = "") -> str:
-    """Join the texts that are keys, each with its labels unless all labels have the same text."""
-    texts = []
-    for text, labels in labels_of.items():
-        if text and len(labels_of) > 1:
-            texts.append(f"{prefix}{text} ({_list_labels(labels)})")
-        elif text:
-            texts.append(prefix + text)
+def _name_labels(labels_of: Mapping[str, Sequence[str]]) -> str:
+    """Join the keys, each with its labels if there are several keys. The key "" is left out."""
+    if len(labels_of) == 1:
+        return next(iter(labels_of))
+    texts = [f"{text} ({_list_labels(labels_of[text])})" for text in labels_of if text]
     return "; ".join(texts)
 
 

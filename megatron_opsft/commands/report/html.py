@@ -10,18 +10,16 @@ from markupsafe import Markup
 
 from megatron_opsft.commands.report.plot import place
 
-MAX_MB = 20.0
-"""Default for the size of a page, in 10^6 bytes."""
+MAX_MB = 20.0  # how large a page may be by default, in 10^6 bytes
 _ASSETS = Path(__file__).with_name("assets")
 _SCRIPTS = ("elements", "theme", "histogram", "response", "reader")
 
 
-def render(template: str, data: Any, **values: object) -> bytes:
+def render(data: Any, **values: object) -> bytes:
     """Return a page in UTF-8. Its content security policy lets a browser run and load only what is
     in the file.
 
-    template: file name in assets/; data: JSON that the page's scripts read; values: variables of
-    the template.
+    data: JSON that the page's scripts read; values: variables of the template.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined  # not for --help
 
@@ -33,7 +31,7 @@ def render(template: str, data: Any, **values: object) -> bytes:
         loader=FileSystemLoader(_ASSETS), autoescape=True, undefined=StrictUndefined
     )
     environment.filters["placed"] = place
-    page = environment.get_template(template).render(
+    page = environment.get_template("page.html.j2").render(
         style=Markup(style),
         script=Markup(script),
         style_hash=_policy_hash(style),

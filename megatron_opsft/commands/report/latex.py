@@ -52,9 +52,8 @@ def escape_latex(text: str) -> str:
     """Return the text on one line, with every character escaped that LaTeX would interpret."""
     text = " ".join(text.split())
     escaped = []
-    for index, sign in enumerate(text):
-        before = text[index - 1] if index else " "
-        after = text[index + 1 : index + 2]
+    neighbours = zip(f" {text}", text, f"{text[1:]} ", strict=False)
+    for before, sign, after in neighbours:
         if sign == "-" and before in " [(" and after.isdigit():
             escaped.append("$-$")  # a minus
         elif sign == "-" and before == "-":

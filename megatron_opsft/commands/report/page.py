@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from megatron_opsft.commands.report.curves import curves_of
 from megatron_opsft.commands.report.html import MAX_MB, encoded_size, render
@@ -31,14 +31,6 @@ from megatron_opsft.commands.report.table import Table, TableRow
 from megatron_opsft.errors import UserError
 from megatron_opsft.runtime.durable import write_bytes
 from megatron_opsft.runtime.owned_directory import NOT_SET
-
-
-class _Source(NamedTuple):
-    """A run or an evaluation whose responses the page shows."""
-
-    name: str
-    files: Mapping[Any, Sequence[Path]]
-    """Step or benchmark -> its files of responses."""
 
 
 def write_page(
@@ -85,16 +77,16 @@ def write_page(
         "settings": _settings_of(shown),
         "example": [],
     }
-    sources = [
-        _Source(name, rollouts_of(run)) for name, run in zip(names, runs, strict=True)
-    ]
-    for label, path in evaluations.items():
-        sources.append(_Source(f"evaluation of {label}", evaluation_samples(path)))
+    names += [f"evaluation of {label}" for label in evaluations]
+    files: list[Mapping[Any, Sequence[Path]]] = [rollouts_of(run) for run in runs]
+    files += map(evaluation_samples, evaluations.values())
     room = int(1e6 * max_mb) - len(_render(values, []))
-    responses = _sample(sources, room)
-    if runs or len(responses) > 1:
-        last = responses[0] if runs else responses[-1]
-        values["example"] = example_of(responses[0]["rollouts"], last["rollouts"])
+    responses = _sample(names, files, room)
+    all_rollouts = [source["rollouts"] for source in responses]
+    if runs:
+        values["example"] = example_of(all_rollouts[0], all_rollouts[0])
+    elif len(responses) > 1:
+        values["example"] = example_of(all_rollouts[0], all_rollouts[-1])
     out.parent.mkdir(parents=True, exist_ok=True)
     responses = [source for source in responses if source["rollouts"]["rows"]]
     write_bytes(out, _render(values, responses))
@@ -102,68 +94,61 @@ def write_page(
 
 def _render(values: Mapping[str, Any], responses: Sequence[dict[str, Any]]) -> bytes:
     data = {"runs": responses}
-    return render("page.html.j2", data, has_responses=bool(responses), **values)
+    return render(data, has_responses=bool(responses), **values)
 
 
-def _sample(sources: Sequence[_Source], room: int) -> list[dict[str, Any]]:
+def _sample(
+    names: Sequence[str], files: Sequence[Mapping[Any, Sequence[Path]]], room: int
+) -> list[dict[str, Any]]:
     """Sample responses that take about `room` bytes, or fewer, in the page.
 
-    Returns a dictionary for each source: its name; rollouts: as `sample_responses` returns them.
+    names, files: of each run and evaluation. Returns a dictionary for each: its name; rollouts: as
+    `sample_responses` returns them.
     """
     samples = []
-    for index, source in enumerate(sources):
-        rollouts = sample_responses(source.files, room // (len(sources) - index))
+    for index, name in enumerate(names):
+        rollouts = sample_responses(files[index], room // (len(files) - index))
         room -= encoded_size(rollouts)
-        samples.append({"name": source.name, "rollouts": rollouts})
+        samples.append({"name": name, "rollouts": rollouts})
     return samples
 
 
 def figures_of_rows(before: TableRow, after: TableRow, block: str) -> list[Change]:
     """Compare length and accuracy of two rows: a model, and the model that was made from it."""
     names = f"{before.label} to {after.label}"
-    old, new = before.blocks[block], after.blocks[block]
-    return [
-        change_of(
-            f"Mean response tokens, {names}",
-            old["mean_tokens"].value,
-            new["mean_tokens"].value,
-            is_share=False,
-        ),
-        change_of(
-            f"Accuracy, {names}",
-            old["accuracy"].value,
-            new["accuracy"].value,
-            is_share=True,
-        ),
-    ]
+    changes = []
+    for title, metric in (
+        ("Mean response tokens", "mean_tokens"),
+        ("Accuracy", "accuracy"),
+    ):
+        old, new = before.blocks[block][metric], after.blocks[block][metric]
+        is_share = metric == "accuracy"
+        changes.append(
+            change_of(f"{title}, {names}", old.value, new.value, is_share=is_share)
+        )
+    return changes
 
 
 def _settings_of(runs: Sequence[Run]) -> list[Table]:
     """Return a table of the settings in which runs differ, and one of all settings. Directories of
     runs always differ, so they do not count.
     """
-    keys = list(dict.fromkeys(chain.from_iterable(run.settings for run in runs)))
-    if not keys:
+    values = {}
+    for key in chain.from_iterable(run.settings for run in runs):
+        values[key] = [run.settings.get(key, NOT_SET) for run in runs]
+    if not values:
         return []
-    values = {key: [run.settings.get(key, NOT_SET) for run in runs] for key in keys}
-    all_settings = _settings_table("All settings", runs, values)
-    if len(runs) < 2:
-        return [all_settings]
-    differing = {}
-    for key in sorted(keys):
-        if len(set(values[key])) > 1 and key != "run.dir":
-            differing[key] = values[key]
-    return [_settings_table("Settings that differ", runs, differing), all_settings]
-
-
-def _settings_table(
-    caption: str, runs: Sequence[Run], values: Mapping[str, list[str]]
-) -> Table:
-    return Table(
-        caption=caption,
-        headings=["setting", *(run.name for run in runs)],
-        rows=[[key, *key_values] for key, key_values in values.items()],
-    )
+    keys_of = {"All settings": list(values)}
+    if len(runs) > 1:
+        keys = [key for key in sorted(values) if len(set(values[key])) > 1]
+        differing = [key for key in keys if key != "run.dir"]
+        keys_of = {"Settings that differ": differing, **keys_of}
+    tables = []
+    for caption, keys in keys_of.items():
+        headings = ["setting", *(run.name for run in runs)]
+        rows = [[key, *values[key]] for key in keys]
+        tables.append(Table(caption=caption, headings=headings, rows=rows))
+    return tables
 
 
 def distinct(paths: Sequence[Path]) -> list[str]:

@@ -1,8 +1,8 @@
 """Sections of a page: tables and charts of runs and evaluations, and a problem before and after."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from markupsafe import Markup
 
@@ -27,15 +27,16 @@ from megatron_opsft.commands.report.table import (
 )
 from megatron_opsft.runtime.formatting import number, percent
 
-_MAX_COLOURS = 7  # of rows in one chart: more could not be told apart
+T = TypeVar("T")
+_MAX_COLOURS = 7  # more rows of a chart could not be told apart
 OVER_PROBLEMS = "95 % intervals, bootstrap over problems"
 _OVER_SEEDS = "standard deviation over seeds"
+# Metric -> its name in charts over token budgets.
 _BUDGET_METRICS = {
     "accuracy": "accuracy",
     "mean_tokens": "mean tokens",
     "norm_std": "NormStd",
 }
-"""Metric -> its name in charts over token budgets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,9 +78,8 @@ def plots_of_block(rows: Sequence[TableRow], block: str) -> list[Chart | Bars]:
         plots.append(_lengths(rows, block))
     if 0 < len(rows) <= _MAX_COLOURS:
         plots.append(_accuracy_against_length(rows, block))
-        for metric in _BUDGET_METRICS:
-            if chart := _at_budgets(rows, block, metric):
-                plots.append(chart)
+        charts = [_at_budgets(rows, block, metric) for metric in _BUDGET_METRICS]
+        plots += filter(None, charts)
     return plots
 
 
@@ -88,16 +88,14 @@ def _lengths(rows: Sequence[TableRow], block: str) -> Bars:
     for row in rows:
         value = row.blocks[block]["mean_tokens"].value
         interval = _interval_of(row, block, "mean_tokens")
-        low, high = interval or (None, None)
         bars.append(
             Bar(
                 label=row.label,
                 value=value,
                 text=f"{value:,.1f}",
-                low=low,
-                high=high,
+                interval=interval,
                 n=row.size(block),
-                spread=_spread(row) if interval else "",
+                spread=_spread(row, interval),
             )
         )
     return Bars(
@@ -127,7 +125,7 @@ def _accuracy_against_length(rows: Sequence[TableRow], block: str) -> Chart:
                 vertical_whiskers=vertical,
                 horizontal_whiskers=horizontal,
                 n=row.size(block),
-                spread=_spread(row) if vertical or horizontal else "",
+                spread=_spread(row, vertical or horizontal),
             )
         )
     return Chart(
@@ -181,7 +179,7 @@ def _series_at_budgets(
         points=points,
         vertical_whiskers=whiskers,
         n=row.size(block),
-        spread=_spread(row) if whiskers else "",
+        spread=_spread(row, whiskers),
     )
 
 
@@ -201,7 +199,10 @@ def _interval(
     return estimate.low, estimate.high
 
 
-def _spread(row: TableRow) -> str:
+def _spread(row: TableRow, intervals: Sequence[object] | None) -> str:
+    """Return what the intervals of a row are; "" if it has none."""
+    if not intervals:
+        return ""
     return _OVER_SEEDS if row.seeds > 1 else OVER_PROBLEMS
 
 
@@ -211,17 +212,18 @@ def table_of_runs(runs: Sequence[Run]) -> Table:
     for run in runs:
         row: list[Cell | str] = [run.name, run.state]
         changes = changes_of(run)[:2]
+        for change in changes:
+            value = f"{change.before} to {change.after}"
+            row.append(Cell(value=value, around=f"({change.change})"))
         if len(changes) < 2:
-            row += ["–", "–"]
-        else:
-            for change in changes:
-                value = f"{change.before} to {change.after}"
-                row.append(Cell(value=value, around=f"({change.change})"))
-        accepted = run.points("accept_rate")
-        row.append(percent(accepted[-1][1]) if accepted else "–")
-        seconds = [line["step_seconds"] for line in run.steps]
-        row.append(number(sum(seconds) / len(seconds) if seconds else None))
-        rows.append(row)
+            row = [run.name, run.state, "–", "–"]
+        accepted_share = mean_seconds = "–"
+        if accepted := run.points("accept_rate"):
+            accepted_share = percent(accepted[-1][1])
+        if run.steps:
+            seconds = sum(line["step_seconds"] for line in run.steps)
+            mean_seconds = number(seconds / len(run.steps))
+        rows.append([*row, accepted_share, mean_seconds])
     headings = ["run", "state", "mean response tokens", "accuracy"]
     headings += ["accepted, last", "s a step"]
     return Table(caption="Runs", headings=headings, rows=rows)
@@ -242,15 +244,20 @@ def example_of(
         return []
     first_step = first["rows"][0][0]
     last_step = last["rows"][-1][0] if first is last else first_step
+    if first is last and first_step == last_step:
+        return []
     before, after = _rows_at(first, first_step), _rows_at(last, last_step)
-    has_one_step = first is last and first_step == last_step
-    if not before or not after or has_one_step:
+    if not before or not after:
         return []
     pairs = [[before[key], after[key]] for key in before if key in after]
-    if not pairs:
-        return [_of_median_length(before), _of_median_length(after)]
-    pairs.sort(key=lambda pair: pair[0]["num_tokens"] - pair[1]["num_tokens"])
-    return pairs[len(pairs) // 2]
+    if pairs:
+        return _median(
+            pairs, lambda pair: pair[0]["num_tokens"] - pair[1]["num_tokens"]
+        )
+    return [
+        _median(rows.values(), lambda row: row["num_tokens"])
+        for rows in (before, after)
+    ]
 
 
 def _rows_at(
@@ -267,5 +274,5 @@ def _rows_at(
     return rows
 
 
-def _of_median_length(rows: Mapping[Any, dict[str, Any]]) -> dict[str, Any]:
-    return sorted(rows.values(), key=lambda row: row["num_tokens"])[len(rows) // 2]
+def _median(items: Collection[T], key: Callable[[T], int]) -> T:
+    return sorted(items, key=key)[len(items) // 2]

@@ -135,6 +135,10 @@ def text_width(text: str, size: float) -> float:
     return float(width)
 
 
+def _widest(texts: Sequence[str], size: float) -> float:
+    return max((text_width(text, size) for text in texts), default=0.0)
+
+
 def _draw_chart(chart: Chart) -> Figure:
     axes = chart.axes()
     in_legend = [series for series in chart.series if series.label]
@@ -142,15 +146,13 @@ def _draw_chart(chart: Chart) -> Figure:
     for series in chart.series:
         _draw_series(canvas, chart, series)
     canvas.set(xlim=axes.x, ylim=axes.y, xlabel=plain_text(chart.x))
-    canvas.set_xticks(
-        [tick.at for tick in axes.x_ticks], [tick.text for tick in axes.x_ticks]
-    )
+    canvas.set_xticks(list(axes.x_ticks), list(axes.x_ticks.values()))
     y_label = chart.y
-    numbers = [tick.text for tick in axes.y_ticks]
+    numbers = list(axes.y_ticks.values())
     if all(text.endswith("%") for text in numbers):
         y_label = f"{chart.y} (%)"
         numbers = [text.rstrip("% ") for text in numbers]
-    canvas.set_yticks([tick.at for tick in axes.y_ticks], numbers)
+    canvas.set_yticks(list(axes.y_ticks), numbers)
     lines = _wrap(y_label, _FONT, _POINTS * 0.8 * _AXES_HEIGHT)
     canvas.set_ylabel("\n".join(lines))
     canvas.grid(axis="y", color="#dddddd", linewidth=0.5)
@@ -207,9 +209,9 @@ def _draw_bars(chart: Bars) -> Figure:
     levels = range(len(chart.rows))
     canvas.barh(levels, [row.value for row in chart.rows], height=0.62, color="#7FB8D8")
     for level, row in enumerate(chart.rows):
-        if row.low is not None and row.high is not None:
+        if row.interval:
             canvas.plot(
-                [row.low, row.high],
+                row.interval,
                 [level, level],
                 color="black",
                 marker="|",
@@ -228,9 +230,8 @@ def _draw_bars(chart: Bars) -> Figure:
     labels = [shorten(row.label, _LEGEND_FONT, max_label_width) for row in chart.rows]
     canvas.set_yticks(levels, labels)
     canvas.tick_params(axis="y", length=0)
-    texts = [plain_text(row.text) for row in chart.rows]
-    text_room = max((text_width(text, _NOTE_FONT) for text in texts), default=0.0)
-    label_room = max((text_width(label, _LEGEND_FONT) for label in labels), default=0.0)
+    text_room = _widest([plain_text(row.text) for row in chart.rows], _NOTE_FONT)
+    label_room = _widest(labels, _LEGEND_FONT)
     room = WIDTH * _POINTS - label_room - 12
     longest = max((row.end for row in chart.rows), default=0.0) or 1.0
     canvas.set_xlim(0, longest * room / max(room - text_room - 8, 0.3 * room))
@@ -264,11 +265,14 @@ def _new_figure(
     room = (WIDTH - 2 * _EDGE) * _POINTS
     notes = _wrap(note, _NOTE_FONT, room)
     labels = [shorten(series.label, _LEGEND_FONT, room - 30) for series in in_legend]
-    label_room = max((text_width(label, _LEGEND_FONT) for label in labels), default=0.0)
+    label_room = _widest(labels, _LEGEND_FONT)
     columns = max(1, int(room // (30 + label_room)))
     rows = math.ceil(len(labels) / columns)
-    note_height = (1.3 * _NOTE_FONT * len(notes) + 2) / _POINTS if notes else 0.0
-    legend_height = (1.4 * _LEGEND_FONT * rows + 5) / _POINTS if rows else 0.0
+    note_height = legend_height = 0.0
+    if notes:
+        note_height = (1.3 * _NOTE_FONT * len(notes) + 2) / _POINTS
+    if rows:
+        legend_height = (1.4 * _LEGEND_FONT * rows + 5) / _POINTS
     below = note_height + legend_height
     total_height = height + below
     figure = Figure(figsize=(WIDTH, total_height), layout="constrained")

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from megatron_opsft.commands.report.table import Table, aligned
 from megatron_opsft.config.yaml_text import parse_yaml
@@ -22,10 +22,10 @@ from megatron_opsft.run.run_files import (
 from megatron_opsft.runtime.formatting import count_of, percent, tokens
 from megatron_opsft.runtime.owned_directory import flatten
 
+# A directory with any of these is a run's.
 _FILES = ("config.yaml", "metrics.jsonl", "evals.jsonl", "rollouts")
-"""A directory with any of these is a run's."""
+# Title -> the end of its keys in metrics.jsonl and evals.jsonl.
 _QUANTITIES = {"Mean response tokens": "mean_response_tokens", "Accuracy": "accuracy"}
-"""Title -> the end of its keys in metrics.jsonl and evals.jsonl."""
 Line = dict[str, Any]
 
 
@@ -41,6 +41,8 @@ class Run:
     """A warning about steps that trained on no token; "" without such steps."""
     settings: Mapping[str, str]
     """Dotted key -> value of config.yaml."""
+    last_step: int
+    """0 before the first one."""
     steps: Sequence[Line]
     """Lines of metrics.jsonl, one for each step."""
     evaluations: Sequence[Line]
@@ -51,11 +53,24 @@ class Run:
         with eval_ are of evaluations, others of metrics.
         """
         points = []
-        for line in self.evaluations if key.startswith("eval_") else self.steps:
+        lines = self.steps
+        if key.startswith("eval_"):
+            lines = self.evaluations
+        for line in lines:
             value = line.get(key)
             if isinstance(value, int | float) and math.isfinite(value):
                 points.append((line["step"], value))
         return points
+
+    @property
+    def compared(self) -> dict[str, str]:
+        """End of a change's title -> beginning of its keys, for each set that is compared. If there
+        are steps but fewer than two evaluations, it is the rollouts of training.
+        """
+        if self.steps and len(self.evaluations) < 2:
+            return {" in training": ""}
+        names = {f", {name}": f"eval_{name}_" for name in self.more_sets}
+        return {"": "eval_", **names}
 
     @property
     def more_sets(self) -> list[str]:
@@ -67,8 +82,7 @@ class Run:
         return names
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class Change(NamedTuple):
     """A quantity before and after, formatted."""
 
     title: str
@@ -85,41 +99,35 @@ def change_of(title: str, before: float, after: float, *, is_share: bool) -> Cha
     tokens, of which fewer is better.
     """
     if is_share:
-        return Change(
-            title=title,
-            before=percent(before),
-            after=percent(after),
-            change=f"{100 * (after - before):+.1f} points",
-            is_better=after >= before,
-        )
+        show = percent
+        change = f"{100 * (after - before):+.1f} points"
+        is_better = after >= before
+    else:
+        show = tokens
+        change = f"{100 * (after / before - 1):+.1f} %" if before else "-"
+        is_better = after <= before
     return Change(
         title=title,
-        before=tokens(before),
-        after=tokens(after),
-        change=f"{100 * (after / before - 1):+.1f} %" if before else "-",
-        is_better=after <= before,
+        before=show(before),
+        after=show(after),
+        change=change,
+        is_better=is_better,
     )
 
 
 def changes_of(run: Run) -> list[Change]:
-    """Compare length and accuracy of the first and the last evaluation, on each set.
-
-    If there are steps but fewer than two evaluations, compare the rollouts of the first and the
-    last step.
-    """
-    prefixes = {"": "eval_"}
-    for name in run.more_sets:
-        prefixes[f", {name}"] = f"eval_{name}_"
-    if run.steps and len(run.evaluations) < 2:
-        prefixes = {" in training": ""}
+    """Compare the first and the last length and accuracy of each set in `Run.compared`."""
     changes = []
-    for name, prefix in prefixes.items():
+    for name, prefix in run.compared.items():
         for title, key in _QUANTITIES.items():
-            if points := run.points(prefix + key):
-                before, after = points[0][1], points[-1][1]
-                is_share = key == "accuracy"
+            if values := [value for _, value in run.points(prefix + key)]:
                 changes.append(
-                    change_of(title + name, before, after, is_share=is_share)
+                    change_of(
+                        title + name,
+                        values[0],
+                        values[-1],
+                        is_share=key == "accuracy",
+                    )
                 )
     return changes
 
@@ -147,6 +155,7 @@ def read_run(run: Path, name: str) -> Run:
         state=state,
         note=describe_skipped(sum(map(is_skipped, steps)), len(steps)),
         settings=settings,
+        last_step=last_step,
         steps=steps,
         evaluations=evaluations,
     )
@@ -163,27 +172,23 @@ def _read_settings(path: Path) -> dict[str, str]:
 
 def table_of_changes(run: Run) -> Table:
     """Return a table of length and accuracy before and after; see `changes_of`."""
-    has_evaluations = len(run.evaluations) > 1
-    count_keys = {"": "eval_samples"}
-    if run.steps and not has_evaluations:
-        count_keys = {"": "num_rollouts"}
-    else:
-        count_keys |= {name: f"eval_{name}_samples" for name in run.more_sets}
     notes = []
-    for name, key in count_keys.items():
-        if points := run.points(key):
-            count = count_of([points[0][1], points[-1][1]])
-            which_set = f" of {name}" if name else ""
-            notes.append(f"n = {count} responses{which_set} at each end")
+    for prefix in run.compared.values():
+        key = f"{prefix}samples" if prefix else "num_rollouts"
+        if counts := [count for _, count in run.points(key)]:
+            note = f"n = {count_of([counts[0], counts[-1]])} responses"
+            if name := prefix.removeprefix("eval_").removesuffix("_"):
+                note += f" of {name}"
+            notes.append(f"{note} at each end")
     notes.append(f"{len(run.steps):,} steps; metrics of a run have no intervals")
+    heading = "held-out problems" if len(run.evaluations) > 1 else ""
     rows = []
     for change in changes_of(run):
         title = f"{change.title[0].lower()}{change.title[1:]}"
         rows.append([title, change.before, change.after, change.change])
-    first_heading = "held-out problems" if has_evaluations else ""
     return Table(
         caption=f"{run.name}: before and after",
-        headings=[first_heading, "before", "after", "change"],
+        headings=[heading, "before", "after", "change"],
         rows=rows,
         note="; ".join(notes),
     )
@@ -195,14 +200,14 @@ def describe_run(path: Path) -> str:
 
     Errors: `UserError` for a directory that is not a run's, or damaged lines.
     """
-    run, summary = read_run(path, path.name), read_summary(path)
+    run = read_run(path, path.name)
+    summary = read_summary(path)
     changes = table_of_changes(run)
     seconds = sum(line["step_seconds"] for line in run.steps)
-    last_step = run.steps[-1]["step"] if run.steps else 0
     lines = [aligned(changes.headings, changes.rows)]
-    lines += [f"{last_step} steps in {seconds:.0f} s", run.note]
-    best = summary.get("best", {"step": last_step})
-    if best["step"] != last_step:
+    lines += [f"{run.last_step} steps in {seconds:.0f} s", run.note]
+    best = summary.get("best", {"step": run.last_step})
+    if best["step"] != run.last_step:
         lines.append(
             f"best evaluation: after step {best['step']}, "
             f"{best['mean_response_tokens']:.1f} tokens, "

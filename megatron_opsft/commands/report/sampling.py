@@ -30,8 +30,7 @@ FIELDS = (
     "num_tokens",
     "text",
 )
-_TOKEN_FIELDS = ("log_probs", "piece_lengths")
-"""Values of each token, which `run.save_logprobs` saves."""
+_TOKEN_FIELDS = ("log_probs", "piece_lengths")  # if `run.save_logprobs` saved them
 _PROBLEM = re.compile(rb'"problem_id": "((?:[^"\\]|\\.)*)"')
 
 
@@ -66,7 +65,7 @@ def sample_responses(
     problems: dict[str, list[str | None]] = {}
     total = 0
     room = max_bytes
-    steps = _spread_out(sorted(files)) if files else []
+    steps = _spread_out(sorted(files))
     for index, step in enumerate(steps):
         lines_of = _lines_by_problem(files[step])
         total += sum(map(len, lines_of.values()))
@@ -135,6 +134,8 @@ def _parse_group(
 
 def _spread_out(steps: Sequence[Any]) -> list[Any]:
     """Reorder the steps so that the first few are always far apart: last, first, middle, ..."""
+    if not steps:
+        return []
     inner = sorted(range(1, len(steps) - 1), key=_lowest_set_bit, reverse=True)
     # The first step is also the last one if there is only one.
     return list(

@@ -7,6 +7,7 @@ column is bold: values that print alike are equally good, and nothing is bold if
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict
@@ -14,8 +15,7 @@ from tabulate import tabulate
 
 from megatron_opsft.runtime.formatting import count_of
 
-OVERALL = "overall"
-"""The block of all benchmarks together."""
+OVERALL = "overall"  # the block of all benchmarks together
 _TITLES = {
     "gsm8k": "GSM8K",
     "math500": "MATH-500",
@@ -33,9 +33,8 @@ class Estimate(BaseModel):
 
     value: float
     low: float | None = None
-    """Lower end of the interval; None if the value is derived from other values, not samples."""
+    """None, as `high`, if the value is derived from other values, not from samples."""
     high: float | None = None
-    """Upper end of the interval, or None."""
 
 
 Metrics = Mapping[str, Estimate]
@@ -82,8 +81,7 @@ class TableRow:
         return f"{text} × {self.seeds} seeds" if self.seeds > 1 else text
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
+class Column(NamedTuple):
     """A metric as a column of a table."""
 
     metric: str
@@ -92,9 +90,7 @@ class Column:
     scale: float = 100.0
     """Printed value over stored value: 100 for a share in percent."""
     digits: int = 1
-    """Digits after the point."""
     unit: str = ""
-    """Printed after the value."""
 
     @property
     def heading_with_arrow(self) -> str:
@@ -118,7 +114,6 @@ class Cell:
     around: str = ""
     """Its interval or deviation; "" if it has none."""
     is_best: bool = False
-    """Whether it is the best of its column, and thus bold."""
 
     def __str__(self) -> str:
         return f"{self.value} {self.around}".rstrip()
@@ -138,9 +133,7 @@ class Table:
 
     def markdown(self) -> str:
         """Return GitHub-flavoured Markdown: caption, table and note."""
-        headings = [escape_markdown(heading) for heading in self.headings]
-        lines = [list(map(_cell_in_markdown, row)) for row in self.rows]
-        table = aligned(headings, lines, num_left=self.num_left, style="pipe")
+        table = _in_markdown(self.headings, self.rows, self.num_left)
         blocks = [
             f"## {escape_markdown(self.caption)}",
             table,
@@ -150,25 +143,56 @@ class Table:
 
 
 COLUMNS = (
-    Column(metric="accuracy", heading="Acc", higher_is_better=True),
-    Column(metric="pass_at_n", heading="P@N", higher_is_better=True),
     Column(
-        metric="mean_tokens", heading="Tok", higher_is_better=False, scale=1, digits=0
+        "accuracy",
+        "Acc",
+        higher_is_better=True,
     ),
-    Column(metric="compression_ratio", heading="CR", higher_is_better=False, unit="%"),
     Column(
-        metric="efficiency", heading="Eff", higher_is_better=True, scale=1, digits=2
+        "pass_at_n",
+        "P@N",
+        higher_is_better=True,
+    ),
+    Column(
+        "mean_tokens",
+        "Tok",
+        higher_is_better=False,
+        scale=1,
+        digits=0,
+    ),
+    Column(
+        "compression_ratio",
+        "CR",
+        higher_is_better=False,
+        unit="%",
+    ),
+    Column(
+        "efficiency",
+        "Eff",
+        higher_is_better=True,
+        scale=1,
+        digits=2,
     ),
 )
 MORE_COLUMNS = (
     Column(
-        metric="norm_std", heading="NormStd", higher_is_better=False, scale=1, digits=3
+        "norm_std",
+        "NormStd",
+        higher_is_better=False,
+        scale=1,
+        digits=3,
     ),
     Column(
-        metric="truncated_share", heading="cut off", higher_is_better=False, unit="%"
+        "truncated_share",
+        "cut off",
+        higher_is_better=False,
+        unit="%",
     ),
     Column(
-        metric="no_answer_share", heading="no answer", higher_is_better=False, unit="%"
+        "no_answer_share",
+        "no answer",
+        higher_is_better=False,
+        unit="%",
     ),
 )
 
@@ -180,11 +204,9 @@ def title_of(block: str) -> str:
 
 def used_columns(rows: Sequence[TableRow], columns: Iterable[Column]) -> list[Column]:
     """Return the columns for which some row has a value: CR, say, needs a baseline."""
-    metrics_with_values: set[str] = set()
-    for row in rows:
-        for metrics in row.blocks.values():
-            metrics_with_values |= metrics.keys()
-    return [column for column in columns if column.metric in metrics_with_values]
+    all_metrics = chain.from_iterable(row.blocks.values() for row in rows)
+    with_values = set(chain.from_iterable(all_metrics))
+    return [column for column in columns if column.metric in with_values]
 
 
 def cells(
@@ -228,23 +250,27 @@ def _cell(column: Column, estimate: Estimate | None, deviation: float | None) ->
     return Cell(value=column.text(estimate.value), around=around)
 
 
-def markdown_table(
-    rows: Sequence[TableRow], blocks: Sequence[str], *, intervals: bool
-) -> str:
+def markdown_table(rows: Sequence[TableRow], blocks: Sequence[str]) -> str:
     """Return GitHub-flavoured Markdown with a line for each row and the blocks side by side. It
     ends with a line feed.
     """
     columns = used_columns(rows, COLUMNS)
     headings = ["Method"]
-    lines = [[escape_markdown(row.label)] for row in rows]
+    lines: list[list[Cell | str]] = [[row.label] for row in rows]
     for block in blocks:
-        title = escape_markdown(title_of(block))
+        title = title_of(block)
         headings += [f"{title} {column.heading_with_arrow}" for column in columns]
         for line, line_cells in zip(lines, cells(rows, block, columns), strict=True):
-            for cell in line_cells:
-                text = str(cell) if intervals else cell.value
-                line.append(f"**{text}**" if cell.is_best else text)
-    return aligned(headings, lines, style="pipe") + "\n"
+            line += line_cells
+    return _in_markdown(headings, lines, num_left=1) + "\n"
+
+
+def _in_markdown(
+    headings: Sequence[str], lines: Sequence[Sequence[Cell | str]], num_left: int
+) -> str:
+    escaped = [escape_markdown(heading) for heading in headings]
+    texts = [list(map(_cell_in_markdown, line)) for line in lines]
+    return aligned(escaped, texts, num_left=num_left, style="pipe")
 
 
 def aligned(

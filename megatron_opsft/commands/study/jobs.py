@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron_opsft.commands.evaluate.settings import EvalSettings
-from megatron_opsft.commands.launch.rounds import Rounds, check_rounds
+from megatron_opsft.commands.launch.rounds import RoundsPlan, check_rounds
 from megatron_opsft.commands.study.study_file import StudyRun
 from megatron_opsft.config.load import load
 from megatron_opsft.config.run_prompt import SECTIONS
@@ -58,7 +58,7 @@ def check_run(run: StudyRun) -> None:
         raise UserError(f"run {run.name!r}: {error}") from None
 
 
-def _rounds(run: StudyRun) -> Rounds | None:
+def _rounds(run: StudyRun) -> RoundsPlan | None:
     """None for a method that samples while it trains. Errors: `UserError`."""
     config = run.load()
     if not config.method.has_fixed_data:
@@ -69,7 +69,7 @@ def _rounds(run: StudyRun) -> Rounds | None:
         raise UserError(
             f"rounds={run.rounds} does not divide run.steps={config.run.steps}; choose a divisor"
         )
-    return Rounds(
+    return RoundsPlan(
         config=config,
         words=run.words,
         count=run.rounds,
@@ -91,7 +91,7 @@ def commands_of(run: StudyRun) -> list[list[str]]:
     """The commands that a run still needs, without `megatron-opsft`. Errors: `UserError`."""
     commands: list[list[str]] = []
     if run.trains and (rounds := _rounds(run)):
-        commands = list(rounds.left())
+        commands = list(rounds.remaining_commands())
     elif run.trains:
         commands = [["train", *run.words, "--resume=auto"]]
     own: dict[str, Any] = {"name": run.label, "out": str(run.evaluation)}

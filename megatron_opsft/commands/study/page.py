@@ -33,7 +33,7 @@ def write_outputs(out: Path, study: Study, rows: Sequence[Row]) -> None:
     write_results(out, study, rows)
     tables = [
         f"## {escape_markdown(section.title)}\n\n"
-        + markdown_table(table_rows(study, rows, key), [OVERALL], intervals=True)
+        + markdown_table(table_rows(study, rows, key), [OVERALL])
         for key, section in study.sections.items()
     ]
     write_text(out / "table.md", "\n".join(tables))
