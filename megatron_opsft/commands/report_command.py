@@ -16,7 +16,7 @@ from megatron_opsft.commands.report.figures import (
     write_figures,
 )
 from megatron_opsft.commands.report.html import MAX_MB
-from megatron_opsft.commands.report.tables import Section
+from megatron_opsft.commands.report.page_sections import PageSection
 from megatron_opsft.commands.study.directory import is_study
 from megatron_opsft.errors import UserError
 from megatron_opsft.runtime.console import say
@@ -66,7 +66,7 @@ class Report(Command):
         pictures = name_pictures(contents.sections)
         if self.figures is not None and not self.overwrite:
             check_free(self.figures, pictures)
-        say(contents.told)
+        say(contents.text)
         contents.write_page(page)
         say(f"page: {page}")
         if self.figures is not None:
@@ -144,7 +144,7 @@ class Report(Command):
         sections = []
         if runs:
             top, others = curves_of(runs)
-            sections.append(Section(title="Curves", text="", plots=[*top, *others]))
+            sections.append(PageSection(title="Curves", text="", plots=[*top, *others]))
         write: Callable[..., None] = partial(write_page, runs=paths)
         if evaluations:
             from megatron_opsft.commands.evaluate.comparison import (
@@ -162,7 +162,7 @@ class Report(Command):
             sections += comparison.sections()
             write = partial(comparison.write_page, evaluations=evaluations, runs=paths)
         return Contents(
-            told="\n".join(texts),
+            text="\n".join(texts),
             write_page=partial(write, max_mb=self.max_mb),
             sections=sections,
             tables=tables,

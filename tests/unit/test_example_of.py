@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from megatron_opsft.commands.report.tables import example_of
+from megatron_opsft.commands.report.page_sections import example_of
 
 FIELDS = ("step", "problem_id", "sample_index", "num_tokens")
 

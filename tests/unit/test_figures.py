@@ -19,18 +19,18 @@ from megatron_opsft.commands.report.curves import curves_of
 from megatron_opsft.commands.report.figures import name_pictures, write_figures
 from megatron_opsft.commands.report.latex import escape_latex, write_latex
 from megatron_opsft.commands.report.page import write_page
+from megatron_opsft.commands.report.page_sections import PageSection, plots_of_block
 from megatron_opsft.commands.report.paper import WIDTH, draw, shorten, text_width
 from megatron_opsft.commands.report.plot import place
 from megatron_opsft.commands.report.runs import read_run
 from megatron_opsft.commands.report.table import Estimate, Size, Table, TableRow
-from megatron_opsft.commands.report.tables import Section, plots_of_block
 from megatron_opsft.runtime.formatting import percent
 
 HOSTILE = "50%_of & #1 {a}^~\\x $\\frac$ | <b> ± → \x00\u2028 --"
 
 
 def curve(*points: tuple[float, float], **changes: Any) -> Chart:
-    series = Series(label="", place=0, points=points)
+    series = Series(label="", style_index=0, points=points)
     return replace(Chart(name="c", title="C", y="c", series=[series]), **changes)
 
 
@@ -52,7 +52,7 @@ def rows_of(tex: str) -> list[list[str]]:
 
 def pictures_of(run: Path) -> dict[str, Picture]:
     top, others = curves_of([read_run(run, "run")])
-    return name_pictures([Section(title="", text="", plots=[*top, *others])])
+    return name_pictures([PageSection(title="", text="", plots=[*top, *others])])
 
 
 def test_a_chart_of_a_run_has_its_points_and_what_they_rest_on(tmp_path: Path) -> None:
@@ -104,11 +104,11 @@ def test_charts_of_evaluations_have_the_stored_intervals(tmp_path: Path) -> None
     assert isinstance(scatter, Chart) and isinstance(bars, Bars) and isinstance(at_budget, Chart)
     short = scatter.series[1]
     assert short.points == [(length.value, accuracy.value)]
-    assert short.intervals == [(length.value, accuracy.low, accuracy.high)]
-    assert short.across == [(accuracy.value, length.low, length.high)]
-    assert (bars.rows[1].low, bars.rows[1].high) == (length.low, length.high)
+    assert short.vertical_whiskers == [(length.value, accuracy.low, accuracy.high)]
+    assert short.horizontal_whiskers == [(accuracy.value, length.low, length.high)]
+    assert bars.rows[1].interval == (length.low, length.high)
     point = results[1].benchmarks["gsm8k"].budgets[1]
-    assert at_budget.series[1].intervals[1] == (
+    assert at_budget.series[1].vertical_whiskers[1] == (
         (128, point.metrics["accuracy"].low, point.metrics["accuracy"].high)
     )
     note = "n = 10 problems × 2 responses; whiskers: 95 % intervals, bootstrap over problems"
@@ -116,8 +116,8 @@ def test_charts_of_evaluations_have_the_stored_intervals(tmp_path: Path) -> None
         assert picture.note == note
         assert note in texts_of(draw(picture)["svg"])
     # The page has these whiskers, too.
-    assert [len(line["whiskers"]) for line in place(scatter).lines] == [2, 2]
-    assert len(place(bars).bars[1]["whisker"]) == 2
+    assert [len(series.whiskers) for series in place(scatter).series] == [2, 2]
+    assert len(place(bars).bars[1].whisker) == 2
 
 
 def test_several_seeds_have_their_deviation_for_whiskers() -> None:
@@ -136,9 +136,9 @@ def test_several_seeds_have_their_deviation_for_whiskers() -> None:
     one = TableRow(label="base", blocks={"overall": metrics | {"accuracy": estimate}}, sizes=size)
     bars, scatter, at_budget = plots_of_block([one, several], "overall")
     assert isinstance(bars, Bars) and isinstance(scatter, Chart) and isinstance(at_budget, Chart)
-    assert [(row.low, row.high) for row in bars.rows] == [(None, None), (95.0, 105.0)]
-    assert scatter.series[1].intervals == [(100.0, 0.4, 0.6)]
-    assert at_budget.series[0].intervals == [(16.0, 0.3, 0.7)]
+    assert [row.interval for row in bars.rows] == [None, (95.0, 105.0)]
+    assert scatter.series[1].vertical_whiskers == [(100.0, 0.4, 0.6)]
+    assert at_budget.series[0].vertical_whiskers == [(16.0, 0.3, 0.7)]
     assert scatter.note == (
         "n = 1,024 problems × 4–16 responses (base); n = 1,024 problems × 4–16 responses × 3 seeds"
         " (ours); whiskers: 95 % intervals, bootstrap over problems (base); standard deviation"
@@ -187,7 +187,7 @@ def test_texts_that_mean_harm_are_drawn_as_they_are(caplog: pytest.LogCaptureFix
     """A dollar is no formula, and a name that begins with _ is in the legend."""
     labels = [HOSTILE, "_hidden", HARM[:40] + "\udc9f", "模型"]
     series = [
-        Series(label=label, place=n, points=[(1, n), (2, n)], n=label)
+        Series(label=label, style_index=n, points=[(1, n), (2, n)], n=label)
         for n, label in enumerate(labels)
     ]
     svg = draw(curve(series=series))["svg"]
@@ -223,16 +223,16 @@ def test_numbers_on_an_axis_are_round_and_inside(
     points: list[tuple[float, float]], changes: dict[str, Any], ticks: list[str]
 ) -> None:
     axes = curve(*points, **changes).axes()
-    assert [text for _, text in axes.y_ticks] == ticks
+    assert [*axes.y_ticks.values()] == ticks
     low, high = axes.y
-    assert all(low <= at <= high for at, _ in axes.y_ticks)
-    assert [text for _, text in axes.x_ticks] == ["0", "5", "10", "15", "20"]
+    assert all(low <= at <= high for at in axes.y_ticks)
+    assert [*axes.x_ticks.values()] == ["0", "5", "10", "15", "20"]
 
 
 def test_names_are_plain_and_told_apart() -> None:
-    def section(name: str, *charts: str) -> Section:
+    def section(name: str, *charts: str) -> PageSection:
         plots = [curve((1, 1), name=chart) for chart in charts]
-        return Section(title="", text="", plots=plots, name=name)
+        return PageSection(title="", text="", plots=plots, name=name)
 
     found = name_pictures([section("", "a/b c", "x_y"), section("Y", "x"), section("../..", "x")])
     assert [*found] == ["a_b_c", "x_y", "x_Y_2", "x"]

@@ -89,7 +89,7 @@ def test_before_and_after_are_the_first_thing(tmp_path: Path) -> None:
     text, source = texts_of(page), page.read_text()
     assert "Mean response tokens, long to short 304.5 → 104.5 -65.7 %" in text
     assert "Before: correct , 30" in text and "After: correct , 10" in text
-    (scatter,) = re.findall("<figcaption>Accuracy against .*?</svg>", source)
+    (scatter,) = re.findall("(?s)<figcaption>Accuracy against .*?</svg>", source)
     assert scatter.count("<circle") == 2 and scatter.count("whisker") == 4  # both ways
     assert source.count("<figure>") == 1 + 1 + 3  # lengths, points and three curves
 
@@ -126,7 +126,7 @@ def test_curves_are_thinned_to_what_is_seen(tmp_path: Path) -> None:
     write_page(tmp_path / "page.html", [run, other], max_mb=0.5)
     assert (tmp_path / "page.html").stat().st_size < 0.55e6
     text = (tmp_path / "page.html").read_text()
-    (loss,) = re.findall("<figcaption>Loss</figcaption>.*?</svg>", text)
+    (loss,) = re.findall("(?s)<figcaption>Loss</figcaption>.*?</svg>", text)
     assert 'aria-label="Loss: run 0.143 at step 1 to 2,857 at step 20,000; other 1 at' in loss
     long, short = re.findall(' d="([^"]*)"', loss)
     assert 300 < long.count("L") <= 400 and short.count("L") == 1  # NaN is none

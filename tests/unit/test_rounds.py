@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from commands import command_of
 
-from megatron_opsft.commands.launch.rounds import Rounds, check_rounds, run_rounds
+from megatron_opsft.commands.launch.rounds import RoundsPlan, check_rounds, run_rounds
 from megatron_opsft.config.load import load_config
 from megatron_opsft.data.stored_responses import StoredResponse, write_stored_responses
 from megatron_opsft.errors import UserError
@@ -41,7 +41,7 @@ def test_a_round_begins_with_the_model_of_the_one_before_and_is_not_made_twice(
     tmp_path: Path,
 ) -> None:
     words = ["run.yaml", *KEYS, *BATCH, f"run.dir={tmp_path}"]
-    rounds = Rounds(config=load_config(None, words[1:]), words=words, count=2, problems=100)
+    rounds = RoundsPlan(config=load_config(None, words[1:]), words=words, count=2, problems=100)
     started = Started()
     assert run_rounds(rounds, started) == 0
     expected = []

@@ -30,8 +30,8 @@ from megatron_opsft.commands.report import page
 from megatron_opsft.commands.report.chart import Bar, Bars, Chart, Cloud, Series
 from megatron_opsft.commands.report.contents import Contents
 from megatron_opsft.commands.report.html import MAX_MB
+from megatron_opsft.commands.report.page_sections import PageSection
 from megatron_opsft.commands.report.table import Table, aligned
-from megatron_opsft.commands.report.tables import Section
 from megatron_opsft.errors import UserError
 from megatron_opsft.runtime.durable import json_lines
 from megatron_opsft.runtime.formatting import count_of, percent
@@ -56,7 +56,7 @@ def write_diagnosis_page(
     """
     contents = describe_divergence(responses, original, efficient)
     contents.write_page(out)
-    return contents.told
+    return contents.text
 
 
 def read_diagnosis(directory: Path, *, max_mb: float) -> Contents:
@@ -108,12 +108,12 @@ def describe_divergence(
     num_large = tokens[kl >= large]["word"].value_counts().to_dict()
     sections = [
         _largest_words(tokens, large, size),
-        Section(
+        PageSection(
             title="What the efficient model prefers there",
             text="Each token at the place where its D_t is largest.",
             table=_preferences(responses, num_large, size),
         ),
-        Section(
+        PageSection(
             title="By kind and by place",
             text="",
             table=by_kind,
@@ -121,7 +121,7 @@ def describe_divergence(
         ),
     ]
     largest_first = sorted(responses, key=lambda response: -max(response["kl"]))
-    shaded = Section(
+    shaded = PageSection(
         title="Responses",
         text="Those with the largest D_t. Full colour is a large D_t; point at a token or tap "
         "it for its number.",
@@ -129,7 +129,7 @@ def describe_divergence(
     )
 
     return Contents(
-        told=f"{title}: {summary}\n\n{aligned(by_kind.headings, by_kind.rows)}\n",
+        text=f"{title}: {summary}\n\n{aligned(by_kind.headings, by_kind.rows)}\n",
         write_page=partial(
             page.write_page,
             runs=[],
@@ -157,11 +157,11 @@ def _token_table(responses: Sequence[_Response]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["kl", "kind", "word", "share"])
 
 
-def _largest_words(tokens: pd.DataFrame, large: float, size: str) -> Section:
+def _largest_words(tokens: pd.DataFrame, large: float, size: str) -> PageSection:
     """Return the cloud of words whose D_t is at least `large` nats, and how many tokens exceed each
     threshold.
     """
-    return Section(
+    return PageSection(
         title="Where the models differ most",
         text="What the original says where D_t is large: the larger a word, the larger the sum "
         "of D_t at the places where the original says it.",
@@ -264,7 +264,7 @@ def _cloud(tokens: pd.DataFrame, large: float) -> Cloud:
         words=[
             replace(
                 word,
-                said=f"{word.text}: sum of D = {sums[word.text]:.3g} at "
+                meaning=f"{word.text}: sum of D = {sums[word.text]:.3g} at "
                 f"{counts[word.text]:,} places",
             )
             for word in placed
@@ -298,7 +298,7 @@ def _along_response(tokens: pd.DataFrame, size: str) -> Chart:
         series = [
             Series(
                 label="",
-                place=1,
+                style_index=1,
                 points=points,
                 n=f"{count_of(means['size'])} tokens in each of {len(points)} parts",
             )

@@ -16,6 +16,11 @@ from megatron_opsft.commands.evaluate.results import Results, read_results
 from megatron_opsft.commands.evaluate.settings import EvaluationDirectory
 from megatron_opsft.commands.report.html import MAX_MB
 from megatron_opsft.commands.report.page import figures_of_rows, write_page
+from megatron_opsft.commands.report.page_sections import (
+    OVER_PROBLEMS,
+    PageSection,
+    page_section_of,
+)
 from megatron_opsft.commands.report.table import (
     OVERALL,
     Estimate,
@@ -26,7 +31,6 @@ from megatron_opsft.commands.report.table import (
     text_table,
     title_of,
 )
-from megatron_opsft.commands.report.tables import OVER_PROBLEMS, Section, section_of
 from megatron_opsft.errors import UserError
 from megatron_opsft.runtime.durable import write_text
 from megatron_opsft.runtime.owned_directory import NOT_SET, flatten
@@ -54,7 +58,7 @@ class Comparison:
     def markdown(self) -> str:
         """Return the table with intervals, the legend and the notes."""
         notes = "".join(f"- {note}\n" for note in self.notes)
-        table = markdown_table(self.rows, self.blocks, intervals=True)
+        table = markdown_table(self.rows, self.blocks)
         return f"{table}\n{self.legend}\n\n{notes}".rstrip() + "\n"
 
     def text(self) -> str:
@@ -95,11 +99,13 @@ class Comparison:
             max_mb=max_mb,
         )
 
-    def sections(self) -> list[Section]:
+    def sections(self) -> list[PageSection]:
         """Return a section for each block."""
         is_only = len(self.blocks) == 1
         return [
-            section_of(self.rows, block, title_of(block), name="" if is_only else block)
+            page_section_of(
+                self.rows, block, title_of(block), name="" if is_only else block
+            )
             for block in self.blocks
         ]
 

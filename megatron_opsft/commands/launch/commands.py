@@ -1,7 +1,8 @@
-"""`megatron-opsft launch`: the commands, as users call them."""
+"""`megatron-opsft launch`: its commands and their options."""
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import ClassVar
 
 from pydantic import Field
@@ -14,9 +15,10 @@ from megatron_opsft.runtime.phase import REQUEUE_EXIT_CODE
 
 log = logging.getLogger("megatron_opsft")
 
-# Wrong input and a loss that is not finite: they would only come again. slurm/common.sh keeps the
-# same rules.
 FINAL_EXIT_CODES = (2, 3)
+"""Wrong input, and a loss that is not finite: a restart would fail in the same way. slurm/common.sh
+has the same rule.
+"""
 
 
 class Local(StartCommand):
@@ -32,7 +34,7 @@ class Local(StartCommand):
     """How often to continue from the newest checkpoint after a failure."""
 
     def run(self) -> int:
-        """Train; the exit code of the last start."""
+        """Train. Returns the exit code of the last start."""
         config = self.load()
         check_run(
             config,
@@ -44,21 +46,24 @@ class Local(StartCommand):
         from megatron_opsft.commands.launch.local_ranks import LocalRanks
 
         command = ["train", str(self.config), *self.keys]
-        first = ["--overwrite"] if self.overwrite else []
-        first += [f"--resume={self.resume}"] if self.resume else []
+        first_options = []
+        if self.overwrite:
+            first_options.append("--overwrite")
+        if self.resume:
+            first_options.append(f"--resume={self.resume}")
         manifest = config.run.dir / "manifest.json"
-        old = (
-            manifest.stat().st_mtime_ns
-            if self.overwrite and manifest.is_file()
-            else None
-        )
+        old_manifest_ns = _modified_ns(manifest) if self.overwrite else None
+
+        def was_replaced() -> bool:
+            """True unless the manifest is still that of the run which is to be replaced."""
+            return old_manifest_ns is None or _modified_ns(manifest) != old_manifest_ns
 
         def start(again: bool) -> int:
-            # If the first start died before it replaced the run, that one must not be resumed.
-            fresh = not again or (
-                old and manifest.is_file() and manifest.stat().st_mtime_ns == old
-            )
-            return ranks.run([*command, *(first if fresh else ["--resume=auto"])])
+            # If the first start died before it replaced the run, that run must not be resumed.
+            options = first_options
+            if again and was_replaced():
+                options = ["--resume=auto"]
+            return ranks.run([*command, *options])
 
         with LocalRanks(self.ranks) as ranks:
             return run_with_restarts(start, self.max_restarts)
@@ -67,7 +72,7 @@ class Local(StartCommand):
 class Rounds(RunCommand):
     """Make a method's fixed data and train on them, round after round, on this machine.
 
-    Given again, it continues where it was. The last round's model is run.dir/round_N/hf.
+    The same command continues after a kill. The last round's model is run.dir/round_N/hf.
     """
 
     examples: ClassVar[tuple[str, ...]] = (
@@ -82,7 +87,7 @@ class Rounds(RunCommand):
     """Processes; one for each GPU."""
 
     def run(self) -> int:
-        """Make the rounds; the exit code of the last command."""
+        """Make the rounds. Returns the exit code of the last command."""
         from megatron_opsft.commands.launch import rounds
 
         config = self.load()
@@ -90,19 +95,28 @@ class Rounds(RunCommand):
         rounds.check_rounds(config)
         from megatron_opsft.commands.launch.local_ranks import LocalRanks
 
-        words = [str(self.config), *self.keys]
-        wanted = rounds.Rounds(
-            config=config, words=words, count=self.rounds, problems=self.problems
+        plan = rounds.RoundsPlan(
+            config=config,
+            words=[str(self.config), *self.keys],
+            count=self.rounds,
+            problems=self.problems,
         )
         with LocalRanks(self.ranks) as ranks:
-            return rounds.run_rounds(wanted, ranks.run)
+            return rounds.run_rounds(plan, ranks.run)
+
+
+def _modified_ns(path: Path) -> int | None:
+    """Return when a file was modified, in nanoseconds since the epoch; None if there is none."""
+    return path.stat().st_mtime_ns if path.is_file() else None
 
 
 def run_with_restarts(start: Callable[[bool], int], max_restarts: int) -> int:
-    """Call `start(again)` until it is done, at most 1 + `max_restarts` times; its last exit code.
+    """Call `start(again)`, at most 1 + `max_restarts` times, until its exit code needs no restart.
+    Returns the last exit code.
 
-    again: False for the first start, True for those that continue from the newest checkpoint. Done
-    is 0, 75 (stopped as asked: whoever asked decides when to continue) and `FINAL_EXIT_CODES`.
+    again: False for the first start; True for a restart, which continues from the newest
+    checkpoint. No restart follows 0, 75 (stopped on request: whoever asked decides when to
+    continue), and `FINAL_EXIT_CODES`.
     """
     code = start(False)
     for restart in range(1, max_restarts + 1):

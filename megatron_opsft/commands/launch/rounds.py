@@ -1,8 +1,8 @@
 """Rounds of fixed data: each makes a method's data with the model of the round before, and trains
 that model on them for one epoch.
 
-Everything is in `run.dir`: `round_1.parquet`, the run `round_1/`, and so on. What is there is not
-made again, so that a command that was killed continues when it is given again.
+Everything is in `run.dir`: `round_1.parquet`, the run `round_1/`, and so on. Files that exist are
+not made again, so that a command that was killed continues when it is repeated.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +16,7 @@ from megatron_opsft.runtime.owned_directory import OwnedDirectory
 
 
 class RoundsDirectory(OwnedDirectory):
-    """run.dir of rounds; its manifest has what all of them have in common."""
+    """run.dir of rounds. Its manifest holds the settings that all rounds share."""
 
     kind = "rounds"
     names = ()
@@ -26,48 +26,57 @@ class RoundsDirectory(OwnedDirectory):
 
 
 Start = Callable[[Sequence[str]], int]
-"""Runs `megatron-opsft` with these words on every rank; its exit code."""
+"""Runs `megatron-opsft` with these words on every rank, and returns its exit code."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rounds:
-    """words: configuration file and overrides, that `config` was read from; problems: drawn anew
-    for each round, None for all of them; steps: of each round, None for one epoch of its data.
-    """
+class RoundsPlan:
+    """All rounds of one run.dir."""
 
     config: Config
     words: Sequence[str]
+    """Configuration file and overrides, from which `config` was read."""
     count: int
+    """Number of rounds."""
     problems: int | None
+    """Problems of each round, drawn anew for each; None: all of them."""
     steps: int | None = None
+    """Training steps of each round; None: one epoch of its data."""
 
     def run_dir(self, number: int) -> Path:
-        """Of a round, counted from 1."""
+        """Return the directory of a round's training. Rounds are counted from 1."""
         return self.config.run.dir / f"round_{number}"
 
-    def left(self) -> Iterator[list[str]]:
-        """The commands that are not done: of each round the one that makes its data and the one
-        that trains on them, for an epoch of whole batches. Without `steps` each needs those before
-        it done.
+    def remaining_commands(self) -> Iterator[list[str]]:
+        """Yield the commands that are not done: for each round the one that makes its data, and the
+        one that trains on them.
+
+        If `steps` is None, each command must have ended before the next one is asked for: the
+        number of training steps is the number of whole batches in the data.
         """
         config = self.config
         limit = [] if self.problems is None else ["--limit", str(self.problems)]
-        batch = config.data.prompts_per_step * config.rollout.group_size
+        batch_size = config.data.prompts_per_step * config.rollout.group_size
+        model = str(config.model.path)
         for number in range(1, self.count + 1):
-            run_dir, data = (
-                self.run_dir(number),
-                config.run.dir / f"round_{number}.parquet",
-            )
-            if (run_dir / "summary.json").is_file():
-                continue
-            model = self.run_dir(number - 1) / "hf" if number > 1 else config.model.path
-            seed = config.run.seed + number - 1
-            words = [*self.words, f"model.path={model}", f"run.seed={seed}"]
-            if not data.exists():
-                yield ["data", config.method.name, *words, *limit, "--out", str(data)]
-            steps = self.steps or max(1, _num_rows(data) // batch)
-            own = [f"run.dir={run_dir}", f"run.steps={steps}", f"data.responses={data}"]
-            yield ["train", *words, *own, "--resume=auto"]
+            run_dir = self.run_dir(number)
+            data = config.run.dir / f"round_{number}.parquet"
+            if not (run_dir / "summary.json").is_file():
+                seed = config.run.seed + number - 1
+                words = [*self.words, f"model.path={model}", f"run.seed={seed}"]
+                if not data.exists():
+                    yield [
+                        "data",
+                        config.method.name,
+                        *words,
+                        *limit,
+                        "--out",
+                        str(data),
+                    ]
+                steps = self.steps or max(1, _num_rows(data) // batch_size)
+                words += [f"run.dir={run_dir}", f"run.steps={steps}"]
+                yield ["train", *words, f"data.responses={data}", "--resume=auto"]
+            model = str(run_dir / "hf")
 
 
 def _num_rows(path: Path) -> int:
@@ -77,7 +86,10 @@ def _num_rows(path: Path) -> int:
 
 
 def check_rounds(config: Config) -> None:
-    """Errors: `UserError` for a method that samples while it trains."""
+    """Check that the method trains on fixed data.
+
+    Errors: `UserError` for a method that samples while it trains.
+    """
     if not config.method.has_fixed_data:
         raise UserError(
             f"method.name={config.method.name} samples while it trains and needs no rounds of "
@@ -85,16 +97,21 @@ def check_rounds(config: Config) -> None:
         )
 
 
-def run_rounds(rounds: Rounds, start: Start) -> int:
-    """The first exit code that is not 0, or 0. start: see `Start`. Errors: `UserError` for other
-    settings than those of the rounds that are there.
+def run_rounds(plan: RoundsPlan, start: Start) -> int:
+    """Run the remaining commands until one fails. Returns its exit code, or 0.
+
+    Errors: `UserError` if rounds with other settings were begun in the same directory.
     """
-    directory = RoundsDirectory(rounds.config.run.dir)
+    directory = RoundsDirectory(plan.config.run.dir)
     identity = {
-        **decisive_settings(rounds.config, with_locations=True),
-        "--problems": rounds.problems,
+        **decisive_settings(plan.config, with_locations=True),
+        "--problems": plan.problems,
     }
     directory.check_same(identity)
     directory.path.mkdir(parents=True, exist_ok=True)
     directory.write_manifest({"identity": identity})
-    return next(filter(None, map(start, rounds.left())), 0)
+    for command in plan.remaining_commands():
+        exit_code = start(command)
+        if exit_code:
+            return exit_code
+    return 0

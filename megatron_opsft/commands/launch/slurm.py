@@ -1,6 +1,6 @@
-"""`launch slurm`: a command line of sbatch for the same script that users submit by hand.
+"""`launch slurm`: calls sbatch with the same script that users submit by hand.
 
-The script alone knows how a job runs; here are its variables and sbatch's options.
+Only the script knows how a job runs; this module sets its variables and sbatch's options.
 """
 
 import os
@@ -19,9 +19,8 @@ from megatron_opsft.config.yaml_text import find_yaml
 from megatron_opsft.errors import UserError
 from megatron_opsft.runtime.console import say
 
-SCRIPTS = (
-    Path(__file__).parent / "scripts"
-)  # the project's slurm/ folder; installed, a copy of it
+SCRIPTS = Path(__file__).parent / "scripts"
+"""A link to the project's slurm/ folder; in an installed package, a copy of it."""
 
 
 class Slurm(RunCommand):
@@ -37,7 +36,7 @@ class Slurm(RunCommand):
     nodes: int = Field(1, ge=1)
     """Nodes of a job."""
     ranks_per_node: int = Field(8, ge=1)
-    """One for each GPU."""
+    """Processes on each node; one for each GPU."""
     gpus_per_node: int | None = Field(None, ge=0)
     """By default one for each rank; 0: none."""
     partition: str | None = None
@@ -52,13 +51,14 @@ class Slurm(RunCommand):
     """Print the command line instead of running it."""
 
     def run(self) -> None:
-        """Submit it, or print what a shell in the same directory would be given for the same job.
+        """Submit the job, or print a command line that submits it from the same directory.
 
-        Errors: `UserError`, also with sbatch's reason.
+        Errors: `UserError`, with sbatch's reason if it refuses the job.
         """
         config = self.load()
         check_world(self.nodes * self.ranks_per_node, config.parallel)
-        variables, command = _variables(), self._command(config.run.dir)
+        variables = _variables()
+        command = self._command(config.run.dir)
         if self.dry_run:
             settings = [f"{name}={value}" for name, value in variables.items()]
             say(shlex.join(["env", *settings, *command]))
@@ -68,16 +68,21 @@ class Slurm(RunCommand):
                 "there is no sbatch here: run this on a SLURM login node, or use --dry-run"
             )
         environment = {**os.environ, **variables}
-        ended = subprocess.run(command, env=environment, capture_output=True, text=True)
-        if ended.returncode:
-            reason = " ".join(ended.stderr.split()) or f"exit code {ended.returncode}"
+        sbatch = subprocess.run(
+            command, env=environment, capture_output=True, text=True
+        )
+        if sbatch.returncode:
+            reason = " ".join(sbatch.stderr.split()) or f"exit code {sbatch.returncode}"
             raise UserError(
                 f"sbatch refused the job: {reason} (its command line: --dry-run)"
             )
-        say(ended.stdout.strip())
+        say(sbatch.stdout.strip())
 
     def _command(self, run_dir: Path) -> list[str]:
-        """sbatch, its options, the script. Errors: `UserError` for blanks in the file's path."""
+        """Return the words of sbatch, its options, the script and the script's arguments.
+
+        Errors: `UserError` for blanks or *?[ in the path of the configuration file.
+        """
         path = str(find_yaml(self.config).absolute())
         if any(character in path for character in " \t\n*?["):
             raise UserError(
@@ -93,21 +98,17 @@ class Slurm(RunCommand):
             "account": self.account,
             "time": self.time,
         }
-        given = [
+        values = [
             f"--{name}={value}" for name, value in options.items() if value is not None
         ]
-        return [
-            "sbatch",
-            *given,
-            *self.sbatch,
-            str(SCRIPTS.resolve() / "train.sh"),
-            path,
-            *self.keys,
-        ]
+        script = str(SCRIPTS.resolve() / "train.sh")
+        return ["sbatch", *values, *self.sbatch, script, path, *self.keys]
 
 
 def _variables() -> dict[str, str]:
-    """On top of the caller's environment: where the project, its scripts and this Python are."""
+    """Return variables to add to the caller's environment: the directories of the project, of its
+    scripts and of this Python's environment.
+    """
     variables = {"PROJECT_DIR": str(Path.cwd()), "SCRIPT_DIR": str(SCRIPTS.resolve())}
     if not {"VENV", "PYTHON", "CONTAINER_IMAGE"} & os.environ.keys():
         variables["VENV"] = sys.prefix

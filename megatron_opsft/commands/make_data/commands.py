@@ -1,4 +1,4 @@
-"""`megatron-opsft data`: the command, as users call it."""
+"""`megatron-opsft data`: the command and its options."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,20 +28,21 @@ class MakeData(RunCommand):
     """How many problems at most."""
 
     def run(self) -> None:
-        """Make them. What needs no library is refused first: a method without fixed data, a scorer
-        without its package, and an output that is there.
+        """Make the data. First refuse, before heavy libraries are loaded, a method without fixed
+        data, a scorer whose package is missing, and an output file that exists.
         """
         config = load_config(self.config, [f"method.name={self.method}", *self.keys])
-        method, longest = config.method, config.rollout.max_response_tokens
+        method = config.method
+        max_tokens = config.rollout.max_response_tokens
         if not method.has_fixed_data:
             raise UserError(
                 f"method.name={method.name} samples while it trains and needs no data; these do: "
                 "crst, off_policy_sft, o1_pruner with method.form=fixed, step_entropy and tokenskip"
             )
-        if isinstance(method, StepEntropy) and method.answer_tokens >= longest:
+        if isinstance(method, StepEntropy) and method.answer_tokens >= max_tokens:
             raise UserError(
                 f"method.answer_tokens={method.answer_tokens} leaves no room for thinking within "
-                f"rollout.max_response_tokens={longest}; lower it"
+                f"rollout.max_response_tokens={max_tokens}; lower it"
             )
         if isinstance(method, TokenSkip) and find_spec("llmlingua") is None:
             raise UserError(

@@ -1,5 +1,5 @@
-"""`data METHOD`: problems sampled in chunks, responses chosen from each and kept at once, one file
-at the end.
+"""`data METHOD`: samples responses to chunks of problems, and chooses rows from them. The rows of
+each chunk are stored at once, so that a killed job continues; one file is written at the end.
 """
 
 import json
@@ -40,13 +40,15 @@ from megatron_opsft.runtime.phase import Stopwatch
 
 log = logging.getLogger("megatron_opsft")
 
-_ENGINE_BATCHES = 4  # of a chunk of problems, on every rank
+_ENGINE_BATCHES = 4  # a chunk of problems fills so many batches of every rank's engine
 
 
 def _rows_by(
     config: Config, s: Session
 ) -> Callable[[JudgedProblems], list[StoredResponse]]:
-    """What the method makes of the responses to a chunk of problems, the same on every rank."""
+    """Return the function that makes the method's rows from the responses to a chunk of problems.
+    Its result is the same on every rank.
+    """
     limit = s.settings.max_response_tokens
     match method := config.method:
         case Crst():
@@ -68,49 +70,44 @@ def _rows_by(
 def make_data(config: Config, out: Path, limit: int | None = None) -> None:
     """Write a method's fixed data. Called by every rank.
 
-    limit: how many problems at most, the first of a shuffle by run.seed. Continues after a
-    kill. Errors: `UserError` before anything is sampled, and where no response
-    was chosen.
+    limit: at most so many problems, the first of a shuffle by run.seed. After a kill, the same call
+    continues. Errors: `UserError` before anything is sampled, or if no response was chosen.
     """
     out.parent.mkdir(parents=True, exist_ok=True)
-    with open_session(_sampling_alone(config, out)) as opened:
-        settings = replace(opened.settings, temperature=config.rollout.temperature)
-        s = replace(opened, settings=settings)
-        rows_by_method = _rows_by(config, s)
+    with open_session(_sampling_config(config, out)) as opened:
+        temperature = config.rollout.temperature
+        s = replace(opened, settings=replace(opened.settings, temperature=temperature))
+        make_rows = _rows_by(config, s)
         s.sync.push(0, s.probes(0))
-        all_problems = s.problems.problems
-        problems = shuffled_subset(
-            all_problems, limit or len(all_problems), config.run.seed
-        )
-        num_samples = getattr(config.method, "samples", 1)
-        at_once = _ENGINE_BATCHES * config.rollout.batch_size * s.layout.world_size
-        size = max(
-            1, at_once // num_samples
-        )  # problems that keep every engine's batches full
+        problems = s.problems.problems
+        problems = shuffled_subset(problems, limit or len(problems), config.run.seed)
         partial = out.with_name(f"{out.name}.partial.jsonl")
-        done, rows = 0, list[StoredResponse]()
+        num_done = 0
+        rows: list[StoredResponse] = []
         if s.layout.is_main:
-            done, rows = _continue(partial, _identity(config, s, limit))
-        for first in range(broadcast_object(done), len(problems), size):
-            chunk = problems[first : first + size]
+            num_done, rows = _continue(partial, _identity(config, s, limit))
+        num_samples = _num_samples(config)
+        at_once = _ENGINE_BATCHES * config.rollout.batch_size * s.layout.world_size
+        chunk_size = max(1, at_once // num_samples)
+        for first in range(broadcast_object(num_done), len(problems), chunk_size):
+            chunk = problems[first : first + chunk_size]
             judged = judge_problems(
                 s,
                 chunk,
                 Stopwatch(s.device),
                 num_samples=num_samples,
-                limit=settings.max_response_tokens,
+                limit=s.settings.max_response_tokens,
                 seed_step=1,
             )
-            found = rows_by_method(judged)
+            new_rows = make_rows(judged)
             if s.layout.is_main:
-                _append(partial, len(chunk), found)
-                rows += found
-                done = first + len(chunk)
+                _append(partial, len(chunk), new_rows)
+                rows += new_rows
                 log.info(
                     "%d of %d problems, %d more responses",
-                    done,
+                    first + len(chunk),
                     len(problems),
-                    len(found),
+                    len(new_rows),
                 )
         if s.layout.is_main:
             if rows:
@@ -125,80 +122,91 @@ def make_data(config: Config, out: Path, limit: int | None = None) -> None:
             )
 
 
+def _num_samples(config: Config) -> int:
+    """Return how many responses to sample for each problem; some methods need only one."""
+    return getattr(config.method, "samples", 1)
+
+
 def _append(partial: Path, num_problems: int, rows: Sequence[StoredResponse]) -> None:
-    """Append the rows of some problems to the file that a killed job continues from."""
+    """Append a chunk's rows to the file from which a killed job continues."""
     fields_of_rows = [asdict(row) for row in rows]
     for fields in fields_of_rows:
-        del fields["routing"]  # bytes, which fixed data do not have
-    append_line(
-        partial, json.dumps({"num_problems": num_problems, "rows": fields_of_rows})
-    )
+        del fields["routing"]  # bytes; fixed data never have them
+    chunk = {"num_problems": num_problems, "rows": fields_of_rows}
+    append_line(partial, json.dumps(chunk))
 
 
 def _continue(
     partial: Path, identity: dict[str, Any]
 ) -> tuple[int, list[StoredResponse]]:
-    """Begin or continue the file of what was chosen so far; the problems that are done, and their
-    rows. It has a line for `identity` and one for each chunk of problems. Errors: `UserError` for a
-    file of another identity.
+    """Begin or continue the file of rows: a line with `identity`, and one for each chunk of
+    problems. Returns the number of problems that are done, and their rows.
+
+    Errors: `UserError` for a file with another identity.
     """
-    lines = [*json_lines(partial)] or [identity]
+    lines = list(json_lines(partial)) or [identity]
     if lines[0] != identity:
         raise UserError(
             f"{partial} has responses of other settings, problems or weights; remove it, or name "
             "another --out"
         )
-    write_text(
-        partial, "".join(f"{json.dumps(line)}\n" for line in lines)
-    )  # without a torn one
-    rows = [row for chunk in lines[1:] for row in chunk["rows"]]
-    stored = TypeAdapter(list[StoredResponse]).validate_python(rows)
-    return sum(chunk["num_problems"] for chunk in lines[1:]), stored
+    # Written again without its last line if that was torn.
+    write_text(partial, "".join(f"{json.dumps(line)}\n" for line in lines))
+    num_done = 0
+    rows: list[dict[str, Any]] = []
+    for chunk in lines[1:]:
+        num_done += chunk["num_problems"]
+        rows += chunk["rows"]
+    return num_done, TypeAdapter(list[StoredResponse]).validate_python(rows)
 
 
 def _identity(config: Config, s: Session, limit: int | None) -> dict[str, Any]:
-    """What rows of an earlier start must have in common with those of this one."""
-    files = sorted(s.model_dir.glob("*.safetensors"))
+    """Return the settings, problems and weights that two starts of one job must share."""
+    weights = []
+    for file in sorted(s.model_dir.glob("*.safetensors")):
+        weights.append([file.name, file.stat().st_size, file.stat().st_mtime_ns])
     return {
         "config_hash": config_hash(config),
         "data_sha256": s.problems.sha256,
         "limit": limit,
-        "weights": [[f.name, f.stat().st_size, f.stat().st_mtime_ns] for f in files],
+        "weights": weights,
     }
 
 
 def _write(
     config: Config, rows: Sequence[StoredResponse], num_problems: int, out: Path
 ) -> None:
-    """The rows, with what they were made of and how."""
-    method, rollout = config.method, config.rollout
+    """Write the rows, and a manifest of what they were made from and how."""
+    method, data, rollout = config.method, config.data, config.rollout
     manifest = {
         "method": method.model_dump(mode="json"),
         "model": config.model.path,
-        "problems": config.data.name,
+        "problems": data.name,
         "num_problems": num_problems,
-        **config.data.model_dump(include={"template", "system_prompt"}),
+        **data.model_dump(include={"template", "system_prompt"}),
         "seed": config.run.seed,
         **rollout.model_dump(include={"temperature", "top_p", "max_response_tokens"}),
-        "samples": getattr(method, "samples", 1),
+        "samples": _num_samples(config),
     }
     if isinstance(method, O1Pruner):
         if method.z_score:  # over the whole data set; population deviation
             (advantages,) = z_score([[row.advantage for row in rows]])
             rows = [
-                replace(row, advantage=a)
-                for row, a in zip(rows, advantages, strict=True)
+                replace(row, advantage=advantage)
+                for row, advantage in zip(rows, advantages, strict=True)
             ]
-        manifest["log_prob_temperature"] = method.objective(
-            rollout.temperature
-        ).temperature
+        objective = method.objective(rollout.temperature)
+        manifest["log_prob_temperature"] = objective.temperature
     write_stored_responses(out, rows, manifest)
     log.info("%d responses: %s", len(rows), out)
 
 
-def _sampling_alone(config: Config, out: Path) -> Config:
-    """The configuration of a session that samples and scores, at temperature 1, and reads no data
-    of the method's.
+def _sampling_config(config: Config, out: Path) -> Config:
+    """Return the configuration of a session that samples and scores but does not train.
+
+    The method is on-policy SFT, which needs no fixed data. rollout.temperature is 1 here only
+    because a session warns about any other: the warning is about training. Responses are sampled
+    at the user's temperature, which `make_data` sets in the session's settings.
     """
     return config.model_copy(
         update={

@@ -1,12 +1,12 @@
-"""Sampled responses on every rank, their scores, and where in them the thinking is; and the fixed
-data that are some of them, unchanged: CRST, off-policy SFT, O1-Pruner.
+"""Sampled responses with their scores, and rows of fixed data that are responses as they were
+sampled: CRST, off-policy SFT, O1-Pruner.
 """
 
 import math
 import random
 from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import accumulate, groupby
+from itertools import accumulate, chain, groupby
 from operator import attrgetter
 from statistics import fmean
 from typing import Any
@@ -22,15 +22,18 @@ from megatron_opsft.runtime.parts import in_parts
 from megatron_opsft.runtime.phase import Stopwatch
 
 
-def samples_of(
+def fetch_samples(
     s: Session, judged: JudgedProblems, chosen: Sequence[Response]
 ) -> list[Sample]:
-    """The tokens of the chosen responses, in order, on every rank; called by every rank."""
+    """Return the tokens of the chosen responses, in their order, on every rank. Called by every
+    rank.
+    """
     if not chosen:
         return []
-    everything = [range(len(chosen))] * s.layout.dp_size
-    found = s.fetch(judged.rollouts, judged.problems, chosen, everything)
-    return [found[index] for index in range(len(chosen))]
+    indices = range(len(chosen))
+    indices_of = [indices] * s.layout.dp_size
+    samples = s.fetch(judged.rollouts, judged.problems, chosen, indices_of)
+    return [samples[index] for index in indices]
 
 
 def scores_of(
@@ -40,24 +43,20 @@ def scores_of(
     temperature: float = 1.0,
     entropy: bool = False,
 ) -> list[tuple[float, ...]]:
-    """See `Trainer.score`, in passes of as many tokens as the training step's.
+    """Score the samples with `Trainer.score`, in passes of as many tokens as a training step's.
 
-    Errors: `NonFiniteError`, before anything is chosen by scores that cannot be compared.
+    Errors: `NonFiniteError` for a score that is NaN or infinite: nothing can be chosen by it.
     """
+    scores: list[tuple[float, ...]] = []
     budget = s.config.train.max_tokens_per_microbatch * s.layout.cp_size
     with Stopwatch(s.device).phase("score"):
-        found = [
-            scores
-            for part in in_parts(samples, _num_tokens, budget)
-            for scores in s.trainer.score(
-                part, temperature=temperature, entropy=entropy
-            )
-        ]
-    if not all(math.isfinite(score) for scores in found for score in scores):
+        for batch in in_parts(samples, _num_tokens, budget):
+            scores += s.trainer.score(batch, temperature=temperature, entropy=entropy)
+    if not all(map(math.isfinite, chain.from_iterable(scores))):
         raise NonFiniteError(
             "the model's log-probs of its own responses are NaN or infinite"
         )
-    return found
+    return scores
 
 
 def _num_tokens(sample: Sample) -> int:
@@ -65,56 +64,61 @@ def _num_tokens(sample: Sample) -> int:
 
 
 def find_thinking(texts: Sequence[str]) -> slice | None:
-    """The tokens of the thinking, without tags; None where no thinking ends.
+    """Return which tokens of a response are its thinking, without tags; None if no thinking ends.
 
-    texts: of each token of a response. A tag may be several tokens; one that shares a token with
-    other text takes all of it.
+    texts: of each token. A tag may be several tokens; a token that contains a part of a tag does
+    not belong to the thinking.
     """
-    whole, ends = "".join(texts), list(accumulate(map(len, texts)))
-    closing = whole.find(THINK_END)
+    text = "".join(texts)
+    token_ends = list(accumulate(map(len, texts)))
+    closing = text.find(THINK_END)
     if closing < 0:
         return None
-    opening = whole.find(THINK, 0, closing)
-    # The token that a character is in is the first that ends behind it.
-    start = 0 if opening < 0 else bisect_right(ends, opening + len(THINK) - 1) + 1
-    return slice(start, max(start, bisect_right(ends, closing)))
+    opening = text.find(THINK, 0, closing)
+    start = 0
+    # A character belongs to the first token that ends after it.
+    if opening >= 0:
+        start = bisect_right(token_ends, opening + len(THINK) - 1) + 1
+    return slice(start, max(start, bisect_right(token_ends, closing)))
 
 
-def row_of(sample: Sample, **own: Any) -> StoredResponse:
-    """A response as it is, but for `own`."""
-    names = ("problem_id", "prompt_ids", "response_ids")
-    return StoredResponse(**{name: getattr(sample, name) for name in names} | own)
+def row_of(sample: Sample, **changes: Any) -> StoredResponse:
+    """Return a sample as a row of fixed data. changes: fields with other values."""
+    fields = {
+        "problem_id": sample.problem_id,
+        "prompt_ids": sample.prompt_ids,
+        "response_ids": sample.response_ids,
+    }
+    return StoredResponse(**fields | changes)
 
 
 def rows_of(
     s: Session, judged: JudgedProblems, chosen: Sequence[Response]
 ) -> list[StoredResponse]:
-    """The chosen responses as they are, the same on every rank."""
-    return list(map(row_of, samples_of(s, judged, chosen)))
+    """Return the chosen responses unchanged, the same on every rank. Called by every rank."""
+    return [row_of(sample) for sample in fetch_samples(s, judged, chosen)]
 
 
 def shortest(responses: Sequence[Response], limit: int) -> list[Response]:
-    """CRST's of each problem: the correct, finished response of fewest tokens, the first of equal
-    ones; none of a problem without one.
+    """Choose CRST's responses: for each problem the shortest correct one that ended within `limit`
+    tokens; the first of equally short ones.
     """
     by_problem = groupby(select(responses, limit), key=attrgetter("problem_index"))
-    return [min(found, key=attrgetter("num_tokens")) for _, found in by_problem]
+    return [min(group, key=attrgetter("num_tokens")) for _, group in by_problem]
 
 
 def o1_rows(
     s: Session, judged: JudgedProblems, settings: O1Pruner, temperature: float
 ) -> list[StoredResponse]:
-    """With rewards for advantages, and log-probs as the training's objective takes them; the same
-    on every rank. temperature: of the log-probs.
+    """Return O1-Pruner's rows: some responses to each problem, their rewards as advantages, and
+    their log-probs at `temperature`. The same on every rank; called by every rank.
     """
-    chosen = [
-        pair
-        for index, facts in groupby(judged.responses, key=attrgetter("problem_index"))
-        for pair in o1_choice(
-            judged.problems[index].id, [*facts], settings, s.config.run.seed
-        )
-    ]
-    samples = samples_of(s, judged, [facts for facts, _ in chosen])
+    chosen: list[tuple[Response, float]] = []
+    by_problem = groupby(judged.responses, key=attrgetter("problem_index"))
+    for problem_index, group in by_problem:
+        problem_id = judged.problems[problem_index].id
+        chosen += o1_choice(problem_id, list(group), settings, s.config.run.seed)
+    samples = fetch_samples(s, judged, [response for response, _ in chosen])
     scores = scores_of(s, samples, temperature=temperature)
     return [
         row_of(sample, advantage=reward, log_probs=log_probs)
@@ -125,16 +129,16 @@ def o1_rows(
 def o1_choice(
     problem_id: str, facts: Sequence[Response], settings: O1Pruner, seed: int
 ) -> list[tuple[Response, float]]:
-    """Of one problem: some of its responses at random, with their rewards against the mean length
-    and accuracy of all.
+    """Draw `samples_kept` of a problem's responses, and return them in order, each with its reward.
+
+    facts: all responses to the problem; rewards compare with their mean length and accuracy.
     """
     reference = ReferenceStatistics(
-        mean_tokens=fmean(each.num_tokens for each in facts),
-        accuracy=fmean(each.correct for each in facts),
+        mean_tokens=fmean(response.num_tokens for response in facts),
+        accuracy=fmean(response.correct for response in facts),
     )
     rewards = settings.against(reference, facts)
     count = min(settings.samples_kept, len(facts))
-    kept = random.Random(f"o1_pruner:{seed}:{problem_id}").sample(
-        range(len(facts)), count
-    )
-    return [(facts[index], rewards[index]) for index in sorted(kept)]
+    generator = random.Random(f"o1_pruner:{seed}:{problem_id}")
+    indices = generator.sample(range(len(facts)), count)
+    return [(facts[index], rewards[index]) for index in sorted(indices)]

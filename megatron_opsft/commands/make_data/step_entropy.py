@@ -1,33 +1,34 @@
-"""StepEntropy's data: steps of least entropy replaced by `[SKIP]`, with an answer that the model
-writes behind what is left.
+"""StepEntropy's data: `[SKIP]` replaces the steps of least entropy; then the model writes a new
+answer after the shortened thinking.
 """
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from itertools import pairwise
 
 from transformers import PreTrainedTokenizerBase
 
 from megatron_opsft.commands.make_data.samples import (
+    fetch_samples,
     find_thinking,
     row_of,
-    samples_of,
     scores_of,
 )
 from megatron_opsft.data.stored_responses import StoredResponse
 from megatron_opsft.errors import UserError
 from megatron_opsft.methods.catalog.fixed_data import StepEntropy
 from megatron_opsft.methods.facts import THINK_END, select
-from megatron_opsft.records import Sample
 from megatron_opsft.run.start.session import Session
 from megatron_opsft.run.step.judged_problems import JudgedProblems, judge_problems
 from megatron_opsft.runtime.phase import Stopwatch
 
 SKIP = "[SKIP]"
-_ANSWERS = 2  # what the seeds of the answers depend on; those of the thinking have 1
+_ANSWER_SEED_STEP = 2  # seeds the answers; the thinking has 1
 
 
 def check_separator(tokenizer: PreTrainedTokenizerBase, separator: str) -> None:
-    """Errors: `UserError` where no token is the separator."""
+    """Check that the separator is a single token. Errors: `UserError` if not."""
     if len(tokenizer.encode(separator, add_special_tokens=False)) != 1:
         raise UserError(
             f"method.separator={separator!r} is not a token of this model's tokenizer; "
@@ -36,26 +37,28 @@ def check_separator(tokenizer: PreTrainedTokenizerBase, separator: str) -> None:
 
 
 def steps_of(texts: Sequence[str], separator: str) -> list[range]:
-    """StepEntropy's steps: the stretches between separator tokens (a double line break), without
-    empty ones. texts: of each token.
+    """Return the indices of the tokens of each step: the tokens between two separators. Empty steps
+    are left out.
+
+    texts: of each token.
     """
-    borders = [
-        -1,
-        *(i for i, text in enumerate(texts) if text == separator),
-        len(texts),
-    ]
-    steps = [range(a + 1, b) for a, b in zip(borders, borders[1:], strict=False)]
-    return [step for step in steps if step]
+    borders = [index for index, text in enumerate(texts) if text == separator]
+    steps = []
+    for before, after in pairwise([-1, *borders, len(texts)]):
+        if after - before > 1:
+            steps.append(range(before + 1, after))
+    return steps
 
 
 def skipped_steps(
     steps: Sequence[range], entropies: Sequence[float], share: float = 0.8
 ) -> set[int]:
-    """The int(share * steps) steps of least entropy, the earlier of equal ones; they become
-    `[SKIP]`. entropies: of every token; a step has their sum.
+    """Return the numbers of the int(share * steps) steps of least entropy; of equal ones the first.
+
+    entropies: of each token; a step's entropy is their sum.
     """
-    sums = [math.fsum(entropies[i] for i in step) for step in steps]
-    order = sorted(range(len(steps)), key=lambda number: (sums[number], number))
+    sums = [math.fsum(entropies[step.start : step.stop]) for step in steps]
+    order = sorted(range(len(steps)), key=sums.__getitem__)
     return set(order[: int(share * len(steps))])
 
 
@@ -65,65 +68,68 @@ def masked(
     skipped: Collection[int],
     skip: Sequence[int],
 ) -> tuple[int, ...]:
-    """The steps one behind the other without separators, `skip` for each that is skipped."""
-    found: list[int] = []
+    """Concatenate the steps without separators, each skipped step replaced by the tokens `skip`."""
+    shortened: list[int] = []
     for number, step in enumerate(steps):
-        found += skip if number in skipped else (token_ids[i] for i in step)
-    return tuple(found)
+        shortened += skip if number in skipped else token_ids[step.start : step.stop]
+    return tuple(shortened)
 
 
 def step_entropy_rows(
     s: Session, judged: JudgedProblems, settings: StepEntropy
 ) -> list[StoredResponse]:
-    """Those whose answer is right, the same on every rank."""
-    room = s.settings.max_response_tokens - settings.answer_tokens
-    kept = {
-        sample.problem_id: (sample.prompt_ids, thought)
-        for sample, thought in _masked_thoughts(s, judged, settings)
-        if len(thought) <= room
+    """Return the responses with shortened thinking whose new answer is right, the same on every
+    rank. Called by every rank.
+    """
+    max_thinking = s.settings.max_response_tokens - settings.answer_tokens
+    begun = {  # a problem's last one
+        row.problem_id: row
+        for row in _shorten_thinking(s, judged, settings)
+        if len(row.response_ids) <= max_thinking
     }
-    if not kept:
+    if not begun:
         return []
     answers = judge_problems(
         s,
-        [problem for problem in judged.problems if problem.id in kept],
+        [problem for problem in judged.problems if problem.id in begun],
         Stopwatch(s.device),
         num_samples=1,
         limit=settings.answer_tokens,
-        seed_step=_ANSWERS,
-        encode=lambda problem: sum(kept[problem.id], ()),
+        seed_step=_ANSWER_SEED_STEP,
+        encode=lambda problem: (
+            begun[problem.id].prompt_ids + begun[problem.id].response_ids
+        ),
     )
-    right = samples_of(s, answers, select(answers.responses, settings.answer_tokens))
-    return [
-        row_of(
-            answer, prompt_ids=prompt_ids, response_ids=thought + answer.response_ids
-        )
-        for answer in right
-        for prompt_ids, thought in [kept[answer.problem_id]]
-    ]
+    right = select(answers.responses, settings.answer_tokens)
+    rows = []
+    for answer in fetch_samples(s, answers, right):
+        row = begun[answer.problem_id]
+        response_ids = row.response_ids + answer.response_ids
+        rows.append(replace(row, response_ids=response_ids))
+    return rows
 
 
-def _masked_thoughts(
+def _shorten_thinking(
     s: Session, judged: JudgedProblems, settings: StepEntropy
-) -> Iterator[tuple[Sample, tuple[int, ...]]]:
-    """Each response that ends its thinking, and that thinking with fewer steps, closed."""
+) -> list[StoredResponse]:
+    """Return the responses whose thinking ends, up to the end of their shortened thinking."""
     tokenizer = s.sampler.encoder.tokenizer
-    skip, close = (
-        tokenizer.encode(text, add_special_tokens=False)
-        for text in (SKIP, f"\n{THINK_END}")
-    )
-    closed = []
-    for sample in samples_of(s, judged, judged.responses):
+    skip = tokenizer.encode(SKIP, add_special_tokens=False)
+    close = tokenizer.encode(f"\n{THINK_END}", add_special_tokens=False)
+    samples = []
+    thoughts = []
+    for sample in fetch_samples(s, judged, judged.responses):
         texts = [tokenizer.decode([token]) for token in sample.response_ids]
         if thinking := find_thinking(texts):
-            closed.append(
-                (sample, thinking, steps_of(texts[thinking], settings.separator))
-            )
-    scored = scores_of(s, [sample for sample, *_ in closed], entropy=True)
-    for (sample, part, steps), entropies in zip(closed, scored, strict=True):
-        ids = sample.response_ids
-        skipped = skipped_steps(steps, entropies[part], settings.share)
-        yield (
-            sample,
-            (*ids[: part.start], *masked(ids[part], steps, skipped, skip), *close),
-        )
+            samples.append(sample)
+            thoughts.append((thinking, steps_of(texts[thinking], settings.separator)))
+    scores = scores_of(s, samples, entropy=True)
+    rows = []
+    for sample, thought, entropies in zip(samples, thoughts, scores, strict=True):
+        thinking, steps = thought
+        token_ids = sample.response_ids
+        skipped = skipped_steps(steps, entropies[thinking], settings.share)
+        shortened = masked(token_ids[thinking], steps, skipped, skip)
+        response_ids = (*token_ids[: thinking.start], *shortened, *close)
+        rows.append(row_of(sample, response_ids=response_ids))
+    return rows

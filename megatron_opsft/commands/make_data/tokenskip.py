@@ -1,17 +1,20 @@
-"""TokenSkip's data: correct responses without the words of their reasoning that say least, and the
-share that is kept stated in the prompt. As in the authors' code, the llmlingua package shortens the
-reasoning (LLMLingua-2).
+"""TokenSkip's data: correct responses without the least important words of their reasoning. The
+prompt states the share of tokens that is kept. As in the authors' code, the llmlingua package
+(LLMLingua-2) shortens the reasoning.
 """
 
 import random
 from collections.abc import Callable, Sequence
 from functools import partial
-from operator import itemgetter
 from typing import Any
 
 import torch
 
-from megatron_opsft.commands.make_data.samples import find_thinking, row_of, samples_of
+from megatron_opsft.commands.make_data.samples import (
+    fetch_samples,
+    find_thinking,
+    row_of,
+)
 from megatron_opsft.data.answers import find_boxes
 from megatron_opsft.data.stored_responses import StoredResponse
 from megatron_opsft.errors import UserError, first_line
@@ -22,16 +25,19 @@ from megatron_opsft.run.start.session import Session
 from megatron_opsft.run.step.judged_problems import JudgedProblems
 from megatron_opsft.runtime.distributed import gather_from_all
 
-# Of the share of tokens to keep, one is drawn for each problem.
-RATIOS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5)
-Shorten = Callable[[str, float], str]  # a text to about a share of its tokens
+RATIOS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5)  # one is drawn for each problem
+Shorten = Callable[[str, float], str]
+"""Shortens a text to about a share of its tokens."""
 
 
 def open_llmlingua(scorer: str, device: torch.device) -> Shorten:
-    """LLMLingua-2 with the token classifier `scorer`. Errors: `UserError` for a model that is not
-    there or that llmlingua does not load.
+    """Load LLMLingua-2 with the token classifier `scorer`.
+
+    Errors: `UserError` for a model that does not exist, or that llmlingua cannot load.
     """
-    from llmlingua import PromptCompressor  # an extra: the command has looked for it
+    from llmlingua import (
+        PromptCompressor,
+    )  # optional; the command checks that it is installed
 
     try:
         compressor: Any = PromptCompressor(
@@ -44,9 +50,11 @@ def open_llmlingua(scorer: str, device: torch.device) -> Shorten:
         raise UserError(
             f"method.scorer={scorer}: llmlingua cannot load it ({first_line(error)})"
         ) from None
-    return lambda text, ratio: str(
-        compressor.compress_prompt(text, rate=ratio)["compressed_prompt"]
-    )
+
+    def shorten(text: str, ratio: float) -> str:
+        return str(compressor.compress_prompt(text, rate=ratio)["compressed_prompt"])
+
+    return shorten
 
 
 def split(
@@ -54,13 +62,17 @@ def split(
     texts: Sequence[str],
     tokenize: Callable[[str], Sequence[int]],
 ) -> tuple[slice, tuple[int, ...]] | None:
-    """Which tokens of a finished response may be pruned, and those that follow then: what it
-    thinks, and the rest; without thinking all of it, and the answer from its last box. None where
-    there is neither.
+    """Split a finished response into its reasoning, which may be shortened, and the tokens that
+    follow the reasoning.
+
+    The reasoning is the thinking. Without thinking it is the whole response but its last token, and
+    is followed by the answer from the last box and the last token. None if there is neither a
+    thinking nor a box. texts: of each token.
     """
     if (thinking := find_thinking(texts)) is not None:
         return thinking, tuple(token_ids[thinking.stop :])
-    if not (boxes := find_boxes("".join(texts))):
+    boxes = find_boxes("".join(texts))
+    if not boxes:
         return None
     answer = tokenize(f"\n\nThe final answer is: \\boxed{{{boxes[-1].content}}}")
     return slice(0, len(texts) - 1), (*answer, token_ids[-1])
@@ -69,30 +81,36 @@ def split(
 def tokenskip_rows(
     s: Session, judged: JudgedProblems, settings: TokenSkip, shorten: Shorten
 ) -> list[StoredResponse]:
-    """The same on every rank, which share out the work; without those whose prompt has no room for
-    the ratio. What is left of a text is tokenised.
+    """Return the correct responses with shortened reasoning, the same on every rank. Those whose
+    prompt becomes too long are left out. Called by every rank; each shortens a share of them.
     """
     encoder = s.sampler.encoder
-    tokenize = partial(encoder.tokenizer.encode, add_special_tokens=False)
+    tokenizer = encoder.tokenizer
+    tokenize = partial(tokenizer.encode, add_special_tokens=False)
     problems = {problem.id: problem for problem in judged.problems}
-    right = samples_of(
-        s, judged, select(judged.responses, s.settings.max_response_tokens)
-    )
-    mine = []
-    for index in range(s.layout.rank, len(right), s.layout.world_size):
-        sample = right[index]
-        texts = [encoder.tokenizer.decode([token]) for token in sample.response_ids]
-        draw = random.Random(f"tokenskip:{s.config.run.seed}:{sample.problem_id}")
-        ratio = settings.ratio or draw.choice(RATIOS)
-        told = f"{settings.delimiter}{ratio}{settings.delimiter}" if ratio < 1 else ""
-        prompt = encoder.encode(problems[sample.problem_id], suffix=told)
-        parts = split(sample.response_ids, texts, tokenize)
-        if parts is None or len(prompt) > s.config.data.max_prompt_tokens:
-            continue
-        part, behind = parts
-        kept = sample.response_ids[part]
+    right = select(judged.responses, s.settings.max_response_tokens)
+    samples = fetch_samples(s, judged, right)
+    rows: list[tuple[int, StoredResponse]] = []  # with their order
+    for index in range(s.layout.rank, len(samples), s.layout.world_size):
+        sample = samples[index]
+        texts = [tokenizer.decode([token]) for token in sample.response_ids]
+        generator = random.Random(f"tokenskip:{s.config.run.seed}:{sample.problem_id}")
+        ratio = settings.ratio or generator.choice(RATIOS)
+        suffix = ""
         if ratio < 1:
-            kept = tuple(tokenize(shorten("".join(texts[part]), ratio)))
-        ids = (*sample.response_ids[: part.start], *kept, *behind)
-        mine.append((index, row_of(sample, prompt_ids=prompt, response_ids=ids)))
-    return [row for _, row in sorted(gather_from_all(mine), key=itemgetter(0))]
+            suffix = f"{settings.delimiter}{ratio}{settings.delimiter}"
+        prompt_ids = encoder.encode(problems[sample.problem_id], suffix=suffix)
+        reasoning_and_end = split(sample.response_ids, texts, tokenize)
+        is_too_long = len(prompt_ids) > s.config.data.max_prompt_tokens
+        if is_too_long or reasoning_and_end is None:
+            continue
+        reasoning, end = reasoning_and_end
+        start = sample.response_ids[: reasoning.start]
+        shortened = sample.response_ids[reasoning]
+        if ratio < 1:
+            shortened = tuple(tokenize(shorten("".join(texts[reasoning]), ratio)))
+        response_ids = (*start, *shortened, *end)
+        row = row_of(sample, prompt_ids=prompt_ids, response_ids=response_ids)
+        rows.append((index, row))
+    by_index = dict(gather_from_all(rows))
+    return [by_index[index] for index in sorted(by_index)]

@@ -19,8 +19,8 @@ from megatron_opsft.commands.plan.assumptions import (
 from megatron_opsft.commands.report.chart import Chart, Series
 from megatron_opsft.commands.report.contents import Contents
 from megatron_opsft.commands.report.page import write_page
+from megatron_opsft.commands.report.page_sections import PageSection
 from megatron_opsft.commands.report.table import Table, aligned
-from megatron_opsft.commands.report.tables import Section
 from megatron_opsft.config import Config
 from megatron_opsft.config.load import load_config
 from megatron_opsft.errors import UserError
@@ -191,7 +191,7 @@ def read_scaling(
         f"{table.caption}\n\n{aligned(table.headings, table.rows, num_left=0)}"
     )
     return Contents(
-        told="\n".join(lines),
+        text="\n".join(lines),
         write_page=lambda out: write_page(out, [], title=title, sections=[section]),
         sections=[section],
         tables=[table],
@@ -271,7 +271,7 @@ def _table(rows: Sequence[ScalingRow]) -> Table:
     )
 
 
-def _section(rows: Sequence[ScalingRow], table: Table) -> Section:
+def _section(rows: Sequence[ScalingRow], table: Table) -> PageSection:
     """Draw seconds by phase and efficiency over nodes, below the table."""
     seconds = []
     for colour, key in enumerate(_SECONDS):
@@ -279,7 +279,7 @@ def _section(rows: Sequence[ScalingRow], table: Table) -> Section:
     efficiency = _curves(
         rows, "efficiency", label="measured", planned_label="planned", colour=0
     )
-    return Section(
+    return PageSection(
         title=table.caption,
         text="Lines: measured; dots: planned. Efficiency: sampled tokens a second and GPU.",
         table=table,
@@ -311,10 +311,10 @@ def _curves(
     measured = [(row.nodes, row.measured[key]) for row in rows]
     planned = [(row.nodes, row.planned[key]) for row in rows]
     return [
-        Series(label=label, place=colour, points=measured, n=num_steps),
+        Series(label=label, style_index=colour, points=measured, n=num_steps),
         Series(
             label=planned_label,
-            place=colour,
+            style_index=colour,
             points=planned,
             kind="held",
             n=num_steps,

@@ -1,20 +1,32 @@
-"""What a chart shows: the one description from which the page's SVG (plot.py) and the figures
-for papers (paper.py) are drawn.
+"""Description of a chart, from which both the page's SVG (plot.py) and the figures for papers
+(paper.py) are drawn.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from megatron_opsft.runtime.formatting import number, percent
 
 Point = tuple[float, float]
-Interval = tuple[float, float, float]
-CLOUD_WIDTH = 360  # about what a phone shows, so that there a unit is a pixel
-_MOST_POINTS = 400  # of a series: more than there are pixels
-_MOST_NAMED = 3  # labels that a note lists
-_WHOLE = (1, 2, 5, 10)  # steps between ticks that are whole where values are
-_LETTER, _GAP = 0.023, 0.024  # of a tick's text, as shares of the width of the axes
+CLOUD_WIDTH = 360  # units; about the pixels of a phone's width: there a unit is a pixel
+_MAX_POINTS = 400  # of a series: more than a chart has pixels
+_MAX_LABELS = 3  # labels that a note lists
+_WHOLE_STEPS = (1, 2, 5, 10)  # between ticks of whole numbers
+_STEPS = (1, 2, 2.5, 5, 10)
+_LETTER_SHARE = 0.023  # width of a letter of a tick's text over the width of the axes
+_GAP_SHARE = 0.024  # the same for the gap between two ticks' texts
+
+
+class Whisker(NamedTuple):
+    """The interval around a point, along one of the axes."""
+
+    at: float
+    """The point's value on the other axis."""
+    low: float
+    high: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,35 +34,40 @@ class Series:
     """A line or points of a chart, in one colour."""
 
     label: str
-    """Its name in the legend; "" for the only one."""
-    place: int
-    """Number of its colour, line style and marker."""
+    """Its name in the legend; "" for the only series."""
+    style_index: int
+    """Number of its colour, line style and marker, counted from 0."""
     points: Sequence[Point]
+    """(x, y) in the order in which they are joined."""
     kind: str = "curve"
-    """"curve"; "held": dots joined by dots; or "points"."""
-    intervals: Sequence[Interval] = ()
-    """(x, low, high) of vertical whiskers."""
-    across: Sequence[Interval] = ()
-    """(y, low, high) of horizontal whiskers."""
+    """"curve": joined by a line; "held": dots joined by a dotted line; "points": not joined."""
+    vertical_whiskers: Sequence[Whisker] = ()
+    """Intervals of y at an x."""
+    horizontal_whiskers: Sequence[Whisker] = ()
+    """Intervals of x at a y."""
     n: str = ""
-    """What a point rests on, such as "256 responses in each of 24 steps"."""
+    """How many observations a point stands for: "256 responses in each of 24 steps"."""
     spread: str = ""
-    """What its whiskers are, such as "95 % intervals"; "" without any."""
+    """What its whiskers show, such as "95 % intervals"; "" without whiskers."""
 
     def thinned(self) -> list[Point]:
-        """As many points as can be seen, the first and the last among them."""
-        every = max(1, math.ceil(len(self.points) / _MOST_POINTS))
-        return [*self.points[:-1:every], self.points[-1]]
+        """Return every k-th point, so that at most about 400 remain, and the last one."""
+        stride = max(1, math.ceil(len(self.points) / _MAX_POINTS))
+        return [*self.points[:-1:stride], self.points[-1]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Axes:
-    """Limits and ticks. x is the exponent of 2 on a logarithmic axis: `Chart.along` gives it."""
+class Axes(NamedTuple):
+    """Limits and ticks of a chart. Horizontal values are those of `Chart.along`: exponents of 2 if
+    the axis is logarithmic.
+    """
 
     x: Point
+    """(left, right) limits."""
     y: Point
-    x_ticks: Sequence[tuple[float, str]]
-    y_ticks: Sequence[tuple[float, str]]
+    """(lower, upper) limits."""
+    x_ticks: Mapping[float, str]
+    """Position -> its label."""
+    y_ticks: Mapping[float, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,59 +75,80 @@ class Chart:
     """Series over one horizontal axis."""
 
     name: str
-    """Plain: its file is called so."""
+    """Base name of its files: letters, digits and _."""
     title: str
     y: str
     """What the vertical axis shows, with its unit."""
     series: Sequence[Series]
-    """Each with at least one point."""
+    """Each has at least one point."""
     x: str = "step"
     """What the horizontal axis counts."""
     show: Callable[[float], str] = number
-    """How vertical values are written; a `percent` axis does not leave 0 to 100 %."""
+    """Formats vertical values; with `percent` the axis stays within 0 and 100 %."""
     from_zero: bool = False
+    """Whether the vertical axis begins at 0."""
     log_x: bool = False
+    """Whether the horizontal axis is logarithmic; its ticks are then the points'."""
     remark: str = ""
-    """What else a reader needs."""
+    """A last sentence of the note."""
 
     @property
     def note(self) -> str:
-        """One line: what points rest on, and what whiskers are."""
-        series = [(one.label, one.n, one.spread) for one in self.series]
-        return describe(series, self.remark)
+        """One line: how many observations points stand for, and what whiskers show."""
+        return describe(((s.label, s.n, s.spread) for s in self.series), self.remark)
 
     def along(self, x: float) -> float:
-        """Where a value stands on the horizontal axis."""
+        """Return the position of a value on the horizontal axis."""
         return math.log2(x) if self.log_x else float(x)
 
     def axes(self) -> Axes:
-        """Limits with some room around what is shown, and round ticks inside."""
-        places = sorted({x for one in self.series for x, _ in one.points})
-        xs = [
-            *places,
-            *(x for one in self.series for _, *both in one.across for x in both),
-        ]
-        ys = [y for one in self.series for _, y in one.points]
-        ys += [y for one in self.series for _, *both in one.intervals for y in both]
-        left, right = _padded([self.along(x) for x in xs], 0.03)
-        low, high = _padded([0.0, *ys] if self.from_zero else ys, 0.08)
+        """Return limits with some room around the points and whiskers, and round ticks inside."""
+        xs: list[float] = []
+        ys: list[float] = []
+        whisker_ends: list[float] = []
+        for series in self.series:
+            for x, y in series.points:
+                xs.append(x)
+                ys.append(y)
+            for whisker in series.horizontal_whiskers:
+                whisker_ends += [whisker.low, whisker.high]
+            for whisker in series.vertical_whiskers:
+                ys += [whisker.low, whisker.high]
+        if self.from_zero:
+            ys.append(0.0)
+        left, right = _padded([self.along(x) for x in (*xs, *whisker_ends)], 0.03)
+        low, high = _padded(ys, 0.08)
         is_share = self.show is percent
         if self.from_zero or is_share:
             low = max(low, 0.0)
-        high = min(high, 1.0) if is_share else high
-        x_ticks: list[tuple[float, str]] = []
-        free = -math.inf
-        for tick in places if self.log_x else _ticks(left, right, 6, _WHOLE):
-            along, text = self.along(tick), number(tick)
+        if is_share:
+            high = min(high, 1.0)
+        ticks = sorted(set(xs)) if self.log_x else _ticks(left, right, 6, _WHOLE_STEPS)
+        return Axes(
+            x=(left, right),
+            y=(low, high),
+            x_ticks=self._label_x(ticks, left, right),
+            y_ticks={
+                y: self.show(y).replace(".0 %", " %")
+                for y in _ticks(low, high, 4, _STEPS)
+            },
+        )
+
+    def _label_x(
+        self, values: Iterable[float], left: float, right: float
+    ) -> dict[float, str]:
+        """Return position -> label of the ascending values, without labels that would overlap."""
+        ticks = {}
+        begin = (
+            -math.inf
+        )  # how far to the right a tick must be, as a share of the width
+        for x in values:
+            along, text = self.along(x), number(x)
             share = (along - left) / (right - left)
-            if share > free:
-                free = share + _LETTER * len(text) + _GAP
-                x_ticks.append((along, text))
-        y_ticks = [
-            (y, self.show(y).replace(".0 %", " %"))
-            for y in _ticks(low, high, 4, (1, 2, 2.5, 5, 10))
-        ]
-        return Axes(x=(left, right), y=(low, high), x_ticks=x_ticks, y_ticks=y_ticks)
+            if share > begin:
+                begin = share + _LETTER_SHARE * len(text) + _GAP_SHARE
+                ticks[along] = text
+        return ticks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,114 +158,121 @@ class Bar:
     label: str
     value: float
     text: str
-    """The value as it is written."""
-    low: float | None = None
-    """Lower end of its whisker; None without one."""
-    high: float | None = None
+    """The formatted value."""
+    interval: tuple[float, float] | None = None
+    """Both ends of its whisker; None without a whisker."""
     n: str = ""
+    """How many observations the bar stands for."""
     spread: str = ""
-    """As in `Series`."""
+    """What its whisker shows."""
 
     @property
     def end(self) -> float:
         """The end of the bar or of its whisker, whichever is further out."""
-        return max(self.value, self.high or 0.0)
+        return max(self.value, self.interval[1] if self.interval else 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bars:
-    """A horizontal bar a row, from 0."""
+    """Horizontal bars that begin at 0, one below the other. `name` is as in `Chart`."""
 
     name: str
-    """Plain: its file is called so."""
     title: str
     x: str
     """What a bar's length is, with its unit."""
     rows: Sequence[Bar]
-    remark: str = ""
-    """What else a reader needs."""
 
     @property
     def note(self) -> str:
-        """One line: what bars rest on, and what whiskers are."""
-        return describe(
-            [(row.label, row.n, row.spread) for row in self.rows], self.remark
-        )
+        """One line: how many observations bars stand for, and what whiskers show."""
+        return describe((row.label, row.n, row.spread) for row in self.rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Word:
-    """A word of a cloud."""
+    """A word of a cloud. Lengths are in units of the cloud, down from its upper left corner."""
 
     text: str
     x: float
+    """Middle of the word."""
     y: float
-    """Middle of its baseline, in units of the cloud, from above."""
+    """Its baseline."""
     size: float
-    """Of its font, in units of the cloud."""
+    """Font size."""
     room: float
-    """How wide it may be, in units of the cloud."""
-    said: str = ""
-    """What it means."""
+    """How wide it may be."""
+    meaning: str = ""
+    """Shown when a reader points at it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cloud:
-    """Words in a picture of CLOUD_WIDTH x height units, the largest first."""
+    """Words in a picture of CLOUD_WIDTH x height units, the largest first. `name` is as in
+    `Chart`.
+    """
 
     name: str
-    """Plain: its file is called so."""
     title: str
     words: Sequence[Word]
     height: float
     note: str = ""
-    """What the words rest on."""
 
 
 Picture = Chart | Bars | Cloud
 
 
 def describe(series: Iterable[tuple[str, str, str]], remark: str = "") -> str:
-    """n and whiskers in one line. series: label, n and spread of each."""
-    series = list(series)
-    n = _grouped([(label, one) for label, one, _ in series], "n = ")
-    spread = _grouped([(label, one) for label, _, one in series], "")
-    parts = [n, spread and f"whiskers: {spread}", remark]
-    return "; ".join(filter(None, parts))
+    """Return one line: how many observations the series stand for, and what whiskers show.
+
+    series: label, n and spread of each series or bar.
+    """
+    labels_of_n: dict[str, list[str]] = defaultdict(list)
+    labels_of_spread: dict[str, list[str]] = defaultdict(list)
+    for label, n, spread in series:
+        labels_of_n[f"n = {n}" if n else ""].append(label)
+        labels_of_spread[spread].append(label)
+    whiskers = _name_labels(labels_of_spread)
+    if whiskers:
+        whiskers = f"whiskers: {whiskers}"
+    return "; ".join(filter(None, [_name_labels(labels_of_n), whiskers, remark]))
 
 
-def _grouped(told: Sequence[tuple[str, str]], prefix: str) -> str:
-    """Each text once, with the labels that it holds for where it does not hold for all."""
-    groups: dict[str, list[str]] = {}
-    for label, text in told:
-        groups.setdefault(text, []).append(label)
-    if len(groups) == 1:
-        return "".join(f"{prefix}{text}" for text in groups if text)
-    return "; ".join(
-        f"{prefix}{text} ({_few(who)})" for text, who in groups.items() if text
-    )
+def _name_labels(labels_of: Mapping[str, Sequence[str]]) -> str:
+    """Join the keys, each with its labels if there are several keys. The key "" is left out."""
+    if len(labels_of) == 1:
+        return next(iter(labels_of))
+    texts = [f"{text} ({_list_labels(labels_of[text])})" for text in labels_of if text]
+    return "; ".join(texts)
 
 
-def _few(labels: Sequence[str]) -> str:
-    named = [label for label in labels if label]
-    if len(named) > _MOST_NAMED + 1:
-        named = [*named[:_MOST_NAMED], f"{len(named) - _MOST_NAMED} more"]
-    return " and ".join(filter(None, [", ".join(named[:-1]), *named[-1:]]))
+def _list_labels(labels: Sequence[str]) -> str:
+    """Return "a", "a and b", "a, b and c", or "a, b, c and 4 more"."""
+    names = [label for label in labels if label]
+    if len(names) > _MAX_LABELS + 1:
+        names = [*names[:_MAX_LABELS], f"{len(names) - _MAX_LABELS} more"]
+    if len(names) < 2:
+        return "".join(names)
+    return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _padded(values: Sequence[float], share: float) -> Point:
-    """Lowest and highest with a share of room on both sides; never the same."""
+    """Return the lowest and highest value, moved apart by a share of their distance on both
+    sides; never twice the same.
+    """
     low, high = min(values, default=0.0), max(values, default=1.0)
-    room = share * (high - low) or abs(low) * 0.1 or 0.5
-    return low - room, high + room
+    padding = share * (high - low) or abs(low) * 0.1 or 0.5
+    return low - padding, high + padding
 
 
 def _ticks(
     low: float, high: float, count: int, factors: Sequence[float]
 ) -> list[float]:
-    """Values inside, about `count` of them, a round step apart: a factor times a power of ten."""
-    raw = (high - low) / count or 1.0
-    power = 10 ** math.floor(math.log10(raw))
-    step = next(factor * power for factor in factors if factor * power >= raw * 0.999)
+    """Return about `count` values between low and high, a round step apart: one of the ascending
+    factors times a power of ten.
+    """
+    wanted = (high - low) / count or 1.0
+    power = 10 ** math.floor(math.log10(wanted))
+    steps = [factor * power for factor in factors]
+    step = next(step for step in steps if step >= wanted * 0.999)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [round(n * step, 12) for n in range(first, last + 1)]

@@ -1,25 +1,25 @@
-"""What a report says of runs, evaluations, a study, a scaling experiment or a diagnosis."""
+"""What a report shows of runs, evaluations, a study, a scaling experiment or a diagnosis."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from megatron_opsft.commands.report.page_sections import PageSection
 from megatron_opsft.commands.report.table import Table
-from megatron_opsft.commands.report.tables import Section
 from megatron_opsft.errors import UserError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """What is printed, the page, and what `--figures` writes."""
+    """All outputs of one report: text, page and figures."""
 
-    told: str
-    """What a terminal shows."""
+    text: str
+    """Printed on the terminal."""
     write_page: Callable[[Path], None]
-    """Write the page of it."""
-    sections: Sequence[Section]
-    """Their charts are the figures."""
+    """Writes the HTML page to a file."""
+    sections: Sequence[PageSection]
+    """Their charts become the files of `--figures`."""
     tables: Sequence[Table]
-    """In table.md and table.tex: the rows that a terminal shows, or those of the sections."""
+    """Tables of table.md and table.tex, which `--figures` writes."""
     error: UserError | None = None
-    """What could not be read, where all else is reported."""
+    """What could not be read; raised after everything else is reported."""

@@ -1,154 +1,198 @@
 """Charts of runs: their metrics and evaluations over the steps."""
 
+import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from itertools import chain
+from typing import NamedTuple
 
 from megatron_opsft.commands.report.chart import Chart, Series
 from megatron_opsft.commands.report.runs import Run
 from megatron_opsft.runtime.formatting import count_of, number, percent
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Curve:
-    """A chart of one metric."""
+class _Curve(NamedTuple):
+    """A metric that becomes a chart; `show` and `from_zero` are as in `Chart`."""
 
     title: str
-    train: str
-    """Key of metrics.jsonl; its chart is called so."""
-    held: str = ""
+    key: str
+    """Key of metrics.jsonl, and base name of the chart's files; "" without one."""
+    held_out_key: str = ""
     """Key of evals.jsonl; "" without one."""
     unit: str = ""
     show: Callable[[float], str] = number
     from_zero: bool = False
-    counted: str = "num_rollouts"
-    """Key of metrics.jsonl that says how much a point of it rests on; "" where nothing does."""
+    count_key: str = "num_rollouts"
+    """Key of metrics.jsonl with the number of observations behind a point; "" without one."""
 
 
-_RESPONSES = {"num_rollouts": "responses", "trained_tokens": "trained tokens"}
+_TOKENS = "trained_tokens"
 _CURVES = (
+    _Curve("Mean response tokens", "mean_response_tokens", "eval_mean_response_tokens"),
     _Curve(
-        title="Mean response tokens",
-        train="mean_response_tokens",
-        held="eval_mean_response_tokens",
+        "Accuracy",
+        "accuracy",
+        "eval_accuracy",
+        show=percent,
     ),
-    _Curve(title="Accuracy", train="accuracy", held="eval_accuracy", show=percent),
-    _Curve(title="Accepted responses", train="accept_rate", show=percent),
-    _Curve(title="Cut off at the limit", train="truncated_share", show=percent),
-    _Curve(title="Loss", train="loss", counted="trained_tokens"),
     _Curve(
-        title="Gradient norm",
-        train="grad_norm",
+        "Accepted responses",
+        "accept_rate",
+        show=percent,
+    ),
+    _Curve(
+        "Cut off at the limit",
+        "truncated_share",
+        show=percent,
+    ),
+    _Curve(
+        "Loss",
+        "loss",
+        count_key=_TOKENS,
+    ),
+    _Curve(
+        "Gradient norm",
+        "grad_norm",
         from_zero=True,
-        counted="trained_tokens",
+        count_key=_TOKENS,
     ),
-    _Curve(title="Mean reward", train="reward_mean"),
-    _Curve(title="Learning rate", train="lr", from_zero=True, counted=""),
+    _Curve("Mean reward", "reward_mean"),
     _Curve(
-        title="Log-prob difference, engine against trainer: mean",
-        train="logprob_diff_mean",
-        unit="nats",
-        counted="",
-    ),
-    _Curve(
-        title="Log-prob difference: largest",
-        train="logprob_diff_max",
-        unit="nats",
-        counted="",
+        "Learning rate",
+        "lr",
+        from_zero=True,
+        count_key="",
     ),
     _Curve(
-        title="Divergence from the reference model",
-        train="kl_mean",
+        "Log-prob difference, engine against trainer: mean",
+        "logprob_diff_mean",
         unit="nats",
-        counted="trained_tokens",
+        count_key="",
     ),
-    _Curve(title="Trained tokens", train="trained_tokens", from_zero=True, counted=""),
+    _Curve(
+        "Log-prob difference: largest",
+        "logprob_diff_max",
+        unit="nats",
+        count_key="",
+    ),
+    _Curve(
+        "Divergence from the reference model",
+        "kl_mean",
+        unit="nats",
+        count_key=_TOKENS,
+    ),
+    _Curve(
+        "Trained tokens",
+        _TOKENS,
+        from_zero=True,
+        count_key="",
+    ),
 )
-_AT_TOP = 3  # of these
+_NUM_AT_TOP = 3  # so many of the first curves are at the top of the page
 
 
 def curves_of(runs: Sequence[Run]) -> tuple[list[Chart], list[Chart]]:
-    """Charts of the top, and all others: a run a colour; seconds by phase, a run a chart."""
+    """Return the charts at the top of the page, and all others.
+
+    A chart of a metric has a colour for each run; seconds by phase are a chart for each run.
+    """
     curves = list(_CURVES)
-    for name in dict.fromkeys(name for run in runs for name in run.more_sets):
-        tokens, accuracy = f"eval_{name}_mean_response_tokens", f"eval_{name}_accuracy"
-        curves.append(
-            _Curve(title=f"Mean response tokens, {name}", train="", held=tokens)
+    all_sets = chain.from_iterable(run.more_sets for run in runs)
+    for name in dict.fromkeys(all_sets):
+        prefix = f"eval_{name}_"
+        length = _Curve(
+            f"Mean response tokens, {name}", "", f"{prefix}mean_response_tokens"
         )
-        curves.append(
-            _Curve(title=f"Accuracy, {name}", train="", held=accuracy, show=percent)
-        )
-    drawn = [_chart(curve, runs) for curve in curves]
-    top = [chart for chart in drawn[:_AT_TOP] if chart]
-    others = [chart for chart in drawn[_AT_TOP:] if chart]
-    return top, others + [
-        chart for run in runs if (chart := _seconds(run, len(runs) > 1))
-    ]
+        accuracy = _Curve(f"Accuracy, {name}", "", f"{prefix}accuracy", show=percent)
+        curves += [length, accuracy]
+    charts = [_chart_of(curve, runs) for curve in curves]
+    charts += [_seconds_of(run, has_many_runs=len(runs) > 1) for run in runs]
+    top = [chart for chart in charts[:_NUM_AT_TOP] if chart]
+    others = [chart for chart in charts[_NUM_AT_TOP:] if chart]
+    return top, others
 
 
-def _chart(curve: _Curve, runs: Sequence[Run]) -> Chart | None:
-    """None where no run has a point of it."""
-    many = len(runs) > 1
-    series = []
-    for place, run in enumerate(runs):
-        label = run.name if many else "training rollouts" if curve.held else ""
-        if points := run.points(curve.train):
-            n = _rests_on(
-                run, curve.train, curve.counted, _RESPONSES.get(curve.counted, "")
+def _chart_of(curve: _Curve, runs: Sequence[Run]) -> Chart | None:
+    """Return the curve of every run in one chart; None if no run has a point of it."""
+    all_series = []
+    for index, run in enumerate(runs):
+        label, held_out_label = run.name, f"{run.name}, held-out"
+        if len(runs) == 1:
+            label, held_out_label = "training rollouts", "held-out problems"
+            if not curve.held_out_key:
+                label = ""
+        if points := run.points(curve.key):
+            n = _describe_n(run, curve.key, curve.count_key)
+            all_series.append(
+                Series(label=label, style_index=index, points=points, n=n)
             )
-            series.append(Series(label=label, place=place, points=points, n=n))
-        label = f"{run.name}, held-out" if many else "held-out problems"
-        if points := run.points(curve.held):
-            of = curve.held.removesuffix("accuracy").removesuffix(
-                "mean_response_tokens"
+        if points := run.points(curve.held_out_key):
+            prefix = re.sub("(accuracy|mean_response_tokens)$", "", curve.held_out_key)
+            n = _describe_n(run, curve.held_out_key, f"{prefix}samples")
+            all_series.append(
+                Series(
+                    label=held_out_label,
+                    style_index=index,
+                    points=points,
+                    kind="held",
+                    n=n,
+                )
             )
-            n = _rests_on(run, curve.held, f"{of}samples", "responses")
-            series.append(
-                Series(label=label, place=place, points=points, kind="held", n=n)
-            )
-    if not series:
+    if not all_series:
         return None
-    name = f"{curve.title[0].lower()}{curve.title[1:]}"
+    y = f"{curve.title[0].lower()}{curve.title[1:]}"
+    if curve.unit:
+        y = f"{y} ({curve.unit})"
     return Chart(
-        name=curve.train or curve.held,
+        name=curve.key or curve.held_out_key,
         title=curve.title,
-        y=f"{name} ({curve.unit})" if curve.unit else name,
-        series=series,
+        y=y,
+        series=all_series,
         show=curve.show,
         from_zero=curve.from_zero,
     )
 
 
-def _rests_on(run: Run, key: str, counted: str, what: str) -> str:
-    """Such as "256 responses in each of 24 steps". counted: key of their number."""
+def _describe_n(run: Run, key: str, count_key: str) -> str:
+    """Return, for example, "256 responses in each of 24 steps".
+
+    key: of the points; count_key: of the number of observations behind each point. If there is no
+    such number, it is "24 steps".
+    """
     points = run.points(key)
-    steps = f"{len(points):,} {'evaluations' if key.startswith('eval_') else 'steps'}"
-    at = {step for step, _ in points}
-    counts = (
-        [count for step, count in run.points(counted) if step in at] if counted else []
-    )
-    return f"{count_of(counts)} {what} in each of {steps}" if counts else steps
+    unit = "evaluations" if key.startswith("eval_") else "steps"
+    text = f"{len(points):,} {unit}"
+    drawn_steps = dict(points)
+    counts = [count for step, count in run.points(count_key) if step in drawn_steps]
+    if counts:
+        counted = "trained tokens" if count_key == _TOKENS else "responses"
+        text = f"{count_of(counts)} {counted} in each of {text}"
+    return text
 
 
-def _seconds(run: Run, many: bool) -> Chart | None:
-    keys = dict.fromkeys(
-        key for line in run.steps for key in line if key.endswith("_seconds")
-    )
-    series = [
-        Series(
-            label=key.removesuffix("_seconds").replace("_", " "),
-            place=place,
-            points=points,
-            n=_rests_on(run, key, "", ""),
-        )
-        for place, key in enumerate(keys)
-        if (points := run.points(key))
-    ]
-    if not series:
+def _seconds_of(run: Run, *, has_many_runs: bool) -> Chart | None:
+    """Return the seconds of each phase over the steps; None if the run has no step."""
+    all_keys = dict.fromkeys(chain.from_iterable(run.steps))
+    keys = [key for key in all_keys if key.endswith("_seconds")]
+    all_series = []
+    for index, key in enumerate(keys):
+        if points := run.points(key):
+            all_series.append(
+                Series(
+                    label=key.removesuffix("_seconds").replace("_", " "),
+                    style_index=index,
+                    points=points,
+                    n=_describe_n(run, key, ""),
+                )
+            )
+    if not all_series:
         return None
+    name, title = "seconds", "Seconds by phase"
+    if has_many_runs:
+        name, title = f"seconds_{run.name}", f"Seconds by phase: {run.name}"
     return Chart(
-        name=f"seconds_{run.name}" if many else "seconds",
-        title=f"Seconds by phase: {run.name}" if many else "Seconds by phase",
+        name=name,
+        title=title,
         y="seconds of a step",
-        series=series,
+        series=all_series,
         from_zero=True,
     )

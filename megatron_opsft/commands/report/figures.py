@@ -7,76 +7,82 @@ from pathlib import Path
 
 from megatron_opsft.commands.report.chart import Bars, Chart, Cloud, Picture
 from megatron_opsft.commands.report.latex import write_latex
+from megatron_opsft.commands.report.page_sections import PageSection
 from megatron_opsft.commands.report.table import Table
-from megatron_opsft.commands.report.tables import Section
 from megatron_opsft.errors import UserError
 from megatron_opsft.runtime.durable import write_bytes
 
 _ENDINGS = ("pdf", "svg")
-_TABLES = ("table.md", "table.tex")
 
 
 def check_library() -> None:
-    """Errors: `UserError` where the library that draws is not installed."""
+    """Check that the drawing library is installed. Errors: `UserError` if not."""
     if importlib.util.find_spec("matplotlib") is None:
         raise UserError(
             "report --figures needs the matplotlib package: pip install '.[figures]'"
         )
 
 
-def name_pictures(sections: Sequence[Section]) -> dict[str, Picture]:
-    """Name of its files -> picture. Names are plain and told apart on any file system; that of a
-    section, such as a benchmark, ends those of its pictures.
+def name_pictures(sections: Sequence[PageSection]) -> dict[str, Picture]:
+    """Return base name of the files -> picture.
+
+    A name is the picture's and the section's (say, the benchmark's). It consists of letters,
+    digits and _, and differs from all others even where upper and lower case are the same.
     """
-    found: dict[str, Picture] = {}
-    taken: set[str] = set()
+    pictures: dict[str, Picture] = {}
+    used_names: set[str] = set()
     for section in sections:
         for picture in section.plots:
-            if isinstance(picture, Chart | Bars | Cloud):
-                name = _plain_name("_".join(filter(None, (picture.name, section.name))))
-                number, free = 1, name
-                while free.lower() in taken:
-                    number += 1
-                    free = f"{name}_{number}"
-                taken.add(free.lower())
-                found[free] = picture
-    return found
+            if not isinstance(picture, Chart | Bars | Cloud):
+                continue
+            name = _plain_name(f"{picture.name}_{section.name}")
+            number = 1
+            free_name = name
+            while free_name.lower() in used_names:
+                number += 1
+                free_name = f"{name}_{number}"
+            used_names.add(free_name.lower())
+            pictures[free_name] = picture
+    return pictures
 
 
 def check_free(directory: Path, pictures: Mapping[str, Picture]) -> None:
-    """Errors: `UserError` for a file that would be replaced, or a place that is no directory."""
+    """Check that no file would be replaced. Errors: `UserError`, also if `directory` is a file."""
     if directory.exists() and not directory.is_dir():
         raise UserError(f"report: --figures {directory} is a file; name a directory")
-    files = [directory / name for name in _file_names(pictures)]
-    if there := [file for file in files if file.exists()]:
-        more = f" and {len(there) - 1} more" if len(there) > 1 else ""
-        verb = "exist" if more else "exists"
-        raise UserError(
-            f"report: {there[0]}{more} {verb}; name another directory with --figures, or give "
-            "--overwrite"
-        )
+    names = [f"{name}.{ending}" for name in pictures for ending in _ENDINGS]
+    files = [directory / name for name in (*names, "table.md", "table.tex")]
+    existing = [file for file in files if file.exists()]
+    if not existing:
+        return
+    which = f"{existing[0]} exists"
+    if len(existing) > 1:
+        which = f"{existing[0]} and {len(existing) - 1} more exist"
+    raise UserError(
+        f"report: {which}; name another directory with --figures, or give --overwrite"
+    )
 
 
 def write_figures(
     directory: Path, pictures: Mapping[str, Picture], tables: Sequence[Table]
 ) -> str:
-    """Write all files. Returns what was written, in one line."""
+    """Write all files. Returns one line that says what was written."""
     from megatron_opsft.commands.report.paper import draw  # heavy
 
     directory.mkdir(parents=True, exist_ok=True)
     for name, picture in pictures.items():
         for ending, data in draw(picture).items():
             write_bytes(directory / f"{name}.{ending}", data)
-    texts = "\n".join(table.markdown() for table in tables), write_latex(tables)
-    for name, text in zip(_TABLES, texts, strict=True):
-        write_bytes(directory / name, text.encode("utf-8", "replace"))
+    markdown = "\n".join(table.markdown() for table in tables)
+    _write_text(directory / "table.md", markdown)
+    _write_text(directory / "table.tex", write_latex(tables))
     count = len(pictures)
     charts = "1 chart" if count == 1 else f"{count} charts"
     return f"figures: {charts} as PDF and SVG, table.tex and table.md: {directory}"
 
 
-def _file_names(pictures: Mapping[str, Picture]) -> list[str]:
-    return [*(f"{name}.{ending}" for name in pictures for ending in _ENDINGS), *_TABLES]
+def _write_text(path: Path, text: str) -> None:
+    write_bytes(path, text.encode("utf-8", "replace"))
 
 
 def _plain_name(text: str) -> str:

@@ -1,4 +1,4 @@
-"""HTML files that need nothing else and ask nobody, made from the template and its assets."""
+"""Self-contained HTML files: template, style, scripts and data in one file that fetches nothing."""
 
 import base64
 import hashlib
@@ -10,15 +10,16 @@ from markupsafe import Markup
 
 from megatron_opsft.commands.report.plot import place
 
-MAX_MB = 20.0  # how large a page may be, in 10^6 bytes
+MAX_MB = 20.0  # how large a page may be by default, in 10^6 bytes
 _ASSETS = Path(__file__).with_name("assets")
 _SCRIPTS = ("elements", "theme", "histogram", "response", "reader")
 
 
-def render(template: str, data: Any, **values: object) -> bytes:
-    """A page in UTF-8; a policy lets a browser run and fetch what is in the file, and nothing else.
+def render(data: Any, **values: object) -> bytes:
+    """Return a page in UTF-8. Its content security policy lets a browser run and load only what is
+    in the file.
 
-    template: a name in assets/; data: JSON for its scripts; values: what the template has.
+    data: JSON that the page's scripts read; values: variables of the template.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined  # not for --help
 
@@ -30,24 +31,25 @@ def render(template: str, data: Any, **values: object) -> bytes:
         loader=FileSystemLoader(_ASSETS), autoescape=True, undefined=StrictUndefined
     )
     environment.filters["placed"] = place
-    page = environment.get_template(template).render(
+    page = environment.get_template("page.html.j2").render(
         style=Markup(style),
         script=Markup(script),
-        style_hash=_hash(style),
-        script_hash=_hash(script),
+        style_hash=_policy_hash(style),
+        script_hash=_policy_hash(script),
         data=_script_json(data),
         **values,
     )
-    return page.encode("utf-8", "replace")  # a lone surrogate is a ? to a reader
+    return page.encode("utf-8", "replace")  # a reader sees a lone surrogate as ?
 
 
-def _hash(text: str) -> str:
-    """As a content security policy names an inline script or style."""
-    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+def _policy_hash(text: str) -> str:
+    """Return the hash by which a content security policy allows an inline script or style."""
+    digest = hashlib.sha256(text.encode()).digest()
+    return f"sha256-{base64.b64encode(digest).decode()}"
 
 
 def _script_json(data: Any) -> Markup:
-    """JSON for a `<script type="application/json">`: no text can end the script."""
+    """Return JSON for `<script type="application/json">`, which no text in it can end."""
     from jinja2.utils import htmlsafe_json_dumps
 
     return htmlsafe_json_dumps(
@@ -56,5 +58,5 @@ def _script_json(data: Any) -> Markup:
 
 
 def encoded_size(data: Any) -> int:
-    """Bytes that data take in a page."""
+    """Return how many bytes the data take in a page."""
     return len(_script_json(data).encode("utf-8", "replace"))

@@ -1,6 +1,6 @@
-r"""Tables for papers: LaTeX with booktabs, of the same cells as the page and Markdown.
+r"""Tables for papers: LaTeX with booktabs, with the same cells as the page and Markdown.
 
-Texts come from users, so whatever LaTeX would read as its own is written as a sign of the text.
+Texts come from users, so every character that LaTeX would interpret is escaped.
 """
 
 import textwrap
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from megatron_opsft.commands.report.table import Cell, Table
 
-_SIGNS = {
+_ESCAPES = {
     "\\": r"\textbackslash{}",
     "{": r"\{",
     "}": r"\}",
@@ -44,25 +44,31 @@ _HEAD = r"""% Tables of `megatron-opsft report --figures`. They need
 
 
 def write_latex(tables: Sequence[Table]) -> str:
-    """All tables, each below a comment with its caption and what its values rest on."""
+    """Return all tables, each below a comment with its caption and note."""
     return "\n\n".join([_HEAD, *map(_tabular, tables)]) + "\n"
 
 
 def escape_latex(text: str) -> str:
-    """The text on one line, without what LaTeX would read as its own."""
-    plain = " ".join(text.split())
-    shown = [_SIGNS.get(sign, sign if sign.isprintable() else "?") for sign in plain]
-    for place, sign in enumerate(plain):
-        before, after = plain[place - 1 : place], plain[place + 1 : place + 2]
-        if sign == "-" and before in ("", " ", "[", "(") and after.isdigit():
-            shown[place] = "$-$"
-        elif sign == before == "-":  # two of them would become a dash
-            shown[place] = "{}-"
-    return "".join(shown)
+    """Return the text on one line, with every character escaped that LaTeX would interpret."""
+    text = " ".join(text.split())
+    escaped = []
+    neighbours = zip(f" {text}", text, f"{text[1:]} ", strict=False)
+    for before, sign, after in neighbours:
+        if sign == "-" and before in " [(" and after.isdigit():
+            escaped.append("$-$")  # a minus
+        elif sign == "-" and before == "-":
+            escaped.append("{}-")  # LaTeX would make a dash of two
+        elif sign in _ESCAPES:
+            escaped.append(_ESCAPES[sign])
+        else:
+            escaped.append(sign if sign.isprintable() else "?")
+    return "".join(escaped)
 
 
 def _tabular(table: Table) -> str:
-    r"""A rule before a row that names its group, as a benchmark in the first of two columns."""
+    r"""Return a tabular. If it has two columns of texts, the first one names a group of rows, such
+    as a benchmark, in the group's first row; a rule is drawn before it.
+    """
     columns = "l" * table.num_left + "r" * (len(table.headings) - table.num_left)
     lines = [_comment(table.caption)]
     if table.note:
@@ -70,18 +76,19 @@ def _tabular(table: Table) -> str:
     lines += [rf"\begin{{tabular}}{{{columns}}}", r"\toprule"]
     lines += [_row(table.headings), r"\midrule"]
     for number, row in enumerate(table.rows):
-        if number and table.num_left > 1 and row[0]:
+        is_new_group = table.num_left > 1 and row[0]
+        if number and is_new_group:
             lines.append(r"\midrule")
         lines.append(_row(row))
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"])
 
 
 def _row(cells: Sequence[Cell | str]) -> str:
-    r"""Its end is \\, which would take a bracket or a star at the start of the next row for its
-    own.
+    r"""Return a row that ends with \\. After \\ of the row before, LaTeX would read a bracket or a
+    star as an argument, so {} stands before these.
     """
     texts = [_cell(cell) for cell in cells]
-    if texts[0][:1] in ("[", "*"):
+    if texts[0].startswith(("[", "*")):
         texts[0] = "{}" + texts[0]
     return " & ".join(texts) + r" \\"
 
@@ -89,9 +96,12 @@ def _row(cells: Sequence[Cell | str]) -> str:
 def _cell(cell: Cell | str) -> str:
     if isinstance(cell, str):
         return escape_latex(cell)
-    value, around = escape_latex(cell.value), escape_latex(cell.around)
-    value = rf"\textbf{{{value}}}" if cell.is_best else value
-    return rf"{value} {{\scriptsize {around}}}" if around else value
+    text = escape_latex(cell.value)
+    if cell.is_best:
+        text = rf"\textbf{{{text}}}"
+    if cell.around:
+        text = rf"{text} {{\scriptsize {escape_latex(cell.around)}}}"
+    return text
 
 
 def _comment(text: str) -> str:

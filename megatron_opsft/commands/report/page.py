@@ -1,14 +1,20 @@
-"""A page of runs, evaluations or a study: one HTML file that needs nothing else and asks nobody."""
+"""Page of runs, evaluations or a study: one self-contained HTML file that fetches nothing."""
 
 import os
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from megatron_opsft.commands.report.curves import curves_of
 from megatron_opsft.commands.report.html import MAX_MB, encoded_size, render
+from megatron_opsft.commands.report.page_sections import (
+    PageSection,
+    example_of,
+    table_of_runs,
+)
 from megatron_opsft.commands.report.runs import (
     Change,
     Run,
@@ -17,12 +23,11 @@ from megatron_opsft.commands.report.runs import (
     read_run,
 )
 from megatron_opsft.commands.report.sampling import (
+    evaluation_samples,
     rollouts_of,
     sample_responses,
-    samples_of,
 )
 from megatron_opsft.commands.report.table import Table, TableRow
-from megatron_opsft.commands.report.tables import Section, example_of, table_of_runs
 from megatron_opsft.errors import UserError
 from megatron_opsft.runtime.durable import write_bytes
 from megatron_opsft.runtime.owned_directory import NOT_SET
@@ -37,108 +42,117 @@ def write_page(
     title: str = "",
     text: str = "",
     figures: Sequence[Change] = (),
-    sections: Sequence[Section] = (),
+    sections: Sequence[PageSection] = (),
 ) -> None:
-    """Write the page of run directories, finished or not, and of evaluations.
+    """Write the page of runs, finished or not, and of evaluations.
 
-    evaluations: label -> directory, for the responses; without a run the first and the last of them
-    answer one problem at the top. text, figures, sections: what is said of them, and of a study.
-    max_mb: about how large the file may be, in 10^6 bytes; responses are sampled to fit. Errors:
-    `UserError` for a directory that holds no run.
+    runs: directories.
+    evaluations: label -> directory, for their responses; if there is no run, the first and the last
+        evaluation's responses to one problem stand at the top.
+    max_mb: approximate bound on the file's size, in 10^6 bytes; responses are sampled to fit.
+    title: by default the names of runs or evaluations.
+    text: sentences at the top.
+    figures: quantities before and after at the top; by default those of a single run.
+    sections: tables and charts below the top.
+
+    Errors: `UserError` for a directory that is not a run's, or if `out` is a directory.
     """
     if out.is_dir():
         raise UserError(f"page {out} is a directory; name a file")
-    shown = [
-        read_run(run, name) for run, name in zip(runs, distinct(runs), strict=True)
-    ]
-    top, others = curves_of(shown)
+    names = distinct(runs)
+    shown = [read_run(run, name) for run, name in zip(runs, names, strict=True)]
+    if not figures and len(shown) == 1:
+        figures = changes_of(shown[0])
+    top, other_curves = curves_of(shown)
     values: dict[str, Any] = {
-        "title": title or ", ".join([run.name for run in shown] or evaluations),
+        "title": title or ", ".join(names or evaluations),
         "text": text,
         "made": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "runs": shown,
-        "figures": figures or (changes_of(shown[0]) if len(shown) == 1 else ()),
+        "figures": figures,
         "table": table_of_runs(shown) if len(shown) > 1 else None,
         "plots_at_top": top,
-        "curves": others,
+        "curves": other_curves,
         "sections": sections,
-        "settings": _settings(shown),
+        "settings": _settings_of(shown),
+        "example": [],
     }
-    sources: list[tuple[str, Mapping[Any, Sequence[Path]]]] = [
-        *((run.name, rollouts_of(path)) for run, path in zip(shown, runs, strict=True)),
-        *(
-            (f"evaluation of {label}", samples_of(path))
-            for label, path in evaluations.items()
-        ),
-    ]
-    room = int(1e6 * max_mb) - len(_rendered(values, []))
-    responses = _responses(sources, room)
-    if runs or len(responses) > 1:
-        last = responses[0 if runs else -1]
-        values["example"] = example_of(responses[0]["rollouts"], last["rollouts"])
+    names += [f"evaluation of {label}" for label in evaluations]
+    files: list[Mapping[Any, Sequence[Path]]] = [rollouts_of(run) for run in runs]
+    files += map(evaluation_samples, evaluations.values())
+    room = int(1e6 * max_mb) - len(_render(values, []))
+    responses = _sample(names, files, room)
+    all_rollouts = [source["rollouts"] for source in responses]
+    if runs:
+        values["example"] = example_of(all_rollouts[0], all_rollouts[0])
+    elif len(responses) > 1:
+        values["example"] = example_of(all_rollouts[0], all_rollouts[-1])
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_bytes(
-        out, _rendered(values, [one for one in responses if one["rollouts"]["rows"]])
-    )
+    responses = [source for source in responses if source["rollouts"]["rows"]]
+    write_bytes(out, _render(values, responses))
 
 
-def _rendered(values: Mapping[str, Any], responses: Sequence[dict[str, Any]]) -> bytes:
-    more = {"example": [], "has_responses": bool(responses)}
-    return render("page.html.j2", {"runs": responses}, **(more | dict(values)))
+def _render(values: Mapping[str, Any], responses: Sequence[dict[str, Any]]) -> bytes:
+    data = {"runs": responses}
+    return render(data, has_responses=bool(responses), **values)
 
 
-def _responses(
-    sources: Sequence[tuple[str, Mapping[Any, Sequence[Path]]]], room: int
+def _sample(
+    names: Sequence[str], files: Sequence[Mapping[Any, Sequence[Path]]], room: int
 ) -> list[dict[str, Any]]:
-    """name, and rollouts: as of `sample_responses`; all together of about `room` bytes."""
-    found = []
-    for place, (name, files) in enumerate(sources):
-        rollouts = sample_responses(files, room // (len(sources) - place))
+    """Sample responses that take about `room` bytes, or fewer, in the page.
+
+    names, files: of each run and evaluation. Returns a dictionary for each: its name; rollouts: as
+    `sample_responses` returns them.
+    """
+    samples = []
+    for index, name in enumerate(names):
+        rollouts = sample_responses(files[index], room // (len(files) - index))
         room -= encoded_size(rollouts)
-        found.append({"name": name, "rollouts": rollouts})
-    return found
+        samples.append({"name": name, "rollouts": rollouts})
+    return samples
 
 
 def figures_of_rows(before: TableRow, after: TableRow, block: str) -> list[Change]:
-    """Two rows of a table: a model and what it was made of."""
-    ends = before.blocks[block], after.blocks[block]
-    name = f", {before.label} to {after.label}"
-    return [
-        change_of(
-            f"{title}{name}",
-            *(metrics[key].value for metrics in ends),
-            is_share=key == "accuracy",
+    """Compare length and accuracy of two rows: a model, and the model that was made from it."""
+    names = f"{before.label} to {after.label}"
+    changes = []
+    for title, metric in (
+        ("Mean response tokens", "mean_tokens"),
+        ("Accuracy", "accuracy"),
+    ):
+        old, new = before.blocks[block][metric], after.blocks[block][metric]
+        is_share = metric == "accuracy"
+        changes.append(
+            change_of(f"{title}, {names}", old.value, new.value, is_share=is_share)
         )
-        for title, key in (
-            ("Mean response tokens", "mean_tokens"),
-            ("Accuracy", "accuracy"),
-        )
-    ]
+    return changes
 
 
-def _settings(runs: Sequence[Run]) -> list[Table]:
-    """Settings in which runs differ (where a run lives is none), and all of them."""
-    values = {
-        key: [run.settings.get(key, NOT_SET) for run in runs]
-        for key in dict.fromkeys(key for run in runs for key in run.settings)
-    }
-    differ = [
-        key for key in sorted(values) if len({*values[key]}) > 1 and key != "run.dir"
-    ]
-    tables = [("Settings that differ", differ)] if len(runs) > 1 else []
-    return [
-        Table(
-            caption=caption,
-            headings=["setting", *(run.name for run in runs)],
-            rows=[[key, *values[key]] for key in keys],
-        )
-        for caption, keys in (*tables, ("All settings", values))
-        if values
-    ]
+def _settings_of(runs: Sequence[Run]) -> list[Table]:
+    """Return a table of the settings in which runs differ, and one of all settings. Directories of
+    runs always differ, so they do not count.
+    """
+    values = {}
+    for key in chain.from_iterable(run.settings for run in runs):
+        values[key] = [run.settings.get(key, NOT_SET) for run in runs]
+    if not values:
+        return []
+    keys_of = {"All settings": list(values)}
+    if len(runs) > 1:
+        keys = [key for key in sorted(values) if len(set(values[key])) > 1]
+        differing = [key for key in keys if key != "run.dir"]
+        keys_of = {"Settings that differ": differing, **keys_of}
+    tables = []
+    for caption, keys in keys_of.items():
+        headings = ["setting", *(run.name for run in runs)]
+        rows = [[key, *values[key]] for key in keys]
+        tables.append(Table(caption=caption, headings=headings, rows=rows))
+    return tables
 
 
 def distinct(paths: Sequence[Path]) -> list[str]:
-    """Names of directories that tell them apart: from the last folder that they share."""
-    whole = [path.resolve() for path in paths]
-    shared = os.path.commonpath([path.parent for path in whole] or [Path("/")])
-    return [str(path.relative_to(shared)) for path in whole]
+    """Return different names of directories: their paths from the last folder that they share."""
+    absolute = [path.resolve() for path in paths]
+    shared = os.path.commonpath([path.parent for path in absolute] or [Path("/")])
+    return [str(path.relative_to(shared)) for path in absolute]

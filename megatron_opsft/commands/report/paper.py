@@ -1,8 +1,9 @@
-"""Charts as figures of a paper: one column wide, in vectors, the same bytes for the same chart.
+"""Charts as figures for papers: vector graphics, one column wide. The same chart always gives the
+same bytes.
 
 Colours are those of Okabe and Ito, which colour-blind people tell apart; in black and white, line
-styles and markers differ too. Fonts are in the PDF (Type 42); text in the SVG stays text. The
-legend and the note on n and whiskers stand below the axes, where there is no data.
+styles and markers still differ. The PDF contains its fonts (Type 42); text in the SVG stays text.
+The legend and the note on n and whiskers stand below the axes, so that they cover no data.
 """
 
 import io
@@ -31,17 +32,15 @@ from megatron_opsft.commands.report.chart import (
 
 log = logging.getLogger("megatron_opsft")
 WIDTH = 3.3  # inches: one column of most papers
-_POINTS = 72.0  # of an inch
-_PLOT = 1.75  # inches of height, for axes with their numbers
-_BAR = 0.165  # inches of a row of bars
-_FONT, _LEGEND, _NOTE = 7.5, 7.0, 6.0  # sizes in points
+_POINTS = 72.0  # in an inch
+_AXES_HEIGHT = 1.75  # inches, with the numbers of the axes
+_BAR_HEIGHT = 0.165  # inches, with the gap to the next bar
+_FONT, _LEGEND_FONT, _NOTE_FONT = 7.5, 7.0, 6.0  # sizes in points
 _EDGE = 0.03  # inches around the picture
-_MARKED, _SHORT = (
-    8,
-    20,
-)  # points with a marker on a long curve; a short one has them everywhere
+_MAX_MARKED = 20  # a longer curve has markers only at some points:
+_NUM_MARKERS = 8  # about so many
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-_WORDS = ("#0072B2", "#B34700", "#00664A", "#000000")  # dark enough to be read
+_WORD_COLOURS = ("#0072B2", "#B34700", "#00664A", "#000000")  # dark enough to be read
 _DASHES = (
     "-",
     "--",
@@ -52,13 +51,13 @@ _DASHES = (
     (0, (3, 3)),
 )
 _MARKERS = "os^DvPX"
-_FAMILY = "DejaVu Sans"  # comes with matplotlib: the same everywhere
+_FAMILY = "DejaVu Sans"  # comes with matplotlib, so it is the same everywhere
 _STYLE = {
     "font.family": _FAMILY,
     "font.size": _FONT,
     "axes.labelsize": _FONT,
-    "xtick.labelsize": _LEGEND,
-    "ytick.labelsize": _LEGEND,
+    "xtick.labelsize": _LEGEND_FONT,
+    "ytick.labelsize": _LEGEND_FONT,
     "axes.linewidth": 0.6,
     "xtick.major.width": 0.6,
     "ytick.major.width": 0.6,
@@ -67,17 +66,24 @@ _STYLE = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "lines.linewidth": 1.2,
-    "text.parse_math": False,  # a $ is a dollar
+    "text.parse_math": False,  # $ is just a dollar sign
     "pdf.fonttype": 42,
     "svg.fonttype": "none",
     "svg.hashsalt": "megatron-opsft",
 }
+# Dates and versions, which would change although the chart did not.
+_OMITTED_METADATA = {
+    "pdf": ("CreationDate", "Creator", "Producer"),
+    "svg": ("Date", "Creator"),
+}
 
 
 def draw(picture: Picture) -> dict[str, bytes]:
-    """The picture as files: their ending -> what they hold. A sign that the font lacks is a box in
-    the PDF, and is said.
+    """Draw a picture. Returns ending of the file name -> contents of the file: pdf and svg.
+
+    A character that the font lacks is a box in the PDF; a warning is logged.
     """
+    files = {}
     with (
         matplotlib.style.context(["default", _STYLE]),
         warnings.catch_warnings(record=True) as caught,
@@ -89,17 +95,11 @@ def draw(picture: Picture) -> dict[str, bytes]:
             figure = _draw_bars(picture)
         else:
             figure = _draw_chart(picture)
-        # Neither dates nor versions, which change though the chart does not.
-        unsaid = {
-            "pdf": ("CreationDate", "Creator", "Producer"),
-            "svg": ("Date", "Creator"),
-        }
-        files = {}
-        for ending, keys in unsaid.items():
-            data, told = io.BytesIO(), {"Title": plain(picture.title)}
-            figure.savefig(
-                data, format=ending, metadata={**told, **dict.fromkeys(keys)}
-            )
+        title = plain_text(picture.title)
+        for ending, omitted in _OMITTED_METADATA.items():
+            metadata = {"Title": title, **dict.fromkeys(omitted)}
+            data = io.BytesIO()
+            figure.savefig(data, format=ending, metadata=metadata)
             files[ending] = data.getvalue()
     if any(str(warning.message).startswith("Glyph") for warning in caught):
         log.warning(
@@ -108,174 +108,193 @@ def draw(picture: Picture) -> dict[str, bytes]:
     return files
 
 
-def plain(text: str) -> str:
-    """The text on one line, of signs that a file can hold."""
-    return "".join(
-        sign if sign.isprintable() else "?" for sign in " ".join(text.split())
-    )
+def plain_text(text: str) -> str:
+    """Return the text on one line, with ? for every character that is not printable."""
+    line = " ".join(text.split())
+    return "".join(sign if sign.isprintable() else "?" for sign in line)
 
 
 def shorten(text: str, size: float, room: float) -> str:
-    """The text, its middle left out where it is wider than `room` points."""
-    text = plain(text)
-    kept = len(text)
+    """Return the text with so much of its middle left out that it is at most `room` points wide.
+
+    size: of the font, in points.
+    """
+    text = plain_text(text)
     short = text
-    while text_width(short, size) > room and kept > 2:
-        kept -= 1
-        short = f"{text[: math.ceil(kept / 2)]}…{text[-(kept // 2) :]}"
+    length = len(text)
+    while text_width(short, size) > room and length > 2:
+        length -= 1
+        short = f"{text[: math.ceil(length / 2)]}…{text[-(length // 2) :]}"
     return short
 
 
 def text_width(text: str, size: float) -> float:
-    """How wide a text is, in points."""
+    """Return the width of a text in points. size: of the font, in points."""
     font = FontProperties(family=_FAMILY, size=size)
-    return float(
-        text_to_path.get_text_width_height_descent(text, font, ismath=False)[0]
-    )
+    width, _, _ = text_to_path.get_text_width_height_descent(text, font, ismath=False)
+    return float(width)
+
+
+def _widest(texts: Sequence[str], size: float) -> float:
+    return max((text_width(text, size) for text in texts), default=0.0)
 
 
 def _draw_chart(chart: Chart) -> Figure:
     axes = chart.axes()
-    named = [one for one in chart.series if one.label]
-    figure, canvas = _sheet(_PLOT, chart.note, named)
-    for one in chart.series:
-        _draw_series(canvas, chart, one)
-    canvas.set(xlim=axes.x, ylim=axes.y, xlabel=plain(chart.x))
-    canvas.set_xticks(
-        [at for at, _ in axes.x_ticks], [text for _, text in axes.x_ticks]
-    )
-    texts = [text for _, text in axes.y_ticks]
-    is_percent = all(text.endswith("%") for text in texts)
-    shown = [text.rstrip("% ") if is_percent else text for text in texts]
-    canvas.set_yticks([at for at, _ in axes.y_ticks], shown)
-    label = _wrapped(
-        f"{chart.y} (%)" if is_percent else chart.y, _FONT, _POINTS * 0.8 * _PLOT
-    )
-    canvas.set_ylabel("\n".join(label))
+    in_legend = [series for series in chart.series if series.label]
+    figure, canvas = _new_figure(_AXES_HEIGHT, chart.note, in_legend)
+    for series in chart.series:
+        _draw_series(canvas, chart, series)
+    canvas.set(xlim=axes.x, ylim=axes.y, xlabel=plain_text(chart.x))
+    canvas.set_xticks(list(axes.x_ticks), list(axes.x_ticks.values()))
+    y_label = chart.y
+    numbers = list(axes.y_ticks.values())
+    if all(text.endswith("%") for text in numbers):
+        y_label = f"{chart.y} (%)"
+        numbers = [text.rstrip("% ") for text in numbers]
+    canvas.set_yticks(list(axes.y_ticks), numbers)
+    lines = _wrap(y_label, _FONT, _POINTS * 0.8 * _AXES_HEIGHT)
+    canvas.set_ylabel("\n".join(lines))
     canvas.grid(axis="y", color="#dddddd", linewidth=0.5)
     canvas.set_axisbelow(True)
     return figure
 
 
-def _draw_series(canvas: Canvas, chart: Chart, one: Series) -> None:
-    points = one.thinned()
-    look = _look(one)
-    along, up = [chart.along(x) for x, _ in points], [y for _, y in points]
-    is_long = one.kind == "curve" and len(points) > _SHORT
-    every = math.ceil(len(points) / _MARKED) if is_long else 1
-    canvas.plot(along, up, markevery=every, clip_on=False, **look)
-    whisker = {"color": look["color"], "linewidth": 0.8, "clip_on": False}
-    for x, *ends in one.intervals:
-        canvas.plot([chart.along(x)] * 2, ends, marker="_", markersize=4, **whisker)
-    for y, *ends in one.across:
-        canvas.plot(
-            [chart.along(end) for end in ends],
-            [y, y],
-            marker="|",
-            markersize=4,
-            **whisker,
-        )
-
-
-def _look(one: Series) -> dict[str, Any]:
-    """Line and marker of a series, in the axes and in the legend."""
-    look: dict[str, Any] = {
-        "color": _COLOURS[one.place % len(_COLOURS)],
-        "marker": _MARKERS[one.place % len(_MARKERS)],
-        "markersize": 3.0,
-        "linestyle": _DASHES[one.place % len(_DASHES)],
+def _draw_series(canvas: Canvas, chart: Chart, series: Series) -> None:
+    points = series.thinned()
+    style = _line_style(series)
+    marked_every = 1
+    if series.kind == "curve" and len(points) > _MAX_MARKED:
+        marked_every = math.ceil(len(points) / _NUM_MARKERS)
+    canvas.plot(
+        [chart.along(x) for x, _ in points],
+        [y for _, y in points],
+        markevery=marked_every,
+        clip_on=False,
+        **style,
+    )
+    whisker_style = {
+        "color": style["color"],
+        "linewidth": 0.8,
+        "clip_on": False,
+        "markersize": 4,
     }
-    if one.kind == "held":
-        look |= {"linestyle": ":", "markerfacecolor": "white", "markersize": 4.0}
-    elif one.kind == "points":
-        look |= {"linestyle": "", "markersize": 5.0}
-    return look
+    for whisker in series.vertical_whiskers:
+        x = chart.along(whisker.at)
+        ends = [whisker.low, whisker.high]
+        canvas.plot([x, x], ends, marker="_", **whisker_style)
+    for whisker in series.horizontal_whiskers:
+        ends = [chart.along(whisker.low), chart.along(whisker.high)]
+        canvas.plot(ends, [whisker.at, whisker.at], marker="|", **whisker_style)
+
+
+def _line_style(series: Series) -> dict[str, Any]:
+    """Return matplotlib's settings of a series' line and markers."""
+    index = series.style_index
+    style: dict[str, Any] = {
+        "color": _COLOURS[index % len(_COLOURS)],
+        "marker": _MARKERS[index % len(_MARKERS)],
+        "markersize": 3.0,
+        "linestyle": _DASHES[index % len(_DASHES)],
+    }
+    if series.kind == "held":
+        style |= {"linestyle": ":", "markerfacecolor": "white", "markersize": 4.0}
+    elif series.kind == "points":
+        style |= {"linestyle": "", "markersize": 5.0}
+    return style
 
 
 def _draw_bars(chart: Bars) -> Figure:
-    figure, canvas = _sheet(_BAR * len(chart.rows) + 0.45, chart.note, [])
-    places = range(len(chart.rows))
-    canvas.barh(places, [row.value for row in chart.rows], height=0.62, color="#7FB8D8")
-    for place, row in zip(places, chart.rows, strict=True):
-        if row.low is not None and row.high is not None:
-            ends = [row.low, row.high]
+    figure, canvas = _new_figure(_BAR_HEIGHT * len(chart.rows) + 0.45, chart.note, [])
+    levels = range(len(chart.rows))
+    canvas.barh(levels, [row.value for row in chart.rows], height=0.62, color="#7FB8D8")
+    for level, row in enumerate(chart.rows):
+        if row.interval:
             canvas.plot(
-                ends,
-                [place] * 2,
+                row.interval,
+                [level, level],
                 color="black",
                 marker="|",
                 markersize=4,
                 linewidth=0.8,
             )
         canvas.annotate(
-            plain(row.text),
-            (row.end, place),
+            plain_text(row.text),
+            (row.end, level),
             xytext=(3, 0),
             textcoords="offset points",
             va="center",
-            fontsize=_NOTE,
+            fontsize=_NOTE_FONT,
         )
-    labels = [shorten(row.label, _LEGEND, 0.4 * WIDTH * _POINTS) for row in chart.rows]
-    canvas.set_yticks(places, labels)
+    max_label_width = 0.4 * WIDTH * _POINTS
+    labels = [shorten(row.label, _LEGEND_FONT, max_label_width) for row in chart.rows]
+    canvas.set_yticks(levels, labels)
     canvas.tick_params(axis="y", length=0)
-    widest = max(
-        (text_width(plain(row.text), _NOTE) for row in chart.rows), default=0.0
-    )
-    label_room = max((text_width(label, _LEGEND) for label in labels), default=0.0)
+    text_room = _widest([plain_text(row.text) for row in chart.rows], _NOTE_FONT)
+    label_room = _widest(labels, _LEGEND_FONT)
     room = WIDTH * _POINTS - label_room - 12
-    most = max((row.end for row in chart.rows), default=0.0) or 1.0
-    canvas.set_xlim(0, most * room / max(room - widest - 8, 0.3 * room))
+    longest = max((row.end for row in chart.rows), default=0.0) or 1.0
+    canvas.set_xlim(0, longest * room / max(room - text_room - 8, 0.3 * room))
     canvas.set_ylim(len(chart.rows) - 0.4, -0.6)
     canvas.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
     canvas.xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
-    canvas.set_xlabel(plain(chart.x))
+    canvas.set_xlabel(plain_text(chart.x))
     return figure
 
 
 def _draw_cloud(cloud: Cloud) -> Figure:
     unit = WIDTH * _POINTS / CLOUD_WIDTH  # points
-    figure, canvas = _sheet(cloud.height * unit / _POINTS, cloud.note, [])
+    figure, canvas = _new_figure(cloud.height * unit / _POINTS, cloud.note, [])
     canvas.set_axis_off()
     canvas.set(xlim=(0, CLOUD_WIDTH), ylim=(cloud.height, 0))
-    for number, word in enumerate(cloud.words):
-        text, size = plain(word.text), word.size * unit
+    for index, word in enumerate(cloud.words):
+        text = plain_text(word.text)
+        size = word.size * unit
         size *= min(1.0, (word.room - 4) * unit / max(text_width(text, size), 1e-6))
-        colour = _WORDS[number % len(_WORDS)]
+        colour = _WORD_COLOURS[index % len(_WORD_COLOURS)]
         canvas.text(word.x, word.y, text, fontsize=size, ha="center", color=colour)
     return figure
 
 
-def _sheet(height: float, note: str, named: Sequence[Series]) -> tuple[Figure, Canvas]:
-    """A figure with axes `height` inches high, and below them the legend of the series with a name
-    and the note.
+def _new_figure(
+    height: float, note: str, in_legend: Sequence[Series]
+) -> tuple[Figure, Canvas]:
+    """Return a figure, and its empty axes of `height` inches; the legend and the note stand below
+    the axes.
     """
     room = (WIDTH - 2 * _EDGE) * _POINTS
-    notes = _wrapped(note, _NOTE, room)
-    labels = [shorten(one.label, _LEGEND, room - 30) for one in named]
-    columns = max(1, int(room // (30 + max(map(_legend_width, labels), default=0.0))))
+    notes = _wrap(note, _NOTE_FONT, room)
+    labels = [shorten(series.label, _LEGEND_FONT, room - 30) for series in in_legend]
+    label_room = _widest(labels, _LEGEND_FONT)
+    columns = max(1, int(room // (30 + label_room)))
     rows = math.ceil(len(labels) / columns)
-    note_height = (1.3 * _NOTE * len(notes) + 2) / _POINTS if notes else 0.0
-    legend_height = (1.4 * _LEGEND * rows + 5) / _POINTS if rows else 0.0
+    note_height = legend_height = 0.0
+    if notes:
+        note_height = (1.3 * _NOTE_FONT * len(notes) + 2) / _POINTS
+    if rows:
+        legend_height = (1.4 * _LEGEND_FONT * rows + 5) / _POINTS
     below = note_height + legend_height
-    whole = height + below
-    figure = Figure(figsize=(WIDTH, whole), layout="constrained")
+    total_height = height + below
+    figure = Figure(figsize=(WIDTH, total_height), layout="constrained")
     engine: Any = figure.get_layout_engine()
-    engine.set(w_pad=_EDGE, h_pad=2 * _EDGE, rect=(0, below / whole, 1, height / whole))
+    axes_area = (0, below / total_height, 1, height / total_height)
+    engine.set(w_pad=_EDGE, h_pad=2 * _EDGE, rect=axes_area)
     figure.text(
         _EDGE / WIDTH,
-        (note_height - 1 / _POINTS) / whole,
+        (note_height - 1 / _POINTS) / total_height,
         "\n".join(notes),
-        fontsize=_NOTE,
+        fontsize=_NOTE_FONT,
         color="#444444",
         va="top",
         linespacing=1.3,
     )
     if labels:
         legend = figure.legend(
-            handles=[Line2D([], [], **_look(one)) for one in named],
-            labels=["-"] * len(labels),  # a label that begins with _ would be left out
+            handles=[Line2D([], [], **_line_style(series)) for series in in_legend],
+            labels=["-"]
+            * len(labels),  # matplotlib leaves out labels that begin with _
             loc="upper center",
-            bbox_to_anchor=(0.5, below / whole),
+            bbox_to_anchor=(0.5, below / total_height),
             ncols=min(columns, len(labels)),
             frameon=False,
             borderpad=0,
@@ -283,7 +302,7 @@ def _sheet(height: float, note: str, named: Sequence[Series]) -> tuple[Figure, C
             labelspacing=0.4,
             columnspacing=1.0,
             handlelength=2.6,
-            fontsize=_LEGEND,
+            fontsize=_LEGEND_FONT,
         )
         legend.set_in_layout(False)
         for text, label in zip(legend.get_texts(), labels, strict=True):
@@ -291,14 +310,12 @@ def _sheet(height: float, note: str, named: Sequence[Series]) -> tuple[Figure, C
     return figure, figure.add_subplot()
 
 
-def _legend_width(label: str) -> float:
-    return text_width(label, _LEGEND)
-
-
-def _wrapped(text: str, size: float, room: float) -> list[str]:
-    """Lines of the text, none wider than `room` points unless a word is; "n = 7" is a word."""
+def _wrap(text: str, size: float, room: float) -> list[str]:
+    """Break the text into lines of at most `room` points, unless a word is wider. "n = 7" counts as
+    one word.
+    """
     lines: list[str] = []
-    for word in plain(text).replace("n = ", "n\u00a0=\u00a0").split(" "):
+    for word in plain_text(text).replace("n = ", "n\u00a0=\u00a0").split(" "):
         longer = f"{lines[-1]} {word}" if lines else word
         if lines and text_width(longer, size) <= room:
             lines[-1] = longer

@@ -1,185 +1,200 @@
-"""Where the charts of a page have their lines, dots and numbers; its template draws them as SVG.
+"""Coordinates of a page's pictures: where lines, dots, bars and texts are. The template draws them
+as SVG.
 
-They stand in a box of 400 x 200 units, and a run or model has a colour, which the page's style
-gives. A screen reader hears the title and where each series begins and ends.
+A chart is 400 x 200 units large; all coordinates count from the upper left corner. Colours come
+from the page's style. A screen reader reads the title and where each series begins and ends.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
 
 from megatron_opsft.commands.report.chart import (
     CLOUD_WIDTH,
     Axes,
+    Bar,
     Bars,
     Chart,
     Cloud,
     Picture,
     Series,
+    Word,
 )
 from megatron_opsft.runtime.formatting import number
 
-_LEFT, _RIGHT, _TOP, _BOTTOM = 48, 390, 12, 168
-_LETTER = 7.2  # how wide one is at most, on average
-_FONT = 12  # of a chart's texts, in page.css
+_WIDTH = 400
+_LEFT, _RIGHT, _TOP, _BOTTOM = 48, 390, 12, 168  # edges of a chart's axes
+_LETTER_WIDTH = 7.2  # on average; wide enough for any text
+_MAX_LABEL = 25  # characters beside a bar
+_BAR_HEIGHT = 20  # with the gap to the next bar; as in the template
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drawing:
-    """A picture in units of the page, all coordinates from the upper left corner."""
+class Line(NamedTuple):
+    """A straight line from (x1, y1) to (x2, y2)."""
+
+    x1: float
+    x2: float
+    y1: float
+    y2: float
+
+
+class Dot(NamedTuple):
+    """A dot, and the text that is shown when a reader points at it."""
+
+    x: float
+    y: float
+    text: str
+
+
+class PlacedSeries(NamedTuple):
+    """A series and its coordinates."""
+
+    series: Series
+    path: str
+    """The curve as the `d` of an SVG path; "" for points that are not joined."""
+    whiskers: Sequence[Line]
+    dots: Sequence[Dot]
+
+
+class PlacedBar(NamedTuple):
+    """A bar and its horizontal coordinates: its label is to the left, its value to the right."""
+
+    bar: Bar
+    label: str
+    begin: float
+    width: float
+    whisker: Sequence[float]
+    """Both ends; empty without a whisker."""
+    end: float
+    """Right end of the bar or its whisker."""
+
+
+class Drawing(NamedTuple):
+    """A picture as the template draws it."""
 
     title: str
-    said: str
-    """What a screen reader says."""
-    note: str = ""
-    """What stands below it."""
-    width: int = 400
+    description: str
+    """What a screen reader reads."""
+    note: str
+    """Stands below the picture."""
+    width: int = _WIDTH
     height: float = 200
     x: str = ""
     """What the horizontal axis counts."""
-    rows: Sequence[tuple[float, str]] = ()
-    """(down, number) of the vertical axis."""
-    columns: Sequence[tuple[float, str]] = ()
-    """(across, number) of the horizontal axis."""
-    lines: Sequence[dict[str, Any]] = ()
-    """Series, as `_line` places them."""
-    bars: Sequence[dict[str, Any]] = ()
-    """Bars, as `_place_bars` places them."""
-    words: Sequence[dict[str, Any]] = ()
-    """Words of a cloud, as `_place_words` places them."""
+    x_ticks: Mapping[float, str] = MappingProxyType({})
+    """Coordinate -> number beside the axis."""
+    y_ticks: Mapping[float, str] = MappingProxyType({})
+    series: Sequence[PlacedSeries] = ()
+    bars: Sequence[PlacedBar] = ()
+    words: Sequence[Word] = ()
 
 
 def place(picture: Picture) -> Drawing:
-    """The picture as the page draws it."""
+    """Return the picture with coordinates on the page."""
     if isinstance(picture, Cloud):
-        return _place_words(picture)
-    return _place_bars(picture) if isinstance(picture, Bars) else _place_chart(picture)
+        return _place_cloud(picture)
+    if isinstance(picture, Bars):
+        return _place_bars(picture)
+    return _place_chart(picture)
 
 
 def _place_chart(chart: Chart) -> Drawing:
     axes = chart.axes()
+    ends = "; ".join(_describe_ends(series, chart) for series in chart.series)
     return Drawing(
         title=chart.title,
-        said=f"{chart.title}: {'; '.join(_said(one, chart) for one in chart.series)}",
+        description=f"{chart.title}: {ends}",
         note=chart.note,
         x=chart.x,
-        rows=[(_down(y, axes), text) for y, text in axes.y_ticks],
-        columns=[(_across(x, axes), text) for x, text in axes.x_ticks],
-        lines=[_line(one, chart, axes) for one in chart.series],
+        x_ticks={_x(at, axes): text for at, text in axes.x_ticks.items()},
+        y_ticks={_y(at, axes): text for at, text in axes.y_ticks.items()},
+        series=[_place_series(series, chart, axes) for series in chart.series],
     )
 
 
 def _place_bars(chart: Bars) -> Drawing:
-    """A row is 20 units high; label and text have as much room as the longest of them needs."""
-    labels = [
-        row.label if len(row.label) < 26 else f"{row.label[:24]}…" for row in chart.rows
-    ]
-    begin = 8 + _LETTER * max(map(len, labels), default=0)
-    room = (
-        400
-        - begin
-        - 6
-        - _LETTER * max((len(row.text) for row in chart.rows), default=0)
-    )
+    """Leave as much room for labels and for values as the longest of them needs."""
+    labels = [_shorten(row.label) for row in chart.rows]
+    label_letters = max(map(len, labels), default=0)
+    value_letters = max((len(row.text) for row in chart.rows), default=0)
+    begin = 8 + _LETTER_WIDTH * label_letters
+    room = _WIDTH - begin - 6 - _LETTER_WIDTH * value_letters
     unit = room / (max((row.end for row in chart.rows), default=0) or 1)
     bars = []
-    for n, (label, row) in enumerate(zip(labels, chart.rows, strict=True)):
-        ends = [end for end in (row.low, row.high) if end is not None]
+    for label, row in zip(labels, chart.rows, strict=True):
         bars.append(
-            {
-                "down": 20 * n,
-                "begin": begin,
-                "width": round(unit * row.value, 1),
-                "whisker": [round(begin + unit * end, 1) for end in ends],
-                "end": round(begin + unit * row.end, 1),
-                "label": label,
-                "text": row.text,
-            }
+            PlacedBar(
+                bar=row,
+                label=label,
+                begin=begin,
+                width=round(unit * row.value, 1),
+                whisker=[round(begin + unit * end, 1) for end in row.interval or ()],
+                end=round(begin + unit * row.end, 1),
+            )
         )
+    values = "; ".join(f"{row.label} {row.text}" for row in chart.rows)
     return Drawing(
         title=chart.title,
-        said=f"{chart.title}: {'; '.join(f'{row.label} {row.text}' for row in chart.rows)}",
+        description=f"{chart.title}: {values}",
         note=chart.note,
-        height=20 * len(bars) + 4,
+        height=_BAR_HEIGHT * len(bars) + 4,
         bars=bars,
     )
 
 
-def _place_words(cloud: Cloud) -> Drawing:
-    """transform: moves and enlarges a word of the page's font."""
+def _shorten(label: str) -> str:
+    return label if len(label) <= _MAX_LABEL else f"{label[: _MAX_LABEL - 1]}…"
+
+
+def _place_cloud(cloud: Cloud) -> Drawing:
     return Drawing(
         title=cloud.title,
-        said=f"Largest first: {', '.join(word.text for word in cloud.words)}",
+        description=f"Largest first: {', '.join(word.text for word in cloud.words)}",
         note=cloud.note,
         width=CLOUD_WIDTH,
         height=cloud.height,
-        words=[
-            {
-                "place": n % 7,
-                "transform": f"translate({word.x} {word.y}) scale({word.size / _FONT:.3f})",
-                "said": word.said,
-                "text": word.text,
-            }
-            for n, word in enumerate(cloud.words)
-        ],
+        words=cloud.words,
     )
 
 
-def _across(along: float, axes: Axes) -> float:
+def _x(along: float, axes: Axes) -> float:
     left, right = axes.x
     return round(_LEFT + (along - left) / (right - left) * (_RIGHT - _LEFT), 1)
 
 
-def _down(y: float, axes: Axes) -> float:
+def _y(value: float, axes: Axes) -> float:
     low, high = axes.y
-    return round(_BOTTOM - (y - low) / (high - low or 1) * (_BOTTOM - _TOP), 1)
+    return round(_BOTTOM - (value - low) / (high - low or 1) * (_BOTTOM - _TOP), 1)
 
 
-def _line(one: Series, chart: Chart, axes: Axes) -> dict[str, Any]:
-    """place, kind and label of a series; path: of its curve; whiskers: (across, across, down,
-    down); dots: (across, down, what is said when it is pointed at).
-    """
-    points = one.thinned()
-    at = [(_across(chart.along(x), axes), _down(y, axes)) for x, y in points]
-    label = f"{one.label}, " * bool(one.label)
-    has_dots = one.kind != "curve" or len(points) < 3
-    upright = [
-        (
-            _across(chart.along(x), axes),
-            _across(chart.along(x), axes),
-            *_downs(ends, axes),
-        )
-        for x, *ends in one.intervals
-    ]
-    flat = [
-        (
-            *(_across(chart.along(end), axes) for end in ends),
-            _down(y, axes),
-            _down(y, axes),
-        )
-        for y, *ends in one.across
-    ]
-    return {
-        "place": one.place % 7,
-        "kind": one.kind,
-        "label": one.label,
-        "path": "M" + "L".join(f"{x} {y}" for x, y in at)
-        if one.kind != "points"
-        else "",
-        "whiskers": [*upright, *flat],
-        "dots": [
-            (*where, f"{label}{chart.x} {number(x)}: {chart.show(y)}")
-            for where, (x, y) in zip(at, points, strict=True)
-            if has_dots
-        ],
-    }
+def _place_series(series: Series, chart: Chart, axes: Axes) -> PlacedSeries:
+    dots = []
+    for x, y in series.thinned():
+        text = f"{chart.x} {number(x)}: {chart.show(y)}"
+        if series.label:
+            text = f"{series.label}, {text}"
+        dots.append(Dot(_x(chart.along(x), axes), _y(y, axes), text))
+    path = ""
+    if series.kind != "points":
+        path = "M" + "L".join(f"{dot.x} {dot.y}" for dot in dots)
+    if series.kind == "curve" and len(dots) > 2:
+        dots = []  # the curve shows where they are
+    whiskers = []
+    for whisker in series.vertical_whiskers:
+        x = _x(chart.along(whisker.at), axes)
+        whiskers.append(Line(x, x, _y(whisker.low, axes), _y(whisker.high, axes)))
+    for whisker in series.horizontal_whiskers:
+        low, high = chart.along(whisker.low), chart.along(whisker.high)
+        y = _y(whisker.at, axes)
+        whiskers.append(Line(_x(low, axes), _x(high, axes), y, y))
+    return PlacedSeries(series, path, whiskers, dots)
 
 
-def _downs(ends: Sequence[float], axes: Axes) -> tuple[float, ...]:
-    return tuple(_down(end, axes) for end in ends)
-
-
-def _said(one: Series, chart: Chart) -> str:
-    first_and_last = (one.points[0], one.points[-1])
-    ends = [f"{chart.show(y)} at {chart.x} {number(at)}" for at, y in first_and_last]
-    return f"{one.label} {' to '.join(dict.fromkeys(ends))}".strip()
+def _describe_ends(series: Series, chart: Chart) -> str:
+    """Return the label, and the value at the first and at the last point."""
+    first, last = (
+        f"{chart.show(y)} at {chart.x} {number(x)}"
+        for x, y in (series.points[0], series.points[-1])
+    )
+    ends = first if first == last else f"{first} to {last}"
+    return f"{series.label} {ends}".strip()

@@ -1,11 +1,14 @@
-"""What a run's directory says of the run, finished or not; and its table for a terminal."""
+"""Metrics and evaluations of a run, finished or not, read from its directory; and their table for
+a terminal.
+"""
 
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from megatron_opsft.commands.report.table import Table, aligned
 from megatron_opsft.config.yaml_text import parse_yaml
@@ -19,122 +22,147 @@ from megatron_opsft.run.run_files import (
 from megatron_opsft.runtime.formatting import count_of, percent, tokens
 from megatron_opsft.runtime.owned_directory import flatten
 
-_FILES = (
-    "config.yaml",
-    "metrics.jsonl",
-    "evals.jsonl",
-    "rollouts",
-)  # one of them is a run's
+# A directory with any of these is a run's.
+_FILES = ("config.yaml", "metrics.jsonl", "evals.jsonl", "rollouts")
+# Title -> the end of its keys in metrics.jsonl and evals.jsonl.
+_QUANTITIES = {"Mean response tokens": "mean_response_tokens", "Accuracy": "accuracy"}
 Line = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """name: that it is shown under. state: one line on how it ended, or how far it is; note: on
-    steps that accepted nothing. settings: by dotted key. steps, evaluations: lines by step.
-    """
+    """A run as its directory describes it."""
 
     name: str
+    """Shown in tables and charts."""
     state: str
+    """One line that says whether it is finished, and after how many steps."""
     note: str
+    """A warning about steps that trained on no token; "" without such steps."""
     settings: Mapping[str, str]
+    """Dotted key -> value of config.yaml."""
+    last_step: int
+    """0 before the first one."""
     steps: Sequence[Line]
+    """Lines of metrics.jsonl, one for each step."""
     evaluations: Sequence[Line]
+    """Lines of evals.jsonl, by step."""
 
     def points(self, key: str) -> list[tuple[int, float]]:
-        """(step, number) of a key of metrics or, for eval_..., of evaluations, where it has one."""
-        lines = self.evaluations if key.startswith("eval_") else self.steps
-        found = ((line["step"], line.get(key)) for line in lines)
-        return [
-            (n, v) for n, v in found if isinstance(v, int | float) and math.isfinite(v)
-        ]
+        """Return (step, value) of every line in which the key has a finite number. Keys that begin
+        with eval_ are of evaluations, others of metrics.
+        """
+        points = []
+        lines = self.steps
+        if key.startswith("eval_"):
+            lines = self.evaluations
+        for line in lines:
+            value = line.get(key)
+            if isinstance(value, int | float) and math.isfinite(value):
+                points.append((line["step"], value))
+        return points
+
+    @property
+    def compared(self) -> dict[str, str]:
+        """End of a change's title -> beginning of its keys, for each set that is compared. If there
+        are steps but fewer than two evaluations, it is the rollouts of training.
+        """
+        if self.steps and len(self.evaluations) < 2:
+            return {" in training": ""}
+        names = {f", {name}": f"eval_{name}_" for name in self.more_sets}
+        return {"": "eval_", **names}
 
     @property
     def more_sets(self) -> list[str]:
-        """Names of the sets of eval.more."""
-        keys = dict.fromkeys(key for line in self.evaluations for key in line)
-        return [
-            found[1]
-            for key in keys
-            if (found := re.fullmatch(r"eval_(\w+)_accuracy", key))
-        ]
+        """Names of the evaluated sets of `eval.more`."""
+        names = []
+        for key in dict.fromkeys(chain.from_iterable(self.evaluations)):
+            if match := re.fullmatch(r"eval_(\w+)_accuracy", key):
+                names.append(match[1])
+        return names
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """A quantity before and after, as it is shown; is_better: of the change."""
+class Change(NamedTuple):
+    """A quantity before and after, formatted."""
 
     title: str
     before: str
     after: str
     change: str
+    """The difference, with its sign and unit."""
     is_better: bool
+    """Whether the quantity became better, or stayed the same."""
 
 
 def change_of(title: str, before: float, after: float, *, is_share: bool) -> Change:
-    """Of a share, such as accuracy, which is better where it is higher; or of tokens."""
+    """Compare two values of a share, such as accuracy, of which more is better; or of a number of
+    tokens, of which fewer is better.
+    """
     if is_share:
-        show, change = percent, f"{100 * (after - before):+.1f} points"
+        show = percent
+        change = f"{100 * (after - before):+.1f} points"
+        is_better = after >= before
     else:
-        show, change = tokens, f"{100 * (after / before - 1):+.1f} %" if before else "-"
+        show = tokens
+        change = f"{100 * (after / before - 1):+.1f} %" if before else "-"
+        is_better = after <= before
     return Change(
         title=title,
         before=show(before),
         after=show(after),
         change=change,
-        is_better=after >= before if is_share else after <= before,
+        is_better=is_better,
     )
 
 
 def changes_of(run: Run) -> list[Change]:
-    """First and last evaluation, on each set; of steps without two, first and last step's
-    rollouts.
-    """
-    sets = {"": "eval_"} | {f", {name}": f"eval_{name}_" for name in run.more_sets}
-    if len(run.evaluations) < 2 and run.steps:
-        sets = {" in training": ""}
-    quantities = (
-        ("Mean response tokens", "mean_response_tokens"),
-        ("Accuracy", "accuracy"),
-    )
-    return [
-        change_of(
-            f"{title}{name}", points[0][1], points[-1][1], is_share=key == "accuracy"
-        )
-        for name, prefix in sets.items()
-        for title, key in quantities
-        if (points := run.points(f"{prefix}{key}"))
-    ]
+    """Compare the first and the last length and accuracy of each set in `Run.compared`."""
+    changes = []
+    for name, prefix in run.compared.items():
+        for title, key in _QUANTITIES.items():
+            if values := [value for _, value in run.points(prefix + key)]:
+                changes.append(
+                    change_of(
+                        title + name,
+                        values[0],
+                        values[-1],
+                        is_share=key == "accuracy",
+                    )
+                )
+    return changes
 
 
 def read_run(run: Path, name: str) -> Run:
-    """Errors: `UserError` for a directory that holds no run, or damaged lines of metrics."""
+    """Read a run's directory.
+
+    Errors: `UserError` for a directory that is not a run's, or damaged lines of metrics.
+    """
     if not any((run / file).exists() for file in _FILES):
         raise UserError(f"{run}: no run there, and no evaluation")
-    steps, evaluations = (
-        read_json_lines(run / name, required=required)
-        for name, required in (
-            ("metrics.jsonl", ("trained_tokens", "step_seconds")),
-            ("evals.jsonl", ("eval_accuracy", "eval_mean_response_tokens")),
-        )
+    steps = read_json_lines(
+        run / "metrics.jsonl", required=("trained_tokens", "step_seconds")
     )
-    settings = _settings(run / "config.yaml")
-    reached = steps[-1]["step"] if steps else 0
-    state = f"finished: {reached} steps"
+    evaluations = read_json_lines(
+        run / "evals.jsonl", required=("eval_accuracy", "eval_mean_response_tokens")
+    )
+    settings = _read_settings(run / "config.yaml")
+    last_step = steps[-1]["step"] if steps else 0
+    state = f"finished: {last_step} steps"
     if not (run / "summary.json").is_file():
-        state = f"not finished: {reached} of {settings.get('run.steps', '?')} steps"
+        state = f"not finished: {last_step} of {settings.get('run.steps', '?')} steps"
     return Run(
         name=name,
         state=state,
         note=describe_skipped(sum(map(is_skipped, steps)), len(steps)),
         settings=settings,
+        last_step=last_step,
         steps=steps,
         evaluations=evaluations,
     )
 
 
-def _settings(path: Path) -> dict[str, str]:
-    """config.yaml with dotted keys; empty where there is none, or it is damaged."""
+def _read_settings(path: Path) -> dict[str, str]:
+    """Return dotted key -> value of config.yaml; nothing if it is missing or damaged."""
     try:
         tree = parse_yaml(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -143,53 +171,48 @@ def _settings(path: Path) -> dict[str, str]:
 
 
 def table_of_changes(run: Run) -> Table:
-    """Length and accuracy before and after, as `changes_of` has them."""
-    several = len(run.evaluations) > 1
-    sets = {name: f"eval_{name}_samples" for name in run.more_sets}
-    sets = (
-        {"": "eval_samples", **sets}
-        if several or not run.steps
-        else {"": "num_rollouts"}
-    )
-    told = []
-    for name, key in sets.items():
-        if points := run.points(key):
-            count = count_of([points[0][1], points[-1][1]])
-            told.append(
-                f"n = {count} responses{f' of {name}' * bool(name)} at each end"
-            )
-    told.append(f"{len(run.steps):,} steps; metrics of a run have no intervals")
+    """Return a table of length and accuracy before and after; see `changes_of`."""
+    notes = []
+    for prefix in run.compared.values():
+        key = f"{prefix}samples" if prefix else "num_rollouts"
+        if counts := [count for _, count in run.points(key)]:
+            note = f"n = {count_of([counts[0], counts[-1]])} responses"
+            if name := prefix.removeprefix("eval_").removesuffix("_"):
+                note += f" of {name}"
+            notes.append(f"{note} at each end")
+    notes.append(f"{len(run.steps):,} steps; metrics of a run have no intervals")
+    heading = "held-out problems" if len(run.evaluations) > 1 else ""
+    rows = []
+    for change in changes_of(run):
+        title = f"{change.title[0].lower()}{change.title[1:]}"
+        rows.append([title, change.before, change.after, change.change])
     return Table(
         caption=f"{run.name}: before and after",
-        headings=["held-out problems" * several, "before", "after", "change"],
-        rows=[
-            [
-                f"{one.title[0].lower()}{one.title[1:]}",
-                one.before,
-                one.after,
-                one.change,
-            ]
-            for one in changes_of(run)
-        ],
-        note="; ".join(told),
+        headings=[heading, "before", "after", "change"],
+        rows=rows,
+        note="; ".join(notes),
     )
 
 
 def describe_run(path: Path) -> str:
-    """Length and accuracy before and after, up to the last evaluation, and how far the run is.
+    """Return the text for a terminal: the changes up to the last evaluation, the best evaluation,
+    and how far the run is.
 
-    Errors: `UserError` for a directory that holds no run, or damaged lines.
+    Errors: `UserError` for a directory that is not a run's, or damaged lines.
     """
-    run, summary = read_run(path, path.name), read_summary(path)
+    run = read_run(path, path.name)
+    summary = read_summary(path)
     changes = table_of_changes(run)
-    table = aligned(changes.headings, changes.rows)
     seconds = sum(line["step_seconds"] for line in run.steps)
-    reached = run.steps[-1]["step"] if run.steps else 0
-    lines = [table, f"{reached} steps in {seconds:.0f} s", run.note]
-    best = summary.get("best", {"step": reached})
-    if best["step"] != reached:
-        told = f"{best['mean_response_tokens']:.1f} tokens, accuracy {percent(best['accuracy'])}"
-        lines.append(f"best evaluation: after step {best['step']}, {told}")
+    lines = [aligned(changes.headings, changes.rows)]
+    lines += [f"{run.last_step} steps in {seconds:.0f} s", run.note]
+    best = summary.get("best", {"step": run.last_step})
+    if best["step"] != run.last_step:
+        lines.append(
+            f"best evaluation: after step {best['step']}, "
+            f"{best['mean_response_tokens']:.1f} tokens, "
+            f"accuracy {percent(best['accuracy'])}"
+        )
     if worse := summary.get("worse_in_a_row"):
         lines.append(
             f"ended early: {worse} evaluations in a row were worse than the base model's; hf/ "

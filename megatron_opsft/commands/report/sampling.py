@@ -1,7 +1,8 @@
-"""Responses of a run or an evaluation for the page, sampled to a size while files are read once.
+"""Responses of a run or an evaluation for the page, sampled to a size while each file is read once.
 
-Whole groups are taken, of the same problems in every step where they can be: by the hash of the
-problem, so that a problem is seen before and after, and the same run gives the same page.
+Only whole groups are taken, and if possible those of the same problems in every step, so that a
+problem is seen before and after. Problems are chosen by their hash: the same run gives the same
+page.
 """
 
 import hashlib
@@ -29,20 +30,20 @@ FIELDS = (
     "num_tokens",
     "text",
 )
-_SCORES = ("log_probs", "piece_lengths")  # where `run.save_logprobs` has saved them
+_TOKEN_FIELDS = ("log_probs", "piece_lengths")  # if `run.save_logprobs` saved them
 _PROBLEM = re.compile(rb'"problem_id": "((?:[^"\\]|\\.)*)"')
 
 
 def rollouts_of(run: Path) -> dict[int, list[Path]]:
-    """Step -> its files of responses."""
-    steps: dict[int, list[Path]] = {}
+    """Return step -> its files of responses."""
+    files: dict[int, list[Path]] = {}
     for step, path in rollout_files(run / "rollouts"):
-        steps.setdefault(step, []).append(path)
-    return steps
+        files.setdefault(step, []).append(path)
+    return files
 
 
-def samples_of(evaluation: Path) -> dict[str, list[Path]]:
-    """Benchmark -> its files of samples."""
+def evaluation_samples(evaluation: Path) -> dict[str, list[Path]]:
+    """Return benchmark -> its files of responses."""
     ending = ".jsonl.gz"
     paths = sorted((evaluation / "samples").glob(f"*{ending}"))
     return {path.name.removesuffix(ending): [path] for path in paths}
@@ -51,82 +52,96 @@ def samples_of(evaluation: Path) -> dict[str, list[Path]]:
 def sample_responses(
     files: Mapping[Any, Sequence[Path]], max_bytes: int
 ) -> dict[str, Any]:
-    """files: step, or benchmark -> its files. At most about `max_bytes` as JSON.
+    """Read responses that take about `max_bytes` as JSON, or fewer bytes.
 
-    Returns fields: of each row, the last two where they were saved; rows: by step, problem and
-    sample; total: responses there are; problems: id -> [text, gold], where the files have them.
+    files: step or benchmark -> its files. Returns
+
+    - fields: names of a row's values; the values of tokens are last, if any were saved;
+    - rows: one for each response, by step, problem and number;
+    - total: how many responses the files have;
+    - problems: id -> [text, gold answer], None for what the files do not have.
     """
     rows: list[list[Any]] = []
     problems: dict[str, list[str | None]] = {}
-    total, room = 0, max_bytes
-    order = _spread(sorted(files)) if files else []
-    for place, step in enumerate(order):
+    total = 0
+    room = max_bytes
+    steps = _spread_out(sorted(files))
+    for index, step in enumerate(steps):
         lines_of = _lines_by_problem(files[step])
         total += sum(map(len, lines_of.values()))
-        share, used = room // (len(order) - place), 0
+        share = room // (len(steps) - index)
+        used = 0
         for lines in lines_of.values():
-            group, told = _group(step, lines)
-            size = encoded_size([group, told])
-            if used + size > (
-                share if used else room
-            ):  # the first may take all the room
+            group, group_problems = _parse_group(step, lines)
+            size = encoded_size([group, group_problems])
+            limit = share if used else room  # the first group may take all the room
+            if used + size > limit:
                 break
             rows += group
-            problems |= told
+            problems |= group_problems
             used += size
         room -= used
     rows.sort(key=lambda row: row[:3])
-    scored = any(len(row) > len(FIELDS) for row in rows)
-    return {
-        "fields": FIELDS + _SCORES * scored,
-        "rows": rows,
-        "total": total,
-        "problems": problems,
-    }
+    fields: tuple[str, ...] = FIELDS
+    if any(len(row) > len(FIELDS) for row in rows):
+        fields += _TOKEN_FIELDS
+    return {"fields": fields, "rows": rows, "total": total, "problems": problems}
 
 
 def _lines_by_problem(paths: Sequence[Path]) -> dict[bytes, list[bytes]]:
-    """By the problem's id as it is written, in the order of its hash. Most lines of a long run are
-    not parsed further.
+    """Return problem -> lines of its responses, in the order of the problems' hashes.
+
+    A problem is its id as the file spells it: most lines of a long run are left out of the page, so
+    they are not parsed.
     """
-    found: dict[bytes, list[bytes]] = {}
+    lines_of: dict[bytes, list[bytes]] = {}
     for path in paths:
         try:
             for line in whole_lines(path):
-                if problem := _PROBLEM.search(line):
-                    found.setdefault(problem[1], []).append(line)
-        except (
-            UserError
-        ) as error:  # a killed process or a full disk may have torn its end
+                if match := _PROBLEM.search(line):
+                    lines_of.setdefault(match[1], []).append(line)
+        except UserError as error:
+            # A killed process or a full disk may have torn the end of the file.
             log.warning("%s; its other responses are left out", error)
-    by_hash = sorted(
-        found, key=lambda each: hashlib.blake2b(each, digest_size=8).digest()
-    )
-    return {problem: found[problem] for problem in by_hash}
+    return {problem: lines_of[problem] for problem in sorted(lines_of, key=_hash)}
 
 
-def _group(
+def _hash(text: bytes) -> bytes:
+    return hashlib.blake2b(text, digest_size=8).digest()
+
+
+def _parse_group(
     step: Any, lines: Sequence[bytes]
 ) -> tuple[list[list[Any]], dict[str, list[Any]]]:
-    """Rows of the responses to a problem in one step, and its id -> [text, gold]."""
+    """Return the rows of the responses to a problem in one step, and its id -> [text, gold
+    answer]. Damaged lines are left out.
+    """
     rows: list[list[Any]] = []
     problems: dict[str, list[Any]] = {}
     for line in lines:
         try:
-            fields = json.loads(line, parse_constant=lambda _: None)
-            row = [step, *(fields.get(name) for name in FIELDS[1:])]
+            values = json.loads(line, parse_constant=lambda _: None)
+            row = [step, *(values.get(name) for name in FIELDS[1:])]
         except (ValueError, RecursionError, AttributeError):
             continue
-        if all(isinstance(fields.get(name), list) for name in _SCORES):
-            row += [fields[name] for name in _SCORES]
+        token_values = [values.get(name) for name in _TOKEN_FIELDS]
+        if all(isinstance(value, list) for value in token_values):
+            row += token_values
         rows.append(row)
-        problems.setdefault(row[1], [fields.get("problem"), fields.get("gold")])
+        problems.setdefault(row[1], [values.get("problem"), values.get("gold")])
     return rows, problems
 
 
-def _spread(steps: Sequence[Any]) -> list[Any]:
-    """The same steps, so that any beginning of them is spread: last, first, then the middles."""
-    middles = sorted(range(1, len(steps) - 1), key=lambda place: -(place & -place))
+def _spread_out(steps: Sequence[Any]) -> list[Any]:
+    """Reorder the steps so that the first few are always far apart: last, first, middle, ..."""
+    if not steps:
+        return []
+    inner = sorted(range(1, len(steps) - 1), key=_lowest_set_bit, reverse=True)
+    # The first step is also the last one if there is only one.
     return list(
-        dict.fromkeys([steps[-1], steps[0], *(steps[place] for place in middles)])
+        dict.fromkeys([steps[-1], steps[0], *(steps[index] for index in inner)])
     )
+
+
+def _lowest_set_bit(index: int) -> int:
+    return index & -index

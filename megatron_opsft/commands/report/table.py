@@ -1,17 +1,21 @@
-"""One table of rows, blocks and metrics with intervals: terminal, Markdown and page draw from it.
+"""Table of metrics with intervals, as terminal, Markdown, LaTeX and page show it.
 
-A row is a model or a run, a block a benchmark or all of them (OVERALL). In Markdown the best value
-of a column is bold; values that print alike are equally good, and nothing is bold where all do.
+A row is a model or a run; a block is a benchmark, or OVERALL for all of them. The best value of a
+column is bold: values that print alike are equally good, and nothing is bold if all print alike.
 """
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 from tabulate import tabulate
 
-OVERALL = "overall"  # beside the names of benchmarks
+from megatron_opsft.runtime.formatting import count_of
+
+OVERALL = "overall"  # the block of all benchmarks together
 _TITLES = {
     "gsm8k": "GSM8K",
     "math500": "MATH-500",
@@ -23,31 +27,30 @@ _TITLES = {
 
 
 class Estimate(BaseModel):
-    """A metric and its interval; None where a value was derived from others without samples."""
+    """A metric and its interval."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     value: float
     low: float | None = None
+    """None, as `high`, if the value is derived from other values, not from samples."""
     high: float | None = None
 
 
 Metrics = Mapping[str, Estimate]
+"""Name of a metric -> its estimate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """What the metrics of a block rest on."""
+    """Number of problems and responses from which the metrics of a block are computed."""
 
     problems: int
     samples: Sequence[int]
-    """Responses to each problem; several numbers where benchmarks differ."""
+    """Responses to each problem; several numbers if benchmarks differ."""
 
     def __str__(self) -> str:
-        samples = "–".join(
-            f"{n:,}" for n in dict.fromkeys((min(self.samples), max(self.samples)))
-        )
-        return f"{self.problems:,} problems × {samples} responses"
+        return f"{self.problems:,} problems × {count_of(self.samples)} responses"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,59 +59,60 @@ class TableRow:
 
     label: str
     blocks: Mapping[str, Metrics]
-    """Block -> metric -> estimate; a metric that is absent prints as -."""
+    """Block -> metric -> estimate; a missing metric prints as -."""
     budgets: Mapping[str, Sequence[tuple[int, Metrics]]] = field(default_factory=dict)
-    """Block -> (token budget, metrics) ascending; empty without a curve."""
+    """Block -> (token budget, metrics) by ascending budget; empty if none were evaluated."""
     deviations: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """Block -> metric -> standard deviation of several seeds, printed in place of the interval."""
+    """Block -> metric -> standard deviation over seeds, printed instead of the interval."""
     budget_deviations: Mapping[str, Sequence[Mapping[str, float]]] = field(
         default_factory=dict
     )
-    """Block -> the deviations at each token budget, in the order of `budgets`."""
+    """Block -> metric -> deviation, for each token budget in the order of `budgets`."""
     sizes: Mapping[str, Size] = field(default_factory=dict)
     """Block -> problems and responses of one seed."""
     seeds: int = 1
-    """How many runs the values are means of."""
+    """Number of runs whose mean the values are."""
 
     def size(self, block: str) -> str:
-        """What its values in a block rest on; "" where that is not known."""
+        """Return how many problems, responses and seeds a block has; "" if that is not known."""
         if block not in self.sizes:
             return ""
-        return (
-            f"{self.sizes[block]}{f' × {self.seeds} seeds' if self.seeds > 1 else ''}"
-        )
+        text = str(self.sizes[block])
+        return f"{text} × {self.seeds} seeds" if self.seeds > 1 else text
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
-    """unit: printed behind the value; scale: from the stored to the printed unit."""
+class Column(NamedTuple):
+    """A metric as a column of a table."""
 
     metric: str
     heading: str
     higher_is_better: bool
     scale: float = 100.0
+    """Printed value over stored value: 100 for a share in percent."""
     digits: int = 1
     unit: str = ""
 
     @property
-    def titled(self) -> str:
-        """The heading with an arrow to the better values."""
-        return f"{self.heading}{'↑' if self.higher_is_better else '↓'}"
+    def heading_with_arrow(self) -> str:
+        """The heading and an arrow: up if higher is better, otherwise down."""
+        return self.heading + ("↑" if self.higher_is_better else "↓")
 
     def text(self, value: float) -> str:
-        """A value as it is printed."""
+        """Format a stored value."""
         scaled = value * self.scale
-        # Tokens are whole numbers but where these would hide a difference: small models are brief.
-        digits = 1 if self.metric == "mean_tokens" and scaled < 100 else self.digits
+        digits = self.digits
+        if self.metric == "mean_tokens" and scaled < 100:
+            digits = 1  # of responses so short a whole number would hide differences
         return f"{scaled:,.{digits}f}{self.unit}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """value: as printed; around: its interval or deviation, "" without one."""
+    """A formatted value of a table."""
 
     value: str
     around: str = ""
+    """Its interval or deviation; "" if it has none."""
     is_best: bool = False
 
     def __str__(self) -> str:
@@ -117,90 +121,125 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """A table as it stands in a page, in Markdown and in LaTeX."""
+    """A table of formatted values, for a page, Markdown or LaTeX."""
 
     caption: str
     headings: Sequence[str]
     rows: Sequence[Sequence[Cell | str]]
     num_left: int = 1
-    """Columns, from the first, whose texts stand left; numbers stand right."""
+    """How many of the first columns are texts, aligned left; numbers are aligned right."""
     note: str = ""
-    """What its values rest on, and what stands around them."""
+    """How many observations the values are computed from, and what the intervals are."""
 
     def markdown(self) -> str:
-        """GitHub-flavoured, under its caption and above its note."""
-        headings = [escape_markdown(heading) for heading in self.headings]
-        lines = [[_in_markdown(cell) for cell in row] for row in self.rows]
-        table = aligned(headings, lines, num_left=self.num_left, style="pipe")
-        parts = f"## {escape_markdown(self.caption)}", table, escape_markdown(self.note)
-        return "\n\n".join(filter(None, parts)) + "\n"
+        """Return GitHub-flavoured Markdown: caption, table and note."""
+        table = _in_markdown(self.headings, self.rows, self.num_left)
+        blocks = [
+            f"## {escape_markdown(self.caption)}",
+            table,
+            escape_markdown(self.note),
+        ]
+        return "\n\n".join(filter(None, blocks)) + "\n"
 
 
 COLUMNS = (
-    Column(metric="accuracy", heading="Acc", higher_is_better=True),
-    Column(metric="pass_at_n", heading="P@N", higher_is_better=True),
     Column(
-        metric="mean_tokens", heading="Tok", higher_is_better=False, scale=1, digits=0
+        "accuracy",
+        "Acc",
+        higher_is_better=True,
     ),
-    Column(metric="compression_ratio", heading="CR", higher_is_better=False, unit="%"),
     Column(
-        metric="efficiency", heading="Eff", higher_is_better=True, scale=1, digits=2
+        "pass_at_n",
+        "P@N",
+        higher_is_better=True,
+    ),
+    Column(
+        "mean_tokens",
+        "Tok",
+        higher_is_better=False,
+        scale=1,
+        digits=0,
+    ),
+    Column(
+        "compression_ratio",
+        "CR",
+        higher_is_better=False,
+        unit="%",
+    ),
+    Column(
+        "efficiency",
+        "Eff",
+        higher_is_better=True,
+        scale=1,
+        digits=2,
     ),
 )
 MORE_COLUMNS = (
     Column(
-        metric="norm_std", heading="NormStd", higher_is_better=False, scale=1, digits=3
+        "norm_std",
+        "NormStd",
+        higher_is_better=False,
+        scale=1,
+        digits=3,
     ),
     Column(
-        metric="truncated_share", heading="cut off", higher_is_better=False, unit="%"
+        "truncated_share",
+        "cut off",
+        higher_is_better=False,
+        unit="%",
     ),
     Column(
-        metric="no_answer_share", heading="no answer", higher_is_better=False, unit="%"
+        "no_answer_share",
+        "no answer",
+        higher_is_better=False,
+        unit="%",
     ),
 )
 
 
 def title_of(block: str) -> str:
-    """A benchmark's name as it is printed."""
+    """Return the printed name of a benchmark or of OVERALL."""
     return _TITLES.get(block, block)
 
 
 def used_columns(rows: Sequence[TableRow], columns: Iterable[Column]) -> list[Column]:
-    """The columns that some row has a value for: no CR where there is no baseline."""
-    present = {
-        metric for row in rows for metrics in row.blocks.values() for metric in metrics
-    }
-    return [column for column in columns if column.metric in present]
+    """Return the columns for which some row has a value: CR, say, needs a baseline."""
+    all_metrics = chain.from_iterable(row.blocks.values() for row in rows)
+    with_values = set(chain.from_iterable(all_metrics))
+    return [column for column in columns if column.metric in with_values]
 
 
 def cells(
     rows: Sequence[TableRow], block: str, columns: Sequence[Column]
 ) -> list[list[Cell]]:
-    """Those of every row, with intervals; a row without the block has none but -."""
-    found = []
+    """Return the cells of each row with intervals, the best of each column marked.
+
+    A row that does not have the block has "-" in every column.
+    """
+    lines = []
     for row in rows:
-        metrics, deviations = row.blocks.get(block, {}), row.deviations.get(block, {})
-        found.append(
-            [_cell(metrics.get(c.metric), c, deviations.get(c.metric)) for c in columns]
+        metrics = row.blocks.get(block, {})
+        deviations = row.deviations.get(block, {})
+        lines.append(
+            [_cell(c, metrics.get(c.metric), deviations.get(c.metric)) for c in columns]
         )
-    for place, column in enumerate(columns):
-        values = {
-            found[n][place].value: row.blocks[block][column.metric].value
-            for n, row in enumerate(rows)
-            if column.metric in row.blocks.get(block, {})
-        }
-        if len(values) > 1:
-            choose = max if column.higher_is_better else min
-            best = choose(values, key=values.__getitem__)
-            for line in found:
-                if line[place].value == best:
-                    line[place] = Cell(
-                        value=best, around=line[place].around, is_best=True
-                    )
-    return found
+    for index, column in enumerate(columns):
+        values: dict[str, float] = {}  # printed value -> value
+        for row, line in zip(rows, lines, strict=True):
+            estimate = row.blocks.get(block, {}).get(column.metric)
+            if estimate is not None:
+                values[line[index].value] = estimate.value
+        if len(values) < 2:
+            continue
+        choose = max if column.higher_is_better else min
+        best = choose(values, key=values.__getitem__)
+        for line in lines:
+            if line[index].value == best:
+                line[index] = replace(line[index], is_best=True)
+    return lines
 
 
-def _cell(estimate: Estimate | None, column: Column, deviation: float | None) -> Cell:
+def _cell(column: Column, estimate: Estimate | None, deviation: float | None) -> Cell:
     if estimate is None:
         return Cell(value="-")
     around = ""
@@ -211,23 +250,27 @@ def _cell(estimate: Estimate | None, column: Column, deviation: float | None) ->
     return Cell(value=column.text(estimate.value), around=around)
 
 
-def markdown_table(
-    rows: Sequence[TableRow], blocks: Sequence[str], *, intervals: bool
-) -> str:
-    """A GitHub-flavoured table: a line a row, `blocks` side by side; ends with a line feed."""
+def markdown_table(rows: Sequence[TableRow], blocks: Sequence[str]) -> str:
+    """Return GitHub-flavoured Markdown with a line for each row and the blocks side by side. It
+    ends with a line feed.
+    """
     columns = used_columns(rows, COLUMNS)
-    headings = [
-        f"{escape_markdown(title_of(block))} {column.titled}"
-        for block in blocks
-        for column in columns
-    ]
-    lines = [[escape_markdown(row.label)] for row in rows]
+    headings = ["Method"]
+    lines: list[list[Cell | str]] = [[row.label] for row in rows]
     for block in blocks:
-        for line, found in zip(lines, cells(rows, block, columns), strict=True):
-            for cell in found:
-                text = str(cell) if intervals else cell.value
-                line.append(f"**{text}**" if cell.is_best else text)
-    return aligned(["Method", *headings], lines, style="pipe") + "\n"
+        title = title_of(block)
+        headings += [f"{title} {column.heading_with_arrow}" for column in columns]
+        for line, line_cells in zip(lines, cells(rows, block, columns), strict=True):
+            line += line_cells
+    return _in_markdown(headings, lines, num_left=1) + "\n"
+
+
+def _in_markdown(
+    headings: Sequence[str], lines: Sequence[Sequence[Cell | str]], num_left: int
+) -> str:
+    escaped = [escape_markdown(heading) for heading in headings]
+    texts = [list(map(_cell_in_markdown, line)) for line in lines]
+    return aligned(escaped, texts, num_left=num_left, style="pipe")
 
 
 def aligned(
@@ -237,23 +280,28 @@ def aligned(
     num_left: int = 1,
     style: str = "simple",
 ) -> str:
-    """A table of texts in a style of tabulate's: to the right but for the first columns."""
-    align = ["left"] * num_left + ["right"] * (len(headings) - num_left)
+    """Return a table of texts, the first `num_left` columns aligned left and the others right.
+
+    style: a table format of tabulate.
+    """
+    alignments = ["left"] * num_left + ["right"] * (len(headings) - num_left)
     return tabulate(
-        lines, headings, tablefmt=style, disable_numparse=True, colalign=align
+        lines, headings, tablefmt=style, disable_numparse=True, colalign=alignments
     )
 
 
 def text_table(rows: Sequence[TableRow], blocks: Sequence[str]) -> str:
-    """For a terminal: a line a benchmark and model, intervals of accuracy and tokens alone."""
+    """Return a table for a terminal: a line for each block and row, and intervals of accuracy and
+    mean tokens only.
+    """
     columns = [*used_columns(rows, COLUMNS), *MORE_COLUMNS]
     lines = []
-    for block, label, found in _lines(rows, blocks, columns):
-        shown = [
-            str(cell) if column.metric in ("accuracy", "mean_tokens") else cell.value
-            for cell, column in zip(found, columns, strict=True)
-        ]
-        lines.append([block, label, *shown])
+    for line in _lines(rows, blocks, columns):
+        texts = [line.title, line.label]
+        for cell, column in zip(line.cells, columns, strict=True):
+            has_interval = column.metric in ("accuracy", "mean_tokens")
+            texts.append(str(cell) if has_interval else cell.value)
+        lines.append(texts)
     headings = ["", "", *(column.heading for column in columns)]
     return aligned(headings, lines, num_left=2, style="plain") + "\n"
 
@@ -261,38 +309,50 @@ def text_table(rows: Sequence[TableRow], blocks: Sequence[str]) -> str:
 def paper_table(
     rows: Sequence[TableRow], blocks: Sequence[str], caption: str, note: str = ""
 ) -> Table:
-    """The rows of `text_table` with all intervals; without a column for blocks if there is one."""
+    """Return the rows of `text_table` with all intervals. If there is only one block, the table
+    has no column for it.
+    """
     columns = used_columns(rows, (*COLUMNS, *MORE_COLUMNS))
-    skipped = 1 if len(blocks) == 1 else 0
+    headings = ["Benchmark", "Method"]
+    headings += [column.heading_with_arrow for column in columns]
     lines: list[list[Cell | str]] = [
-        [block, label, *found] for block, label, found in _lines(rows, blocks, columns)
+        [line.title, line.label, *line.cells] for line in _lines(rows, blocks, columns)
     ]
+    num_left = 2
+    if len(blocks) == 1:
+        headings = headings[1:]
+        lines = [line[1:] for line in lines]
+        num_left = 1
     return Table(
-        caption=caption,
-        headings=["Benchmark", "Method", *(column.titled for column in columns)][
-            skipped:
-        ],
-        rows=[line[skipped:] for line in lines],
-        num_left=2 - skipped,
-        note=note,
+        caption=caption, headings=headings, rows=lines, num_left=num_left, note=note
     )
+
+
+class _Line(NamedTuple):
+    """A line of a table in which blocks stand below each other."""
+
+    title: str
+    """The block's title in its first line, "" in the others."""
+    label: str
+    cells: list[Cell]
 
 
 def _lines(
     rows: Sequence[TableRow], blocks: Sequence[str], columns: Sequence[Column]
-) -> Iterator[tuple[str, str, list[Cell]]]:
-    """Block, named in its first line alone; label; and cells."""
+) -> Iterator[_Line]:
     for block in blocks:
-        for place, found in enumerate(cells(rows, block, columns)):
-            yield title_of(block) if place == 0 else "", rows[place].label, found
+        title = title_of(block)
+        for row, line_cells in zip(rows, cells(rows, block, columns), strict=True):
+            yield _Line(title, row.label, line_cells)
+            title = ""
 
 
-def _in_markdown(cell: Cell | str) -> str:
+def _cell_in_markdown(cell: Cell | str) -> str:
     if isinstance(cell, str):
         return escape_markdown(cell)
     return f"**{cell}**" if cell.is_best else str(cell)
 
 
 def escape_markdown(text: str) -> str:
-    """The text without what Markdown would read as its own."""
+    """Return the text with a backslash before every character that Markdown would interpret."""
     return re.sub(r"([\\|*_`<])", r"\\\1", text)

@@ -21,7 +21,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from megatron_opsft.commands.evaluate.settings import EvalSettings
-from megatron_opsft.commands.launch.rounds import Rounds, check_rounds
+from megatron_opsft.commands.launch.rounds import RoundsPlan, check_rounds
 from megatron_opsft.commands.study.study_file import StudyRun
 from megatron_opsft.config.load import load
 from megatron_opsft.config.run_prompt import SECTIONS
@@ -61,7 +61,7 @@ def check_study_run(run: StudyRun) -> None:
         raise UserError(f"run {run.name!r}: {error}") from None
 
 
-def _rounds(run: StudyRun) -> Rounds | None:
+def _rounds(run: StudyRun) -> RoundsPlan | None:
     """Return the rounds of fixed data; None for a method that samples while it trains.
 
     Errors: `UserError`.
@@ -75,7 +75,7 @@ def _rounds(run: StudyRun) -> Rounds | None:
         raise UserError(
             f"rounds={run.rounds} does not divide run.steps={config.run.steps}; choose a divisor"
         )
-    return Rounds(
+    return RoundsPlan(
         config=config,
         words=run.words,
         count=run.rounds,
@@ -103,7 +103,7 @@ def commands_of(run: StudyRun) -> list[list[str]]:
         if rounds is None:
             commands = [["train", *run.words, "--resume=auto"]]
         else:
-            commands = list(rounds.left())
+            commands = list(rounds.remaining_commands())
         model = str(trainings_of(run)[-1])  # `eval` asks it as its training did
     else:
         config = run.load()

@@ -9,6 +9,11 @@ from megatron_opsft.commands.report.chart import describe
 from megatron_opsft.commands.report.contents import Contents
 from megatron_opsft.commands.report.html import MAX_MB
 from megatron_opsft.commands.report.page import figures_of_rows, write_page
+from megatron_opsft.commands.report.page_sections import (
+    OVER_PROBLEMS,
+    PageSection,
+    page_section_of,
+)
 from megatron_opsft.commands.report.table import (
     OVERALL,
     Estimate,
@@ -19,7 +24,6 @@ from megatron_opsft.commands.report.table import (
     paper_table,
     text_table,
 )
-from megatron_opsft.commands.report.tables import OVER_PROBLEMS, Section, section_of
 from megatron_opsft.commands.study.results import (
     StudyRow,
     read_written,
@@ -34,7 +38,7 @@ def write_outputs(out: Path, study: Study, rows: Sequence[StudyRow]) -> None:
     write_results(out, study, rows)
     tables = []
     for key, section in study.sections.items():
-        table = markdown_table(table_rows(study, rows, key), [OVERALL], intervals=True)
+        table = markdown_table(table_rows(study, rows, key), [OVERALL])
         tables.append(f"## {escape_markdown(section.title)}\n\n{table}")
     write_text(out / "table.md", "\n".join(tables))
     describe_study(out, study, rows).write_page(out / "report.html")
@@ -88,7 +92,7 @@ def describe_study(
         )
 
     return Contents(
-        told="\n".join(texts).rstrip(),
+        text="\n".join(texts).rstrip(),
         write_page=write,
         sections=sections,
         tables=tables,
@@ -189,7 +193,7 @@ def _mean_over_seeds(seeds: Sequence[Metrics]) -> tuple[Metrics, dict[str, float
 
 def _page_section(
     study: Study, rows: Sequence[StudyRow], key: str, lines: Sequence[TableRow]
-) -> Section:
+) -> PageSection:
     """Return a section of the page, with the notes on its runs. lines: rows of its table."""
     section = study.sections[key]
     sentences = [section.text.strip()]
@@ -203,4 +207,4 @@ def _page_section(
     sentences += [f"{name} has no result: {error}." for name, error in errors.items()]
     text = " ".join(filter(None, sentences))
     name = key if len(study.sections) > 1 else ""
-    return section_of(lines, OVERALL, section.title, text, name=name)
+    return page_section_of(lines, OVERALL, section.title, text, name=name)

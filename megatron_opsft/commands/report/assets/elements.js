@@ -1,5 +1,5 @@
 "use strict";
-// What the other scripts share. Texts of responses enter the page as text nodes alone.
+// Functions that the other scripts share. Texts of responses only become text nodes, never HTML.
 
 const page = JSON.parse(document.getElementById("data").textContent);
 
@@ -16,17 +16,21 @@ function svg(tag, attributes = {}, ...children) {
 function filled(element, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
-    else if (value !== null && value !== undefined && value !== false) {
+    else if (isPresent(value) && value !== false) {
       element.setAttribute(name, value === true ? "" : value);
     }
   }
-  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined));
+  element.append(...children.flat(Infinity).filter(isPresent));
   return element;
 }
 
-/** A number for people; a dash for none. */
+function isPresent(value) {
+  return value !== null && value !== undefined;
+}
+
+/** A value for people; a dash for none. */
 function shown(value, digits = 3) {
-  if (value === null || value === undefined) return "–";
+  if (!isPresent(value)) return "–";
   if (typeof value !== "number") return String(value);
   if (Number.isInteger(value)) return value.toLocaleString("en-US");
   const size = Math.abs(value);
@@ -36,7 +40,7 @@ function shown(value, digits = 3) {
 }
 
 function percent(value, digits = 1) {
-  return value === null || value === undefined ? "–" : `${(100 * value).toFixed(digits)} %`;
+  return isPresent(value) ? `${(100 * value).toFixed(digits)} %` : "–";
 }
 
 function last(values) {

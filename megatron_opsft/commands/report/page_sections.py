@@ -1,0 +1,278 @@
+"""Sections of a page: tables and charts of runs and evaluations, and a problem before and after."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from markupsafe import Markup
+
+from megatron_opsft.commands.report.chart import (
+    Bar,
+    Bars,
+    Chart,
+    Picture,
+    Series,
+    Whisker,
+)
+from megatron_opsft.commands.report.runs import Run, changes_of
+from megatron_opsft.commands.report.table import (
+    COLUMNS,
+    MORE_COLUMNS,
+    Cell,
+    Estimate,
+    Table,
+    TableRow,
+    cells,
+    used_columns,
+)
+from megatron_opsft.runtime.formatting import number, percent
+
+T = TypeVar("T")
+_MAX_COLOURS = 7  # more rows of a chart could not be told apart
+OVER_PROBLEMS = "95 % intervals, bootstrap over problems"
+_OVER_SEEDS = "standard deviation over seeds"
+# Metric -> its name in charts over token budgets.
+_BUDGET_METRICS = {
+    "accuracy": "accuracy",
+    "mean_tokens": "mean tokens",
+    "norm_std": "NormStd",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageSection:
+    """A heading of a page with a table and charts below it."""
+
+    title: str
+    text: str
+    """Sentences below the title; "" for none."""
+    table: Table | None = None
+    plots: Sequence[Picture | Markup] = ()
+    """Pictures, or finished HTML."""
+    name: str = ""
+    """Ends the file names of its charts if there are several sections."""
+
+
+def page_section_of(
+    rows: Sequence[TableRow], block: str, title: str, text: str = "", *, name: str = ""
+) -> PageSection:
+    """Return the metrics of a block with intervals, and its charts."""
+    columns = used_columns(rows, (*COLUMNS, *MORE_COLUMNS))
+    lines = zip(rows, cells(rows, block, columns), strict=True)
+    table = Table(
+        caption=title,
+        headings=["", *(column.heading for column in columns)],
+        rows=[[row.label, *line] for row, line in lines],
+    )
+    plots = plots_of_block(rows, block)
+    return PageSection(title=title, text=text, table=table, plots=plots, name=name)
+
+
+def plots_of_block(rows: Sequence[TableRow], block: str) -> list[Chart | Bars]:
+    """Return charts of the rows that have the block: lengths, accuracy against length, and metrics
+    at token budgets.
+    """
+    rows = [row for row in rows if row.blocks.get(block)]
+    plots: list[Chart | Bars] = []
+    if len(rows) > 1:
+        plots.append(_lengths(rows, block))
+    if 0 < len(rows) <= _MAX_COLOURS:
+        plots.append(_accuracy_against_length(rows, block))
+        charts = [_at_budgets(rows, block, metric) for metric in _BUDGET_METRICS]
+        plots += filter(None, charts)
+    return plots
+
+
+def _lengths(rows: Sequence[TableRow], block: str) -> Bars:
+    bars = []
+    for row in rows:
+        value = row.blocks[block]["mean_tokens"].value
+        interval = _interval_of(row, block, "mean_tokens")
+        bars.append(
+            Bar(
+                label=row.label,
+                value=value,
+                text=f"{value:,.1f}",
+                interval=interval,
+                n=row.size(block),
+                spread=_spread(row, interval),
+            )
+        )
+    return Bars(
+        name="lengths",
+        title="Mean response tokens",
+        x="mean response tokens",
+        rows=bars,
+    )
+
+
+def _accuracy_against_length(rows: Sequence[TableRow], block: str) -> Chart:
+    all_series = []
+    for index, row in enumerate(rows):
+        x = row.blocks[block]["mean_tokens"].value
+        y = row.blocks[block]["accuracy"].value
+        vertical, horizontal = [], []
+        if accuracy := _interval_of(row, block, "accuracy"):
+            vertical.append(Whisker(x, *accuracy))
+        if length := _interval_of(row, block, "mean_tokens"):
+            horizontal.append(Whisker(y, *length))
+        all_series.append(
+            Series(
+                label=row.label,
+                style_index=index,
+                points=[(x, y)],
+                kind="points",
+                vertical_whiskers=vertical,
+                horizontal_whiskers=horizontal,
+                n=row.size(block),
+                spread=_spread(row, vertical or horizontal),
+            )
+        )
+    return Chart(
+        name="accuracy_length",
+        title="Accuracy against mean response tokens",
+        x="mean response tokens",
+        y="accuracy",
+        series=all_series,
+        show=percent,
+    )
+
+
+def _at_budgets(rows: Sequence[TableRow], block: str, metric: str) -> Chart | None:
+    """Return a chart of a metric over token budgets; None if no row has it at a budget."""
+    all_series = []
+    for index, row in enumerate(rows):
+        series = _series_at_budgets(row, index, block, metric)
+        if series.points:
+            all_series.append(series)
+    if not all_series:
+        return None
+    name = _BUDGET_METRICS[metric]
+    return Chart(
+        name=f"{metric}_at_budget",
+        title=f"{name[0].upper()}{name[1:]} at a token budget",
+        x="token budget",
+        y=name,
+        series=all_series,
+        show=percent if metric == "accuracy" else number,
+        from_zero=True,
+        log_x=True,
+    )
+
+
+def _series_at_budgets(
+    row: TableRow, style_index: int, block: str, metric: str
+) -> Series:
+    """Return a metric of a row over its token budgets; no points if the row does not have it."""
+    budgets = row.budgets.get(block, ())
+    deviations = row.budget_deviations.get(block) or [{}] * len(budgets)
+    points, whiskers = [], []
+    for (budget, metrics), deviation in zip(budgets, deviations, strict=True):
+        if metric not in metrics:
+            continue
+        points.append((float(budget), metrics[metric].value))
+        if interval := _interval(metrics[metric], deviation.get(metric)):
+            whiskers.append(Whisker(float(budget), *interval))
+    return Series(
+        label=row.label,
+        style_index=style_index,
+        points=points,
+        vertical_whiskers=whiskers,
+        n=row.size(block),
+        spread=_spread(row, whiskers),
+    )
+
+
+def _interval_of(row: TableRow, block: str, metric: str) -> tuple[float, float] | None:
+    """Return both ends of the whisker of a metric; None if it has none."""
+    deviation = row.deviations.get(block, {}).get(metric)
+    return _interval(row.blocks[block][metric], deviation)
+
+
+def _interval(
+    estimate: Estimate, deviation: float | None
+) -> tuple[float, float] | None:
+    if deviation is not None:
+        return estimate.value - deviation, estimate.value + deviation
+    if estimate.low is None or estimate.high is None:
+        return None
+    return estimate.low, estimate.high
+
+
+def _spread(row: TableRow, intervals: Sequence[object] | None) -> str:
+    """Return what the intervals of a row are; "" if it has none."""
+    if not intervals:
+        return ""
+    return _OVER_SEEDS if row.seeds > 1 else OVER_PROBLEMS
+
+
+def table_of_runs(runs: Sequence[Run]) -> Table:
+    """Return a line for each run: its state, and how length and accuracy changed."""
+    rows = []
+    for run in runs:
+        row: list[Cell | str] = [run.name, run.state]
+        changes = changes_of(run)[:2]
+        for change in changes:
+            value = f"{change.before} to {change.after}"
+            row.append(Cell(value=value, around=f"({change.change})"))
+        if len(changes) < 2:
+            row = [run.name, run.state, "–", "–"]
+        accepted_share = mean_seconds = "–"
+        if accepted := run.points("accept_rate"):
+            accepted_share = percent(accepted[-1][1])
+        if run.steps:
+            seconds = sum(line["step_seconds"] for line in run.steps)
+            mean_seconds = number(seconds / len(run.steps))
+        rows.append([*row, accepted_share, mean_seconds])
+    headings = ["run", "state", "mean response tokens", "accuracy"]
+    headings += ["accepted, last", "s a step"]
+    return Table(caption="Runs", headings=headings, rows=rows)
+
+
+def example_of(
+    first: Mapping[str, Any], last: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """Return a response before and one after, as field -> value; empty if there is none.
+
+    They answer the same problem: the one whose length changed by the median. If no problem has a
+    response on both sides, they are the responses of median length.
+
+    first, last: what `sampling.sample_responses` returned. If they are the same object (a run's),
+    its first and last step are compared; otherwise the first benchmark of two evaluations.
+    """
+    if not first["rows"] or not last["rows"]:
+        return []
+    first_step = first["rows"][0][0]
+    last_step = last["rows"][-1][0] if first is last else first_step
+    if first is last and first_step == last_step:
+        return []
+    before, after = _rows_at(first, first_step), _rows_at(last, last_step)
+    if not before or not after:
+        return []
+    pairs = [[before[key], after[key]] for key in before if key in after]
+    if pairs:
+        return _median(
+            pairs, lambda pair: pair[0]["num_tokens"] - pair[1]["num_tokens"]
+        )
+    return [
+        _median(rows.values(), lambda row: row["num_tokens"])
+        for rows in (before, after)
+    ]
+
+
+def _rows_at(
+    rollouts: Mapping[str, Any], step: Any
+) -> dict[tuple[str, int], dict[str, Any]]:
+    """Return the undamaged responses of a step or benchmark by problem and number."""
+    rows = {}
+    for values in rollouts["rows"]:
+        row = dict(zip(rollouts["fields"], values, strict=False))
+        problem_id = row["problem_id"]
+        row["problem"], row["gold"] = rollouts["problems"].get(problem_id, (None, None))
+        if row["step"] == step and isinstance(row["num_tokens"], int):
+            rows[problem_id, row["sample_index"]] = row
+    return rows
+
+
+def _median(items: Collection[T], key: Callable[[T], int]) -> T:
+    return sorted(items, key=key)[len(items) // 2]
