@@ -38,7 +38,7 @@ from megatron_opsft.models.weights.checkpoint_keys import (
     extra_state_keys,
     lead_sizes,
 )
-from megatron_opsft.models.weights.rules import Rule, WeightTable
+from megatron_opsft.models.weights.rules import WeightRule, WeightTable
 from megatron_opsft.models.weights.slicing import shard_parameter
 
 _SMALL_ALIGNMENT = 64  # as torch's archives align their tensors
@@ -114,7 +114,7 @@ class _DistLayout:
         return Path(name), data
 
     def add_tensor(
-        self, rule: Rule, entry: Entry, lead: dict[str, tuple[int, ...]]
+        self, rule: WeightRule, entry: Entry, lead: dict[str, tuple[int, ...]]
     ) -> None:
         """One layer (or expert) of a tensor: a chunk with one index on each prepended axis."""
         shape = (*(1 for _ in entry.lead), *rule.mcore_shape)
@@ -129,7 +129,7 @@ class _DistLayout:
         path, data = self.add(index, before, prod(shape) * self.dtype.itemsize, behind)
         region = Region(path, data, rule.mcore_shape, self.dtype)
         self.targets.append(
-            Target(rule.mcore_name, region, shard_parameter(rule, 0, 1).parts)
+            Target(rule.mcore_name, region, shard_parameter(rule, 0, 1).copies)
         )
 
 

@@ -150,7 +150,7 @@ def _copy_all(
     with ThreadPoolExecutor(_NUM_THREADS) as pool:
         copied: list[Future[int]] = []
         for target in targets:
-            num_rows = target.parts[-1].target.row1
+            num_rows = target.copies[-1].target.row1
             for first, last in row_chunks(0, num_rows, target.region.row_bytes):
                 copied.append(
                     pool.submit(_copy_rows, source, target, first, last, partial)
@@ -169,13 +169,13 @@ def _copy_rows(
     source: Source, target: Target, first: int, last: int, partial: PartialFiles
 ) -> int:
     """Rows of one tensor: put together in memory, then written. Returns their bytes."""
-    region, width = target.region, target.parts[0].target.col1
+    region, width = target.region, target.copies[0].target.col1
     data = _staging.place_for((last - first) * region.row_bytes)
     rows = torch.frombuffer(data, dtype=region.dtype).view(
         last - first, *region.shape[1:]
     )
     window = Rect(target.name, first, last, 0, width)
-    for part in target.parts:
+    for part in target.copies:
         cut = part.inverse.cut(window)
         if cut is not None:
             read, out = cut.target, cut.source.relative_to(window).view(rows)

@@ -1,7 +1,7 @@
 """Writes weights in place, by a schedule: from the trainer's shards into the engine's own
 parameters, and back.
 
-A rank carries out its part of the schedule: it packs, sends, receives and unpacks.
+A rank carries out its own schedule: it packs, sends, receives and unpacks.
 
 Two rounds are on their way at a time: while one travels, the next is packed, and the one before is
 unpacked.
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from megatron_opsft.models.weights.rectangles import Rect
 from megatron_opsft.models.weights.reshard import Placement
-from megatron_opsft.models.weights.schedule import Program, Round, make_schedule
+from megatron_opsft.models.weights.schedule import RankSchedule, make_schedule
 from megatron_opsft.models.weights.slicing import shard_parameter
 from megatron_opsft.rollout.engine import EngineLayout, RolloutEngine
 from megatron_opsft.runtime.distributed import ranks_by_value
@@ -28,114 +28,102 @@ ALONE_BYTES = 2**17
 """From this size on a rectangle travels alone."""
 
 
-class _Message:
-    """Views of parameters that travel together, in `buffer`: the memory of one that is contiguous,
-    or memory of their own.
-    """
-
-    def __init__(self, views: Sequence[Tensor]) -> None:
-        self._views = views
-        self._is_copy = len(views) > 1 or not views[0].is_contiguous()
-        self.buffer = views[0]
-        if self._is_copy:
-            self.buffer = views[0].new_empty(sum(view.numel() for view in views))
-
-    def pack(self) -> None:
-        """Views -> buffer."""
-        for view, packed in self._pairs():
-            packed.copy_(view)
-
-    def unpack(self) -> None:
-        """Buffer -> views."""
-        for view, packed in self._pairs():
-            view.copy_(packed)
-
-    def _pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Each view and its part of the buffer."""
-        if self._is_copy:
-            parts = self.buffer.split([view.numel() for view in self._views])
-            yield from (
-                (v, part.view(v.shape))
-                for v, part in zip(self._views, parts, strict=True)
-            )
-
-
 @dataclass(eq=False)
 class Transfer:
-    """Fills the targets of all ranks from their sources; made once, run for every push or pull.
+    """Fills the targets of all ranks from their sources; made once, run for every push or pull."""
 
-    program: this rank's of the same schedule. sources, targets: its live parameters under the
-    schedule's names, looked up anew at every run; all of one dtype.
-    """
-
-    program: Program
+    schedule: RankSchedule
+    """This rank's schedule; the other ranks carry out theirs at the same time."""
     sources: Mapping[str, Tensor]
+    """The rank's live source parameters under the schedule's names, looked up at every run."""
     targets: Mapping[str, Tensor]
+    """The rank's live target parameters, likewise; all parameters have one dtype."""
     _is_connected: bool = field(default=False, init=False)
 
     @torch.no_grad()
     def run(self) -> None:
         """Collective over the world. It takes less than two buckets of memory."""
-        if self.program.rounds and not self._is_connected:
+        num_rounds = len(self.schedule.sends)
+        if num_rounds and not self._is_connected:
             # NCCL wants a collective of all ranks before messages between some of them.
             held = chain(self.sources.values(), self.targets.values())
             dist.all_reduce(next(held, torch.empty(0)).new_zeros(1, dtype=torch.uint8))
             self._is_connected = True
         finish: Callable[[], None] = self._fill_locally  # while the first round travels
-        for index, current in enumerate(self.program.rounds):
-            following = self._post(current, index)
+        for index in range(num_rounds):
+            following = self._post(index)
             finish()
             finish = following
         finish()
 
-    def _post(self, current: Round, index: int) -> Callable[[], None]:
-        """Start a round; the rest of it waits, and unpacks. Until then the messages must live."""
-        sent, received = [], []
+    def _post(self, index: int) -> Callable[[], None]:
+        """Start a round. Returns how to finish it: wait, then unpack what was received. Until then
+        the buffers must live.
+        """
+        sent: list[Tensor] = []
+        received: list[tuple[Sequence[Tensor], Tensor]] = []
         operations: list[dist.P2POp] = []
-        for peer, rects in current.receives.items():
-            for message in _messages(rects, self.targets):
-                received.append(message)
-                operations.append(
-                    dist.P2POp(dist.irecv, message.buffer, peer, tag=index)
-                )
-        for peer, rects in current.sends.items():
-            for message in _messages(rects, self.sources):
-                message.pack()
-                sent.append(message)
-                operations.append(
-                    dist.P2POp(dist.isend, message.buffer, peer, tag=index)
-                )
+        for peer, rects in self.schedule.receives[index].items():
+            for views in _messages(rects, self.targets):
+                buffer = _buffer_of(views)
+                received.append((views, buffer))
+                operations.append(dist.P2POp(dist.irecv, buffer, peer, tag=index))
+        for peer, rects in self.schedule.sends[index].items():
+            for views in _messages(rects, self.sources):
+                buffer = _buffer_of(views)
+                for view, packed in _packed_views(views, buffer):
+                    packed.copy_(view)
+                sent.append(buffer)
+                operations.append(dist.P2POp(dist.isend, buffer, peer, tag=index))
         works = dist.batch_isend_irecv(operations) if operations else []
 
         def finish() -> None:
             for work in works:
                 work.wait()
-            for message in received:
-                message.unpack()
+            for views, buffer in received:
+                for view, packed in _packed_views(views, buffer):
+                    view.copy_(packed)
             sent.clear()
 
         return finish
 
     def _fill_locally(self) -> None:
         """Copy between own parameters."""
-        for copy in self.program.copies:
+        for copy in self.schedule.copies:
             source = copy.source.view(self.sources[copy.source.tensor])
             copy.target.view(self.targets[copy.target.tensor]).copy_(source)
-        for padding in self.program.zeros:
+        for padding in self.schedule.zeros:
             padding.view(self.targets[padding.tensor]).zero_()
 
 
 def _messages(
     rects: Sequence[Rect], tensors: Mapping[str, Tensor]
-) -> Iterator[_Message]:
-    """Large rectangles travel alone, without a copy where they are contiguous; the small ones in
-    one message. Sender and receiver decide by size alone.
+) -> Iterator[list[Tensor]]:
+    """Group views of parameters into messages: all small ones in one, each large one alone, which
+    needs no copy if it is contiguous. Sender and receiver decide by size alone.
     """
     views = [rect.view(tensors[rect.tensor]) for rect in rects]
     small = [view for view in views if view.nbytes < ALONE_BYTES]
     if small:
-        yield _Message(small)
-    yield from (_Message([view]) for view in views if view.nbytes >= ALONE_BYTES)
+        yield small
+    yield from ([view] for view in views if view.nbytes >= ALONE_BYTES)
+
+
+def _buffer_of(views: Sequence[Tensor]) -> Tensor:
+    """Return the memory of a message: that of its only view if contiguous, else new memory."""
+    if len(views) == 1 and views[0].is_contiguous():
+        return views[0]
+    return views[0].new_empty(sum(view.numel() for view in views))
+
+
+def _packed_views(
+    views: Sequence[Tensor], buffer: Tensor
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Pair each view with its section of the buffer; nothing if the buffer is the view itself."""
+    if buffer is not views[0]:
+        sections = buffer.split([view.numel() for view in views])
+        for view, section in zip(views, sections, strict=True):
+            yield view, section.view(view.shape)
 
 
 def plan_transfer(
@@ -153,7 +141,7 @@ def plan_transfer(
     schedule = make_schedule(
         sources, targets, rank=rank, itemsize=itemsize, bucket_bytes=bucket_mb * 2**20
     )
-    transfer = Transfer(schedule.program(rank), from_tensors, to_tensors)
+    transfer = Transfer(schedule, from_tensors, to_tensors)
     return transfer, max(schedule.bytes_sent.values())
 
 

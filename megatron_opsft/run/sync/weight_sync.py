@@ -224,7 +224,7 @@ def _answered_for(shards: ModelShards) -> Mapping[str, Sequence[Copy]]:
         )
         if is_repeated or index % shard.num_copies != shard.copy_rank:
             continue
-        for part in shard_parameter(rule, shard.tp_rank, shard.tp_size).parts:
+        for part in shard_parameter(rule, shard.tp_rank, shard.tp_size).copies:
             held.setdefault(part.source.tensor, []).append(part)
     return held
 

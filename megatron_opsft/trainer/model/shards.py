@@ -10,7 +10,7 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from torch import Tensor
 
-from megatron_opsft.models.weights.rules import Rule, WeightTable, local_to_global
+from megatron_opsft.models.weights.rules import WeightRule, WeightTable, local_to_global
 from megatron_opsft.models.weights.slicing import ReadRect, fill_shard
 from megatron_opsft.runtime.distributed import Layout
 
@@ -25,14 +25,14 @@ class ModelShards:
 
     table: WeightTable
     layout: Layout
-    parameters: tuple[tuple[Rule, Tensor], ...]
+    parameters: tuple[tuple[WeightRule, Tensor], ...]
 
     @classmethod
     def of(
         cls, models: Sequence[GPTModel], table: WeightTable, layout: Layout
     ) -> "ModelShards":
         """models: this rank's GPTModel chunks, unwrapped."""
-        parameters: list[tuple[Rule, Tensor]] = []
+        parameters: list[tuple[WeightRule, Tensor]] = []
         experts = layout.own_experts(table.num_experts)
         for model in models:
             offset = get_transformer_layer_offset(model.config, vp_stage=model.vp_stage)
