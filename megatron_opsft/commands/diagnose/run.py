@@ -25,7 +25,7 @@ from megatron_opsft.commands.evaluate.settings import load_settings
 from megatron_opsft.data.stored_samples import SampleFiles
 from megatron_opsft.errors import UserError
 from megatron_opsft.records import FinishReason
-from megatron_opsft.rollout.requests import pieces_of
+from megatron_opsft.rollout.requests import split_text_by_token
 from megatron_opsft.runtime.device import select_device
 from megatron_opsft.runtime.durable import (
     append_line,
@@ -81,7 +81,7 @@ def diagnose(
             dtype = getattr(torch, inputs.dtype)
             models = [load_model(m, dtype, inputs.device) for m in (p, q) if left]
             for row, prompt_ids, ids in left:
-                row["tokens"] = pieces_of(p.tokenizer, ids)
+                row["tokens"] = split_text_by_token(p.tokenizer, ids)
                 found = diverge(models[0], models[1], p.tokenizer, prompt_ids, ids)
                 row["kl"], row["alternatives"] = found
                 append_line(tokens, json.dumps(row, ensure_ascii=False))

@@ -34,12 +34,12 @@ FIXED_FIELDS: tuple[tuple[str, object], ...] = (
 N = TypeVar("N", int, float)
 # transformers 5 writes the second one.
 EXPERT_COUNT_FIELDS = ("num_experts", "num_local_experts")
-LLAMA3_FIELDS = (
+LLAMA3_FIELDS = {
     "factor",
     "low_freq_factor",
     "high_freq_factor",
     "original_max_position_embeddings",
-)
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ def read_model_shape(model_dir: Path) -> ModelShape:
     incomplete, for an architecture without a weight table, and for any setting that the Megatron
     model would not reproduce.
     """
-    path = Path(model_dir) / "config.json"
+    path = model_dir / "config.json"
     values = read_json(path)
     architecture = _find_architecture(_Fields(path, values))
     fields = _Fields(path, {**architecture.defaults, **values})
@@ -158,8 +158,7 @@ def _find_architecture(fields: _Fields) -> Architecture:
     code beside the weights. Such code is never run. If the type is known as well, transformers'
     own code is used.
     """
-    names = fields.values.get("architectures")
-    model_type = label = fields.values.get("model_type")
+    names, label = fields.values.get("architectures"), fields.values.get("model_type")
     architecture = None
     if names:
         label = names[0] if isinstance(names, list) else names
@@ -173,10 +172,8 @@ def _find_architecture(fields: _Fields) -> Architecture:
         fields.fail(
             f"architecture {label} is not supported; supported: {', '.join(ARCHITECTURES)}"
         )
-    is_known = fields.values.get("model_type", architecture.model_type) == (
-        architecture.model_type
-    )
-    if fields.values.get("auto_map") and not is_known:
+    model_type = fields.values.get("model_type", architecture.model_type)
+    if fields.values.get("auto_map") and model_type != architecture.model_type:
         fields.fail(
             f"model_type {model_type} needs the code that auto_map names, and code that "
             f"comes with a model is never run; if this is a {architecture.hf_name}, set model_type "
@@ -187,10 +184,8 @@ def _find_architecture(fields: _Fields) -> Architecture:
 
 def _check_layer_types(fields: _Fields) -> None:
     layer_types = fields.values.get("layer_types") or ["full_attention"]
-    is_full = isinstance(layer_types, list) and all(
-        str(layer_type) == "full_attention" for layer_type in layer_types
-    )
-    if not is_full:
+    is_list = isinstance(layer_types, list)
+    if not is_list or set(map(str, layer_types)) != {"full_attention"}:
         fields.fail("layer_types is supported only with full_attention in every layer")
 
 
@@ -245,7 +240,7 @@ def _read_rope(fields: _Fields) -> tuple[float, RopeScaling | None]:
     kind = values.get("rope_type", values.get("type", "default"))
     known = {"rope_theta", "rope_type", "type", "partial_rotary_factor"}
     if kind == "llama3":
-        known |= set(LLAMA3_FIELDS)
+        known |= LLAMA3_FIELDS
     elif kind != "default":
         fields.fail(
             f"{name}.rope_type={json.dumps(kind)} is not supported; "
@@ -259,13 +254,14 @@ def _read_rope(fields: _Fields) -> tuple[float, RopeScaling | None]:
         )
     if kind == "default":
         return theta, None
-    factor, low, high = (settings.positive(key, float) for key in LLAMA3_FIELDS[:3])
-    original = settings.positive(LLAMA3_FIELDS[3], int)
-    if low >= high:
-        fields.fail(f"{name}.low_freq_factor must be below high_freq_factor")
-    return theta, RopeScaling(
-        factor=factor,
-        low_freq_factor=low,
-        high_freq_factor=high,
-        original_max_position=original,
+    scaling = RopeScaling(
+        factor=settings.positive("factor", float),
+        low_freq_factor=settings.positive("low_freq_factor", float),
+        high_freq_factor=settings.positive("high_freq_factor", float),
+        original_max_position=settings.positive(
+            "original_max_position_embeddings", int
+        ),
     )
+    if scaling.low_freq_factor >= scaling.high_freq_factor:
+        fields.fail(f"{name}.low_freq_factor must be below high_freq_factor")
+    return theta, scaling

@@ -181,7 +181,7 @@ QWEN3_MOE = Architecture(
     ),
 )
 
-ARCHITECTURES: dict[str, Architecture] = {
+ARCHITECTURES = {
     architecture.hf_name: architecture
     for architecture in (QWEN2, QWEN3, LLAMA, MISTRAL, QWEN3_MOE)
 }

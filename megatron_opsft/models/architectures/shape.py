@@ -16,7 +16,7 @@ class RopeScaling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoeShape:
-    """SwiGLU experts in place of every layer's MLP; each token goes to the `top_k` most probable."""
+    """SwiGLU experts in place of each layer's MLP; a token uses the `top_k` most probable ones."""
 
     num_experts: int
     top_k: int
@@ -63,7 +63,7 @@ class ModelShape:
 
 
 def layer_weights(shape: ModelShape) -> int:
-    """Return the weights of one layer's matrix products that a token meets: its own experts only."""
+    """Return the weights in a layer's matrix products that a token meets: of its experts only."""
     num_heads = 2 * (shape.num_heads + shape.num_kv_heads)  # of q and output, k and v
     attention = shape.hidden_size * shape.head_dim * num_heads
     mlp = 3 * shape.ffn_size

@@ -1,4 +1,4 @@
-"""What the weight tables are made of: rows of an architecture, and the weight rules of one model."""
+"""Rows of an architecture, and weight rules of one model: weight tables consist of them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

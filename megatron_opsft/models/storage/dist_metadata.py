@@ -142,14 +142,22 @@ def _stored_tensor(
         offsets, sizes = tuple(map(int, chunk.offsets)), tuple(map(int, chunk.sizes))
         info = storage[key, offsets]
         path = directory / Path(info.relative_path).name
-        start, length = int(info.offset), int(info.length)
-        chunks.append(Chunk(key, dtype, offsets, sizes, path, start, length))
+        chunks.append(
+            Chunk(
+                key,
+                dtype,
+                offsets,
+                sizes,
+                path,
+                int(info.offset),
+                int(info.length),
+            )
+        )
     # As many elements as the tensor has, all inside it: overlaps would leave a hole elsewhere.
-    num_elements = sum(prod(chunk.sizes) for chunk in chunks)
     is_covered = (
         all(_lies_in(shape, chunk) for chunk in chunks)
         and len({chunk.offsets for chunk in chunks}) == len(chunks)
-        and num_elements == prod(shape)
+        and sum(prod(chunk.sizes) for chunk in chunks) == prod(shape)
     )
     if not is_covered:
         raise UserError(

@@ -75,7 +75,7 @@ class HfTensors:
         """Read the headers. A single file of all weights is preferred to an index, as in
         transformers. Errors: `UserError`, naming the file, unless every shard is whole.
         """
-        self.model_dir = Path(model_dir)
+        self.model_dir = model_dir
         self._open = cache(partial(safe_open, framework="pt"))
         self._regions: dict[str, Region] = {}
         for file, names in _weight_files(self.model_dir).items():

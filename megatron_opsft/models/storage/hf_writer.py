@@ -74,22 +74,22 @@ def hf_layout(
         filename_pattern="model{suffix}.safetensors",
         max_shard_size=max_shard_bytes,
     )
-    files: list[PlannedFile] = []
-    targets: list[Target] = []
+    files = []
+    targets = []
     for file_name, names in split.filename_to_tensors.items():
         header, num_bytes = _safetensors_header(names, shapes, dtype)
         files.append(PlannedFile(file_name, num_bytes, ((0, header),)))
         offset = len(header)
         for name in names:
             rect = whole(name, shapes[name])
-            region = Region(Path(file_name), offset, tuple(shapes[name]), dtype)
+            region = Region(Path(file_name), offset, shapes[name], dtype)
             targets.append(Target(name, region, (Copy(rect, rect),)))
             offset += region.num_bytes
-    layout = FileLayout(tuple(files), tuple(targets), {})
+    small_files = {}
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
-        layout.small_files[INDEX_NAME] = (json.dumps(index, indent=2) + "\n").encode()
-    return layout
+        small_files[INDEX_NAME] = (json.dumps(index, indent=2) + "\n").encode()
+    return FileLayout(tuple(files), tuple(targets), small_files)
 
 
 def _safetensors_header(

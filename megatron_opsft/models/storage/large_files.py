@@ -46,7 +46,7 @@ class LargeFile:
         os.ftruncate(self._file, num_bytes)
 
     def write(self, data: bytes | memoryview, offset: int) -> None:
-        """Write bytes at `offset`. The disk begins at once, while the caller makes the next ones."""
+        """Write bytes at `offset`. The disk begins at once, while the caller makes more."""
         write_at(self._file, memoryview(data), offset)
         if hasattr(os, "posix_fadvise"):
             # DONTNEED makes Linux write new pages now; those being written stay in its cache.

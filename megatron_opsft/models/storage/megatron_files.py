@@ -1,7 +1,8 @@
 """Read a Megatron distributed checkpoint under the Hugging Face names of its weights.
 
-`MegatronTensors` has the methods of `HfTensors`, so whatever loads a Hugging Face directory can load
-a checkpoint: any that Megatron-Core wrote, at any TP x PP x VPP x EP, with or without optimizer.
+`MegatronTensors` has the methods of `HfTensors`, so whatever loads a Hugging Face directory can
+load a checkpoint: any that Megatron-Core wrote, at any TP x PP x VPP x EP, with or without
+optimizer.
 """
 
 import json
@@ -48,7 +49,7 @@ class MegatronTensors:
         Errors: `UserError` for a weight that is missing, unexpected, or of another shape, and for
         another vocabulary.
         """
-        self.model_dir = Path(directory)
+        self.model_dir = directory
         self._table = table
         self._stored = read_metadata(self.model_dir)
         self._entries: dict[str, Entry] = {}
@@ -85,7 +86,7 @@ class MegatronTensors:
                 self._copy(rule, rows, out, window)
 
     def _match(self) -> None:
-        """Find the entry of every parameter. Errors: `UserError` for missing and unknown tensors."""
+        """Find the entry of each parameter. Errors: `UserError` for missing and unknown tensors."""
         for rule in self._table.exported:
             candidates = (entry_of(rule.mcore_name), *other_entries(rule.mcore_name))
             stored = [entry for entry in candidates if entry.key in self._stored]
@@ -191,8 +192,8 @@ def open_weights(
 ) -> StoredWeights:
     """Open a Hugging Face directory or a Megatron checkpoint; no weight is read yet.
 
-    table: the model's, with TransformerEngine's names, which checkpoints use. check: True to compare
-    a Hugging Face directory's names and shapes with it, which one rank has to do.
+    table: the model's, with TransformerEngine's names, which checkpoints use.
+    check: True to compare names and shapes of a Hugging Face directory with it; one rank does so.
     Errors: `UserError` naming file and tensor.
     """
     if is_dist_checkpoint(model_dir):

@@ -128,7 +128,7 @@ def newest_checkpoint(directory: Path) -> Path:
 
 
 def _from_hub(name: str, patterns: list[str], option: str) -> Path:
-    """Download a hub name's files that fit the patterns to the cache, and return their directory."""
+    """Download the files of a hub name that fit the patterns, and return their directory."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 

@@ -55,10 +55,7 @@ class Region:
                 continue
             target = out[first - start : last - start]
             needs_cast = not self._has_layout_of(target)
-            if needs_cast:
-                memory = _staging.place_for(num_bytes)
-            else:
-                memory = _memory_of(target)
+            memory = _staging.place_for(num_bytes) if needs_cast else _memory_of(target)
             try:
                 read_into(memory, self.path, self.offset_of(first))
             except (OSError, EOFError) as error:
@@ -89,7 +86,8 @@ def check_cast(values: Tensor, cast: Tensor, what: str) -> None:
         dtype = str(cast.dtype).removeprefix("torch.")
         wider = "bfloat16 or float32" if cast.dtype is torch.float16 else "float32"
         raise UserError(
-            f"{what} holds {too_large[0].item():g}, but {dtype} goes to {largest:g} only; choose {wider}"
+            f"{what} holds {too_large[0].item():g}, but {dtype} goes to {largest:g} only; "
+            f"choose {wider}"
         )
 
 
@@ -131,7 +129,7 @@ def archived_tensor(path: Path, start: int, length: int, what: str) -> Region:
         if not isinstance(tensor, torch.Tensor):
             raise UserError(f"{what} is damaged: no tensor is stored there")
         storage = tensor.untyped_storage()
-        storage_start: int | None = getattr(storage, "_checkpoint_offset", None)
+        storage_start = getattr(storage, "_checkpoint_offset", None)
         skipped = int(tensor.storage_offset()) * tensor.dtype.itemsize
         stop = skipped + tensor.nbytes  # of the tensor in its storage
         is_whole = tensor.is_contiguous() and stop <= storage.nbytes()

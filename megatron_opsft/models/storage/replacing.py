@@ -59,9 +59,11 @@ def check_out(out_dir: Path, sources: Iterable[Path], *, overwrite: bool) -> Non
         raise UserError(
             f"{out_dir} already exists; choose another, or give --overwrite"
         )
-    needed = [(Path(source), "what is read") for source in sources]
-    needed.append((Path.cwd(), "the working directory"))
-    needed.append((Path.home(), "the home directory"))
+    needed = [(source, "what is read") for source in sources]
+    needed += [
+        (Path.cwd(), "the working directory"),
+        (Path.home(), "the home directory"),
+    ]
     resolved = out_dir.resolve()
     for path, what in needed:
         if not path.resolve().is_relative_to(resolved):

@@ -1,8 +1,8 @@
 """Names of Megatron parameters inside a distributed checkpoint.
 
 In a checkpoint one tensor holds a parameter of all layers, with the layer as its first axis, or
-of all experts, with layer and expert as its first two axes, whatever the parallel layout. Norms have
-the names of the TransformerEngine layers (`ShardedTensor` keys and prepended axes of
+of all experts, with layer and expert as its first two axes, whatever the parallel layout. Norms
+have the names of the TransformerEngine layers (`ShardedTensor` keys and prepended axes of
 `sharded_state_dict`).
 """
 
@@ -23,7 +23,7 @@ _PLAIN_MOE_NORM = "mlp.linear_fc1.layer_norm_weight"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Where a checkpoint has a parameter: a tensor, or a slice of one."""
+    """The tensor of a checkpoint, or the slice of one, that is a parameter."""
 
     key: str
     """Name of the tensor."""

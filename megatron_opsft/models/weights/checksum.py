@@ -53,7 +53,7 @@ def checksum(view: Tensor, rect: Rect, *, salt: int) -> Tensor:
 @lru_cache(maxsize=64)
 def _odd_numbers(stream: int, start: int, stop: int, device: torch.device) -> Tensor:
     """Return the odd pseudo-random int64 numbers `start` to `stop` - 1 of a stream."""
-    values = torch.arange(start, stop, dtype=torch.int64, device=device) * 4 + stream
+    values = torch.arange(start, stop, device=device) * 4 + stream
     return mix64(values * STEP64) | 1
 
 
@@ -77,8 +77,8 @@ def parameter_checksums(
     A parameter that is missing or has another shape than described counts as 0. So does one that
     is only padding: the last ranks of a small vocabulary may hold no token of it.
     """
-    indices: list[int] = []
-    checksums: list[Tensor] = []
+    indices = []
+    checksums = []
     for index, parameter in enumerate(parameters):
         tensor = tensors.get(parameter.name)
         if tensor is None or tuple(tensor.shape) != parameter.shape:
@@ -100,8 +100,8 @@ def expected_checksums(
     shard_copies: HF name -> the copies to this rank's shards for which it answers. Those of all
     ranks must cover every HF tensor exactly once. shards: the rank's shards by name.
     """
-    indices: list[int] = []
-    checksums: list[Tensor] = []
+    indices = []
+    checksums = []
     for index, parameter in enumerate(parameters):
         for salt, engine_copy in enumerate(parameter.copies):
             wanted = engine_copy.source

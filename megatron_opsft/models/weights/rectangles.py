@@ -27,8 +27,9 @@ class Rect(NamedTuple):
 
     def __str__(self) -> str:
         matrix = "" if self.matrix is None else f"{self.matrix}, "
-        rows, columns = f"{self.row0}:{self.row1}", f"{self.col0}:{self.col1}"
-        return f"{self.tensor}[{matrix}{rows}, {columns}]"
+        return (
+            f"{self.tensor}[{matrix}{self.row0}:{self.row1}, {self.col0}:{self.col1}]"
+        )
 
     @property
     def num_elements(self) -> int:
@@ -42,7 +43,14 @@ class Rect(NamedTuple):
         col0, col1 = max(self.col0, other.col0), min(self.col1, other.col1)
         if row0 >= row1 or col0 >= col1:
             return None
-        return Rect(self.tensor, row0, row1, col0, col1, self.matrix)
+        return Rect(
+            self.tensor,
+            row0,
+            row1,
+            col0,
+            col1,
+            self.matrix,
+        )
 
     def shift(self, rows: int, columns: int) -> "Rect":
         """Return the rectangle moved down by `rows` and right by `columns`."""
@@ -124,7 +132,8 @@ class Parameter:
 
 def whole(name: str, shape: tuple[int, ...]) -> Rect:
     """Return the rectangle that covers a vector or matrix of this shape."""
-    return Rect(name, 0, shape[0], 0, shape[1] if len(shape) == 2 else 1)
+    num_columns = shape[1] if len(shape) == 2 else 1
+    return Rect(name, 0, shape[0], 0, num_columns)
 
 
 def hf_parameters(shapes: Mapping[str, tuple[int, ...]]) -> tuple[Parameter, ...]:

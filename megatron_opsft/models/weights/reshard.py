@@ -8,7 +8,7 @@ within their own block. Only names and numbers: every rank of a block finds the 
 same order.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from math import gcd
 
@@ -24,6 +24,11 @@ class Placement:
 
     ranks: Ranks
     parameters: tuple[Parameter, ...]
+
+    def copies(self) -> Iterator[Copy]:
+        """Yield all copies from HF tensors to the parameters."""
+        for parameter in self.parameters:
+            yield from parameter.copies
 
 
 def split_into_blocks(
@@ -78,45 +83,28 @@ def find_copies(
     tensor, if the sources lack something that a target wants.
     """
     holders_of = _holders_by_rect(sources)
-    copies: dict[tuple[tuple[int, ...], int], list[Copy]] = {}
-    for index, target in enumerate(targets):
-        for parameter in target.parameters:
-            for wanted in parameter.copies:
-                rects = holders_of.get(wanted.source.tensor, {})
-                for holders, copy in _cut_by_holders(wanted, rects):
-                    copies.setdefault((holders, index), []).append(copy)
-    by_ranks = {}
-    for (holders, index), group in copies.items():
-        ranks = tuple(rank for holder in holders for rank in sources[holder].ranks)
-        by_ranks[ranks, targets[index].ranks] = group
-    return by_ranks
+    copies: dict[tuple[Ranks, Ranks], list[Copy]] = {}
+    for target in targets:
+        for wanted in target.copies():
+            num_missing = wanted.source.num_elements
+            for rect, holders in holders_of.get(wanted.source.tensor, {}).items():
+                copy = wanted.cut(rect)
+                if copy is not None:
+                    copies.setdefault((holders, target.ranks), []).append(copy)
+                    num_missing -= copy.source.num_elements
+            if num_missing:
+                raise ValueError(f"the sources do not hold all of {wanted.source}")
+    return copies
 
 
-def _holders_by_rect(sources: Sequence[Placement]) -> dict[str, dict[Rect, list[int]]]:
-    """Map HF name -> each distinct rectangle -> indices of the placements that hold it."""
-    holders_of: dict[str, dict[Rect, list[int]]] = {}
-    for index, placement in enumerate(sources):
-        for parameter in placement.parameters:
-            for copy in parameter.copies:
-                rects = holders_of.setdefault(copy.source.tensor, {})
-                holders = rects.setdefault(copy.source, [])
-                if index not in holders:
-                    holders.append(index)
+def _holders_by_rect(sources: Sequence[Placement]) -> dict[str, dict[Rect, Ranks]]:
+    """Map HF name -> each distinct rectangle of it -> the ranks that hold it."""
+    holders_of: dict[str, dict[Rect, Ranks]] = {}
+    for placement in sources:
+        for copy in placement.copies():
+            rects = holders_of.setdefault(copy.source.tensor, {})
+            holders = rects.get(copy.source, ())
+            # A placement may have the same rectangle in several parameters.
+            if placement.ranks[0] not in holders:
+                rects[copy.source] = holders + placement.ranks
     return holders_of
-
-
-def _cut_by_holders(
-    wanted: Copy, holders_of: Mapping[Rect, Sequence[int]]
-) -> Iterator[tuple[tuple[int, ...], Copy]]:
-    """Cut a wanted copy at the edges of the rectangles that are held: (holders, piece).
-
-    Errors: ValueError if nobody holds some of it.
-    """
-    num_missing = wanted.source.num_elements
-    for rect, holders in holders_of.items():
-        piece = wanted.cut(rect)
-        if piece is not None:
-            yield tuple(holders), piece
-            num_missing -= piece.source.num_elements
-    if num_missing:
-        raise ValueError(f"the sources do not hold all of {wanted.source}")

@@ -95,7 +95,7 @@ class WeightTable:
             rules.append(replace(self._rule(tied), replica=True))
         else:
             rules.append(self._rule(HEAD))
-        self.rules: tuple[WeightRule, ...] = tuple(rules)
+        self.rules = tuple(rules)
 
     @property
     def num_experts(self) -> int:
@@ -158,7 +158,7 @@ class WeightTable:
         return rules
 
     def hf_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return name -> shape of every tensor of the HF model, in its order, without a tied head."""
+        """Return name -> shape of all tensors of the HF model in its order, without a tied head."""
         shapes: dict[str, tuple[int, ...]] = {}
         for rule in self.exported:
             shapes.update(zip(rule.hf_names, rule.hf_shapes, strict=True))

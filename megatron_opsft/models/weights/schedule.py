@@ -12,7 +12,7 @@ from itertools import pairwise
 from operator import attrgetter
 from typing import NamedTuple
 
-from megatron_opsft.models.weights.rectangles import Copy, Parameter, Rect
+from megatron_opsft.models.weights.rectangles import Copy, Rect
 from megatron_opsft.models.weights.reshard import (
     Placement,
     Ranks,
@@ -39,7 +39,7 @@ class Send(NamedTuple):
     num_bytes: int
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankSchedule:
     """What one rank does to fill the targets of its block."""
 
@@ -86,23 +86,29 @@ def make_schedule(
     )
 
     holdings: dict[str, list[Copy]] = {}
-    for parameter in _parameters_of(rank, sources):
-        for copy in parameter.copies:
+    for placement in _placements_of(rank, sources):
+        for copy in placement.copies():
             holdings.setdefault(copy.source.tensor, []).append(copy)
-    local_copies: list[Copy] = []
+    local_copies = []
     for (holders, wanting), group in copies.items():
         if rank in holders and rank in wanting:
-            local_copies += [
-                Copy(_locate(copy.source, holdings), copy.target) for copy in group
-            ]
-    padding = [parameter.padding for parameter in _parameters_of(rank, targets)]
+            for copy in group:
+                local_copies.append(Copy(_locate(copy.source, holdings), copy.target))
+    zeros = []
+    for placement in _placements_of(rank, targets):
+        padding = [parameter.padding for parameter in placement.parameters]
+        zeros += [rect for rect in padding if rect.num_elements]
     return RankSchedule(
         copies=local_copies,
-        zeros=[rect for rect in padding if rect.num_elements],
+        zeros=zeros,
         sends=[_sends_of(rank, sends, holdings) for sends in rounds],
         receives=[_receives_of(rank, sends) for sends in rounds],
         bytes_sent={peer: bytes_sent[peer] for peer in block},
     )
+
+
+def _placements_of(rank: int, placements: Sequence[Placement]) -> list[Placement]:
+    return [placement for placement in placements if rank in placement.ranks]
 
 
 def plan_rounds(
@@ -116,8 +122,8 @@ def plan_rounds(
     copies: those of the block, as `find_copies` returns them.
     Returns the sends of each round, and the bytes that each rank sends.
     """
-    bytes_sent: Counter[int] = Counter()
-    sends: list[Send] = []
+    bytes_sent = Counter[int]()
+    sends = []
     # What many ranks hold comes last and evens out the load.
     for holders, wanting in sorted(copies, key=lambda ranks: len(ranks[0])):
         group = copies[holders, wanting]
@@ -135,7 +141,15 @@ def plan_rounds(
                 sender = min(holders, key=bytes_sent.__getitem__)
                 bytes_sent[sender] += num_bytes
                 progress = (number + position / len(receivers)) / len(pieces)
-                sends.append(Send(progress, sender, receiver, piece, num_bytes))
+                sends.append(
+                    Send(
+                        progress,
+                        sender,
+                        receiver,
+                        piece,
+                        num_bytes,
+                    )
+                )
     # All groups begin and end together, which keeps senders and receivers busy all the time.
     sends.sort(key=attrgetter("progress"))
     return _cut_rounds(sends, bucket_bytes), bytes_sent
@@ -158,9 +172,6 @@ def split_rows(copy: Copy, max_elements: int) -> Iterator[Copy]:
     rect = copy.source
     height, width = rect.row1 - rect.row0, rect.col1 - rect.col0
     num_strips = ceil_div(height, max(1, max_elements // width))
-    if num_strips == 1:
-        yield copy
-        return
     edges = [
         rect.row0 + index * height // num_strips for index in range(num_strips + 1)
     ]
@@ -173,7 +184,7 @@ def split_rows(copy: Copy, max_elements: int) -> Iterator[Copy]:
 def _cut_rounds(sends: Sequence[Send], bucket_bytes: int) -> list[list[Send]]:
     """Cut the sends into rounds: as many in a row as fit the buckets of all ranks, at least one."""
     rounds: list[list[Send]] = []
-    used: Counter[int] = Counter()
+    used = Counter[int]()
     for send in sends:
         busiest = max(used[send.sender], used[send.receiver])
         if not rounds or busiest + send.num_bytes > bucket_bytes:
@@ -185,12 +196,6 @@ def _cut_rounds(sends: Sequence[Send], bucket_bytes: int) -> list[list[Send]]:
     return rounds
 
 
-def _parameters_of(rank: int, placements: Sequence[Placement]) -> Iterator[Parameter]:
-    for placement in placements:
-        if rank in placement.ranks:
-            yield from placement.parameters
-
-
 def _sends_of(
     rank: int, sends: Sequence[Send], holdings: Mapping[str, Sequence[Copy]]
 ) -> dict[int, list[Rect]]:
@@ -198,8 +203,8 @@ def _sends_of(
     outgoing: dict[int, list[Rect]] = {}
     for send in sends:
         if send.sender == rank:
-            rects = [_locate(copy.source, holdings) for copy in send.copies]
-            outgoing.setdefault(send.receiver, []).extend(rects)
+            rects = outgoing.setdefault(send.receiver, [])
+            rects += [_locate(copy.source, holdings) for copy in send.copies]
     return outgoing
 
 
@@ -208,8 +213,8 @@ def _receives_of(rank: int, sends: Sequence[Send]) -> dict[int, list[Rect]]:
     incoming: dict[int, list[Rect]] = {}
     for send in sends:
         if send.receiver == rank:
-            rects = [copy.target for copy in send.copies]
-            incoming.setdefault(send.sender, []).extend(rects)
+            rects = incoming.setdefault(send.sender, [])
+            rects += [copy.target for copy in send.copies]
     return incoming
 
 

@@ -16,20 +16,20 @@ from megatron_opsft.models.architectures.template import ShardKind, WeightRule
 from megatron_opsft.models.weights.rectangles import Copy, Parameter, Rect, whole
 from megatron_opsft.runtime.rounding import round_up
 
+_VOCABULARY_MULTIPLE = 128
+
 ReadRect = Callable[[Rect], Tensor]
 """Reads the values of a rectangle of an HF tensor, such as `HfTensors.read`."""
 
 
-def padded_vocab_size(
-    vocab_size: int, tp_size: int = 1, divisible_by: int = 128
-) -> int:
+def padded_vocab_size(vocab_size: int, tp_size: int = 1) -> int:
     """Return the rows of the Megatron embedding: `vocab_size` rounded up so that TP divides it.
 
-    It becomes a multiple of lcm(divisible_by, tp_size), not of their product as in Megatron: so the
+    It becomes a multiple of lcm(128, tp_size), not of their product as in Megatron: so the
     size is the same for every power of two up to 128, and a distributed checkpoint loads at another
     TP without resizing.
     """
-    return round_up(vocab_size, lcm(divisible_by, tp_size))
+    return round_up(vocab_size, lcm(_VOCABULARY_MULTIPLE, tp_size))
 
 
 def shard_shape(rule: WeightRule, tp_size: int) -> tuple[int, ...]:
@@ -53,7 +53,16 @@ def shard_parameter(rule: WeightRule, tp_rank: int, tp_size: int) -> Parameter:
         stop = min(start + shape[0], rule.hf_shapes[0][0])
         if start >= stop:
             return Parameter(rule.mcore_name, shape, (), 0)
-        copies = (_copy_along(0, rule, 0, start, stop, 0),)
+        copies = (
+            _copy_along(
+                0,
+                rule,
+                0,
+                start,
+                stop,
+                0,
+            ),
+        )
         return Parameter(rule.mcore_name, shape, copies, stop - start)
     # Along one axis, each HF tensor consists of `num_units` equal units. The shard has the units
     # [first, last) one after another, each with its slices of all HF tensors in turn.
@@ -66,21 +75,35 @@ def shard_parameter(rule: WeightRule, tp_rank: int, tp_size: int) -> Parameter:
         num_units = rule.num_groups
         units_per_rank = divide(num_units, tp_size, "num_key_value_heads")
         first, last = tp_rank * units_per_rank, (tp_rank + 1) * units_per_rank
-    slices: list[Copy] = []
+    slices = []
     position = 0
     for unit in range(first, last):
         for index, hf_shape in enumerate(rule.hf_shapes):
             what = f"axis {axis} of {rule.hf_names[index]}"
             size = divide(hf_shape[axis], num_units, what)
             start = unit * size
-            slices.append(_copy_along(axis, rule, index, start, start + size, position))
+            slices.append(
+                _copy_along(
+                    axis,
+                    rule,
+                    index,
+                    start,
+                    start + size,
+                    position,
+                )
+            )
             position += size
     shape = shard_shape(rule, tp_size)
     return Parameter(rule.mcore_name, shape, tuple(slices), shape[0])
 
 
 def _copy_along(
-    axis: int, rule: WeightRule, index: int, start: int, stop: int, position: int
+    axis: int,
+    rule: WeightRule,
+    index: int,
+    start: int,
+    stop: int,
+    position: int,
 ) -> Copy:
     """Copy [start, stop) along `axis` of the rule's HF tensor `index` to `position` onwards; the
     other axis is copied whole.
@@ -98,7 +121,12 @@ def _copy_along(
 
 @torch.no_grad()
 def fill_shard(
-    rule: WeightRule, read: ReadRect, shard: Tensor, *, tp_rank: int, tp_size: int
+    rule: WeightRule,
+    read: ReadRect,
+    shard: Tensor,
+    *,
+    tp_rank: int,
+    tp_size: int,
 ) -> None:
     """Fill `shard` (any dtype or device) in place from HF tensors, and its padding with zeros.
 
@@ -128,14 +156,14 @@ def merge_shards(rule: WeightRule, shards: Sequence[Tensor]) -> dict[str, Tensor
     tensor that is one rectangle of the parameter is a view of it. If a parameter is not cut (COPY),
     rank 0's shard is taken.
     """
-    pieces: dict[str, list[tuple[Copy, Tensor]]] = {name: [] for name in rule.hf_names}
+    pieces: dict[str, list[tuple[Copy, Tensor]]] = {}
     tp_size = len(shards)
     if rule.kind is ShardKind.COPY:
         shards = shards[:1]
     for tp_rank, shard in enumerate(shards):
         _check_shard(rule, shard, tp_size)
         for copy in shard_parameter(rule, tp_rank, tp_size).copies:
-            pieces[copy.source.tensor].append((copy, shard))
+            pieces.setdefault(copy.source.tensor, []).append((copy, shard))
     merged: dict[str, Tensor] = {}
     for name, shape in zip(rule.hf_names, rule.hf_shapes, strict=True):
         if tp_size == len(pieces[name]) == 1:

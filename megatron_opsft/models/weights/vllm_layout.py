@@ -42,7 +42,13 @@ def vllm_parameters(
         name, expert = _vllm_name(hf_name)
         fused.setdefault(name, []).append((hf_name, expert))
     return tuple(
-        _parameter(name, members, table, tp_rank, tp_size)
+        _parameter(
+            name,
+            members,
+            table,
+            tp_rank,
+            tp_size,
+        )
         for name, members in fused.items()
     )
 
@@ -87,17 +93,30 @@ def _parameter(
     tp_size: int,
 ) -> Parameter:
     """Describe one parameter; members: HF name and expert of each tensor in it."""
-    copies: list[Copy] = []
+    copies = []
     # A fused parameter has the same number of rows for each of its experts.
     heights: dict[int | None, int] = {}
     for hf_name, expert in members:
         rule = table.by_hf_name[hf_name]
-        source = _shard_rect(hf_name, rule, table.shape, tp_rank, tp_size)
+        source = _shard_rect(
+            hf_name,
+            rule,
+            table.shape,
+            tp_rank,
+            tp_size,
+        )
         height, width = source.row1 - source.row0, source.col1 - source.col0
         row = heights.get(expert, 0)
         heights[expert] = row + height
         if source.num_elements:
-            target = Rect(name, row, row + height, 0, width, expert)
+            target = Rect(
+                name,
+                row,
+                row + height,
+                0,
+                width,
+                expert,
+            )
             copies.append(Copy(source, target))
     num_rows = padding_row = next(iter(heights.values()))
     if rule.kind is ShardKind.VOCABULARY:
@@ -109,7 +128,11 @@ def _parameter(
 
 
 def _shard_rect(
-    hf_name: str, rule: WeightRule, shape: ModelShape, tp_rank: int, tp_size: int
+    hf_name: str,
+    rule: WeightRule,
+    shape: ModelShape,
+    tp_rank: int,
+    tp_size: int,
 ) -> Rect:
     """Return the rectangle of an HF tensor that a rank has; no rows if its vocabulary is all
     padding.

@@ -6,7 +6,7 @@ from itertools import islice
 
 from megatron_opsft.methods.updates import Update
 from megatron_opsft.records import Sample, TokenScores
-from megatron_opsft.rollout.requests import pieces_of
+from megatron_opsft.rollout.requests import split_text_by_token
 from megatron_opsft.run.start.session import Session
 from megatron_opsft.run.step.batch import JudgedBatch, pack_update
 from megatron_opsft.runtime.distributed import deal, join_over_context
@@ -32,7 +32,12 @@ def score_sampled(
             index: TokenScores(
                 log_probs=log_probs,
                 piece_lengths=tuple(
-                    map(len, pieces_of(tokenizer, batch.rollouts[index].response_ids))
+                    map(
+                        len,
+                        split_text_by_token(
+                            tokenizer, batch.rollouts[index].response_ids
+                        ),
+                    )
                 ),
             )
             for index, log_probs in _log_probs(s, batch).items()
