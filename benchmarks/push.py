@@ -49,7 +49,7 @@ class LayoutEngine:
         for parameter in self.layout.parameters_of(self.layout.tp_rank):
             tensor = torch.zeros(parameter.shape, dtype=like.dtype, device=like.device)
             self.tensors[parameter.name] = tensor
-            for part in parameter.parts:
+            for part in parameter.copies:
                 self._parts.setdefault(part.source.tensor, []).append((part, tensor))
 
     def load_weights(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> None:

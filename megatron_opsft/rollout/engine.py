@@ -16,117 +16,112 @@ from megatron_opsft.rollout.requests import Decoder, ResponseRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingSettings:
-    """How to sample; max_response_tokens counts the end token. Several end tokens may be given.
-
-    temperature: 0 takes the most probable token each time, and leaves top_p out. seeded: each
-    response has random numbers of its own.
-    """
+    """How to sample a response."""
 
     temperature: float
+    """0 takes the most probable token each time, and ignores top_p."""
     top_p: float
     max_response_tokens: int
+    """The end token counts."""
     end_token_ids: tuple[int, ...]
+    """A response ends with any of these."""
     seeded: bool = True
+    """True: each response has random numbers of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineShare:
-    """Which engine this rank belongs to: the one with `index` among the `count` engines of the job.
-
-    num_ranks: tensor-parallel ranks of an engine. They all make the same requests, and one of them
-    gets the answers; answers: whether it is this one.
-    """
+    """The engine that this rank belongs to, among all engines of the job."""
 
     index: int
+    """Which of the `count` engines it is."""
     count: int
     num_ranks: int = 1
+    """Tensor-parallel ranks of an engine. All make the same requests, one gets the answers."""
     answers: bool = True
+    """True on the rank that gets the answers."""
 
 
-JOB_ID_VARIABLE = "MEGATRON_OPSFT_JOB_ID"  # in which worker processes find a job's id
+JOB_ID_VARIABLE = "MEGATRON_OPSFT_JOB_ID"  # tells worker processes the id of their job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
-    """What an engine is built for.
-
-    tp: ranks that share it. max_tokens: the longest prompt and response together. batch_size:
-    responses decoded at once.
-    gpu_memory_fraction, kv_cache_bytes: of an engine that sets its cache aside.
-    collective_minutes: after which its own collectives give up, as those of the trainer.
-    rank, world_size: of the job. job_id: the same on all ranks of a job and no other. seeded,
-    deep_sleep, speculative: as in `rollout`. notes_routing: `Rollout.routing` and
-    `Scores.routing` are wanted.
-    """
+    """The settings of an engine; fields without a text are keys of `model`, `run` or `rollout`."""
 
     model_dir: Path
     dtype: Literal["float32", "bfloat16"]
     is_cuda: bool
     tp: int
+    """Ranks that share the engine."""
     max_tokens: int
+    """The longest prompt and response together."""
     batch_size: int
+    """Responses that are decoded at the same time."""
     gpu_memory_fraction: float
+    """Share of the GPU's memory for an engine that reserves its cache at the start."""
     kv_cache_bytes: int | None
+    """Size of the cache that such an engine reserves; None: it chooses."""
     seed: int
     collective_minutes: float
+    """Timeout of the engine's own collectives, the same as of the trainer's."""
     rank: int
     world_size: int
     job_id: str = ""
+    """The same on all ranks of a job, and different in every other job."""
     seeded: bool = True
     deep_sleep: bool = False
     speculative: Mapping[str, Any] | None = None
     notes_routing: bool = False
+    """True if `Rollout.routing` and `Scores.routing` are needed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLayout:
-    """Where every HF tensor sits in the engine's parameters, for each of its tensor-parallel ranks.
-
-    tp_rank: this rank's. parameters_of: tensor-parallel rank -> its parameters; the same names in
-    the same order for all.
-    """
+    """The place of every HF tensor in the parameters of each of the engine's ranks."""
 
     tp_size: int
     tp_rank: int
+    """Tensor-parallel rank of this rank."""
     parameters_of: Callable[[int], tuple[Parameter, ...]]
+    """Tensor-parallel rank -> its parameters; all have the same names in the same order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
-    """Log-probabilities of response tokens under the engine's current weights and temperature 1,
-    whatever they were sampled at.
-
-    stale_tokens: tokens of the first sample for which the engine would have used keys and values
-    that it had cached before; right after a push there must be none. routing: of each sample, as
-    `Sample` has it, where it is wanted.
+    """Log-probabilities of response tokens under the engine's current weights, at temperature 1,
+    whatever temperature they were sampled at.
     """
 
     log_probs: tuple[tuple[float, ...], ...]
+    """For each sample, one of each response token."""
     stale_tokens: int
+    """Tokens of the first sample whose keys and values the engine would have taken from its cache;
+    after a weight sync this must be 0.
+    """
     routing: tuple[bytes, ...] = ()
+    """For each sample, in the format of `Sample.routing`, if it is noted."""
 
 
 Take = Callable[[int], Sequence[ResponseRequest]]
-"""Where an engine's work comes from: at most as many requests as it has room for; none: no work is
-left.
+"""Called by an engine for more work: returns at most so many requests as it has room for, or none
+if no work is left.
 """
 
 
 class RolloutEngine(Protocol):
-    """Samples from the current weights. Lives on every rank, and every rank calls every method.
-
-    version: of the weights; None: they are not to be sampled from.
-    """
+    """Samples from the current weights. Every rank has one, and every rank calls every method."""
 
     tokenizer: Decoder
     layout: EngineLayout
     share: EngineShare
     version: int | None
+    """Version of the weights; None: they are incomplete, and nothing may be sampled from them."""
 
     def generate(
         self, requests: Sequence[ResponseRequest], sampling: SamplingSettings
     ) -> list[Rollout]:
-        """All responses, in the order of the requests; empty where `share.answers` is false.
+        """Return all responses in the order of the requests; none where `share.answers` is false.
 
         No two requests may be for the same sample of a problem. The longest prompts come first, so
         that a batch has little padding.
@@ -134,75 +129,75 @@ class RolloutEngine(Protocol):
         longest_first = iter(
             sorted(requests, key=lambda request: -len(request.prompt_ids))
         )
-        finished = self.stream(lambda room: list(islice(longest_first, room)), sampling)
-        done = {
-            (r.problem_id, r.sample_index): r for rollouts in finished for r in rollouts
-        }
+        rollouts = {}
+        for finished in self.stream(lambda n: list(islice(longest_first, n)), sampling):
+            for rollout in finished:
+                rollouts[rollout.problem_id, rollout.sample_index] = rollout
         if not self.share.answers:
             return []
-        return [done[request.problem_id, request.sample_index] for request in requests]
+        return [
+            rollouts[request.problem_id, request.sample_index] for request in requests
+        ]
 
     def stream(self, take: Take, sampling: SamplingSettings) -> Iterator[list[Rollout]]:
-        """Responses as they finish, until `take` has no work left and all are through.
+        """Yield responses as they finish, until `take` has no more work.
 
-        Lists come every few tokens, if only empty ones; where `share.answers` is false all are.
-        The tensor-parallel ranks of an engine must get the same answers from `take`. Errors:
-        RuntimeError before the first complete update of the weights.
+        A list comes every few tokens; it is empty if none has finished, and always where
+        `share.answers` is false. `take` must return the same requests on all tensor-parallel ranks
+        of an engine. Errors: RuntimeError before the first complete update of the weights.
         """
 
     def spec_counts(self) -> Counter[str]:
-        """Of the engine of this rank, so far: `drafts`, how often speculative tokens of a response
-        were checked; `draft_tokens`, how many; `accepted`, those that were right.
+        """Count what this rank's engine has done so far: `drafts`, checks of speculative tokens of
+        a response; `draft_tokens`, the tokens checked; `accepted`, those that were right.
         """
         return Counter()
 
     def score(self, samples: Sequence[Sample]) -> Scores:
-        """How probable the engine finds these responses; call it right after a push."""
+        """Score these responses; to be called right after a weight sync."""
 
     def load_weights(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Replace every weight by a stream of (HF name, full tensor), consumed one by one.
+        """Replace every weight by a stream of (HF name, whole tensor), consumed one by one.
 
-        They are all tensors of the model, as `Exporter` streams them. After an error the engine
-        refuses to generate until an update succeeds.
+        The stream has all tensors of the model, in the order of `Exporter.stream`. After an error
+        the engine refuses to generate until an update succeeds.
         """
         self.begin_update()
         self.copy_weights(tensors)
         self.finish_update(version)
 
     def copy_weights(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """What an engine does with the stream of `load_weights`."""
+        """Copy the stream of `load_weights` into the engine."""
 
     def load_files(
         self, names_by_file: Mapping[Path, Collection[str]], version: int
     ) -> None:
         """Replace every weight by those in a Hugging Face model's weight files, which were compared
-        with its config.json. Only of engines that can (`EngineTraits.reads_files`).
+        with its config.json. Only engines with `EngineTraits.reads_files` can do so.
 
-        names_by_file: the tensors to read from each; a file may hold others, such as older ones.
+        names_by_file: names of the tensors to read from each file, which may hold older ones, too.
         """
         raise NotImplementedError
 
     def weights(self) -> Mapping[str, Tensor]:
-        """What the engine computes with on this rank, to be read and written: live parameters, by
-        the names and shapes of its layout.
+        """Return the live parameters of this rank, to be read and written; they have the names and
+        shapes of its layout.
         """
 
     def begin_update(self) -> None:
-        """Before weights are written in place: no generation until `finish_update`."""
+        """Forbid sampling until `finish_update`; called before weights are written in place."""
         self.version = None
 
     def finish_update(self, version: int) -> None:
-        """After all were written in place: caches are dropped, `version` is current."""
+        """Drop caches and set `version`; called when all weights were written in place."""
         self.version = version
 
     def draft_fault(self) -> str:
-        """How the draft model is not as it was loaded; "" where it is, or there is none."""
+        """Say how the draft model differs from the one that was loaded; "" if it does not."""
         return ""
 
     def sleep(self) -> None:
-        """Free the device's memory until the next update, where the engine can; the weights are
-        lost.
-        """
+        """Free the device's memory until the next update, if the engine can; weights are lost."""
 
     def close(self) -> None:
-        """Free memory and processes; the engine is not used afterwards."""
+        """Free memory and processes; the engine must not be used afterwards."""

@@ -1,5 +1,5 @@
-"""The engines there are, what each can do, and what a run can ask of it: for settings, plans and
-evaluations, before an engine is started. Imports no engine.
+"""The kinds of engine, what each can do, and checks of what a run asks of it. Settings, plans and
+evaluations use them before an engine is started, so no engine is imported.
 """
 
 from collections.abc import Mapping
@@ -9,30 +9,31 @@ from typing import Any
 from megatron_opsft.config import Config
 from megatron_opsft.errors import UserError
 from megatron_opsft.runtime.libraries import is_installed
+from megatron_opsft.runtime.rounding import ceil_div
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineTraits:
-    """One kind of engine.
-
-    packages: the distributions that bring it, of which one is enough.
-    tensor_parallel: several ranks can share one engine. reads_files: it can read a model's files
-    and hand out the weights.
-    refills: new responses take the places of finished ones, in a cache that is set aside at the
-    start; otherwise a batch is decoded to its end, in a cache that grows with it.
-    speculative: it takes `rollout.speculative`, and `rollout.seeded=false`.
-    eval_batch_size: default of `eval`. max_eval_tokens: the longest response of a run's evaluations
-    where nobody says it: what the paper evaluates with, or what a cache that grows with the longest
-    response of a batch can bear.
-    """
+    """What one kind of engine can do, and its defaults."""
 
     packages: tuple[str, ...]
+    """Distributions that contain it; one of them is enough."""
     tensor_parallel: bool
+    """True if several ranks can share one engine."""
     reads_files: bool
+    """True if it can read a model's files itself, and its weights can be read."""
     refills: bool
+    """True if new requests take the place of finished responses, in a cache that is reserved at the
+    start. Otherwise a batch is decoded to its end, in a cache that grows with it.
+    """
     speculative: bool
+    """True if it supports `rollout.speculative` and `rollout.seeded=false`."""
     eval_batch_size: int
+    """Default batch size of the command `eval`."""
     max_eval_tokens: int
+    """Default of the longest response in evaluations: the paper's, or what fits into a cache that
+    grows with the longest response of a batch.
+    """
 
 
 ENGINES = {
@@ -58,7 +59,7 @@ ENGINES = {
 
 
 def engine_traits(name: str, *, section: str = "rollout.") -> EngineTraits:
-    """Facts of the engine that `{section}engine` names. Errors: `UserError` with the known ones."""
+    """Return the traits of the engine that `{section}engine` names. Errors: `UserError`."""
     if name not in ENGINES:
         raise UserError(
             f"{section}engine={name}: no such engine; use one of {', '.join(ENGINES)}"
@@ -74,27 +75,30 @@ def check_engine_settings(
     seeded: bool = True,
     section: str = "rollout.",
 ) -> None:
-    """Errors: `UserError` for an unknown engine and for what it cannot do; section: before the
-    option's name.
+    """Check that an engine exists and supports the settings. Errors: `UserError`.
+
+    section: prefix of the keys in messages.
     """
     traits = engine_traits(name, section=section)
     if tp != 1 and not traits.tensor_parallel:
-        refused, default = f"{section}tp={tp}", f"{section}tp=1"
+        refused, default = f"tp={tp}", "tp=1"
     elif speculative is not None and not traits.speculative:
-        refused = f"{section}speculative={dict(speculative)}"
-        default = f"{section}speculative=null"
+        refused, default = f"speculative={dict(speculative)}", "speculative=null"
     elif not (seeded or traits.speculative):
-        refused, default = f"{section}seeded=false", f"{section}seeded=true"
+        refused, default = "seeded=false", "seeded=true"
     else:
         return
     raise UserError(
-        f"{refused} works only with vLLM; set {section}engine=vllm or {default}"
+        f"{section}{refused} works only with vLLM; set {section}engine=vllm or "
+        f"{section}{default}"
     )
 
 
 def check_installed(name: str, *, section: str = "rollout.") -> None:
-    """Errors: `UserError` with the install line. Imports nothing: a folder called vllm, such as a
-    clone of its repository, could be imported and is no installation.
+    """Check that the engine is installed. Errors: `UserError` with the install line.
+
+    Nothing is imported: a folder called vllm, such as a clone of its repository, can be imported
+    without being an installation.
     """
     if name == "vllm" and not is_installed(*ENGINES[name].packages):
         raise UserError(
@@ -104,7 +108,7 @@ def check_installed(name: str, *, section: str = "rollout.") -> None:
 
 
 def check_engine(config: Config) -> None:
-    """Errors: `UserError` for settings that contradict each other and for a missing engine."""
+    """Check that a run's engine supports its settings and is installed. Errors: `UserError`."""
     rollout = config.rollout
     check_engine_settings(
         rollout.engine, rollout.tp, rollout.speculative, seeded=rollout.seeded
@@ -118,7 +122,7 @@ def check_engine(config: Config) -> None:
 
 
 def check_engine_ranks(tp: int, world_size: int) -> None:
-    """Errors: `UserError` where the ranks cannot be shared out among engines of `tp` ranks."""
+    """Check that the ranks can be divided among engines of `tp` ranks. Errors: `UserError`."""
     if world_size % tp:
         raise UserError(
             f"rollout.tp={tp} does not divide the world size {world_size}; choose a divisor"
@@ -126,40 +130,44 @@ def check_engine_ranks(tp: int, world_size: int) -> None:
 
 
 def max_engine_tokens(config: Config) -> int:
-    """The longest prompt and response together that a run asks an engine for."""
+    """Return the longest prompt and response together that a run asks an engine for."""
     return config.data.max_prompt_tokens + _longest_response(config)[1]
 
 
 def _longest_response(config: Config) -> tuple[str, int]:
-    """Which key asks for it, and how long it is."""
-    wanted = ("rollout.max_response_tokens", config.rollout.max_response_tokens)
-    held_out = ("eval.max_response_tokens", config.eval.max_response_tokens or 0)
-    return held_out if held_out[1] > wanted[1] else wanted
+    """Return the longest response that a run asks for, and before it the key that says so."""
+    in_training = config.rollout.max_response_tokens
+    in_evaluation = config.eval.max_response_tokens or 0
+    if in_evaluation > in_training:
+        return "eval.max_response_tokens", in_evaluation
+    return "rollout.max_response_tokens", in_training
 
 
 def fit_lengths(config: Config, max_positions: int) -> Config:
-    """The configuration, with the lengths that the user left open.
+    """Return the configuration with the lengths that the user did not set.
 
-    Prompts: less than the default where the model has no room for it beside the longest response,
-    or where it would take more than half of the positions from held-out responses. Held-out
-    responses: what prompts leave, up to what the engine can bear, and never less than training's.
+    The longest prompt becomes shorter than its default if the model has no room for it beside the
+    longest response, or if it would leave held-out responses less than half of the positions.
+    Held-out responses get the positions that prompts leave, up to the engine's default, and at
+    least as many as training's.
     """
-    data, held_out = config.data, config.eval
-    prompt, longest = data.max_prompt_tokens, _longest_response(config)[1]
-    if "max_prompt_tokens" not in data.model_fields_set and max_positions > longest:
-        prompt = min(prompt, max_positions - longest)
-        if held_out.max_response_tokens is None:
-            prompt = min(prompt, -(-max_positions // 2))
+    data, evaluation = config.data, config.eval
+    prompt, response = data.max_prompt_tokens, _longest_response(config)[1]
+    sets_response = evaluation.max_response_tokens is not None
+    if "max_prompt_tokens" not in data.model_fields_set and max_positions > response:
+        prompt = min(prompt, max_positions - response)
+        if not sets_response:
+            prompt = min(prompt, ceil_div(max_positions, 2))
         data = data.model_copy(update={"max_prompt_tokens": prompt})
-    if held_out.max_response_tokens is None:
-        bearable = engine_traits(config.rollout.engine).max_eval_tokens
-        room = max(longest, min(bearable, max_positions - prompt))
-        held_out = held_out.model_copy(update={"max_response_tokens": room})
-    return config.model_copy(update={"data": data, "eval": held_out})
+    if not sets_response:
+        default = engine_traits(config.rollout.engine).max_eval_tokens
+        response = max(response, min(default, max_positions - prompt))
+        evaluation = evaluation.model_copy(update={"max_response_tokens": response})
+    return config.model_copy(update={"data": data, "eval": evaluation})
 
 
 def check_lengths(config: Config, max_positions: int) -> None:
-    """Errors: `UserError` where the model has too few positions (max_position_embeddings)."""
+    """Check that the model has enough positions (max_position_embeddings). Errors: `UserError`."""
     key, response = _longest_response(config)
     prompt = config.data.max_prompt_tokens
     if prompt + response > max_positions:

@@ -1,5 +1,5 @@
-"""The rollout engine that a configuration asks for. A new kind of engine is a row in `limits` and
-a case in `build_engine`.
+"""Build the rollout engine of a configuration. A new kind of engine needs a row in `limits` and a
+case in `build_engine`.
 """
 
 from pathlib import Path
@@ -23,7 +23,7 @@ def build_engine(
     tokenizer: Decoder,
     device: Device,
 ) -> RolloutEngine:
-    """An engine over the ranks of this job, without weights; called by every rank.
+    """Build an engine on the ranks of this job, without weights; called by every rank.
 
     Errors: `UserError` for a model that the engine refuses.
     """
@@ -40,7 +40,7 @@ def open_engine(
     device: Device,
     layout: Layout,
 ) -> RolloutEngine:
-    """Called by every rank after the process groups were made; the engine holds no weights yet."""
+    """Build a run's engine, without weights. Every rank calls it after the groups were made."""
     rollout = config.rollout
     settings = EngineSettings(
         model_dir=model_dir,
@@ -61,4 +61,10 @@ def open_engine(
         speculative=rollout.speculative,
         notes_routing=config.train.routing_replay,
     )
-    return build_engine(rollout.engine, settings, table, tokenizer, device)
+    return build_engine(
+        rollout.engine,
+        settings,
+        table,
+        tokenizer,
+        device,
+    )

@@ -1,28 +1,27 @@
-"""What engines are asked for, the rollouts that they make of it, and the text of their tokens."""
+"""Requests to engines, the rollouts that answer them, and the text of single tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import Any, Protocol, TypeVar
 
 from megatron_opsft.records import FinishReason, Rollout
 from megatron_opsft.rollout.sampling import response_seed
+from megatron_opsft.runtime.rounding import ceil_div
 
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseRequest:
-    """One response to a prompt. Neighbours with the same prompt are prefilled together.
-
-    seed: in [0, 2^63); what the response's random numbers depend on.
-    """
+    """A request for one response. Neighbours with the same prompt are prefilled together."""
 
     problem_id: str
     sample_index: int
     prompt_ids: tuple[int, ...]
     seed: int
+    """Seed of the response's random numbers, in [0, 2^63)."""
 
 
 def make_requests(
@@ -32,7 +31,7 @@ def make_requests(
     run_seed: int,
     step: int,
 ) -> list[ResponseRequest]:
-    """A group of responses, seeded by (run seed, step, problem, sample index)."""
+    """Make the requests of a group, seeded by (run seed, step, problem, sample index)."""
     prompt_ids = tuple(prompt_ids)
     return [
         ResponseRequest(
@@ -45,23 +44,24 @@ def make_requests(
     ]
 
 
-def deal_evenly(groups: Sequence[Sequence[_T]], num_parts: int) -> list[list[_T]]:
-    """The members of all groups in `num_parts` parts, whose sizes differ by at most one.
+def deal_evenly(groups: Sequence[Sequence[_T]], num_shares: int) -> list[list[_T]]:
+    """Deal the members of all groups into `num_shares` lists, whose sizes differ by at most one.
 
-    Groups are dealt in turn, so that each part has early and late ones. Only where two parts meet
-    is a group divided.
+    The groups are dealt in turn, so that each share has early and late ones. A group is only
+    divided if it lies on the border of two shares.
     """
-    in_turn = [
-        *chain.from_iterable(
-            g for first in range(num_parts) for g in groups[first::num_parts]
-        )
+    members: list[_T] = []
+    for first in range(num_shares):
+        for group in groups[first::num_shares]:
+            members += group
+    borders = [
+        ceil_div(index * len(members), num_shares) for index in range(num_shares + 1)
     ]
-    bounds = [-(-part * len(in_turn) // num_parts) for part in range(num_parts + 1)]
-    return [in_turn[start:stop] for start, stop in pairwise(bounds)]
+    return [members[start:stop] for start, stop in pairwise(borders)]
 
 
 class Decoder(Protocol):
-    """The part of a tokenizer that the engines need."""
+    """The method of a tokenizer that the engines need."""
 
     def batch_decode(self, sequences: list[list[int]], **kwargs: bool) -> list[str]: ...
 
@@ -75,22 +75,24 @@ def make_rollouts(
     version: int,
     routing: Sequence[bytes] | None = None,
 ) -> list[Rollout]:
-    """responses: of each request the token ids up to the first end token, which is kept; a response
-    that does not end so was cut off at the limit. routing: as `Sample` has it.
+    """Make the rollouts of finished requests.
 
-    The end token is not part of the text.
+    responses: for each request, the token ids up to the first end token, which is included. A
+    response that does not end with one was cut off at the limit.
+    routing: for each request, in the format of `Sample.routing`.
+    The text does not contain the end token.
     """
     if not responses:
         return []
     stopped = [bool(ids) and ids[-1] in end_token_ids for ids in responses]
+    bodies = [
+        list(ids[:-1] if has_end else ids)
+        for ids, has_end in zip(responses, stopped, strict=True)
+    ]
     texts = tokenizer.batch_decode(
-        [
-            list(ids[:-1] if stop else ids)
-            for ids, stop in zip(responses, stopped, strict=True)
-        ],
-        skip_special_tokens=False,
-        clean_up_tokenization_spaces=False,
+        bodies, skip_special_tokens=False, clean_up_tokenization_spaces=False
     )
+    routing = routing or [b""] * len(responses)
     return [
         Rollout(
             problem_id=request.problem_id,
@@ -98,39 +100,35 @@ def make_rollouts(
             prompt_ids=request.prompt_ids,
             response_ids=tuple(ids),
             text=text,
-            finish_reason=FinishReason.STOP if stop else FinishReason.LENGTH,
+            finish_reason=FinishReason.STOP if has_end else FinishReason.LENGTH,
             weight_version=version,
-            routing=chosen,
+            routing=experts,
         )
-        for request, ids, text, stop, chosen in zip(
-            requests,
-            responses,
-            texts,
-            stopped,
-            routing or [b""] * len(responses),
-            strict=True,
+        for request, ids, text, has_end, experts in zip(
+            requests, responses, texts, stopped, routing, strict=True
         )
     ]
 
 
-_TORN = "\N{REPLACEMENT CHARACTER}"
+_INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 
 
-def pieces_of(tokenizer: Any, token_ids: Sequence[int]) -> list[str]:
-    """The text that each token adds to those before it; joined they are the whole text.
+def split_text_by_token(tokenizer: Any, token_ids: Sequence[int]) -> list[str]:
+    """Return the text that each token adds to those before it; joined they are the whole text.
 
-    A character of several tokens is with the last of them, the others add nothing. Decoded in
-    context, since some tokenizers drop a space where a text begins.
+    The last token of a character that has several gets it, the others get "". Tokens are decoded
+    in context, since some tokenizers drop a space at the beginning of a text.
     """
     decode = partial(
         tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False
     )
-    pieces: list[str] = []
-    context = read = 0  # first token of the context, first token that was not read yet
+    pieces = []
+    context = done = 0  # the first token of the context, the first without a piece
     for stop in range(1, len(token_ids) + 1):
-        before, text = decode(token_ids[context:read]), decode(token_ids[context:stop])
-        is_whole = not text.endswith(_TORN) or stop == len(token_ids)
-        pieces.append(text[len(before) :] if is_whole else "")
-        if is_whole:
-            context, read = read, stop
+        before, text = decode(token_ids[context:done]), decode(token_ids[context:stop])
+        if text.endswith(_INCOMPLETE) and stop < len(token_ids):
+            pieces.append("")
+        else:
+            pieces.append(text[len(before) :])
+            context, done = done, stop
     return pieces

@@ -1,4 +1,4 @@
-"""Responses to problems, shared out over the ranks: what the loop and the evaluation both call."""
+"""Sample responses to problems, divided among the ranks, in training and evaluation."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from megatron_opsft.data.prompts import PromptEncoder
 from megatron_opsft.records import Problem, Rollout
 from megatron_opsft.rollout.engine import RolloutEngine, SamplingSettings
-from megatron_opsft.rollout.requests import deal_evenly, make_requests
+from megatron_opsft.rollout.requests import ResponseRequest, deal_evenly, make_requests
 from megatron_opsft.runtime.distributed import (
     Layout,
     any_over_world,
@@ -20,10 +20,11 @@ from megatron_opsft.runtime.phase import Interrupted, expect, is_interruptible
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampler:
-    """Samples on this rank its part of the responses to a batch of problems.
+    """Samples this rank's share of the responses to a batch of problems.
 
-    A response depends on (seed, step, problem id, sample index) and the weights, not on the number
-    of ranks: but for the rounding of logits, which may move a draw, in float32 very rarely.
+    A response depends on (seed, step, problem id, sample index) and the weights. It does not depend
+    on the number of ranks, except that another rounding of logits may, very rarely in float32,
+    change a token.
     """
 
     engine: RolloutEngine
@@ -40,48 +41,51 @@ class Sampler:
         step: int,
         encode: Callable[[Problem], tuple[int, ...]] | None = None,
     ) -> list[Rollout]:
-        """This rank's part of `num_samples` responses to each problem; called by every rank.
+        """Return this rank's share of `num_samples` responses to each problem. Every rank calls it.
 
-        Every engine makes an equal part. step: what the seeds of the responses depend on; encode:
-        the prompts, if not the template's.
-
-        A problem that comes twice (a data set smaller than a batch) gets twice as many, all
-        different.
+        All engines make equally many responses. A problem that comes twice, which happens if a data
+        set is smaller than a batch, gets twice as many, all different.
+        step: changes the seeds of the responses. encode: makes prompts, instead of the template.
         """
         encode = encode or self.encoder.encode
         groups = [
             make_requests(
-                problem.id, encode(problem), times * num_samples, self.seed, step
+                problem.id,
+                encode(problem),
+                times * num_samples,
+                self.seed,
+                step,
             )
             for problem, times in Counter(problems).items()
         ]
         groups.sort(key=lambda group: -len(group[0].prompt_ids))
         share = self.engine.share
-        mine = deal_evenly(groups, share.count)[share.index]
-        expect(len(mine), len(mine) * settings.max_response_tokens)
-        rollouts = _together(lambda: self.engine.generate(mine, settings))
-        if share.count == self.layout.world_size:
-            return rollouts
-        return self._share_out(rollouts)
+        requests = deal_evenly(groups, share.count)[share.index]
+        expect(len(requests), len(requests) * settings.max_response_tokens)
+        rollouts = self._generate(requests, settings)
+        if share.count < self.layout.world_size:
+            rollouts = self._share_out(rollouts)
+        return rollouts
+
+    def _generate(
+        self, requests: Sequence[ResponseRequest], settings: SamplingSettings
+    ) -> list[Rollout]:
+        """Generate. Errors: `Interrupted` on every rank if one rank was interrupted."""
+        if not is_interruptible():
+            return self.engine.generate(requests, settings)
+        rollouts = None
+        with suppress(Interrupted):
+            rollouts = self.engine.generate(requests, settings)
+        if any_over_world(rollouts is None) or rollouts is None:
+            raise Interrupted
+        return rollouts
 
     def _share_out(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
-        """Fewer engines than ranks: every rank takes part in what follows, the verification."""
+        """Divide the rollouts of fewer engines among all ranks, which verify them next."""
         counts = gather_from_all([len(rollouts)])
         first, total = sum(counts[: self.layout.rank]), sum(counts)
-        items_for: dict[int, list[Rollout]] = {}
+        rollouts_for: dict[int, list[Rollout]] = {}
         for index, rollout in enumerate(rollouts, start=first):
             rank = index * self.layout.world_size // total
-            items_for.setdefault(rank, []).append(rollout)
-        return deal(items_for)
-
-
-def _together(make: Callable[[], list[Rollout]]) -> list[Rollout]:
-    """What is made. Errors: `Interrupted` on every rank where one was interrupted."""
-    if not is_interruptible():
-        return make()
-    made = None
-    with suppress(Interrupted):
-        made = make()
-    if any_over_world(made is None) or made is None:
-        raise Interrupted
-    return made
+            rollouts_for.setdefault(rank, []).append(rollout)
+        return deal(rollouts_for)

@@ -54,8 +54,8 @@ def push_and_pull(case: Case, engine_tp: int, bucket_bytes: int) -> tuple[int, l
     rank = dist.get_rank()
     schedule = partial(make_schedule, rank=rank, itemsize=dtype.itemsize, bucket_bytes=bucket_bytes)
     pushed, pulled = spoiled(engine, dtype), spoiled(trainer, dtype)
-    push = Transfer(schedule(trainer, engine).program(rank), shards, pushed)
-    pull = Transfer(schedule(engine, trainer).program(rank), pushed, pulled)
+    push = Transfer(schedule(trainer, engine), shards, pushed)
+    pull = Transfer(schedule(engine, trainer), pushed, pulled)
     wrong = []
     for factor in (1, -2):
         for name, shard in shards.items():
@@ -69,7 +69,7 @@ def push_and_pull(case: Case, engine_tp: int, bucket_bytes: int) -> tuple[int, l
     pull.run()
     # Padding comes back as +0.0, whatever its sign was.
     wrong += differing(pulled, {name: shard + 0 for name, shard in shards.items()})
-    return len(schedule(trainer, engine).rounds), wrong
+    return len(schedule(trainer, engine).sends), wrong
 
 
 @pytest.mark.parametrize(

@@ -220,7 +220,7 @@ def at_another_place(case: Case, model_dir: Path) -> tuple[bool, str]:
         def named(rect: Rect) -> Rect:
             return rect._replace(tensor=other.get(rect.tensor, rect.tensor))
 
-        turned = tuple(Copy(named(part.source), part.target) for part in parameter.parts)
+        turned = tuple(Copy(named(part.source), part.target) for part in parameter.copies)
         return replace(parameter, parts=turned)
 
     engine.layout = replace(

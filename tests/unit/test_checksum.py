@@ -85,7 +85,7 @@ def test_a_shard_of_the_vocabulary_that_is_all_padding_counts_as_zero() -> None:
     shape = replace(SHAPES["qwen2"], vocab_size=65)
     layout = vllm_layout(WeightTable(shape), 4)
     (last,) = (p for p in layout.parameters_of(3) if "embed_tokens" in p.name)
-    assert last.parts == () and last.padding_row == 0
+    assert last.copies == () and last.padding_row == 0
     found = parameter_checksums([last], {last.name: torch.zeros(last.shape)})
     assert found == expected_checksums([last], {}, {}).tolist() == [0]
     assert parameter_checksums([], {}) == []

@@ -25,7 +25,7 @@ from megatron_opsft.rollout.limits import check_engine
 from megatron_opsft.rollout.vllm.options import (
     JOB_ID_VARIABLE,
     llm_options,
-    prepare_environment,
+    prepare_vllm_environment,
 )
 from megatron_opsft.rollout.vllm.weights import DraftWeights
 from megatron_opsft.run.start import session
@@ -118,13 +118,13 @@ def test_on_a_gpu_the_sampler_that_is_compiled_is_off_where_seeds_leave_it_unuse
         *((True, "0", False, "0"), (True, None, False, None)),
     ):
         monkeypatch.setattr(os, "environ", {name: given} if given else {})
-        prepare_environment(is_cuda, rank=0, seeded=seeded)
+        prepare_vllm_environment(is_cuda, rank=0, seeded=seeded)
         assert os.environ.get(name) == found
         assert os.environ.get("VLLM_ALLREDUCE_USE_FLASHINFER") == ("0" if is_cuda else None)
     monkeypatch.setattr("shutil.which", lambda name: None)
     monkeypatch.setattr("os.path.isfile", lambda name: False)
     with pytest.raises(UserError, match="there is no nvcc; set CUDA_HOME"):
-        prepare_environment(True, rank=0, seeded=False)
+        prepare_vllm_environment(True, rank=0, seeded=False)
 
 
 @pytest.mark.parametrize("is_cuda", [True, False])

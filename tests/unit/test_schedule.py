@@ -13,9 +13,14 @@ from tiny_models import SHAPES
 
 from megatron_opsft.models.architectures.shape import ModelShape
 from megatron_opsft.models.weights.rectangles import Copy
-from megatron_opsft.models.weights.reshard import Placement, find_routes
+from megatron_opsft.models.weights.reshard import (
+    Placement,
+    find_copies,
+    restrict,
+    split_into_blocks,
+)
 from megatron_opsft.models.weights.rules import WeightTable
-from megatron_opsft.models.weights.schedule import make_schedule
+from megatron_opsft.models.weights.schedule import make_schedule, plan_rounds
 from megatron_opsft.models.weights.vllm_layout import vllm_parameters
 
 BUCKET = 2**28
@@ -26,37 +31,35 @@ def traffic(
     sources: Sequence[Placement], targets: Sequence[Placement], world_size: int
 ) -> tuple[list[int], list[int], int, int]:
     """Elements sent and received by each rank, elements that ranks copy from themselves, and the
-    most rounds of a block; of each block the schedule is made once.
+    most rounds of a block.
     """
     sent, received = [0] * world_size, [0] * world_size
-    local = rounds = 0
-    done = set[int]()
-    for rank in range(world_size):
-        if rank in done:
-            continue
-        made = make_schedule(sources, targets, rank=rank, itemsize=2, bucket_bytes=BUCKET)
-        done |= {rank, *made.bytes_sent}
-        for send in (send for sends in made.rounds for send in sends):
+    local = most_rounds = 0
+    for block in split_into_blocks(sources, targets):
+        copies = find_copies(restrict(sources, block), restrict(targets, block))
+        rounds, _ = plan_rounds(copies, itemsize=2, bucket_bytes=BUCKET)
+        for send in (send for sends in rounds for send in sends):
             sent[send.sender] += num_copied(send.copies)
             received[send.receiver] += num_copied(send.copies)
-        local += sum(num_copied(route.copies) * len(route.local) for route in made.routes)
-        rounds = max(rounds, len(made.rounds))
-    return sent, received, local, rounds
+        for (holders, wanting), group in copies.items():
+            local += num_copied(group) * len({*holders} & {*wanting})
+        most_rounds = max(most_rounds, len(rounds))
+    return sent, received, local, most_rounds
 
 
 def least(sources: Sequence[Placement], targets: Sequence[Placement]) -> int:
     """Elements that some rank must send, however they are dealt.
 
-    For a set S of ranks let E(S) be the elements of all routes whose holders are in S, once for
+    For a set S of ranks let E(S) be the elements of all copies whose holders are in S, once for
     each receiver: nobody else can send them, so some rank of S sends E(S) / |S| or more. The result
-    is the largest such quotient over the holder sets of all routes and over all holders together.
+    is the largest such quotient over the holder sets of all copies and over all holders together.
     Where holder sets are nested or disjoint, dealing in fractions would reach it.
     """
     needs: dict[frozenset[int], int] = {}
-    for route in find_routes(sources, targets):
-        if route.receivers:
-            holders = frozenset(route.holders)
-            needs[holders] = needs.get(holders, 0) + num_copied(route.copies) * len(route.receivers)
+    for (holders, wanting), copies in find_copies(sources, targets).items():
+        if receivers := {*wanting} - {*holders}:
+            elements = num_copied(copies) * len(receivers)
+            needs[frozenset(holders)] = needs.get(frozenset(holders), 0) + elements
     sets = [*needs, frozenset[int]().union(*needs)] if needs else []
     return max((-(-sum(n for o, n in needs.items() if o <= s) // len(s)) for s in sets), default=0)
 
@@ -66,7 +69,7 @@ def num_copied(copies: Iterable[Copy]) -> int:
 
 
 def num_held(placement: Placement) -> int:
-    return num_copied(part for p in placement.parameters for part in p.parts)
+    return num_copied(copy for p in placement.parameters for copy in p.copies)
 
 
 def both_sides(
@@ -114,8 +117,8 @@ def test_a_rank_that_holds_what_it_wants_receives_nothing() -> None:
     trainer, engine = both_sides(REAL_SHAPES["DeepSeek-R1-Distill-Qwen-1.5B"], 2, 1, 4, 2)
     schedule = make_schedule(trainer, engine, rank=5, itemsize=2, bucket_bytes=BUCKET)
     assert set(schedule.bytes_sent.values()) == {0}
-    assert least(trainer, engine) == len(schedule.rounds) == 0
-    assert num_copied(schedule.program(5).copies) == num_held(engine[1])
+    assert least(trainer, engine) == len(schedule.sends) == 0
+    assert num_copied(schedule.copies) == num_held(engine[1])
 
 
 def test_every_rank_has_partners_in_its_own_block_alone() -> None:
@@ -124,10 +127,9 @@ def test_every_rank_has_partners_in_its_own_block_alone() -> None:
     sent = set()
     for rank in (0, 7, 1003, 1999):
         schedule = make_schedule(trainer, engine, rank=rank, itemsize=2, bucket_bytes=30_000)
-        rounds = schedule.program(rank).rounds
-        partners = {peer for each in rounds for peer in (*each.sends, *each.receives)}
+        partners = {peer for by_peer in (*schedule.sends, *schedule.receives) for peer in by_peer}
         first = rank % 1000 // 2 * 2
         block = (first, first + 1, first + 1000, first + 1001)
         assert partners == {*block} - {rank} and {*schedule.bytes_sent} == {*block}
-        sent.add((len(rounds), *(schedule.bytes_sent[peer] for peer in block)))
+        sent.add((len(schedule.sends), *(schedule.bytes_sent[peer] for peer in block)))
     assert len(sent) == 1

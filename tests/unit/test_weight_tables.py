@@ -120,7 +120,7 @@ def test_tp_that_does_not_divide_is_named(name: str, tp: int, said: str) -> None
 def filled(parameter: Parameter, hf: dict[str, Tensor]) -> Tensor:
     """The parameter as its description says: every element written once, padding zero."""
     tensor, written = torch.full(parameter.shape, torch.nan), torch.zeros(parameter.shape)
-    for part in parameter.parts:
+    for part in parameter.copies:
         part.target.view(tensor).copy_(part.source.view(hf[part.source.tensor]))
         part.target.view(written).add_(1)
     if len(parameter.shape) < 3:

@@ -38,7 +38,7 @@ from megatron_opsft.models.weights.checkpoint_keys import (
     extra_state_keys,
     lead_sizes,
 )
-from megatron_opsft.models.weights.rules import Rule, WeightTable
+from megatron_opsft.models.weights.rules import WeightRule, WeightTable
 from megatron_opsft.models.weights.slicing import shard_parameter
 from megatron_opsft.runtime.rounding import round_up
 
@@ -132,7 +132,7 @@ class _DistLayout:
         return _DataPlace(Path(name), data)
 
     def add_tensor(
-        self, rule: Rule, entry: Entry, lead_sizes: dict[str, tuple[int, ...]]
+        self, rule: WeightRule, entry: Entry, lead_sizes: dict[str, tuple[int, ...]]
     ) -> None:
         """Add one layer (or expert) of a tensor: a chunk of size 1 on each prepended axis.
 
@@ -151,7 +151,7 @@ class _DistLayout:
         data_bytes = prod(shape) * self.dtype.itemsize
         place = self.add_archive(index, frame.before, data_bytes, frame.after)
         region = Region(place.file, place.offset, rule.mcore_shape, self.dtype)
-        parts = shard_parameter(rule, 0, 1).parts
+        parts = shard_parameter(rule, 0, 1).copies
         self.targets.append(Target(rule.mcore_name, region, parts))
 
 

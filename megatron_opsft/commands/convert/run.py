@@ -157,7 +157,7 @@ def _copy_all(
     with ThreadPoolExecutor(_NUM_THREADS) as pool:
         chunks: list[Future[int]] = []
         for target in targets:
-            num_rows = target.parts[-1].target.row1
+            num_rows = target.copies[-1].target.row1
             for first, last in row_chunks(0, num_rows, target.region.row_bytes):
                 chunks.append(
                     pool.submit(_copy_rows, source, target, first, last, partial)
@@ -175,12 +175,12 @@ def _copy_rows(
     source: Source, target: Target, first: int, last: int, partial: PartialFiles
 ) -> int:
     """Assemble rows of one tensor in memory and write them. Returns the number of bytes."""
-    region, width = target.region, target.parts[0].target.col1
+    region, width = target.region, target.copies[0].target.col1
     data = _staging.place_for((last - first) * region.row_bytes)
     flat = torch.frombuffer(data, dtype=region.dtype)
     rows = flat.view(last - first, *region.shape[1:])
     window = Rect(target.name, first, last, 0, width)
-    for copy in target.parts:
+    for copy in target.copies:
         cut = copy.inverse.cut(window)
         if cut is not None:
             read, out = cut.target, cut.source.relative_to(window).view(rows)

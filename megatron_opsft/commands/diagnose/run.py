@@ -30,7 +30,7 @@ from megatron_opsft.commands.evaluate.settings import load_settings
 from megatron_opsft.data.stored_samples import SampleFiles
 from megatron_opsft.errors import UserError
 from megatron_opsft.records import FinishReason
-from megatron_opsft.rollout.requests import pieces_of
+from megatron_opsft.rollout.requests import split_text_by_token
 from megatron_opsft.runtime.device import select_device
 from megatron_opsft.runtime.durable import (
     append_line,
@@ -121,7 +121,7 @@ def _diagnose_missing(
         p = load_model(original, dtype, inputs.device)
         q = load_model(efficient, dtype, inputs.device)
         for row, prompt_ids, ids in missing:
-            row["tokens"] = pieces_of(original.tokenizer, ids)
+            row["tokens"] = split_text_by_token(original.tokenizer, ids)
             row["kl"], row["alternatives"] = diverge(
                 p, q, original.tokenizer, prompt_ids, ids
             )

@@ -1,13 +1,14 @@
 """Hugging Face `config.json` -> `ModelShape`, refusing whatever would change the mathematics.
 
-Plain JSON: transformers is not needed, and fields it would silently ignore are seen. Both spellings
-of the rotary settings are read: `rope_theta` / `rope_scaling`, and transformers 5's
-`rope_parameters`.
+The file is read as plain JSON: transformers is not needed, and fields that it would silently ignore
+are checked. Both spellings of the rotary settings are read: `rope_theta` / `rope_scaling`, and
+transformers 5's `rope_parameters`.
 """
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.models.architectures.families import (
@@ -18,7 +19,7 @@ from megatron_opsft.models.architectures.families import (
 from megatron_opsft.models.architectures.shape import ModelShape, MoeShape, RopeScaling
 from megatron_opsft.models.architectures.template import Architecture
 
-# Fields whose other values mean a model that is computed differently; absent or null is fine.
+# Fields with another value mean a model that is computed differently; absent or null is fine.
 FIXED_FIELDS: tuple[tuple[str, object], ...] = (
     ("hidden_act", "silu"),
     ("attention_dropout", 0),
@@ -31,87 +32,111 @@ FIXED_FIELDS: tuple[tuple[str, object], ...] = (
     ("transformers_weights", None),  # another file than the usual ones
 )
 N = TypeVar("N", int, float)
-EXPERT_COUNT_FIELDS = (
-    "num_experts",
-    "num_local_experts",
-)  # transformers 5 writes the second
-LLAMA3_FIELDS = (
+# transformers 5 writes the second one.
+EXPERT_COUNT_FIELDS = ("num_experts", "num_local_experts")
+LLAMA3_FIELDS = {
     "factor",
     "low_freq_factor",
     "high_freq_factor",
     "original_max_position_embeddings",
-)
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Fields:
+    """The fields of a config.json, read with checks. Errors: `UserError` that names the file."""
+
+    path: Path
+    values: dict[str, Any]
+
+    def fail(self, message: str) -> NoReturn:
+        raise UserError(f"{self.path}: {message}")
+
+    def positive(self, name: str, kind: type[N], default: N | None = None) -> N:
+        """Read a positive number, a whole one if `kind` is int."""
+        value: Any = self.values.get(name)
+        if value is None:
+            value = default
+        is_number = isinstance(value, int | kind) and not isinstance(value, bool)
+        if not is_number or not 0 < value < 2**40:
+            number = "whole number" if kind is int else "number"
+            self.fail(f"{name} must be a positive {number}, not {json.dumps(value)}")
+        return kind(value)
+
+    def flag(self, name: str) -> bool:
+        """Read true or false; absent means false."""
+        value = self.values.get(name)
+        if value is not None and not isinstance(value, bool):
+            self.fail(f"{name} must be true or false, not {json.dumps(value)}")
+        return bool(value)
+
+    def check_fixed(self, name: str, supported: object) -> None:
+        """Check that a field is absent, null, or has the only supported value."""
+        value = self.values.get(name)
+        if value is not None and value != supported:
+            self.fail(
+                f"{name}={json.dumps(value)} is not supported, only "
+                f"{name}={json.dumps(supported)}"
+            )
 
 
 def read_model_shape(model_dir: Path) -> ModelShape:
-    """The shape of the model in a Hugging Face directory.
+    """Read the shape of the model in a Hugging Face directory.
 
-    UserError, naming the file and the field, for a config.json that is missing, broken or
-    incomplete, for an architecture without a table, and for any setting the Megatron model would
-    not reproduce.
+    Errors: `UserError`, naming the file and the field, for a config.json that is missing, broken or
+    incomplete, for an architecture without a weight table, and for any setting that the Megatron
+    model would not reproduce.
     """
-    path = Path(model_dir) / "config.json"
-    config = read_json(path)
-    architecture = _architecture(config, path)
-    _check_needs_no_foreign_code(config, architecture, path)
-    config = {**architecture.defaults, **config}
-    for name, value in (*FIXED_FIELDS, *architecture.fixed_fields):
-        _check_fixed(config, name, value, path)
-    _check_layer_types(config, path)
-    hidden_size = _positive(config, "hidden_size", path, int)
-    num_heads = _positive(config, "num_attention_heads", path, int)
-    if config.get("head_dim") is None and hidden_size % num_heads:
-        raise UserError(
-            f"{path}: num_attention_heads={num_heads} does not divide hidden_size={hidden_size} "
+    path = model_dir / "config.json"
+    values = read_json(path)
+    architecture = _find_architecture(_Fields(path, values))
+    fields = _Fields(path, {**architecture.defaults, **values})
+    for name, supported in (*FIXED_FIELDS, *architecture.fixed_fields):
+        fields.check_fixed(name, supported)
+    _check_layer_types(fields)
+    hidden_size = fields.positive("hidden_size", int)
+    num_heads = fields.positive("num_attention_heads", int)
+    if fields.values.get("head_dim") is None and hidden_size % num_heads:
+        fields.fail(
+            f"num_attention_heads={num_heads} does not divide hidden_size={hidden_size} "
             "and there is no head_dim"
         )
-    # Without the field Llama has as many; where another class has not, no tensor fits.
-    num_kv_heads = _positive(config, "num_key_value_heads", path, int, num_heads)
+    # If the field is absent, Llama has as many. Where another class has not, no tensor fits.
+    num_kv_heads = fields.positive("num_key_value_heads", int, num_heads)
     if num_heads % num_kv_heads:
-        raise UserError(
-            f"{path}: num_key_value_heads={num_kv_heads} does not divide "
+        fields.fail(
+            f"num_key_value_heads={num_kv_heads} does not divide "
             f"num_attention_heads={num_heads}"
         )
-    head_dim = _positive(config, "head_dim", path, int, hidden_size // num_heads)
+    head_dim = fields.positive("head_dim", int, hidden_size // num_heads)
     if head_dim % 2:
-        raise UserError(
-            f"{path}: the head dimension {head_dim} is odd, but rotary embedding turns pairs of "
+        fields.fail(
+            f"the head dimension {head_dim} is odd, but rotary embedding turns pairs of "
             "numbers; look at head_dim, hidden_size and num_attention_heads"
         )
-    rope_theta, rope_scaling = _rope(config, path)
+    rope_theta, rope_scaling = _read_rope(fields)
     return ModelShape(
         architecture=architecture.hf_name,
-        num_layers=_positive(config, "num_hidden_layers", path, int),
+        num_layers=fields.positive("num_hidden_layers", int),
         hidden_size=hidden_size,
-        ffn_size=_positive(config, "intermediate_size", path, int),
+        ffn_size=fields.positive("intermediate_size", int),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        vocab_size=_positive(config, "vocab_size", path, int),
-        tied_embeddings=_bool(config, "tie_word_embeddings", path),
+        vocab_size=fields.positive("vocab_size", int),
+        tied_embeddings=fields.flag("tie_word_embeddings"),
         qkv_bias=QKV_BIAS in architecture.layer_rows,
         qk_norm=QK_NORMS[0] in architecture.layer_rows,
-        norm_eps=_positive(config, "rms_norm_eps", path, float, 1e-6),
-        max_position_embeddings=_positive(config, "max_position_embeddings", path, int),
+        norm_eps=fields.positive("rms_norm_eps", float, 1e-6),
+        max_position_embeddings=fields.positive("max_position_embeddings", int),
         rope_theta=rope_theta,
         rope_scaling=rope_scaling,
-        moe=_moe(config, architecture, path),
-    )
-
-
-def _check_layer_types(config: dict[str, Any], path: Path) -> None:
-    layer_types = config.get("layer_types") or ["full_attention"]
-    if isinstance(layer_types, list) and set(map(str, layer_types)) == {
-        "full_attention"
-    }:
-        return
-    raise UserError(
-        f"{path}: layer_types is supported only with full_attention in every layer"
+        moe=_read_moe(fields, architecture),
     )
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A file of a model. Errors: `UserError` where it holds no JSON object."""
+    """Read a JSON file of a model. Errors: `UserError` unless it holds a JSON object."""
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -125,157 +150,118 @@ def read_json(path: Path) -> dict[str, Any]:
     return config
 
 
-def _architecture(config: dict[str, Any], path: Path) -> Architecture:
-    """By `architectures`, or by `model_type` where a config was saved without its model."""
-    names, label = config.get("architectures"), config.get("model_type")
+def _find_architecture(fields: _Fields) -> Architecture:
+    """Return the architecture that `architectures` names, or `model_type` in a config that was
+    saved without its model.
+
+    Errors: `UserError` for an unknown one, and for a model type that transformers only knows by
+    code beside the weights. Such code is never run. If the type is known as well, transformers'
+    own code is used.
+    """
+    names, label = fields.values.get("architectures"), fields.values.get("model_type")
+    architecture = None
     if names:
         label = names[0] if isinstance(names, list) else names
-        found = ARCHITECTURES.get(str(label)) if names == [label] else None
+        if names == [label]:
+            architecture = ARCHITECTURES.get(str(label))
     else:
-        found = next((a for a in ARCHITECTURES.values() if a.model_type == label), None)
-    if found is None:
-        raise UserError(
-            f"{path}: architecture {label} is not supported; supported: {', '.join(ARCHITECTURES)}"
+        for candidate in ARCHITECTURES.values():
+            if candidate.model_type == label:
+                architecture = candidate
+    if architecture is None:
+        fields.fail(
+            f"architecture {label} is not supported; supported: {', '.join(ARCHITECTURES)}"
         )
-    return found
-
-
-def _check_needs_no_foreign_code(
-    config: dict[str, Any], architecture: Architecture, path: Path
-) -> None:
-    """`UserError` where transformers knows the model type by code beside the weights alone. Such
-    code is never run; where the type is known too, transformers' own code is used.
-    """
-    model_type = config.get("model_type", architecture.model_type)
-    if config.get("auto_map") and model_type != architecture.model_type:
-        raise UserError(
-            f"{path}: model_type {model_type} needs the code that auto_map names, and code that "
+    model_type = fields.values.get("model_type", architecture.model_type)
+    if fields.values.get("auto_map") and model_type != architecture.model_type:
+        fields.fail(
+            f"model_type {model_type} needs the code that auto_map names, and code that "
             f"comes with a model is never run; if this is a {architecture.hf_name}, set model_type "
             f"to {architecture.model_type} and remove auto_map"
         )
+    return architecture
 
 
-def _check_fixed(
-    config: dict[str, Any], name: str, supported: object, path: Path
-) -> None:
-    value = config.get(name)
-    if value is None or value == supported:
-        return
-    shown = f"{name}={json.dumps(value)} is not supported, only {name}={json.dumps(supported)}"
-    raise UserError(f"{path}: {shown}")
+def _check_layer_types(fields: _Fields) -> None:
+    layer_types = fields.values.get("layer_types") or ["full_attention"]
+    is_list = isinstance(layer_types, list)
+    if not is_list or set(map(str, layer_types)) != {"full_attention"}:
+        fields.fail("layer_types is supported only with full_attention in every layer")
 
 
-def _moe(
-    config: dict[str, Any], architecture: Architecture, path: Path
-) -> MoeShape | None:
-    """The experts of a mixture; a dense architecture must not name any."""
+def _read_moe(fields: _Fields, architecture: Architecture) -> MoeShape | None:
+    """Read the experts of a mixture. A dense architecture must not name any: None."""
     if not architecture.expert_rows:
         for name in EXPERT_COUNT_FIELDS:
-            _check_fixed(config, name, None, path)
+            fields.check_fixed(name, None)
         return None
-    counts = {
-        name: config[name]
-        for name in EXPERT_COUNT_FIELDS
-        if config.get(name) is not None
-    }
-    if len(set(counts.values())) > 1:
-        raise UserError(f"{path}: {' and '.join(counts)} differ; keep one of them")
-    num_experts = _positive(
-        counts, next(iter(counts), EXPERT_COUNT_FIELDS[0]), path, int
-    )
-    top_k = _positive(config, "num_experts_per_tok", path, int)
-    normalize_top_k = _bool(config, "norm_topk_prob", path)
+    names = [
+        name for name in EXPERT_COUNT_FIELDS if fields.values.get(name) is not None
+    ]
+    if len({fields.values[name] for name in names}) > 1:
+        fields.fail(f"{' and '.join(names)} differ; keep one of them")
+    num_experts = fields.positive((names or EXPERT_COUNT_FIELDS)[0], int)
+    top_k = fields.positive("num_experts_per_tok", int)
+    normalize_top_k = fields.flag("norm_topk_prob")
     if top_k > num_experts:
-        raise UserError(
-            f"{path}: num_experts_per_tok={top_k} is more than num_experts={num_experts}"
+        fields.fail(
+            f"num_experts_per_tok={top_k} is more than num_experts={num_experts}"
         )
     if top_k == 1 and normalize_top_k:
-        raise UserError(
-            f"{path}: num_experts_per_tok=1 with norm_topk_prob=true is not supported: the router "
+        fields.fail(
+            "num_experts_per_tok=1 with norm_topk_prob=true is not supported: the router "
             "would have no effect on the chosen expert's weight"
         )
     return MoeShape(
         num_experts=num_experts,
         top_k=top_k,
-        ffn_size=_positive(config, "moe_intermediate_size", path, int),
+        ffn_size=fields.positive("moe_intermediate_size", int),
         normalize_top_k=normalize_top_k,
     )
 
 
-def _rope(config: dict[str, Any], path: Path) -> tuple[float, RopeScaling | None]:
-    """Base and scaling of the rotary positions; only no scaling and Llama 3's are supported.
+def _read_rope(fields: _Fields) -> tuple[float, RopeScaling | None]:
+    """Read base and scaling of the rotary positions; only no scaling and Llama 3's are supported.
 
-    Where both fields are there, `rope_scaling` counts, as in transformers
+    If both fields are present, `rope_scaling` counts, as in transformers
     (`RotaryEmbeddingConfigMixin.convert_rope_params_to_dict`), unless it is empty.
     """
-    field = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
-    settings = config.get(field)
-    settings = {} if settings is None else settings
-    if not isinstance(settings, dict):
-        raise UserError(
-            f"{path}: {field} must be an object, not {json.dumps(settings)}"
-        )
-    source = settings if settings.get("rope_theta") is not None else config
-    theta = _positive(source, "rope_theta", path, float, 10000.0)
-    _check_fixed(settings, "partial_rotary_factor", 1, path)
+    name = "rope_scaling" if fields.values.get("rope_scaling") else "rope_parameters"
+    values = fields.values.get(name)
+    if values is None:
+        values = {}
+    if not isinstance(values, dict):
+        fields.fail(f"{name} must be an object, not {json.dumps(values)}")
+    settings = _Fields(fields.path, values)
+    has_theta = values.get("rope_theta") is not None
+    theta = (settings if has_theta else fields).positive("rope_theta", float, 10000.0)
+    settings.check_fixed("partial_rotary_factor", 1)
 
-    kind = settings.get("rope_type", settings.get("type", "default"))
+    kind = values.get("rope_type", values.get("type", "default"))
     known = {"rope_theta", "rope_type", "type", "partial_rotary_factor"}
     if kind == "llama3":
-        known |= set(LLAMA3_FIELDS)
+        known |= LLAMA3_FIELDS
     elif kind != "default":
-        raise UserError(
-            f"{path}: {field}.rope_type={json.dumps(kind)} is not supported; "
+        fields.fail(
+            f"{name}.rope_type={json.dumps(kind)} is not supported; "
             "supported: default (no scaling), llama3"
         )
-    unknown = sorted(name for name in settings if name not in known)
+    unknown = sorted(values.keys() - known)
     if unknown:
-        raise UserError(
-            f"{path}: {field}.{unknown[0]} is not supported with rope_type={kind}; remove it or "
+        fields.fail(
+            f"{name}.{unknown[0]} is not supported with rope_type={kind}; remove it or "
             "use another model"
         )
     if kind == "default":
         return theta, None
-    factor, low, high = (
-        _positive(settings, name, path, float) for name in LLAMA3_FIELDS[:3]
+    scaling = RopeScaling(
+        factor=settings.positive("factor", float),
+        low_freq_factor=settings.positive("low_freq_factor", float),
+        high_freq_factor=settings.positive("high_freq_factor", float),
+        original_max_position=settings.positive(
+            "original_max_position_embeddings", int
+        ),
     )
-    original = _positive(settings, LLAMA3_FIELDS[3], path, int)
-    if low >= high:
-        raise UserError(
-            f"{path}: {field}.low_freq_factor must be below high_freq_factor"
-        )
-    return theta, RopeScaling(
-        factor=factor,
-        low_freq_factor=low,
-        high_freq_factor=high,
-        original_max_position=original,
-    )
-
-
-def _positive(
-    config: dict[str, Any],
-    name: str,
-    path: Path,
-    kind: type[N],
-    default: N | None = None,
-) -> N:
-    """A field that is a positive number, a whole one if `kind` is int."""
-    value = config.get(name)
-    value = default if value is None else value
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int | kind)
-        or not 0 < value < 2**40
-    ):
-        what = "a positive whole number" if kind is int else "a positive number"
-        raise UserError(f"{path}: {name} must be {what}, not {json.dumps(value)}")
-    return kind(value)
-
-
-def _bool(config: dict[str, Any], name: str, path: Path) -> bool:
-    value = config.get(name)
-    if value is not None and not isinstance(value, bool):
-        raise UserError(
-            f"{path}: {name} must be true or false, not {json.dumps(value)}"
-        )
-    return bool(value)
+    if scaling.low_freq_factor >= scaling.high_freq_factor:
+        fields.fail(f"{name}.low_freq_factor must be below high_freq_factor")
+    return theta, scaling

@@ -1,4 +1,4 @@
-"""The architectures: what Llama's family shares, and each one's own rows and switches.
+"""The supported architectures: rows that Llama's family shares, and each one's own rows and fields.
 
 A new one is an `Architecture` here and a name in `ARCHITECTURES`.
 """
@@ -19,12 +19,17 @@ def _row(
     *,
     te_name: str | None = None,
 ) -> Template:
-    """A row of one layer, names without the layer's. hf_tensors: name -> axes, space between."""
-    mcore, hf = "decoder.layers.{layer}.", "model.layers.{layer}."
-    tensors = tuple(
-        (hf + name, tuple(axes.split())) for name, axes in hf_tensors.items()
-    )
-    return Template(mcore + mcore_name, kind, tensors, te_name and mcore + te_name)
+    """Make a row of a layer from names without the layer's prefix.
+
+    hf_tensors: name -> axes, separated by spaces.
+    """
+    prefix = "decoder.layers.{layer}."
+    tensors = []
+    for name, axes in hf_tensors.items():
+        tensors.append(("model.layers.{layer}." + name, tuple(axes.split())))
+    if te_name is not None:
+        te_name = prefix + te_name
+    return Template(prefix + mcore_name, kind, tuple(tensors), te_name)
 
 
 ATTENTION_ROWS = (
@@ -79,7 +84,7 @@ LLAMA = Architecture(
     ),
 )
 
-# Llama's rows; only models without a sliding window.
+# The rows are Llama's. Only models without a sliding window are supported.
 MISTRAL = Architecture(
     hf_name="MistralForCausalLM",
     model_type="mistral",
@@ -106,7 +111,7 @@ QWEN2 = Architecture(
     fixed_fields=(("use_sliding_window", False), ("use_mrope", False)),
 )
 
-# Dense: a norm over each head of q and k.
+# Dense Qwen3 models: a norm over each head of q and k.
 QK_NORMS = (
     _row(
         "self_attention.q_layernorm.weight",
@@ -131,7 +136,7 @@ QWEN3 = Architecture(
 # A mixture of experts in every layer (Qwen3-30B-A3B): a router, SwiGLU experts. On disk each expert
 # has its own tensors; transformers 5 holds them fused in memory and writes them apart again.
 ROUTER_ROWS = (
-    # No te_name: what follows it is the router, so no layer spec fuses it into a linear.
+    # No te_name: the router follows this norm, so no layer spec fuses it into a linear layer.
     _row(
         "pre_mlp_layernorm.weight",
         ShardKind.COPY,
@@ -176,6 +181,7 @@ QWEN3_MOE = Architecture(
     ),
 )
 
-ARCHITECTURES: dict[str, Architecture] = {
-    a.hf_name: a for a in (QWEN2, QWEN3, LLAMA, MISTRAL, QWEN3_MOE)
+ARCHITECTURES = {
+    architecture.hf_name: architecture
+    for architecture in (QWEN2, QWEN3, LLAMA, MISTRAL, QWEN3_MOE)
 }

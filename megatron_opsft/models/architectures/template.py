@@ -1,4 +1,4 @@
-"""What the weight tables are made of: an architecture's rows, and the rules of one model."""
+"""Rows of an architecture, and weight rules of one model: weight tables consist of them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,76 +6,73 @@ from enum import Enum
 
 
 class ShardKind(Enum):
-    """How the HF tensors of a row make up the Megatron parameter, and how TP cuts it.
-
-    COPY        the same tensor on every TP rank
-    VOCABULARY  axis 0 cut; rows beyond the HF vocabulary are zero padding
-    ROW         axis 1 cut
-    QKV         axis 0; query groups one behind the other, each its q heads, its k head, its v head;
-                TP cuts between groups
-    GATE_UP     axis 0; each TP rank holds its part of gate, then its part of up
+    """How the HF tensors of a row make up the Megatron parameter, and how tensor parallelism (TP)
+    cuts it.
     """
 
     COPY = "copy"
+    """The same tensor on every TP rank."""
     VOCABULARY = "vocabulary"
+    """Axis 0 is cut; rows beyond the HF vocabulary are zero padding."""
     ROW = "row"
+    """Axis 1 is cut."""
     QKV = "qkv"
+    """Axis 0 is cut between query groups. They follow one another; each has its q heads, then its k
+    head, then its v head.
+    """
     GATE_UP = "gate_up"
+    """Axis 0 is cut; each TP rank has its share of gate, then its share of up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """One row. `{layer}` and `{expert}` in a name stand for the global indices.
-
-    mcore_name: as the local layer spec (plain norm modules) calls it; te_name: as the Transformer
-    Engine spec does, where that differs (norms fused into the linear that follows, grouped
-    experts).
-    hf_tensors: (name, axes) in the order in which they are fused; an axis is a key of
-    `rules.axis_sizes`.
-    """
+    """A row of a weight table. `{layer}` and `{expert}` in a name stand for the global indices."""
 
     mcore_name: str
+    """Name in the local layer spec, which has plain norm modules."""
     kind: ShardKind
     hf_tensors: tuple[tuple[str, tuple[str, ...]], ...]
+    """(name, axes) in the order in which they are fused; an axis is a key of `rules.axis_sizes`."""
     te_name: str | None = None
+    """Name in the TransformerEngine spec, if it differs: norms fused into the linear that follows,
+    grouped experts.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
-    """A row for one layer (and expert) of one model: a Megatron parameter and its HF tensors.
-
-    mcore_name: with the global index of layer and expert.
-    mcore_shape: of the whole parameter at TP 1, vocabulary padding included.
-    num_groups: query groups (k/v heads); 1 unless the kind is QKV.
-    is_expert: of one expert, which expert parallelism gives to some ranks alone.
-    replica: filled on load but never exported: the last pipeline stage's copy of a tied embedding.
-    """
+class WeightRule:
+    """A row for one layer (and expert) of one model: a Megatron parameter and its HF tensors."""
 
     mcore_name: str
+    """Name with the global index of layer and expert."""
     kind: ShardKind
     hf_names: tuple[str, ...]
     hf_shapes: tuple[tuple[int, ...], ...]
     mcore_shape: tuple[int, ...]
+    """Shape of the whole parameter at TP 1, vocabulary padding included."""
     num_groups: int = 1
+    """Query groups (k/v heads); 1 unless the kind is QKV."""
     is_expert: bool = False
+    """True for a parameter of one expert, which only some expert-parallel ranks have."""
     replica: bool = False
+    """True for a parameter that is loaded but never exported: the last pipeline stage's copy of a
+    tied embedding.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """One Hugging Face model class: its rows, and what its config leaves implicit.
-
-    layer_rows: repeated for each layer. The embedding, the final norm and the head are the same for
-    all decoders and live in `rules`.
-    expert_rows: repeated for each expert of each layer, after the layer's rows.
-    fixed_fields: config fields that must have this value or be null; after those of
-    `config_from_hf.FIXED_FIELDS`.
-    defaults: what the class takes for fields that are absent, where that matters here.
-    """
+    """A Hugging Face model class: its rows, and what its config leaves implicit."""
 
     hf_name: str
     model_type: str
     layer_rows: tuple[Template, ...]
+    """Rows of every layer. All decoders share the embedding, the final norm and the head, which are
+    in `rules`.
+    """
     expert_rows: tuple[Template, ...] = ()
+    """Rows of every expert of every layer, after the layer's rows."""
     fixed_fields: tuple[tuple[str, object], ...] = ()
+    """Config fields that must have this value or be null, besides `config_from_hf.FIXED_FIELDS`."""
     defaults: Mapping[str, object] = field(default_factory=dict)
+    """Values that the class takes for absent fields, if they matter here."""

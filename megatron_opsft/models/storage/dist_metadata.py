@@ -1,7 +1,8 @@
-"""The `.metadata` file of torch's distributed checkpoints: what is stored where.
+"""The `.metadata` file of torch's distributed checkpoints, which says what is stored where.
 
-It is a pickle. Only the classes that torch puts into it are loaded, so a damaged or hostile file
-is an error and nothing else. Each class is listed, as a pickle may name all that a module imports.
+It is a pickle. Only the classes that torch puts into it are loaded, so a damaged or hostile file is
+an error and can do no harm. Classes are listed one by one: a pickle may name whatever a module
+imports.
 """
 
 import io
@@ -21,40 +22,37 @@ from megatron_opsft.models.storage.model_paths import METADATA_NAME
 from megatron_opsft.models.storage.regions import Region, archived_tensor
 
 _CLASSES = {
-    "torch.distributed.checkpoint.metadata": (
-        *("BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex"),
-        *(
-            "StorageMeta",
-            "TensorProperties",
-            "TensorStorageMetadata",
-            "_MEM_FORMAT_ENCODING",
-        ),
-    ),
-    "torch.distributed.checkpoint.planner": (
-        *(
-            "BytesIOWriteData",
-            "SavePlan",
-            "TensorWriteData",
-            "WriteItem",
-            "WriteItemType",
-        ),
-    ),
-    "torch.distributed.checkpoint.filesystem": ("_StorageInfo", "_StoragePrefix"),
-    "torch": ("Size",),
-    "torch.serialization": ("_get_layout",),
-    "pathlib": ("PosixPath",),  # torch's own `save` notes where it wrote
-    "pathlib._local": ("PosixPath",),  # the same from Python 3.13 on
-    "collections": ("OrderedDict",),
-    "builtins": ("set", "dict", "list"),
+    "torch.distributed.checkpoint.metadata": {
+        "BytesStorageMetadata",
+        "ChunkStorageMetadata",
+        "Metadata",
+        "MetadataIndex",
+        "StorageMeta",
+        "TensorProperties",
+        "TensorStorageMetadata",
+        "_MEM_FORMAT_ENCODING",
+    },
+    "torch.distributed.checkpoint.planner": {
+        "BytesIOWriteData",
+        "SavePlan",
+        "TensorWriteData",
+        "WriteItem",
+        "WriteItemType",
+    },
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo", "_StoragePrefix"},
+    "torch": {"Size"},
+    "torch.serialization": {"_get_layout"},
+    "pathlib": {"PosixPath"},  # torch's own `save` notes where it wrote
+    "pathlib._local": {"PosixPath"},  # the same from Python 3.13 on
+    "collections": {"OrderedDict"},
+    "builtins": {"set", "dict", "list"},
 }
 
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        is_dtype = module == "torch" and isinstance(
-            getattr(torch, name, None), torch.dtype
-        )
-        if name in _CLASSES.get(module, ()) or is_dtype:
+        value = getattr(torch, name, None) if module == "torch" else None
+        if name in _CLASSES.get(module, ()) or isinstance(value, torch.dtype):
             return super().find_class(module.removesuffix("._local"), name)
         raise pickle.UnpicklingError(
             f"{module}.{name} is not allowed in a checkpoint's metadata"
@@ -63,31 +61,35 @@ class _Unpickler(pickle.Unpickler):
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A stored part of the tensor `key`: its place in the tensor, and its bytes in a file."""
+    """A rectangle of the tensor `key` that is stored in one piece."""
 
     key: str
     dtype: torch.dtype
     offsets: tuple[int, ...]
+    """Where the chunk begins in the tensor, on each axis."""
     sizes: tuple[int, ...]
     path: Path
     file_offset: int
+    """Where its bytes, an archive of `torch.save`, begin in the file."""
     length: int
+    """Bytes of the archive."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor of the checkpoint; its chunks cover it exactly once."""
+    """A tensor of the checkpoint."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     chunks: tuple[Chunk, ...]
+    """They cover the tensor exactly once."""
 
 
 def read_metadata(directory: Path) -> dict[str, StoredTensor]:
-    """Key -> tensor; objects other than tensors are left out.
+    """Read key -> tensor; objects other than tensors are left out.
 
-    Errors: `UserError` naming the file, and the tensor where there is one, for metadata that cannot
-    be read, or chunks that do not cover their tensor.
+    Errors: `UserError`, naming the file and the tensor, for metadata that cannot be read, or chunks
+    that do not cover their tensor.
     """
     metadata = unpickle_metadata(directory)
     with damage_named(directory / METADATA_NAME):
@@ -103,7 +105,10 @@ def read_metadata(directory: Path) -> dict[str, StoredTensor]:
 
 
 def unpickle_metadata(directory: Path) -> Metadata:
-    """Unpickle, admitting torch's classes alone. Errors: `UserError` naming the file."""
+    """Unpickle a checkpoint's metadata; only `_CLASSES` and dtypes are loaded.
+
+    Errors: `UserError` naming the file.
+    """
     path = directory / METADATA_NAME
     with damage_named(path):
         metadata = _Unpickler(io.BytesIO(path.read_bytes())).load()
@@ -114,7 +119,7 @@ def unpickle_metadata(directory: Path) -> Metadata:
 
 @contextmanager
 def damage_named(path: Path) -> Iterator[None]:
-    """Errors: `UserError` naming the file for whatever goes wrong inside."""
+    """Turn every error of the block into a `UserError` that calls the file damaged."""
     try:
         yield
     except UserError:
@@ -123,7 +128,7 @@ def damage_named(path: Path) -> Iterator[None]:
         reason = first_line(error)[:200]
         if (
             "Weights only" in reason
-        ):  # torch would go on with how to load it all the same
+        ):  # torch goes on with advice to load it all the same
             reason = "it holds more than tensors and plain values"
         raise UserError(f"{path} is damaged: {reason}") from None
 
@@ -133,28 +138,28 @@ def _stored_tensor(
 ) -> StoredTensor:
     shape, dtype = tuple(map(int, entry.size)), entry.properties.dtype
     chunks = []
-    for part in entry.chunks:
-        offsets, sizes = tuple(map(int, part.offsets)), tuple(map(int, part.sizes))
+    for chunk in entry.chunks:
+        offsets, sizes = tuple(map(int, chunk.offsets)), tuple(map(int, chunk.sizes))
         info = storage[key, offsets]
-        file = directory / Path(info.relative_path).name
+        path = directory / Path(info.relative_path).name
         chunks.append(
-            Chunk(key, dtype, offsets, sizes, file, int(info.offset), int(info.length))
+            Chunk(
+                key,
+                dtype,
+                offsets,
+                sizes,
+                path,
+                int(info.offset),
+                int(info.length),
+            )
         )
     # As many elements as the tensor has, all inside it: overlaps would leave a hole elsewhere.
-    inside = all(
-        len(chunk.offsets) == len(chunk.sizes) == len(shape)
-        and all(
-            0 <= o <= s - n
-            for o, n, s in zip(chunk.offsets, chunk.sizes, shape, strict=True)
-        )
-        for chunk in chunks
+    is_covered = (
+        all(_lies_in(shape, chunk) for chunk in chunks)
+        and len({chunk.offsets for chunk in chunks}) == len(chunks)
+        and sum(prod(chunk.sizes) for chunk in chunks) == prod(shape)
     )
-    distinct = len({chunk.offsets for chunk in chunks}) == len(chunks)
-    if (
-        not inside
-        or not distinct
-        or sum(prod(chunk.sizes) for chunk in chunks) != prod(shape)
-    ):
+    if not is_covered:
         raise UserError(
             f"{directory / METADATA_NAME}: the stored parts of tensor {key} do not make up its "
             f"shape {list(shape)}"
@@ -162,14 +167,22 @@ def _stored_tensor(
     return StoredTensor(shape, dtype, tuple(chunks))
 
 
-def locate(chunk: Chunk) -> Region:
-    """The bytes of a chunk, behind the header of its archive.
+def _lies_in(shape: tuple[int, ...], chunk: Chunk) -> bool:
+    """True if no element of the chunk is outside the tensor."""
+    if not len(chunk.offsets) == len(chunk.sizes) == len(shape):
+        return False
+    axes = zip(chunk.offsets, chunk.sizes, shape, strict=True)
+    return all(0 <= offset <= size - length for offset, length, size in axes)
 
-    Errors: `UserError` when the archive is damaged or holds another shape or dtype.
+
+def locate(chunk: Chunk) -> Region:
+    """Return the bytes of a chunk's elements, inside its archive.
+
+    Errors: `UserError` if the archive is damaged or holds another shape or dtype.
     """
     what = f"{chunk.path}: tensor {chunk.key} at {list(chunk.offsets)}"
     region = archived_tensor(chunk.path, chunk.file_offset, chunk.length, what)
-    if region.shape != chunk.sizes or region.dtype is not chunk.dtype:
+    if (region.shape, region.dtype) != (chunk.sizes, chunk.dtype):
         raise UserError(
             f"{what} holds {region.dtype} {list(region.shape)}, but {METADATA_NAME} says "
             f"{chunk.dtype} {list(chunk.sizes)}"

@@ -1,4 +1,4 @@
-"""Hugging Face model directories: found, opened, checked and read slice by slice."""
+"""Open, check and read Hugging Face model directories, slice by slice."""
 
 import json
 from collections.abc import Collection, Mapping
@@ -25,23 +25,22 @@ SAFETENSORS_DTYPES = {
 def read_regions(
     path: Path, wanted: Collection[str] | None = None
 ) -> dict[str, Region]:
-    """Name -> region of the tensors in a safetensors file; tensors are not read.
+    """Read name -> region of the tensors in a safetensors file, but not the tensors.
 
-    wanted: the names that the index places in this file; others that lie there, such as an earlier
-    version's, are no part of the model. None: all.
+    wanted: the names that the index places in this file; None: all. Other tensors in the file, such
+    as an earlier version's, do not belong to the model.
     Errors: `UserError`, naming file and tensor, for a file that is missing, damaged or cut short,
     lacks a tensor, or holds it in another dtype than float32, float16, bfloat16.
     """
     if not path.is_file():
         raise UserError(f"shard {path} is missing; {INDEX_NAME} lists it")
     try:
-        with safe_open(
-            path, framework="pt"
-        ):  # checks the header, and does not tell offsets
+        # It checks the header, but does not say at which offsets the tensors are.
+        with safe_open(path, framework="pt"):
             pass
         with open(path, "rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(length))
+            header_bytes = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(header_bytes))
     except (OSError, SafetensorError, ValueError) as error:
         raise UserError(f"{path} is damaged or cut short: {error}") from None
     header.pop("__metadata__", None)
@@ -59,7 +58,7 @@ def read_regions(
             )
         regions[name] = Region(
             path=path,
-            offset=8 + length + entry["data_offsets"][0],
+            offset=8 + header_bytes + entry["data_offsets"][0],
             shape=tuple(entry["shape"]),
             dtype=SAFETENSORS_DTYPES[entry["dtype"]],
         )
@@ -67,15 +66,16 @@ def read_regions(
 
 
 class HfTensors:
-    """The tensors of a Hugging Face directory, in one file or in shards with an index; only headers
-    are read until a slice is wanted.
+    """The tensors of a Hugging Face directory, in one file or in shards with an index.
+
+    Only headers are read until a slice is wanted.
     """
 
     def __init__(self, model_dir: Path) -> None:
-        """UserError, naming the file, unless every shard is whole; one file of all weights comes
-        before an index, as in transformers.
+        """Read the headers. A single file of all weights is preferred to an index, as in
+        transformers. Errors: `UserError`, naming the file, unless every shard is whole.
         """
-        self.model_dir = Path(model_dir)
+        self.model_dir = model_dir
         self._open = cache(partial(safe_open, framework="pt"))
         self._regions: dict[str, Region] = {}
         for file, names in _weight_files(self.model_dir).items():
@@ -92,27 +92,28 @@ class HfTensors:
         return tuple(self.names_by_file())
 
     def names_by_file(self) -> dict[Path, set[str]]:
-        """Weight file -> the names of the model's tensors that are to be read from it."""
+        """Return weight file -> names of the model's tensors that must be read from it."""
         names: dict[Path, set[str]] = {}
         for name, region in self._regions.items():
             names.setdefault(region.path, set()).add(name)
         return names
 
     def read(self, rect: Rect) -> Tensor:
-        """A rectangle of a tensor; file's dtype, CPU."""
+        """Read a rectangle of a tensor, in the file's dtype, on the CPU."""
         stored = self._open(self._regions[rect.tensor].path).get_slice(rect.tensor)
         rows = slice(rect.row0, rect.row1)
-        is_matrix = len(stored.get_shape()) == 2
-        return stored[rows, rect.col0 : rect.col1] if is_matrix else stored[rows]
+        if len(stored.get_shape()) == 2:
+            return stored[rows, rect.col0 : rect.col1]
+        return stored[rows]
 
     def copy_rows(self, name: str, start: int, stop: int, out: Tensor) -> None:
-        """`tensor[start:stop]`, read from disk and cast into `out`, which has that shape."""
+        """Read `tensor[start:stop]` from disk and cast it into `out`, which has that shape."""
         self._regions[name].copy_rows(start, stop, out, name)
 
 
 def _weight_files(model_dir: Path) -> Mapping[str, Collection[str] | None]:
-    """Names of the files with a model's weights -> the tensors that the index places there; None:
-    all, in a file without an index. Errors: `UserError` where there are none.
+    """Return file name -> names of the tensors that the index places in it; None: all tensors of
+    the only file. Errors: `UserError` for a directory without weights, or with a bad index.
     """
     if (model_dir / SINGLE_NAME).is_file():
         return {SINGLE_NAME: None}
@@ -136,20 +137,19 @@ def _weight_files(model_dir: Path) -> Mapping[str, Collection[str] | None]:
 
 
 def check_checkpoint(tensors: HfTensors, table: WeightTable) -> None:
-    """UserError unless the directory holds exactly the tensors of the table.
+    """Check that the directory holds exactly the tensors of the table. Errors: `UserError`.
 
     A tied checkpoint that repeats the embedding as `lm_head.weight` must repeat it bit for bit:
-    otherwise transformers does not tie it, and training it as tied would silently be another model.
-    Reads headers only, except for such a repeated head; one rank is enough.
+    otherwise transformers does not tie it, and training it as tied would silently train another
+    model. Only headers are read, and such a repeated head. It is enough if one rank calls it.
     """
     table.check_hf(tensors.shapes(), str(tensors.model_dir))
     if not (table.shape.tied_embeddings and TIED_HEAD in tensors.shapes()):
         return
     name = EMBEDDING.hf_tensors[0][0]
     embedding = whole(name, tensors.shapes()[name])
-    if not torch.equal(
-        tensors.read(embedding._replace(tensor=TIED_HEAD)), tensors.read(embedding)
-    ):
+    head = embedding._replace(tensor=TIED_HEAD)
+    if not torch.equal(tensors.read(head), tensors.read(embedding)):
         raise UserError(
             f"{tensors.model_dir}: config.json says tie_word_embeddings=true, but {TIED_HEAD} "
             f"differs from {embedding.tensor}; set tie_word_embeddings to false if the head is "

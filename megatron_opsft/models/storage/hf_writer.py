@@ -1,7 +1,7 @@
-"""Writing a Hugging Face model directory: in any order, and visible only when complete.
+"""Write a Hugging Face model directory, which becomes visible when it is complete.
 
-Every byte of an output has its place before the first one is written, so tensors can be written in
-any order, and nothing is held back in memory (safetensors' own writer needs a whole shard at once).
+All file offsets are known before the first byte is written, so tensors can be written in any order
+and need not be collected in memory (safetensors' own writer needs a whole shard at once).
 """
 
 import json
@@ -24,28 +24,31 @@ from megatron_opsft.runtime.durable import write_files
 
 MAX_SHARD_BYTES = 5_000_000_000
 COPIED_PATTERNS = (
-    *(
-        "generation_config.json",
-        "tokenizer*",
-        "special_tokens_map.json",
-        "added_tokens.json",
-    ),
-    *("vocab.json", "vocab.txt", "merges.txt", "*.tiktoken", "tekken.json", "*.model"),
-    *("chat_template*", "additional_chat_templates", "custom_generate"),
+    "generation_config.json",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "*.tiktoken",
+    "tekken.json",
+    "*.model",
+    "chat_template*",
+    "additional_chat_templates",
+    "custom_generate",
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A tensor of the output.
-
-    region: its place; the path is relative to the directory. parts: copies from HF tensors that
-    fill its rows in order from the first on; rows behind them stay zero.
-    """
+    """A tensor of the output."""
 
     name: str
     region: Region
-    parts: tuple[Copy, ...]
+    """Where it goes; the path is relative to the directory."""
+    copies: tuple[Copy, ...]
+    """Copies from HF tensors that fill its first rows in order; the rows after them are zero."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,7 @@ class FileLayout:
 def hf_layout(
     shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, max_shard_bytes: int
 ) -> FileLayout:
-    """A Hugging Face directory: safetensors shards of at most `max_shard_bytes`, and their index.
+    """Plan a Hugging Face directory: safetensors shards of at most `max_shard_bytes`, and an index.
 
     A larger tensor gets a file of its own. Names follow the hub's convention. dtype: one of
     SAFETENSORS_DTYPES.
@@ -71,64 +74,61 @@ def hf_layout(
         filename_pattern="model{suffix}.safetensors",
         max_shard_size=max_shard_bytes,
     )
-    files: list[PlannedFile] = []
-    targets: list[Target] = []
+    files = []
+    targets = []
     for file_name, names in split.filename_to_tensors.items():
-        header, offsets, num_bytes = _safetensors(names, shapes, dtype)
+        header, num_bytes = _safetensors_header(names, shapes, dtype)
         files.append(PlannedFile(file_name, num_bytes, ((0, header),)))
-        for name, offset in offsets.items():
+        offset = len(header)
+        for name in names:
             rect = whole(name, shapes[name])
-            region = Region(Path(file_name), offset, tuple(shapes[name]), dtype)
+            region = Region(Path(file_name), offset, shapes[name], dtype)
             targets.append(Target(name, region, (Copy(rect, rect),)))
-    layout = FileLayout(tuple(files), tuple(targets), {})
+            offset += region.num_bytes
+    small_files = {}
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
-        layout.small_files[INDEX_NAME] = (json.dumps(index, indent=2) + "\n").encode()
-    return layout
+        small_files[INDEX_NAME] = (json.dumps(index, indent=2) + "\n").encode()
+    return FileLayout(tuple(files), tuple(targets), small_files)
 
 
-def _safetensors(
+def _safetensors_header(
     names: list[str], shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype
-) -> tuple[bytes, dict[str, int], int]:
-    """(header, offset of each tensor, size of the file): u64 header length, JSON padded to 8 bytes,
-    data without gaps.
+) -> tuple[bytes, int]:
+    """Make the header of a file (its length as u64, then JSON padded to 8 bytes), and count the
+    bytes of the whole file. The tensors follow the header without gaps.
     """
-    dtype_name = {value: key for key, value in SAFETENSORS_DTYPES.items()}[dtype]
+    dtype_names = {value: key for key, value in SAFETENSORS_DTYPES.items()}
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    starts: dict[str, int] = {}
     position = 0
     for name in names:
-        stop = position + prod(shapes[name]) * dtype.itemsize
-        starts[name] = position
+        start, position = position, position + prod(shapes[name]) * dtype.itemsize
         entries[name] = {
-            "dtype": dtype_name,
+            "dtype": dtype_names[dtype],
             "shape": list(shapes[name]),
-            "data_offsets": [position, stop],
+            "data_offsets": [start, position],
         }
-        position = stop
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     header = len(text).to_bytes(8, "little") + text
-    return (
-        header,
-        {n: s + len(header) for n, s in starts.items()},
-        position + len(header),
-    )
+    return header, len(header) + position
 
 
 def side_files(model_dir: Path, dtype: torch.dtype) -> dict[str, bytes]:
-    """Config, generation config, tokenizer, chat template: relative name -> content.
+    """Read config, generation config, tokenizer, chat template: relative name -> content.
 
     dtype: what config.json should say.
     """
-    files = {
-        str(path.relative_to(model_dir)): path.read_bytes()
-        for found in {p for pattern in COPIED_PATTERNS for p in model_dir.glob(pattern)}
-        for path in (found.rglob("*") if found.is_dir() else [found])
-        if path.is_file()
-    }
+    paths: set[Path] = set()
+    for pattern in COPIED_PATTERNS:
+        for path in model_dir.glob(pattern):
+            paths.update(path.rglob("*") if path.is_dir() else [path])
+    files = {}
+    for path in paths:
+        if path.is_file():
+            files[str(path.relative_to(model_dir))] = path.read_bytes()
     config = json.loads((model_dir / "config.json").read_bytes())
-    for key in [key for key in ("dtype", "torch_dtype") if key in config] or ["dtype"]:
+    for key in config.keys() & {"dtype", "torch_dtype"} or ["dtype"]:
         config[key] = str(dtype).removeprefix("torch.")
     content = (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
     return files | {"config.json": content}
@@ -145,17 +145,18 @@ def write_hf_model(
     max_shard_bytes: int = MAX_SHARD_BYTES,
     overwrite: bool = False,
 ) -> None:
-    """Writes a stream of (HF name, tensor) as a Hugging Face directory; one process calls it.
+    """Write a stream of (HF name, tensor) as a Hugging Face directory; one process calls it.
 
-    tensors: each of `shapes` once, in any order, on any device; cast to `dtype`. shapes: every
-    tensor of the model, `WeightTable.hf_shapes()`. source_dir: gives config.json, tokenizer,
-    templates. card: the text of README.md, if there is one.
+    tensors: each of `shapes` once, in any order, on any device; cast to `dtype`.
+    shapes: every tensor of the model, as `WeightTable.hf_shapes` returns them.
+    source_dir: the model whose config.json, tokenizer and templates are copied.
+    card: text of README.md; "": no such file.
 
-    Everything goes to a hidden sibling of `out_dir`, which takes its name after all data is on
-    disk; after an error nothing is left.
-    Errors: `UserError` if `out_dir` exists, or with `overwrite` is what may not be deleted; if
-    another process writes there; for a value that is too large for the dtype; for a failed write.
-    ValueError for a missing name.
+    Everything goes to a hidden sibling of `out_dir`, which takes its name when all data is on disk.
+    After an error nothing remains.
+    Errors: `UserError` if `out_dir` exists, or with `overwrite` holds something that must not be
+    deleted; if another process writes there; for a value that is too large for the dtype; for a
+    failed write. ValueError for a missing name.
     """
     check_out(out_dir, [source_dir], overwrite=overwrite)
     layout = hf_layout(shapes, dtype, max_shard_bytes)
@@ -166,10 +167,11 @@ def write_hf_model(
             small_files["README.md"] = card.encode()
         write_files(partial.directory, small_files)
         for name, tensor in tensors:
-            region, held = remaining.pop(name), tensor.detach().to("cpu")
-            assert tuple(held.shape) == region.shape, name
-            cast = held.to(region.dtype)
-            check_cast(held, cast, f"tensor {name}")
+            region = remaining.pop(name)
+            values = tensor.detach().to("cpu")
+            assert values.shape == region.shape, name
+            cast = values.to(region.dtype)
+            check_cast(values, cast, f"tensor {name}")
             data = cast.contiguous().reshape(-1).view(torch.uint8).numpy().data
             partial.files[str(region.path)].write(data, region.offset)
         if remaining:

@@ -1,13 +1,14 @@
-"""A Megatron distributed checkpoint, read under the Hugging Face names of its weights.
+"""Read a Megatron distributed checkpoint under the Hugging Face names of its weights.
 
-The same methods as `HfTensors`, so whatever loads from a Hugging Face directory loads from a
-checkpoint too: any that Megatron-Core wrote, at any TP x PP x VPP x EP, with or without optimizer.
+`MegatronTensors` has the methods of `HfTensors`, so whatever loads a Hugging Face directory can
+load a checkpoint: any that Megatron-Core wrote, at any TP x PP x VPP x EP, with or without
+optimizer.
 """
 
 import json
 from dataclasses import replace
 from functools import lru_cache
-from itertools import islice, product
+from itertools import chain, product
 from pathlib import Path
 
 import torch
@@ -24,8 +25,8 @@ from megatron_opsft.models.weights.checkpoint_keys import (
     entry_of,
     other_entries,
 )
-from megatron_opsft.models.weights.rectangles import Copy, Rect
-from megatron_opsft.models.weights.rules import Rule, WeightTable
+from megatron_opsft.models.weights.rectangles import Copy, Rect, whole
+from megatron_opsft.models.weights.rules import WeightRule, WeightTable
 from megatron_opsft.models.weights.slicing import shard_parameter
 
 _NOT_WEIGHTS = (
@@ -38,13 +39,17 @@ _NOT_WEIGHTS = (
 
 
 class MegatronTensors:
-    """The weights of a checkpoint; metadata and archive headers are read, data when it is asked."""
+    """The weights of a checkpoint; only metadata and archive headers are read before they are
+    asked for.
+    """
 
     def __init__(self, directory: Path, table: WeightTable) -> None:
-        """table: of the model, with TransformerEngine's names. Strict: `UserError` for a weight
-        that is missing, unexpected, or of another shape, and for another vocabulary.
+        """Read the metadata. table: the model's, with TransformerEngine's names.
+
+        Errors: `UserError` for a weight that is missing, unexpected, or of another shape, and for
+        another vocabulary.
         """
-        self.model_dir = Path(directory)
+        self.model_dir = directory
         self._table = table
         self._stored = read_metadata(self.model_dir)
         self._entries: dict[str, Entry] = {}
@@ -54,54 +59,51 @@ class MegatronTensors:
         self._match()
 
     def dtype(self, name: str) -> torch.dtype:
-        return self._stored[
-            self._entries[self._table.by_hf_name[name].mcore_name].key
-        ].dtype
+        mcore_name = self._table.by_hf_name[name].mcore_name
+        return self._stored[self._entries[mcore_name].key].dtype
 
     def files(self) -> tuple[Path, ...]:
-        """The files of the weights, each once."""
-        return tuple(
-            sorted({c.path for chunks in self._chunks.values() for c in chunks})
-        )
+        """Return the files of the weights, each once, in order."""
+        chunks = chain.from_iterable(self._chunks.values())
+        return tuple(sorted({chunk.path for chunk in chunks}))
 
     def read(self, rect: Rect) -> Tensor:
-        """A rectangle of an HF tensor; stored dtype, CPU."""
+        """Read a rectangle of an HF tensor, in the stored dtype, on the CPU."""
         rule = self._table.by_hf_name[rect.tensor]
-        shape = rule.hf_shapes[rule.hf_names.index(rect.tensor)]
-        out = torch.empty(
-            (rect.row1 - rect.row0, *shape[1:]), dtype=self.dtype(rect.tensor)
-        )
+        _, *columns = rule.hf_shapes[rule.hf_names.index(rect.tensor)]
+        num_rows = rect.row1 - rect.row0
+        out = torch.empty((num_rows, *columns), dtype=self.dtype(rect.tensor))
         self.copy_rows(rect.tensor, rect.row0, rect.row1, out)
-        return out if out.dim() == 1 else out[:, rect.col0 : rect.col1]
+        return out[:, rect.col0 : rect.col1] if columns else out
 
     def copy_rows(self, name: str, start: int, stop: int, out: Tensor) -> None:
-        """`tensor[start:stop]`, read from disk and cast into `out`, which has that shape."""
+        """Read `tensor[start:stop]` from disk and cast it into `out`, which has that shape."""
         rule = self._table.by_hf_name[name]
-        wanted = Rect(name, start, stop, 0, out.shape[1] if out.dim() == 2 else 1)
-        for part in shard_parameter(rule, 0, 1).parts:
-            rows = part.cut(wanted)
+        window = whole(name, tuple(out.shape)).shift(start, 0)
+        for copy in shard_parameter(rule, 0, 1).copies:
+            rows = copy.cut(window)
             if rows is not None:
-                self._copy(rule, rows, out, wanted)
+                self._copy(rule, rows, out, window)
 
     def _match(self) -> None:
-        """Find the entry of every parameter; strict both ways."""
+        """Find the entry of each parameter. Errors: `UserError` for missing and unknown tensors."""
         for rule in self._table.exported:
             candidates = (entry_of(rule.mcore_name), *other_entries(rule.mcore_name))
-            entry = next((p for p in candidates if p.key in self._stored), None)
-            if entry is None:
+            stored = [entry for entry in candidates if entry.key in self._stored]
+            if not stored:
                 raise UserError(
                     f"{self.model_dir} holds no {candidates[0].key}, which a "
                     f"{self._table.shape.architecture} has"
                 )
-            self._check_shape(rule, entry)
-            self._entries[rule.mcore_name] = entry
-        leads = {entry.key: len(entry.lead) for entry in self._entries.values()}
-        for key, num_leads in leads.items():
-            self._index(key, num_leads)
+            self._check_shape(rule, stored[0])
+            self._entries[rule.mcore_name] = stored[0]
+        num_lead_axes = {entry.key: len(entry.lead) for entry in self._entries.values()}
+        for key, num_axes in num_lead_axes.items():
+            self._index_chunks(key, num_axes)
         unexpected = [
             key
-            for key in self._stored
-            if key not in leads and not key.startswith(_NOT_WEIGHTS)
+            for key in self._stored.keys() - num_lead_axes.keys()
+            if not key.startswith(_NOT_WEIGHTS)
         ]
         if unexpected:
             raise UserError(
@@ -110,12 +112,13 @@ class MegatronTensors:
             )
 
     def _check_vocabulary(self) -> None:
-        """Errors: `UserError` where the converted model had another vocabulary. The tensors
-        cannot tell: how far a vocabulary is padded is up to who writes it.
+        """Check that a converted checkpoint's model had the same vocabulary. Errors: `UserError`.
+
+        The shapes of the tensors do not say: writers pad the vocabulary differently.
         """
         try:
             record = json.loads((self.model_dir / RECORD_NAME).read_bytes())
-        except (OSError, ValueError):  # of another writer
+        except (OSError, ValueError):  # another program wrote the checkpoint
             return
         size = record.get("vocab_size") if isinstance(record, dict) else None
         if size is not None and size != self._table.shape.vocab_size:
@@ -124,67 +127,61 @@ class MegatronTensors:
                 f"config.json says {self._table.shape.vocab_size}; give that model's config.json"
             )
 
-    def _index(self, key: str, num_leads: int) -> None:
-        """Chunks by their indices on the prepended axes."""
+    def _index_chunks(self, key: str, num_lead_axes: int) -> None:
+        """File the chunks of a tensor under the entries (layer, expert) that they hold some of."""
         for chunk in self._stored[key].chunks:
-            bounds = zip(chunk.offsets, chunk.sizes, strict=True)
-            for lead in product(
-                *(range(o, o + n) for o, n in islice(bounds, num_leads))
-            ):
+            axes = zip(chunk.offsets, chunk.sizes, strict=True)
+            ranges = [range(start, start + size) for start, size in axes]
+            for lead in product(*ranges[:num_lead_axes]):
                 self._chunks.setdefault(Entry(key, lead), []).append(chunk)
 
-    def _check_shape(self, rule: Rule, entry: Entry) -> None:
-        stored, lead = self._stored[entry.key].shape, len(entry.lead)
-        fits = len(stored) == lead + len(rule.mcore_shape)
-        fits = fits and all(
-            i < n for i, n in zip(entry.lead, stored[:lead], strict=True)
-        )
-        inner, wanted = stored[lead:], rule.mcore_shape
-        if (
-            rule.kind is ShardKind.VOCABULARY
-        ):  # other writers pad the vocabulary to other multiples
-            fits = fits and inner[0] >= rule.hf_shapes[0][0]
-            inner, wanted = inner[1:], wanted[1:]
-        if not fits or inner != wanted:
+    def _check_shape(self, rule: WeightRule, entry: Entry) -> None:
+        stored = self._stored[entry.key].shape
+        lead, shape = stored[: len(entry.lead)], stored[len(entry.lead) :]
+        wanted = rule.mcore_shape
+        fits = len(shape) == len(wanted)
+        for index, size in zip(entry.lead, lead, strict=False):
+            fits = fits and index < size
+        if rule.kind is ShardKind.VOCABULARY:
+            # Other writers pad the vocabulary to other multiples.
+            fits = fits and shape[0] >= rule.hf_shapes[0][0]
+            shape, wanted = shape[1:], wanted[1:]
+        if not fits or shape != wanted:
             raise UserError(
                 f"{self.model_dir}: tensor {entry.key} has shape {list(stored)}, but config.json "
                 f"means {list(rule.mcore_shape)} for each layer"
             )
 
-    def _copy(self, rule: Rule, part: Copy, out: Tensor, wanted: Rect) -> None:
-        """Part of an HF tensor, from all chunks that hold some of it in the Megatron parameter.
+    def _copy(self, rule: WeightRule, copy: Copy, out: Tensor, window: Rect) -> None:
+        """Read the source of `copy`, a rectangle of an HF tensor, from all chunks that hold some of
+        it in the Megatron parameter.
 
-        out: what `wanted` holds, a rectangle around the part.
+        out: receives the values of `window`, a rectangle of the HF tensor around the source.
         """
         entry = self._entries[rule.mcore_name]
+        num_lead_axes = len(entry.lead)
         for chunk in self._chunks[entry]:
-            offsets, sizes = (
-                values[len(entry.lead) :] for values in (chunk.offsets, chunk.sizes)
-            )
-            height, width = (*sizes, 1)[:2]
-            row, column = (*offsets, 0)[:2]
-            in_parameter = Rect(
-                rule.mcore_name, row, row + height, column, column + width
-            )
-            copy = part.then(Copy(in_parameter, Rect("", 0, height, 0, width)))
-            if copy is not None:
-                region, target = (
-                    self._region(chunk, entry),
-                    copy.source.relative_to(wanted),
+            in_chunk = whole("", chunk.sizes[num_lead_axes:])
+            row, column = (*chunk.offsets[num_lead_axes:], 0)[:2]
+            in_parameter = in_chunk.shift(row, column)._replace(tensor=rule.mcore_name)
+            piece = copy.then(Copy(in_parameter, in_chunk))
+            if piece is not None:
+                self._slice(chunk, entry).copy_rows(
+                    piece.target.row0,
+                    piece.target.row1,
+                    piece.source.relative_to(window).view(out),
+                    piece.source.tensor,
                 )
-                rows = copy.target.row0, copy.target.row1
-                region.copy_rows(*rows, target.view(out), part.source.tensor)
 
-    def _region(self, chunk: Chunk, entry: Entry) -> Region:
-        """The part of a chunk that belongs to one layer (and expert)."""
-        region = self._locate(chunk)
+    def _slice(self, chunk: Chunk, entry: Entry) -> Region:
+        """Return the region of the entry's layer (and expert) in a chunk of several."""
         index = 0
-        for position, offset, size in zip(
+        for lead, offset, size in zip(
             entry.lead, chunk.offsets, chunk.sizes, strict=False
         ):
-            index = index * size + position - offset
-        one = replace(region, shape=chunk.sizes[len(entry.lead) :])
-        return replace(one, offset=one.offset + index * one.num_bytes)
+            index = index * size + lead - offset
+        region = replace(self._locate(chunk), shape=chunk.sizes[len(entry.lead) :])
+        return replace(region, offset=region.offset + index * region.num_bytes)
 
 
 StoredWeights = HfTensors | MegatronTensors
@@ -195,8 +192,9 @@ def open_weights(
 ) -> StoredWeights:
     """Open a Hugging Face directory or a Megatron checkpoint; no weight is read yet.
 
-    table: of the model, with TransformerEngine's names, which checkpoints use. check: compare names
-    and shapes with it; one rank is enough. Errors: `UserError` naming file and tensor.
+    table: the model's, with TransformerEngine's names, which checkpoints use.
+    check: True to compare names and shapes of a Hugging Face directory with it; one rank does so.
+    Errors: `UserError` naming file and tensor.
     """
     if is_dist_checkpoint(model_dir):
         return MegatronTensors(model_dir, table)

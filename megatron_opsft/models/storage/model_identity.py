@@ -1,6 +1,4 @@
-"""What a model's directory holds, as hashes: a run that is resumed after a month must find what it
-began with.
-"""
+"""Hashes of a model's files: a run that is resumed after a month must find the same model."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -12,20 +10,22 @@ from megatron_opsft.models.storage.hf_files import HfTensors
 from megatron_opsft.models.storage.model_paths import INDEX_NAME, SINGLE_NAME
 
 _THREADS = 8
-# File name -> its size in bytes, when it was changed (in nanoseconds), and its SHA-256.
 FileHashes = dict[str, list[Any]]
+"""File name -> [its size in bytes, the time of its last change in nanoseconds, its SHA-256]."""
 
 
 def hash_model_files(model_dir: Path, known: Mapping[str, Any]) -> FileHashes:
-    """config.json and the files with the weights. known: what an earlier call returned, whose
-    hashes are taken where size and time are the same; of other files, every byte is read.
+    """Hash config.json and the files with the weights.
 
-    Errors: `OSError`; `UserError` for weights that are not whole.
+    known: result of an earlier call. Its hash of a file is taken if size and time are still the
+    same; of all other files, every byte is read.
+    Errors: `OSError`; `UserError` for weights that are not complete.
     """
+    files = sorted(_files_of(model_dir))
+    names = [file.name for file in files]
     with ThreadPoolExecutor(_THREADS) as pool:
-        files = sorted(_files_of(model_dir))
-        found = pool.map(lambda file: _hash_file(file, known.get(file.name)), files)
-        return dict(zip([file.name for file in files], found, strict=True))
+        hashes = pool.map(_hash_file, files, map(known.get, names))
+        return dict(zip(names, hashes, strict=True))
 
 
 def _files_of(model_dir: Path) -> Iterator[Path]:
@@ -47,14 +47,16 @@ def _hash_file(file: Path, known: Any) -> list[Any]:
 
 
 def combined(hashes: FileHashes) -> str:
-    """One hash for all files: of their names and contents, wherever they are and since when."""
+    """Return one hash of all names and contents; directory and time of change do not matter."""
     lines = [f"{name} {sha256}\n" for name, (_, _, sha256) in sorted(hashes.items())]
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def tokenizer_sha256(model_dir: Path, tokenizer: Any) -> str:
-    """A hash of the vocabulary and the chat template."""
+    """Return a hash of the vocabulary and the chat template."""
     file = model_dir / "tokenizer.json"
-    vocabulary = sorted(tokenizer.get_vocab().items())
-    content = file.read_bytes() if file.is_file() else repr(vocabulary).encode()
+    if file.is_file():
+        content = file.read_bytes()
+    else:
+        content = repr(sorted(tokenizer.get_vocab().items())).encode()
     return hashlib.sha256(content + str(tokenizer.chat_template).encode()).hexdigest()

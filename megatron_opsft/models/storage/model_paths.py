@@ -1,4 +1,4 @@
-"""Where a model is, and the names of its files; reads no weights, and needs no torch."""
+"""Find the directory of a model, and name its files. No weights are read, torch is not needed."""
 
 from pathlib import Path
 
@@ -13,38 +13,43 @@ from megatron_opsft.runtime.libraries import (
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
-METADATA_NAME = ".metadata"  # of a distributed checkpoint
-COMMON_NAME = "common.pt"  # the objects other than tensors, as Megatron names it
-FORMAT_NAME = "metadata.json"  # of one: Megatron's own record of its format
+METADATA_NAME = ".metadata"  # says where a distributed checkpoint stores each tensor
+COMMON_NAME = (
+    "common.pt"  # Megatron's name for a checkpoint's objects other than tensors
+)
+FORMAT_NAME = "metadata.json"  # Megatron's own record of a checkpoint's format
 TORCH_DIST_FORMAT = {
     "sharded_backend": "torch_dist",
     "sharded_backend_version": 1,
     "common_backend": "torch",
     "common_backend_version": 1,
 }
-RECORD_NAME = (
-    "conversion.json"  # marks a converted checkpoint, which may be overwritten
-)
-ADAPTER_NAME = "adapter_config.json"  # of what PEFT saves
+# Marks a converted checkpoint, which may be overwritten.
+RECORD_NAME = "conversion.json"
+ADAPTER_NAME = "adapter_config.json"  # PEFT saves it with a LoRA adapter
 TINY_REASONER = "tiny_reasoner"
 ASSETS = Path(__file__).parents[2] / "assets"
-MODEL_CONFIGS = (
-    ASSETS / "model_configs"
-)  # hub name -> config.json, of the models of the examples
+# Hub name -> config.json, for the models of the examples.
+MODEL_CONFIGS = ASSETS / "model_configs"
 HUB_PATTERNS = [
-    *("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.tiktoken"),
+    "*.json",
+    "*.safetensors",
+    "*.txt",
+    "*.model",
+    "*.jinja",
+    "*.tiktoken",
     "custom_generate/*",  # not used here, but it belongs to the model that is written
 ]
-# Copies of the weights in other formats, and whatever weights lie in folders: never loaded.
+# Never loaded: copies of the weights in other formats, and all weights in folders.
 HUB_IGNORED = ["consolidated*", "onnx/*", "original/*", "*/*.safetensors"]
 
 
 def resolve_model(name: str, *, option: str = "model.path") -> Path:
-    """The directory of a model: a directory itself, such as a checkpoint, that of a run (whose
-    `hf/` is meant), `tiny_reasoner` (shipped), or a hub name.
+    """Return the directory of a model. name: a directory, such as a checkpoint, the directory of a
+    run (whose `hf/` is taken), `tiny_reasoner` (shipped), or a hub name.
 
-    The files of a hub name are downloaded once, to the Hugging Face cache. Errors: `UserError`
-    where they cannot be. option: what errors call the name.
+    The files of a hub name are downloaded once, to the Hugging Face cache. option: the setting that
+    errors name. Errors: `UserError`.
     """
     directory = _find_local(name, option) or _from_hub(name, HUB_PATTERNS, option)
     _check_complete(directory, option)
@@ -52,7 +57,7 @@ def resolve_model(name: str, *, option: str = "model.path") -> Path:
 
 
 def local_model(name: str, *, option: str = "model.path") -> Path | None:
-    """As `resolve_model`, but None for a hub name: nothing is fetched. Errors: `UserError`."""
+    """Do the same as `resolve_model`, but fetch nothing: a hub name gives None."""
     directory = _find_local(name, option)
     if directory is not None:
         _check_complete(directory, option)
@@ -64,9 +69,10 @@ def _find_local(name: str, option: str) -> Path | None:
         return ASSETS / TINY_REASONER
     path = Path(name).expanduser()
     if path.is_dir():
-        if there := list_checkpoints(path):
+        checkpoints = list_checkpoints(path)
+        if checkpoints:
             raise UserError(
-                f"{option}={name} holds checkpoints; give one of them, such as {there[-1]}"
+                f"{option}={name} holds checkpoints; give one of them, such as {checkpoints[-1]}"
             )
         return _model_of_run(path, option) or path
     if path.exists():
@@ -82,14 +88,12 @@ def _find_local(name: str, option: str) -> Path | None:
 
 
 def _check_complete(directory: Path, option: str) -> None:
-    """Errors: `UserError` for a model whose files Git LFS has not fetched, and for a LoRA adapter
-    without its model.
+    """Check that Git LFS has fetched the files of a model, and that it is not a LoRA adapter
+    without its model. Errors: `UserError`.
     """
     check_fetched(sorted(directory.iterdir()))
-    has_weights = any(
-        (directory / weights).is_file() for weights in (SINGLE_NAME, INDEX_NAME)
-    )
-    if (directory / ADAPTER_NAME).is_file() and not has_weights:
+    files = {path.name for path in directory.iterdir() if path.is_file()}
+    if ADAPTER_NAME in files and files.isdisjoint((SINGLE_NAME, INDEX_NAME)):
         raise UserError(
             f"{option}: {directory} holds a LoRA adapter and not the whole model; merge it into "
             "its base model first (PeftModel.merge_and_unload, then save_pretrained) and give the "
@@ -98,41 +102,42 @@ def _check_complete(directory: Path, option: str) -> None:
 
 
 def _model_of_run(directory: Path, option: str) -> Path | None:
-    """What a run directory holds as its model; None for any other directory. Errors: `UserError`
+    """Return the directory of a run's model; None if `directory` is not a run. Errors: `UserError`
     for a run without a model.
     """
-    is_run = (directory / "manifest.json").is_file() and not (
-        directory / "config.json"
-    ).exists()
-    if is_run and (directory / "hf" / "config.json").is_file():
+    has_config = (directory / "config.json").exists()
+    if has_config or not (directory / "manifest.json").is_file():
+        return None
+    if (directory / "hf" / "config.json").is_file():
         return directory / "hf"
-    if is_run and (directory / "metrics.jsonl").exists():
-        there = list_checkpoints(directory / "checkpoints")
-        other = f", or give its newest checkpoint, {there[-1]}" if there else ""
+    if (directory / "metrics.jsonl").exists():
+        checkpoints = list_checkpoints(directory / "checkpoints")
+        advice = "finish it with --resume"
+        if checkpoints:
+            advice += f", or give its newest checkpoint, {checkpoints[-1]}"
         raise UserError(
-            f"{option}={directory} is a run that is not finished: it has no hf/; finish it with "
-            f"--resume{other}"
+            f"{option}={directory} is a run that is not finished: it has no hf/; {advice}"
         )
     return None
 
 
 def newest_checkpoint(directory: Path) -> Path:
-    """The newest checkpoint of a run's directory; any other directory unchanged."""
-    there = list_checkpoints(directory / "checkpoints")
-    return there[-1] if there else directory
+    """Return the newest checkpoint of a run's directory; any other directory itself."""
+    checkpoints = list_checkpoints(directory / "checkpoints")
+    return checkpoints[-1] if checkpoints else directory
 
 
 def _from_hub(name: str, patterns: list[str], option: str) -> Path:
-    """The cached snapshot of a hub name, with the files that fit the patterns."""
+    """Download the files of a hub name that fit the patterns, and return their directory."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:
         with asking_hub(name):
-            found = snapshot_download(
+            directory = snapshot_download(
                 name, allow_patterns=patterns, ignore_patterns=HUB_IGNORED
             )
-        return Path(found)
+        return Path(directory)
     except (OSError, HfHubHTTPError, HFValidationError) as error:
         why = "HF_HUB_OFFLINE=1 is set" if is_offline() else first_line(error)
         raise hub_error(
@@ -143,15 +148,14 @@ def _from_hub(name: str, patterns: list[str], option: str) -> Path:
 
 
 def resolve_config(name: str) -> Path:
-    """The directory whose config.json describes a model, for what needs no weights.
+    """Return the directory whose config.json describes a model, for callers that need no weights.
 
-    As `resolve_model`, but a hub name whose config.json is shipped needs neither network nor cache,
-    and means the same on every machine. Errors: `UserError`.
+    It does the same as `resolve_model`, except that a hub name whose config.json is shipped needs
+    neither network nor cache, and means the same on every machine. Errors: `UserError`.
     """
-    found = MODEL_CONFIGS.glob("*/*/config.json")
-    shipped = {
-        file.parent.relative_to(MODEL_CONFIGS).as_posix(): file.parent for file in found
-    }
+    shipped = {}
+    for file in MODEL_CONFIGS.glob("*/*/config.json"):
+        shipped[file.parent.relative_to(MODEL_CONFIGS).as_posix()] = file.parent
     if name in shipped and not Path(name).is_dir():
         return shipped[name]
     option = "model.path"
@@ -161,5 +165,5 @@ def resolve_config(name: str) -> Path:
 
 
 def is_dist_checkpoint(directory: Path) -> bool:
-    """Whether a directory looks like Megatron's torch_dist format."""
+    """True if a directory looks like a checkpoint in Megatron's torch_dist format."""
     return (directory / METADATA_NAME).is_file() and (directory / FORMAT_NAME).is_file()

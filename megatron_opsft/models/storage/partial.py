@@ -1,8 +1,9 @@
-"""The hidden directory in which an output is written by one process, before it appears.
+"""Write an output in a hidden directory, by one process, until it is complete.
 
-Beside `NAME` stands `.NAME.partial/`: `data/` becomes the output, `lock` is held by whoever writes
-it, `replaced/` is what had the name before, for the moment between two renames, `old/` the same
-while it is being deleted: only what is whole is ever given a name back.
+Beside the output `NAME` is the directory `.NAME.partial/`. In it, `data/` becomes the output, and
+the process that writes it holds `lock`. `replaced/` is the directory that had the name before, in
+the moment between two renames; it is called `old/` while it is being deleted, since only a complete
+directory may get its name back.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,56 +26,56 @@ from megatron_opsft.runtime.durable import (
 
 
 def partial_dir(out_dir: Path) -> Path:
-    """Where an output is written before it appears."""
+    """Return the directory in which an output is written before it appears."""
     return out_dir.parent / f".{out_dir.name}.partial"
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedFile:
-    """A large file: its size and the bytes between the tensors, as (offset, bytes)."""
+    """A large file of an output."""
 
     name: str
     num_bytes: int
     constants: tuple[tuple[int, bytes], ...]
+    """The bytes between the tensors, as (offset, bytes)."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartialFiles:
-    """What is written of an output. files: the large ones, by name."""
+    """An output that is being written."""
 
     directory: Path
     files: dict[str, LargeFile]
+    """The planned files, by name."""
 
 
 @contextmanager
 def written_whole(
     out_dir: Path, planned: Sequence[PlannedFile] = ()
 ) -> Iterator[PartialFiles]:
-    """A directory with the planned files alone, which is `out_dir` after the block; after an error
-    nothing is left, and what had the name before still has it.
+    """Make a directory with the planned files, which becomes `out_dir` at the end of the block.
 
-    What a killed process leaves stays hidden, and the next one begins anew.
-    Errors: `UserError` for an `OSError` inside, `FullDiskError` for a full disk; `UserError` where
+    After an error nothing remains, and an earlier directory `out_dir` is still there. Leftovers of
+    a killed process stay hidden, and the next process begins anew.
+    Errors: `UserError` for an `OSError` inside, `FullDiskError` for a full disk; `UserError` if
     another process writes there.
     """
-    place = partial_dir(out_dir)
-    data, replaced, old = place / "data", place / "replaced", place / "old"
+    hidden = partial_dir(out_dir)
+    data, replaced, old = hidden / "data", hidden / "replaced", hidden / "old"
     try:
-        with _held(place, out_dir):
-            put_back(
-                replaced, out_dir
-            )  # the try before may have ended between two renames
+        with _locked(hidden, out_dir):
+            # An earlier process may have ended between the two renames.
+            put_back(replaced, out_dir)
             remove(data, quietly=True)
             data.mkdir()
             try:
-                with (
-                    ExitStack() as opened
-                ):  # on NFS files that are open cannot be removed
+                # All files are closed before `data` is removed: NFS removes no open file.
+                with ExitStack() as open_files:
                     files = {}
-                    for each in planned:
-                        file = LargeFile(data / each.name, each.num_bytes)
-                        files[each.name] = opened.enter_context(closing(file))
-                        for offset, content in each.constants:
+                    for plan in planned:
+                        file = LargeFile(data / plan.name, plan.num_bytes)
+                        files[plan.name] = open_files.enter_context(closing(file))
+                        for offset, content in plan.constants:
                             file.write(content, offset)
                     yield PartialFiles(data, files)
                     for file in files.values():
@@ -89,17 +90,18 @@ def written_whole(
         kind = FullDiskError if full_disk_behind(error) else UserError
         raise kind(
             f"{out_dir} could not be written: {error.strerror or error} "
-            f"({error.filename or place}); nothing was left behind"
+            f"({error.filename or hidden}); nothing was left behind"
         ) from None
 
 
 @contextmanager
-def _held(place: Path, out_dir: Path) -> Iterator[None]:
-    """Hold the directory `place` for this process alone, and remove it afterwards if it is empty. A
-    kill releases it. Errors: `OSError`; `UserError` where another process holds it.
+def _locked(hidden: Path, out_dir: Path) -> Iterator[None]:
+    """Create the directory `hidden` and lock it for this process; remove it afterwards if empty.
+
+    A killed process releases the lock. Errors: `OSError`; `UserError` if another process holds it.
     """
-    place.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(place / "lock", timeout=0)
+    hidden.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(hidden / "lock", timeout=0)
     try:
         lock.acquire()
     except Timeout:
@@ -110,9 +112,8 @@ def _held(place: Path, out_dir: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        (place / "lock").unlink(missing_ok=True)  # on NFS it goes when it is closed
+        (hidden / "lock").unlink(missing_ok=True)  # NFS removes it when it is closed
         lock.release()
-        with suppress(
-            OSError
-        ):  # another process begins anew there, or holds a file of it
-            place.rmdir()
+        # It is not empty if another process begins anew, or NFS keeps an open file in it.
+        with suppress(OSError):
+            hidden.rmdir()

@@ -1,5 +1,5 @@
-"""Tensors as they lie in files: contiguous bytes at an offset, read in pieces; and where they lie
-in archives of `torch.save`.
+"""Regions of files: a tensor as contiguous bytes at an offset, read in pieces. An archive of
+`torch.save` has such a region, too.
 """
 
 from collections.abc import Iterator
@@ -17,17 +17,17 @@ from megatron_opsft.errors import UserError, first_line
 from megatron_opsft.models.storage.large_files import Staging, read_into
 
 _staging = Staging()
-CHUNK_BYTES = (
-    8 * 2**20
-)  # what a thread reads and copies at a time: bounds resident memory
+# A thread reads and copies so much at a time, which bounds resident memory.
+CHUNK_BYTES = 8 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A whole tensor, or a stored part of one: `offset` bytes into `path`, row-major."""
+    """The bytes of a tensor, or of some rows of one, in a file; row-major."""
 
     path: Path
     offset: int
+    """Where they begin in the file."""
     shape: tuple[int, ...]
     dtype: torch.dtype
 
@@ -40,66 +40,66 @@ class Region:
         return prod(self.shape[1:]) * self.dtype.itemsize
 
     def offset_of(self, row: int) -> int:
-        """Where a row begins in the file."""
+        """Return where a row begins in the file."""
         return self.offset + row * self.row_bytes
 
     def copy_rows(self, start: int, stop: int, out: Tensor, name: str) -> None:
-        """Rows along axis 0, read from disk and cast into `out`, which has their shape.
+        """Read rows along axis 0 from disk and cast them into `out`, which has their shape.
 
-        name: of the tensor. Errors: `UserError` when the file cannot be read or has become shorter,
-        or when a value is too large for the dtype of `out`.
+        name: name of the tensor, for errors. Errors: `UserError` if the file cannot be read or has
+        become shorter, or if a value is too large for the dtype of `out`.
         """
         for first, last in row_chunks(start, stop, self.row_bytes):
-            offset, num_bytes = self.offset_of(first), (last - first) * self.row_bytes
+            num_bytes = (last - first) * self.row_bytes
             if num_bytes == 0:
                 continue
             target = out[first - start : last - start]
-            straight = self._fits(target)
-            place = _bytes_of(target) if straight else _staging.place_for(num_bytes)
+            needs_cast = not self._has_layout_of(target)
+            memory = _staging.place_for(num_bytes) if needs_cast else _memory_of(target)
             try:
-                read_into(place, self.path, offset)
+                read_into(memory, self.path, self.offset_of(first))
             except (OSError, EOFError) as error:
                 raise UserError(f"{self.path} cannot be read: {error}") from None
-            if not straight:
-                rows = torch.frombuffer(place, dtype=self.dtype).view(target.shape)
+            if needs_cast:
+                rows = torch.frombuffer(memory, dtype=self.dtype).view(target.shape)
                 target.copy_(rows)
                 check_cast(rows, target, f"{self.path}: tensor {name}")
 
-    def _fits(self, target: Tensor) -> bool:
-        """Whether bytes of the file can be read straight into the tensor's memory."""
+    def _has_layout_of(self, target: Tensor) -> bool:
+        """True if bytes of the file can be read straight into the memory of `target`."""
         is_on_cpu = target.device.type == "cpu"
         return is_on_cpu and target.dtype is self.dtype and target.is_contiguous()
 
 
-def _bytes_of(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous tensor on the CPU."""
+def _memory_of(tensor: Tensor) -> memoryview:
+    """Return the memory of a contiguous tensor on the CPU."""
     return tensor.detach().reshape(-1).view(torch.uint8).numpy().data
 
 
 def check_cast(values: Tensor, cast: Tensor, what: str) -> None:
-    """Errors: `UserError` naming `what` where a finite value became infinite in another dtype."""
+    """Check that no finite value became infinite in another dtype. Errors: `UserError`."""
     largest = torch.finfo(cast.dtype).max
     if torch.finfo(values.dtype).max <= largest or not cast.isinf().any():
         return
-    lost = values[cast.isinf() & values.isfinite()]
-    if lost.numel():
+    too_large = values[cast.isinf() & values.isfinite()]
+    if too_large.numel():
         dtype = str(cast.dtype).removeprefix("torch.")
         wider = "bfloat16 or float32" if cast.dtype is torch.float16 else "float32"
         raise UserError(
-            f"{what} holds {lost[0].item():g}, but {dtype} goes to {largest:g} only; choose {wider}"
+            f"{what} holds {too_large[0].item():g}, but {dtype} goes to {largest:g} only; "
+            f"choose {wider}"
         )
 
 
 def row_chunks(start: int, stop: int, row_bytes: int) -> Iterator[tuple[int, int]]:
-    """[start, stop) in consecutive ranges of at most CHUNK_BYTES, but of at least one row."""
+    """Cut [start, stop) into ranges of at most CHUNK_BYTES, but of at least one row."""
     step = max(1, CHUNK_BYTES // max(row_bytes, 1))
     for first in range(start, stop, step):
         yield first, min(first + step, stop)
 
 
 def archived_tensor(path: Path, start: int, length: int, what: str) -> Region:
-    """Where the tensor lies that `torch.save` wrote into these bytes of a file; nothing else is
-    unpickled.
+    """Find the tensor that `torch.save` wrote into these bytes of a file; only it is unpickled.
 
     Errors: `UserError` naming `what` for an archive that does not fill these bytes, is damaged, or
     holds no contiguous tensor.
@@ -112,10 +112,10 @@ def archived_tensor(path: Path, start: int, length: int, what: str) -> Region:
         if min(start, length) < 0:
             raise UserError(f"{what} is damaged: it begins before its file")
         archive: Any = _create_file_view(file, start, length)
-        # A reader alone would find an archive that is shifted, too.
-        first = archive.read(4)
+        # torch's reader would also find an archive that begins or ends elsewhere.
+        head = archive.read(4)
         archive.seek(max(0, length - 22))
-        if (first, archive.read(4)) != (b"PK\x03\x04", b"PK\x05\x06"):
+        if head != b"PK\x03\x04" or archive.read(4) != b"PK\x05\x06":
             raise UserError(
                 f"{what} is damaged: no torch archive begins and ends there"
             )
@@ -123,24 +123,23 @@ def archived_tensor(path: Path, start: int, length: int, what: str) -> Region:
         try:
             with FakeTensorMode():
                 tensor = torch.load(archive, weights_only=True, map_location="cpu")
-        except (
-            Exception
-        ) as error:  # a damaged archive can fail anywhere in torch's reader
+        # A damaged archive can fail anywhere in torch's reader.
+        except Exception as error:
             raise UserError(f"{what} is damaged: {first_line(error)[:200]}") from None
         if not isinstance(tensor, torch.Tensor):
             raise UserError(f"{what} is damaged: no tensor is stored there")
         storage = tensor.untyped_storage()
-        offset: int | None = getattr(storage, "_checkpoint_offset", None)
+        storage_start = getattr(storage, "_checkpoint_offset", None)
         skipped = int(tensor.storage_offset()) * tensor.dtype.itemsize
-        is_whole = (
-            tensor.is_contiguous() and skipped + tensor.nbytes <= storage.nbytes()
-        )
-        if offset is None or not is_whole:
+        stop = skipped + tensor.nbytes  # of the tensor in its storage
+        is_whole = tensor.is_contiguous() and stop <= storage.nbytes()
+        if storage_start is None or not is_whole:
             raise UserError(f"{what} is damaged: it is not stored in one piece")
-        # The next part of the zip must follow: readers take any length of a header for granted.
-        archive.seek(offset + int(storage.nbytes()))
-        if archive.read(2) != b"PK" or offset + skipped + tensor.nbytes > length:
+        # The next entry of the zip must follow: readers do not check the length of a header.
+        archive.seek(storage_start + int(storage.nbytes()))
+        if archive.read(2) != b"PK" or storage_start + stop > length:
             raise UserError(
                 f"{what} is damaged: its bytes are not where the archive says"
             )
-    return Region(path, start + offset + skipped, tuple(tensor.shape), tensor.dtype)
+    offset = start + storage_start + skipped
+    return Region(path, offset, tuple(tensor.shape), tensor.dtype)

@@ -1,4 +1,4 @@
-"""What `--overwrite` may delete: a model, a conversion, an empty directory, and nothing else."""
+"""Check what `--overwrite` would delete: only a model, a conversion or an empty directory."""
 
 from collections.abc import Iterable
 from fnmatch import fnmatch
@@ -12,37 +12,41 @@ from megatron_opsft.models.storage.model_paths import (
     is_dist_checkpoint,
 )
 
-# What lies in a model's directory; anything else is somebody's own.
+# Files and folders of a model's directory; others may be somebody's own work.
 MODEL_ENTRIES = (
-    *(
-        "*.json",
-        "*.safetensors",
-        "*.distcp",
-        ".metadata",
-        "*.bin",
-        "*.pt",
-        "*.pth",
-        "*.gguf",
-    ),
-    *(
-        "tokenizer*",
-        "*.model",
-        "*.tiktoken",
-        "vocab.txt",
-        "merges.txt",
-        "chat_template*",
-    ),
-    *("additional_chat_templates", "custom_generate", "*.py", "onnx", "original"),
-    *("README*", "LICENSE*", ".git*", ".cache"),
+    "*.json",
+    "*.safetensors",
+    "*.distcp",
+    ".metadata",
+    "*.bin",
+    "*.pt",
+    "*.pth",
+    "*.gguf",
+    "tokenizer*",
+    "*.model",
+    "*.tiktoken",
+    "vocab.txt",
+    "merges.txt",
+    "chat_template*",
+    "additional_chat_templates",
+    "custom_generate",
+    "*.py",
+    "onnx",
+    "original",
+    "README*",
+    "LICENSE*",
+    ".git*",
+    ".cache",
     ".README.md.partial",  # a killed run of an earlier version wrote the card last
 )
 
 
 def check_out(out_dir: Path, sources: Iterable[Path], *, overwrite: bool) -> None:
-    """Errors: `UserError` unless a new directory may take the name `out_dir`.
+    """Check that a new directory may take the name `out_dir`. Errors: `UserError`.
 
-    sources: what is read meanwhile. overwrite: whether a model or a conversion there may be
-    deleted; a source, the working directory, the home directory, and what holds one, never is.
+    sources: directories that are read meanwhile. overwrite: True if a model or a conversion of that
+    name may be deleted. A source, the working directory, the home directory, and any directory that
+    holds one of them, are never deleted.
     """
     if out_dir.is_symlink() and not out_dir.exists():
         raise UserError(
@@ -55,40 +59,42 @@ def check_out(out_dir: Path, sources: Iterable[Path], *, overwrite: bool) -> Non
         raise UserError(
             f"{out_dir} already exists; choose another, or give --overwrite"
         )
-    needed = [(Path(source), "what is read") for source in sources]
+    needed = [(source, "what is read") for source in sources]
     needed += [
         (Path.cwd(), "the working directory"),
         (Path.home(), "the home directory"),
     ]
-    place = out_dir.resolve()
+    resolved = out_dir.resolve()
     for path, what in needed:
-        if path.resolve().is_relative_to(place):
-            found = (
-                f"is {what}" if path.resolve() == place else f"holds {what} ({path})"
-            )
-            raise UserError(
-                f"{out_dir} {found}; --overwrite would delete it, so choose another directory"
-            )
+        if not path.resolve().is_relative_to(resolved):
+            continue
+        relation = f"is {what}"
+        if path.resolve() != resolved:
+            relation = f"holds {what} ({path})"
+        raise UserError(
+            f"{out_dir} {relation}; --overwrite would delete it, so choose another directory"
+        )
     if out_dir.is_mount():
         raise UserError(
             f"{out_dir} is a mount point, which cannot be replaced; give a folder in it, such as "
             f"{out_dir / 'model'}"
         )
-    if reason := _no_model(out_dir):
+    reason = _why_no_model(out_dir)
+    if reason:
         raise UserError(
             f"{out_dir} {reason}, so --overwrite will not delete it; remove it yourself or choose "
             "another directory"
         )
 
 
-def _no_model(directory: Path) -> str | None:
-    """Why it is neither a model, nor a conversion, nor an empty directory; None if it is one."""
+def _why_no_model(directory: Path) -> str | None:
+    """Say why it is neither a model, nor a conversion, nor an empty directory; None if it is."""
     if not directory.is_dir():
         return "is a file"
-    for entry in sorted(directory.iterdir()):
-        if not any(fnmatch(entry.name, name) for name in MODEL_ENTRIES):
-            return f"holds {entry.name}, which is not part of a model"
     names = {entry.name for entry in directory.iterdir()}
+    for name in sorted(names):
+        if not any(fnmatch(name, pattern) for pattern in MODEL_ENTRIES):
+            return f"holds {name}, which is not part of a model"
     is_converted = RECORD_NAME in names and is_dist_checkpoint(directory)
     is_hf = "config.json" in names and not names.isdisjoint((SINGLE_NAME, INDEX_NAME))
     if names and not is_converted and not is_hf:

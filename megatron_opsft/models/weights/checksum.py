@@ -7,11 +7,11 @@ changes the result, and so do rows or columns that changed places. Integers wrap
 the same on every device and in every order of summation.
 
 The checksum of an engine parameter is the sum of those of its rectangles of HF tensors. So the
-trainer's ranks can compute the expected value of every engine parameter from whatever pieces of it
-they hold, each its own piece, and one sum over all ranks completes it. No process group.
+trainer's ranks can compute the expected checksum of every engine parameter: each rank adds up those
+of the pieces that it holds, and one sum over all ranks completes it. No collective is called here.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 import torch
@@ -29,96 +29,96 @@ _MIX = ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64))
 
 @torch.no_grad()
 def checksum(view: Tensor, rect: Rect, *, salt: int) -> Tensor:
-    """The checksum of `rect`, whose values are `view`: an int64 scalar on the view's device.
+    """Return the checksum of `rect`, whose values are `view`: an int64 scalar on its device.
 
     view: [rows, columns], or [rows] of a vector; any strides.
-    salt: tells rectangles of different tensors apart, which may then be added up.
+    salt: number of the rectangle. Rectangles of different tensors get different salts, so that
+    their checksums can be added up.
     Errors: ValueError if the shapes differ.
     """
-    matrix = view.detach() if view.dim() == 2 else view.detach()[:, None]
+    matrix = view.detach()
+    if matrix.dim() != 2:
+        matrix = matrix[:, None]
     if matrix.shape != (rect.row1 - rect.row0, rect.col1 - rect.col0):
         raise ValueError(f"a tensor of shape {list(view.shape)} is not {rect}")
     bits = matrix.view(_BITS[matrix.itemsize])
-    columns = _numbers(_COLUMNS, rect.col0, rect.col1, view.device)
-    sums = [
-        (chunk * columns).sum(1)
-        for chunk in bits.split(max(1, _CHUNK_BYTES // columns.nbytes))
-    ]
-    numbers = torch.cat(sums) * _numbers(_ROWS, rect.row0, rect.row1, view.device)
-    return numbers.sum() * _numbers(_SALTS, salt, salt + 1, view.device)[0]
+    columns = _odd_numbers(_COLUMNS, rect.col0, rect.col1, view.device)
+    rows_in_chunk = max(1, _CHUNK_BYTES // columns.nbytes)
+    row_sums = [(chunk * columns).sum(1) for chunk in bits.split(rows_in_chunk)]
+    rows = _odd_numbers(_ROWS, rect.row0, rect.row1, view.device)
+    total = (torch.cat(row_sums) * rows).sum()
+    return total * _odd_numbers(_SALTS, salt, salt + 1, view.device)[0]
 
 
 @lru_cache(maxsize=64)
-def _numbers(stream: int, start: int, stop: int, device: torch.device) -> Tensor:
-    """Odd pseudo-random int64 numbers `start` to `stop` - 1 of a stream."""
-    values = torch.arange(start, stop, dtype=torch.int64, device=device) * 4 + stream
+def _odd_numbers(stream: int, start: int, stop: int, device: torch.device) -> Tensor:
+    """Return the odd pseudo-random int64 numbers `start` to `stop` - 1 of a stream."""
+    values = torch.arange(start, stop, device=device) * 4 + stream
     return mix64(values * STEP64) | 1
 
 
 def mix64(states: Tensor) -> Tensor:
-    """The outputs of SplitMix64 in these states, int64, elementwise; integers wrap around."""
+    """Return the outputs of SplitMix64 in these states, int64, elementwise; integers wrap."""
     for shift, factor in _MIX:
         states = (states ^ shift_right(states, shift)) * factor
     return states ^ shift_right(states, 31)
 
 
-def shift_right(values: Tensor, by: int) -> Tensor:
-    """int64 to the right, and zeros come in from the left: torch's own would copy the sign bit."""
-    return (values >> by) & (2 ** (64 - by) - 1)
+def shift_right(values: Tensor, num_bits: int) -> Tensor:
+    """Shift int64 values right and fill with zeros; torch's own shift copies the sign bit."""
+    return (values >> num_bits) & (2 ** (64 - num_bits) - 1)
 
 
 def parameter_checksums(
     parameters: Sequence[Parameter], tensors: Mapping[str, Tensor]
 ) -> list[int]:
-    """The checksum of each parameter as its holder sees it, int64 values.
+    """Return the int64 checksum of each engine parameter, from the engine's own `tensors`.
 
-    A parameter that is not there or has another shape than described counts as 0, and so does one
-    that is padding alone: the last ranks of a small vocabulary may hold no token of it.
+    A parameter that is missing or has another shape than described counts as 0. So does one that
+    is only padding: the last ranks of a small vocabulary may hold no token of it.
     """
-    pieces = (
-        (index, salt, part, tensor)
-        for index, parameter in enumerate(parameters)
-        if (tensor := tensors.get(parameter.name)) is not None
-        and tuple(tensor.shape) == parameter.shape
-        for salt, part in enumerate(parameter.parts)
-    )
-    return _sums(len(parameters), pieces).tolist()
+    indices = []
+    checksums = []
+    for index, parameter in enumerate(parameters):
+        tensor = tensors.get(parameter.name)
+        if tensor is None or tuple(tensor.shape) != parameter.shape:
+            continue
+        for salt, copy in enumerate(parameter.copies):
+            indices.append(index)
+            checksums.append(checksum(copy.target.view(tensor), copy.source, salt=salt))
+    return _sum_by_index(indices, checksums, len(parameters)).tolist()
 
 
 def expected_checksums(
     parameters: Sequence[Parameter],
-    held: Mapping[str, Sequence[Copy]],
-    tensors: Mapping[str, Tensor],
+    shard_copies: Mapping[str, Sequence[Copy]],
+    shards: Mapping[str, Tensor],
 ) -> Tensor:
-    """This trainer rank's contribution to the checksum of each engine parameter, int64 [P] on CPU.
+    """Return this trainer rank's contribution to the checksum of each engine parameter, int64 [P]
+    on the CPU.
 
-    held: HF name -> the parts that this rank answers for, of the parameters `tensors`. Over all
-    ranks they must cover every HF tensor once.
+    shard_copies: HF name -> the copies to this rank's shards for which it answers. Those of all
+    ranks must cover every HF tensor exactly once. shards: the rank's shards by name.
     """
-    pieces = (
-        (index, salt, piece, tensors[piece.target.tensor])
-        for index, parameter in enumerate(parameters)
-        for salt, wanted in enumerate(parameter.parts)
-        for part in held.get(wanted.source.tensor, ())
-        if (piece := part.cut(wanted.source)) is not None
-    )
-    return _sums(len(parameters), pieces)
+    indices = []
+    checksums = []
+    for index, parameter in enumerate(parameters):
+        for salt, engine_copy in enumerate(parameter.copies):
+            wanted = engine_copy.source
+            for shard_copy in shard_copies.get(wanted.tensor, ()):
+                copy = shard_copy.cut(wanted)
+                if copy is not None:
+                    view = copy.target.view(shards[copy.target.tensor])
+                    indices.append(index)
+                    checksums.append(checksum(view, copy.source, salt=salt))
+    return _sum_by_index(indices, checksums, len(parameters))
 
 
-def _sums(
-    num_parameters: int, pieces: Iterable[tuple[int, int, Copy, Tensor]]
+def _sum_by_index(
+    indices: list[int], checksums: list[Tensor], num_parameters: int
 ) -> Tensor:
-    """The sum over the pieces of each parameter, int64 [num_parameters] on CPU. A piece: indices of
-    the parameter and of its part, which is the salt, and what of the part is in a tensor.
-    """
-    indices: list[int] = []
-    found: list[Tensor] = []
-    for index, salt, piece, tensor in pieces:
-        indices.append(index)
-        found.append(checksum(piece.target.view(tensor), piece.source, salt=salt))
+    """Add each checksum to the parameter of its index; int64 [num_parameters] on the CPU."""
     sums = torch.zeros(num_parameters, dtype=torch.int64)
-    return (
-        sums.index_add_(0, torch.tensor(indices), torch.stack(found).cpu())
-        if found
-        else sums
-    )
+    if not checksums:
+        return sums
+    return sums.index_add_(0, torch.tensor(indices), torch.stack(checksums).cpu())

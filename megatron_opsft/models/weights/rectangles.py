@@ -3,7 +3,7 @@
 Every move of weights is described in these terms: between Hugging Face tensors and Megatron's
 shards or an engine's parameters, between trainer and engine, between memory and files. A mapping is
 written down once, as copies; the way back is their inverse, and two mappings that meet in one
-tensor are joined by `Copy.then`. Pure names and numbers.
+tensor are joined by `Copy.then`. Only names and numbers: no tensor is read here.
 """
 
 from collections.abc import Mapping
@@ -14,17 +14,16 @@ from torch import Tensor
 
 
 class Rect(NamedTuple):
-    """Rows [row0, row1) and columns [col0, col1) of a tensor; a vector has one column.
-
-    matrix: which one (expert) of a tensor with three axes, else None.
-    """
+    """Rows [row0, row1) and columns [col0, col1) of a tensor; a vector has one column."""
 
     tensor: str
+    """Name of the tensor."""
     row0: int
     row1: int
     col0: int
     col1: int
     matrix: int | None = None
+    """Index (the expert) on the first axis of a tensor with three axes; None for any other."""
 
     def __str__(self) -> str:
         matrix = "" if self.matrix is None else f"{self.matrix}, "
@@ -37,91 +36,110 @@ class Rect(NamedTuple):
         return (self.row1 - self.row0) * (self.col1 - self.col0)
 
     def intersect(self, other: "Rect") -> "Rect | None":
-        """What both cover; None where that is nothing."""
+        """Return the rectangle that lies in both, or None if they share no element."""
         if self.tensor != other.tensor or self.matrix != other.matrix:
             return None
-        _, row0, row1, col0, col1, _ = self
-        if (
-            other.row0 <= row0 < row1 <= other.row1
-            and other.col0 <= col0 < col1 <= other.col1
-        ):
-            return self  # nearly always
-        row0, row1 = max(row0, other.row0), min(row1, other.row1)
-        col0, col1 = max(col0, other.col0), min(col1, other.col1)
-        both = Rect(self.tensor, row0, row1, col0, col1, self.matrix)
-        return both if row0 < row1 and col0 < col1 else None
+        row0, row1 = max(self.row0, other.row0), min(self.row1, other.row1)
+        col0, col1 = max(self.col0, other.col0), min(self.col1, other.col1)
+        if row0 >= row1 or col0 >= col1:
+            return None
+        return Rect(
+            self.tensor,
+            row0,
+            row1,
+            col0,
+            col1,
+            self.matrix,
+        )
+
+    def shift(self, rows: int, columns: int) -> "Rect":
+        """Return the rectangle moved down by `rows` and right by `columns`."""
+        return Rect(
+            self.tensor,
+            self.row0 + rows,
+            self.row1 + rows,
+            self.col0 + columns,
+            self.col1 + columns,
+            self.matrix,
+        )
 
     def relative_to(self, outer: "Rect") -> "Rect":
-        """The same, its rows and columns counted from the corner of `outer`, which holds it."""
-        rows = self.row0 - outer.row0, self.row1 - outer.row0
-        return Rect(self.tensor, *rows, self.col0 - outer.col0, self.col1 - outer.col0)
+        """Return the same rectangle, counted from the corner of `outer`, in which it lies."""
+        return self.shift(-outer.row0, -outer.col0)
 
     def view(self, tensor: Tensor) -> Tensor:
-        """This rectangle of the given tensor: [rows, columns], or [rows] of a vector."""
+        """Return this rectangle of `tensor`: [rows, columns], or [rows] of a vector."""
         matrix = tensor if self.matrix is None else tensor[self.matrix]
         rows = matrix[self.row0 : self.row1]
         return rows if rows.dim() == 1 else rows[:, self.col0 : self.col1]
 
 
 class Copy(NamedTuple):
-    """The values of `source` are those of `target`; both have the same numbers of rows, columns."""
+    """Two rectangles of one size with the same values, to be copied from `source` to `target`."""
 
     source: Rect
     target: Rect
 
     @property
     def inverse(self) -> "Copy":
-        """The way back."""
+        """The copy from target to source."""
         return Copy(self.target, self.source)
 
     def cut(self, rect: Rect) -> "Copy | None":
-        """The part of it whose source lies in `rect`; None where that is nothing."""
-        source, target = self.source.intersect(rect), self.target
-        if source is None or source == self.source:
-            return source and self
-        down, right = target.row0 - self.source.row0, target.col0 - self.source.col0
-        rows = source.row0 + down, source.row1 + down
-        columns = source.col0 + right, source.col1 + right
-        return Copy(source, Rect(target.tensor, *rows, *columns, target.matrix))
+        """Return the part of this copy whose source lies in `rect`, or None if none does."""
+        source = self.source.intersect(rect)
+        if source is None:
+            return None
+        if source == self.source:
+            return self
+        rows = self.target.row0 - self.source.row0
+        columns = self.target.col0 - self.source.col0
+        target = source.shift(rows, columns)
+        return Copy(
+            source,
+            target._replace(tensor=self.target.tensor, matrix=self.target.matrix),
+        )
 
     def then(self, following: "Copy") -> "Copy | None":
-        """From this source straight to the following target, as far as both reach; else None."""
+        """Return the copy from this source to the target of `following`, as far as this target
+        and its source overlap, or None if they do not.
+        """
         onward = following.cut(self.target)
-        back = None if onward is None else self.inverse.cut(onward.source)
-        return (
-            None if onward is None or back is None else Copy(back.target, onward.target)
-        )
+        if onward is None:
+            return None
+        back = self.inverse.cut(onward.source)
+        assert back is not None  # the source of `onward` lies in this target
+        return Copy(back.target, onward.target)
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One parameter of one rank, as its holder calls it.
-
-    shape: on that rank; one, two or three axes. parts: copies from HF tensors that cover it exactly
-    once, padding aside. padding_row: the first row that is vocabulary padding; the row count where
-    there is none.
-    """
+    """One parameter of one rank, under the name that the rank's model gives it."""
 
     name: str
     shape: tuple[int, ...]
-    parts: tuple[Copy, ...]
+    """Shape on that rank: one, two or three axes."""
+    copies: tuple[Copy, ...]
+    """Copies from HF tensors to this parameter. Except for padding they cover it exactly once."""
     padding_row: int
+    """First row of vocabulary padding; the number of rows if there is no padding."""
 
     @property
     def padding(self) -> Rect:
-        """The vocabulary padding; without any, no rows."""
-        columns = 1 if len(self.shape) == 1 else self.shape[-1]
-        return Rect(self.name, self.padding_row, self.shape[-2:][0], 0, columns)
+        """The rows of vocabulary padding; an empty rectangle if there are none."""
+        return whole(self.name, self.shape[-2:])._replace(row0=self.padding_row)
 
 
 def whole(name: str, shape: tuple[int, ...]) -> Rect:
-    """All of a vector or matrix."""
-    return Rect(name, 0, shape[0], 0, shape[1] if len(shape) == 2 else 1)
+    """Return the rectangle that covers a vector or matrix of this shape."""
+    num_columns = shape[1] if len(shape) == 2 else 1
+    return Rect(name, 0, shape[0], 0, num_columns)
 
 
 def hf_parameters(shapes: Mapping[str, tuple[int, ...]]) -> tuple[Parameter, ...]:
-    """Whole HF tensors (name -> shape) under their own names."""
-    rects = {name: whole(name, shape) for name, shape in shapes.items()}
-    return tuple(
-        Parameter(n, shapes[n], (Copy(r, r),), r.row1) for n, r in rects.items()
-    )
+    """Describe a model whose parameters are whole HF tensors (name -> shape)."""
+    parameters = []
+    for name, shape in shapes.items():
+        rect = whole(name, shape)
+        parameters.append(Parameter(name, shape, (Copy(rect, rect),), rect.row1))
+    return tuple(parameters)

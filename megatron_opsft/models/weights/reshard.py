@@ -1,67 +1,48 @@
-"""What has to go from which ranks to which: the parts of a reshard's sources and targets, cut at
-each other's edges.
+"""Find which values have to go from which ranks to which when weights change from one layout
+(the sources) to another (the targets).
 
-In a large job the same happens many times: of every kind of rank (what it holds, what it wants)
-there are many. The ranks are split into as many blocks as all these counts can be divided by. A
-block then has equally many ranks of each kind, it holds all that its ranks want, and a rank has
-partners in its own block alone. Pure: every rank of a block finds the same routes in the same
-order.
+Large jobs repeat one pattern: many ranks hold the same and want the same. So the ranks are split
+into identical blocks, as many as the number of ranks of every kind (what a rank holds, what it
+wants) can be divided by. A block holds all that its ranks want, so ranks exchange weights only
+within their own block. Only names and numbers: every rank of a block finds the same copies in the
+same order.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from math import gcd
 
 from megatron_opsft.models.weights.rectangles import Copy, Parameter, Rect
 
+Ranks = tuple[int, ...]
+"""Global ranks."""
+
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Global ranks that all hold exactly these parameters."""
+    """Ranks that all hold exactly the same parameters."""
 
-    ranks: tuple[int, ...]
+    ranks: Ranks
     parameters: tuple[Parameter, ...]
 
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """Copies whose source the same ranks hold, and whose target the same ranks want.
-
-    holders, wanting: global ranks; a rank may be in both.
-    copies: from rectangles of HF tensors, each inside one part of every holder, to parameters.
-    """
-
-    holders: tuple[int, ...]
-    wanting: tuple[int, ...]
-    copies: tuple[Copy, ...]
-
-    @property
-    def receivers(self) -> tuple[int, ...]:
-        """Who wants the values and does not hold them."""
-        return tuple(rank for rank in self.wanting if rank not in self.holders)
-
-    @property
-    def local(self) -> tuple[int, ...]:
-        """Who wants the values and holds them."""
-        return tuple(rank for rank in self.wanting if rank in self.holders)
+    def copies(self) -> Iterator[Copy]:
+        """Yield all copies from HF tensors to the parameters."""
+        for parameter in self.parameters:
+            yield from parameter.copies
 
 
 def split_into_blocks(
     sources: Sequence[Placement], targets: Sequence[Placement]
 ) -> list[frozenset[int]]:
-    """All ranks of the placements in blocks; neighbours share one, as far as their kinds allow.
+    """Split all ranks into blocks; neighbours share one, as far as their kinds allow.
 
-    sources, targets: every rank is in one placement of each side.
+    sources, targets: every rank is in one placement of each.
     """
-    holding = {
-        rank: index for index, placed in enumerate(sources) for rank in placed.ranks
-    }
-    wanting = {
-        rank: index for index, placed in enumerate(targets) for rank in placed.ranks
-    }
+    source_of = _placement_of_rank(sources)
+    target_of = _placement_of_rank(targets)
     kinds: dict[tuple[int, int], list[int]] = {}
-    for rank in sorted(holding):
-        kinds.setdefault((holding[rank], wanting[rank]), []).append(rank)
+    for rank in sorted(source_of):
+        kinds.setdefault((source_of[rank], target_of[rank]), []).append(rank)
     num_blocks = gcd(*map(len, kinds.values()))
     blocks: list[set[int]] = [set() for _ in range(num_blocks)]
     for ranks in kinds.values():
@@ -70,45 +51,60 @@ def split_into_blocks(
     return [frozenset(block) for block in blocks]
 
 
-def find_routes(
+def _placement_of_rank(placements: Sequence[Placement]) -> dict[int, int]:
+    """Map each rank to the index of its placement."""
+    index_of: dict[int, int] = {}
+    for index, placement in enumerate(placements):
+        index_of |= dict.fromkeys(placement.ranks, index)
+    return index_of
+
+
+def restrict(
+    placements: Sequence[Placement], block: Collection[int]
+) -> list[Placement]:
+    """Return the same placements with the ranks of a block only."""
+    restricted = []
+    for placement in placements:
+        ranks = tuple(rank for rank in placement.ranks if rank in block)
+        restricted.append(Placement(ranks, placement.parameters))
+    return restricted
+
+
+def find_copies(
     sources: Sequence[Placement], targets: Sequence[Placement]
-) -> tuple[Route, ...]:
-    """All routes of a reshard.
+) -> dict[tuple[Ranks, Ranks], list[Copy]]:
+    """Find all copies that fill the target parameters.
 
-    Rectangles of the sources are equal or apart. Errors: ValueError, naming the tensor, where they
-    leave out something that a target wants.
+    Returns (ranks that all hold the sources, ranks that all want the targets) -> copies from
+    rectangles of HF tensors to target parameters. A rank may both hold and want. The rectangle of
+    a copy lies in one of the copies to a parameter of each holder.
+
+    Any two rectangles of the sources must be equal or disjoint. Errors: ValueError, naming the
+    tensor, if the sources lack something that a target wants.
     """
-    held = _held_rects(sources)
-    routes: dict[tuple[tuple[int, ...], int], list[Copy]] = {}
-    for index, target in enumerate(targets):
-        for parameter in target.parameters:
-            for part in parameter.parts:
-                missing = part.source.num_elements
-                for rect, holding in held.get(part.source.tensor, {}).items():
-                    copy = part.cut(rect)
-                    if copy is not None:
-                        routes.setdefault((tuple(holding), index), []).append(copy)
-                        missing -= copy.source.num_elements
-                if missing:
-                    raise ValueError(f"the sources do not hold all of {part.source}")
-    return tuple(
-        Route(
-            holders=tuple(rank for i in holding for rank in sources[i].ranks),
-            wanting=targets[index].ranks,
-            copies=tuple(copies),
-        )
-        for (holding, index), copies in routes.items()
-    )
+    holders_of = _holders_by_rect(sources)
+    copies: dict[tuple[Ranks, Ranks], list[Copy]] = {}
+    for target in targets:
+        for wanted in target.copies():
+            num_missing = wanted.source.num_elements
+            for rect, holders in holders_of.get(wanted.source.tensor, {}).items():
+                copy = wanted.cut(rect)
+                if copy is not None:
+                    copies.setdefault((holders, target.ranks), []).append(copy)
+                    num_missing -= copy.source.num_elements
+            if num_missing:
+                raise ValueError(f"the sources do not hold all of {wanted.source}")
+    return copies
 
 
-def _held_rects(sources: Sequence[Placement]) -> dict[str, dict[Rect, list[int]]]:
-    """HF name -> its distinct rectangles -> the indices of the placements that hold them."""
-    held: dict[str, dict[Rect, list[int]]] = {}
-    for index, placement in enumerate(sources):
-        for parameter in placement.parameters:
-            for part in parameter.parts:
-                rects = held.setdefault(part.source.tensor, {})
-                holding = rects.setdefault(part.source, [])
-                if index not in holding[-1:]:
-                    holding.append(index)
-    return held
+def _holders_by_rect(sources: Sequence[Placement]) -> dict[str, dict[Rect, Ranks]]:
+    """Map HF name -> each distinct rectangle of it -> the ranks that hold it."""
+    holders_of: dict[str, dict[Rect, Ranks]] = {}
+    for placement in sources:
+        for copy in placement.copies():
+            rects = holders_of.setdefault(copy.source.tensor, {})
+            holders = rects.get(copy.source, ())
+            # A placement may have the same rectangle in several parameters.
+            if placement.ranks[0] not in holders:
+                rects[copy.source] = holders + placement.ranks
+    return holders_of

@@ -1,19 +1,20 @@
 """The weight table of one model: which Hugging Face tensors make up which Megatron parameter.
 
-Pure names and shapes; how the bytes are cut is in `slicing`. The start-up load, the export, the
-push to the engine and the converter all read this one table, in both directions, and it is strict
-both ways.
+Only names and shapes; `slicing` says how tensors are cut. The load at start-up, the export, the
+weight sync with the engine and the converter all read this one table, in both directions. It is
+strict: a missing tensor is an error, and so is an unknown one.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
+from dataclasses import replace
 from functools import cached_property
 from typing import Literal
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.models.architectures.families import ARCHITECTURES
 from megatron_opsft.models.architectures.shape import ModelShape
-from megatron_opsft.models.architectures.template import Rule, ShardKind, Template
+from megatron_opsft.models.architectures.template import ShardKind, Template, WeightRule
 from megatron_opsft.models.weights.slicing import padded_vocab_size
 
 EMBEDDING = Template(
@@ -32,21 +33,15 @@ HEAD = Template(
     (("lm_head.weight", ("vocab", "hidden")),),
 )
 
-TIED_HEAD = (
-    "lm_head.weight"  # some tied checkpoints repeat the embedding under this name
-)
-BUFFER_SUFFIX = (
-    ".rotary_emb.inv_freq"  # old checkpoints save this constant of the config
-)
+# Some tied checkpoints repeat the embedding under this name.
+TIED_HEAD = "lm_head.weight"
+# Old checkpoints save this constant of the config.
+BUFFER_SUFFIX = ".rotary_emb.inv_freq"
 
 
 def axis_sizes(shape: ModelShape) -> dict[str, int]:
-    """The sizes behind the axis names of the templates."""
-    experts = {}
-    if shape.moe is not None:
-        experts = {"experts": shape.moe.num_experts, "expert_ffn": shape.moe.ffn_size}
-    return {
-        **experts,
+    """Return the sizes of the axes that the templates name."""
+    sizes = {
         "vocab": shape.vocab_size,
         "hidden": shape.hidden_size,
         "ffn": shape.ffn_size,
@@ -54,6 +49,9 @@ def axis_sizes(shape: ModelShape) -> dict[str, int]:
         "kv": shape.num_kv_heads * shape.head_dim,
         "head": shape.head_dim,
     }
+    if shape.moe is not None:
+        sizes |= {"experts": shape.moe.num_experts, "expert_ffn": shape.moe.ffn_size}
+    return sizes
 
 
 _LAYER = re.compile(r"(?<=^decoder\.layers\.)\d+")
@@ -63,15 +61,15 @@ _EXPERT = re.compile(
 
 
 def local_to_global(mcore_name: str, layer_offset: int, expert_offset: int = 0) -> str:
-    """The name with its indices moved from this rank's count to the whole model's: of the layer in
-    its pipeline stage, and of the expert among those of its expert-parallel rank.
+    """Turn a name with this rank's indices into one with the whole model's: of the layer in its
+    pipeline stage, and of the expert on its expert-parallel rank.
     """
     name = _LAYER.sub(lambda match: str(int(match[0]) + layer_offset), mcore_name)
     return _EXPERT.sub(lambda match: str(int(match[0]) + expert_offset), name)
 
 
 class WeightTable:
-    """All rules of one model, in the order of the model, with lookups by either name."""
+    """All weight rules of one model, in the order of the model, with lookups by either name."""
 
     def __init__(
         self,
@@ -79,34 +77,33 @@ class WeightTable:
         norm_names: Literal["local", "te"] = "local",
         tp_size: int = 1,
     ) -> None:
-        """norm_names: which layer spec names the norms; tp_size: matters for the padded vocabulary
-        alone.
+        """norm_names: the layer spec that names the norms. tp_size: changes only the padding of the
+        vocabulary.
         """
         self.shape = shape
         self.padded_vocab = padded_vocab_size(shape.vocab_size, tp_size)
-        self._te = norm_names == "te"
-        self._sizes = axis_sizes(shape)
+        self._uses_te_names = norm_names == "te"
+        self._axis_sizes = axis_sizes(shape)
         self._architecture = ARCHITECTURES[shape.architecture]
-        last = [self._rule(FINAL_NORM)]
+        rules = [self._rule(EMBEDDING)]
+        for layer in range(shape.num_layers):
+            for row, expert in self._rows_of_layer(range(self.num_experts)):
+                rules.append(self._rule(row, layer, expert))
+        rules.append(self._rule(FINAL_NORM))
         if shape.tied_embeddings:
-            tied = Template(HEAD.mcore_name, HEAD.kind, EMBEDDING.hf_tensors)
-            last.append(self._rule(tied, replica=True))
+            tied = replace(HEAD, hf_tensors=EMBEDDING.hf_tensors)
+            rules.append(replace(self._rule(tied), replica=True))
         else:
-            last.append(self._rule(HEAD))
-        layers = [
-            self._rule(row, layer, expert)
-            for layer in range(shape.num_layers)
-            for row, expert in self._rows_of_layer(range(self.num_experts))
-        ]
-        self.rules: tuple[Rule, ...] = (self._rule(EMBEDDING), *layers, *last)
+            rules.append(self._rule(HEAD))
+        self.rules = tuple(rules)
 
     @property
     def num_experts(self) -> int:
-        """Of each layer; 0 without any."""
+        """Experts of each layer; 0 for a dense model."""
         return self.shape.moe.num_experts if self.shape.moe else 0
 
     def _rows_of_layer(self, experts: range) -> Iterator[tuple[Template, int | None]]:
-        """Rows of one layer, each with the expert it is for."""
+        """List the rows of one layer, each with its expert, or None for a row of the layer."""
         for row in self._architecture.layer_rows:
             yield row, None
         for expert in experts:
@@ -116,61 +113,56 @@ class WeightTable:
     def _mcore_name(
         self, template: Template, layer: int = 0, expert: int | None = None
     ) -> str:
-        name = (
-            template.te_name if self._te and template.te_name else template.mcore_name
-        )
+        name = template.mcore_name
+        if self._uses_te_names and template.te_name:
+            name = template.te_name
         return name.format(layer=layer, expert=expert)
 
     def _rule(
-        self,
-        template: Template,
-        layer: int = 0,
-        expert: int | None = None,
-        *,
-        replica: bool = False,
-    ) -> Rule:
-        shapes = tuple(
-            tuple(self._sizes[a] for a in axes) for _, axes in template.hf_tensors
-        )
-        rows = sum(s[0] for s in shapes)
+        self, template: Template, layer: int = 0, expert: int | None = None
+    ) -> WeightRule:
+        names, shapes = [], []
+        for name, axes in template.hf_tensors:
+            names.append(name.format(layer=layer, expert=expert))
+            shapes.append(tuple(self._axis_sizes[axis] for axis in axes))
+        num_rows = sum(shape[0] for shape in shapes)
         if template.kind is ShardKind.VOCABULARY:
-            rows = self.padded_vocab
-        return Rule(
+            num_rows = self.padded_vocab
+        is_qkv = template.kind is ShardKind.QKV
+        return WeightRule(
             mcore_name=self._mcore_name(template, layer, expert),
             kind=template.kind,
-            hf_names=tuple(
-                name.format(layer=layer, expert=expert)
-                for name, _ in template.hf_tensors
-            ),
-            hf_shapes=shapes,
-            mcore_shape=(rows, *shapes[0][1:]),
-            num_groups=self.shape.num_kv_heads if template.kind is ShardKind.QKV else 1,
+            hf_names=tuple(names),
+            hf_shapes=tuple(shapes),
+            mcore_shape=(num_rows, *shapes[0][1:]),
+            num_groups=self.shape.num_kv_heads if is_qkv else 1,
             is_expert=expert is not None,
-            replica=replica,
         )
 
     @cached_property
-    def exported(self) -> tuple[Rule, ...]:
-        """The rules of what is written: a tied head is not a separate tensor."""
+    def exported(self) -> tuple[WeightRule, ...]:
+        """The rules of all tensors that are written; a tied head is not one of them."""
         return tuple(rule for rule in self.rules if not rule.replica)
 
     @cached_property
-    def by_mcore_name(self) -> dict[str, Rule]:
+    def by_mcore_name(self) -> dict[str, WeightRule]:
         """Megatron parameter (global name) -> its rule."""
         return {rule.mcore_name: rule for rule in self.rules}
 
     @cached_property
-    def by_hf_name(self) -> dict[str, Rule]:
+    def by_hf_name(self) -> dict[str, WeightRule]:
         """HF tensor -> the rule that exports it."""
-        return {name: rule for rule in self.exported for name in rule.hf_names}
+        rules: dict[str, WeightRule] = {}
+        for rule in self.exported:
+            rules |= dict.fromkeys(rule.hf_names, rule)
+        return rules
 
     def hf_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Name -> shape of every tensor of the HF model, in its order (a tied head is not one)."""
-        return {
-            name: shape
-            for rule in self.exported
-            for name, shape in zip(rule.hf_names, rule.hf_shapes, strict=True)
-        }
+        """Return name -> shape of all tensors of the HF model in its order, without a tied head."""
+        shapes: dict[str, tuple[int, ...]] = {}
+        for rule in self.exported:
+            shapes.update(zip(rule.hf_names, rule.hf_shapes, strict=True))
+        return shapes
 
     def stage_rules(
         self,
@@ -179,70 +171,73 @@ class WeightTable:
         has_embedding: bool,
         has_output: bool,
         experts: range | None = None,
-    ) -> tuple[Rule, ...]:
-        """The rules of one pipeline stage (or virtual stage) that holds these global layers, and of
-        each these experts; None: all.
+    ) -> tuple[WeightRule, ...]:
+        """Return the rules of a pipeline stage (or virtual stage) that holds these global layers,
+        and these experts of each; None: all.
 
         A tied head is a parameter of its own only on a stage that has the output but not the
         embedding.
         """
-        wanted = {
-            self._mcore_name(row, layer, expert)
-            for layer in layers
-            for row, expert in self._rows_of_layer(
-                range(self.num_experts) if experts is None else experts
-            )
-        }
+        if experts is None:
+            experts = range(self.num_experts)
+        names = set()
+        for layer in layers:
+            for row, expert in self._rows_of_layer(experts):
+                names.add(self._mcore_name(row, layer, expert))
         if has_embedding:
-            wanted.add(EMBEDDING.mcore_name)
+            names.add(EMBEDDING.mcore_name)
         if has_output:
-            wanted.add(FINAL_NORM.mcore_name)
+            names.add(FINAL_NORM.mcore_name)
             if not (self.shape.tied_embeddings and has_embedding):
-                wanted.add(HEAD.mcore_name)
-        return tuple(rule for rule in self.rules if rule.mcore_name in wanted)
+                names.add(HEAD.mcore_name)
+        return tuple(rule for rule in self.rules if rule.mcore_name in names)
 
-    def check_mcore_names(self, names: Iterable[str], expected: Iterable[Rule]) -> None:
-        """UserError unless a stage's parameters (global names) are exactly those of `expected`."""
-        have, want = set(names), {rule.mcore_name for rule in expected}
-        if have != want:
+    def check_mcore_names(
+        self, names: Iterable[str], expected: Iterable[WeightRule]
+    ) -> None:
+        """Check that a stage's parameters (global names) are exactly those of `expected`.
+
+        Errors: `UserError`.
+        """
+        actual, wanted = set(names), {rule.mcore_name for rule in expected}
+        if actual != wanted:
             raise UserError(
                 f"the Megatron model does not fit the weight table of {self.shape.architecture}: "
-                + _difference(have, want)
+                + _describe_difference(actual, wanted)
             )
 
     def check_hf(self, shapes: Mapping[str, tuple[int, ...]], where: str) -> None:
-        """UserError unless these tensors (name -> shape) are exactly the HF model's.
+        """Check that these tensors (name -> shape) are exactly the HF model's.
 
-        where: the directory, for the message.
-        Tolerated: a tied head repeated under its own name, and saved rotary constants.
+        A tied head repeated under its own name is tolerated, and so are saved rotary constants.
+        where: the directory, for the message. Errors: `UserError`.
         """
-        want = self.hf_shapes()
-        if self.shape.tied_embeddings:
-            want_head = (
-                {TIED_HEAD: want[EMBEDDING.hf_tensors[0][0]]}
-                if TIED_HEAD in shapes
-                else {}
-            )
-            want = want | want_head
-        have = {n: tuple(s) for n, s in shapes.items() if not n.endswith(BUFFER_SUFFIX)}
-        if have.keys() != want.keys():
+        wanted = self.hf_shapes()
+        if self.shape.tied_embeddings and TIED_HEAD in shapes:
+            wanted[TIED_HEAD] = wanted[EMBEDDING.hf_tensors[0][0]]
+        names = {name for name in shapes if not name.endswith(BUFFER_SUFFIX)}
+        if names != wanted.keys():
             raise UserError(
                 f"{where} does not hold a {self.shape.architecture} as its config.json describes "
-                "it: " + _difference(set(have), set(want))
+                "it: " + _describe_difference(names, wanted.keys())
             )
-        for name, shape in want.items():
-            if have[name] != shape:
+        for name, shape in wanted.items():
+            if tuple(shapes[name]) != shape:
                 raise UserError(
-                    f"{where}: tensor {name} has shape {list(have[name])}, but config.json means "
+                    f"{where}: tensor {name} has shape {list(shapes[name])}, but config.json means "
                     f"{list(shape)}"
                 )
 
 
-def _difference(have: set[str], want: set[str]) -> str:
-    parts = []
-    for label, names in (("missing", want - have), ("unexpected", have - want)):
-        if names:
-            shown = ", ".join(sorted(names)[:8])
-            more = f" and {len(names) - 8} more" if len(names) > 8 else ""
-            parts.append(f"{label} {shown}{more}")
-    return "; ".join(parts)
+def _describe_difference(names: Set[str], wanted: Set[str]) -> str:
+    differences = []
+    for label, differing in (
+        ("missing", wanted - names),
+        ("unexpected", names - wanted),
+    ):
+        if differing:
+            text = f"{label} {', '.join(sorted(differing)[:8])}"
+            if len(differing) > 8:
+                text += f" and {len(differing) - 8} more"
+            differences.append(text)
+    return "; ".join(differences)

@@ -1,12 +1,13 @@
 """The transfer schedule of a reshard: which rectangle goes from which rank to which, and when.
 
-The same function schedules a push (trainer to engine) and a pull back. Pure: every rank makes the
-same schedule for its block of ranks, from who holds what, and takes its own part of it
-(`Schedule.program`).
+The same functions schedule a push (trainer to engine) and a pull (engine to trainer). Only names
+and numbers: every rank schedules all sends of its block of ranks, as each other rank of the block
+does, and takes its own part.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from operator import attrgetter
 from typing import NamedTuple
@@ -14,94 +15,49 @@ from typing import NamedTuple
 from megatron_opsft.models.weights.rectangles import Copy, Rect
 from megatron_opsft.models.weights.reshard import (
     Placement,
-    Route,
-    find_routes,
+    Ranks,
+    find_copies,
+    restrict,
     split_into_blocks,
 )
 from megatron_opsft.runtime.libraries import collector_at_rest
 from megatron_opsft.runtime.parts import in_parts
+from megatron_opsft.runtime.rounding import ceil_div
 
 _PIECES_PER_BUCKET = 32
 
 
-@dataclass(frozen=True, slots=True)
-class Round:
-    """What one rank sends and receives at the same time, by peer.
-
-    A message is the rectangles of parameters one behind the other, each row-major; sender and
-    receiver list them in the same order.
-    """
-
-    sends: Mapping[int, tuple[Rect, ...]]
-    receives: Mapping[int, tuple[Rect, ...]]
-
-
-@dataclass(frozen=True, slots=True)
-class Program:
-    """One rank's part of a schedule: `rounds` in order, and the rest at any time.
-
-    copies: between the rank's own parameters. zeros: vocabulary padding of the targets. Every rank
-    has the same number of rounds.
-    """
-
-    copies: tuple[Copy, ...]
-    rounds: tuple[Round, ...]
-    zeros: tuple[Rect, ...]
-
-
 class Send(NamedTuple):
-    """`copies`, from rectangles of HF tensors to those of parameters, go from rank to rank.
-
-    progress: the share of their route that travels before them.
-    """
+    """Copies that travel together from one rank to another."""
 
     progress: float
+    """Share of the copies between the same holders and receivers that travel before these."""
     sender: int
     receiver: int
     copies: Sequence[Copy]
+    """Copies from rectangles of HF tensors to parameters of the receiver."""
     num_bytes: int
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Schedule:
-    """Made by `make_schedule`; the same on every rank of the block.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSchedule:
+    """What one rank does to fill the targets of its block."""
 
-    sources, targets: of the block. bytes_sent: by rank.
+    copies: Sequence[Copy]
+    """Copies between the rank's own parameters, at any time."""
+    zeros: Sequence[Rect]
+    """Vocabulary padding of the rank's targets, to be filled with zeros at any time."""
+    sends: Sequence[Mapping[int, Sequence[Rect]]]
+    """For each round: receiver -> rectangles of source parameters. Every rank of the block has the
+    same number of rounds. Sender and receiver list the rectangles of a round in the same order.
     """
-
-    sources: Sequence[Placement]
-    targets: Sequence[Placement]
-    routes: Sequence[Route]
-    rounds: Sequence[Sequence[Send]]
+    receives: Sequence[Mapping[int, Sequence[Rect]]]
+    """For each round: sender -> rectangles of target parameters."""
     bytes_sent: Mapping[int, int]
-
-    def program(self, rank: int) -> Program:
-        """What this rank of the block has to do."""
-        held: dict[str, list[Copy]] = {}
-        mine = [placed for placed in self.sources if rank in placed.ranks]
-        for part in (
-            part for placed in mine for p in placed.parameters for part in p.parts
-        ):
-            held.setdefault(part.source.tensor, []).append(part)
-        copies = tuple(
-            Copy(_locate(held, copy.source), copy.target)
-            for route in self.routes
-            if rank in route.local
-            for copy in route.copies
-        )
-        zeros = tuple(
-            parameter.padding
-            for placed in self.targets
-            if rank in placed.ranks
-            for parameter in placed.parameters
-            if parameter.padding.num_elements
-        )
-        return Program(
-            copies, tuple(_round_of(rank, sends, held) for sends in self.rounds), zeros
-        )
+    """Bytes that each rank of the block sends in all rounds."""
 
 
-@collector_at_rest()  # of a large job: 300,000 objects, half of the time
+@collector_at_rest()  # collecting among a large job's 300,000 objects doubles the time
 def make_schedule(
     sources: Sequence[Placement],
     targets: Sequence[Placement],
@@ -109,114 +65,166 @@ def make_schedule(
     rank: int,
     itemsize: int,
     bucket_bytes: int,
-) -> Schedule:
-    """How the target parameters in the block of `rank` are filled from the sources.
+) -> RankSchedule:
+    """Schedule how the target parameters in the block of `rank` are filled from the sources.
 
-    A rank that holds what it wants copies it; everything else travels once, straight from that of
-    its holders which has sent least. sources, targets: every rank is in one placement of each side.
-    itemsize: of every parameter. bucket_bytes: no rank sends and receives more in one round (except
-    where a single row of a copy is larger: it has a round of its own).
-    Errors: as of `find_routes`.
+    A rank that holds what it wants copies it. Everything else travels once, straight from the
+    holder that has sent least so far.
+
+    sources, targets: every rank is in one placement of each.
+    itemsize: bytes of an element, the same for every parameter.
+    bucket_bytes: most bytes that a rank sends and receives in one round. Only a single row of a
+    copy may be larger; it gets a round of its own.
+    Errors: as of `find_copies`.
     """
-    own = next(block for block in split_into_blocks(sources, targets) if rank in block)
-    sources, targets = (
-        [
-            replace(placed, ranks=tuple(r for r in placed.ranks if r in own))
-            for placed in side
-        ]
-        for side in (sources, targets)
+    blocks = split_into_blocks(sources, targets)
+    block = next(block for block in blocks if rank in block)
+    sources, targets = restrict(sources, block), restrict(targets, block)
+    copies = find_copies(sources, targets)
+    rounds, bytes_sent = plan_rounds(
+        copies, itemsize=itemsize, bucket_bytes=bucket_bytes
     )
-    routes = find_routes(sources, targets)
-    sent = dict.fromkeys(own, 0)
-    sends: list[Send] = []
+
+    holdings: dict[str, list[Copy]] = {}
+    for placement in _placements_of(rank, sources):
+        for copy in placement.copies():
+            holdings.setdefault(copy.source.tensor, []).append(copy)
+    local_copies = []
+    for (holders, wanting), group in copies.items():
+        if rank in holders and rank in wanting:
+            for copy in group:
+                local_copies.append(Copy(_locate(copy.source, holdings), copy.target))
+    zeros = []
+    for placement in _placements_of(rank, targets):
+        padding = [parameter.padding for parameter in placement.parameters]
+        zeros += [rect for rect in padding if rect.num_elements]
+    return RankSchedule(
+        copies=local_copies,
+        zeros=zeros,
+        sends=[_sends_of(rank, sends, holdings) for sends in rounds],
+        receives=[_receives_of(rank, sends) for sends in rounds],
+        bytes_sent={peer: bytes_sent[peer] for peer in block},
+    )
+
+
+def _placements_of(rank: int, placements: Sequence[Placement]) -> list[Placement]:
+    return [placement for placement in placements if rank in placement.ranks]
+
+
+def plan_rounds(
+    copies: Mapping[tuple[Ranks, Ranks], Sequence[Copy]],
+    *,
+    itemsize: int,
+    bucket_bytes: int,
+) -> tuple[list[list[Send]], Counter[int]]:
+    """Choose a sender for everything that travels within a block, and the order of all sends.
+
+    copies: those of the block, as `find_copies` returns them.
+    Returns the sends of each round, and the bytes that each rank sends.
+    """
+    bytes_sent = Counter[int]()
+    sends = []
     # What many ranks hold comes last and evens out the load.
-    for route in sorted(routes, key=lambda route: len(route.holders)):
-        sends += _choose_senders(
-            route, sent, itemsize, bucket_bytes // _PIECES_PER_BUCKET
+    for holders, wanting in sorted(copies, key=lambda ranks: len(ranks[0])):
+        group = copies[holders, wanting]
+        # Starting behind the first holder lets different holders begin with different receivers.
+        receivers = sorted(
+            set(wanting) - set(holders), key=lambda rank: (rank < holders[0], rank)
         )
-    # All routes begin and end together, which keeps senders and receivers busy all the time.
+        if not receivers:
+            continue
+        max_elements = bucket_bytes // _PIECES_PER_BUCKET // itemsize
+        pieces = _make_pieces(group, max_elements)
+        for number, piece in enumerate(pieces):
+            num_bytes = itemsize * sum(copy.source.num_elements for copy in piece)
+            for position, receiver in enumerate(receivers):
+                sender = min(holders, key=bytes_sent.__getitem__)
+                bytes_sent[sender] += num_bytes
+                progress = (number + position / len(receivers)) / len(pieces)
+                sends.append(
+                    Send(
+                        progress,
+                        sender,
+                        receiver,
+                        piece,
+                        num_bytes,
+                    )
+                )
+    # All groups begin and end together, which keeps senders and receivers busy all the time.
     sends.sort(key=attrgetter("progress"))
-    return Schedule(
-        sources=sources,
-        targets=targets,
-        routes=routes,
-        rounds=_cut_rounds(sends, bucket_bytes),
-        bytes_sent=sent,
-    )
+    return _cut_rounds(sends, bucket_bytes), bytes_sent
 
 
-def _choose_senders(
-    route: Route, sent: dict[int, int], itemsize: int, piece_bytes: int
-) -> Iterator[Send]:
-    """Each piece for each receiver; adds the bytes of each to its sender's in `sent`."""
-    # Holders begin with different receivers: those behind them.
-    receivers = sorted(
-        route.receivers, key=lambda rank: (rank < route.holders[0], rank)
-    )
-    if not receivers:
-        return
-    most = piece_bytes // itemsize
-    parts = (part for copy in route.copies for part in split_rows(copy, most))
-    pieces = in_parts(parts, lambda part: part.source.num_elements, most)
-    for number, piece in enumerate(pieces):
-        num_bytes = itemsize * sum(part.source.num_elements for part in piece)
-        for place, receiver in enumerate(receivers):
-            sender = min(route.holders, key=sent.__getitem__)
-            sent[sender] += num_bytes
-            progress = (number + place / len(receivers)) / len(pieces)
-            yield Send(progress, sender, receiver, piece, num_bytes)
+def _make_pieces(copies: Sequence[Copy], max_elements: int) -> list[list[Copy]]:
+    """Cut copies between rows, and join small ones, so that each piece has at most `max_elements`
+    elements or a single row.
+    """
+    strips: list[Copy] = []
+    for copy in copies:
+        strips += split_rows(copy, max_elements)
+    return in_parts(strips, lambda strip: strip.source.num_elements, max_elements)
 
 
-def split_rows(copy: Copy, most: int) -> Iterator[Copy]:
-    """In pieces of about equally many rows, each of at most `most` elements or a single row."""
+def split_rows(copy: Copy, max_elements: int) -> Iterator[Copy]:
+    """Cut a copy into strips of about equally many rows, each of at most `max_elements` elements or
+    a single row.
+    """
     rect = copy.source
     height, width = rect.row1 - rect.row0, rect.col1 - rect.col0
-    count = -(-height // max(1, most // width))
-    if count == 1:
-        yield copy
-        return
-    edges = [rect.row0 + index * height // count for index in range(count + 1)]
+    num_strips = ceil_div(height, max(1, max_elements // width))
+    edges = [
+        rect.row0 + index * height // num_strips for index in range(num_strips + 1)
+    ]
     for row0, row1 in pairwise(edges):
-        piece = copy.cut(rect._replace(row0=row0, row1=row1))
-        assert piece is not None
-        yield piece
+        strip = copy.cut(rect._replace(row0=row0, row1=row1))
+        assert strip is not None
+        yield strip
 
 
 def _cut_rounds(sends: Sequence[Send], bucket_bytes: int) -> list[list[Send]]:
-    """A round is as many sends in a row as fit the buckets of all ranks, but at least one."""
+    """Cut the sends into rounds: as many in a row as fit the buckets of all ranks, at least one."""
     rounds: list[list[Send]] = []
-    used: dict[int, int] = {}
+    used = Counter[int]()
     for send in sends:
-        _, sender, receiver, _, num_bytes = send
-        after = used.get(sender, 0) + num_bytes, used.get(receiver, 0) + num_bytes
-        if not rounds or max(after) > bucket_bytes:
+        busiest = max(used[send.sender], used[send.receiver])
+        if not rounds or busiest + send.num_bytes > bucket_bytes:
             rounds.append([])
-            used, after = {}, (num_bytes, num_bytes)
+            used.clear()
         rounds[-1].append(send)
-        used[sender], used[receiver] = after
+        used[send.sender] += send.num_bytes
+        used[send.receiver] += send.num_bytes
     return rounds
 
 
-def _round_of(
-    rank: int, sends: Sequence[Send], held: Mapping[str, Sequence[Copy]]
-) -> Round:
-    """A rank's part of a round; held: HF name -> what the rank holds of it."""
-    out: dict[int, list[Rect]] = {}
-    into: dict[int, list[Rect]] = {}
+def _sends_of(
+    rank: int, sends: Sequence[Send], holdings: Mapping[str, Sequence[Copy]]
+) -> dict[int, list[Rect]]:
+    """Map each receiver to the rectangles of the rank's parameters that go to it in a round."""
+    outgoing: dict[int, list[Rect]] = {}
     for send in sends:
         if send.sender == rank:
-            located = [_locate(held, copy.source) for copy in send.copies]
-            out.setdefault(send.receiver, []).extend(located)
-        elif send.receiver == rank:
-            into.setdefault(send.sender, []).extend(copy.target for copy in send.copies)
-    return Round(
-        {peer: tuple(rects) for peer, rects in out.items()},
-        {peer: tuple(rects) for peer, rects in into.items()},
-    )
+            rects = outgoing.setdefault(send.receiver, [])
+            rects += [_locate(copy.source, holdings) for copy in send.copies]
+    return outgoing
 
 
-def _locate(held: Mapping[str, Sequence[Copy]], rect: Rect) -> Rect:
-    """Where a holder has a rectangle of an HF tensor, which lies in one of its parts."""
-    return next(
-        cut.target for part in held[rect.tensor] if (cut := part.cut(rect)) is not None
-    )
+def _receives_of(rank: int, sends: Sequence[Send]) -> dict[int, list[Rect]]:
+    """Map each sender to the rectangles of the rank's parameters that it fills in a round."""
+    incoming: dict[int, list[Rect]] = {}
+    for send in sends:
+        if send.receiver == rank:
+            rects = incoming.setdefault(send.sender, [])
+            rects += [copy.target for copy in send.copies]
+    return incoming
+
+
+def _locate(rect: Rect, holdings: Mapping[str, Sequence[Copy]]) -> Rect:
+    """Return where a rank holds a rectangle of an HF tensor.
+
+    holdings: HF name -> copies from it to the rank's parameters; `rect` lies in one of them.
+    """
+    for copy in holdings[rect.tensor]:
+        cut = copy.cut(rect)
+        if cut is not None:
+            return cut.target
+    raise ValueError(f"the rank does not hold {rect}")

@@ -1,9 +1,8 @@
-"""Which rectangle of which HF tensor sits where in which tensor-parallel shard; no process group.
+"""Megatron's layout: where each rectangle of an HF tensor lies in a tensor-parallel shard.
 
-`shard_parameter` is the one definition of Megatron's layout. Filling a shard from HF tensors,
-scattering it back, and the transfer schedules all follow from it, so the two directions cannot
-disagree. TP size 1 gives the whole Megatron parameter, which is what a checkpoint converter works
-on.
+`shard_parameter` is its only definition. Filling a shard from HF tensors, merging shards, and the
+transfer schedules all follow from it, so the two directions cannot disagree. TP size 1 gives the
+whole Megatron parameter, which a checkpoint converter works on. No process group is used.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,27 +12,28 @@ import torch
 from torch import Tensor
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.models.architectures.template import Rule, ShardKind
-from megatron_opsft.models.weights.rectangles import Copy, Parameter, Rect
+from megatron_opsft.models.architectures.template import ShardKind, WeightRule
+from megatron_opsft.models.weights.rectangles import Copy, Parameter, Rect, whole
+from megatron_opsft.runtime.rounding import round_up
+
+_VOCABULARY_MULTIPLE = 128
 
 ReadRect = Callable[[Rect], Tensor]
-"""The values of a rectangle of an HF tensor, like `HfTensors.read`."""
+"""Reads the values of a rectangle of an HF tensor, such as `HfTensors.read`."""
 
 
-def padded_vocab_size(
-    vocab_size: int, tp_size: int = 1, divisible_by: int = 128
-) -> int:
-    """Rows of the Megatron embedding: `vocab_size` rounded up to a multiple that TP divides.
+def padded_vocab_size(vocab_size: int, tp_size: int = 1) -> int:
+    """Return the rows of the Megatron embedding: `vocab_size` rounded up so that TP divides it.
 
-    The multiple is lcm(divisible_by, tp_size), not Megatron's product: so the size is the same for
-    every power of two up to 128, and a distributed checkpoint loads at another TP without resizing.
+    It becomes a multiple of lcm(128, tp_size), not of their product as in Megatron: so the
+    size is the same for every power of two up to 128, and a distributed checkpoint loads at another
+    TP without resizing.
     """
-    multiple = lcm(divisible_by, tp_size)
-    return -(-vocab_size // multiple) * multiple
+    return round_up(vocab_size, lcm(_VOCABULARY_MULTIPLE, tp_size))
 
 
-def shard_shape(rule: Rule, tp_size: int) -> tuple[int, ...]:
-    """Shape of one TP rank's shard of a parameter; the same on every rank."""
+def shard_shape(rule: WeightRule, tp_size: int) -> tuple[int, ...]:
+    """Return the shape of a parameter's shard, the same on every TP rank."""
     shape = list(rule.mcore_shape)
     if rule.kind is not ShardKind.COPY:
         axis = 1 if rule.kind is ShardKind.ROW else 0
@@ -41,108 +41,144 @@ def shard_shape(rule: Rule, tp_size: int) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def shard_parameter(rule: Rule, tp_rank: int, tp_size: int) -> Parameter:
-    """One TP rank's shard, its parts in the shard's order.
+def shard_parameter(rule: WeightRule, tp_rank: int, tp_size: int) -> Parameter:
+    """Describe one TP rank's shard, its copies in the shard's order.
 
     A parameter that is not cut (COPY) is the same on every rank. Errors: `UserError` for a tp_size
     that cannot cut the model.
     """
     if rule.kind is ShardKind.VOCABULARY:
         shape = shard_shape(rule, tp_size)
-        start, vocab_size = tp_rank * shape[0], rule.hf_shapes[0][0]
-        stop = min(start + shape[0], vocab_size)
-        held = (_copy(rule, 0, 0, start, stop, 0),) if start < stop else ()
-        return Parameter(rule.mcore_name, shape, held, max(0, stop - start))
-    # Unit u is the u-th of `num_units` equal parts of each HF tensor in turn.
-    axis, units, num_units = 0, range(tp_rank, tp_rank + 1), tp_size
+        start = tp_rank * shape[0]
+        stop = min(start + shape[0], rule.hf_shapes[0][0])
+        if start >= stop:
+            return Parameter(rule.mcore_name, shape, (), 0)
+        copies = (
+            _copy_along(
+                0,
+                rule,
+                0,
+                start,
+                stop,
+                0,
+            ),
+        )
+        return Parameter(rule.mcore_name, shape, copies, stop - start)
+    # Along one axis, each HF tensor consists of `num_units` equal units. The shard has the units
+    # [first, last) one after another, each with its slices of all HF tensors in turn.
+    axis, num_units, first, last = 0, tp_size, tp_rank, tp_rank + 1
     if rule.kind is ShardKind.COPY:
-        units, num_units = range(1), 1
+        num_units, first, last = 1, 0, 1
     elif rule.kind is ShardKind.ROW:
         axis = 1
     elif rule.kind is ShardKind.QKV:
         num_units = rule.num_groups
-        per_rank = divide(num_units, tp_size, "num_key_value_heads")
-        units = range(tp_rank * per_rank, (tp_rank + 1) * per_rank)
-    parts: list[Copy] = []
+        units_per_rank = divide(num_units, tp_size, "num_key_value_heads")
+        first, last = tp_rank * units_per_rank, (tp_rank + 1) * units_per_rank
+    slices = []
     position = 0
-    for unit in units:
+    for unit in range(first, last):
         for index, hf_shape in enumerate(rule.hf_shapes):
-            size = divide(
-                hf_shape[axis], num_units, f"axis {axis} of {rule.hf_names[index]}"
-            )
-            parts.append(
-                _copy(rule, index, axis, unit * size, (unit + 1) * size, position)
+            what = f"axis {axis} of {rule.hf_names[index]}"
+            size = divide(hf_shape[axis], num_units, what)
+            start = unit * size
+            slices.append(
+                _copy_along(
+                    axis,
+                    rule,
+                    index,
+                    start,
+                    start + size,
+                    position,
+                )
             )
             position += size
     shape = shard_shape(rule, tp_size)
-    return Parameter(rule.mcore_name, shape, tuple(parts), shape[0])
+    return Parameter(rule.mcore_name, shape, tuple(slices), shape[0])
 
 
-def _copy(
-    rule: Rule, index: int, axis: int, start: int, stop: int, position: int
+def _copy_along(
+    axis: int,
+    rule: WeightRule,
+    index: int,
+    start: int,
+    stop: int,
+    position: int,
 ) -> Copy:
-    """[start, stop) of the HF tensor of this index along `axis`, whole along the other, to
-    `position` onwards.
+    """Copy [start, stop) along `axis` of the rule's HF tensor `index` to `position` onwards; the
+    other axis is copied whole.
     """
-    across = (*rule.hf_shapes[index], 1)[1 - axis]
-    position_stop = position + stop - start
+    hf_name, offset = rule.hf_names[index], position - start
+    rect = whole(hf_name, rule.hf_shapes[index])
     if axis == 0:
-        source = Rect(rule.hf_names[index], start, stop, 0, across)
-        return Copy(source, Rect(rule.mcore_name, position, position_stop, 0, across))
-    source = Rect(rule.hf_names[index], 0, across, start, stop)
-    return Copy(source, Rect(rule.mcore_name, 0, across, position, position_stop))
+        source = rect._replace(row0=start, row1=stop)
+        target = source.shift(offset, 0)
+    else:
+        source = rect._replace(col0=start, col1=stop)
+        target = source.shift(0, offset)
+    return Copy(source, target._replace(tensor=rule.mcore_name))
 
 
 @torch.no_grad()
 def fill_shard(
-    rule: Rule, read: ReadRect, shard: Tensor, *, tp_rank: int, tp_size: int
+    rule: WeightRule,
+    read: ReadRect,
+    shard: Tensor,
+    *,
+    tp_rank: int,
+    tp_size: int,
 ) -> None:
-    """HF -> Megatron, in place: fills `shard` (any dtype or device), padding rows with zeros.
+    """Fill `shard` (any dtype or device) in place from HF tensors, and its padding with zeros.
 
-    From each HF tensor one rectangle is read, around the parts that this rank needs, one tensor at
-    a time.
+    One rectangle of each HF tensor is read, around all slices that this rank needs, one tensor at a
+    time.
     """
     _check_shard(rule, shard, tp_size)
     parameter = shard_parameter(rule, tp_rank, tp_size)
-    for hf_name in dict.fromkeys(part.source.tensor for part in parameter.parts):
-        own = [part for part in parameter.parts if part.source.tensor == hf_name]
-        last = own[-1].source
-        around = own[0].source._replace(row1=last.row1, col1=last.col1)
+    by_tensor: dict[str, list[Copy]] = {}
+    for copy in parameter.copies:
+        by_tensor.setdefault(copy.source.tensor, []).append(copy)
+    for copies in by_tensor.values():
+        first, last = copies[0].source, copies[-1].source
+        around = first._replace(row1=last.row1, col1=last.col1)
         values = read(around)
-        for part in own:
-            part.target.view(shard).copy_(part.source.relative_to(around).view(values))
+        for copy in copies:
+            source = copy.source.relative_to(around)
+            copy.target.view(shard).copy_(source.view(values))
     shard[parameter.padding_row :].zero_()
 
 
 @torch.no_grad()
-def merge_shards(rule: Rule, shards: Sequence[Tensor]) -> dict[str, Tensor]:
-    """The HF tensors of a rule from the shards of all TP ranks in order.
+def merge_shards(rule: WeightRule, shards: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Make the HF tensors of a rule from the shards of all TP ranks in order.
 
-    Dtype and device of the first shard. New tensors, but views of a whole parameter (TP size 1)
-    where they are one rectangle of it. Of a parameter that is not cut, rank 0's shard is taken.
+    Dtype and device are those of the first shard. The tensors are new, except at TP size 1: an HF
+    tensor that is one rectangle of the parameter is a view of it. If a parameter is not cut (COPY),
+    rank 0's shard is taken.
     """
-    parts: dict[str, list[tuple[Copy, Tensor]]] = {name: [] for name in rule.hf_names}
-    for tp_rank, shard in enumerate(
-        shards[:1] if rule.kind is ShardKind.COPY else shards
-    ):
-        _check_shard(rule, shard, len(shards))
-        for part in shard_parameter(rule, tp_rank, len(shards)).parts:
-            parts[part.source.tensor].append((part, shard))
+    pieces: dict[str, list[tuple[Copy, Tensor]]] = {}
+    tp_size = len(shards)
+    if rule.kind is ShardKind.COPY:
+        shards = shards[:1]
+    for tp_rank, shard in enumerate(shards):
+        _check_shard(rule, shard, tp_size)
+        for copy in shard_parameter(rule, tp_rank, tp_size).copies:
+            pieces.setdefault(copy.source.tensor, []).append((copy, shard))
     merged: dict[str, Tensor] = {}
-    for (name, held), shape in zip(parts.items(), rule.hf_shapes, strict=True):
-        if len(shards) == len(held) == 1:
-            ((part, shard),) = held
-            merged[name] = part.target.view(shard)
+    for name, shape in zip(rule.hf_names, rule.hf_shapes, strict=True):
+        if tp_size == len(pieces[name]) == 1:
+            ((copy, shard),) = pieces[name]
+            merged[name] = copy.target.view(shard)
             continue
         merged[name] = shards[0].new_empty(shape)
-        for part, shard in held:
-            part.source.view(merged[name]).copy_(part.target.view(shard))
+        for copy, shard in pieces[name]:
+            copy.source.view(merged[name]).copy_(copy.target.view(shard))
     return merged
 
 
-def _check_shard(rule: Rule, shard: Tensor, tp_size: int) -> None:
+def _check_shard(rule: WeightRule, shard: Tensor, tp_size: int) -> None:
     expected = shard_shape(rule, tp_size)
-    if tuple(shard.shape) != expected:
+    if shard.shape != expected:
         raise UserError(
             f"Megatron parameter {rule.mcore_name} has shape {list(shard.shape)} where the weight "
             f"table expects {list(expected)} at tensor-parallel size {tp_size}"
@@ -150,7 +186,10 @@ def _check_shard(rule: Rule, shard: Tensor, tp_size: int) -> None:
 
 
 def divide(size: int, tp_size: int, what: str, key: str = "parallel.tp") -> int:
-    """The size of a part. Errors: `UserError` that names the key and what it should divide."""
+    """Return the size of one of `tp_size` equal slices.
+
+    Errors: `UserError` that names the key and what it should divide.
+    """
     if size % tp_size:
         raise UserError(
             f"{key}={tp_size} does not divide {what}={size}; choose a divisor of {size}"

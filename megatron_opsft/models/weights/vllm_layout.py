@@ -1,7 +1,7 @@
-"""Where every HF tensor sits in the parameters of vLLM 0.32, unquantised, at any tensor-parallel
-size.
+"""The layout of vLLM 0.32: where every HF tensor lies in its parameters, unquantised, at any
+tensor-parallel size.
 
-The source: model_executor/layers/linear.py, vocab_parallel_embedding.py and
+Source: vLLM's model_executor/layers/linear.py, vocab_parallel_embedding.py and
 fused_moe/routed_experts.py.
 """
 
@@ -10,36 +10,31 @@ from functools import cache
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.models.architectures.shape import ModelShape
-from megatron_opsft.models.architectures.template import Rule, ShardKind
-from megatron_opsft.models.weights.rectangles import Copy, Parameter, Rect
+from megatron_opsft.models.architectures.template import ShardKind, WeightRule
+from megatron_opsft.models.weights.rectangles import Copy, Parameter, Rect, whole
 from megatron_opsft.models.weights.rules import WeightTable
 from megatron_opsft.models.weights.slicing import divide
+from megatron_opsft.runtime.rounding import round_up
 
 _VOCABULARY_MULTIPLE = 64
 
-# What vLLM fuses: the parts lie one below the other, in the order of the weight table. The number
-# in an expert's name is its index in the parameter.
-_FUSED = (
-    (
-        re.compile(r"\.mlp\.experts\.(\d+)\.(?:gate|up)_proj\."),
-        ".mlp.experts.routed_experts.w13_",
-    ),
-    (
-        re.compile(r"\.mlp\.experts\.(\d+)\.down_proj\."),
-        ".mlp.experts.routed_experts.w2_",
-    ),
-    (re.compile(r"\.self_attn\.[qkv]_proj\."), ".self_attn.qkv_proj."),
-    (re.compile(r"\.mlp\.(?:gate|up)_proj\."), ".mlp.gate_up_proj."),
-)
+# What vLLM fuses: the HF tensors lie one below the other, in the order of the weight table. The
+# number in an expert's name is its index in the parameter.
+_FUSED = {
+    r"\.mlp\.experts\.(\d+)\.(?:gate|up)_proj\.": ".mlp.experts.routed_experts.w13_",
+    r"\.mlp\.experts\.(\d+)\.down_proj\.": ".mlp.experts.routed_experts.w2_",
+    r"\.self_attn\.[qkv]_proj\.": ".self_attn.qkv_proj.",
+    r"\.mlp\.(?:gate|up)_proj\.": ".mlp.gate_up_proj.",
+}
 
 
 def vllm_parameters(
     table: WeightTable, tp_rank: int, tp_size: int
 ) -> tuple[Parameter, ...]:
-    """The parameters of one tensor-parallel rank, by vLLM's names; tied weights once.
+    """Describe the parameters of one tensor-parallel rank, by vLLM's names; tied weights once.
 
-    All are as loaded: on a GPU the Triton kernel keeps experts so. Errors: `UserError` for a
-    tp_size that cannot cut the model.
+    They lie as they were loaded, experts too: on a GPU the Triton kernel leaves them so. Errors:
+    `UserError` for a tp_size that cannot cut the model.
     """
     check_rollout_tp(table.shape, tp_size)
     fused: dict[str, list[tuple[str, int | None]]] = {}
@@ -47,13 +42,19 @@ def vllm_parameters(
         name, expert = _vllm_name(hf_name)
         fused.setdefault(name, []).append((hf_name, expert))
     return tuple(
-        _parameter(name, members, table, tp_rank, tp_size)
+        _parameter(
+            name,
+            members,
+            table,
+            tp_rank,
+            tp_size,
+        )
         for name, members in fused.items()
     )
 
 
 def check_rollout_tp(shape: ModelShape, tp_size: int) -> None:
-    """UserError if vLLM cannot cut this model into `tp_size` parts."""
+    """Check that vLLM can cut this model into `tp_size` shards. Errors: `UserError`."""
     divide(shape.num_heads, tp_size, "num_attention_heads", "rollout.tp")
     if shape.num_kv_heads % tp_size and tp_size % shape.num_kv_heads:
         raise UserError(
@@ -70,16 +71,17 @@ def check_rollout_tp(shape: ModelShape, tp_size: int) -> None:
 
 
 def _padded_vocabulary(shape: ModelShape) -> int:
-    return -(-shape.vocab_size // _VOCABULARY_MULTIPLE) * _VOCABULARY_MULTIPLE
+    return round_up(shape.vocab_size, _VOCABULARY_MULTIPLE)
 
 
 @cache  # the same for every tensor-parallel rank
 def _vllm_name(hf_name: str) -> tuple[str, int | None]:
-    """The parameter's name, and the index in it."""
-    for pattern, name in _FUSED:
-        if match := pattern.search(hf_name):
+    """Return the parameter with this HF tensor, and the expert's index in it, if any."""
+    for pattern, fused_name in _FUSED.items():
+        match = re.search(pattern, hf_name)
+        if match:
             expert = int(match[1]) if match.groups() else None
-            return hf_name[: match.start()] + name + hf_name[match.end() :], expert
+            return hf_name.replace(match[0], fused_name, 1), expert
     return hf_name, None
 
 
@@ -90,44 +92,67 @@ def _parameter(
     tp_rank: int,
     tp_size: int,
 ) -> Parameter:
-    """members: HF name and expert of each tensor in it."""
-    parts = []
+    """Describe one parameter; members: HF name and expert of each tensor in it."""
+    copies = []
+    # A fused parameter has the same number of rows for each of its experts.
     heights: dict[int | None, int] = {}
     for hf_name, expert in members:
         rule = table.by_hf_name[hf_name]
-        held = _held_rect(hf_name, rule, table.shape, tp_rank, tp_size)
-        columns, row = held.col1 - held.col0, heights.get(expert, 0)
-        heights[expert] = row + held.row1 - held.row0
-        parts.append(Copy(held, Rect(name, row, heights[expert], 0, columns, expert)))
-    rows = padding_row = next(iter(heights.values()))
+        source = _shard_rect(
+            hf_name,
+            rule,
+            table.shape,
+            tp_rank,
+            tp_size,
+        )
+        height, width = source.row1 - source.row0, source.col1 - source.col0
+        row = heights.get(expert, 0)
+        heights[expert] = row + height
+        if source.num_elements:
+            target = Rect(
+                name,
+                row,
+                row + height,
+                0,
+                width,
+                expert,
+            )
+            copies.append(Copy(source, target))
+    num_rows = padding_row = next(iter(heights.values()))
     if rule.kind is ShardKind.VOCABULARY:
-        rows = _padded_vocabulary(table.shape) // tp_size
-    matrix = (rows, columns)[: len(rule.hf_shapes[0])]
-    experts = () if None in heights else (len(heights),)
-    filled = tuple(part for part in parts if part.source.num_elements)
-    return Parameter(name, (*experts, *matrix), filled, padding_row)
+        num_rows = _padded_vocabulary(table.shape) // tp_size
+    shape: tuple[int, ...] = (num_rows, width)[: len(rule.hf_shapes[0])]
+    if None not in heights:
+        shape = (len(heights), *shape)
+    return Parameter(name, shape, tuple(copies), padding_row)
 
 
-def _held_rect(
-    hf_name: str, rule: Rule, shape: ModelShape, tp_rank: int, tp_size: int
+def _shard_rect(
+    hf_name: str,
+    rule: WeightRule,
+    shape: ModelShape,
+    tp_rank: int,
+    tp_size: int,
 ) -> Rect:
-    """What a rank holds of an HF tensor; no rows where its vocabulary is all padding.
+    """Return the rectangle of an HF tensor that a rank has; no rows if its vocabulary is all
+    padding.
 
-    vLLM cuts where Megatron does, but for whole heads of k and v: where there are fewer than ranks,
-    each is on several.
+    vLLM cuts where Megatron does, except that it never cuts a head of k and v: if there are fewer
+    heads than ranks, several ranks have the same head.
     """
     index = rule.hf_names.index(hf_name)
-    height, width = (*rule.hf_shapes[index], 1)[:2]
+    rect = whole(hf_name, rule.hf_shapes[index])
     if rule.kind is ShardKind.COPY:
-        return Rect(hf_name, 0, height, 0, width)
+        return rect
     if rule.kind is ShardKind.ROW:
-        size = width // tp_size
-        return Rect(hf_name, 0, height, tp_rank * size, (tp_rank + 1) * size)
-    size, part = height // tp_size, tp_rank
+        size = rect.col1 // tp_size
+        return rect._replace(col0=tp_rank * size, col1=(tp_rank + 1) * size)
+    size, position = rect.row1 // tp_size, tp_rank
+    is_key_or_value = rule.kind is ShardKind.QKV and index > 0
     if rule.kind is ShardKind.VOCABULARY:
         size = _padded_vocabulary(shape) // tp_size
-    elif rule.kind is ShardKind.QKV and index > 0 and tp_size > shape.num_kv_heads:
-        size, part = shape.head_dim, tp_rank // (tp_size // shape.num_kv_heads)
-    return Rect(
-        hf_name, min(part * size, height), min((part + 1) * size, height), 0, width
-    )
+    elif is_key_or_value and tp_size > shape.num_kv_heads:
+        size = shape.head_dim
+        position = tp_rank // (tp_size // shape.num_kv_heads)
+    start, stop = position * size, (position + 1) * size
+    return rect._replace(row0=min(start, rect.row1), row1=min(stop, rect.row1))

@@ -1,13 +1,15 @@
-"""What decoding with transformers needs: attention that reads each key/value head once, and a
-key/value cache that grows in place.
+"""Attention that reads each key/value head once, and a key/value cache that grows in place, for
+decoding with transformers.
 
 transformers repeats the key/value heads of grouped-query attention in memory, at every layer and
-token, as soon as there is padding to mask. For a single query token the query heads that share a
-key/value head can stand where query positions stand, and nothing needs repeating; so few queries
-are faster as two matrix products than in a fused kernel, which is made for blocks of them. Its
-dynamic cache concatenates at every token, so a response of L tokens copies its cache L times.
+token, as soon as there is padding to mask. With a single query token, the query heads that share a
+key/value head can take the place of query positions, and nothing has to be repeated. Two matrix
+products are then faster than a fused kernel, which is made for blocks of queries.
 
-Shapes of the cache: B rows, H key/value heads, C capacity, T tokens held, D head size.
+transformers' dynamic cache concatenates at every token, so a response of L tokens copies its cache
+L times.
+
+Shapes of the cache: B rows, H key/value heads, C capacity, T tokens in it, D head size.
 """
 
 from typing import Any
@@ -33,17 +35,14 @@ def _attend(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention as transformers calls it, [B, Q, Hq, D].
+    """Compute attention, [B, Q, Hq, D]; transformers calls it.
 
     query: [B, Hq, Q, D]; key and value: [B, Hkv, T, D]; attention_mask: bool [B, 1, Q, T] or None.
     """
-    rows, num_heads, num_queries, _ = query.shape
+    rows, num_heads, num_queries, head_dim = query.shape
     num_kv_heads = key.shape[1]
-    if (
-        num_queries > 1
-        or num_heads == num_kv_heads
-        or kwargs.get("position_bias") is not None
-    ):
+    has_position_bias = kwargs.get("position_bias") is not None
+    if num_queries > 1 or num_heads == num_kv_heads or has_position_bias:
         return sdpa_attention_forward(
             module,
             query,
@@ -54,17 +53,15 @@ def _attend(
             scaling=scaling,
             **kwargs,
         )
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    grouped = query.reshape(
-        rows, num_kv_heads, num_heads // num_kv_heads, query.shape[-1]
-    )
-    scores = torch.matmul(grouped * scale, key.transpose(-1, -2))
+    if scaling is None:
+        scaling = head_dim**-0.5
+    grouped = query.reshape(rows, num_kv_heads, num_heads // num_kv_heads, head_dim)
+    scores = torch.matmul(grouped * scaling, key.transpose(-1, -2))
     if attention_mask is not None:
         scores.masked_fill_(~attention_mask, float("-inf"))
     shares = torch.softmax(scores, dim=-1, dtype=torch.float32).to(value.dtype)
-    return torch.matmul(shares, value).reshape(
-        rows, 1, num_heads, value.shape[-1]
-    ), None
+    output = torch.matmul(shares, value)
+    return output.reshape(rows, 1, num_heads, value.shape[-1]), None
 
 
 AttentionInterface.register(GROUPED_SDPA, _attend)
@@ -84,26 +81,26 @@ class GrowingLayer(DynamicLayer):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Append [B, H, n, D] and return everything held."""
-        held = self.keys.shape[-2]
-        total = held + key_states.shape[-2]
+        """Append [B, H, n, D] and return all keys and values."""
+        length = self.keys.shape[-2]
+        total = length + key_states.shape[-2]
         if total > self._key_buffer.shape[-2]:
-            capacity = max(total + held // 4, held + _MIN_GROWTH)
-            room = (0, 0, 0, capacity - held)  # behind the tokens
-            self._key_buffer = torch.nn.functional.pad(self.keys, room)
-            self._value_buffer = torch.nn.functional.pad(self.values, room)
-        self._key_buffer[:, :, held:total] = key_states
-        self._value_buffer[:, :, held:total] = value_states
+            capacity = max(total + length // 4, length + _MIN_GROWTH)
+            padding = (0, 0, 0, capacity - length)  # after the last token
+            self._key_buffer = torch.nn.functional.pad(self.keys, padding)
+            self._value_buffer = torch.nn.functional.pad(self.values, padding)
+        self._key_buffer[:, :, length:total] = key_states
+        self._value_buffer[:, :, length:total] = value_states
         self.keys = self._key_buffer[:, :, :total]
         self.values = self._value_buffer[:, :, :total]
         return self.keys, self.values
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep the rows `indices`; the next update makes room again."""
+        """Keep only the rows `indices`; the next update makes new buffers."""
         self.keys = self._key_buffer = self.keys[indices]
         self.values = self._value_buffer = self.values[indices]
 
 
 def make_room(cache: DynamicCache) -> None:
-    """Let the layers of a prefilled cache grow in place."""
+    """Replace the layers of a prefilled cache by layers that grow in place."""
     cache.layers = [GrowingLayer(layer.keys, layer.values) for layer in cache.layers]

@@ -5,12 +5,12 @@ neighbours. This loop draws every token from the response's own seed, prefills t
 once, and drops finished responses from the batch.
 
 Shapes: P prompts of a batch, N responses in it, S prompt length with padding, L longest response,
-T prompt and response together, V vocabulary.
+T prompt and response together, V vocabulary, W experts of a token in all layers.
 """
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,55 +23,58 @@ from megatron_opsft.rollout.requests import ResponseRequest
 from megatron_opsft.rollout.sampling import sample_tokens, uniforms
 from megatron_opsft.runtime.phase import count_tokens
 
-_CHECK_EVERY = (
-    4  # tokens between looks at who has finished: each look waits for the device
-)
-_COMPACT_AT = (
-    0.25  # share of finished rows from which dropping them pays for copying the cache
-)
+# Tokens between checks for finished responses: each check waits for the device.
+_CHECK_EVERY = 4
+# Share of finished rows from which dropping them is worth copying the cache.
+_COMPACT_AT = 0.25
 
 
 class Ended(NamedTuple):
-    """A response: token ids up to the end token; the experts chosen, as `Sample.routing` has it."""
+    """A finished response."""
 
     ids: list[int]
+    """Token ids, up to the end token."""
     routing: bytes
+    """Experts of its tokens, in the format of `Sample.routing`."""
 
 
-class ModelPasses:
+class DecodingPasses:
     """Forward passes of a causal LM with a `DynamicCache`, and the experts that they chose."""
 
     def __init__(self, model: PreTrainedModel, *, notes_routing: bool = False) -> None:
-        """notes_routing: whether `routing` is wanted; only of a mixture of experts."""
+        """notes_routing: True to note the experts of a mixture, for `routing`."""
         self.model = model
         self._chosen: list[Tensor] = []
-        for name, module in model.named_modules() if notes_routing else ():
-            if name.endswith(
-                ".mlp.gate"
-            ):  # logits, weights, and the experts [tokens, top_k]
-                module.register_forward_hook(
-                    lambda *call: self._chosen.append(call[2][2])
-                )
+        if notes_routing:
+            for name, module in model.named_modules():
+                if name.endswith(".mlp.gate"):
+                    module.register_forward_hook(self._note_experts)
+
+    def _note_experts(
+        self, module: torch.nn.Module, args: Any, output: Sequence[Tensor]
+    ) -> None:
+        """Note a router's choice. output: logits, weights, and the experts [tokens, top_k]."""
+        self._chosen.append(output[2])
 
     def forward(
         self, ids: Tensor, mask: Tensor, positions: Tensor, cache: DynamicCache
     ) -> Tensor:
-        """Logits at the last position, [rows, V]; mask: of the tokens held and those given, by
-        which the cache grows.
+        """Run the tokens `ids` and add them to the cache; return the logits at the last position,
+        [rows, V]. mask: of the tokens in the cache and the new ones.
         """
-        logits: Tensor = self.model(
+        output = self.model(
             input_ids=ids,
             attention_mask=mask,
             position_ids=positions,
             past_key_values=cache,
             use_cache=True,
             logits_to_keep=1,
-        ).logits[:, -1]
-        return logits
+        )
+        return output.logits[:, -1]
 
     def routing(self, rows: int, tokens: int) -> Tensor | None:
-        """The experts of the last pass, uint8 [rows, tokens, layers x top_k], if they are noted;
-        to be read after every pass.
+        """Return the experts of the last pass, uint8 [rows, tokens, layers x top_k], and forget
+        them; None if they are not noted. Must be called after every pass.
         """
         if not self._chosen:
             return None
@@ -81,35 +84,44 @@ class ModelPasses:
 
 
 def as_bytes(routing: Tensor) -> bytes:
-    """As `Sample.routing` has it."""
+    """Convert the experts of a sample to the format of `Sample.routing`."""
     return routing.cpu().numpy().tobytes()
 
 
 @torch.inference_mode()
 def decode(
-    passes: ModelPasses, requests: Sequence[ResponseRequest], sampling: SamplingSettings
+    passes: DecodingPasses,
+    requests: Sequence[ResponseRequest],
+    sampling: SamplingSettings,
 ) -> Iterator[dict[int, Ended]]:
-    """Responses as they finish, by the index of the request; every few tokens, if only none."""
+    """Yield responses as they finish, by the index of the request; an empty dict if none has
+    finished in the last few tokens.
+    """
     model = passes.model
-    groups = [
-        (ids, len([*same])) for ids, same in groupby(r.prompt_ids for r in requests)
-    ]
-    prompts_PS, mask_PS = _left_pad([ids for ids, _ in groups], model.device)
+    prompts, counts = [], []  # of each group: its prompt, and how many responses
+    for prompt_ids, group in groupby(request.prompt_ids for request in requests):
+        prompts.append(prompt_ids)
+        counts.append(len(list(group)))
+    prompts_PS, mask_PS = _left_pad(prompts, model.device)
     cache = DynamicCache(config=model.config)
     positions_PS = (mask_PS.cumsum(dim=-1) - 1).clamp_min(0)
     logits_PV = passes.forward(prompts_PS, mask_PS, positions_PS, cache)
     routing_PSW = passes.routing(*prompts_PS.shape)
-    counts_P = torch.tensor([count for _, count in groups], device=model.device)
-    owner_N = torch.repeat_interleave(
-        torch.arange(len(groups), device=model.device), counts_P
-    )
-    cache.batch_select_indices(owner_N)
+    counts_P = torch.tensor(counts, device=model.device)
+    groups_P = torch.arange(len(prompts), device=model.device)
+    group_N = torch.repeat_interleave(groups_P, counts_P)
+    cache.batch_select_indices(group_N)
     make_room(cache)
-    routing_NSW = None if routing_PSW is None else routing_PSW[owner_N]
+    routing_NSW = None if routing_PSW is None else routing_PSW[group_N]
     batch = DecodingBatch(
-        passes, mask_PS[owner_N], cache, requests, sampling, routing_NSW
+        passes,
+        mask_PS[group_N],
+        cache,
+        requests,
+        sampling,
+        routing_NSW,
     )
-    finished = batch.draw(1, logits_PV[owner_N])
+    finished = batch.draw(1, logits_PV[group_N])
     while not all(batch.ended):
         batch.drop_ended()
         finished |= batch.draw(_CHECK_EVERY - batch.num_drawn % _CHECK_EVERY)
@@ -121,82 +133,79 @@ def decode(
 def _left_pad(
     prompts: Sequence[tuple[int, ...]], device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Token ids int64 [P, S] and mask bool [P, S], True on tokens; padding is token 0."""
-    width = max(len(prompt) for prompt in prompts)
-    ids = [[0] * (width - len(prompt)) + list(prompt) for prompt in prompts]
-    mask = [
-        [False] * (width - len(prompt)) + [True] * len(prompt) for prompt in prompts
-    ]
+    """Return token ids int64 [P, S] and a mask bool [P, S], True on tokens; padding is token 0."""
+    width = max(map(len, prompts))
+    ids, mask = [], []
+    for prompt in prompts:
+        num_padding = width - len(prompt)
+        ids.append([0] * num_padding + list(prompt))
+        mask.append([False] * num_padding + [True] * len(prompt))
     return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
 
 
 class DecodingBatch:
-    """A batch of responses being decoded, one token each in a forward pass.
+    """A batch of responses that are decoded together, one token each in a forward pass.
 
-    The last token of each row has been drawn and is not in the cache yet: the next pass reads it
-    and gives the logits of the token after it. A row that has ended is decoded on with the others,
-    and what it draws is ignored, until dropping the ended rows pays.
-
-    rows: for each row of the batch, the index of its request; num_drawn: tokens drawn for each row,
-    ignored ones included; ended: which rows have ended.
+    The last token of each row has been drawn, but is not in the cache yet: the next pass reads it
+    and gives the logits of the token after it. A row that has ended goes on with the others, and
+    its tokens are ignored, until it is worth dropping the ended rows.
     """
 
     def __init__(
         self,
-        passes: ModelPasses,
+        passes: DecodingPasses,
         mask_NS: Tensor,
         cache: DynamicCache,
         requests: Sequence[ResponseRequest],
         sampling: SamplingSettings,
         routing_NSW: Tensor | None,
     ) -> None:
-        """mask_NS: True on tokens of the prompts, which the cache holds. routing_NSW: the experts
-        of the prompts, padding too, if experts are noted.
+        """mask_NS: True on tokens of the prompts, which are in the cache. routing_NSW: the experts
+        of the prompts and their padding, if experts are noted.
         """
-        self.passes, self.cache, self.requests, self.sampling = (
-            passes,
-            cache,
-            requests,
-            sampling,
-        )
-        self.limit, self.device = sampling.max_response_tokens, mask_NS.device
+        self.passes = passes
+        self.cache = cache
+        self.requests = requests
+        self.sampling = sampling
+        self.limit = sampling.max_response_tokens
+        self.device = mask_NS.device
         num_rows, self.width_S = mask_NS.shape
         self.rows = list(range(num_rows))
+        """For each row of the batch, the index of its request."""
         self.num_drawn = 0
+        """Tokens drawn for each row, ignored ones included."""
         self.ended = [False] * num_rows
-        seeds_N = torch.tensor(
-            [request.seed for request in requests], device=self.device
-        )
-        self.uniforms_NL = uniforms(
-            seeds_N, self.limit
-        )  # of all responses, as the tokens
+        """For each row, True if its response has ended."""
+        seeds = [request.seed for request in requests]
+        seeds_N = torch.tensor(seeds, device=self.device)
+        # These two, and the routing, keep a row for every response of the batch.
+        self.uniforms_NL = uniforms(seeds_N, self.limit)
         self.tokens_NL = torch.full((num_rows, self.limit), -1, device=self.device)
-        self.mask_NT = torch.cat(
-            [mask_NS, mask_NS.new_ones(num_rows, self.limit)], dim=-1
-        )
-        self._ends = torch.tensor(
+        response_mask_NL = mask_NS.new_ones(num_rows, self.limit)
+        self.mask_NT = torch.cat([mask_NS, response_mask_NL], dim=-1)
+        self._end_ids = torch.tensor(
             sampling.end_token_ids, dtype=torch.int64, device=self.device
         )
-        self._prompts_N = mask_NS.sum(dim=-1)
+        self._prompt_lengths_N = mask_NS.sum(dim=-1)
         self.rows_N = torch.arange(num_rows, device=self.device)
-        self._routing_NTW: Tensor | None = None  # of all responses, as the tokens
+        self._routing_NTW: Tensor | None = None
         if routing_NSW is not None:
-            of_responses = routing_NSW.new_zeros(
-                num_rows, self.limit, routing_NSW.shape[-1]
-            )
-            self._routing_NTW = torch.cat([routing_NSW, of_responses], dim=1)
+            width = routing_NSW.shape[-1]
+            routing_NLW = routing_NSW.new_zeros(num_rows, self.limit, width)
+            self._routing_NTW = torch.cat([routing_NSW, routing_NLW], dim=1)
 
     def draw(
         self, num_tokens: int, logits_NV: Tensor | None = None
     ) -> dict[int, Ended]:
-        """Draw `num_tokens` more for every row, but none beyond the longest response. logits_NV: of
-        the first, where they are known already.
+        """Draw `num_tokens` more for every row, but none beyond the longest response.
 
+        logits_NV: those of the first token, if they are known already.
         Returns the responses that ended, by the index of the request. Errors: `NonFiniteError`.
         """
         num_tokens = min(num_tokens, self.limit - self.num_drawn)
-        sampling, rows_N = self.sampling, self.rows_N
-        length_N = torch.tensor(self.ended, device=self.device).long()  # 0: goes on
+        rows_N = self.rows_N
+        # 0 while the response goes on.
+        length_N = torch.tensor(self.ended, device=self.device).long()
         finite_N = torch.ones_like(rows_N, dtype=torch.bool)
         for drawn in range(self.num_drawn, self.num_drawn + num_tokens):
             if logits_NV is None:
@@ -205,25 +214,26 @@ class DecodingBatch:
             token_N = sample_tokens(
                 logits_NV,
                 self.uniforms_NL[rows_N, drawn],
-                sampling.temperature,
-                sampling.top_p,
+                self.sampling.temperature,
+                self.sampling.top_p,
             )
             self.tokens_NL[rows_N, drawn] = token_N
-            ended_N = torch.isin(token_N, self._ends) | (drawn + 1 == self.limit)
+            ended_N = torch.isin(token_N, self._end_ids) | (drawn + 1 == self.limit)
             length_N = torch.where((length_N == 0) & ended_N, drawn + 1, length_N)
             logits_NV = None
         self.num_drawn += num_tokens
         count_tokens(num_tokens * self.ended.count(False))
-        if bad := [
+        non_finite = [
             row
-            for row, fine in zip(self.rows, finite_N.tolist(), strict=True)
-            if not fine
-        ]:
+            for row, is_finite in zip(self.rows, finite_N.tolist(), strict=True)
+            if not is_finite
+        ]
+        if non_finite:
             raise NonFiniteError(
-                f"rollout: the model's logits are NaN or infinite in {len(bad)} of "
+                f"rollout: the model's logits are NaN or infinite in {len(non_finite)} of "
                 f"{len(self.rows)} responses, the first to problem "
-                f"{self.requests[bad[0]].problem_id}, before token {self.num_drawn + 1}: the "
-                "weights are damaged, or too large for the dtype; take another checkpoint or "
+                f"{self.requests[non_finite[0]].problem_id}, before token {self.num_drawn + 1}: "
+                "the weights are damaged, or too large for the dtype; take another checkpoint or "
                 "another dtype"
             )
         finished = {}
@@ -235,38 +245,38 @@ class DecodingBatch:
         return finished
 
     def _routing(self, n: int, length: int) -> bytes:
-        """Of the prompt and the first tokens of the response in row `n`, but for the last."""
+        """Return the experts of row `n`: of the prompt and of the first `length` - 1 tokens of the
+        response, since no pass has read the last one.
+        """
         if self._routing_NTW is None:
             return b""
-        first = self.width_S - int(self._prompts_N[n])
-        return as_bytes(
-            self._routing_NTW[self.rows_N[n], first : self.width_S + length - 1]
-        )
+        start = self.width_S - int(self._prompt_lengths_N[n])
+        stop = self.width_S + length - 1
+        return as_bytes(self._routing_NTW[self.rows_N[n], start:stop])
 
     def _forward(self, drawn: int) -> Tensor:
-        """Logits [N, V] after the first `drawn` tokens of every row."""
+        """Return the logits [N, V] after the first `drawn` tokens of every row."""
         ids_N1 = self.tokens_NL[self.rows_N, drawn - 1][:, None]
-        positions_N1 = (self._prompts_N + drawn - 1)[:, None]
+        positions_N1 = (self._prompt_lengths_N + drawn - 1)[:, None]
         mask = self.mask_NT[:, : self.width_S + drawn]
         logits_NV = self.passes.forward(ids_N1, mask, positions_N1, self.cache)
-        seen = self.passes.routing(len(mask), 1)
-        if seen is not None and self._routing_NTW is not None:
-            self._routing_NTW[self.rows_N, self.width_S + drawn - 1] = seen[:, 0]
+        routing_N1W = self.passes.routing(len(mask), 1)
+        if routing_N1W is not None and self._routing_NTW is not None:
+            position = self.width_S + drawn - 1
+            self._routing_NTW[self.rows_N, position] = routing_N1W[:, 0]
         return logits_NV
 
     def drop_ended(self) -> None:
-        """Drop the rows that have ended, once that is worth copying the cache."""
+        """Drop the rows that have ended, if there are enough to be worth copying the cache."""
         num_ended = sum(self.ended)
         if num_ended == 0 or num_ended < _COMPACT_AT * len(self.rows):
             return
-        kept = [n for n, ended in enumerate(self.ended) if not ended]
-        self.rows = [self.rows[n] for n in kept]
-        self.ended = [False] * len(kept)
-        if kept:
-            kept_N = torch.tensor(kept, device=self.device)
-            self.cache.batch_select_indices(kept_N)
-            self.mask_NT, self._prompts_N = (
-                self.mask_NT[kept_N],
-                self._prompts_N[kept_N],
-            )
-            self.rows_N = self.rows_N[kept_N]
+        running = [n for n, ended in enumerate(self.ended) if not ended]
+        self.rows = [self.rows[n] for n in running]
+        self.ended = [False] * len(running)
+        if running:
+            running_N = torch.tensor(running, device=self.device)
+            self.cache.batch_select_indices(running_N)
+            self.mask_NT = self.mask_NT[running_N]
+            self._prompt_lengths_N = self._prompt_lengths_N[running_N]
+            self.rows_N = self.rows_N[running_N]

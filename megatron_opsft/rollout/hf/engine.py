@@ -1,5 +1,5 @@
-"""The embedded rollout engine: a Hugging Face causal LM inside each rank, decoded by a loop of our
-own (`decoding`).
+"""The embedded rollout engine: a Hugging Face causal LM in each rank, decoded by a loop of our own
+(`decoding`).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ from megatron_opsft.rollout.engine import (
     Take,
 )
 from megatron_opsft.rollout.hf.attention import GROUPED_SDPA
-from megatron_opsft.rollout.hf.decoding import ModelPasses, as_bytes, decode
+from megatron_opsft.rollout.hf.decoding import DecodingPasses, as_bytes, decode
 from megatron_opsft.rollout.requests import Decoder, make_rollouts
 from megatron_opsft.runtime.phase import count_done
 
@@ -42,9 +42,9 @@ class HfEngine(RolloutEngine):
         *,
         notes_routing: bool = False,
     ) -> None:
-        """version: of the weights the model holds; None: they are not to be sampled from."""
+        """version: that of the model's weights; None: nothing may be sampled from them yet."""
         self.share = share
-        self.passes = ModelPasses(model, notes_routing=notes_routing)
+        self.passes = DecodingPasses(model, notes_routing=notes_routing)
         self.model = model.eval().requires_grad_(False)
         self.tokenizer = tokenizer
         self.batch_size = batch_size
@@ -63,7 +63,7 @@ class HfEngine(RolloutEngine):
     def from_settings(
         cls, settings: EngineSettings, tokenizer: Decoder, device: torch.device
     ) -> "HfEngine":
-        """The model of config.json, its weights allocated but unset: an update comes next."""
+        """Build the model of config.json. Its weights are allocated; an update must set them."""
         config = AutoConfig.from_pretrained(settings.model_dir, trust_remote_code=False)
         # Only parameters stay unset: constructors compute buffers such as rotary frequencies.
         with no_init_weights():
@@ -106,18 +106,17 @@ class HfEngine(RolloutEngine):
         for sample in samples:
             ids = torch.tensor([[*sample.prompt_ids, *sample.response_ids]])
             ids = ids.to(self.model.device)
-            kept = (
-                len(sample.response_ids) + 1
-            )  # the last one predicts what is not there
-            logits_RV = (
-                self.model(input_ids=ids, logits_to_keep=kept).logits[0, :-1].float()
-            )
-            if (chosen := self.passes.routing(*ids.shape)) is not None:
+            num_tokens = len(sample.response_ids)
+            # The position before a token predicts it; the last position predicts none of them.
+            logits_RV = self.model(input_ids=ids, logits_to_keep=num_tokens + 1).logits[
+                0, :-1
+            ]
+            log_probs_RV = logits_RV.float().log_softmax(dim=-1)
+            chosen = self.passes.routing(*ids.shape)
+            if chosen is not None:
                 routing.append(as_bytes(chosen[0, :-1]))
-            log_probs = logits_RV.log_softmax(dim=-1).gather(
-                -1, ids[0, 1 - kept :, None]
-            )
-            scores.append(tuple(log_probs[:, 0].tolist()))
+            response_R1 = ids[0, -num_tokens:, None]
+            scores.append(tuple(log_probs_RV.gather(-1, response_R1)[:, 0].tolist()))
         return Scores(log_probs=tuple(scores), stale_tokens=0, routing=tuple(routing))
 
     def copy_weights(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
@@ -136,11 +135,11 @@ class HfEngine(RolloutEngine):
 
 
 def by_disk_name(name: str, value: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """A parameter's values under their disk names; views of it if it stacks experts, else itself.
+    """Yield the values of a parameter under their disk names: views, if it stacks experts.
 
-    transformers 5 holds the experts of a layer as two stacked parameters. On disk, and so in the
-    weight tables, each expert has three separate matrices. Both are the same numbers: gate rows,
-    then up rows.
+    transformers 5 stacks the experts of a layer in two parameters. On disk, and so in the weight
+    tables, each expert has three matrices of its own. The numbers are the same: in the stack of
+    gate and up, each expert has the rows of gate, then those of up.
 
     value: a parameter or anything of its shape: [experts, 2 ffn, hidden] for gate and up,
     [experts, hidden, ffn] for down.
@@ -149,8 +148,7 @@ def by_disk_name(name: str, value: Tensor) -> Iterator[tuple[str, Tensor]]:
     if last not in _STACKED or not prefix.endswith(".experts"):
         yield name, value
         return
+    stacked = _STACKED[last]
     for expert, matrix in enumerate(value):
-        for part, rows in zip(
-            _STACKED[last], matrix.chunk(len(_STACKED[last])), strict=True
-        ):
-            yield f"{prefix}.{expert}.{part}.weight", rows
+        for matrix_name, rows in zip(stacked, matrix.chunk(len(stacked)), strict=True):
+            yield f"{prefix}.{expert}.{matrix_name}.weight", rows

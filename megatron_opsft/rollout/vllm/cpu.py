@@ -1,9 +1,9 @@
-"""vLLM's CPU worker as this project starts it (by name, `worker_cls`), plain linear weights, and a
-kernel that its check of drafts needs; imported on a CPU alone.
+"""vLLM on a CPU: the worker that this project starts (by name, `worker_cls`), plain linear weights,
+and a corrected kernel for the check of drafts.
 
 Importing vLLM's CPU worker replaces streams, events and memory functions of `torch.cuda`,
-`torch.accelerator` and `torch.Tensor` in the whole process, on any platform: nothing that a GPU
-run imports may import this module.
+`torch.accelerator` and `torch.Tensor` in the whole process, on any platform: so no module that
+a GPU run imports may import this one.
 """
 
 import os
@@ -20,21 +20,21 @@ from megatron_opsft.rollout.engine import JOB_ID_VARIABLE
 
 
 class LaunchedCpuWorker(CPUWorker):
-    """vLLM's worker under a launcher, with shared memory that no other job can have taken.
+    """vLLM's worker under a launcher, with shared memory that no other job uses.
 
-    The name of that memory comes from the address of the job's store, which vLLM does not know
-    under a launcher: every such job on a machine, and what a killed one left, would share it.
+    vLLM derives the name of that memory from the address of the job's store, which it does not know
+    under a launcher: all such jobs on a machine would share it, and use leftovers of killed ones.
     """
 
     def init_device(self) -> None:
-        """The process group is there already, so the address serves as a name only."""
+        """Set the address, which is only used as a name: the process group exists already."""
         self.distributed_init_method = f"env://:{os.environ[JOB_ID_VARIABLE]}"
         super().init_device()
 
 
 def keep_weights_plain() -> None:
-    """Take torch's own product of linear layers from now on in this process. vLLM would pack their
-    weights into a form that only its kernels read, and that no push reaches.
+    """Make linear layers of this process use torch's own product from now on. vLLM would pack their
+    weights into a form that only its kernels read, and that no weight sync reaches.
     """
 
     def dispatch(layer: Any, remove_weight: bool) -> None:
@@ -56,19 +56,20 @@ def expand(
     output: [tokens]; values, cu_num_tokens: [requests].
     """
     counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
-    other = torch.full_like(values, replace_to)
-    chosen = torch.where(values == replace_from, other, values)
-    output.copy_(chosen.repeat_interleave(counts))
+    replacement = torch.full_like(values, replace_to)
+    replaced = torch.where(values == replace_from, replacement, values)
+    output.copy_(replaced.repeat_interleave(counts))
 
 
 def correct_expansion() -> None:
-    """Take `expand` from now on in this process; after vLLM has registered its own.
+    """Make this process use `expand` from now on; to be called after vLLM has registered its own.
 
-    Of vLLM 0.32.0 `expand_kernel`, which gives every draft token its request's temperature and
-    top-p, converts values that are not int64 into a copy and fills that: what is read afterwards
-    was never written, and drafts are accepted from a wrong distribution.
+    `expand_kernel` gives every draft token its request's temperature and top-p. In vLLM 0.32.0 it
+    converts values that are not int64 into a copy and fills that copy, so vLLM then reads values
+    that were never written, and accepts drafts from a wrong distribution.
 
-    vLLM's `register_kernels` would look through every loaded module, and fails on numba's.
+    vLLM's `register_kernels` cannot be used: it looks through every loaded module, and fails on
+    numba's.
     """
     corrected: Any = KernelOverride(rejection_sampler.expand_kernel, expand)
     rejection_sampler.expand_kernel = corrected

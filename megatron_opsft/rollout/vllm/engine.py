@@ -1,6 +1,6 @@
-"""vLLM inside the training ranks, as its external launcher has it: one worker in each rank.
+"""vLLM inside the training ranks: one worker in each rank, as with vLLM's external launcher.
 
-With `options` and what is imported on a CPU alone the only file that names vllm.
+Only this file, `options` and `cpu` import vllm.
 """
 
 import gc
@@ -47,15 +47,15 @@ _SPEC_COUNTS = {
 class VllmEngine(RolloutEngine):
     """vLLM's `LLM`, started with random weights: the first update brings the real ones.
 
-    `tp` consecutive ranks are one engine, and make the same calls in the same order.
+    Every `tp` consecutive ranks are one engine; they make the same calls in the same order.
     """
 
     def __init__(
         self, settings: EngineSettings, table: WeightTable, tokenizer: Decoder
     ) -> None:
-        """Called by every rank, after the job's process groups were made.
+        """Start vLLM. Called by every rank, after the job's process groups were made.
 
-        Errors: `UserError` when rollout.tp does not divide the world, or vLLM refuses the model.
+        Errors: `UserError` if rollout.tp does not divide the world, or vLLM refuses the model.
         """
         check_engine_ranks(settings.tp, settings.world_size)
         self.version = None
@@ -85,20 +85,21 @@ class VllmEngine(RolloutEngine):
                 from megatron_opsft.rollout.vllm.cpu import correct_expansion
 
                 correct_expansion()
-            if (draft := self._runner.get_draft_model()) is not None:
+            draft = self._runner.get_draft_model()
+            if draft is not None:
                 self._draft = DraftWeights(draft, self._runner.get_model())
 
     @property
     def _runner(self) -> "FirstRunner | SecondRunner":
-        """vLLM's runner of the model; it chooses between two."""
+        """vLLM's runner of the model; vLLM chooses one of two classes."""
         return self._worker.model_runner
 
     def stream(self, take: Take, sampling: SamplingSettings) -> Iterator[list[Rollout]]:
-        """See `RolloutEngine.stream`. Work is taken as soon as there is room in the batch, so that
-        the batch stays full.
+        """See `RolloutEngine.stream`. Requests are taken as soon as the batch has room for them, so
+        it stays full.
 
-        The cache starts empty, so what comes out depends on the weights and on this call's requests
-        alone.
+        The cache starts empty, so the responses depend only on the weights and on this call's
+        requests.
         """
         if self.version is None:
             raise RuntimeError("the rollout engine holds no complete set of weights")
@@ -107,12 +108,12 @@ class VllmEngine(RolloutEngine):
         self._drop_cache()
         names = count()
         running: dict[str, ResponseRequest] = {}
-        more = True
-        while more or running:
+        has_more = True
+        while has_more or running:
             room = self._batch_size - len(running)
-            if more and room:
+            if has_more and room:
                 requests = take(room)
-                more = bool(requests)
+                has_more = bool(requests)
                 for request in requests:
                     name = str(next(names))
                     if name == "0" and not sampling.seeded:
@@ -142,20 +143,28 @@ class VllmEngine(RolloutEngine):
         """See `RolloutEngine.score`."""
         from vllm import SamplingParams
 
-        whole = [(*sample.prompt_ids, *sample.response_ids) for sample in samples]
-        # With log-probs of the prompt vLLM reads no cached blocks, without them it does.
-        (first,) = self._run(whole[:1], SamplingParams(max_tokens=1, detokenize=False))
+        sequences = [(*sample.prompt_ids, *sample.response_ids) for sample in samples]
+        # vLLM uses cached blocks, but not when it has to return log-probs of the prompt.
+        (first,) = self._run(
+            sequences[:1], SamplingParams(max_tokens=1, detokenize=False)
+        )
         scoring = SamplingParams(max_tokens=1, detokenize=False, prompt_logprobs=0)
         log_probs, routing = [], []
-        for sample, output in zip(samples, self._run(whole, scoring), strict=True):
-            by_token = cast("list[dict[int, Logprob]]", output.prompt_logprobs)
-            of_token = by_token[len(sample.prompt_ids) :]
-            ids = sample.response_ids
+        outputs = self._run(sequences, scoring)
+        for sample, output in zip(samples, outputs, strict=True):
+            positions = cast("list[dict[int, Logprob]]", output.prompt_logprobs)
+            response = positions[len(sample.prompt_ids) :]
             log_probs.append(
-                tuple(at[i].logprob for at, i in zip(of_token, ids, strict=True))
+                tuple(
+                    by_token[token].logprob
+                    for by_token, token in zip(
+                        response, sample.response_ids, strict=True
+                    )
+                )
             )
-            if chosen := _routing(output, len(by_token) - 1):
-                routing.append(chosen)
+            experts = _routing(output, len(positions) - 1)
+            if experts:
+                routing.append(experts)
         return Scores(
             log_probs=tuple(log_probs),
             stale_tokens=first.num_cached_tokens or 0,
@@ -165,7 +174,7 @@ class VllmEngine(RolloutEngine):
     def _run(
         self, prompts: Sequence[Sequence[int]], params: "SamplingParams"
     ) -> "list[RequestOutput]":
-        """vLLM's outputs of some prompts, in their order."""
+        """Run some prompts, and return vLLM's outputs in their order."""
         for index, prompt in enumerate(prompts):
             self._add(str(index), prompt, params)
         outputs: list[RequestOutput] = []
@@ -181,7 +190,7 @@ class VllmEngine(RolloutEngine):
         )
 
     def _step(self) -> "list[RequestOutput]":
-        """One more pass; the outputs that ended in it."""
+        """Run one pass, and return the outputs that ended in it."""
         outputs = cast("list[RequestOutput]", self._llm.llm_engine.step())
         ended = [output for output in outputs if output.finished]
         count_tokens(sum(len(output.outputs[0].token_ids) for output in ended))
@@ -192,14 +201,13 @@ class VllmEngine(RolloutEngine):
         """See `RolloutEngine.spec_counts`; all ranks of an engine count the same."""
         if not (self._is_speculative and self.share.answers):
             return Counter()
-        # There may be several of a name.
         metrics = cast("list[reader.Counter]", self._llm.get_metrics())
-        return Counter(
-            {
-                key: int(sum(metric.value for metric in metrics if metric.name == name))
-                for key, name in _SPEC_COUNTS.items()
-            }
-        )
+        counts = Counter[str]()
+        for key, name in _SPEC_COUNTS.items():
+            # Several metrics may have the same name.
+            values = (metric.value for metric in metrics if metric.name == name)
+            counts[key] = int(sum(values))
+        return counts
 
     def copy_weights(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """See `RolloutEngine.copy_weights`: vLLM's own update of a running model."""
@@ -208,7 +216,7 @@ class VllmEngine(RolloutEngine):
     def load_files(
         self, names_by_file: Mapping[Path, Collection[str]], version: int
     ) -> None:
-        """See `RolloutEngine.load_files`: by vLLM's own readers and loaders."""
+        """See `RolloutEngine.load_files`: vLLM's own readers and loaders do it."""
         from vllm.model_executor.model_loader import weight_utils
 
         def read() -> Iterator[tuple[str, Tensor]]:
@@ -247,34 +255,36 @@ class VllmEngine(RolloutEngine):
 
     def draft_fault(self) -> str:
         """See `RolloutEngine.draft_fault`."""
-        if self._draft is None or not (fault := self._draft.fault()):
-            return ""
-        return (
-            f"the draft model of rollout.speculative is not as it was loaded: {fault}"
-        )
+        fault = self._draft.fault() if self._draft is not None else ""
+        if fault:
+            fault = f"the draft model of rollout.speculative is not as it was loaded: {fault}"
+        return fault
 
     def sleep(self) -> None:
-        """See `RolloutEngine.sleep`; on a CPU there is nothing to give back."""
+        """See `RolloutEngine.sleep`; on a CPU nothing is freed."""
         if self._can_sleep and not self._asleep:
             self.version = None
             self._llm.sleep(level=2)
             self._asleep = True
 
     def close(self) -> None:
-        """Drop the model and its memory, and with vLLM's process groups also the job's."""
+        """Free the model. vLLM destroys its process groups, and with them those of the job."""
         from vllm.model_executor.model_loader.reload.layerwise import LAYERWISE_INFO
 
         self.version = None
         del self._draft, self._worker
         self._llm.llm_engine.engine_core.shutdown()
         del self._llm
-        # vLLM 0.32 keeps notes on each layer that it reloaded, and they refer to the layer: it
-        # would stay in memory for as long as the process lives.
+        # vLLM 0.32 keeps notes on each layer that it reloaded. They refer to the layer, which would
+        # stay in memory until the process ends.
         LAYERWISE_INFO.clear()
         gc.collect()
 
 
 def _routing(output: "RequestOutput", num_tokens: int | None = None) -> bytes:
-    """As `Sample.routing` has it, of the first `num_tokens`; vLLM: [tokens - 1, layers, top_k]."""
-    chosen = output.outputs[0].routed_experts
-    return b"" if chosen is None else chosen[:num_tokens].astype("uint8").tobytes()
+    """Return the experts of the first `num_tokens`, in the format of `Sample.routing`.
+
+    vLLM's array is [tokens - 1, layers, top_k].
+    """
+    experts = output.outputs[0].routed_experts
+    return b"" if experts is None else experts[:num_tokens].astype("uint8").tobytes()

@@ -1,4 +1,4 @@
-"""How vLLM is started, and how it is asked to sample."""
+"""Start vLLM, and make its sampling parameters."""
 
 import gc
 import math
@@ -19,25 +19,25 @@ from megatron_opsft.rollout.engine import (
 from megatron_opsft.rollout.limits import check_installed
 from megatron_opsft.runtime.console import describe_full_gpu
 from megatron_opsft.runtime.libraries import collector_at_rest
+from megatron_opsft.runtime.rounding import round_up
 
 if TYPE_CHECKING:
     from vllm import LLM, SamplingParams
 
 _CPU_WORKER = "megatron_opsft.rollout.vllm.cpu.LaunchedCpuWorker"
-_CPU_BLOCK_TOKENS = (
-    32  # prompts share whole blocks: vLLM's 128 would be longer than most prompts
-)
+# Prompts share whole blocks: vLLM's 128 would be longer than most prompts.
+_CPU_BLOCK_TOKENS = 32
 
 
 def start_llm(settings: EngineSettings, table: WeightTable) -> "LLM":
-    """vLLM's `LLM`. Errors: `UserError` for what vLLM refuses."""
+    """Start vLLM's `LLM`. Errors: `UserError` for a model or setting that vLLM refuses."""
     check_installed("vllm")
     if table.shape.moe and not settings.is_cuda:
         raise UserError(
             "rollout.engine=vllm: vLLM's CPU kernels keep a packed copy of the experts that no "
             "update of the weights reaches; on a CPU use rollout.engine=hf for a mixture of experts"
         )
-    prepare_environment(settings.is_cuda, settings.rank, seeded=settings.seeded)
+    prepare_vllm_environment(settings.is_cuda, settings.rank, seeded=settings.seeded)
     with collector_at_rest(lasting=True):
         from vllm import LLM
     if not settings.is_cuda:
@@ -46,15 +46,15 @@ def start_llm(settings: EngineSettings, table: WeightTable) -> "LLM":
         cpu.keep_weights_plain()
     if settings.notes_routing and settings.tp > 1:
         _note_routing_on_every_rank()
-    # vLLM collects garbage six times while it starts. All that is there by now stays, so it is
-    # looked through once and then left alone, until vLLM lets go of it when it ends.
+    # vLLM collects garbage six times while it starts. All objects that exist by now will stay, so
+    # the collector looks at them once more and then ignores them, until vLLM unfreezes them when it
+    # ends.
     gc.collect()
     gc.freeze()
-    # The last three where the package of a method of `rollout.speculative`, or its draft model's
-    # weights are missing.
     refusals: tuple[type[Exception], ...] = (ValueError, NotImplementedError)
     refused = "this model"
     if settings.speculative is not None:
+        # The package of a method, or the draft model's weights, may be missing.
         refusals += (ImportError, OSError, RuntimeError)
         refused += f" with rollout.speculative={dict(settings.speculative)}"
     try:
@@ -68,8 +68,10 @@ def start_llm(settings: EngineSettings, table: WeightTable) -> "LLM":
 
 
 def _note_routing_on_every_rank() -> None:
-    """vLLM 0.32 hands the experts out on the first rank of an engine alone. Under the external
-    launcher every rank has a scheduler, which stops where they are missing; all ranks chose alike.
+    """Make vLLM 0.32 return the experts on every rank, not only on the first rank of an engine.
+
+    Under the external launcher every rank has a scheduler, which stops if they are missing. All
+    ranks choose the same experts.
     """
     from vllm.distributed.aux_output_connector import worker
 
@@ -78,56 +80,60 @@ def _note_routing_on_every_rank() -> None:
 
 
 def _reason(error: Exception) -> str:
-    """In one line."""
-    if isinstance(
-        error, ValidationError
-    ):  # its text has the input and an address as well
-        said = [
-            f"{'.'.join(map(str, e['loc']))} {e['msg']}".strip() for e in error.errors()
-        ]
-        return " ".join("; ".join(said).split())
-    return " ".join(str(error).split())
+    """Return the message of an error in one line."""
+    message = str(error)
+    if isinstance(error, ValidationError):  # its text also has the input and an address
+        lines = []
+        for detail in error.errors():
+            location = ".".join(map(str, detail["loc"]))
+            lines.append(f"{location} {detail['msg']}".strip())
+        message = "; ".join(lines)
+    return " ".join(message.split())
 
 
-def prepare_environment(is_cuda: bool, rank: int, *, seeded: bool) -> None:
-    """Set what vLLM reads from the environment when it is imported or started.
+def prepare_vllm_environment(is_cuda: bool, rank: int, *, seeded: bool) -> None:
+    """Set the environment variables that vLLM reads when it is imported or started.
 
-    Errors: `UserError` where `seeded` is false and nothing compiles the sampler that this is for.
+    Errors: `UserError` if `seeded` is false and the sampler that this allows cannot be compiled.
     """
-    # In process: the worker's parameters are then ours to write, and scheduling is deterministic.
+    # In this process, the worker's parameters can be written, and scheduling is deterministic.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    os.environ.setdefault(
-        "VLLM_LOGGING_LEVEL", "ERROR"
-    )  # its warnings are not for the user
-    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    if is_cuda:
-        # FlashInfer's sum over an engine's ranks comes in no fixed order, and is compiled by a CUDA
-        # toolkit that may not be there.
-        os.environ.setdefault("VLLM_ALLREDUCE_USE_FLASHINFER", "0")
-    if is_cuda and seeded:
-        # FlashInfer's sampler takes no batch with a request that carries a seed. vLLM's warm-up,
-        # which has none, would still compile it with a CUDA toolkit that may not be there.
-        os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
-    elif is_cuda and os.environ.get("VLLM_USE_FLASHINFER_SAMPLER") != "0":
-        home = (
-            os.environ.get("CUDA_HOME")
-            or os.environ.get("CUDA_PATH")
-            or "/usr/local/cuda"
+    defaults = {
+        "VLLM_LOGGING_LEVEL": "ERROR",  # its warnings are not for the user
+        "VLLM_NO_USAGE_STATS": "1",
+        "RANK": str(rank),  # torchrun has set these two already
+        "LOCAL_RANK": str(rank),
+    }
+    if not is_cuda:
+        defaults["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+        defaults["TORCH_COMPILE_DISABLE"] = "1"
+    else:
+        # FlashInfer's sum over an engine's ranks has no fixed order, and needs a CUDA toolkit to
+        # compile, which may be missing.
+        defaults["VLLM_ALLREDUCE_USE_FLASHINFER"] = "0"
+        if seeded:
+            # FlashInfer's sampler takes no batch that has a request with a seed. vLLM's warm-up,
+            # which has none, would still compile it with a CUDA toolkit, which may be missing.
+            defaults["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
+        elif os.environ.get("VLLM_USE_FLASHINFER_SAMPLER") != "0":
+            _check_nvcc()
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
+
+
+def _check_nvcc() -> None:
+    """Check that FlashInfer can compile its sampler. Errors: `UserError`."""
+    environ = os.environ
+    home = environ.get("CUDA_HOME") or environ.get("CUDA_PATH") or "/usr/local/cuda"
+    if shutil.which("nvcc") is None and not os.path.isfile(f"{home}/bin/nvcc"):
+        raise UserError(
+            "rollout.seeded=false: FlashInfer compiles its sampler, and there is no nvcc; set "
+            "CUDA_HOME to a CUDA toolkit, or rollout.seeded=true"
         )
-        if shutil.which("nvcc") is None and not os.path.isfile(f"{home}/bin/nvcc"):
-            raise UserError(
-                "rollout.seeded=false: FlashInfer compiles its sampler, and there is no nvcc; set "
-                "CUDA_HOME to a CUDA toolkit, or rollout.seeded=true"
-            )
-    elif not is_cuda:
-        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-        os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
-    for name in ("RANK", "LOCAL_RANK"):  # torchrun has set them
-        os.environ.setdefault(name, str(rank))
 
 
 def llm_options(settings: EngineSettings, table: WeightTable) -> dict[str, Any]:
-    """The arguments of vLLM's `LLM`."""
+    """Return the arguments of vLLM's `LLM`."""
     options: dict[str, Any] = {
         "model": str(settings.model_dir),
         "dtype": settings.dtype,
@@ -146,63 +152,70 @@ def llm_options(settings: EngineSettings, table: WeightTable) -> dict[str, Any]:
     }
     if settings.speculative is not None:
         options["speculative_config"] = dict(settings.speculative)
-        options["disable_log_stats"] = False  # they count its drafts
+        options["disable_log_stats"] = False  # these statistics count the drafts
         if "model" in settings.speculative:
-            # Not all proposers of vLLM 0.32 load a draft in another way than the policy.
-            options["load_format"] = "auto"
-            options["use_tqdm_on_load"] = False
-            # In a level-2 sleep: after it a push brings the policy's weights alone.
-            options["sleep_preserve_parameter_names"] = ["draft.*"]
+            options |= {
+                # Some proposers of vLLM 0.32 load the draft with the load format of the policy.
+                "load_format": "auto",
+                "use_tqdm_on_load": False,
+                # Kept in a level-2 sleep: the sync after it only brings the policy's weights.
+                "sleep_preserve_parameter_names": ["draft.*"],
+            }
     if settings.notes_routing:
         options["enable_return_routed_experts"] = True
-        # Scheduled ahead, a pass of ended requests is left over, and vLLM 0.32 stops on it.
+        # With asynchronous scheduling vLLM 0.32 stops on a last pass over ended requests.
         options["async_scheduling"] = False
     if settings.is_cuda:
-        options["gpu_memory_utilization"] = settings.gpu_memory_fraction
-        options["kv_cache_memory_bytes"] = settings.kv_cache_bytes
-        options["enable_sleep_mode"] = True
-        options["compilation_config"] = {
-            "pass_config": {"fuse_allreduce_rms": False}
-        }  # FlashInfer
+        options |= {
+            "gpu_memory_utilization": settings.gpu_memory_fraction,
+            "kv_cache_memory_bytes": settings.kv_cache_bytes,
+            "enable_sleep_mode": True,
+            # The fused operation is FlashInfer's.
+            "compilation_config": {"pass_config": {"fuse_allreduce_rms": False}},
+            # In a deep sleep, CUDA graphs and NCCL's buffers leave the GPU, too.
+            "sleep_mode_offload_cudagraph": settings.deep_sleep,
+            "enable_nccl_comm_suspend": settings.deep_sleep,
+        }
         if table.shape.moe:
-            options["moe_backend"] = (
-                "triton"  # FlashInfer's reorder the experts' weights
-            )
-        # CUDA graphs and NCCL's buffers leave the GPU, too.
-        options["sleep_mode_offload_cudagraph"] = settings.deep_sleep
-        options["enable_nccl_comm_suspend"] = settings.deep_sleep
+            # FlashInfer's backends reorder the experts' weights.
+            options["moe_backend"] = "triton"
     else:
-        os.environ[JOB_ID_VARIABLE] = settings.job_id
-        options["worker_cls"] = _CPU_WORKER
-        options["enforce_eager"] = True
-        options["block_size"] = _CPU_BLOCK_TOKENS
-        options["kv_cache_memory_bytes"] = settings.kv_cache_bytes or _cpu_cache(
-            settings, table
-        )
-        # A prompt that is prefilled in parts has its random generator wound back, which generators
-        # on a CPU cannot.
-        options["enable_chunked_prefill"] = False
-        options["max_num_batched_tokens"] = max(settings.max_tokens, 8192)
+        options |= _cpu_options(settings, table)
     return options
 
 
+def _cpu_options(settings: EngineSettings, table: WeightTable) -> dict[str, Any]:
+    os.environ[JOB_ID_VARIABLE] = settings.job_id
+    return {
+        "worker_cls": _CPU_WORKER,
+        "enforce_eager": True,
+        "block_size": _CPU_BLOCK_TOKENS,
+        "kv_cache_memory_bytes": settings.kv_cache_bytes or _cpu_cache(settings, table),
+        # vLLM rewinds the random generator of a prompt that is prefilled in several chunks, which
+        # generators on a CPU do not support.
+        "enable_chunked_prefill": False,
+        "max_num_batched_tokens": max(settings.max_tokens, 8192),
+    }
+
+
 def _cpu_cache(settings: EngineSettings, table: WeightTable) -> int:
-    """Bytes of keys and values for a full batch, at most a quarter of the machine's memory."""
+    """Return the bytes of keys and values for a full batch, at most a quarter of the machine's
+    memory.
+    """
     shape = table.shape
     itemsize = 4 if settings.dtype == "float32" else 2
-    # A draft model is no larger than the policy.
-    num_layers = shape.num_layers * (
-        2 if "model" in (settings.speculative or {}) else 1
-    )
-    per_token = 2 * num_layers * shape.num_kv_heads * shape.head_dim * itemsize
-    tokens = -(-settings.max_tokens // _CPU_BLOCK_TOKENS) * _CPU_BLOCK_TOKENS
-    wanted = per_token * tokens * (settings.batch_size + 1)
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return max(min(wanted, memory // 4), 2**24)
+    num_layers = shape.num_layers
+    if settings.speculative is not None and "model" in settings.speculative:
+        num_layers *= 2  # a draft model is not larger than the policy
+    token_bytes = 2 * num_layers * shape.num_kv_heads * shape.head_dim * itemsize
+    max_tokens = round_up(settings.max_tokens, _CPU_BLOCK_TOKENS)
+    cache_bytes = token_bytes * max_tokens * (settings.batch_size + 1)
+    machine_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(min(cache_bytes, machine_bytes // 4), 2**24)
 
 
 def sampling_params(sampling: SamplingSettings, seed: int) -> "SamplingParams":
-    """vLLM's `SamplingParams` for one response."""
+    """Make vLLM's `SamplingParams` for one response."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -213,6 +226,6 @@ def sampling_params(sampling: SamplingSettings, seed: int) -> "SamplingParams":
         max_tokens=sampling.max_response_tokens,
         seed=seed if sampling.seeded else None,
         stop_token_ids=list(sampling.end_token_ids),
-        ignore_eos=True,  # the end tokens are ours, not those of the model's files
+        ignore_eos=True,  # the end tokens come from `sampling`, not from the model's files
         detokenize=False,
     )

@@ -1,6 +1,4 @@
-"""The weights of a vLLM model: where it keeps them, and whether a draft model's are those that it
-was started with.
-"""
+"""The weights of a vLLM model: their layout, and a check that a draft model's do not change."""
 
 from functools import cache, partial
 
@@ -8,29 +6,30 @@ import torch
 from torch import Tensor
 
 from megatron_opsft.models.weights.checksum import checksum
-from megatron_opsft.models.weights.rectangles import Rect
+from megatron_opsft.models.weights.rectangles import whole
 from megatron_opsft.models.weights.rules import WeightTable
 from megatron_opsft.models.weights.vllm_layout import vllm_parameters
 from megatron_opsft.rollout.engine import EngineLayout
 
 
 def vllm_layout(table: WeightTable, tp_size: int, tp_rank: int = 0) -> EngineLayout:
-    """vLLM's layout of a model. Errors: `UserError` when tp_size does not divide the model."""
+    """Describe vLLM's layout of a model.
+
+    Errors: `parameters_of` raises `UserError` if tp_size cannot cut the model.
+    """
     return EngineLayout(
         tp_size=tp_size,
         tp_rank=tp_rank,
-        parameters_of=cache(
-            partial(vllm_parameters, table, tp_size=tp_size)
-        ),  # every push asks
+        # Cached, since every weight sync asks.
+        parameters_of=cache(partial(vllm_parameters, table, tp_size=tp_size)),
     )
 
 
 class DraftWeights:
-    """A draft model beside the policy, and the checksums of what is its own at the start.
+    """A draft model beside the policy, and the checksums that its own weights had at the start.
 
-    A push writes the policy's weights, and with them what a draft shares with the policy, such as
-    the embedding. It must change nothing else of the draft, and a draft must not lose what it
-    shares.
+    A weight sync writes the policy's weights, and so those that the draft shares with it, such as
+    the embedding. It must change nothing else of the draft, and the draft must go on sharing them.
     """
 
     def __init__(self, draft: torch.nn.Module, policy: torch.nn.Module) -> None:
@@ -38,31 +37,36 @@ class DraftWeights:
         self._at_start = self._checksums()
 
     def fault(self) -> str:
-        """Which weight is not as it was at the start, and how; "" where all are."""
+        """Say which weight is not as it was at the start, and how; "" if all are."""
         now = self._checksums()
-        if names := sorted(now.keys() ^ self._at_start.keys()):
-            return (
-                f"it no longer shares {names[0]} with the policy, or shares it only now"
-            )
-        changed = (name for name, value in now.items() if value != self._at_start[name])
-        return next((f"{name} has changed" for name in changed), "")
+        differing = sorted(now.keys() ^ self._at_start.keys())
+        if differing:
+            return f"it no longer shares {differing[0]} with the policy, or shares it only now"
+        for name, value in now.items():
+            if value != self._at_start[name]:
+                return f"{name} has changed"
+        return ""
 
     def _checksums(self) -> dict[str, int]:
-        """Of the draft's parameters but for those in modules of the policy, and of its buffers."""
+        """Compute the checksums of the draft's buffers, and of its parameters except for those in
+        modules that it shares with the policy.
+        """
         policy = {id(module) for module in self._policy.modules()}
-        shared = {name for name, m in self._draft.named_modules() if id(m) in policy}
-        own = {
-            name: _checksum(parameter)
-            for name, parameter in self._draft.named_parameters()
-            if name.rpartition(".")[0] not in shared
+        shared = {
+            name for name, module in self._draft.named_modules() if id(module) in policy
         }
-        return own | {
-            name: _checksum(buffer) for name, buffer in self._draft.named_buffers()
-        }
+        checksums = {}
+        for name, parameter in self._draft.named_parameters():
+            if name.rpartition(".")[0] not in shared:
+                checksums[name] = _checksum(parameter)
+        for name, buffer in self._draft.named_buffers():
+            checksums[name] = _checksum(buffer)
+        return checksums
 
 
 def _checksum(tensor: Tensor) -> int:
     if not tensor.numel():
         return 0
-    view = tensor.reshape(len(tensor), -1) if tensor.dim() else tensor.reshape(1, 1)
-    return int(checksum(view, Rect("", 0, view.shape[0], 0, view.shape[1]), salt=0))
+    num_rows = len(tensor) if tensor.dim() else 1
+    view = tensor.reshape(num_rows, -1)
+    return int(checksum(view, whole("", tuple(view.shape)), salt=0))

@@ -4,7 +4,7 @@ from collections import defaultdict
 
 from megatron_opsft.methods.updates import Update
 from megatron_opsft.records import TokenScores
-from megatron_opsft.rollout.requests import pieces_of
+from megatron_opsft.rollout.requests import split_text_by_token
 from megatron_opsft.run.start.session import Session
 from megatron_opsft.run.step.batch import JudgedBatch, pack_update
 from megatron_opsft.runtime.distributed import deal, join_over_context
@@ -29,7 +29,7 @@ def score_sampled(
         tokenizer = s.sampler.encoder.tokenizer
         scores = {}
         for index, log_probs in _log_probs(s, batch).items():
-            pieces = pieces_of(tokenizer, batch.rollouts[index].response_ids)
+            pieces = split_text_by_token(tokenizer, batch.rollouts[index].response_ids)
             scores[index] = TokenScores(
                 log_probs=log_probs, piece_lengths=tuple(map(len, pieces))
             )

@@ -13,7 +13,7 @@ from megatron.core import parallel_state
 from torch import Tensor
 
 from megatron_opsft.models.architectures.template import ShardKind
-from megatron_opsft.models.weights.rules import Rule
+from megatron_opsft.models.weights.rules import WeightRule
 from megatron_opsft.models.weights.slicing import merge_shards, shard_shape
 from megatron_opsft.runtime.distributed import broadcast_over, ranks_by_value
 from megatron_opsft.trainer.model.shards import ModelShards
@@ -54,7 +54,7 @@ class Exporter:
             else:
                 yield from merge_shards(rule, [*gathered]).items()
 
-    def _gather(self, rule: Rule) -> Tensor:
+    def _gather(self, rule: WeightRule) -> Tensor:
         """Return the shards of all tensor-parallel ranks, [tp_size, *shape of a shard].
 
         Collective over the world; the result is the same on every rank.

@@ -1,7 +1,7 @@
 """Copies weights in place by a schedule: from the trainer's shards into the engine's parameters, or
 back.
 
-A rank carries out its part of the schedule: it packs, sends, receives and unpacks. While one round
+A rank carries out its own schedule: it packs, sends, receives and unpacks. While one round
 travels, the next one is packed and the one before is unpacked.
 """
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from megatron_opsft.models.weights.rectangles import Rect
 from megatron_opsft.models.weights.reshard import Placement
-from megatron_opsft.models.weights.schedule import Program, Round, make_schedule
+from megatron_opsft.models.weights.schedule import RankSchedule, make_schedule
 from megatron_opsft.models.weights.slicing import shard_parameter
 from megatron_opsft.rollout.engine import EngineLayout, RolloutEngine
 from megatron_opsft.runtime.distributed import ranks_by_value
@@ -25,51 +25,25 @@ from megatron_opsft.trainer.model.shards import ModelShards
 ALONE_BYTES = 2**17
 
 
-class _Message:
-    """Views of parameters that travel together in one `buffer`, which is sent or received.
-
-    A single contiguous view is its own buffer.
-    """
-
-    def __init__(self, views: Sequence[Tensor]) -> None:
-        self.buffer = views[0]
-        # Each view and the slice of the buffer that has its values.
-        self._pairs = []
-        if len(views) > 1 or not views[0].is_contiguous():
-            sizes = [view.numel() for view in views]
-            self.buffer = views[0].new_empty(sum(sizes))
-            for view, values in zip(views, self.buffer.split(sizes), strict=True):
-                self._pairs.append((view, values.view(view.shape)))
-
-    def pack(self) -> None:
-        """Copy the views into the buffer."""
-        for view, values in self._pairs:
-            values.copy_(view)
-
-    def unpack(self) -> None:
-        """Copy the buffer into the views."""
-        for view, values in self._pairs:
-            view.copy_(values)
-
-
 @dataclass(eq=False)
 class Transfer:
     """Fills the targets of all ranks from their sources. It is made once and run for every weight
     sync.
     """
 
-    program: Program
-    """This rank's part of a schedule that is the same for all ranks."""
+    schedule: RankSchedule
+    """This rank's schedule; the other ranks carry out theirs at the same time."""
     sources: Mapping[str, Tensor]
     """This rank's live parameters by their names in the schedule, looked up anew at every run."""
     targets: Mapping[str, Tensor]
-    """The parameters to fill, alike and of the same dtype."""
+    """The parameters to fill, named alike; all parameters have one dtype."""
     _is_connected: bool = field(default=False, init=False)
 
     @torch.no_grad()
     def run(self) -> None:
         """Fill the targets. Collective over the world. Takes less than two buckets of memory."""
-        if self.program.rounds and not self._is_connected:
+        num_rounds = len(self.schedule.sends)
+        if num_rounds and not self._is_connected:
             # NCCL wants a collective of all ranks before messages between some of them.
             parameters = [
                 *self.sources.values(),
@@ -79,65 +53,81 @@ class Transfer:
             dist.all_reduce(parameters[0].new_zeros(1, dtype=torch.uint8))
             self._is_connected = True
         # What can be done while the next round travels: at first, copies on this rank.
-        finish = self._fill_locally
-        for index, current in enumerate(self.program.rounds):
-            finish_current = self._post(current, index)
+        finish: Callable[[], None] = self._fill_locally
+        for index in range(num_rounds):
+            finish_next = self._post(index)
             finish()
-            finish = finish_current
+            finish = finish_next
         finish()
 
-    def _post(self, current: Round, index: int) -> Callable[[], None]:
+    def _post(self, index: int) -> Callable[[], None]:
         """Start a round; return the function that waits for it and unpacks what it brings."""
-        sent, received = [], []
-        operations = []
-        for peer, rects in current.receives.items():
-            for message in _messages(rects, self.targets):
-                received.append(message)
-                operations.append(
-                    dist.P2POp(dist.irecv, message.buffer, peer, tag=index)
-                )
-        for peer, rects in current.sends.items():
-            for message in _messages(rects, self.sources):
-                message.pack()
-                sent.append(message)
-                operations.append(
-                    dist.P2POp(dist.isend, message.buffer, peer, tag=index)
-                )
+        sent: list[Tensor] = []
+        received: list[tuple[Sequence[Tensor], Tensor]] = []
+        operations: list[dist.P2POp] = []
+        for peer, rects in self.schedule.receives[index].items():
+            for views in _messages(rects, self.targets):
+                buffer = _buffer_of(views)
+                received.append((views, buffer))
+                operations.append(dist.P2POp(dist.irecv, buffer, peer, tag=index))
+        for peer, rects in self.schedule.sends[index].items():
+            for views in _messages(rects, self.sources):
+                buffer = _buffer_of(views)
+                for view, packed in _packed_views(views, buffer):
+                    packed.copy_(view)
+                sent.append(buffer)
+                operations.append(dist.P2POp(dist.isend, buffer, peer, tag=index))
         works = dist.batch_isend_irecv(operations) if operations else []
 
         def finish() -> None:
             for work in works:
                 work.wait()
-            for message in received:
-                message.unpack()
-            # Until here the buffers had to live.
-            sent.clear()
+            for views, buffer in received:
+                for view, packed in _packed_views(views, buffer):
+                    view.copy_(packed)
+            sent.clear()  # until here the buffers had to live
 
         return finish
 
     def _fill_locally(self) -> None:
         """Copy what this rank has itself, and zero the padding."""
-        for copy in self.program.copies:
+        for copy in self.schedule.copies:
             source = copy.source.view(self.sources[copy.source.tensor])
             copy.target.view(self.targets[copy.target.tensor]).copy_(source)
-        for padding in self.program.zeros:
+        for padding in self.schedule.zeros:
             padding.view(self.targets[padding.tensor]).zero_()
 
 
 def _messages(
     rects: Sequence[Rect], tensors: Mapping[str, Tensor]
-) -> Iterator[_Message]:
-    """Yield one message of all small rectangles, then one for each large rectangle.
-
-    Sender and receiver agree on the messages, since only sizes decide.
+) -> Iterator[list[Tensor]]:
+    """Group views of parameters into messages: all small ones in one, each large one alone, which
+    needs no copy if it is contiguous. Sender and receiver decide by size alone.
     """
     views = [rect.view(tensors[rect.tensor]) for rect in rects]
     small = [view for view in views if view.nbytes < ALONE_BYTES]
     if small:
-        yield _Message(small)
+        yield small
     for view in views:
         if view.nbytes >= ALONE_BYTES:
-            yield _Message([view])
+            yield [view]
+
+
+def _buffer_of(views: Sequence[Tensor]) -> Tensor:
+    """Return the memory of a message: that of its only view if contiguous, else new memory."""
+    if len(views) == 1 and views[0].is_contiguous():
+        return views[0]
+    return views[0].new_empty(sum(view.numel() for view in views))
+
+
+def _packed_views(
+    views: Sequence[Tensor], buffer: Tensor
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Pair each view with its section of the buffer; nothing if the buffer is the view itself."""
+    if buffer is not views[0]:
+        sections = buffer.split([view.numel() for view in views])
+        for view, section in zip(views, sections, strict=True):
+            yield view, section.view(view.shape)
 
 
 def plan_transfer(
@@ -162,7 +152,7 @@ def plan_transfer(
         itemsize=shards.dtype.itemsize,
         bucket_bytes=bucket_mb * 2**20,
     )
-    transfer = Transfer(schedule.program(rank), source_tensors, target_tensors)
+    transfer = Transfer(schedule, source_tensors, target_tensors)
     return transfer, max(schedule.bytes_sent.values())
 
 

@@ -241,7 +241,7 @@ def _checked_here(shards: ModelShards) -> Mapping[str, Sequence[Copy]]:
             continue  # another data-parallel rank's
         is_first_holder = rule.kind is not ShardKind.COPY or shard.tp_rank == 0
         if is_first_holder and not rule.replica:
-            for copy in shard_parameter(rule, shard.tp_rank, shard.tp_size).parts:
+            for copy in shard_parameter(rule, shard.tp_rank, shard.tp_size).copies:
                 checked.setdefault(copy.source.tensor, []).append(copy)
     return checked
 

@@ -10,7 +10,7 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from torch import Tensor
 
-from megatron_opsft.models.weights.rules import Rule, WeightTable, local_to_global
+from megatron_opsft.models.weights.rules import WeightRule, WeightTable, local_to_global
 from megatron_opsft.models.weights.slicing import ReadRect, fill_shard
 from megatron_opsft.runtime.distributed import Layout
 
@@ -21,7 +21,7 @@ class ModelShards:
 
     table: WeightTable
     layout: Layout
-    parameters: tuple[tuple[Rule, Tensor], ...]
+    parameters: tuple[tuple[WeightRule, Tensor], ...]
     """Each live parameter with its rule, in the order of the model."""
 
     @classmethod
@@ -33,7 +33,7 @@ class ModelShards:
         Errors: `UserError` for a parameter without a rule, or a rule of this stage without a
         parameter.
         """
-        parameters: list[tuple[Rule, Tensor]] = []
+        parameters: list[tuple[WeightRule, Tensor]] = []
         experts = layout.local_experts(table.num_experts)
         for model in models:
             offset = get_transformer_layer_offset(model.config, vp_stage=model.vp_stage)
