@@ -15,10 +15,9 @@ from megatron_opsft.runtime.phase import REQUEUE_EXIT_CODE
 
 log = logging.getLogger("megatron_opsft")
 
+# Wrong input, and a loss that is not finite: a restart would fail in the same way. slurm/common.sh
+# has the same rule.
 FINAL_EXIT_CODES = (2, 3)
-"""Wrong input, and a loss that is not finite: a restart would fail in the same way. slurm/common.sh
-has the same rule.
-"""
 
 
 class Local(StartCommand):

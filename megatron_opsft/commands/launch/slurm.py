@@ -19,8 +19,8 @@ from megatron_opsft.config.yaml_text import find_yaml
 from megatron_opsft.errors import UserError
 from megatron_opsft.runtime.console import say
 
+# A link to the project's slurm/ folder; in an installed package, a copy of it.
 SCRIPTS = Path(__file__).parent / "scripts"
-"""A link to the project's slurm/ folder; in an installed package, a copy of it."""
 
 
 class Slurm(RunCommand):

@@ -26,8 +26,7 @@ from megatron_opsft.run.step.judged_problems import JudgedProblems
 from megatron_opsft.runtime.distributed import gather_from_all
 
 RATIOS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5)  # one is drawn for each problem
-Shorten = Callable[[str, float], str]
-"""Shortens a text to about a share of its tokens."""
+Shorten = Callable[[str, float], str]  # shortens a text to about a share of its tokens
 
 
 def open_llmlingua(scorer: str, device: torch.device) -> Shorten:
@@ -50,11 +49,9 @@ def open_llmlingua(scorer: str, device: torch.device) -> Shorten:
         raise UserError(
             f"method.scorer={scorer}: llmlingua cannot load it ({first_line(error)})"
         ) from None
-
-    def shorten(text: str, ratio: float) -> str:
-        return str(compressor.compress_prompt(text, rate=ratio)["compressed_prompt"])
-
-    return shorten
+    return lambda text, ratio: str(
+        compressor.compress_prompt(text, rate=ratio)["compressed_prompt"]
+    )
 
 
 def split(

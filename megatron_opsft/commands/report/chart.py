@@ -141,7 +141,7 @@ class Chart:
         ticks = {}
         begin = (
             -math.inf
-        )  # how far to the right a tick must be, as a share of the width
+        )  # share of the width from which a label is free of the last one
         for x in values:
             along, text = self.along(x), number(x)
             share = (along - left) / (right - left)

@@ -98,12 +98,9 @@ def curves_of(runs: Sequence[Run]) -> tuple[list[Chart], list[Chart]]:
     curves = list(_CURVES)
     all_sets = chain.from_iterable(run.more_sets for run in runs)
     for name in dict.fromkeys(all_sets):
-        prefix = f"eval_{name}_"
-        length = _Curve(
-            f"Mean response tokens, {name}", "", f"{prefix}mean_response_tokens"
-        )
-        accuracy = _Curve(f"Accuracy, {name}", "", f"{prefix}accuracy", show=percent)
-        curves += [length, accuracy]
+        length, accuracy = f"eval_{name}_mean_response_tokens", f"eval_{name}_accuracy"
+        curves.append(_Curve(f"Mean response tokens, {name}", "", length))
+        curves.append(_Curve(f"Accuracy, {name}", "", accuracy, show=percent))
     charts = [_chart_of(curve, runs) for curve in curves]
     charts += [_seconds_of(run, has_many_runs=len(runs) > 1) for run in runs]
     top = [chart for chart in charts[:_NUM_AT_TOP] if chart]
@@ -126,8 +123,10 @@ def _chart_of(curve: _Curve, runs: Sequence[Run]) -> Chart | None:
                 Series(label=label, style_index=index, points=points, n=n)
             )
         if points := run.points(curve.held_out_key):
-            prefix = re.sub("(accuracy|mean_response_tokens)$", "", curve.held_out_key)
-            n = _describe_n(run, curve.held_out_key, f"{prefix}samples")
+            count_key = re.sub(
+                "(accuracy|mean_response_tokens)$", "samples", curve.held_out_key
+            )
+            n = _describe_n(run, curve.held_out_key, count_key)
             all_series.append(
                 Series(
                     label=held_out_label,
