@@ -139,13 +139,13 @@ def test_a_stop_comes_before_a_due_evaluation_which_the_resumed_run_makes_up_for
 
 NOT_FINITE = """
 from megatron_opsft.trainer.model import step
-losses, calls = step._sum_losses, []
+losses, calls = step.sum_losses, []
 def spoilt(*args):
     calls.append(1)
     factor = float("nan") if len(calls) > 1 else 1.0
     loss_sum, num_tokens, reported = losses(*args)
     return loss_sum * factor, num_tokens, tuple(each * factor for each in reported)
-step._sum_losses = spoilt
+step.sum_losses = spoilt
 """
 
 

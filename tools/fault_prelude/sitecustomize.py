@@ -25,7 +25,7 @@ def _taken(fault: str) -> bool:
 
 
 def _spoil(step: Any) -> None:
-    losses = step._sum_losses
+    losses = step.sum_losses
 
     def spoilt(*args: Any) -> Any:
         if _taken("stuck"):
@@ -34,7 +34,7 @@ def _spoil(step: Any) -> None:
         *others, hidden = args
         return losses(*others, hidden * float("nan") if _taken("nan") else hidden)
 
-    step._sum_losses = spoilt
+    step.sum_losses = spoilt
 
 
 def _watching_import(*args: Any, **kwargs: Any) -> Any:

@@ -2,6 +2,7 @@
 only to the ranks that pack them.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -33,7 +34,7 @@ _FACT_NAMES = [
     "rollout_index",
 ]
 _FACTS = np.dtype([(name, np.int32) for name in _FACT_NAMES])
-"""A response as it travels, 32 bytes: see `Response`. outcome: an index into `_OUTCOMES`."""
+"""A response as it travels, 32 bytes: fields of `Response`; the outcome as index in `_OUTCOMES`."""
 
 
 def share_facts(
@@ -68,20 +69,12 @@ def share_facts(
     gathered = all_gather_bytes(torch.from_numpy(facts_here.view(np.uint8)))
     responses = []
     for rank, received in enumerate(gathered):
-        for facts in received.numpy().view(_FACTS):
-            responses.append(
-                Response(
-                    problem_index=int(facts["problem_index"]),
-                    sample_index=int(facts["sample_index"]),
-                    num_prompt_tokens=int(facts["num_prompt_tokens"]),
-                    num_tokens=int(facts["num_tokens"]),
-                    outcome=_OUTCOMES[facts["outcome"]],
-                    finished=bool(facts["finished"]),
-                    unclosed_think=bool(facts["unclosed_think"]),
-                    rank=rank,
-                    rollout_index=int(facts["rollout_index"]),
-                )
-            )
+        for row in received.numpy().view(_FACTS).tolist():
+            facts = dict(zip(_FACT_NAMES, row, strict=True))
+            facts["outcome"] = _OUTCOMES[facts["outcome"]]
+            facts["finished"] = bool(facts["finished"])
+            facts["unclosed_think"] = bool(facts["unclosed_think"])
+            responses.append(Response(**facts, rank=rank))
     # Responses of equal keys stay in the order of ranks: sort() is stable.
     responses.sort(key=lambda response: (response.problem_index, response.sample_index))
     return responses
@@ -97,39 +90,32 @@ def fetch_samples(
     *,
     routing_width: int = 0,
 ) -> dict[int, Sample]:
-    """Return the samples that this rank packs, by their index in `responses`. Collective over the
-    world.
+    """Return the samples that this rank packs, by index in `responses`. Collective over the world.
 
     Tokens travel as int32 from the rank that holds a response to the first rank of the replica that
     packs it, and from there to the other ranks of the replica.
 
-    responses: those to be trained on; indices_of: for each data-parallel rank the indices of the
-    responses that it packs; both the same on every rank. rollouts: this rank's. device: where
-    collectives of the replica expect their tensors. routing_width: layers x top_k if
-    `Rollout.routing` travels too, else 0.
+    responses: those to be trained on; indices_of: the responses that each data-parallel rank packs;
+    both the same on every rank. rollouts: this rank's. device: for the replica's collectives.
+    routing_width: layers x top_k if `Rollout.routing` travels too, else 0.
     """
     wanted = sorted(
         indices_of[layout.dp_rank], key=lambda index: (responses[index].rank, index)
     )
     num_tokens = [responses[index].sequence_tokens for index in wanted]
+    outgoing: dict[int, list[Rollout]] = defaultdict(list)
+    for dp_rank, indices in enumerate(indices_of):
+        for index in sorted(indices):
+            response = responses[index]
+            if response.rank == layout.rank:
+                rollout = rollouts[response.rollout_index]
+                outgoing[layout.first_of_replica(dp_rank)].append(rollout)
 
     def fetch_bytes(
         encode: Callable[[Sequence[Rollout]], Tensor], sizes: list[int]
     ) -> list[Tensor]:
-        """Return `sizes` bytes for each response in `wanted`, fetched from the rank that holds it.
-
-        encode: makes these bytes, one response after another, from the rollouts of one rank.
-        """
-        outgoing = {}
-        for dp_rank, indices in enumerate(indices_of):
-            requested = [
-                rollouts[responses[index].rollout_index]
-                for index in sorted(indices)
-                if responses[index].rank == layout.rank
-            ]
-            if requested:
-                outgoing[layout.first_of_replica(dp_rank)] = encode(requested)
-        incoming = route_bytes(outgoing)
+        """Return `sizes` bytes of each wanted response, which its holder makes with `encode`."""
+        incoming = route_bytes({to: encode(sent) for to, sent in outgoing.items()})
         flat = torch.empty(sum(sizes), dtype=torch.uint8)
         if incoming:  # only on the first rank of a replica that packs something
             flat = torch.cat(list(incoming.values()))

@@ -124,12 +124,12 @@ def build_microbatch(
 
 def _sequence_lengths(samples: Sequence[Sample], align: int, cp_size: int) -> list[int]:
     """Return the padded lengths of the pack's sequences; a filler at its end is one more."""
-    lengths = []
-    for sample in samples:
-        num_tokens = len(sample.prompt_ids) + len(sample.response_ids)
-        lengths.append(padded(num_tokens, cp_size, align))
+    lengths = [
+        padded(len(sample.prompt_ids) + len(sample.response_ids), cp_size, align)
+        for sample in samples
+    ]
     total = sum(lengths)
-    filler = round_up(total, align) - total
+    filler = -total % align  # up to the next multiple
     if not total:
         filler = padded(align, cp_size, align)
     if filler:

@@ -121,7 +121,6 @@ class _Entry(NamedTuple):
 
     priority: float
     number: int
-    """Number of the member: decides between equal priorities."""
     member: "_OpenBin | _Group"
 
 

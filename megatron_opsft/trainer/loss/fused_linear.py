@@ -17,7 +17,6 @@ Suffixes: T tokens of a micro-batch, R response tokens among them, C tokens of a
 the weight, H hidden size.
 """
 
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -37,14 +36,12 @@ from megatron_opsft.trainer.loss.output_head import (
 from megatron_opsft.trainer.loss.token_losses import TokenLosses, WeightedLikelihood
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenStatistics:
-    """Statistics of the response tokens, float32 [R], equal on every rank of the tensor-parallel
-    group, without gradient.
+class TokenStatistics(NamedTuple):
+    """Log-probabilities and other statistics of the response tokens, float32 [R], without gradient;
+    equal on every rank of the tensor-parallel group.
     """
 
     log_probs_R: Tensor
-    """Log-probabilities of the labels."""
     entropy_R: Tensor | None
     """Entropy of the whole next-token distribution, in nats; None unless requested."""
     divergence_R: Tensor | None
@@ -151,9 +148,7 @@ def token_statistics(
             gradient.add(hidden_CH, positions_R[chunk], grad_CV)
             del grad_CV
         del logits_CV, teacher_chunk  # before the next chunk's are made
-    return TokenStatistics(
-        log_probs_R=log_probs_R, entropy_R=entropy_R, divergence_R=divergence_R
-    )
+    return TokenStatistics(log_probs_R, entropy_R, divergence_R)
 
 
 class _WithGradient(torch.autograd.Function):
@@ -167,7 +162,8 @@ class _WithGradient(torch.autograd.Function):
         weight_VH: Tensor,
         gradient: "_Gradient",
     ) -> Tensor:
-        ctx.gradient, ctx.weight = gradient, weight_VH
+        ctx.gradient = gradient
+        ctx.weight = weight_VH
         return loss.clone()
 
     @staticmethod
@@ -284,11 +280,11 @@ def _compare(
     if head.group.size() > 1:
         divergence_C = sum_over(divergence_C, head.group)
     return _TeacherChunk(
-        logits_CV=teacher_CV,
-        lse_C=teacher_lse_C,
-        divergence_C=divergence_C,
-        weights_C=teacher.weights_R[chunk],
-        forward=teacher.forward,
+        teacher_CV,
+        teacher_lse_C,
+        divergence_C,
+        teacher.weights_R[chunk],
+        teacher.forward,
     )
 
 

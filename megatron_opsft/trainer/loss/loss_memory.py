@@ -10,7 +10,6 @@ from typing import Literal
 from megatron_opsft.errors import UserError
 
 CrossEntropyKind = Literal["te", "fused_linear"]
-"""How token losses are computed: see `loss.cross_entropy`."""
 
 BLOCK_ROWS = 8192
 """Rows of an output weight that a CPU converts to float32 at a time."""
@@ -95,8 +94,8 @@ def fused_linear_bytes(
 
     num_tokens: of the micro-batch; num_loss_tokens: response tokens among them; rows_per_rank: of
     the output weight, padding included; chunk_tokens: by default `tokens_per_chunk`. On a GPU the
-    peak is either in the forward pass, with one chunk, or in the backward pass, with a placeholder
-    for the weight's gradient; a CPU never touches the placeholder.
+    peak is a chunk in the forward pass, or a placeholder for the weight's gradient in the backward
+    pass, which a CPU never touches.
     """
     if chunk_tokens is None:
         chunk_tokens = tokens_per_chunk(
@@ -107,7 +106,6 @@ def fused_linear_bytes(
     chunk_hidden = chunk_tokens * hidden_size
     hidden_bytes = num_tokens * hidden_size * dtype_bytes
     is_half = dtype_bytes < 4
-
     always = {
         "gradient of the hidden states": hidden_bytes,
         "values of each response token": 24 * num_loss_tokens,
@@ -120,17 +118,14 @@ def fused_linear_bytes(
     if sequence_parallel:
         always["hidden states of all ranks"] = hidden_bytes
     if with_teacher:
-        always["teacher's hidden states"] = num_loss_tokens * hidden_size * dtype_bytes
-        always["weight and divergence of each response token"] = 8 * num_loss_tokens
+        state_bytes = hidden_size * dtype_bytes
+        always["teacher's states and values"] = num_loss_tokens * (state_bytes + 8)
         chunk["teacher's logits"] = 4 * num_logits
     if on_cuda:
         if is_half:
-            chunk["gradient of the logits in the model's dtype"] = (
-                num_logits * dtype_bytes
-            )
+            chunk["gradient of the logits"] = num_logits * dtype_bytes
         placeholder = rows_per_rank * hidden_size * dtype_bytes
         return sum(always.values()) + max(sum(chunk.values()), placeholder)
-
     # Needed one after the other: buffers for a group of logits, then operands of a GEMM.
     scratch = 4 * min(2**20, num_logits)
     if with_teacher:

@@ -53,16 +53,14 @@ def add_outer_(out_VH: Tensor, left_CV: Tensor, right_CH: Tensor) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputHead:
-    """The output layer on one rank of a tensor-parallel group."""
+    """The output layer on one rank of the tensor-parallel `group`."""
 
     weight_VH: Tensor
-    """This rank's rows of the weight, the same number V on every rank of `group`."""
+    """This rank's rows of the weight, equally many on every rank."""
     vocab_size: int
     """Size of the whole vocabulary. Rows at or beyond it are padding and never used."""
     group: ProcessGroup
-    """The tensor-parallel group."""
     temperature: float = 1.0
-    """Logits are divided by it."""
 
     @property
     def first_row(self) -> int:

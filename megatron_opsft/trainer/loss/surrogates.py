@@ -10,7 +10,7 @@ lengths: tokens of each response. The vectors hold whole responses, or the token
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,8 +22,7 @@ from megatron_opsft.methods.objective import KlEstimator
 _MAX_LOG_RATIO = 40.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResponsePart:
+class ResponsePart(NamedTuple):
     """The response tokens that this context-parallel rank holds."""
 
     numbers: Tensor

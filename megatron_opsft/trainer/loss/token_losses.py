@@ -158,7 +158,7 @@ def _response_part(batch: MicroBatch) -> surrogates.ResponsePart | None:
         return None
     ends_S = torch.tensor(batch.response_lengths, device=indices_R.device).cumsum(0)
     numbers = torch.searchsorted(ends_S, indices_R, right=True)
-    return surrogates.ResponsePart(numbers=numbers, total=sum_over_context)
+    return surrogates.ResponsePart(numbers, sum_over_context)
 
 
 def token_losses(objective: Objective, batch: MicroBatch) -> TokenLosses:

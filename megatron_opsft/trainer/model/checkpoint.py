@@ -77,7 +77,6 @@ class Checkpointer:
     models: list[GPTModel]
     optimizer: ChainedOptimizer
     keep: int
-    """Number of checkpoints that are kept."""
     reference: ReferenceModel | None = None
     model_dir: Path | None = None
     """Its config.json and tokenizer are copied into each checkpoint, which then can be used as a
@@ -88,7 +87,6 @@ class Checkpointer:
         self.published: tuple[int, Path] | None = None
         """Step and directory of the last checkpoint; only on rank 0."""
         self._pending: tuple[CheckpointWrite, dict[str, Any]] | None = None
-        """The checkpoint that is being written, and its manifest."""
         self._deletion: threading.Thread | None = None
         self._host_copies = HostCopies()
         self._group = dist.new_group(backend="gloo", timeout=_TIMEOUT)
@@ -156,24 +154,19 @@ class Checkpointer:
         files = write.finish()
         failure: str | None = None
         if dist.get_rank() == 0:
-            failure = (
-                files
-                if isinstance(files, str)
-                else self._try_to_publish(manifest, files)
-            )
+            try:
+                if isinstance(files, str):
+                    raise UserError(files)
+                self._publish(manifest, files)
+            except UserError as error:
+                failure = str(error)
+            except OSError as error:
+                failure = (
+                    f"cannot write {self._named(manifest['step'])}: {error.strerror}"
+                )
             if failure:
                 remove(self._named(manifest["step"], PARTIAL), quietly=True)
         return broadcast_object(failure)
-
-    def _try_to_publish(self, manifest: dict[str, Any], files: Checksums) -> str | None:
-        """Return why `_publish` failed, or None."""
-        try:
-            self._publish(manifest, files)
-        except UserError as error:
-            return str(error)
-        except OSError as error:
-            return f"cannot write {self._named(manifest['step'])}: {error.strerror}"
-        return None
 
     def _named(self, step: int, prefix: str = "step_") -> Path:
         return self.directory / step_name(step, prefix)

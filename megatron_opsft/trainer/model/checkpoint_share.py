@@ -112,14 +112,12 @@ def is_tensor(value: Any) -> bool:
 
 
 class _OwnedRange(NamedTuple):
-    """The range of a flattened parameter that this rank updates."""
+    """The range of a parameter `weight`, flattened, that this rank updates, and its state."""
 
     weight: Tensor
-    """The whole parameter."""
     start: int
     end: int
     main: Tensor
-    """The main weights of the range, float32."""
     moments: dict[str, Tensor]
     """The moments of the range, by the names in `MOMENTS`; any other state of the optimizer too."""
 
@@ -203,7 +201,8 @@ def read_tensors(wanted: list[ShardedTensor], directory: Path) -> None:
     Errors: `UserError` naming the file.
     """
     metadata = unpickle_metadata(directory)
-    reader, planner = FileSystemReader(directory), _TensorPlanner()
+    reader = FileSystemReader(directory)
+    planner = _TensorPlanner()
     items_of_file: dict[str, list[ReadItem]] = defaultdict(list)
     by_key, _, _ = _replace_state_dict_keys_with_sharded_keys({"": wanted})
     with damage_named(directory / METADATA_NAME):

@@ -1,25 +1,22 @@
-"""Passes of micro-batches through the model, on Megatron's pipeline schedule.
-
-The losses multiply by the output layer's weight themselves, for response tokens alone: a pass hands
-them hidden states instead of logits.
+"""Input and results of a pass of the model: Megatron's description of a micro-batch, and the losses
+from its hidden states.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
-from megatron.core.distributed import DistributedDataParallel
-from megatron.core.models.gpt import GPTModel
+import torch
 from megatron.core.packed_seq_params import PackedSeqParams
-from megatron.core.pipeline_parallel import get_forward_backward_func
-from megatron.core.transformer import TransformerConfig
 from torch import Tensor
 
+from megatron_opsft.methods.objective import Distillation, Objective
 from megatron_opsft.records import MicroBatch
-from megatron_opsft.trainer.loss.output_head import OutputHead, whole_hidden
-from megatron_opsft.trainer.model.build import output_weight, without_output_layer
-from megatron_opsft.trainer.model.routing_replay import replayed, replaying
+from megatron_opsft.trainer.loss.cross_entropy import summed_loss
+from megatron_opsft.trainer.loss.fused_linear import fused_linear_loss
+from megatron_opsft.trainer.loss.loss_memory import CrossEntropyKind
+from megatron_opsft.trainer.loss.output_head import OutputHead, Teacher
+from megatron_opsft.trainer.loss.token_losses import token_losses
 
 OfHidden = Callable[[OutputHead, MicroBatch, Tensor], Any]
 """Takes a micro-batch and the hidden states of all its tokens after the last layer, [T, H]; returns
@@ -48,73 +45,73 @@ def packed_params(batch: MicroBatch) -> PackedSeqParams:
     )
 
 
-def run_schedule(
-    chunks: Sequence[DistributedDataParallel],
-    batches: Sequence[MicroBatch],
-    of_hidden: OfHidden,
-    *,
-    config: TransformerConfig,
-    vocab_size: int,
-    temperature: float,
-    forward_only: bool,
-) -> Any:
-    """Pass the micro-batches through this rank's chunks. On the last stage return the results of
-    `of_hidden`, one for each micro-batch.
+class BatchSums(NamedTuple):
+    """Sums over the response tokens of one micro-batch."""
 
-    Called by every rank, with equally many micro-batches. forward_only: compute no gradients;
-    otherwise `of_hidden` returns a loss as Megatron's schedule expects it.
+    loss: Tensor
+    clipped: Tensor | float = 0.0
+    """Number of tokens whose gradient a clip took away."""
+    divergence: Tensor | float = 0.0
+    """Divergence from the reference model or the teacher."""
+
+
+def sum_losses(
+    objective: Objective,
+    cross_entropy: CrossEntropyKind,
+    accumulation_fusion: bool,
+    head: OutputHead,
+    batch: MicroBatch,
+    hidden_TH: Tensor,
+) -> tuple[Tensor, Tensor, BatchSums]:
+    """Return, for the schedule, the weighted, unnormalised sum of a micro-batch's token losses, its
+    number of response tokens, and its sums for the step's metrics.
+
+    accumulation_fusion: see `summed_loss`.
     """
-    for chunk in chunks:
-        chunk.train(not forward_only)
-    replays = any(batch.routing_TW is not None for batch in batches)
-
-    def forward_step(
-        batch_iterator: Iterator[MicroBatch], chunk: DistributedDataParallel
-    ) -> tuple[Tensor, Any]:
-        """Pass one micro-batch through one chunk. Return its output [1, T, H] and, on the last
-        stage, the function that the schedule calls with this output.
-        """
-        batch = next(batch_iterator)
-        model: GPTModel = chunk.module
-        replay = replaying(model, batch, config) if replays else nullcontext()
-        with replay:
-            output = chunk(
-                input_ids=batch.tokens_T[None],
-                position_ids=batch.positions_T[None],
-                attention_mask=None,
-                packed_seq_params=packed_params(batch),
-            )
-        if not model.post_process:
-            return output, None
-        head = OutputHead(
-            weight_VH=output_weight(model),
-            vocab_size=vocab_size,
-            group=model.pg_collection.tp,
-            temperature=temperature,
+    losses = token_losses(objective, batch)
+    num_tokens = torch.tensor(
+        batch.num_loss_tokens, dtype=torch.int, device=hidden_TH.device
+    )
+    if isinstance(objective.surrogate, Distillation):
+        loss_sum, token_values = fused_linear_loss(
+            hidden_TH,
+            head,
+            batch.loss_indices_R,
+            batch.labels_R,
+            losses,
+            teacher=_teacher_of(objective.surrogate, head, batch),
         )
-
-        def finish(output: Tensor, non_loss_data: bool = True) -> Any:
-            sharded = config.sequence_parallel
-            hidden_TH = whole_hidden(output[0], head.group, sequence_parallel=sharded)
-            return of_hidden(head, batch, hidden_TH)
-
-        return output, finish
-
-    models: list[GPTModel] = [chunk.module for chunk in chunks]
-    iterators = [iter(batches) for _ in chunks]
-    is_interleaved = len(chunks) > 1
-    with without_output_layer(models), replayed(models if replays else ()):
-        return get_forward_backward_func()(
-            forward_step_func=forward_step,
-            data_iterator=iterators if is_interleaved else iterators[0],
-            model=chunks if is_interleaved else chunks[0],
-            num_microbatches=len(batches),
-            # Micro-batches differ in length and tell theirs themselves (variable_seq_lengths).
-            seq_length=max(batch.num_tokens for batch in batches),
-            micro_batch_size=1,
-            forward_only=forward_only,
-            collect_non_loss_data=forward_only,
+        assert token_values.divergence_R is not None
+        clipped, _ = losses.statistics(token_values.log_probs_R)
+        statistics: tuple[Tensor, ...] = (clipped, token_values.divergence_R.sum())
+    else:
+        loss_sum, log_probs_R = summed_loss(
+            cross_entropy,
+            hidden_TH,
+            head,
+            batch.loss_indices_R,
+            batch.labels_R,
+            losses,
+            accumulation_fusion=accumulation_fusion,
         )
+        statistics = losses.statistics(log_probs_R)
+    return loss_sum, num_tokens, BatchSums(loss_sum.detach().clone(), *statistics)
+
+
+def _teacher_of(
+    distillation: Distillation, head: OutputHead, batch: MicroBatch
+) -> Teacher:
+    """Return the teacher that `ReferenceModel.with_teacher` put into the micro-batch."""
+    states_RH, weight_VH = batch.teacher_RH, batch.teacher_VH
+    assert states_RH is not None and weight_VH is not None, (
+        "a distilled batch has a teacher"
+    )
+    return Teacher(
+        hidden_RH=states_RH.to(weight_VH.device),
+        head=replace(head, weight_VH=weight_VH),
+        weights_R=distillation.beta * batch.weights_R,
+        forward=distillation.forward,
+    )
 
 
 def with_log_probs(

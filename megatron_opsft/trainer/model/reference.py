@@ -41,20 +41,19 @@ class ReferenceModel:
         self._trainer = trainer
         self._device = device
         self.is_replaced = False
-        live = [weight.detach() for weight in self._live()]
+        live: list[Tensor] = []
+        for model in trainer.models:
+            live += model.parameters()
         num_bytes = sum(weight.nbytes for weight in live)
         if not device.is_cuda or has_room_for_good(device, num_bytes):
-            self._frozen = [weight.clone() for weight in live]
+            frozen = [weight.detach().clone() for weight in live]
         else:
+            detached = [weight.detach() for weight in live]
             # An attribute, because memory stays pinned only while the block exists.
-            self._block = PinnedBlock(packed_bytes(live))
-            self._frozen = self._block.copies_of(live)
-
-    def _live(self) -> list[Tensor]:
-        weights: list[Tensor] = []
-        for model in self._trainer.models:
-            weights += model.parameters()
-        return weights
+            self._block = PinnedBlock(packed_bytes(detached))
+            frozen = self._block.copies_of(detached)
+        self._pairs = list(zip(live, frozen, strict=True))
+        """Each weight of the trainer with its frozen copy."""
 
     def with_log_probs(self, batches: Sequence[MicroBatch]) -> list[MicroBatch]:
         """Return the micro-batches with the reference's log-probs, which only ranks of the last
@@ -79,7 +78,8 @@ class ReferenceModel:
         if not states:
             return list(batches)
         weight = output_weight(self._trainer.models[-1])
-        teacher_VH = self._frozen_of()[id(weight)].to(weight.device)
+        (frozen,) = [frozen for live, frozen in self._pairs if live is weight]
+        teacher_VH = frozen.to(weight.device)
         taught = []
         for batch, states_RH in zip(batches, states, strict=True):
             if batch.response_indices_R is not None:
@@ -91,7 +91,7 @@ class ReferenceModel:
 
     def replace(self) -> None:
         """Make the current model the reference."""
-        for frozen, live in zip(self._frozen, self._live(), strict=True):
+        for live, frozen in self._pairs:
             frozen.copy_(live.data)
         self.is_replaced = True
 
@@ -100,17 +100,13 @@ class ReferenceModel:
 
         They are views of its memory, which `in_place` exchanges.
         """
-        frozen_of = self._frozen_of()
+        frozen_of = {id(live): frozen for live, frozen in self._pairs}
         share: list[ShardedTensor] = []
         for value in nested_values(describe_models(self._trainer.models)):
             if is_tensor(value):
                 for tensor in sharded_tensors(value, frozen_of[id(value.data)]):
                     share.append(dataclasses.replace(tensor, key=PREFIX + tensor.key))
         return share
-
-    def _frozen_of(self) -> dict[int, Tensor]:
-        """Return the frozen copy of each weight, by the weight's id."""
-        return dict(zip(map(id, self._live()), self._frozen, strict=True))
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -122,7 +118,7 @@ class ReferenceModel:
             self._exchange()
 
     def _exchange(self) -> None:
-        for frozen, live in zip(self._frozen, self._live(), strict=True):
+        for live, frozen in self._pairs:
             live_before = live.data.clone()
             live.data.copy_(frozen, non_blocking=True)
             frozen.copy_(live_before, non_blocking=True)

@@ -1,21 +1,23 @@
 """The trainer of one rank: training steps, and passes that only score responses."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
 from megatron.core.models.gpt import GPTModel
 from megatron.core.optimizer import ChainedOptimizer
+from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer import TransformerConfig
 from torch import Tensor
 
 from megatron_opsft.errors import NonFiniteError
-from megatron_opsft.methods.objective import LIKELIHOOD, Distillation, Objective
+from megatron_opsft.methods.objective import LIKELIHOOD, Objective
 from megatron_opsft.records import MicroBatch, Sample, StepResult
 from megatron_opsft.runtime.distributed import (
     Layout,
@@ -28,79 +30,23 @@ from megatron_opsft.runtime.distributed import (
 from megatron_opsft.runtime.phase import current_phase, describe_rank
 from megatron_opsft.trainer.batching.microbatch import build_microbatch
 from megatron_opsft.trainer.loss.cross_entropy import summed_loss
-from megatron_opsft.trainer.loss.fused_linear import fused_linear_loss, token_statistics
+from megatron_opsft.trainer.loss.fused_linear import token_statistics
 from megatron_opsft.trainer.loss.loss_memory import CrossEntropyKind
-from megatron_opsft.trainer.loss.output_head import OutputHead, Teacher
-from megatron_opsft.trainer.loss.token_losses import WeightedLikelihood, token_losses
+from megatron_opsft.trainer.loss.output_head import OutputHead, whole_hidden
+from megatron_opsft.trainer.loss.token_losses import WeightedLikelihood
+from megatron_opsft.trainer.model.build import output_weight, without_output_layer
 from megatron_opsft.trainer.model.optimizer import set_learning_rate, update
-from megatron_opsft.trainer.model.passes import OfHidden, run_schedule
+from megatron_opsft.trainer.model.passes import (
+    BatchSums,
+    OfHidden,
+    packed_params,
+    sum_losses,
+)
+from megatron_opsft.trainer.model.routing_replay import replayed, replaying
 
 NOTHING_DONE = StepResult(
     applied=False, loss=0.0, grad_norm=0.0, lr=0.0, trained_tokens=0, num_microbatches=0
 )
-
-
-class _BatchSums(NamedTuple):
-    """Sums over the response tokens of one micro-batch."""
-
-    loss: Tensor
-    clipped: Tensor | float = 0.0
-    """Tokens whose gradient a clip took away."""
-    divergence: Tensor | float = 0.0
-    """Divergence from the reference model or the teacher."""
-
-
-def _sum_losses(
-    trainer: "Trainer", head: OutputHead, batch: MicroBatch, hidden_TH: Tensor
-) -> tuple[Tensor, Tensor, _BatchSums]:
-    """Return, for the schedule, the weighted, unnormalised sum of a micro-batch's token losses, its
-    number of response tokens, and its sums for the step's metrics.
-    """
-    objective = trainer.objective
-    losses = token_losses(objective, batch)
-    num_tokens = torch.tensor(
-        batch.num_loss_tokens, dtype=torch.int, device=hidden_TH.device
-    )
-    if isinstance(objective.surrogate, Distillation):
-        loss_sum, token_values = fused_linear_loss(
-            hidden_TH,
-            head,
-            batch.loss_indices_R,
-            batch.labels_R,
-            losses,
-            teacher=_teacher_of(objective.surrogate, head, batch),
-        )
-        assert token_values.divergence_R is not None
-        clipped, _ = losses.statistics(token_values.log_probs_R)
-        statistics: tuple[Tensor, ...] = (clipped, token_values.divergence_R.sum())
-    else:
-        loss_sum, log_probs_R = summed_loss(
-            trainer.cross_entropy,
-            hidden_TH,
-            head,
-            batch.loss_indices_R,
-            batch.labels_R,
-            losses,
-            accumulation_fusion=trainer.config.gradient_accumulation_fusion,
-        )
-        statistics = losses.statistics(log_probs_R)
-    return loss_sum, num_tokens, _BatchSums(loss_sum.detach().clone(), *statistics)
-
-
-def _teacher_of(
-    distillation: Distillation, head: OutputHead, batch: MicroBatch
-) -> Teacher:
-    """Return the teacher that `ReferenceModel.with_teacher` put into the micro-batch."""
-    states_RH, weight_VH = batch.teacher_RH, batch.teacher_VH
-    assert states_RH is not None and weight_VH is not None, (
-        "a distilled batch has a teacher"
-    )
-    return Teacher(
-        hidden_RH=states_RH.to(weight_VH.device),
-        head=replace(head, weight_VH=weight_VH),
-        weights_R=distillation.beta * batch.weights_R,
-        forward=distillation.forward,
-    )
 
 
 @dataclass(eq=False, kw_only=True)
@@ -170,12 +116,13 @@ class Trainer:
         if not batches:
             return []
 
-        def states(head: OutputHead, batch: MicroBatch, hidden_TH: Tensor) -> Tensor:
-            return hidden_TH[batch.loss_indices_R].cpu()
-
-        scored = self._run(states, batches, 1.0)
+        states = self._run(
+            lambda head, batch, hidden_TH: hidden_TH[batch.loss_indices_R].cpu(),
+            batches,
+            temperature=1.0,
+        )
         joined = []
-        for batch, states_RH in zip(batches, scored, strict=False):
+        for batch, states_RH in zip(batches, states, strict=False):
             if batch.response_indices_R is not None:
                 states_RH = join_over_context(
                     states_RH.to(batch.labels_R.device),
@@ -200,7 +147,8 @@ class Trainer:
         Called by every rank with the same samples. Every data-parallel replica computes with its
         own weights and returns its own result, on all of its ranks.
         """
-        layout, device = self.layout, next(self.chunks[0].parameters()).device
+        layout = self.layout
+        device = next(self.chunks[0].parameters()).device
         batch = build_microbatch(
             samples,
             [1.0] * len(samples),
@@ -239,15 +187,71 @@ class Trainer:
         *,
         forward_only: bool = True,
     ) -> Any:
-        return run_schedule(
-            self.chunks,
-            batches,
-            of_hidden,
-            config=self.config,
+        """Pass the micro-batches through the chunks, on Megatron's pipeline schedule. On the last
+        stage return the results of `of_hidden`, one for each micro-batch.
+
+        batches: equally many on every rank. forward_only: compute no gradients; otherwise
+        `of_hidden` returns a loss as the schedule expects it.
+        """
+        for chunk in self.chunks:
+            chunk.train(not forward_only)
+        replays = any(batch.routing_TW is not None for batch in batches)
+        iterators = [iter(batches) for _ in self.chunks]
+        is_interleaved = len(self.chunks) > 1
+        with (
+            without_output_layer(self.models),
+            replayed(self.models if replays else ()),
+        ):
+            return get_forward_backward_func()(
+                forward_step_func=partial(
+                    self._forward, of_hidden, temperature, replays
+                ),
+                data_iterator=iterators if is_interleaved else iterators[0],
+                model=self.chunks if is_interleaved else self.chunks[0],
+                num_microbatches=len(batches),
+                # Micro-batches tell their lengths, which differ (variable_seq_lengths).
+                seq_length=max(batch.num_tokens for batch in batches),
+                micro_batch_size=1,
+                forward_only=forward_only,
+                collect_non_loss_data=forward_only,
+            )
+
+    def _forward(
+        self,
+        of_hidden: OfHidden,
+        temperature: float,
+        replays: bool,
+        batches: Iterator[MicroBatch],
+        chunk: DistributedDataParallel,
+    ) -> tuple[Tensor, Any]:
+        """Pass one micro-batch through one chunk. Return its output [1, T, H] and, on the last
+        stage, the function that the schedule calls with this output.
+        """
+        batch = next(batches)
+        model: GPTModel = chunk.module
+        replay = replaying(model, batch, self.config) if replays else nullcontext()
+        with replay:
+            output = chunk(
+                input_ids=batch.tokens_T[None],
+                position_ids=batch.positions_T[None],
+                attention_mask=None,
+                packed_seq_params=packed_params(batch),
+            )
+        if not model.post_process:
+            return output, None
+        head = OutputHead(
+            weight_VH=output_weight(model),
             vocab_size=self.vocab_size,
+            group=model.pg_collection.tp,
             temperature=temperature,
-            forward_only=forward_only,
         )
+
+        def finish(output: Tensor, non_loss_data: bool = True) -> Any:
+            sharded = self.config.sequence_parallel
+            hidden_TH = whole_hidden(output[0], head.group, sequence_parallel=sharded)
+            return of_hidden(head, batch, hidden_TH)
+
+        return output, finish
 
     def accumulate(self, batches: Sequence[MicroBatch], factor: float) -> StepResult:
         """Compute the main gradients of `factor` x the weighted sum of all ranks' token losses.
@@ -258,8 +262,13 @@ class Trainer:
         for chunk in self.chunks:
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
-        sums_of_batches: list[_BatchSums] = self._run(
-            partial(_sum_losses, self),
+        sums_of_batches: list[BatchSums] = self._run(
+            partial(
+                sum_losses,
+                self.objective,
+                self.cross_entropy,
+                self.config.gradient_accumulation_fusion,
+            ),
             batches,
             self.objective.temperature,
             forward_only=False,
@@ -270,9 +279,9 @@ class Trainer:
         loss_here = clipped_here = divergence_here = 0.0
         if self.layout.is_loss_rank:
             tokens_here = sum(batch.num_loss_tokens for batch in batches)
-            loss_here = sum(float(sums.loss) for sums in sums_of_batches)
-            clipped_here = sum(float(sums.clipped) for sums in sums_of_batches)
-            divergence_here = sum(float(sums.divergence) for sums in sums_of_batches)
+            loss_here, clipped_here, divergence_here = (
+                sum(map(float, sums)) for sums in zip(*sums_of_batches, strict=True)
+            )
         self._loss_is_finite = math.isfinite(loss_here)
         tokens, loss, clipped, divergence = sum_over_world(
             [tokens_here, loss_here, clipped_here, divergence_here]

@@ -42,16 +42,16 @@ def transformer_config(
     """
     params_dtype = DTYPES[dtype]
     with_te = uses_transformer_engine(device, dtype)
-    optional: dict[str, Any] = {}
+    settings = _parallel_settings(parallel)
     if parallel.cp > 1:
-        optional["cp_comm_type"] = "p2p"
+        settings["cp_comm_type"] = "p2p"
     if train.recompute != "none":
-        optional["recompute_granularity"] = train.recompute
+        settings["recompute_granularity"] = train.recompute
     if train.recompute == "full":
-        optional["recompute_method"] = "uniform"
-        optional["recompute_num_layers"] = 1
+        settings["recompute_method"] = "uniform"
+        settings["recompute_num_layers"] = 1
     if shape.moe is not None:
-        optional |= _expert_settings(shape.moe, train, grouped=with_te)
+        settings |= _expert_settings(shape.moe, train, grouped=with_te)
     return TransformerConfig(
         num_layers=shape.num_layers,
         hidden_size=shape.hidden_size,
@@ -72,21 +72,6 @@ def transformer_config(
         params_dtype=params_dtype,
         pipeline_dtype=params_dtype,
         autocast_dtype=params_dtype,
-        tensor_model_parallel_size=parallel.tp,
-        pipeline_model_parallel_size=parallel.pp,
-        virtual_pipeline_model_parallel_size=parallel.vpp,
-        context_parallel_size=parallel.cp,
-        expert_model_parallel_size=parallel.ep,
-        expert_tensor_parallel_size=parallel.expert_tp,
-        sequence_parallel=parallel.sequence_parallel and parallel.tp > 1,
-        # Packs differ in length, so pipeline stages send it along. Megatron allows that only with
-        # this dispatcher, even if there are no experts to dispatch to.
-        variable_seq_lengths=True,
-        moe_token_dispatcher_type="alltoall",
-        # Two ranks with interleaved stages send to each other at the same time: only separate
-        # messages, not batched ones, keep the two directions apart.
-        overlap_p2p_comm=parallel.vpp is not None,
-        batch_p2p_comm=parallel.vpp is None,
         # Losses are sums over tokens; the factor of the global batch is applied in `Trainer.step`.
         calculate_per_token_loss=True,
         use_cpu_initialization=not device.is_cuda,
@@ -99,8 +84,29 @@ def transformer_config(
         masked_softmax_fusion=False,
         # Not Megatron's default, attention: flash attention saves almost nothing anyway.
         recompute_modules=["mlp" if shape.moe is None else "moe"],
-        **optional,
+        **settings,
     )
+
+
+def _parallel_settings(parallel: ParallelConfig) -> dict[str, Any]:
+    """Return the part of Megatron's config that depends on the parallel layout."""
+    return {
+        "tensor_model_parallel_size": parallel.tp,
+        "pipeline_model_parallel_size": parallel.pp,
+        "virtual_pipeline_model_parallel_size": parallel.vpp,
+        "context_parallel_size": parallel.cp,
+        "expert_model_parallel_size": parallel.ep,
+        "expert_tensor_parallel_size": parallel.expert_tp,
+        "sequence_parallel": parallel.sequence_parallel and parallel.tp > 1,
+        # Packs differ in length, so pipeline stages send it along. Megatron allows that only with
+        # this dispatcher, even if there are no experts to dispatch to.
+        "variable_seq_lengths": True,
+        "moe_token_dispatcher_type": "alltoall",
+        # Two ranks with interleaved stages send to each other at the same time: only separate
+        # messages, not batched ones, keep the two directions apart.
+        "overlap_p2p_comm": parallel.vpp is not None,
+        "batch_p2p_comm": parallel.vpp is None,
+    }
 
 
 def _expert_settings(
