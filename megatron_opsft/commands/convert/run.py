@@ -45,7 +45,7 @@ class Source:
     config_dir: Path
     """Hugging Face directory of its configuration and tokenizer."""
     table: WeightTable
-    """With TransformerEngine's names, which checkpoints use."""
+    """Its names are TransformerEngine's, which checkpoints use."""
     tensors: StoredWeights
     is_megatron: bool
 
@@ -88,11 +88,11 @@ def open_source(directory: Path, config_dir: Path | None = None) -> Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What a conversion did."""
+    """Figures of a finished conversion."""
 
     tensors: int
     bytes: int
-    """Of the output's tensors."""
+    """Bytes of the output's tensors."""
     seconds: float
     peak_rss_mb: float
 

@@ -78,7 +78,7 @@ class Hardware(BaseModel):
     sync_seconds: NonNegativeFloat
     """Fixed cost of a weight sync."""
     rollout_factor: PositiveFloat
-    """How many times longer the phase takes than the other figures say; so for the next three."""
+    """Real seconds of the phase over those that the other figures give; so for the next three."""
     verify_factor: PositiveFloat
     train_factor: PositiveFloat
     sync_factor: PositiveFloat

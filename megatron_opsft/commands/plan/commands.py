@@ -116,7 +116,7 @@ def _fewest_ranks(config: Config) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Answer:
-    """What the command prints."""
+    """The output of the command."""
 
     fits: bool
     as_json: dict[str, Any]

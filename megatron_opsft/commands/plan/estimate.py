@@ -65,7 +65,7 @@ class Plan:
 
     @cached_property
     def disk(self) -> DiskUse:
-        """What the run writes."""
+        """Bytes that the run writes."""
         return disk_use(self.run.config, self.run.shape)
 
     @property

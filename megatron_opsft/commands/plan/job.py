@@ -39,7 +39,7 @@ from megatron_opsft.trainer.model.checks import check_layout
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """What each rank of one pipeline stage holds.
+    """The share of the model that each rank of one pipeline stage holds.
 
     Bytes do not count the padding of Megatron's buffers, which is less than 0.01 % of them.
     """
@@ -166,7 +166,7 @@ class PlannedRun:
 
     @property
     def engine(self) -> EngineTraits:
-        """What the rollout engine can do."""
+        """Abilities of the rollout engine."""
         return engine_traits(self.rollout.engine)
 
     @property
@@ -222,11 +222,11 @@ class _Elements:
     """Numbers of weight elements of some part of the model."""
 
     dense: int
-    """On one rank, of all weights that are not in `experts`."""
+    """Those on one rank, without `experts`."""
     experts: int
-    """On one rank, of experts that expert parallelism distributes."""
+    """Those on one rank in experts that expert parallelism distributes."""
     whole: int
-    """In the Hugging Face model."""
+    """Those of the Hugging Face model."""
 
 
 @cache

@@ -41,7 +41,7 @@ class ComparedStep:
     """
 
     measured: dict[str, float]
-    """On rank 0."""
+    """Seconds on rank 0."""
     planned: dict[str, float]
 
 

@@ -39,7 +39,7 @@ _RESPONSE_SECONDS = 15e-6
 
 
 class EngineLoad(NamedTuple):
-    """What one rollout engine decodes in a step."""
+    """The responses that one rollout engine decodes in a step."""
 
     lengths: list[int]
     """Tokens of its responses, in ascending order."""
@@ -51,7 +51,7 @@ class Decoding(NamedTuple):
     """Cost of decoding an engine's responses."""
 
     seconds: float
-    """Without the rollout's factor."""
+    """The rollout's factor is not in them."""
     steps: float
     """Number of decoding steps."""
 
