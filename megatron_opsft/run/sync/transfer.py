@@ -78,7 +78,8 @@ class Transfer:
             ]
             dist.all_reduce(parameters[0].new_zeros(1, dtype=torch.uint8))
             self._is_connected = True
-        # What can be done while the next round travels: at first, copies on this rank.
+        # What is done while a round travels: first the copies on this rank, then always the
+        # unpacking of the round before.
         finish = self._fill_locally
         for index, current in enumerate(self.program.rounds):
             finish_current = self._post(current, index)
