@@ -62,7 +62,7 @@ MAX_PROBE_TOKENS = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session(RunInput):
-    """A run on this rank: its input, and the objects that do its work."""
+    """A run on this rank: its input (see `RunInput`), and the objects that do its work."""
 
     config: Config
     device: Device

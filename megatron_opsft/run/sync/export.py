@@ -30,8 +30,8 @@ class Exporter:
         names_here = tuple(
             rule.mcore_name for rule, _ in shards.parameters if not rule.replica
         )
-        # Megatron name -> (pipeline stage, expert-parallel rank) of ranks that hold the parameter.
-        # Those of experts are on this expert-parallel rank alone, all others on all of the stage.
+        # Megatron name -> (pipeline stage, expert-parallel rank) that holds the parameter. Experts
+        # are on this expert-parallel rank alone, other parameters on every rank of the stage.
         self._holder: dict[str, tuple[int, int]] = {}
         holders = ranks_by_value((layout.pp_rank, layout.ep_rank, names_here))
         for stage, ep_rank, names in holders:
