@@ -52,18 +52,11 @@ class Transfer:
             ]
             dist.all_reduce(parameters[0].new_zeros(1, dtype=torch.uint8))
             self._is_connected = True
-<<<<<<< HEAD
-        # What can be done while the next round travels: at first, copies on this rank.
+        # What is done while a round travels: first the copies on this rank, then always the
+        # unpacking of the round before.
         finish: Callable[[], None] = self._fill_locally
         for index in range(num_rounds):
             finish_next = self._post(index)
-=======
-        # What is done while a round travels: first the copies on this rank, then always the
-        # unpacking of the round before.
-        finish = self._fill_locally
-        for index, current in enumerate(self.program.rounds):
-            finish_current = self._post(current, index)
->>>>>>> 7bf9240163b53bff76896d53a3f78b4bba29bb1b
             finish()
             finish = finish_next
         finish()
