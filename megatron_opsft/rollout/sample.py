@@ -70,7 +70,7 @@ class Sampler:
     def _generate(
         self, requests: Sequence[ResponseRequest], settings: SamplingSettings
     ) -> list[Rollout]:
-        """Generate. Errors: `Interrupted` on every rank if one rank was interrupted."""
+        """Generate the rollouts. Errors: `Interrupted` on every rank if one was interrupted."""
         if not is_interruptible():
             return self.engine.generate(requests, settings)
         rollouts = None

@@ -108,15 +108,17 @@ class HfEngine(RolloutEngine):
             ids = ids.to(self.model.device)
             num_tokens = len(sample.response_ids)
             # The position before a token predicts it; the last position predicts none of them.
-            logits_RV = self.model(input_ids=ids, logits_to_keep=num_tokens + 1).logits[
-                0, :-1
-            ]
-            log_probs_RV = logits_RV.float().log_softmax(dim=-1)
+            logits_RV = (
+                self.model(input_ids=ids, logits_to_keep=num_tokens + 1)
+                .logits[0, :-1]
+                .float()
+            )
             chosen = self.passes.routing(*ids.shape)
             if chosen is not None:
                 routing.append(as_bytes(chosen[0, :-1]))
             response_R1 = ids[0, -num_tokens:, None]
-            scores.append(tuple(log_probs_RV.gather(-1, response_R1)[:, 0].tolist()))
+            log_probs_R1 = logits_RV.log_softmax(dim=-1).gather(-1, response_R1)
+            scores.append(tuple(log_probs_R1[:, 0].tolist()))
         return Scores(log_probs=tuple(scores), stale_tokens=0, routing=tuple(routing))
 
     def copy_weights(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
