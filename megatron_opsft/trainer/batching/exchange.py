@@ -33,8 +33,8 @@ _FACT_NAMES = [
     "unclosed_think",
     "rollout_index",
 ]
+# A response as it travels, 32 bytes: fields of `Response`; the outcome as an index in `_OUTCOMES`.
 _FACTS = np.dtype([(name, np.int32) for name in _FACT_NAMES])
-"""A response as it travels, 32 bytes: fields of `Response`; the outcome as index in `_OUTCOMES`."""
 
 
 def share_facts(

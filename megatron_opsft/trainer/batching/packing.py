@@ -14,8 +14,7 @@ from typing import NamedTuple
 
 from megatron_opsft.runtime.rounding import ceil_div
 
-Bin = list[int]
-"""Indices of the sequences that one micro-batch packs."""
+Bin = list[int]  # indices of the sequences that one micro-batch packs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,10 +134,10 @@ class _Group:
     def __init__(self, number: int) -> None:
         self.number = number
         self.cost = 0.0
+        # A heap by cost; only the first member is known to have room.
         self._roomy: list[_Entry] = []
-        """A heap by cost; only the first member is known to have room."""
+        # A heap by -room: members without room for the last sequence.
         self._full: list[_Entry] = []
-        """A heap by -room: members without room for the last sequence."""
 
     def add(self, member: "_OpenBin | _Group") -> None:
         """Add a bin or a rank."""

@@ -11,8 +11,7 @@ from megatron_opsft.errors import UserError
 
 CrossEntropyKind = Literal["te", "fused_linear"]
 
-BLOCK_ROWS = 8192
-"""Rows of an output weight that a CPU converts to float32 at a time."""
+BLOCK_ROWS = 8192  # of an output weight, which a CPU converts to float32 at a time
 
 # Every chunk reads and writes the whole gradient of its rows: many small ones would cost more than
 # their GEMMs. A CPU's GEMMs are slow compared with its memory, so fewer tokens are enough there.

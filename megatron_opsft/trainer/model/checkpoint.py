@@ -63,8 +63,8 @@ from megatron_opsft.trainer.model.reference import ReferenceModel
 
 log = logging.getLogger("megatron_opsft")
 
+# Timeout of the writers' collectives; if a rank dies, the watchdog ends the job before.
 _TIMEOUT = timedelta(days=1)
-"""Timeout of the writers' collectives; if a rank dies, the watchdog ends the job before."""
 
 
 @dataclass(eq=False)
@@ -84,8 +84,8 @@ class Checkpointer:
     """
 
     def __post_init__(self) -> None:
+        # Step and directory of the last checkpoint; only on rank 0.
         self.published: tuple[int, Path] | None = None
-        """Step and directory of the last checkpoint; only on rank 0."""
         self._pending: tuple[CheckpointWrite, dict[str, Any]] | None = None
         self._deletion: threading.Thread | None = None
         self._host_copies = HostCopies()

@@ -49,8 +49,7 @@ from megatron_opsft.runtime.pinned import HostCopies
 _BLOCK_BYTES = 1 << 22
 _SEAL = "checksum"  # key of the checksum of everything else in `complete.json`
 
-Checksums = dict[str, list[int]]
-"""[size in bytes, CRC-32] of each file, by its name."""
+Checksums = dict[str, list[int]]  # file -> [size in bytes, CRC-32]
 
 
 class CheckpointWrite:

@@ -28,12 +28,11 @@ log = logging.getLogger("megatron_opsft")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerParts:
-    """A trainer whose weights are not loaded yet."""
+    """A trainer whose weights are not loaded yet, and the weights `stored` on disk."""
 
     trainer: Trainer
     shards: ModelShards
     stored: StoredWeights
-    """The weights on disk."""
 
     def fill_from_disk(self) -> None:
         """Load this rank's slices of the weights, tensor by tensor."""

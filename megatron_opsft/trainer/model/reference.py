@@ -25,8 +25,7 @@ from megatron_opsft.trainer.model.checkpoint_share import (
 from megatron_opsft.trainer.model.passes import with_log_probs
 from megatron_opsft.trainer.model.step import Trainer
 
-PREFIX = "reference."
-"""Prefix of the keys of its tensors in a checkpoint."""
+PREFIX = "reference."  # of the keys of its tensors in a checkpoint
 
 
 class ReferenceModel:
@@ -52,8 +51,8 @@ class ReferenceModel:
             # An attribute, because memory stays pinned only while the block exists.
             self._block = PinnedBlock(packed_bytes(detached))
             frozen = self._block.copies_of(detached)
+        # Each weight of the trainer with its frozen copy.
         self._pairs = list(zip(live, frozen, strict=True))
-        """Each weight of the trainer with its frozen copy."""
 
     def with_log_probs(self, batches: Sequence[MicroBatch]) -> list[MicroBatch]:
         """Return the micro-batches with the reference's log-probs, which only ranks of the last

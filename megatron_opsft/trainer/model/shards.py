@@ -59,8 +59,7 @@ class ModelShards:
     @property
     def dtype(self) -> torch.dtype:
         """Dtype of all parameters."""
-        _, parameter = self.parameters[0]
-        return parameter.dtype
+        return self.parameters[0][1].dtype
 
     def fill(self, read: ReadRect) -> None:
         """Overwrite every parameter from HF tensors. Only this rank's slices are read, one at a

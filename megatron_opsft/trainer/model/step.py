@@ -64,8 +64,8 @@ class Trainer:
     """The losses, and the temperature of the policy."""
 
     def __post_init__(self) -> None:
+        # False if the loss of this rank's last micro-batches was not finite.
         self._loss_is_finite = True
-        """False if the loss of this rank's last micro-batches was not finite."""
         # Sums over micro-batches and ranks are final here; Megatron must not divide them by a
         # token count, so `num_tokens` is left out.
         self.config.finalize_model_grads_func = (
