@@ -7,11 +7,13 @@ from ranks import join_ranks, pack_accepted
 from update_work import Run, Work, time_steps
 
 from megatron_opsft.config import Config
+from megatron_opsft.models.architectures.config_from_hf import read_model_shape
 from megatron_opsft.records import Callback, MicroBatch
 from megatron_opsft.run.record.recorder import open_recorder
-from megatron_opsft.run.start.session import open_session
+from megatron_opsft.run.start.check import read_shape
+from megatron_opsft.run.start.checked_run import check_settings
+from megatron_opsft.run.start.session import build_run_trainer, open_session
 from megatron_opsft.run.train import run_step
-from megatron_opsft.trainer.model.load import build_trainer
 
 
 def our_batches(work: Work) -> tuple[list[MicroBatch], float]:
@@ -33,7 +35,8 @@ def build_our_update(work: Work) -> Run:
     model = {"path": str(work.model_dir), "dtype": work.dtype}
     config = Config.model_validate({"model": model, "data": {"train": "arithmetic"}})
     device, layout = join_ranks(work.device.torch_device.type, config.parallel)
-    parts = build_trainer(config, work.model_dir, device, layout)
+    checked = check_settings(config, read_model_shape(work.model_dir), 1)
+    parts = build_run_trainer(checked, work.model_dir, device, layout)
     parts.fill_from_disk()
     trainer = parts.trainer
     return lambda: time_steps(lambda: trainer.step(*our_batches(work), work.optimizer.lr), work)
@@ -65,7 +68,7 @@ def our_steps(config: Config) -> Iterator[Iterator[dict[str, float]]]:
             }
 
     with (
-        open_session(config) as session,
+        open_session(check_settings(config, read_shape(config), 1)) as session,
         open_recorder(session, resume=False, overwrite=True, callbacks=[last]) as recorder,
     ):
         session.sync.push(0, session.probes(0))

@@ -122,11 +122,13 @@ def start_training(
     try:
         with opened_run(
             config, resume=resumes, overwrite=overwrite, must_exist=resume is True
-        ):
+        ) as checked:
             with loading_libraries():
                 from megatron_opsft.run.train import train as run
 
-            return run(config, resume=resumes, overwrite=overwrite, callbacks=callbacks)
+            return run(
+                checked, resume=resumes, overwrite=overwrite, callbacks=callbacks
+            )
     except NothingLeft:
         if os.environ.get("RANK", "0") == "0":
             say(f"{directory}: the run is finished; nothing is left")

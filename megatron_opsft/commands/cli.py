@@ -43,7 +43,7 @@ from megatron_opsft.errors import (
 from megatron_opsft.methods.catalog import settings_class, show_methods
 from megatron_opsft.models.architectures.config_from_hf import read_model_shape
 from megatron_opsft.models.storage.model_paths import resolve_model
-from megatron_opsft.rollout.limits import fit_lengths
+from megatron_opsft.run.start.checked_run import check_settings, fewest_ranks
 from megatron_opsft.runtime.console import (
     LogToStderr,
     describe_full_gpu,
@@ -75,10 +75,19 @@ class Train(StartCommand):
     examples = (
         "train examples/configs/quickstart.yaml run.dir=runs/first",
         "train CONFIG optimizer.lr=1e-6 --resume=auto",
+        "train CONFIG --check",
     )
+    check: bool = False
+    """Say what the run would do and whether it can start; compute and write nothing."""
 
     def run(self) -> int:
         """Train. Returns the exit code."""
+        if self.check:
+            from megatron_opsft.commands.check import describe_start  # heavy
+
+            config = self.load()
+            say(describe_start(config, resume=self.resume, overwrite=self.overwrite))
+            return 0
         resume: bool | Literal["auto"] = self.resume is not None
         if self.resume == "auto":
             resume = "auto"
@@ -131,8 +140,8 @@ class Fetch(RunCommand):
         config = self.load()
         model_dir = resolve_model(config.model.path)
         shape = read_model_shape(model_dir)
-        fitted = fit_lengths(config, shape.max_position_embeddings)
-        run_input = read_input(fitted, model_dir, shape)
+        checked = check_settings(config, shape, fewest_ranks(config))
+        run_input = read_input(checked, model_dir)
         speculative = config.rollout.speculative or {}
         if draft := speculative.get("model"):
             resolve_model(draft, option="rollout.speculative.model")

@@ -297,6 +297,19 @@ def decisive_settings(
     return settings
 
 
+def resumable_keys(config: Config) -> tuple[list[str], list[str]]:
+    """Return the keys that a resumed run may change freely, and those whose change is recorded."""
+    free, adjustable = [], []
+    for section, values in config.model_dump(mode="json").items():
+        for name in values:
+            key = f"{section}.{name}"
+            if ADJUSTABLE in _marks(config, key):
+                adjustable.append(key)
+            elif key not in decisive_settings(config, with_locations=True):
+                free.append(key)
+    return free, adjustable
+
+
 def _marks(config: Config, key: str) -> list[Any]:
     """Return the metadata of the annotations of a key and of its section."""
     section, name = key.split(".")

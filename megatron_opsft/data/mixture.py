@@ -10,7 +10,7 @@ from fractions import Fraction
 from functools import lru_cache
 from math import floor
 
-from megatron_opsft.config import Config, DataConfig
+from megatron_opsft.config import DataConfig
 from megatron_opsft.data.problems import BadRow, ProblemSet, fields_of, load_problems
 from megatron_opsft.errors import PromptError, UserError
 from megatron_opsft.records import Problem
@@ -146,14 +146,14 @@ def take_held_out(
 
 
 def describe_data(
-    config: Config, problems: ProblemSet, held_out: ProblemSet | None
+    data: DataConfig, steps: int, problems: ProblemSet, held_out: ProblemSet | None
 ) -> list[str]:
-    """Return notes for the user on a run's data, one string for each fact."""
+    """Return notes for the user on the data of a run of `steps` steps, one string for each fact."""
     notes = [describe_bad_rows(problems), _describe_contradictions(problems)]
-    notes += _describe_repetition(config, problems)
+    notes += _describe_repetition(data, steps, problems)
     if held_out is None:
         notes.append(
-            f"nothing is evaluated: {config.data.name} has no held-out problems; set eval.data, "
+            f"nothing is evaluated: {data.name} has no held-out problems; set eval.data, "
             "or eval.holdout=N to take N of its problems out of training"
         )
     elif bad_rows := describe_bad_rows(held_out):
@@ -161,14 +161,15 @@ def describe_data(
     return [note for note in notes if note]
 
 
-def _describe_repetition(config: Config, problems: ProblemSet) -> Iterator[str]:
+def _describe_repetition(
+    data: DataConfig, steps: int, problems: ProblemSet
+) -> Iterator[str]:
     """Yield a note for each source whose problems the run uses more than once."""
     num_problems = Counter(problem.source_index for problem in problems.problems)
-    weights = [source.weight for source in config.data.sources]
-    steps = config.run.steps
+    weights = [source.weight for source in data.sources]
     for index, source in enumerate(problems.sources):
         num = num_problems[index]
-        share = config.data.prompts_per_step * weights[index] / sum(weights)
+        share = data.prompts_per_step * weights[index] / sum(weights)
         per_step = round(share, 1)
         if 0 < num < per_step * steps:
             yield (

@@ -8,10 +8,10 @@ functions that it calls know what only some ranks do.
 
 from collections.abc import Sequence
 
-from megatron_opsft.config import Config
 from megatron_opsft.errors import NonFiniteError
 from megatron_opsft.records import Callback
 from megatron_opsft.run.record.recorder import RunRecorder, open_recorder
+from megatron_opsft.run.start.checked_run import CheckedRun
 from megatron_opsft.run.start.session import Session, open_session
 from megatron_opsft.run.step.batch import (
     begin_stage,
@@ -37,23 +37,24 @@ from megatron_opsft.trainer.model.optimizer import learning_rate
 
 
 def train(
-    config: Config,
+    checked: CheckedRun,
     *,
     resume: bool = False,
     overwrite: bool = False,
     callbacks: Sequence[Callback] = (),
 ) -> int:
-    """Run `config.run.steps` steps; return the exit code of the process. Called by every rank.
+    """Run `run.steps` steps; return the exit code of the process. Called by every rank.
 
     Exit codes: 0, finished; 75, stopped by a signal or the time limit with a checkpoint, to be
     started again with `resume`; 128 + n, stopped by signal n before the first step.
     callbacks: called on rank 0. Errors: `UserError` before anything is computed, `NothingLeft` for
     a resumed run that is finished, `NonFiniteError` with the step's responses in rollouts/.
     """
+    config = checked.config
     stop = StopSignal(config.run.max_minutes)
     with (
         heartbeat(),
-        open_session(config, resume=resume) as s,
+        open_session(checked, resume=resume) as s,
         open_recorder(
             s, resume=resume, overwrite=overwrite, callbacks=callbacks
         ) as recorder,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from megatron_opsft.config import Config
+from megatron_opsft.config.training import ParallelConfig
 from megatron_opsft.errors import UserError
 
 
@@ -129,18 +129,22 @@ _DETERMINISTIC = {
 }
 
 
-def prepare_environment(config: Config) -> None:
+def prepare_environment(
+    device_name: str, parallel: ParallelConfig, *, deterministic: bool
+) -> None:
     """Set the environment variables that CUDA and its libraries read when they start: call it
     before `select_device`. Does nothing for a run on a CPU.
 
+    device_name, deterministic: `run.device`, `run.deterministic`.
+
     Errors: `UserError` if the environment contradicts `run.deterministic`.
     """
-    if config.run.device == "cpu" or not torch.cuda.is_available():
+    if device_name == "cpu" or not torch.cuda.is_available():
         return
-    if config.parallel.tp > 1 and config.parallel.sequence_parallel:
+    if parallel.tp > 1 and parallel.sequence_parallel:
         # Megatron overlaps communication and matrix products; it relies on the order of launches.
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
-    if config.run.deterministic:
+    if deterministic:
         for name, value in _DETERMINISTIC.items():
             if os.environ.setdefault(name, value) != value:
                 raise UserError(

@@ -21,7 +21,7 @@ from megatron_opsft.config.load import load_config
 from megatron_opsft.models.architectures.config_from_hf import read_model_shape
 from megatron_opsft.models.storage.model_paths import resolve_config
 from megatron_opsft.models.weights.rules import WeightTable
-from megatron_opsft.rollout.limits import max_engine_tokens
+from megatron_opsft.run.start.lengths import max_engine_tokens
 from megatron_opsft.runtime.device import Device, prepare_environment
 from megatron_opsft.runtime.distributed import Layout
 
@@ -43,8 +43,9 @@ def vllm_config(config: Config, table: WeightTable) -> Any:
     """vLLM's whole configuration, by way of the run's own call of `LLM`."""
     from vllm.entrypoints.llm import LLMEngine
 
-    from megatron_opsft.rollout import open_engine as module
+    from megatron_opsft.rollout import open_engine
     from megatron_opsft.rollout.vllm.options import start_llm
+    from megatron_opsft.run.start import session
 
     made: list[Any] = []
 
@@ -53,14 +54,23 @@ def vllm_config(config: Config, table: WeightTable) -> Any:
         raise Stop
 
     with (
-        patch.object(module, "VllmEngine", lambda settings, table, _: start_llm(settings, table)),
-        patch.object(module, "broadcast_object", lambda value: value),
+        patch.object(
+            open_engine, "VllmEngine", lambda settings, table, _: start_llm(settings, table)
+        ),
+        patch.object(session, "broadcast_object", lambda value: value),
         patch.object(LLMEngine, "from_engine_args", keep),
         suppress(Stop),
     ):
         model_dir = resolve_config(config.model.path)
-        module.open_engine(config, model_dir, None, table, GPU, ONE_OF_8)  # type: ignore[arg-type]
+        settings = session.engine_settings(config, model_dir, GPU, ONE_OF_8)
+        open_engine.build_engine("vllm", settings, table, None, GPU)  # type: ignore[arg-type]
     return made[0]
+
+
+def prepare(config: Config) -> None:
+    """As the start of a run does."""
+    run = config.run
+    prepare_environment(run.device, config.parallel, deterministic=run.deterministic)
 
 
 def different(pairs: dict[str, tuple[Any, Any]]) -> dict[str, tuple[Any, Any]]:
@@ -72,7 +82,7 @@ def read_vllm(name: str, overrides: list[str]) -> dict[str, Any]:
     part of vLLM might change.
     """
     config = load_config(named(name), ["rollout.engine=vllm", *overrides])
-    prepare_environment(config)
+    prepare(config)
     rollout = config.rollout
     shape = read_model_shape(resolve_config(config.model.path))
     found = vllm_config(config, WeightTable(shape))
@@ -150,7 +160,7 @@ def main() -> None:
             told[f"{path.stem}, other"] = read_vllm(path.stem, OTHER_ENGINE)
     else:
         name, bits = "r1_distill_7b_paper", ["run.deterministic=true"]
-        prepare_environment(load_config(named(name), bits))  # read when vLLM is imported
+        prepare(load_config(named(name), bits))  # read when vLLM is imported
         pretend_to_vllm()
         told[name] = read_vllm(name, bits)
         assert os.environ["VLLM_BATCH_INVARIANT"] == "1"

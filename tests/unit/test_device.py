@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from megatron_opsft.config import Config
 from megatron_opsft.config.load import load_config
 from megatron_opsft.errors import UserError
 from megatron_opsft.runtime.device import (
@@ -40,8 +39,12 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-def config(*overrides: str) -> Config:
-    return load_config(None, ["model.path=tiny_reasoner", "data.train=arithmetic", *overrides])
+def prepare(*overrides: str) -> None:
+    """As the start of a run does."""
+    words = ["model.path=tiny_reasoner", "data.train=arithmetic", *overrides]
+    config = load_config(None, words)
+    run = config.run
+    prepare_environment(run.device, config.parallel, deterministic=run.deterministic)
 
 
 OVERLAP = ["parallel.tp=2", "parallel.sequence_parallel=true"]
@@ -66,7 +69,7 @@ def test_what_is_set_before_cuda_starts(
 ) -> None:
     for name, value in before.items():
         gpus.setenv(name, value)
-    prepare_environment(config(*overrides))
+    prepare(*overrides)
     assert {name: os.environ[name] for name in NAMES if name in os.environ} == expected
 
 
@@ -113,7 +116,7 @@ def test_what_contradicts_the_configuration_is_one_line(
 ) -> None:
     gpus.setenv("VLLM_BATCH_INVARIANT", "0")
     with pytest.raises(UserError, match="needs VLLM_BATCH_INVARIANT=1, .* says 0; unset it"):
-        prepare_environment(config("run.deterministic=true"))
+        prepare("run.deterministic=true")
     gpus.setenv("LOCAL_RANK", "8")
     with pytest.raises(UserError, match="number 8 of its node, and torch sees 8 GPU"):
         select_device("auto")

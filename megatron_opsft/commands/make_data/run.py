@@ -4,6 +4,7 @@ each chunk are stored at once, so that a killed job continues; one file is writt
 
 import json
 import logging
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -32,6 +33,8 @@ from megatron_opsft.methods.catalog.fixed_data import (
 from megatron_opsft.methods.catalog.o1_pruner import O1Pruner
 from megatron_opsft.methods.catalog.on_policy_sft import OnPolicySft
 from megatron_opsft.methods.facts import select
+from megatron_opsft.run.start.check import read_shape
+from megatron_opsft.run.start.checked_run import check_settings
 from megatron_opsft.run.start.session import Session, open_session
 from megatron_opsft.run.step.judged_problems import JudgedProblems, judge_problems
 from megatron_opsft.runtime.distributed import broadcast_object
@@ -74,7 +77,10 @@ def make_data(config: Config, out: Path, limit: int | None = None) -> None:
     continues. Errors: `UserError` before anything is sampled, or if no response was chosen.
     """
     out.parent.mkdir(parents=True, exist_ok=True)
-    with open_session(_sampling_config(config, out)) as opened:
+    sampling = _sampling_config(config, out)
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    checked = check_settings(sampling, read_shape(sampling), world_size)
+    with open_session(checked) as opened:
         temperature = config.rollout.temperature
         s = replace(opened, settings=replace(opened.settings, temperature=temperature))
         make_rows = _rows_by(config, s)

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import lcm
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +16,8 @@ from megatron_opsft.commands.plan.show import (
     show_nodes,
     show_plan,
 )
-from megatron_opsft.config import Config
 from megatron_opsft.errors import ANSWER_IS_NO, UserError
+from megatron_opsft.run.start.checked_run import fewest_ranks
 from megatron_opsft.runtime.console import say
 
 if TYPE_CHECKING:
@@ -68,7 +67,7 @@ class PlanRun(_OnDevices, RunCommand):
             raise UserError("run.steps=0 costs nothing; set run.steps above 0")
         ranks_per_node, note = self.gpus_per_node or 8, ""
         if self.gpu == "cpu" and self.gpus_per_node is None:
-            ranks_per_node = _fewest_ranks(config)
+            ranks_per_node = fewest_ranks(config)
             note = (
                 f"ranks of a node: {ranks_per_node}, as the layout needs; "
                 "others with --gpus-per-node\n\n"
@@ -103,15 +102,6 @@ class PlanRun(_OnDevices, RunCommand):
                 f"--nodes={self.nodes} and --search exclude each other; give one number"
             )
         return [int(word) for word in words]
-
-
-def _fewest_ranks(config: Config) -> int:
-    """Return the smallest number of ranks that can have the layout and its engine."""
-    parallel = config.parallel
-    expert_ranks = 1
-    if parallel.ep > 1:
-        expert_ranks = parallel.expert_tp * parallel.ep * parallel.pp
-    return lcm(parallel.replica_size, expert_ranks, config.rollout.tp)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

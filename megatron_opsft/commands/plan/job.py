@@ -14,7 +14,7 @@ from megatron_opsft.commands.plan.assumptions import (
     make_workload,
 )
 from megatron_opsft.config import Config, ParallelConfig
-from megatron_opsft.config.training import RolloutConfig, TrainConfig, check_world
+from megatron_opsft.config.training import RolloutConfig, TrainConfig
 from megatron_opsft.errors import UserError
 from megatron_opsft.methods.settings import MethodSettings
 from megatron_opsft.models.architectures.config_from_hf import read_model_shape
@@ -22,19 +22,12 @@ from megatron_opsft.models.architectures.shape import ModelShape
 from megatron_opsft.models.storage.model_paths import resolve_config
 from megatron_opsft.models.weights.rules import WeightTable
 from megatron_opsft.models.weights.slicing import padded_vocab_size, shard_shape
-from megatron_opsft.models.weights.vllm_layout import check_rollout_tp
-from megatron_opsft.rollout.limits import (
-    EngineTraits,
-    check_engine_ranks,
-    check_engine_settings,
-    check_lengths,
-    engine_traits,
-    fit_lengths,
-)
+from megatron_opsft.rollout.limits import EngineTraits, engine_traits
+from megatron_opsft.run.start.checked_run import check_settings
+from megatron_opsft.run.start.lengths import fit_lengths
 from megatron_opsft.runtime.rounding import ceil_div
 from megatron_opsft.trainer.batching.microbatch import padded
 from megatron_opsft.trainer.loss.loss_memory import CrossEntropy, choose_cross_entropy
-from megatron_opsft.trainer.model.checks import check_layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,14 +283,7 @@ def check_planned_run(run: PlannedRun) -> None:
         raise UserError(
             f"run.device={config.run.device}: give another --gpu than {hardware.name}"
         )
-    check_engine_settings(
-        rollout.engine, rollout.tp, rollout.speculative, seeded=rollout.seeded
-    )
-    check_world(run.world_size, config.parallel)
-    check_layout(shape, config.parallel)
-    check_lengths(config, shape.max_position_embeddings)
+    check_settings(config, shape, run.world_size)
     _ = run.cross_entropy  # raises for a kernel that this run cannot have
-    check_rollout_tp(shape, rollout.tp)
     if shape.moe and not hardware.is_cuda and rollout.engine == "vllm":
         raise UserError("rollout.engine=vllm: on a CPU use hf for a mixture of experts")
-    check_engine_ranks(rollout.tp, run.world_size)

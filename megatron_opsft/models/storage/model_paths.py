@@ -158,10 +158,14 @@ def resolve_config(name: str) -> Path:
         shipped[file.parent.relative_to(MODEL_CONFIGS).as_posix()] = file.parent
     if name in shipped and not Path(name).is_dir():
         return shipped[name]
-    option = "model.path"
-    directory = _find_local(name, option) or _from_hub(name, ["config.json"], option)
+    directory = _find_local(name, "model.path") or fetch_config(name)
     check_fetched([directory / "config.json"])
     return directory
+
+
+def fetch_config(name: str) -> Path:
+    """Fetch the config.json of a model of the hub; return its directory. Errors: `UserError`."""
+    return _from_hub(name, ["config.json"], "model.path")
 
 
 def is_dist_checkpoint(directory: Path) -> bool:

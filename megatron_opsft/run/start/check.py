@@ -8,43 +8,39 @@ from importlib.util import find_spec
 
 from megatron_opsft.config import Config
 from megatron_opsft.config.load import check_resumable, load_config
-from megatron_opsft.config.training import check_world
 from megatron_opsft.data.problems import ARITHMETIC, held_out_source
 from megatron_opsft.data.prompt_file import open_prompt_file
 from megatron_opsft.data.sources import check_source
 from megatron_opsft.errors import NothingLeft, UserError
 from megatron_opsft.models.architectures.config_from_hf import read_model_shape
-from megatron_opsft.models.storage.model_paths import local_model
-from megatron_opsft.rollout.limits import (
-    check_engine,
-    check_engine_ranks,
-    check_lengths,
-    fit_lengths,
-)
+from megatron_opsft.models.architectures.shape import ModelShape
+from megatron_opsft.models.storage.model_paths import fetch_config, local_model
+from megatron_opsft.rollout.limits import check_installed
+from megatron_opsft.run.start.checked_run import CheckedRun, check_settings
 from megatron_opsft.run.start.run_directory import RunDir
 from megatron_opsft.runtime.durable import list_checkpoints
 from megatron_opsft.runtime.launched import is_launched
 from megatron_opsft.runtime.libraries import check_cached, check_fetched
-from megatron_opsft.trainer.model.checks import check_layout, check_routing_replay
 from megatron_opsft.verify.verifier import check_judge
 
 
 @contextmanager
 def opened_run(
     config: Config, *, resume: bool, overwrite: bool, must_exist: bool = False
-) -> Iterator[None]:
+) -> Iterator[CheckedRun]:
     """Check the start of a run, and hold the lock of its directory.
 
-    Called by every rank; only rank 0 does anything. must_exist: refuse to resume a run that is not
-    there. Errors: `UserError`; `NothingLeft` for a finished run of one process. Several ranks agree
-    later, when they are connected, on whether the run is finished.
+    Called by every rank; rank 0 alone looks at the directory, the data and the packages.
+    must_exist: refuse to resume a run that is not there. Errors: `UserError`; `NothingLeft` for a
+    finished run of one process. Several ranks agree later, when they are connected, on whether the
+    run is finished.
     """
     is_launched()
-    if int(os.environ.get("RANK", "0")):
-        yield
-        return
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
-    check_run(
+    if int(os.environ.get("RANK", "0")):
+        yield check_settings(config, read_shape(config), world_size)
+        return
+    checked = check_run(
         config,
         resume=resume,
         overwrite=overwrite,
@@ -54,15 +50,16 @@ def opened_run(
     if resume and world_size == 1 and is_finished(config):
         raise NothingLeft
     with RunDir(config.run.dir).locked():
-        yield
+        yield checked
 
 
 def check_run(
     config: Config, *, resume: bool, overwrite: bool, must_exist: bool, world_size: int
-) -> None:
-    """Check all that can be checked without torch and without a network.
+) -> CheckedRun:
+    """Check all that can be checked without torch.
 
-    Errors: `UserError` for a start that cannot succeed.
+    The network is needed only for the config.json of a model that is not on this machine. Errors:
+    `UserError` for a start that cannot succeed.
     """
     directory = config.run.dir
     run_dir = RunDir(directory)
@@ -74,16 +71,25 @@ def check_run(
             f"--resume: run.dir={directory} has no run to continue; leave out --resume, or give "
             "--resume=auto, which starts a new one then"
         )
-    _check_model(config)
-    check_world(world_size, config.parallel)
+    checked = check_settings(config, read_shape(config), world_size)
+    check_installed(config.rollout.engine)
     _check_sources(config)
     open_prompt_file(config.data.template)
-    check_engine(config)
-    check_engine_ranks(config.rollout.tp, world_size)
     check_responses(config)
     check_judge(config.verify)
     _check_evaluations(config)
     _check_wandb(config)
+    return checked
+
+
+def read_shape(config: Config) -> ModelShape:
+    """Read the config.json of the run's model; of a model of the hub nothing else is fetched."""
+    name = config.model.path
+    model_dir = local_model(name)
+    if model_dir is None:
+        check_cached("models", name, "model.path")
+        model_dir = fetch_config(name)
+    return read_model_shape(model_dir)
 
 
 def _check_sources(config: Config) -> None:
@@ -95,19 +101,6 @@ def _check_sources(config: Config) -> None:
     for option, path in sources:
         if path != ARITHMETIC:
             check_source(path, option=option)
-
-
-def _check_model(config: Config) -> None:
-    """Check layout and lengths against a model on this disk; one of the hub must be cached."""
-    model_dir = local_model(config.model.path)
-    if model_dir is None:
-        check_cached("models", config.model.path, "model.path")
-        return
-    shape = read_model_shape(model_dir)
-    check_layout(shape, config.parallel)
-    check_routing_replay(shape, config)
-    positions = shape.max_position_embeddings
-    check_lengths(fit_lengths(config, positions), positions)
 
 
 def check_responses(config: Config) -> None:

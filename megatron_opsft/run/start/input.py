@@ -40,11 +40,9 @@ from megatron_opsft.methods.facts import (
 from megatron_opsft.methods.updates import MethodRun
 from megatron_opsft.models.architectures.shape import ModelShape
 from megatron_opsft.rollout.engine import SamplingSettings
-from megatron_opsft.rollout.limits import check_lengths
 from megatron_opsft.run.held_out import HeldOut
-from megatron_opsft.run.start.check import check_responses
+from megatron_opsft.run.start.checked_run import CheckedRun
 from megatron_opsft.run.start.pass_rates import keep_by_pass_rate
-from megatron_opsft.trainer.model.checks import check_layout, check_routing_replay
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,12 +69,13 @@ class RunInput:
     """Warnings for the user, a line each."""
 
 
-def read_input(config: Config, model_dir: Path, shape: ModelShape) -> RunInput:
+def read_input(checked: CheckedRun, model_dir: Path) -> RunInput:
     """Read tokenizer and data, and check them against the model and the configuration.
 
-    model_dir, shape: of the model to train. Errors: `UserError` for a model, tokenizer or data that
-    cannot be trained with.
+    model_dir: of the model to train. Errors: `UserError` for a tokenizer or data that cannot be
+    trained with.
     """
+    config, shape = checked.config, checked.shape
     tokenizer = load_tokenizer(model_dir)
     encoder = PromptEncoder(
         tokenizer=tokenizer,
@@ -87,9 +86,6 @@ def read_input(config: Config, model_dir: Path, shape: ModelShape) -> RunInput:
     encoder.chat.check(option=MODEL_OPTION, system_option=system_option)
     end_tokens = end_token_ids(tokenizer, model_dir)
     check_vocabulary(tokenizer, end_tokens, shape.vocab_size, model_dir)
-    check_layout(shape, config.parallel)
-    check_routing_replay(shape, config)
-    check_lengths(config, shape.max_position_embeddings)
     training = load_training(config.data, with_fields=config.verify.own_judge)
     problems = _usable(config, encoder, training)
     problems, held_out_problems = _choose_held_out(config, problems, encoder)
@@ -134,10 +130,9 @@ def read_input(config: Config, model_dir: Path, shape: ModelShape) -> RunInput:
 def _read_stored(config: Config, shape: ModelShape) -> StoredResponses | None:
     """Read data.responses; None if the method samples.
 
-    Errors: `UserError` if method and data.responses do not fit, a row is too long, or the tokens
-    are those of another model.
+    Errors: `UserError` if they were made for another method, a row is too long, or the tokens are
+    those of another model.
     """
-    check_responses(config)
     path = config.data.responses
     if path is None:
         return None
@@ -281,7 +276,7 @@ def _notes(
             f"{', '.join(scaled)}: scaled to rollout.max_response_tokens="
             f"{config.rollout.max_response_tokens}, too short for the authors' values in brackets"
         )
-    yield from describe_data(config, problems, held_out)
+    yield from describe_data(config.data, config.run.steps, problems, held_out)
     if not config.rollout.seeded:
         yield (
             "rollout.seeded=false: responses depend on the batch that they are decoded in, so a "

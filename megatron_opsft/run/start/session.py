@@ -5,26 +5,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from operator import itemgetter
+from pathlib import Path
+from uuid import uuid4
 
 import torch
 
 from megatron_opsft.config import Config
 from megatron_opsft.data.mixture import ProblemSampler, order_of
 from megatron_opsft.errors import NothingLeft, UserError
-from megatron_opsft.models.architectures.config_from_hf import read_model_shape
 from megatron_opsft.models.storage.model_paths import resolve_model
 from megatron_opsft.records import NO_RANK, Message, Problem, Response, Rollout, Sample
-from megatron_opsft.rollout.limits import (
-    check_engine,
-    engine_traits,
-    fit_lengths,
-    max_engine_tokens,
-)
-from megatron_opsft.rollout.open_engine import open_engine
+from megatron_opsft.rollout.engine import EngineSettings
+from megatron_opsft.rollout.open_engine import build_engine
 from megatron_opsft.rollout.sample import Sampler
 from megatron_opsft.run.start.check import is_finished
+from megatron_opsft.run.start.checked_run import CheckedRun
 from megatron_opsft.run.start.disk import check_disk
 from megatron_opsft.run.start.input import RunInput, read_input
+from megatron_opsft.run.start.lengths import max_engine_tokens
 from megatron_opsft.run.sync.weight_sync import WeightSync, load_first_weights
 from megatron_opsft.runtime.device import (
     Device,
@@ -47,7 +45,7 @@ from megatron_opsft.runtime.phase import announce, enter_phase
 from megatron_opsft.runtime.watchdog import watched
 from megatron_opsft.trainer.batching.exchange import fetch_samples
 from megatron_opsft.trainer.model.checkpoint import Checkpointer
-from megatron_opsft.trainer.model.load import build_trainer
+from megatron_opsft.trainer.model.load import TrainerParts, build_trainer
 from megatron_opsft.trainer.model.reference import ReferenceModel
 from megatron_opsft.trainer.model.shards import ModelShards
 from megatron_opsft.trainer.model.step import Trainer
@@ -187,22 +185,21 @@ class Session(RunInput):
 
 
 @contextmanager
-def open_session(config: Config, *, resume: bool = False) -> Iterator[Session]:
+def open_session(checked: CheckedRun, *, resume: bool = False) -> Iterator[Session]:
     """Build a session. Called by every rank. Closes processes and groups on exit.
 
     resume: if there is a checkpoint, the weights are not read: loading it brings them. Errors:
     `UserError`; `NothingLeft` for a run that is finished, in whose directory nothing is changed.
     """
     enter_phase("start", 0)
+    config = checked.config
     model_dir = resolve_model(config.model.path)
-    shape = read_model_shape(model_dir)
-    config = fit_lengths(config, shape.max_position_embeddings)
     device = _choose_device(config)
     disk_warning = ""
     if not (resume and is_finished(config)):
-        disk_warning = check_disk(config, shape, resume=resume)
+        disk_warning = check_disk(config, checked.shape, resume=resume)
     announce("reading tokenizer and problems")
-    run_input = read_input(config, model_dir, shape)
+    run_input = read_input(checked, model_dir)
     layout = start_distributed(
         device, config.parallel, minutes=config.run.collective_minutes
     )
@@ -220,7 +217,9 @@ def open_session(config: Config, *, resume: bool = False) -> Iterator[Session]:
                 if note:
                     log.warning(note)
         with Verifier(config.verify) as verifier:
-            session = _build(config, run_input, device, layout, verifier, resume=resume)
+            session = _build(
+                checked, run_input, device, layout, verifier, resume=resume
+            )
             yield session
             session.sync.close()
             session.sampler.engine.close()
@@ -231,13 +230,13 @@ def open_session(config: Config, *, resume: bool = False) -> Iterator[Session]:
 def _choose_device(config: Config) -> Device:
     """Choose the device, and prepare this process for it.
 
-    Errors: `UserError` if engine or device cannot do what the configuration asks for.
+    Errors: `UserError` if the device cannot do what the configuration asks for.
     """
-    check_engine(config)
-    prepare_environment(config)
-    device = select_device(config.run.device)
+    run = config.run
+    prepare_environment(run.device, config.parallel, deterministic=run.deterministic)
+    device = select_device(run.device)
     check_compiler(device)
-    if config.run.deterministic:
+    if run.deterministic:
         check_deterministic(device, config.model.dtype)
     if not device.is_cuda:
         from megatron_opsft.runtime import cpu_compat
@@ -248,7 +247,7 @@ def _choose_device(config: Config) -> Device:
 
 
 def _build(
-    config: Config,
+    checked: CheckedRun,
     run_input: RunInput,
     device: Device,
     layout: Layout,
@@ -257,13 +256,18 @@ def _build(
     resume: bool,
 ) -> Session:
     """Build trainer, engine and weight sync, and load the weights. Called by every rank."""
+    config = checked.config
     model_dir, encoder, seed = run_input.model_dir, run_input.encoder, config.run.seed
     announce("building the model")
-    unfilled = build_trainer(config, model_dir, device, layout)
+    unfilled = build_run_trainer(checked, model_dir, device, layout)
     trainer, shards = unfilled.trainer, unfilled.shards
     announce(f"opening the rollout engine ({config.rollout.engine})")
-    engine = open_engine(
-        config, model_dir, encoder.tokenizer, shards.table, device, layout
+    engine = build_engine(
+        config.rollout.engine,
+        engine_settings(config, model_dir, device, layout),
+        shards.table,
+        encoder.tokenizer,
+        device,
     )
     sync = WeightSync(shards, engine, config.sync, trainer.score)
     checkpoints = config.run.dir / "checkpoints"
@@ -271,8 +275,7 @@ def _build(
     # A frozen model is a copy of the weights that the run began with, also if it is resumed.
     keeps_frozen_model = trainer.objective.keeps_frozen_model
     if keeps_frozen_model or not resumes:
-        reads_files = engine_traits(config.rollout.engine).reads_files
-        by_engine = reads_files and config.model.load != "disk"
+        by_engine = checked.engine.reads_files and config.model.load != "disk"
         load_first_weights(unfilled, sync, by_engine=by_engine)
     reference = ReferenceModel(trainer, device) if keeps_frozen_model else None
     return Session(
@@ -305,4 +308,49 @@ def _build(
             reference=reference,
             model_dir=model_dir,
         ),
+    )
+
+
+def build_run_trainer(
+    checked: CheckedRun, model_dir: Path, device: Device, layout: Layout
+) -> TrainerParts:
+    """Build the trainer of a run, without weights; see `build_trainer`. Called by every rank."""
+    config = checked.config
+    return build_trainer(
+        checked.shape,
+        model_dir,
+        device,
+        layout,
+        dtype=config.model.dtype,
+        parallel=config.parallel,
+        train=config.train,
+        optimizer_settings=config.optimizer,
+        objective=config.method.objective(config.rollout.temperature),
+        deterministic=config.run.deterministic,
+    )
+
+
+def engine_settings(
+    config: Config, model_dir: Path, device: Device, layout: Layout
+) -> EngineSettings:
+    """Return the settings of the run's engine on this rank. Collective over the world."""
+    rollout = config.rollout
+    return EngineSettings(
+        model_dir=model_dir,
+        dtype=config.model.dtype,
+        is_cuda=device.is_cuda,
+        tp=rollout.tp,
+        max_tokens=max_engine_tokens(config),
+        batch_size=rollout.batch_size,
+        gpu_memory_fraction=rollout.gpu_memory_fraction,
+        kv_cache_bytes=rollout.kv_cache_bytes,
+        seed=config.run.seed,
+        collective_minutes=config.run.collective_minutes,
+        rank=layout.rank,
+        world_size=layout.world_size,
+        job_id=broadcast_object(uuid4().hex),
+        seeded=rollout.seeded,
+        deep_sleep=rollout.deep_sleep,
+        speculative=rollout.speculative,
+        notes_routing=config.train.routing_replay,
     )

@@ -4,8 +4,9 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from megatron_opsft.config import Config
-from megatron_opsft.models.architectures.config_from_hf import read_model_shape
+from megatron_opsft.config import OptimizerConfig, ParallelConfig, TrainConfig
+from megatron_opsft.methods.objective import Objective
+from megatron_opsft.models.architectures.shape import ModelShape
 from megatron_opsft.models.storage.megatron_files import StoredWeights, open_weights
 from megatron_opsft.models.weights.rules import WeightTable, padded_vocab_size
 from megatron_opsft.runtime.device import Device
@@ -13,7 +14,6 @@ from megatron_opsft.runtime.distributed import Layout
 from megatron_opsft.trainer.loss.cross_entropy import te_problem
 from megatron_opsft.trainer.loss.loss_memory import choose_cross_entropy
 from megatron_opsft.trainer.model.build import build_model, wrap_for_training
-from megatron_opsft.trainer.model.checks import check_layout
 from megatron_opsft.trainer.model.optimizer import build_optimizer
 from megatron_opsft.trainer.model.shards import ModelShards
 from megatron_opsft.trainer.model.step import Trainer
@@ -42,42 +42,49 @@ class TrainerParts:
 
 
 def build_trainer(
-    config: Config, model_dir: Path, device: Device, layout: Layout
+    shape: ModelShape,
+    model_dir: Path,
+    device: Device,
+    layout: Layout,
+    *,
+    dtype: str,
+    parallel: ParallelConfig,
+    train: TrainConfig,
+    optimizer_settings: OptimizerConfig,
+    objective: Objective,
+    deterministic: bool,
 ) -> TrainerParts:
     """Build the trainer of the directory's model; its weights have arbitrary values. Called by
     every rank.
 
-    Only the headers of the weight files are read. Errors: `UserError` for an unsupported model, a
-    layout that does not fit it, or a weight file that is damaged or holds other tensors than
-    config.json says.
+    Only the headers of the weight files are read. shape: of the model, which `parallel` can cut.
+    Errors: `UserError` for a weight file that is damaged or holds other tensors than config.json
+    says.
     """
-    shape = read_model_shape(model_dir)
-    check_layout(shape, config.parallel)
     stored = open_weights(model_dir, WeightTable(shape, "te"), check=layout.is_main)
-    with_te = uses_transformer_engine(device, config.model.dtype)
+    with_te = uses_transformer_engine(device, dtype)
     megatron = transformer_config(
         shape,
-        dtype=config.model.dtype,
-        parallel=config.parallel,
-        train=config.train,
+        dtype=dtype,
+        parallel=parallel,
+        train=train,
         device=device,
-        deterministic=config.run.deterministic,
+        deterministic=deterministic,
     )
-    table = WeightTable(shape, "te" if with_te else "local", config.parallel.tp)
-    objective = config.method.objective(config.rollout.temperature)
-    padded_rows = padded_vocab_size(shape.vocab_size, config.parallel.tp)
+    table = WeightTable(shape, "te" if with_te else "local", parallel.tp)
+    padded_rows = padded_vocab_size(shape.vocab_size, parallel.tp)
     loss = choose_cross_entropy(
-        config.train.cross_entropy,
-        te_problem(device, config.model.dtype),
-        max_tokens=config.train.max_tokens_per_microbatch,
-        rows_per_rank=padded_rows // config.parallel.tp,
+        train.cross_entropy,
+        te_problem(device, dtype),
+        max_tokens=train.max_tokens_per_microbatch,
+        rows_per_rank=padded_rows // parallel.tp,
         with_teacher=objective.has_teacher,
     )
     if layout.is_main:
         log.info(describe_parts(megatron, loss, device))
     models = build_model(shape, megatron, device)
-    chunks = wrap_for_training(models, megatron, config.parallel)
-    optimizer = build_optimizer(chunks, config.optimizer, bf16=megatron.bf16)
+    chunks = wrap_for_training(models, megatron, parallel)
+    optimizer = build_optimizer(chunks, optimizer_settings, bf16=megatron.bf16)
     trainer = Trainer(
         chunks=chunks,
         optimizer=optimizer,

@@ -1,4 +1,4 @@
-"""Checks that a model fits a parallel layout, without Megatron."""
+"""Checks that a model can be cut as the parallel layout says."""
 
 from megatron_opsft.config import Config, ParallelConfig
 from megatron_opsft.errors import UserError

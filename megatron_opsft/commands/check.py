@@ -1,0 +1,120 @@
+"""`train --check`: what a run would do, said before anything is computed or written."""
+
+import os
+import shutil
+from collections.abc import Iterator
+
+from megatron_opsft.commands.plan.assumptions import load_hardware
+from megatron_opsft.commands.plan.estimate import Plan
+from megatron_opsft.commands.plan.job import check_planned_run, make_planned_run
+from megatron_opsft.commands.plan.show import verdict_line
+from megatron_opsft.config import Config
+from megatron_opsft.config.load import resumable_keys
+from megatron_opsft.models.storage.model_paths import local_model
+from megatron_opsft.run.start.check import check_run
+from megatron_opsft.run.start.checked_run import CheckedRun
+from megatron_opsft.run.start.disk import check_disk, disk_use
+from megatron_opsft.run.start.input import read_input
+from megatron_opsft.run.start.run_directory import RunDir
+
+
+def describe_start(config: Config, *, resume: str | None, overwrite: bool) -> str:
+    """Check a run as `train` does, and say what it would do: one line for each fact.
+
+    resume: "yes", "auto" or None, as of `train`. Errors: `UserError`, as of `train`.
+    """
+    checked = check_run(
+        config,
+        resume=resume is not None,
+        overwrite=overwrite,
+        must_exist=resume == "yes",
+        world_size=int(os.environ.get("WORLD_SIZE", "1")),
+    )
+    rows = [
+        ("model", _describe_model(checked)),
+        *_describe_data(checked),
+        ("method", _describe_method(checked)),
+        ("memory", _describe_fit(checked)),
+        ("disk", _describe_disk(checked, resume=resume is not None)),
+        *_describe_resume(checked),
+    ]
+    width = max(len(name) for name, _ in rows)
+    lines = []
+    for name, text in rows:
+        indented = text.replace("\n", "\n" + " " * (width + 2))
+        lines.append(f"{name.ljust(width)}  {indented}")
+    return "\n".join(lines)
+
+
+def _describe_model(checked: CheckedRun) -> str:
+    shape = checked.shape
+    return (
+        f"{checked.config.model.path}: {shape.architecture}, {shape.num_layers} layers, "
+        f"hidden size {shape.hidden_size}, {shape.vocab_size:,} tokens, trained in "
+        f"{checked.config.model.dtype}"
+    )
+
+
+def _describe_data(checked: CheckedRun) -> Iterator[tuple[str, str]]:
+    """Yield what the problems are, and the first prompt; they need the model's tokenizer."""
+    path = checked.config.model.path
+    model_dir = local_model(path)
+    if model_dir is None:
+        fetch = f"bring its tokenizer here with `megatron-opsft fetch CONFIG`: {path}"
+        yield "data", f"not read, since the model is not on this machine; {fetch}"
+        return
+    run_input = read_input(checked, model_dir)
+    problems = run_input.problems.problems
+    text = f"{run_input.problems.name}: {len(problems):,} problems to train on"
+    if run_input.held_out is not None:
+        text += f", {len(run_input.held_out.problems):,} held out"
+    yield "data", f"{text}, {len(run_input.bad_rows):,} rows left out"
+    for note in run_input.notes:
+        yield "note", note
+    change = run_input.method.prompt_change(problems[0].id)
+    messages = run_input.encoder.messages(
+        problems[0], system=change.system, suffix=change.suffix
+    )
+    yield "prompt", run_input.encoder.chat.text(messages)
+
+
+def _describe_method(checked: CheckedRun) -> str:
+    config = checked.config
+    num_responses = config.data.prompts_per_step * config.rollout.group_size
+    return (
+        f"{config.method.name}: {config.method.formula}; {config.run.steps} steps of "
+        f"{num_responses} responses of up to {config.rollout.max_response_tokens} tokens"
+    )
+
+
+def _describe_fit(checked: CheckedRun) -> str:
+    """Say what `plan` says of this number of ranks, on a CPU or on H100 GPUs."""
+    config = checked.config
+    has_gpu = config.run.device == "cuda" or shutil.which("nvidia-smi") is not None
+    device = "h100" if has_gpu and config.run.device != "cpu" else "cpu"
+    hardware = load_hardware(device, None, gpus_per_node=min(checked.world_size, 8))
+    run = make_planned_run(config, hardware, checked.world_size)
+    check_planned_run(run)
+    verdict = verdict_line(Plan(run=run, num_steps=max(config.run.steps, 1)))
+    return f"{checked.world_size} x {hardware.name}: {verdict}"
+
+
+def _describe_disk(checked: CheckedRun, *, resume: bool) -> str:
+    use = disk_use(checked.config, checked.shape)
+    warning = check_disk(checked.config, checked.shape, resume=resume)
+    text = (
+        f"{checked.config.run.dir}: checkpoints up to {use.checkpoints / 1e9:,.3g} GB, models "
+        f"{use.models / 1e9:,.3g} GB, rollouts up to {use.rollouts / 1e9:,.3g} GB"
+    )
+    return f"{text}; {warning}" if warning else text
+
+
+def _describe_resume(checked: CheckedRun) -> Iterator[tuple[str, str]]:
+    """Yield which keys may differ when the run is resumed."""
+    free, adjustable = resumable_keys(checked.config)
+    state = "is new"
+    if RunDir(checked.config.run.dir).entries():
+        state = "has a run"
+    yield "run.dir", f"{checked.config.run.dir} {state}"
+    yield "free on resume", ", ".join(free)
+    yield "adjustable", ", ".join(adjustable)
