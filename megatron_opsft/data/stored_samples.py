@@ -5,7 +5,6 @@ a kill can tear the last line of each, which is then sampled again. When a bench
 files become one, `samples/BENCHMARK.jsonl.gz`: sorted, the same bytes for the same samples.
 """
 
-import json
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,7 +12,8 @@ from uuid import uuid4
 
 from megatron_opsft.errors import UserError, first_line
 from megatron_opsft.records import FinishReason, Outcome
-from megatron_opsft.runtime.durable import append_line, json_lines, write_packed_lines
+from megatron_opsft.runtime.durable import json_lines, write_packed_lines
+from megatron_opsft.runtime.journal import Journal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +61,7 @@ class SampleFiles:
         """Append to this process's own file, in one write: a kill of the process loses nothing."""
         self._unfinished.mkdir(parents=True, exist_ok=True)
         path = self._unfinished / f"{benchmark}.{self._process_name}.jsonl"
-        lines = [json.dumps(asdict(sample), ensure_ascii=False) for sample in samples]
-        append_line(path, "\n".join(lines))
+        Journal(path).append(*map(asdict, samples))
 
     def complete(self) -> list[str]:
         """Return the names of the benchmarks whose samples are complete."""

@@ -7,6 +7,7 @@ an instance, chosen by `name`.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -136,6 +137,21 @@ class MethodSettings(Section):
     def has_fixed_data(self) -> bool:
         """True if responses and their advantages come from a file, and none are sampled."""
         return False
+
+    @property
+    def num_data_samples(self) -> int:
+        """Responses to each problem that `data` samples to choose fixed data from."""
+        return 1
+
+    @property
+    def teacher(self) -> str | None:
+        """Prompt template of the teacher, if the method has one."""
+        return None
+
+    @property
+    def reference_file(self) -> Path | None:
+        """File of the reference model's lengths and accuracy, if the method needs one."""
+        return None
 
     def objective(self, sampling_temperature: float) -> Objective:
         """The objective of the loss; see `trainer/loss/`."""

@@ -1,11 +1,9 @@
-"""A method in a run: from the facts of a step's responses to what the trainer is given, and the
-method's state from step to step.
-"""
+"""A method in a run: what it makes of a step's responses, and its state from step to step."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, groupby, islice
+from itertools import chain, compress, groupby
 from operator import attrgetter
 from statistics import fmean
 from types import MappingProxyType
@@ -18,30 +16,35 @@ from megatron_opsft.records import Problem, Response
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Weights:
-    """Of every response of a batch, group by group. trained: whether it takes part in the update at
-    all.
-    """
+class Credit:
+    """What a method makes of one response."""
 
-    rewards: tuple[float, ...]
-    advantages: tuple[float, ...]
-    trained: tuple[bool, ...]
+    response: Response
+    reward: float
+    advantage: float
+    is_trained: bool
+    """True if the response takes part in the update at all."""
+
+
+Credits = Sequence[Sequence[Credit]]
+"""The credits of a batch, group by group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
-    """One optimizer step: the responses that are trained on, with the weight of each of their
-    tokens and their advantages; factor: of the whole sum.
-    """
+    """One optimizer step: the responses that are trained on."""
 
     responses: tuple[Response, ...]
     token_weights: tuple[float, ...]
+    """Weight of every token of each response."""
     advantages: tuple[float, ...]
+    """Advantage of each response."""
     factor: float
+    """Factor of the whole sum."""
 
 
 class MethodRun:
-    """The same on every rank. state: of the method, before the step that comes next.
+    """A method in a run: its settings and its state before the next step, the same on every rank.
 
     references: the reference model's lengths and accuracy, by problem id, for methods that ask.
     """
@@ -58,13 +61,34 @@ class MethodRun:
         self._seed = seed
         self._references = references
 
+    @property
+    def limit(self) -> int | None:
+        """Most tokens of a response in the next step; None: the run's limit."""
+        return self.settings.limit(self.state)
+
+    @property
+    def starts_stage(self) -> bool:
+        """True if optimizer moments and reference model are reset before the next step."""
+        return self.settings.starts_stage(self.state)
+
+    @property
+    def refreshes_teacher(self) -> bool:
+        """True if the model is copied into the teacher before the next step."""
+        return self.settings.refreshes_teacher(self.state)
+
+    @property
+    def monitor_size(self) -> tuple[int, int] | None:
+        """How many extra problems to sample before the next step, and responses to each."""
+        return self.settings.monitor_size(self.state)
+
     def first_draw(self, step: int) -> int:
-        """Which batch of problems a step begins with, counted from 0."""
+        """Return the number of the batch of problems that a step begins with, from 0."""
         return step - 1 + self.state.refills
 
     def prompt_change(self, problem_id: str, *, held_out: bool = False) -> PromptChange:
-        """What a problem's prompt gets beyond the template; a held-out problem's gets a length
-        alone, where the method asks for one.
+        """Return what the method adds to a problem's prompt.
+
+        A held-out problem's prompt gets at most a length, if the method asks for one.
         """
         target = self.settings.target_length(problem_id, self._seed, held_out=held_out)
         if held_out and target is None:
@@ -72,110 +96,123 @@ class MethodRun:
         return self.settings.prompt(self.state, target)
 
     def observe(self, groups: Sequence[Group]) -> None:
-        """Let the method see its monitor problems' groups."""
+        """Show the method the groups of its monitor problems."""
         self.state = self.settings.observe(self.state, groups)
 
     def groups(
         self, responses: Sequence[Response], problems: Sequence[Problem], limit: int
     ) -> list[Group]:
-        """One group a problem. responses: of all ranks, in the order of `problems`; limit: the
-        longest they could be.
+        """Return one group for each problem that has responses.
+
+        responses: of all ranks, in the order of `problems`. limit: most tokens that one could have.
         """
-        return [
-            Group(
-                responses=list(found),
-                limit=limit,
-                problem_id=problems[index].id,
-                target=self.settings.target_length(problems[index].id, self._seed),
-                reference=self._references.get(problems[index].id),
+        groups = []
+        for index, of_problem in groupby(responses, key=attrgetter("problem_index")):
+            problem_id = problems[index].id
+            groups.append(
+                Group(
+                    responses=list(of_problem),
+                    limit=limit,
+                    problem_id=problem_id,
+                    target=self.settings.target_length(problem_id, self._seed),
+                    reference=self._references.get(problem_id),
+                )
             )
-            for index, found in groupby(responses, key=attrgetter("problem_index"))
-        ]
+        return groups
 
     def fill(
         self, groups: Sequence[Group], wanted: int, refills: int
     ) -> tuple[list[int], bool]:
-        """(which groups to train on, at most as many as wanted; whether to draw problems again).
+        """Choose the groups to train on, at most `wanted`: their indices, and True if problems are
+        to be drawn again.
 
-        refills: how often they were already. Groups are judged by rewards that are not shaped.
+        refills: how often problems were already drawn again.
         """
         rewards = self.settings.rewards(groups, self.state)
-        pairs = enumerate(zip(groups, rewards, strict=True))
-        kept = [i for i, (group, found) in pairs if self.settings.keeps(group, found)]
-        return kept[:wanted], len(
-            kept
-        ) < wanted and refills < self.settings.most_refills
+        kept_indices = []
+        for index, group in enumerate(groups):
+            if self.settings.keeps(group, rewards[index]):
+                kept_indices.append(index)
+        is_short = len(kept_indices) < wanted
+        return kept_indices[:wanted], is_short and refills < self.settings.most_refills
 
-    def weigh(self, batch: Sequence[Group]) -> Weights:
-        """What each response of the batch counts.
+    def credit(self, batch: Sequence[Group]) -> list[list[Credit]]:
+        """Give every response of the batch its reward and advantage.
 
-        A response without advantage is trained on only for its divergence from the reference.
+        A response with advantage 0 is trained on only for its divergence from the reference model.
         """
         rewards = self.settings.shaped(batch, self.settings.rewards(batch, self.state))
-        advantages = tuple(
-            chain.from_iterable(self.settings.advantages(batch, rewards))
-        )
+        advantages = self.settings.advantages(batch, rewards)
         diverges = self.settings.objective(1.0).needs_reference
-        return Weights(
-            rewards=tuple(chain.from_iterable(rewards)),
-            advantages=advantages,
-            trained=tuple(advantage != 0 or diverges for advantage in advantages),
-        )
+        credits = []
+        for group, *values in zip(batch, rewards, advantages, strict=True):
+            credits.append(
+                [
+                    Credit(
+                        response=response,
+                        reward=reward,
+                        advantage=advantage,
+                        is_trained=advantage != 0 or diverges,
+                    )
+                    for response, reward, advantage in zip(
+                        group.responses, *values, strict=True
+                    )
+                ]
+            )
+        return credits
 
-    def updates(self, groups: Sequence[Group], weights: Weights) -> list[Update]:
-        """The optimizer steps on a batch: equal shares of its problems, in order, and a factor for
-        each. A share is empty where the method kept fewer problems than there are steps.
+    def updates(self, groups: Sequence[Group], credits: Credits) -> list[Update]:
+        """Return the optimizer steps on a batch: equal shares of its problems, in order.
+
+        A share is empty if the method kept fewer problems than there are steps.
         """
         count = self.settings.num_updates
-        responses = [response for group in groups for response in group.responses]
-        rest = zip(responses, weights.advantages, weights.trained, strict=True)
-        found = []
-        for update in range(count):
-            share = groups[
-                len(groups) * update // count : len(groups) * (update + 1) // count
-            ]
-            rows = list(islice(rest, sum(len(group.responses) for group in share)))
-            lengths = [response.num_tokens for response, _, _ in rows]
-            accepted = [advantage != 0 for _, advantage, _ in rows]
-            limit = max((group.limit for group in share), default=0)
-            of_tokens, factor = aggregate(
-                self.settings.aggregation, lengths, accepted, limit
+        updates = []
+        for number in range(count):
+            first = len(groups) * number // count
+            last = len(groups) * (number + 1) // count
+            share = list(chain.from_iterable(credits[first:last]))
+            token_weights, factor = aggregate(
+                self.settings.aggregation,
+                [credit.response.num_tokens for credit in share],
+                [credit.advantage != 0 for credit in share],
+                max((group.limit for group in groups[first:last]), default=0),
             )
-            weighed = zip(rows, of_tokens, strict=True)
-            kept = [(r, w, a) for (r, a, is_trained), w in weighed if is_trained]
-            found.append(
+            is_trained = [credit.is_trained for credit in share]
+            trained = list(compress(share, is_trained))
+            updates.append(
                 Update(
-                    responses=tuple(response for response, _, _ in kept),
-                    token_weights=tuple(weight for _, weight, _ in kept),
-                    advantages=tuple(advantage for _, _, advantage in kept),
-                    factor=factor if kept else 0.0,
+                    responses=tuple(credit.response for credit in trained),
+                    token_weights=tuple(compress(token_weights, is_trained)),
+                    advantages=tuple(credit.advantage for credit in trained),
+                    factor=factor if trained else 0.0,
                 )
             )
-        return found
+        return updates
 
     def advance(self, groups: Sequence[Group], refills: int) -> None:
-        """To the next step. refills: how often problems were drawn again for this one."""
+        """Move to the next step. refills: how often problems were drawn again for this one."""
         state = self.settings.next_state(self.state, groups)
         changed = {"step": state.step + 1, "refills": state.refills + refills}
         self.state = state.model_copy(update=changed)
 
     def restore(self, values: Mapping[str, Any]) -> None:
-        """The state of a checkpoint, as `state.model_dump()` gave it."""
+        """Restore the state of a checkpoint. values: from `state.model_dump()`."""
         self.state = self.settings.state_class.model_validate(values)
 
 
-def describe_weights(
-    groups: Sequence[Group], weights: Weights
-) -> dict[str, float | int]:
+def describe_credits(credits: Credits) -> dict[str, float | int]:
     """Metrics of a step's rewards and advantages; standard deviations over the whole batch."""
-    rest = iter(weights.advantages)
+    of_batch = list(chain.from_iterable(credits))
+    rewards = [credit.reward for credit in of_batch]
+    groups_without_advantage = [
+        group for group in credits if not any(credit.advantage for credit in group)
+    ]
     return {
-        "reward_mean": fmean(weights.rewards),
-        "reward_std": _std(weights.rewards),
-        "advantage_std": _std(weights.advantages),
-        "zero_advantage_groups": sum(
-            not any(list(islice(rest, len(group.responses)))) for group in groups
-        ),
+        "reward_mean": fmean(rewards),
+        "reward_std": _std(rewards),
+        "advantage_std": _std([credit.advantage for credit in of_batch]),
+        "zero_advantage_groups": len(groups_without_advantage),
     }
 
 

@@ -84,10 +84,9 @@ def run_step(s: Session, recorder: RunRecorder, step: int) -> None:
     """Sample one batch, take the optimizer step or steps on it, and record them."""
     enter_phase("prepare", step)
     watch = Stopwatch(s.device)
-    method = s.config.method
-    if method.starts_stage(s.method.state):
+    if s.method.starts_stage:
         begin_stage(s)
-    if s.reference is not None and method.refreshes_teacher(s.method.state):
+    if s.reference is not None and s.method.refreshes_teacher:
         s.reference.replace()
     observe_monitor(s, watch)
     batch = (

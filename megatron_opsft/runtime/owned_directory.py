@@ -45,6 +45,8 @@ class OwnedDirectory:
     folders_of_steps: ClassVar[tuple[str, ...]] = ()
     """Those folders in which every name contains a step."""
     manifest: ClassVar[str] = "manifest.json"
+    lock: str = LOCK
+    """Name of the file that is the lock."""
     option: ClassVar[str] = "--out "
     """What error messages write before the path."""
     fix: ClassVar[str] = "set it back, name another directory, or give --overwrite"
@@ -170,7 +172,7 @@ class OwnedDirectory:
                 os._exit(2)
 
         lease = SoftFileLease(
-            self.path / LOCK,
+            self.path / self.lock,
             lease_duration=SILENT_SECONDS,
             heartbeat_interval=BEAT_SECONDS,
             on_compromise=end_if_taken_over,

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from forked_cli import ROOT, ForkedCli
+from groups import columns
 from jobs import run_training
 from responses import facts
 from rows import write_rows
@@ -173,9 +174,9 @@ def test_rewards_and_advantages_are_the_method_s_and_a_killed_run_resumes(
             )
             for number, row in enumerate(rows)
         ]
-        limit = config.method.limit(run.state) or config.rollout.max_response_tokens
+        limit = run.limit or config.rollout.max_response_tokens
         groups = run.groups(responses, problems, limit)
-        weights = run.weigh(groups)
+        weights = columns(run.credit(groups))
         assert [row["reward"] for row in rows] == pytest.approx(weights.rewards, abs=1e-9)
         assert [row["advantage"] for row in rows] == pytest.approx(weights.advantages, abs=1e-9)
         found = (line["reward_mean"], line["reward_std"], line["advantage_std"])

@@ -70,7 +70,7 @@ def judged(case: Case, s: Any, seed: int) -> JudgedBatch:
         verdicts=verdicts,
         responses=responses,
         groups=groups,
-        weights=s.method.weigh(groups),
+        credits=s.method.credit(groups),
         sampled=responses,
     )
 

@@ -1,13 +1,13 @@
 """Groups of responses for tests of methods."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from responses import facts
 
 from megatron_opsft.methods.catalog import METHODS
 from megatron_opsft.methods.facts import Group
-from megatron_opsft.methods.updates import MethodRun, Update, Weights
+from megatron_opsft.methods.updates import Credits, MethodRun, Update
 from megatron_opsft.records import Outcome
 
 LENGTHS, CORRECT = (800, 1600, 2400, 4000), (1, 1, 0, 1)
@@ -28,15 +28,33 @@ def group(
     return Group(**{"responses": responses, "limit": 16384, **others})
 
 
-def weigh(name: str, *batch: Group, state: dict[str, Any] | None = None, **keys: Any) -> Weights:
+class Columns(NamedTuple):
+    """The credits of a batch as columns, group behind group."""
+
+    rewards: tuple[float, ...]
+    advantages: tuple[float, ...]
+    trained: tuple[bool, ...]
+
+
+def columns(credits: Credits) -> Columns:
+    """The columns of a batch's credits."""
+    rows = [credit for group in credits for credit in group]
+    return Columns(
+        tuple(credit.reward for credit in rows),
+        tuple(credit.advantage for credit in rows),
+        tuple(credit.is_trained for credit in rows),
+    )
+
+
+def weigh(name: str, *batch: Group, state: dict[str, Any] | None = None, **keys: Any) -> Columns:
     """What a method makes of a batch, with these settings and this state."""
     run = MethodRun(METHODS[name](**keys), seed=0)
     run.state = run.state.model_copy(update=state or {})
-    return run.weigh(batch)
+    return columns(run.credit(batch))
 
 
 def update(name: str, *batch: Group, **keys: Any) -> Update:
     """The one optimizer step that a method takes on a batch."""
     run = MethodRun(METHODS[name](**keys), seed=0)
-    (found,) = run.updates(batch, run.weigh(batch))
+    (found,) = run.updates(batch, run.credit(batch))
     return found

@@ -11,7 +11,8 @@ from megatron_opsft.config.load import load_config
 from megatron_opsft.config.training import check_world
 from megatron_opsft.errors import UserError
 from megatron_opsft.models.architectures.shape import ModelShape
-from megatron_opsft.run.start.layout import check_layout, check_routing_replay
+from megatron_opsft.models.architectures.sharding import check_layout
+from megatron_opsft.run.start.checked_run import check_routing_replay
 
 
 @pytest.mark.parametrize(

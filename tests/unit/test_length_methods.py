@@ -8,7 +8,7 @@ from statistics import fmean, pstdev
 from typing import Any
 
 import pytest
-from groups import group, update, weigh
+from groups import columns, group, update, weigh
 from responses import facts
 
 from megatron_opsft.config.load import load_config
@@ -57,7 +57,7 @@ def test_thinkprune_goes_through_its_stages() -> None:
     run = run_of("thinkprune", limits=[4000, 3000, 2000], stage_steps=[2, 1], announce_limit=True)
     seen = []
     for _ in range(5):
-        seen.append((run.settings.limit(run.state), run.settings.starts_stage(run.state)))
+        seen.append((run.limit, run.starts_stage))
         assert f" {seen[-1][0]} tokens" in run.prompt_change("p0").system
         assert run.prompt_change("p0", held_out=True) == PromptChange()
         run.advance([], refills=0)
@@ -133,9 +133,9 @@ def test_laser_d_looks_at_the_monitor_before_the_first_step_and_every_twenty() -
     assert {n: size for n, size in sizes.items() if size} == dict.fromkeys((1, 21, 41), (500, 8))
     run.observe(MONITOR)
     easy = group((900, 1100, 9000), (1, 1, 0))
-    assert run.weigh([easy]).rewards == (1.5, 1.0, -0.5)
+    assert columns(run.credit([easy])).rewards == (1.5, 1.0, -0.5)
     hard = group((900, 1100, 9000, 16384), (1, 0, 0, 0))  # any length will do
-    assert run.weigh([hard]).rewards == (1.5, -0.5, -0.5, -0.5)
+    assert columns(run.credit([hard])).rewards == (1.5, -0.5, -0.5, -0.5)
     explored = weigh("laser_de", easy, state=run.state.model_dump(), highest_target=4096)
     assert explored.rewards == (1.5, 1.0, 0.0)
 
@@ -232,7 +232,7 @@ def test_a_dlp_price_follows_accuracy_and_stays_above_zero() -> None:
     prices = []
     for correct in ((1, 1, 0, 1), (0, 0, 0, 0), (1, 1, 1, 1)):
         prices.append(run.state.price)
-        rewards = run.weigh([group(correct=correct)]).rewards
+        rewards = columns(run.credit([group(correct=correct)])).rewards
         assert rewards[3] == pytest.approx(correct[3] - prices[-1] * 4000)
         run.advance([group(correct=correct)], refills=0)
     assert prices == pytest.approx([1e-3, 3.5e-3, 0.0])
@@ -242,9 +242,9 @@ def test_a_dlp_price_follows_accuracy_and_stays_above_zero() -> None:
 def test_each_share_of_a_batch_is_an_update_of_its_own(name: str) -> None:
     batch = [group(correct=correct, target=EXACT) for correct in ((1, 0, 1, 0), (1, 1, 1, 0))]
     run = run_of(name, updates_per_batch=2)
-    assert run.updates(batch, run.weigh(batch)) == [update(name, one) for one in batch]
+    assert run.updates(batch, run.credit(batch)) == [update(name, one) for one in batch]
     run = run_of(name, updates_per_batch=3)  # more than there are groups
-    updates = run.updates(batch, run.weigh(batch))
+    updates = run.updates(batch, run.credit(batch))
     assert [len(found.responses) for found in updates] == [0, 4, 4]
     assert [found.factor > 0 for found in updates] == [False, True, True]
 

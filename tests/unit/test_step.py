@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from groups import columns
 from responses import facts, rollout_of
 
 from megatron_opsft.config.load import load_config
@@ -206,7 +207,7 @@ def test_a_step_that_keeps_no_group_trains_on_none(monkeypatch: pytest.MonkeyPat
     batch = sample_batch(s, 1, Stopwatch())
     assert batch.refills == 3 and len(batch.sampled) == 16
     assert [group.problem_id for group in batch.groups] == ["p0", "p1"]
-    assert batch.weights.trained == (False,) * 4 and batch.trained == []
+    assert columns(batch.credits).trained == (False,) * 4 and batch.trained == []
 
 
 def test_the_method_s_own_limit_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,9 +252,11 @@ def test_monitor_problems_are_sampled_with_seeds_of_their_own(
     assert asked == []  # on-policy SFT looks at none
     s, seen = session(), []
     s.method = SimpleNamespace(
-        state=SimpleNamespace(step=5), groups=lambda *given: given, observe=seen.append
+        state=SimpleNamespace(step=5),
+        groups=lambda *given: given,
+        observe=seen.append,
+        monitor_size=(3, 2),
     )
-    s.config = SimpleNamespace(method=SimpleNamespace(monitor_size=lambda state: (3, 2)))
     observe_monitor(s, Stopwatch())
     (how,) = asked
     # Evaluations have step 0, and training draws count from 1.
@@ -279,7 +282,7 @@ def judged(s: Any, lengths: Sequence[int], prompts: Sequence[int] | None = None)
         verdicts=[],
         responses=responses,
         groups=groups,
-        weights=s.method.weigh(groups),
+        credits=s.method.credit(groups),
         sampled=responses,
     )
 
@@ -297,7 +300,7 @@ def test_a_batch_is_packed_once_for_one_update_and_scored_before_for_several() -
         is_weighted_likelihood=False, keeps_frozen_model=False, token_penalty=None
     )
     batch = judged(s, [3, 5, 4, 6])
-    weights = s.method.weigh(batch.groups)
+    weights = columns(s.method.credit(batch.groups))
     assert not any(weights.advantages)  # all right alike: nothing is trained on
     assert [u.microbatches for u in pack_updates(s, batch, watch)] == [[], []]
     assert watch.phases == ["train", "old_logprob"]
@@ -387,8 +390,9 @@ def test_a_pair_has_room_for_the_longer_prompt_and_one_that_is_too_long_is_left_
     prompts = {problem.id: (1,) * 5 for problem in batch.problems}
     assert pair_lengths(batch, batch.responses, prompts) == [8, 10, 11, 13]
     kept = without_long_pairs(s, batch)
-    assert kept.weights.trained == (True, True, False, False)
-    assert kept.weights.advantages[2:] == (0.0, 0.0) and all(kept.weights.advantages[:2])
+    credits = columns(kept.credits)
+    assert credits.trained == (True, True, False, False)
+    assert credits.advantages[2:] == (0.0, 0.0) and all(credits.advantages[:2])
     assert kept.metrics == {"num_pairs_left_out": 2}
     # Each rank of a context-parallel group has a part of a pack; the positions are the model's.
     s.layout.cp_size = 2

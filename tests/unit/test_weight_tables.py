@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 from vllm_weights import vllm_weights
 
 from megatron_opsft.errors import UserError
+from megatron_opsft.models.architectures.sharding import check_rollout_tp
 from megatron_opsft.models.weights.rectangles import Parameter, Rect
 from megatron_opsft.models.weights.rules import WeightTable
 from megatron_opsft.models.weights.slicing import (
@@ -24,7 +25,7 @@ from megatron_opsft.models.weights.slicing import (
     shard_parameter,
     shard_shape,
 )
-from megatron_opsft.models.weights.vllm_layout import check_rollout_tp, vllm_parameters
+from megatron_opsft.models.weights.vllm_layout import vllm_parameters
 
 Shapes = dict[str, tuple[int, ...] | None]
 EXPERT = "model.layers.1.mlp.experts.{}.up_proj.weight"

@@ -3,7 +3,6 @@
 A response is stored as soon as it is diagnosed, so the same command continues after a kill.
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from operator import itemgetter
 from pathlib import Path
@@ -32,12 +31,8 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.records import FinishReason
 from megatron_opsft.rollout.requests import split_text_by_token
 from megatron_opsft.runtime.device import select_device
-from megatron_opsft.runtime.durable import (
-    append_line,
-    json_lines,
-    whole_lines,
-    write_bytes,
-)
+from megatron_opsft.runtime.durable import json_lines
+from megatron_opsft.runtime.journal import Journal
 from megatron_opsft.runtime.progress import Progress
 
 
@@ -109,9 +104,8 @@ def _diagnose_missing(
     responses: Sequence[_Response], inputs: Inputs, efficient: EvalModel, path: Path
 ) -> None:
     """Append a line to tokens.jsonl, at `path`, for each response that has none yet."""
-    # Without a torn line.
-    write_bytes(path, b"".join(b"%s\n" % line for line in whole_lines(path)))
-    done = {_key(row) for row in json_lines(path)}
+    journal = Journal(path)
+    done = {_key(row) for row in journal.resume()}
     missing = [response for response in responses if _key(response.row) not in done]
     original = inputs.model
     with Progress("diagnose", len(missing), unit=" responses") as progress:
@@ -125,7 +119,7 @@ def _diagnose_missing(
             row["kl"], row["alternatives"] = diverge(
                 p, q, original.tokenizer, prompt_ids, ids
             )
-            append_line(path, json.dumps(row, ensure_ascii=False))
+            journal.append(row)
             progress.update(1)
 
 

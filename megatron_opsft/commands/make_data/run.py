@@ -2,10 +2,10 @@
 each chunk are stored at once, so that a killed job continues; one file is written at the end.
 """
 
-import json
 import logging
 import os
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,8 @@ from megatron_opsft.run.start.checked_run import check_settings
 from megatron_opsft.run.start.session import Session, open_session
 from megatron_opsft.run.step.judged_problems import JudgedProblems, judge_problems
 from megatron_opsft.runtime.distributed import broadcast_object
-from megatron_opsft.runtime.durable import append_line, json_lines, write_text
+from megatron_opsft.runtime.journal import Journal
+from megatron_opsft.runtime.owned_directory import OwnedDirectory
 from megatron_opsft.runtime.phase import Stopwatch
 
 log = logging.getLogger("megatron_opsft")
@@ -70,13 +71,34 @@ def _rows_by(
     raise AssertionError(f"no data are made for {method.name}")
 
 
+class _DataFile(OwnedDirectory):
+    """The directory of a file of fixed data; the lock is of this file alone."""
+
+    kind = "data set"
+    names = ()
+
+    def __init__(self, out: Path) -> None:
+        super().__init__(out.parent)
+        self.lock = f".{out.name}.lock"
+
+
 def make_data(config: Config, out: Path, limit: int | None = None) -> None:
-    """Write a method's fixed data. Called by every rank.
+    """Write a method's fixed data, and hold the lock of the file meanwhile. Called by every rank.
+
+    Arguments and errors: see `_make_data`; `UserError` also if another process writes the file.
+    """
+    with ExitStack() as stack:
+        if os.environ.get("RANK", "0") == "0":
+            stack.enter_context(_DataFile(out).locked())
+        _make_data(config, out, limit)
+
+
+def _make_data(config: Config, out: Path, limit: int | None) -> None:
+    """Sample responses to all problems, choose rows from them, and write the rows.
 
     limit: at most so many problems, the first of a shuffle by run.seed. After a kill, the same call
     continues. Errors: `UserError` before anything is sampled, or if no response was chosen.
     """
-    out.parent.mkdir(parents=True, exist_ok=True)
     sampling = _sampling_config(config, out)
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     checked = check_settings(sampling, read_shape(sampling), world_size)
@@ -88,11 +110,12 @@ def make_data(config: Config, out: Path, limit: int | None = None) -> None:
         problems = s.problems.problems
         problems = shuffled_subset(problems, limit or len(problems), config.run.seed)
         partial = out.with_name(f"{out.name}.partial.jsonl")
+        journal = Journal(partial, _identity(config, s, limit))
         num_done = 0
         rows: list[StoredResponse] = []
         if s.layout.is_main:
-            num_done, rows = _continue(partial, _identity(config, s, limit))
-        num_samples = _num_samples(config)
+            num_done, rows = _rows_of_earlier_starts(journal)
+        num_samples = config.method.num_data_samples
         at_once = _ENGINE_BATCHES * config.rollout.batch_size * s.layout.world_size
         chunk_size = max(1, at_once // num_samples)
         for first in range(broadcast_object(num_done), len(problems), chunk_size):
@@ -107,7 +130,7 @@ def make_data(config: Config, out: Path, limit: int | None = None) -> None:
             )
             new_rows = make_rows(judged)
             if s.layout.is_main:
-                _append(partial, len(chunk), new_rows)
+                journal.append(_as_json(len(chunk), new_rows))
                 rows += new_rows
                 log.info(
                     "%d of %d problems, %d more responses",
@@ -128,42 +151,22 @@ def make_data(config: Config, out: Path, limit: int | None = None) -> None:
             )
 
 
-def _num_samples(config: Config) -> int:
-    """Return how many responses to sample for each problem; some methods need only one."""
-    return getattr(config.method, "samples", 1)
-
-
-def _append(partial: Path, num_problems: int, rows: Sequence[StoredResponse]) -> None:
-    """Append a chunk's rows to the file from which a killed job continues."""
-    fields_of_rows = [asdict(row) for row in rows]
-    for fields in fields_of_rows:
-        del fields["routing"]  # bytes; fixed data never have them
-    chunk = {"num_problems": num_problems, "rows": fields_of_rows}
-    append_line(partial, json.dumps(chunk))
-
-
-def _continue(
-    partial: Path, identity: dict[str, Any]
-) -> tuple[int, list[StoredResponse]]:
-    """Begin or continue the file of rows: a line with `identity`, and one for each chunk of
-    problems. Returns the number of problems that are done, and their rows.
-
-    Errors: `UserError` for a file with another identity.
-    """
-    lines = list(json_lines(partial)) or [identity]
-    if lines[0] != identity:
-        raise UserError(
-            f"{partial} has responses of other settings, problems or weights; remove it, or name "
-            "another --out"
-        )
-    # Written again without its last line if that was torn.
-    write_text(partial, "".join(f"{json.dumps(line)}\n" for line in lines))
+def _rows_of_earlier_starts(journal: Journal) -> tuple[int, list[StoredResponse]]:
+    """Return how many problems are done, and their rows. Errors: those of `Journal.resume`."""
     num_done = 0
     rows: list[dict[str, Any]] = []
-    for chunk in lines[1:]:
+    for chunk in journal.resume():
         num_done += chunk["num_problems"]
         rows += chunk["rows"]
     return num_done, TypeAdapter(list[StoredResponse]).validate_python(rows)
+
+
+def _as_json(num_problems: int, rows: Sequence[StoredResponse]) -> dict[str, Any]:
+    """Return the line of the journal for a chunk of problems."""
+    fields_of_rows = [asdict(row) for row in rows]
+    for fields in fields_of_rows:
+        del fields["routing"]  # bytes; fixed data never have them
+    return {"num_problems": num_problems, "rows": fields_of_rows}
 
 
 def _identity(config: Config, s: Session, limit: int | None) -> dict[str, Any]:
@@ -192,7 +195,7 @@ def _write(
         **data.model_dump(include={"template", "system_prompt"}),
         "seed": config.run.seed,
         **rollout.model_dump(include={"temperature", "top_p", "max_response_tokens"}),
-        "samples": _num_samples(config),
+        "samples": config.method.num_data_samples,
     }
     if isinstance(method, O1Pruner):
         if method.z_score:  # over the whole data set; population deviation

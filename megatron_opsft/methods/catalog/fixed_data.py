@@ -36,6 +36,10 @@ class Crst(FixedDataSettings):
     name: Literal["crst"] = "crst"
     samples: Samples = 16
 
+    @property
+    def num_data_samples(self) -> int:
+        return self.samples
+
 
 class TokenSkip(FixedDataSettings):
     """TokenSkip's settings."""
@@ -83,3 +87,7 @@ class OffPolicySft(FixedDataSettings):
     name: Literal["off_policy_sft"] = "off_policy_sft"
     aggregation: AggregationKey = "max_accepted"
     samples: Samples = 8
+
+    @property
+    def num_data_samples(self) -> int:
+        return self.samples

@@ -52,6 +52,14 @@ class O1Pruner(PolicySettings):
         return self.form == "fixed"
 
     @property
+    def num_data_samples(self) -> int:
+        return self.samples
+
+    @property
+    def reference_file(self) -> Path | None:
+        return self.references
+
+    @property
     def compares_group(self) -> bool:
         return False
 

@@ -39,6 +39,10 @@ class SelfDistillation(MethodSettings):
     """Weight of on-policy SFT's -log p of the same responses, beside it."""
 
     @property
+    def teacher(self) -> str:
+        return self.teacher_template
+
+    @property
     def learns_from_rejected(self) -> bool:
         return self.responses == "all"
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from megatron_opsft.errors import UserError
+from megatron_opsft.models.architectures.sharding import divide
 from megatron_opsft.models.architectures.template import ShardKind, WeightRule
 from megatron_opsft.models.weights.rectangles import Copy, Parameter, Rect, whole
 from megatron_opsft.runtime.rounding import round_up
@@ -183,15 +184,3 @@ def _check_shard(rule: WeightRule, shard: Tensor, tp_size: int) -> None:
             f"Megatron parameter {rule.mcore_name} has shape {list(shard.shape)} where the weight "
             f"table expects {list(expected)} at tensor-parallel size {tp_size}"
         )
-
-
-def divide(size: int, tp_size: int, what: str, key: str = "parallel.tp") -> int:
-    """Return the size of one of `tp_size` equal slices.
-
-    Errors: `UserError` that names the key and what it should divide.
-    """
-    if size % tp_size:
-        raise UserError(
-            f"{key}={tp_size} does not divide {what}={size}; choose a divisor of {size}"
-        )
-    return size // tp_size

@@ -8,15 +8,14 @@ fused_moe/routed_experts.py.
 import re
 from functools import cache
 
-from megatron_opsft.errors import UserError
 from megatron_opsft.models.architectures.shape import ModelShape
+from megatron_opsft.models.architectures.sharding import (
+    check_rollout_tp,
+    padded_vocabulary,
+)
 from megatron_opsft.models.architectures.template import ShardKind, WeightRule
 from megatron_opsft.models.weights.rectangles import Copy, Parameter, Rect, whole
 from megatron_opsft.models.weights.rules import WeightTable
-from megatron_opsft.models.weights.slicing import divide
-from megatron_opsft.runtime.rounding import round_up
-
-_VOCABULARY_MULTIPLE = 64
 
 # What vLLM fuses: the HF tensors lie one below the other, in the order of the weight table. The
 # number in an expert's name is its index in the parameter.
@@ -51,27 +50,6 @@ def vllm_parameters(
         )
         for name, members in fused.items()
     )
-
-
-def check_rollout_tp(shape: ModelShape, tp_size: int) -> None:
-    """Check that vLLM can cut this model into `tp_size` shards. Errors: `UserError`."""
-    divide(shape.num_heads, tp_size, "num_attention_heads", "rollout.tp")
-    if shape.num_kv_heads % tp_size and tp_size % shape.num_kv_heads:
-        raise UserError(
-            f"rollout.tp={tp_size} is neither a divisor nor a multiple of "
-            f"num_key_value_heads={shape.num_kv_heads}"
-        )
-    name, size = shape.shard_ffn
-    divide(size, tp_size, name, "rollout.tp")
-    divide(_padded_vocabulary(shape), tp_size, "the padded vocab_size", "rollout.tp")
-    if shape.moe is not None and tp_size > shape.moe.num_experts:
-        raise UserError(
-            f"rollout.tp={tp_size} is more than num_experts={shape.moe.num_experts}"
-        )
-
-
-def _padded_vocabulary(shape: ModelShape) -> int:
-    return round_up(shape.vocab_size, _VOCABULARY_MULTIPLE)
 
 
 @cache  # the same for every tensor-parallel rank
@@ -120,7 +98,7 @@ def _parameter(
             copies.append(Copy(source, target))
     num_rows = padding_row = next(iter(heights.values()))
     if rule.kind is ShardKind.VOCABULARY:
-        num_rows = _padded_vocabulary(table.shape) // tp_size
+        num_rows = padded_vocabulary(table.shape) // tp_size
     shape: tuple[int, ...] = (num_rows, width)[: len(rule.hf_shapes[0])]
     if None not in heights:
         shape = (len(heights), *shape)
@@ -150,7 +128,7 @@ def _shard_rect(
     size, position = rect.row1 // tp_size, tp_rank
     is_key_or_value = rule.kind is ShardKind.QKV and index > 0
     if rule.kind is ShardKind.VOCABULARY:
-        size = _padded_vocabulary(shape) // tp_size
+        size = padded_vocabulary(shape) // tp_size
     elif is_key_or_value and tp_size > shape.num_kv_heads:
         size = shape.head_dim
         position = tp_rank // (tp_size // shape.num_kv_heads)

@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
+from itertools import chain
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -44,14 +45,15 @@ class RolloutLog:
         Collective over the world.
         """
         numbered_lines = []
-        for number, response in enumerate(batch.responses):
+        for number, credit in enumerate(chain.from_iterable(batch.credits)):
+            response = credit.response
             if response.rank == self._rank:
                 line = rollout_line(
                     batch.problems[response.problem_index],
                     batch.rollouts[response.rollout_index],
                     batch.verdicts[response.rollout_index],
-                    reward=batch.weights.rewards[number],
-                    advantage=batch.weights.advantages[number],
+                    reward=credit.reward,
+                    advantage=credit.advantage,
                     scores=scores.get(response.rollout_index),
                 )
                 numbered_lines.append((number, line))

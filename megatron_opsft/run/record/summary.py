@@ -70,7 +70,7 @@ def _identity(session: Session, hashes: FileHashes) -> dict[str, Any]:
         "judge": describe_judge(verify, "") if verify.own_judge else verify.judge,
         "responses_sha256": None if responses is None else _sha256_of(responses),
     }
-    references = getattr(session.config.method, "references", None)
+    references = session.config.method.reference_file
     if references:
         identity["references_sha256"] = _sha256_of(references)
     identity["example_prompt"] = encoder.example

@@ -10,14 +10,13 @@ from megatron_opsft.config import Config
 from megatron_opsft.config.training import check_world
 from megatron_opsft.errors import UserError
 from megatron_opsft.models.architectures.shape import ModelShape
-from megatron_opsft.models.weights.vllm_layout import check_rollout_tp
+from megatron_opsft.models.architectures.sharding import check_layout, check_rollout_tp
 from megatron_opsft.rollout.limits import (
     EngineTraits,
     check_engine_ranks,
     check_engine_settings,
     engine_traits,
 )
-from megatron_opsft.run.start.layout import check_layout, check_routing_replay
 from megatron_opsft.run.start.lengths import check_lengths, fit_lengths
 
 
@@ -43,10 +42,10 @@ def check_settings(config: Config, shape: ModelShape, world_size: int) -> Checke
     """
     config = fit_lengths(config, shape.max_position_embeddings)
     rollout = config.rollout
-    check_world(world_size, config.parallel)
     check_layout(shape, config.parallel)
     check_routing_replay(shape, config)
     check_lengths(config, shape.max_position_embeddings)
+    check_world(world_size, config.parallel)
     check_engine_settings(
         rollout.engine, rollout.tp, rollout.speculative, seeded=rollout.seeded
     )
@@ -67,3 +66,26 @@ def fewest_ranks(config: Config) -> int:
     if parallel.ep > 1:
         expert_ranks = parallel.expert_tp * parallel.ep * parallel.pp
     return lcm(parallel.replica_size, expert_ranks, config.rollout.tp)
+
+
+MOST_REPLAYED_EXPERTS = 256
+"""Experts of a model whose routing can be replayed: `records.Sample.routing` is uint8."""
+
+
+def check_routing_replay(shape: ModelShape, config: Config) -> None:
+    """Check that `train.routing_replay`, if set, has a routing to replay.
+
+    Errors: `UserError` if it has none.
+    """
+    if not config.train.routing_replay:
+        return
+    if shape.moe is None:
+        problem = "the model has no experts"
+    elif config.method.has_fixed_data:
+        name = config.method.name
+        problem = f"method.name={name} trains on fixed data, which no engine has routed"
+    elif shape.moe.num_experts > MOST_REPLAYED_EXPERTS:
+        problem = f"the model has {shape.moe.num_experts} experts, and choices are kept in one byte"
+    else:
+        return
+    raise UserError(f"train.routing_replay=true: {problem}; leave it out")

@@ -110,7 +110,7 @@ def read_input(checked: CheckedRun, model_dir: Path) -> RunInput:
     for problem_set in held_out_sets.values():
         bad_rows += problem_set.bad_rows
     stored = _read_stored(config, shape)
-    template = getattr(config.method, "teacher_template", None)
+    template = config.method.teacher
     notes = [pass_rate_note] if pass_rate_note else []
     return RunInput(
         model_dir=model_dir,
@@ -173,7 +173,7 @@ def _open_method(
     """
     problems = training.problems
     references: dict[str, ReferenceStatistics] = {}
-    path = getattr(config.method, "references", None)
+    path = config.method.reference_file
     if path is not None:
         references = read_references(path)
         check_references(references, (problem.id for problem in problems), path)
@@ -185,7 +185,7 @@ def _open_method(
             f"which the chat template of {encoder.tokenizer.name_or_path} leaves out; let it print "
             "system messages, or set method.announce_limit=false"
         )
-    monitor_size = config.method.monitor_size(method.state)
+    monitor_size = method.monitor_size
     if held_out is not None and monitor_size is not None:
         num_problems, _ = monitor_size
         monitor = shuffled_subset(problems, num_problems, seed=0)

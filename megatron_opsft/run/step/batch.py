@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import compress
+from itertools import chain
 from operator import mul
 
 from megatron_opsft.data.mixture import ProblemSampler
@@ -18,7 +18,7 @@ from megatron_opsft.methods.facts import (
     describe_rollouts,
     select,
 )
-from megatron_opsft.methods.updates import Update, Weights, describe_weights
+from megatron_opsft.methods.updates import Credits, Update, describe_credits
 from megatron_opsft.models.architectures.shape import quadratic_at
 from megatron_opsft.records import (
     NO_RANK,
@@ -49,8 +49,8 @@ class JudgedBatch(JudgedProblems):
 
     groups: Sequence[Group]
     """`responses` by problem, in the same order."""
-    weights: Weights
-    """The method's rewards and advantages of `responses`."""
+    credits: Credits
+    """The method's rewards and advantages of `responses`, in the same order."""
     sampled: Sequence[Response]
     """All responses that were sampled, those of dropped groups too; none with fixed data."""
     refills: int = 0
@@ -63,21 +63,22 @@ class JudgedBatch(JudgedProblems):
 
         Fixed data, which nobody has judged, have no accuracy and no limit.
         """
-        weighed = describe_weights(self.groups, self.weights)
+        of_method = describe_credits(self.credits)
         if not self.sampled:
-            return describe_lengths(self.responses) | weighed
+            return describe_lengths(self.responses) | of_method
         limit = max(group.limit for group in self.groups)
         return {
             **describe_rollouts(self.sampled, select(self.sampled, limit)),
             "refills": self.refills,
             "length_limit": limit,
-            **weighed,
+            **of_method,
         }
 
     @property
     def trained(self) -> list[Response]:
         """The responses that the update learns from."""
-        return list(compress(self.responses, self.weights.trained))
+        credits = chain.from_iterable(self.credits)
+        return [credit.response for credit in credits if credit.is_trained]
 
 
 def sample_batch(s: Session, step: int, watch: Stopwatch) -> JudgedBatch:
@@ -87,7 +88,7 @@ def sample_batch(s: Session, step: int, watch: Stopwatch) -> JudgedBatch:
     method allows, until the batch has its usual number of groups. If all groups are dropped, the
     batch is the first ones, and the step learns from none of them.
     """
-    limit = s.config.method.limit(s.method.state) or s.settings.max_response_tokens
+    limit = s.method.limit or s.settings.max_response_tokens
     num_groups = s.config.data.prompts_per_step
     counts_before = s.sampler.engine.spec_counts()
     sampled: JudgedProblems | None = None
@@ -111,18 +112,20 @@ def sample_batch(s: Session, step: int, watch: Stopwatch) -> JudgedBatch:
     with watch.phase("rollout"):
         s.sampler.engine.sleep()
     groups = [groups[index] for index in chosen] if chosen else groups[:num_groups]
-    weights = s.method.weigh(groups)
+    credits = s.method.credit(groups)
     if not chosen:
         # The first groups only describe the step: it does not learn from their divergence from a
         # reference model either.
-        weights = replace(weights, trained=(False,) * len(weights.trained))
+        credits = [
+            [replace(credit, is_trained=False) for credit in group] for group in credits
+        ]
     return JudgedBatch(
         problems=sampled.problems,
         rollouts=sampled.rollouts,
         verdicts=sampled.verdicts,
         responses=[response for group in groups for response in group.responses],
         groups=groups,
-        weights=weights,
+        credits=credits,
         sampled=sampled.responses,
         refills=refills,
         metrics=_spec_metrics(s, s.sampler.engine.spec_counts() - counts_before),
@@ -152,7 +155,7 @@ def begin_stage(s: Session) -> None:
 
 def observe_monitor(s: Session, watch: Stopwatch) -> None:
     """Sample the monitor problems if the method wants to see them now. Called by every rank."""
-    monitor_size = s.config.method.monitor_size(s.method.state)
+    monitor_size = s.method.monitor_size
     if monitor_size is None:
         return
     num_problems, num_samples = monitor_size
@@ -194,7 +197,7 @@ def pack_updates(
     with watch.phase("train"):
         updates = [
             pack_update(s, batch, update)
-            for update in s.method.updates(batch.groups, batch.weights)
+            for update in s.method.updates(batch.groups, batch.credits)
         ]
     packs: Sequence[Sequence[MicroBatch]] = [update.microbatches for update in updates]
     needs_old = len(updates) > 1 or penalty is not None
@@ -331,6 +334,6 @@ def stored_batch(s: Session, stored: StoredResponses, step: int) -> JudgedBatch:
         verdicts=[],
         responses=responses,
         groups=groups,
-        weights=s.method.weigh(groups),
+        credits=s.method.credit(groups),
         sampled=(),
     )

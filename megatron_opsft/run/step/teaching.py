@@ -43,21 +43,20 @@ def without_long_pairs(s: Session, batch: JudgedBatch) -> JudgedBatch:
         s.config.train.max_tokens_per_microbatch * s.layout.cp_size,
         s.shards.table.shape.max_position_embeddings,
     )
-    advantages = list(batch.weights.advantages)
-    trained = list(batch.weights.trained)
-    lengths = pair_lengths(batch, batch.responses, teacher_prompts(s, batch))
-    for number, length in enumerate(lengths):
-        if length > max_tokens:
-            advantages[number] = 0.0
-            trained[number] = False
-    num_left_out = sum(batch.weights.trained) - sum(trained)
-    return replace(
-        batch,
-        weights=replace(
-            batch.weights, advantages=tuple(advantages), trained=tuple(trained)
-        ),
-        metrics={**batch.metrics, "num_pairs_left_out": num_left_out},
-    )
+    prompts = teacher_prompts(s, batch)
+    credits = []
+    num_left_out = 0
+    for group in batch.credits:
+        lengths = pair_lengths(batch, [credit.response for credit in group], prompts)
+        fitting = []
+        for credit, length in zip(group, lengths, strict=True):
+            if length > max_tokens:
+                num_left_out += credit.is_trained
+                credit = replace(credit, advantage=0.0, is_trained=False)
+            fitting.append(credit)
+        credits.append(fitting)
+    metrics = {**batch.metrics, "num_pairs_left_out": num_left_out}
+    return replace(batch, credits=credits, metrics=metrics)
 
 
 def pack_taught(s: Session, batch: JudgedBatch, watch: Stopwatch) -> list[PackedUpdate]:
@@ -68,7 +67,7 @@ def pack_taught(s: Session, batch: JudgedBatch, watch: Stopwatch) -> list[Packed
     responses in the same packs, in the same order.
     """
     assert s.reference is not None, "a teacher is a frozen copy"
-    (update,) = s.method.updates(batch.groups, batch.weights)
+    (update,) = s.method.updates(batch.groups, batch.credits)
     prompts = teacher_prompts(s, batch)
     lengths = pair_lengths(batch, update.responses, prompts)
     samples: dict[int, Sample] = {}

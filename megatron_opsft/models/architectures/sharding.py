@@ -1,8 +1,11 @@
-"""Checks that a model can be cut as the parallel layout says."""
+"""Checks that a model can be cut: into a trainer's parallel layout, and among an engine's ranks."""
 
-from megatron_opsft.config import Config, ParallelConfig
+from megatron_opsft.config.training import ParallelConfig
 from megatron_opsft.errors import UserError
 from megatron_opsft.models.architectures.shape import ModelShape
+from megatron_opsft.runtime.rounding import round_up
+
+_VOCABULARY_MULTIPLE = 64
 
 
 def check_layout(shape: ModelShape, parallel: ParallelConfig) -> None:
@@ -49,24 +52,34 @@ def _check_divides(key: str, size: int, number: int, name: str) -> None:
         )
 
 
-MOST_REPLAYED_EXPERTS = 256
-"""Experts of a model whose routing can be replayed: `records.Sample.routing` is uint8."""
+def check_rollout_tp(shape: ModelShape, tp_size: int) -> None:
+    """Check that vLLM can cut this model into `tp_size` shards. Errors: `UserError`."""
+    divide(shape.num_heads, tp_size, "num_attention_heads", "rollout.tp")
+    if shape.num_kv_heads % tp_size and tp_size % shape.num_kv_heads:
+        raise UserError(
+            f"rollout.tp={tp_size} is neither a divisor nor a multiple of "
+            f"num_key_value_heads={shape.num_kv_heads}"
+        )
+    name, size = shape.shard_ffn
+    divide(size, tp_size, name, "rollout.tp")
+    divide(padded_vocabulary(shape), tp_size, "the padded vocab_size", "rollout.tp")
+    if shape.moe is not None and tp_size > shape.moe.num_experts:
+        raise UserError(
+            f"rollout.tp={tp_size} is more than num_experts={shape.moe.num_experts}"
+        )
 
 
-def check_routing_replay(shape: ModelShape, config: Config) -> None:
-    """Check that `train.routing_replay`, if set, has a routing to replay.
+def padded_vocabulary(shape: ModelShape) -> int:
+    return round_up(shape.vocab_size, _VOCABULARY_MULTIPLE)
 
-    Errors: `UserError` if it has none.
+
+def divide(size: int, tp_size: int, what: str, key: str = "parallel.tp") -> int:
+    """Return the size of one of `tp_size` equal slices.
+
+    Errors: `UserError` that names the key and what it should divide.
     """
-    if not config.train.routing_replay:
-        return
-    if shape.moe is None:
-        problem = "the model has no experts"
-    elif config.method.has_fixed_data:
-        name = config.method.name
-        problem = f"method.name={name} trains on fixed data, which no engine has routed"
-    elif shape.moe.num_experts > MOST_REPLAYED_EXPERTS:
-        problem = f"the model has {shape.moe.num_experts} experts, and choices are kept in one byte"
-    else:
-        return
-    raise UserError(f"train.routing_replay=true: {problem}; leave it out")
+    if size % tp_size:
+        raise UserError(
+            f"{key}={tp_size} does not divide {what}={size}; choose a divisor of {size}"
+        )
+    return size // tp_size

@@ -1,0 +1,48 @@
+"""JSON lines that a command appends as it goes, so that the same command continues after a kill."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from megatron_opsft.errors import UserError
+from megatron_opsft.runtime.durable import (
+    append_line,
+    json_lines,
+    whole_lines,
+    write_bytes,
+)
+
+
+class Journal:
+    """A file of JSON lines, appended by one process at a time. A kill loses at most one append."""
+
+    def __init__(self, path: Path, identity: Mapping[str, Any] | None = None) -> None:
+        """identity: what two starts of one job must share; if given, it is the first line."""
+        self.path = path
+        self._identity = identity
+
+    def resume(self) -> list[dict[str, Any]]:
+        """Return the lines that earlier starts appended, and drop one that a kill tore.
+
+        Call it before the first `append`. Errors: `UserError` for a file of another identity.
+        """
+        lines = list(json_lines(self.path))
+        content = b"".join(line + b"\n" for line in whole_lines(self.path))
+        if self._identity is not None:
+            if not lines:
+                lines = [dict(self._identity)]
+                content = json.dumps(self._identity).encode() + b"\n"
+            if lines.pop(0) != self._identity:
+                raise UserError(
+                    f"{self.path} has responses of other settings, problems or weights; remove "
+                    "it, or name another --out"
+                )
+        write_bytes(self.path, content)
+        return lines
+
+    def append(self, *lines: Mapping[str, Any]) -> None:
+        """Append lines in one write. Errors: `FullDiskError`."""
+        append_line(
+            self.path, "\n".join(json.dumps(line, ensure_ascii=False) for line in lines)
+        )
