@@ -25,7 +25,7 @@ from megatron_opsft.config.load import load_config
 from megatron_opsft.data.mixture import order_of
 from megatron_opsft.models.architectures.config_from_hf import read_model_shape
 from megatron_opsft.models.storage.model_paths import resolve_model
-from megatron_opsft.run.start.checked_run import check_settings
+from megatron_opsft.run.start.checked_run import make_checked_run
 from megatron_opsft.run.start.input import read_input
 from megatron_opsft.runtime.device import select_device
 
@@ -42,7 +42,7 @@ def step_config(args: argparse.Namespace, directory: Path) -> Config:
 def open_plain_loop(config: Config) -> tuple[PlainLoop, list[list[Question]]]:
     """The loop, and the problems of every step as a run would take them."""
     model_dir = resolve_model(config.model.path)
-    given = read_input(check_settings(config, read_model_shape(model_dir), 1), model_dir)
+    given = read_input(make_checked_run(config, read_model_shape(model_dir), 1), model_dir)
     problems = given.problems.problems
     order = order_of(given.problems, config.data, config.run.seed)
     questions_of_steps = []

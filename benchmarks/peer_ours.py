@@ -11,7 +11,7 @@ from megatron_opsft.models.architectures.config_from_hf import read_model_shape
 from megatron_opsft.records import Callback, MicroBatch
 from megatron_opsft.run.record.recorder import open_recorder
 from megatron_opsft.run.start.check import read_shape
-from megatron_opsft.run.start.checked_run import check_settings
+from megatron_opsft.run.start.checked_run import make_checked_run
 from megatron_opsft.run.start.session import build_run_trainer, open_session
 from megatron_opsft.run.train import run_step
 
@@ -35,7 +35,7 @@ def build_our_update(work: Work) -> Run:
     model = {"path": str(work.model_dir), "dtype": work.dtype}
     config = Config.model_validate({"model": model, "data": {"train": "arithmetic"}})
     device, layout = join_ranks(work.device.torch_device.type, config.parallel)
-    checked = check_settings(config, read_model_shape(work.model_dir), 1)
+    checked = make_checked_run(config, read_model_shape(work.model_dir), 1)
     parts = build_run_trainer(checked, work.model_dir, device, layout)
     parts.fill_from_disk()
     trainer = parts.trainer
@@ -68,7 +68,7 @@ def our_steps(config: Config) -> Iterator[Iterator[dict[str, float]]]:
             }
 
     with (
-        open_session(check_settings(config, read_shape(config), 1)) as session,
+        open_session(make_checked_run(config, read_shape(config), 1)) as session,
         open_recorder(session, resume=False, overwrite=True, callbacks=[last]) as recorder,
     ):
         session.sync.push(0, session.probes(0))

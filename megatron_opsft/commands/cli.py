@@ -43,7 +43,7 @@ from megatron_opsft.errors import (
 from megatron_opsft.methods.catalog import settings_class, show_methods
 from megatron_opsft.models.architectures.config_from_hf import read_model_shape
 from megatron_opsft.models.storage.model_paths import resolve_model
-from megatron_opsft.run.start.checked_run import check_settings, fewest_ranks
+from megatron_opsft.run.start.checked_run import fewest_ranks, make_checked_run
 from megatron_opsft.runtime.console import (
     LogToStderr,
     describe_full_gpu,
@@ -140,7 +140,7 @@ class Fetch(RunCommand):
         config = self.load()
         model_dir = resolve_model(config.model.path)
         shape = read_model_shape(model_dir)
-        checked = check_settings(config, shape, fewest_ranks(config))
+        checked = make_checked_run(config, shape, fewest_ranks(config))
         run_input = read_input(checked, model_dir)
         speculative = config.rollout.speculative or {}
         if draft := speculative.get("model"):

@@ -21,7 +21,7 @@ from megatron_opsft.config.load import load_config
 from megatron_opsft.models.architectures.config_from_hf import read_model_shape
 from megatron_opsft.models.storage.model_paths import resolve_config
 from megatron_opsft.models.weights.rules import WeightTable
-from megatron_opsft.run.start.lengths import max_engine_tokens
+from megatron_opsft.run.start.checked_run import max_engine_tokens
 from megatron_opsft.runtime.device import Device, prepare_environment
 from megatron_opsft.runtime.distributed import Layout
 

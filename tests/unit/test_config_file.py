@@ -17,7 +17,7 @@ from megatron_opsft.config.load import (
     to_yaml,
 )
 from megatron_opsft.errors import UserError
-from megatron_opsft.run.start.lengths import check_lengths, fit_lengths
+from megatron_opsft.run.start.checked_run import check_lengths, fit_lengths
 
 MINIMAL = "model: {path: m}\ndata: {train: d}\n"
 

@@ -28,7 +28,7 @@ from megatron_opsft.errors import PromptError, UserError
 from megatron_opsft.models.architectures.config_from_hf import read_model_shape
 from megatron_opsft.models.storage.model_paths import ASSETS, TINY_REASONER
 from megatron_opsft.records import Message, Problem
-from megatron_opsft.run.start.checked_run import check_settings
+from megatron_opsft.run.start.checked_run import make_checked_run
 from megatron_opsft.run.start.input import read_input
 
 R1_TEMPLATE = (
@@ -266,7 +266,7 @@ def test_a_run_whose_system_message_would_be_dropped_does_not_start(
     (model / "chat_template.jinja").write_text(USERS_ALONE + "<\uff5cAssistant\uff5c><think>\n")
     config = load_config(Path(QUICKSTART), [f"model.path={model}", *words])
     with pytest.raises(UserError, match=says) if says else nullcontext():
-        read_input(check_settings(config, read_model_shape(model), 1), model)
+        read_input(make_checked_run(config, read_model_shape(model), 1), model)
 
 
 def test_a_row_with_messages_that_the_chat_template_drops_is_a_bad_row(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.models.architectures.config_from_hf import read_model_shape
 from megatron_opsft.models.storage.model_paths import ASSETS, TINY_REASONER
 from megatron_opsft.records import FinishReason, Outcome, Problem
-from megatron_opsft.run.start.checked_run import check_settings
+from megatron_opsft.run.start.checked_run import make_checked_run
 from megatron_opsft.run.start.input import read_input
 from megatron_opsft.verify.verifier import Verifier, check_judge, describe_judge, share_of_cores
 from megatron_opsft.verify.worker_pool import VerifierPool
@@ -279,7 +279,7 @@ def test_the_example_s_columns_reach_it_in_training_and_evaluation(
     words = [f"data.train={source}", f"eval.data={held_out}", f"verify.judge={EXAMPLE}"]
     model = ASSETS / TINY_REASONER
     config = load_config(Path(QUICKSTART), words)
-    read = read_input(check_settings(config, read_model_shape(model), 1), model)
+    read = read_input(make_checked_run(config, read_model_shape(model), 1), model)
     assert read.held_out is not None
     for problems in (read.problems.problems, sorted(read.held_out.problems, key=lambda p: p.text)):
         pairs = [(text, problem) for text in ("It is 5.", "It is 6.") for problem in problems]

@@ -20,8 +20,8 @@ from megatron_opsft.commands.plan.seconds import (
     num_microbatches,
 )
 from megatron_opsft.models.architectures.shape import forward_flops
+from megatron_opsft.run.start.checked_run import max_engine_tokens
 from megatron_opsft.run.start.disk import DiskUse, disk_use
-from megatron_opsft.run.start.lengths import max_engine_tokens
 
 # Share of a device's memory that should stay free: the formulas are no more accurate than that.
 SAFE_SHARE = 0.05

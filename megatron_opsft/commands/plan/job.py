@@ -23,8 +23,7 @@ from megatron_opsft.models.storage.model_paths import resolve_config
 from megatron_opsft.models.weights.rules import WeightTable
 from megatron_opsft.models.weights.slicing import padded_vocab_size, shard_shape
 from megatron_opsft.rollout.limits import EngineTraits, engine_traits
-from megatron_opsft.run.start.checked_run import check_settings
-from megatron_opsft.run.start.lengths import fit_lengths
+from megatron_opsft.run.start.checked_run import fit_lengths, make_checked_run
 from megatron_opsft.runtime.rounding import ceil_div
 from megatron_opsft.trainer.batching.microbatch import padded
 from megatron_opsft.trainer.loss.loss_memory import CrossEntropy, choose_cross_entropy
@@ -283,7 +282,7 @@ def check_planned_run(run: PlannedRun) -> None:
         raise UserError(
             f"run.device={config.run.device}: give another --gpu than {hardware.name}"
         )
-    check_settings(config, shape, run.world_size)
+    make_checked_run(config, shape, run.world_size)
     _ = run.cross_entropy  # raises for a kernel that this run cannot have
     if shape.moe and not hardware.is_cuda and rollout.engine == "vllm":
         raise UserError("rollout.engine=vllm: on a CPU use hf for a mixture of experts")

@@ -16,8 +16,8 @@ from megatron_opsft.commands.plan.job import PlannedRun, Stage
 from megatron_opsft.models.architectures.shape import ModelShape
 from megatron_opsft.models.weights.rules import WeightTable
 from megatron_opsft.models.weights.vllm_layout import vllm_parameters
+from megatron_opsft.run.start.checked_run import max_engine_tokens
 from megatron_opsft.run.start.disk import STATE_BYTES, checkpoint_bytes_each
-from megatron_opsft.run.start.lengths import max_engine_tokens
 from megatron_opsft.runtime.rounding import ceil_div
 
 # CUDA graphs of an engine and its own buffers. A sleeping engine keeps them on the GPU unless

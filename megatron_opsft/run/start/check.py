@@ -16,7 +16,7 @@ from megatron_opsft.models.architectures.config_from_hf import read_model_shape
 from megatron_opsft.models.architectures.shape import ModelShape
 from megatron_opsft.models.storage.model_paths import fetch_config, local_model
 from megatron_opsft.rollout.limits import check_installed
-from megatron_opsft.run.start.checked_run import CheckedRun, check_settings
+from megatron_opsft.run.start.checked_run import CheckedRun, make_checked_run
 from megatron_opsft.run.start.run_directory import RunDir
 from megatron_opsft.runtime.durable import list_checkpoints
 from megatron_opsft.runtime.launched import is_launched
@@ -38,7 +38,7 @@ def opened_run(
     is_launched()
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     if int(os.environ.get("RANK", "0")):
-        yield check_settings(config, read_shape(config), world_size)
+        yield make_checked_run(config, read_shape(config), world_size)
         return
     checked = check_run(
         config,
@@ -71,7 +71,7 @@ def check_run(
             f"--resume: run.dir={directory} has no run to continue; leave out --resume, or give "
             "--resume=auto, which starts a new one then"
         )
-    checked = check_settings(config, read_shape(config), world_size)
+    checked = make_checked_run(config, read_shape(config), world_size)
     check_installed(config.rollout.engine)
     _check_sources(config)
     open_prompt_file(config.data.template)

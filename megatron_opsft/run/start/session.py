@@ -19,10 +19,9 @@ from megatron_opsft.rollout.engine import EngineSettings
 from megatron_opsft.rollout.open_engine import build_engine
 from megatron_opsft.rollout.sample import Sampler
 from megatron_opsft.run.start.check import is_finished
-from megatron_opsft.run.start.checked_run import CheckedRun
+from megatron_opsft.run.start.checked_run import CheckedRun, max_engine_tokens
 from megatron_opsft.run.start.disk import check_disk
 from megatron_opsft.run.start.input import RunInput, read_input
-from megatron_opsft.run.start.lengths import max_engine_tokens
 from megatron_opsft.run.sync.weight_sync import WeightSync, load_first_weights
 from megatron_opsft.runtime.device import (
     Device,
@@ -261,14 +260,10 @@ def _build(
     announce("building the model")
     unfilled = build_run_trainer(checked, model_dir, device, layout)
     trainer, shards = unfilled.trainer, unfilled.shards
-    announce(f"opening the rollout engine ({config.rollout.engine})")
-    engine = build_engine(
-        config.rollout.engine,
-        engine_settings(config, model_dir, device, layout),
-        shards.table,
-        encoder.tokenizer,
-        device,
-    )
+    name = config.rollout.engine
+    announce(f"opening the rollout engine ({name})")
+    settings = engine_settings(config, model_dir, device, layout)
+    engine = build_engine(name, settings, shards.table, encoder.tokenizer, device)
     sync = WeightSync(shards, engine, config.sync, trainer.score)
     checkpoints = config.run.dir / "checkpoints"
     resumes = resume and broadcast_object(bool(list_checkpoints(checkpoints)))
@@ -278,6 +273,14 @@ def _build(
         by_engine = checked.engine.reads_files and config.model.load != "disk"
         load_first_weights(unfilled, sync, by_engine=by_engine)
     reference = ReferenceModel(trainer, device) if keeps_frozen_model else None
+    checkpointer = Checkpointer(
+        checkpoints,
+        trainer.models,
+        trainer.optimizer,
+        keep=config.checkpoint.keep,
+        reference=reference,
+        model_dir=model_dir,
+    )
     return Session(
         model_dir=model_dir,
         encoder=encoder,
@@ -300,14 +303,7 @@ def _build(
         reference=reference,
         shards=shards,
         sync=sync,
-        checkpointer=Checkpointer(
-            checkpoints,
-            trainer.models,
-            trainer.optimizer,
-            keep=config.checkpoint.keep,
-            reference=reference,
-            model_dir=model_dir,
-        ),
+        checkpointer=checkpointer,
     )
 
 
