@@ -236,7 +236,7 @@ def write_at(file: int, data: memoryview, offset: int) -> None:
 
 
 _STEP = "([0-9]{6}|[1-9][0-9]{6,})"  # as `step_name` writes it
-_ROLLOUT_NAME = re.compile(f"step_{_STEP}(?:_rank_([0-9]{{4,}}))?.jsonl.gz")
+_ROLLOUT_NAME = re.compile(f"step_{_STEP}(?:_rank_([0-9]{{4,}}))?\\.jsonl\\.gz")
 
 
 def step_name(step: int, prefix: str = "step_") -> str:

@@ -192,7 +192,7 @@ def _function(match: Match) -> str:
 
 
 def _extreme(match: Match) -> str:
-    return rf"\{match[1]}({match[2] or match[3]})"
+    return rf"\{match[1]}({match[2] or match[3] or ''})"
 
 
 def _brackets(match: Match) -> str:

@@ -210,7 +210,8 @@ def _name_unit(words: str, power: str) -> Unit | None:
     names = [factor.name for factor in factors]
     if not names or words[end:].strip(" ().,") or "times" in names[:-1]:
         return None
-    if names in (["squared"], ["cubed"]):
+    powers = [name for name in names if name.lower() in _POWERS]
+    if names in (["squared"], ["cubed"]) or (len(names) > 1 and powers == names):
         return None
     if power:
         last = factors.pop()

@@ -55,6 +55,13 @@ def test_every_gold_is_accepted_in_another_spelling_and_another_answer_is_not(na
     assert misjudged(name, responses(name)) == []
 
 
+def test_an_empty_argument_and_powers_without_a_unit_are_no_errors() -> None:
+    assert respell("max()") == r"\max()"
+    for words in ("square squared", "cubic cubed", "squared"):
+        verdict = judge(rf"\boxed{{5\text{{ {words}}}}}", "5")
+        assert verdict.outcome is not Outcome.ERROR, words
+
+
 @pytest.mark.parametrize("rule", TABLE, ids=lambda rule: rule.example)
 def test_each_rule_does_what_its_row_says(rule: SpellingRule) -> None:
     written, becomes = rule.example.split(" -> ")

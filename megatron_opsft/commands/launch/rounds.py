@@ -5,7 +5,7 @@ Everything is in `run.dir`: `round_1.parquet`, the run `round_1/`, and so on. Fi
 not made again, so that a command that was killed continues when it is repeated.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -110,8 +110,19 @@ def run_rounds(plan: RoundsPlan, start: Start) -> int:
     directory.check_same(identity)
     directory.path.mkdir(parents=True, exist_ok=True)
     directory.write_manifest({"identity": identity})
-    for command in plan.remaining_commands():
-        exit_code = start(command)
+    exit_code, _ = run_commands(plan.remaining_commands(), start)
+    return exit_code
+
+
+def run_commands(
+    commands: Iterable[Sequence[str]], start: Start
+) -> tuple[int, Sequence[str]]:
+    """Run commands one after another until one fails.
+
+    Returns its exit code and its words; 0 and no words if none fails.
+    """
+    for words in commands:
+        exit_code = start(words)
         if exit_code:
-            return exit_code
-    return 0
+            return exit_code, words
+    return 0, ()

@@ -21,7 +21,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from megatron_opsft.commands.evaluate.settings import EvalSettings
-from megatron_opsft.commands.launch.rounds import RoundsPlan, check_rounds
+from megatron_opsft.commands.launch.rounds import RoundsPlan, check_rounds, run_commands
 from megatron_opsft.commands.study.study_file import StudyRun
 from megatron_opsft.config.load import load
 from megatron_opsft.config.run_prompt import SECTIONS
@@ -145,26 +145,27 @@ def _make(run: StudyRun, launcher: Sequence[str], stop: StopSignal) -> None:
     run.directory.mkdir(parents=True, exist_ok=True)
     RunDirectory(run.directory).write_manifest({"identity": run.definition()})
     start = time.monotonic()
-    for words in commands_of(run):
+
+    def call_until_done(words: Sequence[str]) -> int:
+        """Call a command again as long as it stops with a checkpoint by itself."""
         exit_code = REQUEUE_EXIT_CODE
         while exit_code == REQUEUE_EXIT_CODE and not stop.requested:
             exit_code = _call(words, launcher, run.log, stop)
-        if stop.requested:
-            return
-        if exit_code:
-            log.warning(
-                "%s: `%s` ended with %d, see %s",
-                run.label,
-                words[0],
-                exit_code,
-                run.log,
-            )
-            return
+        return exit_code
+
+    exit_code, words = run_commands(commands_of(run), call_until_done)
+    if stop.requested:
+        return
+    if exit_code:
+        log.warning(
+            "%s: `%s` ended with %d, see %s", run.label, words[0], exit_code, run.log
+        )
+        return
     log.info("%s: done in %.0f s", run.label, time.monotonic() - start)
 
 
 def _call(
-    words: list[str], launcher: Sequence[str], output: Path, stop: StopSignal
+    words: Sequence[str], launcher: Sequence[str], output: Path, stop: StopSignal
 ) -> int:
     """Run `megatron-opsft *words`, append its output to the file `output`, return its exit code.
 
@@ -195,7 +196,7 @@ def _exit_code(process: subprocess.Popen[bytes] | BaseProcess) -> int | None:
     return process.poll()
 
 
-def _run_command(words: list[str], output: Path) -> None:
+def _run_command(words: Sequence[str], output: Path) -> None:
     """Run a command in the forked process, which does not outlive the process that started it."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with output.open("ab") as file:
