@@ -10,7 +10,7 @@ from megatron_opsft.config import Config
 from megatron_opsft.models.architectures.config_from_hf import read_model_shape
 from megatron_opsft.records import Callback, MicroBatch
 from megatron_opsft.run.record.recorder import open_recorder
-from megatron_opsft.run.start.check import read_shape
+from megatron_opsft.run.start.check import check_on_job
 from megatron_opsft.run.start.checked_run import make_checked_run
 from megatron_opsft.run.start.session import build_run_trainer, open_session
 from megatron_opsft.run.train import run_step
@@ -68,7 +68,7 @@ def our_steps(config: Config) -> Iterator[Iterator[dict[str, float]]]:
             }
 
     with (
-        open_session(make_checked_run(config, read_shape(config), 1)) as session,
+        open_session(check_on_job(config)) as session,
         open_recorder(session, resume=False, overwrite=True, callbacks=[last]) as recorder,
     ):
         session.sync.push(0, session.probes(0))

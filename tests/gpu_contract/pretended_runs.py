@@ -23,6 +23,7 @@ from megatron_opsft.config.load import load_config
 from megatron_opsft.rollout import limits, open_engine
 from megatron_opsft.rollout.hf.engine import HfEngine
 from megatron_opsft.run.record.recorder import RunRecorder
+from megatron_opsft.run.start.check import check_on_job
 from megatron_opsft.run.sync.weight_sync import WeightSync
 from megatron_opsft.run.train import train
 
@@ -52,7 +53,7 @@ def run(run_dir: Path, keys: list[str], *, resume: bool = False) -> list[dict[st
     config = load_config(Path(QUICKSTART), [*RUN, *keys, f"run.dir={run_dir}"])
     # As a later start of these ranks: torchrun's store has the first run's addresses still.
     os.environ["TORCHELASTIC_RESTART_COUNT"] = str(int(resume))
-    code = train(config, resume=resume)
+    code = train(check_on_job(config), resume=resume)
     assert code == 0, f"exit code {code}"
     return read_lines(run_dir / "metrics.jsonl")
 

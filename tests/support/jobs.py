@@ -339,9 +339,10 @@ def run_training(config_file: str, overrides: list[str]) -> int:
     """`megatron-opsft train` inside the job's process group; its exit code."""
     # Here: what only trains does not need the packages of rollout engines and verifier.
     from megatron_opsft.config.load import load_config
+    from megatron_opsft.run.start.check import check_on_job
     from megatron_opsft.run.train import train
 
-    return train(load_config(Path(config_file), overrides))
+    return train(check_on_job(load_config(Path(config_file), overrides)))
 
 
 def exported(built: Built) -> dict[str, torch.Tensor]:

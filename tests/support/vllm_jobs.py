@@ -1,7 +1,6 @@
 """What the workers with vLLM run: real sessions, and what their engines say of their weights."""
 
 import gc
-import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -21,8 +20,7 @@ from megatron_opsft.config.load import load_config
 from megatron_opsft.models.storage.hf_files import HfTensors
 from megatron_opsft.records import Sample
 from megatron_opsft.run.record.recorder import RunRecorder, open_recorder
-from megatron_opsft.run.start.check import read_shape
-from megatron_opsft.run.start.checked_run import make_checked_run
+from megatron_opsft.run.start.check import check_on_job
 from megatron_opsft.run.start.session import Session, open_session
 from megatron_opsft.run.sync.transfer import plan_transfer
 from megatron_opsft.run.train import run_step
@@ -45,8 +43,7 @@ SMALL = [
 def opened(run_dir: Path, overrides: list[str]) -> Iterator[tuple[Session, RunRecorder]]:
     """A session on the quickstart's configuration, after its first push."""
     config = load_config(Path(QUICKSTART), [*SMALL, f"run.dir={run_dir}", *overrides])
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
-    checked = make_checked_run(config, read_shape(config), world_size)
+    checked = check_on_job(config)
     with ExitStack() as stack:
         session = stack.enter_context(open_session(checked))
         recorder = stack.enter_context(open_recorder(session, resume=False, overwrite=True))

@@ -33,8 +33,7 @@ from megatron_opsft.methods.catalog.fixed_data import (
 from megatron_opsft.methods.catalog.o1_pruner import O1Pruner
 from megatron_opsft.methods.catalog.on_policy_sft import OnPolicySft
 from megatron_opsft.methods.facts import select
-from megatron_opsft.run.start.check import read_shape
-from megatron_opsft.run.start.checked_run import make_checked_run
+from megatron_opsft.run.start.check import check_on_job
 from megatron_opsft.run.start.session import Session, open_session
 from megatron_opsft.run.step.judged_problems import JudgedProblems, judge_problems
 from megatron_opsft.runtime.distributed import broadcast_object
@@ -99,9 +98,7 @@ def _make_data(config: Config, out: Path, limit: int | None) -> None:
     limit: at most so many problems, the first of a shuffle by run.seed. After a kill, the same call
     continues. Errors: `UserError` before anything is sampled, or if no response was chosen.
     """
-    sampling = _sampling_config(config, out)
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
-    checked = make_checked_run(sampling, read_shape(sampling), world_size)
+    checked = check_on_job(_sampling_config(config, out))
     with open_session(checked) as opened:
         temperature = config.rollout.temperature
         s = replace(opened, settings=replace(opened.settings, temperature=temperature))

@@ -36,10 +36,10 @@ def opened_run(
     run is finished.
     """
     is_launched()
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
     if int(os.environ.get("RANK", "0")):
-        yield make_checked_run(config, read_shape(config), world_size)
+        yield check_on_job(config)
         return
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
     checked = check_run(
         config,
         resume=resume,
@@ -51,6 +51,12 @@ def opened_run(
         raise NothingLeft
     with RunDir(config.run.dir).locked():
         yield checked
+
+
+def check_on_job(config: Config) -> CheckedRun:
+    """Check a configuration against its model and the ranks of this job. Errors: `UserError`."""
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    return make_checked_run(config, read_shape(config), world_size)
 
 
 def check_run(
