@@ -139,7 +139,11 @@ def hub_error(error: Exception, message: str) -> UserError:
 
 
 def _is_temporary(error: Exception) -> bool:
-    """True if the HTTP status tells so; without a status, if an error is of a lost connection."""
+    """True if a later try may succeed.
+
+    The first HTTP status in the chain of causes decides; without one, True if one of the causes is
+    a connection error. Classes are compared by name, so that no HTTP library is imported.
+    """
     names = set()
     for cause in causes(error):
         status = getattr(getattr(cause, "response", None), "status_code", None)

@@ -33,9 +33,9 @@ class SealedStore:
         return list(map(self._open, names, self._store.multi_get(keys)))
 
     def agree(self, name: str, text: str | None) -> str | None:
-        """Return the text that a rank has put there first, which is now this one if there was none.
+        """Put `text` under `name` unless a rank was quicker; return the text that is there.
 
-        None if neither a rank nor this call gives a text.
+        None if there is none and `text` is None.
         """
         key = self._key(name)
         value = self._store.get(key) if self._store.check([key]) else b""

@@ -19,9 +19,11 @@ _VANISHING = Float("1e-900", 30)
 
 
 def same_number(left: Number, right: Number) -> bool:
-    """True if two numbers are equal. Exact numbers must be the same. A decimal of six or more
-    significant digits may be rounded: it may be off by 1e-6 of its value, but by less than one in
-    its last digit, and the other number must not be a shorter decimal.
+    """True if two numbers are equal. Exact numbers must be the same.
+
+    A decimal of six or more significant digits may be a rounded value: within 1e-6 of the value and
+    one unit of its last digit, unless the other number is whole or a decimal of fewer than six
+    digits. Float noise (1e-13) of longer decimals is ignored.
     """
     difference = abs(Fraction(left) - Fraction(right))
     if difference == 0:

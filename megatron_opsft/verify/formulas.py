@@ -93,8 +93,10 @@ def same_relation(gold: Relational, answer: Relational) -> bool | None:
 
 
 def solution_set(value: Any) -> Any:
-    """Return the real numbers that a relation for one letter, a chain of such, or several joined by
-    "or" describe, and the set in x in (1, 2). Anything else stays as it is.
+    """Return the set that a value describes, otherwise the value itself.
+
+    `x in (1, 2)` describes (1, 2). Inequalities in one letter describe their real solutions, also
+    chained (`1 < x < 2`) or joined by "or", which math-verify reads as a FiniteSet.
     """
     if isinstance(value, Eq) and isinstance(value.rhs, Set):
         return value.rhs
@@ -157,7 +159,8 @@ def _without_functions(values: Sequence[Any]) -> list[Any]:
 def _values_at_points(gold: Any, answer: Any) -> list[tuple[Any, Any]] | None:
     """Return pairs of the values of two formulas at some points; None if they cannot be computed.
 
-    Points where both are not real come last, and only if no two others exist.
+    Points where neither value is real say little: they are added, at the end, only if fewer than
+    two others are found.
     """
     pair = (gold, answer)
     if not all(isinstance(formula, Expr) for formula in pair):

@@ -72,7 +72,7 @@ _NAME = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer, read as far as text goes."""
+    """One answer, split by its text alone: nothing is parsed as mathematics yet."""
 
     text: str
     """The whole answer, as `respell` writes it."""
@@ -83,13 +83,16 @@ class Answer:
     unit: Unit = ()
     condition: str = ""
     name: str = ""
-    """The name of the value, but only one that math-verify does not read."""
+    """What the value is of, such as `P(X>2)`; only forms that math-verify cannot read."""
     readable: bool = True
     """True if `body` may be read as mathematics."""
 
 
 def read(text: str) -> Answer:
-    """Read the content of a box, or a gold answer; more than 5,000 characters are text only."""
+    """Split the content of a box, or a gold answer, into its parts.
+
+    A text of more than 5,000 characters stays whole and is not `readable`.
+    """
     if len(text) > _MAX_CHARS:
         return Answer(text.strip(), text.strip(), readable=False)
     text = _without_outer_brackets(respell(text))

@@ -289,8 +289,8 @@ def _by_word(tokens: pd.DataFrame, size: str) -> Bars:
     )
 
 
-def _along_response(tokens: pd.DataFrame, size: str) -> Chart:
-    """Return the mean D_t over the share of the response before the token."""
+def _along_response(tokens: pd.DataFrame, remark: str) -> Chart:
+    """Chart the mean D_t by a token's place in its response (0: start, 1: end)."""
     means = tokens.groupby("share")["kl"].agg(["mean", "size"])
     series = []
     if len(means):
@@ -310,7 +310,7 @@ def _along_response(tokens: pd.DataFrame, size: str) -> Chart:
         y="mean D (nats)",
         series=series,
         from_zero=True,
-        remark=size,
+        remark=remark,
     )
 
 

@@ -166,7 +166,10 @@ def pass_at_k(num_correct_P: NDArray[np.integer], num_samples: int, k: int) -> F
 def mean_over_problems(
     values_P: Mapping[str, Floats], counts_DP: Counts
 ) -> dict[str, Floats]:
-    """Return metric -> [D]: weighted means over problems."""
+    """Return metric -> [D]: for each draw the mean over its problems.
+
+    counts_DP: how often a draw has a problem; each row adds up to P.
+    """
     stacked_PM = np.stack(list(values_P.values()), axis=1)
     means_DM = counts_DP.astype(np.float64) @ stacked_PM / stacked_PM.shape[0]
     return dict(zip(values_P, means_DM.T, strict=True))

@@ -121,19 +121,21 @@ def _check_baseline(directory: Path, benchmarks: Sequence[Benchmark]) -> None:
     for benchmark in benchmarks:
         name = benchmark.name
         num_problems = len(benchmark.problems)
-        fault = f"are not of the {num_problems} problems of {benchmark.data.name}"
         is_same = name in results and hashes.get(name) == benchmark.data.sha256
-        if is_same and results[name].num_problems == num_problems:
-            num_samples = results[name].samples_per_problem
-            stored = benchmark.read_samples(files, num_samples)
-            missing = num_problems * num_samples - len(stored)
-            if missing == 0:
-                continue
-            fault = f"are incomplete: {missing} are missing"
-        raise UserError(
-            f"--baseline {directory}: its samples of {name} {fault}; use the same benchmarks, "
-            "limit and data, or evaluate the baseline on these"
-        )
+        if not is_same or results[name].num_problems != num_problems:
+            raise UserError(
+                f"--baseline {directory}: its samples of {name} are not of the {num_problems} "
+                f"problems of {benchmark.data.name}; use the same benchmarks, limit and data, or "
+                "evaluate the baseline on these"
+            )
+        num_samples = results[name].samples_per_problem
+        stored = benchmark.read_samples(files, num_samples)
+        missing = num_problems * num_samples - len(stored)
+        if missing:
+            raise UserError(
+                f"--baseline {directory}: its samples of {name} are incomplete: {missing} are "
+                "missing; evaluate the baseline again, which samples these alone"
+            )
 
 
 def _sample(

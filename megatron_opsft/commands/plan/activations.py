@@ -88,7 +88,10 @@ def num_in_flight(run: PlannedRun, stage_index: int, num_microbatches: int) -> f
 def activation_bytes(
     run: PlannedRun, stage: Stage, num_microbatches: int
 ) -> ActivationBytes:
-    """Compute the activations of a rank of `stage`."""
+    """Estimate the bytes of activations on a rank of `stage`.
+
+    num_microbatches: of one update, on each data-parallel rank.
+    """
     num_tokens = run.microbatch_tokens
     in_flight = num_in_flight(run, stage.index, num_microbatches)
     layer = layer_bytes(run)

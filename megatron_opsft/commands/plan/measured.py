@@ -163,9 +163,9 @@ def read_scaling(
 ) -> Contents:
     """Report the runs that can be read: a table, charts and a page.
 
-    gpu: the device that is planned for; None: cpu for runs on CPUs, otherwise h100. hardware: file
-    of figures, as for `plan calibrate`. The error of the contents says which run could not be read.
-    Errors: the same, if none could be read.
+    gpu: device to plan for; None: cpu for runs on CPUs, otherwise h100. hardware: file of figures,
+    as for `plan calibrate`. `Contents.error` counts the runs that could not be read and gives the
+    first reason. Errors: that `UserError`, if no run could be read.
     """
     rows: list[ScalingRow] = []
     lines: list[str] = []

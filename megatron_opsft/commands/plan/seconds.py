@@ -130,12 +130,13 @@ def decode_seconds(
 ) -> Decoding:
     """Estimate how long an engine decodes responses of these lengths, in ascending order.
 
-    vLLM starts a new response as soon as one ends, so `batch_size` are under way until the last
-    ones are. The Hugging Face engine decodes one batch after the other, each until its longest
+    vLLM starts a new response as soon as one ends, so the batch is full until no response is left
+    to start. The Hugging Face engine decodes one batch after the other, each until its longest
     response ends.
     """
     num_batches = ceil_div(len(lengths), batch_size)
-    # The last responses under way, or a typical batch: every num_batches-th, with the longest.
+    # The last responses under way, or a typical batch: every num_batches-th response, from the one
+    # that makes the longest the last of them.
     last_batch = lengths[(len(lengths) - 1) % num_batches :: num_batches]
     seconds, decoded = 0.0, 0
     for num_ended, length in enumerate(last_batch):
@@ -148,6 +149,7 @@ def decode_seconds(
     sampled = sum(lengths)
     num_before_last = len(lengths) - len(last_batch)
     full_steps = num_before_last * sampled / len(lengths) / batch_size
+    # The mean position in a response at a random step: long responses are met more often.
     squares = sum(length * length for length in lengths)
     context = batch_size * (prompt_tokens + squares / sampled / 2)
     seconds += full_steps * step_seconds(run, batch_size, context)

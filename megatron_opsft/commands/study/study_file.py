@@ -113,7 +113,8 @@ class StudyRun:
     def words(self) -> list[str]:
         """Configuration file and overrides, as `train` takes them.
 
-        With fixed data, run.dir is the directory of the rounds.
+        run.dir is `train/`: the run itself, or for a method with fixed data the parent of its
+        rounds (`launch.rounds`).
         """
         settings = self.settings | {"run.dir": str(self.directory / "train")}
         overrides = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
@@ -163,9 +164,9 @@ def read_study(path: Path, out: Path) -> StudyPlan:
     by_directory: dict[Path, StudyRun] = {}
 
     def register(run: StudyRun) -> StudyRun:
-        """Add a run, unless there is an equal one; return the run that is made.
+        """Add a run and return it, or return the equal one that was added before.
 
-        Errors: `UserError` for a directory that a different run has.
+        Errors: `UserError` if a different run has its directory.
         """
         first = runs.setdefault(str(run.definition()), run)
         in_directory = by_directory.setdefault(first.directory, first)

@@ -105,7 +105,9 @@ class L1Max(L1Settings):
         return "max" if draw.random() >= self.exact_share else "exact"
 
     def group_rewards(self, group: Group, state: State) -> list[float]:
-        """c clip(alpha (Lt - n) + delta, 0, 1); L1-Exact's for an exact target."""
+        """For a maximum: 1[correct] clip(alpha (target - length) + delta, 0, 1). For an exact
+        target: L1-Exact's reward.
+        """
         if group.target is not None and group.target.kind == "exact":
             return super().group_rewards(group, state)
         rewards = []

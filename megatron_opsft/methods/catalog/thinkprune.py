@@ -68,7 +68,9 @@ class ThinkPrune(GroupNormalizedSettings):
         return bool(self.stage_steps)
 
     def prompt(self, state: MethodState, target: LengthTarget | None) -> PromptChange:
-        """The system message, with the content of the authors'."""
+        """The system message that states the stage's limit, worded after the authors' own; nothing
+        without `announce_limit` or limits.
+        """
         limit = self.limit(state)
         if not self.announce_limit or limit is None:
             return PromptChange()

@@ -86,7 +86,10 @@ class MegatronTensors:
                 self._copy(rule, rows, out, window)
 
     def _match(self) -> None:
-        """Find the entry of each parameter. Errors: `UserError` for missing and unknown tensors."""
+        """Choose the stored entry of each parameter, index the chunks, and refuse other tensors.
+
+        Errors: `UserError` for missing and unknown tensors.
+        """
         for rule in self._table.exported:
             candidates = (entry_of(rule.mcore_name), *other_entries(rule.mcore_name))
             stored = [entry for entry in candidates if entry.key in self._stored]
@@ -162,8 +165,10 @@ class MegatronTensors:
         num_lead_axes = len(entry.lead)
         for chunk in self._chunks[entry]:
             in_chunk = whole("", chunk.sizes[num_lead_axes:])
-            row, column = (*chunk.offsets[num_lead_axes:], 0)[:2]
-            in_parameter = in_chunk.shift(row, column)._replace(tensor=rule.mcore_name)
+            row, *column = chunk.offsets[num_lead_axes:]  # a vector has no columns
+            shifted = in_chunk.shift(row, column[0] if column else 0)
+            in_parameter = shifted._replace(tensor=rule.mcore_name)
+            # A piece spans the columns of its chunk: parameters are cut between rows only.
             piece = copy.then(Copy(in_parameter, in_chunk))
             if piece is not None:
                 self._slice(chunk, entry).copy_rows(

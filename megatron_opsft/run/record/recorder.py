@@ -43,6 +43,8 @@ from megatron_opsft.runtime.durable import (
 from megatron_opsft.runtime.phase import Stopwatch, enter_phase
 from megatron_opsft.trainer.batching.packing import PackingReport
 
+_NOTHING_SAVED = -1  # no step
+
 
 class RunRecorder:
     """Writes the records of one run. Every rank calls every method; rank 0 writes."""
@@ -177,10 +179,9 @@ class RunRecorder:
         `leaving` that is a warning, and the next checkpoint is tried at its time.
         """
         if leaving and step == self._saved_step:
-            failure = self._settle_checkpoint(wait=True)
-            if not failure:
-                return
-        self._saved_step = step
+            self._settle_checkpoint(wait=True)
+            if step == self._saved_step:
+                return  # it is on disk already
         about = {"method_state": self._s.method.state.model_dump()}
         in_background = self._s.config.checkpoint.asynchronous
         with self._watch.phase("checkpoint"):
@@ -188,23 +189,25 @@ class RunRecorder:
                 self._s.checkpointer.save(step, about)
             else:
                 self._s.checkpointer.start(step, about, in_background=in_background)
-        self._call_on_checkpoint()
+        self._saved_step = step
+        self._call_on_checkpoint()  # `start` may have published the one before
         if not leaving and not in_background:
             self._settle_checkpoint(wait=True)
 
-    def _settle_checkpoint(self, *, wait: bool) -> str | None:
-        """Publish a checkpoint that was written in the background.
+    def _settle_checkpoint(self, *, wait: bool) -> None:
+        """Publish a checkpoint that was written in the background, or warn that it failed.
 
-        wait: also if it is not yet on disk. Returns why it failed, or None.
+        wait: also if it is not yet on disk.
         """
         with self._watch.phase("checkpoint"):
             failure = self._s.checkpointer.finish(wait=wait)
-        if failure and self._log is not None:
-            log.warning(
-                "%s; the older checkpoints stay, and the run continues", failure
-            )
+        if failure:
+            self._saved_step = _NOTHING_SAVED
+            if self._log is not None:
+                log.warning(
+                    "%s; the older checkpoints stay, and the run continues", failure
+                )
         self._call_on_checkpoint()
-        return failure
 
     def _call_on_checkpoint(self) -> None:
         """Call the callbacks if there is a new checkpoint; only rank 0 knows of any."""

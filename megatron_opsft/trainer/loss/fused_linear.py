@@ -213,10 +213,11 @@ class _Gradient:
         logits_CV: Tensor,
         teacher_chunk: "_TeacherChunk | None",
     ) -> Tensor:
-        """Return the gradient of a chunk's logits [C, V].
+        """Return the gradient with respect to a chunk's logits [C, V].
 
-        lse_C: over the whole vocabulary, float32. logits_CV: of this rank's rows; their content is
-        undefined afterwards, like that of the teacher's logits.
+        weights_C: minus the derivative of each token's loss by its log-prob. lse_C: over the whole
+        vocabulary, float32. logits_CV: this rank's columns; they are overwritten, as are the
+        teacher's.
         """
         # A CPU's GEMMs convert to float32 anyway.
         dtype = self.hidden_TH.dtype if self.hidden_TH.is_cuda else torch.float32
