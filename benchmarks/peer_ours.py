@@ -11,7 +11,7 @@ from megatron_opsft.models.architectures.config_from_hf import read_model_shape
 from megatron_opsft.records import Callback, MicroBatch
 from megatron_opsft.run.record.recorder import open_recorder
 from megatron_opsft.run.start.check import check_on_job
-from megatron_opsft.run.start.checked_run import make_checked_run
+from megatron_opsft.run.start.checked_run import CheckedRun
 from megatron_opsft.run.start.session import build_run_trainer, open_session
 from megatron_opsft.run.train import run_step
 
@@ -35,7 +35,8 @@ def build_our_update(work: Work) -> Run:
     model = {"path": str(work.model_dir), "dtype": work.dtype}
     config = Config.model_validate({"model": model, "data": {"train": "arithmetic"}})
     device, layout = join_ranks(work.device.torch_device.type, config.parallel)
-    checked = make_checked_run(config, read_model_shape(work.model_dir), 1)
+    shape = read_model_shape(work.model_dir)
+    checked = CheckedRun(config=config, shape=shape, world_size=1)
     parts = build_run_trainer(checked, work.model_dir, device, layout)
     parts.fill_from_disk()
     trainer = parts.trainer

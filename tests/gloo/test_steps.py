@@ -32,7 +32,7 @@ from megatron_opsft.config import Config
 from megatron_opsft.errors import NonFiniteError
 from megatron_opsft.models.architectures.config_from_hf import read_model_shape
 from megatron_opsft.records import StepResult
-from megatron_opsft.run.start.checked_run import make_checked_run
+from megatron_opsft.run.start.checked_run import CheckedRun
 from megatron_opsft.run.start.session import build_run_trainer
 from megatron_opsft.runtime.distributed import start_distributed
 from megatron_opsft.trainer.model.transformer_config import DTYPES
@@ -112,7 +112,8 @@ def loaded(dtype: str, directory: Path) -> tuple[bool, bool]:
     case = Case(dtype=dtype)
     layout = start_distributed(case.device, case.parallel)
     config = Config.model_validate(sections)
-    checked = make_checked_run(config, read_model_shape(directory), 1)
+    shape = read_model_shape(directory)
+    checked = CheckedRun(config=config, shape=shape, world_size=1)
     parts = build_run_trainer(checked, directory, case.device, layout)
     parts.fill_from_disk()
     kept = {n: t.to(DTYPES[dtype]) for n, t in load_file(directory / "model.safetensors").items()}

@@ -39,13 +39,14 @@ SMALL = ["--limit", "6", "--samples", "2", "--max-tokens", "250", "--device", "c
 KILLED = """
 import os, signal
 from megatron_opsft.commands.diagnose import run
-append, left = run.append_line, [{left}]
-def counted(path, line):
-    append(path, line)
-    left[0] -= 1
-    if left[0] <= 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-run.append_line = counted
+left = [{left}]
+class Counting(run.Journal):
+    def append(self, *lines):
+        super().append(*lines)
+        left[0] -= 1
+        if left[0] <= 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+run.Journal = Counting
 """
 KILLED_WHILE_SAMPLING = """
 import os, signal

@@ -21,7 +21,7 @@ from megatron_opsft.models.weights.rules import WeightTable
 from megatron_opsft.records import NO_RANK, Sample
 from megatron_opsft.rollout import limits
 from megatron_opsft.rollout.engine import EngineSettings
-from megatron_opsft.rollout.limits import check_engine
+from megatron_opsft.rollout.limits import check_installed
 from megatron_opsft.rollout.vllm.options import (
     JOB_ID_VARIABLE,
     llm_options,
@@ -29,6 +29,7 @@ from megatron_opsft.rollout.vllm.options import (
 )
 from megatron_opsft.rollout.vllm.weights import DraftWeights
 from megatron_opsft.run.start import session
+from megatron_opsft.run.start.checked_run import make_checked_run
 from megatron_opsft.run.start.session import MAX_PROBE_TOKENS, Session
 
 
@@ -51,8 +52,10 @@ def test_what_an_engine_cannot_do_is_refused(
     monkeypatch: pytest.MonkeyPatch, key: str, said: str
 ) -> None:
     monkeypatch.setattr(limits, "is_installed", lambda *packages: False)
+    run = config(key, "rollout.max_response_tokens=64")
     with pytest.raises(UserError, match=said):
-        check_engine(config(key))
+        make_checked_run(run, read_model_shape(resolve_model("tiny_reasoner")), 2)
+        check_installed(run.rollout.engine)
 
 
 def test_a_folder_called_vllm_is_no_installation(

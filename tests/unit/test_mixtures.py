@@ -162,27 +162,32 @@ def test_what_is_evaluated_is_left_out_of_training_and_said() -> None:
         leave_out_held_out(TEN, {"eval.data": TEN})
 
 
+def notes_on(config: Config, problems: ProblemSet, held_out: ProblemSet | None) -> list[str]:
+    """What a run says of its data."""
+    return describe_data(config.data, config.run.steps, problems, held_out)
+
+
 def test_problems_with_several_gold_answers_are_counted() -> None:
     usual = config_of("d.jsonl", "data.prompts_per_step=1", "run.steps=1")
     same = set_of(("a", "1/2"), ("a ", "1 / 2"), ("b", "1"))
-    assert describe_data(usual, same, TEN) == []
+    assert notes_on(usual, same, TEN) == []
     both = set_of(("a", "12"), ("b", "1"), (" a", "32"), ("a", "12"))
-    (said,) = describe_data(usual, both, TEN)
+    (said,) = notes_on(usual, both, TEN)
     assert said.startswith("1 of 2 problems have several gold answers, such as '12' in row 1 and")
 
 
 def test_what_is_unusual_is_said_and_nothing_else(mixed: DataConfig) -> None:
     usual = config_of("d.jsonl", "data.prompts_per_step=5", "run.steps=2")
-    assert describe_data(usual, TEN, TEN) == []
-    (none,) = describe_data(usual, TEN, None)
+    assert notes_on(usual, TEN, TEN) == []
+    (none,) = notes_on(usual, TEN, None)
     assert "nothing is evaluated: d.jsonl has no held" in none and "eval.holdout=N" in none
     often = config_of("d.jsonl", "data.prompts_per_step=5", "run.steps=5")
-    (again,) = describe_data(often, TEN, TEN)
+    (again,) = notes_on(often, TEN, TEN)
     assert again == "5 steps of 5 problems use each of the 10 problems of d.jsonl 2.5 times"
     both = usual.model_copy(update={"data": mixed.model_copy(update={"prompts_per_step": 4})})
     read = load_training(mixed, with_fields=False)
-    (of_b,) = describe_data(both, replace(read, problems=read.problems[:7], bad_rows=()), TEN)
-    assert describe_data(both, replace(read, problems=read.problems[:6], bad_rows=()), TEN) == []
+    (of_b,) = notes_on(both, replace(read, problems=read.problems[:7], bad_rows=()), TEN)
+    assert notes_on(both, replace(read, problems=read.problems[:6], bad_rows=()), TEN) == []
     end = f"of the 1 problems of {read.sources[1]} 2.0 times"
     assert of_b == f"2 steps of 1 problems use each {end}"
 
