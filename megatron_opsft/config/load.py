@@ -213,6 +213,9 @@ def _apply(tree: dict[str, Any], override: str, model: type[BaseModel]) -> None:
 def _how_to_write(
     key: str, text: str, field: FieldInfo | None, model: type[BaseModel]
 ) -> str:
+    """Return the advice for an override that is no `key=value`, or that sets a whole section
+    (`field`) to `text`.
+    """
     section = None if field is None else section_class(field)
     if section is None:
         example = "optimizer.lr=1e-6" if model is Config else "limit=8"
@@ -299,13 +302,14 @@ def decisive_settings(
 
 def resumable_keys(config: Config) -> tuple[list[str], list[str]]:
     """Return the keys that a resumed run may change freely, and those whose change is recorded."""
+    decisive = decisive_settings(config, with_locations=True)
     free, adjustable = [], []
     for section, values in config.model_dump(mode="json").items():
         for name in values:
             key = f"{section}.{name}"
             if ADJUSTABLE in _marks(config, key):
                 adjustable.append(key)
-            elif key not in decisive_settings(config, with_locations=True):
+            elif key not in decisive:
                 free.append(key)
     return free, adjustable
 
@@ -319,7 +323,9 @@ def _marks(config: Config, key: str) -> list[Any]:
 
 
 def _without_locations(value: Any) -> list[dict[str, Any]] | None:
-    """Return the other keys of a list of sources; None for a single source."""
+    """Return the sources of a list without `path` and `data`, which say where they are; None for a
+    single source, which is a location alone.
+    """
     if not isinstance(value, list):
         return None
     sources = []

@@ -102,7 +102,7 @@ def read_stored_responses(path: Path) -> StoredResponses:
     prompts, responses = table["prompt_ids"], table["response_ids"]
     num_prompt_tokens = pc.list_value_length(prompts).to_pylist()
     num_response_tokens = pc.list_value_length(responses).to_pylist()
-    if not min([*num_prompt_tokens, *num_response_tokens]):
+    if not all([*num_prompt_tokens, *num_response_tokens]):  # 0, or None for no list
         raise UserError(f"data.responses={path} has an empty prompt or response; {how}")
     largest_ids = [
         pc.max(pc.list_flatten(lists)).as_py() for lists in (prompts, responses)

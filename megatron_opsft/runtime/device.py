@@ -107,7 +107,8 @@ def check_compiler(device: Device) -> None:
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     compiler = os.environ.get("CC", "gcc")
     header = Path(sysconfig.get_paths()["include"]) / "Python.h"
-    if not shutil.which(compiler) and not shutil.which("clang"):
+    has_clang = "CC" not in os.environ and shutil.which("clang")
+    if not shutil.which(compiler) and not has_clang:
         missing, package = "C compiler (gcc)", "gcc"
     elif not header.is_file():
         missing, package = f"Python.h of Python {version}", f"python{version}-dev"

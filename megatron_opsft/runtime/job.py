@@ -90,9 +90,9 @@ def join_job(
     device: Device, timeout: timedelta, patience: timedelta | None = None
 ) -> Job:
     """Start the job's process group: of all ranks that the launcher started, or of this process
-    alone. Called by every rank, for every job of a process.
+    alone. Called by every rank, once for each job that the process does.
 
-    Gloo opens a connection when two ranks first exchange data, not between all pairs at once.
+    Joining is cheap: Gloo connects two ranks only when they first exchange data.
     timeout: of collectives. patience: how long to wait for ranks that have not joined; by default
     as long as `timeout`.
     Errors: `UserError` if the launcher has not set the variables of a rank, as srun alone does not;

@@ -117,8 +117,8 @@ def _holds(chain: Any) -> bool:
 
 
 def _is_name(value: Any) -> bool:
-    """True for letters without numbers: x, f(x), AB, |AB|, a + b, and (x, y), which the parser may
-    take for an interval.
+    """True for letters without numbers: x, f(x), AB, |AB|, a + b, a - b, and (x, y), which the
+    parser may take for an interval.
     """
     if isinstance(value, Interval):
         return all(isinstance(end, Symbol) for end in ends_of(value))
@@ -128,4 +128,6 @@ def _is_name(value: Any) -> bool:
         return True
     if not isinstance(value, Expr):
         return False
-    return all(isinstance(atom, Symbol) or atom == -1 for atom in value.atoms())
+    # a - b holds the number -1.
+    are_letters = all(isinstance(atom, Symbol) or atom == -1 for atom in value.atoms())
+    return are_letters and not value.is_number

@@ -209,6 +209,7 @@ def _brackets(match: Match) -> str:
 
 def _number_of_choices(match: Match) -> str:
     """Write a number of combinations (C, choose) or of arrangements in an order (P, A)."""
+    # kind2 -> kind: each alternative of the pattern numbers its groups.
     groups = {name[:-1]: text for name, text in match.groupdict().items() if text}
     total, chosen = groups["total"], groups["chosen"]
     if groups["kind"] in "PA":

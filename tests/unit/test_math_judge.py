@@ -57,6 +57,7 @@ $5:21\textsc{pm}$ == 5:21 PM
 1,2,\ldots,n == 1,2,3,\ldots,n != 1,2,4,\ldots,n ; 1,3,\ldots,n
 1,2,\ldots,5 == 1,2,3,4,5 != 1,2,3,4,6
 1+2+\cdots+n == 1+2+\ldots+n != 1+2+n
+-1 == x=-1 ; -1=x != x=1 ; 1=x
 5 != x=6 ; 5 \text{ and a half} ; 5\frac12 ; \text{about } 5 ; 5\cdots ; 5 \text{ dozen}
 5\text{ cm}^2 == 5\text{ square centimeters} ; 5 cm^2 ; 5 \text{ sq cm} != 5\text{ cm}
 \$5 == 5 dollars != 5 cents

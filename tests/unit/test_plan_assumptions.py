@@ -42,6 +42,7 @@ def test_a_file_says_what_is_different(tmp_path: Path) -> None:
         ("mine: {peak_flops: 1e12}", "mine.memory_bytes: Field required"),
         ("h100: {peek_flops: 1}", r"h100\.peek_flops=1: Extra inputs"),
         ("h100: {peak_flops: 0}", r"h100\.peak_flops=0: .* greater than 0"),
+        ("h100: {1: 2}", r"h100\.1"),
         ("h100: 3", "h100 must hold figures, not 3"),
     ],
 )

@@ -231,13 +231,14 @@ class Deer:
         """Return True if the response stands at a transition with room for a trial and, after it, a
         conclusion.
 
-        A trial takes no tokens of the budget. But the engine was made for prompts and responses of
-        a certain length, and scoring may sample one token more.
+        A trial does not count towards the response's limit, but it must fit into the engine's
+        context, together with the token that scoring samples.
         """
-        trial = len(self._trial_prompt_ids) + self._settings.max_trial_tokens + 1
-        room = response.room + 1  # the transition word would go
+        trial_tokens = len(self._trial_prompt_ids) + self._settings.max_trial_tokens + 1
+        exit_tokens = len(self._exit_ids) + 1  # and one of the conclusion
+        room = response.room + 1  # both replace the transition word
         at_transition = response.ids[-1] in self._transition_ids
-        return at_transition and room >= max(trial, len(self._exit_ids) + 1)
+        return at_transition and room >= max(trial_tokens, exit_tokens)
 
     def _try_answers(
         self,

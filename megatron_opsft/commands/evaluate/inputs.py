@@ -90,9 +90,10 @@ class Inputs:
 
     @property
     def budgets(self) -> tuple[int, ...]:
-        """Token budgets of the curves, ascending: what the samples, cut there, would have given.
+        """Token budgets of the curves, ascending: a curve shows the accuracy if every sample were
+        cut off at the budget.
 
-        Early exit has none: under a smaller limit it would exit less often than in the samples.
+        Early exit has none: under a smaller limit it would have exited less often.
         """
         if self.settings.method == "deer":
             return ()

@@ -110,7 +110,7 @@ def load_hardware(
                 raise UserError(
                     f"--hardware={path}: {device} must hold figures, not {figures!r}"
                 )
-            entries[device] = entries.get(device, {}) | figures
+            entries[str(device)] = entries.get(str(device), {}) | figures
     source = path or SHIPPED
     if name not in entries:
         raise UserError(
@@ -118,7 +118,7 @@ def load_hardware(
         )
     identity = {"name": name, "gpus_per_node": gpus_per_node}
     try:
-        return Hardware(**(entries[name] | identity))
+        return Hardware.model_validate(entries[name] | identity)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join([name, *map(str, first["loc"])])

@@ -49,8 +49,8 @@ class PlanRun(_OnDevices, RunCommand):
     nodes: str = "1"
     """Number of nodes; 1,8,64 gives a row for each."""
     mean_tokens: float | None = Field(None, ge=1)
-    """Mean response length without the limit; by default the paper's last, 2186, or 62 % of a limit
-    below the paper's.
+    """Mean response length if none were cut off; by default 2186, the paper's at its last step
+    under its limit of 3,500 tokens, and the same share (62 %) of a lower limit.
     """
     acceptance: float = Field(PAPER_ACCEPTANCE, ge=0, le=1)
     """Share of correct, finished responses."""

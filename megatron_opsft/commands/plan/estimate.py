@@ -130,10 +130,12 @@ class Plan:
         return sum(self.run.workload.lengths) / self.step["total"]
 
     def utilization(self, seconds: float) -> float:
-        """Return the MFU: GEMMs of the training passes over peak, recomputation not counted."""
+        """Return the MFU over `seconds`, of the training passes or of the whole step: operations of
+        the training's matrix products over peak. Recomputation does not count.
+        """
         run, workload = self.run, self.run.workload
-        num_loss_tokens = sum(workload.trained)
-        flops = 3 * forward_flops(run.shape, workload.sequences, num_loss_tokens)
+        forward = forward_flops(run.shape, workload.sequences, sum(workload.trained))
+        flops = 3 * forward  # backward costs twice as many
         if not flops:
             return 0.0
         return flops / (seconds * run.hardware.peak_flops * run.world_size)

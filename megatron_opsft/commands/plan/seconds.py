@@ -51,7 +51,7 @@ class Decoding(NamedTuple):
     """Cost of decoding an engine's responses."""
 
     seconds: float
-    """The rollout's factor is not in them."""
+    """Predicted seconds, before the device's factor for rollouts is applied."""
     steps: float
     """Number of decoding steps."""
 

@@ -205,6 +205,7 @@ def _line_style(series: Series) -> dict[str, Any]:
 
 
 def _draw_bars(chart: Bars) -> Figure:
+    """Draw one bar for each row, with its text at the end."""
     figure, canvas = _new_figure(_BAR_HEIGHT * len(chart.rows) + 0.45, chart.note, [])
     levels = range(len(chart.rows))
     canvas.barh(levels, [row.value for row in chart.rows], height=0.62, color="#7FB8D8")
@@ -233,8 +234,10 @@ def _draw_bars(chart: Bars) -> Figure:
     text_room = _widest([plain_text(row.text) for row in chart.rows], _NOTE_FONT)
     label_room = _widest(labels, _LEGEND_FONT)
     room = WIDTH * _POINTS - label_room - 12
+    # Points for the longest bar: what its text leaves, and at least 30 %.
+    bar_room = max(room - text_room - 8, 0.3 * room)
     longest = max((row.end for row in chart.rows), default=0.0) or 1.0
-    canvas.set_xlim(0, longest * room / max(room - text_room - 8, 0.3 * room))
+    canvas.set_xlim(0, longest * room / bar_room)
     canvas.set_ylim(len(chart.rows) - 0.4, -0.6)
     canvas.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
     canvas.xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))

@@ -113,8 +113,8 @@ def _hash(text: bytes) -> bytes:
 def _parse_group(
     step: Any, lines: Sequence[bytes]
 ) -> tuple[list[list[Any]], dict[str, list[Any]]]:
-    """Return the rows of the responses to a problem in one step, and its id -> [text, gold
-    answer]. Damaged lines are left out.
+    """Return the rows of the responses to a problem in one step, in the order of `FIELDS`, and its
+    id -> [text, gold answer]. Damaged lines are left out.
     """
     rows: list[list[Any]] = []
     problems: dict[str, list[Any]] = {}
@@ -122,13 +122,14 @@ def _parse_group(
         try:
             values = json.loads(line, parse_constant=lambda _: None)
             row = [step, *(values.get(name) for name in FIELDS[1:])]
-        except (ValueError, RecursionError, AttributeError):
+            problem = [values.get("problem"), values.get("gold")]
+            problems.setdefault(values.get("problem_id"), problem)
+        except (ValueError, RecursionError, AttributeError, TypeError):
             continue
         token_values = [values.get(name) for name in _TOKEN_FIELDS]
         if all(isinstance(value, list) for value in token_values):
             row += token_values
         rows.append(row)
-        problems.setdefault(row[1], [values.get("problem"), values.get("gold")])
     return rows, problems
 
 

@@ -77,7 +77,7 @@ class L1Settings(GroupNormalizedSettings):
 
 
 def tokens_below_target(group: Group) -> list[int]:
-    """Lt - n of every response."""
+    """For each response, the target length minus its length; negative if it is too long."""
     assert group.target is not None
     return [group.target.num_tokens - length for length in group.lengths]
 

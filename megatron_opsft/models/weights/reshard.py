@@ -76,8 +76,9 @@ def find_copies(
     """Find all copies that fill the target parameters.
 
     Returns (ranks that all hold the sources, ranks that all want the targets) -> copies from
-    rectangles of HF tensors to target parameters. A rank may both hold and want. The rectangle of
-    a copy lies in one of the copies to a parameter of each holder.
+    rectangles of HF tensors to target parameters. A rank may both hold and want. Each rectangle
+    lies within one stored rectangle of every holder, so that any holder can send it from one
+    parameter.
 
     Any two rectangles of the sources must be equal or disjoint. Errors: ValueError, naming the
     tensor, if the sources lack something that a target wants.

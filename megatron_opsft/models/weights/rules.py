@@ -40,7 +40,7 @@ BUFFER_SUFFIX = ".rotary_emb.inv_freq"
 
 
 def axis_sizes(shape: ModelShape) -> dict[str, int]:
-    """Return the sizes of the axes that the templates name."""
+    """Return this model's size of each axis that shapes of `Template` name: "hidden", "ffn" ..."""
     sizes = {
         "vocab": shape.vocab_size,
         "hidden": shape.hidden_size,

@@ -132,7 +132,7 @@ def fill_shard(
     """Fill `shard` (any dtype or device) in place from HF tensors, and its padding with zeros.
 
     One rectangle of each HF tensor is read, around all slices that this rank needs, one tensor at a
-    time.
+    time. The slices of a tensor ascend along one axis, see `shard_parameter`.
     """
     _check_shard(rule, shard, tp_size)
     parameter = shard_parameter(rule, tp_rank, tp_size)

@@ -108,7 +108,11 @@ class _OpenBin:
         return self.room >= length
 
     def put(self, index: int, length: int, cost: float, budget: int) -> None:
-        """Put a sequence into the bin."""
+        """Put in a sequence.
+
+        The first one may be longer than `budget`; with it the bin has room for `budget` tokens in
+        all.
+        """
         room_before = self.room if self.indices else budget
         self.room = room_before - length
         self.cost += cost

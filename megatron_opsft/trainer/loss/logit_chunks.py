@@ -133,11 +133,13 @@ def distillation_gradient_(
     *,
     forward: bool,
 ) -> Tensor:
-    """Return `loss_gradient_` plus teacher_weight_c times the gradient of the divergence, which is
-    p (log p - log q - KL), or p - q if forward. No gradient reaches the teacher.
+    """Return `loss_gradient_` plus, for each row, its teacher weight times the gradient of the
+    divergence between the model's distribution p and the teacher's q.
 
-    divergence_C: over all columns of all ranks. The content of the teacher's logits is undefined
-    afterwards. Rows whose two weights are both 0 become exact zeros.
+    The gradient of KL(p || q) is p (log p - log q - KL); with `forward` it is that of KL(q || p),
+    p - q. No gradient reaches the teacher. divergence_C: KL(p || q) of each row over the whole
+    vocabulary, not used if forward. Both logits are overwritten. Rows whose two weights are both 0
+    become exact zeros.
     """
     for rows in _groups(logits_CV):
         log_p_GV = logits_CV[rows] - lse_C[rows, None]

@@ -57,8 +57,8 @@ def build_optimizer(
 
 
 def set_learning_rate(optimizer: ChainedOptimizer, lr: float) -> None:
-    """Set learning rate and weight decay of the next update. Biases and norms have a decay
-    multiplier of 0.
+    """Set the learning rate of the next update to `lr`, and the weight decay to the config's, each
+    times the group's multiplier. Biases and norms have a decay multiplier of 0.
     """
     weight_decay = optimizer.config.weight_decay
     for group in optimizer.param_groups:

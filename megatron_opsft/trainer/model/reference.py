@@ -82,6 +82,8 @@ class ReferenceModel:
         taught = []
         for batch, states_RH in zip(batches, states, strict=True):
             if batch.response_indices_R is not None:
+                # States are of the whole pack, in the order of the responses under either prompt:
+                # keep those of this rank of the context-parallel group.
                 states_RH = states_RH[batch.response_indices_R.cpu()]
             taught.append(
                 dataclasses.replace(batch, teacher_RH=states_RH, teacher_VH=teacher_VH)
