@@ -77,7 +77,7 @@ class L1Settings(GroupNormalizedSettings):
 
 
 def tokens_below_target(group: Group) -> list[int]:
-    """For each response, the target length minus its length; negative if it is too long."""
+    """Target length minus length of each response; negative if it is too long."""
     assert group.target is not None
     return [group.target.num_tokens - length for length in group.lengths]
 
@@ -105,7 +105,7 @@ class L1Max(L1Settings):
         return "max" if draw.random() >= self.exact_share else "exact"
 
     def group_rewards(self, group: Group, state: State) -> list[float]:
-        """For a maximum: 1[correct] clip(alpha (target - length) + delta, 0, 1). For an exact
+        """1[correct] clip(alpha (target - length) + delta, 0, 1) for a maximum. For an exact
         target: L1-Exact's reward.
         """
         if group.target is not None and group.target.kind == "exact":
