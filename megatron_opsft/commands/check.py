@@ -4,9 +4,9 @@ import os
 import shutil
 from collections.abc import Iterator
 
-from megatron_opsft.commands.plan.assumptions import load_hardware
+from megatron_opsft.commands.plan.assumptions import load_hardware, make_workload
 from megatron_opsft.commands.plan.estimate import Plan
-from megatron_opsft.commands.plan.job import check_planned_run, make_planned_run
+from megatron_opsft.commands.plan.job import PlannedRun, check_planned_run
 from megatron_opsft.commands.plan.show import verdict_line
 from megatron_opsft.config import Config
 from megatron_opsft.config.load import resumable_keys
@@ -93,7 +93,13 @@ def _describe_fit(checked: CheckedRun) -> str:
     has_gpu = config.run.device == "cuda" or shutil.which("nvidia-smi") is not None
     device = "h100" if has_gpu and config.run.device != "cpu" else "cpu"
     hardware = load_hardware(device, None, gpus_per_node=min(checked.world_size, 8))
-    run = make_planned_run(config, hardware, checked.world_size)
+    run = PlannedRun(
+        config=config,
+        shape=checked.shape,
+        hardware=hardware,
+        world_size=checked.world_size,
+        workload=make_workload(config),
+    )
     check_planned_run(run)
     verdict = verdict_line(Plan(run=run, num_steps=max(config.run.steps, 1)))
     return f"{checked.world_size} x {hardware.name}: {verdict}"

@@ -27,18 +27,16 @@ class Journal:
 
         Call it before the first `append`. Errors: `UserError` for a file of another identity.
         """
-        lines = list(json_lines(self.path))
         content = b"".join(line + b"\n" for line in whole_lines(self.path))
-        if self._identity is not None:
-            if not lines:
-                lines = [dict(self._identity)]
-                content = json.dumps(self._identity).encode() + b"\n"
-            if lines.pop(0) != self._identity:
-                raise UserError(
-                    f"{self.path} has responses of other settings, problems or weights; remove "
-                    "it, or name another --out"
-                )
         write_bytes(self.path, content)
+        if self._identity is not None and not content:
+            self.append(self._identity)
+        lines = list(json_lines(self.path))
+        if self._identity is not None and lines.pop(0) != self._identity:
+            raise UserError(
+                f"{self.path} has responses of other settings, problems or weights; remove it, "
+                "or name another --out"
+            )
         return lines
 
     def append(self, *lines: Mapping[str, Any]) -> None:

@@ -77,7 +77,6 @@ def check_run(
             f"--resume: run.dir={directory} has no run to continue; leave out --resume, or give "
             "--resume=auto, which starts a new one then"
         )
-    checked = make_checked_run(config, read_shape(config), world_size)
     check_installed(config.rollout.engine)
     _check_sources(config)
     open_prompt_file(config.data.template)
@@ -85,7 +84,8 @@ def check_run(
     check_judge(config.verify)
     _check_evaluations(config)
     _check_wandb(config)
-    return checked
+    # The last check: it may need the network.
+    return make_checked_run(config, read_shape(config), world_size)
 
 
 def read_shape(config: Config) -> ModelShape:
