@@ -22,7 +22,7 @@ from megatron_opsft.runtime.parts import in_parts
 from megatron_opsft.runtime.phase import Stopwatch
 
 
-def fetch_samples(
+def collect_samples(
     s: Session, judged: JudgedProblems, chosen: Sequence[Response]
 ) -> list[Sample]:
     """Return the tokens of the chosen responses, in their order, on every rank. Called by every
@@ -96,7 +96,7 @@ def rows_of(
     s: Session, judged: JudgedProblems, chosen: Sequence[Response]
 ) -> list[StoredResponse]:
     """Return the chosen responses unchanged, the same on every rank. Called by every rank."""
-    return [row_of(sample) for sample in fetch_samples(s, judged, chosen)]
+    return [row_of(sample) for sample in collect_samples(s, judged, chosen)]
 
 
 def shortest(responses: Sequence[Response], limit: int) -> list[Response]:
@@ -118,7 +118,7 @@ def o1_rows(
     for problem_index, group in by_problem:
         problem_id = judged.problems[problem_index].id
         chosen += o1_choice(problem_id, list(group), settings, s.config.run.seed)
-    samples = fetch_samples(s, judged, [response for response, _ in chosen])
+    samples = collect_samples(s, judged, [response for response, _ in chosen])
     scores = scores_of(s, samples, temperature=temperature)
     return [
         row_of(sample, advantage=reward, log_probs=log_probs)

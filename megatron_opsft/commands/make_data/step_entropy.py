@@ -10,7 +10,7 @@ from itertools import pairwise
 from transformers import PreTrainedTokenizerBase
 
 from megatron_opsft.commands.make_data.samples import (
-    fetch_samples,
+    collect_samples,
     find_thinking,
     row_of,
     scores_of,
@@ -102,7 +102,7 @@ def step_entropy_rows(
     )
     right = select(answers.responses, settings.answer_tokens)
     rows = []
-    for answer in fetch_samples(s, answers, right):
+    for answer in collect_samples(s, answers, right):
         row = begun[answer.problem_id]
         response_ids = row.response_ids + answer.response_ids
         rows.append(replace(row, response_ids=response_ids))
@@ -118,7 +118,7 @@ def _shorten_thinking(
     close = tokenizer.encode(f"\n{THINK_END}", add_special_tokens=False)
     samples = []
     thoughts = []
-    for sample in fetch_samples(s, judged, judged.responses):
+    for sample in collect_samples(s, judged, judged.responses):
         texts = [tokenizer.decode([token]) for token in sample.response_ids]
         if thinking := find_thinking(texts):
             samples.append(sample)

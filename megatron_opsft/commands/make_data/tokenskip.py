@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from megatron_opsft.commands.make_data.samples import (
-    fetch_samples,
+    collect_samples,
     find_thinking,
     row_of,
 )
@@ -86,7 +86,7 @@ def tokenskip_rows(
     tokenize = partial(tokenizer.encode, add_special_tokens=False)
     problems = {problem.id: problem for problem in judged.problems}
     right = select(judged.responses, s.settings.max_response_tokens)
-    samples = fetch_samples(s, judged, right)
+    samples = collect_samples(s, judged, right)
     rows: list[tuple[int, StoredResponse]] = []  # with their order
     for index in range(s.layout.rank, len(samples), s.layout.world_size):
         sample = samples[index]

@@ -4,7 +4,6 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 
 from megatron_opsft.config import Config
 from megatron_opsft.config.load import check_resumable, load_config
@@ -20,7 +19,7 @@ from megatron_opsft.run.start.checked_run import CheckedRun, make_checked_run
 from megatron_opsft.run.start.run_directory import RunDir
 from megatron_opsft.runtime.durable import list_checkpoints
 from megatron_opsft.runtime.launched import is_launched
-from megatron_opsft.runtime.libraries import check_cached, check_fetched
+from megatron_opsft.runtime.libraries import check_cached, check_fetched, is_installed
 from megatron_opsft.verify.verifier import check_judge
 
 
@@ -172,11 +171,7 @@ def is_finished(config: Config) -> bool:
 
 def _check_wandb(config: Config) -> None:
     """Check that Weights & Biases is installed if the run writes to it."""
-    if config.run.wandb == "off":
-        return
-    package = find_spec("wandb")
-    # A folder ./wandb, such as W&B's own, is found too, but has no origin.
-    if package is None or package.origin is None:
+    if config.run.wandb != "off" and not is_installed("wandb"):
         raise UserError(
             f"run.wandb={config.run.wandb} needs the wandb package: pip install wandb, or set "
             "run.wandb=off"
