@@ -80,10 +80,9 @@ def _describe_data(checked: CheckedRun) -> Iterator[tuple[str, str]]:
 
 def _describe_method(checked: CheckedRun) -> str:
     config = checked.config
-    num_responses = config.data.prompts_per_step * config.rollout.group_size
     return (
         f"{config.method.name}: {config.method.formula}; {config.run.steps} steps of "
-        f"{num_responses} responses of up to {config.rollout.max_response_tokens} tokens"
+        f"{config.responses_per_step} responses of up to {config.rollout.max_response_tokens} tokens"
     )
 
 

@@ -46,6 +46,11 @@ class Config(Section):
     eval: EvalConfig = EvalConfig()
     checkpoint: Annotated[CheckpointConfig, FREE] = CheckpointConfig()
 
+    @property
+    def responses_per_step(self) -> int:
+        """B x G: the responses that a step samples or reads from a file."""
+        return self.data.prompts_per_step * self.rollout.group_size
+
     @model_validator(mode="after")
     def _fit_method(self) -> Self:
         """Scale the method's defaults that are numbers of tokens, if responses are shorter.

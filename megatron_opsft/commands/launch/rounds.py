@@ -56,7 +56,6 @@ class RoundsPlan:
         """
         config = self.config
         limit = [] if self.problems is None else ["--limit", str(self.problems)]
-        batch_size = config.data.prompts_per_step * config.rollout.group_size
         model = str(config.model.path)
         for number in range(1, self.count + 1):
             run_dir = self.run_dir(number)
@@ -73,7 +72,9 @@ class RoundsPlan:
                         "--out",
                         str(data),
                     ]
-                steps = self.steps or max(1, _num_rows(data) // batch_size)
+                steps = self.steps or max(
+                    1, _num_rows(data) // config.responses_per_step
+                )
                 words += [f"run.dir={run_dir}", f"run.steps={steps}"]
                 yield ["train", *words, f"data.responses={data}", "--resume=auto"]
             model = str(run_dir / "hf")

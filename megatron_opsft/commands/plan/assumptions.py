@@ -156,12 +156,10 @@ def quantiles(count: int, mean_tokens: float, limit: int) -> list[int]:
 
     mean_tokens: mean of the log-normal before it is cut at the limit.
     """
-    normal = NormalDist()
-    mean_logarithm = math.log(mean_tokens) - SIGMA * SIGMA / 2
+    logarithms = NormalDist(math.log(mean_tokens) - SIGMA * SIGMA / 2, SIGMA)
     lengths = []
     for index in range(count):
-        deviation = normal.inv_cdf((index + 0.5) / count)
-        length = round(math.exp(mean_logarithm + SIGMA * deviation))
+        length = round(math.exp(logarithms.inv_cdf((index + 0.5) / count)))
         lengths.append(max(1, min(limit, length)))
     return lengths
 
@@ -195,7 +193,7 @@ def make_workload(
     spread evenly over those that finish.
     """
     limit = config.rollout.max_response_tokens
-    count = _batch_size(config)
+    count = config.responses_per_step
     if mean_tokens is None:
         mean_tokens = PAPER_MEAN_TOKENS * min(1.0, limit / PAPER_LIMIT)
     lengths = quantiles(count, mean_tokens, limit)
@@ -237,17 +235,13 @@ def _choose_trained(
         lengths = []
     elif config.method.learns_from_rejected:
         trained = lengths
-    if len(trained) > _batch_size(config):
-        trained = _spread_evenly(trained, _batch_size(config))
+    if len(trained) > config.responses_per_step:
+        trained = _spread_evenly(trained, config.responses_per_step)
     return Workload(
         lengths=tuple(lengths),
         trained=tuple(trained),
         prompt_tokens=min(PROMPT_TOKENS, config.data.max_prompt_tokens),
     )
-
-
-def _batch_size(config: Config) -> int:
-    return config.data.prompts_per_step * config.rollout.group_size
 
 
 def _spread_evenly(lengths: Sequence[int], count: int) -> list[int]:

@@ -1,10 +1,9 @@
 """`megatron-opsft plan`: its commands and their options."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import Field
 
@@ -19,9 +18,6 @@ from megatron_opsft.commands.plan.show import (
 from megatron_opsft.errors import ANSWER_IS_NO, UserError
 from megatron_opsft.run.start.checked_run import fewest_ranks
 from megatron_opsft.runtime.console import say
-
-if TYPE_CHECKING:
-    from megatron_opsft.commands.plan.job import PlannedRun
 
 
 class _OnDevices(Command):
@@ -73,7 +69,9 @@ class PlanRun(_OnDevices, RunCommand):
                 "others with --gpus-per-node\n\n"
             )
         device = load_hardware(self.gpu, self.hardware, gpus_per_node=ranks_per_node)
-        from megatron_opsft.commands.plan.job import make_planned_run  # heavy
+        from megatron_opsft.commands.plan.estimate import Plan  # heavy, as these two
+        from megatron_opsft.commands.plan.job import check_planned_run, make_planned_run
+        from megatron_opsft.commands.plan.search import search_layouts
 
         first = make_planned_run(
             config,
@@ -82,13 +80,27 @@ class PlanRun(_OnDevices, RunCommand):
             mean_tokens=self.mean_tokens,
             acceptance=self.acceptance,
         )
+        as_json: dict[str, Any]
         if self.search:
-            answer = _search(first)
+            plans = search_layouts(first, config.run.steps)
+            fits, text = plans[0].is_safe, show_layouts(plans)
+            as_json = {"fits": fits, "layouts": []}
+            for plan in plans[:NUM_SHOWN]:
+                layout = {"overrides": plan.overrides, **plan.as_json()}
+                as_json["layouts"].append(layout)
         else:
-            world_sizes = [count * ranks_per_node for count in node_counts]
-            answer = _plan([replace(first, world_size=size) for size in world_sizes])
-        say(json.dumps(answer.as_json) if self.as_json else note + answer.text)
-        return 0 if answer.fits else ANSWER_IS_NO
+            plans = []
+            for count in node_counts:
+                run = replace(first, world_size=count * ranks_per_node)
+                check_planned_run(run)
+                plans.append(Plan(run=run, num_steps=config.run.steps))
+            fits = not any(plan.problems for plan in plans)
+            as_json, text = plans[0].as_json(), show_plan(plans[0])
+            if len(plans) > 1:
+                as_json = {"runs": [plan.as_json() for plan in plans]}
+                text = show_nodes(plans)
+        say(json.dumps(as_json) if self.as_json else note + text)
+        return 0 if fits else ANSWER_IS_NO
 
     def _node_counts(self) -> list[int]:
         """Read --nodes. Errors: `UserError`, also for several numbers in a search."""
@@ -102,46 +114,6 @@ class PlanRun(_OnDevices, RunCommand):
                 f"--nodes={self.nodes} and --search exclude each other; give one number"
             )
         return [int(word) for word in words]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Answer:
-    """The output of the command."""
-
-    fits: bool
-    as_json: dict[str, Any]
-    text: str
-
-
-def _search(run: "PlannedRun") -> _Answer:
-    """Search for the fastest layout. Errors: `UserError`."""
-    from megatron_opsft.commands.plan.search import search_layouts
-
-    plans = search_layouts(run, run.config.run.steps)
-    fits = plans[0].is_safe
-    layouts = [
-        {"overrides": plan.overrides, **plan.as_json()} for plan in plans[:NUM_SHOWN]
-    ]
-    return _Answer(
-        fits=fits,
-        as_json={"fits": fits, "layouts": layouts},
-        text=show_layouts(plans),
-    )
-
-
-def _plan(runs: "Sequence[PlannedRun]") -> _Answer:
-    """Plan a run on one number of nodes or on several. Errors: `UserError`."""
-    from megatron_opsft.commands.plan.estimate import Plan
-    from megatron_opsft.commands.plan.job import check_planned_run
-
-    for run in runs:
-        check_planned_run(run)
-    plans = [Plan(run=run, num_steps=run.config.run.steps) for run in runs]
-    fits = not any(plan.problems for plan in plans)
-    if len(plans) == 1:
-        return _Answer(fits=fits, as_json=plans[0].as_json(), text=show_plan(plans[0]))
-    as_json = {"runs": [plan.as_json() for plan in plans]}
-    return _Answer(fits=fits, as_json=as_json, text=show_nodes(plans))
 
 
 class Calibrate(_OnDevices):

@@ -218,7 +218,7 @@ class Plan:
         """One line for each setting that is wasteful or that the plan leaves out."""
         run, method = self.run, self.run.method
         notes = []
-        if run.hardware.is_cuda and not run.engine.refills and run.num_responses:
+        if run.hardware.is_cuda and not run.engine.refills:
             notes.append(
                 "rollout.engine=hf decodes several times slower on a GPU than this plan, which "
                 "counts on vLLM's cost of a token; set rollout.engine=vllm"

@@ -24,6 +24,7 @@ from megatron_opsft.models.weights.rules import WeightTable
 from megatron_opsft.models.weights.slicing import padded_vocab_size, shard_shape
 from megatron_opsft.rollout.limits import EngineTraits, engine_traits
 from megatron_opsft.run.start.checked_run import fit_lengths, make_checked_run
+from megatron_opsft.run.start.disk import num_parameters
 from megatron_opsft.runtime.rounding import ceil_div
 from megatron_opsft.trainer.batching.microbatch import padded
 from megatron_opsft.trainer.loss.loss_memory import CrossEntropy, choose_cross_entropy
@@ -46,8 +47,6 @@ class Stage:
     """Elements of `num_parameters` in experts that expert parallelism distributes."""
     updated_parameters: int
     """Elements that the optimizer of one rank updates, on the rank with the most."""
-    whole_parameters: int
-    """Elements of the Hugging Face model that belong to this stage, over all its ranks."""
     weight_bytes: int
     gradient_bytes: int
     optimizer_bytes: int
@@ -108,13 +107,14 @@ class PlannedRun:
         return self.hardware.is_cuda and self.dtype_bytes == 2
 
     @property
-    def sequence_parallel(self) -> bool:
-        return self.parallel.sequence_parallel and self.parallel.tp > 1
-
-    @property
     def sequence_shards(self) -> int:
         """Number of ranks that divide hidden states under sequence parallelism, otherwise 1."""
         return self.parallel.tp if self.parallel.sequence_parallel else 1
+
+    @property
+    def hidden_per_rank(self) -> float:
+        """Elements of a token's hidden states on a rank, divided by `sequence_shards`."""
+        return self.shape.hidden_size / self.sequence_shards
 
     @property
     def rows_per_rank(self) -> int:
@@ -152,11 +152,6 @@ class PlannedRun:
         return self.method.objective(1.0).has_teacher
 
     @property
-    def num_responses(self) -> int:
-        """B x G of one step."""
-        return self.config.data.prompts_per_step * self.rollout.group_size
-
-    @property
     def engine(self) -> EngineTraits:
         """Abilities of the rollout engine."""
         return engine_traits(self.rollout.engine)
@@ -172,35 +167,30 @@ class PlannedRun:
     @property
     def num_parameters(self) -> int:
         """Elements of the whole Hugging Face model."""
-        return sum(stage.whole_parameters for stage in self.stages)
+        return num_parameters(self.shape)
 
     @cached_property
     def stages(self) -> list[Stage]:
         """Every pipeline stage, counted from the weight table; layers are divided evenly."""
-        parallel = self.parallel
-        num_layers = self.shape.num_layers // parallel.pp
-        layer = _count(self.shape, parallel, num_layers=1, first=False, last=False)
+        pp = self.parallel.pp
         # Two float32 moments, and a float32 main weight where weights are bfloat16.
         state_bytes = 12 if self.dtype_bytes == 2 else 8
         stages = []
-        for index in range(parallel.pp):
-            last = index == parallel.pp - 1
-            ends = _count(
-                self.shape, parallel, num_layers=0, first=index == 0, last=last
+        for index in range(pp):
+            last = index == pp - 1
+            dense, experts = _count(
+                self.shape, self.parallel, first=index == 0, last=last
             )
-            dense = num_layers * layer.dense + ends.dense
-            experts = num_layers * layer.experts + ends.experts
             updated = ceil_div(dense, self.num_copies)
             updated += ceil_div(experts, self.num_expert_copies)
             stages.append(
                 Stage(
                     index=index,
-                    num_layers=num_layers,
+                    num_layers=self.shape.num_layers // pp,
                     has_output=last,
                     num_parameters=dense + experts,
                     expert_parameters=experts,
                     updated_parameters=updated,
-                    whole_parameters=num_layers * layer.whole + ends.whole,
                     weight_bytes=(dense + experts) * self.dtype_bytes,
                     gradient_bytes=(dense + experts) * 4,
                     optimizer_bytes=state_bytes * updated,
@@ -209,42 +199,27 @@ class PlannedRun:
         return stages
 
 
-@dataclass(frozen=True, slots=True)
-class _Elements:
-    """Numbers of weight elements of some part of the model."""
-
-    dense: int
-    """Those on one rank, without `experts`."""
-    experts: int
-    """Those on one rank in experts that expert parallelism distributes."""
-    whole: int
-    """Those of the Hugging Face model."""
-
-
 @cache
 def _count(
-    shape: ModelShape,
-    parallel: ParallelConfig,
-    *,
-    num_layers: int,
-    first: bool,
-    last: bool,
-) -> _Elements:
-    """Count one layer (num_layers=1) or none, the embedding if `first`, the output if `last`."""
+    shape: ModelShape, parallel: ParallelConfig, *, first: bool, last: bool
+) -> tuple[int, int]:
+    """Count the elements on one rank of the first, the last or another stage.
+
+    Those in experts that expert parallelism distributes are counted apart, as the second number.
+    """
     table = WeightTable(replace(shape, num_layers=1), tp_size=parallel.tp)
-    dense = experts = whole = 0
-    for rule in table.stage_rules(
-        range(num_layers), has_embedding=first, has_output=last
-    ):
-        tp = parallel.expert_tp if rule.is_expert else parallel.tp
-        num_elements = prod(shard_shape(rule, tp))
-        if rule.is_expert and parallel.ep > 1:
-            experts += num_elements
-        else:
-            dense += num_elements
-        if not rule.replica:
-            whole += sum(prod(hf_shape) for hf_shape in rule.hf_shapes)
-    return _Elements(dense, experts // parallel.ep, whole)
+    ends = table.stage_rules((), has_embedding=first, has_output=last)
+    layer = table.stage_rules((0,), has_embedding=False, has_output=False)
+    dense = experts = 0
+    for rules, count in ((ends, 1), (layer, shape.num_layers // parallel.pp)):
+        for rule in rules:
+            tp = parallel.expert_tp if rule.is_expert else parallel.tp
+            num_elements = count * prod(shard_shape(rule, tp))
+            if rule.is_expert and parallel.ep > 1:
+                experts += num_elements
+            else:
+                dense += num_elements
+    return dense, experts // parallel.ep
 
 
 def make_planned_run(

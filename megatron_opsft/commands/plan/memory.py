@@ -198,7 +198,8 @@ def kv_cache_bytes(run: PlannedRun) -> float:
     token_bytes = kv_bytes_per_token(run)
     longest = max_engine_tokens(run.config)
     if not run.engine.refills:
-        num_rows = min(rollout.batch_size, ceil_div(run.num_responses, run.num_engines))
+        num_dealt = ceil_div(run.config.responses_per_step, run.num_engines)
+        num_rows = min(rollout.batch_size, num_dealt)
         return _HF_CACHE_SLACK * num_rows * longest * token_bytes
     if rollout.kv_cache_bytes:
         return float(rollout.kv_cache_bytes)

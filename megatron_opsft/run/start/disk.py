@@ -1,6 +1,7 @@
 """Checks the disk of a run before any work: how many bytes it will write, and whether they fit."""
 
 from dataclasses import dataclass
+from functools import cache
 from math import prod
 from pathlib import Path
 from shutil import disk_usage
@@ -58,16 +59,21 @@ def _weight_bytes(config: Config) -> int:
     return 2 if config.model.dtype == "bfloat16" else 4
 
 
+@cache
+def num_parameters(shape: ModelShape) -> int:
+    """Return the number of elements of the whole Hugging Face model."""
+    return sum(map(prod, WeightTable(shape).hf_shapes().values()))
+
+
 def disk_use(config: Config, shape: ModelShape) -> DiskUse:
     """Return the bytes that a run of this model writes, metrics and logs aside."""
-    num_parameters = sum(map(prod, WeightTable(shape, "te").hf_shapes().values()))
     keep = config.checkpoint.keep
     num_models = 1
     if config.eval.keeps_best:
         # A resumed run may need the best model of each checkpoint's time.
         num_models += keep + 2
-    checkpoint = num_parameters * checkpoint_bytes_each(config)
-    model = num_parameters * _weight_bytes(config)
+    checkpoint = num_parameters(shape) * checkpoint_bytes_each(config)
+    model = num_parameters(shape) * _weight_bytes(config)
     return DiskUse(
         keep=keep,
         checkpoint=checkpoint,
@@ -82,8 +88,7 @@ def _rollout_bytes(config: Config) -> int:
     """Return the most bytes of rollouts/ after all steps."""
     if not config.run.save_rollouts or config.method.has_fixed_data:
         return 0
-    num_responses = config.data.prompts_per_step * config.rollout.group_size
-    num_tokens = num_responses * config.rollout.max_response_tokens
+    num_tokens = config.responses_per_step * config.rollout.max_response_tokens
     token_bytes = _TOKEN_BYTES
     if config.run.save_logprobs:
         token_bytes += _LOGPROB_BYTES
