@@ -6,6 +6,7 @@ nodes, which `slurm/scaling.sh` makes in folders nodes_1, nodes_2, ...
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from operator import truediv
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -112,20 +113,18 @@ def calibrate(run_dirs: Sequence[Path], base: Hardware) -> str:
     ]
     for key, value in base.model_dump(exclude={"name", "gpus_per_node"}).items():
         phase, remark = key.removesuffix("_factor"), ""
-        with_phase = [
-            step
+        pairs = [
+            (step.measured[phase], step.planned[phase])
             for step in steps
             if step.measured.get(phase) and step.planned.get(phase)
         ]
-        if with_phase:
-            measured = median(step.measured[phase] for step in with_phase)
-            planned = median(step.planned[phase] for step in with_phase)
+        if pairs:
+            measured, planned = zip(*pairs, strict=True)
             remark = (
-                f"  # measured {measured:.3f} s, planned {planned:.3f} s by {value:.4g}"
+                f"  # measured {median(measured):.3f} s, planned {median(planned):.3f} s "
+                f"by {value:.4g}"
             )
-            value *= median(
-                step.measured[phase] / step.planned[phase] for step in with_phase
-            )
+            value *= median(map(truediv, measured, planned))
         lines.append(f"  {key}: {value!r}{remark}")
     return "\n".join(lines)
 
@@ -141,7 +140,7 @@ class ScalingRow:
     steps: int
     """Number of steps behind each median."""
     measured: dict[str, float]
-    """Medians of the values of `ComparedStep`, with the rate of one GPU. `_with_efficiency` adds
+    """Medians of the values of `ComparedStep`, with the rate of one GPU. `_add_efficiency` adds
     `efficiency`: the rate as a share of the first run's.
     """
     planned: dict[str, float]
@@ -183,7 +182,8 @@ def read_scaling(
         )
         if not rows:
             raise failure
-    rows = _with_efficiency(rows)
+    _add_efficiency([row.measured for row in rows])
+    _add_efficiency([row.planned for row in rows])
     table = _table(rows)
     section = _section(rows, table)
     title = runs[0].resolve().parent.name
@@ -199,20 +199,10 @@ def read_scaling(
     )
 
 
-def _with_efficiency(rows: Sequence[ScalingRow]) -> list[ScalingRow]:
-    """Add `efficiency`, the rate as a share of the first row's, to measured and planned values."""
-
-    def added(values: dict[str, float], first: dict[str, float]) -> dict[str, float]:
-        return values | {"efficiency": values["rate"] / first["rate"]}
-
-    return [
-        replace(
-            row,
-            measured=added(row.measured, rows[0].measured),
-            planned=added(row.planned, rows[0].planned),
-        )
-        for row in rows
-    ]
+def _add_efficiency(runs: Sequence[dict[str, float]]) -> None:
+    """Add `efficiency`, the rate as a share of the first run's, to the values of each run."""
+    for values in runs:
+        values["efficiency"] = values["rate"] / runs[0]["rate"]
 
 
 def read_row(run: Path, gpu: str | None, hardware: Path | None) -> ScalingRow:
@@ -307,18 +297,16 @@ def _curves(
     colour: int,
 ) -> list[Series]:
     """Draw a value over the number of nodes: measured as a line, planned as dots."""
-    num_steps = f"{count_of([row.steps for row in rows])} steps a point"
-    measured = [(row.nodes, row.measured[key]) for row in rows]
-    planned = [(row.nodes, row.planned[key]) for row in rows]
+    measured = Series(
+        label=label,
+        style_index=colour,
+        points=[(row.nodes, row.measured[key]) for row in rows],
+        n=f"{count_of([row.steps for row in rows])} steps a point",
+    )
+    points = [(row.nodes, row.planned[key]) for row in rows]
     return [
-        Series(label=label, style_index=colour, points=measured, n=num_steps),
-        Series(
-            label=planned_label,
-            style_index=colour,
-            points=planned,
-            kind="held",
-            n=num_steps,
-        ),
+        measured,
+        replace(measured, label=planned_label, points=points, kind="held"),
     ]
 
 

@@ -74,23 +74,21 @@ def rank_memory(run: PlannedRun, stage: Stage, num_microbatches: int) -> RankMem
     if loss and run.has_teacher and reference.host:
         # The teacher's output layer is on the device then.
         loss += run.rows_per_rank * run.shape.hidden_size * run.dtype_bytes
-    # These two exist one after the other, so only the larger one counts.
-    backward_phases: tuple[str, ...] = ("train",)
-    loss_phases: tuple[str, ...] = ()
-    if loss > activations.backward:
-        backward_phases, loss_phases = loss_phases, backward_phases
     terms = {
         "weights": _Term(stage.weight_bytes, _ALL),
         "gradients": _Term(stage.gradient_bytes, _ALL),
         "optimizer": _Term(stage.optimizer_bytes, _ALL),
         "reference_model": _Term(reference.device, _ALL),
         "activations": _Term(activations.stored, ("train",)),
-        "backward_pass": _Term(activations.backward, backward_phases),
-        "loss": _Term(loss, loss_phases),
+        "backward_pass": _Term(activations.backward, ("train",)),
+        "loss": _Term(loss, ("train",)),
         "sync_buckets": _Term(_bucket_bytes(run), ("sync",)),
         **_engine_terms(run),
         "reserved": _Term(run.hardware.reserved_bytes, _ALL),
     }
+    # These two exist one after the other, so only the larger one counts.
+    smaller = "backward_pass" if loss > activations.backward else "loss"
+    terms[smaller] = terms[smaller]._replace(phases=())
     return RankMemory(
         stage=stage,
         terms={name: term.num_bytes for name, term in terms.items()},

@@ -16,12 +16,7 @@ _EQUALLY_FAST = (
     0.05  # a plan is not accurate enough for smaller differences between steps
 )
 _RECOMPUTE = ("none", "selective", "full")
-_ALWAYS_SHOWN = {
-    ("parallel", "tp"),
-    ("parallel", "pp"),
-    ("train", "recompute"),
-    ("rollout", "tp"),
-}
+_ALWAYS_SHOWN = {"parallel.tp", "parallel.pp", "train.recompute", "rollout.tp"}
 
 Change = dict[str, dict[str, Any]]
 """Section -> key -> value."""
@@ -93,9 +88,10 @@ def _plan_change(run: PlannedRun, change: Change, num_steps: int) -> Plan:
         section = getattr(run.config, name)
         sections[name] = section.model_copy(update=values)
         for key, value in values.items():
-            if (name, key) in _ALWAYS_SHOWN or value != getattr(section, key):
+            full_key = f"{name}.{key}"
+            if full_key in _ALWAYS_SHOWN or value != getattr(section, key):
                 text = json.dumps(value).replace('"', "")
-                overrides.append(f"{name}.{key}={text}")
+                overrides.append(f"{full_key}={text}")
     changed = replace(run, config=run.config.model_copy(update=sections))
     check_planned_run(changed)
     return Plan(run=changed, num_steps=num_steps, overrides=tuple(overrides))
@@ -103,14 +99,14 @@ def _plan_change(run: PlannedRun, change: Change, num_steps: int) -> Plan:
 
 def _layouts(run: PlannedRun) -> Iterator[Change]:
     """Yield the layouts that the trainer may accept."""
-    num_layers, gpus_per_node = run.shape.num_layers, run.hardware.gpus_per_node
+    gpus_per_node = run.hardware.gpus_per_node
     inside_node = _divisors(run.world_size, gpus_per_node)
     expert_sizes = [1]
     if run.shape.moe:
         expert_sizes = [2**power for power in range(gpus_per_node.bit_length())]
     for tp, pp, cp, ep, recompute, rollout_tp in product(
         inside_node,
-        _divisors(num_layers, min(num_layers, _MAX_PIPELINE)),
+        _divisors(run.shape.num_layers, _MAX_PIPELINE),
         _context_sizes(run),
         expert_sizes,
         _RECOMPUTE,

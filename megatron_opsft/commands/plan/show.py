@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 
 from tabulate import tabulate
 
+from megatron_opsft.commands.report.table import aligned
+
 if TYPE_CHECKING:
     from megatron_opsft.commands.plan.estimate import Plan
     from megatron_opsft.commands.plan.job import PlannedRun
@@ -82,23 +84,20 @@ def _memory_table(plan: "Plan") -> str:
     """
     last = len(plan.memory) - 1
     shown = sorted({0, min(1, last), max(0, last - 1), last})
-    ranks = [plan.memory[index] for index in shown]
-    title = f"GB on one rank of {plan.worst.limit / 1e9:.1f}, stage"
-    millions = [f"{rank.stage.num_parameters / 1e6:,.1f}" for rank in ranks]
-    figures = {"millions of parameters": millions}
-    for term in ranks[0].terms:
-        name = term.replace("_", " ")
-        if term == "reference_model":
-            name = plan.frozen_copy
-        figures[name] = [_gb(rank.terms[term]) for rank in ranks]
-    for phase in ranks[0].phases:
-        figures[f"in {phase}"] = [_gb(rank.phases[phase]) for rank in ranks]
-    figures["margin"] = [_gb(rank.margin) for rank in ranks]
-    stages = [str(rank.stage.index) for rank in ranks]
-    rows = []
-    for name, cells in figures.items():
-        rows.append({title: name} | dict(zip(stages, cells, strict=True)))
-    return _table(rows, title)
+    headings = [f"GB on one rank of {plan.worst.limit / 1e9:.1f}, stage"]
+    names = ["millions of parameters"]
+    for term in plan.worst.terms:
+        names.append(
+            term.replace("reference_model", plan.frozen_copy).replace("_", " ")
+        )
+    names += [f"in {phase}" for phase in plan.worst.phases]
+    columns = [[*names, "margin"]]
+    for index in shown:
+        rank = plan.memory[index]
+        figures = [*rank.terms.values(), *rank.phases.values(), rank.margin]
+        headings.append(str(index))
+        columns.append([f"{rank.stage.num_parameters / 1e6:,.1f}", *map(_gb, figures)])
+    return aligned(headings, list(zip(*columns, strict=True)))
 
 
 def _describe_disk(plan: "Plan") -> str:
