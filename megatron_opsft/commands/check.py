@@ -82,7 +82,8 @@ def _describe_method(checked: CheckedRun) -> str:
     config = checked.config
     return (
         f"{config.method.name}: {config.method.formula}; {config.run.steps} steps of "
-        f"{config.responses_per_step} responses of up to {config.rollout.max_response_tokens} tokens"
+        f"{config.responses_per_step} responses of up to "
+        f"{config.rollout.max_response_tokens} tokens"
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.distributed.checkpoint.filesystem import _StorageInfo
@@ -74,13 +74,6 @@ def megatron_layout(
     return FileLayout(tuple(files), tuple(layout.targets), small_files)
 
 
-class _DataPlace(NamedTuple):
-    """The position of a tensor's data in a file."""
-
-    file: Path
-    offset: int
-
-
 @dataclass
 class _File:
     """A file of archives that is being laid out."""
@@ -110,8 +103,11 @@ class _DistLayout:
         before: bytes,
         data_bytes: int = 0,
         after: bytes = b"",
-    ) -> _DataPlace:
-        """Add an archive: `data_bytes` of tensor data between bytes that are known."""
+    ) -> tuple[Path, int]:
+        """Add an archive: `data_bytes` of tensor data between bytes that are known.
+
+        Returns the file and the offset of the data.
+        """
         num_bytes = len(before) + data_bytes + len(after)
         file = self.files[-1]
         if file.num_bytes and file.num_bytes + num_bytes > self.max_file_bytes:
@@ -129,7 +125,7 @@ class _DistLayout:
             file.constants.append((data + data_bytes, after))
         name = _file_name(len(self.files) - 1)
         self.storage[index] = _StorageInfo(name, start, num_bytes)
-        return _DataPlace(Path(name), data)
+        return Path(name), data
 
     def add_tensor(
         self, rule: WeightRule, entry: Entry, lead_sizes: dict[str, tuple[int, ...]]
@@ -147,10 +143,10 @@ class _DistLayout:
         metadata = self.described.setdefault(entry.key, metadata)
         index = MetadataIndex(entry.key, offsets, len(metadata.chunks))
         metadata.chunks.append(ChunkStorageMetadata(offsets, torch.Size(shape)))
-        frame = _archive_frame(shape, self.dtype)
+        before, after = _archive_frame(shape, self.dtype)
         data_bytes = prod(shape) * self.dtype.itemsize
-        place = self.add_archive(index, frame.before, data_bytes, frame.after)
-        region = Region(place.file, place.offset, rule.mcore_shape, self.dtype)
+        file, offset = self.add_archive(index, before, data_bytes, after)
+        region = Region(file, offset, rule.mcore_shape, self.dtype)
         parts = shard_parameter(rule, 0, 1).copies
         self.targets.append(Target(rule.mcore_name, region, parts))
 
@@ -165,16 +161,9 @@ def _saved(value: object) -> bytes:
     return buffer.getvalue()
 
 
-class _ArchiveFrame(NamedTuple):
-    """The bytes of torch.save around a tensor's data."""
-
-    before: bytes
-    after: bytes
-
-
 @cache
-def _archive_frame(shape: tuple[int, ...], dtype: torch.dtype) -> _ArchiveFrame:
-    """Return what torch.save writes around the data of any contiguous tensor of this shape.
+def _archive_frame(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[bytes, bytes]:
+    """Return what torch.save writes before and after any contiguous tensor of this shape.
 
     It is read from a temporary file with a hole in place of the data.
     """
@@ -187,4 +176,4 @@ def _archive_frame(shape: tuple[int, ...], dtype: torch.dtype) -> _ArchiveFrame:
         with open(path, "rb") as file:
             before = file.read(data.offset)
             file.seek(data.offset + data.num_bytes)
-            return _ArchiveFrame(before, file.read())
+            return before, file.read()

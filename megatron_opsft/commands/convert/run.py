@@ -223,11 +223,11 @@ def _are_equal(
     """True if a tensor is the same on both sides, bit for bit, after a cast to `dtype`."""
     row_bytes = prod(shape[1:]) * dtype.itemsize
     for start, stop in row_chunks(0, shape[0], row_bytes):
-        first, second = (
-            torch.empty(stop - start, *shape[1:], dtype=dtype) for _ in sides
-        )
-        for side, rows in zip(sides, (first, second), strict=True):
+        both = []
+        for side in sides:
+            rows = torch.empty(stop - start, *shape[1:], dtype=dtype)
             side.copy_rows(name, start, stop, rows)
-        if not torch.equal(first.view(torch.uint8), second.view(torch.uint8)):
+            both.append(rows.view(torch.uint8))
+        if not torch.equal(*both):
             return False
     return True

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar
 
 from pydantic import Field
 
@@ -23,7 +22,7 @@ FINAL_EXIT_CODES = (2, 3)
 class Local(StartCommand):
     """Train on this machine, with restarts. Exit codes are those of `megatron-opsft train`."""
 
-    examples: ClassVar[tuple[str, ...]] = (
+    examples = (
         "launch local examples/configs/quickstart.yaml --ranks 2",
         "launch local CONFIG parallel.tp=4 --ranks 8 --resume",
     )
@@ -53,15 +52,13 @@ class Local(StartCommand):
         manifest = config.run.dir / "manifest.json"
         old_manifest_ns = _modified_ns(manifest) if self.overwrite else None
 
-        def was_replaced() -> bool:
-            """True unless the manifest is still that of the run which is to be replaced."""
-            return old_manifest_ns is None or _modified_ns(manifest) != old_manifest_ns
-
         def start(again: bool) -> int:
-            # If the first start died before it replaced the run, that run must not be resumed.
             options = first_options
-            if again and was_replaced():
-                options = ["--resume=auto"]
+            if again:
+                # If the first start died before it replaced the run, that must not be resumed.
+                modified_ns = _modified_ns(manifest)
+                if old_manifest_ns is None or modified_ns != old_manifest_ns:
+                    options = ["--resume=auto"]
             return ranks.run([*command, *options])
 
         with LocalRanks(self.ranks) as ranks:
@@ -74,7 +71,7 @@ class Rounds(RunCommand):
     The same command continues after a kill. The last round's model is run.dir/round_N/hf.
     """
 
-    examples: ClassVar[tuple[str, ...]] = (
+    examples = (
         "launch rounds CONFIG --rounds 7 --problems 3200 --ranks 8",
         "launch rounds CONFIG method.name=crst --rounds 1",
     )

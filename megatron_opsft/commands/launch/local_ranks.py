@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -39,13 +38,12 @@ class LocalRanks:
     """Context manager that starts `num_ranks` ranks and passes stop signals on to them.
 
     Signal handlers are installed on entry and restored on exit. A stop signal that arrives while
-    ranks are being started reaches these, too. A second Ctrl-C ends everything at once.
+    ranks are being started reaches them when all are. A second Ctrl-C ends everything at once.
     """
 
     def __init__(self, num_ranks: int) -> None:
         self._num_ranks = num_ranks
         self._is_stopping = False
-        self._has_ended = threading.Event()
         self._handlers: dict[signal.Signals, Any] = {}
 
     def run(self, arguments: Sequence[str]) -> int:
@@ -61,7 +59,7 @@ class LocalRanks:
             ranks = [
                 self._start(rank, server, arguments) for rank in range(self._num_ranks)
             ]
-        code = _first_failure(ranks)
+        code = self._first_failure(ranks)
         if code < 0:  # as subprocess reports a signal
             code = 128 - code
         if self._is_stopping and code - 128 in STOP_SIGNALS:
@@ -104,20 +102,33 @@ class LocalRanks:
             os._exit(AT_ONCE_EXIT_CODE)
         if number == signal.SIGINT:
             say_stopping(number)
-        if not self._is_stopping:
-            self._is_stopping = True
-            threading.Thread(target=self._stop_ranks, daemon=True).start()
+        self._is_stopping = True
 
-    def _stop_ranks(self) -> None:
-        """Send SIGTERM to every rank, including those still being started, until the context ends.
-        The ranks write a checkpoint after their step and exit with 75.
+    def _first_failure(self, ranks: "Sequence[subprocess.Popen[bytes]]") -> int:
+        """Wait until all ranks have ended. Returns the exit code of the first that failed, or 0.
+
+        After a stop signal every rank gets one SIGTERM: it writes a checkpoint after its step and
+        exits with 75. That is no failure in this respect: the others need time to save their work.
+        After a failure the ranks that run on are killed.
         """
-        stopped: set[psutil.Process] = set()
-        while not self._has_ended.wait(_POLL_SECONDS):
-            for rank in set(psutil.Process().children()) - stopped:
-                with suppress(psutil.NoSuchProcess):
-                    rank.send_signal(signal.SIGTERM)
-                stopped.add(rank)
+        failure = 0
+        deadline = math.inf
+        is_passed_on = False
+        while True:
+            codes = [rank.poll() for rank in ranks]
+            failure = failure or next(filter(None, codes), 0)
+            if None not in codes:
+                return failure
+            if self._is_stopping and not is_passed_on:
+                is_passed_on = True
+                for rank in ranks:
+                    rank.terminate()
+            if failure not in (0, REQUEUE_EXIT_CODE) and deadline == math.inf:
+                deadline = time.monotonic() + _GRACE_SECONDS
+            if time.monotonic() > deadline:
+                for rank in ranks:
+                    rank.kill()
+            time.sleep(_POLL_SECONDS)
 
     def __enter__(self) -> Self:
         for number in heard_signals():
@@ -125,27 +136,5 @@ class LocalRanks:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._has_ended.set()
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
-
-
-def _first_failure(ranks: "Sequence[subprocess.Popen[bytes]]") -> int:
-    """Wait until all ranks have ended. Returns the exit code of the first that failed, or 0.
-
-    Ranks that run on after a failure are killed. A rank that stopped on request (75) is no failure
-    in this respect: the others need time to save their work.
-    """
-    failure = 0
-    deadline = math.inf
-    while True:
-        codes = [rank.poll() for rank in ranks]
-        failure = failure or next(filter(None, codes), 0)
-        if None not in codes:
-            return failure
-        if failure not in (0, REQUEUE_EXIT_CODE) and deadline == math.inf:
-            deadline = time.monotonic() + _GRACE_SECONDS
-        if time.monotonic() > deadline:
-            for rank in ranks:
-                rank.kill()
-        time.sleep(_POLL_SECONDS)

@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import ClassVar
 
 from pydantic import Field
 
@@ -29,7 +28,7 @@ class Slurm(RunCommand):
     Settings of the site are environment variables, as for the script itself (slurm/common.sh).
     """
 
-    examples: ClassVar[tuple[str, ...]] = (
+    examples = (
         "launch slurm CONFIG run.dir=runs/a --nodes 4 --partition gpu",
         "launch slurm CONFIG --sbatch=--qos=high --dry-run",
     )
@@ -67,9 +66,8 @@ class Slurm(RunCommand):
             raise UserError(
                 "there is no sbatch here: run this on a SLURM login node, or use --dry-run"
             )
-        environment = {**os.environ, **variables}
         sbatch = subprocess.run(
-            command, env=environment, capture_output=True, text=True
+            command, env=os.environ | variables, capture_output=True, text=True
         )
         if sbatch.returncode:
             reason = " ".join(sbatch.stderr.split()) or f"exit code {sbatch.returncode}"

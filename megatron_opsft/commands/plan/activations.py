@@ -105,10 +105,9 @@ def layer_bytes(run: PlannedRun) -> LayerBytes:
 
 def _norm_bytes(run: PlannedRun) -> float:
     """Bytes that an RMSNorm saves of one token."""
-    if run.with_te:  # its input and its output
-        element_bytes = 2 * run.dtype_bytes
-    else:  # its input in float32, the normalized input, its output
-        element_bytes = _FLOAT + 2 * run.dtype_bytes
+    element_bytes = 2 * run.dtype_bytes  # its input and its output
+    if not run.with_te:  # the normalized input, its output, and its input in float32
+        element_bytes += _FLOAT
     return run.hidden_per_rank * element_bytes + _FLOAT
 
 

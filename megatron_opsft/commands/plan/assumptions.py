@@ -110,7 +110,7 @@ def load_hardware(
                 raise UserError(
                     f"--hardware={path}: {device} must hold figures, not {figures!r}"
                 )
-            entries[str(device)] = entries.get(str(device), {}) | figures
+            entries.setdefault(str(device), {}).update(figures)
     source = path or SHIPPED
     if name not in entries:
         raise UserError(

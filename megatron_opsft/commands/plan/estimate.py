@@ -14,7 +14,6 @@ from megatron_opsft.commands.plan.memory import (
     reference_bytes,
 )
 from megatron_opsft.commands.plan.seconds import (
-    STEP_PHASES,
     busiest_engine,
     estimate_step,
     num_microbatches,
@@ -163,19 +162,20 @@ class Plan:
     @cached_property
     def phases(self) -> dict[str, str]:
         """One description for each phase that the method has."""
-        optional = {
-            "old_logprob": "log-probs of the policy that sampled, before several updates",
-            "reference": self._describe_reference(),
-        }
         cores = self.run.hardware.cpu_cores * self.run.world_size
+        scores = "hidden states" if self.run.has_teacher else "log-probs"
         phases = {
             "rollout": self._describe_rollout(),
             "verify": f"on {cores:.0f} CPU cores",
+            "old_logprob": "log-probs of the policy that sampled, before several updates",
+            "reference": f"{scores} of the {self.frozen_copy}, in the model's place",
             "train": self._describe_training(),
             "sync": "updated weights into the engines, with proof",
         }
-        phases |= {name: text for name, text in optional.items() if self.step[name]}
-        return {name: phases[name] for name in STEP_PHASES if name in phases}
+        for name in ("old_logprob", "reference"):
+            if not self.step[name]:
+                del phases[name]
+        return phases
 
     def _describe_rollout(self) -> str:
         if self.run.method.has_fixed_data:
@@ -187,10 +187,6 @@ class Plan:
             f"{self.kv_tokens:,} tokens); {step['decode_fixed'] / step['decode']:.0%} of "
             "decoding is a fixed cost of each token's step"
         )
-
-    def _describe_reference(self) -> str:
-        result = "hidden states" if self.run.has_teacher else "log-probs"
-        return f"{result} of the {self.frozen_copy}, in the model's place"
 
     def _describe_training(self) -> str:
         method, step = self.run.method, self.step

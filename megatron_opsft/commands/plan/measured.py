@@ -4,7 +4,7 @@ They give the factors of a device (`plan calibrate`), and the report of one run 
 nodes, which `slurm/scaling.sh` makes in folders nodes_1, nodes_2, ...
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import truediv
 from pathlib import Path
@@ -263,60 +263,55 @@ def _table(rows: Sequence[ScalingRow]) -> Table:
 
 def _section(rows: Sequence[ScalingRow], table: Table) -> PageSection:
     """Draw seconds by phase and efficiency over nodes, below the table."""
-    seconds = []
-    for colour, key in enumerate(_SECONDS):
-        seconds += _curves(rows, key, label=key, colour=colour)
-    efficiency = _curves(
-        rows, "efficiency", label="measured", planned_label="planned", colour=0
-    )
+    seconds = {key: (key, "") for key in _SECONDS}
     return PageSection(
         title=table.caption,
         text="Lines: measured; dots: planned. Efficiency: sampled tokens a second and GPU.",
         table=table,
         plots=[
             _chart(
-                "seconds_by_nodes", "Seconds of a step", "seconds of a step", seconds
+                rows,
+                seconds,
+                "seconds_by_nodes",
+                "Seconds of a step",
+                "seconds of a step",
             ),
             _chart(
+                rows,
+                {"efficiency": ("measured", "planned")},
                 "efficiency_by_nodes",
                 "Efficiency",
                 "efficiency",
-                efficiency,
                 show="{:.0%}".format,
             ),
         ],
     )
 
 
-def _curves(
-    rows: Sequence[ScalingRow],
-    key: str,
-    *,
-    label: str,
-    planned_label: str = "",
-    colour: int,
-) -> list[Series]:
-    """Draw a value over the number of nodes: measured as a line, planned as dots."""
-    measured = Series(
-        label=label,
-        style_index=colour,
-        points=[(row.nodes, row.measured[key]) for row in rows],
-        n=f"{count_of([row.steps for row in rows])} steps a point",
-    )
-    points = [(row.nodes, row.planned[key]) for row in rows]
-    return [
-        measured,
-        replace(measured, label=planned_label, points=points, kind="held"),
-    ]
-
-
 def _chart(
+    rows: Sequence[ScalingRow],
+    labels: Mapping[str, tuple[str, str]],
     name: str,
     title: str,
     y: str,
-    series: Sequence[Series],
     show: Callable[[float], str] = number,
 ) -> Chart:
+    """Draw values over the number of nodes: measured ones as lines, planned ones as dots.
+
+    labels: key of a value -> labels of its line and of its dots.
+    """
+    num_steps = f"{count_of([row.steps for row in rows])} steps a point"
+    series = []
+    for colour, (key, (label, planned_label)) in enumerate(labels.items()):
+        line = Series(
+            label=label,
+            style_index=colour,
+            points=[(row.nodes, row.measured[key]) for row in rows],
+            n=num_steps,
+        )
+        points = [(row.nodes, row.planned[key]) for row in rows]
+        dots = replace(line, label=planned_label, points=points, kind="held")
+        series += [line, dots]
     return Chart(
         name=name,
         title=title,

@@ -8,7 +8,10 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from megatron_opsft.commands.plan.job import PlannedRun, Stage
-from megatron_opsft.models.architectures.shape import forward_flops, layer_weights
+from megatron_opsft.models.architectures.shape import (
+    feed_forward_weights,
+    forward_flops,
+)
 
 
 class PassSeconds(NamedTuple):
@@ -60,8 +63,7 @@ def pass_seconds(
     if run.train.recompute == "full":
         recomputed = forward_flops(shape, sequences, 0) / rate + exchange + kv_ring
     elif run.train.recompute == "selective":
-        heads = 2 * shape.num_heads + 2 * shape.num_kv_heads
-        weights = layer_weights(shape) - shape.hidden_size * shape.head_dim * heads
+        weights = feed_forward_weights(shape)
         recomputed = 2.0 * num_tokens * weights * num_layers / rate + feed_forward
     exchange += kv_ring
     # TransformerEngine sends keys and values round once more, to get their gradients.

@@ -106,9 +106,15 @@ def busiest_engine(run: PlannedRun) -> EngineLoad:
     total = len(workload.lengths)
     if not total:
         return EngineLoad([], 0)
+    batch_size = rollout.batch_size
     if run.engine.refills:
         num_problems = ceil_div(run.config.data.prompts_per_step, run.num_engines)
         count = num_problems * rollout.group_size
+        # vLLM delays the responses that its cache has no room for.
+        mean_tokens = workload.prompt_tokens + workload.mean_tokens
+        sequence_bytes = kv_bytes_per_token(run) * mean_tokens
+        num_fitting = int(kv_cache_bytes(run) / sequence_bytes)
+        batch_size = max(1, min(batch_size, num_fitting))
     else:  # responses are dealt to engines one by one, not by problem
         count = ceil_div(total, run.num_engines)
     # Every total/count-th response, counted down from the longest of all.
@@ -116,13 +122,7 @@ def busiest_engine(run: PlannedRun) -> EngineLoad:
         workload.lengths[total - 1 - index * total // count]
         for index in reversed(range(count))
     ]
-    batch_size = min(rollout.batch_size, count)
-    if run.engine.refills:  # vLLM delays the responses that its cache has no room for
-        mean_tokens = workload.prompt_tokens + workload.mean_tokens
-        sequence_bytes = kv_bytes_per_token(run) * mean_tokens
-        num_fitting = int(kv_cache_bytes(run) / sequence_bytes)
-        batch_size = max(1, min(batch_size, num_fitting))
-    return EngineLoad(lengths, batch_size)
+    return EngineLoad(lengths, min(batch_size, count))
 
 
 def decode_seconds(
@@ -239,7 +239,7 @@ def training_seconds(run: PlannedRun) -> dict[str, float]:
     passes = _stage_passes(run, count)
     both_passes = [stage.forward + stage.backward for stage in passes]
     pipeline = pipeline_seconds(run, both_passes, count)
-    exchange = _exchange_seconds(run, [stage.backward for stage in passes], count)
+    exchange = _exchange_seconds(run, passes, count)
     moved_bytes = max(
         stage.updated_parameters * _OPTIMIZER_BYTES
         + stage.num_parameters * _GRADIENT_BYTES
@@ -277,27 +277,28 @@ def _stage_passes(run: PlannedRun, count: int) -> list[PassSeconds]:
     passes = []
     for stage in run.stages:
         num_loss_tokens = sum(run.workload.trained) if stage.has_output else 0
-        seconds = pass_seconds(run, stage, sequences, num_loss_tokens)
+        forward, backward = pass_seconds(run, stage, sequences, num_loss_tokens)
         passes.append(
             PassSeconds(
-                forward=share * seconds.forward + fixed,
-                backward=share * seconds.backward + fixed,
+                forward=share * forward + fixed, backward=share * backward + fixed
             )
         )
     return passes
 
 
-def _exchange_seconds(run: PlannedRun, backwards: Sequence[float], count: int) -> float:
+def _exchange_seconds(
+    run: PlannedRun, passes: Sequence[PassSeconds], count: int
+) -> float:
     """Seconds of the exchange of gradients that no pass hides, on the slowest stage.
 
-    backwards: seconds of each stage's backward passes of `count` micro-batches.
+    passes: those of each stage, of `count` micro-batches.
     """
     seconds = 0.0
-    for stage, backward in zip(run.stages, backwards, strict=True):
+    for stage, stage_passes in zip(run.stages, passes, strict=True):
         exchange = shared_seconds(run, stage, stage.gradient_bytes)
         if run.parallel.overlap_grad_reduce:
             # The last backward pass hides the reduction of the earlier ones.
-            exchange -= backward / count
+            exchange -= stage_passes.backward / count
         seconds = max(seconds, exchange)
     return seconds
 

@@ -66,10 +66,15 @@ def layer_weights(shape: ModelShape) -> int:
     """Return the weights in a layer's matrix products that a token meets: of its experts only."""
     num_heads = 2 * (shape.num_heads + shape.num_kv_heads)  # of q and output, k and v
     attention = shape.hidden_size * shape.head_dim * num_heads
-    mlp = 3 * shape.ffn_size
+    return attention + feed_forward_weights(shape)
+
+
+def feed_forward_weights(shape: ModelShape) -> int:
+    """Return the share of `layer_weights` in the feed-forward part."""
+    num_columns = 3 * shape.ffn_size
     if shape.moe is not None:  # the router has a row for each expert
-        mlp = 3 * shape.moe.top_k * shape.moe.ffn_size + shape.moe.num_experts
-    return attention + shape.hidden_size * mlp
+        num_columns = 3 * shape.moe.top_k * shape.moe.ffn_size + shape.moe.num_experts
+    return shape.hidden_size * num_columns
 
 
 def quadratic_at(shape: ModelShape) -> float:
