@@ -132,6 +132,11 @@ class ParallelConfig(Section):
         """Number of ranks of one data-parallel replica."""
         return self.tp * self.pp * self.cp
 
+    @property
+    def expert_ranks(self) -> int:
+        """Number of ranks that hold all experts once, if there are experts."""
+        return self.expert_tp * self.ep * self.pp
+
 
 def check_world(world_size: int, parallel: ParallelConfig) -> None:
     """Errors: `UserError` if this number of ranks cannot hold the layout."""
@@ -143,11 +148,10 @@ def check_world(world_size: int, parallel: ParallelConfig) -> None:
         )
     if parallel.ep == 1:
         return
-    num_ranks = parallel.expert_tp * parallel.ep * parallel.pp
-    if world_size % num_ranks:
+    if world_size % parallel.expert_ranks:
         raise UserError(
-            f"world size {world_size} is not a multiple of the {num_ranks} ranks that hold all "
-            f"experts (etp x ep x pp = {parallel.expert_tp} x {parallel.ep} x {parallel.pp}); "
+            f"world size {world_size} is not a multiple of the {parallel.expert_ranks} ranks that "
+            f"hold all experts (etp x ep x pp = {parallel.expert_tp} x {parallel.ep} x {parallel.pp}); "
             "lower parallel.ep or start more ranks"
         )
 

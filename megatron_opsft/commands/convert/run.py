@@ -47,7 +47,6 @@ class Source:
     table: WeightTable
     """Its names are TransformerEngine's, which checkpoints use."""
     tensors: StoredWeights
-    is_megatron: bool
 
     def only_dtype(self) -> torch.dtype:
         """Return the dtype of all weights. Errors: `UserError` naming one with another dtype."""
@@ -71,19 +70,16 @@ def open_source(directory: Path, config_dir: Path | None = None) -> Source:
     not hold them itself.
     Errors: `UserError` naming what is missing, unexpected or damaged.
     """
-    is_megatron = is_dist_checkpoint(directory)
     if config_dir is not None:
         config_dir = resolve_model(str(config_dir), option="--config-from")
-    if is_megatron and config_dir is None and not (directory / "config.json").is_file():
+    elif is_dist_checkpoint(directory) and not (directory / "config.json").is_file():
         raise UserError(
             f"{directory} holds no config.json; give --config-from with the Hugging Face directory "
             "that the model came from"
         )
     config_dir = config_dir or directory
     table = WeightTable(read_model_shape(config_dir), "te")
-    return Source(
-        directory, config_dir, table, open_weights(directory, table), is_megatron
-    )
+    return Source(directory, config_dir, table, open_weights(directory, table))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,9 +111,10 @@ def convert_model(
     differs when `verify` compares it.
     """
     source = open_source(directory, config_from)
-    if source.is_megatron == (to == "megatron"):
+    is_megatron = is_dist_checkpoint(directory)
+    if is_megatron == (to == "megatron"):
         kind = "Hugging Face directory"
-        if source.is_megatron:
+        if is_megatron:
             kind = "Megatron checkpoint"
         raise UserError(f"{directory} is a {kind} already; convert it the other way")
     started = time.monotonic()

@@ -12,10 +12,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from types import FrameType
-from typing import Any, Self
+from typing import Self
 
 import psutil
 
@@ -44,7 +44,7 @@ class LocalRanks:
     def __init__(self, num_ranks: int) -> None:
         self._num_ranks = num_ranks
         self._is_stopping = False
-        self._handlers: dict[signal.Signals, Any] = {}
+        self._on_exit = ExitStack()
 
     def run(self, arguments: Sequence[str]) -> int:
         """Run `megatron-opsft *arguments` on every rank. Returns the exit code of the first rank
@@ -132,9 +132,9 @@ class LocalRanks:
 
     def __enter__(self) -> Self:
         for number in heard_signals():
-            self._handlers[number] = signal.signal(number, self._pass_on)
+            handler = signal.signal(number, self._pass_on)
+            self._on_exit.callback(signal.signal, number, handler)
         return self
 
     def __exit__(self, *error: object) -> None:
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
+        self._on_exit.close()

@@ -59,7 +59,7 @@ class RoundsPlan:
         model = str(config.model.path)
         for number in range(1, self.count + 1):
             run_dir = self.run_dir(number)
-            data = config.run.dir / f"round_{number}.parquet"
+            data = run_dir.with_suffix(".parquet")
             if not (run_dir / "summary.json").is_file():
                 seed = config.run.seed + number - 1
                 words = [*self.words, f"model.path={model}", f"run.seed={seed}"]

@@ -32,17 +32,6 @@ class ActivationBytes(NamedTuple):
     """
 
 
-class LayerBytes(NamedTuple):
-    """Bytes of one token in one layer on one rank."""
-
-    input: float
-    """The hidden states that enter the layer."""
-    stored: float
-    """Stored until the backward pass, norms and residuals included."""
-    backward: float
-    """Needed for a moment in the backward pass: recomputed activations, and gradients."""
-
-
 def num_in_flight(run: PlannedRun, stage_index: int, num_microbatches: int) -> float:
     """Number of micro-batches whose activations a rank stores at once, for all its layers.
 
@@ -65,13 +54,14 @@ def activation_bytes(
     """
     num_tokens = run.microbatch_tokens
     in_flight = num_in_flight(run, stage.index, num_microbatches)
-    layer = layer_bytes(run)
-    stored = in_flight * num_tokens * stage.num_layers * layer.stored
-    backward = num_tokens * layer.backward
+    layer_input = run.hidden_per_rank * run.dtype_bytes
+    layer_stored, layer_backward = _layer_bytes(run, layer_input)
+    stored = in_flight * num_tokens * stage.num_layers * layer_stored
+    backward = num_tokens * layer_backward
     if not stage.has_output:
         # The schedule keeps the hidden states that it has sent to the next stage.
-        stored += in_flight * num_tokens * layer.input
-        backward += num_tokens * layer.input
+        stored += in_flight * num_tokens * layer_input
+        backward += num_tokens * layer_input
     if run.sequence_shards > 1:
         # Megatron gathers a layer's input into one buffer, which it keeps.
         stored += num_tokens * run.shape.hidden_size * run.dtype_bytes
@@ -82,16 +72,20 @@ def activation_bytes(
     return ActivationBytes(stored, backward, loss)
 
 
-def layer_bytes(run: PlannedRun) -> LayerBytes:
-    """Compute the activations of a layer under the run's `train.recompute`."""
-    layer_input = run.hidden_per_rank * run.dtype_bytes
+def _layer_bytes(run: PlannedRun, layer_input: float) -> tuple[float, float]:
+    """Bytes of one token in a layer under the run's `train.recompute`.
+
+    The first are stored until the backward pass, norms and residuals included. The second are
+    needed for a moment in it: recomputed activations, and gradients. layer_input: bytes of the
+    hidden states that enter the layer.
+    """
     norm = _norm_bytes(run)
     attention = _attention_bytes(run) + norm
     feed_forward, gradients = _feed_forward_bytes(run)
     everything = attention + norm + feed_forward
     recompute = run.train.recompute
     if recompute == "none":
-        return LayerBytes(layer_input, everything, gradients)
+        return everything, gradients
     stored = layer_input
     if recompute == "selective":
         # The feed-forward part is recomputed from its input. In a dense layer TransformerEngine's
@@ -99,8 +93,7 @@ def layer_bytes(run: PlannedRun) -> LayerBytes:
         te_norm_is_recomputed = run.with_te and run.shape.moe is None
         stored = attention + (layer_input if te_norm_is_recomputed else norm)
     # The output that recomputation makes once more is as large as the input.
-    backward = everything - stored + gradients + layer_input
-    return LayerBytes(layer_input, stored, backward)
+    return stored, everything - stored + gradients + layer_input
 
 
 def _norm_bytes(run: PlannedRun) -> float:
@@ -174,15 +167,13 @@ def _loss_bytes(run: PlannedRun) -> float:
     """
     num_tokens, hidden_size = run.microbatch_tokens, run.shape.hidden_size
     hidden, dtype_bytes = run.hidden_per_rank, run.dtype_bytes
-    # Bytes that the norm takes for a token while the loss is computed, and in its backward pass.
+    # Elements of the norm for a token while the loss is computed, and in its backward pass.
     if run.with_te:
-        norm = 2 * hidden * dtype_bytes
-        norm_backward = (3 * hidden + hidden_size) * dtype_bytes
+        norm, norm_backward = 2 * hidden, 3 * hidden + hidden_size
     elif dtype_bytes == _FLOAT:
-        norm, norm_backward = 3 * hidden * _FLOAT, 7 * hidden * _FLOAT
-    else:
-        norm = hidden * (_FLOAT + 3 * dtype_bytes)
-        norm_backward = 13 * hidden * dtype_bytes
+        norm, norm_backward = 3 * hidden, 7 * hidden
+    else:  # an element in float32 counts as two in bfloat16
+        norm, norm_backward = 5 * hidden, 13 * hidden
     if run.cross_entropy.kind == "fused_linear":
         loss = fused_linear_bytes(
             num_tokens,
@@ -198,4 +189,5 @@ def _loss_bytes(run: PlannedRun) -> float:
         loss = whole_logits_bytes(
             num_tokens, hidden_size, run.rows_per_rank, dtype_bytes=dtype_bytes
         )
-    return max(num_tokens * norm + loss, num_tokens * norm_backward)
+    token_bytes = num_tokens * dtype_bytes
+    return max(token_bytes * norm + loss, token_bytes * norm_backward)

@@ -93,8 +93,7 @@ class PlannedRun:
     @property
     def num_expert_copies(self) -> int:
         """Number of ranks that hold the same experts and divide their gradients and optimizer."""
-        parallel = self.parallel
-        return self.world_size // (parallel.expert_tp * parallel.ep * parallel.pp)
+        return self.world_size // self.parallel.expert_ranks
 
     @property
     def dtype_bytes(self) -> int:

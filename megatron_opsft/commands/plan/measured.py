@@ -72,8 +72,8 @@ def read_steps(
 
     run = make_planned_run(config, hardware, world_size)
     check_planned_run(run)
-    required = ["trained_tokens", "step_seconds"]
-    required += [f"{phase}_seconds" for phase in PHASES]
+    keys = {name: f"{name}_seconds" for name in ("step", *PHASES)}
+    required = ["trained_tokens", *keys.values()]
     lines = read_json_lines(path / "metrics.jsonl", required=required)
     steps = []
     for metrics in lines[_WARM_UP_STEPS:]:
@@ -82,7 +82,7 @@ def read_steps(
         workload = measured_workload(run.config, metrics)
         planned = estimate_step(replace(run, workload=workload))
         planned["step"] = planned["total"]
-        measured = {name: metrics[f"{name}_seconds"] for name in ("step", *PHASES)}
+        measured = {name: metrics[key] for name, key in keys.items()}
         num_tokens = metrics["num_rollouts"] * metrics["mean_response_tokens"]
         for seconds in (measured, planned):
             in_phases = sum(seconds[phase] for phase in PHASES)

@@ -122,15 +122,11 @@ def _engine_terms(run: PlannedRun) -> dict[str, _Term]:
     """Memory of one rank of a rollout engine; only vLLM on a GPU can sleep."""
     weights = engine_elements(run) * run.dtype_bytes
     kv_cache = kv_cache_bytes(run)
-    if not run.engine.refills:
+    if not run.hardware.is_cuda or not run.engine.refills:
+        cache_phases = _ALL if run.engine.refills else _ENGINE_AWAKE
         return {
             "engine_weights": _Term(weights, _ALL),
-            "kv_cache": _Term(kv_cache, _ENGINE_AWAKE),
-        }
-    if not run.hardware.is_cuda:
-        return {
-            "engine_weights": _Term(weights, _ALL),
-            "kv_cache": _Term(kv_cache, _ALL),
+            "kv_cache": _Term(kv_cache, cache_phases),
         }
     graph_phases = _ENGINE_AWAKE if run.rollout.deep_sleep else _ALL
     return {
@@ -215,14 +211,12 @@ def _profiled_bytes(run: PlannedRun) -> float:
     sampler's float32 copies of the logits.
     """
     shape, rollout = run.shape, run.rollout
-    width = 3 * shape.ffn_size
-    if shape.moe is not None:
-        width = 3 * shape.moe.top_k * shape.moe.ffn_size
     num_tokens = min(
         run.hardware.engine_batch_tokens,
         rollout.batch_size * max_engine_tokens(run.config),
     )
-    layer = num_tokens * (width / rollout.tp + 4 * shape.hidden_size) * run.dtype_bytes
+    width = 3 * shape.active_ffn_size / rollout.tp + 4 * shape.hidden_size
+    layer = num_tokens * width * run.dtype_bytes
     sampler = 3 * 4 * rollout.batch_size * shape.vocab_size
     return max(layer, sampler)
 

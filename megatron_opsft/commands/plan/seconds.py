@@ -47,15 +47,6 @@ class EngineLoad(NamedTuple):
     """Number of responses that it decodes at once."""
 
 
-class Decoding(NamedTuple):
-    """Cost of decoding an engine's responses."""
-
-    seconds: float
-    """Predicted seconds, before the device's factor for rollouts is applied."""
-    steps: float
-    """Number of decoding steps."""
-
-
 def estimate_step(run: PlannedRun) -> dict[str, float]:
     """Estimate the seconds of a step.
 
@@ -86,17 +77,19 @@ def rollout_seconds(run: PlannedRun) -> dict[str, float]:
     if not load.lengths:
         return dict.fromkeys(("rollout", "prefill", "decode", "decode_fixed"), 0.0)
     prompt_tokens, factor = run.workload.prompt_tokens, run.hardware.rollout_factor
-    decoding = decode_seconds(run, load.lengths, prompt_tokens, load.batch_size)
+    seconds, num_steps = decode_seconds(
+        run, load.lengths, prompt_tokens, load.batch_size
+    )
     # The responses to a problem share its prompt.
     num_problems = ceil_div(run.config.data.prompts_per_step, run.num_engines)
     flops = forward_flops(run.shape, [prompt_tokens], 1) * num_problems
     prefill = factor * flops / (run.hardware.peak_flops * run.rollout.tp)
-    decode = factor * decoding.seconds
+    decode = factor * seconds
     return {
         "rollout": prefill + decode,
         "prefill": prefill,
         "decode": decode,
-        "decode_fixed": factor * decoding.steps * fixed_seconds(run),
+        "decode_fixed": factor * num_steps * fixed_seconds(run),
     }
 
 
@@ -127,9 +120,10 @@ def busiest_engine(run: PlannedRun) -> EngineLoad:
 
 def decode_seconds(
     run: PlannedRun, lengths: Sequence[int], prompt_tokens: int, batch_size: int
-) -> Decoding:
+) -> tuple[float, float]:
     """Estimate how long an engine decodes responses of these lengths, in ascending order.
 
+    Returns seconds, without the device's factor for rollouts, and the number of decoding steps.
     vLLM starts a new response as soon as one ends, so the batch is full until no response is left
     to start. The Hugging Face engine decodes one batch after the other, each until its longest
     response ends.
@@ -145,7 +139,7 @@ def decode_seconds(
         seconds += (length - decoded) * step_seconds(run, num_alive, context)
         decoded = length
     if not run.engine.refills:
-        return Decoding(num_batches * seconds, num_batches * decoded)
+        return num_batches * seconds, num_batches * decoded
     sampled = sum(lengths)
     num_before_last = len(lengths) - len(last_batch)
     full_steps = num_before_last * sampled / len(lengths) / batch_size
@@ -153,7 +147,7 @@ def decode_seconds(
     squares = sum(length * length for length in lengths)
     context = batch_size * (prompt_tokens + squares / sampled / 2)
     seconds += full_steps * step_seconds(run, batch_size, context)
-    return Decoding(seconds, decoded + full_steps)
+    return seconds, decoded + full_steps
 
 
 def step_seconds(run: PlannedRun, batch_size: int, context: float) -> float:
@@ -205,7 +199,7 @@ def sync_seconds(run: PlannedRun) -> float:
         experts = 3.0 * shape.num_layers * shape.hidden_size * run.dtype_bytes
         experts *= moe.num_experts * moe.ffn_size / run.rollout.tp
     received = needed - (needed - experts) / (parallel.tp * parallel.pp)
-    received -= experts / (parallel.expert_tp * parallel.ep * parallel.pp)
+    received -= experts / parallel.expert_ranks
     across_nodes = _share_from_other_nodes(run)
     network = received * across_nodes / hardware.network_bandwidth
     inside_node = received * (1 - across_nodes) / hardware.link_bandwidth

@@ -82,9 +82,9 @@ def _memory_table(plan: "Plan") -> str:
 
     The stages between them have as many layers, and from one to the next fewer activations.
     """
-    last = len(plan.memory) - 1
-    shown = sorted({0, min(1, last), max(0, last - 1), last})
-    headings = [f"GB on one rank of {plan.worst.limit / 1e9:.1f}, stage"]
+    ends = (*plan.memory[:2], *plan.memory[-2:])
+    shown = {str(rank.stage.index): rank for rank in ends}
+    title = f"GB on one rank of {plan.worst.limit / 1e9:.1f}, stage"
     names = ["millions of parameters"]
     for term in plan.worst.terms:
         names.append(
@@ -92,12 +92,10 @@ def _memory_table(plan: "Plan") -> str:
         )
     names += [f"in {phase}" for phase in plan.worst.phases]
     columns = [[*names, "margin"]]
-    for index in shown:
-        rank = plan.memory[index]
+    for rank in shown.values():
         figures = [*rank.terms.values(), *rank.phases.values(), rank.margin]
-        headings.append(str(index))
         columns.append([f"{rank.stage.num_parameters / 1e6:,.1f}", *map(_gb, figures)])
-    return aligned(headings, list(zip(*columns, strict=True)))
+    return aligned([title, *shown], list(zip(*columns, strict=True)))
 
 
 def _describe_disk(plan: "Plan") -> str:
@@ -168,15 +166,14 @@ def show_nodes(plans: Sequence["Plan"]) -> str:
     Efficiency: tokens a second and device, as a share of the first row's.
     """
     rows = []
-    first_rate = plans[0].tokens_per_second / plans[0].run.world_size
-    for plan in plans:
-        rate = plan.tokens_per_second / plan.run.world_size
+    rates = [plan.tokens_per_second / plan.run.world_size for plan in plans]
+    for plan, rate in zip(plans, rates, strict=True):
         rows.append(
             {
                 "GPUs": f"{plan.run.world_size:,}",
                 **_row(plan),
                 "tokens/s": f"{plan.tokens_per_second:,.0f}",
-                "efficiency": f"{rate / first_rate:.1%}" if rate else "",
+                "efficiency": f"{rate / rates[0]:.1%}" if rate else "",
                 "hours": f"{plan.hours:,.1f}",
                 "cost": f"${plan.price:,.0f}",
             }

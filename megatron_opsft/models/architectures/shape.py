@@ -61,6 +61,13 @@ class ModelShape:
             return "intermediate_size", self.ffn_size
         return "moe_intermediate_size", self.moe.ffn_size
 
+    @property
+    def active_ffn_size(self) -> int:
+        """Feed-forward size that a token meets: of its experts together."""
+        if self.moe is None:
+            return self.ffn_size
+        return self.moe.top_k * self.moe.ffn_size
+
 
 def layer_weights(shape: ModelShape) -> int:
     """Return the weights in a layer's matrix products that a token meets: of its experts only."""
@@ -71,9 +78,9 @@ def layer_weights(shape: ModelShape) -> int:
 
 def feed_forward_weights(shape: ModelShape) -> int:
     """Return the share of `layer_weights` in the feed-forward part."""
-    num_columns = 3 * shape.ffn_size
+    num_columns = 3 * shape.active_ffn_size
     if shape.moe is not None:  # the router has a row for each expert
-        num_columns = 3 * shape.moe.top_k * shape.moe.ffn_size + shape.moe.num_experts
+        num_columns += shape.moe.num_experts
     return shape.hidden_size * num_columns
 
 

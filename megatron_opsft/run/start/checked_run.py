@@ -64,7 +64,7 @@ def fewest_ranks(config: Config) -> int:
     parallel = config.parallel
     expert_ranks = 1
     if parallel.ep > 1:
-        expert_ranks = parallel.expert_tp * parallel.ep * parallel.pp
+        expert_ranks = parallel.expert_ranks
     return lcm(parallel.replica_size, expert_ranks, config.rollout.tp)
 
 
