@@ -68,8 +68,8 @@ def megatron_layout(
         RECORD_NAME: json.dumps({"vocab_size": table.shape.vocab_size}).encode(),
     }
     files = [
-        PlannedFile(_file_name(index), file.num_bytes, tuple(file.constants))
-        for index, file in enumerate(layout.files)
+        PlannedFile(file.name, file.num_bytes, tuple(file.constants))
+        for file in layout.files
     ]
     return FileLayout(tuple(files), tuple(layout.targets), small_files)
 
@@ -78,6 +78,7 @@ def megatron_layout(
 class _File:
     """A file of archives that is being laid out."""
 
+    name: str
     num_bytes: int = 0
     constants: list[tuple[int, bytes]] = field(default_factory=list)
     """(offset, bytes) of everything that is not tensor data."""
@@ -89,7 +90,7 @@ class _DistLayout:
 
     dtype: torch.dtype
     max_file_bytes: int
-    files: list[_File] = field(default_factory=lambda: [_File()])
+    files: list[_File] = field(default_factory=list)
     """Archives are added to the last one."""
     targets: list[Target] = field(default_factory=list)
     described: dict[str, Any] = field(default_factory=dict)
@@ -109,10 +110,9 @@ class _DistLayout:
         Returns the file and the offset of the data.
         """
         num_bytes = len(before) + data_bytes + len(after)
+        if not self.files or self.files[-1].num_bytes + num_bytes > self.max_file_bytes:
+            self.files.append(_File(f"__0_{len(self.files)}.distcp"))
         file = self.files[-1]
-        if file.num_bytes and file.num_bytes + num_bytes > self.max_file_bytes:
-            file = _File()
-            self.files.append(file)
         data = file.num_bytes + len(before)
         if data_bytes >= PAGE:  # disks read and write whole pages fastest
             data = round_up(data, PAGE)
@@ -123,9 +123,8 @@ class _DistLayout:
         file.constants.append((start, before))
         if after:
             file.constants.append((data + data_bytes, after))
-        name = _file_name(len(self.files) - 1)
-        self.storage[index] = _StorageInfo(name, start, num_bytes)
-        return Path(name), data
+        self.storage[index] = _StorageInfo(file.name, start, num_bytes)
+        return Path(file.name), data
 
     def add_tensor(
         self, rule: WeightRule, entry: Entry, lead_sizes: dict[str, tuple[int, ...]]
@@ -134,10 +133,9 @@ class _DistLayout:
 
         lead_sizes: key of a tensor -> sizes of its prepended axes.
         """
-        num_lead, num_axes = len(entry.lead), len(rule.mcore_shape)
-        shape = (1,) * num_lead + rule.mcore_shape
+        shape = (1,) * len(entry.lead) + rule.mcore_shape
         whole_shape = torch.Size(lead_sizes[entry.key] + rule.mcore_shape)
-        offsets = torch.Size(entry.lead + (0,) * num_axes)
+        offsets = torch.Size(entry.lead + (0,) * len(rule.mcore_shape))
         properties = TensorProperties(dtype=self.dtype)
         metadata = TensorStorageMetadata(properties, whole_shape, [])
         metadata = self.described.setdefault(entry.key, metadata)
@@ -149,10 +147,6 @@ class _DistLayout:
         region = Region(file, offset, rule.mcore_shape, self.dtype)
         parts = shard_parameter(rule, 0, 1).copies
         self.targets.append(Target(rule.mcore_name, region, parts))
-
-
-def _file_name(index: int) -> str:
-    return f"__0_{index}.distcp"
 
 
 def _saved(value: object) -> bytes:

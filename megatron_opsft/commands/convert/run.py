@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -113,9 +113,7 @@ def convert_model(
     source = open_source(directory, config_from)
     is_megatron = is_dist_checkpoint(directory)
     if is_megatron == (to == "megatron"):
-        kind = "Hugging Face directory"
-        if is_megatron:
-            kind = "Megatron checkpoint"
+        kind = "Megatron checkpoint" if is_megatron else "Hugging Face directory"
         raise UserError(f"{directory} is a {kind} already; convert it the other way")
     started = time.monotonic()
     # The weight files are named too, since links may lead to them.
@@ -152,7 +150,7 @@ def _copy_all(
 ) -> None:
     """Copy all tensors, chunk by chunk. Errors: the first chunk's that fails; the others stop."""
     with ThreadPoolExecutor(_NUM_THREADS) as pool:
-        chunks: list[Future[int]] = []
+        chunks = []
         for target in targets:
             num_rows = target.copies[-1].target.row1
             for first, last in row_chunks(0, num_rows, target.region.row_bytes):
@@ -174,8 +172,7 @@ def _copy_rows(
     """Assemble rows of one tensor in memory and write them. Returns the number of bytes."""
     region, width = target.region, target.copies[0].target.col1
     data = _staging.place_for((last - first) * region.row_bytes)
-    flat = torch.frombuffer(data, dtype=region.dtype)
-    rows = flat.view(last - first, *region.shape[1:])
+    rows = torch.frombuffer(data, dtype=region.dtype).view(-1, *region.shape[1:])
     window = Rect(target.name, first, last, 0, width)
     for copy in target.copies:
         cut = copy.inverse.cut(window)

@@ -53,12 +53,11 @@ class Local(StartCommand):
         old_manifest_ns = _modified_ns(manifest) if self.overwrite else None
 
         def start(again: bool) -> int:
-            options = first_options
-            if again:
-                # If the first start died before it replaced the run, that must not be resumed.
-                modified_ns = _modified_ns(manifest)
-                if old_manifest_ns is None or modified_ns != old_manifest_ns:
-                    options = ["--resume=auto"]
+            # If the first start died before it replaced the run, that run must not be resumed.
+            is_new = (
+                old_manifest_ns is None or _modified_ns(manifest) != old_manifest_ns
+            )
+            options = ["--resume=auto"] if again and is_new else first_options
             return ranks.run([*command, *options])
 
         with LocalRanks(self.ranks) as ranks:

@@ -82,9 +82,9 @@ class LocalRanks:
         environment.pop("SLURM_CPUS_PER_TASK", None)
         if self._num_ranks > 1:
             environment.setdefault("OMP_NUM_THREADS", "1")
-        inherited: tuple[int, ...] = ()
+        inherited = []
         if rank == 0:
-            inherited = (server.fileno(),)
+            inherited.append(server.fileno())
             environment[STORE_SOCKET] = str(server.fileno())
         return subprocess.Popen(
             [sys.executable, "-m", "megatron_opsft", *arguments],

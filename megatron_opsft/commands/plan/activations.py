@@ -7,8 +7,6 @@ with Megatron-Core's fused SwiGLU and rotary kernels. Its formulas follow what i
 not been measured.
 """
 
-from typing import NamedTuple
-
 from megatron_opsft.commands.plan.job import PlannedRun, Stage
 from megatron_opsft.trainer.loss.loss_memory import (
     fused_linear_bytes,
@@ -17,19 +15,6 @@ from megatron_opsft.trainer.loss.loss_memory import (
 
 _FLOAT = 4
 _INDEX = 8
-
-
-class ActivationBytes(NamedTuple):
-    """Bytes of activations on one rank, with micro-batches of the largest size."""
-
-    stored: float
-    """Stored until the backward pass, for all micro-batches in flight."""
-    backward: float
-    """Needed for a moment in a backward pass, in addition to `stored`."""
-    loss: float
-    """Needed for a moment by the loss, never at the same time as `backward`; 0 before the last
-    stage.
-    """
 
 
 def num_in_flight(run: PlannedRun, stage_index: int, num_microbatches: int) -> float:
@@ -47,10 +32,13 @@ def num_in_flight(run: PlannedRun, stage_index: int, num_microbatches: int) -> f
 
 def activation_bytes(
     run: PlannedRun, stage: Stage, num_microbatches: int
-) -> ActivationBytes:
-    """Estimate the bytes of activations on a rank of `stage`.
+) -> tuple[float, float, float]:
+    """Estimate the bytes of activations on a rank of `stage`, for micro-batches of full size.
 
-    num_microbatches: of one update, on each data-parallel rank.
+    The first number is stored until the backward pass, for all micro-batches in flight. In addition
+    the second is needed for a moment in a backward pass, or the third by the loss, never both at
+    the same time; it is 0 before the last stage. num_microbatches: of one update, on each
+    data-parallel rank.
     """
     num_tokens = run.microbatch_tokens
     in_flight = num_in_flight(run, stage.index, num_microbatches)
@@ -69,7 +57,7 @@ def activation_bytes(
     num_rows = 2 * run.shape.shard_ffn[1] / run.parallel.expert_tp
     backward += num_rows * run.shape.hidden_size * run.dtype_bytes
     loss = _loss_bytes(run) if stage.has_output else 0.0
-    return ActivationBytes(stored, backward, loss)
+    return stored, backward, loss
 
 
 def _layer_bytes(run: PlannedRun, layer_input: float) -> tuple[float, float]:
@@ -79,7 +67,11 @@ def _layer_bytes(run: PlannedRun, layer_input: float) -> tuple[float, float]:
     needed for a moment in it: recomputed activations, and gradients. layer_input: bytes of the
     hidden states that enter the layer.
     """
-    norm = _norm_bytes(run)
+    # An RMSNorm saves its input and its output, and a factor of each token; torch also the
+    # normalized input, and its input is in float32.
+    norm = 2 * layer_input + _FLOAT
+    if not run.with_te:
+        norm += _FLOAT * run.hidden_per_rank
     attention = _attention_bytes(run) + norm
     feed_forward, gradients = _feed_forward_bytes(run)
     everything = attention + norm + feed_forward
@@ -96,14 +88,6 @@ def _layer_bytes(run: PlannedRun, layer_input: float) -> tuple[float, float]:
     return stored, everything - stored + gradients + layer_input
 
 
-def _norm_bytes(run: PlannedRun) -> float:
-    """Bytes that an RMSNorm saves of one token."""
-    element_bytes = 2 * run.dtype_bytes  # its input and its output
-    if not run.with_te:  # the normalized input, its output, and its input in float32
-        element_bytes += _FLOAT
-    return run.hidden_per_rank * element_bytes + _FLOAT
-
-
 def _attention_bytes(run: PlannedRun) -> float:
     """Bytes that attention saves of one token, without the norm before it."""
     shape, dtype_bytes = run.shape, run.dtype_bytes
@@ -111,7 +95,7 @@ def _attention_bytes(run: PlannedRun) -> float:
     heads, kv_heads = shape.num_heads / tp, shape.num_kv_heads / tp
     queries, keys = heads * shape.head_dim, kv_heads * shape.head_dim
     if run.with_te:
-        # Queries, keys and values after the rotary embedding; the output.
+        # Queries, keys and values after the rotary embedding, and the output.
         num_elements = 2 * queries + 2 * keys
         query_norm = key_norm = dtype_bytes
     else:
@@ -121,9 +105,8 @@ def _attention_bytes(run: PlannedRun) -> float:
         num_elements = 4 * queries + 3 * keys + 4 * shape.head_dim
         query_norm = _FLOAT + dtype_bytes
         key_norm = _FLOAT if dtype_bytes == _FLOAT else query_norm
-    num_bytes = (
-        dtype_bytes * num_elements + _FLOAT * heads
-    )  # and the output's log-sum-exp
+    # Beside them, the log-sum-exp of the output.
+    num_bytes = dtype_bytes * num_elements + _FLOAT * heads
     if shape.qk_norm:
         # query_norm, key_norm: bytes that these norms save of each element.
         num_bytes += query_norm * queries + key_norm * keys
@@ -145,12 +128,12 @@ def _feed_forward_bytes(run: PlannedRun) -> tuple[float, float]:
     # torch: silu(gate), up + 0.0 and their product; te: the product alone.
     num_products = 1 if run.with_te else 3
     gradients = 2 * run.hidden_per_rank * dtype_bytes
-    if shape.moe is None:
+    moe = shape.moe
+    if moe is None:
         ffn_bytes = dtype_bytes * shape.ffn_size / parallel.tp
         return (2 + num_products) * ffn_bytes, 2 * ffn_bytes + gradients
     # A rank's experts receive `top_k` copies of every token of all ranks that share the experts.
     # With even routing these are so many for each token of one rank's micro-batch:
-    moe = shape.moe
     ffn_size = moe.ffn_size / parallel.expert_tp
     copies = moe.top_k * parallel.expert_tp / parallel.tp
     router = 9 * moe.num_experts / run.sequence_shards + 40 * moe.top_k

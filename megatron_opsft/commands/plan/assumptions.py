@@ -44,7 +44,7 @@ class Hardware(BaseModel):
 
     name: str
     """Key of the entry; not a figure of the file."""
-    gpus_per_node: int = 8
+    gpus_per_node: int
     """Devices that share the fast links; not a figure of the file."""
     memory_bytes: PositiveFloat
     reserved_bytes: NonNegativeFloat

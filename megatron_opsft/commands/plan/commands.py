@@ -84,10 +84,11 @@ class PlanRun(_OnDevices, RunCommand):
         if self.search:
             plans = search_layouts(first, config.run.steps)
             fits, text = plans[0].is_safe, show_layouts(plans)
-            as_json = {"fits": fits, "layouts": []}
-            for plan in plans[:NUM_SHOWN]:
-                layout = {"overrides": plan.overrides, **plan.as_json()}
-                as_json["layouts"].append(layout)
+            layouts = [
+                {"overrides": plan.overrides, **plan.as_json()}
+                for plan in plans[:NUM_SHOWN]
+            ]
+            as_json = {"fits": fits, "layouts": layouts}
         else:
             plans = []
             for count in node_counts:

@@ -258,7 +258,15 @@ class Plan:
             "num_engines": run.num_engines,
             "cross_entropy": run.cross_entropy.kind,
             "parameters": run.num_parameters,
-            "stages": [_rank_as_json(rank) for rank in self.memory],
+            "stages": [
+                {
+                    "parameters": rank.stage.num_parameters,
+                    **rank.terms,
+                    **rank.phases,
+                    "margin": rank.margin,
+                }
+                for rank in self.memory
+            ],
             "margin_bytes": self.worst.margin,
             "slots": busiest_engine(run).batch_size,
             "num_microbatches": self.microbatches_per_step,
@@ -271,12 +279,3 @@ class Plan:
             "mean_response_tokens": workload.mean_tokens,
             "num_accepted": len(workload.trained),
         }
-
-
-def _rank_as_json(rank: RankMemory) -> dict[str, float]:
-    return {
-        "parameters": rank.stage.num_parameters,
-        **rank.terms,
-        **rank.phases,
-        "margin": rank.margin,
-    }

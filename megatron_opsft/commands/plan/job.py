@@ -250,7 +250,7 @@ def check_planned_run(run: PlannedRun) -> None:
 
     Errors: `UserError`, also for a device that the configuration or the engine cannot use.
     """
-    config, shape, hardware, rollout = run.config, run.shape, run.hardware, run.rollout
+    config, shape, hardware = run.config, run.shape, run.hardware
     refused_device = "cpu" if hardware.is_cuda else "cuda"
     if config.run.device == refused_device:
         raise UserError(
@@ -258,5 +258,5 @@ def check_planned_run(run: PlannedRun) -> None:
         )
     make_checked_run(config, shape, run.world_size)
     _ = run.cross_entropy  # raises for a kernel that this run cannot have
-    if shape.moe and not hardware.is_cuda and rollout.engine == "vllm":
+    if shape.moe and not hardware.is_cuda and run.rollout.engine == "vllm":
         raise UserError("rollout.engine=vllm: on a CPU use hf for a mixture of experts")

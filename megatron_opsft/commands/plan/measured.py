@@ -72,8 +72,8 @@ def read_steps(
 
     run = make_planned_run(config, hardware, world_size)
     check_planned_run(run)
-    keys = {name: f"{name}_seconds" for name in ("step", *PHASES)}
-    required = ["trained_tokens", *keys.values()]
+    required = ["trained_tokens", "step_seconds"]
+    required += [f"{phase}_seconds" for phase in PHASES]
     lines = read_json_lines(path / "metrics.jsonl", required=required)
     steps = []
     for metrics in lines[_WARM_UP_STEPS:]:
@@ -82,7 +82,7 @@ def read_steps(
         workload = measured_workload(run.config, metrics)
         planned = estimate_step(replace(run, workload=workload))
         planned["step"] = planned["total"]
-        measured = {name: metrics[key] for name, key in keys.items()}
+        measured = {name: metrics[f"{name}_seconds"] for name in ("step", *PHASES)}
         num_tokens = metrics["num_rollouts"] * metrics["mean_response_tokens"]
         for seconds in (measured, planned):
             in_phases = sum(seconds[phase] for phase in PHASES)
@@ -166,9 +166,9 @@ def read_scaling(
     as for `plan calibrate`. `Contents.error` counts the runs that could not be read and gives the
     first reason. Errors: that `UserError`, if no run could be read.
     """
-    rows: list[ScalingRow] = []
-    lines: list[str] = []
-    errors: list[UserError] = []
+    rows = []
+    lines = []
+    errors = []
     for run in runs:
         try:
             rows.append(read_row(run, gpu, hardware))
@@ -216,8 +216,8 @@ def read_row(run: Path, gpu: str | None, hardware: Path | None) -> ScalingRow:
         raise UserError(
             f"{run}: a run of {gpus} ranks was not on {nodes} nodes; rename it"
         )
-    torch_version = str(manifest.get("versions", {}).get("torch"))
     if not gpu:
+        torch_version = str(manifest.get("versions", {}).get("torch"))
         on_cpu = config.run.device == "cpu" or torch_version.endswith("+cpu")
         gpu = "cpu" if on_cpu else "h100"
     device = load_hardware(gpu, hardware, gpus_per_node=gpus // nodes)

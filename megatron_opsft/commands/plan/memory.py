@@ -34,7 +34,7 @@ class _Term(NamedTuple):
     """One use of a rank's memory."""
 
     num_bytes: float
-    phases: tuple[str, ...]
+    phases: tuple[str, ...] = _ALL
     """Phases of a step in which it exists."""
 
 
@@ -68,26 +68,25 @@ def rank_memory(run: PlannedRun, stage: Stage, num_microbatches: int) -> RankMem
 
     num_microbatches: of an update on each data-parallel rank.
     """
-    activations = activation_bytes(run, stage, num_microbatches)
+    stored, backward, loss = activation_bytes(run, stage, num_microbatches)
     reference = reference_bytes(run, stage)
-    loss = activations.loss
     if loss and run.has_teacher and reference.host:
         # The teacher's output layer is on the device then.
         loss += run.rows_per_rank * run.shape.hidden_size * run.dtype_bytes
     terms = {
-        "weights": _Term(stage.weight_bytes, _ALL),
-        "gradients": _Term(stage.gradient_bytes, _ALL),
-        "optimizer": _Term(stage.optimizer_bytes, _ALL),
-        "reference_model": _Term(reference.device, _ALL),
-        "activations": _Term(activations.stored, ("train",)),
-        "backward_pass": _Term(activations.backward, ("train",)),
+        "weights": _Term(stage.weight_bytes),
+        "gradients": _Term(stage.gradient_bytes),
+        "optimizer": _Term(stage.optimizer_bytes),
+        "reference_model": _Term(reference.device),
+        "activations": _Term(stored, ("train",)),
+        "backward_pass": _Term(backward, ("train",)),
         "loss": _Term(loss, ("train",)),
         "sync_buckets": _Term(_bucket_bytes(run), ("sync",)),
         **_engine_terms(run),
-        "reserved": _Term(run.hardware.reserved_bytes, _ALL),
+        "reserved": _Term(run.hardware.reserved_bytes),
     }
     # These two exist one after the other, so only the larger one counts.
-    smaller = "backward_pass" if loss > activations.backward else "loss"
+    smaller = "backward_pass" if loss > backward else "loss"
     terms[smaller] = terms[smaller]._replace(phases=())
     return RankMemory(
         stage=stage,
@@ -125,7 +124,7 @@ def _engine_terms(run: PlannedRun) -> dict[str, _Term]:
     if not run.hardware.is_cuda or not run.engine.refills:
         cache_phases = _ALL if run.engine.refills else _ENGINE_AWAKE
         return {
-            "engine_weights": _Term(weights, _ALL),
+            "engine_weights": _Term(weights),
             "kv_cache": _Term(kv_cache, cache_phases),
         }
     graph_phases = _ENGINE_AWAKE if run.rollout.deep_sleep else _ALL
@@ -147,8 +146,7 @@ def checkpoint_bytes(run: PlannedRun) -> dict[str, float]:
     """
     parameter_bytes = checkpoint_bytes_each(run.config)
     parallel = run.parallel
-    most_updated = max(stage.updated_parameters for stage in run.stages)
-    updated = run.ranks_per_node * most_updated
+    updated = run.ranks_per_node * max(stage.updated_parameters for stage in run.stages)
     experts = sum(stage.expert_parameters for stage in run.stages)
     dense = sum(stage.num_parameters for stage in run.stages) - experts
     num_elements = parallel.tp * dense + parallel.expert_tp * parallel.ep * experts
@@ -227,7 +225,8 @@ def _bucket_bytes(run: PlannedRun) -> float:
     bucket = min(
         run.config.sync.bucket_mb * 2**20, run.num_parameters * run.dtype_bytes
     )
-    if parallel.tp == parallel.pp == parallel.ep == 1:
-        return 2.0 * bucket
-    embedding = run.shape.vocab_size * run.shape.hidden_size * run.dtype_bytes
-    return max(2.0 * bucket, float(bucket + embedding))
+    other = bucket
+    if parallel.tp * parallel.pp * parallel.ep > 1:
+        embedding = run.shape.vocab_size * run.shape.hidden_size * run.dtype_bytes
+        other = max(bucket, embedding)
+    return float(bucket + other)

@@ -5,20 +5,12 @@ Pure formulas, without the phase's factor of the device.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 from megatron_opsft.commands.plan.job import PlannedRun, Stage
 from megatron_opsft.models.architectures.shape import (
     feed_forward_weights,
     forward_flops,
 )
-
-
-class PassSeconds(NamedTuple):
-    """Seconds of a stage's passes through all its layers."""
-
-    forward: float
-    backward: float
 
 
 def pipeline_seconds(run: PlannedRun, stages: Sequence[float], count: int) -> float:
@@ -34,10 +26,11 @@ def pipeline_seconds(run: PlannedRun, stages: Sequence[float], count: int) -> fl
 
 def pass_seconds(
     run: PlannedRun, stage: Stage, sequences: Sequence[int], num_loss_tokens: int
-) -> PassSeconds:
-    """Estimate passes of all these sequences through one rank of a stage, without fixed costs.
+) -> tuple[float, float]:
+    """Estimate the forward and the backward passes of sequences through one rank of a stage.
 
-    sequences: tokens of each. num_loss_tokens: 0 unless the stage has the output layer.
+    They are through all its layers and without fixed costs. sequences: tokens of each.
+    num_loss_tokens: 0 unless the stage has the output layer.
 
     A backward pass costs as much as two forward passes of GEMMs. Recomputation adds one more
     (full), or that of the feed-forward parts (selective). Tensor parallelism exchanges hidden
@@ -68,10 +61,8 @@ def pass_seconds(
     exchange += kv_ring
     # TransformerEngine sends keys and values round once more, to get their gradients.
     kv_gradients = kv_ring if run.with_te else 0.0
-    return PassSeconds(
-        forward=gemms + exchange + send,
-        backward=2 * gemms + exchange + kv_gradients + recomputed + send,
-    )
+    backward = 2 * gemms + exchange + kv_gradients + recomputed + send
+    return gemms + exchange + send, backward
 
 
 def _feed_forward_exchange(run: PlannedRun, hidden_bytes: float) -> float:

@@ -112,17 +112,16 @@ def _layouts(run: PlannedRun) -> Iterator[Change]:
         _RECOMPUTE,
         inside_node if run.engine.tensor_parallel else [1],
     ):
-        parallel = {
-            "tp": tp,
-            "pp": pp,
-            "cp": cp,
-            "ep": ep,
-            "etp": 1 if ep > 1 and tp > 1 else None,
-            "vpp": None,
-            "sequence_parallel": tp > 1,
-        }
         yield {
-            "parallel": parallel,
+            "parallel": {
+                "tp": tp,
+                "pp": pp,
+                "cp": cp,
+                "ep": ep,
+                "etp": 1 if ep > 1 and tp > 1 else None,
+                "vpp": None,
+                "sequence_parallel": tp > 1,
+            },
             "train": {"recompute": recompute},
             "rollout": {"tp": rollout_tp},
         }

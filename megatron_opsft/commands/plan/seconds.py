@@ -6,6 +6,7 @@ sum is multiplied by the phase's factor of the device.
 
 from collections.abc import Sequence
 from math import ceil
+from operator import add
 from typing import NamedTuple
 
 from megatron_opsft.commands.plan.job import PlannedRun
@@ -16,7 +17,6 @@ from megatron_opsft.commands.plan.memory import (
     reference_bytes,
 )
 from megatron_opsft.commands.plan.passes import (
-    PassSeconds,
     pass_seconds,
     pipeline_seconds,
     shared_seconds,
@@ -225,24 +225,23 @@ def training_seconds(run: PlannedRun) -> dict[str, float]:
     reference model or teacher, whose weights are swapped with the model's. `bubble`: the share of
     the passes' time that a rank waits in its pipeline.
     """
-    workload, stages, hardware = run.workload, run.stages, run.hardware
+    workload, hardware = run.workload, run.hardware
     if not workload.trained:
         keys = ("train", "exchange", "update", "bubble", "old_logprob", "reference")
         return dict.fromkeys(keys, 0.0)
     method, count = run.method, num_microbatches(run)
-    passes = _stage_passes(run, count)
-    both_passes = [stage.forward + stage.backward for stage in passes]
+    forwards, backwards = _stage_passes(run, count)
+    both_passes = list(map(add, forwards, backwards))
     pipeline = pipeline_seconds(run, both_passes, count)
-    exchange = _exchange_seconds(run, passes, count)
+    exchange = _exchange_seconds(run, backwards, count)
     moved_bytes = max(
         stage.updated_parameters * _OPTIMIZER_BYTES
         + stage.num_parameters * _GRADIENT_BYTES
-        for stage in stages
+        for stage in run.stages
     )
     update = moved_bytes / hardware.memory_bandwidth
     factor = hardware.train_factor * method.num_updates
     host = _RESPONSE_SECONDS * max(len(workload.lengths), len(workload.trained))
-    forwards = [stage.forward for stage in passes]
     scoring = factor * pipeline_seconds(run, forwards, count)
     objective = method.objective(1.0)
     old_logprob = reference = 0.0
@@ -261,38 +260,36 @@ def training_seconds(run: PlannedRun) -> dict[str, float]:
     }
 
 
-def _stage_passes(run: PlannedRun, count: int) -> list[PassSeconds]:
-    """Seconds of each stage in one update of `count` micro-batches."""
+def _stage_passes(run: PlannedRun, count: int) -> tuple[list[float], list[float]]:
+    """Seconds of the forward and of the backward passes of each stage in one update.
+
+    count: micro-batches of the update.
+    """
     # A replica has its even share of an update's sequences, and the longest one is whole.
     sequences = run.workload.sequences
     even_share = 1 / (run.dp * run.method.num_updates)
     share = max(even_share, max(sequences) / sum(sequences))
     fixed = count * run.hardware.microbatch_seconds / 2
-    passes = []
+    forwards, backwards = [], []
     for stage in run.stages:
         num_loss_tokens = sum(run.workload.trained) if stage.has_output else 0
         forward, backward = pass_seconds(run, stage, sequences, num_loss_tokens)
-        passes.append(
-            PassSeconds(
-                forward=share * forward + fixed, backward=share * backward + fixed
-            )
-        )
-    return passes
+        forwards.append(share * forward + fixed)
+        backwards.append(share * backward + fixed)
+    return forwards, backwards
 
 
-def _exchange_seconds(
-    run: PlannedRun, passes: Sequence[PassSeconds], count: int
-) -> float:
+def _exchange_seconds(run: PlannedRun, backwards: Sequence[float], count: int) -> float:
     """Seconds of the exchange of gradients that no pass hides, on the slowest stage.
 
-    passes: those of each stage, of `count` micro-batches.
+    backwards: seconds of each stage's backward passes of `count` micro-batches.
     """
     seconds = 0.0
-    for stage, stage_passes in zip(run.stages, passes, strict=True):
+    for stage, backward in zip(run.stages, backwards, strict=True):
         exchange = shared_seconds(run, stage, stage.gradient_bytes)
         if run.parallel.overlap_grad_reduce:
             # The last backward pass hides the reduction of the earlier ones.
-            exchange -= stage_passes.backward / count
+            exchange -= backward / count
         seconds = max(seconds, exchange)
     return seconds
 

@@ -205,9 +205,7 @@ def _row(plan: "Plan") -> dict[str, str]:
         fits = "tight"
     return {
         "step s": f"{plan.step['total']:.2f}",
-        "rollout": f"{plan.step['rollout']:.2f}",
-        "train": f"{plan.step['train']:.2f}",
-        "sync": f"{plan.step['sync']:.2f}",
+        **{phase: f"{plan.step[phase]:.2f}" for phase in ("rollout", "train", "sync")},
         "margin GB": _gb(plan.worst.margin),
         "fits": fits,
     }
