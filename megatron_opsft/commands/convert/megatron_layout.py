@@ -68,8 +68,8 @@ def megatron_layout(
         RECORD_NAME: json.dumps({"vocab_size": table.shape.vocab_size}).encode(),
     }
     files = [
-        PlannedFile(file.name, file.num_bytes, tuple(file.constants))
-        for file in layout.files
+        PlannedFile(_file_name(index), file.num_bytes, tuple(file.constants))
+        for index, file in enumerate(layout.files)
     ]
     return FileLayout(tuple(files), tuple(layout.targets), small_files)
 
@@ -78,7 +78,6 @@ def megatron_layout(
 class _File:
     """A file of archives that is being laid out."""
 
-    name: str
     num_bytes: int = 0
     constants: list[tuple[int, bytes]] = field(default_factory=list)
     """(offset, bytes) of everything that is not tensor data."""
@@ -111,7 +110,7 @@ class _DistLayout:
         """
         num_bytes = len(before) + data_bytes + len(after)
         if not self.files or self.files[-1].num_bytes + num_bytes > self.max_file_bytes:
-            self.files.append(_File(f"__0_{len(self.files)}.distcp"))
+            self.files.append(_File())
         file = self.files[-1]
         data = file.num_bytes + len(before)
         if data_bytes >= PAGE:  # disks read and write whole pages fastest
@@ -123,8 +122,9 @@ class _DistLayout:
         file.constants.append((start, before))
         if after:
             file.constants.append((data + data_bytes, after))
-        self.storage[index] = _StorageInfo(file.name, start, num_bytes)
-        return Path(file.name), data
+        name = _file_name(len(self.files) - 1)
+        self.storage[index] = _StorageInfo(name, start, num_bytes)
+        return Path(name), data
 
     def add_tensor(
         self, rule: WeightRule, entry: Entry, lead_sizes: dict[str, tuple[int, ...]]
@@ -147,6 +147,10 @@ class _DistLayout:
         region = Region(file, offset, rule.mcore_shape, self.dtype)
         parts = shard_parameter(rule, 0, 1).copies
         self.targets.append(Target(rule.mcore_name, region, parts))
+
+
+def _file_name(index: int) -> str:
+    return f"__0_{index}.distcp"
 
 
 def _saved(value: object) -> bytes:

@@ -54,10 +54,9 @@ class Local(StartCommand):
 
         def start(again: bool) -> int:
             # If the first start died before it replaced the run, that run must not be resumed.
-            is_new = (
-                old_manifest_ns is None or _modified_ns(manifest) != old_manifest_ns
-            )
-            options = ["--resume=auto"] if again and is_new else first_options
+            modified_ns = _modified_ns(manifest)
+            was_replaced = old_manifest_ns is None or modified_ns != old_manifest_ns
+            options = ["--resume=auto"] if again and was_replaced else first_options
             return ranks.run([*command, *options])
 
         with LocalRanks(self.ranks) as ranks:
