@@ -95,12 +95,12 @@ class LocalRanks:
         )
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
-        if self._is_stopping and number == signal.SIGINT:
-            for rank in psutil.Process().children():
-                with suppress(psutil.NoSuchProcess):
-                    rank.kill()
-            os._exit(AT_ONCE_EXIT_CODE)
         if number == signal.SIGINT:
+            if self._is_stopping:
+                for rank in psutil.Process().children():
+                    with suppress(psutil.NoSuchProcess):
+                        rank.kill()
+                os._exit(AT_ONCE_EXIT_CODE)
             say_stopping(number)
         self._is_stopping = True
 

@@ -56,7 +56,13 @@ class Slurm(RunCommand):
         """
         config = self.load()
         check_world(self.nodes * self.ranks_per_node, config.parallel)
-        variables = _variables()
+        # The directories of the project, of its scripts and of this Python's environment.
+        variables = {
+            "PROJECT_DIR": str(Path.cwd()),
+            "SCRIPT_DIR": str(SCRIPTS.resolve()),
+        }
+        if not {"VENV", "PYTHON", "CONTAINER_IMAGE"} & os.environ.keys():
+            variables["VENV"] = sys.prefix
         command = self._command(config.run.dir)
         if self.dry_run:
             settings = [f"{name}={value}" for name, value in variables.items()]
@@ -101,13 +107,3 @@ class Slurm(RunCommand):
         ]
         script = str(SCRIPTS.resolve() / "train.sh")
         return ["sbatch", *values, *self.sbatch, script, path, *self.keys]
-
-
-def _variables() -> dict[str, str]:
-    """Return variables to add to the caller's environment: the directories of the project, of its
-    scripts and of this Python's environment.
-    """
-    variables = {"PROJECT_DIR": str(Path.cwd()), "SCRIPT_DIR": str(SCRIPTS.resolve())}
-    if not {"VENV", "PYTHON", "CONTAINER_IMAGE"} & os.environ.keys():
-        variables["VENV"] = sys.prefix
-    return variables

@@ -75,8 +75,9 @@ class Plan:
     @property
     def reference_host_bytes(self) -> int:
         """Bytes of the reference model in one node's CPU memory."""
-        on_host = [reference_bytes(self.run, stage).host for stage in self.run.stages]
-        return self.run.ranks_per_node * max(on_host)
+        return self.run.ranks_per_node * max(
+            reference_bytes(self.run, stage).host for stage in self.run.stages
+        )
 
     @property
     def pinned_bytes(self) -> float:
@@ -133,8 +134,9 @@ class Plan:
         the training's matrix products over peak. Recomputation does not count.
         """
         run, workload = self.run, self.run.workload
-        forward = forward_flops(run.shape, workload.sequences, sum(workload.trained))
-        flops = 3 * forward  # backward costs twice as many
+        flops = 3 * forward_flops(  # backward costs twice as many
+            run.shape, workload.sequences, sum(workload.trained)
+        )
         if not flops:
             return 0.0
         return flops / (seconds * run.hardware.peak_flops * run.world_size)

@@ -160,7 +160,7 @@ def step_seconds(run: PlannedRun, batch_size: int, context: float) -> float:
     shape, hardware, tp = run.shape, run.hardware, run.rollout.tp
     output_layer = shape.hidden_size * shape.vocab_size
     weights_per_token = layer_weights(shape)
-    weights_read = float(weights_per_token)
+    weights_read: float = weights_per_token
     if moe := shape.moe:
         expert = 3 * shape.hidden_size * moe.ffn_size
         missed_share = (1 - moe.top_k / moe.num_experts) ** batch_size

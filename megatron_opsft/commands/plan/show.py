@@ -85,13 +85,12 @@ def _memory_table(plan: "Plan") -> str:
     ends = (*plan.memory[:2], *plan.memory[-2:])
     shown = {str(rank.stage.index): rank for rank in ends}
     title = f"GB on one rank of {plan.worst.limit / 1e9:.1f}, stage"
-    names = ["millions of parameters"]
-    for term in plan.worst.terms:
-        names.append(
-            term.replace("reference_model", plan.frozen_copy).replace("_", " ")
-        )
-    names += [f"in {phase}" for phase in plan.worst.phases]
-    columns = [[*names, "margin"]]
+    terms = [
+        term.replace("reference_model", plan.frozen_copy).replace("_", " ")
+        for term in plan.worst.terms
+    ]
+    phases = [f"in {phase}" for phase in plan.worst.phases]
+    columns = [["millions of parameters", *terms, *phases, "margin"]]
     for rank in shown.values():
         figures = [*rank.terms.values(), *rank.phases.values(), rank.margin]
         columns.append([f"{rank.stage.num_parameters / 1e6:,.1f}", *map(_gb, figures)])
