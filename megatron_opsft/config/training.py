@@ -152,8 +152,7 @@ def check_world(world_size: int, parallel: ParallelConfig) -> None:
         raise UserError(
             f"world size {world_size} is not a multiple of the {parallel.expert_ranks} ranks that "
             f"hold all experts (etp x ep x pp = {parallel.expert_tp} x {parallel.ep} x "
-            f"{parallel.pp}); "
-            "lower parallel.ep or start more ranks"
+            f"{parallel.pp}); lower parallel.ep or start more ranks"
         )
 
 
