@@ -21,12 +21,14 @@ _GAP_SHARE = 0.024  # the same for the gap between two ticks' texts
 
 
 class Whisker(NamedTuple):
-    """The interval around a point, along one of the axes."""
+    """The interval around a point: a line along one of the axes."""
 
-    at: float
-    """The point's value on the other axis."""
-    low: float
-    high: float
+    x: Point
+    """x of both ends."""
+    y: Point
+    """y of both ends."""
+    cap: str = "_"
+    """The sign at both ends: "_" along the vertical axis, "|" along the horizontal one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,10 +43,7 @@ class Series:
     """(x, y) in the order in which they are joined."""
     kind: str = "curve"
     """"curve": joined by a line; "held": dots joined by a dotted line; "points": not joined."""
-    vertical_whiskers: Sequence[Whisker] = ()
-    """Intervals of y at an x."""
-    horizontal_whiskers: Sequence[Whisker] = ()
-    """Intervals of x at a y."""
+    whiskers: Sequence[Whisker] = ()
     n: str = ""
     """How many observations a point stands for: "256 responses in each of 24 steps"."""
     spread: str = ""
@@ -104,18 +103,15 @@ class Chart:
     def axes(self) -> Axes:
         """Return limits with some room around the points and whiskers, and round ticks inside."""
         xs: list[float] = []
-        ys: list[float] = []
+        ys: list[float] = [0.0] if self.from_zero else []
         whisker_ends: list[float] = []
         for series in self.series:
             for x, y in series.points:
                 xs.append(x)
                 ys.append(y)
-            for whisker in series.horizontal_whiskers:
-                whisker_ends += [whisker.low, whisker.high]
-            for whisker in series.vertical_whiskers:
-                ys += [whisker.low, whisker.high]
-        if self.from_zero:
-            ys.append(0.0)
+            for whisker in series.whiskers:
+                whisker_ends += whisker.x
+                ys += whisker.y
         left, right = _padded([self.along(x) for x in (*xs, *whisker_ends)], 0.03)
         low, high = _padded(ys, 0.08)
         is_share = self.show is percent

@@ -173,19 +173,16 @@ def _draw_series(canvas: Canvas, chart: Chart, series: Series) -> None:
         clip_on=False,
         **style,
     )
-    whisker_style = {
-        "color": style["color"],
-        "linewidth": 0.8,
-        "clip_on": False,
-        "markersize": 4,
-    }
-    for whisker in series.vertical_whiskers:
-        x = chart.along(whisker.at)
-        ends = [whisker.low, whisker.high]
-        canvas.plot([x, x], ends, marker="_", **whisker_style)
-    for whisker in series.horizontal_whiskers:
-        ends = [chart.along(whisker.low), chart.along(whisker.high)]
-        canvas.plot(ends, [whisker.at, whisker.at], marker="|", **whisker_style)
+    for whisker in series.whiskers:
+        canvas.plot(
+            [chart.along(x) for x in whisker.x],
+            whisker.y,
+            color=style["color"],
+            marker=whisker.cap,
+            markersize=4,
+            linewidth=0.8,
+            clip_on=False,
+        )
 
 
 def _line_style(series: Series) -> dict[str, Any]:

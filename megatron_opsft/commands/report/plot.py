@@ -70,17 +70,12 @@ class PlacedBar(NamedTuple):
 
 
 class Drawing(NamedTuple):
-    """A picture as the template draws it."""
+    """What the template needs besides the picture itself."""
 
-    title: str
     description: str
     """What a screen reader reads."""
-    note: str
-    """Stands below the picture."""
     width: int = _WIDTH
     height: float = 200
-    x: str = ""
-    """What the horizontal axis counts."""
     x_ticks: Mapping[float, str] = MappingProxyType({})
     """Coordinate -> number beside the axis."""
     y_ticks: Mapping[float, str] = MappingProxyType({})
@@ -102,10 +97,7 @@ def _place_chart(chart: Chart) -> Drawing:
     axes = chart.axes()
     ends = "; ".join(_describe_ends(series, chart) for series in chart.series)
     return Drawing(
-        title=chart.title,
         description=f"{chart.title}: {ends}",
-        note=chart.note,
-        x=chart.x,
         x_ticks={_x(at, axes): text for at, text in axes.x_ticks.items()},
         y_ticks={_y(at, axes): text for at, text in axes.y_ticks.items()},
         series=[_place_series(series, chart, axes) for series in chart.series],
@@ -134,9 +126,7 @@ def _place_bars(chart: Bars) -> Drawing:
         )
     values = "; ".join(f"{row.label} {row.text}" for row in chart.rows)
     return Drawing(
-        title=chart.title,
         description=f"{chart.title}: {values}",
-        note=chart.note,
         height=_BAR_HEIGHT * len(bars) + 4,
         bars=bars,
     )
@@ -148,9 +138,7 @@ def _shorten(label: str) -> str:
 
 def _place_cloud(cloud: Cloud) -> Drawing:
     return Drawing(
-        title=cloud.title,
         description=f"Largest first: {', '.join(word.text for word in cloud.words)}",
-        note=cloud.note,
         width=CLOUD_WIDTH,
         height=cloud.height,
         words=cloud.words,
@@ -180,13 +168,10 @@ def _place_series(series: Series, chart: Chart, axes: Axes) -> PlacedSeries:
     if series.kind == "curve" and len(dots) > 2:
         dots = []  # the curve shows where they are
     whiskers = []
-    for whisker in series.vertical_whiskers:
-        x = _x(chart.along(whisker.at), axes)
-        whiskers.append(Line(x, x, _y(whisker.low, axes), _y(whisker.high, axes)))
-    for whisker in series.horizontal_whiskers:
-        low, high = chart.along(whisker.low), chart.along(whisker.high)
-        y = _y(whisker.at, axes)
-        whiskers.append(Line(_x(low, axes), _x(high, axes), y, y))
+    for whisker in series.whiskers:
+        x1, x2 = (_x(chart.along(x), axes) for x in whisker.x)
+        y1, y2 = (_y(y, axes) for y in whisker.y)
+        whiskers.append(Line(x1, x2, y1, y2))
     return PlacedSeries(series, path, whiskers, dots)
 
 
