@@ -254,18 +254,16 @@ def _under_both(probabilities: Mapping[str, Any]) -> tuple[str, str]:
 
 def _cloud(tokens: pd.DataFrame, large: float) -> Cloud:
     """Return the cloud of words. tokens: those whose D_t is at least `large` nats."""
-    words = tokens.groupby("word")["kl"].agg(["sum", "size"]).nlargest(_IN_CLOUD, "sum")
-    counts = words["size"].to_dict()
-    sums = words["sum"].to_dict()
-    placed, height = lay_out(sums)
+    words = _heaviest_words(tokens, _IN_CLOUD)
+    placed, height = lay_out(words["sum"].to_dict())
     return Cloud(
         name="words",
         title="Where D is large: what the original says",
         words=[
             replace(
                 word,
-                meaning=f"{word.text}: sum of D = {sums[word.text]:.3g} at "
-                f"{counts[word.text]:,} places",
+                meaning=f"{word.text}: sum of D = {words.at[word.text, 'sum']:.3g} at "
+                f"{words.at[word.text, 'size']:,} places",
             )
             for word in placed
         ],
@@ -274,17 +272,20 @@ def _cloud(tokens: pd.DataFrame, large: float) -> Cloud:
     )
 
 
+def _heaviest_words(tokens: pd.DataFrame, most: int) -> pd.DataFrame:
+    """Return sum and number of the D_t of the words with the largest sums, falling."""
+    return tokens.groupby("word")["kl"].agg(["sum", "size"]).nlargest(most, "sum")
+
+
 def _by_word(tokens: pd.DataFrame, size: str) -> Bars:
     """Return the words with the largest sums of D_t."""
-    words = tokens.groupby("word")["kl"].agg(["sum", "size"]).reset_index()
-    words = words.sort_values(["sum", "word"], ascending=[False, True])[:_SHOWN]
     return Bars(
         name="divergence_by_token",
         title="Sum of D by token (how often)",
         x="sum of D (nats); in brackets: how often",
         rows=[
             Bar(label=word, value=kl_sum, text=f"{kl_sum:.2g} ({count:,})", n=size)
-            for word, kl_sum, count in words.itertuples(index=False)
+            for word, kl_sum, count in _heaviest_words(tokens, _SHOWN).itertuples()
         ],
     )
 

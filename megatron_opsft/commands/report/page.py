@@ -83,10 +83,9 @@ def write_page(
     room = int(1e6 * max_mb) - len(_render(values, []))
     responses = _sample(names, files, room)
     all_rollouts = [source["rollouts"] for source in responses]
-    if runs:
-        values["example"] = example_of(all_rollouts[0], all_rollouts[0])
-    elif len(responses) > 1:
-        values["example"] = example_of(all_rollouts[0], all_rollouts[-1])
+    if runs or len(responses) > 1:
+        last = all_rollouts[0 if runs else -1]
+        values["example"] = example_of(all_rollouts[0], last)
     out.parent.mkdir(parents=True, exist_ok=True)
     responses = [source for source in responses if source["rollouts"]["rows"]]
     write_bytes(out, _render(values, responses))
@@ -117,15 +116,11 @@ def figures_of_rows(before: TableRow, after: TableRow, block: str) -> list[Chang
     """Compare length and accuracy of two rows: a model, and the model that was made from it."""
     names = f"{before.label} to {after.label}"
     changes = []
-    for title, metric in (
-        ("Mean response tokens", "mean_tokens"),
-        ("Accuracy", "accuracy"),
-    ):
-        old, new = before.blocks[block][metric], after.blocks[block][metric]
+    metrics = {"Mean response tokens": "mean_tokens", "Accuracy": "accuracy"}
+    for title, metric in metrics.items():
+        old, new = (row.blocks[block][metric].value for row in (before, after))
         is_share = metric == "accuracy"
-        changes.append(
-            change_of(f"{title}, {names}", old.value, new.value, is_share=is_share)
-        )
+        changes.append(change_of(f"{title}, {names}", old, new, is_share=is_share))
     return changes
 
 
@@ -133,21 +128,19 @@ def _settings_of(runs: Sequence[Run]) -> list[Table]:
     """Return a table of the settings in which runs differ, and one of all settings. Directories of
     runs always differ, so they do not count.
     """
-    values = {}
-    for key in chain.from_iterable(run.settings for run in runs):
-        values[key] = [run.settings.get(key, NOT_SET) for run in runs]
-    if not values:
+    rows, differing = [], []
+    for key in dict.fromkeys(chain.from_iterable(run.settings for run in runs)):
+        values = [run.settings.get(key, NOT_SET) for run in runs]
+        rows.append([key, *values])
+        if len(set(values)) > 1 and key != "run.dir":
+            differing.append([key, *values])
+    if not rows:
         return []
-    keys_of = {"All settings": list(values)}
+    headings = ["setting", *(run.name for run in runs)]
+    tables = [Table(caption="All settings", headings=headings, rows=rows)]
     if len(runs) > 1:
-        keys = [key for key in sorted(values) if len(set(values[key])) > 1]
-        differing = [key for key in keys if key != "run.dir"]
-        keys_of = {"Settings that differ": differing, **keys_of}
-    tables = []
-    for caption, keys in keys_of.items():
-        headings = ["setting", *(run.name for run in runs)]
-        rows = [[key, *values[key]] for key in keys]
-        tables.append(Table(caption=caption, headings=headings, rows=rows))
+        caption, rows = "Settings that differ", sorted(differing)
+        tables.insert(0, Table(caption=caption, headings=headings, rows=rows))
     return tables
 
 

@@ -29,6 +29,7 @@ from megatron_opsft.commands.report.chart import (
     Picture,
     Series,
 )
+from megatron_opsft.commands.report.table import plain_text
 
 log = logging.getLogger("megatron_opsft")
 WIDTH = 3.3  # inches: one column of most papers
@@ -106,12 +107,6 @@ def draw(picture: Picture) -> dict[str, bytes]:
             "%s: the PDF has boxes for signs that %s lacks", picture.name, _FAMILY
         )
     return files
-
-
-def plain_text(text: str) -> str:
-    """Return the text on one line, with ? for every character that is not printable."""
-    line = " ".join(text.split())
-    return "".join(sign if sign.isprintable() else "?" for sign in line)
 
 
 def shorten(text: str, size: float, room: float) -> str:

@@ -18,6 +18,7 @@ from megatron_opsft.commands.report.chart import (
     Cloud,
     Picture,
     Series,
+    Whisker,
     Word,
 )
 from megatron_opsft.runtime.formatting import number
@@ -27,15 +28,6 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 48, 390, 12, 168  # edges of a chart's axes
 _LETTER_WIDTH = 7.2  # on average; wide enough for any text
 _MAX_LABEL = 25  # characters beside a bar
 _BAR_HEIGHT = 20  # with the gap to the next bar; as in the template
-
-
-class Line(NamedTuple):
-    """A straight line from (x1, y1) to (x2, y2)."""
-
-    x1: float
-    x2: float
-    y1: float
-    y2: float
 
 
 class Dot(NamedTuple):
@@ -52,7 +44,7 @@ class PlacedSeries(NamedTuple):
     series: Series
     path: str
     """The curve as the `d` of an SVG path; "" for points that are not joined."""
-    whiskers: Sequence[Line]
+    whiskers: Sequence[Whisker]
     dots: Sequence[Dot]
 
 
@@ -169,9 +161,9 @@ def _place_series(series: Series, chart: Chart, axes: Axes) -> PlacedSeries:
         dots = []  # the curve shows where they are
     whiskers = []
     for whisker in series.whiskers:
-        x1, x2 = (_x(chart.along(x), axes) for x in whisker.x)
-        y1, y2 = (_y(y, axes) for y in whisker.y)
-        whiskers.append(Line(x1, x2, y1, y2))
+        left, right = (_x(chart.along(x), axes) for x in whisker.x)
+        low, high = (_y(y, axes) for y in whisker.y)
+        whiskers.append(Whisker((left, right), (low, high)))
     return PlacedSeries(series, path, whiskers, dots)
 
 

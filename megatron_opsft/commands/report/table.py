@@ -359,6 +359,12 @@ def _cell_in_markdown(cell: Cell | str) -> str:
     return f"**{cell}**" if cell.is_best else str(cell)
 
 
+def plain_text(text: str) -> str:
+    """Return the text on one line, with ? for every character that is not printable."""
+    line = " ".join(text.split())
+    return "".join(sign if sign.isprintable() else "?" for sign in line)
+
+
 def escape_markdown(text: str) -> str:
     """Return the text with a backslash before every character that Markdown would interpret."""
     return re.sub(r"([\\|*_`<])", r"\\\1", text)
