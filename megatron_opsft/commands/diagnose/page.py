@@ -47,18 +47,6 @@ _Response = Mapping[str, Any]
 """A line of tokens.jsonl."""
 
 
-def write_diagnosis_page(
-    out: Path, responses: Sequence[_Response], original: str, efficient: str
-) -> str:
-    """Write the page of lines of tokens.jsonl; return D_t by kind of token, as plain text.
-
-    original, efficient: names of the models. Errors: `UserError`.
-    """
-    contents = describe_divergence(responses, original, efficient)
-    contents.write_page(out)
-    return contents.text
-
-
 def read_diagnosis(directory: Path, *, max_mb: float) -> Contents:
     """Read tables, charts and page of every response of a diagnosis.
 
@@ -76,8 +64,7 @@ def read_diagnosis(directory: Path, *, max_mb: float) -> Contents:
     if not responses:
         raise UserError(f"{path}: no response is diagnosed yet; {again}")
     names = manifest.get("names") or [
-        str(manifest.get(key)).rstrip("/").rpartition("/")[2]
-        for key in ("original", "path")
+        Path(str(manifest.get(key))).name for key in ("original", "path")
     ]
     return describe_divergence(responses, *names, max_mb=max_mb)
 
@@ -115,7 +102,6 @@ def describe_divergence(
         ),
         PageSection(
             title="By kind and by place",
-            text="",
             table=by_kind,
             plots=[_by_word(tokens, size), _along_response(tokens, size)],
         ),

@@ -268,7 +268,6 @@ def _ticks(
     """
     wanted = (high - low) / count or 1.0
     power = 10 ** math.floor(math.log10(wanted))
-    steps = [factor * power for factor in factors]
-    step = next(step for step in steps if step >= wanted * 0.999)
+    step = next(f * power for f in factors if f * power >= wanted * 0.999)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [round(n * step, 12) for n in range(first, last + 1)]

@@ -52,7 +52,7 @@ def check_free(directory: Path, pictures: Mapping[str, Picture]) -> None:
         raise UserError(f"report: --figures {directory} is a file; name a directory")
     names = [f"{name}.{ending}" for name in pictures for ending in _ENDINGS]
     files = [directory / name for name in (*names, "table.md", "table.tex")]
-    existing = [file for file in files if file.exists()]
+    existing = list(filter(Path.exists, files))
     if not existing:
         return
     which = f"{existing[0]} exists"

@@ -32,6 +32,9 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.runtime.durable import write_bytes
 from megatron_opsft.runtime.owned_directory import NOT_SET
 
+_Source = tuple[str, Mapping[Any, Sequence[Path]]]
+"""Name and files of the responses of a run or an evaluation."""
+
 
 def write_page(
     out: Path,
@@ -77,36 +80,28 @@ def write_page(
         "settings": _settings_of(shown),
         "example": [],
     }
-    names += [f"evaluation of {label}" for label in evaluations]
-    files: list[Mapping[Any, Sequence[Path]]] = [rollouts_of(run) for run in runs]
-    files += map(evaluation_samples, evaluations.values())
-    room = int(1e6 * max_mb) - len(_render(values, []))
-    responses = _sample(names, files, room)
+    sources: list[_Source] = list(zip(names, map(rollouts_of, runs), strict=True))
+    for label, evaluation in evaluations.items():
+        sources.append((f"evaluation of {label}", evaluation_samples(evaluation)))
+    room = int(1e6 * max_mb) - len(render(values, []))
+    responses = _sample(sources, room)
     all_rollouts = [source["rollouts"] for source in responses]
     if runs or len(responses) > 1:
         last = all_rollouts[0 if runs else -1]
         values["example"] = example_of(all_rollouts[0], last)
     out.parent.mkdir(parents=True, exist_ok=True)
     responses = [source for source in responses if source["rollouts"]["rows"]]
-    write_bytes(out, _render(values, responses))
+    write_bytes(out, render(values, responses))
 
 
-def _render(values: Mapping[str, Any], responses: Sequence[dict[str, Any]]) -> bytes:
-    data = {"runs": responses}
-    return render(data, has_responses=bool(responses), **values)
-
-
-def _sample(
-    names: Sequence[str], files: Sequence[Mapping[Any, Sequence[Path]]], room: int
-) -> list[dict[str, Any]]:
+def _sample(sources: Sequence[_Source], room: int) -> list[dict[str, Any]]:
     """Sample responses that take about `room` bytes, or fewer, in the page.
 
-    names, files: of each run and evaluation. Returns a dictionary for each: its name; rollouts: as
-    `sample_responses` returns them.
+    Returns a dictionary for each source: its name; rollouts: as `sample_responses` returns them.
     """
     samples = []
-    for index, name in enumerate(names):
-        rollouts = sample_responses(files[index], room // (len(files) - index))
+    for index, (name, files) in enumerate(sources):
+        rollouts = sample_responses(files, room // (len(sources) - index))
         room -= encoded_size(rollouts)
         samples.append({"name": name, "rollouts": rollouts})
     return samples

@@ -43,8 +43,8 @@ class PageSection:
     """A heading of a page with a table and charts below it."""
 
     title: str
-    text: str
-    """Sentences below the title; "" for none."""
+    text: str = ""
+    """Sentences below the title."""
     table: Table | None = None
     plots: Sequence[Picture | Markup] = ()
     """Pictures, or finished HTML."""
@@ -138,11 +138,10 @@ def _accuracy_against_length(rows: Sequence[TableRow], block: str) -> Chart:
 
 def _at_budgets(rows: Sequence[TableRow], block: str, metric: str) -> Chart | None:
     """Return a chart of a metric over token budgets; None if no row has it at a budget."""
-    all_series = []
-    for index, row in enumerate(rows):
-        series = _series_at_budgets(row, index, block, metric)
-        if series.points:
-            all_series.append(series)
+    all_series = [
+        _series_at_budgets(row, index, block, metric) for index, row in enumerate(rows)
+    ]
+    all_series = [series for series in all_series if series.points]
     if not all_series:
         return None
     name = _BUDGET_METRICS[metric]
@@ -189,20 +188,21 @@ def table_of_runs(runs: Sequence[Run]) -> Table:
     """Return a line for each run: its state, and how length and accuracy changed."""
     rows = []
     for run in runs:
-        row: list[Cell | str] = [run.name, run.state]
-        changes = changes_of(run)[:2]
-        for change in changes:
-            value = f"{change.before} to {change.after}"
-            row.append(Cell(value=value, around=f"({change.change})"))
+        changes: list[Cell | str] = [
+            Cell(
+                value=f"{change.before} to {change.after}", around=f"({change.change})"
+            )
+            for change in changes_of(run)[:2]
+        ]
         if len(changes) < 2:
-            row = [run.name, run.state, "–", "–"]
+            changes = ["–", "–"]
         accepted_share = mean_seconds = "–"
         if accepted := run.points("accept_rate"):
             accepted_share = percent(accepted[-1][1])
         if run.steps:
             seconds = sum(line["step_seconds"] for line in run.steps)
             mean_seconds = number(seconds / len(run.steps))
-        rows.append([*row, accepted_share, mean_seconds])
+        rows.append([run.name, run.state, *changes, accepted_share, mean_seconds])
     headings = ["run", "state", "mean response tokens", "accuracy"]
     headings += ["accepted, last", "s a step"]
     return Table(caption="Runs", headings=headings, rows=rows)

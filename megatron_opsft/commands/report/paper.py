@@ -52,6 +52,12 @@ _DASHES = (
     (0, (3, 3)),
 )
 _MARKERS = "os^DvPX"
+_STYLES = list(zip(_COLOURS, _MARKERS, _DASHES, strict=True))
+_STYLES_OF_KIND = {  # matplotlib's settings by `Series.kind`
+    "curve": {"markersize": 3.0},
+    "held": {"markersize": 4.0, "linestyle": ":", "markerfacecolor": "white"},
+    "points": {"markersize": 5.0, "linestyle": ""},
+}
 _FAMILY = "DejaVu Sans"  # comes with matplotlib, so it is the same everywhere
 _STYLE = {
     "font.family": _FAMILY,
@@ -182,18 +188,9 @@ def _draw_series(canvas: Canvas, chart: Chart, series: Series) -> None:
 
 def _line_style(series: Series) -> dict[str, Any]:
     """Return matplotlib's settings of a series' line and markers."""
-    index = series.style_index
-    style: dict[str, Any] = {
-        "color": _COLOURS[index % len(_COLOURS)],
-        "marker": _MARKERS[index % len(_MARKERS)],
-        "markersize": 3.0,
-        "linestyle": _DASHES[index % len(_DASHES)],
-    }
-    if series.kind == "held":
-        style |= {"linestyle": ":", "markerfacecolor": "white", "markersize": 4.0}
-    elif series.kind == "points":
-        style |= {"linestyle": "", "markersize": 5.0}
-    return style
+    colour, marker, dashes = _STYLES[series.style_index % len(_STYLES)]
+    style = {"color": colour, "marker": marker, "linestyle": dashes}
+    return {**style, **_STYLES_OF_KIND[series.kind]}
 
 
 def _draw_bars(chart: Bars) -> Figure:

@@ -19,7 +19,6 @@ from megatron_opsft.commands.report.chart import (
     Picture,
     Series,
     Whisker,
-    Word,
 )
 from megatron_opsft.runtime.formatting import number
 
@@ -73,7 +72,6 @@ class Drawing(NamedTuple):
     y_ticks: Mapping[float, str] = MappingProxyType({})
     series: Sequence[PlacedSeries] = ()
     bars: Sequence[PlacedBar] = ()
-    words: Sequence[Word] = ()
 
 
 def place(picture: Picture) -> Drawing:
@@ -133,7 +131,6 @@ def _place_cloud(cloud: Cloud) -> Drawing:
         description=f"Largest first: {', '.join(word.text for word in cloud.words)}",
         width=CLOUD_WIDTH,
         height=cloud.height,
-        words=cloud.words,
     )
 
 

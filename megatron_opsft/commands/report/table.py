@@ -279,8 +279,9 @@ def markdown_table(rows: Sequence[TableRow], blocks: Sequence[str]) -> str:
 def _in_markdown(
     headings: Sequence[str], lines: Sequence[Sequence[Cell | str]], num_left: int
 ) -> str:
-    escaped = [escape_markdown(heading) for heading in headings]
-    texts = [list(map(_cell_in_markdown, line)) for line in lines]
+    escaped, *texts = [
+        list(map(_cell_in_markdown, line)) for line in (headings, *lines)
+    ]
     return aligned(escaped, texts, num_left=num_left, style="pipe")
 
 
