@@ -111,7 +111,7 @@ class Report(Command):
                 self._check_alone(path, "diagnosis")
                 from megatron_opsft.commands.diagnose.page import read_diagnosis
 
-                return read_diagnosis(path, max_mb=self.max_mb)
+                return read_diagnosis(path)
         return self._read_runs(evaluations)
 
     def _check_alone(self, path: Path, kind: str) -> None:

@@ -8,6 +8,7 @@ original; q: efficient.
 
 import importlib.util
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -43,14 +44,14 @@ def load_model(model: EvalModel, dtype: torch.dtype, device: Device) -> PreTrain
     options: dict[str, Any] = {"dtype": dtype, "trust_remote_code": False}
     if is_distributed:
         options["device_map"] = "auto"
-    is_megatron = is_dist_checkpoint(model.directory)
-    if is_megatron:
+    directory: Path | None = model.directory
+    if is_dist_checkpoint(model.directory):
         options["config"] = AutoConfig.from_pretrained(
             model.directory, trust_remote_code=False
         )
         options["state_dict"] = dict(model.tensors())
+        directory = None
     model_class = getattr(transformers, model.table.shape.architecture)
-    directory = None if is_megatron else model.directory
     loaded = model_class.from_pretrained(directory, **options)
     if not is_distributed:
         return loaded.to(device.torch_device)
@@ -153,7 +154,7 @@ def _compare(
     # No name for [C, V]: it is freed before the next ones are made.
     kl_C = kl_div(log_q_CV, log_p_CV, reduction="none", log_target=True).sum(-1)
     sampled_C1 = sampled_C.to(log_p_CV.device)[:, None]
-    preferred_CK = log_q_CV.topk(min(NUM_PREFERRED, log_q_CV.shape[1])).indices
+    preferred_CK = log_q_CV.topk(NUM_PREFERRED).indices
     ids_CL = torch.cat([sampled_C1, preferred_CK], dim=1)
     of_p_CL = log_p_CV.gather(1, ids_CL).exp()
     of_q_CL = log_q_CV.gather(1, ids_CL).exp()

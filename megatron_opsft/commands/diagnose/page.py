@@ -29,7 +29,6 @@ from megatron_opsft.commands.diagnose.kinds import kinds_of
 from megatron_opsft.commands.report import page
 from megatron_opsft.commands.report.chart import Bar, Bars, Chart, Cloud, Series
 from megatron_opsft.commands.report.contents import Contents
-from megatron_opsft.commands.report.html import MAX_MB
 from megatron_opsft.commands.report.page_sections import PageSection
 from megatron_opsft.commands.report.table import Table, aligned
 from megatron_opsft.errors import UserError
@@ -47,11 +46,10 @@ _Response = Mapping[str, Any]
 """A line of tokens.jsonl."""
 
 
-def read_diagnosis(directory: Path, *, max_mb: float) -> Contents:
+def read_diagnosis(directory: Path) -> Contents:
     """Read tables, charts and page of every response of a diagnosis.
 
-    max_mb: as of `report.page.write_page`. Errors: `UserError` if it has no response yet, or is of
-    an earlier version.
+    Errors: `UserError` if it has no response yet, or is of an earlier version.
     """
     again = "give its `megatron-opsft diagnose` command again"
     manifest = DiagnosisDirectory(directory).read_manifest() or {}
@@ -60,25 +58,21 @@ def read_diagnosis(directory: Path, *, max_mb: float) -> Contents:
             f"{directory}: a diagnosis of an earlier version; {again} with --overwrite"
         )
     path = directory / TOKENS
-    responses = list(json_lines(path)) if path.is_file() else []
+    responses = list(json_lines(path))
     if not responses:
         raise UserError(f"{path}: no response is diagnosed yet; {again}")
     names = manifest.get("names") or [
         Path(str(manifest.get(key))).name for key in ("original", "path")
     ]
-    return describe_divergence(responses, *names, max_mb=max_mb)
+    return describe_divergence(responses, *names)
 
 
 def describe_divergence(
-    responses: Sequence[_Response],
-    original: str,
-    efficient: str,
-    *,
-    max_mb: float = MAX_MB,
+    responses: Sequence[_Response], original: str, efficient: str
 ) -> Contents:
     """Return tables, charts and page of lines of tokens.jsonl.
 
-    original, efficient: names of the models. max_mb: as of `report.page.write_page`.
+    original, efficient: names of the models.
     """
     tokens = _token_table(responses)
     kl = tokens["kl"]
@@ -113,7 +107,6 @@ def describe_divergence(
         "it for its number.",
         plots=[_shaded(response, large) for response in largest_first[:_SHOWN]],
     )
-
     return Contents(
         text=f"{title}: {summary}\n\n{aligned(by_kind.headings, by_kind.rows)}\n",
         write_page=partial(
@@ -122,7 +115,6 @@ def describe_divergence(
             title=title,
             text=text,
             sections=[*sections, shaded],
-            max_mb=max_mb,
         ),
         sections=sections,
         tables=[by_kind, *(section.table for section in sections[:2] if section.table)],

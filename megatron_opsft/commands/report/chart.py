@@ -222,19 +222,22 @@ def describe(series: Iterable[tuple[str, str, str]], remark: str = "") -> str:
 
     series: label, n and spread of each series or bar.
     """
-    labels_of_n: dict[str, list[str]] = defaultdict(list)
-    labels_of_spread: dict[str, list[str]] = defaultdict(list)
-    for label, n, spread in series:
-        labels_of_n[f"n = {n}" if n else ""].append(label)
-        labels_of_spread[spread].append(label)
-    whiskers = _name_labels(labels_of_spread)
+    rows = list(series)
+    counts = _group_labels((f"n = {n}" if n else "", label) for label, n, _ in rows)
+    whiskers = _group_labels((spread, label) for label, _, spread in rows)
     if whiskers:
         whiskers = f"whiskers: {whiskers}"
-    return "; ".join(filter(None, [_name_labels(labels_of_n), whiskers, remark]))
+    return "; ".join(filter(None, [counts, whiskers, remark]))
 
 
-def _name_labels(labels_of: Mapping[str, Sequence[str]]) -> str:
-    """Join the keys, each with its labels if there are several keys. The key "" is left out."""
+def _group_labels(pairs: Iterable[tuple[str, str]]) -> str:
+    """Join the texts, each with its labels if there are several texts. The text "" is left out.
+
+    pairs: text and label of each series.
+    """
+    labels_of: dict[str, list[str]] = defaultdict(list)
+    for text, label in pairs:
+        labels_of[text].append(label)
     if len(labels_of) == 1:
         return next(iter(labels_of))
     texts = [f"{text} ({_list_labels(labels_of[text])})" for text in labels_of if text]
@@ -246,9 +249,7 @@ def _list_labels(labels: Sequence[str]) -> str:
     names = [label for label in labels if label]
     if len(names) > _MAX_LABELS + 1:
         names = [*names[:_MAX_LABELS], f"{len(names) - _MAX_LABELS} more"]
-    if len(names) < 2:
-        return "".join(names)
-    return f"{', '.join(names[:-1])} and {names[-1]}"
+    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
 
 
 def _padded(values: Sequence[float], share: float) -> Point:
@@ -266,7 +267,7 @@ def _ticks(
     """Return about `count` values between low and high, a round step apart: one of the ascending
     factors times a power of ten.
     """
-    wanted = (high - low) / count or 1.0
+    wanted = (high - low) / count
     power = 10 ** math.floor(math.log10(wanted))
     step = next(f * power for f in factors if f * power >= wanted * 0.999)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)

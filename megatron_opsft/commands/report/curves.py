@@ -103,9 +103,8 @@ def curves_of(runs: Sequence[Run]) -> tuple[list[Chart], list[Chart]]:
         curves.append(_Curve(f"Accuracy, {name}", "", accuracy, show=percent))
     charts = [_chart_of(curve, runs) for curve in curves]
     charts += [_seconds_of(run, has_many_runs=len(runs) > 1) for run in runs]
-    top = [chart for chart in charts[:_NUM_AT_TOP] if chart]
-    others = [chart for chart in charts[_NUM_AT_TOP:] if chart]
-    return top, others
+    top, others = charts[:_NUM_AT_TOP], charts[_NUM_AT_TOP:]
+    return list(filter(None, top)), list(filter(None, others))
 
 
 def _chart_of(curve: _Curve, runs: Sequence[Run]) -> Chart | None:

@@ -5,7 +5,9 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from megatron_opsft.commands.report.chart import Bars, Chart, Cloud, Picture
+from markupsafe import Markup
+
+from megatron_opsft.commands.report.chart import Picture
 from megatron_opsft.commands.report.latex import write_latex
 from megatron_opsft.commands.report.page_sections import PageSection
 from megatron_opsft.commands.report.table import Table
@@ -33,7 +35,7 @@ def name_pictures(sections: Sequence[PageSection]) -> dict[str, Picture]:
     used_names: set[str] = set()
     for section in sections:
         for picture in section.plots:
-            if not isinstance(picture, Chart | Bars | Cloud):
+            if isinstance(picture, Markup):
                 continue
             name = _plain_name(f"{picture.name}_{section.name}")
             number = 1
@@ -86,4 +88,4 @@ def _write_text(path: Path, text: str) -> None:
 
 
 def _plain_name(text: str) -> str:
-    return re.sub(r"[^A-Za-z0-9]+", "_", text).strip("_")[:120] or "chart"
+    return re.sub(r"[^A-Za-z0-9]+", "_", text).strip("_")[:120]

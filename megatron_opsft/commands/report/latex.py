@@ -67,9 +67,7 @@ def _tabular(table: Table) -> str:
     as a benchmark, in the group's first row; a rule is drawn before it.
     """
     columns = "l" * table.num_left + "r" * (len(table.headings) - table.num_left)
-    lines = [_comment(table.caption)]
-    if table.note:
-        lines.append(_comment(table.note))
+    lines = [_comment(text) for text in (table.caption, table.note) if text]
     lines += [rf"\begin{{tabular}}{{{columns}}}", r"\toprule"]
     lines += [_row(table.headings), r"\midrule"]
     for number, row in enumerate(table.rows):

@@ -17,6 +17,7 @@ import matplotlib.style
 from matplotlib.axes import Axes as Canvas
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.textpath import text_to_path
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
@@ -197,8 +198,9 @@ def _draw_bars(chart: Bars) -> Figure:
     """Draw one bar for each row, with its text at the end."""
     figure, canvas = _new_figure(_BAR_HEIGHT * len(chart.rows) + 0.45, chart.note, [])
     levels = range(len(chart.rows))
+    texts = [plain_text(row.text) for row in chart.rows]
     canvas.barh(levels, [row.value for row in chart.rows], height=0.62, color="#7FB8D8")
-    for level, row in enumerate(chart.rows):
+    for level, row, text in zip(levels, chart.rows, texts, strict=True):
         if row.interval:
             canvas.plot(
                 row.interval,
@@ -209,7 +211,7 @@ def _draw_bars(chart: Bars) -> Figure:
                 linewidth=0.8,
             )
         canvas.annotate(
-            plain_text(row.text),
+            text,
             (row.end, level),
             xytext=(3, 0),
             textcoords="offset points",
@@ -220,11 +222,9 @@ def _draw_bars(chart: Bars) -> Figure:
     labels = [shorten(row.label, _LEGEND_FONT, max_label_width) for row in chart.rows]
     canvas.set_yticks(levels, labels)
     canvas.tick_params(axis="y", length=0)
-    text_room = _widest([plain_text(row.text) for row in chart.rows], _NOTE_FONT)
-    label_room = _widest(labels, _LEGEND_FONT)
-    room = WIDTH * _POINTS - label_room - 12
+    room = WIDTH * _POINTS - _widest(labels, _LEGEND_FONT) - 12
     # Points for the longest bar: what its text leaves, and at least 30 %.
-    bar_room = max(room - text_room - 8, 0.3 * room)
+    bar_room = max(room - _widest(texts, _NOTE_FONT) - 8, 0.3 * room)
     longest = max((row.end for row in chart.rows), default=0.0) or 1.0
     canvas.set_xlim(0, longest * room / bar_room)
     canvas.set_ylim(len(chart.rows) - 0.4, -0.6)
@@ -267,10 +267,9 @@ def _new_figure(
         legend_height = (1.4 * _LEGEND_FONT * rows + 5) / _POINTS
     below = note_height + legend_height
     total_height = height + below
-    figure = Figure(figsize=(WIDTH, total_height), layout="constrained")
-    engine: Any = figure.get_layout_engine()
     axes_area = (0, below / total_height, 1, height / total_height)
-    engine.set(w_pad=_EDGE, h_pad=2 * _EDGE, rect=axes_area)
+    layout = ConstrainedLayoutEngine(w_pad=_EDGE, h_pad=2 * _EDGE, rect=axes_area)
+    figure = Figure(figsize=(WIDTH, total_height), layout=layout)
     figure.text(
         _EDGE / WIDTH,
         (note_height - 1 / _POINTS) / total_height,

@@ -141,7 +141,7 @@ def _x(along: float, axes: Axes) -> float:
 
 def _y(value: float, axes: Axes) -> float:
     low, high = axes.y
-    return round(_BOTTOM - (value - low) / (high - low or 1) * (_BOTTOM - _TOP), 1)
+    return round(_BOTTOM - (value - low) / (high - low) * (_BOTTOM - _TOP), 1)
 
 
 def _place_series(series: Series, chart: Chart, axes: Axes) -> PlacedSeries:

@@ -45,7 +45,7 @@ def rollouts_of(run: Path) -> dict[int, list[Path]]:
 def evaluation_samples(evaluation: Path) -> dict[str, list[Path]]:
     """Return benchmark -> its files of responses."""
     ending = ".jsonl.gz"
-    paths = sorted((evaluation / "samples").glob(f"*{ending}"))
+    paths = (evaluation / "samples").glob(f"*{ending}")
     return {path.name.removesuffix(ending): [path] for path in paths}
 
 
