@@ -41,9 +41,11 @@ def load_model(model: EvalModel, dtype: torch.dtype, device: Device) -> PreTrain
             "diagnose distributes models over several GPUs with accelerate, which is not "
             "installed; pip install accelerate, or let it see one GPU (CUDA_VISIBLE_DEVICES=0)"
         )
-    options: dict[str, Any] = {"dtype": dtype, "trust_remote_code": False}
-    if is_distributed:
-        options["device_map"] = "auto"
+    options: dict[str, Any] = {
+        "dtype": dtype,
+        "trust_remote_code": False,
+        "device_map": "auto" if is_distributed else None,
+    }
     directory: Path | None = model.directory
     if is_dist_checkpoint(model.directory):
         options["config"] = AutoConfig.from_pretrained(

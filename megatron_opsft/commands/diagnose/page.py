@@ -70,10 +70,7 @@ def read_diagnosis(directory: Path) -> Contents:
 def describe_divergence(
     responses: Sequence[_Response], original: str, efficient: str
 ) -> Contents:
-    """Return tables, charts and page of lines of tokens.jsonl.
-
-    original, efficient: names of the models.
-    """
+    """Return all outputs of lines of tokens.jsonl. original, efficient: names of the models."""
     tokens = _token_table(responses)
     kl = tokens["kl"]
     large = max(float(kl.quantile(1 - _LARGE)), 1e-12)
@@ -86,27 +83,36 @@ def describe_divergence(
         f"responses: {summary}. D_t is called large from {large:.3g} nats, which one token in a "
         "hundred reaches."
     )
-    num_large = tokens[kl >= large]["word"].value_counts().to_dict()
+    beyond = _beyond_thresholds(kl, size)
+    with_large = tokens[kl >= large]
+    num_large = with_large["word"].value_counts().to_dict()
+    preferences = _preferences(responses, num_large, size)
+    largest_first = sorted(responses, key=lambda response: -max(response["kl"]))
     sections = [
-        _largest_words(tokens, large, size),
+        PageSection(
+            title="Where the models differ most",
+            text="What the original says where D_t is large: the larger a word, the larger the "
+            "sum of D_t at the places where the original says it.",
+            table=beyond,
+            plots=[_cloud(with_large, large)],
+        ),
         PageSection(
             title="What the efficient model prefers there",
             text="Each token at the place where its D_t is largest.",
-            table=_preferences(responses, num_large, size),
+            table=preferences,
         ),
         PageSection(
             title="By kind and by place",
             table=by_kind,
             plots=[_by_word(tokens, size), _along_response(tokens, size)],
         ),
+        PageSection(
+            title="Responses",
+            text="Those with the largest D_t. Full colour is a large D_t; point at a token or "
+            "tap it for its number.",
+            plots=[_shaded(response, large) for response in largest_first[:_SHOWN]],
+        ),
     ]
-    largest_first = sorted(responses, key=lambda response: -max(response["kl"]))
-    shaded = PageSection(
-        title="Responses",
-        text="Those with the largest D_t. Full colour is a large D_t; point at a token or tap "
-        "it for its number.",
-        plots=[_shaded(response, large) for response in largest_first[:_SHOWN]],
-    )
     return Contents(
         text=f"{title}: {summary}\n\n{aligned(by_kind.headings, by_kind.rows)}\n",
         write_page=partial(
@@ -114,10 +120,10 @@ def describe_divergence(
             runs=[],
             title=title,
             text=text,
-            sections=[*sections, shaded],
+            sections=sections,
         ),
         sections=sections,
-        tables=[by_kind, *(section.table for section in sections[:2] if section.table)],
+        tables=[by_kind, beyond, preferences],
     )
 
 
@@ -133,19 +139,6 @@ def _token_table(responses: Sequence[_Response]) -> pd.DataFrame:
             word = _shown(tokens[position])
             rows.append((response["kl"][position], kind, word, share))
     return pd.DataFrame(rows, columns=["kl", "kind", "word", "share"])
-
-
-def _largest_words(tokens: pd.DataFrame, large: float, size: str) -> PageSection:
-    """Return the cloud of words whose D_t is at least `large` nats, and how many tokens exceed each
-    threshold.
-    """
-    return PageSection(
-        title="Where the models differ most",
-        text="What the original says where D_t is large: the larger a word, the larger the sum "
-        "of D_t at the places where the original says it.",
-        table=_beyond_thresholds(tokens["kl"], size),
-        plots=[_cloud(tokens[tokens["kl"] >= large], large)],
-    )
 
 
 def _by_kind(tokens: pd.DataFrame, size: str) -> Table:

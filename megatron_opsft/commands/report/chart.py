@@ -183,6 +183,11 @@ class Bars:
         """One line: how many observations bars stand for, and what whiskers show."""
         return describe((row.label, row.n, row.spread) for row in self.rows)
 
+    @property
+    def longest(self) -> float:
+        """The largest `Bar.end`; 1 if all are 0."""
+        return max((row.end for row in self.rows), default=0.0) or 1.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Word:

@@ -112,7 +112,7 @@ def _chart_of(curve: _Curve, runs: Sequence[Run]) -> Chart | None:
     samples_key = re.sub(
         "(accuracy|mean_response_tokens)$", "samples", curve.held_out_key
     )
-    all_series = []
+    all_series: list[Series] = []
     for index, run in enumerate(runs):
         label, held_out_label = run.name, f"{run.name}, held-out"
         if len(runs) == 1:

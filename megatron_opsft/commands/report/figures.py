@@ -76,15 +76,11 @@ def write_figures(
         for ending, data in draw(picture).items():
             write_bytes(directory / f"{name}.{ending}", data)
     markdown = "\n".join(table.markdown() for table in tables)
-    _write_text(directory / "table.md", markdown)
-    _write_text(directory / "table.tex", write_latex(tables))
+    for name, text in (("table.md", markdown), ("table.tex", write_latex(tables))):
+        write_bytes(directory / name, text.encode("utf-8", "replace"))
     count = len(pictures)
     charts = "1 chart" if count == 1 else f"{count} charts"
     return f"figures: {charts} as PDF and SVG, table.tex and table.md: {directory}"
-
-
-def _write_text(path: Path, text: str) -> None:
-    write_bytes(path, text.encode("utf-8", "replace"))
 
 
 def _plain_name(text: str) -> str:

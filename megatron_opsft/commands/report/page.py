@@ -73,7 +73,7 @@ def write_page(
         "made": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "runs": shown,
         "figures": figures,
-        "table": table_of_runs(shown) if len(shown) > 1 else None,
+        "table": table_of_runs(shown),
         "plots_at_top": top,
         "curves": other_curves,
         "sections": sections,

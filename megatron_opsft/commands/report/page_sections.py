@@ -203,8 +203,14 @@ def table_of_runs(runs: Sequence[Run]) -> Table:
             seconds = sum(line["step_seconds"] for line in run.steps)
             mean_seconds = number(seconds / len(run.steps))
         rows.append([run.name, run.state, *changes, accepted_share, mean_seconds])
-    headings = ["run", "state", "mean response tokens", "accuracy"]
-    headings += ["accepted, last", "s a step"]
+    headings = [
+        "run",
+        "state",
+        "mean response tokens",
+        "accuracy",
+        "accepted, last",
+        "s a step",
+    ]
     return Table(caption="Runs", headings=headings, rows=rows)
 
 

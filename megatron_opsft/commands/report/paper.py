@@ -10,7 +10,7 @@ import io
 import logging
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import matplotlib.style
@@ -54,7 +54,9 @@ _DASHES = (
 )
 _MARKERS = "os^DvPX"
 _STYLES = list(zip(_COLOURS, _MARKERS, _DASHES, strict=True))
-_STYLES_OF_KIND = {  # matplotlib's settings by `Series.kind`
+_STYLES_OF_KIND: Mapping[
+    str, Mapping[str, Any]
+] = {  # matplotlib's settings by `Series.kind`
     "curve": {"markersize": 3.0},
     "held": {"markersize": 4.0, "linestyle": ":", "markerfacecolor": "white"},
     "points": {"markersize": 5.0, "linestyle": ""},
@@ -63,7 +65,6 @@ _FAMILY = "DejaVu Sans"  # comes with matplotlib, so it is the same everywhere
 _STYLE = {
     "font.family": _FAMILY,
     "font.size": _FONT,
-    "axes.labelsize": _FONT,
     "xtick.labelsize": _LEGEND_FONT,
     "ytick.labelsize": _LEGEND_FONT,
     "axes.linewidth": 0.6,
@@ -158,7 +159,6 @@ def _draw_chart(chart: Chart) -> Figure:
     lines = _wrap(y_label, _FONT, _POINTS * 0.8 * _AXES_HEIGHT)
     canvas.set_ylabel("\n".join(lines))
     canvas.grid(axis="y", color="#dddddd", linewidth=0.5)
-    canvas.set_axisbelow(True)
     return figure
 
 
@@ -196,7 +196,7 @@ def _line_style(series: Series) -> dict[str, Any]:
 
 def _draw_bars(chart: Bars) -> Figure:
     """Draw one bar for each row, with its text at the end."""
-    figure, canvas = _new_figure(_BAR_HEIGHT * len(chart.rows) + 0.45, chart.note, [])
+    figure, canvas = _new_figure(_BAR_HEIGHT * len(chart.rows) + 0.45, chart.note)
     levels = range(len(chart.rows))
     texts = [plain_text(row.text) for row in chart.rows]
     canvas.barh(levels, [row.value for row in chart.rows], height=0.62, color="#7FB8D8")
@@ -225,8 +225,7 @@ def _draw_bars(chart: Bars) -> Figure:
     room = WIDTH * _POINTS - _widest(labels, _LEGEND_FONT) - 12
     # Points for the longest bar: what its text leaves, and at least 30 %.
     bar_room = max(room - _widest(texts, _NOTE_FONT) - 8, 0.3 * room)
-    longest = max((row.end for row in chart.rows), default=0.0) or 1.0
-    canvas.set_xlim(0, longest * room / bar_room)
+    canvas.set_xlim(0, chart.longest * room / bar_room)
     canvas.set_ylim(len(chart.rows) - 0.4, -0.6)
     canvas.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
     canvas.xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
@@ -236,7 +235,7 @@ def _draw_bars(chart: Bars) -> Figure:
 
 def _draw_cloud(cloud: Cloud) -> Figure:
     unit = WIDTH * _POINTS / CLOUD_WIDTH  # points
-    figure, canvas = _new_figure(cloud.height * unit / _POINTS, cloud.note, [])
+    figure, canvas = _new_figure(cloud.height * unit / _POINTS, cloud.note)
     canvas.set_axis_off()
     canvas.set(xlim=(0, CLOUD_WIDTH), ylim=(cloud.height, 0))
     for index, word in enumerate(cloud.words):
@@ -249,7 +248,7 @@ def _draw_cloud(cloud: Cloud) -> Figure:
 
 
 def _new_figure(
-    height: float, note: str, in_legend: Sequence[Series]
+    height: float, note: str, in_legend: Sequence[Series] = ()
 ) -> tuple[Figure, Canvas]:
     """Return a figure, and its empty axes of `height` inches; the legend and the note stand below
     the axes.
@@ -286,10 +285,9 @@ def _new_figure(
             * len(labels),  # matplotlib leaves out labels that begin with _
             loc="upper center",
             bbox_to_anchor=(0.5, below / total_height),
-            ncols=min(columns, len(labels)),
+            ncols=columns,
             frameon=False,
             borderpad=0,
-            borderaxespad=0.5,
             labelspacing=0.4,
             columnspacing=1.0,
             handlelength=2.6,

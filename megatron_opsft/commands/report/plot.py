@@ -101,7 +101,7 @@ def _place_bars(chart: Bars) -> Drawing:
     value_letters = max((len(row.text) for row in chart.rows), default=0)
     begin = 8 + _LETTER_WIDTH * label_letters
     room = _WIDTH - begin - 6 - _LETTER_WIDTH * value_letters
-    unit = room / (max((row.end for row in chart.rows), default=0) or 1)
+    unit = room / chart.longest
     bars = []
     for label, row in zip(labels, chart.rows, strict=True):
         bars.append(

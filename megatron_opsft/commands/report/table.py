@@ -325,8 +325,8 @@ def paper_table(
     has no column for it.
     """
     columns = used_columns(rows, (*COLUMNS, *MORE_COLUMNS))
-    headings = ["Benchmark", "Method"]
-    headings += [column.heading_with_arrow for column in columns]
+    arrows = [column.heading_with_arrow for column in columns]
+    headings = ["Benchmark", "Method", *arrows]
     lines: list[list[Cell | str]] = [
         [title, label, *line_cells]
         for title, label, line_cells in _lines(rows, blocks, columns)
