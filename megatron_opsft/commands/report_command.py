@@ -1,6 +1,5 @@
 """`megatron-opsft report`: the command and its options."""
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -112,7 +111,7 @@ class Report(Command):
                 self._check_alone(path, "diagnosis")
                 from megatron_opsft.commands.diagnose.page import read_diagnosis
 
-                return read_diagnosis(path, max_mb=self.max_mb)
+                return read_diagnosis(path)
         return self._read_runs(evaluations)
 
     def _check_alone(self, path: Path, kind: str) -> None:
@@ -144,8 +143,8 @@ class Report(Command):
         sections = []
         if runs:
             top, others = curves_of(runs)
-            sections.append(PageSection(title="Curves", text="", plots=[*top, *others]))
-        write: Callable[..., None] = partial(write_page, runs=paths)
+            sections.append(PageSection(title="Curves", plots=[*top, *others]))
+        write = partial(write_page, runs=paths, max_mb=self.max_mb)
         if evaluations:
             from megatron_opsft.commands.evaluate.comparison import (
                 compare,
@@ -160,10 +159,15 @@ class Report(Command):
             texts.append(comparison.text().rstrip())
             tables.append(comparison.paper_table())
             sections += comparison.sections()
-            write = partial(comparison.write_page, evaluations=evaluations, runs=paths)
+            write = partial(
+                comparison.write_page,
+                evaluations=evaluations,
+                runs=paths,
+                max_mb=self.max_mb,
+            )
         return Contents(
             text="\n".join(texts),
-            write_page=partial(write, max_mb=self.max_mb),
+            write_page=write,
             sections=sections,
             tables=tables,
         )

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_diagnosis import NUM_RESPONSES, make_diagnosis
+from made_diagnosis import NUM_RESPONSES, make_diagnosis, write_diagnosis_page
 from made_runs import make_evaluation, make_run, response, write_report, write_responses
 from selenium import webdriver
 from selenium.webdriver.common.by import By
@@ -15,7 +15,6 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
-from megatron_opsft.commands.diagnose.page import write_diagnosis_page
 from megatron_opsft.commands.report.page import write_page
 from megatron_opsft.runtime.durable import json_lines
 

@@ -1,9 +1,13 @@
 """A diagnosis as it is left on disk, made up: small, and with texts that mean harm."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from made_runs import HARM
 from rows import write_rows
+
+from megatron_opsft.commands.diagnose.page import describe_divergence
 
 NUM_RESPONSES = 4
 TOKENS = ("7", "-", "6", "=", "1", ".", "\n", "Wait", ",", " so", " 1", "\n", "</think>", "</s>")
@@ -36,3 +40,12 @@ def make_diagnosis(directory: Path) -> Path:
     ]
     write_rows(directory / "tokens.jsonl", rows)
     return directory
+
+
+def write_diagnosis_page(
+    page: Path, rows: Sequence[dict[str, Any]], original: str, efficient: str
+) -> str:
+    """Also what a terminal says."""
+    contents = describe_divergence(rows, original, efficient)
+    contents.write_page(page)
+    return contents.text

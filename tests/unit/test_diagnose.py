@@ -14,7 +14,7 @@ import torch
 from forked_cli import ROOT, Finished, ForkedCli
 from hf_reference import hf_model
 from live_memory import LiveMemory
-from made_diagnosis import make_diagnosis
+from made_diagnosis import make_diagnosis, write_diagnosis_page
 from made_runs import HARM
 from safetensors.torch import load_file, save_file
 from tiny_models import SHAPES, samples, weights
@@ -25,7 +25,6 @@ from megatron_opsft.commands.convert.run import convert_model
 from megatron_opsft.commands.diagnose import divergence
 from megatron_opsft.commands.diagnose.divergence import NUM_PREFERRED, diverge, load_model
 from megatron_opsft.commands.diagnose.kinds import kinds_of
-from megatron_opsft.commands.diagnose.page import write_diagnosis_page
 from megatron_opsft.commands.evaluate.inputs import EvalModel
 from megatron_opsft.errors import UserError
 from megatron_opsft.models.weights.rules import WeightTable

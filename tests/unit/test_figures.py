@@ -23,7 +23,13 @@ from megatron_opsft.commands.report.page_sections import PageSection, plots_of_b
 from megatron_opsft.commands.report.paper import WIDTH, draw, shorten, text_width
 from megatron_opsft.commands.report.plot import place
 from megatron_opsft.commands.report.runs import read_run
-from megatron_opsft.commands.report.table import Estimate, Size, Table, TableRow
+from megatron_opsft.commands.report.table import (
+    Estimate,
+    MeanOverSeeds,
+    Size,
+    Table,
+    TableRow,
+)
 from megatron_opsft.runtime.formatting import percent
 
 HOSTILE = "50%_of & #1 {a}^~\\x $\\frac$ | <b> ± → \x00\u2028 --"
@@ -104,12 +110,14 @@ def test_charts_of_evaluations_have_the_stored_intervals(tmp_path: Path) -> None
     assert isinstance(scatter, Chart) and isinstance(bars, Bars) and isinstance(at_budget, Chart)
     short = scatter.series[1]
     assert short.points == [(length.value, accuracy.value)]
-    assert short.vertical_whiskers == [(length.value, accuracy.low, accuracy.high)]
-    assert short.horizontal_whiskers == [(accuracy.value, length.low, length.high)]
+    assert short.whiskers == [
+        ((length.value, length.value), (accuracy.low, accuracy.high), "_"),
+        ((length.low, length.high), (accuracy.value, accuracy.value), "|"),
+    ]
     assert bars.rows[1].interval == (length.low, length.high)
     point = results[1].benchmarks["gsm8k"].budgets[1]
-    assert at_budget.series[1].vertical_whiskers[1] == (
-        (128, point.metrics["accuracy"].low, point.metrics["accuracy"].high)
+    assert at_budget.series[1].whiskers[1] == (
+        ((128, 128), point.metrics["accuracy"].interval, "_")
     )
     note = "n = 10 problems × 2 responses; whiskers: 95 % intervals, bootstrap over problems"
     for picture in pictures.values():
@@ -122,23 +130,28 @@ def test_charts_of_evaluations_have_the_stored_intervals(tmp_path: Path) -> None
 
 def test_several_seeds_have_their_deviation_for_whiskers() -> None:
     estimate = Estimate(value=0.5, low=0.4, high=0.6)
-    metrics = {"mean_tokens": Estimate(value=100.0), "accuracy": Estimate(value=0.5)}
+    metrics = {
+        "mean_tokens": MeanOverSeeds(value=100.0, deviation=5.0),
+        "accuracy": MeanOverSeeds(value=0.5, deviation=0.1),
+    }
     size = {"overall": Size(problems=1024, samples=[4, 16])}
     several = TableRow(
         label="ours",
         blocks={"overall": metrics},
-        budgets={"overall": [(16, {"accuracy": Estimate(value=0.5)})]},
-        deviations={"overall": {"mean_tokens": 5.0, "accuracy": 0.1}},
-        budget_deviations={"overall": [{"accuracy": 0.2}]},
+        budgets={"overall": [(16, {"accuracy": MeanOverSeeds(value=0.5, deviation=0.2)})]},
         sizes=size,
         seeds=3,
     )
-    one = TableRow(label="base", blocks={"overall": metrics | {"accuracy": estimate}}, sizes=size)
+    alone = {"mean_tokens": Estimate(value=100.0), "accuracy": estimate}
+    one = TableRow(label="base", blocks={"overall": alone}, sizes=size)
     bars, scatter, at_budget = plots_of_block([one, several], "overall")
     assert isinstance(bars, Bars) and isinstance(scatter, Chart) and isinstance(at_budget, Chart)
     assert [row.interval for row in bars.rows] == [None, (95.0, 105.0)]
-    assert scatter.series[1].vertical_whiskers == [(100.0, 0.4, 0.6)]
-    assert at_budget.series[0].vertical_whiskers == [(16.0, 0.3, 0.7)]
+    assert scatter.series[1].whiskers == [
+        ((100.0, 100.0), (0.4, 0.6), "_"),
+        ((95.0, 105.0), (0.5, 0.5), "|"),
+    ]
+    assert at_budget.series[0].whiskers == [((16.0, 16.0), (0.3, 0.7), "_")]
     assert scatter.note == (
         "n = 1,024 problems × 4–16 responses (base); n = 1,024 problems × 4–16 responses × 3 seeds"
         " (ours); whiskers: 95 % intervals, bootstrap over problems (base); standard deviation"

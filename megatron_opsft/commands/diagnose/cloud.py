@@ -6,7 +6,6 @@ around it. Nothing is drawn by chance: the same words give the same picture.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from megatron_opsft.commands.report.chart import CLOUD_WIDTH, Word
 
@@ -16,28 +15,9 @@ _SMALLEST = 11.0  # font size that can be read on a phone
 _HALF_WIDTHS = frozenset("iljtfrI.,:;!|'()[] ")
 _TURN = 0.35  # radians between two positions on the spiral
 _STEP = 1.1  # units outwards a radian of the spiral
+_HALF_HEIGHT = 0.6  # of a word's box over its font size
+_BASELINE = 0.32  # below the middle of the box, over the font size
 _FLATNESS = 0.62  # of the spiral: a picture is wider than it is high
-
-
-class _Box(NamedTuple):
-    """The rectangle of a word, in units of the picture; y grows downwards."""
-
-    text: str
-    size: float
-    """Of the font."""
-    left: float
-    top: float
-    right: float
-    bottom: float
-
-    def overlaps(self, box: "_Box") -> bool:
-        """Return True if the two have a common area."""
-        return (
-            self.left < box.right
-            and box.left < self.right
-            and self.top < box.bottom
-            and box.top < self.bottom
-        )
 
 
 def lay_out(weights: Mapping[str, float]) -> tuple[list[Word], float]:
@@ -46,26 +26,26 @@ def lay_out(weights: Mapping[str, float]) -> tuple[list[Word], float]:
     weights: word -> its weight (> 0). The area of a word's letters grows with its weight, down to
     the smallest font.
     """
-    boxes: list[_Box] = []
+    placed: list[Word] = []  # y: of the middle
     heaviest = max(weights.values(), default=1.0)
     for text, weight in sorted(weights.items(), key=lambda item: (-item[1], item[0])):
         size = max(_SMALLEST, _LARGEST * math.sqrt(weight / heaviest))
         # No word is cut off.
         size = min(size, size * (CLOUD_WIDTH - 8) / _text_width(text, size))
-        boxes.append(_free_box(text, size, boxes))
-    top = min((box.top for box in boxes), default=0.0) - 4
-    height = round(max((box.bottom for box in boxes), default=0.0) + 4 - top, 1)
+        placed.append(_place(text, size, placed))
+    top = min((word.y - _HALF_HEIGHT * word.size for word in placed), default=0.0) - 4
+    bottom = max((word.y + _HALF_HEIGHT * word.size for word in placed), default=0.0)
     words = [
         Word(
-            text=box.text,
-            x=round((box.left + box.right) / 2, 1),
-            y=round(box.bottom - 0.28 * box.size - top, 1),
-            size=round(box.size, 1),
-            room=round(box.right - box.left, 1),
+            text=word.text,
+            x=round(word.x, 1),
+            y=round(word.y + _BASELINE * word.size - top, 1),
+            size=round(word.size, 1),
+            room=round(word.room, 1),
         )
-        for box in boxes
+        for word in placed
     ]
-    return words, height
+    return words, round(bottom + 4 - top, 1)
 
 
 def _text_width(text: str, size: float) -> float:
@@ -80,27 +60,28 @@ def _character_width(character: str) -> float:
     return 0.66 if character.isascii() else 1.05
 
 
-def _free_box(text: str, size: float, taken: Sequence[_Box]) -> _Box:
-    """Return the first box from the middle outwards that overlaps none of `taken`.
+def _place(text: str, size: float, placed: Sequence[Word]) -> Word:
+    """Return the word at the first place from the middle outwards where it overlaps none of
+    `placed`.
 
-    A box that would stand outside of the picture, left or right, moves to its edge: above and below
-    there is always room.
+    A word that would stand outside of the picture, left or right, moves to its edge: above and
+    below there is always room.
     """
-    half_width = _text_width(text, size) / 2 + 2
-    half_height = 0.6 * size
+    room = _text_width(text, size) + 4
     angle = 0.0
     while True:
         x = CLOUD_WIDTH / 2 + _STEP * angle * math.cos(angle)
-        x = min(max(x, half_width), CLOUD_WIDTH - half_width)
+        x = min(max(x, room / 2), CLOUD_WIDTH - room / 2)
         y = _FLATNESS * _STEP * angle * math.sin(angle)
-        box = _Box(
-            text=text,
-            size=size,
-            left=x - half_width,
-            top=y - half_height,
-            right=x + half_width,
-            bottom=y + half_height,
-        )
-        if not any(map(box.overlaps, taken)):
-            return box
+        word = Word(text=text, x=x, y=y, size=size, room=room)
+        if not any(_overlap(word, other) for other in placed):
+            return word
         angle += _TURN
+
+
+def _overlap(one: Word, other: Word) -> bool:
+    """Return True if the boxes of two words have a common area. y: of the middle."""
+    return (
+        abs(one.x - other.x) < (one.room + other.room) / 2
+        and abs(one.y - other.y) < (one.size + other.size) * _HALF_HEIGHT
+    )

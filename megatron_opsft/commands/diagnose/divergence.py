@@ -2,11 +2,13 @@
 prefers where D_t is large.
 
 Suffixes: R tokens of the response, C tokens of a chunk, H hidden size, V vocabulary, K preferred
-tokens at each position, 2 the original and the efficient model. p: original; q: efficient.
+tokens at each position, L the sampled one and these, 2 the original and the efficient model. p:
+original; q: efficient.
 """
 
 import importlib.util
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -39,17 +41,19 @@ def load_model(model: EvalModel, dtype: torch.dtype, device: Device) -> PreTrain
             "diagnose distributes models over several GPUs with accelerate, which is not "
             "installed; pip install accelerate, or let it see one GPU (CUDA_VISIBLE_DEVICES=0)"
         )
-    options: dict[str, Any] = {"dtype": dtype, "trust_remote_code": False}
-    if is_distributed:
-        options["device_map"] = "auto"
-    is_megatron = is_dist_checkpoint(model.directory)
-    if is_megatron:
+    options: dict[str, Any] = {
+        "dtype": dtype,
+        "trust_remote_code": False,
+        "device_map": "auto" if is_distributed else None,
+    }
+    directory: Path | None = model.directory
+    if is_dist_checkpoint(model.directory):
         options["config"] = AutoConfig.from_pretrained(
             model.directory, trust_remote_code=False
         )
         options["state_dict"] = dict(model.tensors())
+        directory = None
     model_class = getattr(transformers, model.table.shape.architecture)
-    directory = None if is_megatron else model.directory
     loaded = model_class.from_pretrained(directory, **options)
     if not is_distributed:
         return loaded.to(device.torch_device)
@@ -67,12 +71,10 @@ class _Divergence(NamedTuple):
 
     kl_C: Tensor
     """D_t in nats."""
-    sampled_C2: Tensor
-    """Probabilities of the sampled tokens."""
-    preferred_CK: Tensor
-    """Ids of the efficient model's likeliest tokens, falling."""
-    preferred_CK2: Tensor
-    """Probabilities of the preferred tokens."""
+    ids_CL: Tensor
+    """Ids of the sampled token and of the efficient model's likeliest tokens, falling."""
+    probabilities_CL2: Tensor
+    """Probabilities of these tokens."""
 
 
 @torch.no_grad()
@@ -110,28 +112,26 @@ def diverge(
     ]
     whole = _Divergence(*(torch.cat(columns) for columns in zip(*chunks, strict=True)))
     kl = _to_lists(whole.kl_C)
-    probabilities = _to_lists(whole.sampled_C2)
-    preferred = _to_lists(whole.preferred_CK2)
+    probabilities = _to_lists(whole.probabilities_CL2)
     count = min(max(_AT_LEAST, int(_SHARE * len(kl))), _AT_MOST, len(kl))
     alternatives = []
     for position in sorted(whole.kl_C.topk(count).indices.tolist()):
         if kl[position] > 0:
-            token_ids = whole.preferred_CK[position].tolist()
-            of_p, of_q = probabilities[position]
+            shares = [
+                {"original": of_p, "efficient": of_q}
+                for of_p, of_q in probabilities[position]
+            ]
+            preferred = [
+                {"token": tokenizer.decode([token_id]), **of_both}
+                for token_id, of_both in zip(
+                    whole.ids_CL[position, 1:].tolist(), shares[1:], strict=True
+                )
+            ]
             alternatives.append(
                 {
                     "position": position,
-                    "probability": {"original": of_p, "efficient": of_q},
-                    "preferred": [
-                        {
-                            "token": tokenizer.decode([token_id]),
-                            "original": of_p,
-                            "efficient": of_q,
-                        }
-                        for token_id, (of_p, of_q) in zip(
-                            token_ids, preferred[position], strict=True
-                        )
-                    ],
+                    "probability": shares[0],
+                    "preferred": preferred,
                 }
             )
     return kl, alternatives
@@ -155,18 +155,11 @@ def _compare(
     log_q_CV = times_transposed(q_CH, head_q_VH).log_softmax(-1).to(log_p_CV.device)
     # No name for [C, V]: it is freed before the next ones are made.
     kl_C = kl_div(log_q_CV, log_p_CV, reduction="none", log_target=True).sum(-1)
-    preferred_CK = log_q_CV.topk(min(NUM_PREFERRED, log_q_CV.shape[1])).indices
-
-    def probabilities(ids_CK: Tensor) -> Tensor:
-        """Return [C, K, 2]: probabilities of the tokens under both models."""
-        of_p_CK = log_p_CV.gather(1, ids_CK).exp()
-        of_q_CK = log_q_CV.gather(1, ids_CK).exp()
-        return torch.stack([of_p_CK, of_q_CK], dim=-1)
-
     sampled_C1 = sampled_C.to(log_p_CV.device)[:, None]
+    preferred_CK = log_q_CV.topk(NUM_PREFERRED).indices
+    ids_CL = torch.cat([sampled_C1, preferred_CK], dim=1)
+    of_p_CL = log_p_CV.gather(1, ids_CL).exp()
+    of_q_CL = log_q_CV.gather(1, ids_CL).exp()
     return _Divergence(
-        kl_C.clamp_min(0.0),
-        probabilities(sampled_C1)[:, 0],
-        preferred_CK,
-        probabilities(preferred_CK),
+        kl_C.clamp_min(0.0), ids_CL, torch.stack([of_p_CL, of_q_CL], dim=-1)
     )

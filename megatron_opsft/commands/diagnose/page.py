@@ -29,7 +29,6 @@ from megatron_opsft.commands.diagnose.kinds import kinds_of
 from megatron_opsft.commands.report import page
 from megatron_opsft.commands.report.chart import Bar, Bars, Chart, Cloud, Series
 from megatron_opsft.commands.report.contents import Contents
-from megatron_opsft.commands.report.html import MAX_MB
 from megatron_opsft.commands.report.page_sections import PageSection
 from megatron_opsft.commands.report.table import Table, aligned
 from megatron_opsft.errors import UserError
@@ -47,23 +46,10 @@ _Response = Mapping[str, Any]
 """A line of tokens.jsonl."""
 
 
-def write_diagnosis_page(
-    out: Path, responses: Sequence[_Response], original: str, efficient: str
-) -> str:
-    """Write the page of lines of tokens.jsonl; return D_t by kind of token, as plain text.
-
-    original, efficient: names of the models. Errors: `UserError`.
-    """
-    contents = describe_divergence(responses, original, efficient)
-    contents.write_page(out)
-    return contents.text
-
-
-def read_diagnosis(directory: Path, *, max_mb: float) -> Contents:
+def read_diagnosis(directory: Path) -> Contents:
     """Read tables, charts and page of every response of a diagnosis.
 
-    max_mb: as of `report.page.write_page`. Errors: `UserError` if it has no response yet, or is of
-    an earlier version.
+    Errors: `UserError` if it has no response yet, or is of an earlier version.
     """
     again = "give its `megatron-opsft diagnose` command again"
     manifest = DiagnosisDirectory(directory).read_manifest() or {}
@@ -72,27 +58,19 @@ def read_diagnosis(directory: Path, *, max_mb: float) -> Contents:
             f"{directory}: a diagnosis of an earlier version; {again} with --overwrite"
         )
     path = directory / TOKENS
-    responses = list(json_lines(path)) if path.is_file() else []
+    responses = list(json_lines(path))
     if not responses:
         raise UserError(f"{path}: no response is diagnosed yet; {again}")
     names = manifest.get("names") or [
-        str(manifest.get(key)).rstrip("/").rpartition("/")[2]
-        for key in ("original", "path")
+        Path(str(manifest.get(key))).name for key in ("original", "path")
     ]
-    return describe_divergence(responses, *names, max_mb=max_mb)
+    return describe_divergence(responses, *names)
 
 
 def describe_divergence(
-    responses: Sequence[_Response],
-    original: str,
-    efficient: str,
-    *,
-    max_mb: float = MAX_MB,
+    responses: Sequence[_Response], original: str, efficient: str
 ) -> Contents:
-    """Return tables, charts and page of lines of tokens.jsonl.
-
-    original, efficient: names of the models. max_mb: as of `report.page.write_page`.
-    """
+    """Return all outputs of lines of tokens.jsonl. original, efficient: names of the models."""
     tokens = _token_table(responses)
     kl = tokens["kl"]
     large = max(float(kl.quantile(1 - _LARGE)), 1e-12)
@@ -105,29 +83,36 @@ def describe_divergence(
         f"responses: {summary}. D_t is called large from {large:.3g} nats, which one token in a "
         "hundred reaches."
     )
-    num_large = tokens[kl >= large]["word"].value_counts().to_dict()
+    beyond = _beyond_thresholds(kl, size)
+    with_large = tokens[kl >= large]
+    num_large = with_large["word"].value_counts().to_dict()
+    preferences = _preferences(responses, num_large, size)
+    largest_first = sorted(responses, key=lambda response: -max(response["kl"]))
     sections = [
-        _largest_words(tokens, large, size),
+        PageSection(
+            title="Where the models differ most",
+            text="What the original says where D_t is large: the larger a word, the larger the "
+            "sum of D_t at the places where the original says it.",
+            table=beyond,
+            plots=[_cloud(with_large, large)],
+        ),
         PageSection(
             title="What the efficient model prefers there",
             text="Each token at the place where its D_t is largest.",
-            table=_preferences(responses, num_large, size),
+            table=preferences,
         ),
         PageSection(
             title="By kind and by place",
-            text="",
             table=by_kind,
             plots=[_by_word(tokens, size), _along_response(tokens, size)],
         ),
+        PageSection(
+            title="Responses",
+            text="Those with the largest D_t. Full colour is a large D_t; point at a token or "
+            "tap it for its number.",
+            plots=[_shaded(response, large) for response in largest_first[:_SHOWN]],
+        ),
     ]
-    largest_first = sorted(responses, key=lambda response: -max(response["kl"]))
-    shaded = PageSection(
-        title="Responses",
-        text="Those with the largest D_t. Full colour is a large D_t; point at a token or tap "
-        "it for its number.",
-        plots=[_shaded(response, large) for response in largest_first[:_SHOWN]],
-    )
-
     return Contents(
         text=f"{title}: {summary}\n\n{aligned(by_kind.headings, by_kind.rows)}\n",
         write_page=partial(
@@ -135,11 +120,10 @@ def describe_divergence(
             runs=[],
             title=title,
             text=text,
-            sections=[*sections, shaded],
-            max_mb=max_mb,
+            sections=sections,
         ),
         sections=sections,
-        tables=[by_kind, *(section.table for section in sections[:2] if section.table)],
+        tables=[by_kind, beyond, preferences],
     )
 
 
@@ -155,19 +139,6 @@ def _token_table(responses: Sequence[_Response]) -> pd.DataFrame:
             word = _shown(tokens[position])
             rows.append((response["kl"][position], kind, word, share))
     return pd.DataFrame(rows, columns=["kl", "kind", "word", "share"])
-
-
-def _largest_words(tokens: pd.DataFrame, large: float, size: str) -> PageSection:
-    """Return the cloud of words whose D_t is at least `large` nats, and how many tokens exceed each
-    threshold.
-    """
-    return PageSection(
-        title="Where the models differ most",
-        text="What the original says where D_t is large: the larger a word, the larger the sum "
-        "of D_t at the places where the original says it.",
-        table=_beyond_thresholds(tokens["kl"], size),
-        plots=[_cloud(tokens[tokens["kl"] >= large], large)],
-    )
 
 
 def _by_kind(tokens: pd.DataFrame, size: str) -> Table:
@@ -254,18 +225,16 @@ def _under_both(probabilities: Mapping[str, Any]) -> tuple[str, str]:
 
 def _cloud(tokens: pd.DataFrame, large: float) -> Cloud:
     """Return the cloud of words. tokens: those whose D_t is at least `large` nats."""
-    words = tokens.groupby("word")["kl"].agg(["sum", "size"]).nlargest(_IN_CLOUD, "sum")
-    counts = words["size"].to_dict()
-    sums = words["sum"].to_dict()
-    placed, height = lay_out(sums)
+    words = _heaviest_words(tokens, _IN_CLOUD)
+    placed, height = lay_out(words["sum"].to_dict())
     return Cloud(
         name="words",
         title="Where D is large: what the original says",
         words=[
             replace(
                 word,
-                meaning=f"{word.text}: sum of D = {sums[word.text]:.3g} at "
-                f"{counts[word.text]:,} places",
+                meaning=f"{word.text}: sum of D = {words.at[word.text, 'sum']:.3g} at "
+                f"{words.at[word.text, 'size']:,} places",
             )
             for word in placed
         ],
@@ -274,17 +243,20 @@ def _cloud(tokens: pd.DataFrame, large: float) -> Cloud:
     )
 
 
+def _heaviest_words(tokens: pd.DataFrame, most: int) -> pd.DataFrame:
+    """Return sum and number of the D_t of the words with the largest sums, falling."""
+    return tokens.groupby("word")["kl"].agg(["sum", "size"]).nlargest(most, "sum")
+
+
 def _by_word(tokens: pd.DataFrame, size: str) -> Bars:
     """Return the words with the largest sums of D_t."""
-    words = tokens.groupby("word")["kl"].agg(["sum", "size"]).reset_index()
-    words = words.sort_values(["sum", "word"], ascending=[False, True])[:_SHOWN]
     return Bars(
         name="divergence_by_token",
         title="Sum of D by token (how often)",
         x="sum of D (nats); in brackets: how often",
         rows=[
             Bar(label=word, value=kl_sum, text=f"{kl_sum:.2g} ({count:,})", n=size)
-            for word, kl_sum, count in words.itertuples(index=False)
+            for word, kl_sum, count in _heaviest_words(tokens, _SHOWN).itertuples()
         ],
     )
 

@@ -17,7 +17,7 @@ from megatron_opsft.commands.diagnose.directory import (
     DiagnosisDirectory,
 )
 from megatron_opsft.commands.diagnose.divergence import diverge, load_model
-from megatron_opsft.commands.diagnose.page import write_diagnosis_page
+from megatron_opsft.commands.diagnose.page import describe_divergence
 from megatron_opsft.commands.evaluate.inputs import (
     EvalModel,
     Inputs,
@@ -97,7 +97,9 @@ def diagnose(
         # An earlier command may have diagnosed other responses, too.
         wanted = {_key(response.row) for response in responses}
         rows = [row for row in json_lines(out / TOKENS) if _key(row) in wanted]
-    return write_diagnosis_page(out / PAGE, rows, p.name, q_name)
+    contents = describe_divergence(rows, p.name, q_name)
+    contents.write_page(out / PAGE)
+    return contents.text
 
 
 def _diagnose_missing(

@@ -21,12 +21,14 @@ _GAP_SHARE = 0.024  # the same for the gap between two ticks' texts
 
 
 class Whisker(NamedTuple):
-    """The interval around a point, along one of the axes."""
+    """The interval around a point: a line along one of the axes."""
 
-    at: float
-    """The point's value on the other axis."""
-    low: float
-    high: float
+    x: Point
+    """x of both ends."""
+    y: Point
+    """y of both ends."""
+    cap: str = "_"
+    """The sign at both ends: "_" along the vertical axis, "|" along the horizontal one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,10 +43,7 @@ class Series:
     """(x, y) in the order in which they are joined."""
     kind: str = "curve"
     """"curve": joined by a line; "held": dots joined by a dotted line; "points": not joined."""
-    vertical_whiskers: Sequence[Whisker] = ()
-    """Intervals of y at an x."""
-    horizontal_whiskers: Sequence[Whisker] = ()
-    """Intervals of x at a y."""
+    whiskers: Sequence[Whisker] = ()
     n: str = ""
     """How many observations a point stands for: "256 responses in each of 24 steps"."""
     spread: str = ""
@@ -104,18 +103,15 @@ class Chart:
     def axes(self) -> Axes:
         """Return limits with some room around the points and whiskers, and round ticks inside."""
         xs: list[float] = []
-        ys: list[float] = []
+        ys: list[float] = [0.0] if self.from_zero else []
         whisker_ends: list[float] = []
         for series in self.series:
             for x, y in series.points:
                 xs.append(x)
                 ys.append(y)
-            for whisker in series.horizontal_whiskers:
-                whisker_ends += [whisker.low, whisker.high]
-            for whisker in series.vertical_whiskers:
-                ys += [whisker.low, whisker.high]
-        if self.from_zero:
-            ys.append(0.0)
+            for whisker in series.whiskers:
+                whisker_ends += whisker.x
+                ys += whisker.y
         left, right = _padded([self.along(x) for x in (*xs, *whisker_ends)], 0.03)
         low, high = _padded(ys, 0.08)
         is_share = self.show is percent
@@ -187,6 +183,11 @@ class Bars:
         """One line: how many observations bars stand for, and what whiskers show."""
         return describe((row.label, row.n, row.spread) for row in self.rows)
 
+    @property
+    def longest(self) -> float:
+        """The largest `Bar.end`; 1 if all are 0."""
+        return max((row.end for row in self.rows), default=0.0) or 1.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Word:
@@ -226,19 +227,22 @@ def describe(series: Iterable[tuple[str, str, str]], remark: str = "") -> str:
 
     series: label, n and spread of each series or bar.
     """
-    labels_of_n: dict[str, list[str]] = defaultdict(list)
-    labels_of_spread: dict[str, list[str]] = defaultdict(list)
-    for label, n, spread in series:
-        labels_of_n[f"n = {n}" if n else ""].append(label)
-        labels_of_spread[spread].append(label)
-    whiskers = _name_labels(labels_of_spread)
+    rows = list(series)
+    counts = _group_labels((f"n = {n}" if n else "", label) for label, n, _ in rows)
+    whiskers = _group_labels((spread, label) for label, _, spread in rows)
     if whiskers:
         whiskers = f"whiskers: {whiskers}"
-    return "; ".join(filter(None, [_name_labels(labels_of_n), whiskers, remark]))
+    return "; ".join(filter(None, [counts, whiskers, remark]))
 
 
-def _name_labels(labels_of: Mapping[str, Sequence[str]]) -> str:
-    """Join the keys, each with its labels if there are several keys. The key "" is left out."""
+def _group_labels(pairs: Iterable[tuple[str, str]]) -> str:
+    """Join the texts, each with its labels if there are several texts. The text "" is left out.
+
+    pairs: text and label of each series.
+    """
+    labels_of: dict[str, list[str]] = defaultdict(list)
+    for text, label in pairs:
+        labels_of[text].append(label)
     if len(labels_of) == 1:
         return next(iter(labels_of))
     texts = [f"{text} ({_list_labels(labels_of[text])})" for text in labels_of if text]
@@ -250,9 +254,7 @@ def _list_labels(labels: Sequence[str]) -> str:
     names = [label for label in labels if label]
     if len(names) > _MAX_LABELS + 1:
         names = [*names[:_MAX_LABELS], f"{len(names) - _MAX_LABELS} more"]
-    if len(names) < 2:
-        return "".join(names)
-    return f"{', '.join(names[:-1])} and {names[-1]}"
+    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
 
 
 def _padded(values: Sequence[float], share: float) -> Point:
@@ -270,9 +272,8 @@ def _ticks(
     """Return about `count` values between low and high, a round step apart: one of the ascending
     factors times a power of ten.
     """
-    wanted = (high - low) / count or 1.0
+    wanted = (high - low) / count
     power = 10 ** math.floor(math.log10(wanted))
-    steps = [factor * power for factor in factors]
-    step = next(step for step in steps if step >= wanted * 0.999)
+    step = next(f * power for f in factors if f * power >= wanted * 0.999)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [round(n * step, 12) for n in range(first, last + 1)]

@@ -103,39 +103,26 @@ def curves_of(runs: Sequence[Run]) -> tuple[list[Chart], list[Chart]]:
         curves.append(_Curve(f"Accuracy, {name}", "", accuracy, show=percent))
     charts = [_chart_of(curve, runs) for curve in curves]
     charts += [_seconds_of(run, has_many_runs=len(runs) > 1) for run in runs]
-    top = [chart for chart in charts[:_NUM_AT_TOP] if chart]
-    others = [chart for chart in charts[_NUM_AT_TOP:] if chart]
-    return top, others
+    top, others = charts[:_NUM_AT_TOP], charts[_NUM_AT_TOP:]
+    return list(filter(None, top)), list(filter(None, others))
 
 
 def _chart_of(curve: _Curve, runs: Sequence[Run]) -> Chart | None:
     """Return the curve of every run in one chart; None if no run has a point of it."""
-    all_series = []
+    samples_key = re.sub(
+        "(accuracy|mean_response_tokens)$", "samples", curve.held_out_key
+    )
+    all_series: list[Series] = []
     for index, run in enumerate(runs):
         label, held_out_label = run.name, f"{run.name}, held-out"
         if len(runs) == 1:
-            label, held_out_label = "training rollouts", "held-out problems"
-            if not curve.held_out_key:
-                label = ""
-        if points := run.points(curve.key):
-            n = _describe_n(run, curve.key, curve.count_key)
-            all_series.append(
-                Series(label=label, style_index=index, points=points, n=n)
-            )
-        if points := run.points(curve.held_out_key):
-            count_key = re.sub(
-                "(accuracy|mean_response_tokens)$", "samples", curve.held_out_key
-            )
-            n = _describe_n(run, curve.held_out_key, count_key)
-            all_series.append(
-                Series(
-                    label=held_out_label,
-                    style_index=index,
-                    points=points,
-                    kind="held",
-                    n=n,
-                )
-            )
+            label = "training rollouts" if curve.held_out_key else ""
+            held_out_label = "held-out problems"
+        series = _series_of(run, curve.key, label, index, count_key=curve.count_key)
+        held_out = _series_of(
+            run, curve.held_out_key, held_out_label, index, count_key=samples_key
+        )
+        all_series += filter(None, [series, held_out])
     if not all_series:
         return None
     y = f"{curve.title[0].lower()}{curve.title[1:]}"
@@ -151,21 +138,27 @@ def _chart_of(curve: _Curve, runs: Sequence[Run]) -> Chart | None:
     )
 
 
-def _describe_n(run: Run, key: str, count_key: str) -> str:
-    """Return, for example, "256 responses in each of 24 steps".
+def _series_of(
+    run: Run, key: str, label: str, style_index: int, *, count_key: str = ""
+) -> Series | None:
+    """Return the points of a key; None if the run has none.
 
-    key: of the points; count_key: of the number of observations behind each point. If there is no
-    such number, it is "24 steps".
+    count_key: of the number of observations behind each point. If there is such a number, n is,
+    for example, "256 responses in each of 24 steps", otherwise "24 steps".
     """
     points = run.points(key)
-    unit = "evaluations" if key.startswith("eval_") else "steps"
-    text = f"{len(points):,} {unit}"
+    if not points:
+        return None
+    kind, unit = "curve", "steps"
+    if key.startswith("eval_"):
+        kind, unit = "held", "evaluations"
+    n = f"{len(points):,} {unit}"
     drawn_steps = dict(points)
     counts = [count for step, count in run.points(count_key) if step in drawn_steps]
     if counts:
         counted = "trained tokens" if count_key == _TOKENS else "responses"
-        text = f"{count_of(counts)} {counted} in each of {text}"
-    return text
+        n = f"{count_of(counts)} {counted} in each of {n}"
+    return Series(label=label, style_index=style_index, points=points, kind=kind, n=n)
 
 
 def _seconds_of(run: Run, *, has_many_runs: bool) -> Chart | None:
@@ -174,15 +167,9 @@ def _seconds_of(run: Run, *, has_many_runs: bool) -> Chart | None:
     keys = [key for key in all_keys if key.endswith("_seconds")]
     all_series = []
     for index, key in enumerate(keys):
-        if points := run.points(key):
-            all_series.append(
-                Series(
-                    label=key.removesuffix("_seconds").replace("_", " "),
-                    style_index=index,
-                    points=points,
-                    n=_describe_n(run, key, ""),
-                )
-            )
+        label = key.removesuffix("_seconds").replace("_", " ")
+        if series := _series_of(run, key, label, index):
+            all_series.append(series)
     if not all_series:
         return None
     name, title = "seconds", "Seconds by phase"

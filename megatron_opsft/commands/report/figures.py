@@ -5,7 +5,9 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from megatron_opsft.commands.report.chart import Bars, Chart, Cloud, Picture
+from markupsafe import Markup
+
+from megatron_opsft.commands.report.chart import Picture
 from megatron_opsft.commands.report.latex import write_latex
 from megatron_opsft.commands.report.page_sections import PageSection
 from megatron_opsft.commands.report.table import Table
@@ -33,7 +35,7 @@ def name_pictures(sections: Sequence[PageSection]) -> dict[str, Picture]:
     used_names: set[str] = set()
     for section in sections:
         for picture in section.plots:
-            if not isinstance(picture, Chart | Bars | Cloud):
+            if isinstance(picture, Markup):
                 continue
             name = _plain_name(f"{picture.name}_{section.name}")
             number = 1
@@ -52,7 +54,7 @@ def check_free(directory: Path, pictures: Mapping[str, Picture]) -> None:
         raise UserError(f"report: --figures {directory} is a file; name a directory")
     names = [f"{name}.{ending}" for name in pictures for ending in _ENDINGS]
     files = [directory / name for name in (*names, "table.md", "table.tex")]
-    existing = [file for file in files if file.exists()]
+    existing = list(filter(Path.exists, files))
     if not existing:
         return
     which = f"{existing[0]} exists"
@@ -74,16 +76,12 @@ def write_figures(
         for ending, data in draw(picture).items():
             write_bytes(directory / f"{name}.{ending}", data)
     markdown = "\n".join(table.markdown() for table in tables)
-    _write_text(directory / "table.md", markdown)
-    _write_text(directory / "table.tex", write_latex(tables))
+    for name, text in (("table.md", markdown), ("table.tex", write_latex(tables))):
+        write_bytes(directory / name, text.encode("utf-8", "replace"))
     count = len(pictures)
     charts = "1 chart" if count == 1 else f"{count} charts"
     return f"figures: {charts} as PDF and SVG, table.tex and table.md: {directory}"
 
 
-def _write_text(path: Path, text: str) -> None:
-    write_bytes(path, text.encode("utf-8", "replace"))
-
-
 def _plain_name(text: str) -> str:
-    return re.sub(r"[^A-Za-z0-9]+", "_", text).strip("_")[:120] or "chart"
+    return re.sub(r"[^A-Za-z0-9]+", "_", text).strip("_")[:120]

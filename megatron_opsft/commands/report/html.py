@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,11 @@ _ASSETS = Path(__file__).with_name("assets")
 _SCRIPTS = ("elements", "theme", "histogram", "response", "reader")
 
 
-def render(data: Any, **values: object) -> bytes:
+def render(values: Mapping[str, Any], responses: Sequence[Any]) -> bytes:
     """Return a page in UTF-8. Its content security policy lets a browser run and load only what is
     in the file.
 
-    data: JSON that the page's scripts read; values: variables of the template.
+    values: variables of the template; responses: JSON that the page's scripts read.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined  # not for --help
 
@@ -32,12 +33,13 @@ def render(data: Any, **values: object) -> bytes:
     )
     environment.filters["placed"] = place
     page = environment.get_template("page.html.j2").render(
+        values,
         style=Markup(style),
         script=Markup(script),
         style_hash=_policy_hash(style),
         script_hash=_policy_hash(script),
-        data=_script_json(data),
-        **values,
+        has_responses=bool(responses),
+        data=_script_json({"runs": responses}),
     )
     return page.encode("utf-8", "replace")  # a reader sees a lone surrogate as ?
 

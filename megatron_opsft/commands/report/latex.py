@@ -6,7 +6,7 @@ Texts come from users, so every character that LaTeX would interpret is escaped.
 import textwrap
 from collections.abc import Sequence
 
-from megatron_opsft.commands.report.table import Cell, Table
+from megatron_opsft.commands.report.table import Cell, Table, plain_text
 
 _ESCAPES = {
     "\\": r"\textbackslash{}",
@@ -36,7 +36,6 @@ _ESCAPES = {
     "—": "---",
     "…": r"\ldots{}",
     "␣": r"\textvisiblespace{}",
-    "\u00a0": "~",
 }
 _HEAD = r"""% Tables of `megatron-opsft report --figures`. They need
 %   \usepackage[T1]{fontenc}
@@ -50,7 +49,7 @@ def write_latex(tables: Sequence[Table]) -> str:
 
 def escape_latex(text: str) -> str:
     """Return the text on one line, with every character escaped that LaTeX would interpret."""
-    text = " ".join(text.split())
+    text = plain_text(text)
     escaped = []
     neighbours = zip(f" {text}", text, f"{text[1:]} ", strict=False)
     for before, sign, after in neighbours:
@@ -58,10 +57,8 @@ def escape_latex(text: str) -> str:
             escaped.append("$-$")  # a minus
         elif sign == "-" and before == "-":
             escaped.append("{}-")  # LaTeX would make a dash of two
-        elif sign in _ESCAPES:
-            escaped.append(_ESCAPES[sign])
         else:
-            escaped.append(sign if sign.isprintable() else "?")
+            escaped.append(_ESCAPES.get(sign, sign))
     return "".join(escaped)
 
 
@@ -70,9 +67,7 @@ def _tabular(table: Table) -> str:
     as a benchmark, in the group's first row; a rule is drawn before it.
     """
     columns = "l" * table.num_left + "r" * (len(table.headings) - table.num_left)
-    lines = [_comment(table.caption)]
-    if table.note:
-        lines.append(_comment(table.note))
+    lines = [_comment(text) for text in (table.caption, table.note) if text]
     lines += [rf"\begin{{tabular}}{{{columns}}}", r"\toprule"]
     lines += [_row(table.headings), r"\midrule"]
     for number, row in enumerate(table.rows):

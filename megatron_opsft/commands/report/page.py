@@ -32,6 +32,9 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.runtime.durable import write_bytes
 from megatron_opsft.runtime.owned_directory import NOT_SET
 
+_Source = tuple[str, Mapping[Any, Sequence[Path]]]
+"""Name and files of the responses of a run or an evaluation."""
+
 
 def write_page(
     out: Path,
@@ -70,44 +73,35 @@ def write_page(
         "made": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "runs": shown,
         "figures": figures,
-        "table": table_of_runs(shown) if len(shown) > 1 else None,
+        "table": table_of_runs(shown),
         "plots_at_top": top,
         "curves": other_curves,
         "sections": sections,
         "settings": _settings_of(shown),
         "example": [],
     }
-    names += [f"evaluation of {label}" for label in evaluations]
-    files: list[Mapping[Any, Sequence[Path]]] = [rollouts_of(run) for run in runs]
-    files += map(evaluation_samples, evaluations.values())
-    room = int(1e6 * max_mb) - len(_render(values, []))
-    responses = _sample(names, files, room)
+    sources: list[_Source] = list(zip(names, map(rollouts_of, runs), strict=True))
+    for label, evaluation in evaluations.items():
+        sources.append((f"evaluation of {label}", evaluation_samples(evaluation)))
+    room = int(1e6 * max_mb) - len(render(values, []))
+    responses = _sample(sources, room)
     all_rollouts = [source["rollouts"] for source in responses]
-    if runs:
-        values["example"] = example_of(all_rollouts[0], all_rollouts[0])
-    elif len(responses) > 1:
-        values["example"] = example_of(all_rollouts[0], all_rollouts[-1])
+    if runs or len(responses) > 1:
+        last = all_rollouts[0 if runs else -1]
+        values["example"] = example_of(all_rollouts[0], last)
     out.parent.mkdir(parents=True, exist_ok=True)
     responses = [source for source in responses if source["rollouts"]["rows"]]
-    write_bytes(out, _render(values, responses))
+    write_bytes(out, render(values, responses))
 
 
-def _render(values: Mapping[str, Any], responses: Sequence[dict[str, Any]]) -> bytes:
-    data = {"runs": responses}
-    return render(data, has_responses=bool(responses), **values)
-
-
-def _sample(
-    names: Sequence[str], files: Sequence[Mapping[Any, Sequence[Path]]], room: int
-) -> list[dict[str, Any]]:
+def _sample(sources: Sequence[_Source], room: int) -> list[dict[str, Any]]:
     """Sample responses that take about `room` bytes, or fewer, in the page.
 
-    names, files: of each run and evaluation. Returns a dictionary for each: its name; rollouts: as
-    `sample_responses` returns them.
+    Returns a dictionary for each source: its name; rollouts: as `sample_responses` returns them.
     """
     samples = []
-    for index, name in enumerate(names):
-        rollouts = sample_responses(files[index], room // (len(files) - index))
+    for index, (name, files) in enumerate(sources):
+        rollouts = sample_responses(files, room // (len(sources) - index))
         room -= encoded_size(rollouts)
         samples.append({"name": name, "rollouts": rollouts})
     return samples
@@ -117,15 +111,11 @@ def figures_of_rows(before: TableRow, after: TableRow, block: str) -> list[Chang
     """Compare length and accuracy of two rows: a model, and the model that was made from it."""
     names = f"{before.label} to {after.label}"
     changes = []
-    for title, metric in (
-        ("Mean response tokens", "mean_tokens"),
-        ("Accuracy", "accuracy"),
-    ):
-        old, new = before.blocks[block][metric], after.blocks[block][metric]
+    metrics = {"Mean response tokens": "mean_tokens", "Accuracy": "accuracy"}
+    for title, metric in metrics.items():
+        old, new = (row.blocks[block][metric].value for row in (before, after))
         is_share = metric == "accuracy"
-        changes.append(
-            change_of(f"{title}, {names}", old.value, new.value, is_share=is_share)
-        )
+        changes.append(change_of(f"{title}, {names}", old, new, is_share=is_share))
     return changes
 
 
@@ -133,21 +123,19 @@ def _settings_of(runs: Sequence[Run]) -> list[Table]:
     """Return a table of the settings in which runs differ, and one of all settings. Directories of
     runs always differ, so they do not count.
     """
-    values = {}
-    for key in chain.from_iterable(run.settings for run in runs):
-        values[key] = [run.settings.get(key, NOT_SET) for run in runs]
-    if not values:
+    rows, differing = [], []
+    for key in dict.fromkeys(chain.from_iterable(run.settings for run in runs)):
+        values = [run.settings.get(key, NOT_SET) for run in runs]
+        rows.append([key, *values])
+        if len(set(values)) > 1 and key != "run.dir":
+            differing.append([key, *values])
+    if not rows:
         return []
-    keys_of = {"All settings": list(values)}
+    headings = ["setting", *(run.name for run in runs)]
+    tables = [Table(caption="All settings", headings=headings, rows=rows)]
     if len(runs) > 1:
-        keys = [key for key in sorted(values) if len(set(values[key])) > 1]
-        differing = [key for key in keys if key != "run.dir"]
-        keys_of = {"Settings that differ": differing, **keys_of}
-    tables = []
-    for caption, keys in keys_of.items():
-        headings = ["setting", *(run.name for run in runs)]
-        rows = [[key, *values[key]] for key in keys]
-        tables.append(Table(caption=caption, headings=headings, rows=rows))
+        caption, rows = "Settings that differ", sorted(differing)
+        tables.insert(0, Table(caption=caption, headings=headings, rows=rows))
     return tables
 
 

@@ -19,7 +19,6 @@ from megatron_opsft.commands.report.table import (
     COLUMNS,
     MORE_COLUMNS,
     Cell,
-    Estimate,
     Table,
     TableRow,
     cells,
@@ -44,8 +43,8 @@ class PageSection:
     """A heading of a page with a table and charts below it."""
 
     title: str
-    text: str
-    """Sentences below the title; "" for none."""
+    text: str = ""
+    """Sentences below the title."""
     table: Table | None = None
     plots: Sequence[Picture | Markup] = ()
     """Pictures, or finished HTML."""
@@ -86,16 +85,15 @@ def plots_of_block(rows: Sequence[TableRow], block: str) -> list[Chart | Bars]:
 def _lengths(rows: Sequence[TableRow], block: str) -> Bars:
     bars = []
     for row in rows:
-        value = row.blocks[block]["mean_tokens"].value
-        interval = _interval_of(row, block, "mean_tokens")
+        length = row.blocks[block]["mean_tokens"]
         bars.append(
             Bar(
                 label=row.label,
-                value=value,
-                text=f"{value:,.1f}",
-                interval=interval,
+                value=length.value,
+                text=f"{length.value:,.1f}",
+                interval=length.interval,
                 n=row.size(block),
-                spread=_spread(row, interval),
+                spread=_spread(row, length.interval),
             )
         )
     return Bars(
@@ -109,23 +107,23 @@ def _lengths(rows: Sequence[TableRow], block: str) -> Bars:
 def _accuracy_against_length(rows: Sequence[TableRow], block: str) -> Chart:
     all_series = []
     for index, row in enumerate(rows):
-        x = row.blocks[block]["mean_tokens"].value
-        y = row.blocks[block]["accuracy"].value
-        vertical, horizontal = [], []
-        if accuracy := _interval_of(row, block, "accuracy"):
-            vertical.append(Whisker(x, *accuracy))
-        if length := _interval_of(row, block, "mean_tokens"):
-            horizontal.append(Whisker(y, *length))
+        length = row.blocks[block]["mean_tokens"]
+        accuracy = row.blocks[block]["accuracy"]
+        x, y = length.value, accuracy.value
+        whiskers = []
+        if accuracy.interval:
+            whiskers.append(Whisker((x, x), accuracy.interval))
+        if length.interval:
+            whiskers.append(Whisker(length.interval, (y, y), cap="|"))
         all_series.append(
             Series(
                 label=row.label,
                 style_index=index,
                 points=[(x, y)],
                 kind="points",
-                vertical_whiskers=vertical,
-                horizontal_whiskers=horizontal,
+                whiskers=whiskers,
                 n=row.size(block),
-                spread=_spread(row, vertical or horizontal),
+                spread=_spread(row, whiskers),
             )
         )
     return Chart(
@@ -140,11 +138,10 @@ def _accuracy_against_length(rows: Sequence[TableRow], block: str) -> Chart:
 
 def _at_budgets(rows: Sequence[TableRow], block: str, metric: str) -> Chart | None:
     """Return a chart of a metric over token budgets; None if no row has it at a budget."""
-    all_series = []
-    for index, row in enumerate(rows):
-        series = _series_at_budgets(row, index, block, metric)
-        if series.points:
-            all_series.append(series)
+    all_series = [
+        _series_at_budgets(row, index, block, metric) for index, row in enumerate(rows)
+    ]
+    all_series = [series for series in all_series if series.points]
     if not all_series:
         return None
     name = _BUDGET_METRICS[metric]
@@ -164,39 +161,20 @@ def _series_at_budgets(
     row: TableRow, style_index: int, block: str, metric: str
 ) -> Series:
     """Return a metric of a row over its token budgets; no points if the row does not have it."""
-    budgets = row.budgets.get(block, ())
-    deviations = row.budget_deviations.get(block) or [{}] * len(budgets)
     points, whiskers = [], []
-    for (budget, metrics), deviation in zip(budgets, deviations, strict=True):
-        if metric not in metrics:
-            continue
-        points.append((float(budget), metrics[metric].value))
-        if interval := _interval(metrics[metric], deviation.get(metric)):
-            whiskers.append(Whisker(float(budget), *interval))
+    for budget, metrics in row.budgets.get(block, ()):
+        if estimate := metrics.get(metric):
+            points.append((float(budget), estimate.value))
+            if estimate.interval:
+                whiskers.append(Whisker((budget, budget), estimate.interval))
     return Series(
         label=row.label,
         style_index=style_index,
         points=points,
-        vertical_whiskers=whiskers,
+        whiskers=whiskers,
         n=row.size(block),
         spread=_spread(row, whiskers),
     )
-
-
-def _interval_of(row: TableRow, block: str, metric: str) -> tuple[float, float] | None:
-    """Return both ends of the whisker of a metric; None if it has none."""
-    deviation = row.deviations.get(block, {}).get(metric)
-    return _interval(row.blocks[block][metric], deviation)
-
-
-def _interval(
-    estimate: Estimate, deviation: float | None
-) -> tuple[float, float] | None:
-    if deviation is not None:
-        return estimate.value - deviation, estimate.value + deviation
-    if estimate.low is None or estimate.high is None:
-        return None
-    return estimate.low, estimate.high
 
 
 def _spread(row: TableRow, intervals: Sequence[object] | None) -> str:
@@ -210,22 +188,29 @@ def table_of_runs(runs: Sequence[Run]) -> Table:
     """Return a line for each run: its state, and how length and accuracy changed."""
     rows = []
     for run in runs:
-        row: list[Cell | str] = [run.name, run.state]
-        changes = changes_of(run)[:2]
-        for change in changes:
-            value = f"{change.before} to {change.after}"
-            row.append(Cell(value=value, around=f"({change.change})"))
+        changes: list[Cell | str] = [
+            Cell(
+                value=f"{change.before} to {change.after}", around=f"({change.change})"
+            )
+            for change in changes_of(run)[:2]
+        ]
         if len(changes) < 2:
-            row = [run.name, run.state, "–", "–"]
+            changes = ["–", "–"]
         accepted_share = mean_seconds = "–"
         if accepted := run.points("accept_rate"):
             accepted_share = percent(accepted[-1][1])
         if run.steps:
             seconds = sum(line["step_seconds"] for line in run.steps)
             mean_seconds = number(seconds / len(run.steps))
-        rows.append([*row, accepted_share, mean_seconds])
-    headings = ["run", "state", "mean response tokens", "accuracy"]
-    headings += ["accepted, last", "s a step"]
+        rows.append([run.name, run.state, *changes, accepted_share, mean_seconds])
+    headings = [
+        "run",
+        "state",
+        "mean response tokens",
+        "accuracy",
+        "accepted, last",
+        "s a step",
+    ]
     return Table(caption="Runs", headings=headings, rows=rows)
 
 

@@ -10,13 +10,14 @@ import io
 import logging
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import matplotlib.style
 from matplotlib.axes import Axes as Canvas
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.textpath import text_to_path
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
@@ -29,6 +30,7 @@ from megatron_opsft.commands.report.chart import (
     Picture,
     Series,
 )
+from megatron_opsft.commands.report.table import plain_text
 
 log = logging.getLogger("megatron_opsft")
 WIDTH = 3.3  # inches: one column of most papers
@@ -51,11 +53,18 @@ _DASHES = (
     (0, (3, 3)),
 )
 _MARKERS = "os^DvPX"
+_STYLES = list(zip(_COLOURS, _MARKERS, _DASHES, strict=True))
+_STYLES_OF_KIND: Mapping[
+    str, Mapping[str, Any]
+] = {  # matplotlib's settings by `Series.kind`
+    "curve": {"markersize": 3.0},
+    "held": {"markersize": 4.0, "linestyle": ":", "markerfacecolor": "white"},
+    "points": {"markersize": 5.0, "linestyle": ""},
+}
 _FAMILY = "DejaVu Sans"  # comes with matplotlib, so it is the same everywhere
 _STYLE = {
     "font.family": _FAMILY,
     "font.size": _FONT,
-    "axes.labelsize": _FONT,
     "xtick.labelsize": _LEGEND_FONT,
     "ytick.labelsize": _LEGEND_FONT,
     "axes.linewidth": 0.6,
@@ -108,12 +117,6 @@ def draw(picture: Picture) -> dict[str, bytes]:
     return files
 
 
-def plain_text(text: str) -> str:
-    """Return the text on one line, with ? for every character that is not printable."""
-    line = " ".join(text.split())
-    return "".join(sign if sign.isprintable() else "?" for sign in line)
-
-
 def shorten(text: str, size: float, room: float) -> str:
     """Return the text with so much of its middle left out that it is at most `room` points wide.
 
@@ -156,7 +159,6 @@ def _draw_chart(chart: Chart) -> Figure:
     lines = _wrap(y_label, _FONT, _POINTS * 0.8 * _AXES_HEIGHT)
     canvas.set_ylabel("\n".join(lines))
     canvas.grid(axis="y", color="#dddddd", linewidth=0.5)
-    canvas.set_axisbelow(True)
     return figure
 
 
@@ -173,43 +175,32 @@ def _draw_series(canvas: Canvas, chart: Chart, series: Series) -> None:
         clip_on=False,
         **style,
     )
-    whisker_style = {
-        "color": style["color"],
-        "linewidth": 0.8,
-        "clip_on": False,
-        "markersize": 4,
-    }
-    for whisker in series.vertical_whiskers:
-        x = chart.along(whisker.at)
-        ends = [whisker.low, whisker.high]
-        canvas.plot([x, x], ends, marker="_", **whisker_style)
-    for whisker in series.horizontal_whiskers:
-        ends = [chart.along(whisker.low), chart.along(whisker.high)]
-        canvas.plot(ends, [whisker.at, whisker.at], marker="|", **whisker_style)
+    for whisker in series.whiskers:
+        canvas.plot(
+            [chart.along(x) for x in whisker.x],
+            whisker.y,
+            color=style["color"],
+            marker=whisker.cap,
+            markersize=4,
+            linewidth=0.8,
+            clip_on=False,
+        )
 
 
 def _line_style(series: Series) -> dict[str, Any]:
     """Return matplotlib's settings of a series' line and markers."""
-    index = series.style_index
-    style: dict[str, Any] = {
-        "color": _COLOURS[index % len(_COLOURS)],
-        "marker": _MARKERS[index % len(_MARKERS)],
-        "markersize": 3.0,
-        "linestyle": _DASHES[index % len(_DASHES)],
-    }
-    if series.kind == "held":
-        style |= {"linestyle": ":", "markerfacecolor": "white", "markersize": 4.0}
-    elif series.kind == "points":
-        style |= {"linestyle": "", "markersize": 5.0}
-    return style
+    colour, marker, dashes = _STYLES[series.style_index % len(_STYLES)]
+    style = {"color": colour, "marker": marker, "linestyle": dashes}
+    return {**style, **_STYLES_OF_KIND[series.kind]}
 
 
 def _draw_bars(chart: Bars) -> Figure:
     """Draw one bar for each row, with its text at the end."""
-    figure, canvas = _new_figure(_BAR_HEIGHT * len(chart.rows) + 0.45, chart.note, [])
+    figure, canvas = _new_figure(_BAR_HEIGHT * len(chart.rows) + 0.45, chart.note)
     levels = range(len(chart.rows))
+    texts = [plain_text(row.text) for row in chart.rows]
     canvas.barh(levels, [row.value for row in chart.rows], height=0.62, color="#7FB8D8")
-    for level, row in enumerate(chart.rows):
+    for level, row, text in zip(levels, chart.rows, texts, strict=True):
         if row.interval:
             canvas.plot(
                 row.interval,
@@ -220,7 +211,7 @@ def _draw_bars(chart: Bars) -> Figure:
                 linewidth=0.8,
             )
         canvas.annotate(
-            plain_text(row.text),
+            text,
             (row.end, level),
             xytext=(3, 0),
             textcoords="offset points",
@@ -231,13 +222,10 @@ def _draw_bars(chart: Bars) -> Figure:
     labels = [shorten(row.label, _LEGEND_FONT, max_label_width) for row in chart.rows]
     canvas.set_yticks(levels, labels)
     canvas.tick_params(axis="y", length=0)
-    text_room = _widest([plain_text(row.text) for row in chart.rows], _NOTE_FONT)
-    label_room = _widest(labels, _LEGEND_FONT)
-    room = WIDTH * _POINTS - label_room - 12
+    room = WIDTH * _POINTS - _widest(labels, _LEGEND_FONT) - 12
     # Points for the longest bar: what its text leaves, and at least 30 %.
-    bar_room = max(room - text_room - 8, 0.3 * room)
-    longest = max((row.end for row in chart.rows), default=0.0) or 1.0
-    canvas.set_xlim(0, longest * room / bar_room)
+    bar_room = max(room - _widest(texts, _NOTE_FONT) - 8, 0.3 * room)
+    canvas.set_xlim(0, chart.longest * room / bar_room)
     canvas.set_ylim(len(chart.rows) - 0.4, -0.6)
     canvas.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
     canvas.xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
@@ -247,7 +235,7 @@ def _draw_bars(chart: Bars) -> Figure:
 
 def _draw_cloud(cloud: Cloud) -> Figure:
     unit = WIDTH * _POINTS / CLOUD_WIDTH  # points
-    figure, canvas = _new_figure(cloud.height * unit / _POINTS, cloud.note, [])
+    figure, canvas = _new_figure(cloud.height * unit / _POINTS, cloud.note)
     canvas.set_axis_off()
     canvas.set(xlim=(0, CLOUD_WIDTH), ylim=(cloud.height, 0))
     for index, word in enumerate(cloud.words):
@@ -260,7 +248,7 @@ def _draw_cloud(cloud: Cloud) -> Figure:
 
 
 def _new_figure(
-    height: float, note: str, in_legend: Sequence[Series]
+    height: float, note: str, in_legend: Sequence[Series] = ()
 ) -> tuple[Figure, Canvas]:
     """Return a figure, and its empty axes of `height` inches; the legend and the note stand below
     the axes.
@@ -278,10 +266,9 @@ def _new_figure(
         legend_height = (1.4 * _LEGEND_FONT * rows + 5) / _POINTS
     below = note_height + legend_height
     total_height = height + below
-    figure = Figure(figsize=(WIDTH, total_height), layout="constrained")
-    engine: Any = figure.get_layout_engine()
     axes_area = (0, below / total_height, 1, height / total_height)
-    engine.set(w_pad=_EDGE, h_pad=2 * _EDGE, rect=axes_area)
+    layout = ConstrainedLayoutEngine(w_pad=_EDGE, h_pad=2 * _EDGE, rect=axes_area)
+    figure = Figure(figsize=(WIDTH, total_height), layout=layout)
     figure.text(
         _EDGE / WIDTH,
         (note_height - 1 / _POINTS) / total_height,
@@ -298,10 +285,9 @@ def _new_figure(
             * len(labels),  # matplotlib leaves out labels that begin with _
             loc="upper center",
             bbox_to_anchor=(0.5, below / total_height),
-            ncols=min(columns, len(labels)),
+            ncols=columns,
             frameon=False,
             borderpad=0,
-            borderaxespad=0.5,
             labelspacing=0.4,
             columnspacing=1.0,
             handlelength=2.6,

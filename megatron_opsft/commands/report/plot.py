@@ -18,7 +18,7 @@ from megatron_opsft.commands.report.chart import (
     Cloud,
     Picture,
     Series,
-    Word,
+    Whisker,
 )
 from megatron_opsft.runtime.formatting import number
 
@@ -27,15 +27,6 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 48, 390, 12, 168  # edges of a chart's axes
 _LETTER_WIDTH = 7.2  # on average; wide enough for any text
 _MAX_LABEL = 25  # characters beside a bar
 _BAR_HEIGHT = 20  # with the gap to the next bar; as in the template
-
-
-class Line(NamedTuple):
-    """A straight line from (x1, y1) to (x2, y2)."""
-
-    x1: float
-    x2: float
-    y1: float
-    y2: float
 
 
 class Dot(NamedTuple):
@@ -52,7 +43,7 @@ class PlacedSeries(NamedTuple):
     series: Series
     path: str
     """The curve as the `d` of an SVG path; "" for points that are not joined."""
-    whiskers: Sequence[Line]
+    whiskers: Sequence[Whisker]
     dots: Sequence[Dot]
 
 
@@ -70,23 +61,17 @@ class PlacedBar(NamedTuple):
 
 
 class Drawing(NamedTuple):
-    """A picture as the template draws it."""
+    """What the template needs besides the picture itself."""
 
-    title: str
     description: str
     """What a screen reader reads."""
-    note: str
-    """Stands below the picture."""
     width: int = _WIDTH
     height: float = 200
-    x: str = ""
-    """What the horizontal axis counts."""
     x_ticks: Mapping[float, str] = MappingProxyType({})
     """Coordinate -> number beside the axis."""
     y_ticks: Mapping[float, str] = MappingProxyType({})
     series: Sequence[PlacedSeries] = ()
     bars: Sequence[PlacedBar] = ()
-    words: Sequence[Word] = ()
 
 
 def place(picture: Picture) -> Drawing:
@@ -102,10 +87,7 @@ def _place_chart(chart: Chart) -> Drawing:
     axes = chart.axes()
     ends = "; ".join(_describe_ends(series, chart) for series in chart.series)
     return Drawing(
-        title=chart.title,
         description=f"{chart.title}: {ends}",
-        note=chart.note,
-        x=chart.x,
         x_ticks={_x(at, axes): text for at, text in axes.x_ticks.items()},
         y_ticks={_y(at, axes): text for at, text in axes.y_ticks.items()},
         series=[_place_series(series, chart, axes) for series in chart.series],
@@ -119,7 +101,7 @@ def _place_bars(chart: Bars) -> Drawing:
     value_letters = max((len(row.text) for row in chart.rows), default=0)
     begin = 8 + _LETTER_WIDTH * label_letters
     room = _WIDTH - begin - 6 - _LETTER_WIDTH * value_letters
-    unit = room / (max((row.end for row in chart.rows), default=0) or 1)
+    unit = room / chart.longest
     bars = []
     for label, row in zip(labels, chart.rows, strict=True):
         bars.append(
@@ -134,9 +116,7 @@ def _place_bars(chart: Bars) -> Drawing:
         )
     values = "; ".join(f"{row.label} {row.text}" for row in chart.rows)
     return Drawing(
-        title=chart.title,
         description=f"{chart.title}: {values}",
-        note=chart.note,
         height=_BAR_HEIGHT * len(bars) + 4,
         bars=bars,
     )
@@ -148,12 +128,9 @@ def _shorten(label: str) -> str:
 
 def _place_cloud(cloud: Cloud) -> Drawing:
     return Drawing(
-        title=cloud.title,
         description=f"Largest first: {', '.join(word.text for word in cloud.words)}",
-        note=cloud.note,
         width=CLOUD_WIDTH,
         height=cloud.height,
-        words=cloud.words,
     )
 
 
@@ -164,7 +141,7 @@ def _x(along: float, axes: Axes) -> float:
 
 def _y(value: float, axes: Axes) -> float:
     low, high = axes.y
-    return round(_BOTTOM - (value - low) / (high - low or 1) * (_BOTTOM - _TOP), 1)
+    return round(_BOTTOM - (value - low) / (high - low) * (_BOTTOM - _TOP), 1)
 
 
 def _place_series(series: Series, chart: Chart, axes: Axes) -> PlacedSeries:
@@ -180,13 +157,10 @@ def _place_series(series: Series, chart: Chart, axes: Axes) -> PlacedSeries:
     if series.kind == "curve" and len(dots) > 2:
         dots = []  # the curve shows where they are
     whiskers = []
-    for whisker in series.vertical_whiskers:
-        x = _x(chart.along(whisker.at), axes)
-        whiskers.append(Line(x, x, _y(whisker.low, axes), _y(whisker.high, axes)))
-    for whisker in series.horizontal_whiskers:
-        low, high = chart.along(whisker.low), chart.along(whisker.high)
-        y = _y(whisker.at, axes)
-        whiskers.append(Line(_x(low, axes), _x(high, axes), y, y))
+    for whisker in series.whiskers:
+        left, right = (_x(chart.along(x), axes) for x in whisker.x)
+        low, high = (_y(y, axes) for y in whisker.y)
+        whiskers.append(Whisker((left, right), (low, high)))
     return PlacedSeries(series, path, whiskers, dots)
 
 

@@ -53,10 +53,7 @@ class Run:
         with eval_ are of evaluations, others of metrics.
         """
         points = []
-        lines = self.steps
-        if key.startswith("eval_"):
-            lines = self.evaluations
-        for line in lines:
+        for line in self.evaluations if key.startswith("eval_") else self.steps:
             value = line.get(key)
             if isinstance(value, int | float) and math.isfinite(value):
                 points.append((line["step"], value))
@@ -120,14 +117,11 @@ def changes_of(run: Run) -> list[Change]:
     changes = []
     for name, prefix in run.compared.items():
         for title, key in _QUANTITIES.items():
-            if values := [value for _, value in run.points(prefix + key)]:
+            if points := run.points(prefix + key):
+                (_, before), (_, after) = points[0], points[-1]
+                is_share = key == "accuracy"
                 changes.append(
-                    change_of(
-                        title + name,
-                        values[0],
-                        values[-1],
-                        is_share=key == "accuracy",
-                    )
+                    change_of(title + name, before, after, is_share=is_share)
                 )
     return changes
 
@@ -206,8 +200,8 @@ def describe_run(path: Path) -> str:
     seconds = sum(line["step_seconds"] for line in run.steps)
     lines = [aligned(changes.headings, changes.rows)]
     lines += [f"{run.last_step} steps in {seconds:.0f} s", run.note]
-    best = summary.get("best", {"step": run.last_step})
-    if best["step"] != run.last_step:
+    best = summary.get("best")
+    if best and best["step"] != run.last_step:
         lines.append(
             f"best evaluation: after step {best['step']}, "
             f"{best['mean_response_tokens']:.1f} tokens, "

@@ -45,7 +45,7 @@ def rollouts_of(run: Path) -> dict[int, list[Path]]:
 def evaluation_samples(evaluation: Path) -> dict[str, list[Path]]:
     """Return benchmark -> its files of responses."""
     ending = ".jsonl.gz"
-    paths = sorted((evaluation / "samples").glob(f"*{ending}"))
+    paths = (evaluation / "samples").glob(f"*{ending}")
     return {path.name.removesuffix(ending): [path] for path in paths}
 
 
@@ -135,13 +135,9 @@ def _parse_group(
 
 def _spread_out(steps: Sequence[Any]) -> list[Any]:
     """Reorder the steps so that the first few are always far apart: last, first, middle, ..."""
-    if not steps:
-        return []
     inner = sorted(range(1, len(steps) - 1), key=_lowest_set_bit, reverse=True)
-    # The first step is also the last one if there is only one.
-    return list(
-        dict.fromkeys([steps[-1], steps[0], *(steps[index] for index in inner)])
-    )
+    ends = [*steps[-1:], *steps[:1]]  # the same one if there is only one
+    return list(dict.fromkeys([*ends, *(steps[index] for index in inner)]))
 
 
 def _lowest_set_bit(index: int) -> int:

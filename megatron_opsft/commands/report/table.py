@@ -5,8 +5,8 @@ column is bold: values that print alike are equally good, and nothing is bold if
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import NamedTuple
 
@@ -36,6 +36,35 @@ class Estimate(BaseModel):
     """None, as `high`, if the value is derived from other values, not from samples."""
     high: float | None = None
 
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Both ends of the interval; None without one."""
+        if self.low is None or self.high is None:
+            return None
+        return self.low, self.high
+
+    def around(self, show: Callable[[float], str]) -> str:
+        """Return the interval as tables print it; "" without one. show: formats both ends."""
+        if self.interval is None:
+            return ""
+        low, high = map(show, self.interval)
+        return f"[{low}, {high}]"
+
+
+class MeanOverSeeds(Estimate):
+    """The mean of a metric over seeds, with their standard deviation for an interval."""
+
+    deviation: float
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The mean minus and plus the deviation."""
+        return self.value - self.deviation, self.value + self.deviation
+
+    def around(self, show: Callable[[float], str]) -> str:
+        """Return the deviation as tables print it. show: formats it."""
+        return f"± {show(self.deviation)}"
+
 
 Metrics = Mapping[str, Estimate]
 """Name of a metric -> its estimate."""
@@ -62,12 +91,6 @@ class TableRow:
     """Block -> metric -> estimate; a missing metric prints as -."""
     budgets: Mapping[str, Sequence[tuple[int, Metrics]]] = field(default_factory=dict)
     """Block -> (token budget, metrics) by ascending budget; empty if none were evaluated."""
-    deviations: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """Block -> metric -> standard deviation over seeds, printed instead of the interval."""
-    budget_deviations: Mapping[str, Sequence[Mapping[str, float]]] = field(
-        default_factory=dict
-    )
-    """Block -> metric -> deviation, for each token budget in the order of `budgets`."""
     sizes: Mapping[str, Size] = field(default_factory=dict)
     """Block -> problems and responses of one seed."""
     seeds: int = 1
@@ -216,38 +239,26 @@ def cells(
 
     A row that does not have the block has "-" in every column.
     """
-    lines = []
-    for row in rows:
-        metrics = row.blocks.get(block, {})
-        deviations = row.deviations.get(block, {})
-        lines.append(
-            [_cell(c, metrics.get(c.metric), deviations.get(c.metric)) for c in columns]
-        )
-    for index, column in enumerate(columns):
-        values: dict[str, float] = {}  # printed value -> value
-        for row, line in zip(rows, lines, strict=True):
-            estimate = row.blocks.get(block, {}).get(column.metric)
-            if estimate is not None:
-                values[line[index].value] = estimate.value
-        if len(values) < 2:
-            continue
-        choose = max if column.higher_is_better else min
-        best = choose(values, key=values.__getitem__)
-        for line in lines:
-            if line[index].value == best:
-                line[index] = replace(line[index], is_best=True)
+    lines: list[list[Cell]] = [[] for _ in rows]
+    for column in columns:
+        estimates = [row.blocks.get(block, {}).get(column.metric) for row in rows]
+        for line, cell in zip(lines, _cells_of(column, estimates), strict=True):
+            line.append(cell)
     return lines
 
 
-def _cell(column: Column, estimate: Estimate | None, deviation: float | None) -> Cell:
-    if estimate is None:
-        return Cell(value="-")
-    around = ""
-    if deviation is not None:
-        around = f"± {column.text(deviation)}"
-    elif estimate.low is not None and estimate.high is not None:
-        around = f"[{column.text(estimate.low)}, {column.text(estimate.high)}]"
-    return Cell(value=column.text(estimate.value), around=around)
+def _cells_of(column: Column, estimates: Sequence[Estimate | None]) -> Iterator[Cell]:
+    """Yield the cells of a column, the best ones marked."""
+    values = {column.text(one.value): one.value for one in estimates if one is not None}
+    choose = max if column.higher_is_better else min
+    best = choose(values, key=values.__getitem__, default="")
+    for estimate in estimates:
+        if estimate is None:
+            yield Cell(value="-")
+            continue
+        text = column.text(estimate.value)
+        is_best = text == best and len(values) > 1
+        yield Cell(value=text, around=estimate.around(column.text), is_best=is_best)
 
 
 def markdown_table(rows: Sequence[TableRow], blocks: Sequence[str]) -> str:
@@ -268,8 +279,9 @@ def markdown_table(rows: Sequence[TableRow], blocks: Sequence[str]) -> str:
 def _in_markdown(
     headings: Sequence[str], lines: Sequence[Sequence[Cell | str]], num_left: int
 ) -> str:
-    escaped = [escape_markdown(heading) for heading in headings]
-    texts = [list(map(_cell_in_markdown, line)) for line in lines]
+    escaped, *texts = [
+        list(map(_cell_in_markdown, line)) for line in (headings, *lines)
+    ]
     return aligned(escaped, texts, num_left=num_left, style="pipe")
 
 
@@ -296,9 +308,9 @@ def text_table(rows: Sequence[TableRow], blocks: Sequence[str]) -> str:
     """
     columns = [*used_columns(rows, COLUMNS), *MORE_COLUMNS]
     lines = []
-    for line in _lines(rows, blocks, columns):
-        texts = [line.title, line.label]
-        for cell, column in zip(line.cells, columns, strict=True):
+    for title, label, line_cells in _lines(rows, blocks, columns):
+        texts = [title, label]
+        for cell, column in zip(line_cells, columns, strict=True):
             has_interval = column.metric in ("accuracy", "mean_tokens")
             texts.append(str(cell) if has_interval else cell.value)
         lines.append(texts)
@@ -313,37 +325,32 @@ def paper_table(
     has no column for it.
     """
     columns = used_columns(rows, (*COLUMNS, *MORE_COLUMNS))
-    headings = ["Benchmark", "Method"]
-    headings += [column.heading_with_arrow for column in columns]
+    arrows = [column.heading_with_arrow for column in columns]
+    headings = ["Benchmark", "Method", *arrows]
     lines: list[list[Cell | str]] = [
-        [line.title, line.label, *line.cells] for line in _lines(rows, blocks, columns)
+        [title, label, *line_cells]
+        for title, label, line_cells in _lines(rows, blocks, columns)
     ]
-    num_left = 2
-    if len(blocks) == 1:
-        headings = headings[1:]
-        lines = [line[1:] for line in lines]
-        num_left = 1
+    left_out = 1 if len(blocks) == 1 else 0
     return Table(
-        caption=caption, headings=headings, rows=lines, num_left=num_left, note=note
+        caption=caption,
+        headings=headings[left_out:],
+        rows=[line[left_out:] for line in lines],
+        num_left=2 - left_out,
+        note=note,
     )
-
-
-class _Line(NamedTuple):
-    """A line of a table in which blocks stand below each other."""
-
-    title: str
-    """The block's title in its first line, "" in the others."""
-    label: str
-    cells: list[Cell]
 
 
 def _lines(
     rows: Sequence[TableRow], blocks: Sequence[str], columns: Sequence[Column]
-) -> Iterator[_Line]:
+) -> Iterator[tuple[str, str, list[Cell]]]:
+    """Yield title, label and cells of each line of a table in which blocks stand below each other.
+    The title is the block's in its first line, "" in the others.
+    """
     for block in blocks:
         title = title_of(block)
         for row, line_cells in zip(rows, cells(rows, block, columns), strict=True):
-            yield _Line(title, row.label, line_cells)
+            yield title, row.label, line_cells
             title = ""
 
 
@@ -351,6 +358,12 @@ def _cell_in_markdown(cell: Cell | str) -> str:
     if isinstance(cell, str):
         return escape_markdown(cell)
     return f"**{cell}**" if cell.is_best else str(cell)
+
+
+def plain_text(text: str) -> str:
+    """Return the text on one line, with ? for every character that is not printable."""
+    line = " ".join(text.split())
+    return "".join(sign if sign.isprintable() else "?" for sign in line)
 
 
 def escape_markdown(text: str) -> str:

@@ -17,6 +17,7 @@ from megatron_opsft.commands.report.page_sections import (
 from megatron_opsft.commands.report.table import (
     OVERALL,
     Estimate,
+    MeanOverSeeds,
     Metrics,
     TableRow,
     escape_markdown,
@@ -155,40 +156,34 @@ def _table_row(name: str, seeds: Sequence[StudyRow]) -> TableRow:
     """Return one row. seeds: the finished runs of that name, one for each seed."""
     if not seeds:
         return TableRow(label=name, blocks={})
-    metrics, deviations = _mean_over_seeds([row.metrics for row in seeds])
     budgets = []
-    budget_deviations = []
     for n, (budget, _) in enumerate(seeds[0].budgets):
-        point, deviation = _mean_over_seeds([row.budgets[n][1] for row in seeds])
+        point = _mean_over_seeds([row.budgets[n][1] for row in seeds])
         budgets.append((budget, point))
-        budget_deviations.append(deviation)
     size = seeds[0].size
     return TableRow(
         label=name,
-        blocks={OVERALL: metrics},
+        blocks={OVERALL: _mean_over_seeds([row.metrics for row in seeds])},
         budgets={OVERALL: budgets},
-        deviations={OVERALL: deviations},
-        budget_deviations={OVERALL: budget_deviations},
         sizes={OVERALL: size} if size else {},
         seeds=len(seeds),
     )
 
 
-def _mean_over_seeds(seeds: Sequence[Metrics]) -> tuple[Metrics, dict[str, float]]:
-    """Return the mean of each metric over seeds, and its standard deviation (over n - 1).
+def _mean_over_seeds(seeds: Sequence[Metrics]) -> Metrics:
+    """Return the mean of each metric over seeds, with its standard deviation (over n - 1).
 
     One seed alone keeps its own metrics, with intervals.
     """
     if len(seeds) == 1:
-        return seeds[0], {}
-    means = {}
-    deviations = {}
+        return seeds[0]
+    means: dict[str, Estimate] = {}
     for name in seeds[0]:
         values = [metrics[name].value for metrics in seeds if name in metrics]
         means[name] = Estimate(value=fmean(values))
         if len(values) > 1:
-            deviations[name] = stdev(values)
-    return means, deviations
+            means[name] = MeanOverSeeds(value=fmean(values), deviation=stdev(values))
+    return means
 
 
 def _page_section(
