@@ -43,20 +43,11 @@ class Command(Section):
         """Execute the command. Returns the exit code; None is 0. Errors: `UserError`."""
         raise NotImplementedError
 
-    @classmethod
-    def options(cls) -> dict[str, FieldInfo]:
-        """Return the fields that can be given as key=value, by their key."""
-        return {
-            field.alias or name: field
-            for name, field in cls.model_fields.items()
-            if name not in (*cls.words, "keys")
-        }
-
 
 class RunCommand(Command):
     """A command on the configuration of a run."""
 
-    words: ClassVar[tuple[str, ...]] = ("config",)
+    words = ("config",)
     keys_of = Config
     config: Path
     """YAML file of a run, such as examples/configs/*.yaml."""
@@ -105,32 +96,42 @@ class Program(click.Command):
     """A command as click sees it: every option takes a text, which pydantic reads."""
 
     def __init__(self, name: str, command: type[Command]) -> None:
-        words = [_argument(word, command) for word in command.words]
-        options = [
-            click.Option(
+        self.examples = command.examples
+        self.keys_of = command.keys_of
+        self._command = command
+        # The fields that can be given as key=value, by their key.
+        self._options = {
+            field.alias or field_name: field
+            for field_name, field in command.model_fields.items()
+            if field_name not in (*command.words, "keys")
+        }
+        params: list[click.Parameter] = []
+        for word in command.words:
+            field = command.model_fields[word]
+            nargs = -1 if _holds_several(field) else 1
+            required = field.is_required()
+            params.append(click.Argument([word], nargs=nargs, required=required))
+        for key, field in self._options.items():
+            option = click.Option(
                 [_dashed(key), f"option_{key}"],
                 metavar=_metavar(command, key, field),
                 multiple=_holds_several(field),
                 required=field.is_required(),
                 help=(field.description or "") + _default(field),
             )
-            for key, field in command.options().items()
-        ]
+            params.append(option)
         super().__init__(
             name,
-            params=[*words, *options],
-            callback=lambda **values: self._build(**values).run(),
+            params=params,
+            callback=lambda **values: self.build(**values).run(),
             help=inspect.getdoc(command),
             epilog=_epilog(command.examples),
+            options_metavar=None,
         )
-        self.examples = command.examples
-        self.keys_of = command.keys_of
-        self._command = command
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         """Return what follows the name in the first line of the help."""
-        arguments = [p for p in self.params if isinstance(p, click.Argument)]
-        return [*(p.make_metavar(ctx) for p in arguments), "[KEY=VALUE]..."]
+        return [*super().collect_usage_pieces(ctx), "[KEY=VALUE]..."]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Rewrite options as --key=text for click, and collect keys of a configuration."""
@@ -147,15 +148,14 @@ class Program(click.Command):
             value = word.value
             if value is None:
                 value = self._take_value(word, remaining, ctx)
-            if word.key in self._command.options():
+            if word.key in self._options:
                 words.append(f"{_dashed(word.key)}={value}")
             elif word.typed.startswith("--") and word.takes_name:
                 keys.append(f"{word.key}.{value}")
             else:
                 keys.append(f"{word.key}={value}")
         unparsed = super().parse_args(ctx, words)
-        if keys:
-            ctx.params["keys"] = tuple(keys)
+        ctx.params["keys"] = tuple(keys)
         return unparsed
 
     def _read_word(self, typed: str) -> _Word:
@@ -181,7 +181,7 @@ class Program(click.Command):
         if not word.typed.startswith("--") and not is_assignment:
             return False
         takes_keys = self.keys_of is not None and word.key != "help"
-        return takes_keys or word.key in self._command.options()
+        return takes_keys or word.key in self._options
 
     def _is_config_key(self, word: _Word) -> bool:
         """True if the word is a key such as `optimizer.lr`, without a value."""
@@ -193,17 +193,17 @@ class Program(click.Command):
 
     def _take_value(self, word: _Word, remaining: list[str], ctx: click.Context) -> str:
         """Return the value of an option without `=`: its flag's, or the next word."""
-        option = self._command.options().get(word.key)
-        value = self._command.flags.get(word.key)
+        if word.key in self._command.flags:
+            return self._command.flags[word.key]
+        option = self._options.get(word.key)
         if option is not None and option.annotation is bool:
-            value = "true"
-        if value is None and not remaining:
+            return "true"
+        if not remaining:
             reason = "has no value"
             if option is None and word.field is None and "." not in word.key:
                 reason = "is no option of this command"
             raise click.UsageError(f"{word.typed} {reason}", ctx)
-        if value is None:
-            value = remaining.pop(0)
+        value = remaining.pop(0)
         if word.takes_name and "=" not in value:
             raise click.UsageError(
                 f"{word.typed} {value}: write {word.typed} NAME=FILE, "
@@ -212,11 +212,8 @@ class Program(click.Command):
             )
         return value
 
-    def read(self, words: Sequence[str]) -> Command:
-        """Return the command as the words set it. Errors: `click.UsageError`, `UserError`."""
-        return self._build(**self.make_context(self.name, list(words)).params)
-
-    def _build(self, **values: Any) -> Command:
+    def build(self, **values: Any) -> Command:
+        """Make the command of what click has read. Errors: `click.UsageError`, `UserError`."""
         fields = {
             name.removeprefix("option_"): value
             for name, value in values.items()
@@ -299,17 +296,6 @@ def _dashed(key: str) -> str:
 
 def _holds_several(field: FieldInfo) -> bool:
     return get_origin(field.annotation) in (tuple, dict)
-
-
-def _argument(word: str, command: type[Command]) -> click.Argument:
-    field = command.model_fields[word]
-    required = field.is_required()
-    nargs, metavar = 1, word.upper()
-    if _holds_several(field):
-        nargs, metavar = -1, f"{metavar}..."
-    if not required:
-        metavar = f"[{metavar}]"
-    return click.Argument([word], nargs=nargs, required=required, metavar=metavar)
 
 
 def _metavar(command: type[Command], key: str, field: FieldInfo) -> str:

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from megatron_opsft.commands.evaluate.benchmarks import Benchmark, load_benchmarks
 from megatron_opsft.commands.evaluate.deer import Deer
+from megatron_opsft.commands.evaluate.metrics import powers_up_to
 from megatron_opsft.commands.evaluate.settings import EvalSettings
 from megatron_opsft.data.prompts import (
     PromptEncoder,
@@ -229,9 +230,9 @@ def default_budgets(max_tokens: int) -> tuple[int, ...]:
     """Return up to six powers of two below the limit of the run, then the limit itself: 1,024 ...
     16,384, 32,768.
     """
-    powers = [1 << exponent for exponent in range(max_tokens.bit_length())]
-    below = [power for power in powers if power < max_tokens < 64 * power]
-    return (*below, max_tokens)
+    return tuple(
+        budget for budget in powers_up_to(max_tokens) if max_tokens < 64 * budget
+    )
 
 
 def _encode_prompts(
