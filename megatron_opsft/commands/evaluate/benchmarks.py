@@ -3,6 +3,7 @@
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 from megatron_opsft.commands.evaluate.settings import EvalSettings
@@ -58,10 +59,10 @@ class Benchmark:
         """Return key -> problem."""
         return {self.key(problem.id): problem for problem in self.problems}
 
-    def read_samples(self, files: SampleFiles, num_samples: int) -> list[StoredSample]:
+    def read_samples(self, evaluation: Path, num_samples: int) -> list[StoredSample]:
         """Read the stored samples of these problems that have an index below `num_samples`."""
         ids = {problem.id for problem in self.problems}
-        return files.read_first(self.name, ids, num_samples)
+        return SampleFiles(evaluation).read_first(self.name, ids, num_samples)
 
 
 def ordered(benchmarks: Collection[str]) -> list[str]:

@@ -228,10 +228,8 @@ def draw_counts(
     """
     generator = np.random.default_rng([seed, crc32(name.encode("utf-8"))])
     drawn_RP = generator.integers(num_problems, size=(num_resamples, num_problems))
-    drawn_RP += np.arange(num_resamples)[:, None] * num_problems
-    counts = np.bincount(drawn_RP.ravel(), minlength=num_resamples * num_problems)
-    counts_RP = counts.reshape(num_resamples, num_problems)
-    return np.vstack([np.ones(num_problems, dtype=np.int64), counts_RP])
+    counts_RP = [np.bincount(drawn_P, minlength=num_problems) for drawn_P in drawn_RP]
+    return np.vstack([np.ones(num_problems, dtype=np.int64), *counts_RP])
 
 
 def estimate(draws: Floats) -> Estimate:
@@ -240,9 +238,9 @@ def estimate(draws: Floats) -> Estimate:
     Both are rounded to 10 digits: further digits depend on the order in which a BLAS adds.
     """
     tail = 50 * (1 - LEVEL)
-    low, high = np.percentile(draws[1:], [tail, 100 - tail])
-    return Estimate(value=_round(draws[0]), low=_round(low), high=_round(high))
-
-
-def _round(value: np.float64) -> float:
-    return float(f"{value:.10g}") + 0.0  # no -0.0
+    interval = np.percentile(draws[1:], [tail, 100 - tail])
+    # Adding 0.0 makes 0.0 of -0.0.
+    value, low, high = (
+        float(f"{number:.10g}") + 0.0 for number in (draws[0], *interval)
+    )
+    return Estimate(value=value, low=low, high=high)

@@ -10,10 +10,10 @@ from itertools import pairwise
 from transformers import PreTrainedTokenizerBase
 
 from megatron_opsft.commands.make_data.samples import (
-    collect_samples,
+    collect_rows,
     find_thinking,
-    row_of,
     scores_of,
+    token_texts,
 )
 from megatron_opsft.data.stored_responses import StoredResponse
 from megatron_opsft.errors import UserError
@@ -102,7 +102,7 @@ def step_entropy_rows(
     )
     right = select(answers.responses, settings.answer_tokens)
     rows = []
-    for answer in collect_samples(s, answers, right):
+    for answer in collect_rows(s, answers, right):
         row = begun[answer.problem_id]
         response_ids = row.response_ids + answer.response_ids
         rows.append(replace(row, response_ids=response_ids))
@@ -116,20 +116,19 @@ def _shorten_thinking(
     tokenizer = s.sampler.encoder.tokenizer
     skip = tokenizer.encode(SKIP, add_special_tokens=False)
     close = tokenizer.encode(f"\n{THINK_END}", add_special_tokens=False)
-    samples = []
+    whole = []
     thoughts = []
-    for sample in collect_samples(s, judged, judged.responses):
-        texts = [tokenizer.decode([token]) for token in sample.response_ids]
+    for row in collect_rows(s, judged, judged.responses):
+        texts = token_texts(tokenizer, row)
         if thinking := find_thinking(texts):
-            samples.append(sample)
+            whole.append(row)
             thoughts.append((thinking, steps_of(texts[thinking], settings.separator)))
-    scores = scores_of(s, samples, entropy=True)
+    scores = scores_of(s, whole, entropy=True)
     rows = []
-    for sample, thought, entropies in zip(samples, thoughts, scores, strict=True):
-        thinking, steps = thought
-        token_ids = sample.response_ids
+    for row, (thinking, steps), entropies in zip(whole, thoughts, scores, strict=True):
+        token_ids = row.response_ids
         skipped = skipped_steps(steps, entropies[thinking], settings.share)
         shortened = masked(token_ids[thinking], steps, skipped, skip)
         response_ids = (*token_ids[: thinking.start], *shortened, *close)
-        rows.append(row_of(sample, response_ids=response_ids))
+        rows.append(replace(row, response_ids=response_ids))
     return rows

@@ -100,9 +100,8 @@ def commands_of(run: StudyRun) -> list[list[str]]:
     settings = run.eval_settings
     if run.trains:
         rounds = _rounds(run)
-        if rounds is None:
-            commands = [["train", *run.words, "--resume=auto"]]
-        else:
+        commands = [["train", *run.words, "--resume=auto"]]
+        if rounds is not None:
             commands = list(rounds.remaining_commands())
         model = str(trainings_of(run)[-1])  # `eval` asks it as its training did
     else:
