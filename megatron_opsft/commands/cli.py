@@ -9,7 +9,6 @@ import traceback
 import warnings
 from errno import EACCES, EEXIST, EISDIR, ENAMETOOLONG, ENOTDIR, EPERM, EROFS
 from pathlib import Path
-from typing import Literal
 
 import click
 
@@ -83,16 +82,23 @@ class Train(StartCommand):
 
     def run(self) -> int:
         """Train. Returns the exit code."""
+        config = self.load()
+        resume, must_exist = self.resume is not None, self.resume == "yes"
         if self.check:
             from megatron_opsft.commands.check import describe_start  # heavy
 
-            config = self.load()
-            say(describe_start(config, resume=self.resume, overwrite=self.overwrite))
+            say(
+                describe_start(
+                    config,
+                    resume=resume,
+                    must_exist=must_exist,
+                    overwrite=self.overwrite,
+                )
+            )
             return 0
-        resume: bool | Literal["auto"] = self.resume is not None
-        if self.resume == "auto":
-            resume = "auto"
-        return start_training(self.load(), resume=resume, overwrite=self.overwrite)
+        return start_training(
+            config, resume=resume, must_exist=must_exist, overwrite=self.overwrite
+        )
 
 
 class ShowConfig(Command):
@@ -106,7 +112,6 @@ class ShowConfig(Command):
     )
     config: Path | None = None
     """YAML file of a run."""
-    keys: tuple[str, ...] = ()
     reference: bool = False
     """Print the table of all keys instead."""
 

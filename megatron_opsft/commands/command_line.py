@@ -36,7 +36,9 @@ class Command(Section):
     flags: ClassVar[Mapping[str, str]] = {}
     """Option -> its value if it stands without one. A bool's is true."""
     keys_of: ClassVar[type[Section] | None] = None
-    """Model of the keys that are not options; they are collected in the field `keys`."""
+    """Model of the keys that are not options, if the command takes any."""
+    keys: tuple[str, ...] = ()
+    """Such keys of the command line, as key=value."""
 
     def run(self) -> int | None:
         """Execute the command. Returns the exit code; None is 0. Errors: `UserError`."""
@@ -46,11 +48,10 @@ class Command(Section):
 class RunCommand(Command):
     """A command on the configuration of a run."""
 
-    words = ("config",)
+    words: ClassVar[tuple[str, ...]] = ("config",)
     keys_of = Config
     config: Path
     """YAML file of a run, such as examples/configs/*.yaml."""
-    keys: tuple[str, ...] = ()
 
     def load(self) -> Config:
         """Read the file, with the keys of the command line on top. Errors: `UserError`."""
@@ -230,12 +231,10 @@ def group(
     examples: Sequence[str],
 ) -> click.Group:
     """Join several commands under one name."""
-    programs: dict[str, click.Command] = {}
-    for key, command in commands.items():
-        if isinstance(command, click.Group):
-            programs[key] = command
-        else:
-            programs[key] = Program(key, command)
+    programs: dict[str, click.Command] = {
+        key: command if isinstance(command, click.Group) else Program(key, command)
+        for key, command in commands.items()
+    }
     joined = _Group(name, programs, help=text, epilog=_epilog(examples))
     joined.examples = examples
     return joined

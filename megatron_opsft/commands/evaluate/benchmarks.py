@@ -103,19 +103,16 @@ def load_benchmarks(
 
 def _load(name: str, settings: EvalSettings) -> Benchmark:
     source = KNOWN.get(name, _Source("", _SAMPLES_OF_A_FILE))
-    problem_field = answer_field = None
     is_file = name in settings.data
     if is_file:
         source = _Source(settings.data[name], source.samples)
-        problem_field = settings.problem_field
-        answer_field = settings.answer_field
     try:
         data = load_problems(
             source.path,
             split=source.split,
             subset=source.subset,
-            problem_field=problem_field,
-            answer_field=answer_field,
+            problem_field=settings.problem_field if is_file else None,
+            answer_field=settings.answer_field if is_file else None,
             section="",
             template=settings.template,
             with_fields=settings.verify.own_judge,

@@ -116,14 +116,13 @@ class Inputs:
             "engine",
             "verify_timeout",
         }
-        if settings.method == "deer":
-            names.add("deer")
-        if settings.system_prompt:
-            names.add("system_prompt")
-        if settings.verify.own_judge:
-            names.add("verify_memory_gb")
-        if engine.tensor_parallel:
-            names.add("tp")
+        used_when = {
+            "deer": settings.method == "deer",
+            "system_prompt": settings.system_prompt != "",
+            "verify_memory_gb": settings.verify.own_judge,
+            "tp": engine.tensor_parallel,
+        }
+        names |= {name for name, is_used in used_when.items() if is_used}
         math_verify = f"math-verify {versions['math-verify']}"
         return settings.model_dump(mode="json", include=names) | {
             "max_tokens": self.max_tokens,
@@ -268,12 +267,13 @@ def _max_tokens(wanted: int | None, model: EvalModel, prompts: Prompts) -> int:
     num_tokens = len(prompts[longest])
     positions = model.table.shape.max_position_embeddings
     room = positions - num_tokens
-    if room < (wanted or 1):
+    least = wanted or 1
+    if room < least:
         fix = f"set max_tokens={room} or less" if room > 0 else "leave that problem out"
         raise UserError(
             f"{model.name} has {positions} positions (max_position_embeddings), and "
             f"problem {longest} takes {num_tokens} of them: no room for "
-            f"{wanted or 1} response tokens; {fix}"
+            f"{least} response tokens; {fix}"
         )
     return wanted or min(MAX_TOKENS, room)
 

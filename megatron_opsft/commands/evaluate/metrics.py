@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import comb
+from operator import attrgetter
 from zlib import crc32
 
 import numpy as np
@@ -87,9 +88,7 @@ def arrange(samples: Sequence[StoredSample]) -> SampleGrid:
             f"problems have different numbers of samples: {sorted(numbers)}"
         )
     shape = len(counts), -1
-    ordered = sorted(
-        samples, key=lambda sample: (sample.problem_id, sample.sample_index)
-    )
+    ordered = sorted(samples, key=attrgetter("problem_id", "sample_index"))
     return SampleGrid(
         tokens_PN=np.array([sample.num_tokens for sample in ordered]).reshape(shape),
         correct_PN=np.array([sample.correct for sample in ordered]).reshape(shape),

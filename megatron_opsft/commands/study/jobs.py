@@ -206,6 +206,7 @@ def _run_command(words: Sequence[str], output: Path) -> None:
 
 
 def _end_with_parent() -> None:
+    # To the kernel the parent is the server that forks, which lives on for a while.
     parent = multiprocessing.parent_process()
     assert parent is not None
     connection.wait([parent.sentinel])

@@ -158,10 +158,9 @@ def _table_row(name: str, seeds: Sequence[StudyRow]) -> TableRow:
     metrics, deviations = _mean_over_seeds([row.metrics for row in seeds])
     budgets = []
     budget_deviations = []
-    for points in zip(*(row.budgets for row in seeds), strict=False):
-        budget, _ = points[0]
-        mean, deviation = _mean_over_seeds([metrics for _, metrics in points])
-        budgets.append((budget, mean))
+    for n, (budget, _) in enumerate(seeds[0].budgets):
+        point, deviation = _mean_over_seeds([row.budgets[n][1] for row in seeds])
+        budgets.append((budget, point))
         budget_deviations.append(deviation)
     size = seeds[0].size
     return TableRow(
