@@ -127,8 +127,7 @@ def compare(results: Sequence[Results], *, baseline: str | None = None) -> Compa
     result alone keeps the CR that it was evaluated with. Errors: `UserError` if no benchmark is in
     all of them, or no row has the label.
     """
-    names = [result.benchmarks for result in results]
-    shared = ordered(set(names[0]).intersection(*names))
+    shared = ordered(set.intersection(*(set(result.benchmarks) for result in results)))
     if not shared:
         sets = "; ".join(
             f"{result.model}: {', '.join(ordered(result.benchmarks))}"

@@ -5,7 +5,8 @@ answer after the shortened thinking.
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from heapq import nsmallest
+from itertools import groupby
 
 from transformers import PreTrainedTokenizerBase
 
@@ -42,11 +43,12 @@ def steps_of(texts: Sequence[str], separator: str) -> list[range]:
 
     texts: of each token.
     """
-    borders = [index for index, text in enumerate(texts) if text == separator]
     steps = []
-    for before, after in pairwise([-1, *borders, len(texts)]):
-        if after - before > 1:
-            steps.append(range(before + 1, after))
+    stop = 0
+    for is_separator, run in groupby(texts, key=separator.__eq__):
+        start, stop = stop, stop + len([*run])
+        if not is_separator:
+            steps.append(range(start, stop))
     return steps
 
 
@@ -58,8 +60,8 @@ def skipped_steps(
     entropies: of each token; a step's entropy is their sum.
     """
     sums = [math.fsum(entropies[step.start : step.stop]) for step in steps]
-    order = sorted(range(len(steps)), key=sums.__getitem__)
-    return set(order[: int(share * len(steps))])
+    num_skipped = int(share * len(steps))
+    return set(nsmallest(num_skipped, range(len(steps)), key=sums.__getitem__))
 
 
 def masked(
