@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from megatron_opsft.commands.convert.run import Figures
     from megatron_opsft.commands.evaluate.results import Results
 
-__all__ = ["Callback", "TrainedRun", "convert", "evaluate", "load_config", "train"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedRun:
@@ -100,7 +98,11 @@ def train(
             cleanup.callback(signal.signal, number, signal.getsignal(number))
         cleanup.enter_context(ended_with_its_job())
         code = start_training(
-            config, resume=resume, overwrite=overwrite, callbacks=callbacks
+            config,
+            resume=bool(resume),
+            must_exist=resume is True,
+            overwrite=overwrite,
+            callbacks=callbacks,
         )
     return TrainedRun(directory=config.run.dir, finished=code == 0)
 
@@ -108,27 +110,26 @@ def train(
 def start_training(
     config: Config,
     *,
-    resume: bool | Literal["auto"],
+    resume: bool,
+    must_exist: bool,
     overwrite: bool,
     callbacks: Sequence[Callback] = (),
 ) -> int:
-    """Train with the arguments of `train`. Returns the exit code of the command.
+    """Train as `train` does. Returns the exit code of the command.
 
-    Errors: see `train`.
+    must_exist: refuse to resume a run that is not there. Errors: see `train`.
     """
     from megatron_opsft.run.start.check import opened_run
 
-    directory, resumes = config.run.dir, bool(resume)
+    directory = config.run.dir
     try:
         with opened_run(
-            config, resume=resumes, overwrite=overwrite, must_exist=resume is True
+            config, resume=resume, overwrite=overwrite, must_exist=must_exist
         ) as checked:
             with loading_libraries():
                 from megatron_opsft.run.train import train as run
 
-            return run(
-                checked, resume=resumes, overwrite=overwrite, callbacks=callbacks
-            )
+            return run(checked, resume=resume, overwrite=overwrite, callbacks=callbacks)
     except NothingLeft:
         if os.environ.get("RANK", "0") == "0":
             say(f"{directory}: the run is finished; nothing is left")

@@ -18,16 +18,18 @@ from megatron_opsft.run.start.input import read_input
 from megatron_opsft.run.start.run_directory import RunDir
 
 
-def describe_start(config: Config, *, resume: str | None, overwrite: bool) -> str:
+def describe_start(
+    config: Config, *, resume: bool, must_exist: bool, overwrite: bool
+) -> str:
     """Check a run as `train` does, and say what it would do: one line for each fact.
 
-    resume: "yes", "auto" or None, as of `train`. Errors: `UserError`, as of `train`.
+    must_exist: refuse to resume a run that is not there. Errors: `UserError`, as of `train`.
     """
     checked = check_run(
         config,
-        resume=resume is not None,
+        resume=resume,
         overwrite=overwrite,
-        must_exist=resume == "yes",
+        must_exist=must_exist,
         world_size=int(os.environ.get("WORLD_SIZE", "1")),
     )
     rows = [
@@ -35,7 +37,7 @@ def describe_start(config: Config, *, resume: str | None, overwrite: bool) -> st
         *_describe_data(checked),
         ("method", _describe_method(checked)),
         ("memory", _describe_fit(checked)),
-        ("disk", _describe_disk(checked, resume=resume is not None)),
+        ("disk", _describe_disk(checked, resume=resume)),
         *_describe_resume(checked),
     ]
     width = max(len(name) for name, _ in rows)
@@ -118,9 +120,7 @@ def _describe_disk(checked: CheckedRun, *, resume: bool) -> str:
 def _describe_resume(checked: CheckedRun) -> Iterator[tuple[str, str]]:
     """Yield which keys may differ when the run is resumed."""
     free, adjustable = resumable_keys(checked.config)
-    state = "is new"
-    if RunDir(checked.config.run.dir).entries():
-        state = "has a run"
+    state = "has a run" if RunDir(checked.config.run.dir).entries() else "is new"
     yield "run.dir", f"{checked.config.run.dir} {state}"
     yield "free on resume", ", ".join(free)
     yield "adjustable", ", ".join(adjustable)

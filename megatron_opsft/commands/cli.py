@@ -9,7 +9,6 @@ import traceback
 import warnings
 from errno import EACCES, EEXIST, EISDIR, ENAMETOOLONG, ENOTDIR, EPERM, EROFS
 from pathlib import Path
-from typing import Literal
 
 import click
 
@@ -39,6 +38,7 @@ from megatron_opsft.errors import (
     RanksMissing,
     SyncError,
     UserError,
+    first_line,
 )
 from megatron_opsft.methods.catalog import settings_class, show_methods
 from megatron_opsft.models.architectures.config_from_hf import read_model_shape
@@ -82,16 +82,23 @@ class Train(StartCommand):
 
     def run(self) -> int:
         """Train. Returns the exit code."""
+        config = self.load()
+        resume, must_exist = self.resume is not None, self.resume == "yes"
         if self.check:
             from megatron_opsft.commands.check import describe_start  # heavy
 
-            config = self.load()
-            say(describe_start(config, resume=self.resume, overwrite=self.overwrite))
+            say(
+                describe_start(
+                    config,
+                    resume=resume,
+                    must_exist=must_exist,
+                    overwrite=self.overwrite,
+                )
+            )
             return 0
-        resume: bool | Literal["auto"] = self.resume is not None
-        if self.resume == "auto":
-            resume = "auto"
-        return start_training(self.load(), resume=resume, overwrite=self.overwrite)
+        return start_training(
+            config, resume=resume, must_exist=must_exist, overwrite=self.overwrite
+        )
 
 
 class ShowConfig(Command):
@@ -105,7 +112,6 @@ class ShowConfig(Command):
     )
     config: Path | None = None
     """YAML file of a run."""
-    keys: tuple[str, ...] = ()
     reference: bool = False
     """Print the table of all keys instead."""
 
@@ -213,26 +219,26 @@ def main(program: click.Command = PROGRAM) -> None:
             _exit(f"error: {message}", code)
         if not is_watched():
             raise
-        lines = str(error).splitlines() or [""]
-        _exit(f"error: {describe_rank()}: {type(error).__name__}: {lines[0]}", 1, error)
+        _exit(f"error: {describe_rank()}: {first_line(error)}", 1, error)
     sys.exit(code)
 
 
 def _explain(error: Exception) -> tuple[str, int] | None:
     """Return the message and exit code of an error that the user can fix; None for a bug."""
-    if isinstance(error, HubUnreachable):
-        return str(error), PEER_LOST_EXIT_CODE
-    if isinstance(error, FullDiskError):
-        return _explain_full_disk(error), 2
-    if isinstance(error, UserError):
-        return str(error), 2
-    if isinstance(error, NonFiniteError):
-        # The same on every rank; the message names the rank that it comes from.
-        return str(error), 3
-    if isinstance(error, SyncError):
-        return f"{describe_rank()}: {error}", 3
-    if isinstance(error, RanksMissing):
-        return f"{describe_rank()}: {error}", PEER_LOST_EXIT_CODE
+    match error:
+        case HubUnreachable():
+            return str(error), PEER_LOST_EXIT_CODE
+        case FullDiskError():
+            return _explain_full_disk(error), 2
+        case UserError():
+            return str(error), 2
+        case NonFiniteError():
+            # The same on every rank; the message names the rank that it comes from.
+            return str(error), 3
+        case SyncError():
+            return f"{describe_rank()}: {error}", 3
+        case RanksMissing():
+            return f"{describe_rank()}: {error}", PEER_LOST_EXIT_CODE
     message = _explain_machine(error)
     return (message, 2) if message else None
 
@@ -248,9 +254,8 @@ def _explain_machine(error: Exception) -> str:
     if full_disk := full_disk_behind(error):
         return f"{describe_rank()}: {_explain_full_disk(full_disk)}"
     if full_gpu := describe_full_gpu(error):
-        remedy = _LESS_MEMORY
-        if is_of_waking_vllm(full_gpu):
-            remedy = _LESS_MEMORY_FOR_VLLM
+        of_vllm = is_of_waking_vllm(full_gpu)
+        remedy = _LESS_MEMORY_FOR_VLLM if of_vllm else _LESS_MEMORY
         return f"{describe_rank()}: {full_gpu}; {remedy}"
     if isinstance(error, OSError) and error.filename and error.errno in _REFUSALS:
         refusal = f"{error.filename}: {error.strerror}"

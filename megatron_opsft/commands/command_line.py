@@ -8,7 +8,6 @@ import inspect
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, get_args, get_origin
 
@@ -37,20 +36,13 @@ class Command(Section):
     flags: ClassVar[Mapping[str, str]] = {}
     """Option -> its value if it stands without one. A bool's is true."""
     keys_of: ClassVar[type[Section] | None] = None
-    """Model of the keys that are not options; they are collected in the field `keys`."""
+    """Model of the keys that are not options, if the command takes any."""
+    keys: tuple[str, ...] = ()
+    """Such keys of the command line, as key=value."""
 
     def run(self) -> int | None:
         """Execute the command. Returns the exit code; None is 0. Errors: `UserError`."""
         raise NotImplementedError
-
-    @classmethod
-    def options(cls) -> dict[str, FieldInfo]:
-        """Return the fields that can be given as key=value, by their key."""
-        return {
-            field.alias or name: field
-            for name, field in cls.model_fields.items()
-            if name not in (*cls.words, "keys")
-        }
 
 
 class RunCommand(Command):
@@ -60,7 +52,6 @@ class RunCommand(Command):
     keys_of = Config
     config: Path
     """YAML file of a run, such as examples/configs/*.yaml."""
-    keys: tuple[str, ...] = ()
 
     def load(self) -> Config:
         """Read the file, with the keys of the command line on top. Errors: `UserError`."""
@@ -86,51 +77,53 @@ class StartCommand(RunCommand):
         return self
 
 
-@dataclass(frozen=True, slots=True)
-class _Word:
-    """A word of the command line, split at its first `=`."""
-
-    typed: str
-    key: str
-    """Name before `=`, with underscores for dashes; the NAME of `data.NAME=FILE` stays as it is."""
-    value: str | None
-    """Text after `=`; None without `=`."""
-    field: FieldInfo | None
-    """Field of the configuration to which the key belongs, if there is one."""
-    takes_name: bool
-    """True if the key is a whole mapping: `--data NAME=FILE` is data.NAME=FILE."""
-
-
 class Program(click.Command):
     """A command as click sees it: every option takes a text, which pydantic reads."""
 
     def __init__(self, name: str, command: type[Command]) -> None:
-        words = [_argument(word, command) for word in command.words]
-        options = [
-            click.Option(
-                [_dashed(key), f"option_{key}"],
+        self.examples = command.examples
+        self.keys_of = command.keys_of
+        self._command = command
+        # The fields that can be given as key=value, by their key.
+        self._options = {
+            field.alias or field_name: field
+            for field_name, field in command.model_fields.items()
+            if field_name not in (*command.words, "keys")
+        }
+        self._key_fields = command.keys_of.model_fields if command.keys_of else {}
+        # `--data NAME=FILE` is data.NAME=FILE.
+        self._mappings = {
+            key
+            for key, field in self._key_fields.items()
+            if get_origin(field.annotation) is dict
+        }
+        params: list[click.Parameter] = []
+        for word in command.words:
+            field = command.model_fields[word]
+            nargs = -1 if _holds_several(field) else 1
+            required = field.is_required()
+            params.append(click.Argument([word], nargs=nargs, required=required))
+        for key, field in self._options.items():
+            option = click.Option(
+                [_dashed(key), key],
                 metavar=_metavar(command, key, field),
                 multiple=_holds_several(field),
                 required=field.is_required(),
                 help=(field.description or "") + _default(field),
             )
-            for key, field in command.options().items()
-        ]
+            params.append(option)
         super().__init__(
             name,
-            params=[*words, *options],
-            callback=lambda **values: self._build(**values).run(),
+            params=params,
+            callback=lambda **values: self.build(**values).run(),
             help=inspect.getdoc(command),
             epilog=_epilog(command.examples),
+            options_metavar=None,
         )
-        self.examples = command.examples
-        self.keys_of = command.keys_of
-        self._command = command
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         """Return what follows the name in the first line of the help."""
-        arguments = [p for p in self.params if isinstance(p, click.Argument)]
-        return [*(p.make_metavar(ctx) for p in arguments), "[KEY=VALUE]..."]
+        return [*super().collect_usage_pieces(ctx), "[KEY=VALUE]..."]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Rewrite options as --key=text for click, and collect keys of a configuration."""
@@ -138,92 +131,77 @@ class Program(click.Command):
         words: list[str] = []
         keys: list[str] = []
         while remaining:
-            word = self._read_word(remaining.pop(0))
-            if not self._is_option(word):
-                if remaining and self._is_config_key(word):
-                    raise click.UsageError(f"write {word.typed}={remaining[0]}", ctx)
-                words.append(word.typed)
+            typed = remaining.pop(0)
+            name, equals, value = typed.removeprefix("--").partition("=")
+            key = self._key_of(name)
+            if not self._is_option(typed, key):
+                if remaining and self._is_config_key(typed):
+                    raise click.UsageError(f"write {typed}={remaining[0]}", ctx)
+                words.append(typed)
                 continue
-            value = word.value
-            if value is None:
-                value = self._take_value(word, remaining, ctx)
-            if word.key in self._command.options():
-                words.append(f"{_dashed(word.key)}={value}")
-            elif word.typed.startswith("--") and word.takes_name:
-                keys.append(f"{word.key}.{value}")
+            if not equals:
+                value = self._take_value(typed, key, remaining, ctx)
+            if key in self._options:
+                words.append(f"{_dashed(key)}={value}")
+            elif typed.startswith("--") and key in self._mappings:
+                keys.append(f"{key}.{value}")
             else:
-                keys.append(f"{word.key}={value}")
+                keys.append(f"{key}={value}")
         unparsed = super().parse_args(ctx, words)
-        if keys:
-            ctx.params["keys"] = tuple(keys)
+        ctx.params["keys"] = tuple(keys)
         return unparsed
 
-    def _read_word(self, typed: str) -> _Word:
-        key, equals, value = typed.removeprefix("--").partition("=")
-        section, dot, name = key.partition(".")
-        field = None
-        if self.keys_of is not None:
-            field = self.keys_of.model_fields.get(section)
-        is_mapping = field is not None and get_origin(field.annotation) is dict
-        if not is_mapping:
-            name = name.replace("-", "_")
-        return _Word(
-            typed,
-            key=section.replace("-", "_") + dot + name,
-            value=value if equals else None,
-            field=field,
-            takes_name=is_mapping and not dot,
-        )
+    def _key_of(self, name: str) -> str:
+        """Write underscores for dashes; only the NAME of `data.NAME` stays as it is."""
+        section, dot, rest = name.partition(".")
+        if section not in self._mappings:
+            rest = rest.replace("-", "_")
+        return section.replace("-", "_") + dot + rest
 
-    def _is_option(self, word: _Word) -> bool:
+    def _is_option(self, typed: str, key: str) -> bool:
         """True if the word sets an option of the command or a key of its configuration."""
-        is_assignment = word.value is not None and _KEY.fullmatch(word.key)
-        if not word.typed.startswith("--") and not is_assignment:
+        is_assignment = "=" in typed and _KEY.fullmatch(key)
+        if not typed.startswith("--") and not is_assignment:
             return False
-        takes_keys = self.keys_of is not None and word.key != "help"
-        return takes_keys or word.key in self._command.options()
+        takes_keys = self.keys_of is not None and key != "help"
+        return takes_keys or key in self._options
 
-    def _is_config_key(self, word: _Word) -> bool:
+    def _is_config_key(self, typed: str) -> bool:
         """True if the word is a key such as `optimizer.lr`, without a value."""
-        if word.field is None:
+        section, _, name = typed.partition(".")
+        if section not in self._key_fields:
             return False
-        section = section_class(word.field)
-        name = word.typed.partition(".")[2]
-        return section is not None and name in section.model_fields
+        kind = section_class(self._key_fields[section])
+        return kind is not None and name in kind.model_fields
 
-    def _take_value(self, word: _Word, remaining: list[str], ctx: click.Context) -> str:
+    def _take_value(
+        self, typed: str, key: str, remaining: list[str], ctx: click.Context
+    ) -> str:
         """Return the value of an option without `=`: its flag's, or the next word."""
-        option = self._command.options().get(word.key)
-        value = self._command.flags.get(word.key)
+        if key in self._command.flags:
+            return self._command.flags[key]
+        option = self._options.get(key)
         if option is not None and option.annotation is bool:
-            value = "true"
-        if value is None and not remaining:
+            return "true"
+        if not remaining:
             reason = "has no value"
-            if option is None and word.field is None and "." not in word.key:
+            if option is None and key not in self._key_fields and "." not in key:
                 reason = "is no option of this command"
-            raise click.UsageError(f"{word.typed} {reason}", ctx)
-        if value is None:
-            value = remaining.pop(0)
-        if word.takes_name and "=" not in value:
+            raise click.UsageError(f"{typed} {reason}", ctx)
+        value = remaining.pop(0)
+        if key in self._mappings and "=" not in value:
             raise click.UsageError(
-                f"{word.typed} {value}: write {word.typed} NAME=FILE, "
-                f"as in {word.typed} gsm8k=test.jsonl",
+                f"{typed} {value}: write {typed} NAME=FILE, "
+                f"as in {typed} gsm8k=test.jsonl",
                 ctx,
             )
         return value
 
-    def read(self, words: Sequence[str]) -> Command:
-        """Return the command as the words set it. Errors: `click.UsageError`, `UserError`."""
-        return self._build(**self.make_context(self.name, list(words)).params)
-
-    def _build(self, **values: Any) -> Command:
-        fields = {
-            name.removeprefix("option_"): value
-            for name, value in values.items()
-            if value not in (None, ())
-        }
+    def build(self, **values: Any) -> Command:
+        """Make the command of what click has read. Errors: `click.UsageError`, `UserError`."""
+        given = {key: value for key, value in values.items() if value not in (None, ())}
         try:
-            return self._command.model_validate(fields)
+            return self._command.model_validate(given)
         except ValidationError as error:
             first = error.errors()[0]
             reason = first["msg"]
@@ -253,12 +231,10 @@ def group(
     examples: Sequence[str],
 ) -> click.Group:
     """Join several commands under one name."""
-    programs: dict[str, click.Command] = {}
-    for key, command in commands.items():
-        if isinstance(command, click.Group):
-            programs[key] = command
-        else:
-            programs[key] = Program(key, command)
+    programs: dict[str, click.Command] = {
+        key: command if isinstance(command, click.Group) else Program(key, command)
+        for key, command in commands.items()
+    }
     joined = _Group(name, programs, help=text, epilog=_epilog(examples))
     joined.examples = examples
     return joined
@@ -299,17 +275,6 @@ def _dashed(key: str) -> str:
 
 def _holds_several(field: FieldInfo) -> bool:
     return get_origin(field.annotation) in (tuple, dict)
-
-
-def _argument(word: str, command: type[Command]) -> click.Argument:
-    field = command.model_fields[word]
-    required = field.is_required()
-    nargs, metavar = 1, word.upper()
-    if _holds_several(field):
-        nargs, metavar = -1, f"{metavar}..."
-    if not required:
-        metavar = f"[{metavar}]"
-    return click.Argument([word], nargs=nargs, required=required, metavar=metavar)
 
 
 def _metavar(command: type[Command], key: str, field: FieldInfo) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import click
 
 from megatron_opsft.commands.cli import PROGRAM
+from megatron_opsft.commands.command_line import Command, Program
 
 
 def calls_in(lines: Sequence[str]) -> list[list[str]]:
@@ -30,6 +31,13 @@ def command_of(words: Sequence[str]) -> tuple[click.Command, list[str]]:
         else:
             break
     return command, rest
+
+
+def read_command(words: Sequence[str]) -> Command:
+    """The command as the words set it; nothing is run."""
+    program, rest = command_of(words)
+    assert isinstance(program, Program), f"{words} names no command"
+    return program.build(**program.make_context(program.name, rest).params)
 
 
 def all_commands() -> list[tuple[str, ...]]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from commands import all_commands, calls_in, command_of
+from commands import all_commands, calls_in, command_of, read_command
 from forked_cli import ROOT, Finished, ForkedCli
 from small_run import QUICKSTART
 
@@ -193,9 +193,7 @@ def test_a_model_that_cannot_be_trained_is_named(cli: ForkedCli, tmp_path: Path)
 
 def check_example(words: list[str]) -> None:
     """AssertionError or `UsageError` unless command, options, keys and files exist."""
-    command, rest = command_of(words)
-    assert not getattr(command, "commands", None), f"{words} names no command"
-    read = command.read(rest)
+    read = read_command(words)
     if read.keys_of is not None:
         methods = (reference_table(method, prefix="method.") for method in METHODS.values())
         table = "\n".join([reference_table(read.keys_of), *methods])

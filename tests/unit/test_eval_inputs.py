@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from commands import command_of
+from commands import read_command
 from eval_samples import stored
 from rows import problem_set, write_rows
 
-from megatron_opsft.commands.command_line import Program
 from megatron_opsft.commands.evaluate.benchmarks import Benchmark, load_benchmarks
 from megatron_opsft.commands.evaluate.commands import Evaluate
 from megatron_opsft.commands.evaluate.settings import EvalSettings, load_settings
@@ -119,9 +118,7 @@ def test_a_kill_while_parts_are_combined_loses_nothing(tmp_path: Path) -> None:
 
 def settings_of(*words: str) -> EvalSettings:
     """What `megatron-opsft eval WORDS` evaluates."""
-    command, rest = command_of(["eval", "--out", "o", *words])
-    assert isinstance(command, Program)
-    read = command.read(rest)
+    read = read_command(["eval", "--out", "o", *words])
     assert isinstance(read, Evaluate)
     return load_settings(read.config, read.keys)
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from commands import command_of
+from commands import read_command
 
 from megatron_opsft.commands.launch.rounds import RoundsPlan, check_rounds, run_rounds
 from megatron_opsft.config.load import load_config
@@ -25,8 +25,7 @@ class Started:
 
     def __call__(self, words: Sequence[str]) -> int:
         self.commands.append(list(words))
-        program, rest = command_of(words)
-        program.read(rest)  # type: ignore[attr-defined]  # the program takes them
+        read_command(words)  # the program takes them
         if not self.fails_with and words[0] == "data":
             row = StoredResponse(problem_id="p", prompt_ids=(1,), response_ids=(2,))
             write_stored_responses(Path(words[-1]), [row] * 11, {})

@@ -26,7 +26,6 @@ from megatron_opsft.commands.evaluate.inputs import (
 )
 from megatron_opsft.commands.evaluate.run import evaluate
 from megatron_opsft.commands.evaluate.settings import load_settings
-from megatron_opsft.data.stored_samples import SampleFiles
 from megatron_opsft.errors import UserError
 from megatron_opsft.records import FinishReason
 from megatron_opsft.rollout.requests import split_text_by_token
@@ -131,13 +130,12 @@ def _responses(inputs: Inputs) -> Iterator[_Response]:
     The evaluation stores texts, which are tokenised again.
     """
     model = inputs.model
-    files = SampleFiles(inputs.settings.out)
     end_token = model.tokenizer.eos_token_id
     if end_token not in model.end_tokens:
         end_token = model.end_tokens[0]
     for benchmark in inputs.benchmarks:
         texts = {problem.id: problem.text for problem in benchmark.problems}
-        for sample in benchmark.read_samples(files, benchmark.samples):
+        for sample in benchmark.read_samples(inputs.settings.out, benchmark.samples):
             ids = model.tokenizer.encode(sample.text, add_special_tokens=False)
             if sample.finish_reason is FinishReason.STOP:
                 ids.append(end_token)

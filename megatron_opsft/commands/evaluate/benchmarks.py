@@ -3,6 +3,7 @@
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 from megatron_opsft.commands.evaluate.settings import EvalSettings
@@ -58,10 +59,10 @@ class Benchmark:
         """Return key -> problem."""
         return {self.key(problem.id): problem for problem in self.problems}
 
-    def read_samples(self, files: SampleFiles, num_samples: int) -> list[StoredSample]:
+    def read_samples(self, evaluation: Path, num_samples: int) -> list[StoredSample]:
         """Read the stored samples of these problems that have an index below `num_samples`."""
         ids = {problem.id for problem in self.problems}
-        return files.read_first(self.name, ids, num_samples)
+        return SampleFiles(evaluation).read_first(self.name, ids, num_samples)
 
 
 def ordered(benchmarks: Collection[str]) -> list[str]:
@@ -102,19 +103,16 @@ def load_benchmarks(
 
 def _load(name: str, settings: EvalSettings) -> Benchmark:
     source = KNOWN.get(name, _Source("", _SAMPLES_OF_A_FILE))
-    problem_field = answer_field = None
     is_file = name in settings.data
     if is_file:
         source = _Source(settings.data[name], source.samples)
-        problem_field = settings.problem_field
-        answer_field = settings.answer_field
     try:
         data = load_problems(
             source.path,
             split=source.split,
             subset=source.subset,
-            problem_field=problem_field,
-            answer_field=answer_field,
+            problem_field=settings.problem_field if is_file else None,
+            answer_field=settings.answer_field if is_file else None,
             section="",
             template=settings.template,
             with_fields=settings.verify.own_judge,

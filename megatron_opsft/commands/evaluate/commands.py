@@ -32,7 +32,6 @@ class Evaluate(Command):
     )
     config: Path | None = None
     """YAML file of settings."""
-    keys: tuple[str, ...] = ()
     overwrite: bool = False
     """Delete the evaluation that --out holds."""
     reference: bool = False

@@ -127,8 +127,7 @@ def compare(results: Sequence[Results], *, baseline: str | None = None) -> Compa
     result alone keeps the CR that it was evaluated with. Errors: `UserError` if no benchmark is in
     all of them, or no row has the label.
     """
-    names = [result.benchmarks for result in results]
-    shared = ordered(set(names[0]).intersection(*names))
+    shared = ordered(set.intersection(*(set(result.benchmarks) for result in results)))
     if not shared:
         sets = "; ".join(
             f"{result.model}: {', '.join(ordered(result.benchmarks))}"
@@ -254,15 +253,12 @@ def _legend(
 
 def _left_out(results: Mapping[str, Results], shared: Sequence[str]) -> Iterator[str]:
     """Yield notes on benchmarks and budget curves that the tables lack. results: by label."""
-    names: set[str] = set()
-    without_budgets = []
-    for label, result in results.items():
-        names.update(result.benchmarks)
-        if not result.overall.budgets:
-            without_budgets.append(label)
-    left_out = ordered(names.difference(shared))
-    if left_out:
+    names = chain.from_iterable(result.benchmarks for result in results.values())
+    if left_out := ordered({*names}.difference(shared)):
         yield f"not in all results, left out: {', '.join(left_out)}"
+    without_budgets = [
+        label for label, result in results.items() if not result.overall.budgets
+    ]
     if without_budgets:
         yield (
             f"no budget curve: {', '.join(without_budgets)} (early exit tries answers by the room "

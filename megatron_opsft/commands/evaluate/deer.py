@@ -36,7 +36,7 @@ from transformers import PreTrainedTokenizerBase
 from megatron_opsft.commands.evaluate.settings import DeerSettings
 from megatron_opsft.data.answers import find_boxes
 from megatron_opsft.errors import NonFiniteError, UserError
-from megatron_opsft.records import Rollout, Sample
+from megatron_opsft.records import Rollout
 from megatron_opsft.rollout.engine import RolloutEngine, SamplingSettings
 from megatron_opsft.rollout.requests import ResponseRequest, make_rollouts
 from megatron_opsft.rollout.sampling import response_seed
@@ -180,20 +180,19 @@ class Deer:
         vocabulary = set(self._tokenizer.get_vocab().values())
         ids = sorted(vocabulary.difference(self._tokenizer.all_special_ids))
         texts = self._decode([[token_id] for token_id in ids])
+        spellings: defaultdict[str, set[int]] = defaultdict(set)
+        for token_id, text in zip(ids, texts, strict=True):
+            spellings[_EDGES.sub("", text)].add(token_id)
+        spellings.pop("", None)  # spaces and punctuation alone
         transition_ids = set()
-        for transition_word in self._settings.transition_words:
-            word = _EDGES.sub("", transition_word)
-            spellings = [
-                token_id
-                for token_id, text in zip(ids, texts, strict=True)
-                if _EDGES.sub("", text) == word
-            ]
-            if not word or not spellings:
+        for word in self._settings.transition_words:
+            ids_of_word = spellings[_EDGES.sub("", word)]
+            if not ids_of_word:
                 raise UserError(
-                    f"deer.transition_words: {transition_word!r} is not a single token of this "
+                    f"deer.transition_words: {word!r} is not a single token of this "
                     "model; name words that are and that its thinking has where a thought ends"
                 )
-            transition_ids.update(spellings)
+            transition_ids |= ids_of_word
         return transition_ids
 
     def _extend(
@@ -284,21 +283,14 @@ class Deer:
         """Return C of each trial, in [0, 1]; -1 for a trial without an answer."""
         confidences = [-1.0] * len(trials)
         answers = {}
-        samples = []
+        scored = []
         for index, trial in enumerate(trials):
-            answer = self._find_answer(trial.response_ids)
-            if answer is not None:
+            if answer := self._find_answer(trial.response_ids):
                 answers[index] = answer
-                samples.append(
-                    Sample(
-                        problem_id=trial.problem_id,
-                        sample_index=trial.sample_index,
-                        prompt_ids=trial.prompt_ids,
-                        response_ids=trial.response_ids[: answer.stop],
-                    )
-                )
-        if samples:
-            scores = engine.score(samples).log_probs
+                response_ids = trial.response_ids[: answer.stop]
+                scored.append(replace(trial, response_ids=response_ids))
+        if scored:
+            scores = engine.score(scored).log_probs
             for (index, answer), log_probs in zip(answers.items(), scores, strict=True):
                 confidences[index] = geometric_mean(log_probs[answer])
         return confidences

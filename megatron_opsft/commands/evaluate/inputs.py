@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from megatron_opsft.commands.evaluate.benchmarks import Benchmark, load_benchmarks
 from megatron_opsft.commands.evaluate.deer import Deer
+from megatron_opsft.commands.evaluate.metrics import powers_up_to
 from megatron_opsft.commands.evaluate.settings import EvalSettings
 from megatron_opsft.data.prompts import (
     PromptEncoder,
@@ -67,11 +68,9 @@ class EvalModel:
 
     def weights_sha256(self) -> str:
         """Return a hash of names, dtypes, shapes and values: the same for any cut or conversion."""
-        digest = hashlib.sha256()
         with ThreadPoolExecutor(8) as pool:
-            for line in pool.map(_describe_tensor, self.tensors()):
-                digest.update(line.encode())
-        return digest.hexdigest()
+            lines = "".join(pool.map(_describe_tensor, self.tensors()))
+        return hashlib.sha256(lines.encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,14 +116,13 @@ class Inputs:
             "engine",
             "verify_timeout",
         }
-        if settings.method == "deer":
-            names.add("deer")
-        if settings.system_prompt:
-            names.add("system_prompt")
-        if settings.verify.own_judge:
-            names.add("verify_memory_gb")
-        if engine.tensor_parallel:
-            names.add("tp")
+        used_when = {
+            "deer": settings.method == "deer",
+            "system_prompt": settings.system_prompt != "",
+            "verify_memory_gb": settings.verify.own_judge,
+            "tp": engine.tensor_parallel,
+        }
+        names |= {name for name, is_used in used_when.items() if is_used}
         math_verify = f"math-verify {versions['math-verify']}"
         return settings.model_dump(mode="json", include=names) | {
             "max_tokens": self.max_tokens,
@@ -229,9 +227,9 @@ def default_budgets(max_tokens: int) -> tuple[int, ...]:
     """Return up to six powers of two below the limit of the run, then the limit itself: 1,024 ...
     16,384, 32,768.
     """
-    powers = [1 << exponent for exponent in range(max_tokens.bit_length())]
-    below = [power for power in powers if power < max_tokens < 64 * power]
-    return (*below, max_tokens)
+    return tuple(
+        budget for budget in powers_up_to(max_tokens) if max_tokens < 64 * budget
+    )
 
 
 def _encode_prompts(
@@ -269,12 +267,13 @@ def _max_tokens(wanted: int | None, model: EvalModel, prompts: Prompts) -> int:
     num_tokens = len(prompts[longest])
     positions = model.table.shape.max_position_embeddings
     room = positions - num_tokens
-    if room < (wanted or 1):
+    least = wanted or 1
+    if room < least:
         fix = f"set max_tokens={room} or less" if room > 0 else "leave that problem out"
         raise UserError(
             f"{model.name} has {positions} positions (max_position_embeddings), and "
             f"problem {longest} takes {num_tokens} of them: no room for "
-            f"{wanted or 1} response tokens; {fix}"
+            f"{least} response tokens; {fix}"
         )
     return wanted or min(MAX_TOKENS, room)
 

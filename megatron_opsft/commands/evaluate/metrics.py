@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import comb
+from operator import attrgetter
 from zlib import crc32
 
 import numpy as np
@@ -87,9 +88,7 @@ def arrange(samples: Sequence[StoredSample]) -> SampleGrid:
             f"problems have different numbers of samples: {sorted(numbers)}"
         )
     shape = len(counts), -1
-    ordered = sorted(
-        samples, key=lambda sample: (sample.problem_id, sample.sample_index)
-    )
+    ordered = sorted(samples, key=attrgetter("problem_id", "sample_index"))
     return SampleGrid(
         tokens_PN=np.array([sample.num_tokens for sample in ordered]).reshape(shape),
         correct_PN=np.array([sample.correct for sample in ordered]).reshape(shape),
@@ -104,14 +103,12 @@ def measure(grid: SampleGrid, counts_DP: Counts) -> dict[str, Floats]:
     A row of counts adds up to P. All but the token quantiles and the efficiency are means over
     problems, which are means over samples too, as N is the same for all.
     """
-    means = mean_over_problems(problem_values(grid), counts_DP)
-    quantiles = token_quantiles(grid, counts_DP, list(QUANTILES.values()))
     metrics = {}
-    for name, value in means.items():
+    for name, value in mean_over_problems(problem_values(grid), counts_DP).items():
         metrics[name] = value
         if name == "mean_tokens":
-            metrics |= dict(zip(QUANTILES, quantiles, strict=True))
-            metrics["efficiency"] = efficiency(means["accuracy"], value)
+            metrics |= token_quantiles(grid, counts_DP)
+            metrics["efficiency"] = efficiency(metrics["accuracy"], value)
     return metrics
 
 
@@ -135,7 +132,7 @@ def problem_values(grid: SampleGrid) -> dict[str, Floats]:
         "accuracy": grid.correct_PN.mean(axis=1),
         "pass_at_n": grid.correct_PN.any(axis=1).astype(np.float64),
     }
-    for k in pass_ks(num_samples):
+    for k in powers_up_to(num_samples):
         values[f"pass_at_{k}"] = pass_at_k(num_correct_P, num_samples, k)
     values["mean_tokens"] = grid.tokens_PN.mean(axis=1)
     if num_samples > 1:  # one length has no spread
@@ -145,10 +142,10 @@ def problem_values(grid: SampleGrid) -> dict[str, Floats]:
     return values
 
 
-def pass_ks(num_samples: int) -> list[int]:
-    """Return 1, 2, 4, ... and N itself."""
-    powers = {1 << exponent for exponent in range(num_samples.bit_length())}
-    return sorted(powers | {num_samples})
+def powers_up_to(most: int) -> list[int]:
+    """Return 1, 2, 4, ... and `most` itself."""
+    powers = {1 << exponent for exponent in range(most.bit_length())}
+    return sorted(powers | {most})
 
 
 def pass_at_k(num_correct_P: NDArray[np.integer], num_samples: int, k: int) -> Floats:
@@ -175,10 +172,8 @@ def mean_over_problems(
     return dict(zip(values_P, means_DM.T, strict=True))
 
 
-def token_quantiles(
-    grid: SampleGrid, counts_DP: Counts, quantiles: Sequence[float]
-) -> list[Floats]:
-    """Return one [D] for each quantile of the lengths of all samples, S = P * N of them.
+def token_quantiles(grid: SampleGrid, counts_DP: Counts) -> dict[str, Floats]:
+    """Return metric -> [D]: the `QUANTILES` of the lengths of all samples, S = P * N of them.
 
     Interpolates between two lengths as np.quantile does (linear).
     """
@@ -186,13 +181,13 @@ def token_quantiles(
     lengths_S = grid.tokens_PN.ravel()[order_S]
     problem_S = order_S // grid.samples_per_problem
     ranks_S = np.arange(len(lengths_S))
-    quantile_ranks_Q = np.asarray(quantiles) * (len(lengths_S) - 1)
+    quantile_ranks_Q = np.array([*QUANTILES.values()]) * (len(lengths_S) - 1)
     # Every row of counts adds up to P, so that each draw has S samples again.
     rows = [
         np.interp(quantile_ranks_Q, ranks_S, np.repeat(lengths_S, counts_P[problem_S]))
         for counts_P in counts_DP
     ]
-    return list(np.array(rows).T)
+    return dict(zip(QUANTILES, np.array(rows).T, strict=True))
 
 
 def efficiency(accuracy: Floats, mean_tokens: Floats) -> Floats:
@@ -211,7 +206,7 @@ def combine(benchmarks: Sequence[Mapping[str, Floats]]) -> dict[str, Floats]:
     for name in benchmarks[0]:
         if all(name in metrics for metrics in benchmarks):
             values_BD = [metrics[name] for metrics in benchmarks]
-            means[name] = np.mean(np.stack(values_BD), axis=0)
+            means[name] = np.mean(values_BD, axis=0)
     means["efficiency"] = efficiency(means["accuracy"], means["mean_tokens"])
     return means
 
@@ -232,10 +227,8 @@ def draw_counts(
     """
     generator = np.random.default_rng([seed, crc32(name.encode("utf-8"))])
     drawn_RP = generator.integers(num_problems, size=(num_resamples, num_problems))
-    drawn_RP += np.arange(num_resamples)[:, None] * num_problems
-    counts = np.bincount(drawn_RP.ravel(), minlength=num_resamples * num_problems)
-    ones = np.ones((1, num_problems), dtype=np.int64)
-    return np.concatenate([ones, counts.reshape(num_resamples, num_problems)])
+    counts_RP = [np.bincount(drawn_P, minlength=num_problems) for drawn_P in drawn_RP]
+    return np.vstack([np.ones(num_problems, dtype=np.int64), *counts_RP])
 
 
 def estimate(draws: Floats) -> Estimate:
@@ -244,9 +237,9 @@ def estimate(draws: Floats) -> Estimate:
     Both are rounded to 10 digits: further digits depend on the order in which a BLAS adds.
     """
     tail = 50 * (1 - LEVEL)
-    low, high = np.percentile(draws[1:], [tail, 100 - tail])
-    return Estimate(value=_round(draws[0]), low=_round(low), high=_round(high))
-
-
-def _round(value: np.float64) -> float:
-    return float(f"{value:.10g}") + 0.0  # no -0.0
+    interval = np.percentile(draws[1:], [tail, 100 - tail])
+    # Adding 0.0 makes 0.0 of -0.0.
+    value, low, high = (
+        float(f"{number:.10g}") + 0.0 for number in (draws[0], *interval)
+    )
+    return Estimate(value=value, low=low, high=high)

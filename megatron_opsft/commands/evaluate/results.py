@@ -106,15 +106,14 @@ def build_results(
     name: of the model, in tables and figures. budgets: ascending. baseline: its name, and samples
     of the same problems of every benchmark, any number of each.
     """
-    draws: list[_Draws] = []
-    budget_draws: list[list[_Draws]] = []
+    draws: list[list[_Draws]] = []
     base_draws: list[_Draws] = []
     benchmarks = {}
     for benchmark in ordered(samples):
         grid = arrange(samples[benchmark])
         counts = draw_counts(grid.num_problems, benchmark)
-        draws.append(measure(grid, counts))
-        budget_draws.append([measure_at(grid, budget, counts) for budget in budgets])
+        at_budgets = [measure_at(grid, budget, counts) for budget in budgets]
+        draws.append([measure(grid, counts), *at_budgets])
         base = None
         if baseline is not None:
             base_grid = arrange(baseline[1][benchmark])
@@ -123,16 +122,15 @@ def build_results(
             if base_grid.samples_per_problem != grid.samples_per_problem:
                 del base["pass_at_n"]  # of another N: no difference
         benchmarks[benchmark] = BenchmarkResults(
-            **_block_fields(draws[-1], base, budgets, budget_draws[-1]),
+            **_block_fields(draws[-1], base, budgets),
             num_problems=grid.num_problems,
             samples_per_problem=grid.samples_per_problem,
         )
     # Benchmarks were resampled independently of each other.
     overall = _block_fields(
-        combine(draws),
+        [combine(of_benchmarks) for of_benchmarks in zip(*draws, strict=True)],
         combine(base_draws) if base_draws else None,
         budgets,
-        [combine(at_budget) for at_budget in zip(*budget_draws, strict=True)],
     )
     return Results(
         model=name,
@@ -144,23 +142,21 @@ def build_results(
 
 
 def _block_fields(
-    draws: _Draws,
-    base: _Draws | None,
-    budgets: Sequence[int],
-    budget_draws: Sequence[_Draws],
+    draws: Sequence[_Draws], base: _Draws | None, budgets: Sequence[int]
 ) -> dict[str, Any]:
-    """Return the fields of `BlockResults`. budget_draws: at each of `budgets`."""
-    metrics = _estimate_all(draws)
+    """Return the fields of `BlockResults`. draws: of the whole responses, then at each budget."""
+    whole, *at_budgets = draws
+    metrics = _estimate_all(whole)
     differences = {}
     if base is not None:
-        ratios = draws["mean_tokens"] / base["mean_tokens"]
+        ratios = whole["mean_tokens"] / base["mean_tokens"]
         metrics["compression_ratio"] = estimate(ratios)
         differences = _estimate_all(
-            {name: draws[name] - base[name] for name in draws if name in base}
+            {name: whole[name] - base[name] for name in whole if name in base}
         )
     points = [
         BudgetPoint(budget=budget, metrics=_estimate_all(at_budget))
-        for budget, at_budget in zip(budgets, budget_draws, strict=True)
+        for budget, at_budget in zip(budgets, at_budgets, strict=True)
     ]
     return {"metrics": metrics, "differences": differences, "budgets": tuple(points)}
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from datetime import timedelta
+from itertools import chain
 from pathlib import Path
 
 from megatron_opsft.commands.evaluate.benchmarks import Benchmark
@@ -117,7 +118,6 @@ def _check_baseline(directory: Path, benchmarks: Sequence[Benchmark]) -> None:
     """
     results = read_results(directory).benchmarks
     hashes = EvaluationDirectory(directory).data()
-    files = SampleFiles(directory)
     for benchmark in benchmarks:
         name = benchmark.name
         num_problems = len(benchmark.problems)
@@ -129,9 +129,8 @@ def _check_baseline(directory: Path, benchmarks: Sequence[Benchmark]) -> None:
                 "evaluate the baseline on these"
             )
         num_samples = results[name].samples_per_problem
-        stored = benchmark.read_samples(files, num_samples)
-        missing = num_problems * num_samples - len(stored)
-        if missing:
+        stored = benchmark.read_samples(directory, num_samples)
+        if missing := num_problems * num_samples - len(stored):
             raise UserError(
                 f"--baseline {directory}: its samples of {name} are incomplete: {missing} are "
                 "missing; evaluate the baseline again, which samples these alone"
@@ -151,8 +150,7 @@ def _sample(
     """
     inputs = models[number]
     name = f"model{number}"
-    files = SampleFiles(inputs.settings.out)
-    is_correct = _agree_on_done(inputs, files, job, name)
+    is_correct = _agree_on_done(inputs, job, name)
     num_done = len(is_correct)
     num_correct = sum(is_correct.values())
     missing = missing_requests(
@@ -188,6 +186,7 @@ def _sample(
         read=read_progress,
         shown=job.is_main,
     ) as progress:
+        files = SampleFiles(inputs.settings.out)
         with Scorer(verifier, inputs.benchmarks, files, job, name) as scorer:
             for responses in _finished_responses(inputs, engine, queue):
                 scorer.put(responses)
@@ -196,9 +195,7 @@ def _sample(
     return engine
 
 
-def _agree_on_done(
-    inputs: Inputs, files: SampleFiles, job: Job, name: str
-) -> dict[tuple[str, int], bool]:
+def _agree_on_done(inputs: Inputs, job: Job, name: str) -> dict[tuple[str, int], bool]:
     """Return (problem key, sample index) -> True if correct, of the stored samples as rank 0 reads
     them. Called by every rank.
     """
@@ -206,7 +203,8 @@ def _agree_on_done(
     if job.is_main:
         stored = []
         for benchmark in inputs.benchmarks:
-            for sample in benchmark.read_samples(files, benchmark.samples):
+            own = benchmark.read_samples(inputs.settings.out, benchmark.samples)
+            for sample in own:
                 problem_key = benchmark.key(sample.problem_id)
                 stored.append((problem_key, sample.sample_index, sample.correct))
         job.put(key, json.dumps(stored))
@@ -224,7 +222,7 @@ def _open_engine(models: Sequence[Inputs], job: Job) -> RolloutEngine:
     inputs = models[0]
     settings = inputs.settings
     model = inputs.model
-    prompts = [prompt for inputs in models for prompt in inputs.prompts.values()]
+    prompts = chain.from_iterable(inputs.prompts.values() for inputs in models)
     longest = max(map(len, prompts))
     positions = model.table.shape.max_position_embeddings
     return build_engine(
@@ -290,20 +288,21 @@ def _build_results(inputs: Inputs, baseline: tuple[Path, Results] | None) -> Res
 
     baseline: directory and results of its evaluation.
     """
-    files = SampleFiles(inputs.settings.out)
+    out = inputs.settings.out
     samples = {}
     for benchmark in inputs.benchmarks:
-        files.combine(benchmark.name)
-        samples[benchmark.name] = benchmark.read_samples(files, benchmark.samples)
+        SampleFiles(out).combine(benchmark.name)
+        samples[benchmark.name] = benchmark.read_samples(out, benchmark.samples)
     base = None
     if baseline is not None:
-        directory, base_results = baseline
-        files = SampleFiles(directory)
+        directory, results = baseline
         base_samples = {}
         for benchmark in inputs.benchmarks:
-            num_samples = base_results.benchmarks[benchmark.name].samples_per_problem
-            base_samples[benchmark.name] = benchmark.read_samples(files, num_samples)
-        base = base_results.model, base_samples
+            num_samples = results.benchmarks[benchmark.name].samples_per_problem
+            base_samples[benchmark.name] = benchmark.read_samples(
+                directory, num_samples
+            )
+        base = results.model, base_samples
     settings = inputs.comparable_settings()
     return build_results(
         inputs.model.name, samples, settings, budgets=inputs.budgets, baseline=base

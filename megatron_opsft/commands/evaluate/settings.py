@@ -199,7 +199,7 @@ class EvaluationDirectory(OwnedDirectory):
 
 def load_settings(
     path: Path | None,
-    overrides: Sequence[str] = (),
+    overrides: Sequence[str],
     options: Mapping[str, object] | None = None,
 ) -> EvalSettings:
     """Load the settings of an evaluation, see `config.load.load`.

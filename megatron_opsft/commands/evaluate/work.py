@@ -14,8 +14,8 @@ from megatron_opsft.commands.evaluate.benchmarks import Benchmark
 from megatron_opsft.data.stored_samples import SampleFiles, StoredSample
 from megatron_opsft.records import Problem, Rollout
 from megatron_opsft.rollout.engine import EngineShare
-from megatron_opsft.rollout.requests import ResponseRequest
-from megatron_opsft.rollout.sampling import EVAL_STEP, response_seed
+from megatron_opsft.rollout.requests import ResponseRequest, make_requests
+from megatron_opsft.rollout.sampling import EVAL_STEP
 from megatron_opsft.runtime.job import Job
 from megatron_opsft.runtime.rounding import ceil_div
 from megatron_opsft.verify.verifier import Verifier
@@ -44,15 +44,9 @@ def missing_requests(
     for benchmark in reversed(benchmarks):
         keys = benchmark.problems_by_key()
         for key in sorted(keys, key=lambda key: -len(prompts[key])):
+            group = make_requests(key, prompts[key], benchmark.samples, seed, EVAL_STEP)
             requests += [
-                ResponseRequest(
-                    problem_id=key,
-                    sample_index=index,
-                    prompt_ids=prompts[key],
-                    seed=response_seed(seed, EVAL_STEP, key, index),
-                )
-                for index in range(benchmark.samples)
-                if (key, index) not in done
+                request for request in group if (key, request.sample_index) not in done
             ]
     return requests
 

@@ -2,7 +2,6 @@
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import ClassVar
 
 from pydantic import Field
 
@@ -15,8 +14,8 @@ from megatron_opsft.methods.catalog.fixed_data import StepEntropy, TokenSkip
 class MakeData(RunCommand):
     """Sample and choose the responses that a method trains on as data.responses."""
 
-    words: ClassVar[tuple[str, ...]] = ("method", "config")
-    examples: ClassVar[tuple[str, ...]] = (
+    words = ("method", "config")
+    examples = (
         "data crst examples/configs/quickstart.yaml --out crst.parquet",
         "data tokenskip CONFIG method.ratio=0.7 --limit 9 --out FILE",
     )

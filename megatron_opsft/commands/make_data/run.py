@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from megatron_opsft.commands.make_data.samples import o1_rows, rows_of, shortest
+from megatron_opsft.commands.make_data.samples import collect_rows, o1_rows, shortest
 from megatron_opsft.commands.make_data.step_entropy import (
     check_separator,
     step_entropy_rows,
@@ -55,12 +55,15 @@ def _rows_by(
     limit = s.settings.max_response_tokens
     match method := config.method:
         case Crst():
-            return lambda judged: rows_of(s, judged, shortest(judged.responses, limit))
+            return lambda judged: collect_rows(
+                s, judged, shortest(judged.responses, limit)
+            )
         case OffPolicySft():
-            return lambda judged: rows_of(s, judged, select(judged.responses, limit))
+            return lambda judged: collect_rows(
+                s, judged, select(judged.responses, limit)
+            )
         case O1Pruner():
-            temperature = method.objective(config.rollout.temperature).temperature
-            return lambda judged: o1_rows(s, judged, method, temperature)
+            return lambda judged: o1_rows(s, judged, method)
         case StepEntropy():
             check_separator(s.sampler.encoder.tokenizer, method.separator)
             return lambda judged: step_entropy_rows(s, judged, method)
@@ -81,25 +84,19 @@ class _DataFile(OwnedDirectory):
         self.lock = f".{out.name}.lock"
 
 
-def make_data(config: Config, out: Path, limit: int | None = None) -> None:
-    """Write a method's fixed data, and hold the lock of the file meanwhile. Called by every rank.
+def make_data(config: Config, out: Path, limit: int | None) -> None:
+    """Sample responses to all problems, choose rows from them, and write the rows; the lock of the
+    file is held meanwhile. Called by every rank.
 
-    Arguments and errors: see `_make_data`; `UserError` also if another process writes the file.
+    limit: at most so many problems, the first of a shuffle by run.seed. After a kill, the same call
+    continues. Errors: `UserError` before anything is sampled, if another process writes the file,
+    or if no response was chosen.
     """
     with ExitStack() as stack:
         if os.environ.get("RANK", "0") == "0":
             stack.enter_context(_DataFile(out).locked())
-        _make_data(config, out, limit)
-
-
-def _make_data(config: Config, out: Path, limit: int | None) -> None:
-    """Sample responses to all problems, choose rows from them, and write the rows.
-
-    limit: at most so many problems, the first of a shuffle by run.seed. After a kill, the same call
-    continues. Errors: `UserError` before anything is sampled, or if no response was chosen.
-    """
-    checked = check_on_job(_sampling_config(config, out))
-    with open_session(checked) as opened:
+        checked = check_on_job(_sampling_config(config, out))
+        opened = stack.enter_context(open_session(checked))
         temperature = config.rollout.temperature
         s = replace(opened, settings=replace(opened.settings, temperature=temperature))
         make_rows = _rows_by(config, s)
@@ -162,20 +159,20 @@ def _as_json(num_problems: int, rows: Sequence[StoredResponse]) -> dict[str, Any
     """Return the line of the journal for a chunk of problems."""
     fields_of_rows = [asdict(row) for row in rows]
     for fields in fields_of_rows:
-        del fields["routing"]  # bytes; fixed data never have them
+        del fields["routing"]  # bytes, which the written file does not have
     return {"num_problems": num_problems, "rows": fields_of_rows}
 
 
 def _identity(config: Config, s: Session, limit: int | None) -> dict[str, Any]:
     """Return the settings, problems and weights that two starts of one job must share."""
-    weights = []
-    for file in sorted(s.model_dir.glob("*.safetensors")):
-        weights.append([file.name, file.stat().st_size, file.stat().st_mtime_ns])
+    files = sorted(s.model_dir.glob("*.safetensors"))
     return {
         "config_hash": config_hash(config),
         "data_sha256": s.problems.sha256,
         "limit": limit,
-        "weights": weights,
+        "weights": [
+            [file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files
+        ],
     }
 
 

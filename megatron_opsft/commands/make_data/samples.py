@@ -6,10 +6,12 @@ import math
 import random
 from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate, chain, groupby
 from operator import attrgetter
 from statistics import fmean
-from typing import Any
+
+from transformers import PreTrainedTokenizerBase
 
 from megatron_opsft.data.stored_responses import StoredResponse
 from megatron_opsft.errors import NonFiniteError
@@ -22,18 +24,28 @@ from megatron_opsft.runtime.parts import in_parts
 from megatron_opsft.runtime.phase import Stopwatch
 
 
-def collect_samples(
+def collect_rows(
     s: Session, judged: JudgedProblems, chosen: Sequence[Response]
-) -> list[Sample]:
-    """Return the tokens of the chosen responses, in their order, on every rank. Called by every
-    rank.
+) -> list[StoredResponse]:
+    """Return the chosen responses unchanged, in their order, the same on every rank. Called by
+    every rank.
     """
     if not chosen:
         return []
     indices = range(len(chosen))
     indices_of = [indices] * s.layout.dp_size
     samples = s.fetch(judged.rollouts, judged.problems, chosen, indices_of)
-    return [samples[index] for index in indices]
+    rows = []
+    for index in indices:
+        sample = samples[index]
+        row = StoredResponse(
+            problem_id=sample.problem_id,
+            prompt_ids=sample.prompt_ids,
+            response_ids=sample.response_ids,
+            routing=sample.routing,
+        )
+        rows.append(row)
+    return rows
 
 
 def scores_of(
@@ -63,6 +75,11 @@ def _num_tokens(sample: Sample) -> int:
     return len(sample.prompt_ids) + len(sample.response_ids)
 
 
+def token_texts(tokenizer: PreTrainedTokenizerBase, row: StoredResponse) -> list[str]:
+    """Return the text of each token of a response."""
+    return [tokenizer.decode([token]) for token in row.response_ids]
+
+
 def find_thinking(texts: Sequence[str]) -> slice | None:
     """Return which tokens of a response are its thinking, without tags; None if no thinking ends.
 
@@ -82,23 +99,6 @@ def find_thinking(texts: Sequence[str]) -> slice | None:
     return slice(start, max(start, bisect_right(token_ends, closing)))
 
 
-def row_of(sample: Sample, **changes: Any) -> StoredResponse:
-    """Return a sample as a row of fixed data. changes: fields with other values."""
-    fields = {
-        "problem_id": sample.problem_id,
-        "prompt_ids": sample.prompt_ids,
-        "response_ids": sample.response_ids,
-    }
-    return StoredResponse(**fields | changes)
-
-
-def rows_of(
-    s: Session, judged: JudgedProblems, chosen: Sequence[Response]
-) -> list[StoredResponse]:
-    """Return the chosen responses unchanged, the same on every rank. Called by every rank."""
-    return [row_of(sample) for sample in collect_samples(s, judged, chosen)]
-
-
 def shortest(responses: Sequence[Response], limit: int) -> list[Response]:
     """Choose CRST's responses: for each problem the shortest correct one that ended within `limit`
     tokens; the first of equally short ones.
@@ -108,21 +108,22 @@ def shortest(responses: Sequence[Response], limit: int) -> list[Response]:
 
 
 def o1_rows(
-    s: Session, judged: JudgedProblems, settings: O1Pruner, temperature: float
+    s: Session, judged: JudgedProblems, settings: O1Pruner
 ) -> list[StoredResponse]:
     """Return O1-Pruner's rows: some responses to each problem, their rewards as advantages, and
-    their log-probs at `temperature`. The same on every rank; called by every rank.
+    their log-probs at the loss's temperature. The same on every rank; called by every rank.
     """
     chosen: list[tuple[Response, float]] = []
     by_problem = groupby(judged.responses, key=attrgetter("problem_index"))
     for problem_index, group in by_problem:
         problem_id = judged.problems[problem_index].id
         chosen += o1_choice(problem_id, list(group), settings, s.config.run.seed)
-    samples = collect_samples(s, judged, [response for response, _ in chosen])
-    scores = scores_of(s, samples, temperature=temperature)
+    rows = collect_rows(s, judged, [response for response, _ in chosen])
+    temperature = settings.objective(s.settings.temperature).temperature
+    scores = scores_of(s, rows, temperature=temperature)
     return [
-        row_of(sample, advantage=reward, log_probs=log_probs)
-        for sample, (_, reward), log_probs in zip(samples, chosen, scores, strict=True)
+        replace(row, advantage=reward, log_probs=log_probs)
+        for row, (_, reward), log_probs in zip(rows, chosen, scores, strict=True)
     ]
 
 

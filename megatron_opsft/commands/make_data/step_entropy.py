@@ -5,15 +5,16 @@ answer after the shortened thinking.
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from heapq import nsmallest
+from itertools import groupby
 
 from transformers import PreTrainedTokenizerBase
 
 from megatron_opsft.commands.make_data.samples import (
-    collect_samples,
+    collect_rows,
     find_thinking,
-    row_of,
     scores_of,
+    token_texts,
 )
 from megatron_opsft.data.stored_responses import StoredResponse
 from megatron_opsft.errors import UserError
@@ -42,11 +43,12 @@ def steps_of(texts: Sequence[str], separator: str) -> list[range]:
 
     texts: of each token.
     """
-    borders = [index for index, text in enumerate(texts) if text == separator]
     steps = []
-    for before, after in pairwise([-1, *borders, len(texts)]):
-        if after - before > 1:
-            steps.append(range(before + 1, after))
+    stop = 0
+    for is_separator, run in groupby(texts, key=separator.__eq__):
+        start, stop = stop, stop + len([*run])
+        if not is_separator:
+            steps.append(range(start, stop))
     return steps
 
 
@@ -58,8 +60,8 @@ def skipped_steps(
     entropies: of each token; a step's entropy is their sum.
     """
     sums = [math.fsum(entropies[step.start : step.stop]) for step in steps]
-    order = sorted(range(len(steps)), key=sums.__getitem__)
-    return set(order[: int(share * len(steps))])
+    num_skipped = int(share * len(steps))
+    return set(nsmallest(num_skipped, range(len(steps)), key=sums.__getitem__))
 
 
 def masked(
@@ -102,7 +104,7 @@ def step_entropy_rows(
     )
     right = select(answers.responses, settings.answer_tokens)
     rows = []
-    for answer in collect_samples(s, answers, right):
+    for answer in collect_rows(s, answers, right):
         row = begun[answer.problem_id]
         response_ids = row.response_ids + answer.response_ids
         rows.append(replace(row, response_ids=response_ids))
@@ -116,20 +118,19 @@ def _shorten_thinking(
     tokenizer = s.sampler.encoder.tokenizer
     skip = tokenizer.encode(SKIP, add_special_tokens=False)
     close = tokenizer.encode(f"\n{THINK_END}", add_special_tokens=False)
-    samples = []
+    whole = []
     thoughts = []
-    for sample in collect_samples(s, judged, judged.responses):
-        texts = [tokenizer.decode([token]) for token in sample.response_ids]
+    for row in collect_rows(s, judged, judged.responses):
+        texts = token_texts(tokenizer, row)
         if thinking := find_thinking(texts):
-            samples.append(sample)
+            whole.append(row)
             thoughts.append((thinking, steps_of(texts[thinking], settings.separator)))
-    scores = scores_of(s, samples, entropy=True)
+    scores = scores_of(s, whole, entropy=True)
     rows = []
-    for sample, thought, entropies in zip(samples, thoughts, scores, strict=True):
-        thinking, steps = thought
-        token_ids = sample.response_ids
+    for row, (thinking, steps), entropies in zip(whole, thoughts, scores, strict=True):
+        token_ids = row.response_ids
         skipped = skipped_steps(steps, entropies[thinking], settings.share)
         shortened = masked(token_ids[thinking], steps, skipped, skip)
         response_ids = (*token_ids[: thinking.start], *shortened, *close)
-        rows.append(row_of(sample, response_ids=response_ids))
+        rows.append(replace(row, response_ids=response_ids))
     return rows

@@ -5,15 +5,17 @@ prompt states the share of tokens that is kept. As in the authors' code, the llm
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import torch
 
 from megatron_opsft.commands.make_data.samples import (
-    collect_samples,
+    collect_rows,
     find_thinking,
-    row_of,
+    token_texts,
 )
 from megatron_opsft.data.answers import find_boxes
 from megatron_opsft.data.stored_responses import StoredResponse
@@ -86,28 +88,28 @@ def tokenskip_rows(
     tokenize = partial(tokenizer.encode, add_special_tokens=False)
     problems = {problem.id: problem for problem in judged.problems}
     right = select(judged.responses, s.settings.max_response_tokens)
-    samples = collect_samples(s, judged, right)
+    whole = collect_rows(s, judged, right)
     rows: list[tuple[int, StoredResponse]] = []  # with their order
-    for index in range(s.layout.rank, len(samples), s.layout.world_size):
-        sample = samples[index]
-        texts = [tokenizer.decode([token]) for token in sample.response_ids]
-        generator = random.Random(f"tokenskip:{s.config.run.seed}:{sample.problem_id}")
+    for index in range(s.layout.rank, len(whole), s.layout.world_size):
+        row = whole[index]
+        texts = token_texts(tokenizer, row)
+        generator = random.Random(f"tokenskip:{s.config.run.seed}:{row.problem_id}")
         ratio = settings.ratio or generator.choice(RATIOS)
         suffix = ""
         if ratio < 1:
             suffix = f"{settings.delimiter}{ratio}{settings.delimiter}"
-        prompt_ids = encoder.encode(problems[sample.problem_id], suffix=suffix)
-        reasoning_and_end = split(sample.response_ids, texts, tokenize)
+        prompt_ids = encoder.encode(problems[row.problem_id], suffix=suffix)
+        reasoning_and_end = split(row.response_ids, texts, tokenize)
         is_too_long = len(prompt_ids) > s.config.data.max_prompt_tokens
         if is_too_long or reasoning_and_end is None:
             continue
         reasoning, end = reasoning_and_end
-        start = sample.response_ids[: reasoning.start]
-        shortened = sample.response_ids[reasoning]
+        start = row.response_ids[: reasoning.start]
+        shortened = row.response_ids[reasoning]
         if ratio < 1:
             shortened = tuple(tokenize(shorten("".join(texts[reasoning]), ratio)))
         response_ids = (*start, *shortened, *end)
-        row = row_of(sample, prompt_ids=prompt_ids, response_ids=response_ids)
+        row = replace(row, prompt_ids=prompt_ids, response_ids=response_ids)
         rows.append((index, row))
-    by_index = dict(gather_from_all(rows))
-    return [by_index[index] for index in sorted(by_index)]
+    by_index = sorted(gather_from_all(rows), key=itemgetter(0))
+    return [row for _, row in by_index]

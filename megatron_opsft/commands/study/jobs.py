@@ -100,9 +100,8 @@ def commands_of(run: StudyRun) -> list[list[str]]:
     settings = run.eval_settings
     if run.trains:
         rounds = _rounds(run)
-        if rounds is None:
-            commands = [["train", *run.words, "--resume=auto"]]
-        else:
+        commands = [["train", *run.words, "--resume=auto"]]
+        if rounds is not None:
             commands = list(rounds.remaining_commands())
         model = str(trainings_of(run)[-1])  # `eval` asks it as its training did
     else:
@@ -207,6 +206,7 @@ def _run_command(words: Sequence[str], output: Path) -> None:
 
 
 def _end_with_parent() -> None:
+    # To the kernel the parent is the server that forks, which lives on for a while.
     parent = multiprocessing.parent_process()
     assert parent is not None
     connection.wait([parent.sentinel])
