@@ -4,8 +4,8 @@ only to the ranks that pack them.
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,18 +23,6 @@ from megatron_opsft.runtime.distributed import Layout, broadcast_in_replica
 from megatron_opsft.runtime.exchange import all_gather_bytes, route_bytes
 
 _OUTCOMES = list(Outcome)
-_FACT_NAMES = [
-    "problem_index",
-    "sample_index",
-    "num_prompt_tokens",
-    "num_tokens",
-    "outcome",
-    "finished",
-    "unclosed_think",
-    "rollout_index",
-]
-# A response as it travels, 32 bytes: fields of `Response`; the outcome as an index in `_OUTCOMES`.
-_FACTS = np.dtype([(name, np.int32) for name in _FACT_NAMES])
 
 
 def share_facts(
@@ -51,6 +39,7 @@ def share_facts(
     rollouts, verdicts: this rank's; problems: the step's, the same on every rank.
     """
     index_of = {problem.id: index for index, problem in enumerate(problems)}
+    # The fields of `Response` in their order, without the rank; the outcome as an index.
     rows = []
     for index, (rollout, verdict) in enumerate(zip(rollouts, verdicts, strict=True)):
         rows.append(
@@ -65,19 +54,15 @@ def share_facts(
                 index,
             )
         )
-    facts_here = np.array(rows, dtype=_FACTS)
-    gathered = all_gather_bytes(torch.from_numpy(facts_here.view(np.uint8)))
+    facts_here = torch.tensor(rows, dtype=torch.int32).flatten().view(torch.uint8)
     responses = []
-    for rank, received in enumerate(gathered):
-        for row in received.numpy().view(_FACTS).tolist():
-            facts = dict(zip(_FACT_NAMES, row, strict=True))
-            facts["outcome"] = _OUTCOMES[facts["outcome"]]
-            facts["finished"] = bool(facts["finished"])
-            facts["unclosed_think"] = bool(facts["unclosed_think"])
-            responses.append(Response(**facts, rank=rank))
-    # Responses of equal keys stay in the order of ranks: sort() is stable.
-    responses.sort(key=lambda response: (response.problem_index, response.sample_index))
-    return responses
+    for rank, received in enumerate(all_gather_bytes(facts_here)):
+        for row in received.view(torch.int32).view(-1, 8).tolist():
+            *counts, outcome, finished, unclosed_think, index = row
+            facts = (_OUTCOMES[outcome], bool(finished), bool(unclosed_think))
+            responses.append(Response(*counts, *facts, rank, index))
+    # Responses of equal keys stay in the order of ranks: sorted() is stable.
+    return sorted(responses, key=attrgetter("problem_index", "sample_index"))
 
 
 def fetch_samples(

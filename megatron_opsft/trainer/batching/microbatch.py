@@ -98,7 +98,6 @@ def build_microbatch(
         tokens += sequence
         tokens += [0] * (length - len(sequence))
     tokens += [0] * (sum(lengths) - len(tokens))
-    positions = list(chain.from_iterable(range(length) for length in lengths))
     borders = torch.tensor([0, *lengths], dtype=torch.int32)
     response_lengths = tuple(len(sample.response_ids) for sample in samples)
     advantages_R = None
@@ -106,7 +105,7 @@ def build_microbatch(
         advantages_R = _repeat_over_tokens(advantages, response_lengths, device)
     whole = MicroBatch(
         tokens_T=torch.tensor(tokens, device=device),
-        positions_T=torch.tensor(positions, device=device),
+        positions_T=torch.cat([torch.arange(length) for length in lengths]).to(device),
         cu_seqlens=borders.cumsum(0, dtype=torch.int32).to(device),
         max_seqlen=max(lengths),
         loss_indices_R=torch.tensor(loss_indices, dtype=torch.int64, device=device),
@@ -217,13 +216,13 @@ def pack(
     budget: int,
     dp_rank: int,
     dp_size: int,
-    cp_rank: int = 0,
-    cp_size: int = 1,
-    multiple: int = 1,
-    align: int = 1,
-    quadratic_at: float = 8192.0,
+    cp_rank: int,
+    cp_size: int,
+    multiple: int,
+    align: int,
+    quadratic_at: float,
     device: torch.device,
-    advantages: Sequence[float] | None = None,
+    advantages: Sequence[float] | None,
 ) -> tuple[list[MicroBatch], list[list[int]], PackingReport]:
     """Return this rank's micro-batches of the global batch, the indices of the samples in each of
     them, in its order, and a report on the packing of all ranks. Collective over the world.
@@ -247,7 +246,7 @@ def pack(
     report = describe_plan(
         padded_lengths, plan, budget=budget, quadratic_at=quadratic_at
     )
-    report = replace(report, num_tokens=sum(lengths))  # padding does not count
+    report = report._replace(num_tokens=sum(lengths))  # padding does not count
     samples = fetch([list(chain.from_iterable(bins)) for bins in plan])
     batches = []
     bins_here = [sorted(indices) for indices in plan[dp_rank]]

@@ -5,12 +5,8 @@ a gradient. Surrogates are to be maximised, divergences minimised.
 
 log_probs: log-probabilities under the current policy p; old: under the policy that sampled;
 reference: under the reference model. advantages: the response's advantage, repeated for each token.
-lengths: tokens of each response. The vectors hold whole responses, or the tokens that a
-`ResponsePart` describes.
+mean_ratio: the mean of log p - log old over the token's response; counts: that response's tokens.
 """
-
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,15 +16,6 @@ from megatron_opsft.methods.objective import KlEstimator
 # Beyond it k3 continues as a straight line: e^40 squared, as in a gradient's norm, is still finite
 # in float32.
 _MAX_LOG_RATIO = 40.0
-
-
-class ResponsePart(NamedTuple):
-    """The response tokens that this context-parallel rank holds."""
-
-    numbers: Tensor
-    """int64: the number of each token's response, from 0."""
-    total: Callable[[Tensor], Tensor]
-    """Returns the elementwise sum over the group's ranks; differentiable."""
 
 
 def token_clip(
@@ -50,37 +37,27 @@ def token_clip(
 
 
 def sequence_clip(
-    log_probs: Tensor,
-    old: Tensor,
-    advantages: Tensor,
-    lengths: Sequence[int],
-    *,
-    low: float,
-    high: float,
-    part: ResponsePart | None = None,
+    mean_ratio: Tensor, counts: Tensor, advantages: Tensor, *, low: float, high: float
 ) -> Tensor:
     """Return `token_clip` with r = exp(mean_t (log p - log old)), divided among the n tokens of the
     response.
     """
-    means, counts = mean_of_response(log_probs - old, lengths, part)
-    zeros = torch.zeros_like(means)
-    return token_clip(means, zeros, advantages, low=low, high=high) / counts
+    zeros = torch.zeros_like(mean_ratio)
+    return token_clip(mean_ratio, zeros, advantages, low=low, high=high) / counts
 
 
 def squared_log_ratio(
     log_probs: Tensor,
-    old: Tensor,
+    mean_ratio: Tensor,
+    counts: Tensor,
     advantages: Tensor,
-    lengths: Sequence[int],
     *,
     tau: float,
-    part: ResponsePart | None = None,
 ) -> Tensor:
     """Return A log p - tau / 2 (sum_t (log p - log old))^2, the square divided among the n tokens
     of the response.
     """
-    means, counts = mean_of_response(log_probs - old, lengths, part)
-    return advantages * log_probs - 0.5 * tau * counts * means.square()
+    return advantages * log_probs - 0.5 * tau * counts * mean_ratio.square()
 
 
 def kl_estimate(estimator: KlEstimator, log_probs: Tensor, reference: Tensor) -> Tensor:
@@ -97,23 +74,3 @@ def kl_estimate(estimator: KlEstimator, log_probs: Tensor, reference: Tensor) ->
     bounded = d.clamp(max=_MAX_LOG_RATIO)
     slope = bounded.expm1()
     return slope - bounded + slope * (d - bounded)
-
-
-def mean_of_response(
-    values: Tensor, lengths: Sequence[int], part: ResponsePart | None = None
-) -> tuple[Tensor, Tensor]:
-    """Return for every token the mean over its response, and the number of tokens of that response.
-    S: the responses.
-    """
-    if part is not None:
-        counts_S = values.new_tensor(lengths)
-        sums_here_S = torch.zeros_like(counts_S).index_add(0, part.numbers, values)
-        means_S = part.total(sums_here_S) / counts_S
-        return means_S[part.numbers], counts_S[part.numbers]
-    # An empty vector at the front, because torch.cat refuses an empty list.
-    means = [values[:0]]
-    counts = [values[:0]]
-    for response in values.split(list(lengths)):
-        means.append(response.mean().expand_as(response))
-        counts.append(response.new_full(response.shape, len(response)))
-    return torch.cat(means), torch.cat(counts)

@@ -98,8 +98,6 @@ class ObjectiveLosses:
         old_C = log_probs_C.detach()
         if batch.old_log_probs_R is not None:
             old_C = batch.old_log_probs_R[chunk]
-        lengths = batch.response_lengths
-        response_part = _response_part(batch)
         match self.objective.surrogate:
             case Likelihood():
                 return advantages_C * log_probs_C
@@ -111,23 +109,14 @@ class ObjectiveLosses:
                     log_probs_C, old_C, advantages_C, low=low, high=high, dual=dual
                 )
             case SequenceClip(low=low, high=high):
+                means_C, counts_C = _mean_of_response(log_probs_C - old_C, batch)
                 return surrogates.sequence_clip(
-                    log_probs_C,
-                    old_C,
-                    advantages_C,
-                    lengths,
-                    low=low,
-                    high=high,
-                    part=response_part,
+                    means_C, counts_C, advantages_C, low=low, high=high
                 )
             case SquaredLogRatio(tau=tau):
+                means_C, counts_C = _mean_of_response(log_probs_C - old_C, batch)
                 return surrogates.squared_log_ratio(
-                    log_probs_C,
-                    old_C,
-                    advantages_C,
-                    lengths,
-                    tau=tau,
-                    part=response_part,
+                    log_probs_C, means_C, counts_C, advantages_C, tau=tau
                 )
 
     def _divergence(self, log_probs_C: Tensor, chunk: slice) -> Tensor:
@@ -151,14 +140,27 @@ class ObjectiveLosses:
 TokenLosses = WeightedLikelihood | ObjectiveLosses
 
 
-def _response_part(batch: MicroBatch) -> surrogates.ResponsePart | None:
-    """Return which tokens of each response this context-parallel rank holds; None: all."""
+def _mean_of_response(values_R: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+    """Return for every token the mean over its response, and the number of tokens of that response.
+    S: the responses.
+    """
+    lengths = list(batch.response_lengths)
     indices_R = batch.response_indices_R
-    if indices_R is None:
-        return None
-    ends_S = torch.tensor(batch.response_lengths, device=indices_R.device).cumsum(0)
-    numbers = torch.searchsorted(ends_S, indices_R, right=True)
-    return surrogates.ResponsePart(numbers, sum_over_context)
+    if indices_R is not None:
+        # The other tokens are on the other ranks of the context-parallel group.
+        ends_S = torch.tensor(lengths, device=indices_R.device).cumsum(0)
+        numbers_R = torch.searchsorted(ends_S, indices_R, right=True)
+        counts_S = values_R.new_tensor(lengths)
+        sums_here_S = torch.zeros_like(counts_S).index_add(0, numbers_R, values_R)
+        means_S = sum_over_context(sums_here_S) / counts_S
+        return means_S[numbers_R], counts_S[numbers_R]
+    # An empty vector at the front, because torch.cat refuses an empty list.
+    means = [values_R[:0]]
+    counts = [values_R[:0]]
+    for response in values_R.split(lengths):
+        means.append(response.mean().expand_as(response))
+        counts.append(response.new_full(response.shape, len(response)))
+    return torch.cat(means), torch.cat(counts)
 
 
 def token_losses(objective: Objective, batch: MicroBatch) -> TokenLosses:

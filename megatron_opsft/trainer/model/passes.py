@@ -13,7 +13,6 @@ from torch import Tensor
 from megatron_opsft.methods.objective import Distillation, Objective
 from megatron_opsft.records import MicroBatch
 from megatron_opsft.trainer.loss.cross_entropy import summed_loss
-from megatron_opsft.trainer.loss.fused_linear import fused_linear_loss
 from megatron_opsft.trainer.loss.loss_memory import CrossEntropyKind
 from megatron_opsft.trainer.loss.output_head import OutputHead, Teacher
 from megatron_opsft.trainer.loss.token_losses import token_losses
@@ -72,30 +71,23 @@ def sum_losses(
     num_tokens = torch.tensor(
         batch.num_loss_tokens, dtype=torch.int, device=hidden_TH.device
     )
+    teacher = None
     if isinstance(objective.surrogate, Distillation):
-        loss_sum, token_values = fused_linear_loss(
-            hidden_TH,
-            head,
-            batch.loss_indices_R,
-            batch.labels_R,
-            losses,
-            teacher=_teacher_of(objective.surrogate, head, batch),
-        )
-        assert token_values.divergence_R is not None
-        clipped, _ = losses.statistics(token_values.log_probs_R)
-        statistics: tuple[Tensor, ...] = (clipped, token_values.divergence_R.sum())
-    else:
-        loss_sum, log_probs_R = summed_loss(
-            cross_entropy,
-            hidden_TH,
-            head,
-            batch.loss_indices_R,
-            batch.labels_R,
-            losses,
-            accumulation_fusion=accumulation_fusion,
-        )
-        statistics = losses.statistics(log_probs_R)
-    return loss_sum, num_tokens, BatchSums(loss_sum.detach().clone(), *statistics)
+        teacher = _teacher_of(objective.surrogate, head, batch)
+    loss_sum, found = summed_loss(
+        cross_entropy,
+        hidden_TH,
+        head,
+        batch.loss_indices_R,
+        batch.labels_R,
+        losses,
+        teacher=teacher,
+        accumulation_fusion=accumulation_fusion,
+    )
+    sums = BatchSums(loss_sum.detach().clone(), *losses.statistics(found.log_probs_R))
+    if found.divergence_R is not None:
+        sums = sums._replace(divergence=found.divergence_R.sum())
+    return loss_sum, num_tokens, sums
 
 
 def _teacher_of(

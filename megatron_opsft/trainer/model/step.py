@@ -95,7 +95,7 @@ class Trainer:
             temperature = self.objective.temperature
 
         def log_probs(head: OutputHead, batch: MicroBatch, hidden_TH: Tensor) -> Tensor:
-            _, log_probs_R = summed_loss(
+            _, found = summed_loss(
                 self.cross_entropy,
                 hidden_TH,
                 head,
@@ -103,7 +103,7 @@ class Trainer:
                 batch.labels_R,
                 WeightedLikelihood(batch.weights_R),
             )
-            return log_probs_R
+            return found.log_probs_R
 
         return self._run(log_probs, batches, temperature)
 
