@@ -198,7 +198,6 @@ def batches_of(case: Case, layout: Layout, seed: int = 0) -> tuple[list[MicroBat
         cp_size=layout.cp_size,
         multiple=case.pp if case.vpp else 1,
         align=case.tp if case.sequence_parallel else 1,
-        quadratic_at=8192.0,
         advantages=None if plain else ADVANTAGES[: len(accepted)],
         device=device,
     )

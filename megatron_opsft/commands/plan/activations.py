@@ -243,7 +243,6 @@ def _loss_bytes(run: PlannedRun) -> float:
         )
     return fused_linear_bytes(
         num_tokens,
-        num_tokens,
         hidden_size,
         min(run.rows_per_rank, run.shape.vocab_size),  # it never touches padding
         dtype_bytes=run.dtype_bytes,

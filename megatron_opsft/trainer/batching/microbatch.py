@@ -216,13 +216,13 @@ def pack(
     budget: int,
     dp_rank: int,
     dp_size: int,
-    cp_rank: int,
-    cp_size: int,
-    multiple: int,
-    align: int,
-    quadratic_at: float,
+    cp_rank: int = 0,
+    cp_size: int = 1,
+    multiple: int = 1,
+    align: int = 1,
+    quadratic_at: float = 8192.0,
     device: torch.device,
-    advantages: Sequence[float] | None,
+    advantages: Sequence[float] | None = None,
 ) -> tuple[list[MicroBatch], list[list[int]], PackingReport]:
     """Return this rank's micro-batches of the global batch, the indices of the samples in each of
     them, in its order, and a report on the packing of all ranks. Collective over the world.

@@ -105,8 +105,7 @@ class _OpenBin:
         The first one may be longer than `budget`; with it the bin has room for `budget` tokens in
         all.
         """
-        room_before = self.room if self.indices else budget
-        self.room = room_before - length
+        self.room = min(self.room, budget) - length
         self.cost += cost
         self.indices.append(index)
 
@@ -185,15 +184,15 @@ def _assign_to_ranks(
     num_bins: int,
 ) -> list[list[Bin]] | None:
     """Return the bins of each rank, `num_bins` for each; None if a sequence finds no room."""
-    longest = max(lengths, default=0)
+    # An empty bin takes any sequence, even one beyond the budget.
+    room = max([budget, *lengths])
     plan = []
     ranks = _Group(0)
     for rank_number in range(dp_size):
         rank = _Group(rank_number)
         bins: list[Bin] = []
         for number in range(num_bins):
-            # An empty bin takes any sequence, even one beyond the budget.
-            empty_bin = _OpenBin(number, longest)
+            empty_bin = _OpenBin(number, room)
             rank.add(empty_bin)
             bins.append(empty_bin.indices)
         ranks.add(rank)

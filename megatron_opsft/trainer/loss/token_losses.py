@@ -32,15 +32,13 @@ class WeightedLikelihood:
     joins_tokens: ClassVar[bool] = False
     """True if a token's loss depends on its whole response."""
 
-    def __call__(self, log_probs_C: Tensor, chunk: slice = _ALL) -> Tensor:
-        """Return the losses, float32 [C], differentiable. chunk: which of the R tokens; must be all
-        if `joins_tokens`.
-        """
-        return -log_probs_C * self.weights_R[chunk]
+    def __call__(self, log_probs_R: Tensor) -> Tensor:
+        """Return the losses, float32 [R], differentiable."""
+        return -log_probs_R * self.weights_R
 
     def weights(self, log_probs_C: Tensor, chunk: slice = _ALL) -> Tensor:
         """Return -d loss / d log p, float32 [C]. Likelihood with these weights has the same
-        gradient.
+        gradient. chunk: which of the R tokens; must be all if `joins_tokens`.
         """
         return self.weights_R[chunk]
 
