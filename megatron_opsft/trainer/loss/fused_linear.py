@@ -205,7 +205,6 @@ class _Gradient:
         self.weight_VH = main_grad
         self.losses = losses
         self._head = head
-        self._ops = operations(hidden_TH.device)
 
     def add(
         self,
@@ -226,12 +225,11 @@ class _Gradient:
         # A CPU's GEMMs convert to float32 anyway.
         dtype = self.hidden_TH.dtype if self.hidden_TH.is_cuda else torch.float32
         weights_C = weights_C / self._head.temperature
+        ops = operations(logits_CV.device)
         if teacher_chunk is None:
-            grad_CV = self._ops.loss_gradient_(
-                logits_CV, labels_C, lse_C, weights_C, dtype
-            )
+            grad_CV = ops.loss_gradient_(logits_CV, labels_C, lse_C, weights_C, dtype)
         else:
-            grad_CV = self._ops.distillation_gradient_(
+            grad_CV = ops.distillation_gradient_(
                 logits_CV,
                 teacher_chunk.logits_CV,
                 labels_C,

@@ -113,11 +113,7 @@ class Trainer:
         """
 
         def states(head: OutputHead, batch: MicroBatch, hidden_TH: Tensor) -> Tensor:
-            return join_over_context(
-                hidden_TH[batch.loss_indices_R],
-                batch.response_indices_R,
-                sum(batch.response_lengths),
-            ).cpu()
+            return join_over_context(hidden_TH[batch.loss_indices_R], batch).cpu()
 
         return self._run(states, batches, temperature=1.0)
 
@@ -147,20 +143,18 @@ class Trainer:
             cp_size=layout.cp_size,
         )
 
-        num_scores = sum(batch.response_lengths)
-
         def scores(head: OutputHead, batch: MicroBatch, hidden_TH: Tensor) -> Tensor:
             found = token_statistics(
                 hidden_TH, head, batch.loss_indices_R, batch.labels_R, entropy=entropy
             )
             values_R = found.log_probs_R if found.entropy_R is None else found.entropy_R
-            return join_over_context(values_R, batch.response_indices_R, num_scores)
+            return join_over_context(values_R, batch)
 
         batches = [batch]
         if len(self.chunks) > 1:  # interleaved stages need a multiple of their number
             batches = [batch] * layout.pp_size
         scored = self._run(scores, batches, temperature)
-        flat_R = torch.empty(num_scores, device=device)
+        flat_R = torch.empty(sum(batch.response_lengths), device=device)
         if layout.is_loss_rank:
             flat_R = scored[0]
         source = (layout.pp_size - 1) * layout.tp_size
