@@ -11,6 +11,7 @@ from torch.autograd.functional import vjp
 
 from megatron_opsft.methods.objective import (
     Distillation,
+    KlEstimator,
     Likelihood,
     Objective,
     SequenceClip,
@@ -19,9 +20,11 @@ from megatron_opsft.methods.objective import (
 )
 from megatron_opsft.records import MicroBatch
 from megatron_opsft.runtime.distributed import sum_over_context
-from megatron_opsft.trainer.loss import surrogates
 
 _ALL = slice(None)
+# Beyond it k3 continues as a straight line: e^40 squared, as in a gradient's norm, is still finite
+# in float32.
+_MAX_LOG_RATIO = 40.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,28 +106,24 @@ class ObjectiveLosses:
                 # Its divergence from the teacher is no function of log-probs.
                 return weight * (advantages_C * log_probs_C)
             case TokenClip(low=low, high=high, dual=dual):
-                return surrogates.token_clip(
-                    log_probs_C, old_C, advantages_C, low=low, high=high, dual=dual
-                )
+                ratio_C = (log_probs_C - old_C).exp()
+                return _clip(ratio_C, advantages_C, low=low, high=high, dual=dual)
             case SequenceClip(low=low, high=high):
                 means_C, counts_C = _mean_of_response(log_probs_C - old_C, batch)
-                return surrogates.sequence_clip(
-                    means_C, counts_C, advantages_C, low=low, high=high
-                )
+                # Each of the response's n tokens has 1 / n of it.
+                return _clip(means_C.exp(), advantages_C, low=low, high=high) / counts_C
             case SquaredLogRatio(tau=tau):
                 means_C, counts_C = _mean_of_response(log_probs_C - old_C, batch)
-                return surrogates.squared_log_ratio(
-                    log_probs_C, means_C, counts_C, advantages_C, tau=tau
-                )
+                # (n mean)^2, divided among the n tokens.
+                penalty_C = 0.5 * tau * counts_C * means_C.square()
+                return advantages_C * log_probs_C - penalty_C
 
     def _divergence(self, log_probs_C: Tensor, chunk: slice) -> Tensor:
         reference_R = self.batch.reference_log_probs_R
         assert reference_R is not None, (
             "with a divergence a batch carries the reference's log-probs"
         )
-        return surrogates.kl_estimate(
-            self.objective.kl, log_probs_C, reference_R[chunk]
-        )
+        return kl_estimate(self.objective.kl, log_probs_C, reference_R[chunk])
 
     def _clipped(self, log_probs_R: Tensor) -> Tensor:
         """Return 1 for each token whose gradient a clip took away, else 0; float32 [R]."""
@@ -136,6 +135,38 @@ class ObjectiveLosses:
 
 
 TokenLosses = WeightedLikelihood | ObjectiveLosses
+
+
+def _clip(
+    ratio: Tensor,
+    advantages: Tensor,
+    *,
+    low: float,
+    high: float,
+    dual: float | None = None,
+) -> Tensor:
+    """Return min(r A, clip(r, 1 - low, 1 + high) A) with r = p / old, for A < 0 at least dual A."""
+    clipped_ratio = ratio.clamp(1 - low, 1 + high)
+    value = torch.minimum(ratio * advantages, clipped_ratio * advantages)
+    if dual is None:
+        return value
+    return torch.where(advantages < 0, torch.maximum(value, dual * advantages), value)
+
+
+def kl_estimate(estimator: KlEstimator, log_probs: Tensor, reference: Tensor) -> Tensor:
+    """Return an estimate of KL(p || ref) from tokens that p sampled.
+
+    With d = log ref - log p: k1 = -d, k2 = d^2 / 2, k3 = e^d - d - 1. Above d = 40 k3 continues as
+    a straight line with the slope at 40: finite, and its gradient never vanishes.
+    """
+    d = reference - log_probs
+    if estimator == "k1":
+        return -d
+    if estimator == "k2":
+        return 0.5 * d.square()
+    bounded = d.clamp(max=_MAX_LOG_RATIO)
+    slope = bounded.expm1()
+    return slope - bounded + slope * (d - bounded)
 
 
 def _mean_of_response(values_R: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
