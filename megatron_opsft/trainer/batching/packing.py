@@ -8,7 +8,7 @@ the cheapest rank that has room, and there into the cheapest bin that has room.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from heapq import heappop, heappush, heapreplace
+from heapq import heappop, heappush
 from typing import NamedTuple
 
 from megatron_opsft.runtime.rounding import ceil_div
@@ -154,9 +154,9 @@ class _Group:
 
     def put(self, index: int, length: int, cost: float, budget: int) -> None:
         """Put a sequence, for which `has_room` was True, into the cheapest member with room."""
-        cheapest = self._roomy[0].member
+        cheapest = heappop(self._roomy).member
         cheapest.put(index, length, cost, budget)
-        heapreplace(self._roomy, _Entry(cheapest.cost, cheapest.number, cheapest))
+        self.add(cheapest)
         self.cost += cost
 
 

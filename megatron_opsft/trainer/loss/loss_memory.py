@@ -65,13 +65,12 @@ def choose_cross_entropy(
         )
     if wanted != "auto":
         return CrossEntropy(kind=wanted, reason="as train.cross_entropy says")
-    if te_problem:
-        return CrossEntropy(kind="fused_linear", reason=te_problem)
     logit_bytes = 2 * max_tokens * rows_per_rank
     size = f"{logit_bytes / 1e9:.1f} GB"
-    if logit_bytes > _MAX_TE_LOGIT_BYTES:
-        reason = f"all logits of a micro-batch would take {size}"
-        return CrossEntropy(kind="fused_linear", reason=reason)
+    if not te_problem and logit_bytes > _MAX_TE_LOGIT_BYTES:
+        te_problem = f"all logits of a micro-batch would take {size}"
+    if te_problem:
+        return CrossEntropy(kind="fused_linear", reason=te_problem)
     reason = f"TransformerEngine is there, and all logits take {size}"
     return CrossEntropy(kind="te", reason=reason)
 

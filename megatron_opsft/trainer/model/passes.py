@@ -73,7 +73,17 @@ def sum_losses(
     )
     teacher = None
     if isinstance(objective.surrogate, Distillation):
-        teacher = _teacher_of(objective.surrogate, head, batch)
+        # What `ReferenceModel.with_teacher` put into the micro-batch.
+        states_RH, weight_VH = batch.teacher_RH, batch.teacher_VH
+        assert states_RH is not None and weight_VH is not None, (
+            "a distilled batch has a teacher"
+        )
+        teacher = Teacher(
+            hidden_RH=states_RH.to(weight_VH.device),
+            head=replace(head, weight_VH=weight_VH),
+            weights_R=objective.surrogate.beta * batch.weights_R,
+            forward=objective.surrogate.forward,
+        )
     loss_sum, found = summed_loss(
         cross_entropy,
         hidden_TH,
@@ -88,22 +98,6 @@ def sum_losses(
     if found.divergence_R is not None:
         sums = sums._replace(divergence=found.divergence_R.sum())
     return loss_sum, num_tokens, sums
-
-
-def _teacher_of(
-    distillation: Distillation, head: OutputHead, batch: MicroBatch
-) -> Teacher:
-    """Return the teacher that `ReferenceModel.with_teacher` put into the micro-batch."""
-    states_RH, weight_VH = batch.teacher_RH, batch.teacher_VH
-    assert states_RH is not None and weight_VH is not None, (
-        "a distilled batch has a teacher"
-    )
-    return Teacher(
-        hidden_RH=states_RH.to(weight_VH.device),
-        head=replace(head, weight_VH=weight_VH),
-        weights_R=distillation.beta * batch.weights_R,
-        forward=distillation.forward,
-    )
 
 
 def with_log_probs(
