@@ -58,9 +58,29 @@ def share_facts(
     responses = []
     for rank, received in enumerate(all_gather_bytes(facts_here)):
         for row in received.view(torch.int32).view(-1, 8).tolist():
-            *counts, outcome, finished, unclosed_think, index = row
-            facts = (_OUTCOMES[outcome], bool(finished), bool(unclosed_think))
-            responses.append(Response(*counts, *facts, rank, index))
+            (
+                problem,
+                sample,
+                prompt_tokens,
+                tokens,
+                outcome,
+                finished,
+                unclosed,
+                index,
+            ) = row
+            responses.append(
+                Response(
+                    problem,
+                    sample,
+                    prompt_tokens,
+                    tokens,
+                    _OUTCOMES[outcome],
+                    bool(finished),
+                    bool(unclosed),
+                    rank,
+                    index,
+                )
+            )
     # Responses of equal keys stay in the order of ranks: sorted() is stable.
     return sorted(responses, key=attrgetter("problem_index", "sample_index"))
 
