@@ -7,7 +7,7 @@ from pathlib import Path
 from megatron_opsft.config import Config
 from megatron_opsft.models.architectures.shape import ModelShape
 from megatron_opsft.models.storage.megatron_files import StoredWeights, open_weights
-from megatron_opsft.models.weights.rules import WeightTable, padded_vocab_size
+from megatron_opsft.models.weights.rules import WeightTable
 from megatron_opsft.runtime.device import Device
 from megatron_opsft.runtime.distributed import Layout
 from megatron_opsft.trainer.loss.cross_entropy import te_problem
@@ -64,12 +64,11 @@ def build_trainer(
         deterministic=config.run.deterministic,
     )
     table = WeightTable(shape, "te" if with_te else "local", tp)
-    padded_rows = padded_vocab_size(shape.vocab_size, tp)
     loss = choose_cross_entropy(
         train.cross_entropy,
         te_problem(device, dtype),
         max_tokens=train.max_tokens_per_microbatch,
-        rows_per_rank=padded_rows // tp,
+        rows_per_rank=table.padded_vocab // tp,
         with_teacher=objective.has_teacher,
     )
     if layout.is_main:
