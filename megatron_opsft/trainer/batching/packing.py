@@ -73,7 +73,7 @@ def plan_packing(
     Ranks are balanced by `sequence_cost`. Each has its most expensive bin first, because
     expert-parallel ranks wait for each other in every micro-batch and should work on equal ones.
     """
-    order = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
+    order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
     costs = [sequence_cost(length, quadratic_at) for length in lengths]
     num_bins = ceil_div(_first_fit(lengths, order, budget), dp_size * multiple)
     num_bins *= multiple

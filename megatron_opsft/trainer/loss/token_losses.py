@@ -173,7 +173,7 @@ def _mean_of_response(values_R: Tensor, batch: MicroBatch) -> tuple[Tensor, Tens
     """Return for every token the mean over its response, and the number of tokens of that response.
     S: the responses.
     """
-    lengths = list(batch.response_lengths)
+    lengths = batch.response_lengths
     indices_R = batch.response_indices_R
     if indices_R is not None:
         # The other tokens are on the other ranks of the context-parallel group.

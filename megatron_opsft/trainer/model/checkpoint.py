@@ -129,9 +129,12 @@ class Checkpointer:
         failure = self.finish()
         if failure and dist.get_rank() == 0:
             log.warning("%s", failure)
-        partial = self._named(step, PARTIAL)
         write = CheckpointWrite(
-            self._state(), partial, self._group, self._host_copies, copy=in_background
+            self._state(),
+            self._named(step, PARTIAL),
+            self._group,
+            self._host_copies,
+            copy=in_background,
         )
         self._pending = (write, {"step": step, **about})
 

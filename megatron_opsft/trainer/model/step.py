@@ -159,7 +159,7 @@ class Trainer:
             flat_R = scored[0]
         source = (layout.pp_size - 1) * layout.tp_size
         broadcast_over(flat_R, source, parallel_state.get_model_parallel_group())
-        by_sample = flat_R.cpu().split(list(batch.response_lengths))
+        by_sample = flat_R.cpu().split(batch.response_lengths)
         return [tuple(values.tolist()) for values in by_sample]
 
     def _run(
