@@ -57,7 +57,8 @@ def share_facts(
     facts_here = torch.tensor(rows, dtype=torch.int32).flatten().view(torch.uint8)
     responses = []
     for rank, received in enumerate(all_gather_bytes(facts_here)):
-        for row in received.view(torch.int32).view(-1, 8).tolist():
+        # Cloned, because int32 must begin at a multiple of its size.
+        for row in received.clone().view(torch.int32).view(-1, 8).tolist():
             (
                 problem,
                 sample,
@@ -133,7 +134,7 @@ def fetch_samples(
     for index, part in zip(wanted, parts, strict=True):
         response = responses[index]
         token_bytes, routing_bytes = part.tensor_split([4 * response.sequence_tokens])
-        # Cloned, because int32 must begin at a multiple of its size.
+        # Cloned for the same reason.
         ids = tuple(token_bytes.clone().view(torch.int32).tolist())
         samples[index] = Sample(
             problem_id=problems[response.problem_index].id,
