@@ -100,7 +100,6 @@ def measure(args: argparse.Namespace) -> None:
     rows = padded_vocab_size(args.vocab, args.tp) // args.tp
     formula = fused_linear_bytes(
         args.tokens,
-        args.tokens,
         args.hidden,
         rows,
         dtype_bytes=DTYPES[args.dtype].itemsize,

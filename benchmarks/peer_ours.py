@@ -11,9 +11,9 @@ from megatron_opsft.models.architectures.config_from_hf import read_model_shape
 from megatron_opsft.records import Callback, MicroBatch
 from megatron_opsft.run.record.recorder import open_recorder
 from megatron_opsft.run.start.check import check_on_job
-from megatron_opsft.run.start.checked_run import CheckedRun
-from megatron_opsft.run.start.session import build_run_trainer, open_session
+from megatron_opsft.run.start.session import open_session
 from megatron_opsft.run.train import run_step
+from megatron_opsft.trainer.model.load import build_trainer
 
 
 def our_batches(work: Work) -> tuple[list[MicroBatch], float]:
@@ -36,8 +36,7 @@ def build_our_update(work: Work) -> Run:
     config = Config.model_validate({"model": model, "data": {"train": "arithmetic"}})
     device, layout = join_ranks(work.device.torch_device.type, config.parallel)
     shape = read_model_shape(work.model_dir)
-    checked = CheckedRun(config=config, shape=shape, world_size=1)
-    parts = build_run_trainer(checked, work.model_dir, device, layout)
+    parts = build_trainer(config, shape, work.model_dir, device, layout)
     parts.fill_from_disk()
     trainer = parts.trainer
     return lambda: time_steps(lambda: trainer.step(*our_batches(work), work.optimizer.lr), work)

@@ -5,7 +5,7 @@ The loss of a batch is, over its trained responses i and their tokens t,
     factor * sum_i w_i sum_t [ -surrogate(A_i, log p_t, log old_t) + beta k(log p_t, log ref_t) ]
 
 with the advantage A_i, and w_i and factor from `aggregate`. old: the policy that sampled, as it was
-before the batch's first update; ref: the reference model. `trainer.loss.surrogates` has the
+before the batch's first update; ref: the reference model. `trainer.loss.token_losses` has the
 formulas.
 
 Of N sampled responses of n_i tokens, of which some are accepted (their advantage is not 0), and

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.distributed.nn.functional import all_reduce
 
 from megatron_opsft.config.training import ParallelConfig, check_world
+from megatron_opsft.records import MicroBatch
 from megatron_opsft.runtime.device import Device
 from megatron_opsft.runtime.exchange import (
     all_gather_bytes,
@@ -271,17 +272,16 @@ def sum_over_context(tensor: Tensor) -> Tensor:
     return all_reduce(tensor, group=group)
 
 
-def join_over_context(
-    values_R: Tensor, response_indices_R: Tensor | None, num_tokens: int
-) -> Tensor:
-    """Return the values of all response tokens of a pack, [num_tokens, ...].
+def join_over_context(values_R: Tensor, batch: MicroBatch) -> Tensor:
+    """Return the values of all response tokens of the pack of which `batch` is this rank's slice,
+    [num_tokens, ...].
 
     It is a sum over the context-parallel group: each rank fills in its own tokens, with zeros
-    elsewhere, so that no value is rounded. Collective over the group.
-    response_indices_R: this rank's tokens; None: all, and `values_R` itself is the result.
+    elsewhere, so that no value is rounded. Collective over the group. A rank that holds all tokens
+    gets `values_R` itself.
     """
-    if response_indices_R is None:
+    if batch.response_indices_R is None:
         return values_R
-    whole = values_R.new_zeros(num_tokens, *values_R.shape[1:])
-    whole[response_indices_R] = values_R
+    whole = values_R.new_zeros(sum(batch.response_lengths), *values_R.shape[1:])
+    whole[batch.response_indices_R] = values_R
     return sum_over_context(whole)

@@ -32,9 +32,8 @@ from megatron_opsft.config import Config
 from megatron_opsft.errors import NonFiniteError
 from megatron_opsft.models.architectures.config_from_hf import read_model_shape
 from megatron_opsft.records import StepResult
-from megatron_opsft.run.start.checked_run import CheckedRun
-from megatron_opsft.run.start.session import build_run_trainer
 from megatron_opsft.runtime.distributed import start_distributed
+from megatron_opsft.trainer.model.load import build_trainer
 from megatron_opsft.trainer.model.transformer_config import DTYPES
 
 STEPS = 3
@@ -113,8 +112,7 @@ def loaded(dtype: str, directory: Path) -> tuple[bool, bool]:
     layout = start_distributed(case.device, case.parallel)
     config = Config.model_validate(sections)
     shape = read_model_shape(directory)
-    checked = CheckedRun(config=config, shape=shape, world_size=1)
-    parts = build_run_trainer(checked, directory, case.device, layout)
+    parts = build_trainer(config, shape, directory, case.device, layout)
     parts.fill_from_disk()
     kept = {n: t.to(DTYPES[dtype]) for n, t in load_file(directory / "model.safetensors").items()}
     found = exported(Built(trainer=parts.trainer, shards=parts.shards, layout=layout))

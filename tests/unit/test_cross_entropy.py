@@ -108,7 +108,6 @@ def test_peak_memory_is_the_formula_s(dtype: torch.dtype, num_tokens: int) -> No
         run_loss(weight, hidden, 256)
     expected = fused_linear_bytes(
         num_tokens,
-        num_tokens,
         96,
         30_000,
         dtype_bytes=dtype.itemsize,

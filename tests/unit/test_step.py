@@ -431,7 +431,7 @@ def test_log_probs_are_computed_where_they_are_saved_and_rounded(
     from megatron_opsft.run.step import sampled_log_probs
 
     monkeypatch.setattr(sampled_log_probs, "deal", lambda rows_for: rows_for.get(0, []))
-    monkeypatch.setattr(sampled_log_probs, "join_over_context", lambda values, indices, n: values)
+    monkeypatch.setattr(sampled_log_probs, "join_over_context", lambda values, batch: values)
     s = session(f"run.save_logprobs={str(saved).lower()}")
     s.settings.temperature = 0.7
     batch = judged(s, [3, 5])

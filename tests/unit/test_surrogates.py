@@ -9,14 +9,13 @@ import torch
 from objective_cases import ADVANTAGES, losses_with_past
 
 from megatron_opsft.methods.objective import Objective, TokenClip
-from megatron_opsft.trainer.loss import surrogates
-from megatron_opsft.trainer.loss.token_losses import ObjectiveLosses
+from megatron_opsft.trainer.loss.token_losses import ObjectiveLosses, kl_estimate
 
 
 def k3(d: torch.Tensor) -> tuple[list[float], list[float]]:
     """The estimate where log ref - log p is d, and its derivative by log p."""
     log_probs = torch.full_like(d, -50.0).requires_grad_()
-    found = surrogates.kl_estimate("k3", log_probs, d - 50)
+    found = kl_estimate("k3", log_probs, d - 50)
     return found.tolist(), torch.autograd.grad(found.sum(), log_probs)[0].tolist()
 
 

@@ -160,7 +160,6 @@ def _loss_bytes(run: PlannedRun) -> float:
     if run.cross_entropy.kind == "fused_linear":
         loss = fused_linear_bytes(
             num_tokens,
-            num_tokens,
             hidden_size,
             min(run.rows_per_rank, run.shape.vocab_size),  # it never touches padding
             dtype_bytes=dtype_bytes,

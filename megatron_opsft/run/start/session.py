@@ -44,7 +44,7 @@ from megatron_opsft.runtime.phase import announce, enter_phase
 from megatron_opsft.runtime.watchdog import watched
 from megatron_opsft.trainer.batching.exchange import fetch_samples
 from megatron_opsft.trainer.model.checkpoint import Checkpointer
-from megatron_opsft.trainer.model.load import TrainerParts, build_trainer
+from megatron_opsft.trainer.model.load import build_trainer
 from megatron_opsft.trainer.model.reference import ReferenceModel
 from megatron_opsft.trainer.model.shards import ModelShards
 from megatron_opsft.trainer.model.step import Trainer
@@ -258,7 +258,7 @@ def _build(
     config = checked.config
     model_dir, encoder, seed = run_input.model_dir, run_input.encoder, config.run.seed
     announce("building the model")
-    unfilled = build_run_trainer(checked, model_dir, device, layout)
+    unfilled = build_trainer(config, checked.shape, model_dir, device, layout)
     trainer, shards = unfilled.trainer, unfilled.shards
     name = config.rollout.engine
     announce(f"opening the rollout engine ({name})")
@@ -304,25 +304,6 @@ def _build(
         shards=shards,
         sync=sync,
         checkpointer=checkpointer,
-    )
-
-
-def build_run_trainer(
-    checked: CheckedRun, model_dir: Path, device: Device, layout: Layout
-) -> TrainerParts:
-    """Build the trainer of a run, without weights; see `build_trainer`. Called by every rank."""
-    config = checked.config
-    return build_trainer(
-        checked.shape,
-        model_dir,
-        device,
-        layout,
-        dtype=config.model.dtype,
-        parallel=config.parallel,
-        train=config.train,
-        optimizer_settings=config.optimizer,
-        objective=config.method.objective(config.rollout.temperature),
-        deterministic=config.run.deterministic,
     )
 
 

@@ -58,7 +58,7 @@ def _log_probs(s: Session, batch: JudgedBatch) -> dict[int, tuple[float, ...]]:
         packed.microbatches, packed.indices, scored, strict=False
     ):
         lengths = list(microbatch.response_lengths)
-        whole = join_over_context(values_R, microbatch.response_indices_R, sum(lengths))
+        whole = join_over_context(values_R, microbatch)
         for index, values in zip(indices, whole.cpu().split(lengths), strict=True):
             response = batch.responses[index]
             # Adding 0.0 makes -0.0 positive.

@@ -45,9 +45,7 @@ def _penalized(batch: MicroBatch, beta: float) -> MicroBatch:
         return batch
     indices_R = batch.response_indices_R
     lengths = list(batch.response_lengths)
-    divergences = join_over_context(
-        (old_R - reference_R).double(), indices_R, sum(lengths)
-    )
+    divergences = join_over_context((old_R - reference_R).double(), batch)
     sums_to_the_end = [
         response.flip(0).cumsum(0).flip(0) for response in divergences.split(lengths)
     ]

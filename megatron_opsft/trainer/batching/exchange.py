@@ -3,11 +3,11 @@ only to the ranks that pack them.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from operator import attrgetter
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from megatron_opsft.methods.facts import has_unclosed_think
 from megatron_opsft.records import (
@@ -23,18 +23,6 @@ from megatron_opsft.runtime.distributed import Layout, broadcast_in_replica
 from megatron_opsft.runtime.exchange import all_gather_bytes, route_bytes
 
 _OUTCOMES = list(Outcome)
-_FACT_NAMES = [
-    "problem_index",
-    "sample_index",
-    "num_prompt_tokens",
-    "num_tokens",
-    "outcome",
-    "finished",
-    "unclosed_think",
-    "rollout_index",
-]
-# A response as it travels, 32 bytes: fields of `Response`; the outcome as an index in `_OUTCOMES`.
-_FACTS = np.dtype([(name, np.int32) for name in _FACT_NAMES])
 
 
 def share_facts(
@@ -51,6 +39,7 @@ def share_facts(
     rollouts, verdicts: this rank's; problems: the step's, the same on every rank.
     """
     index_of = {problem.id: index for index, problem in enumerate(problems)}
+    # The fields of `Response` in their order, without the rank; the outcome as an index.
     rows = []
     for index, (rollout, verdict) in enumerate(zip(rollouts, verdicts, strict=True)):
         rows.append(
@@ -65,19 +54,36 @@ def share_facts(
                 index,
             )
         )
-    facts_here = np.array(rows, dtype=_FACTS)
-    gathered = all_gather_bytes(torch.from_numpy(facts_here.view(np.uint8)))
+    facts_here = torch.tensor(rows, dtype=torch.int32).flatten().view(torch.uint8)
     responses = []
-    for rank, received in enumerate(gathered):
-        for row in received.numpy().view(_FACTS).tolist():
-            facts = dict(zip(_FACT_NAMES, row, strict=True))
-            facts["outcome"] = _OUTCOMES[facts["outcome"]]
-            facts["finished"] = bool(facts["finished"])
-            facts["unclosed_think"] = bool(facts["unclosed_think"])
-            responses.append(Response(**facts, rank=rank))
-    # Responses of equal keys stay in the order of ranks: sort() is stable.
-    responses.sort(key=lambda response: (response.problem_index, response.sample_index))
-    return responses
+    for rank, received in enumerate(all_gather_bytes(facts_here)):
+        # Cloned, because int32 must begin at a multiple of its size.
+        for row in received.clone().view(torch.int32).view(-1, 8).tolist():
+            (
+                problem,
+                sample,
+                prompt_tokens,
+                tokens,
+                outcome,
+                finished,
+                unclosed,
+                index,
+            ) = row
+            responses.append(
+                Response(
+                    problem,
+                    sample,
+                    prompt_tokens,
+                    tokens,
+                    _OUTCOMES[outcome],
+                    bool(finished),
+                    bool(unclosed),
+                    rank,
+                    index,
+                )
+            )
+    # Responses of equal keys stay in the order of ranks: sorted() is stable.
+    return sorted(responses, key=attrgetter("problem_index", "sample_index"))
 
 
 def fetch_samples(
@@ -92,8 +98,8 @@ def fetch_samples(
 ) -> dict[int, Sample]:
     """Return the samples that this rank packs, by index in `responses`. Collective over the world.
 
-    Tokens travel as int32 from the rank that holds a response to the first rank of the replica that
-    packs it, and from there to the other ranks of the replica.
+    Tokens travel as int32, behind them the routing: from the rank that holds a response to the
+    first rank of the replica that packs it, and from there to the other ranks of the replica.
 
     responses: those to be trained on; indices_of: the responses that each data-parallel rank packs;
     both the same on every rank. rollouts: this rank's. device: for the replica's collectives.
@@ -102,53 +108,39 @@ def fetch_samples(
     wanted = sorted(
         indices_of[layout.dp_rank], key=lambda index: (responses[index].rank, index)
     )
-    num_tokens = [responses[index].sequence_tokens for index in wanted]
-    outgoing: dict[int, list[Rollout]] = defaultdict(list)
+    sizes = []
+    for index in wanted:
+        num_tokens = responses[index].sequence_tokens
+        sizes.append(4 * num_tokens + routing_width * (num_tokens - 1))
+    outgoing: dict[int, bytearray] = defaultdict(bytearray)
     for dp_rank, indices in enumerate(indices_of):
+        first = layout.first_of_replica(dp_rank)
         for index in sorted(indices):
             response = responses[index]
             if response.rank == layout.rank:
                 rollout = rollouts[response.rollout_index]
-                outgoing[layout.first_of_replica(dp_rank)].append(rollout)
-
-    def fetch_bytes(
-        encode: Callable[[Sequence[Rollout]], Tensor], sizes: list[int]
-    ) -> list[Tensor]:
-        """Return `sizes` bytes of each wanted response, which its holder makes with `encode`."""
-        incoming = route_bytes({to: encode(sent) for to, sent in outgoing.items()})
-        flat = torch.empty(sum(sizes), dtype=torch.uint8)
-        if incoming:  # only on the first rank of a replica that packs something
-            flat = torch.cat(list(incoming.values()))
-        return list(broadcast_in_replica(flat.to(device)).cpu().split(sizes))
-
-    tokens = fetch_bytes(_token_bytes, [4 * count for count in num_tokens])
-    routing = [torch.empty(0, dtype=torch.uint8)] * len(wanted)
-    if routing_width:
-        routing = fetch_bytes(
-            _routing_bytes, [routing_width * (count - 1) for count in num_tokens]
-        )
+                ids = rollout.prompt_ids + rollout.response_ids
+                outgoing[first] += np.array(ids, dtype=np.int32).tobytes()
+                if routing_width:
+                    outgoing[first] += rollout.routing
+    incoming = route_bytes(
+        {to: torch.frombuffer(sent, dtype=torch.uint8) for to, sent in outgoing.items()}
+    )
+    flat = torch.empty(sum(sizes), dtype=torch.uint8)
+    if incoming:  # only on the first rank of a replica that packs something
+        flat = torch.cat(list(incoming.values()))
+    parts = broadcast_in_replica(flat.to(device)).cpu().split(sizes)
     samples = {}
-    for index, token_bytes, routing_bytes in zip(wanted, tokens, routing, strict=True):
+    for index, part in zip(wanted, parts, strict=True):
         response = responses[index]
-        # Cloned, because int32 must begin at a multiple of its size.
-        ids = token_bytes.clone().view(torch.int32).tolist()
+        token_bytes, routing_bytes = part.tensor_split([4 * response.sequence_tokens])
+        # Cloned for the same reason.
+        ids = tuple(token_bytes.clone().view(torch.int32).tolist())
         samples[index] = Sample(
             problem_id=problems[response.problem_index].id,
             sample_index=response.sample_index,
-            prompt_ids=tuple(ids[: response.num_prompt_tokens]),
-            response_ids=tuple(ids[response.num_prompt_tokens :]),
+            prompt_ids=ids[: response.num_prompt_tokens],
+            response_ids=ids[response.num_prompt_tokens :],
             routing=routing_bytes.numpy().tobytes(),
         )
     return samples
-
-
-def _token_bytes(rollouts: Sequence[Rollout]) -> Tensor:
-    tokens: list[int] = []
-    for rollout in rollouts:
-        tokens += rollout.prompt_ids + rollout.response_ids
-    return torch.tensor(tokens, dtype=torch.int32).view(torch.uint8)
-
-
-def _routing_bytes(rollouts: Sequence[Rollout]) -> Tensor:
-    joined = bytearray().join(rollout.routing for rollout in rollouts)
-    return torch.frombuffer(joined, dtype=torch.uint8)

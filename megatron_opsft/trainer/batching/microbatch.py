@@ -7,8 +7,7 @@ attention expect this order.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from itertools import chain
+from itertools import accumulate, chain
 
 import torch
 from torch import Tensor
@@ -41,8 +40,10 @@ def own_pieces(cp_rank: int, cp_size: int) -> tuple[int, int]:
 def own_indices(lengths: Sequence[int], cp_rank: int, cp_size: int) -> Tensor:
     """Return the positions in the pack of a rank's tokens: int64 [T / cp_size], ascending.
 
-    lengths: of the sequences, padding included; multiples of 2 x cp_size.
+    lengths: of the sequences, padding included; multiples of 2 x cp_size in a group.
     """
+    if cp_size == 1:
+        return torch.arange(sum(lengths))
     pieces: list[Tensor] = []
     start = 0
     for length in lengths:
@@ -82,48 +83,56 @@ def build_microbatch(
     context-parallel group pad each sequence instead, and keep only this rank's tokens.
 
     A response token is predicted at the position before it, so the loss sits on the prompt's last
-    position and on all of the response but its last. Without samples the micro-batch is padding
-    alone: `align` tokens, or the fewest that a group can cut. advantages: one for each sample, if
-    the objective needs them apart from the weights.
+    position and on all of the response but its last. advantages: one for each sample, if the
+    objective needs them apart from the weights.
     """
     lengths = _sequence_lengths(samples, align, cp_size)
-    tokens: list[int] = []
+    borders = list(accumulate(lengths, initial=0))
+    tokens = [0] * sum(lengths)
     loss_indices: list[int] = []
-    labels: list[int] = []
-    for sample, length in zip(samples, lengths, strict=False):
-        first = len(tokens) + len(sample.prompt_ids) - 1
-        loss_indices += range(first, first + len(sample.response_ids))
-        labels += sample.response_ids
-        sequence = sample.prompt_ids + sample.response_ids
-        tokens += sequence
-        tokens += [0] * (length - len(sequence))
-    tokens += [0] * (sum(lengths) - len(tokens))
-    positions = list(chain.from_iterable(range(length) for length in lengths))
-    borders = torch.tensor([0, *lengths], dtype=torch.int32)
-    response_lengths = tuple(len(sample.response_ids) for sample in samples)
-    advantages_R = None
+    for sample, start in zip(samples, borders, strict=False):
+        end = start + len(sample.prompt_ids) + len(sample.response_ids)
+        tokens[start:end] = sample.prompt_ids + sample.response_ids
+        loss_indices += range(end - len(sample.response_ids) - 1, end - 1)
+    tokens_T = torch.tensor(tokens)
+    positions_T = torch.cat([torch.arange(length) for length in lengths])
+    places_R = torch.tensor(loss_indices, dtype=torch.int64)
+    # This rank's tokens of the pack, and its response tokens; all of them without a group.
+    own_T = own_indices(lengths, cp_rank, cp_size)
+    (own_R,) = torch.isin(places_R, own_T).nonzero(as_tuple=True)
+    places_R = places_R[own_R]
+
+    def of_responses(values: Sequence[float]) -> Tensor:
+        """Return this rank's part of a value of each response token, float32 [R]."""
+        return torch.tensor(values, dtype=torch.float32)[own_R].to(device)
+
+    advantages_R = old_log_probs_R = routing_TW = None
     if advantages is not None:
-        advantages_R = _repeat_over_tokens(advantages, response_lengths, device)
-    whole = MicroBatch(
-        tokens_T=torch.tensor(tokens, device=device),
-        positions_T=torch.tensor(positions, device=device),
-        cu_seqlens=borders.cumsum(0, dtype=torch.int32).to(device),
+        advantages_R = of_responses(_repeat_over_tokens(advantages, samples))
+    if (log_probs := _old_log_probs(samples)) is not None:
+        old_log_probs_R = of_responses(log_probs)
+    if samples and all(sample.routing for sample in samples):
+        routing_TW = _routing(samples, lengths)[own_T]
+    return MicroBatch(
+        tokens_T=tokens_T[own_T].to(device),
+        positions_T=positions_T[own_T].to(device),
+        cu_seqlens=torch.tensor(borders, dtype=torch.int32, device=device),
         max_seqlen=max(lengths),
-        loss_indices_R=torch.tensor(loss_indices, dtype=torch.int64, device=device),
-        labels_R=torch.tensor(labels, dtype=torch.int64, device=device),
-        weights_R=_repeat_over_tokens(token_weights, response_lengths, device),
-        response_lengths=response_lengths,
-        old_log_probs_R=_old_log_probs(samples, device),
+        loss_indices_R=torch.searchsorted(own_T, places_R).to(device),
+        labels_R=tokens_T[places_R + 1].to(device),
+        weights_R=of_responses(_repeat_over_tokens(token_weights, samples)),
+        response_lengths=tuple(len(sample.response_ids) for sample in samples),
+        old_log_probs_R=old_log_probs_R,
         advantages_R=advantages_R,
-        routing_TW=_routing(samples, lengths),
+        response_indices_R=own_R.to(device) if cp_size > 1 else None,
+        routing_TW=routing_TW,
     )
-    if cp_size == 1:
-        return whole
-    return _select_tokens(whole, own_indices(lengths, cp_rank, cp_size))
 
 
 def _sequence_lengths(samples: Sequence[Sample], align: int, cp_size: int) -> list[int]:
-    """Return the padded lengths of the pack's sequences; a filler at its end is one more."""
+    """Return the padded lengths of the pack's sequences; a filler at its end is one more. Without
+    samples there is a filler alone: `align` tokens, or the fewest that a group can cut.
+    """
     lengths = [
         padded(len(sample.prompt_ids) + len(sample.response_ids), cp_size, align)
         for sample in samples
@@ -137,76 +146,41 @@ def _sequence_lengths(samples: Sequence[Sample], align: int, cp_size: int) -> li
     return lengths
 
 
-def _select_tokens(whole: MicroBatch, indices_T: Tensor) -> MicroBatch:
-    """Return a rank's share of a pack.
-
-    indices_T: its tokens, int64, ascending, in the CPU's memory.
-    """
-    routing_indices_T = indices_T  # routing stays in the CPU's memory
-    indices_T = indices_T.to(whole.tokens_T.device)
-    new_index = torch.full_like(whole.tokens_T, -1)
-    new_index[indices_T] = torch.arange(len(indices_T), device=indices_T.device)
-    loss_indices_R = new_index[whole.loss_indices_R]
-    (response_indices_R,) = (loss_indices_R >= 0).nonzero(as_tuple=True)
-
-    def select(values: Tensor | None, indices: Tensor) -> Tensor | None:
-        return None if values is None else values[indices]
-
-    return replace(
-        whole,
-        tokens_T=whole.tokens_T[indices_T],
-        positions_T=whole.positions_T[indices_T],
-        loss_indices_R=loss_indices_R[response_indices_R],
-        labels_R=whole.labels_R[response_indices_R],
-        weights_R=whole.weights_R[response_indices_R],
-        advantages_R=select(whole.advantages_R, response_indices_R),
-        old_log_probs_R=select(whole.old_log_probs_R, response_indices_R),
-        response_indices_R=response_indices_R,
-        routing_TW=select(whole.routing_TW, routing_indices_T),
-    )
-
-
-def _old_log_probs(samples: Sequence[Sample], device: torch.device) -> Tensor | None:
-    """Return the sampling log-probabilities, float32 [R]; None unless all samples have theirs."""
+def _old_log_probs(samples: Sequence[Sample]) -> list[float] | None:
+    """Return the sampling log-probabilities of all tokens; None unless all samples have theirs."""
     log_probs: list[float] = []
     for sample in samples:
         if sample.log_probs is None:
             return None
         log_probs += sample.log_probs
-    if not samples:
-        return None
-    return torch.tensor(log_probs, dtype=torch.float32, device=device)
+    return log_probs if samples else None
 
 
-def _routing(samples: Sequence[Sample], lengths: Sequence[int]) -> Tensor | None:
-    """Return the experts of each token, uint8 [T, layers x top_k]; None unless all samples have a
-    routing. lengths: of the pack's sequences, fillers included.
+def _routing(samples: Sequence[Sample], lengths: Sequence[int]) -> Tensor:
+    """Return the experts of each token, uint8 [T, layers x top_k]. lengths: of the pack's
+    sequences, a filler included.
 
     The engine chose none for the last token of a sequence and for padding, whose outputs nobody
     reads: they go where the token before them goes.
     """
-    if not samples or not all(sample.routing for sample in samples):
-        return None
     rows_TW: list[Tensor] = []
     for sample, length in zip(samples, lengths, strict=False):
         num_routed = len(sample.prompt_ids) + len(sample.response_ids) - 1
         choices = torch.frombuffer(bytearray(sample.routing), dtype=torch.uint8)
         tokens = torch.arange(length).clamp_(max=num_routed - 1)
         rows_TW.append(choices.view(num_routed, -1)[tokens])
-    last_row = rows_TW[-1][-1:]
-    for filler_length in lengths[len(samples) :]:
-        rows_TW.append(last_row.expand(filler_length, -1))
-    return torch.cat(rows_TW)
+    filler = sum(lengths[len(samples) :])
+    return torch.cat([*rows_TW, rows_TW[-1][-1:].expand(filler, -1)])
 
 
 def _repeat_over_tokens(
-    values: Sequence[float], lengths: Sequence[int], device: torch.device
-) -> Tensor:
-    """Return each response's value once for each of its tokens, float32 [R]."""
-    return torch.tensor(values, dtype=torch.float32, device=device).repeat_interleave(
-        torch.tensor(lengths, dtype=torch.int64, device=device),
-        output_size=sum(lengths),
-    )
+    values: Sequence[float], samples: Sequence[Sample]
+) -> list[float]:
+    """Return each response's value once for each of its tokens."""
+    repeated: list[float] = []
+    for value, sample in zip(values, samples, strict=True):
+        repeated += [value] * len(sample.response_ids)
+    return repeated
 
 
 def pack(
@@ -247,7 +221,7 @@ def pack(
     report = describe_plan(
         padded_lengths, plan, budget=budget, quadratic_at=quadratic_at
     )
-    report = replace(report, num_tokens=sum(lengths))  # padding does not count
+    report = report._replace(num_tokens=sum(lengths))  # padding does not count
     samples = fetch([list(chain.from_iterable(bins)) for bins in plan])
     batches = []
     bins_here = [sorted(indices) for indices in plan[dp_rank]]

@@ -8,8 +8,7 @@ the cheapest rank that has room, and there into the cheapest bin that has room.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from heapq import heappop, heappush, heapreplace
-from itertools import chain
+from heapq import heappop, heappush
 from typing import NamedTuple
 
 from megatron_opsft.runtime.rounding import ceil_div
@@ -17,8 +16,7 @@ from megatron_opsft.runtime.rounding import ceil_div
 Bin = list[int]  # indices of the sequences that one micro-batch packs
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackingReport:
+class PackingReport(NamedTuple):
     """Quality of a plan, or of several plans that run one after another; all 0 if no sequences."""
 
     num_tokens: int = 0
@@ -45,13 +43,7 @@ class PackingReport:
 
 def whole_packing(reports: Sequence[PackingReport]) -> PackingReport:
     """Return the report on several updates together; ranks wait for each other after each."""
-    return PackingReport(
-        num_tokens=sum(report.num_tokens for report in reports),
-        room=sum(report.room for report in reports),
-        mean_cost=sum(report.mean_cost for report in reports),
-        cost_spread=sum(report.cost_spread for report in reports),
-        num_bins=sum(report.num_bins for report in reports),
-    )
+    return PackingReport._make(map(sum, zip(*reports, strict=True)))
 
 
 def sequence_cost(num_tokens: int, quadratic_at: float) -> float:
@@ -81,14 +73,14 @@ def plan_packing(
     Ranks are balanced by `sequence_cost`. Each has its most expensive bin first, because
     expert-parallel ranks wait for each other in every micro-batch and should work on equal ones.
     """
-    order = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
+    order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
     costs = [sequence_cost(length, quadratic_at) for length in lengths]
     num_bins = ceil_div(_first_fit(lengths, order, budget), dp_size * multiple)
     num_bins *= multiple
-    plan = _assign_to_ranks(lengths, costs, order, budget, dp_size, num_bins)
+    plan = None
     while plan is None:
-        num_bins += multiple
         plan = _assign_to_ranks(lengths, costs, order, budget, dp_size, num_bins)
+        num_bins += multiple
     for bins in plan:
         bins.sort(key=lambda indices: -sum(costs[index] for index in indices))
     return plan
@@ -113,8 +105,7 @@ class _OpenBin:
         The first one may be longer than `budget`; with it the bin has room for `budget` tokens in
         all.
         """
-        room_before = self.room if self.indices else budget
-        self.room = room_before - length
+        self.room = min(self.room, budget) - length
         self.cost += cost
         self.indices.append(index)
 
@@ -163,9 +154,9 @@ class _Group:
 
     def put(self, index: int, length: int, cost: float, budget: int) -> None:
         """Put a sequence, for which `has_room` was True, into the cheapest member with room."""
-        cheapest = self._roomy[0].member
+        cheapest = heappop(self._roomy).member
         cheapest.put(index, length, cost, budget)
-        heapreplace(self._roomy, _Entry(cheapest.cost, cheapest.number, cheapest))
+        self.add(cheapest)
         self.cost += cost
 
 
@@ -193,17 +184,19 @@ def _assign_to_ranks(
     num_bins: int,
 ) -> list[list[Bin]] | None:
     """Return the bins of each rank, `num_bins` for each; None if a sequence finds no room."""
-    longest = max(lengths, default=0)
+    # An empty bin takes any sequence, even one beyond the budget.
+    room = max([budget, *lengths])
     plan = []
     ranks = _Group(0)
     for rank_number in range(dp_size):
         rank = _Group(rank_number)
-        # An empty bin takes any sequence, even one beyond the budget.
-        bins = [_OpenBin(number, longest) for number in range(num_bins)]
-        for empty_bin in bins:
+        bins: list[Bin] = []
+        for number in range(num_bins):
+            empty_bin = _OpenBin(number, room)
             rank.add(empty_bin)
+            bins.append(empty_bin.indices)
         ranks.add(rank)
-        plan.append([empty_bin.indices for empty_bin in bins])
+        plan.append(bins)
     for index in order:
         if not ranks.has_room(lengths[index]):
             return None
@@ -222,14 +215,12 @@ def describe_plan(
     bin_tokens = []
     rank_costs = []
     for bins in plan:
+        costs: list[float] = []
         for indices in bins:
-            bin_tokens.append(sum(lengths[index] for index in indices))
-        rank_costs.append(
-            sum(
-                sequence_cost(lengths[index], quadratic_at)
-                for index in chain.from_iterable(bins)
-            )
-        )
+            in_bin = [lengths[index] for index in indices]
+            bin_tokens.append(sum(in_bin))
+            costs += [sequence_cost(length, quadratic_at) for length in in_bin]
+        rank_costs.append(sum(costs))
     num_tokens = sum(bin_tokens)
     room = sum(max(budget, tokens) for tokens in bin_tokens)
     return PackingReport(

@@ -19,9 +19,12 @@ from megatron.core.tensor_parallel.layers import (
 from torch import Tensor
 
 from megatron_opsft.runtime.device import Device, transformer_engine_version
-from megatron_opsft.trainer.loss.fused_linear import fused_linear_loss
+from megatron_opsft.trainer.loss.fused_linear import (
+    TokenStatistics,
+    fused_linear_loss,
+)
 from megatron_opsft.trainer.loss.loss_memory import CrossEntropyKind
-from megatron_opsft.trainer.loss.output_head import OutputHead
+from megatron_opsft.trainer.loss.output_head import OutputHead, Teacher
 from megatron_opsft.trainer.loss.token_losses import TokenLosses
 
 # Earlier versions round intermediate gradients to the logits' dtype, which made trainings diverge
@@ -51,18 +54,18 @@ def summed_loss(
     labels_R: Tensor,
     losses: TokenLosses,
     *,
+    teacher: Teacher | None = None,
     accumulation_fusion: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """Return the sum of the token losses, float32 [], and the log-probabilities of the labels,
-    float32 [R], without gradient; parameters as for `fused_linear_loss`.
+) -> tuple[Tensor, TokenStatistics]:
+    """Return the sum of the token losses, float32 [], and the statistics of the tokens, without
+    entropies; parameters as for `fused_linear_loss`, which every loss with a teacher takes.
 
     accumulation_fusion: with `te`, Apex adds the weight's gradient to its `main_grad`.
     """
-    if kind == "fused_linear":
-        loss, statistics = fused_linear_loss(
-            hidden_TH, head, positions_R, labels_R, losses
+    if kind == "fused_linear" or teacher is not None:
+        return fused_linear_loss(
+            hidden_TH, head, positions_R, labels_R, losses, teacher=teacher
         )
-        return loss, statistics.log_probs_R
     logits_1RV = linear_with_grad_accumulation_and_async_allreduce(
         hidden_TH[positions_R][None],
         head.weight_VH,
@@ -73,7 +76,7 @@ def summed_loss(
         tp_group=head.group,
     )
     log_probs_R = -losses_of_logits(logits_1RV, labels_R[None], head)[0]
-    return losses(log_probs_R).sum(), log_probs_R.detach()
+    return losses(log_probs_R).sum(), TokenStatistics(log_probs_R.detach())
 
 
 def losses_of_logits(logits_1RV: Tensor, labels_1R: Tensor, head: OutputHead) -> Tensor:

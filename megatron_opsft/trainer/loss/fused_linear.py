@@ -42,9 +42,9 @@ class TokenStatistics(NamedTuple):
     """
 
     log_probs_R: Tensor
-    entropy_R: Tensor | None
+    entropy_R: Tensor | None = None
     """Entropy of the whole next-token distribution, in nats; None unless requested."""
-    divergence_R: Tensor | None
+    divergence_R: Tensor | None = None
     """Divergence from the teacher, in nats; None without a teacher."""
 
 
@@ -56,15 +56,14 @@ def fused_linear_loss(
     losses: TokenLosses,
     *,
     teacher: Teacher | None = None,
-    entropy: bool = False,
     chunk_tokens: int | None = None,
 ) -> tuple[Tensor, TokenStatistics]:
     """Return the sum of the losses of log p(labels_r | hidden[positions_r]), float32 [], and the
     statistics of the tokens. With a teacher the sum includes its weights times the divergences.
 
     positions_R: int64, each at most once. labels_R: int64, indices into the whole vocabulary.
-    losses: if they join tokens, the logits are computed once more. entropy: compute it too.
-    chunk_tokens: tokens of a chunk, by default `loss_memory.tokens_per_chunk`.
+    losses: if they join tokens, the logits are computed once more. chunk_tokens: tokens of a chunk,
+    by default `loss_memory.tokens_per_chunk`.
 
     Called by all ranks of the tensor-parallel group with the same arguments except for the weight;
     R may be 0. The gradient of `hidden_TH` is what this rank's rows cause
@@ -85,7 +84,6 @@ def fused_linear_loss(
         head,
         positions_R,
         labels_R,
-        entropy=entropy,
         chunk_tokens=chunk_tokens,
         teacher=teacher,
         gradient=gradient,
@@ -113,7 +111,7 @@ def token_statistics(
 ) -> TokenStatistics:
     """Return the statistics alone; parameters as for `fused_linear_loss`.
 
-    gradient: the gradients of the chunks are added to it.
+    entropy: compute it too. gradient: the gradients of the chunks are added to it.
     """
     if chunk_tokens is None:
         chunk_tokens = tokens_per_chunk(
@@ -131,22 +129,26 @@ def token_statistics(
         labels_C = labels_R[chunk] - head.first_row
         logits_CV = head.logits(hidden_CH)
         here = row_statistics(logits_CV, labels_C, mean=entropy)
-        rows = _combine_ranks(here, head)
-        log_probs_R[chunk] = (rows.target_C - rows.lse_C).float()
-        if entropy_R is not None and rows.mean_C is not None:
-            entropy_R[chunk] = (rows.lse_C - rows.mean_C).float()
+        wide_lse_C, target_C, mean_C = _combine_ranks(here, head)
+        log_probs_R[chunk] = (target_C - wide_lse_C).float()
+        if entropy_R is not None:
+            entropy_R[chunk] = (wide_lse_C - mean_C).float()
+        lse_C = wide_lse_C.float()
         teacher_chunk = None
         if teacher is not None and divergence_R is not None:
-            teacher_chunk = _compare(teacher, chunk, logits_CV, rows.lse_C)
+            teacher_chunk = _compare(teacher, chunk, logits_CV, lse_C)
             divergence_R[chunk] = teacher_chunk.divergence_C
         if gradient is not None:
             weights_C = gradient.losses.weights(log_probs_R[chunk], chunk)
-            lse_C = rows.lse_C.float()
-            grad_CV = gradient.of_logits(
-                labels_C, weights_C, lse_C, logits_CV, teacher_chunk
+            gradient.add(
+                hidden_CH,
+                positions_R[chunk],
+                logits_CV,
+                labels_C,
+                lse_C,
+                weights_C,
+                teacher_chunk,
             )
-            gradient.add(hidden_CH, positions_R[chunk], grad_CV)
-            del grad_CV
         del logits_CV, teacher_chunk  # before the next chunk's are made
     return TokenStatistics(log_probs_R, entropy_R, divergence_R)
 
@@ -203,46 +205,42 @@ class _Gradient:
         self.weight_VH = main_grad
         self.losses = losses
         self._head = head
-        self._ops = operations(hidden_TH.device)
 
-    def of_logits(
+    def add(
         self,
-        labels_C: Tensor,
-        weights_C: Tensor,
-        lse_C: Tensor,
+        hidden_CH: Tensor,
+        positions_C: Tensor,
         logits_CV: Tensor,
+        labels_C: Tensor,
+        lse_C: Tensor,
+        weights_C: Tensor,
         teacher_chunk: "_TeacherChunk | None",
-    ) -> Tensor:
-        """Return the gradient with respect to a chunk's logits [C, V].
+    ) -> None:
+        """Add a chunk's gradients.
 
-        weights_C: minus the derivative of each token's loss by its log-prob. lse_C: over the whole
-        vocabulary, float32. logits_CV: this rank's columns; they are overwritten, as are the
-        teacher's.
+        logits_CV: this rank's columns; they are overwritten, as are the teacher's. lse_C: over the
+        whole vocabulary, float32. weights_C: minus the derivative of each token's loss by its
+        log-prob.
         """
         # A CPU's GEMMs convert to float32 anyway.
         dtype = self.hidden_TH.dtype if self.hidden_TH.is_cuda else torch.float32
-        temperature = self._head.temperature
-        if temperature != 1.0:
-            weights_C = weights_C / temperature
+        weights_C = weights_C / self._head.temperature
+        ops = operations(logits_CV.device)
         if teacher_chunk is None:
-            return self._ops.loss_gradient_(
-                logits_CV, labels_C, lse_C, weights_C, dtype
+            grad_CV = ops.loss_gradient_(logits_CV, labels_C, lse_C, weights_C, dtype)
+        else:
+            grad_CV = ops.distillation_gradient_(
+                logits_CV,
+                teacher_chunk.logits_CV,
+                labels_C,
+                lse_C,
+                teacher_chunk.lse_C,
+                teacher_chunk.divergence_C,
+                weights_C,
+                teacher_chunk.weights_C / self._head.temperature,
+                dtype,
+                forward=teacher_chunk.forward,
             )
-        return self._ops.distillation_gradient_(
-            logits_CV,
-            teacher_chunk.logits_CV,
-            labels_C,
-            lse_C,
-            teacher_chunk.lse_C,
-            teacher_chunk.divergence_C,
-            weights_C,
-            teacher_chunk.weights_C / temperature,
-            dtype,
-            forward=teacher_chunk.forward,
-        )
-
-    def add(self, hidden_CH: Tensor, positions_C: Tensor, grad_CV: Tensor) -> None:
-        """Add a chunk's gradients, from the gradient of its logits (`of_logits`)."""
         total_CH = torch.zeros_like(hidden_CH, dtype=torch.float32)
         num_rows = self._head.num_rows
         add_product_(total_CH, grad_CV, self._head.weight_VH[:num_rows])
@@ -274,9 +272,10 @@ def _compare(
     no_labels_C = torch.full_like(lse_C, -1, dtype=torch.int64)
     ops = operations(logits_CV.device)
     here = ops.row_statistics(teacher_CV, no_labels_C)
-    teacher_lse_C = _combine_ranks(here, head).lse_C.float()
+    wide_lse_C, _, _ = _combine_ranks(here, head)
+    teacher_lse_C = wide_lse_C.float()
     divergence_C = ops.divergences(
-        logits_CV, teacher_CV, lse_C.float(), teacher_lse_C, forward=teacher.forward
+        logits_CV, teacher_CV, lse_C, teacher_lse_C, forward=teacher.forward
     )
     if head.group.size() > 1:
         divergence_C = sum_over(divergence_C, head.group)
@@ -298,25 +297,22 @@ def operations(device: torch.device) -> ModuleType:
     return logit_kernels
 
 
-def _combine_ranks(here: RowStatistics, head: OutputHead) -> RowStatistics:
-    """Return, on every rank, the float64 statistics over all ranks' columns.
+def _combine_ranks(
+    here: RowStatistics, head: OutputHead
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return, on every rank, the float64 statistics over all ranks' columns; the means are
+    meaningless if they were not requested.
 
     here: the statistics of this rank's columns.
     """
     lse_C = here.lse_C.double()
     target_C = here.target_C.double()
-    mean_C = here.mean_C
-    if mean_C is not None:
-        mean_C = mean_C.double()
+    mean_C = torch.zeros_like(lse_C) if here.mean_C is None else here.mean_C.double()
     if head.group.size() > 1:
         highest_C = max_over(lse_C.clone(), head.group)
         share_C = (lse_C - highest_C).exp()
-        weighted_C = torch.zeros_like(share_C)
-        if mean_C is not None:
-            weighted_C = share_C * mean_C
-        stacked = torch.stack([share_C, target_C, weighted_C])
+        stacked = torch.stack([share_C, target_C, share_C * mean_C])
         total_C, target_C, weighted_C = sum_over(stacked, head.group)
         lse_C = highest_C + total_C.log()
-        if mean_C is not None:
-            mean_C = weighted_C / total_C
-    return RowStatistics(lse_C, target_C, mean_C)
+        mean_C = weighted_C / total_C
+    return lse_C, target_C, mean_C

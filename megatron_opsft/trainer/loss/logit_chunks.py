@@ -47,8 +47,9 @@ def row_statistics(
         return RowStatistics(lse_C, target_C, mean_C)
     inside_C, columns_C = _locate(labels_C, logits_CV.shape[1])
     target_C = torch.where(inside_C, logits_CV.gather(1, columns_C[:, None])[:, 0], 0.0)
-    scratch = _scratch(logits_CV)
-    for rows in _groups(logits_CV):
+    groups = list(_groups(logits_CV))
+    scratch = torch.empty_like(logits_CV[groups[0]])  # no group is larger
+    for rows in groups:
         logits_GV = logits_CV[rows]
         # Not +-inf: inf - inf is nan.
         max_G = logits_GV.amax(1).clamp_(-_LARGEST, _LARGEST)
@@ -75,25 +76,16 @@ def loss_gradient_(
     returned; with bfloat16 a new tensor is returned and the content of the logits is undefined.
     Rows of weight 0 become exact zeros, whatever their logits.
     """
-    in_place = out_dtype == logits_CV.dtype
-    out_CV = logits_CV
-    if not in_place:
-        out_CV = torch.empty_like(logits_CV, dtype=out_dtype)
-    if not logits_CV.numel():
-        return out_CV
     inside_C, columns_C = _locate(labels_C, logits_CV.shape[1])
-    scratch = None if in_place else _scratch(logits_CV)
     for rows in _groups(logits_CV):
-        logits_GV = logits_CV[rows]
-        grad_GV = logits_GV if scratch is None else scratch[: len(logits_GV)]
-        torch.sub(logits_GV, lse_C[rows, None], out=grad_GV).exp_()
+        grad_GV = logits_CV[rows]
+        grad_GV.sub_(lse_C[rows, None]).exp_()
         label_G1 = columns_C[rows, None]
         onehot_G1 = inside_C[rows, None].float()
         grad_GV.scatter_(1, label_G1, grad_GV.gather(1, label_G1) - onehot_G1)
-        torch.mul(grad_GV, weights_C[rows, None], out=grad_GV)
-        if not in_place:
-            out_CV[rows] = grad_GV
-    return out_CV.index_fill_(0, (weights_C == 0).nonzero()[:, 0], 0.0)
+        grad_GV.mul_(weights_C[rows, None])
+    logits_CV.index_fill_(0, (weights_C == 0).nonzero()[:, 0], 0.0)
+    return logits_CV.to(out_dtype)
 
 
 def divergences(
@@ -162,17 +154,9 @@ def _locate(labels_C: Tensor, num_columns: int) -> tuple[Tensor, Tensor]:
     return inside_C, labels_C.clamp(0, num_columns - 1)
 
 
-def _group_rows(logits_CV: Tensor) -> int:
-    return max(1, min(_GROUP // logits_CV.shape[1], len(logits_CV)))
-
-
 def _groups(logits_CV: Tensor) -> Iterator[slice]:
     """Yield the groups of rows; none if there are no logits."""
     if logits_CV.numel():
-        step = _group_rows(logits_CV)
+        step = max(1, _GROUP // logits_CV.shape[1])
         for start in range(0, len(logits_CV), step):
             yield slice(start, start + step)
-
-
-def _scratch(logits_CV: Tensor) -> Tensor:
-    return logits_CV.new_empty(_group_rows(logits_CV), logits_CV.shape[1])

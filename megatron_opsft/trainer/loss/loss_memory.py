@@ -65,20 +65,18 @@ def choose_cross_entropy(
         )
     if wanted != "auto":
         return CrossEntropy(kind=wanted, reason="as train.cross_entropy says")
-    if te_problem:
-        return CrossEntropy(kind="fused_linear", reason=te_problem)
     logit_bytes = 2 * max_tokens * rows_per_rank
     size = f"{logit_bytes / 1e9:.1f} GB"
-    if logit_bytes > _MAX_TE_LOGIT_BYTES:
-        reason = f"all logits of a micro-batch would take {size}"
-        return CrossEntropy(kind="fused_linear", reason=reason)
+    if not te_problem and logit_bytes > _MAX_TE_LOGIT_BYTES:
+        te_problem = f"all logits of a micro-batch would take {size}"
+    if te_problem:
+        return CrossEntropy(kind="fused_linear", reason=te_problem)
     reason = f"TransformerEngine is there, and all logits take {size}"
     return CrossEntropy(kind="te", reason=reason)
 
 
 def fused_linear_bytes(
     num_tokens: int,
-    num_loss_tokens: int,
     hidden_size: int,
     rows_per_rank: int,
     *,
@@ -91,23 +89,23 @@ def fused_linear_bytes(
     """Return the most bytes that `fused_linear` takes on one rank, beside the model, its main
     gradients and the incoming hidden states.
 
-    num_tokens: of the micro-batch; num_loss_tokens: response tokens among them; rows_per_rank: of
-    the output weight, padding included; chunk_tokens: by default `tokens_per_chunk`. On a GPU the
-    peak is a chunk in the forward pass, or a placeholder for the weight's gradient in the backward
-    pass, which a CPU never touches.
+    num_tokens: of the micro-batch, all of which belong to responses; rows_per_rank: of the output
+    weight, padding included; chunk_tokens: by default `tokens_per_chunk`. On a GPU the peak is a
+    chunk in the forward pass, or a placeholder for the weight's gradient in the backward pass,
+    which a CPU never touches.
     """
     if chunk_tokens is None:
         chunk_tokens = tokens_per_chunk(
             rows_per_rank, on_cuda=on_cuda, with_teacher=with_teacher
         )
-    chunk_tokens = min(chunk_tokens, num_loss_tokens)
+    chunk_tokens = min(chunk_tokens, num_tokens)
     num_logits = chunk_tokens * rows_per_rank
     chunk_hidden = chunk_tokens * hidden_size
     hidden_bytes = num_tokens * hidden_size * dtype_bytes
     is_half = dtype_bytes < 4
     always = {
         "gradient of the hidden states": hidden_bytes,
-        "values of each response token": 24 * num_loss_tokens,
+        "values of each response token": 24 * num_tokens,
     }
     chunk = {
         "logits": 4 * num_logits,
@@ -117,8 +115,7 @@ def fused_linear_bytes(
     if sequence_parallel:
         always["hidden states of all ranks"] = hidden_bytes
     if with_teacher:
-        state_bytes = hidden_size * dtype_bytes
-        always["teacher's states and values"] = num_loss_tokens * (state_bytes + 8)
+        always["teacher's states and values"] = hidden_bytes + 8 * num_tokens
         chunk["teacher's logits"] = 4 * num_logits
     if on_cuda:
         if is_half:
@@ -139,16 +136,17 @@ def fused_linear_bytes(
 
 
 def whole_logits_bytes(
-    num_loss_tokens: int,
+    num_tokens: int,
     hidden_size: int,
     rows_per_rank: int,
     *,
     dtype_bytes: int,
 ) -> int:
-    """Return the most bytes that `te` takes, which computes all logits of the response tokens at
-    once; parameters as for `fused_linear_bytes`.
+    """Return the most bytes that `te` takes, which computes all logits at once; parameters as for
+    `fused_linear_bytes`.
     """
-    logits = num_loss_tokens * rows_per_rank * dtype_bytes  # then their gradient
-    hidden_and_gradient = 2 * num_loss_tokens * hidden_size * dtype_bytes
-    weight_gradient = rows_per_rank * hidden_size * dtype_bytes
-    return logits + hidden_and_gradient + weight_gradient + 24 * num_loss_tokens
+    logits = num_tokens * rows_per_rank  # then their gradient
+    hidden_and_gradient = 2 * num_tokens * hidden_size
+    weight_gradient = rows_per_rank * hidden_size
+    numbers = logits + hidden_and_gradient + weight_gradient
+    return numbers * dtype_bytes + 24 * num_tokens

@@ -11,6 +11,7 @@ from torch.autograd.functional import vjp
 
 from megatron_opsft.methods.objective import (
     Distillation,
+    KlEstimator,
     Likelihood,
     Objective,
     SequenceClip,
@@ -19,9 +20,11 @@ from megatron_opsft.methods.objective import (
 )
 from megatron_opsft.records import MicroBatch
 from megatron_opsft.runtime.distributed import sum_over_context
-from megatron_opsft.trainer.loss import surrogates
 
 _ALL = slice(None)
+# Beyond it k3 continues as a straight line: e^40 squared, as in a gradient's norm, is still finite
+# in float32.
+_MAX_LOG_RATIO = 40.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +35,13 @@ class WeightedLikelihood:
     joins_tokens: ClassVar[bool] = False
     """True if a token's loss depends on its whole response."""
 
-    def __call__(self, log_probs_C: Tensor, chunk: slice = _ALL) -> Tensor:
-        """Return the losses, float32 [C], differentiable. chunk: which of the R tokens; must be all
-        if `joins_tokens`.
-        """
-        return -log_probs_C * self.weights_R[chunk]
+    def __call__(self, log_probs_R: Tensor) -> Tensor:
+        """Return the losses, float32 [R], differentiable."""
+        return -log_probs_R * self.weights_R
 
     def weights(self, log_probs_C: Tensor, chunk: slice = _ALL) -> Tensor:
         """Return -d loss / d log p, float32 [C]. Likelihood with these weights has the same
-        gradient.
+        gradient. chunk: which of the R tokens; must be all if `joins_tokens`.
         """
         return self.weights_R[chunk]
 
@@ -98,8 +99,6 @@ class ObjectiveLosses:
         old_C = log_probs_C.detach()
         if batch.old_log_probs_R is not None:
             old_C = batch.old_log_probs_R[chunk]
-        lengths = batch.response_lengths
-        response_part = _response_part(batch)
         match self.objective.surrogate:
             case Likelihood():
                 return advantages_C * log_probs_C
@@ -107,37 +106,24 @@ class ObjectiveLosses:
                 # Its divergence from the teacher is no function of log-probs.
                 return weight * (advantages_C * log_probs_C)
             case TokenClip(low=low, high=high, dual=dual):
-                return surrogates.token_clip(
-                    log_probs_C, old_C, advantages_C, low=low, high=high, dual=dual
-                )
+                ratio_C = (log_probs_C - old_C).exp()
+                return _clip(ratio_C, advantages_C, low=low, high=high, dual=dual)
             case SequenceClip(low=low, high=high):
-                return surrogates.sequence_clip(
-                    log_probs_C,
-                    old_C,
-                    advantages_C,
-                    lengths,
-                    low=low,
-                    high=high,
-                    part=response_part,
-                )
+                means_C, counts_C = _mean_of_response(log_probs_C - old_C, batch)
+                # Each of the response's n tokens has 1 / n of it.
+                return _clip(means_C.exp(), advantages_C, low=low, high=high) / counts_C
             case SquaredLogRatio(tau=tau):
-                return surrogates.squared_log_ratio(
-                    log_probs_C,
-                    old_C,
-                    advantages_C,
-                    lengths,
-                    tau=tau,
-                    part=response_part,
-                )
+                means_C, counts_C = _mean_of_response(log_probs_C - old_C, batch)
+                # (n mean)^2, divided among the n tokens.
+                penalty_C = 0.5 * tau * counts_C * means_C.square()
+                return advantages_C * log_probs_C - penalty_C
 
     def _divergence(self, log_probs_C: Tensor, chunk: slice) -> Tensor:
         reference_R = self.batch.reference_log_probs_R
         assert reference_R is not None, (
             "with a divergence a batch carries the reference's log-probs"
         )
-        return surrogates.kl_estimate(
-            self.objective.kl, log_probs_C, reference_R[chunk]
-        )
+        return kl_estimate(self.objective.kl, log_probs_C, reference_R[chunk])
 
     def _clipped(self, log_probs_R: Tensor) -> Tensor:
         """Return 1 for each token whose gradient a clip took away, else 0; float32 [R]."""
@@ -151,14 +137,59 @@ class ObjectiveLosses:
 TokenLosses = WeightedLikelihood | ObjectiveLosses
 
 
-def _response_part(batch: MicroBatch) -> surrogates.ResponsePart | None:
-    """Return which tokens of each response this context-parallel rank holds; None: all."""
+def _clip(
+    ratio: Tensor,
+    advantages: Tensor,
+    *,
+    low: float,
+    high: float,
+    dual: float | None = None,
+) -> Tensor:
+    """Return min(r A, clip(r, 1 - low, 1 + high) A) with r = p / old, for A < 0 at least dual A."""
+    clipped_ratio = ratio.clamp(1 - low, 1 + high)
+    value = torch.minimum(ratio * advantages, clipped_ratio * advantages)
+    if dual is None:
+        return value
+    return torch.where(advantages < 0, torch.maximum(value, dual * advantages), value)
+
+
+def kl_estimate(estimator: KlEstimator, log_probs: Tensor, reference: Tensor) -> Tensor:
+    """Return an estimate of KL(p || ref) from tokens that p sampled.
+
+    With d = log ref - log p: k1 = -d, k2 = d^2 / 2, k3 = e^d - d - 1. Above d = 40 k3 continues as
+    a straight line with the slope at 40: finite, and its gradient never vanishes.
+    """
+    d = reference - log_probs
+    if estimator == "k1":
+        return -d
+    if estimator == "k2":
+        return 0.5 * d.square()
+    bounded = d.clamp(max=_MAX_LOG_RATIO)
+    slope = bounded.expm1()
+    return slope - bounded + slope * (d - bounded)
+
+
+def _mean_of_response(values_R: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+    """Return for every token the mean over its response, and the number of tokens of that response.
+    S: the responses.
+    """
+    lengths = batch.response_lengths
     indices_R = batch.response_indices_R
-    if indices_R is None:
-        return None
-    ends_S = torch.tensor(batch.response_lengths, device=indices_R.device).cumsum(0)
-    numbers = torch.searchsorted(ends_S, indices_R, right=True)
-    return surrogates.ResponsePart(numbers, sum_over_context)
+    if indices_R is not None:
+        # The other tokens are on the other ranks of the context-parallel group.
+        ends_S = torch.tensor(lengths, device=indices_R.device).cumsum(0)
+        numbers_R = torch.searchsorted(ends_S, indices_R, right=True)
+        counts_S = values_R.new_tensor(lengths)
+        sums_here_S = torch.zeros_like(counts_S).index_add(0, numbers_R, values_R)
+        means_S = sum_over_context(sums_here_S) / counts_S
+        return means_S[numbers_R], counts_S[numbers_R]
+    # An empty vector at the front, because torch.cat refuses an empty list.
+    means = [values_R[:0]]
+    counts = [values_R[:0]]
+    for response in values_R.split(lengths):
+        means.append(response.mean().expand_as(response))
+        counts.append(response.new_full(response.shape, len(response)))
+    return torch.cat(means), torch.cat(counts)
 
 
 def token_losses(objective: Objective, batch: MicroBatch) -> TokenLosses:

@@ -94,24 +94,18 @@ def build_model(
         chunk.to(
             device.torch_device
         )  # for our own modules; Megatron's are there already
-        fuse_weight_gradients(chunk)
+        for module in chunk.modules():
+            # TransformerEngine's GEMMs then add weight gradients directly to the float32 main
+            # gradients, without rounding them to bfloat16 first. Not by Megatron's setting
+            # `gradient_accumulation_fusion`: with it Megatron's output layer, whose product the
+            # losses compute, cannot be built without NVIDIA Apex.
+            if hasattr(module, "fuse_wgrad_accumulation"):
+                module.fuse_wgrad_accumulation = True
         frequencies = scaled_rope_frequencies(shape)
         chunk.rotary_pos_emb.inv_freq = frequencies.to(device.torch_device)
         mark_tensor_parallel(chunk)
         chunks.append(chunk)
     return chunks
-
-
-def fuse_weight_gradients(chunk: GPTModel) -> None:
-    """Let TransformerEngine's GEMMs add weight gradients directly to the float32 main gradients,
-    without rounding them to bfloat16 first.
-
-    Megatron's `gradient_accumulation_fusion` is not used: with it Megatron's output layer, whose
-    product the losses compute, cannot be built without NVIDIA Apex.
-    """
-    for module in chunk.modules():
-        if hasattr(module, "fuse_wgrad_accumulation"):
-            module.fuse_wgrad_accumulation = True
 
 
 def mark_tensor_parallel(chunk: GPTModel) -> None:

@@ -129,9 +129,12 @@ class Checkpointer:
         failure = self.finish()
         if failure and dist.get_rank() == 0:
             log.warning("%s", failure)
-        partial = self._named(step, PARTIAL)
         write = CheckpointWrite(
-            self._state(), partial, self._group, self._host_copies, copy=in_background
+            self._state(),
+            self._named(step, PARTIAL),
+            self._group,
+            self._host_copies,
+            copy=in_background,
         )
         self._pending = (write, {"step": step, **about})
 
@@ -151,21 +154,17 @@ class Checkpointer:
         if not wait and any_over_world(write.is_writing):
             return None
         self._pending = None
-        files = write.finish()
         failure: str | None = None
-        if dist.get_rank() == 0:
-            try:
-                if isinstance(files, str):
-                    raise UserError(files)
+        try:
+            files = write.finish()
+            if dist.get_rank() == 0:
                 self._publish(manifest, files)
-            except UserError as error:
-                failure = str(error)
-            except OSError as error:
-                failure = (
-                    f"cannot write {self._named(manifest['step'])}: {error.strerror}"
-                )
-            if failure:
-                remove(self._named(manifest["step"], PARTIAL), quietly=True)
+        except UserError as error:
+            failure = str(error)
+        except OSError as error:
+            failure = f"cannot write {self._named(manifest['step'])}: {error.strerror}"
+        if failure and dist.get_rank() == 0:
+            remove(self._named(manifest["step"], PARTIAL), quietly=True)
         return broadcast_object(failure)
 
     def _named(self, step: int, prefix: str = "step_") -> Path:
@@ -206,11 +205,9 @@ class Checkpointer:
             self._read(path)
         except UserError as error:
             failures.append(str(error))
-        failures = gather_from_all(failures)
-        if failures:
-            raise UserError(
-                f"{min(failures)}; restore it, or resume from another checkpoint"
-            )
+        failure = min(gather_from_all(failures), default="")
+        if failure:
+            raise UserError(f"{failure}; restore it, or resume from another checkpoint")
         gather_weights(self.optimizer)
 
     def _read(self, path: Path) -> None:
@@ -276,8 +273,7 @@ class Checkpointer:
             damage = damage_of(path / name, manifest["files"][name])
             if damage:
                 damages.append(damage)
-        damages = gather_from_all(damages)
-        return min(damages) if damages else manifest
+        return min(gather_from_all(damages), default=manifest)
 
 
 def _delete(paths: list[Path]) -> None:

@@ -62,9 +62,7 @@ def own_share(
     weights.
     """
     described = {
-        id(value.data): value
-        for value in nested_values(model_state)
-        if is_tensor(value)
+        value.data: value for value in nested_values(model_state) if is_tensor(value)
     }
     share: list[ShardedTensor] = []
     for owned in _owned_ranges(optimizer):
@@ -78,7 +76,7 @@ def own_share(
             values_of["optimizer.state.fp32_param."] = owned.main
             if not is_loading:
                 values_of[""] = weight.detach().view(-1)[owned.start : owned.end]
-        for tensor in sharded_tensors(described[id(weight)], weight):
+        for tensor in sharded_tensors(described[weight], weight):
             view: Any = tensor.data
             first = view.storage_offset() - weight.storage_offset()
             for prefix, values in values_of.items():

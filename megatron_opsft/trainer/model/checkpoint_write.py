@@ -5,7 +5,6 @@ counters, and checksums of every file and of itself.
 
 import io
 import json
-import os
 import pickle
 import threading
 import zlib
@@ -30,6 +29,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.planner import SavePlan
 from torch.futures import Future
 
+from megatron_opsft.errors import UserError
 from megatron_opsft.models.storage.model_paths import (
     COMMON_NAME,
     FORMAT_NAME,
@@ -42,6 +42,7 @@ from megatron_opsft.runtime.durable import (
     full_disk_behind,
     remove,
     step_in,
+    sync_path,
 )
 from megatron_opsft.runtime.libraries import collector_at_rest
 from megatron_opsft.runtime.pinned import HostCopies
@@ -91,8 +92,11 @@ class CheckpointWrite:
         self._num_bytes = sum(data.nbytes for data in staged)
         buffer = io.BytesIO()
         torch.save(common, buffer)
-        arguments = (mcore_to_pyt_state_dict(by_key), buffer.getvalue())
-        self._thread = threading.Thread(target=self._write, args=arguments, daemon=True)
+        self._thread = threading.Thread(
+            target=self._write,
+            args=(mcore_to_pyt_state_dict(by_key), buffer.getvalue()),
+            daemon=True,
+        )
         self._thread.start()
 
     def _write(self, tensors: dict[str, Any], common: bytes) -> None:
@@ -110,7 +114,8 @@ class CheckpointWrite:
             for path in self._directory.iterdir():
                 is_common = is_first and path.suffix != ".distcp"
                 if is_common or path.name.startswith(f"__{rank}_"):
-                    checksums[path.name] = size_and_crc(path, sync=True)
+                    sync_path(path)
+                    checksums[path.name] = size_and_crc(path)
             self._outcome = checksums
         except BaseException as error:  # torch's CheckpointException is no Exception
             reason: BaseException = error
@@ -127,16 +132,17 @@ class CheckpointWrite:
         """True while this rank is writing."""
         return self._thread.is_alive()
 
-    def finish(self) -> Checksums | str:
-        """Wait for all ranks; return the checksums of all files, or the reason of a failure.
-        Collective over the world.
+    def finish(self) -> Checksums:
+        """Wait for all ranks; return the checksums of all files. Collective over the world.
+
+        Errors: `UserError`, on every rank, if a write failed.
         """
         self._thread.join()
         self._host_copies.release()
         files: Checksums = {}
         for outcome in gather_from_all([self._outcome]):
             if isinstance(outcome, str):
-                return outcome
+                raise UserError(outcome)
             files |= outcome
         return dict(sorted(files.items()))
 
@@ -229,12 +235,10 @@ class _Writer(dcp.FileSystemWriter):
         metadata.storage_data = {}
 
 
-def size_and_crc(path: Path, *, sync: bool = False) -> list[int]:
-    """Return [size in bytes, CRC-32] of a file. sync: force it to disk before."""
+def size_and_crc(path: Path) -> list[int]:
+    """Return [size in bytes, CRC-32] of a file."""
     crc = size = 0
     with open(path, "rb") as file:
-        if sync:
-            os.fsync(file.fileno())
         while block := file.read(_BLOCK_BYTES):
             crc = zlib.crc32(block, crc)
             size += len(block)
@@ -260,10 +264,8 @@ def read_manifest(path: Path) -> dict[str, Any] | str:
         step, files, seal = manifest["step"], manifest["files"], manifest.pop(_SEAL)
         if step == step_in(path.name) and files.items() and seal == _crc(manifest):
             return manifest
-    except FileNotFoundError:
-        return f"checkpoint file {path / COMPLETE} is missing"
     except OSError as error:
-        return f"checkpoint file {path / COMPLETE} {error.strerror}"
+        return _unreadable(path / COMPLETE, error)
     except (ValueError, KeyError, TypeError, AttributeError):
         pass
     return f"checkpoint file {path / COMPLETE} is damaged"
@@ -273,12 +275,16 @@ def damage_of(path: Path, expected: list[int]) -> str | None:
     """Return how a file differs from the recorded size and checksum; None if it does not."""
     try:
         actual = size_and_crc(path)
-    except FileNotFoundError:
-        return f"checkpoint file {path} is missing"
     except OSError as error:
-        return f"checkpoint file {path} cannot be read: {error.strerror}"
+        return _unreadable(path, error)
     if actual[0] != expected[0]:
         return f"checkpoint file {path} is damaged: {actual[0]:,} bytes instead of {expected[0]:,}"
     if actual != expected:
         return f"checkpoint file {path} is damaged: its checksum differs"
     return None
+
+
+def _unreadable(path: Path, error: OSError) -> str:
+    if isinstance(error, FileNotFoundError):
+        return f"checkpoint file {path} is missing"
+    return f"checkpoint file {path} cannot be read: {error.strerror}"

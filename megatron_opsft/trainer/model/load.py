@@ -4,11 +4,10 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from megatron_opsft.config import OptimizerConfig, ParallelConfig, TrainConfig
-from megatron_opsft.methods.objective import Objective
+from megatron_opsft.config import Config
 from megatron_opsft.models.architectures.shape import ModelShape
 from megatron_opsft.models.storage.megatron_files import StoredWeights, open_weights
-from megatron_opsft.models.weights.rules import WeightTable, padded_vocab_size
+from megatron_opsft.models.weights.rules import WeightTable
 from megatron_opsft.runtime.device import Device
 from megatron_opsft.runtime.distributed import Layout
 from megatron_opsft.trainer.loss.cross_entropy import te_problem
@@ -42,49 +41,41 @@ class TrainerParts:
 
 
 def build_trainer(
-    shape: ModelShape,
-    model_dir: Path,
-    device: Device,
-    layout: Layout,
-    *,
-    dtype: str,
-    parallel: ParallelConfig,
-    train: TrainConfig,
-    optimizer_settings: OptimizerConfig,
-    objective: Objective,
-    deterministic: bool,
+    config: Config, shape: ModelShape, model_dir: Path, device: Device, layout: Layout
 ) -> TrainerParts:
-    """Build the trainer of the directory's model; its weights have arbitrary values. Called by
-    every rank.
+    """Build the trainer of a run of the directory's model; its weights have arbitrary values.
+    Called by every rank.
 
-    Only the headers of the weight files are read. shape: of the model, which `parallel` can cut.
+    Only the headers of the weight files are read. shape: of the model, which `config.parallel` can
+    cut.
     Errors: `UserError` for a weight file that is damaged or holds other tensors than config.json
     says.
     """
+    dtype, train, tp = config.model.dtype, config.train, config.parallel.tp
+    objective = config.method.objective(config.rollout.temperature)
     stored = open_weights(model_dir, WeightTable(shape, "te"), check=layout.is_main)
     with_te = uses_transformer_engine(device, dtype)
     megatron = transformer_config(
         shape,
         dtype=dtype,
-        parallel=parallel,
+        parallel=config.parallel,
         train=train,
         device=device,
-        deterministic=deterministic,
+        deterministic=config.run.deterministic,
     )
-    table = WeightTable(shape, "te" if with_te else "local", parallel.tp)
-    padded_rows = padded_vocab_size(shape.vocab_size, parallel.tp)
+    table = WeightTable(shape, "te" if with_te else "local", tp)
     loss = choose_cross_entropy(
         train.cross_entropy,
         te_problem(device, dtype),
         max_tokens=train.max_tokens_per_microbatch,
-        rows_per_rank=padded_rows // parallel.tp,
+        rows_per_rank=table.padded_vocab // tp,
         with_teacher=objective.has_teacher,
     )
     if layout.is_main:
         log.info(describe_parts(megatron, loss, device))
     models = build_model(shape, megatron, device)
-    chunks = wrap_for_training(models, megatron, parallel)
-    optimizer = build_optimizer(chunks, optimizer_settings, bf16=megatron.bf16)
+    chunks = wrap_for_training(models, megatron, config.parallel)
+    optimizer = build_optimizer(chunks, config.optimizer, bf16=megatron.bf16)
     trainer = Trainer(
         chunks=chunks,
         optimizer=optimizer,

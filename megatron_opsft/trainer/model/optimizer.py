@@ -113,8 +113,7 @@ def forget_moments(optimizer: ChainedOptimizer) -> None:
                     value.zero_()
     for group in optimizer.param_groups:
         if "step" in group:
-            step = group["step"]
-            group["step"] = 0 if isinstance(step, int) else torch.zeros_like(step)
+            group["step"] = 0 * group["step"]  # an int, or a tensor
 
 
 def optimizer_settings(optimizer: ChainedOptimizer) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from torch import Tensor
 from megatron_opsft.methods.objective import Distillation, Objective
 from megatron_opsft.records import MicroBatch
 from megatron_opsft.trainer.loss.cross_entropy import summed_loss
-from megatron_opsft.trainer.loss.fused_linear import fused_linear_loss
 from megatron_opsft.trainer.loss.loss_memory import CrossEntropyKind
 from megatron_opsft.trainer.loss.output_head import OutputHead, Teacher
 from megatron_opsft.trainer.loss.token_losses import token_losses
@@ -72,46 +71,33 @@ def sum_losses(
     num_tokens = torch.tensor(
         batch.num_loss_tokens, dtype=torch.int, device=hidden_TH.device
     )
+    teacher = None
     if isinstance(objective.surrogate, Distillation):
-        loss_sum, token_values = fused_linear_loss(
-            hidden_TH,
-            head,
-            batch.loss_indices_R,
-            batch.labels_R,
-            losses,
-            teacher=_teacher_of(objective.surrogate, head, batch),
+        # What `ReferenceModel.with_teacher` put into the micro-batch.
+        states_RH, weight_VH = batch.teacher_RH, batch.teacher_VH
+        assert states_RH is not None and weight_VH is not None, (
+            "a distilled batch has a teacher"
         )
-        assert token_values.divergence_R is not None
-        clipped, _ = losses.statistics(token_values.log_probs_R)
-        statistics: tuple[Tensor, ...] = (clipped, token_values.divergence_R.sum())
-    else:
-        loss_sum, log_probs_R = summed_loss(
-            cross_entropy,
-            hidden_TH,
-            head,
-            batch.loss_indices_R,
-            batch.labels_R,
-            losses,
-            accumulation_fusion=accumulation_fusion,
+        teacher = Teacher(
+            hidden_RH=states_RH.to(weight_VH.device),
+            head=replace(head, weight_VH=weight_VH),
+            weights_R=objective.surrogate.beta * batch.weights_R,
+            forward=objective.surrogate.forward,
         )
-        statistics = losses.statistics(log_probs_R)
-    return loss_sum, num_tokens, BatchSums(loss_sum.detach().clone(), *statistics)
-
-
-def _teacher_of(
-    distillation: Distillation, head: OutputHead, batch: MicroBatch
-) -> Teacher:
-    """Return the teacher that `ReferenceModel.with_teacher` put into the micro-batch."""
-    states_RH, weight_VH = batch.teacher_RH, batch.teacher_VH
-    assert states_RH is not None and weight_VH is not None, (
-        "a distilled batch has a teacher"
+    loss_sum, found = summed_loss(
+        cross_entropy,
+        hidden_TH,
+        head,
+        batch.loss_indices_R,
+        batch.labels_R,
+        losses,
+        teacher=teacher,
+        accumulation_fusion=accumulation_fusion,
     )
-    return Teacher(
-        hidden_RH=states_RH.to(weight_VH.device),
-        head=replace(head, weight_VH=weight_VH),
-        weights_R=distillation.beta * batch.weights_R,
-        forward=distillation.forward,
-    )
+    sums = BatchSums(loss_sum.detach().clone(), *losses.statistics(found.log_probs_R))
+    if found.divergence_R is not None:
+        sums = sums._replace(divergence=found.divergence_R.sum())
+    return loss_sum, num_tokens, sums
 
 
 def with_log_probs(

@@ -43,16 +43,16 @@ class ReferenceModel:
         live: list[Tensor] = []
         for model in trainer.models:
             live += model.parameters()
+        detached = [weight.detach() for weight in live]
         num_bytes = sum(weight.nbytes for weight in live)
         if not device.is_cuda or has_room_for_good(device, num_bytes):
-            frozen = [weight.detach().clone() for weight in live]
+            frozen = [weight.clone() for weight in detached]
         else:
-            detached = [weight.detach() for weight in live]
             # An attribute, because memory stays pinned only while the block exists.
             self._block = PinnedBlock(packed_bytes(detached))
             frozen = self._block.copies_of(detached)
-        # Each weight of the trainer with its frozen copy.
-        self._pairs = list(zip(live, frozen, strict=True))
+        # Each weight of the trainer -> its frozen copy.
+        self._frozen_of = dict(zip(live, frozen, strict=True))
 
     def with_log_probs(self, batches: Sequence[MicroBatch]) -> list[MicroBatch]:
         """Return the micro-batches with the reference's log-probs, which only ranks of the last
@@ -77,8 +77,7 @@ class ReferenceModel:
         if not states:
             return list(batches)
         weight = output_weight(self._trainer.models[-1])
-        (frozen,) = [frozen for live, frozen in self._pairs if live is weight]
-        teacher_VH = frozen.to(weight.device)
+        teacher_VH = self._frozen_of[weight].to(weight.device)
         taught = []
         for batch, states_RH in zip(batches, states, strict=True):
             if batch.response_indices_R is not None:
@@ -92,7 +91,7 @@ class ReferenceModel:
 
     def replace(self) -> None:
         """Make the current model the reference."""
-        for live, frozen in self._pairs:
+        for live, frozen in self._frozen_of.items():
             frozen.copy_(live.data)
         self.is_replaced = True
 
@@ -101,11 +100,10 @@ class ReferenceModel:
 
         They are views of its memory, which `in_place` exchanges.
         """
-        frozen_of = {id(live): frozen for live, frozen in self._pairs}
         share: list[ShardedTensor] = []
         for value in nested_values(describe_models(self._trainer.models)):
             if is_tensor(value):
-                for tensor in sharded_tensors(value, frozen_of[id(value.data)]):
+                for tensor in sharded_tensors(value, self._frozen_of[value.data]):
                     share.append(dataclasses.replace(tensor, key=PREFIX + tensor.key))
         return share
 
@@ -119,7 +117,7 @@ class ReferenceModel:
             self._exchange()
 
     def _exchange(self) -> None:
-        for live, frozen in self._pairs:
+        for live, frozen in self._frozen_of.items():
             live_before = live.data.clone()
             live.data.copy_(frozen, non_blocking=True)
             frozen.copy_(live_before, non_blocking=True)

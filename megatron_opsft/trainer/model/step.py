@@ -89,13 +89,11 @@ class Trainer:
         batches: equally many on every rank, packed as for a training step. temperature: by default
         the objective's.
         """
-        if not batches:
-            return []
         if temperature is None:
             temperature = self.objective.temperature
 
         def log_probs(head: OutputHead, batch: MicroBatch, hidden_TH: Tensor) -> Tensor:
-            _, log_probs_R = summed_loss(
+            _, found = summed_loss(
                 self.cross_entropy,
                 hidden_TH,
                 head,
@@ -103,7 +101,7 @@ class Trainer:
                 batch.labels_R,
                 WeightedLikelihood(batch.weights_R),
             )
-            return log_probs_R
+            return found.log_probs_R
 
         return self._run(log_probs, batches, temperature)
 
@@ -113,24 +111,11 @@ class Trainer:
         memory; under context parallelism of the whole pack. Ranks and batches as for
         `score_batches`.
         """
-        if not batches:
-            return []
 
-        states = self._run(
-            lambda head, batch, hidden_TH: hidden_TH[batch.loss_indices_R].cpu(),
-            batches,
-            temperature=1.0,
-        )
-        joined = []
-        for batch, states_RH in zip(batches, states, strict=False):
-            if batch.response_indices_R is not None:
-                states_RH = join_over_context(
-                    states_RH.to(batch.labels_R.device),
-                    batch.response_indices_R,
-                    sum(batch.response_lengths),
-                ).cpu()
-            joined.append(states_RH)
-        return joined
+        def states(head: OutputHead, batch: MicroBatch, hidden_TH: Tensor) -> Tensor:
+            return join_over_context(hidden_TH[batch.loss_indices_R], batch).cpu()
+
+        return self._run(states, batches, temperature=1.0)
 
     @torch.no_grad()
     def score(
@@ -159,24 +144,22 @@ class Trainer:
         )
 
         def scores(head: OutputHead, batch: MicroBatch, hidden_TH: Tensor) -> Tensor:
-            statistics = token_statistics(
+            found = token_statistics(
                 hidden_TH, head, batch.loss_indices_R, batch.labels_R, entropy=entropy
             )
-            if statistics.entropy_R is not None:
-                return statistics.entropy_R
-            return statistics.log_probs_R
+            values_R = found.log_probs_R if found.entropy_R is None else found.entropy_R
+            return join_over_context(values_R, batch)
 
         batches = [batch]
         if len(self.chunks) > 1:  # interleaved stages need a multiple of their number
             batches = [batch] * layout.pp_size
         scored = self._run(scores, batches, temperature)
-        num_scores = sum(batch.response_lengths)
-        flat_R = torch.empty(num_scores, device=device)
+        flat_R = torch.empty(sum(batch.response_lengths), device=device)
         if layout.is_loss_rank:
-            flat_R = join_over_context(scored[0], batch.response_indices_R, num_scores)
+            flat_R = scored[0]
         source = (layout.pp_size - 1) * layout.tp_size
         broadcast_over(flat_R, source, parallel_state.get_model_parallel_group())
-        by_sample = flat_R.cpu().split(list(batch.response_lengths))
+        by_sample = flat_R.cpu().split(batch.response_lengths)
         return [tuple(values.tolist()) for values in by_sample]
 
     def _run(
@@ -193,21 +176,21 @@ class Trainer:
         batches: equally many on every rank. forward_only: compute no gradients; otherwise
         `of_hidden` returns a loss as the schedule expects it.
         """
+        if not batches:
+            return []
         for chunk in self.chunks:
             chunk.train(not forward_only)
         replays = any(batch.routing_TW is not None for batch in batches)
-        iterators = [iter(batches) for _ in self.chunks]
-        is_interleaved = len(self.chunks) > 1
         with (
             without_output_layer(self.models),
-            replayed(self.models if replays else ()),
+            replayed(self.models),
         ):
             return get_forward_backward_func()(
                 forward_step_func=partial(
                     self._forward, of_hidden, temperature, replays
                 ),
-                data_iterator=iterators if is_interleaved else iterators[0],
-                model=self.chunks if is_interleaved else self.chunks[0],
+                data_iterator=[iter(batches) for _ in self.chunks],
+                model=self.chunks,
                 num_microbatches=len(batches),
                 # Micro-batches tell their lengths, which differ (variable_seq_lengths).
                 seq_length=max(batch.num_tokens for batch in batches),
@@ -247,8 +230,11 @@ class Trainer:
         )
 
         def finish(output: Tensor, non_loss_data: bool = True) -> Any:
-            sharded = self.config.sequence_parallel
-            hidden_TH = whole_hidden(output[0], head.group, sequence_parallel=sharded)
+            hidden_TH = whole_hidden(
+                output[0],
+                head.group,
+                sequence_parallel=self.config.sequence_parallel,
+            )
             return of_hidden(head, batch, hidden_TH)
 
         return output, finish
@@ -276,16 +262,13 @@ class Trainer:
         for chunk in self.chunks:
             chunk.scale_gradients(factor)
         tokens_here = 0
-        loss_here = clipped_here = divergence_here = 0.0
+        sums_here = [0.0, 0.0, 0.0]
         if self.layout.is_loss_rank:
             tokens_here = sum(batch.num_loss_tokens for batch in batches)
-            loss_here, clipped_here, divergence_here = (
-                sum(map(float, sums)) for sums in zip(*sums_of_batches, strict=True)
-            )
-        self._loss_is_finite = math.isfinite(loss_here)
-        tokens, loss, clipped, divergence = sum_over_world(
-            [tokens_here, loss_here, clipped_here, divergence_here]
-        )
+            columns = zip(*sums_of_batches, strict=True)
+            sums_here = [sum(map(float, column)) for column in columns]
+        self._loss_is_finite = math.isfinite(sums_here[0])
+        tokens, loss, clipped, divergence = sum_over_world([tokens_here, *sums_here])
         return replace(
             NOTHING_DONE,
             loss=factor * loss,

@@ -43,8 +43,6 @@ def transformer_config(
     params_dtype = DTYPES[dtype]
     with_te = uses_transformer_engine(device, dtype)
     settings = _parallel_settings(parallel)
-    if parallel.cp > 1:
-        settings["cp_comm_type"] = "p2p"
     if train.recompute != "none":
         settings["recompute_granularity"] = train.recompute
     if train.recompute == "full":
@@ -95,6 +93,7 @@ def _parallel_settings(parallel: ParallelConfig) -> dict[str, Any]:
         "pipeline_model_parallel_size": parallel.pp,
         "virtual_pipeline_model_parallel_size": parallel.vpp,
         "context_parallel_size": parallel.cp,
+        "cp_comm_type": "p2p",
         "expert_model_parallel_size": parallel.ep,
         "expert_tensor_parallel_size": parallel.expert_tp,
         "sequence_parallel": parallel.sequence_parallel and parallel.tp > 1,
