@@ -29,8 +29,9 @@ from megatron_opsft.run.record.advice import (
     warn_of_decline,
     worse_in_a_row,
 )
-from megatron_opsft.run.record.metrics import MetricsLog
+from megatron_opsft.run.record.metrics import MetricsLog, describe_sample
 from megatron_opsft.run.start.run_directory import RunDir
+from megatron_opsft.runtime.console import say
 
 
 def _step_metrics(step: int) -> dict[str, float | int]:
@@ -112,7 +113,7 @@ def test_what_wandb_refuses_is_one_line_and_later_a_warning(
 
 
 def test_responses_are_shown_without_their_middles_and_their_escape_sequences(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     rogue, safe = "\x1b]0;title\x07\x1b[2J\x9b31m\u202e", r"\x1b]0;title\x07\x1b[2J\x9b31m\u202e"
     long = "<think>\n2 + 2\n</think>\n" + "so it is " * 60 + "[4]"
@@ -120,7 +121,8 @@ def test_responses_are_shown_without_their_middles_and_their_escape_sequences(
     problems = [Problem(id="p", text=problem, answer=gold) for problem, gold, _ in shown]
     rollouts = [rollout_of(text, (2,) * 312) for *_, text in shown]
     verdicts = [Verdict(outcome=Outcome.CORRECT)] * 2
-    _open(tmp_path).print_samples(list(zip(problems, rollouts, verdicts, strict=True)))
+    for sample in zip(problems, rollouts, verdicts, strict=True):
+        say(describe_sample(*sample))
     problem, response, *last = capsys.readouterr().out.splitlines()
     assert problem == "  for example: What is 2 + 2?"
     assert response.startswith("  -> <think> 2 + 2 </think> so it is") and len(response) < 320

@@ -6,26 +6,26 @@ import shutil
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from megatron_opsft.errors import UserError
 from megatron_opsft.models.storage.hf_writer import write_hf_model
 from megatron_opsft.models.storage.partial import written_whole
 from megatron_opsft.models.storage.replacing import check_out
-from megatron_opsft.records import Callback
-from megatron_opsft.run.held_out import EvalResult, HeldOut
-from megatron_opsft.run.record.advice import (
-    advise_on_base,
-    measure_correct,
-    worse_in_a_row,
-)
-from megatron_opsft.run.record.metrics import MetricsLog
-from megatron_opsft.run.run_files import best_evaluation, read_json_lines
+from megatron_opsft.records import Callback, Response
+from megatron_opsft.rollout.sampling import EVAL_STEP
+from megatron_opsft.run.record.advice import advise_on_base, measure_correct
+from megatron_opsft.run.record.metrics import MetricsLog, describe_sample
+from megatron_opsft.run.run_files import best_evaluation
+from megatron_opsft.run.start.input import HeldOut
 from megatron_opsft.run.start.run_directory import BEST
 from megatron_opsft.run.start.session import Session, log
-from megatron_opsft.runtime.distributed import broadcast_object
+from megatron_opsft.run.step.judged_problems import JudgedProblems
+from megatron_opsft.runtime.console import say
+from megatron_opsft.runtime.distributed import broadcast_object, gather_from_all
 from megatron_opsft.runtime.durable import (
     FullDiskError,
     in_step_order,
@@ -43,6 +43,7 @@ from megatron_opsft.runtime.phase import (
     enter_phase,
     interruptible,
 )
+from megatron_opsft.trainer.batching.exchange import share_facts
 
 
 @dataclass(frozen=True)
@@ -153,11 +154,11 @@ class Evaluations:
     session: Session
     exports: ModelExports
     metrics_log: MetricsLog | None
-    """Rank 0's; None on other ranks, which neither read nor write evals.jsonl."""
+    """Rank 0's; None on other ranks, which write nothing."""
     callbacks: Sequence[Callback]
     """Called on rank 0."""
-    _num_worse: int | None = field(default=None, init=False)
-    """The result of `worse_in_a_row`; None if an evaluation has been made since."""
+    lines: list[dict[str, Any]]
+    """The lines of evals.jsonl, on every rank."""
 
     def run_if_due(self, step: int, stop: StopSignal) -> bool:
         """Evaluate if it is due after `step` updates, unless a resumed run finds it done.
@@ -172,7 +173,7 @@ class Evaluations:
         )
         if not is_due or self.session.held_out is None:
             return False
-        if not broadcast_object(any(line["step"] == step for line in self.lines())):
+        if all(line["step"] != step for line in self.lines):
             # Ranks that share an engine could not leave it at the same time.
             num_engines = self.session.sampler.engine.share.count
             may_leave = num_engines == self.session.layout.world_size
@@ -182,8 +183,7 @@ class Evaluations:
                     self.evaluate(step)
             except Interrupted:
                 return True
-        best_step = broadcast_object(self._best_step())
-        if self.session.config.eval.keeps_best and best_step == step and step:
+        if self.session.config.eval.keeps_best and self._best_step() == step and step:
             self.exports.write_best(step)
         self.exports.drop_superseded(step)
         return False
@@ -191,28 +191,25 @@ class Evaluations:
     def evaluate(self, step: int) -> None:
         """Measure held-out accuracy and length after `step` updates, and write evals.jsonl."""
         assert self.session.held_out is not None
-        self._num_worse = None
         enter_phase("evaluate")
         line: dict[str, Any] = {"step": step}
         begin = time.monotonic()
-        result = self._evaluate_set(
-            "held-out problems",
-            self.session.held_out,
-            "eval",
-            num_shown=self.session.config.run.show_samples,
-        )
-        line |= result.values
-        line |= measure_correct(result.correct_lengths)
+        judged = self._judge("held-out problems", self.session.held_out)
+        line |= _measure(judged.responses, "eval")
+        line |= measure_correct([r.num_tokens for r in judged.responses if r.correct])
+        examples = self._examples(judged)
         for name, held_out in self.session.more_held_out.items():
-            title = f"problems of {name}"
-            line |= self._evaluate_set(title, held_out, f"eval_{name}").values
+            of_set = self._judge(f"problems of {name}", held_out)
+            line |= _measure(of_set.responses, f"eval_{name}")
+        self.lines.append(line)
         if self.metrics_log is None:
             return
         seconds = time.monotonic() - begin
         self.metrics_log.write_evaluation(
             line, self.session.more_held_out, seconds=seconds
         )
-        self.metrics_log.print_samples(result.shown)
+        for example in examples:
+            say(example, dim=True)
         advice = "" if step else advise_on_base(line)
         if advice:
             if self.session.config.data.template != "chat":
@@ -221,43 +218,68 @@ class Evaluations:
         for callback in self.callbacks:
             callback.on_evaluation(line)
 
-    def _evaluate_set(
-        self, title: str, held_out: HeldOut, key: str, num_shown: int = 0
-    ) -> EvalResult:
-        """Evaluate on one set. title: its name for the log; key, num_shown: see `evaluate`."""
-        announce(f"evaluating on {len(held_out.problems)} {title}")
-        return held_out.evaluate(
-            self.session.sampler,
-            self.session.verifier,
-            partial(self.session.prompt_of, held_out=True),
-            key=key,
-            num_shown=num_shown,
+    def _judge(self, title: str, held_out: HeldOut) -> JudgedProblems:
+        """Sample responses to held-out problems, with the same seeds every time, and judge them.
+
+        title: the name of the set for the log. Errors: `UserError` if it has no problem.
+        """
+        problems = held_out.problems
+        announce(f"evaluating on {len(problems)} {title}")
+        rollouts = self.session.sampler.sample(
+            problems,
+            held_out.settings,
+            num_samples=held_out.samples_per_problem,
+            step=EVAL_STEP,
+            encode=partial(self.session.prompt_of, held_out=True),
+        )
+        verdicts = self.session.verifier.score(rollouts, {p.id: p for p in problems})
+        responses = share_facts(rollouts, verdicts, problems)
+        if not responses:
+            raise UserError("eval.data: there is no held-out problem to evaluate on")
+        return JudgedProblems(
+            problems=problems, rollouts=rollouts, verdicts=verdicts, responses=responses
         )
 
-    def worse_in_a_row(self) -> int:
-        """Count the last evaluations in a row that were worse than the base model's.
-
-        Every step asks, so the lines are read only once after each evaluation.
-        """
-        if self._num_worse is None:
-            self._num_worse = broadcast_object(worse_in_a_row(self.lines()))
-        return self._num_worse
+    def _examples(self, judged: JudgedProblems) -> list[str]:
+        """Describe the first response to each of the first `run.show_samples` problems."""
+        numbered = []
+        for response in judged.responses:
+            number, index = response.problem_index, response.rollout_index
+            is_shown = number < self.session.config.run.show_samples
+            is_here = response.rank == self.session.layout.rank
+            if is_shown and is_here and response.sample_index == 0:
+                text = describe_sample(
+                    judged.problems[number],
+                    judged.rollouts[index],
+                    judged.verdicts[index],
+                )
+                numbered.append((number, text))
+        return [text for _, text in sorted(gather_from_all(numbered))]
 
     def step_of_best_model(self) -> int:
         """Return the step of the best evaluation if best/ has its model, else 0."""
         step = self._best_step()
-        return broadcast_object(step if self.exports.has_best(step) else 0)
+        return step if broadcast_object(self.exports.has_best(step)) else 0
 
     def _best_step(self) -> int:
-        """Return the step of the best evaluation on rank 0, and 0 elsewhere."""
-        best = best_evaluation(self.lines(), self.session.config.eval.best_within)
+        """Return the step of the best evaluation."""
+        best = best_evaluation(self.lines, self.session.config.eval.best_within)
         return 0 if best is None else best["step"]
 
-    def lines(self) -> list[dict[str, Any]]:
-        """Return the lines of evals.jsonl on rank 0, and none elsewhere."""
-        if self.metrics_log is None:
-            return []
-        required = ("eval_accuracy", "eval_mean_response_tokens")
-        return read_json_lines(
-            self.exports.directory / "evals.jsonl", required=required
-        )
+
+def _measure(responses: Sequence[Response], key: str) -> dict[str, float | int]:
+    """Return the values of evals.jsonl for a set: the share of correct responses, the mean number
+    of their tokens, the share that the limit cut off, and their number.
+
+    key: the prefix of their keys.
+    """
+    num_samples = len(responses)
+    num_tokens = sum(response.num_tokens for response in responses)
+    num_correct = sum(response.correct for response in responses)
+    num_finished = sum(response.finished for response in responses)
+    return {
+        f"{key}_accuracy": num_correct / num_samples,
+        f"{key}_mean_response_tokens": num_tokens / num_samples,
+        f"{key}_truncated_share": (num_samples - num_finished) / num_samples,
+        f"{key}_samples": num_samples,
+    }

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from textwrap import shorten
@@ -105,11 +105,6 @@ class MetricsLog:
             self._warned.add(name)
             log.warning(warning)
 
-    def print_samples(self, shown: Sequence[tuple[Problem, Rollout, Verdict]]) -> None:
-        """Print responses of an evaluation; long ones without their middles."""
-        for problem, rollout, verdict in shown:
-            say(_describe_sample(problem, rollout, verdict), dim=True)
-
     def _write(self, name: str, metrics: Line) -> None:
         append_line(self._config.dir / name, json.dumps(dict(metrics)))
         for writer in list(self._writers):
@@ -131,8 +126,8 @@ class MetricsLog:
             )
 
 
-def _describe_sample(problem: Problem, rollout: Rollout, verdict: Verdict) -> str:
-    """Return problem and response, each on a line that is not too long."""
+def describe_sample(problem: Problem, rollout: Rollout, verdict: Verdict) -> str:
+    """Return problem and response for people to read, each on a line that is not too long."""
     question = shorten(problem.text, _MAX_PROBLEM_CHARACTERS, placeholder=" ...")
     response = " ".join(rollout.text.split())
     if len(response) > _MAX_RESPONSE_CHARACTERS:

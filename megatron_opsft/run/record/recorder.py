@@ -17,6 +17,7 @@ from megatron_opsft.run.record.advice import (
     explain_left_out,
     few_accepted,
     warn_of_decline,
+    worse_in_a_row,
 )
 from megatron_opsft.run.record.evaluations import Evaluations, ModelExports
 from megatron_opsft.run.record.metrics import MetricsLog
@@ -25,6 +26,7 @@ from megatron_opsft.run.record.summary import (
     make_manifest,
     model_card,
     note_adjustments,
+    read_evaluations,
     summarize,
 )
 from megatron_opsft.run.run_files import Line, describe_skipped, is_skipped
@@ -33,7 +35,7 @@ from megatron_opsft.run.start.session import Session, log
 from megatron_opsft.run.step.batch import JudgedBatch
 from megatron_opsft.runtime.console import say
 from megatron_opsft.runtime.device import peak_memory_bytes
-from megatron_opsft.runtime.distributed import max_over_world
+from megatron_opsft.runtime.distributed import broadcast_object, max_over_world
 from megatron_opsft.runtime.durable import (
     list_checkpoints,
     step_name,
@@ -72,7 +74,12 @@ class RunRecorder:
             else None
         )
         self._exports = ModelExports(session, self._dir)
-        self.evaluations = Evaluations(session, self._exports, self._log, callbacks)
+        lines = []
+        if session.layout.is_main:
+            lines = read_evaluations(self._dir)
+        self.evaluations = Evaluations(
+            session, self._exports, self._log, callbacks, broadcast_object(lines)
+        )
 
     def begin_rollouts(
         self, step: int, batch: JudgedBatch, scores: Mapping[int, TokenScores]
@@ -150,7 +157,7 @@ class RunRecorder:
 
     def _base(self) -> Line:
         """Return the base model's evaluation; {} if there is none."""
-        return next(iter(self.evaluations.lines()), {})
+        return next(iter(self.evaluations.lines), {})
 
     def stop(self, step: int) -> None:
         """Write the checkpoint and the last line of a run that is stopping."""
@@ -170,7 +177,7 @@ class RunRecorder:
     def gives_up(self) -> bool:
         """True if `eval.stop_when_worse` ends the run here."""
         max_worse = self._s.config.eval.stop_when_worse
-        return max_worse > 0 and self.evaluations.worse_in_a_row() >= max_worse
+        return 0 < max_worse <= worse_in_a_row(self.evaluations.lines)
 
     def checkpoint(self, step: int, *, leaving: bool = False) -> None:
         """Save the state after `step` updates.
@@ -234,13 +241,13 @@ class RunRecorder:
         num_worse = best_step = 0
         if step < config.run.steps:
             self.checkpoint(step, leaving=True)
-            num_worse = self.evaluations.worse_in_a_row()
+            num_worse = worse_in_a_row(self.evaluations.lines)
             best_step = self.evaluations.step_of_best_model()
         model_step = best_step or step
         summary: dict[str, Any] = {}
         card = ""
         if self._log is not None:
-            summary = summarize(config, step, model_step)
+            summary = summarize(config, self.evaluations.lines, step, model_step)
             if num_worse:
                 summary["worse_in_a_row"] = num_worse
             if step:
@@ -267,7 +274,7 @@ class RunRecorder:
                 self._dir / "hf",
                 self._dir,
             )
-            decline = warn_of_decline(self.evaluations.lines(), config)
+            decline = warn_of_decline(self.evaluations.lines, config)
             if decline:
                 log.warning(decline)
 

@@ -1,6 +1,6 @@
 """What a run reads before it computes anything: model directory, tokenizer, problems."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,10 +39,19 @@ from megatron_opsft.methods.facts import (
 )
 from megatron_opsft.methods.updates import MethodRun
 from megatron_opsft.models.architectures.shape import ModelShape
+from megatron_opsft.records import Problem
 from megatron_opsft.rollout.engine import SamplingSettings
-from megatron_opsft.run.held_out import HeldOut
 from megatron_opsft.run.start.checked_run import CheckedRun
 from megatron_opsft.run.start.pass_rates import keep_by_pass_rate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOut:
+    """A set of held-out problems, and how responses to them are sampled."""
+
+    problems: Sequence[Problem]
+    settings: SamplingSettings
+    samples_per_problem: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
