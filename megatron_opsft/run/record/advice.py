@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from megatron_opsft.config import Config
 from megatron_opsft.run.run_files import Line, best_evaluation
+from megatron_opsft.runtime.formatting import percent
 from megatron_opsft.runtime.rounding import ceil_div
 
 # Reasons why responses are rejected: their keys in metrics.jsonl, and their names on the console.
@@ -85,7 +86,7 @@ def warn_of_cut_off(name: str, evaluation: Line, key: str) -> str:
     if share <= _FEW:
         return ""
     return (
-        f"{name}: {100 * share:.1f} % of the responses were cut off, so accuracy and tokens are "
+        f"{name}: {percent(share)} of the responses were cut off, so accuracy and tokens are "
         "lower than the model's; raise eval.max_response_tokens"
     )
 
@@ -124,8 +125,6 @@ def few_accepted(steps: Sequence[Line]) -> Line | None:
         return None
     counts = dict.fromkeys(("num_rollouts", "num_accepted", *_REASONS), 0)
     for step in steps:
-        if "num_accepted" not in step:
-            return None
         for key in counts:
             counts[key] += int(step.get(key, 0))
     if not 0 < counts["num_accepted"] < _FEW * counts["num_rollouts"]:
@@ -230,12 +229,12 @@ def warn_of_decline(evaluations: Sequence[Line], config: Config) -> str:
         )
         best_so_far = (
             f"the best evaluation is after step {best['step']}, "
-            f"{100 * best['eval_accuracy']:.1f} %, "
+            f"{percent(best['eval_accuracy'])}, "
             f"{best['eval_mean_response_tokens']:.1f} tokens ({its_model})"
         )
     return (
-        f"THE MODEL GOT WORSE: held-out accuracy fell from {100 * first['eval_accuracy']:.1f} % "
-        f"to {100 * last['eval_accuracy']:.1f} %, more than chance; {best_so_far}; most likely "
+        f"THE MODEL GOT WORSE: held-out accuracy fell from {percent(first['eval_accuracy'])} "
+        f"to {percent(last['eval_accuracy'])}, more than chance; {best_so_far}; most likely "
         f"{advice}"
     )
 

@@ -20,6 +20,7 @@ from megatron_opsft.run.record.advice import (
 from megatron_opsft.run.run_files import Line
 from megatron_opsft.runtime.console import say
 from megatron_opsft.runtime.durable import append_line, write_text
+from megatron_opsft.runtime.formatting import percent
 from megatron_opsft.runtime.rounding import round_up
 
 log = logging.getLogger("megatron_opsft")
@@ -47,7 +48,7 @@ class MetricsLog:
         self._write("metrics.jsonl", metrics)
         accuracy = accepted = ""
         if "accuracy" in metrics:  # fixed data are not judged
-            accuracy = f"accuracy {100 * metrics['accuracy']:.1f} %  "
+            accuracy = f"accuracy {percent(metrics['accuracy'])}  "
             accepted = f"accepted {metrics['num_accepted']}/{metrics['num_rollouts']}"
             rejected = describe_rejected(metrics)
             if rejected:
@@ -94,9 +95,9 @@ class MetricsLog:
         """
         line = (
             f"{name} after step {metrics['step']}: "
-            f"accuracy {100 * metrics[f'{key}_accuracy']:.1f} %, "
+            f"accuracy {percent(metrics[f'{key}_accuracy'])}, "
             f"{metrics[f'{key}_mean_response_tokens']:.1f} tokens, "
-            f"{100 * metrics[f'{key}_truncated_share']:.1f} % cut off "
+            f"{percent(metrics[f'{key}_truncated_share'])} cut off "
             f"({metrics[f'{key}_samples']} samples)"
         )
         say(f"{line}; {more}" if more else line)

@@ -98,14 +98,15 @@ def note_adjustments(
         for library in sorted({*versions, *now}):
             if versions.get(library) != now.get(library):
                 changes[library] = versions.get(library), now.get(library)
+    adjusted = []
     for name, (old, new) in changes.items():
         log.warning(
             "%s=%s from step %d on; until now it was %s", name, new, last_step + 1, old
         )
-    return [
-        {"key": name, "before": old, "now": new, "after_step": last_step}
-        for name, (old, new) in changes.items()
-    ]
+        adjusted.append(
+            {"key": name, "before": old, "now": new, "after_step": last_step}
+        )
+    return adjusted
 
 
 def _sha256_of(path: Path) -> str:

@@ -12,7 +12,6 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.models.architectures.shape import ModelShape
 from megatron_opsft.models.architectures.sharding import check_layout, check_rollout_tp
 from megatron_opsft.rollout.limits import (
-    EngineTraits,
     check_engine_ranks,
     check_engine_settings,
     engine_traits,
@@ -28,11 +27,6 @@ class CheckedRun:
     """The configuration, with the lengths that the user did not set."""
     shape: ModelShape
     world_size: int
-
-    @property
-    def engine(self) -> EngineTraits:
-        """What the rollout engine can do."""
-        return engine_traits(self.config.rollout.engine)
 
 
 def make_checked_run(config: Config, shape: ModelShape, world_size: int) -> CheckedRun:

@@ -16,6 +16,7 @@ from megatron_opsft.errors import NothingLeft, UserError
 from megatron_opsft.models.storage.model_paths import resolve_model
 from megatron_opsft.records import NO_RANK, Message, Problem, Response, Rollout, Sample
 from megatron_opsft.rollout.engine import EngineSettings
+from megatron_opsft.rollout.limits import engine_traits
 from megatron_opsft.rollout.open_engine import build_engine
 from megatron_opsft.rollout.sample import Sampler
 from megatron_opsft.run.start.check import is_finished
@@ -176,7 +177,7 @@ class Session(RunInput):
         max_tokens = max_engine_tokens(self.config) - 1
         probes = []
         for sample in samples:
-            room = max(0, max_tokens - len(sample.prompt_ids))
+            room = max_tokens - len(sample.prompt_ids)
             response_ids = sample.response_ids[: min(room, MAX_PROBE_TOKENS)]
             if response_ids:
                 probes.append(replace(sample, response_ids=response_ids))
@@ -270,7 +271,7 @@ def _build(
     # A frozen model is a copy of the weights that the run began with, also if it is resumed.
     keeps_frozen_model = trainer.objective.keeps_frozen_model
     if keeps_frozen_model or not resumes:
-        by_engine = checked.engine.reads_files and config.model.load != "disk"
+        by_engine = engine_traits(name).reads_files and config.model.load != "disk"
         load_first_weights(unfilled, sync, by_engine=by_engine)
     reference = ReferenceModel(trainer, device) if keeps_frozen_model else None
     checkpointer = Checkpointer(
