@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import add
 from pathlib import Path
 
 from megatron_opsft.config import Config, EvalConfig, RolloutConfig
@@ -158,9 +159,8 @@ def _read_stored(config: Config, shape: ModelShape) -> StoredResponses | None:
             f"data.responses={path} has token {stored.largest_id}, but the model has "
             f"{shape.vocab_size}: it was made with another model's tokenizer; make it again"
         )
-    lengths = zip(stored.num_prompt_tokens, stored.num_response_tokens, strict=True)
-    for row, (num_prompt, num_response) in enumerate(lengths, start=1):
-        num_tokens = num_prompt + num_response
+    lengths = map(add, stored.num_prompt_tokens, stored.num_response_tokens)
+    for row, num_tokens in enumerate(lengths, start=1):
         if num_tokens > max_tokens:
             raise UserError(
                 f"data.responses={path}, row {row}: {num_tokens} tokens, but the model takes "
