@@ -64,7 +64,7 @@ def test_length_and_accuracy_are_over_all_responses(monkeypatch: pytest.MonkeyPa
     noted: Any = SimpleNamespace(write_evaluation=lambda line, more, seconds: told.append(line))
     shown: list[str] = []
     monkeypatch.setattr(evaluations, "say", lambda text, dim: shown.append(text))
-    made = Evaluations(session, exports=Any, metrics_log=noted, callbacks=(), lines=[])
+    made = Evaluations(session, metrics_log=noted, callbacks=(), lines=[])
     made.evaluate(step=4)
     assert (
         told

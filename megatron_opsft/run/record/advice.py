@@ -222,7 +222,7 @@ def warn_of_decline(evaluations: Sequence[Line], config: Config) -> str:
         advice = f"set rollout.temperature={temperature:g} to 1"
     best_so_far = "no later evaluation was as accurate as the base model"
     best = best_evaluation(evaluations, config.eval.best_within)
-    if best is not None and best["step"]:
+    if best["step"]:
         is_in_best = config.eval.keeps_best
         its_model = (
             "its model is in best/" if is_in_best else "eval.export_best keeps it"

@@ -31,7 +31,6 @@ from megatron_opsft.runtime.durable import (
     in_step_order,
     list_checkpoints,
     remove,
-    step_in,
     step_name,
     sync_path,
     write_files,
@@ -46,105 +45,105 @@ from megatron_opsft.runtime.phase import (
 from megatron_opsft.trainer.batching.exchange import share_facts
 
 
-@dataclass(frozen=True)
-class ModelExports:
-    """Writes models to a run's directory. Every rank calls every method.
+def write_model(s: Session, name: str, card: str = "") -> None:
+    """Write the current weights to the folder `name` of the run's directory, as a whole or not at
+    all, replacing it. Called by every rank.
 
-    Rank 0 writes a model as a whole or not at all.
+    card: the text of the model's README.md; only rank 0's counts. Errors, on rank 0: those of
+    `write_hf_model`. After a `FullDiskError` the ranks can go on.
     """
+    enter_phase("export")
+    stream = s.sync.exporter.stream()
+    failure: FullDiskError | None = None
+    if s.layout.is_main:
+        try:
+            write_hf_model(
+                s.config.run.dir / name,
+                stream,
+                shapes=s.shards.table.hf_shapes(),
+                dtype=s.shards.dtype,
+                source_dir=s.model_dir,
+                card=card,
+                overwrite=True,
+            )
+        except FullDiskError as error:
+            failure = error
+    # Every rank takes part to the end of the stream, also if rank 0 cannot write.
+    for _ in stream:
+        pass
+    if failure is not None:
+        raise failure
 
-    session: Session
-    directory: Path
 
-    def write(self, name: str, card: str = "") -> None:
-        """Write the current weights to the folder `name`, replacing it.
+def best_model(s: Session, step: int) -> Path:
+    """Return the directory in best/ of the model of that step."""
+    return s.config.run.dir / BEST / step_name(step)
 
-        card: the text of the model's README.md; only rank 0's counts. Errors, on rank 0: those of
-        `write_hf_model`. After a `FullDiskError` the ranks can go on.
-        """
-        enter_phase("export")
-        stream = self.session.sync.exporter.stream()
-        failure: FullDiskError | None = None
-        if self.session.layout.is_main:
-            try:
-                write_hf_model(
-                    self.directory / name,
-                    stream,
-                    shapes=self.session.shards.table.hf_shapes(),
-                    dtype=self.session.shards.dtype,
-                    source_dir=self.session.model_dir,
-                    card=card,
-                    overwrite=True,
-                )
-            except FullDiskError as error:
-                failure = error
-        # Every rank takes part to the end of the stream, also if rank 0 cannot write.
-        for _ in stream:
-            pass
-        if failure is not None:
-            raise failure
 
-    def has_best(self, step: int) -> bool:
-        """True if best/ has the model of that step."""
-        return (self._best(step) / "config.json").is_file()
+def has_best(s: Session, step: int) -> bool:
+    """True on every rank if best/ has the model of that step. Called by every rank."""
+    return broadcast_object((best_model(s, step) / "config.json").is_file())
 
-    def copy_best(self, step: int, card: str) -> None:
-        """Copy the model of that step from best/ to hf/, replacing it. card: see `write`."""
-        enter_phase("export")
-        if not self.session.layout.is_main:
-            return
-        best, target = self._best(step), self.directory / "hf"
-        check_out(target, [best], overwrite=True)
-        with written_whole(target) as written:
-            for path in best.iterdir():
-                copy = written.directory / path.name
-                shutil.copyfile(path, copy)
-                sync_path(copy)
-            write_files(written.directory, {"README.md": card.encode()})
 
-    def _best(self, step: int) -> Path:
-        return self.directory / BEST / step_name(step)
+def copy_best(s: Session, step: int, card: str) -> None:
+    """Copy the model of that step from best/ to hf/, replacing it. Called by every rank.
 
-    def write_best(self, step: int) -> None:
-        """Write the weights after `step` updates to best/, unless a resumed run finds them there.
+    card: see `write_model`.
+    """
+    enter_phase("export")
+    if not s.layout.is_main:
+        return
+    best, target = best_model(s, step), s.config.run.dir / "hf"
+    check_out(target, [best], overwrite=True)
+    with written_whole(target) as written:
+        for path in best.iterdir():
+            copy = written.directory / path.name
+            shutil.copyfile(path, copy)
+            sync_path(copy)
+        write_files(written.directory, {"README.md": card.encode()})
 
-        If the disk is full, the run goes on without them after a warning.
-        """
-        name = f"{BEST}/{step_name(step)}"
-        if not broadcast_object(self.has_best(step)):
-            announce(f"writing {name}")
-            try:
-                self.write(name)
-            except FullDiskError as error:
-                log.warning(
-                    "%s; the best model is not kept, and the run continues", error
-                )
 
-    def drop_superseded(self, step: int, *, finished: bool = False) -> None:
-        """Remove models of best/ that a better one has replaced, after `step` updates.
+def write_best(s: Session, step: int) -> None:
+    """Write the weights after `step` updates to best/, unless a resumed run finds them there.
+    Called by every rank.
 
-        A run resumed from a checkpoint needs the best model of that time, which is the newest one
-        before the checkpoint. So one model stays for each checkpoint that exists or is being
-        written, unless the run has finished.
-        """
-        if not self.session.layout.is_main:
-            return
-        models = in_step_order((self.directory / BEST).glob("*"))
-        resumable_steps = [step]
-        if not finished:
-            for path in list_checkpoints(self.directory / "checkpoints"):
-                resumable_steps.append(step_in(path.name) or 0)
-            every = self.session.config.checkpoint.every
-            if every:
-                resumable_steps.append(step - step % every)
-        needed_steps = set()
-        for resumable in resumable_steps:
-            earlier = [written for written, _ in models if written <= resumable]
-            needed_steps.update(earlier[-1:])
-        for written, path in models:
-            if written not in needed_steps:
-                # What cannot be removed now is tried again the next time.
-                remove(path, quietly=True)
+    If the disk is full, the run goes on without them after a warning.
+    """
+    name = f"{BEST}/{step_name(step)}"
+    if not has_best(s, step):
+        announce(f"writing {name}")
+        try:
+            write_model(s, name)
+        except FullDiskError as error:
+            log.warning("%s; the best model is not kept, and the run continues", error)
+
+
+def drop_superseded(s: Session, step: int, *, finished: bool = False) -> None:
+    """Remove models of best/ that a better one has replaced, after `step` updates. Called by every
+    rank.
+
+    A run resumed from a checkpoint needs the best model of that time, which is the newest one
+    before the checkpoint. So one model stays for each checkpoint that exists or is being
+    written, unless the run has finished.
+    """
+    if not s.layout.is_main:
+        return
+    run_dir, every = s.config.run.dir, s.config.checkpoint.every
+    resumable_steps = [step]
+    if not finished:
+        checkpoints = in_step_order(list_checkpoints(run_dir / "checkpoints"))
+        resumable_steps += [saved for saved, _ in checkpoints]
+        if every:
+            resumable_steps.append(step - step % every)
+    models = in_step_order((run_dir / BEST).glob("*"))
+    needed_steps = set()
+    for resumable in resumable_steps:
+        earlier = [written for written, _ in models if written <= resumable]
+        needed_steps.update(earlier[-1:])
+    for written, path in models:
+        if written not in needed_steps:
+            # What cannot be removed now is tried again the next time.
+            remove(path, quietly=True)
 
 
 @dataclass(eq=False)
@@ -152,7 +151,6 @@ class Evaluations:
     """Evaluates on the held-out problems. Every rank calls every method."""
 
     session: Session
-    exports: ModelExports
     metrics_log: MetricsLog | None
     """Rank 0's; None on other ranks, which write nothing."""
     callbacks: Sequence[Callback]
@@ -184,8 +182,8 @@ class Evaluations:
             except Interrupted:
                 return True
         if self.session.config.eval.keeps_best and self._best_step() == step and step:
-            self.exports.write_best(step)
-        self.exports.drop_superseded(step)
+            write_best(self.session, step)
+        drop_superseded(self.session, step)
         return False
 
     def evaluate(self, step: int) -> None:
@@ -194,12 +192,12 @@ class Evaluations:
         enter_phase("evaluate")
         line: dict[str, Any] = {"step": step}
         begin = time.monotonic()
-        judged = self._judge("held-out problems", self.session.held_out)
+        judged = _judge(self.session, "held-out problems", self.session.held_out)
         line |= _measure(judged.responses, "eval")
         line |= measure_correct([r.num_tokens for r in judged.responses if r.correct])
-        examples = self._examples(judged)
+        examples = _examples(self.session, judged)
         for name, held_out in self.session.more_held_out.items():
-            of_set = self._judge(f"problems of {name}", held_out)
+            of_set = _judge(self.session, f"problems of {name}", held_out)
             line |= _measure(of_set.responses, f"eval_{name}")
         self.lines.append(line)
         if self.metrics_log is None:
@@ -218,53 +216,55 @@ class Evaluations:
         for callback in self.callbacks:
             callback.on_evaluation(line)
 
-    def _judge(self, title: str, held_out: HeldOut) -> JudgedProblems:
-        """Sample responses to held-out problems, with the same seeds every time, and judge them.
-
-        title: the name of the set for the log. Errors: `UserError` if it has no problem.
-        """
-        problems = held_out.problems
-        announce(f"evaluating on {len(problems)} {title}")
-        rollouts = self.session.sampler.sample(
-            problems,
-            held_out.settings,
-            num_samples=held_out.samples_per_problem,
-            step=EVAL_STEP,
-            encode=partial(self.session.prompt_of, held_out=True),
-        )
-        verdicts = self.session.verifier.score(rollouts, {p.id: p for p in problems})
-        responses = share_facts(rollouts, verdicts, problems)
-        if not responses:
-            raise UserError("eval.data: there is no held-out problem to evaluate on")
-        return JudgedProblems(
-            problems=problems, rollouts=rollouts, verdicts=verdicts, responses=responses
-        )
-
-    def _examples(self, judged: JudgedProblems) -> list[str]:
-        """Describe the first response to each of the first `run.show_samples` problems."""
-        numbered = []
-        for response in judged.responses:
-            number, index = response.problem_index, response.rollout_index
-            is_shown = number < self.session.config.run.show_samples
-            is_here = response.rank == self.session.layout.rank
-            if is_shown and is_here and response.sample_index == 0:
-                text = describe_sample(
-                    judged.problems[number],
-                    judged.rollouts[index],
-                    judged.verdicts[index],
-                )
-                numbered.append((number, text))
-        return [text for _, text in sorted(gather_from_all(numbered))]
-
     def step_of_best_model(self) -> int:
         """Return the step of the best evaluation if best/ has its model, else 0."""
         step = self._best_step()
-        return step if broadcast_object(self.exports.has_best(step)) else 0
+        return step if has_best(self.session, step) else 0
 
     def _best_step(self) -> int:
-        """Return the step of the best evaluation."""
+        """Return the step of the best evaluation; 0 if there is none."""
         best = best_evaluation(self.lines, self.session.config.eval.best_within)
-        return 0 if best is None else best["step"]
+        return best.get("step", 0)
+
+
+def _judge(s: Session, title: str, held_out: HeldOut) -> JudgedProblems:
+    """Sample responses to held-out problems, with the same seeds every time, and judge them.
+
+    title: the name of the set for the log. Errors: `UserError` if it has no problem.
+    """
+    problems = held_out.problems
+    announce(f"evaluating on {len(problems)} {title}")
+    rollouts = s.sampler.sample(
+        problems,
+        held_out.settings,
+        num_samples=held_out.samples_per_problem,
+        step=EVAL_STEP,
+        encode=partial(s.prompt_of, held_out=True),
+    )
+    verdicts = s.verifier.score(rollouts, {p.id: p for p in problems})
+    responses = share_facts(rollouts, verdicts, problems)
+    if not responses:
+        raise UserError("eval.data: there is no held-out problem to evaluate on")
+    return JudgedProblems(
+        problems=problems, rollouts=rollouts, verdicts=verdicts, responses=responses
+    )
+
+
+def _examples(s: Session, judged: JudgedProblems) -> list[str]:
+    """Describe the first response to each of the first `run.show_samples` problems."""
+    numbered = []
+    for response in judged.responses:
+        number, index = response.problem_index, response.rollout_index
+        is_shown = number < s.config.run.show_samples
+        is_here = response.rank == s.layout.rank
+        if is_shown and is_here and response.sample_index == 0:
+            text = describe_sample(
+                judged.problems[number],
+                judged.rollouts[index],
+                judged.verdicts[index],
+            )
+            numbered.append((number, text))
+    return [text for _, text in sorted(gather_from_all(numbered))]
 
 
 def _measure(responses: Sequence[Response], key: str) -> dict[str, float | int]:

@@ -19,7 +19,12 @@ from megatron_opsft.run.record.advice import (
     warn_of_decline,
     worse_in_a_row,
 )
-from megatron_opsft.run.record.evaluations import Evaluations, ModelExports
+from megatron_opsft.run.record.evaluations import (
+    Evaluations,
+    copy_best,
+    drop_superseded,
+    write_model,
+)
 from megatron_opsft.run.record.metrics import MetricsLog
 from megatron_opsft.run.record.rollout_log import RolloutLog
 from megatron_opsft.run.record.summary import (
@@ -64,7 +69,7 @@ class RunRecorder:
         self.last_step = last_step
         self._saved_step = last_step
         self._published: tuple[int, Path] | None = None  # as the callbacks know it
-        self._explained: set[str] = set()  # what `_explain` has explained already
+        self._explained: set[str] = set()  # reasons that were warned of
         self._recent: deque[Line] = deque(maxlen=RECENT_STEPS)
         self._watch = Stopwatch(session.device)
         self._rollouts = RolloutLog(self._dir / "rollouts", session.layout)
@@ -73,12 +78,9 @@ class RunRecorder:
             if session.layout.is_main
             else None
         )
-        self._exports = ModelExports(session, self._dir)
-        lines = []
-        if session.layout.is_main:
-            lines = read_evaluations(self._dir)
+        lines = read_evaluations(self._dir) if session.layout.is_main else []
         self.evaluations = Evaluations(
-            session, self._exports, self._log, callbacks, broadcast_object(lines)
+            session, self._log, callbacks, broadcast_object(lines)
         )
 
     def begin_rollouts(
@@ -136,28 +138,27 @@ class RunRecorder:
         some are left out, a step learns nothing.
         """
         limit = self._s.config.rollout.max_response_tokens
+        base = next(iter(self.evaluations.lines), {})
         self._recent.append(metrics)
         few = few_accepted(self._recent)
-        if few and "few accepted" not in self._explained:
-            self._explained.add("few accepted")
-            log.warning(explain_few_accepted(few, limit, self._base()))
+        if few:
+            self._warn_once("few", explain_few_accepted(few, limit, base))
         if metrics.get("num_pairs_left_out"):
-            if "left out" not in self._explained:
-                self._explained.add("left out")
-                max_tokens = self._s.config.train.max_tokens_per_microbatch
-                reason = explain_left_out(
-                    metrics,
-                    room=max_tokens * self._s.layout.cp_size,
-                    positions=self._s.shards.table.shape.max_position_embeddings,
-                )
-                log.warning(reason)
-        elif is_skipped(metrics) and "skipped" not in self._explained:
-            self._explained.add("skipped")
-            log.warning(explain_empty_step(metrics, limit, self._base()))
+            max_tokens = self._s.config.train.max_tokens_per_microbatch
+            reason = explain_left_out(
+                metrics,
+                room=max_tokens * self._s.layout.cp_size,
+                positions=self._s.shards.table.shape.max_position_embeddings,
+            )
+            self._warn_once("left out", reason)
+        elif is_skipped(metrics):
+            self._warn_once("skipped", explain_empty_step(metrics, limit, base))
 
-    def _base(self) -> Line:
-        """Return the base model's evaluation; {} if there is none."""
-        return next(iter(self.evaluations.lines), {})
+    def _warn_once(self, reason: str, explanation: str) -> None:
+        """Log the first explanation of each reason."""
+        if reason not in self._explained:
+            self._explained.add(reason)
+            log.warning(explanation)
 
     def stop(self, step: int) -> None:
         """Write the checkpoint and the last line of a run that is stopping."""
@@ -253,10 +254,10 @@ class RunRecorder:
             if step:
                 card = model_card(summary, config, *self._s.example())
         if best_step:
-            self._exports.copy_best(best_step, card)
+            copy_best(self._s, best_step, card)
         elif step:  # without a step the model is the base model
-            self._exports.write("hf", card)
-        self._exports.drop_superseded(step, finished=True)
+            write_model(self._s, "hf", card)
+        drop_superseded(self._s, step, finished=True)
         (peak,) = max_over_world([peak_memory_bytes(self._s.device)])
         if self._log is None:
             return

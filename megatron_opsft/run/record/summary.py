@@ -138,7 +138,7 @@ def summarize(
     final = evaluations[-1] if evaluations else {}
     summary: dict[str, Any] = {"base": _measured(base), "final": _measured(final)}
     best = best_evaluation(evaluations, config.eval.best_within)
-    if best is not None:
+    if best:
         summary["best"] = _measured(best) | {"step": best["step"]}
     return summary | {
         "steps": step,
