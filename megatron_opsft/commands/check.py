@@ -64,18 +64,15 @@ def _describe_data(checked: CheckedRun) -> Iterator[tuple[str, str]]:
         yield "data", f"not read, since the model is not on this machine; {fetch}"
         return
     run_input = read_input(checked, model_dir)
-    problems = run_input.problems.problems
-    text = f"{run_input.problems.name}: {len(problems):,} problems to train on"
+    problems = run_input.problems
+    text = f"{problems.name}: {len(problems.problems):,} problems to train on"
     if run_input.held_out is not None:
         text += f", {len(run_input.held_out.problems):,} held out"
     yield "data", f"{text}, {len(run_input.bad_rows):,} rows left out"
     for note in run_input.notes:
         yield "note", note
-    change = run_input.method.prompt_change(problems[0].id)
-    messages = run_input.encoder.messages(
-        problems[0], system=change.system, suffix=change.suffix
-    )
-    yield "prompt", run_input.encoder.chat.text(messages)
+    _, prompt = run_input.example()
+    yield "prompt", prompt
 
 
 def _describe_method(checked: CheckedRun) -> str:

@@ -1,14 +1,14 @@
 """Records a run in its directory, and resumes it from there."""
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from megatron_opsft.config.load import load_config, to_yaml
 from megatron_opsft.errors import UserError
-from megatron_opsft.records import Callback, StepResult, SyncResult, TokenScores
+from megatron_opsft.records import Callback, StepResult, SyncResult
 from megatron_opsft.run.record.advice import (
     RECENT_STEPS,
     describe_early_end,
@@ -72,7 +72,7 @@ class RunRecorder:
         self._explained: set[str] = set()  # reasons that were warned of
         self._recent: deque[Line] = deque(maxlen=RECENT_STEPS)
         self._watch = Stopwatch(session.device)
-        self._rollouts = RolloutLog(self._dir / "rollouts", session.layout)
+        self.rollouts = RolloutLog(session.config.run, session.layout)
         self._log = (
             MetricsLog(session.config.run, first_step=last_step)
             if session.layout.is_main
@@ -82,13 +82,6 @@ class RunRecorder:
         self.evaluations = Evaluations(
             session, self._log, callbacks, broadcast_object(lines)
         )
-
-    def begin_rollouts(
-        self, step: int, batch: JudgedBatch, scores: Mapping[int, TokenScores]
-    ) -> None:
-        """Start to write a step's responses in the background; `scores`: see `RolloutLog.begin`."""
-        if self._s.config.run.save_rollouts:
-            self._rollouts.begin(step, batch, scores)
 
     def record(
         self,
@@ -102,7 +95,7 @@ class RunRecorder:
         """Write a line of metrics.jsonl, once all ranks' responses are on disk."""
         self._settle_checkpoint(wait=False)
         enter_phase("record")
-        self._rollouts.finish()
+        self.rollouts.finish()
         max_over_world([0.0])  # wait until every rank is here
         if self._log is None:
             return
@@ -229,7 +222,7 @@ class RunRecorder:
         """Finish writing the responses of a step whose loss was not finite, and the checkpoint
         before it: every rank is about to leave.
         """
-        self._rollouts.finish()
+        self.rollouts.finish()
         self._settle_checkpoint(wait=True)
 
     def finish(self, step: int) -> None:
@@ -300,14 +293,14 @@ def open_recorder(
     """
     config = session.config
     run_dir = RunDir(config.run.dir)
+    earlier = {}
     if session.layout.is_main:
         sources = [Path(source.path) for source in config.data.sources]
         run_dir.open(
             resume=resume, overwrite=overwrite, needed=[session.model_dir, *sources]
         )
-    earlier = {}
-    if session.layout.is_main and resume:
-        earlier = run_dir.read_manifest() or {}
+        if resume:
+            earlier = run_dir.read_manifest() or {}
     manifest = make_manifest(session, earlier)
     last_step = 0
     if resume:

@@ -95,9 +95,8 @@ def note_adjustments(
     changes = find_changes(before, config)
     now = installed_versions()
     if versions:  # earlier releases did not write them
-        for library in sorted({*versions, *now}):
-            if versions.get(library) != now.get(library):
-                changes[library] = versions.get(library), now.get(library)
+        for library, _ in sorted(versions.items() ^ now.items()):
+            changes[library] = versions.get(library), now.get(library)
     adjusted = []
     for name, (old, new) in changes.items():
         log.warning(

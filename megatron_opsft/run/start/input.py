@@ -40,7 +40,7 @@ from megatron_opsft.methods.facts import (
 )
 from megatron_opsft.methods.updates import MethodRun
 from megatron_opsft.models.architectures.shape import ModelShape
-from megatron_opsft.records import Problem
+from megatron_opsft.records import Message, Problem
 from megatron_opsft.rollout.engine import SamplingSettings
 from megatron_opsft.run.start.checked_run import CheckedRun
 from megatron_opsft.run.start.pass_rates import keep_by_pass_rate
@@ -77,6 +77,15 @@ class RunInput:
     """The rows of training data and held-out problems that are left out."""
     notes: tuple[str, ...]
     """Warnings for the user, a line each."""
+
+    def example(self) -> tuple[list[Message], str]:
+        """Return the messages and the prompt's text of the first problem, as in the next step."""
+        problem = self.problems.problems[0]
+        change = self.method.prompt_change(problem.id)
+        messages = self.encoder.messages(
+            problem, system=change.system, suffix=change.suffix
+        )
+        return messages, self.encoder.chat.text(messages)
 
 
 def read_input(checked: CheckedRun, model_dir: Path) -> RunInput:

@@ -95,10 +95,9 @@ class RunDir(OwnedDirectory):
         for path, text in kept.items():
             if path.exists():
                 write_text(path, text)
-        for step, path in rollout_files(self.path / "rollouts"):
-            if step > after_step and path.is_file():
-                path.unlink()
-        for step, path in in_step_order((self.path / BEST).glob("*")):
+        rollouts = rollout_files(self.path / "rollouts")
+        models = in_step_order((self.path / BEST).glob("*"))
+        for step, path in [*rollouts, *models]:
             if step > after_step:
                 remove(path)
         for prefix in (PARTIAL, REPLACED):

@@ -14,7 +14,7 @@ from megatron_opsft.config import Config
 from megatron_opsft.data.mixture import ProblemSampler, order_of
 from megatron_opsft.errors import NothingLeft, UserError
 from megatron_opsft.models.storage.model_paths import resolve_model
-from megatron_opsft.records import NO_RANK, Message, Problem, Response, Rollout, Sample
+from megatron_opsft.records import NO_RANK, Problem, Response, Rollout, Sample
 from megatron_opsft.rollout.engine import EngineSettings
 from megatron_opsft.rollout.limits import engine_traits
 from megatron_opsft.rollout.open_engine import build_engine
@@ -97,15 +97,6 @@ class Session(RunInput):
                 f"data.max_prompt_tokens={limit}"
             )
         return prompt
-
-    def example(self) -> tuple[list[Message], str]:
-        """Return the messages and the prompt's text of the first problem, as in the next step."""
-        problem = self.problems.problems[0]
-        change = self.method.prompt_change(problem.id)
-        messages = self.encoder.messages(
-            problem, system=change.system, suffix=change.suffix
-        )
-        return messages, self.encoder.chat.text(messages)
 
     def fetch(
         self,
@@ -196,7 +187,8 @@ def open_session(checked: CheckedRun, *, resume: bool = False) -> Iterator[Sessi
     model_dir = resolve_model(config.model.path)
     device = _choose_device(config)
     disk_warning = ""
-    if not (resume and is_finished(config)):
+    finished = resume and is_finished(config)
+    if not finished:
         disk_warning = check_disk(config, checked.shape, resume=resume)
     announce("reading tokenizer and problems")
     run_input = read_input(checked, model_dir)
@@ -204,7 +196,7 @@ def open_session(checked: CheckedRun, *, resume: bool = False) -> Iterator[Sessi
         device, config.parallel, minutes=config.run.collective_minutes
     )
     # Rank 0 decides: another node may see older files.
-    if resume and broadcast_object(is_finished(config)):
+    if broadcast_object(finished):
         stop_distributed()
         raise NothingLeft
     limits = Limits(

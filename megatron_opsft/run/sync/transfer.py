@@ -52,7 +52,6 @@ class Transfer:
 
     def _post(self, index: int) -> Callable[[], None]:
         """Start a round; return the function that waits for it and unpacks what it brings."""
-        sent: list[Tensor] = []
         received: list[tuple[Sequence[Tensor], Tensor]] = []
         operations: list[dist.P2POp] = []
         for peer, rects in self.schedule.receives[index].items():
@@ -65,7 +64,6 @@ class Transfer:
                 buffer = _buffer_of(views)
                 for view, packed in _packed_views(views, buffer):
                     packed.copy_(view)
-                sent.append(buffer)
                 operations.append(dist.P2POp(dist.isend, buffer, peer, tag=index))
         works = dist.batch_isend_irecv(operations) if operations else []
 
@@ -75,7 +73,7 @@ class Transfer:
             for views, buffer in received:
                 for view, packed in _packed_views(views, buffer):
                     view.copy_(packed)
-            sent.clear()  # until here the buffers had to live
+            operations.clear()  # until here the buffers had to live
 
         return finish
 
