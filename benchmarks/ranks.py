@@ -122,33 +122,33 @@ def build_chunks(
 def pack_accepted(
     samples: Sequence[Sample],
     accepted: Sequence[bool],
+    parallel: ParallelConfig,
     *,
     budget: int,
     device: torch.device,
     dp_rank: int = 0,
     dp_size: int = 1,
-    align: int = 1,
     quadratic_at: float = 8192.0,
 ) -> tuple[list[MicroBatch], float]:
     """As a step packs them: this rank's micro-batches, and the factor of the loss.
 
-    budget, align, quadratic_at: see `plan_packs`.
+    budget, quadratic_at: see `plan_packs`.
     """
     lengths = [len(sample.response_ids) for sample in samples]
     token_weights, factor = aggregate("max_accepted", lengths, accepted, limit=0)
     kept = [number for number, flag in enumerate(accepted) if flag]
     plan, _ = plan_packs(
         [len(samples[n].prompt_ids) + lengths[n] for n in kept],
+        parallel,
         budget=budget,
         dp_size=dp_size,
-        align=align,
         quadratic_at=quadratic_at,
     )
     batches = pack(
         plan[dp_rank],
         {i: samples[n] for i, n in enumerate(kept)},
         [token_weights[n] for n in kept],
-        align=align,
+        parallel,
         device=device,
     )
     return batches, factor

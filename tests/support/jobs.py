@@ -186,14 +186,11 @@ def batches_of(case: Case, layout: Layout, seed: int = 0) -> tuple[list[MicroBat
     device = case.device.torch_device
     shape = SHAPES[case.model]
     width = shape.num_layers * shape.moe.top_k if case.replays and shape.moe else 0
-    align = case.tp if case.sequence_parallel else 1
     plan, _ = plan_packs(
         [response.sequence_tokens for response in accepted],
+        case.parallel,
         budget=case.budget,
         dp_size=layout.dp_size,
-        cp_size=layout.cp_size,
-        multiple=case.pp if case.vpp else 1,
-        align=align,
     )
     indices_of = [list(chain.from_iterable(packs)) for packs in plan]
     batches = pack(
@@ -202,9 +199,8 @@ def batches_of(case: Case, layout: Layout, seed: int = 0) -> tuple[list[MicroBat
             accepted, indices_of, rollouts, problems, layout, device, routing_width=width
         ),
         token_weights[: len(accepted)],
+        case.parallel,
         cp_rank=layout.cp_rank,
-        cp_size=layout.cp_size,
-        align=align,
         advantages=None if plain else ADVANTAGES[: len(accepted)],
         device=device,
     )

@@ -238,11 +238,9 @@ def pack_update(
         lengths = [response.sequence_tokens for response in update.responses]
     plan, packing = plan_packs(
         lengths,
+        s.config.parallel,
         budget=s.config.train.max_tokens_per_microbatch,
         dp_size=s.layout.dp_size,
-        cp_size=s.layout.cp_size,
-        multiple=s.layout.pp_size if s.config.parallel.vpp else 1,
-        align=_alignment(s),
         quadratic_at=quadratic_at(s.shards.table.shape),
     )
     indices_of = [list(chain.from_iterable(packs)) for packs in plan]
@@ -272,17 +270,11 @@ def build_microbatches(
         indices,
         samples,
         weights,
+        s.config.parallel,
         advantages=None if takes_product else advantages,
-        align=_alignment(s),
         cp_rank=s.layout.cp_rank,
-        cp_size=s.layout.cp_size,
         device=s.device.torch_device,
     )
-
-
-def _alignment(s: Session) -> int:
-    """Return the number of which a pack's tokens are a multiple, see `build_microbatch`."""
-    return s.layout.tp_size if s.config.parallel.sequence_parallel else 1
 
 
 def whole_result(results: Sequence[StepResult]) -> StepResult:

@@ -13,6 +13,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
+from megatron_opsft.config.training import ParallelConfig
 from megatron_opsft.records import MicroBatch, Sample
 from megatron_opsft.runtime.rounding import round_up
 from megatron_opsft.trainer.batching.packing import (
@@ -206,12 +207,10 @@ def _repeat_over_tokens(
 
 def plan_packs(
     lengths: Sequence[int],
+    parallel: ParallelConfig,
     *,
     budget: int,
     dp_size: int,
-    cp_size: int = 1,
-    multiple: int = 1,
-    align: int = 1,
     quadratic_at: float = 8192.0,
 ) -> tuple[list[list[Bin]], PackingReport]:
     """Plan the packs of the global batch: for each data-parallel rank the indices of the samples in
@@ -219,16 +218,18 @@ def plan_packs(
 
     Whole packs are balanced over data-parallel ranks; the ranks of a context-parallel group get
     equal shares of one. lengths: tokens of prompt and response of every sample. budget: tokens of
-    one rank, so the packs of a context-parallel group have cp_size times as many. multiple,
-    quadratic_at: see `plan_packing`. align: see `build_microbatch`.
+    one rank, so the packs of a context-parallel group have parallel.cp times as many.
+    quadratic_at: see `plan_packing`.
     """
-    padded_lengths = [padded(length, cp_size, align) for length in lengths]
-    budget *= cp_size
+    padded_lengths = [
+        padded(length, parallel.cp, _alignment(parallel)) for length in lengths
+    ]
+    budget *= parallel.cp
     plan = plan_packing(
         padded_lengths,
         budget=budget,
         dp_size=dp_size,
-        multiple=multiple,
+        multiple=parallel.pp if parallel.vpp else 1,
         quadratic_at=quadratic_at,
     )
     report = describe_plan(
@@ -244,18 +245,16 @@ def pack(
     packs: Sequence[Sequence[int]],
     samples: Mapping[int, Sample],
     token_weights: Sequence[float],
+    parallel: ParallelConfig,
     *,
-    align: int = 1,
     device: torch.device,
     advantages: Sequence[float] | None = None,
     cp_rank: int = 0,
-    cp_size: int = 1,
 ) -> list[MicroBatch]:
     """Return the micro-batches of a rank.
 
     packs: the indices of the samples in each of them, see `plan_packs`. samples: by index.
-    token_weights, advantages: of all samples of the global batch. align, advantages: see
-    `build_microbatch`.
+    token_weights, advantages: of all samples of the global batch, see `build_microbatch`.
     """
     batches = []
     for indices in packs:
@@ -266,11 +265,16 @@ def pack(
             build_microbatch(
                 [samples[index] for index in indices],
                 [token_weights[index] for index in indices],
-                align=align,
+                align=_alignment(parallel),
                 device=device,
                 advantages=pack_advantages,
                 cp_rank=cp_rank,
-                cp_size=cp_size,
+                cp_size=parallel.cp,
             )
         )
     return batches
+
+
+def _alignment(parallel: ParallelConfig) -> int:
+    """Return the number of ranks among which sequence parallelism cuts the tokens of a rank."""
+    return parallel.tp if parallel.sequence_parallel else 1
