@@ -24,7 +24,6 @@ from megatron_opsft.run.record.advice import (
     explain_empty_step,
     explain_few_accepted,
     explain_left_out,
-    few_accepted,
     measure_correct,
     warn_of_decline,
     worse_in_a_row,
@@ -208,18 +207,17 @@ def test_few_accepted_responses_in_ten_steps_are_said_with_the_remedy(
     steps: list[dict[str, int]], warns: bool
 ) -> None:
     base = LENGTHS | {"eval_accuracy": 0.9, "eval_truncated_share": 0.0}
-    found = few_accepted(steps)
-    assert (found is not None) == warns
-    if found is None:
+    said = explain_few_accepted(steps, 64, base)
+    assert bool(said) == warns
+    if not said:
         return
-    said = explain_few_accepted(found, 64, base)
     accepted = sum(step["num_accepted"] for step in steps)
     begin = f"the last 10 steps accepted {accepted} of 320 responses, so little is learned: "
     assert said.startswith(begin + f"{320 - accepted} cut off; ")
     assert "rollout.max_response_tokens" in said
     # A method may have a limit of its own, below the run's.
-    pruned = few_accepted([{**step, "length_limit": 9} for step in steps])
-    assert pruned is not None and "method.limits" in explain_few_accepted(pruned, 64, base)
+    pruned = explain_few_accepted([{**step, "length_limit": 9} for step in steps], 64, base)
+    assert "method.limits" in pruned
 
 
 def test_a_step_whose_responses_are_alike_or_have_no_advantage_is_explained() -> None:

@@ -115,30 +115,23 @@ def explain_empty_step(counts: Line, limit: int, base: Line) -> str:
     )
 
 
-def few_accepted(steps: Sequence[Line]) -> Line | None:
-    """Add up the counts of recent steps if they accepted some responses, but fewer than 5 %.
+def explain_few_accepted(steps: Sequence[Line], limit: int, base: Line) -> str:
+    """Explain why recent steps accepted some responses, but fewer than 5 %: the most common reason,
+    and the remedy.
 
-    steps: the last lines of metrics.jsonl, `RECENT_STEPS` at most. Returns None if more are
-    accepted, or none, or if these are not `RECENT_STEPS` steps of a method that accepts responses.
+    steps: the last lines of metrics.jsonl, `RECENT_STEPS` at most. limit, base: see
+    `explain_empty_step`. Returns "" if more are accepted, or none, or if these are not
+    `RECENT_STEPS` steps of a method that accepts responses.
     """
     if len(steps) < RECENT_STEPS:
-        return None
-    counts = dict.fromkeys(("num_rollouts", "num_accepted", *_REASONS), 0)
+        return ""
+    totals = dict.fromkeys(("num_rollouts", "num_accepted", *_REASONS), 0)
     for step in steps:
-        for key in counts:
-            counts[key] += int(step.get(key, 0))
-    if not 0 < counts["num_accepted"] < _FEW * counts["num_rollouts"]:
-        return None
-    if "length_limit" in steps[-1]:
-        counts["length_limit"] = int(steps[-1]["length_limit"])
-    return counts
-
-
-def explain_few_accepted(counts: Line, limit: int, base: Line) -> str:
-    """Explain why few responses were accepted: the most common reason, and the remedy.
-
-    counts: the result of `few_accepted`. limit, base: see `explain_empty_step`.
-    """
+        for key in totals:
+            totals[key] += int(step.get(key, 0))
+    if not 0 < totals["num_accepted"] < _FEW * totals["num_rollouts"]:
+        return ""
+    counts = {**steps[-1], **totals}
     return (
         f"the last {RECENT_STEPS} steps accepted {counts['num_accepted']} of "
         f"{counts['num_rollouts']} responses, so little is learned: {describe_rejected(counts)}; "

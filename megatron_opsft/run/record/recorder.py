@@ -15,7 +15,6 @@ from megatron_opsft.run.record.advice import (
     explain_empty_step,
     explain_few_accepted,
     explain_left_out,
-    few_accepted,
     warn_of_decline,
     worse_in_a_row,
 )
@@ -133,9 +132,7 @@ class RunRecorder:
         limit = self._s.config.rollout.max_response_tokens
         base = next(iter(self.evaluations.lines), {})
         self._recent.append(metrics)
-        few = few_accepted(self._recent)
-        if few:
-            self._warn_once("few", explain_few_accepted(few, limit, base))
+        self._warn_once("few", explain_few_accepted(self._recent, limit, base))
         if metrics.get("num_pairs_left_out"):
             max_tokens = self._s.config.train.max_tokens_per_microbatch
             reason = explain_left_out(
@@ -148,8 +145,8 @@ class RunRecorder:
             self._warn_once("skipped", explain_empty_step(metrics, limit, base))
 
     def _warn_once(self, reason: str, explanation: str) -> None:
-        """Log the first explanation of each reason."""
-        if reason not in self._explained:
+        """Log the first explanation of each reason, if there is one."""
+        if explanation and reason not in self._explained:
             self._explained.add(reason)
             log.warning(explanation)
 
@@ -268,9 +265,7 @@ class RunRecorder:
                 self._dir / "hf",
                 self._dir,
             )
-            decline = warn_of_decline(self.evaluations.lines, config)
-            if decline:
-                log.warning(decline)
+            self._warn_once("decline", warn_of_decline(self.evaluations.lines, config))
 
     def close(self) -> None:
         """Flush the metrics writers, also when the run stops early."""

@@ -138,17 +138,14 @@ def _check_evaluations(config: Config) -> None:
 
     Errors: `UserError` if not.
     """
-    settings = config.eval
-    if not settings.stop_when_worse:
-        return
-    option = f"eval.stop_when_worse={settings.stop_when_worse}"
+    settings, needs = config.eval, ""
     if not config.run.eval_every:
+        needs = "evaluations between the steps: set run.eval_every"
+    elif held_out_source(config.data, settings) is None and not settings.holdout:
+        needs = "held-out problems: set eval.data or eval.holdout"
+    if settings.stop_when_worse and needs:
         raise UserError(
-            f"{option} needs evaluations between the steps: set run.eval_every"
-        )
-    if held_out_source(config.data, settings) is None and not settings.holdout:
-        raise UserError(
-            f"{option} needs held-out problems: set eval.data or eval.holdout"
+            f"eval.stop_when_worse={settings.stop_when_worse} needs {needs}"
         )
 
 
