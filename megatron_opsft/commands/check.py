@@ -13,7 +13,7 @@ from megatron_opsft.config.load import resumable_keys
 from megatron_opsft.models.storage.model_paths import local_model
 from megatron_opsft.run.start.check import check_run
 from megatron_opsft.run.start.checked_run import CheckedRun
-from megatron_opsft.run.start.disk import check_disk, disk_use
+from megatron_opsft.run.start.disk import check_disk, disk_use, gigabytes
 from megatron_opsft.run.start.input import read_input
 from megatron_opsft.run.start.run_directory import RunDir
 
@@ -106,8 +106,8 @@ def _describe_disk(checked: CheckedRun, *, resume: bool) -> str:
     use = disk_use(checked.config, checked.shape)
     warning = check_disk(checked.config, checked.shape, resume=resume)
     text = (
-        f"{checked.config.run.dir}: checkpoints up to {use.checkpoints / 1e9:,.3g} GB, models "
-        f"{use.models / 1e9:,.3g} GB, rollouts up to {use.rollouts / 1e9:,.3g} GB"
+        f"{checked.config.run.dir}: checkpoints up to {gigabytes(use.checkpoints)}, models "
+        f"{gigabytes(use.models)}, rollouts up to {gigabytes(use.rollouts)}"
     )
     return f"{text}; {warning}" if warning else text
 

@@ -113,17 +113,17 @@ def check_disk(config: Config, shape: ModelShape, *, resume: bool) -> str:
         if not (resume and any(folder.is_dir() for folder in folders)):
             to_come += use.model
             in_all += use.models
-            and_model = f" and hf/ {_gb(use.model)}"
+            and_model = f" and hf/ {gigabytes(use.model)}"
     if to_come > free:
         raise UserError(
-            f"{location}: a checkpoint takes {_gb(use.checkpoint)}{and_model}, and {_gb(free)} are "
-            "free there; make room, or give another place"
+            f"{location}: a checkpoint takes {gigabytes(use.checkpoint)}{and_model}, and "
+            f"{gigabytes(free)} are free there; make room, or give another place"
         )
     if in_all > free:
         return (
-            f"{location}: {_gb(free)} are free, and checkpoints and models take up to "
-            f"{_gb(in_all)} (checkpoint.keep={use.keep}, and the one that is written): those that "
-            "do not fit are left out; make room, or lower checkpoint.keep"
+            f"{location}: {gigabytes(free)} are free, and checkpoints and models take up to "
+            f"{gigabytes(in_all)} (checkpoint.keep={use.keep}, and the one that is written): "
+            "those that do not fit are left out; make room, or lower checkpoint.keep"
         )
     return ""
 
@@ -142,5 +142,6 @@ def _bytes_of_files(directory: Path) -> int:
     return sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
 
 
-def _gb(num_bytes: int) -> str:
+def gigabytes(num_bytes: int) -> str:
+    """Write a number of bytes with three digits."""
     return f"{num_bytes / 1e9:,.3g} GB"
