@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from ranks import join_ranks, pack_accepted
 from update_work import Run, Work, time_steps
 
-from megatron_opsft.config import Config
+from megatron_opsft.config import Config, ParallelConfig
 from megatron_opsft.models.architectures.config_from_hf import read_model_shape
 from megatron_opsft.records import Callback, MicroBatch
 from megatron_opsft.run.record.recorder import open_recorder
@@ -23,9 +23,8 @@ def our_batches(work: Work) -> tuple[list[MicroBatch], float]:
     return pack_accepted(
         work.samples,
         work.accepted,
+        ParallelConfig(),
         budget=work.microbatch_tokens,
-        dp_rank=0,
-        dp_size=1,
         device=work.device.torch_device,
     )
 

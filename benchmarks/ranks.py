@@ -25,7 +25,7 @@ from megatron_opsft.runtime.distributed import (
     start_distributed,
     stop_distributed,
 )
-from megatron_opsft.trainer.batching.microbatch import pack
+from megatron_opsft.trainer.batching.microbatch import pack, plan_packs
 from megatron_opsft.trainer.model.build import build_model, wrap_for_training
 from megatron_opsft.trainer.model.optimizer import build_optimizer
 from megatron_opsft.trainer.model.transformer_config import transformer_config
@@ -120,20 +120,36 @@ def build_chunks(
 
 
 def pack_accepted(
-    samples: Sequence[Sample], accepted: Sequence[bool], **options: Any
+    samples: Sequence[Sample],
+    accepted: Sequence[bool],
+    parallel: ParallelConfig,
+    *,
+    budget: int,
+    device: torch.device,
+    dp_rank: int = 0,
+    dp_size: int = 1,
+    quadratic_at: float = 8192.0,
 ) -> tuple[list[MicroBatch], float]:
     """As a step packs them: this rank's micro-batches, and the factor of the loss.
 
-    options: those of `pack`.
+    budget, quadratic_at: see `plan_packs`.
     """
     lengths = [len(sample.response_ids) for sample in samples]
     token_weights, factor = aggregate("max_accepted", lengths, accepted, limit=0)
     kept = [number for number, flag in enumerate(accepted) if flag]
-    batches, *_ = pack(
+    plan, _ = plan_packs(
         [len(samples[n].prompt_ids) + lengths[n] for n in kept],
+        parallel,
+        budget=budget,
+        dp_size=dp_size,
+        quadratic_at=quadratic_at,
+    )
+    batches = pack(
+        plan[dp_rank],
+        {i: samples[n] for i, n in enumerate(kept)},
         [token_weights[n] for n in kept],
-        lambda numbers_of: {i: samples[n] for i, n in enumerate(kept)},
-        **options,
+        parallel,
+        device=device,
     )
     return batches, factor
 

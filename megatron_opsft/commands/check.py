@@ -13,7 +13,7 @@ from megatron_opsft.config.load import resumable_keys
 from megatron_opsft.models.storage.model_paths import local_model
 from megatron_opsft.run.start.check import check_run
 from megatron_opsft.run.start.checked_run import CheckedRun
-from megatron_opsft.run.start.disk import check_disk, disk_use
+from megatron_opsft.run.start.disk import check_disk, disk_use, gigabytes
 from megatron_opsft.run.start.input import read_input
 from megatron_opsft.run.start.run_directory import RunDir
 
@@ -66,18 +66,15 @@ def _describe_data(checked: CheckedRun) -> Iterator[tuple[str, str]]:
         yield "data", f"not read, since the model is not on this machine; {fetch}"
         return
     run_input = read_input(checked, model_dir)
-    problems = run_input.problems.problems
-    text = f"{run_input.problems.name}: {len(problems):,} problems to train on"
+    problems = run_input.problems
+    text = f"{problems.name}: {len(problems.problems):,} problems to train on"
     if run_input.held_out is not None:
         text += f", {len(run_input.held_out.problems):,} held out"
     yield "data", f"{text}, {len(run_input.bad_rows):,} rows left out"
     for note in run_input.notes:
         yield "note", note
-    change = run_input.method.prompt_change(problems[0].id)
-    messages = run_input.encoder.messages(
-        problems[0], system=change.system, suffix=change.suffix
-    )
-    yield "prompt", run_input.encoder.chat.text(messages)
+    _, prompt = run_input.example()
+    yield "prompt", prompt
 
 
 def _describe_method(checked: CheckedRun) -> str:
@@ -111,8 +108,8 @@ def _describe_disk(checked: CheckedRun, *, resume: bool) -> str:
     use = disk_use(checked.config, checked.shape)
     warning = check_disk(checked.config, checked.shape, resume=resume)
     text = (
-        f"{checked.config.run.dir}: checkpoints up to {use.checkpoints / 1e9:,.3g} GB, models "
-        f"{use.models / 1e9:,.3g} GB, rollouts up to {use.rollouts / 1e9:,.3g} GB"
+        f"{checked.config.run.dir}: checkpoints up to {gigabytes(use.checkpoints)}, models "
+        f"{gigabytes(use.models)}, rollouts up to {gigabytes(use.rollouts)}"
     )
     return f"{text}; {warning}" if warning else text
 

@@ -57,16 +57,16 @@ def describe_skipped(skipped: int, steps: int) -> str:
 
 def best_evaluation(
     lines: Sequence[Mapping[str, Any]], within: float
-) -> Mapping[str, Any] | None:
+) -> Mapping[str, Any]:
     """Return the evaluation with the shortest responses among those that are accurate enough.
 
     Shortest: the fewest mean response tokens; of equal ones the more accurate, then the earlier.
     Accurate enough: at most `within` below the accuracy of the first evaluation.
     lines: the lines of evals.jsonl, in the order of their steps; the first is the base model's.
-    Returns None if there is no line.
+    Returns {} if there is no line.
     """
     if not lines:
-        return None
+        return {}
     lowest_accuracy = lines[0]["eval_accuracy"] - within
     return min(
         (line for line in lines if line["eval_accuracy"] >= lowest_accuracy),

@@ -96,7 +96,7 @@ def run_step(s: Session, recorder: RunRecorder, step: int) -> None:
     )
     if s.teacher is not None:
         batch = without_long_pairs(s, batch)
-    recorder.begin_rollouts(step, batch, score_sampled(s, batch, watch))
+    recorder.rollouts.begin(step, batch, score_sampled(s, batch, watch))
     pack = pack_updates if s.teacher is None else pack_taught
     updates = pack(s, batch, watch)
     lr = learning_rate(step, s.config.run.steps, s.config.optimizer)

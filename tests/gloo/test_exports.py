@@ -29,14 +29,14 @@ KEEPING = [
 # The kernel refuses files as large as a model while best/ is written.
 FULL_FOR_BEST = """
 import resource
-from megatron_opsft.run.record.evaluations import ModelExports
-write_best = ModelExports.write_best
-def write_on_full_disk(self, step):
+from megatron_opsft.run.record import evaluations
+write_best = evaluations.write_best
+def write_on_full_disk(session, step):
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, hard))
-    write_best(self, step)
+    write_best(session, step)
     resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
-ModelExports.write_best = write_on_full_disk
+evaluations.write_best = write_on_full_disk
 """
 
 

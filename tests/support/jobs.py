@@ -4,6 +4,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from megatron_opsft.run.sync.export import Exporter
 from megatron_opsft.runtime.device import Device, select_device
 from megatron_opsft.runtime.distributed import Layout, gather_from_all, start_distributed
 from megatron_opsft.trainer.batching.exchange import fetch_samples, share_facts
-from megatron_opsft.trainer.batching.microbatch import pack
+from megatron_opsft.trainer.batching.microbatch import pack, plan_packs
 from megatron_opsft.trainer.loss.cross_entropy import CrossEntropyKind
 from megatron_opsft.trainer.model.build import build_model, wrap_for_training
 from megatron_opsft.trainer.model.optimizer import build_optimizer
@@ -185,19 +186,21 @@ def batches_of(case: Case, layout: Layout, seed: int = 0) -> tuple[list[MicroBat
     device = case.device.torch_device
     shape = SHAPES[case.model]
     width = shape.num_layers * shape.moe.top_k if case.replays and shape.moe else 0
-    batches, *_ = pack(
+    plan, _ = plan_packs(
         [response.sequence_tokens for response in accepted],
-        token_weights[: len(accepted)],
-        lambda indices: fetch_samples(
-            accepted, indices, rollouts, problems, layout, device, routing_width=width
-        ),
+        case.parallel,
         budget=case.budget,
-        dp_rank=layout.dp_rank,
         dp_size=layout.dp_size,
+    )
+    indices_of = [list(chain.from_iterable(packs)) for packs in plan]
+    batches = pack(
+        plan[layout.dp_rank],
+        fetch_samples(
+            accepted, indices_of, rollouts, problems, layout, device, routing_width=width
+        ),
+        token_weights[: len(accepted)],
+        case.parallel,
         cp_rank=layout.cp_rank,
-        cp_size=layout.cp_size,
-        multiple=case.pp if case.vpp else 1,
-        align=case.tp if case.sequence_parallel else 1,
         advantages=None if plain else ADVANTAGES[: len(accepted)],
         device=device,
     )

@@ -117,7 +117,7 @@ def engine_against_disk(session: Session, recorder: RunRecorder) -> tuple[int, l
     from disk.
     """
     assert session.sync.version == 0
-    transfer, _ = plan_transfer(session.shards, session.sampler.engine, 1, pull=True)
+    transfer = plan_transfer(session.shards, session.sampler.engine, 1, pull=True)
     with LiveMemory() as memory:
         transfer.run()
     found = start_of(session)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from megatron_opsft.run.record.evaluations import ModelExports
+from megatron_opsft.run.record.evaluations import drop_superseded
 from megatron_opsft.run.run_files import best_evaluation
 
 
@@ -31,7 +31,7 @@ def test_the_shortest_that_loses_no_more_accuracy_than_allowed(
         for number, (accuracy, tokens) in enumerate(measured)
     ]
     found = best_evaluation(evaluations, within=0.01 + 1e-12)
-    assert (found and found["step"]) == best
+    assert found.get("step") == best
 
 
 @pytest.mark.parametrize(
@@ -52,8 +52,9 @@ def test_of_superseded_models_those_stay_that_a_resumed_run_needs(
     for name in made:
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).touch()
-    config = SimpleNamespace(checkpoint=SimpleNamespace(every=every))
+    run, checkpoint = SimpleNamespace(dir=tmp_path), SimpleNamespace(every=every)
+    config = SimpleNamespace(run=run, checkpoint=checkpoint)
     session: Any = SimpleNamespace(config=config, layout=SimpleNamespace(is_main=True))
-    ModelExports(session, tmp_path).drop_superseded(step, finished=finished)
+    drop_superseded(session, step, finished=finished)
     found = sorted(path.name for path in (tmp_path / "best").iterdir())
     assert found == [f"step_{number:06d}" for number in kept]

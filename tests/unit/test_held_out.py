@@ -1,5 +1,6 @@
 """What a run says of its held-out problems: over all responses, whatever their verdicts."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -7,8 +8,10 @@ from responses import rollout_of
 
 from megatron_opsft.records import FinishReason, Outcome, Problem, Verdict
 from megatron_opsft.rollout.engine import SamplingSettings
-from megatron_opsft.run import held_out
-from megatron_opsft.run.held_out import HeldOut
+from megatron_opsft.run.record import evaluations
+from megatron_opsft.run.record.evaluations import Evaluations
+from megatron_opsft.run.start.input import HeldOut
+from megatron_opsft.trainer.batching import exchange
 
 CUT_OFF = FinishReason.LENGTH
 RESPONSES = [  # tokens, how it ended, verdict
@@ -42,21 +45,41 @@ class Sampled:
 
 def test_length_and_accuracy_are_over_all_responses(monkeypatch: pytest.MonkeyPatch) -> None:
     """The length of the correct ones alone would fall where a model fails at long problems."""
-    monkeypatch.setattr(held_out, "gather_from_all", lambda mine: mine)
-    monkeypatch.setattr(held_out, "sum_over_world", lambda mine: mine)
+    monkeypatch.setattr(evaluations, "gather_from_all", lambda mine: mine)
+    monkeypatch.setattr(exchange, "all_gather_bytes", lambda mine: [mine])
     problems = [Problem(id=f"p{number}", text="?", answer="1") for number in range(2)]
     settings = SamplingSettings(
         temperature=1.0, top_p=1.0, max_response_tokens=50, end_token_ids=(1,), seeded=True
     )
-    given = HeldOut(problems=problems, settings=settings, samples_per_problem=2)
-    both: Any = Sampled()
-    found = given.evaluate(both, both, lambda problem: (), key="eval", num_shown=1)
-    assert found.values == {
-        "eval_accuracy": 0.25,
-        "eval_mean_response_tokens": 40.0,
-        "eval_truncated_share": 0.25,
-        "eval_samples": 4,
-    }
-    assert found.correct_lengths == [10]
-    ((problem, rollout, verdict),) = found.shown
-    assert (problem.id, rollout.text, verdict.outcome) == ("p0", "response 0", Outcome.CORRECT)
+    told: list[Any] = []
+    session: Any = SimpleNamespace(
+        config=SimpleNamespace(run=SimpleNamespace(show_samples=1)),
+        layout=SimpleNamespace(rank=0),
+        sampler=Sampled(),
+        verifier=Sampled(),
+        prompt_of=lambda problem, held_out: (),
+        held_out=HeldOut(problems=problems, settings=settings, samples_per_problem=2),
+        more_held_out={},
+    )
+    noted: Any = SimpleNamespace(write_evaluation=lambda line, more, seconds: told.append(line))
+    shown: list[str] = []
+    monkeypatch.setattr(evaluations, "say", lambda text, dim: shown.append(text))
+    made = Evaluations(session, metrics_log=noted, callbacks=(), lines=[])
+    made.evaluate(step=4)
+    assert (
+        told
+        == made.lines
+        == [
+            {
+                "step": 4,
+                "eval_accuracy": 0.25,
+                "eval_mean_response_tokens": 40.0,
+                "eval_truncated_share": 0.25,
+                "eval_samples": 4,
+                "eval_correct_tokens_tenth": 10,
+                "eval_correct_tokens_half": 10,
+            }
+        ]
+    )
+    (example,) = shown
+    assert example.startswith("  for example: ?\n  -> response 0 (10 tokens, correct")

@@ -24,13 +24,13 @@ from megatron_opsft.run.record.advice import (
     explain_empty_step,
     explain_few_accepted,
     explain_left_out,
-    few_accepted,
     measure_correct,
     warn_of_decline,
     worse_in_a_row,
 )
-from megatron_opsft.run.record.metrics import MetricsLog
+from megatron_opsft.run.record.metrics import MetricsLog, describe_sample
 from megatron_opsft.run.start.run_directory import RunDir
+from megatron_opsft.runtime.console import say
 
 
 def _step_metrics(step: int) -> dict[str, float | int]:
@@ -112,7 +112,7 @@ def test_what_wandb_refuses_is_one_line_and_later_a_warning(
 
 
 def test_responses_are_shown_without_their_middles_and_their_escape_sequences(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     rogue, safe = "\x1b]0;title\x07\x1b[2J\x9b31m\u202e", r"\x1b]0;title\x07\x1b[2J\x9b31m\u202e"
     long = "<think>\n2 + 2\n</think>\n" + "so it is " * 60 + "[4]"
@@ -120,7 +120,8 @@ def test_responses_are_shown_without_their_middles_and_their_escape_sequences(
     problems = [Problem(id="p", text=problem, answer=gold) for problem, gold, _ in shown]
     rollouts = [rollout_of(text, (2,) * 312) for *_, text in shown]
     verdicts = [Verdict(outcome=Outcome.CORRECT)] * 2
-    _open(tmp_path).print_samples(list(zip(problems, rollouts, verdicts, strict=True)))
+    for sample in zip(problems, rollouts, verdicts, strict=True):
+        say(describe_sample(*sample))
     problem, response, *last = capsys.readouterr().out.splitlines()
     assert problem == "  for example: What is 2 + 2?"
     assert response.startswith("  -> <think> 2 + 2 </think> so it is") and len(response) < 320
@@ -206,18 +207,17 @@ def test_few_accepted_responses_in_ten_steps_are_said_with_the_remedy(
     steps: list[dict[str, int]], warns: bool
 ) -> None:
     base = LENGTHS | {"eval_accuracy": 0.9, "eval_truncated_share": 0.0}
-    found = few_accepted(steps)
-    assert (found is not None) == warns
-    if found is None:
+    said = explain_few_accepted(steps, 64, base)
+    assert bool(said) == warns
+    if not said:
         return
-    said = explain_few_accepted(found, 64, base)
     accepted = sum(step["num_accepted"] for step in steps)
     begin = f"the last 10 steps accepted {accepted} of 320 responses, so little is learned: "
     assert said.startswith(begin + f"{320 - accepted} cut off; ")
     assert "rollout.max_response_tokens" in said
     # A method may have a limit of its own, below the run's.
-    pruned = few_accepted([{**step, "length_limit": 9} for step in steps])
-    assert pruned is not None and "method.limits" in explain_few_accepted(pruned, 64, base)
+    pruned = explain_few_accepted([{**step, "length_limit": 9} for step in steps], 64, base)
+    assert "method.limits" in pruned
 
 
 def test_a_step_whose_responses_are_alike_or_have_no_advantage_is_explained() -> None:

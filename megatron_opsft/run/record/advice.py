@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from megatron_opsft.config import Config
 from megatron_opsft.run.run_files import Line, best_evaluation
+from megatron_opsft.runtime.formatting import percent
 from megatron_opsft.runtime.rounding import ceil_div
 
 # Reasons why responses are rejected: their keys in metrics.jsonl, and their names on the console.
@@ -85,7 +86,7 @@ def warn_of_cut_off(name: str, evaluation: Line, key: str) -> str:
     if share <= _FEW:
         return ""
     return (
-        f"{name}: {100 * share:.1f} % of the responses were cut off, so accuracy and tokens are "
+        f"{name}: {percent(share)} of the responses were cut off, so accuracy and tokens are "
         "lower than the model's; raise eval.max_response_tokens"
     )
 
@@ -114,32 +115,23 @@ def explain_empty_step(counts: Line, limit: int, base: Line) -> str:
     )
 
 
-def few_accepted(steps: Sequence[Line]) -> Line | None:
-    """Add up the counts of recent steps if they accepted some responses, but fewer than 5 %.
+def explain_few_accepted(steps: Sequence[Line], limit: int, base: Line) -> str:
+    """Explain why recent steps accepted some responses, but fewer than 5 %: the most common reason,
+    and the remedy.
 
-    steps: the last lines of metrics.jsonl, `RECENT_STEPS` at most. Returns None if more are
-    accepted, or none, or if these are not `RECENT_STEPS` steps of a method that accepts responses.
+    steps: the last lines of metrics.jsonl, `RECENT_STEPS` at most. limit, base: see
+    `explain_empty_step`. Returns "" if more are accepted, or none, or if these are not
+    `RECENT_STEPS` steps of a method that accepts responses.
     """
     if len(steps) < RECENT_STEPS:
-        return None
-    counts = dict.fromkeys(("num_rollouts", "num_accepted", *_REASONS), 0)
+        return ""
+    totals = dict.fromkeys(("num_rollouts", "num_accepted", *_REASONS), 0)
     for step in steps:
-        if "num_accepted" not in step:
-            return None
-        for key in counts:
-            counts[key] += int(step.get(key, 0))
-    if not 0 < counts["num_accepted"] < _FEW * counts["num_rollouts"]:
-        return None
-    if "length_limit" in steps[-1]:
-        counts["length_limit"] = int(steps[-1]["length_limit"])
-    return counts
-
-
-def explain_few_accepted(counts: Line, limit: int, base: Line) -> str:
-    """Explain why few responses were accepted: the most common reason, and the remedy.
-
-    counts: the result of `few_accepted`. limit, base: see `explain_empty_step`.
-    """
+        for key in totals:
+            totals[key] += int(step.get(key, 0))
+    if not 0 < totals["num_accepted"] < _FEW * totals["num_rollouts"]:
+        return ""
+    counts = {**steps[-1], **totals}
     return (
         f"the last {RECENT_STEPS} steps accepted {counts['num_accepted']} of "
         f"{counts['num_rollouts']} responses, so little is learned: {describe_rejected(counts)}; "
@@ -223,19 +215,19 @@ def warn_of_decline(evaluations: Sequence[Line], config: Config) -> str:
         advice = f"set rollout.temperature={temperature:g} to 1"
     best_so_far = "no later evaluation was as accurate as the base model"
     best = best_evaluation(evaluations, config.eval.best_within)
-    if best is not None and best["step"]:
+    if best["step"]:
         is_in_best = config.eval.keeps_best
         its_model = (
             "its model is in best/" if is_in_best else "eval.export_best keeps it"
         )
         best_so_far = (
             f"the best evaluation is after step {best['step']}, "
-            f"{100 * best['eval_accuracy']:.1f} %, "
+            f"{percent(best['eval_accuracy'])}, "
             f"{best['eval_mean_response_tokens']:.1f} tokens ({its_model})"
         )
     return (
-        f"THE MODEL GOT WORSE: held-out accuracy fell from {100 * first['eval_accuracy']:.1f} % "
-        f"to {100 * last['eval_accuracy']:.1f} %, more than chance; {best_so_far}; most likely "
+        f"THE MODEL GOT WORSE: held-out accuracy fell from {percent(first['eval_accuracy'])} "
+        f"to {percent(last['eval_accuracy'])}, more than chance; {best_so_far}; most likely "
         f"{advice}"
     )
 

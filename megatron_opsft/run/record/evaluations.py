@@ -6,32 +6,31 @@ import shutil
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from megatron_opsft.errors import UserError
 from megatron_opsft.models.storage.hf_writer import write_hf_model
 from megatron_opsft.models.storage.partial import written_whole
 from megatron_opsft.models.storage.replacing import check_out
-from megatron_opsft.records import Callback
-from megatron_opsft.run.held_out import EvalResult, HeldOut
-from megatron_opsft.run.record.advice import (
-    advise_on_base,
-    measure_correct,
-    worse_in_a_row,
-)
-from megatron_opsft.run.record.metrics import MetricsLog
-from megatron_opsft.run.run_files import best_evaluation, read_json_lines
+from megatron_opsft.records import Callback, Response
+from megatron_opsft.rollout.sampling import EVAL_STEP
+from megatron_opsft.run.record.advice import advise_on_base, measure_correct
+from megatron_opsft.run.record.metrics import MetricsLog, describe_sample
+from megatron_opsft.run.run_files import best_evaluation
+from megatron_opsft.run.start.input import HeldOut
 from megatron_opsft.run.start.run_directory import BEST
 from megatron_opsft.run.start.session import Session, log
-from megatron_opsft.runtime.distributed import broadcast_object
+from megatron_opsft.run.step.judged_problems import JudgedProblems
+from megatron_opsft.runtime.console import say
+from megatron_opsft.runtime.distributed import broadcast_object, gather_from_all
 from megatron_opsft.runtime.durable import (
     FullDiskError,
     in_step_order,
     list_checkpoints,
     remove,
-    step_in,
     step_name,
     sync_path,
     write_files,
@@ -43,107 +42,108 @@ from megatron_opsft.runtime.phase import (
     enter_phase,
     interruptible,
 )
+from megatron_opsft.trainer.batching.exchange import share_facts
 
 
-@dataclass(frozen=True)
-class ModelExports:
-    """Writes models to a run's directory. Every rank calls every method.
+def write_model(s: Session, name: str, card: str = "") -> None:
+    """Write the current weights to the folder `name` of the run's directory, as a whole or not at
+    all, replacing it. Called by every rank.
 
-    Rank 0 writes a model as a whole or not at all.
+    card: the text of the model's README.md; only rank 0's counts. Errors, on rank 0: those of
+    `write_hf_model`. After a `FullDiskError` the ranks can go on.
     """
+    enter_phase("export")
+    stream = s.sync.exporter.stream()
+    failure: FullDiskError | None = None
+    if s.layout.is_main:
+        try:
+            write_hf_model(
+                s.config.run.dir / name,
+                stream,
+                shapes=s.shards.table.hf_shapes(),
+                dtype=s.shards.dtype,
+                source_dir=s.model_dir,
+                card=card,
+                overwrite=True,
+            )
+        except FullDiskError as error:
+            failure = error
+    # Every rank takes part to the end of the stream, also if rank 0 cannot write.
+    for _ in stream:
+        pass
+    if failure is not None:
+        raise failure
 
-    session: Session
-    directory: Path
 
-    def write(self, name: str, card: str = "") -> None:
-        """Write the current weights to the folder `name`, replacing it.
+def best_model(s: Session, step: int) -> Path:
+    """Return the directory in best/ of the model of that step."""
+    return s.config.run.dir / BEST / step_name(step)
 
-        card: the text of the model's README.md; only rank 0's counts. Errors, on rank 0: those of
-        `write_hf_model`. After a `FullDiskError` the ranks can go on.
-        """
-        enter_phase("export")
-        stream = self.session.sync.exporter.stream()
-        failure: FullDiskError | None = None
-        if self.session.layout.is_main:
-            try:
-                write_hf_model(
-                    self.directory / name,
-                    stream,
-                    shapes=self.session.shards.table.hf_shapes(),
-                    dtype=self.session.shards.dtype,
-                    source_dir=self.session.model_dir,
-                    card=card,
-                    overwrite=True,
-                )
-            except FullDiskError as error:
-                failure = error
-        # Every rank takes part to the end of the stream, also if rank 0 cannot write.
-        for _ in stream:
-            pass
-        if failure is not None:
-            raise failure
 
-    def has_best(self, step: int) -> bool:
-        """True if best/ has the model of that step."""
-        return (self._best(step) / "config.json").is_file()
+def has_best(s: Session, step: int) -> bool:
+    """True on every rank if best/ has the model of that step. Called by every rank."""
+    return broadcast_object((best_model(s, step) / "config.json").is_file())
 
-    def copy_best(self, step: int, card: str) -> None:
-        """Copy the model of that step from best/ to hf/, replacing it. card: see `write`."""
-        enter_phase("export")
-        if not self.session.layout.is_main:
-            return
-        best, target = self._best(step), self.directory / "hf"
-        check_out(target, [best], overwrite=True)
-        with written_whole(target) as written:
-            for path in best.iterdir():
-                copy = written.directory / path.name
-                shutil.copyfile(path, copy)
-                sync_path(copy)
-            write_files(written.directory, {"README.md": card.encode()})
 
-    def _best(self, step: int) -> Path:
-        return self.directory / BEST / step_name(step)
+def copy_best(s: Session, step: int, card: str) -> None:
+    """Copy the model of that step from best/ to hf/, replacing it. Called by every rank.
 
-    def write_best(self, step: int) -> None:
-        """Write the weights after `step` updates to best/, unless a resumed run finds them there.
+    card: see `write_model`.
+    """
+    enter_phase("export")
+    if not s.layout.is_main:
+        return
+    best, target = best_model(s, step), s.config.run.dir / "hf"
+    check_out(target, [best], overwrite=True)
+    with written_whole(target) as written:
+        for path in best.iterdir():
+            copy = written.directory / path.name
+            shutil.copyfile(path, copy)
+            sync_path(copy)
+        write_files(written.directory, {"README.md": card.encode()})
 
-        If the disk is full, the run goes on without them after a warning.
-        """
-        name = f"{BEST}/{step_name(step)}"
-        if not broadcast_object(self.has_best(step)):
-            announce(f"writing {name}")
-            try:
-                self.write(name)
-            except FullDiskError as error:
-                log.warning(
-                    "%s; the best model is not kept, and the run continues", error
-                )
 
-    def drop_superseded(self, step: int, *, finished: bool = False) -> None:
-        """Remove models of best/ that a better one has replaced, after `step` updates.
+def write_best(s: Session, step: int) -> None:
+    """Write the weights after `step` updates to best/, unless a resumed run finds them there.
+    Called by every rank.
 
-        A run resumed from a checkpoint needs the best model of that time, which is the newest one
-        before the checkpoint. So one model stays for each checkpoint that exists or is being
-        written, unless the run has finished.
-        """
-        if not self.session.layout.is_main:
-            return
-        models = in_step_order((self.directory / BEST).glob("*"))
-        resumable_steps = [step]
-        if not finished:
-            for path in list_checkpoints(self.directory / "checkpoints"):
-                resumable_steps.append(step_in(path.name) or 0)
-            every = self.session.config.checkpoint.every
-            if every:
-                resumable_steps.append(step - step % every)
-        needed_steps = set()
-        for resumable in resumable_steps:
-            earlier = [written for written, _ in models if written <= resumable]
-            needed_steps.update(earlier[-1:])
-        for written, path in models:
-            if written not in needed_steps:
-                # What cannot be removed now is tried again the next time.
-                remove(path, quietly=True)
+    If the disk is full, the run goes on without them after a warning.
+    """
+    name = f"{BEST}/{step_name(step)}"
+    if not has_best(s, step):
+        announce(f"writing {name}")
+        try:
+            write_model(s, name)
+        except FullDiskError as error:
+            log.warning("%s; the best model is not kept, and the run continues", error)
+
+
+def drop_superseded(s: Session, step: int, *, finished: bool = False) -> None:
+    """Remove models of best/ that a better one has replaced, after `step` updates. Called by every
+    rank.
+
+    A run resumed from a checkpoint needs the best model of that time, which is the newest one
+    before the checkpoint. So one model stays for each checkpoint that exists or is being
+    written, unless the run has finished.
+    """
+    if not s.layout.is_main:
+        return
+    run_dir, every = s.config.run.dir, s.config.checkpoint.every
+    resumable_steps = [step]
+    if not finished:
+        checkpoints = in_step_order(list_checkpoints(run_dir / "checkpoints"))
+        resumable_steps += [saved for saved, _ in checkpoints]
+        if every:
+            resumable_steps.append(step - step % every)
+    models = in_step_order((run_dir / BEST).glob("*"))
+    needed_steps = set()
+    for resumable in resumable_steps:
+        earlier = [written for written, _ in models if written <= resumable]
+        needed_steps.update(earlier[-1:])
+    for written, path in models:
+        if written not in needed_steps:
+            # What cannot be removed now is tried again the next time.
+            remove(path, quietly=True)
 
 
 @dataclass(eq=False)
@@ -151,13 +151,12 @@ class Evaluations:
     """Evaluates on the held-out problems. Every rank calls every method."""
 
     session: Session
-    exports: ModelExports
     metrics_log: MetricsLog | None
-    """Rank 0's; None on other ranks, which neither read nor write evals.jsonl."""
+    """Rank 0's; None on other ranks, which write nothing."""
     callbacks: Sequence[Callback]
     """Called on rank 0."""
-    _num_worse: int | None = field(default=None, init=False)
-    """The result of `worse_in_a_row`; None if an evaluation has been made since."""
+    lines: list[dict[str, Any]]
+    """The lines of evals.jsonl, on every rank."""
 
     def run_if_due(self, step: int, stop: StopSignal) -> bool:
         """Evaluate if it is due after `step` updates, unless a resumed run finds it done.
@@ -172,7 +171,7 @@ class Evaluations:
         )
         if not is_due or self.session.held_out is None:
             return False
-        if not broadcast_object(any(line["step"] == step for line in self.lines())):
+        if all(line["step"] != step for line in self.lines):
             # Ranks that share an engine could not leave it at the same time.
             num_engines = self.session.sampler.engine.share.count
             may_leave = num_engines == self.session.layout.world_size
@@ -182,37 +181,33 @@ class Evaluations:
                     self.evaluate(step)
             except Interrupted:
                 return True
-        best_step = broadcast_object(self._best_step())
-        if self.session.config.eval.keeps_best and best_step == step and step:
-            self.exports.write_best(step)
-        self.exports.drop_superseded(step)
+        if self.session.config.eval.keeps_best and self._best_step() == step and step:
+            write_best(self.session, step)
+        drop_superseded(self.session, step)
         return False
 
     def evaluate(self, step: int) -> None:
         """Measure held-out accuracy and length after `step` updates, and write evals.jsonl."""
         assert self.session.held_out is not None
-        self._num_worse = None
         enter_phase("evaluate")
         line: dict[str, Any] = {"step": step}
         begin = time.monotonic()
-        result = self._evaluate_set(
-            "held-out problems",
-            self.session.held_out,
-            "eval",
-            num_shown=self.session.config.run.show_samples,
-        )
-        line |= result.values
-        line |= measure_correct(result.correct_lengths)
+        judged = _judge(self.session, "held-out problems", self.session.held_out)
+        line |= _measure(judged.responses, "eval")
+        line |= measure_correct([r.num_tokens for r in judged.responses if r.correct])
+        examples = _examples(self.session, judged)
         for name, held_out in self.session.more_held_out.items():
-            title = f"problems of {name}"
-            line |= self._evaluate_set(title, held_out, f"eval_{name}").values
+            of_set = _judge(self.session, f"problems of {name}", held_out)
+            line |= _measure(of_set.responses, f"eval_{name}")
+        self.lines.append(line)
         if self.metrics_log is None:
             return
         seconds = time.monotonic() - begin
         self.metrics_log.write_evaluation(
             line, self.session.more_held_out, seconds=seconds
         )
-        self.metrics_log.print_samples(result.shown)
+        for example in examples:
+            say(example, dim=True)
         advice = "" if step else advise_on_base(line)
         if advice:
             if self.session.config.data.template != "chat":
@@ -221,43 +216,70 @@ class Evaluations:
         for callback in self.callbacks:
             callback.on_evaluation(line)
 
-    def _evaluate_set(
-        self, title: str, held_out: HeldOut, key: str, num_shown: int = 0
-    ) -> EvalResult:
-        """Evaluate on one set. title: its name for the log; key, num_shown: see `evaluate`."""
-        announce(f"evaluating on {len(held_out.problems)} {title}")
-        return held_out.evaluate(
-            self.session.sampler,
-            self.session.verifier,
-            partial(self.session.prompt_of, held_out=True),
-            key=key,
-            num_shown=num_shown,
-        )
-
-    def worse_in_a_row(self) -> int:
-        """Count the last evaluations in a row that were worse than the base model's.
-
-        Every step asks, so the lines are read only once after each evaluation.
-        """
-        if self._num_worse is None:
-            self._num_worse = broadcast_object(worse_in_a_row(self.lines()))
-        return self._num_worse
-
     def step_of_best_model(self) -> int:
         """Return the step of the best evaluation if best/ has its model, else 0."""
         step = self._best_step()
-        return broadcast_object(step if self.exports.has_best(step) else 0)
+        return step if has_best(self.session, step) else 0
 
     def _best_step(self) -> int:
-        """Return the step of the best evaluation on rank 0, and 0 elsewhere."""
-        best = best_evaluation(self.lines(), self.session.config.eval.best_within)
-        return 0 if best is None else best["step"]
+        """Return the step of the best evaluation; 0 if there is none."""
+        best = best_evaluation(self.lines, self.session.config.eval.best_within)
+        return best.get("step", 0)
 
-    def lines(self) -> list[dict[str, Any]]:
-        """Return the lines of evals.jsonl on rank 0, and none elsewhere."""
-        if self.metrics_log is None:
-            return []
-        required = ("eval_accuracy", "eval_mean_response_tokens")
-        return read_json_lines(
-            self.exports.directory / "evals.jsonl", required=required
-        )
+
+def _judge(s: Session, title: str, held_out: HeldOut) -> JudgedProblems:
+    """Sample responses to held-out problems, with the same seeds every time, and judge them.
+
+    title: the name of the set for the log. Errors: `UserError` if it has no problem.
+    """
+    problems = held_out.problems
+    announce(f"evaluating on {len(problems)} {title}")
+    rollouts = s.sampler.sample(
+        problems,
+        held_out.settings,
+        num_samples=held_out.samples_per_problem,
+        step=EVAL_STEP,
+        encode=partial(s.prompt_of, held_out=True),
+    )
+    verdicts = s.verifier.score(rollouts, {p.id: p for p in problems})
+    responses = share_facts(rollouts, verdicts, problems)
+    if not responses:
+        raise UserError("eval.data: there is no held-out problem to evaluate on")
+    return JudgedProblems(
+        problems=problems, rollouts=rollouts, verdicts=verdicts, responses=responses
+    )
+
+
+def _examples(s: Session, judged: JudgedProblems) -> list[str]:
+    """Describe the first response to each of the first `run.show_samples` problems."""
+    numbered = []
+    for response in judged.responses:
+        number, index = response.problem_index, response.rollout_index
+        is_shown = number < s.config.run.show_samples
+        is_here = response.rank == s.layout.rank
+        if is_shown and is_here and response.sample_index == 0:
+            text = describe_sample(
+                judged.problems[number],
+                judged.rollouts[index],
+                judged.verdicts[index],
+            )
+            numbered.append((number, text))
+    return [text for _, text in sorted(gather_from_all(numbered))]
+
+
+def _measure(responses: Sequence[Response], key: str) -> dict[str, float | int]:
+    """Return the values of evals.jsonl for a set: the share of correct responses, the mean number
+    of their tokens, the share that the limit cut off, and their number.
+
+    key: the prefix of their keys.
+    """
+    num_samples = len(responses)
+    num_tokens = sum(response.num_tokens for response in responses)
+    num_correct = sum(response.correct for response in responses)
+    num_finished = sum(response.finished for response in responses)
+    return {
+        f"{key}_accuracy": num_correct / num_samples,
+        f"{key}_mean_response_tokens": num_tokens / num_samples,
+        f"{key}_truncated_share": (num_samples - num_finished) / num_samples,
+        f"{key}_samples": num_samples,
+    }

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from textwrap import shorten
@@ -20,6 +20,7 @@ from megatron_opsft.run.record.advice import (
 from megatron_opsft.run.run_files import Line
 from megatron_opsft.runtime.console import say
 from megatron_opsft.runtime.durable import append_line, write_text
+from megatron_opsft.runtime.formatting import percent
 from megatron_opsft.runtime.rounding import round_up
 
 log = logging.getLogger("megatron_opsft")
@@ -47,7 +48,7 @@ class MetricsLog:
         self._write("metrics.jsonl", metrics)
         accuracy = accepted = ""
         if "accuracy" in metrics:  # fixed data are not judged
-            accuracy = f"accuracy {100 * metrics['accuracy']:.1f} %  "
+            accuracy = f"accuracy {percent(metrics['accuracy'])}  "
             accepted = f"accepted {metrics['num_accepted']}/{metrics['num_rollouts']}"
             rejected = describe_rejected(metrics)
             if rejected:
@@ -94,9 +95,9 @@ class MetricsLog:
         """
         line = (
             f"{name} after step {metrics['step']}: "
-            f"accuracy {100 * metrics[f'{key}_accuracy']:.1f} %, "
+            f"accuracy {percent(metrics[f'{key}_accuracy'])}, "
             f"{metrics[f'{key}_mean_response_tokens']:.1f} tokens, "
-            f"{100 * metrics[f'{key}_truncated_share']:.1f} % cut off "
+            f"{percent(metrics[f'{key}_truncated_share'])} cut off "
             f"({metrics[f'{key}_samples']} samples)"
         )
         say(f"{line}; {more}" if more else line)
@@ -104,11 +105,6 @@ class MetricsLog:
         if warning and name not in self._warned:
             self._warned.add(name)
             log.warning(warning)
-
-    def print_samples(self, shown: Sequence[tuple[Problem, Rollout, Verdict]]) -> None:
-        """Print responses of an evaluation; long ones without their middles."""
-        for problem, rollout, verdict in shown:
-            say(_describe_sample(problem, rollout, verdict), dim=True)
 
     def _write(self, name: str, metrics: Line) -> None:
         append_line(self._config.dir / name, json.dumps(dict(metrics)))
@@ -131,8 +127,8 @@ class MetricsLog:
             )
 
 
-def _describe_sample(problem: Problem, rollout: Rollout, verdict: Verdict) -> str:
-    """Return problem and response, each on a line that is not too long."""
+def describe_sample(problem: Problem, rollout: Rollout, verdict: Verdict) -> str:
+    """Return problem and response for people to read, each on a line that is not too long."""
     question = shorten(problem.text, _MAX_PROBLEM_CHARACTERS, placeholder=" ...")
     response = " ".join(rollout.text.split())
     if len(response) > _MAX_RESPONSE_CHARACTERS:

@@ -1,30 +1,36 @@
 """Records a run in its directory, and resumes it from there."""
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from megatron_opsft.config.load import load_config, to_yaml
 from megatron_opsft.errors import UserError
-from megatron_opsft.records import Callback, StepResult, SyncResult, TokenScores
+from megatron_opsft.records import Callback, StepResult, SyncResult
 from megatron_opsft.run.record.advice import (
     RECENT_STEPS,
     describe_early_end,
     explain_empty_step,
     explain_few_accepted,
     explain_left_out,
-    few_accepted,
     warn_of_decline,
+    worse_in_a_row,
 )
-from megatron_opsft.run.record.evaluations import Evaluations, ModelExports
+from megatron_opsft.run.record.evaluations import (
+    Evaluations,
+    copy_best,
+    drop_superseded,
+    write_model,
+)
 from megatron_opsft.run.record.metrics import MetricsLog
 from megatron_opsft.run.record.rollout_log import RolloutLog
 from megatron_opsft.run.record.summary import (
     make_manifest,
     model_card,
     note_adjustments,
+    read_evaluations,
     summarize,
 )
 from megatron_opsft.run.run_files import Line, describe_skipped, is_skipped
@@ -33,7 +39,7 @@ from megatron_opsft.run.start.session import Session, log
 from megatron_opsft.run.step.batch import JudgedBatch
 from megatron_opsft.runtime.console import say
 from megatron_opsft.runtime.device import peak_memory_bytes
-from megatron_opsft.runtime.distributed import max_over_world
+from megatron_opsft.runtime.distributed import broadcast_object, max_over_world
 from megatron_opsft.runtime.durable import (
     list_checkpoints,
     step_name,
@@ -62,24 +68,19 @@ class RunRecorder:
         self.last_step = last_step
         self._saved_step = last_step
         self._published: tuple[int, Path] | None = None  # as the callbacks know it
-        self._explained: set[str] = set()  # what `_explain` has explained already
+        self._explained: set[str] = set()  # reasons that were warned of
         self._recent: deque[Line] = deque(maxlen=RECENT_STEPS)
         self._watch = Stopwatch(session.device)
-        self._rollouts = RolloutLog(self._dir / "rollouts", session.layout)
+        self.rollouts = RolloutLog(session.config.run, session.layout)
         self._log = (
             MetricsLog(session.config.run, first_step=last_step)
             if session.layout.is_main
             else None
         )
-        self._exports = ModelExports(session, self._dir)
-        self.evaluations = Evaluations(session, self._exports, self._log, callbacks)
-
-    def begin_rollouts(
-        self, step: int, batch: JudgedBatch, scores: Mapping[int, TokenScores]
-    ) -> None:
-        """Start to write a step's responses in the background; `scores`: see `RolloutLog.begin`."""
-        if self._s.config.run.save_rollouts:
-            self._rollouts.begin(step, batch, scores)
+        lines = read_evaluations(self._dir) if session.layout.is_main else []
+        self.evaluations = Evaluations(
+            session, self._log, callbacks, broadcast_object(lines)
+        )
 
     def record(
         self,
@@ -93,7 +94,7 @@ class RunRecorder:
         """Write a line of metrics.jsonl, once all ranks' responses are on disk."""
         self._settle_checkpoint(wait=False)
         enter_phase("record")
-        self._rollouts.finish()
+        self.rollouts.finish()
         max_over_world([0.0])  # wait until every rank is here
         if self._log is None:
             return
@@ -129,28 +130,25 @@ class RunRecorder:
         some are left out, a step learns nothing.
         """
         limit = self._s.config.rollout.max_response_tokens
+        base = next(iter(self.evaluations.lines), {})
         self._recent.append(metrics)
-        few = few_accepted(self._recent)
-        if few and "few accepted" not in self._explained:
-            self._explained.add("few accepted")
-            log.warning(explain_few_accepted(few, limit, self._base()))
+        self._warn_once("few", explain_few_accepted(self._recent, limit, base))
         if metrics.get("num_pairs_left_out"):
-            if "left out" not in self._explained:
-                self._explained.add("left out")
-                max_tokens = self._s.config.train.max_tokens_per_microbatch
-                reason = explain_left_out(
-                    metrics,
-                    room=max_tokens * self._s.layout.cp_size,
-                    positions=self._s.shards.table.shape.max_position_embeddings,
-                )
-                log.warning(reason)
-        elif is_skipped(metrics) and "skipped" not in self._explained:
-            self._explained.add("skipped")
-            log.warning(explain_empty_step(metrics, limit, self._base()))
+            max_tokens = self._s.config.train.max_tokens_per_microbatch
+            reason = explain_left_out(
+                metrics,
+                room=max_tokens * self._s.layout.cp_size,
+                positions=self._s.shards.table.shape.max_position_embeddings,
+            )
+            self._warn_once("left out", reason)
+        elif is_skipped(metrics):
+            self._warn_once("skipped", explain_empty_step(metrics, limit, base))
 
-    def _base(self) -> Line:
-        """Return the base model's evaluation; {} if there is none."""
-        return next(iter(self.evaluations.lines()), {})
+    def _warn_once(self, reason: str, explanation: str) -> None:
+        """Log the first explanation of each reason, if there is one."""
+        if explanation and reason not in self._explained:
+            self._explained.add(reason)
+            log.warning(explanation)
 
     def stop(self, step: int) -> None:
         """Write the checkpoint and the last line of a run that is stopping."""
@@ -170,7 +168,7 @@ class RunRecorder:
     def gives_up(self) -> bool:
         """True if `eval.stop_when_worse` ends the run here."""
         max_worse = self._s.config.eval.stop_when_worse
-        return max_worse > 0 and self.evaluations.worse_in_a_row() >= max_worse
+        return 0 < max_worse <= worse_in_a_row(self.evaluations.lines)
 
     def checkpoint(self, step: int, *, leaving: bool = False) -> None:
         """Save the state after `step` updates.
@@ -221,7 +219,7 @@ class RunRecorder:
         """Finish writing the responses of a step whose loss was not finite, and the checkpoint
         before it: every rank is about to leave.
         """
-        self._rollouts.finish()
+        self.rollouts.finish()
         self._settle_checkpoint(wait=True)
 
     def finish(self, step: int) -> None:
@@ -234,22 +232,22 @@ class RunRecorder:
         num_worse = best_step = 0
         if step < config.run.steps:
             self.checkpoint(step, leaving=True)
-            num_worse = self.evaluations.worse_in_a_row()
+            num_worse = worse_in_a_row(self.evaluations.lines)
             best_step = self.evaluations.step_of_best_model()
         model_step = best_step or step
         summary: dict[str, Any] = {}
         card = ""
         if self._log is not None:
-            summary = summarize(config, step, model_step)
+            summary = summarize(config, self.evaluations.lines, step, model_step)
             if num_worse:
                 summary["worse_in_a_row"] = num_worse
             if step:
                 card = model_card(summary, config, *self._s.example())
         if best_step:
-            self._exports.copy_best(best_step, card)
+            copy_best(self._s, best_step, card)
         elif step:  # without a step the model is the base model
-            self._exports.write("hf", card)
-        self._exports.drop_superseded(step, finished=True)
+            write_model(self._s, "hf", card)
+        drop_superseded(self._s, step, finished=True)
         (peak,) = max_over_world([peak_memory_bytes(self._s.device)])
         if self._log is None:
             return
@@ -267,9 +265,7 @@ class RunRecorder:
                 self._dir / "hf",
                 self._dir,
             )
-            decline = warn_of_decline(self.evaluations.lines(), config)
-            if decline:
-                log.warning(decline)
+            self._warn_once("decline", warn_of_decline(self.evaluations.lines, config))
 
     def close(self) -> None:
         """Flush the metrics writers, also when the run stops early."""
@@ -292,14 +288,14 @@ def open_recorder(
     """
     config = session.config
     run_dir = RunDir(config.run.dir)
+    earlier = {}
     if session.layout.is_main:
         sources = [Path(source.path) for source in config.data.sources]
         run_dir.open(
             resume=resume, overwrite=overwrite, needed=[session.model_dir, *sources]
         )
-    earlier = {}
-    if session.layout.is_main and resume:
-        earlier = run_dir.read_manifest() or {}
+        if resume:
+            earlier = run_dir.read_manifest() or {}
     manifest = make_manifest(session, earlier)
     last_step = 0
     if resume:

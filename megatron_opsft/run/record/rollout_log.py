@@ -13,6 +13,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from megatron_opsft.config import RunConfig
 from megatron_opsft.records import Problem, Rollout, TokenScores, Verdict
 from megatron_opsft.run.step.batch import JudgedBatch
 from megatron_opsft.runtime.distributed import Layout, deal
@@ -22,10 +23,10 @@ Line = Mapping[str, Any]
 
 
 class RolloutLog:
-    """Writes the files of `rollouts/`. Every rank calls every method."""
+    """Writes the files of `rollouts/`, if the run saves them. Every rank calls every method."""
 
-    def __init__(self, directory: Path, layout: Layout) -> None:
-        self._directory = directory
+    def __init__(self, config: RunConfig, layout: Layout) -> None:
+        self._config = config
         self._rank = layout.rank
         node_size = int(os.environ.get("LOCAL_WORLD_SIZE", layout.world_size))
         first_of_node = layout.rank - int(os.environ.get("LOCAL_RANK", layout.rank))
@@ -44,6 +45,8 @@ class RolloutLog:
         scores: of this rank's responses, by index into `batch.rollouts`, if they are to be written.
         Collective over the world.
         """
+        if not self._config.save_rollouts:
+            return
         numbered_lines = []
         for number, credit in enumerate(chain.from_iterable(batch.credits)):
             response = credit.response
@@ -61,7 +64,8 @@ class RolloutLog:
         lines_of_node.sort(key=itemgetter(0))
         lines = [line for _, line in lines_of_node]
         if lines:
-            path = self._directory / rollout_name(step, self._file_rank)
+            name = rollout_name(step, self._file_rank)
+            path = self._config.dir / "rollouts" / name
             self._written = self._thread.submit(_write, path, lines)
 
     def finish(self) -> None:

@@ -16,7 +16,12 @@ from megatron_opsft.models.storage.model_identity import (
     tokenizer_sha256,
 )
 from megatron_opsft.records import Message
-from megatron_opsft.run.run_files import best_evaluation, is_skipped, read_json_lines
+from megatron_opsft.run.run_files import (
+    Line,
+    best_evaluation,
+    is_skipped,
+    read_json_lines,
+)
 from megatron_opsft.run.start.session import Session, log
 from megatron_opsft.runtime.distributed import broadcast_object
 from megatron_opsft.runtime.formatting import percent, tokens
@@ -90,17 +95,17 @@ def note_adjustments(
     changes = find_changes(before, config)
     now = installed_versions()
     if versions:  # earlier releases did not write them
-        for library in sorted({*versions, *now}):
-            if versions.get(library) != now.get(library):
-                changes[library] = versions.get(library), now.get(library)
+        for library, _ in sorted(versions.items() ^ now.items()):
+            changes[library] = versions.get(library), now.get(library)
+    adjusted = []
     for name, (old, new) in changes.items():
         log.warning(
             "%s=%s from step %d on; until now it was %s", name, new, last_step + 1, old
         )
-    return [
-        {"key": name, "before": old, "now": new, "after_step": last_step}
-        for name, (old, new) in changes.items()
-    ]
+        adjusted.append(
+            {"key": name, "before": old, "now": new, "after_step": last_step}
+        )
+    return adjusted
 
 
 def _sha256_of(path: Path) -> str:
@@ -112,23 +117,27 @@ def _sha256_of(path: Path) -> str:
 _MEASURED = ("accuracy", "mean_response_tokens", "samples")
 
 
-def summarize(config: Config, step: int, model_step: int) -> dict[str, Any]:
+def read_evaluations(directory: Path) -> list[dict[str, Any]]:
+    """Return the lines of evals.jsonl of a run. Errors: those of `read_json_lines`."""
+    required = [f"eval_{key}" for key in _MEASURED]
+    return read_json_lines(directory / "evals.jsonl", required=required)
+
+
+def summarize(
+    config: Config, evaluations: Sequence[Line], step: int, model_step: int
+) -> dict[str, Any]:
     """Return the content of summary.json: accuracy and length before, after and at best; steps.
 
-    step: the last one of the run. model_step: the step of the model that it exports. Errors: those
-    of `read_json_lines`.
+    evaluations: the lines of evals.jsonl. step: the last one of the run. model_step: the step of
+    the model that it exports. Errors: those of `read_json_lines`.
     """
-    directory = config.run.dir
-    evaluations = read_json_lines(
-        directory / "evals.jsonl", required=[f"eval_{key}" for key in _MEASURED]
-    )
     required = ("trained_tokens", "step_seconds")
-    steps = read_json_lines(directory / "metrics.jsonl", required=required)
+    steps = read_json_lines(config.run.dir / "metrics.jsonl", required=required)
     base = evaluations[0] if evaluations else {}
     final = evaluations[-1] if evaluations else {}
     summary: dict[str, Any] = {"base": _measured(base), "final": _measured(final)}
     best = best_evaluation(evaluations, config.eval.best_within)
-    if best is not None:
+    if best:
         summary["best"] = _measured(best) | {"step": best["step"]}
     return summary | {
         "steps": step,

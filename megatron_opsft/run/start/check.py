@@ -1,6 +1,5 @@
 """The checks of a run that need no heavy import; together they take a third of a second."""
 
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from megatron_opsft.models.architectures.config_from_hf import read_model_shape
 from megatron_opsft.models.architectures.shape import ModelShape
 from megatron_opsft.models.storage.model_paths import fetch_config, local_model
 from megatron_opsft.rollout.limits import check_installed
+from megatron_opsft.run.run_files import read_summary
 from megatron_opsft.run.start.checked_run import CheckedRun, make_checked_run
 from megatron_opsft.run.start.run_directory import RunDir
 from megatron_opsft.runtime.durable import list_checkpoints
@@ -138,17 +138,14 @@ def _check_evaluations(config: Config) -> None:
 
     Errors: `UserError` if not.
     """
-    settings = config.eval
-    if not settings.stop_when_worse:
-        return
-    option = f"eval.stop_when_worse={settings.stop_when_worse}"
+    settings, needs = config.eval, ""
     if not config.run.eval_every:
+        needs = "evaluations between the steps: set run.eval_every"
+    elif held_out_source(config.data, settings) is None and not settings.holdout:
+        needs = "held-out problems: set eval.data or eval.holdout"
+    if settings.stop_when_worse and needs:
         raise UserError(
-            f"{option} needs evaluations between the steps: set run.eval_every"
-        )
-    if held_out_source(config.data, settings) is None and not settings.holdout:
-        raise UserError(
-            f"{option} needs held-out problems: set eval.data or eval.holdout"
+            f"eval.stop_when_worse={settings.stop_when_worse} needs {needs}"
         )
 
 
@@ -160,13 +157,13 @@ def is_finished(config: Config) -> bool:
     """
     directory = config.run.dir
     try:
-        summary = json.loads((directory / "summary.json").read_text(encoding="utf-8"))
-        steps = summary["steps"]
-    except (OSError, ValueError, TypeError, KeyError):
+        summary = read_summary(directory)
+    except UserError:
         return False
-    has_model = not steps or (directory / "hf" / "config.json").is_file()
+    steps = summary.get("steps")
+    has_model = steps == 0 or (directory / "hf" / "config.json").is_file()
     gives_up = 0 < config.eval.stop_when_worse <= summary.get("worse_in_a_row", 0)
-    return has_model and bool(steps == config.run.steps or gives_up)
+    return has_model and (steps == config.run.steps or gives_up)
 
 
 def _check_wandb(config: Config) -> None:

@@ -12,7 +12,6 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.models.architectures.shape import ModelShape
 from megatron_opsft.models.architectures.sharding import check_layout, check_rollout_tp
 from megatron_opsft.rollout.limits import (
-    EngineTraits,
     check_engine_ranks,
     check_engine_settings,
     engine_traits,
@@ -28,11 +27,6 @@ class CheckedRun:
     """The configuration, with the lengths that the user did not set."""
     shape: ModelShape
     world_size: int
-
-    @property
-    def engine(self) -> EngineTraits:
-        """What the rollout engine can do."""
-        return engine_traits(self.config.rollout.engine)
 
 
 def make_checked_run(config: Config, shape: ModelShape, world_size: int) -> CheckedRun:
@@ -93,16 +87,13 @@ def check_routing_replay(shape: ModelShape, config: Config) -> None:
 
 def max_engine_tokens(config: Config) -> int:
     """Return the longest prompt and response together that a run asks an engine for."""
-    return config.data.max_prompt_tokens + _longest_response(config)[1]
+    return config.data.max_prompt_tokens + _longest_response(config)
 
 
-def _longest_response(config: Config) -> tuple[str, int]:
-    """Return the longest response that a run asks for, and before it the key that says so."""
-    in_training = config.rollout.max_response_tokens
+def _longest_response(config: Config) -> int:
+    """Return the longest response that a run asks for, in training or evaluation."""
     in_evaluation = config.eval.max_response_tokens or 0
-    if in_evaluation > in_training:
-        return "eval.max_response_tokens", in_evaluation
-    return "rollout.max_response_tokens", in_training
+    return max(config.rollout.max_response_tokens, in_evaluation)
 
 
 def fit_lengths(config: Config, max_positions: int) -> Config:
@@ -114,7 +105,7 @@ def fit_lengths(config: Config, max_positions: int) -> Config:
     least as many as training's.
     """
     data, evaluation = config.data, config.eval
-    prompt, response = data.max_prompt_tokens, _longest_response(config)[1]
+    prompt, response = data.max_prompt_tokens, _longest_response(config)
     sets_response = evaluation.max_response_tokens is not None
     if "max_prompt_tokens" not in data.model_fields_set and max_positions > response:
         prompt = min(prompt, max_positions - response)
@@ -130,10 +121,13 @@ def fit_lengths(config: Config, max_positions: int) -> Config:
 
 def check_lengths(config: Config, max_positions: int) -> None:
     """Check that the model has enough positions (max_position_embeddings). Errors: `UserError`."""
-    key, response = _longest_response(config)
-    prompt = config.data.max_prompt_tokens
-    if prompt + response > max_positions:
+    if max_engine_tokens(config) > max_positions:
+        response = _longest_response(config)
+        section = "eval"
+        if response == config.rollout.max_response_tokens:
+            section = "rollout"
         raise UserError(
-            f"data.max_prompt_tokens={prompt} and {key}={response} together exceed the model's "
+            f"data.max_prompt_tokens={config.data.max_prompt_tokens} and "
+            f"{section}.max_response_tokens={response} together exceed the model's "
             f"{max_positions} positions (max_position_embeddings); lower one"
         )

@@ -105,33 +105,30 @@ def check_disk(config: Config, shape: ModelShape, *, resume: bool) -> str:
     run_dir = config.run.dir
     checkpoints = run_dir / "checkpoints"
     free = disk_usage(_nearest_existing(checkpoints)).free
-    num_checkpoints = 0
-    has_models = False
+    to_come, in_all = use.checkpoint, use.checkpoints
     if resume:
-        num_checkpoints = len(list_checkpoints(checkpoints))
-        has_models = (run_dir / "hf").is_dir() or (run_dir / BEST).is_dir()
+        in_all -= use.checkpoint * len(list_checkpoints(checkpoints))
     else:
         # The checkpoints of a run that is replaced are deleted first.
         free += _bytes_of_files(checkpoints)
-    one_model = all_models = 0
-    location = str(checkpoints)
-    and_model = ""
+    location, and_model = str(checkpoints), ""
     if _device(run_dir) == _device(checkpoints):
         location = f"run.dir={run_dir}"
-        if not has_models:
-            one_model, all_models = use.model, use.models
-            and_model = f" and hf/ {_gb(use.model)}"
-    if use.checkpoint + one_model > free:
-        raise UserError(
-            f"{location}: a checkpoint takes {_gb(use.checkpoint)}{and_model}, and {_gb(free)} are "
-            "free there; make room, or give another place"
-        )
-    to_come = use.checkpoints - num_checkpoints * use.checkpoint + all_models
+        folders = (run_dir / "hf", run_dir / BEST)
+        if not (resume and any(folder.is_dir() for folder in folders)):
+            to_come += use.model
+            in_all += use.models
+            and_model = f" and hf/ {gigabytes(use.model)}"
     if to_come > free:
+        raise UserError(
+            f"{location}: a checkpoint takes {gigabytes(use.checkpoint)}{and_model}, and "
+            f"{gigabytes(free)} are free there; make room, or give another place"
+        )
+    if in_all > free:
         return (
-            f"{location}: {_gb(free)} are free, and checkpoints and models take up to "
-            f"{_gb(to_come)} (checkpoint.keep={use.keep}, and the one that is written): those that "
-            "do not fit are left out; make room, or lower checkpoint.keep"
+            f"{location}: {gigabytes(free)} are free, and checkpoints and models take up to "
+            f"{gigabytes(in_all)} (checkpoint.keep={use.keep}, and the one that is written): "
+            "those that do not fit are left out; make room, or lower checkpoint.keep"
         )
     return ""
 
@@ -150,5 +147,6 @@ def _bytes_of_files(directory: Path) -> int:
     return sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
 
 
-def _gb(num_bytes: int) -> str:
+def gigabytes(num_bytes: int) -> str:
+    """Write a number of bytes with three digits."""
     return f"{num_bytes / 1e9:,.3g} GB"

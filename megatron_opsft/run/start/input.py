@@ -1,7 +1,8 @@
 """What a run reads before it computes anything: model directory, tokenizer, problems."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import add
 from pathlib import Path
 
 from megatron_opsft.config import Config, EvalConfig, RolloutConfig
@@ -39,10 +40,19 @@ from megatron_opsft.methods.facts import (
 )
 from megatron_opsft.methods.updates import MethodRun
 from megatron_opsft.models.architectures.shape import ModelShape
+from megatron_opsft.records import Message, Problem
 from megatron_opsft.rollout.engine import SamplingSettings
-from megatron_opsft.run.held_out import HeldOut
 from megatron_opsft.run.start.checked_run import CheckedRun
 from megatron_opsft.run.start.pass_rates import keep_by_pass_rate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOut:
+    """A set of held-out problems, and how responses to them are sampled."""
+
+    problems: Sequence[Problem]
+    settings: SamplingSettings
+    samples_per_problem: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +77,15 @@ class RunInput:
     """The rows of training data and held-out problems that are left out."""
     notes: tuple[str, ...]
     """Warnings for the user, a line each."""
+
+    def example(self) -> tuple[list[Message], str]:
+        """Return the messages and the prompt's text of the first problem, as in the next step."""
+        problem = self.problems.problems[0]
+        change = self.method.prompt_change(problem.id)
+        messages = self.encoder.messages(
+            problem, system=change.system, suffix=change.suffix
+        )
+        return messages, self.encoder.chat.text(messages)
 
 
 def read_input(checked: CheckedRun, model_dir: Path) -> RunInput:
@@ -149,9 +168,8 @@ def _read_stored(config: Config, shape: ModelShape) -> StoredResponses | None:
             f"data.responses={path} has token {stored.largest_id}, but the model has "
             f"{shape.vocab_size}: it was made with another model's tokenizer; make it again"
         )
-    lengths = zip(stored.num_prompt_tokens, stored.num_response_tokens, strict=True)
-    for row, (num_prompt, num_response) in enumerate(lengths, start=1):
-        num_tokens = num_prompt + num_response
+    lengths = map(add, stored.num_prompt_tokens, stored.num_response_tokens)
+    for row, num_tokens in enumerate(lengths, start=1):
         if num_tokens > max_tokens:
             raise UserError(
                 f"data.responses={path}, row {row}: {num_tokens} tokens, but the model takes "

@@ -2,7 +2,7 @@
 right in an evaluation of these problems.
 """
 
-from collections import Counter
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,8 +11,8 @@ from megatron_opsft.data.problems import ProblemSet
 from megatron_opsft.data.stored_samples import SampleFiles
 from megatron_opsft.errors import UserError
 
-# Numbers of samples by (id, gold answer) of their problem.
-_Counts = Counter[tuple[str, str]]
+# True for each right sample, by (id, gold answer) of its problem.
+_Verdicts = dict[tuple[str, str], list[bool]]
 
 
 def keep_by_pass_rate(training: ProblemSet, data: DataConfig) -> tuple[ProblemSet, str]:
@@ -26,14 +26,14 @@ def keep_by_pass_rate(training: ProblemSet, data: DataConfig) -> tuple[ProblemSe
         return training, ""
     low, high = data.pass_rate
     option = f"data.pass_rate={low:g} to {high:g}"
-    total, right = _count_samples(data.pass_rate_from)
+    verdicts = _read_verdicts(data.pass_rate_from)
     selected = []
     num_unknown = 0
     for problem in training.problems:
-        key = problem.id, problem.answer
-        if not total[key]:
+        of_problem = verdicts.get((problem.id, problem.answer))
+        if of_problem is None:
             num_unknown += 1
-        elif low <= right[key] / total[key] <= high:
+        elif low <= sum(of_problem) / len(of_problem) <= high:
             selected.append(problem)
     num_problems = len(training.problems)
     if num_unknown == num_problems:
@@ -50,13 +50,13 @@ def keep_by_pass_rate(training: ProblemSet, data: DataConfig) -> tuple[ProblemSe
         )
     note = (
         f"{option}: {len(selected):,} of {num_problems:,} problems are trained on, by "
-        f"{total.total():,} samples of {data.pass_rate_from}; {left_out}"
+        f"{sum(map(len, verdicts.values())):,} samples of {data.pass_rate_from}; {left_out}"
     )
     return replace(training, problems=tuple(selected)), note
 
 
-def _count_samples(evaluation: Path) -> tuple[_Counts, _Counts]:
-    """Count the samples of each problem of an evaluation: (all of them, the right ones).
+def _read_verdicts(evaluation: Path) -> _Verdicts:
+    """Return whether each sample of an evaluation is right.
 
     Errors: `UserError` if it is no finished evaluation.
     """
@@ -66,10 +66,8 @@ def _count_samples(evaluation: Path) -> tuple[_Counts, _Counts]:
             "`megatron-opsft eval`"
         )
     files = SampleFiles(evaluation)
-    total, right = _Counts(), _Counts()
+    verdicts: _Verdicts = defaultdict(list)
     for name in files.complete():
         for sample in files.read(name):
-            key = sample.problem_id, sample.gold
-            total[key] += 1
-            right[key] += sample.correct
-    return total, right
+            verdicts[sample.problem_id, sample.gold].append(sample.correct)
+    return verdicts

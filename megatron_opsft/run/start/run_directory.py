@@ -15,7 +15,6 @@ from megatron_opsft.runtime.durable import (
     in_step_order,
     remove,
     rollout_files,
-    write_bytes,
     write_text,
 )
 from megatron_opsft.runtime.owned_directory import OwnedDirectory
@@ -82,18 +81,23 @@ class RunDir(OwnedDirectory):
         Files that a run does not name so stay. Errors: those of `read_json_lines`, before anything
         is deleted.
         """
-        lines_to_keep = {}
+        kept = {}
         for name in ("metrics.jsonl", "evals.jsonl"):
             path = self.path / name
             # A fresh start keeps no line: the evaluation of step 0 is part of it.
-            lines_to_keep[path] = _lines_until(path, after_step) if after_step else b""
-        for path, lines in lines_to_keep.items():
+            records = read_json_lines(path) if after_step else []
+            lines = [
+                json.dumps(record) + "\n"
+                for record in records
+                if record["step"] <= after_step
+            ]
+            kept[path] = "".join(lines)
+        for path, text in kept.items():
             if path.exists():
-                write_bytes(path, lines)
-        for step, path in rollout_files(self.path / "rollouts"):
-            if step > after_step and path.is_file():
-                path.unlink()
-        for step, path in in_step_order((self.path / BEST).glob("*")):
+                write_text(path, text)
+        rollouts = rollout_files(self.path / "rollouts")
+        models = in_step_order((self.path / BEST).glob("*"))
+        for step, path in [*rollouts, *models]:
             if step > after_step:
                 remove(path)
         for prefix in (PARTIAL, REPLACED):
@@ -111,16 +115,3 @@ class RunDir(OwnedDirectory):
         if bad_rows:
             lines = [json.dumps(asdict(row)) + "\n" for row in bad_rows]
             write_text(path, "".join(lines))
-
-
-def _lines_until(path: Path, last_step: int) -> bytes:
-    """Return the lines of steps up to `last_step`, as they stand in the file."""
-    records = read_json_lines(path)
-    if not records:
-        return b""
-    lines_to_keep = []
-    # A torn last line is no record.
-    for record, line in zip(records, path.read_bytes().split(b"\n"), strict=False):
-        if record["step"] <= last_step:
-            lines_to_keep.append(line + b"\n")
-    return b"".join(lines_to_keep)

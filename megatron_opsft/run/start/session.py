@@ -14,8 +14,9 @@ from megatron_opsft.config import Config
 from megatron_opsft.data.mixture import ProblemSampler, order_of
 from megatron_opsft.errors import NothingLeft, UserError
 from megatron_opsft.models.storage.model_paths import resolve_model
-from megatron_opsft.records import NO_RANK, Message, Problem, Response, Rollout, Sample
+from megatron_opsft.records import NO_RANK, Problem, Response, Rollout, Sample
 from megatron_opsft.rollout.engine import EngineSettings
+from megatron_opsft.rollout.limits import engine_traits
 from megatron_opsft.rollout.open_engine import build_engine
 from megatron_opsft.rollout.sample import Sampler
 from megatron_opsft.run.start.check import is_finished
@@ -97,15 +98,6 @@ class Session(RunInput):
             )
         return prompt
 
-    def example(self) -> tuple[list[Message], str]:
-        """Return the messages and the prompt's text of the first problem, as in the next step."""
-        problem = self.problems.problems[0]
-        change = self.method.prompt_change(problem.id)
-        messages = self.encoder.messages(
-            problem, system=change.system, suffix=change.suffix
-        )
-        return messages, self.encoder.chat.text(messages)
-
     def fetch(
         self,
         rollouts: Sequence[Rollout],
@@ -176,7 +168,7 @@ class Session(RunInput):
         max_tokens = max_engine_tokens(self.config) - 1
         probes = []
         for sample in samples:
-            room = max(0, max_tokens - len(sample.prompt_ids))
+            room = max_tokens - len(sample.prompt_ids)
             response_ids = sample.response_ids[: min(room, MAX_PROBE_TOKENS)]
             if response_ids:
                 probes.append(replace(sample, response_ids=response_ids))
@@ -195,7 +187,8 @@ def open_session(checked: CheckedRun, *, resume: bool = False) -> Iterator[Sessi
     model_dir = resolve_model(config.model.path)
     device = _choose_device(config)
     disk_warning = ""
-    if not (resume and is_finished(config)):
+    finished = resume and is_finished(config)
+    if not finished:
         disk_warning = check_disk(config, checked.shape, resume=resume)
     announce("reading tokenizer and problems")
     run_input = read_input(checked, model_dir)
@@ -203,7 +196,7 @@ def open_session(checked: CheckedRun, *, resume: bool = False) -> Iterator[Sessi
         device, config.parallel, minutes=config.run.collective_minutes
     )
     # Rank 0 decides: another node may see older files.
-    if resume and broadcast_object(is_finished(config)):
+    if broadcast_object(finished):
         stop_distributed()
         raise NothingLeft
     limits = Limits(
@@ -270,7 +263,7 @@ def _build(
     # A frozen model is a copy of the weights that the run began with, also if it is resumed.
     keeps_frozen_model = trainer.objective.keeps_frozen_model
     if keeps_frozen_model or not resumes:
-        by_engine = checked.engine.reads_files and config.model.load != "disk"
+        by_engine = engine_traits(name).reads_files and config.model.load != "disk"
         load_first_weights(unfilled, sync, by_engine=by_engine)
     reference = ReferenceModel(trainer, device) if keeps_frozen_model else None
     checkpointer = Checkpointer(

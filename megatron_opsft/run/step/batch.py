@@ -5,7 +5,6 @@ into micro-batches for this rank.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import chain
 from operator import mul
 
@@ -26,6 +25,7 @@ from megatron_opsft.records import (
     Outcome,
     Problem,
     Response,
+    Sample,
     StepResult,
 )
 from megatron_opsft.run.start.session import Session
@@ -33,7 +33,7 @@ from megatron_opsft.run.step.judged_problems import JudgedProblems, judge_proble
 from megatron_opsft.run.step.token_penalty import with_token_penalty
 from megatron_opsft.runtime.distributed import gather_from_all
 from megatron_opsft.runtime.phase import Stopwatch
-from megatron_opsft.trainer.batching.microbatch import Fetch, pack
+from megatron_opsft.trainer.batching.microbatch import pack, plan_packs
 from megatron_opsft.trainer.batching.packing import PackingReport
 from megatron_opsft.trainer.model.optimizer import forget_moments
 from megatron_opsft.trainer.model.passes import with_log_probs
@@ -177,12 +177,14 @@ def observe_monitor(s: Session, watch: Stopwatch) -> None:
 class PackedUpdate:
     """The micro-batches of an optimizer step on this rank."""
 
-    microbatches: Sequence[MicroBatch]
-    indices: Sequence[Sequence[int]]
+    microbatches: Sequence[MicroBatch] = field(default_factory=list)
+    indices: Sequence[Sequence[int]] = field(default_factory=list)
     """The responses in each micro-batch, in its order: indices into `Update.responses`."""
-    factor: float
+    samples: Mapping[int, Sample] = field(default_factory=dict)
+    """The samples in them, by index."""
+    factor: float = 0.0
     """Factor of the loss, summed over the micro-batches of all ranks."""
-    packing: PackingReport
+    packing: PackingReport = field(default_factory=PackingReport)
 
 
 def pack_updates(
@@ -224,47 +226,54 @@ def pack_update(
     batch: JudgedBatch,
     update: Update,
     lengths: Sequence[int] | None = None,
-    fetch: Fetch | None = None,
 ) -> PackedUpdate:
     """Pack one optimizer step; an update without responses has no micro-batch.
 
     lengths: the tokens that each response takes in a pack, by default those of its prompt and its
-    own. fetch: brings the samples that this rank packs, by default with `Session.fetch`. Called by
-    every rank with the same update.
+    own. Called by every rank with the same update.
     """
     if not update.responses:
-        return PackedUpdate(
-            microbatches=[], indices=[], factor=0.0, packing=PackingReport()
-        )
+        return PackedUpdate()
     if lengths is None:
         lengths = [response.sequence_tokens for response in update.responses]
-    if fetch is None:
-        fetch = partial(s.fetch, batch.rollouts, batch.problems, update.responses)
-    token_weights = update.token_weights
-    takes_product = s.trainer.objective.is_weighted_likelihood
-    if takes_product:
-        token_weights = tuple(map(mul, token_weights, update.advantages))
-    parallel, layout = s.config.parallel, s.layout
-    microbatches, indices, packing = pack(
+    plan, packing = plan_packs(
         lengths,
-        token_weights,
-        fetch,
-        advantages=None if takes_product else update.advantages,
+        s.config.parallel,
         budget=s.config.train.max_tokens_per_microbatch,
-        dp_rank=layout.dp_rank,
-        dp_size=layout.dp_size,
-        cp_rank=layout.cp_rank,
-        cp_size=layout.cp_size,
-        multiple=layout.pp_size if parallel.vpp else 1,
-        align=layout.tp_size if parallel.sequence_parallel else 1,
+        dp_size=s.layout.dp_size,
         quadratic_at=quadratic_at(s.shards.table.shape),
-        device=s.device.torch_device,
     )
+    indices_of = [list(chain.from_iterable(packs)) for packs in plan]
+    samples = s.fetch(batch.rollouts, batch.problems, update.responses, indices_of)
+    indices = plan[s.layout.dp_rank]
     return PackedUpdate(
-        microbatches=microbatches,
+        microbatches=build_microbatches(s, update, indices, samples),
         indices=indices,
+        samples=samples,
         factor=update.factor,
         packing=packing,
+    )
+
+
+def build_microbatches(
+    s: Session,
+    update: Update,
+    indices: Sequence[Sequence[int]],
+    samples: Mapping[int, Sample],
+) -> list[MicroBatch]:
+    """Build the micro-batches of an update on this rank. indices, samples: see `PackedUpdate`."""
+    weights, advantages = update.token_weights, update.advantages
+    takes_product = s.trainer.objective.is_weighted_likelihood
+    if takes_product:
+        weights = tuple(map(mul, weights, advantages))
+    return pack(
+        indices,
+        samples,
+        weights,
+        s.config.parallel,
+        advantages=None if takes_product else advantages,
+        cp_rank=s.layout.cp_rank,
+        device=s.device.torch_device,
     )
 
 

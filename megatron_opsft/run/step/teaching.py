@@ -3,9 +3,14 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from megatron_opsft.records import Response, Sample
+from megatron_opsft.records import Response
 from megatron_opsft.run.start.session import Session
-from megatron_opsft.run.step.batch import JudgedBatch, PackedUpdate, pack_update
+from megatron_opsft.run.step.batch import (
+    JudgedBatch,
+    PackedUpdate,
+    build_microbatches,
+    pack_update,
+)
 from megatron_opsft.runtime.phase import Stopwatch
 
 # Problem id -> token ids of a prompt.
@@ -70,24 +75,13 @@ def pack_taught(s: Session, batch: JudgedBatch, watch: Stopwatch) -> list[Packed
     (update,) = s.method.updates(batch.groups, batch.credits)
     prompts = teacher_prompts(s, batch)
     lengths = pair_lengths(batch, update.responses, prompts)
-    samples: dict[int, Sample] = {}
-
-    def fetch(indices_of: Sequence[Sequence[int]]) -> Mapping[int, Sample]:
-        """Fetch this rank's samples, which stay in `samples` for the teacher's packs."""
-        samples.update(
-            s.fetch(batch.rollouts, batch.problems, update.responses, indices_of)
-        )
-        return samples
-
-    def with_teacher_prompts(_: Sequence[Sequence[int]]) -> Mapping[int, Sample]:
-        return {
-            index: replace(sample, prompt_ids=prompts[sample.problem_id], routing=b"")
-            for index, sample in samples.items()
-        }
-
     with watch.phase("train"):
-        packed = pack_update(s, batch, update, lengths, fetch)
-        of_teacher = pack_update(s, batch, update, lengths, with_teacher_prompts)
+        packed = pack_update(s, batch, update, lengths)
+        of_teacher = {
+            index: replace(sample, prompt_ids=prompts[sample.problem_id], routing=b"")
+            for index, sample in packed.samples.items()
+        }
+        teachers = build_microbatches(s, update, packed.indices, of_teacher)
     with watch.phase("reference"):
-        taught = s.reference.with_teacher(packed.microbatches, of_teacher.microbatches)
+        taught = s.reference.with_teacher(packed.microbatches, teachers)
     return [replace(packed, microbatches=taught)]

@@ -5,6 +5,7 @@ model (as in the code of ER-RL's authors).
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -30,8 +31,10 @@ def with_token_penalty(
     ]
     if not penalty.whitens:
         return penalized
-    all_batches = [batch for batches in penalized for batch in batches]
-    mean, std = _mean_and_std(all_batches, layout)
+    advantages: list[Tensor] = []
+    if layout.is_loss_rank:
+        advantages = list(map(_advantages, chain.from_iterable(penalized)))
+    mean, std = _mean_and_std(advantages)
     return [[_whitened(batch, mean, std) for batch in batches] for batches in penalized]
 
 
@@ -60,15 +63,12 @@ def _whitened(batch: MicroBatch, mean: float, std: float) -> MicroBatch:
     return replace(batch, advantages_R=((_advantages(batch) - mean) / std).float())
 
 
-def _mean_and_std(batches: Sequence[MicroBatch], layout: Layout) -> tuple[float, float]:
-    """Return mean and standard deviation of the advantages over the tokens of all ranks."""
-    advantages: list[Tensor] = []
-    if layout.is_loss_rank:
-        advantages = [_advantages(batch) for batch in batches]
+def _mean_and_std(advantages: Sequence[Tensor]) -> tuple[float, float]:
+    """Return mean and standard deviation over the tokens of all ranks. advantages: this rank's."""
     total, count = sum_over_world(
         [
             math.fsum(float(values.sum()) for values in advantages),
-            math.fsum(values.numel() for values in advantages),
+            sum(values.numel() for values in advantages),
         ]
     )
     count = max(count, 1.0)

@@ -35,8 +35,7 @@ class Exporter:
         self._holder: dict[str, tuple[int, int]] = {}
         holders = ranks_by_value((layout.pp_rank, layout.ep_rank, names_here))
         for stage, ep_rank, names in holders:
-            for name in names:
-                self._holder[name] = stage, ep_rank
+            self._holder |= dict.fromkeys(names, (stage, ep_rank))
 
     @torch.no_grad()
     def stream(self) -> Iterator[tuple[str, Tensor]]:

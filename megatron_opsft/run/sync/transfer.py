@@ -6,7 +6,7 @@ travels, the next one is packed and the one before is unpacked.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -37,25 +37,14 @@ class Transfer:
     """This rank's live parameters by their names in the schedule, looked up anew at every run."""
     targets: Mapping[str, Tensor]
     """The parameters to fill, named alike; all parameters have one dtype."""
-    _is_connected: bool = field(default=False, init=False)
 
     @torch.no_grad()
     def run(self) -> None:
         """Fill the targets. Collective over the world. Takes less than two buckets of memory."""
-        num_rounds = len(self.schedule.sends)
-        if num_rounds and not self._is_connected:
-            # NCCL wants a collective of all ranks before messages between some of them.
-            parameters = [
-                *self.sources.values(),
-                *self.targets.values(),
-                torch.empty(0),
-            ]
-            dist.all_reduce(parameters[0].new_zeros(1, dtype=torch.uint8))
-            self._is_connected = True
         # What is done while a round travels: first the copies on this rank, then always the
         # unpacking of the round before.
         finish: Callable[[], None] = self._fill_locally
-        for index in range(num_rounds):
+        for index in range(len(self.schedule.sends)):
             finish_next = self._post(index)
             finish()
             finish = finish_next
@@ -63,7 +52,6 @@ class Transfer:
 
     def _post(self, index: int) -> Callable[[], None]:
         """Start a round; return the function that waits for it and unpacks what it brings."""
-        sent: list[Tensor] = []
         received: list[tuple[Sequence[Tensor], Tensor]] = []
         operations: list[dist.P2POp] = []
         for peer, rects in self.schedule.receives[index].items():
@@ -76,7 +64,6 @@ class Transfer:
                 buffer = _buffer_of(views)
                 for view, packed in _packed_views(views, buffer):
                     packed.copy_(view)
-                sent.append(buffer)
                 operations.append(dist.P2POp(dist.isend, buffer, peer, tag=index))
         works = dist.batch_isend_irecv(operations) if operations else []
 
@@ -86,7 +73,7 @@ class Transfer:
             for views, buffer in received:
                 for view, packed in _packed_views(views, buffer):
                     view.copy_(packed)
-            sent.clear()  # until here the buffers had to live
+            operations.clear()  # until here the buffers had to live
 
         return finish
 
@@ -133,11 +120,14 @@ def _packed_views(
 
 def plan_transfer(
     shards: ModelShards, engine: RolloutEngine, bucket_mb: int, *, pull: bool = False
-) -> tuple[Transfer, int]:
+) -> Transfer:
     """Plan the transfer from trainer to engine; with `pull`, from engine to trainer.
 
-    Returns it and the most bytes that a rank sends. Collective over the world.
+    Collective over the world.
     """
+    # NCCL wants a collective of all ranks before messages between some of them.
+    _, shard = shards.parameters[0]
+    dist.all_reduce(shard.new_zeros(1, dtype=torch.uint8))
     sides = [
         (trainer_placements(shards), shards.by_name),
         (engine_placements(engine.layout), engine.weights()),
@@ -145,16 +135,14 @@ def plan_transfer(
     if pull:
         sides.reverse()
     (sources, source_tensors), (targets, target_tensors) = sides
-    rank = shards.layout.rank
     schedule = make_schedule(
         sources,
         targets,
-        rank=rank,
+        rank=shards.layout.rank,
         itemsize=shards.dtype.itemsize,
         bucket_bytes=bucket_mb * 2**20,
     )
-    transfer = Transfer(schedule, source_tensors, target_tensors)
-    return transfer, max(schedule.bytes_sent.values())
+    return Transfer(schedule, source_tensors, target_tensors)
 
 
 def trainer_placements(shards: ModelShards) -> list[Placement]:

@@ -83,13 +83,13 @@ class WeightSync:
         if first or self.config.verify != "off":
             self.compare_checksums(f"sync of weight version {version}")
         if first:
-            self._transfer, num_bytes = plan_transfer(
+            self._transfer = plan_transfer(
                 self.shards, self.engine, self.config.bucket_mb
             )
             if self.shards.layout.is_main:
                 log.info(
                     "weights go to the engine in place: at most %.1f MiB sent by a rank",
-                    num_bytes / 2**20,
+                    max(self._transfer.schedule.bytes_sent.values()) / 2**20,
                 )
         mean = largest = None
         if self.config.verify == "full" and samples:
@@ -113,10 +113,7 @@ class WeightSync:
         The caller then reloads the optimizer's main weights from the model's.
         Errors: `SyncError` for a difference.
         """
-        transfer, _ = plan_transfer(
-            self.shards, self.engine, self.config.bucket_mb, pull=True
-        )
-        transfer.run()
+        plan_transfer(self.shards, self.engine, self.config.bucket_mb, pull=True).run()
         self.compare_checksums("pull")
 
     def compare_checksums(self, after: str) -> None:

@@ -6,15 +6,17 @@ an early and a late piece together give every rank the same work. Megatron's and
 attention expect this order.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, chain
 
 import torch
 from torch import Tensor
 
+from megatron_opsft.config.training import ParallelConfig
 from megatron_opsft.records import MicroBatch, Sample
 from megatron_opsft.runtime.rounding import round_up
 from megatron_opsft.trainer.batching.packing import (
+    Bin,
     PackingReport,
     describe_plan,
     plan_packing,
@@ -61,12 +63,6 @@ def joined_order(lengths: Sequence[int], cp_size: int) -> Tensor:
     """
     indices = [own_indices(lengths, rank, cp_size) for rank in range(cp_size)]
     return torch.cat(indices).argsort()
-
-
-Fetch = Callable[[Sequence[Sequence[int]]], Mapping[int, Sample]]
-"""Takes, for each data-parallel rank, the indices of the samples that it packs; returns this rank's
-samples by index. Called by every rank with the same indices.
-"""
 
 
 def build_microbatch(
@@ -183,61 +179,76 @@ def _repeat_over_tokens(
     return repeated
 
 
-def pack(
+def plan_packs(
     lengths: Sequence[int],
-    token_weights: Sequence[float],
-    fetch: Fetch,
+    parallel: ParallelConfig,
     *,
     budget: int,
-    dp_rank: int,
     dp_size: int,
-    cp_rank: int = 0,
-    cp_size: int = 1,
-    multiple: int = 1,
-    align: int = 1,
     quadratic_at: float = 8192.0,
-    device: torch.device,
-    advantages: Sequence[float] | None = None,
-) -> tuple[list[MicroBatch], list[list[int]], PackingReport]:
-    """Return this rank's micro-batches of the global batch, the indices of the samples in each of
-    them, in its order, and a report on the packing of all ranks. Collective over the world.
+) -> tuple[list[list[Bin]], PackingReport]:
+    """Plan the packs of the global batch: for each data-parallel rank the indices of the samples in
+    each of its packs, ascending, and a report on all of them. Every rank makes the same plan.
 
-    Every rank passes the same lengths (tokens of prompt and response) and weights of all samples;
-    `fetch` gets the tokens of the samples that this rank packs. Whole packs are balanced over
-    data-parallel ranks; the ranks of a context-parallel group get equal shares of one.
-
-    budget: tokens of one rank, so the packs of a context-parallel group have cp_size times as many.
-    multiple, quadratic_at: see `plan_packing`. align, advantages: see `build_microbatch`.
+    Whole packs are balanced over data-parallel ranks; the ranks of a context-parallel group get
+    equal shares of one. lengths: tokens of prompt and response of every sample. budget: tokens of
+    one rank, so the packs of a context-parallel group have parallel.cp times as many.
+    quadratic_at: see `plan_packing`.
     """
-    padded_lengths = [padded(length, cp_size, align) for length in lengths]
-    budget *= cp_size
+    padded_lengths = [
+        padded(length, parallel.cp, _alignment(parallel)) for length in lengths
+    ]
+    budget *= parallel.cp
     plan = plan_packing(
         padded_lengths,
         budget=budget,
         dp_size=dp_size,
-        multiple=multiple,
+        multiple=parallel.pp if parallel.vpp else 1,
         quadratic_at=quadratic_at,
     )
     report = describe_plan(
         padded_lengths, plan, budget=budget, quadratic_at=quadratic_at
     )
-    report = report._replace(num_tokens=sum(lengths))  # padding does not count
-    samples = fetch([list(chain.from_iterable(bins)) for bins in plan])
+    for indices in chain.from_iterable(plan):
+        indices.sort()
+    # Padding does not count.
+    return plan, report._replace(num_tokens=sum(lengths))
+
+
+def pack(
+    packs: Sequence[Sequence[int]],
+    samples: Mapping[int, Sample],
+    token_weights: Sequence[float],
+    parallel: ParallelConfig,
+    *,
+    device: torch.device,
+    advantages: Sequence[float] | None = None,
+    cp_rank: int = 0,
+) -> list[MicroBatch]:
+    """Return the micro-batches of a rank.
+
+    packs: the indices of the samples in each of them, see `plan_packs`. samples: by index.
+    token_weights, advantages: of all samples of the global batch, see `build_microbatch`.
+    """
     batches = []
-    bins_here = [sorted(indices) for indices in plan[dp_rank]]
-    for indices in bins_here:
-        bin_advantages = None
+    for indices in packs:
+        pack_advantages = None
         if advantages is not None:
-            bin_advantages = [advantages[index] for index in indices]
+            pack_advantages = [advantages[index] for index in indices]
         batches.append(
             build_microbatch(
                 [samples[index] for index in indices],
                 [token_weights[index] for index in indices],
-                align=align,
+                align=_alignment(parallel),
                 device=device,
-                advantages=bin_advantages,
+                advantages=pack_advantages,
                 cp_rank=cp_rank,
-                cp_size=cp_size,
+                cp_size=parallel.cp,
             )
         )
-    return batches, bins_here, report
+    return batches
+
+
+def _alignment(parallel: ParallelConfig) -> int:
+    """Return the number of ranks among which sequence parallelism cuts the tokens of a rank."""
+    return parallel.tp if parallel.sequence_parallel else 1

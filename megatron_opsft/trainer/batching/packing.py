@@ -1,9 +1,9 @@
 """Assignment of sequences to micro-batches: packed (THD) up to a token budget, with the same number
 of micro-batches on every rank.
 
-Pure and deterministic: every rank makes the whole plan and builds its own micro-batches of it
-(`microbatch.pack`). First-fit tells how few bins suffice. Then the sequences, longest first, go to
-the cheapest rank that has room, and there into the cheapest bin that has room.
+Pure and deterministic: every rank makes the whole plan (`microbatch.plan_packs`) and builds its own
+micro-batches of it (`microbatch.pack`). First-fit tells how few bins suffice. Then the sequences,
+longest first, go to the cheapest rank that has room, and there into the cheapest bin that has room.
 """
 
 from collections.abc import Sequence
