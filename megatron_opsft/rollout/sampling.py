@@ -14,7 +14,7 @@ import hashlib
 import torch
 from torch import Tensor
 
-from megatron_opsft.models.weights.checksum import STEP64, mix64, shift_right
+from megatron_opsft.runtime.splitmix import STEP64, mix64, shift_right
 
 # Enough for the nucleus of a trained model at almost every token.
 _FIRST_CANDIDATES = 64
@@ -34,7 +34,6 @@ def uniforms(seeds_N: Tensor, num_positions: int) -> Tensor:
     seed.
 
     seeds_N: int64 [N]. The same bits on every device: 64-bit integer arithmetic that wraps around.
-    Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators" (OOPSLA 2014).
     """
     positions_L = torch.arange(1, num_positions + 1, device=seeds_N.device)
     outputs = mix64(seeds_N[:, None] + positions_L * STEP64)

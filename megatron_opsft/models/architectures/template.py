@@ -23,6 +23,11 @@ class ShardKind(Enum):
     GATE_UP = "gate_up"
     """Axis 0 is cut; each TP rank has its share of gate, then its share of up."""
 
+    @property
+    def axis(self) -> int:
+        """The axis that is cut, if one is."""
+        return 1 if self is ShardKind.ROW else 0
+
 
 @dataclass(frozen=True, slots=True)
 class Template:
@@ -52,12 +57,19 @@ class WeightRule:
     """Shape of the whole parameter at TP 1, vocabulary padding included."""
     num_groups: int = 1
     """Query groups (k/v heads); 1 unless the kind is QKV."""
-    is_expert: bool = False
-    """True for a parameter of one expert, which only some expert-parallel ranks have."""
+    layer: int | None = None
+    """Global index of its layer; None for the embedding, the final norm and the head."""
+    expert: int | None = None
+    """Global index of its expert; None for a parameter of no expert."""
     replica: bool = False
     """True for a parameter that is loaded but never exported: the last pipeline stage's copy of a
     tied embedding.
     """
+
+    @property
+    def is_expert(self) -> bool:
+        """True for a parameter of one expert, which only some expert-parallel ranks have."""
+        return self.expert is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

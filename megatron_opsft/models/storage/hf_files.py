@@ -10,8 +10,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from megatron_opsft.errors import UserError
+from megatron_opsft.models.storage.large_files import Region
 from megatron_opsft.models.storage.model_paths import INDEX_NAME, SINGLE_NAME
-from megatron_opsft.models.storage.regions import Region
 from megatron_opsft.models.weights.rectangles import Rect, whole
 from megatron_opsft.models.weights.rules import EMBEDDING, TIED_HEAD, WeightTable
 

@@ -18,13 +18,9 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.models.architectures.template import ShardKind
 from megatron_opsft.models.storage.dist_metadata import Chunk, locate, read_metadata
 from megatron_opsft.models.storage.hf_files import HfTensors, check_checkpoint
+from megatron_opsft.models.storage.large_files import Region
 from megatron_opsft.models.storage.model_paths import RECORD_NAME, is_dist_checkpoint
-from megatron_opsft.models.storage.regions import Region
-from megatron_opsft.models.weights.checkpoint_keys import (
-    Entry,
-    entry_of,
-    other_entries,
-)
+from megatron_opsft.models.weights.checkpoint_keys import Entry, possible_entries
 from megatron_opsft.models.weights.rectangles import Copy, Rect, whole
 from megatron_opsft.models.weights.rules import WeightRule, WeightTable
 from megatron_opsft.models.weights.slicing import shard_parameter
@@ -91,7 +87,7 @@ class MegatronTensors:
         Errors: `UserError` for missing and unknown tensors.
         """
         for rule in self._table.exported:
-            candidates = (entry_of(rule.mcore_name), *other_entries(rule.mcore_name))
+            candidates = possible_entries(rule)
             stored = [entry for entry in candidates if entry.key in self._stored]
             if not stored:
                 raise UserError(

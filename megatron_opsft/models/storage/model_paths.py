@@ -40,6 +40,22 @@ HUB_PATTERNS = [
     "*.tiktoken",
     "custom_generate/*",  # not used here, but it belongs to the model that is written
 ]
+# Files and folders that are copied from a model to one that is made from it, besides config.json.
+COPIED_PATTERNS = (
+    "generation_config.json",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "*.tiktoken",
+    "tekken.json",
+    "*.model",
+    "chat_template*",
+    "additional_chat_templates",
+    "custom_generate",
+)
 # Never loaded: copies of the weights in other formats, and all weights in folders.
 HUB_IGNORED = ["consolidated*", "onnx/*", "original/*", "*/*.safetensors"]
 

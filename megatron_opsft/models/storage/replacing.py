@@ -6,6 +6,7 @@ from pathlib import Path
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.models.storage.model_paths import (
+    COPIED_PATTERNS,
     INDEX_NAME,
     RECORD_NAME,
     SINGLE_NAME,
@@ -14,6 +15,7 @@ from megatron_opsft.models.storage.model_paths import (
 
 # Files and folders of a model's directory; others may be somebody's own work.
 MODEL_ENTRIES = (
+    *COPIED_PATTERNS,
     "*.json",
     "*.safetensors",
     "*.distcp",
@@ -22,14 +24,6 @@ MODEL_ENTRIES = (
     "*.pt",
     "*.pth",
     "*.gguf",
-    "tokenizer*",
-    "*.model",
-    "*.tiktoken",
-    "vocab.txt",
-    "merges.txt",
-    "chat_template*",
-    "additional_chat_templates",
-    "custom_generate",
     "*.py",
     "onnx",
     "original",

@@ -52,6 +52,12 @@ class Rect(NamedTuple):
             self.matrix,
         )
 
+    def strip(self, axis: int, start: int, stop: int) -> "Rect":
+        """Return the rows (axis 0) or columns (axis 1) [start, stop), as far as there are any."""
+        if axis == 0:
+            return self._replace(row0=min(start, self.row1), row1=min(stop, self.row1))
+        return self._replace(col0=min(start, self.col1), col1=min(stop, self.col1))
+
     def shift(self, rows: int, columns: int) -> "Rect":
         """Return the rectangle moved down by `rows` and right by `columns`."""
         return Rect(
@@ -121,8 +127,11 @@ class Parameter:
     """Shape on that rank: one, two or three axes."""
     copies: tuple[Copy, ...]
     """Copies from HF tensors to this parameter. Except for padding they cover it exactly once."""
-    padding_row: int
-    """First row of vocabulary padding; the number of rows if there is no padding."""
+
+    @property
+    def padding_row(self) -> int:
+        """First row of vocabulary padding; the number of rows if there is no padding."""
+        return max((copy.target.row1 for copy in self.copies), default=0)
 
     @property
     def padding(self) -> Rect:
@@ -141,5 +150,5 @@ def hf_parameters(shapes: Mapping[str, tuple[int, ...]]) -> tuple[Parameter, ...
     parameters = []
     for name, shape in shapes.items():
         rect = whole(name, shape)
-        parameters.append(Parameter(name, shape, (Copy(rect, rect),), rect.row1))
+        parameters.append(Parameter(name, shape, (Copy(rect, rect),)))
     return tuple(parameters)

@@ -5,7 +5,7 @@ and numbers: every rank schedules all sends of its block of ranks, as each other
 does, and takes its own part.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -85,30 +85,31 @@ def make_schedule(
         copies, itemsize=itemsize, bucket_bytes=bucket_bytes
     )
 
-    holdings: dict[str, list[Copy]] = {}
-    for placement in _placements_of(rank, sources):
+    holdings: dict[str, list[Copy]] = defaultdict(list)
+    for placement in restrict(sources, {rank}):
         for copy in placement.copies():
-            holdings.setdefault(copy.source.tensor, []).append(copy)
+            holdings[copy.source.tensor].append(copy)
     local_copies = []
     for (holders, wanting), group in copies.items():
         if rank in holders and rank in wanting:
             for copy in group:
                 local_copies.append(Copy(_locate(copy.source, holdings), copy.target))
     zeros = []
-    for placement in _placements_of(rank, targets):
+    for placement in restrict(targets, {rank}):
         padding = [parameter.padding for parameter in placement.parameters]
         zeros += [rect for rect in padding if rect.num_elements]
+    sends, receives = [], []
+    for sends_of_round in rounds:
+        outgoing, incoming = _part_of(rank, sends_of_round, holdings)
+        sends.append(outgoing)
+        receives.append(incoming)
     return RankSchedule(
         copies=local_copies,
         zeros=zeros,
-        sends=[_sends_of(rank, sends, holdings) for sends in rounds],
-        receives=[_receives_of(rank, sends) for sends in rounds],
+        sends=sends,
+        receives=receives,
         bytes_sent={peer: bytes_sent[peer] for peer in block},
     )
-
-
-def _placements_of(rank: int, placements: Sequence[Placement]) -> list[Placement]:
-    return [placement for placement in placements if rank in placement.ranks]
 
 
 def plan_rounds(
@@ -196,26 +197,21 @@ def _cut_rounds(sends: Sequence[Send], bucket_bytes: int) -> list[list[Send]]:
     return rounds
 
 
-def _sends_of(
+def _part_of(
     rank: int, sends: Sequence[Send], holdings: Mapping[str, Sequence[Copy]]
-) -> dict[int, list[Rect]]:
-    """Map each receiver to the rectangles of the rank's parameters that go to it in a round."""
-    outgoing: dict[int, list[Rect]] = {}
+) -> tuple[Mapping[int, Sequence[Rect]], Mapping[int, Sequence[Rect]]]:
+    """Return the part of a rank in a round: receiver -> rectangles of the rank's parameters that go
+    to it; sender -> rectangles of the rank's parameters that it fills.
+    """
+    outgoing: dict[int, list[Rect]] = defaultdict(list)
+    incoming: dict[int, list[Rect]] = defaultdict(list)
     for send in sends:
         if send.sender == rank:
-            rects = outgoing.setdefault(send.receiver, [])
-            rects += [_locate(copy.source, holdings) for copy in send.copies]
-    return outgoing
-
-
-def _receives_of(rank: int, sends: Sequence[Send]) -> dict[int, list[Rect]]:
-    """Map each sender to the rectangles of the rank's parameters that it fills in a round."""
-    incoming: dict[int, list[Rect]] = {}
-    for send in sends:
-        if send.receiver == rank:
-            rects = incoming.setdefault(send.sender, [])
-            rects += [copy.target for copy in send.copies]
-    return incoming
+            rects = [_locate(copy.source, holdings) for copy in send.copies]
+            outgoing[send.receiver] += rects
+        elif send.receiver == rank:
+            incoming[send.sender] += [copy.target for copy in send.copies]
+    return outgoing, incoming
 
 
 def _locate(rect: Rect, holdings: Mapping[str, Sequence[Copy]]) -> Rect:

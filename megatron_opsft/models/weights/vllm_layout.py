@@ -72,9 +72,10 @@ def _parameter(
 ) -> Parameter:
     """Describe one parameter; members: HF name and expert of each tensor in it."""
     copies = []
-    # A fused parameter has the same number of rows for each of its experts.
-    heights: dict[int | None, int] = {}
+    num_rows, last_expert = 0, None
     for hf_name, expert in members:
+        if expert != last_expert:  # the next one; each has rows from 0 on
+            num_rows, last_expert = 0, expert
         rule = table.by_hf_name[hf_name]
         source = _shard_rect(
             hf_name,
@@ -83,26 +84,24 @@ def _parameter(
             tp_rank,
             tp_size,
         )
-        height, width = source.row1 - source.row0, source.col1 - source.col0
-        row = heights.get(expert, 0)
-        heights[expert] = row + height
+        row, width = num_rows, source.col1 - source.col0
+        num_rows += source.row1 - source.row0
         if source.num_elements:
             target = Rect(
                 name,
                 row,
-                row + height,
+                num_rows,
                 0,
                 width,
                 expert,
             )
             copies.append(Copy(source, target))
-    num_rows = padding_row = next(iter(heights.values()))
     if rule.kind is ShardKind.VOCABULARY:
         num_rows = padded_vocabulary(table.shape) // tp_size
     shape: tuple[int, ...] = (num_rows, width)[: len(rule.hf_shapes[0])]
-    if None not in heights:
-        shape = (len(heights), *shape)
-    return Parameter(name, shape, tuple(copies), padding_row)
+    if last_expert is not None:
+        shape = (last_expert + 1, *shape)
+    return Parameter(name, shape, tuple(copies))
 
 
 def _shard_rect(
@@ -122,15 +121,12 @@ def _shard_rect(
     rect = whole(hf_name, rule.hf_shapes[index])
     if rule.kind is ShardKind.COPY:
         return rect
-    if rule.kind is ShardKind.ROW:
-        size = rect.col1 // tp_size
-        return rect._replace(col0=tp_rank * size, col1=(tp_rank + 1) * size)
-    size, position = rect.row1 // tp_size, tp_rank
+    axis = rule.kind.axis
+    size, position = rule.hf_shapes[index][axis] // tp_size, tp_rank
     is_key_or_value = rule.kind is ShardKind.QKV and index > 0
     if rule.kind is ShardKind.VOCABULARY:
         size = padded_vocabulary(shape) // tp_size
     elif is_key_or_value and tp_size > shape.num_kv_heads:
         size = shape.head_dim
         position = tp_rank // (tp_size // shape.num_kv_heads)
-    start, stop = position * size, (position + 1) * size
-    return rect._replace(row0=min(start, rect.row1), row1=min(stop, rect.row1))
+    return rect.strip(axis, position * size, (position + 1) * size)
