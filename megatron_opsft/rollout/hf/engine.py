@@ -25,7 +25,6 @@ from megatron_opsft.rollout.hf.decoding import DecodingPasses, as_bytes, decode
 from megatron_opsft.rollout.requests import Decoder, make_rollouts
 from megatron_opsft.runtime.phase import count_done
 
-_ALONE = EngineShare(index=0, count=1)
 _STACKED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 
 
@@ -38,7 +37,7 @@ class HfEngine(RolloutEngine):
         tokenizer: Decoder,
         batch_size: int,
         version: int | None,
-        share: EngineShare = _ALONE,
+        share: EngineShare,
         *,
         notes_routing: bool = False,
     ) -> None:
@@ -113,9 +112,9 @@ class HfEngine(RolloutEngine):
                 .logits[0, :-1]
                 .float()
             )
-            chosen = self.passes.routing(*ids.shape)
-            if chosen is not None:
-                routing.append(as_bytes(chosen[0, :-1]))
+            experts = as_bytes(self.passes.routing(*ids.shape)[0, :-1])
+            if experts:
+                routing.append(experts)
             response_R1 = ids[0, -num_tokens:, None]
             log_probs_R1 = logits_RV.log_softmax(dim=-1).gather(-1, response_R1)
             scores.append(tuple(log_probs_R1[:, 0].tolist()))
