@@ -243,7 +243,7 @@ def _count(
         else:
             dense += num_elements
         if not rule.replica:
-            whole += sum(prod(hf_shape) for hf_shape in rule.hf_shapes)
+            whole += sum(prod(hf_shape) for hf_shape in rule.hf_shapes.values())
     return _Elements(dense, experts // parallel.ep, whole)
 
 

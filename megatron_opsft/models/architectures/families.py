@@ -15,21 +15,16 @@ from megatron_opsft.models.architectures.template import (
 def _row(
     mcore_name: str,
     kind: ShardKind,
-    hf_tensors: Mapping[str, str],
+    hf_axes: Mapping[str, str],
     *,
     te_name: str | None = None,
 ) -> Template:
-    """Make a row of a layer from names without the layer's prefix.
-
-    hf_tensors: name -> axes, separated by spaces.
-    """
+    """Make a row of a layer from names without the layer's prefix."""
     prefix = "decoder.layers.{layer}."
-    tensors = []
-    for name, axes in hf_tensors.items():
-        tensors.append(("model.layers.{layer}." + name, tuple(axes.split())))
+    hf_axes = {"model.layers.{layer}." + name: axes for name, axes in hf_axes.items()}
     if te_name is not None:
         te_name = prefix + te_name
-    return Template(prefix + mcore_name, kind, tuple(tensors), te_name)
+    return Template(prefix + mcore_name, kind, hf_axes, te_name)
 
 
 ATTENTION_ROWS = (

@@ -36,8 +36,10 @@ class Template:
     mcore_name: str
     """Name in the local layer spec, which has plain norm modules."""
     kind: ShardKind
-    hf_tensors: tuple[tuple[str, tuple[str, ...]], ...]
-    """(name, axes) in the order in which they are fused; an axis is a key of `rules.axis_sizes`."""
+    hf_axes: Mapping[str, str]
+    """Name -> axes, separated by spaces, in the order in which the tensors are fused. An axis is a
+    key of `rules.axis_sizes`.
+    """
     te_name: str | None = None
     """Name in the TransformerEngine spec, if it differs: norms fused into the linear that follows,
     grouped experts.
@@ -51,12 +53,12 @@ class WeightRule:
     mcore_name: str
     """Name with the global index of layer and expert."""
     kind: ShardKind
-    hf_names: tuple[str, ...]
-    hf_shapes: tuple[tuple[int, ...], ...]
+    hf_shapes: Mapping[str, tuple[int, ...]]
+    """Name -> shape of each HF tensor, in the order in which they are fused."""
     mcore_shape: tuple[int, ...]
     """Shape of the whole parameter at TP 1, vocabulary padding included."""
-    num_groups: int = 1
-    """Query groups (k/v heads); 1 unless the kind is QKV."""
+    num_groups: int
+    """Query groups (k/v heads) of the model."""
     layer: int | None = None
     """Global index of its layer; None for the embedding, the final norm and the head."""
     expert: int | None = None

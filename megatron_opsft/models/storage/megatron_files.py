@@ -7,7 +7,7 @@ optimizer.
 
 import json
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache
 from itertools import chain, product
 from pathlib import Path
 
@@ -50,7 +50,7 @@ class MegatronTensors:
         self._stored = read_metadata(self.model_dir)
         self._entries: dict[str, Entry] = {}
         self._chunks: dict[Entry, list[Chunk]] = {}
-        self._locate = lru_cache(maxsize=None)(locate)
+        self._locate = cache(locate)
         self._check_vocabulary()
         self._match()
 
@@ -66,7 +66,7 @@ class MegatronTensors:
     def read(self, rect: Rect) -> Tensor:
         """Read a rectangle of an HF tensor, in the stored dtype, on the CPU."""
         rule = self._table.by_hf_name[rect.tensor]
-        _, *columns = rule.hf_shapes[rule.hf_names.index(rect.tensor)]
+        _, *columns = rule.hf_shapes[rect.tensor]
         num_rows = rect.row1 - rect.row0
         out = torch.empty((num_rows, *columns), dtype=self.dtype(rect.tensor))
         self.copy_rows(rect.tensor, rect.row0, rect.row1, out)
@@ -143,7 +143,7 @@ class MegatronTensors:
             fits = fits and index < size
         if rule.kind is ShardKind.VOCABULARY:
             # Other writers pad the vocabulary to other multiples.
-            fits = fits and shape[0] >= rule.hf_shapes[0][0]
+            fits = fits and shape[0] >= self._table.shape.vocab_size
             shape, wanted = shape[1:], wanted[1:]
         if not fits or shape != wanted:
             raise UserError(

@@ -169,12 +169,11 @@ def resolve_config(name: str) -> Path:
     It does the same as `resolve_model`, except that a hub name whose config.json is shipped needs
     neither network nor cache, and means the same on every machine. Errors: `UserError`.
     """
-    shipped = {}
-    for file in MODEL_CONFIGS.glob("*/*/config.json"):
-        shipped[file.parent.relative_to(MODEL_CONFIGS).as_posix()] = file.parent
-    if name in shipped and not Path(name).is_dir():
-        return shipped[name]
-    directory = _find_local(name, "model.path") or fetch_config(name)
+    directory = _find_local(name, "model.path")
+    if directory is None:
+        directory = MODEL_CONFIGS / name
+        if not (directory / "config.json").is_file():
+            directory = fetch_config(name)
     check_fetched([directory / "config.json"])
     return directory
 

@@ -6,7 +6,6 @@ written down once, as copies; the way back is their inverse, and two mappings th
 tensor are joined by `Copy.then`. Only names and numbers: no tensor is read here.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -143,12 +142,3 @@ def whole(name: str, shape: tuple[int, ...]) -> Rect:
     """Return the rectangle that covers a vector or matrix of this shape."""
     num_columns = shape[1] if len(shape) == 2 else 1
     return Rect(name, 0, shape[0], 0, num_columns)
-
-
-def hf_parameters(shapes: Mapping[str, tuple[int, ...]]) -> tuple[Parameter, ...]:
-    """Describe a model whose parameters are whole HF tensors (name -> shape)."""
-    parameters = []
-    for name, shape in shapes.items():
-        rect = whole(name, shape)
-        parameters.append(Parameter(name, shape, (Copy(rect, rect),)))
-    return tuple(parameters)

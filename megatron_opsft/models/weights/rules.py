@@ -17,24 +17,25 @@ from megatron_opsft.models.architectures.shape import ModelShape
 from megatron_opsft.models.architectures.template import ShardKind, Template, WeightRule
 from megatron_opsft.models.weights.slicing import padded_vocab_size
 
+EMBEDDING_NAME = "model.embed_tokens.weight"
+HEAD_NAME = "lm_head.weight"  # some tied checkpoints repeat the embedding under it
+
 EMBEDDING = Template(
     "embedding.word_embeddings.weight",
     ShardKind.VOCABULARY,
-    (("model.embed_tokens.weight", ("vocab", "hidden")),),
+    {EMBEDDING_NAME: "vocab hidden"},
 )
 FINAL_NORM = Template(
     "decoder.final_layernorm.weight",
     ShardKind.COPY,
-    (("model.norm.weight", ("hidden",)),),
+    {"model.norm.weight": "hidden"},
 )
 HEAD = Template(
     "output_layer.weight",
     ShardKind.VOCABULARY,
-    (("lm_head.weight", ("vocab", "hidden")),),
+    {HEAD_NAME: "vocab hidden"},
 )
 
-# Some tied checkpoints repeat the embedding under this name.
-TIED_HEAD = "lm_head.weight"
 # Old checkpoints save this constant of the config.
 BUFFER_SUFFIX = ".rotary_emb.inv_freq"
 
@@ -93,7 +94,7 @@ class WeightTable:
                     rules.append(self._rule(row, layer, expert))
         rules.append(self._rule(FINAL_NORM))
         if shape.tied_embeddings:
-            tied = replace(HEAD, hf_tensors=EMBEDDING.hf_tensors)
+            tied = replace(HEAD, hf_axes=EMBEDDING.hf_axes)
             rules.append(replace(self._rule(tied), replica=True))
         else:
             rules.append(self._rule(HEAD))
@@ -110,21 +111,20 @@ class WeightTable:
         mcore_name = template.mcore_name
         if self._uses_te_names and template.te_name:
             mcore_name = template.te_name
-        names, shapes = [], []
-        for name, axes in template.hf_tensors:
-            names.append(name.format(layer=layer, expert=expert))
-            shapes.append(tuple(self._axis_sizes[axis] for axis in axes))
-        num_rows = sum(shape[0] for shape in shapes)
+        hf_shapes = {}
+        num_rows = 0
+        for name, axes in template.hf_axes.items():
+            shape = tuple(self._axis_sizes[axis] for axis in axes.split())
+            hf_shapes[name.format(layer=layer, expert=expert)] = shape
+            num_rows += shape[0]
         if template.kind is ShardKind.VOCABULARY:
             num_rows = self.padded_vocab
-        is_qkv = template.kind is ShardKind.QKV
         return WeightRule(
             mcore_name=mcore_name.format(layer=layer, expert=expert),
             kind=template.kind,
-            hf_names=tuple(names),
-            hf_shapes=tuple(shapes),
-            mcore_shape=(num_rows, *shapes[0][1:]),
-            num_groups=self.shape.num_kv_heads if is_qkv else 1,
+            hf_shapes=hf_shapes,
+            mcore_shape=(num_rows, *shape[1:]),
+            num_groups=self.shape.num_kv_heads,
             layer=layer,
             expert=expert,
         )
@@ -144,14 +144,14 @@ class WeightTable:
         """HF tensor -> the rule that exports it."""
         rules: dict[str, WeightRule] = {}
         for rule in self.exported:
-            rules |= dict.fromkeys(rule.hf_names, rule)
+            rules |= dict.fromkeys(rule.hf_shapes, rule)
         return rules
 
     def hf_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return name -> shape of all tensors of the HF model in its order, without a tied head."""
         shapes: dict[str, tuple[int, ...]] = {}
         for rule in self.exported:
-            shapes.update(zip(rule.hf_names, rule.hf_shapes, strict=True))
+            shapes |= rule.hf_shapes
         return shapes
 
     def stage_rules(
@@ -202,8 +202,8 @@ class WeightTable:
         where: the directory, for the message. Errors: `UserError`.
         """
         wanted = self.hf_shapes()
-        if self.shape.tied_embeddings and TIED_HEAD in shapes:
-            wanted[TIED_HEAD] = wanted[EMBEDDING.hf_tensors[0][0]]
+        if self.shape.tied_embeddings and HEAD_NAME in shapes:
+            wanted[HEAD_NAME] = wanted[EMBEDDING_NAME]
         names = {name for name in shapes if not name.endswith(BUFFER_SUFFIX)}
         if names != wanted.keys():
             raise UserError(

@@ -61,7 +61,7 @@ def shard_parameter(rule: WeightRule, tp_rank: int, tp_size: int) -> Parameter:
     copies = []
     position = 0
     for unit in range(first, last):
-        for hf_name, hf_shape in zip(rule.hf_names, rule.hf_shapes, strict=True):
+        for hf_name, hf_shape in rule.hf_shapes.items():
             if rule.kind is ShardKind.VOCABULARY:  # units of the padded vocabulary
                 size = shard_shape(rule, tp_size)[0]
             else:
@@ -122,7 +122,7 @@ def merge_shards(rule: WeightRule, shards: Sequence[Tensor]) -> dict[str, Tensor
         for copy in shard_parameter(rule, tp_rank, tp_size).copies:
             pieces.setdefault(copy.source.tensor, []).append((copy, shard))
     merged: dict[str, Tensor] = {}
-    for name, shape in zip(rule.hf_names, rule.hf_shapes, strict=True):
+    for name, shape in rule.hf_shapes.items():
         if tp_size == len(pieces[name]) == 1:
             ((copy, shard),) = pieces[name]
             merged[name] = copy.target.view(shard)

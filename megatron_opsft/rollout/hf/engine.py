@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.initialization import no_init_weights
 
-from megatron_opsft.models.weights.rectangles import hf_parameters
+from megatron_opsft.models.weights.rectangles import Copy, Parameter, whole
 from megatron_opsft.records import Rollout, Sample
 from megatron_opsft.rollout.engine import (
     EngineLayout,
@@ -52,10 +52,12 @@ class HfEngine(RolloutEngine):
         self._weights: dict[str, Tensor] = {}
         for name, parameter in model.named_parameters():
             self._weights.update(by_disk_name(name, parameter.data))
-        shapes = {name: tuple(weight.shape) for name, weight in self._weights.items()}
-        parameters = hf_parameters(shapes)
+        parameters = []
+        for name, weight in self._weights.items():
+            rect = whole(name, tuple(weight.shape))
+            parameters.append(Parameter(name, tuple(weight.shape), (Copy(rect, rect),)))
         self.layout = EngineLayout(
-            tp_size=1, tp_rank=0, parameters_of=lambda tp_rank: parameters
+            tp_size=1, tp_rank=0, parameters_of=lambda tp_rank: tuple(parameters)
         )
 
     @classmethod
