@@ -83,14 +83,11 @@ def _sample_nucleus(
     tokens. Rows whose nucleus may have more tokens than the candidates are sampled again among
     eight times as many.
     """
-    is_exhaustive = 2 * k >= scaled_NV.shape[-1]
-    if is_exhaustive:
-        values_NK = scaled_NV
-    else:
-        candidates_NK = torch.topk(scaled_NV, k, dim=-1, sorted=False).indices
-        # In id order, so that a stable sort breaks ties by id whatever order topk left them in.
-        ids_NK = candidates_NK.sort(dim=-1).values
-        values_NK = scaled_NV.gather(-1, ids_NK)
+    k = min(k, scaled_NV.shape[-1])
+    candidates_NK = torch.topk(scaled_NV, k, dim=-1, sorted=False).indices
+    # In id order, so that a stable sort breaks ties by id whatever order topk left them in.
+    ids_NK = candidates_NK.sort(dim=-1).values
+    values_NK = scaled_NV.gather(-1, ids_NK)
     top_N1 = values_NK.amax(dim=-1, keepdim=True)
     total_N1 = torch.exp(scaled_NV - top_N1).sum(
         dim=-1, keepdim=True, dtype=torch.float64
@@ -102,13 +99,11 @@ def _sample_nucleus(
     sorted_mask_NK = sorted_NK.cumsum(dim=-1) - sorted_NK < top_p * total_N1
     mask_NK = torch.zeros_like(sorted_mask_NK).scatter(-1, order_NK, sorted_mask_NK)
     picked_N = _invert_cdf(weights_NK * mask_NK, uniforms_N)
-    if is_exhaustive:
-        return picked_N
     tokens_N = ids_NK.gather(-1, picked_N[:, None]).squeeze(-1)
 
     # If the nucleus has a candidate as small as the smallest, it may have more tokens outside.
     beyond_N = (sorted_mask_NK & (sorted_NK <= sorted_NK[:, -1:])).any(dim=-1)
-    if bool(beyond_N.any()):
+    if k < scaled_NV.shape[-1] and bool(beyond_N.any()):
         rows = beyond_N.nonzero().squeeze(-1)
         tokens_N[rows] = _sample_nucleus(
             scaled_NV[rows], uniforms_N[rows], top_p, 8 * k

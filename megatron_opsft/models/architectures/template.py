@@ -31,7 +31,9 @@ class ShardKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A row of a weight table. `{layer}` and `{expert}` in a name stand for the global indices."""
+    """A row of a weight table. `{expert}` in a name stands for the expert's global index. Names in
+    a row of a layer lack the layer's prefix.
+    """
 
     mcore_name: str
     """Name in the local layer spec, which has plain norm modules."""

@@ -15,7 +15,7 @@ from huggingface_hub import split_state_dict_into_shards_factory
 from torch import Tensor
 
 from megatron_opsft.models.storage.hf_files import SAFETENSORS_DTYPES
-from megatron_opsft.models.storage.large_files import Region, check_cast
+from megatron_opsft.models.storage.large_files import Region, check_cast, memory_of
 from megatron_opsft.models.storage.model_paths import COPIED_PATTERNS, INDEX_NAME
 from megatron_opsft.models.storage.partial import PlannedFile, written_whole
 from megatron_opsft.models.storage.replacing import check_out
@@ -156,7 +156,7 @@ def write_hf_model(
             assert values.shape == region.shape, name
             cast = values.to(region.dtype)
             check_cast(values, cast, f"tensor {name}")
-            data = cast.contiguous().reshape(-1).view(torch.uint8).numpy().data
+            data = memory_of(cast.contiguous())
             partial.files[str(region.path)].write(data, region.offset)
         if remaining:
             raise ValueError(

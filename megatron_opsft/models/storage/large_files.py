@@ -97,8 +97,11 @@ class Region:
             if num_bytes == 0:
                 continue
             target = out[first - start : last - start]
-            needs_cast = not self._has_layout_of(target)
-            memory = _staging.place_for(num_bytes) if needs_cast else _memory_of(target)
+            # Bytes of the file can be read straight into memory of the same layout.
+            is_on_cpu = target.device.type == "cpu"
+            has_layout = target.dtype is self.dtype and target.is_contiguous()
+            needs_cast = not (is_on_cpu and has_layout)
+            memory = _staging.place_for(num_bytes) if needs_cast else memory_of(target)
             try:
                 _read_into(memory, self.path, self.offset_of(first))
             except (OSError, EOFError) as error:
@@ -108,13 +111,8 @@ class Region:
                 target.copy_(rows)
                 check_cast(rows, target, f"{self.path}: tensor {name}")
 
-    def _has_layout_of(self, target: Tensor) -> bool:
-        """True if bytes of the file can be read straight into the memory of `target`."""
-        is_on_cpu = target.device.type == "cpu"
-        return is_on_cpu and target.dtype is self.dtype and target.is_contiguous()
 
-
-def _memory_of(tensor: Tensor) -> memoryview:
+def memory_of(tensor: Tensor) -> memoryview:
     """Return the memory of a contiguous tensor on the CPU."""
     return tensor.detach().reshape(-1).view(torch.uint8).numpy().data
 

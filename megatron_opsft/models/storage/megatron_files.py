@@ -70,7 +70,7 @@ class MegatronTensors:
         num_rows = rect.row1 - rect.row0
         out = torch.empty((num_rows, *columns), dtype=self.dtype(rect.tensor))
         self.copy_rows(rect.tensor, rect.row0, rect.row1, out)
-        return out[:, rect.col0 : rect.col1] if columns else out
+        return rect.shift(-rect.row0, 0).view(out)
 
     def copy_rows(self, name: str, start: int, stop: int, out: Tensor) -> None:
         """Read `tensor[start:stop]` from disk and cast it into `out`, which has that shape."""

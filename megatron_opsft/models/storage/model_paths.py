@@ -108,8 +108,7 @@ def _check_complete(directory: Path, option: str) -> None:
     without its model. Errors: `UserError`.
     """
     check_fetched(sorted(directory.iterdir()))
-    files = {path.name for path in directory.iterdir() if path.is_file()}
-    if ADAPTER_NAME in files and files.isdisjoint((SINGLE_NAME, INDEX_NAME)):
+    if (directory / ADAPTER_NAME).is_file() and not has_hf_weights(directory):
         raise UserError(
             f"{option}: {directory} holds a LoRA adapter and not the whole model; merge it into "
             "its base model first (PeftModel.merge_and_unload, then save_pretrained) and give the "
@@ -181,6 +180,11 @@ def resolve_config(name: str) -> Path:
 def fetch_config(name: str) -> Path:
     """Fetch the config.json of a model of the hub; return its directory. Errors: `UserError`."""
     return _from_hub(name, ["config.json"], "model.path")
+
+
+def has_hf_weights(directory: Path) -> bool:
+    """True if a directory holds weights in Hugging Face's format."""
+    return (directory / SINGLE_NAME).is_file() or (directory / INDEX_NAME).is_file()
 
 
 def is_dist_checkpoint(directory: Path) -> bool:

@@ -67,16 +67,17 @@ def extra_state_keys(table: WeightTable) -> list[str]:
     Megatron's own linears have empty ones, TransformerEngine's modules keep FP8 scales in them;
     norms and attention have them in some versions only. A loader ignores those it does not know.
     """
-    num_layers = table.shape.num_layers
-    keys = []
+    sizes_of: dict[str, tuple[int, ...]] = {}
     for module in ("linear_qkv", "linear_proj", "core_attention"):
-        prefix = f"decoder.layers.self_attention.{module}._extra_state"
-        keys += [f"{prefix}/shard_{layer}_{num_layers}" for layer in range(num_layers)]
+        sizes_of[f"decoder.layers.self_attention.{module}"] = (table.shape.num_layers,)
     for key, sizes in lead_sizes(table).items():
-        if not _WITH_STATE.match(key):
-            continue
-        prefix = f"{key.removesuffix('.weight')}._extra_state"
+        if _WITH_STATE.match(key):
+            sizes_of[key.removesuffix(".weight")] = sizes
+    sizes_of["decoder.final_layernorm"] = (1,)
+    keys = []
+    for module, sizes in sizes_of.items():
         total = ".".join(map(str, sizes))
         for lead in product(*map(range, sizes)):
-            keys.append(f"{prefix}/shard_{'.'.join(map(str, lead))}_{total}")
-    return [*keys, "decoder.final_layernorm._extra_state/shard_0_1"]
+            position = ".".join(map(str, lead))
+            keys.append(f"{module}._extra_state/shard_{position}_{total}")
+    return keys

@@ -97,9 +97,8 @@ class Copy(NamedTuple):
             return None
         if source == self.source:
             return self
-        rows = self.target.row0 - self.source.row0
-        columns = self.target.col0 - self.source.col0
-        target = source.shift(rows, columns)
+        inside = source.relative_to(self.source)
+        target = inside.shift(self.target.row0, self.target.col0)
         return Copy(
             source,
             target._replace(tensor=self.target.tensor, matrix=self.target.matrix),

@@ -108,6 +108,10 @@ class WeightTable:
     def _rule(
         self, template: Template, layer: int | None = None, expert: int | None = None
     ) -> WeightRule:
+        mcore_prefix = hf_prefix = ""
+        if layer is not None:
+            mcore_prefix = f"decoder.layers.{layer}."
+            hf_prefix = f"model.layers.{layer}."
         mcore_name = template.mcore_name
         if self._uses_te_names and template.te_name:
             mcore_name = template.te_name
@@ -115,12 +119,12 @@ class WeightTable:
         num_rows = 0
         for name, axes in template.hf_axes.items():
             shape = tuple(self._axis_sizes[axis] for axis in axes.split())
-            hf_shapes[name.format(layer=layer, expert=expert)] = shape
+            hf_shapes[hf_prefix + name.format(expert=expert)] = shape
             num_rows += shape[0]
         if template.kind is ShardKind.VOCABULARY:
             num_rows = self.padded_vocab
         return WeightRule(
-            mcore_name=mcore_name.format(layer=layer, expert=expert),
+            mcore_name=mcore_prefix + mcore_name.format(expert=expert),
             kind=template.kind,
             hf_shapes=hf_shapes,
             mcore_shape=(num_rows, *shape[1:]),

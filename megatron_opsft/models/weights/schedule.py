@@ -8,7 +8,7 @@ does, and takes its own part.
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -135,7 +135,8 @@ def plan_rounds(
         if not receivers:
             continue
         max_elements = bucket_bytes // _PIECES_PER_BUCKET // itemsize
-        pieces = _make_pieces(group, max_elements)
+        strips = chain.from_iterable(split_rows(copy, max_elements) for copy in group)
+        pieces = in_parts(strips, attrgetter("source.num_elements"), max_elements)
         for number, piece in enumerate(pieces):
             num_bytes = itemsize * sum(copy.source.num_elements for copy in piece)
             for position, receiver in enumerate(receivers):
@@ -154,16 +155,6 @@ def plan_rounds(
     # All groups begin and end together, which keeps senders and receivers busy all the time.
     sends.sort(key=attrgetter("progress"))
     return _cut_rounds(sends, bucket_bytes), bytes_sent
-
-
-def _make_pieces(copies: Sequence[Copy], max_elements: int) -> list[list[Copy]]:
-    """Cut copies between rows, and join small ones, so that each piece has at most `max_elements`
-    elements or a single row.
-    """
-    strips: list[Copy] = []
-    for copy in copies:
-        strips += split_rows(copy, max_elements)
-    return in_parts(strips, lambda strip: strip.source.num_elements, max_elements)
 
 
 def split_rows(copy: Copy, max_elements: int) -> Iterator[Copy]:

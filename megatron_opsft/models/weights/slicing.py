@@ -92,10 +92,10 @@ def fill_shard(
     """
     _check_shard(rule, shard, tp_size)
     parameter = shard_parameter(rule, tp_rank, tp_size)
-    by_tensor: dict[str, list[Copy]] = {}
-    for copy in parameter.copies:
-        by_tensor.setdefault(copy.source.tensor, []).append(copy)
-    for copies in by_tensor.values():
+    for name in rule.hf_shapes:
+        copies = [copy for copy in parameter.copies if copy.source.tensor == name]
+        if not copies:  # the rank's rows of the vocabulary are all padding
+            continue
         first, last = copies[0].source, copies[-1].source
         around = first._replace(row1=last.row1, col1=last.col1)
         values = read(around)
@@ -109,27 +109,19 @@ def fill_shard(
 def merge_shards(rule: WeightRule, shards: Sequence[Tensor]) -> dict[str, Tensor]:
     """Make the HF tensors of a rule from the shards of all TP ranks in order.
 
-    Dtype and device are those of the first shard. The tensors are new, except at TP size 1: an HF
-    tensor that is one rectangle of the parameter is a view of it. If a parameter is not cut (COPY),
-    rank 0's shard is taken.
+    The tensors are new; dtype and device are those of the first shard. If a parameter is not cut
+    (COPY), rank 0's shard is taken.
     """
-    pieces: dict[str, list[tuple[Copy, Tensor]]] = {}
     tp_size = len(shards)
     if rule.kind is ShardKind.COPY:
         shards = shards[:1]
+    merged = {}
+    for name, shape in rule.hf_shapes.items():
+        merged[name] = shards[0].new_empty(shape)
     for tp_rank, shard in enumerate(shards):
         _check_shard(rule, shard, tp_size)
         for copy in shard_parameter(rule, tp_rank, tp_size).copies:
-            pieces.setdefault(copy.source.tensor, []).append((copy, shard))
-    merged: dict[str, Tensor] = {}
-    for name, shape in rule.hf_shapes.items():
-        if tp_size == len(pieces[name]) == 1:
-            ((copy, shard),) = pieces[name]
-            merged[name] = copy.target.view(shard)
-            continue
-        merged[name] = shards[0].new_empty(shape)
-        for copy, shard in pieces[name]:
-            copy.source.view(merged[name]).copy_(copy.target.view(shard))
+            copy.source.view(merged[copy.source.tensor]).copy_(copy.target.view(shard))
     return merged
 
 

@@ -105,8 +105,8 @@ class HfEngine(RolloutEngine):
         """See `RolloutEngine.score`; this engine caches nothing between calls."""
         scores, routing = [], []
         for sample in samples:
-            ids = torch.tensor([[*sample.prompt_ids, *sample.response_ids]])
-            ids = ids.to(self.model.device)
+            tokens = [*sample.prompt_ids, *sample.response_ids]
+            ids = torch.tensor([tokens], device=self.model.device)
             num_tokens = len(sample.response_ids)
             # The position before a token predicts it; the last position predicts none of them.
             logits_RV = (
