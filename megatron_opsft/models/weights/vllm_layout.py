@@ -65,7 +65,8 @@ def _parameter(
 ) -> Parameter:
     """Describe one parameter; members: HF name and expert of each tensor in it."""
     copies = []
-    num_rows, last_expert = 0, None
+    num_rows = 0
+    last_expert: int | None = None
     for hf_name, expert in members:
         if expert != last_expert:  # the next one; each has rows from 0 on
             num_rows, last_expert = 0, expert
