@@ -84,11 +84,11 @@ def make_rollouts(
     """
     if not responses:
         return []
-    stopped = [bool(ids) and ids[-1] in end_token_ids for ids in responses]
-    bodies = [
-        list(ids[:-1] if has_end else ids)
-        for ids, has_end in zip(responses, stopped, strict=True)
-    ]
+    bodies, reasons = [], []
+    for ids in responses:
+        has_end = bool(ids) and ids[-1] in end_token_ids
+        bodies.append(list(ids[:-1] if has_end else ids))
+        reasons.append(FinishReason.STOP if has_end else FinishReason.LENGTH)
     texts = tokenizer.batch_decode(
         bodies, skip_special_tokens=False, clean_up_tokenization_spaces=False
     )
@@ -100,12 +100,12 @@ def make_rollouts(
             prompt_ids=request.prompt_ids,
             response_ids=tuple(ids),
             text=text,
-            finish_reason=FinishReason.STOP if has_end else FinishReason.LENGTH,
+            finish_reason=reason,
             weight_version=version,
             routing=experts,
         )
-        for request, ids, text, has_end, experts in zip(
-            requests, responses, texts, stopped, routing, strict=True
+        for request, ids, text, reason, experts in zip(
+            requests, responses, texts, reasons, routing, strict=True
         )
     ]
 

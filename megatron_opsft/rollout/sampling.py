@@ -14,7 +14,7 @@ import hashlib
 import torch
 from torch import Tensor
 
-from megatron_opsft.models.weights.checksum import STEP64, mix64, shift_right
+from megatron_opsft.runtime.splitmix import STEP64, mix64, shift_right
 
 # Enough for the nucleus of a trained model at almost every token.
 _FIRST_CANDIDATES = 64
@@ -34,7 +34,6 @@ def uniforms(seeds_N: Tensor, num_positions: int) -> Tensor:
     seed.
 
     seeds_N: int64 [N]. The same bits on every device: 64-bit integer arithmetic that wraps around.
-    Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators" (OOPSLA 2014).
     """
     positions_L = torch.arange(1, num_positions + 1, device=seeds_N.device)
     outputs = mix64(seeds_N[:, None] + positions_L * STEP64)
@@ -84,14 +83,11 @@ def _sample_nucleus(
     tokens. Rows whose nucleus may have more tokens than the candidates are sampled again among
     eight times as many.
     """
-    is_exhaustive = 2 * k >= scaled_NV.shape[-1]
-    if is_exhaustive:
-        values_NK = scaled_NV
-    else:
-        candidates_NK = torch.topk(scaled_NV, k, dim=-1, sorted=False).indices
-        # In id order, so that a stable sort breaks ties by id whatever order topk left them in.
-        ids_NK = candidates_NK.sort(dim=-1).values
-        values_NK = scaled_NV.gather(-1, ids_NK)
+    k = min(k, scaled_NV.shape[-1])
+    candidates_NK = torch.topk(scaled_NV, k, dim=-1, sorted=False).indices
+    # In id order, so that a stable sort breaks ties by id whatever order topk left them in.
+    ids_NK = candidates_NK.sort(dim=-1).values
+    values_NK = scaled_NV.gather(-1, ids_NK)
     top_N1 = values_NK.amax(dim=-1, keepdim=True)
     total_N1 = torch.exp(scaled_NV - top_N1).sum(
         dim=-1, keepdim=True, dtype=torch.float64
@@ -103,13 +99,11 @@ def _sample_nucleus(
     sorted_mask_NK = sorted_NK.cumsum(dim=-1) - sorted_NK < top_p * total_N1
     mask_NK = torch.zeros_like(sorted_mask_NK).scatter(-1, order_NK, sorted_mask_NK)
     picked_N = _invert_cdf(weights_NK * mask_NK, uniforms_N)
-    if is_exhaustive:
-        return picked_N
     tokens_N = ids_NK.gather(-1, picked_N[:, None]).squeeze(-1)
 
     # If the nucleus has a candidate as small as the smallest, it may have more tokens outside.
     beyond_N = (sorted_mask_NK & (sorted_NK <= sorted_NK[:, -1:])).any(dim=-1)
-    if bool(beyond_N.any()):
+    if k < scaled_NV.shape[-1] and bool(beyond_N.any()):
         rows = beyond_N.nonzero().squeeze(-1)
         tokens_N[rows] = _sample_nucleus(
             scaled_NV[rows], uniforms_N[rows], top_p, 8 * k

@@ -201,7 +201,7 @@ def wrongly_pulled(case: Case, model_dir: Path) -> str:
     def spoiling(transfer: Transfer) -> None:
         run(transfer)
         for rule, tensor in parts.shards.parameters:
-            if GATE in rule.hf_names:
+            if GATE in rule.hf_shapes:
                 tensor[0] *= 1.01  # the first row is the gate's
 
     with mock.patch.object(Transfer, "run", spoiling), pytest.raises(SyncError) as caught:

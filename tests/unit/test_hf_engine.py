@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from megatron_opsft.errors import NonFiniteError
 from megatron_opsft.records import FinishReason, Rollout
-from megatron_opsft.rollout.engine import SamplingSettings, Take
+from megatron_opsft.rollout.engine import EngineShare, SamplingSettings, Take
 from megatron_opsft.rollout.hf.attention import GROUPED_SDPA
 from megatron_opsft.rollout.hf.engine import HfEngine
 from megatron_opsft.rollout.requests import ResponseRequest, make_requests
@@ -40,7 +40,8 @@ def model_of(kind: str = "llama3", dtype: torch.dtype = torch.float64) -> PreTra
 
 def engine_of(model: PreTrainedModel, batch_size: int = 64) -> HfEngine:
     model.set_attn_implementation(GROUPED_SDPA)
-    return HfEngine(model, SpellingTokenizer(), batch_size, version=0)
+    share = EngineShare(index=0, count=1)
+    return HfEngine(model, SpellingTokenizer(), batch_size, version=0, share=share)
 
 
 def requests_for(num_prompts: int = 5, group_size: int = 4, seed: int = 0) -> list[ResponseRequest]:

@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from megatron_opsft.models.storage.hf_writer import FileLayout, Target
-from megatron_opsft.models.storage.large_files import PAGE
+from megatron_opsft.models.storage.large_files import PAGE, Region, archived_tensor
 from megatron_opsft.models.storage.model_paths import (
     COMMON_NAME,
     FORMAT_NAME,
@@ -31,7 +31,6 @@ from megatron_opsft.models.storage.model_paths import (
     TORCH_DIST_FORMAT,
 )
 from megatron_opsft.models.storage.partial import PlannedFile
-from megatron_opsft.models.storage.regions import Region, archived_tensor
 from megatron_opsft.models.weights.checkpoint_keys import (
     Entry,
     entry_of,
@@ -55,7 +54,7 @@ def megatron_layout(
     layout = _DistLayout(dtype, max_file_bytes)
     sizes = lead_sizes(table)
     for rule in table.exported:
-        layout.add_tensor(rule, entry_of(rule.mcore_name), sizes)
+        layout.add_tensor(rule, entry_of(rule), sizes)
     empty = _saved([None])
     for key in extra_state_keys(table):
         layout.described[key] = BytesStorageMetadata()

@@ -20,11 +20,10 @@ from megatron_opsft.models.storage.hf_writer import (
     hf_layout,
     side_files,
 )
-from megatron_opsft.models.storage.large_files import Staging
+from megatron_opsft.models.storage.large_files import Staging, row_chunks
 from megatron_opsft.models.storage.megatron_files import StoredWeights, open_weights
 from megatron_opsft.models.storage.model_paths import is_dist_checkpoint, resolve_model
 from megatron_opsft.models.storage.partial import PartialFiles, written_whole
-from megatron_opsft.models.storage.regions import row_chunks
 from megatron_opsft.models.storage.replacing import check_out
 from megatron_opsft.models.weights.rectangles import Rect
 from megatron_opsft.models.weights.rules import WeightTable

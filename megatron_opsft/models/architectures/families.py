@@ -3,43 +3,20 @@
 A new one is an `Architecture` here and a name in `ARCHITECTURES`.
 """
 
-from collections.abc import Mapping
-
 from megatron_opsft.models.architectures.template import (
     Architecture,
     ShardKind,
     Template,
 )
 
-
-def _row(
-    mcore_name: str,
-    kind: ShardKind,
-    hf_tensors: Mapping[str, str],
-    *,
-    te_name: str | None = None,
-) -> Template:
-    """Make a row of a layer from names without the layer's prefix.
-
-    hf_tensors: name -> axes, separated by spaces.
-    """
-    prefix = "decoder.layers.{layer}."
-    tensors = []
-    for name, axes in hf_tensors.items():
-        tensors.append(("model.layers.{layer}." + name, tuple(axes.split())))
-    if te_name is not None:
-        te_name = prefix + te_name
-    return Template(prefix + mcore_name, kind, tuple(tensors), te_name)
-
-
 ATTENTION_ROWS = (
-    _row(
+    Template(
         "input_layernorm.weight",
         ShardKind.COPY,
         {"input_layernorm.weight": "hidden"},
         te_name="self_attention.linear_qkv.layer_norm_weight",
     ),
-    _row(
+    Template(
         "self_attention.linear_qkv.weight",
         ShardKind.QKV,
         {
@@ -48,7 +25,7 @@ ATTENTION_ROWS = (
             "self_attn.v_proj.weight": "kv hidden",
         },
     ),
-    _row(
+    Template(
         "self_attention.linear_proj.weight",
         ShardKind.ROW,
         {"self_attn.o_proj.weight": "hidden q"},
@@ -57,18 +34,18 @@ ATTENTION_ROWS = (
 
 LAYER_ROWS = (
     *ATTENTION_ROWS,
-    _row(
+    Template(
         "pre_mlp_layernorm.weight",
         ShardKind.COPY,
         {"post_attention_layernorm.weight": "hidden"},
         te_name="mlp.linear_fc1.layer_norm_weight",
     ),
-    _row(
+    Template(
         "mlp.linear_fc1.weight",
         ShardKind.GATE_UP,
         {"mlp.gate_proj.weight": "ffn hidden", "mlp.up_proj.weight": "ffn hidden"},
     ),
-    _row(
+    Template(
         "mlp.linear_fc2.weight", ShardKind.ROW, {"mlp.down_proj.weight": "hidden ffn"}
     ),
 )
@@ -94,7 +71,7 @@ MISTRAL = Architecture(
 )
 
 # Qwen2, Qwen2.5 and the R1-Distill-Qwen models: biases on q, k and v.
-QKV_BIAS = _row(
+QKV_BIAS = Template(
     "self_attention.linear_qkv.bias",
     ShardKind.QKV,
     {
@@ -113,12 +90,12 @@ QWEN2 = Architecture(
 
 # Dense Qwen3 models: a norm over each head of q and k.
 QK_NORMS = (
-    _row(
+    Template(
         "self_attention.q_layernorm.weight",
         ShardKind.COPY,
         {"self_attn.q_norm.weight": "head"},
     ),
-    _row(
+    Template(
         "self_attention.k_layernorm.weight",
         ShardKind.COPY,
         {"self_attn.k_norm.weight": "head"},
@@ -137,18 +114,20 @@ QWEN3 = Architecture(
 # has its own tensors; transformers 5 holds them fused in memory and writes them apart again.
 ROUTER_ROWS = (
     # No te_name: the router follows this norm, so no layer spec fuses it into a linear layer.
-    _row(
+    Template(
         "pre_mlp_layernorm.weight",
         ShardKind.COPY,
         {"post_attention_layernorm.weight": "hidden"},
     ),
-    _row("mlp.router.weight", ShardKind.COPY, {"mlp.gate.weight": "experts hidden"}),
+    Template(
+        "mlp.router.weight", ShardKind.COPY, {"mlp.gate.weight": "experts hidden"}
+    ),
 )
 
 # The local spec holds the experts as a list of MLPs, Transformer Engine as one grouped linear with
 # a numbered weight for each.
 EXPERT_ROWS = (
-    _row(
+    Template(
         "mlp.experts.local_experts.{expert}.linear_fc1.weight",
         ShardKind.GATE_UP,
         {
@@ -157,7 +136,7 @@ EXPERT_ROWS = (
         },
         te_name="mlp.experts.linear_fc1.weight{expert}",
     ),
-    _row(
+    Template(
         "mlp.experts.local_experts.{expert}.linear_fc2.weight",
         ShardKind.ROW,
         {"mlp.experts.{expert}.down_proj.weight": "hidden expert_ffn"},

@@ -23,16 +23,25 @@ class ShardKind(Enum):
     GATE_UP = "gate_up"
     """Axis 0 is cut; each TP rank has its share of gate, then its share of up."""
 
+    @property
+    def axis(self) -> int:
+        """The axis that is cut, if one is."""
+        return 1 if self is ShardKind.ROW else 0
+
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A row of a weight table. `{layer}` and `{expert}` in a name stand for the global indices."""
+    """A row of a weight table. `{expert}` in a name stands for the expert's global index. Names in
+    a row of a layer lack the layer's prefix.
+    """
 
     mcore_name: str
     """Name in the local layer spec, which has plain norm modules."""
     kind: ShardKind
-    hf_tensors: tuple[tuple[str, tuple[str, ...]], ...]
-    """(name, axes) in the order in which they are fused; an axis is a key of `rules.axis_sizes`."""
+    hf_axes: Mapping[str, str]
+    """Name -> axes, separated by spaces, in the order in which the tensors are fused. An axis is a
+    key of `rules.axis_sizes`.
+    """
     te_name: str | None = None
     """Name in the TransformerEngine spec, if it differs: norms fused into the linear that follows,
     grouped experts.
@@ -46,18 +55,25 @@ class WeightRule:
     mcore_name: str
     """Name with the global index of layer and expert."""
     kind: ShardKind
-    hf_names: tuple[str, ...]
-    hf_shapes: tuple[tuple[int, ...], ...]
+    hf_shapes: Mapping[str, tuple[int, ...]]
+    """Name -> shape of each HF tensor, in the order in which they are fused."""
     mcore_shape: tuple[int, ...]
     """Shape of the whole parameter at TP 1, vocabulary padding included."""
-    num_groups: int = 1
-    """Query groups (k/v heads); 1 unless the kind is QKV."""
-    is_expert: bool = False
-    """True for a parameter of one expert, which only some expert-parallel ranks have."""
+    num_groups: int
+    """Query groups (k/v heads) of the model."""
+    layer: int | None = None
+    """Global index of its layer; None for the embedding, the final norm and the head."""
+    expert: int | None = None
+    """Global index of its expert; None for a parameter of no expert."""
     replica: bool = False
     """True for a parameter that is loaded but never exported: the last pipeline stage's copy of a
     tied embedding.
     """
+
+    @property
+    def is_expert(self) -> bool:
+        """True for a parameter of one expert, which only some expert-parallel ranks have."""
+        return self.expert is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ imports.
 
 import io
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -15,11 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import (
+    Metadata,
+    MetadataIndex,
+    TensorStorageMetadata,
+)
 
 from megatron_opsft.errors import UserError, first_line
+from megatron_opsft.models.storage.large_files import Region, archived_tensor
 from megatron_opsft.models.storage.model_paths import METADATA_NAME
-from megatron_opsft.models.storage.regions import Region, archived_tensor
 
 _CLASSES = {
     "torch.distributed.checkpoint.metadata": {
@@ -93,12 +97,8 @@ def read_metadata(directory: Path) -> dict[str, StoredTensor]:
     """
     metadata = unpickle_metadata(directory)
     with damage_named(directory / METADATA_NAME):
-        storage = {
-            (str(index.fqn), tuple(index.offset or ())): info
-            for index, info in metadata.storage_data.items()
-        }
         return {
-            key: _stored_tensor(directory, key, entry, storage)
+            key: _stored_tensor(directory, key, entry, metadata.storage_data)
             for key, entry in metadata.state_dict_metadata.items()
             if isinstance(entry, TensorStorageMetadata)
         }
@@ -134,13 +134,16 @@ def damage_named(path: Path) -> Iterator[None]:
 
 
 def _stored_tensor(
-    directory: Path, key: str, entry: TensorStorageMetadata, storage: dict[Any, Any]
+    directory: Path,
+    key: str,
+    entry: TensorStorageMetadata,
+    storage: Mapping[MetadataIndex, Any],
 ) -> StoredTensor:
     shape, dtype = tuple(map(int, entry.size)), entry.properties.dtype
     chunks = []
     for chunk in entry.chunks:
         offsets, sizes = tuple(map(int, chunk.offsets)), tuple(map(int, chunk.sizes))
-        info = storage[key, offsets]
+        info = storage[MetadataIndex(key, offsets)]
         path = directory / Path(info.relative_path).name
         chunks.append(
             Chunk(

@@ -10,10 +10,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from megatron_opsft.errors import UserError
+from megatron_opsft.models.storage.large_files import Region
 from megatron_opsft.models.storage.model_paths import INDEX_NAME, SINGLE_NAME
-from megatron_opsft.models.storage.regions import Region
 from megatron_opsft.models.weights.rectangles import Rect, whole
-from megatron_opsft.models.weights.rules import EMBEDDING, TIED_HEAD, WeightTable
+from megatron_opsft.models.weights.rules import EMBEDDING_NAME, HEAD_NAME, WeightTable
 
 SAFETENSORS_DTYPES = {
     "F32": torch.float32,
@@ -144,14 +144,13 @@ def check_checkpoint(tensors: HfTensors, table: WeightTable) -> None:
     model. Only headers are read, and such a repeated head. It is enough if one rank calls it.
     """
     table.check_hf(tensors.shapes(), str(tensors.model_dir))
-    if not (table.shape.tied_embeddings and TIED_HEAD in tensors.shapes()):
+    if not (table.shape.tied_embeddings and HEAD_NAME in tensors.shapes()):
         return
-    name = EMBEDDING.hf_tensors[0][0]
-    embedding = whole(name, tensors.shapes()[name])
-    head = embedding._replace(tensor=TIED_HEAD)
+    embedding = whole(EMBEDDING_NAME, tensors.shapes()[EMBEDDING_NAME])
+    head = embedding._replace(tensor=HEAD_NAME)
     if not torch.equal(tensors.read(head), tensors.read(embedding)):
         raise UserError(
-            f"{tensors.model_dir}: config.json says tie_word_embeddings=true, but {TIED_HEAD} "
-            f"differs from {embedding.tensor}; set tie_word_embeddings to false if the head is "
+            f"{tensors.model_dir}: config.json says tie_word_embeddings=true, but {HEAD_NAME} "
+            f"differs from {EMBEDDING_NAME}; set tie_word_embeddings to false if the head is "
             "meant to differ"
         )

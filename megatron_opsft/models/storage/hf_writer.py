@@ -15,29 +15,14 @@ from huggingface_hub import split_state_dict_into_shards_factory
 from torch import Tensor
 
 from megatron_opsft.models.storage.hf_files import SAFETENSORS_DTYPES
-from megatron_opsft.models.storage.model_paths import INDEX_NAME
+from megatron_opsft.models.storage.large_files import Region, check_cast, memory_of
+from megatron_opsft.models.storage.model_paths import COPIED_PATTERNS, INDEX_NAME
 from megatron_opsft.models.storage.partial import PlannedFile, written_whole
-from megatron_opsft.models.storage.regions import Region, check_cast
 from megatron_opsft.models.storage.replacing import check_out
 from megatron_opsft.models.weights.rectangles import Copy, whole
 from megatron_opsft.runtime.durable import write_files
 
 MAX_SHARD_BYTES = 5_000_000_000
-COPIED_PATTERNS = (
-    "generation_config.json",
-    "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "*.tiktoken",
-    "tekken.json",
-    "*.model",
-    "chat_template*",
-    "additional_chat_templates",
-    "custom_generate",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +62,14 @@ def hf_layout(
     files = []
     targets = []
     for file_name, names in split.filename_to_tensors.items():
-        header, num_bytes = _safetensors_header(names, shapes, dtype)
-        files.append(PlannedFile(file_name, num_bytes, ((0, header),)))
+        header = _safetensors_header({name: shapes[name] for name in names}, dtype)
         offset = len(header)
         for name in names:
             rect = whole(name, shapes[name])
             region = Region(Path(file_name), offset, shapes[name], dtype)
             targets.append(Target(name, region, (Copy(rect, rect),)))
             offset += region.num_bytes
+        files.append(PlannedFile(file_name, offset, ((0, header),)))
     small_files = {}
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
@@ -93,25 +78,24 @@ def hf_layout(
 
 
 def _safetensors_header(
-    names: list[str], shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype
-) -> tuple[bytes, int]:
-    """Make the header of a file (its length as u64, then JSON padded to 8 bytes), and count the
-    bytes of the whole file. The tensors follow the header without gaps.
+    shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype
+) -> bytes:
+    """Make the header of a file: its length as u64, then JSON padded to 8 bytes. The tensors follow
+    it without gaps.
     """
     dtype_names = {value: key for key, value in SAFETENSORS_DTYPES.items()}
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    position = 0
-    for name in names:
-        start, position = position, position + prod(shapes[name]) * dtype.itemsize
+    stop = 0
+    for name, shape in shapes.items():
+        start, stop = stop, stop + prod(shape) * dtype.itemsize
         entries[name] = {
             "dtype": dtype_names[dtype],
-            "shape": list(shapes[name]),
-            "data_offsets": [start, position],
+            "shape": list(shape),
+            "data_offsets": [start, stop],
         }
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    header = len(text).to_bytes(8, "little") + text
-    return header, len(header) + position
+    return len(text).to_bytes(8, "little") + text
 
 
 def side_files(model_dir: Path, dtype: torch.dtype) -> dict[str, bytes]:
@@ -172,7 +156,7 @@ def write_hf_model(
             assert values.shape == region.shape, name
             cast = values.to(region.dtype)
             check_cast(values, cast, f"tensor {name}")
-            data = cast.contiguous().reshape(-1).view(torch.uint8).numpy().data
+            data = memory_of(cast.contiguous())
             partial.files[str(region.path)].write(data, region.offset)
         if remaining:
             raise ValueError(

@@ -1,40 +1,27 @@
-"""Read and write large files in pieces, by several threads at a time."""
+"""Large files, read and written in pieces by several threads at a time, and the regions of tensors
+in them: contiguous bytes at an offset. An archive of `torch.save` has such a region, too.
+"""
 
 import mmap
 import os
 import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
 from pathlib import Path
+from typing import Any
 
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.checkpoint.utils import _create_file_view
+
+from megatron_opsft.errors import UserError, first_line
 from megatron_opsft.runtime.durable import write_at
 
 PAGE = 4096  # the fewest bytes that a disk reads or writes
-
-
-class Staging(threading.local):
-    """A buffer that each thread uses again and again: fresh pages cost more than copying does."""
-
-    def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, PAGE)
-
-    def place_for(self, num_bytes: int) -> memoryview:
-        """Return memory that begins at a page; it is valid until the thread's next call."""
-        if num_bytes > len(self._memory):
-            self._memory = mmap.mmap(-1, num_bytes)
-        return memoryview(self._memory)[:num_bytes]
-
-
-def read_into(memory: memoryview, path: Path, offset: int) -> None:
-    """Fill the memory with bytes of a file from `offset` on. Errors: `OSError`, `EOFError`."""
-    file = os.open(path, os.O_RDONLY)
-    try:
-        done = 0
-        while done < len(memory):
-            num_bytes = os.preadv(file, [memory[done:]], offset + done)
-            if num_bytes == 0:
-                raise EOFError(f"it ends at byte {offset + done}")
-            done += num_bytes
-    finally:
-        os.close(file)
+# A thread reads and copies so much at a time, which bounds resident memory.
+CHUNK_BYTES = 8 * 2**20
 
 
 class LargeFile:
@@ -59,3 +46,150 @@ class LargeFile:
     def close(self) -> None:
         """Close the file; `sync` must be called before if the data has to be on disk."""
         os.close(self._file)
+
+
+class Staging(threading.local):
+    """A buffer that each thread uses again and again: fresh pages cost more than copying does."""
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, PAGE)
+
+    def place_for(self, num_bytes: int) -> memoryview:
+        """Return memory that begins at a page; it is valid until the thread's next call."""
+        if num_bytes > len(self._memory):
+            self._memory = mmap.mmap(-1, num_bytes)
+        return memoryview(self._memory)[:num_bytes]
+
+
+_staging = Staging()
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """The bytes of a tensor, or of some rows of one, in a file; row-major."""
+
+    path: Path
+    offset: int
+    """Where they begin in the file."""
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        return prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def row_bytes(self) -> int:
+        return prod(self.shape[1:]) * self.dtype.itemsize
+
+    def offset_of(self, row: int) -> int:
+        """Return where a row begins in the file."""
+        return self.offset + row * self.row_bytes
+
+    def copy_rows(self, start: int, stop: int, out: Tensor, name: str) -> None:
+        """Read rows along axis 0 from disk and cast them into `out`, which has their shape.
+
+        name: name of the tensor, for errors. Errors: `UserError` if the file cannot be read or has
+        become shorter, or if a value is too large for the dtype of `out`.
+        """
+        for first, last in row_chunks(start, stop, self.row_bytes):
+            num_bytes = (last - first) * self.row_bytes
+            if num_bytes == 0:
+                continue
+            target = out[first - start : last - start]
+            # Bytes of the file can be read straight into memory of the same layout.
+            is_on_cpu = target.device.type == "cpu"
+            has_layout = target.dtype is self.dtype and target.is_contiguous()
+            needs_cast = not (is_on_cpu and has_layout)
+            memory = _staging.place_for(num_bytes) if needs_cast else memory_of(target)
+            try:
+                _read_into(memory, self.path, self.offset_of(first))
+            except (OSError, EOFError) as error:
+                raise UserError(f"{self.path} cannot be read: {error}") from None
+            if needs_cast:
+                rows = torch.frombuffer(memory, dtype=self.dtype).view(target.shape)
+                target.copy_(rows)
+                check_cast(rows, target, f"{self.path}: tensor {name}")
+
+
+def memory_of(tensor: Tensor) -> memoryview:
+    """Return the memory of a contiguous tensor on the CPU."""
+    return tensor.detach().reshape(-1).view(torch.uint8).numpy().data
+
+
+def check_cast(values: Tensor, cast: Tensor, what: str) -> None:
+    """Check that no finite value became infinite in another dtype. Errors: `UserError`."""
+    largest = torch.finfo(cast.dtype).max
+    if torch.finfo(values.dtype).max <= largest or not cast.isinf().any():
+        return
+    too_large = values[cast.isinf() & values.isfinite()]
+    if too_large.numel():
+        dtype = str(cast.dtype).removeprefix("torch.")
+        wider = "bfloat16 or float32" if cast.dtype is torch.float16 else "float32"
+        raise UserError(
+            f"{what} holds {too_large[0].item():g}, but {dtype} goes to {largest:g} only; "
+            f"choose {wider}"
+        )
+
+
+def row_chunks(start: int, stop: int, row_bytes: int) -> Iterator[tuple[int, int]]:
+    """Cut [start, stop) into ranges of at most CHUNK_BYTES, but of at least one row."""
+    step = max(1, CHUNK_BYTES // max(row_bytes, 1))
+    for first in range(start, stop, step):
+        yield first, min(first + step, stop)
+
+
+def archived_tensor(path: Path, start: int, length: int, what: str) -> Region:
+    """Find the tensor that `torch.save` wrote into these bytes of a file; only it is unpickled.
+
+    Errors: `UserError` naming `what` for an archive that does not fill these bytes, is damaged, or
+    holds no contiguous tensor.
+    """
+    try:
+        file = open(path, "rb")  # noqa: SIM115 - closed below
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+    with file:
+        if min(start, length) < 0:
+            raise UserError(f"{what} is damaged: it begins before its file")
+        archive: Any = _create_file_view(file, start, length)
+        # torch's reader would also find an archive that begins or ends elsewhere.
+        head = archive.read(4)
+        archive.seek(max(0, length - 22))
+        if head != b"PK\x03\x04" or archive.read(4) != b"PK\x05\x06":
+            raise UserError(
+                f"{what} is damaged: no torch archive begins and ends there"
+            )
+        archive.seek(0)
+        try:
+            with FakeTensorMode():
+                tensor = torch.load(archive, weights_only=True, map_location="cpu")
+        # A damaged archive can fail anywhere in torch's reader.
+        except Exception as error:
+            raise UserError(f"{what} is damaged: {first_line(error)[:200]}") from None
+        if not isinstance(tensor, torch.Tensor):
+            raise UserError(f"{what} is damaged: no tensor is stored there")
+        storage = tensor.untyped_storage()
+        storage_start = getattr(storage, "_checkpoint_offset", None)
+        skipped = int(tensor.storage_offset()) * tensor.dtype.itemsize
+        stop = skipped + tensor.nbytes  # of the tensor in its storage
+        is_whole = tensor.is_contiguous() and stop <= storage.nbytes()
+        if storage_start is None or not is_whole:
+            raise UserError(f"{what} is damaged: it is not stored in one piece")
+        # The next entry of the zip must follow: readers do not check the length of a header.
+        archive.seek(storage_start + int(storage.nbytes()))
+        if archive.read(2) != b"PK" or storage_start + stop > length:
+            raise UserError(
+                f"{what} is damaged: its bytes are not where the archive says"
+            )
+    offset = start + storage_start + skipped
+    return Region(path, offset, tuple(tensor.shape), tensor.dtype)
+
+
+def _read_into(memory: memoryview, path: Path, offset: int) -> None:
+    """Fill the memory with bytes of a file from `offset` on. Errors: `OSError`, `EOFError`."""
+    with open(path, "rb") as file:
+        file.seek(offset)
+        num_bytes = file.readinto(memory)
+    if num_bytes < len(memory):
+        raise EOFError(f"it ends at byte {offset + num_bytes}")

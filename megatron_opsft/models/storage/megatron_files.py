@@ -7,7 +7,7 @@ optimizer.
 
 import json
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache
 from itertools import chain, product
 from pathlib import Path
 
@@ -18,13 +18,9 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.models.architectures.template import ShardKind
 from megatron_opsft.models.storage.dist_metadata import Chunk, locate, read_metadata
 from megatron_opsft.models.storage.hf_files import HfTensors, check_checkpoint
+from megatron_opsft.models.storage.large_files import Region
 from megatron_opsft.models.storage.model_paths import RECORD_NAME, is_dist_checkpoint
-from megatron_opsft.models.storage.regions import Region
-from megatron_opsft.models.weights.checkpoint_keys import (
-    Entry,
-    entry_of,
-    other_entries,
-)
+from megatron_opsft.models.weights.checkpoint_keys import Entry, possible_entries
 from megatron_opsft.models.weights.rectangles import Copy, Rect, whole
 from megatron_opsft.models.weights.rules import WeightRule, WeightTable
 from megatron_opsft.models.weights.slicing import shard_parameter
@@ -54,7 +50,7 @@ class MegatronTensors:
         self._stored = read_metadata(self.model_dir)
         self._entries: dict[str, Entry] = {}
         self._chunks: dict[Entry, list[Chunk]] = {}
-        self._locate = lru_cache(maxsize=None)(locate)
+        self._locate = cache(locate)
         self._check_vocabulary()
         self._match()
 
@@ -70,11 +66,11 @@ class MegatronTensors:
     def read(self, rect: Rect) -> Tensor:
         """Read a rectangle of an HF tensor, in the stored dtype, on the CPU."""
         rule = self._table.by_hf_name[rect.tensor]
-        _, *columns = rule.hf_shapes[rule.hf_names.index(rect.tensor)]
+        _, *columns = rule.hf_shapes[rect.tensor]
         num_rows = rect.row1 - rect.row0
         out = torch.empty((num_rows, *columns), dtype=self.dtype(rect.tensor))
         self.copy_rows(rect.tensor, rect.row0, rect.row1, out)
-        return out[:, rect.col0 : rect.col1] if columns else out
+        return rect.shift(-rect.row0, 0).view(out)
 
     def copy_rows(self, name: str, start: int, stop: int, out: Tensor) -> None:
         """Read `tensor[start:stop]` from disk and cast it into `out`, which has that shape."""
@@ -91,7 +87,7 @@ class MegatronTensors:
         Errors: `UserError` for missing and unknown tensors.
         """
         for rule in self._table.exported:
-            candidates = (entry_of(rule.mcore_name), *other_entries(rule.mcore_name))
+            candidates = possible_entries(rule)
             stored = [entry for entry in candidates if entry.key in self._stored]
             if not stored:
                 raise UserError(
@@ -147,7 +143,7 @@ class MegatronTensors:
             fits = fits and index < size
         if rule.kind is ShardKind.VOCABULARY:
             # Other writers pad the vocabulary to other multiples.
-            fits = fits and shape[0] >= rule.hf_shapes[0][0]
+            fits = fits and shape[0] >= self._table.shape.vocab_size
             shape, wanted = shape[1:], wanted[1:]
         if not fits or shape != wanted:
             raise UserError(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron_opsft.models.storage.hf_files import HfTensors
-from megatron_opsft.models.storage.model_paths import INDEX_NAME, SINGLE_NAME
+from megatron_opsft.models.storage.model_paths import has_hf_weights
 
 _THREADS = 8
 FileHashes = dict[str, list[Any]]
@@ -31,7 +31,7 @@ def hash_model_files(model_dir: Path, known: Mapping[str, Any]) -> FileHashes:
 def _files_of(model_dir: Path) -> Iterator[Path]:
     if (model_dir / "config.json").is_file():
         yield model_dir / "config.json"
-    if (model_dir / SINGLE_NAME).is_file() or (model_dir / INDEX_NAME).is_file():
+    if has_hf_weights(model_dir):
         yield from HfTensors(model_dir).files()
     else:
         yield from model_dir.glob("*.distcp")  # a checkpoint of Megatron

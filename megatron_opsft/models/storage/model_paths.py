@@ -40,6 +40,22 @@ HUB_PATTERNS = [
     "*.tiktoken",
     "custom_generate/*",  # not used here, but it belongs to the model that is written
 ]
+# Files and folders that are copied from a model to one that is made from it, besides config.json.
+COPIED_PATTERNS = (
+    "generation_config.json",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "*.tiktoken",
+    "tekken.json",
+    "*.model",
+    "chat_template*",
+    "additional_chat_templates",
+    "custom_generate",
+)
 # Never loaded: copies of the weights in other formats, and all weights in folders.
 HUB_IGNORED = ["consolidated*", "onnx/*", "original/*", "*/*.safetensors"]
 
@@ -92,8 +108,7 @@ def _check_complete(directory: Path, option: str) -> None:
     without its model. Errors: `UserError`.
     """
     check_fetched(sorted(directory.iterdir()))
-    files = {path.name for path in directory.iterdir() if path.is_file()}
-    if ADAPTER_NAME in files and files.isdisjoint((SINGLE_NAME, INDEX_NAME)):
+    if (directory / ADAPTER_NAME).is_file() and not has_hf_weights(directory):
         raise UserError(
             f"{option}: {directory} holds a LoRA adapter and not the whole model; merge it into "
             "its base model first (PeftModel.merge_and_unload, then save_pretrained) and give the "
@@ -153,12 +168,11 @@ def resolve_config(name: str) -> Path:
     It does the same as `resolve_model`, except that a hub name whose config.json is shipped needs
     neither network nor cache, and means the same on every machine. Errors: `UserError`.
     """
-    shipped = {}
-    for file in MODEL_CONFIGS.glob("*/*/config.json"):
-        shipped[file.parent.relative_to(MODEL_CONFIGS).as_posix()] = file.parent
-    if name in shipped and not Path(name).is_dir():
-        return shipped[name]
-    directory = _find_local(name, "model.path") or fetch_config(name)
+    directory = _find_local(name, "model.path")
+    if directory is None:
+        directory = MODEL_CONFIGS / name
+        if not (directory / "config.json").is_file():
+            directory = fetch_config(name)
     check_fetched([directory / "config.json"])
     return directory
 
@@ -166,6 +180,11 @@ def resolve_config(name: str) -> Path:
 def fetch_config(name: str) -> Path:
     """Fetch the config.json of a model of the hub; return its directory. Errors: `UserError`."""
     return _from_hub(name, ["config.json"], "model.path")
+
+
+def has_hf_weights(directory: Path) -> bool:
+    """True if a directory holds weights in Hugging Face's format."""
+    return (directory / SINGLE_NAME).is_file() or (directory / INDEX_NAME).is_file()
 
 
 def is_dist_checkpoint(directory: Path) -> bool:

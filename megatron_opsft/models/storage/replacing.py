@@ -6,14 +6,15 @@ from pathlib import Path
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.models.storage.model_paths import (
-    INDEX_NAME,
+    COPIED_PATTERNS,
     RECORD_NAME,
-    SINGLE_NAME,
+    has_hf_weights,
     is_dist_checkpoint,
 )
 
 # Files and folders of a model's directory; others may be somebody's own work.
 MODEL_ENTRIES = (
+    *COPIED_PATTERNS,
     "*.json",
     "*.safetensors",
     "*.distcp",
@@ -22,14 +23,6 @@ MODEL_ENTRIES = (
     "*.pt",
     "*.pth",
     "*.gguf",
-    "tokenizer*",
-    "*.model",
-    "*.tiktoken",
-    "vocab.txt",
-    "merges.txt",
-    "chat_template*",
-    "additional_chat_templates",
-    "custom_generate",
     "*.py",
     "onnx",
     "original",
@@ -96,7 +89,7 @@ def _why_no_model(directory: Path) -> str | None:
         if not any(fnmatch(name, pattern) for pattern in MODEL_ENTRIES):
             return f"holds {name}, which is not part of a model"
     is_converted = RECORD_NAME in names and is_dist_checkpoint(directory)
-    is_hf = "config.json" in names and not names.isdisjoint((SINGLE_NAME, INDEX_NAME))
+    is_hf = "config.json" in names and has_hf_weights(directory)
     if names and not is_converted and not is_hf:
         return "is neither a model nor a conversion"
     return None

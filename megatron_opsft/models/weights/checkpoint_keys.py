@@ -10,15 +10,13 @@ import re
 from dataclasses import dataclass
 from itertools import product
 
-from megatron_opsft.models.weights.rules import WeightTable
+from megatron_opsft.models.weights.rules import WeightRule, WeightTable
 
-_LAYER = re.compile(r"^decoder\.layers\.(\d+)\.(.+)$")
-_EXPERT = re.compile(r"^mlp\.experts\.(linear_fc[12])\.weight(\d+)$")
 # Modules with an `_extra_state`. Two norms have none: over heads, and in front of a router.
 _WITH_STATE = re.compile(r"^decoder\.layers\..+(?:linear_fc[12]|layernorm)\.weight$")
 # Megatron's plain layers rename the norm in front of experts too, TransformerEngine's do not.
-_MOE_NORM = "pre_mlp_layernorm.weight"
-_PLAIN_MOE_NORM = "mlp.linear_fc1.layer_norm_weight"
+_MOE_NORM = "decoder.layers.pre_mlp_layernorm.weight"
+_PLAIN_MOE_NORM = "decoder.layers.mlp.linear_fc1.layer_norm_weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,36 +29,33 @@ class Entry:
     """Indices on the prepended axes of that tensor: layer, expert."""
 
 
-def entry_of(te_name: str) -> Entry:
-    """Return the entry of a parameter; te_name: its global name in TransformerEngine's spelling."""
-    layer_match = _LAYER.match(te_name)
-    if layer_match is None:
-        return Entry(te_name)
-    layer, name_in_layer = int(layer_match[1]), layer_match[2]
-    expert_match = _EXPERT.match(name_in_layer)
-    if expert_match is None:
-        return Entry(f"decoder.layers.{name_in_layer}", (layer,))
-    key = f"decoder.layers.mlp.experts.experts.{expert_match[1]}.weight"
-    return Entry(key, (layer, int(expert_match[2])))
+def entry_of(rule: WeightRule) -> Entry:
+    """Return the entry of a parameter whose name is TransformerEngine's."""
+    if rule.layer is None:
+        return Entry(rule.mcore_name)
+    key = rule.mcore_name.replace(f".{rule.layer}.", ".", 1)
+    if rule.expert is None:
+        return Entry(key, (rule.layer,))
+    key = key.replace(".experts.", ".experts.experts.").removesuffix(str(rule.expert))
+    return Entry(key, (rule.layer, rule.expert))
 
 
-def other_entries(te_name: str) -> tuple[Entry, ...]:
-    """Return the entries that other writers use: each layer by itself, or the norm renamed."""
-    match = _LAYER.match(te_name)
-    if match is None:
-        return ()
-    single_layer = Entry(te_name)
-    if match[2] != _MOE_NORM:
-        return (single_layer,)
-    renamed = Entry(f"decoder.layers.{_PLAIN_MOE_NORM}", (int(match[1]),))
-    return single_layer, renamed
+def possible_entries(rule: WeightRule) -> list[Entry]:
+    """Return `entry_of`, then the entries that other writers use: each layer by itself, or the norm
+    renamed.
+    """
+    usual = entry_of(rule)
+    entries = [usual, Entry(rule.mcore_name)]
+    if usual.key == _MOE_NORM:
+        entries.append(Entry(_PLAIN_MOE_NORM, usual.lead))
+    return entries
 
 
 def lead_sizes(table: WeightTable) -> dict[str, tuple[int, ...]]:
     """Return key -> sizes of its prepended axes, in the order of the model."""
     sizes: dict[str, tuple[int, ...]] = {}
     for rule in table.exported:
-        entry = entry_of(rule.mcore_name)
+        entry = entry_of(rule)
         # Indices only grow in the order of the model.
         sizes[entry.key] = tuple(index + 1 for index in entry.lead)
     return sizes
@@ -72,16 +67,17 @@ def extra_state_keys(table: WeightTable) -> list[str]:
     Megatron's own linears have empty ones, TransformerEngine's modules keep FP8 scales in them;
     norms and attention have them in some versions only. A loader ignores those it does not know.
     """
-    num_layers = table.shape.num_layers
-    keys = []
+    sizes_of: dict[str, tuple[int, ...]] = {}
     for module in ("linear_qkv", "linear_proj", "core_attention"):
-        prefix = f"decoder.layers.self_attention.{module}._extra_state"
-        keys += [f"{prefix}/shard_{layer}_{num_layers}" for layer in range(num_layers)]
+        sizes_of[f"decoder.layers.self_attention.{module}"] = (table.shape.num_layers,)
     for key, sizes in lead_sizes(table).items():
-        if not _WITH_STATE.match(key):
-            continue
-        prefix = f"{key.removesuffix('.weight')}._extra_state"
+        if _WITH_STATE.match(key):
+            sizes_of[key.removesuffix(".weight")] = sizes
+    sizes_of["decoder.final_layernorm"] = (1,)
+    keys = []
+    for module, sizes in sizes_of.items():
         total = ".".join(map(str, sizes))
         for lead in product(*map(range, sizes)):
-            keys.append(f"{prefix}/shard_{'.'.join(map(str, lead))}_{total}")
-    return [*keys, "decoder.final_layernorm._extra_state/shard_0_1"]
+            position = ".".join(map(str, lead))
+            keys.append(f"{module}._extra_state/shard_{position}_{total}")
+    return keys

@@ -18,13 +18,11 @@ import torch
 from torch import Tensor
 
 from megatron_opsft.models.weights.rectangles import Copy, Parameter, Rect
+from megatron_opsft.runtime.splitmix import STEP64, mix64
 
 _CHUNK_BYTES = 2**24  # of temporaries, which a GPU's cache holds
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 _ROWS, _COLUMNS, _SALTS = 1, 2, 3  # streams of the pseudo-random numbers
-# Multipliers and shifts of the SplitMix64 generator, as signed 64-bit integers.
-STEP64 = 0x9E3779B97F4A7C15 - 2**64
-_MIX = ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64))
 
 
 @torch.no_grad()
@@ -57,18 +55,6 @@ def _odd_numbers(stream: int, start: int, stop: int, device: torch.device) -> Te
     return mix64(values * STEP64) | 1
 
 
-def mix64(states: Tensor) -> Tensor:
-    """Return the outputs of SplitMix64 in these states, int64, elementwise; integers wrap."""
-    for shift, factor in _MIX:
-        states = (states ^ shift_right(states, shift)) * factor
-    return states ^ shift_right(states, 31)
-
-
-def shift_right(values: Tensor, num_bits: int) -> Tensor:
-    """Shift int64 values right and fill with zeros; torch's own shift copies the sign bit."""
-    return (values >> num_bits) & (2 ** (64 - num_bits) - 1)
-
-
 def parameter_checksums(
     parameters: Sequence[Parameter], tensors: Mapping[str, Tensor]
 ) -> list[int]:
@@ -77,16 +63,15 @@ def parameter_checksums(
     A parameter that is missing or has another shape than described counts as 0. So does one that
     is only padding: the last ranks of a small vocabulary may hold no token of it.
     """
-    indices = []
-    checksums = []
+    pieces = []
     for index, parameter in enumerate(parameters):
         tensor = tensors.get(parameter.name)
         if tensor is None or tuple(tensor.shape) != parameter.shape:
             continue
         for salt, copy in enumerate(parameter.copies):
-            indices.append(index)
-            checksums.append(checksum(copy.target.view(tensor), copy.source, salt=salt))
-    return _sum_by_index(indices, checksums, len(parameters)).tolist()
+            view = copy.target.view(tensor)
+            pieces.append((index, checksum(view, copy.source, salt=salt)))
+    return _sum_by_index(pieces, len(parameters)).tolist()
 
 
 def expected_checksums(
@@ -100,8 +85,7 @@ def expected_checksums(
     shard_copies: HF name -> the copies to this rank's shards for which it answers. Those of all
     ranks must cover every HF tensor exactly once. shards: the rank's shards by name.
     """
-    indices = []
-    checksums = []
+    pieces = []
     for index, parameter in enumerate(parameters):
         for salt, engine_copy in enumerate(parameter.copies):
             wanted = engine_copy.source
@@ -109,16 +93,17 @@ def expected_checksums(
                 copy = shard_copy.cut(wanted)
                 if copy is not None:
                     view = copy.target.view(shards[copy.target.tensor])
-                    indices.append(index)
-                    checksums.append(checksum(view, copy.source, salt=salt))
-    return _sum_by_index(indices, checksums, len(parameters))
+                    pieces.append((index, checksum(view, copy.source, salt=salt)))
+    return _sum_by_index(pieces, len(parameters))
 
 
-def _sum_by_index(
-    indices: list[int], checksums: list[Tensor], num_parameters: int
-) -> Tensor:
-    """Add each checksum to the parameter of its index; int64 [num_parameters] on the CPU."""
+def _sum_by_index(pieces: Sequence[tuple[int, Tensor]], num_parameters: int) -> Tensor:
+    """Add up the checksums of each parameter, int64 [num_parameters] on the CPU.
+
+    pieces: (index of the parameter, checksum).
+    """
     sums = torch.zeros(num_parameters, dtype=torch.int64)
-    if not checksums:
-        return sums
-    return sums.index_add_(0, torch.tensor(indices), torch.stack(checksums).cpu())
+    if pieces:
+        indices, checksums = zip(*pieces, strict=True)
+        sums.index_add_(0, torch.tensor(indices), torch.stack(checksums).cpu())
+    return sums

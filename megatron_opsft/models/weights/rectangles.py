@@ -6,7 +6,6 @@ written down once, as copies; the way back is their inverse, and two mappings th
 tensor are joined by `Copy.then`. Only names and numbers: no tensor is read here.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -52,6 +51,12 @@ class Rect(NamedTuple):
             self.matrix,
         )
 
+    def strip(self, axis: int, start: int, stop: int) -> "Rect":
+        """Return the rows (axis 0) or columns (axis 1) [start, stop), as far as there are any."""
+        if axis == 0:
+            return self._replace(row0=min(start, self.row1), row1=min(stop, self.row1))
+        return self._replace(col0=min(start, self.col1), col1=min(stop, self.col1))
+
     def shift(self, rows: int, columns: int) -> "Rect":
         """Return the rectangle moved down by `rows` and right by `columns`."""
         return Rect(
@@ -92,9 +97,8 @@ class Copy(NamedTuple):
             return None
         if source == self.source:
             return self
-        rows = self.target.row0 - self.source.row0
-        columns = self.target.col0 - self.source.col0
-        target = source.shift(rows, columns)
+        inside = source.relative_to(self.source)
+        target = inside.shift(self.target.row0, self.target.col0)
         return Copy(
             source,
             target._replace(tensor=self.target.tensor, matrix=self.target.matrix),
@@ -121,8 +125,11 @@ class Parameter:
     """Shape on that rank: one, two or three axes."""
     copies: tuple[Copy, ...]
     """Copies from HF tensors to this parameter. Except for padding they cover it exactly once."""
-    padding_row: int
-    """First row of vocabulary padding; the number of rows if there is no padding."""
+
+    @property
+    def padding_row(self) -> int:
+        """First row of vocabulary padding; the number of rows if there is no padding."""
+        return max((copy.target.row1 for copy in self.copies), default=0)
 
     @property
     def padding(self) -> Rect:
@@ -134,12 +141,3 @@ def whole(name: str, shape: tuple[int, ...]) -> Rect:
     """Return the rectangle that covers a vector or matrix of this shape."""
     num_columns = shape[1] if len(shape) == 2 else 1
     return Rect(name, 0, shape[0], 0, num_columns)
-
-
-def hf_parameters(shapes: Mapping[str, tuple[int, ...]]) -> tuple[Parameter, ...]:
-    """Describe a model whose parameters are whole HF tensors (name -> shape)."""
-    parameters = []
-    for name, shape in shapes.items():
-        rect = whole(name, shape)
-        parameters.append(Parameter(name, shape, (Copy(rect, rect),), rect.row1))
-    return tuple(parameters)

@@ -38,35 +38,30 @@ def split_into_blocks(
 
     sources, targets: every rank is in one placement of each.
     """
-    source_of = _placement_of_rank(sources)
-    target_of = _placement_of_rank(targets)
-    kinds: dict[tuple[int, int], list[int]] = {}
-    for rank in sorted(source_of):
-        kinds.setdefault((source_of[rank], target_of[rank]), []).append(rank)
-    num_blocks = gcd(*map(len, kinds.values()))
+    kinds = []
+    for source in sources:
+        held_by = set(source.ranks)
+        for target in targets:
+            ranks = sorted(held_by.intersection(target.ranks))
+            if ranks:
+                kinds.append(ranks)
+    num_blocks = gcd(*map(len, kinds))
     blocks: list[set[int]] = [set() for _ in range(num_blocks)]
-    for ranks in kinds.values():
+    for ranks in kinds:
         for position, rank in enumerate(ranks):
             blocks[position * num_blocks // len(ranks)].add(rank)
     return [frozenset(block) for block in blocks]
 
 
-def _placement_of_rank(placements: Sequence[Placement]) -> dict[int, int]:
-    """Map each rank to the index of its placement."""
-    index_of: dict[int, int] = {}
-    for index, placement in enumerate(placements):
-        index_of |= dict.fromkeys(placement.ranks, index)
-    return index_of
-
-
 def restrict(
     placements: Sequence[Placement], block: Collection[int]
 ) -> list[Placement]:
-    """Return the same placements with the ranks of a block only."""
+    """Return what the ranks of a block hold."""
     restricted = []
     for placement in placements:
         ranks = tuple(rank for rank in placement.ranks if rank in block)
-        restricted.append(Placement(ranks, placement.parameters))
+        if ranks:
+            restricted.append(Placement(ranks, placement.parameters))
     return restricted
 
 

@@ -6,7 +6,7 @@ strict: a missing tensor is an error, and so is an unknown one.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
 from functools import cached_property
 from typing import Literal
@@ -17,24 +17,25 @@ from megatron_opsft.models.architectures.shape import ModelShape
 from megatron_opsft.models.architectures.template import ShardKind, Template, WeightRule
 from megatron_opsft.models.weights.slicing import padded_vocab_size
 
+EMBEDDING_NAME = "model.embed_tokens.weight"
+HEAD_NAME = "lm_head.weight"  # some tied checkpoints repeat the embedding under it
+
 EMBEDDING = Template(
     "embedding.word_embeddings.weight",
     ShardKind.VOCABULARY,
-    (("model.embed_tokens.weight", ("vocab", "hidden")),),
+    {EMBEDDING_NAME: "vocab hidden"},
 )
 FINAL_NORM = Template(
     "decoder.final_layernorm.weight",
     ShardKind.COPY,
-    (("model.norm.weight", ("hidden",)),),
+    {"model.norm.weight": "hidden"},
 )
 HEAD = Template(
     "output_layer.weight",
     ShardKind.VOCABULARY,
-    (("lm_head.weight", ("vocab", "hidden")),),
+    {HEAD_NAME: "vocab hidden"},
 )
 
-# Some tied checkpoints repeat the embedding under this name.
-TIED_HEAD = "lm_head.weight"
 # Old checkpoints save this constant of the config.
 BUFFER_SUFFIX = ".rotary_emb.inv_freq"
 
@@ -84,14 +85,16 @@ class WeightTable:
         self.padded_vocab = padded_vocab_size(shape.vocab_size, tp_size)
         self._uses_te_names = norm_names == "te"
         self._axis_sizes = axis_sizes(shape)
-        self._architecture = ARCHITECTURES[shape.architecture]
+        architecture = ARCHITECTURES[shape.architecture]
         rules = [self._rule(EMBEDDING)]
         for layer in range(shape.num_layers):
-            for row, expert in self._rows_of_layer(range(self.num_experts)):
-                rules.append(self._rule(row, layer, expert))
+            rules += [self._rule(row, layer) for row in architecture.layer_rows]
+            for expert in range(self.num_experts):
+                for row in architecture.expert_rows:
+                    rules.append(self._rule(row, layer, expert))
         rules.append(self._rule(FINAL_NORM))
         if shape.tied_embeddings:
-            tied = replace(HEAD, hf_tensors=EMBEDDING.hf_tensors)
+            tied = replace(HEAD, hf_axes=EMBEDDING.hf_axes)
             rules.append(replace(self._rule(tied), replica=True))
         else:
             rules.append(self._rule(HEAD))
@@ -102,41 +105,32 @@ class WeightTable:
         """Experts of each layer; 0 for a dense model."""
         return self.shape.moe.num_experts if self.shape.moe else 0
 
-    def _rows_of_layer(self, experts: range) -> Iterator[tuple[Template, int | None]]:
-        """List the rows of one layer, each with its expert, or None for a row of the layer."""
-        for row in self._architecture.layer_rows:
-            yield row, None
-        for expert in experts:
-            for row in self._architecture.expert_rows:
-                yield row, expert
-
-    def _mcore_name(
-        self, template: Template, layer: int = 0, expert: int | None = None
-    ) -> str:
-        name = template.mcore_name
-        if self._uses_te_names and template.te_name:
-            name = template.te_name
-        return name.format(layer=layer, expert=expert)
-
     def _rule(
-        self, template: Template, layer: int = 0, expert: int | None = None
+        self, template: Template, layer: int | None = None, expert: int | None = None
     ) -> WeightRule:
-        names, shapes = [], []
-        for name, axes in template.hf_tensors:
-            names.append(name.format(layer=layer, expert=expert))
-            shapes.append(tuple(self._axis_sizes[axis] for axis in axes))
-        num_rows = sum(shape[0] for shape in shapes)
+        mcore_prefix = hf_prefix = ""
+        if layer is not None:
+            mcore_prefix = f"decoder.layers.{layer}."
+            hf_prefix = f"model.layers.{layer}."
+        mcore_name = template.mcore_name
+        if self._uses_te_names and template.te_name:
+            mcore_name = template.te_name
+        hf_shapes = {}
+        num_rows = 0
+        for name, axes in template.hf_axes.items():
+            shape = tuple(self._axis_sizes[axis] for axis in axes.split())
+            hf_shapes[hf_prefix + name.format(expert=expert)] = shape
+            num_rows += shape[0]
         if template.kind is ShardKind.VOCABULARY:
             num_rows = self.padded_vocab
-        is_qkv = template.kind is ShardKind.QKV
         return WeightRule(
-            mcore_name=self._mcore_name(template, layer, expert),
+            mcore_name=mcore_prefix + mcore_name.format(expert=expert),
             kind=template.kind,
-            hf_names=tuple(names),
-            hf_shapes=tuple(shapes),
-            mcore_shape=(num_rows, *shapes[0][1:]),
-            num_groups=self.shape.num_kv_heads if is_qkv else 1,
-            is_expert=expert is not None,
+            hf_shapes=hf_shapes,
+            mcore_shape=(num_rows, *shape[1:]),
+            num_groups=self.shape.num_kv_heads,
+            layer=layer,
+            expert=expert,
         )
 
     @cached_property
@@ -154,19 +148,19 @@ class WeightTable:
         """HF tensor -> the rule that exports it."""
         rules: dict[str, WeightRule] = {}
         for rule in self.exported:
-            rules |= dict.fromkeys(rule.hf_names, rule)
+            rules |= dict.fromkeys(rule.hf_shapes, rule)
         return rules
 
     def hf_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return name -> shape of all tensors of the HF model in its order, without a tied head."""
         shapes: dict[str, tuple[int, ...]] = {}
         for rule in self.exported:
-            shapes.update(zip(rule.hf_names, rule.hf_shapes, strict=True))
+            shapes |= rule.hf_shapes
         return shapes
 
     def stage_rules(
         self,
-        layers: Iterable[int],
+        layers: range,
         *,
         has_embedding: bool,
         has_output: bool,
@@ -180,17 +174,16 @@ class WeightTable:
         """
         if experts is None:
             experts = range(self.num_experts)
-        names = set()
-        for layer in layers:
-            for row, expert in self._rows_of_layer(experts):
-                names.add(self._mcore_name(row, layer, expert))
-        if has_embedding:
-            names.add(EMBEDDING.mcore_name)
+        embedding, *of_layers, final_norm, head = self.rules
+        stage = [embedding] if has_embedding else []
+        for rule in of_layers:
+            if rule.layer in layers and (rule.expert is None or rule.expert in experts):
+                stage.append(rule)
         if has_output:
-            names.add(FINAL_NORM.mcore_name)
-            if not (self.shape.tied_embeddings and has_embedding):
-                names.add(HEAD.mcore_name)
-        return tuple(rule for rule in self.rules if rule.mcore_name in names)
+            stage.append(final_norm)
+            if not (head.replica and has_embedding):
+                stage.append(head)
+        return tuple(stage)
 
     def check_mcore_names(
         self, names: Iterable[str], expected: Iterable[WeightRule]
@@ -213,8 +206,8 @@ class WeightTable:
         where: the directory, for the message. Errors: `UserError`.
         """
         wanted = self.hf_shapes()
-        if self.shape.tied_embeddings and TIED_HEAD in shapes:
-            wanted[TIED_HEAD] = wanted[EMBEDDING.hf_tensors[0][0]]
+        if self.shape.tied_embeddings and HEAD_NAME in shapes:
+            wanted[HEAD_NAME] = wanted[EMBEDDING_NAME]
         names = {name for name in shapes if not name.endswith(BUFFER_SUFFIX)}
         if names != wanted.keys():
             raise UserError(

@@ -5,10 +5,10 @@ and numbers: every rank schedules all sends of its block of ranks, as each other
 does, and takes its own part.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -85,30 +85,31 @@ def make_schedule(
         copies, itemsize=itemsize, bucket_bytes=bucket_bytes
     )
 
-    holdings: dict[str, list[Copy]] = {}
-    for placement in _placements_of(rank, sources):
+    holdings: dict[str, list[Copy]] = defaultdict(list)
+    for placement in restrict(sources, {rank}):
         for copy in placement.copies():
-            holdings.setdefault(copy.source.tensor, []).append(copy)
+            holdings[copy.source.tensor].append(copy)
     local_copies = []
     for (holders, wanting), group in copies.items():
         if rank in holders and rank in wanting:
             for copy in group:
                 local_copies.append(Copy(_locate(copy.source, holdings), copy.target))
     zeros = []
-    for placement in _placements_of(rank, targets):
+    for placement in restrict(targets, {rank}):
         padding = [parameter.padding for parameter in placement.parameters]
         zeros += [rect for rect in padding if rect.num_elements]
+    sends, receives = [], []
+    for sends_of_round in rounds:
+        outgoing, incoming = _part_of(rank, sends_of_round, holdings)
+        sends.append(outgoing)
+        receives.append(incoming)
     return RankSchedule(
         copies=local_copies,
         zeros=zeros,
-        sends=[_sends_of(rank, sends, holdings) for sends in rounds],
-        receives=[_receives_of(rank, sends) for sends in rounds],
+        sends=sends,
+        receives=receives,
         bytes_sent={peer: bytes_sent[peer] for peer in block},
     )
-
-
-def _placements_of(rank: int, placements: Sequence[Placement]) -> list[Placement]:
-    return [placement for placement in placements if rank in placement.ranks]
 
 
 def plan_rounds(
@@ -134,7 +135,8 @@ def plan_rounds(
         if not receivers:
             continue
         max_elements = bucket_bytes // _PIECES_PER_BUCKET // itemsize
-        pieces = _make_pieces(group, max_elements)
+        strips = chain.from_iterable(split_rows(copy, max_elements) for copy in group)
+        pieces = in_parts(strips, attrgetter("source.num_elements"), max_elements)
         for number, piece in enumerate(pieces):
             num_bytes = itemsize * sum(copy.source.num_elements for copy in piece)
             for position, receiver in enumerate(receivers):
@@ -153,16 +155,6 @@ def plan_rounds(
     # All groups begin and end together, which keeps senders and receivers busy all the time.
     sends.sort(key=attrgetter("progress"))
     return _cut_rounds(sends, bucket_bytes), bytes_sent
-
-
-def _make_pieces(copies: Sequence[Copy], max_elements: int) -> list[list[Copy]]:
-    """Cut copies between rows, and join small ones, so that each piece has at most `max_elements`
-    elements or a single row.
-    """
-    strips: list[Copy] = []
-    for copy in copies:
-        strips += split_rows(copy, max_elements)
-    return in_parts(strips, lambda strip: strip.source.num_elements, max_elements)
 
 
 def split_rows(copy: Copy, max_elements: int) -> Iterator[Copy]:
@@ -196,26 +188,21 @@ def _cut_rounds(sends: Sequence[Send], bucket_bytes: int) -> list[list[Send]]:
     return rounds
 
 
-def _sends_of(
+def _part_of(
     rank: int, sends: Sequence[Send], holdings: Mapping[str, Sequence[Copy]]
-) -> dict[int, list[Rect]]:
-    """Map each receiver to the rectangles of the rank's parameters that go to it in a round."""
-    outgoing: dict[int, list[Rect]] = {}
+) -> tuple[Mapping[int, Sequence[Rect]], Mapping[int, Sequence[Rect]]]:
+    """Return the part of a rank in a round: receiver -> rectangles of the rank's parameters that go
+    to it; sender -> rectangles of the rank's parameters that it fills.
+    """
+    outgoing: dict[int, list[Rect]] = defaultdict(list)
+    incoming: dict[int, list[Rect]] = defaultdict(list)
     for send in sends:
         if send.sender == rank:
-            rects = outgoing.setdefault(send.receiver, [])
-            rects += [_locate(copy.source, holdings) for copy in send.copies]
-    return outgoing
-
-
-def _receives_of(rank: int, sends: Sequence[Send]) -> dict[int, list[Rect]]:
-    """Map each sender to the rectangles of the rank's parameters that it fills in a round."""
-    incoming: dict[int, list[Rect]] = {}
-    for send in sends:
-        if send.receiver == rank:
-            rects = incoming.setdefault(send.sender, [])
-            rects += [copy.target for copy in send.copies]
-    return incoming
+            rects = [_locate(copy.source, holdings) for copy in send.copies]
+            outgoing[send.receiver] += rects
+        elif send.receiver == rank:
+            incoming[send.sender] += [copy.target for copy in send.copies]
+    return outgoing, incoming
 
 
 def _locate(rect: Rect, holdings: Mapping[str, Sequence[Copy]]) -> Rect:

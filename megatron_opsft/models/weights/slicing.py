@@ -37,7 +37,7 @@ def shard_shape(rule: WeightRule, tp_size: int) -> tuple[int, ...]:
     """Return the shape of a parameter's shard, the same on every TP rank."""
     shape = list(rule.mcore_shape)
     if rule.kind is not ShardKind.COPY:
-        axis = 1 if rule.kind is ShardKind.ROW else 0
+        axis = rule.kind.axis
         shape[axis] = divide(shape[axis], tp_size, f"axis {axis} of {rule.mcore_name}")
     return tuple(shape)
 
@@ -48,76 +48,32 @@ def shard_parameter(rule: WeightRule, tp_rank: int, tp_size: int) -> Parameter:
     A parameter that is not cut (COPY) is the same on every rank. Errors: `UserError` for a tp_size
     that cannot cut the model.
     """
-    if rule.kind is ShardKind.VOCABULARY:
-        shape = shard_shape(rule, tp_size)
-        start = tp_rank * shape[0]
-        stop = min(start + shape[0], rule.hf_shapes[0][0])
-        if start >= stop:
-            return Parameter(rule.mcore_name, shape, (), 0)
-        copies = (
-            _copy_along(
-                0,
-                rule,
-                0,
-                start,
-                stop,
-                0,
-            ),
-        )
-        return Parameter(rule.mcore_name, shape, copies, stop - start)
     # Along one axis, each HF tensor consists of `num_units` equal units. The shard has the units
-    # [first, last) one after another, each with its slices of all HF tensors in turn.
-    axis, num_units, first, last = 0, tp_size, tp_rank, tp_rank + 1
+    # [first, last) one after another, each with its strips of all HF tensors in turn.
+    axis = rule.kind.axis
+    num_units, first, last = tp_size, tp_rank, tp_rank + 1
     if rule.kind is ShardKind.COPY:
         num_units, first, last = 1, 0, 1
-    elif rule.kind is ShardKind.ROW:
-        axis = 1
     elif rule.kind is ShardKind.QKV:
         num_units = rule.num_groups
         units_per_rank = divide(num_units, tp_size, "num_key_value_heads")
         first, last = tp_rank * units_per_rank, (tp_rank + 1) * units_per_rank
-    slices = []
+    copies = []
     position = 0
     for unit in range(first, last):
-        for index, hf_shape in enumerate(rule.hf_shapes):
-            what = f"axis {axis} of {rule.hf_names[index]}"
-            size = divide(hf_shape[axis], num_units, what)
+        for hf_name, hf_shape in rule.hf_shapes.items():
+            if rule.kind is ShardKind.VOCABULARY:  # units of the padded vocabulary
+                size = shard_shape(rule, tp_size)[0]
+            else:
+                size = divide(hf_shape[axis], num_units, f"axis {axis} of {hf_name}")
             start = unit * size
-            slices.append(
-                _copy_along(
-                    axis,
-                    rule,
-                    index,
-                    start,
-                    start + size,
-                    position,
-                )
-            )
+            source = whole(hf_name, hf_shape).strip(axis, start, start + size)
+            offset = position - start
+            target = source.shift(offset, 0) if axis == 0 else source.shift(0, offset)
+            if source.num_elements:
+                copies.append(Copy(source, target._replace(tensor=rule.mcore_name)))
             position += size
-    shape = shard_shape(rule, tp_size)
-    return Parameter(rule.mcore_name, shape, tuple(slices), shape[0])
-
-
-def _copy_along(
-    axis: int,
-    rule: WeightRule,
-    index: int,
-    start: int,
-    stop: int,
-    position: int,
-) -> Copy:
-    """Copy [start, stop) along `axis` of the rule's HF tensor `index` to `position` onwards; the
-    other axis is copied whole.
-    """
-    hf_name, offset = rule.hf_names[index], position - start
-    rect = whole(hf_name, rule.hf_shapes[index])
-    if axis == 0:
-        source = rect._replace(row0=start, row1=stop)
-        target = source.shift(offset, 0)
-    else:
-        source = rect._replace(col0=start, col1=stop)
-        target = source.shift(0, offset)
-    return Copy(source, target._replace(tensor=rule.mcore_name))
+    return Parameter(rule.mcore_name, shard_shape(rule, tp_size), tuple(copies))
 
 
 @torch.no_grad()
@@ -136,10 +92,10 @@ def fill_shard(
     """
     _check_shard(rule, shard, tp_size)
     parameter = shard_parameter(rule, tp_rank, tp_size)
-    by_tensor: dict[str, list[Copy]] = {}
-    for copy in parameter.copies:
-        by_tensor.setdefault(copy.source.tensor, []).append(copy)
-    for copies in by_tensor.values():
+    for name in rule.hf_shapes:
+        copies = [copy for copy in parameter.copies if copy.source.tensor == name]
+        if not copies:  # the rank's rows of the vocabulary are all padding
+            continue
         first, last = copies[0].source, copies[-1].source
         around = first._replace(row1=last.row1, col1=last.col1)
         values = read(around)
@@ -153,27 +109,19 @@ def fill_shard(
 def merge_shards(rule: WeightRule, shards: Sequence[Tensor]) -> dict[str, Tensor]:
     """Make the HF tensors of a rule from the shards of all TP ranks in order.
 
-    Dtype and device are those of the first shard. The tensors are new, except at TP size 1: an HF
-    tensor that is one rectangle of the parameter is a view of it. If a parameter is not cut (COPY),
-    rank 0's shard is taken.
+    The tensors are new; dtype and device are those of the first shard. If a parameter is not cut
+    (COPY), rank 0's shard is taken.
     """
-    pieces: dict[str, list[tuple[Copy, Tensor]]] = {}
     tp_size = len(shards)
     if rule.kind is ShardKind.COPY:
         shards = shards[:1]
+    merged = {}
+    for name, shape in rule.hf_shapes.items():
+        merged[name] = shards[0].new_empty(shape)
     for tp_rank, shard in enumerate(shards):
         _check_shard(rule, shard, tp_size)
         for copy in shard_parameter(rule, tp_rank, tp_size).copies:
-            pieces.setdefault(copy.source.tensor, []).append((copy, shard))
-    merged: dict[str, Tensor] = {}
-    for name, shape in zip(rule.hf_names, rule.hf_shapes, strict=True):
-        if tp_size == len(pieces[name]) == 1:
-            ((copy, shard),) = pieces[name]
-            merged[name] = copy.target.view(shard)
-            continue
-        merged[name] = shards[0].new_empty(shape)
-        for copy, shard in pieces[name]:
-            copy.source.view(merged[name]).copy_(copy.target.view(shard))
+            copy.source.view(merged[copy.source.tensor]).copy_(copy.target.view(shard))
     return merged
 
 

@@ -8,12 +8,11 @@ fused_moe/routed_experts.py.
 import re
 from functools import cache
 
-from megatron_opsft.models.architectures.shape import ModelShape
 from megatron_opsft.models.architectures.sharding import (
     check_rollout_tp,
     padded_vocabulary,
 )
-from megatron_opsft.models.architectures.template import ShardKind, WeightRule
+from megatron_opsft.models.architectures.template import ShardKind
 from megatron_opsft.models.weights.rectangles import Copy, Parameter, Rect, whole
 from megatron_opsft.models.weights.rules import WeightTable
 
@@ -41,13 +40,7 @@ def vllm_parameters(
         name, expert = _vllm_name(hf_name)
         fused.setdefault(name, []).append((hf_name, expert))
     return tuple(
-        _parameter(
-            name,
-            members,
-            table,
-            tp_rank,
-            tp_size,
-        )
+        _parameter(name, members, table, tp_rank, tp_size)
         for name, members in fused.items()
     )
 
@@ -72,65 +65,50 @@ def _parameter(
 ) -> Parameter:
     """Describe one parameter; members: HF name and expert of each tensor in it."""
     copies = []
-    # A fused parameter has the same number of rows for each of its experts.
-    heights: dict[int | None, int] = {}
+    num_rows = 0
+    last_expert: int | None = None
     for hf_name, expert in members:
-        rule = table.by_hf_name[hf_name]
-        source = _shard_rect(
-            hf_name,
-            rule,
-            table.shape,
-            tp_rank,
-            tp_size,
-        )
-        height, width = source.row1 - source.row0, source.col1 - source.col0
-        row = heights.get(expert, 0)
-        heights[expert] = row + height
+        if expert != last_expert:  # the next one; each has rows from 0 on
+            num_rows, last_expert = 0, expert
+        source = _shard_rect(table, hf_name, tp_rank, tp_size)
+        row, width = num_rows, source.col1 - source.col0
+        num_rows += source.row1 - source.row0
         if source.num_elements:
             target = Rect(
                 name,
                 row,
-                row + height,
+                num_rows,
                 0,
                 width,
                 expert,
             )
             copies.append(Copy(source, target))
-    num_rows = padding_row = next(iter(heights.values()))
+    rule = table.by_hf_name[hf_name]
     if rule.kind is ShardKind.VOCABULARY:
         num_rows = padded_vocabulary(table.shape) // tp_size
-    shape: tuple[int, ...] = (num_rows, width)[: len(rule.hf_shapes[0])]
-    if None not in heights:
-        shape = (len(heights), *shape)
-    return Parameter(name, shape, tuple(copies), padding_row)
+    shape: tuple[int, ...] = (num_rows, width)[: len(rule.mcore_shape)]
+    if last_expert is not None:
+        shape = (last_expert + 1, *shape)
+    return Parameter(name, shape, tuple(copies))
 
 
-def _shard_rect(
-    hf_name: str,
-    rule: WeightRule,
-    shape: ModelShape,
-    tp_rank: int,
-    tp_size: int,
-) -> Rect:
+def _shard_rect(table: WeightTable, hf_name: str, tp_rank: int, tp_size: int) -> Rect:
     """Return the rectangle of an HF tensor that a rank has; no rows if its vocabulary is all
     padding.
 
     vLLM cuts where Megatron does, except that it never cuts a head of k and v: if there are fewer
     heads than ranks, several ranks have the same head.
     """
-    index = rule.hf_names.index(hf_name)
-    rect = whole(hf_name, rule.hf_shapes[index])
+    rule, shape = table.by_hf_name[hf_name], table.shape
+    rect = whole(hf_name, rule.hf_shapes[hf_name])
     if rule.kind is ShardKind.COPY:
         return rect
-    if rule.kind is ShardKind.ROW:
-        size = rect.col1 // tp_size
-        return rect._replace(col0=tp_rank * size, col1=(tp_rank + 1) * size)
-    size, position = rect.row1 // tp_size, tp_rank
-    is_key_or_value = rule.kind is ShardKind.QKV and index > 0
+    axis = rule.kind.axis
+    size, position = rule.hf_shapes[hf_name][axis] // tp_size, tp_rank
+    is_query = hf_name == next(iter(rule.hf_shapes))
     if rule.kind is ShardKind.VOCABULARY:
         size = padded_vocabulary(shape) // tp_size
-    elif is_key_or_value and tp_size > shape.num_kv_heads:
+    elif rule.kind is ShardKind.QKV and not is_query and tp_size > shape.num_kv_heads:
         size = shape.head_dim
         position = tp_rank // (tp_size // shape.num_kv_heads)
-    start, stop = position * size, (position + 1) * size
-    return rect._replace(row0=min(start, rect.row1), row1=min(stop, rect.row1))
+    return rect.strip(axis, position * size, (position + 1) * size)

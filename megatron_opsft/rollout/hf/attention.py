@@ -31,8 +31,8 @@ def _attend(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
+    *,
+    scaling: float,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Compute attention, [B, Q, Hq, D]; transformers calls it.
@@ -41,20 +41,16 @@ def _attend(
     """
     rows, num_heads, num_queries, head_dim = query.shape
     num_kv_heads = key.shape[1]
-    has_position_bias = kwargs.get("position_bias") is not None
-    if num_queries > 1 or num_heads == num_kv_heads or has_position_bias:
+    if num_queries > 1 or num_heads == num_kv_heads:
         return sdpa_attention_forward(
             module,
             query,
             key,
             value,
             attention_mask,
-            dropout=dropout,
             scaling=scaling,
             **kwargs,
         )
-    if scaling is None:
-        scaling = head_dim**-0.5
     grouped = query.reshape(rows, num_kv_heads, num_heads // num_kv_heads, head_dim)
     scores = torch.matmul(grouped * scaling, key.transpose(-1, -2))
     if attention_mask is not None:

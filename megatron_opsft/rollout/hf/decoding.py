@@ -5,15 +5,16 @@ neighbours. This loop draws every token from the response's own seed, prefills t
 once, and drops finished responses from the batch.
 
 Shapes: P prompts of a batch, N responses in it, S prompt length with padding, L longest response,
-T prompt and response together, V vocabulary, W experts of a token in all layers.
+T prompt and response together, V vocabulary, W noted experts of a token in all layers.
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache, PreTrainedModel
 
 from megatron_opsft.errors import NonFiniteError
@@ -41,7 +42,7 @@ class Ended(NamedTuple):
 class DecodingPasses:
     """Forward passes of a causal LM with a `DynamicCache`, and the experts that they chose."""
 
-    def __init__(self, model: PreTrainedModel, *, notes_routing: bool = False) -> None:
+    def __init__(self, model: PreTrainedModel, *, notes_routing: bool) -> None:
         """notes_routing: True to note the experts of a mixture, for `routing`."""
         self.model = model
         self._chosen: list[Tensor] = []
@@ -72,15 +73,16 @@ class DecodingPasses:
         )
         return output.logits[:, -1]
 
-    def routing(self, rows: int, tokens: int) -> Tensor | None:
-        """Return the experts of the last pass, uint8 [rows, tokens, layers x top_k], and forget
-        them; None if they are not noted. Must be called after every pass.
+    def routing(self, rows: int, tokens: int) -> Tensor:
+        """Return the experts of the last pass, uint8 [rows, tokens, W], and forget them; W is 0 if
+        they are not noted. Must be called after every pass.
         """
-        if not self._chosen:
-            return None
-        chosen = torch.cat(self._chosen, dim=-1).to(torch.uint8).view(rows, tokens, -1)
+        none = torch.empty(
+            rows * tokens, 0, dtype=torch.int64, device=self.model.device
+        )
+        chosen = torch.cat([none, *self._chosen], dim=-1).to(torch.uint8)
         self._chosen.clear()
-        return chosen
+        return chosen.unflatten(0, (rows, tokens))
 
 
 def as_bytes(routing: Tensor) -> bytes:
@@ -98,28 +100,29 @@ def decode(
     finished in the last few tokens.
     """
     model = passes.model
-    prompts, counts = [], []  # of each group: its prompt, and how many responses
-    for prompt_ids, group in groupby(request.prompt_ids for request in requests):
-        prompts.append(prompt_ids)
-        counts.append(len(list(group)))
-    prompts_PS, mask_PS = _left_pad(prompts, model.device)
+    prompts: list[tuple[int, ...]] = []
+    groups = []  # of each response: the index of its prompt
+    for request in requests:
+        if not prompts or request.prompt_ids != prompts[-1]:
+            prompts.append(request.prompt_ids)
+        groups.append(len(prompts) - 1)
+    prompts_PS = _left_pad([torch.tensor(prompt) for prompt in prompts], model.device)
+    all_true = [torch.ones(len(prompt), dtype=torch.bool) for prompt in prompts]
+    mask_PS = _left_pad(all_true, model.device)
     cache = DynamicCache(config=model.config)
     positions_PS = (mask_PS.cumsum(dim=-1) - 1).clamp_min(0)
     logits_PV = passes.forward(prompts_PS, mask_PS, positions_PS, cache)
     routing_PSW = passes.routing(*prompts_PS.shape)
-    counts_P = torch.tensor(counts, device=model.device)
-    groups_P = torch.arange(len(prompts), device=model.device)
-    group_N = torch.repeat_interleave(groups_P, counts_P)
+    group_N = torch.tensor(groups, device=model.device)
     cache.batch_select_indices(group_N)
     make_room(cache)
-    routing_NSW = None if routing_PSW is None else routing_PSW[group_N]
     batch = DecodingBatch(
         passes,
         mask_PS[group_N],
         cache,
         requests,
         sampling,
-        routing_NSW,
+        routing_PSW[group_N],
     )
     finished = batch.draw(1, logits_PV[group_N])
     while not all(batch.ended):
@@ -130,17 +133,9 @@ def decode(
     yield finished
 
 
-def _left_pad(
-    prompts: Sequence[tuple[int, ...]], device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """Return token ids int64 [P, S] and a mask bool [P, S], True on tokens; padding is token 0."""
-    width = max(map(len, prompts))
-    ids, mask = [], []
-    for prompt in prompts:
-        num_padding = width - len(prompt)
-        ids.append([0] * num_padding + list(prompt))
-        mask.append([False] * num_padding + [True] * len(prompt))
-    return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
+def _left_pad(rows: list[Tensor], device: torch.device) -> Tensor:
+    """Stack P vectors to [P, S], with zeros (False) in front of the shorter ones."""
+    return pad_sequence(rows, batch_first=True, padding_side="left").to(device)
 
 
 class DecodingBatch:
@@ -158,10 +153,10 @@ class DecodingBatch:
         cache: DynamicCache,
         requests: Sequence[ResponseRequest],
         sampling: SamplingSettings,
-        routing_NSW: Tensor | None,
+        routing_NSW: Tensor,
     ) -> None:
         """mask_NS: True on tokens of the prompts, which are in the cache. routing_NSW: the experts
-        of the prompts and their padding, if experts are noted.
+        of the prompts and their padding.
         """
         self.passes = passes
         self.cache = cache
@@ -170,29 +165,23 @@ class DecodingBatch:
         self.limit = sampling.max_response_tokens
         self.device = mask_NS.device
         num_rows, self.width_S = mask_NS.shape
-        self.rows = list(range(num_rows))
-        """For each row of the batch, the index of its request."""
         self.num_drawn = 0
         """Tokens drawn for each row, ignored ones included."""
         self.ended = [False] * num_rows
         """For each row, True if its response has ended."""
         seeds = [request.seed for request in requests]
         seeds_N = torch.tensor(seeds, device=self.device)
-        # These two, and the routing, keep a row for every response of the batch.
+        # These three keep a row for every response of the batch.
         self.uniforms_NL = uniforms(seeds_N, self.limit)
         self.tokens_NL = torch.full((num_rows, self.limit), -1, device=self.device)
-        response_mask_NL = mask_NS.new_ones(num_rows, self.limit)
-        self.mask_NT = torch.cat([mask_NS, response_mask_NL], dim=-1)
+        self._routing_NTW = pad(routing_NSW, (0, 0, 0, self.limit))
+        self.mask_NT = pad(mask_NS, (0, self.limit), value=True)
         self._end_ids = torch.tensor(
             sampling.end_token_ids, dtype=torch.int64, device=self.device
         )
         self._prompt_lengths_N = mask_NS.sum(dim=-1)
         self.rows_N = torch.arange(num_rows, device=self.device)
-        self._routing_NTW: Tensor | None = None
-        if routing_NSW is not None:
-            width = routing_NSW.shape[-1]
-            routing_NLW = routing_NSW.new_zeros(num_rows, self.limit, width)
-            self._routing_NTW = torch.cat([routing_NSW, routing_NLW], dim=1)
+        """For each row of the batch, the index of its request."""
 
     def draw(
         self, num_tokens: int, logits_NV: Tensor | None = None
@@ -223,33 +212,28 @@ class DecodingBatch:
             logits_NV = None
         self.num_drawn += num_tokens
         count_tokens(num_tokens * self.ended.count(False))
-        non_finite = [
-            row
-            for row, is_finite in zip(self.rows, finite_N.tolist(), strict=True)
-            if not is_finite
-        ]
+        non_finite = rows_N[~finite_N].tolist()
         if non_finite:
             raise NonFiniteError(
                 f"rollout: the model's logits are NaN or infinite in {len(non_finite)} of "
-                f"{len(self.rows)} responses, the first to problem "
+                f"{len(rows_N)} responses, the first to problem "
                 f"{self.requests[non_finite[0]].problem_id}, before token {self.num_drawn + 1}: "
                 "the weights are damaged, or too large for the dtype; take another checkpoint or "
                 "another dtype"
             )
         finished = {}
-        for n, length in enumerate(length_N.tolist()):
+        drawn_rows = zip(rows_N.tolist(), length_N.tolist(), strict=True)
+        for n, (row, length) in enumerate(drawn_rows):
             if length and not self.ended[n]:
                 self.ended[n] = True
-                ids = self.tokens_NL[self.rows[n], :length].tolist()
-                finished[self.rows[n]] = Ended(ids, self._routing(n, length))
+                ids = self.tokens_NL[row, :length].tolist()
+                finished[row] = Ended(ids, self._routing(n, length))
         return finished
 
     def _routing(self, n: int, length: int) -> bytes:
         """Return the experts of row `n`: of the prompt and of the first `length` - 1 tokens of the
         response, since no pass has read the last one.
         """
-        if self._routing_NTW is None:
-            return b""
         start = self.width_S - int(self._prompt_lengths_N[n])
         stop = self.width_S + length - 1
         return as_bytes(self._routing_NTW[self.rows_N[n], start:stop])
@@ -260,23 +244,21 @@ class DecodingBatch:
         positions_N1 = (self._prompt_lengths_N + drawn - 1)[:, None]
         mask = self.mask_NT[:, : self.width_S + drawn]
         logits_NV = self.passes.forward(ids_N1, mask, positions_N1, self.cache)
+        position = self.width_S + drawn - 1
         routing_N1W = self.passes.routing(len(mask), 1)
-        if routing_N1W is not None and self._routing_NTW is not None:
-            position = self.width_S + drawn - 1
-            self._routing_NTW[self.rows_N, position] = routing_N1W[:, 0]
+        self._routing_NTW[self.rows_N, position] = routing_N1W[:, 0]
         return logits_NV
 
     def drop_ended(self) -> None:
-        """Drop the rows that have ended, if there are enough to be worth copying the cache."""
-        num_ended = sum(self.ended)
-        if num_ended == 0 or num_ended < _COMPACT_AT * len(self.rows):
+        """Drop the rows that have ended, if there are enough to be worth copying the cache. Some
+        must go on.
+        """
+        if sum(self.ended) < _COMPACT_AT * len(self.ended):
             return
         running = [n for n, ended in enumerate(self.ended) if not ended]
-        self.rows = [self.rows[n] for n in running]
         self.ended = [False] * len(running)
-        if running:
-            running_N = torch.tensor(running, device=self.device)
-            self.cache.batch_select_indices(running_N)
-            self.mask_NT = self.mask_NT[running_N]
-            self._prompt_lengths_N = self._prompt_lengths_N[running_N]
-            self.rows_N = self.rows_N[running_N]
+        running_N = torch.tensor(running, device=self.device)
+        self.cache.batch_select_indices(running_N)
+        self.mask_NT = self.mask_NT[running_N]
+        self._prompt_lengths_N = self._prompt_lengths_N[running_N]
+        self.rows_N = self.rows_N[running_N]

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.initialization import no_init_weights
 
-from megatron_opsft.models.weights.rectangles import hf_parameters
+from megatron_opsft.models.weights.rectangles import Copy, Parameter, whole
 from megatron_opsft.records import Rollout, Sample
 from megatron_opsft.rollout.engine import (
     EngineLayout,
@@ -25,7 +25,6 @@ from megatron_opsft.rollout.hf.decoding import DecodingPasses, as_bytes, decode
 from megatron_opsft.rollout.requests import Decoder, make_rollouts
 from megatron_opsft.runtime.phase import count_done
 
-_ALONE = EngineShare(index=0, count=1)
 _STACKED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 
 
@@ -38,7 +37,7 @@ class HfEngine(RolloutEngine):
         tokenizer: Decoder,
         batch_size: int,
         version: int | None,
-        share: EngineShare = _ALONE,
+        share: EngineShare,
         *,
         notes_routing: bool = False,
     ) -> None:
@@ -53,10 +52,12 @@ class HfEngine(RolloutEngine):
         self._weights: dict[str, Tensor] = {}
         for name, parameter in model.named_parameters():
             self._weights.update(by_disk_name(name, parameter.data))
-        shapes = {name: tuple(weight.shape) for name, weight in self._weights.items()}
-        parameters = hf_parameters(shapes)
+        parameters = []
+        for name, weight in self._weights.items():
+            rect = whole(name, tuple(weight.shape))
+            parameters.append(Parameter(name, tuple(weight.shape), (Copy(rect, rect),)))
         self.layout = EngineLayout(
-            tp_size=1, tp_rank=0, parameters_of=lambda tp_rank: parameters
+            tp_size=1, tp_rank=0, parameters_of=lambda tp_rank: tuple(parameters)
         )
 
     @classmethod
@@ -104,8 +105,8 @@ class HfEngine(RolloutEngine):
         """See `RolloutEngine.score`; this engine caches nothing between calls."""
         scores, routing = [], []
         for sample in samples:
-            ids = torch.tensor([[*sample.prompt_ids, *sample.response_ids]])
-            ids = ids.to(self.model.device)
+            tokens = [*sample.prompt_ids, *sample.response_ids]
+            ids = torch.tensor([tokens], device=self.model.device)
             num_tokens = len(sample.response_ids)
             # The position before a token predicts it; the last position predicts none of them.
             logits_RV = (
@@ -113,9 +114,9 @@ class HfEngine(RolloutEngine):
                 .logits[0, :-1]
                 .float()
             )
-            chosen = self.passes.routing(*ids.shape)
-            if chosen is not None:
-                routing.append(as_bytes(chosen[0, :-1]))
+            experts = as_bytes(self.passes.routing(*ids.shape)[0, :-1])
+            if experts:
+                routing.append(experts)
             response_R1 = ids[0, -num_tokens:, None]
             log_probs_R1 = logits_RV.log_softmax(dim=-1).gather(-1, response_R1)
             scores.append(tuple(log_probs_R1[:, 0].tolist()))

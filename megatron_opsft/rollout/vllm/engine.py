@@ -68,8 +68,7 @@ class VllmEngine(RolloutEngine):
             num_ranks=settings.tp,
             answers=self.layout.tp_rank == 0,
         )
-        self._batch_size = settings.batch_size
-        self._can_sleep = settings.is_cuda
+        self._settings = settings
         self._asleep = False
         self._llm = start_llm(settings, table)
         # Under the external launcher this process has one worker, and can call it. It must not be
@@ -78,9 +77,8 @@ class VllmEngine(RolloutEngine):
         self._worker: Worker = self._llm.collective_rpc(lambda wrapper: wrapper.worker)[
             0
         ]
-        self._is_speculative = settings.speculative is not None
         self._draft: DraftWeights | None = None
-        if self._is_speculative:
+        if settings.speculative is not None:
             if not settings.is_cuda:
                 from megatron_opsft.rollout.vllm.cpu import correct_expansion
 
@@ -110,7 +108,7 @@ class VllmEngine(RolloutEngine):
         running: dict[str, ResponseRequest] = {}
         has_more = True
         while has_more or running:
-            room = self._batch_size - len(running)
+            room = self._settings.batch_size - len(running)
             if has_more and room:
                 requests = take(room)
                 has_more = bool(requests)
@@ -199,7 +197,7 @@ class VllmEngine(RolloutEngine):
 
     def spec_counts(self) -> Counter[str]:
         """See `RolloutEngine.spec_counts`; all ranks of an engine count the same."""
-        if not (self._is_speculative and self.share.answers):
+        if self._settings.speculative is None or not self.share.answers:
             return Counter()
         metrics = cast("list[reader.Counter]", self._llm.get_metrics())
         counts = Counter[str]()
@@ -262,7 +260,7 @@ class VllmEngine(RolloutEngine):
 
     def sleep(self) -> None:
         """See `RolloutEngine.sleep`; on a CPU nothing is freed."""
-        if self._can_sleep and not self._asleep:
+        if self._settings.is_cuda and not self._asleep:
             self.version = None
             self._llm.sleep(level=2)
             self._asleep = True

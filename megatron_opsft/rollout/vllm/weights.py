@@ -55,13 +55,11 @@ class DraftWeights:
         shared = {
             name for name, module in self._draft.named_modules() if id(module) in policy
         }
-        checksums = {}
+        own = dict(self._draft.named_buffers())
         for name, parameter in self._draft.named_parameters():
             if name.rpartition(".")[0] not in shared:
-                checksums[name] = _checksum(parameter)
-        for name, buffer in self._draft.named_buffers():
-            checksums[name] = _checksum(buffer)
-        return checksums
+                own[name] = parameter
+        return {name: _checksum(tensor) for name, tensor in own.items()}
 
 
 def _checksum(tensor: Tensor) -> int:

@@ -49,7 +49,8 @@ class Exporter:
             gathered = self._gather(rule)
             if rule.kind is ShardKind.VOCABULARY:
                 # By far the largest tensors: the shards lie one below the other, so no copy.
-                yield rule.hf_names[0], gathered.flatten(0, 1)[: rule.hf_shapes[0][0]]
+                ((name, shape),) = rule.hf_shapes.items()
+                yield name, gathered.flatten(0, 1)[: shape[0]]
             else:
                 yield from merge_shards(rule, [*gathered]).items()
 
