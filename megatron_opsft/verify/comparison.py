@@ -6,7 +6,6 @@ from fractions import Fraction
 from functools import reduce
 from itertools import pairwise
 from operator import truediv
-from typing import NamedTuple
 
 from sympy import Expr
 
@@ -247,26 +246,10 @@ def _same_sequence(gold: str, answer: str) -> bool:
     return True
 
 
-class _Progression(NamedTuple):
-    """An arithmetic progression that ends in a number: 1, 3, ..., 9."""
-
-    first: Fraction
-    step: Fraction
-    last: Fraction
-
-    def written_out(self) -> list[str] | None:
-        """Return all its terms; None if they are too many, or do not reach the last one."""
-        num_steps = (self.last - self.first) / self.step
-        if num_steps.denominator > 1 or not 0 < num_steps <= _MAX_TERMS:
-            return None
-        return [
-            str(self.first + index * self.step) for index in range(int(num_steps) + 1)
-        ]
-
-
 def _terms_of_sequence(text: str) -> list[str]:
     """Return the terms, dots as one of them. An arithmetic progression that ends in a number is
-    written out; of one that does not, only the first two terms stand before its dots.
+    written out; of one that does not, or that has too many terms, only the first two terms stand
+    before its dots.
     """
     terms = [term.strip() for term in re.sub(r"^\\\{|\\\}$", "", text).split(",")]
     if _DOTS not in terms:
@@ -284,7 +267,7 @@ def _terms_of_sequence(text: str) -> list[str]:
     step = steps.pop()
     last = read_number(terms[-1]) if len(terms) == dots + 2 else None
     if last is not None:
-        written_out = _Progression(numbers[0], step, Fraction(last)).written_out()
-        if written_out is not None:
-            return written_out
+        num_steps = (Fraction(last) - numbers[0]) / step
+        if num_steps.denominator == 1 and 0 < num_steps <= _MAX_TERMS:
+            return [str(numbers[0] + i * step) for i in range(int(num_steps) + 1)]
     return [*terms[:2], *terms[dots:]]

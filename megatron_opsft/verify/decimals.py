@@ -59,7 +59,7 @@ def same_values_of_numbers(gold: Expr, answer: Expr) -> bool:
     decimal = answer_number if gold_number is None else gold_number
     if isinstance(decimal, Decimal) and _num_digits(decimal) >= ROUNDED_DIGITS:
         margin = min(RELATIVE_TOLERANCE * abs(Fraction(decimal)), _last_place(decimal))
-        return bool(difference <= Rational(*margin.as_integer_ratio()))
+        return bool(difference <= Rational(margin))
     exact_difference = N(gold_exact - answer_exact, 2, maxn=_COMPARED_DIGITS)
     return bool(abs(exact_difference) <= scale * _VANISHING)
 

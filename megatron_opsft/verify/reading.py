@@ -110,8 +110,7 @@ def read(text: str) -> Answer:
         return replace(answer, body=clock_or_numeral)
     if (number := read_words(body)) is not None:
         body = str(number)
-    quantity = Quantity(body) if is_words(body) else take_unit(body)
-    body, unit, readable = quantity
+    body, unit, readable = Quantity(body) if is_words(body) else take_unit(body)
     if unit and (":" in body or read_clock(body)):
         readable = False
     if option and _SAYS_MORE.search(body):
