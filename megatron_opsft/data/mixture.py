@@ -51,9 +51,19 @@ def _join(sets: Sequence[ProblemSet]) -> ProblemSet:
     )
 
 
-def _bad_row(problem_set: ProblemSet, problem: Problem, reason: str) -> BadRow:
-    source = problem_set.sources[problem.source_index]
-    return BadRow(source=source, row=problem.row, reason=reason)
+def _leave_out(
+    problem_set: ProblemSet, reason_against: Callable[[Problem], str]
+) -> ProblemSet:
+    """Leave out the problems with a reason against them ("" for none); they become bad rows."""
+    problems = []
+    bad_rows = list(problem_set.bad_rows)
+    for problem in problem_set.problems:
+        if reason := reason_against(problem):
+            source = problem_set.sources[problem.source_index]
+            bad_rows.append(BadRow(source=source, row=problem.row, reason=reason))
+        else:
+            problems.append(problem)
+    return replace(problem_set, problems=tuple(problems), bad_rows=tuple(bad_rows))
 
 
 def drop_unusable_prompts(
@@ -64,22 +74,20 @@ def drop_unusable_prompts(
     """Leave out the problems whose encoded prompt is longer than the limit, and those that `encode`
     refuses: they become bad rows. Errors: `UserError` if no problem remains.
     """
-    problems = []
-    bad_rows = list(problem_set.bad_rows)
-    for problem in problem_set.problems:
+
+    def reason_against(problem: Problem) -> str:
         try:
             num_tokens = len(encode(problem))
-            if num_tokens > max_prompt_tokens:
-                raise PromptError(
-                    f"prompt of {num_tokens} tokens, more than data.max_prompt_tokens="
-                    f"{max_prompt_tokens}"
-                )
         except PromptError as error:
-            bad_rows.append(_bad_row(problem_set, problem, str(error)))
-        else:
-            problems.append(problem)
-    usable = replace(problem_set, problems=tuple(problems), bad_rows=tuple(bad_rows))
-    return usable.checked()
+            return str(error)
+        if num_tokens <= max_prompt_tokens:
+            return ""
+        return (
+            f"prompt of {num_tokens} tokens, more than data.max_prompt_tokens="
+            f"{max_prompt_tokens}"
+        )
+
+    return _leave_out(problem_set, reason_against).checked()
 
 
 def asked(problem: Problem) -> tuple[str, ...]:
@@ -96,26 +104,19 @@ def leave_out_held_out(
     held_out: the sets of the evaluations, by their names in messages. Errors: `UserError` if no
     problem remains.
     """
-    evaluated = {}
+    reasons = {}
     for name, evaluation in held_out.items():
         for problem in evaluation.problems:
-            evaluated[asked(problem)] = name
-    problems = []
-    bad_rows = list(training.bad_rows)
-    for problem in training.problems:
-        if asked(problem) in evaluated:
-            name = evaluated[asked(problem)]
             reason = f"also in {name}: what is evaluated is not trained on"
-            bad_rows.append(_bad_row(training, problem, reason))
-        else:
-            problems.append(problem)
-    if not problems:
+            reasons[asked(problem)] = reason
+    left = _leave_out(training, lambda problem: reasons.get(asked(problem), ""))
+    if not left.problems:
         raise UserError(
             f"data.train={training.name}: all of its {len(training.problems)} problems are also in "
             f"{' or '.join(held_out)}, and what is evaluated is not trained on; train on others, "
             "or set eval.holdout=N instead, which takes N problems out of training"
         )
-    return replace(training, problems=tuple(problems), bad_rows=tuple(bad_rows))
+    return left
 
 
 def take_held_out(

@@ -18,7 +18,6 @@ from megatron_opsft.data.rows import (
     ANSWER_FIELDS,
     PROBLEM_FIELDS,
     RowReader,
-    WantedField,
     choose_fields,
 )
 from megatron_opsft.data.sources import read_rows
@@ -112,10 +111,12 @@ def load_problems(
     if source == ARITHMETIC:
         return _load_arithmetic(split, prompt_file)
     rows = read_rows(source, split=split, subset=subset, section=section)
-    wanted = (
-        WantedField(f"{section}problem_field", problem_field, PROBLEM_FIELDS),
-        WantedField(f"{section}answer_field", answer_field, ANSWER_FIELDS),
-    )
+    problem_fields = PROBLEM_FIELDS if problem_field is None else (problem_field,)
+    answer_fields = ANSWER_FIELDS if answer_field is None else (answer_field,)
+    wanted = {
+        f"{section}problem_field": problem_fields,
+        f"{section}answer_field": answer_fields,
+    }
     problem_field, answer_field = choose_fields(source, rows, wanted)
     reader = RowReader(
         problem_field=problem_field,

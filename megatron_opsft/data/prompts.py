@@ -193,17 +193,14 @@ def end_token_ids(
     Chat models often have several (`<|im_end|>` and `<|endoftext|>`). Errors: `UserError` if there
     is none.
     """
-    end_tokens = set()
-    if tokenizer.eos_token_id is not None:
-        end_tokens.add(tokenizer.eos_token_id)
+    values = [tokenizer.eos_token_id]
     for name in ("generation_config.json", "config.json"):
         file = Path(model_dir) / name
         if file.is_file():
             value = read_json(file).get("eos_token_id")
-            for token_id in value if isinstance(value, list) else [value]:
-                # -1 stands for none in some configurations.
-                if isinstance(token_id, int) and token_id >= 0:
-                    end_tokens.add(token_id)
+            values += value if isinstance(value, list) else [value]
+    # -1 stands for none in some configurations.
+    end_tokens = {value for value in values if isinstance(value, int) and value >= 0}
     if not end_tokens:
         raise UserError(
             f"{option}: {model_dir} has no end token; set eos_token_id in generation_config.json"

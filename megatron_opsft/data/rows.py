@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from megatron_opsft.data.answers import read_answer
 from megatron_opsft.data.prompt_file import PromptFile
@@ -39,17 +39,6 @@ _IMAGE_FIELDS = ("image", "images")
 _IMAGE_TAG = "<image>"
 
 
-class WantedField(NamedTuple):
-    """A field of the problems, to be found among the columns of a source."""
-
-    key: str
-    """The config key that sets it, for errors."""
-    name: str | None
-    """The column that the user has set, which may be dotted."""
-    candidates: tuple[str, ...]
-    """The columns that are tried if the user has set none."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowReader:
     """A reader of the rows of one source, in order, which gives each problem an id of its own."""
@@ -81,10 +70,8 @@ class RowReader:
         problem_id = self._choose_id(row)
         if self.prompt_file is not None:
             text = self.prompt_file.render(text, row.fields)
-        for value in (problem_id, gold, text):
+        for value in (problem_id, gold, text, *(message.content for message in before)):
             _check_unicode(value)
-        for message in before:
-            _check_unicode(message.content)
         self._taken_ids.add(problem_id)
         return Problem(
             id=problem_id,
@@ -157,16 +144,17 @@ def _names_of(fields: Mapping[str, Any]) -> Iterator[str]:
 
 
 def choose_fields(
-    source: str, rows: Sequence[Row], wanted: Sequence[WantedField]
+    source: str, rows: Sequence[Row], wanted: Mapping[str, Sequence[str]]
 ) -> list[str]:
-    """Return the name of each wanted field: the user's, or the candidate that most rows have.
+    """Return the name of each wanted field: the one of its candidates that most rows have.
 
+    wanted: the config key of each field, for errors, and its candidates, which may be dotted: the
+    user's choice alone, or all that are common.
     Errors: `UserError` naming every key whose field no row has.
     """
     chosen = []
     missing = {}
-    for key, user_name, candidates in wanted:
-        names = candidates if user_name is None else (user_name,)
+    for key, names in wanted.items():
         counts = [_num_rows_with(rows, name) for name in names]
         chosen.append(names[counts.index(max(counts))])
         if not any(counts):
