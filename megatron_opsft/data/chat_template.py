@@ -144,4 +144,4 @@ class ChatTemplate:
             return False
         before_text = whole.partition(assistant.content)[0].rstrip()
         shown = prompt.rstrip()
-        return len(before_text) > len(shown) and before_text.startswith(shown)
+        return before_text != shown and before_text.startswith(shown)

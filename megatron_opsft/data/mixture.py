@@ -18,36 +18,28 @@ from megatron_opsft.records import Problem
 
 def load_training(data: DataConfig, *, with_fields: bool) -> ProblemSet:
     """Read the problems of `data.train`, one source or several. Errors: `UserError`."""
-    sets = [
-        load_problems(
+    problems = {}
+    bad_rows: list[BadRow] = []
+    for index, source in enumerate(data.sources):
+        problem_set = load_problems(
             source.path,
             split=str(source.split),
             **fields_of(source),
             template=data.template,
             with_fields=with_fields,
         )
-        for source in data.sources
-    ]
-    return sets[0] if len(sets) == 1 else _join(sets)
-
-
-def _join(sets: Sequence[ProblemSet]) -> ProblemSet:
-    """Join the sets in their order. An id that an earlier set has gets the number of its source."""
-    problems = {}
-    bad_rows: list[BadRow] = []
-    for index, problem_set in enumerate(sets):
         bad_rows += problem_set.bad_rows
         for problem in problem_set.problems:
             unique = problem.id
+            # An id that an earlier source has gets the number of its own.
             while unique in problems:
                 unique = f"{unique}@{index + 1}"
             problems[unique] = replace(problem, id=unique, source_index=index)
-    names = [problem_set.name for problem_set in sets]
     return ProblemSet(
-        name=" + ".join(names),
+        name=data.name,
         problems=tuple(problems.values()),
         bad_rows=tuple(bad_rows),
-        sources=tuple(names),
+        sources=tuple(source.path for source in data.sources),
     )
 
 
@@ -125,7 +117,7 @@ def take_held_out(
     """Split the set: (problems to train on, `num` held-out ones drawn with `seed`). Rows that ask
     the same are on one side. Errors: `UserError` if nothing would remain to train on.
     """
-    texts = list(dict.fromkeys(asked(problem) for problem in problem_set.problems))
+    texts = list(dict.fromkeys(map(asked, problem_set.problems)))
     if num >= len(texts):
         raise UserError(
             f"eval.holdout={num}: {problem_set.name} has only {len(texts)} different problems"
@@ -188,7 +180,7 @@ def _describe_contradictions(problem_set: ProblemSet) -> str:
     several = [by_answer for by_answer in by_text.values() if len(by_answer) > 1]
     if not several:
         return ""
-    first, second = list(several[0].values())[:2]
+    first, second, *_ = several[0].values()
     return (
         f"{len(several)} of {len(by_text)} problems have several gold answers, such as "
         f"{first.answer!r} in row {first.row} and {second.answer!r} in row {second.row}: one of "

@@ -32,7 +32,7 @@ def same_number(left: Number, right: Number) -> bool:
     digits = max(_num_digits(left), _num_digits(right))
     if digits > _NOISE_DIGITS and difference <= FLOAT_NOISE * larger:
         return True
-    if digits < ROUNDED_DIGITS or _is_short(left) or _is_short(right):
+    if _is_short(left) or _is_short(right):
         return False
     last_place = max(_last_place(left), _last_place(right))
     return difference < last_place and difference <= RELATIVE_TOLERANCE * larger

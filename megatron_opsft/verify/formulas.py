@@ -10,7 +10,6 @@ from itertools import chain, starmap
 from typing import Any
 
 import sympy
-from latex2sympy2_extended.logic import And
 from sympy import (
     Abs,
     Eq,
@@ -32,7 +31,7 @@ from sympy import (
 from sympy.core.function import AppliedUndef
 from sympy.core.relational import Relational
 
-from megatron_opsft.verify.values import relations_of
+from megatron_opsft.verify.values import is_relation, relations_of
 
 _NUMBERS = (
     "1.372",
@@ -99,7 +98,7 @@ def solution_set(value: Any) -> Any:
     if isinstance(value, Eq) and isinstance(value.rhs, Set):
         return value.rhs
     alternatives = value.args if isinstance(value, FiniteSet) else (value,)
-    if not all(isinstance(relation, Relational | And) for relation in alternatives):
+    if not all(map(is_relation, alternatives)):
         return value
     conditions = [sympy.And(*relations_of(relation)) for relation in alternatives]
     condition = _without_functions(sympy.Or(*conditions))

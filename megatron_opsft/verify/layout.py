@@ -24,10 +24,14 @@ class SpellingRule(NamedTuple):
     replacement: Replacement
 
 
-def rule(
-    example: str, evidence: str, pattern: str, replacement: Replacement
-) -> SpellingRule:
-    return SpellingRule(example, evidence, re.compile(pattern), replacement)
+def spelling_rules(
+    *rows: tuple[str, str, str, Replacement],
+) -> tuple[SpellingRule, ...]:
+    """Make rules of rows: example, evidence, pattern, replacement."""
+    return tuple(
+        SpellingRule(example, evidence, re.compile(pattern), replacement)
+        for example, evidence, pattern, replacement in rows
+    )
 
 
 def command(name: str, *arguments: object) -> str:
@@ -154,166 +158,156 @@ def _joined_outside_brackets(match: Match) -> str:
 
 
 # Scripts leave a minus sign, which is made a plain one with the other signs.
-LAYOUT = (
-    rule(
+LAYOUT = spelling_rules(
+    (
         r"\\frac{1}{2} -> \frac{1}{2}",
         "math-verify's tests",
         r"(?<!\\)\\(?=\\(?:[dt]?frac|text|sqrt|boxed|le|ge|times|cdot|pi|infty)"
         r"(?![a-zA-Z]))",
         "",
     ),
-    rule(r"2½ -> 2\frac{1}{2}", "½", "[¼½¾⅐⅑⅒⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞]", _vulgar_fraction),
-    rule(
+    (r"2½ -> 2\frac{1}{2}", "½", "[¼½¾⅐⅑⅒⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞]", _vulgar_fraction),
+    (
         r"5m² -> 5\text{ m}^{2}",
         "math-verify's tests",
         r"(?<=[0-9])\s*([kcdm]?m)([²³])",
         _power_of_metres,
     ),
-    rule("x² -> x^{2}", "superscripts", "[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿⁱ]+", _script("^")),
-    rule("52₈ -> 52_{8}", "base in Unicode", "[₀₁₂₃₄₅₆₇₈₉₊₋₍₎]+", _script("_")),
-    rule(
-        r"x ≤ −3 -> x \le -3", "degree sign", f"([{''.join(SIGNS)}])", looked_up(SIGNS)
-    ),
-    rule("３４ -> 34", "full-width digits", r"[^\x00-\x7f]+", _plain_characters),
-    rule(
+    ("x² -> x^{2}", "superscripts", "[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿⁱ]+", _script("^")),
+    ("52₈ -> 52_{8}", "base in Unicode", "[₀₁₂₃₄₅₆₇₈₉₊₋₍₎]+", _script("_")),
+    (r"x ≤ −3 -> x \le -3", "degree sign", f"([{''.join(SIGNS)}])", looked_up(SIGNS)),
+    ("３４ -> 34", "full-width digits", r"[^\x00-\x7f]+", _plain_characters),
+    (
         r"2√14 -> 2\sqrt{14}",
         "√",
         r"([√∛∜])\s*(?:\(([^()]*)\)|\{([^{}]*)\}|(\d+|[a-zA-Z]))",
         _root,
     ),
-    rule(r"\boxed{7} -> 7", "DeepScaleR", r"\\(?:boxed|fbox)\s*\{([^{}]*)\}", r"\1"),
-    rule(
-        "$x$ -> x", "formula marks in the box", r"(?:(?<!\\)(?:\\[\[\]()]|\$)\s*)+", " "
-    ),
-    rule(
+    (r"\boxed{7} -> 7", "DeepScaleR", r"\\(?:boxed|fbox)\s*\{([^{}]*)\}", r"\1"),
+    ("$x$ -> x", "formula marks in the box", r"(?:(?<!\\)(?:\\[\[\]()]|\$)\s*)+", " "),
+    (
         r"\left( 2, 3 \right) -> ( 2, 3 )",
         "braces of a maximum",
         r"\\(?:left|right|middle|[bB]igg?[lrm]?)(?![a-zA-Z])\.?",
         "",
     ),
-    rule(
+    (
         r"\lbrace 1 \rbrace -> \{ 1 \}",
         "\\lbrace",
         r"\\([lr])brace(?![a-zA-Z])",
         looked_up({"l": r"\{", "r": r"\}"}),
     ),
-    rule(
+    (
         r"\langle 1, 2\rangle -> ( 1, 2)",
         "\\langle",
         r"\\([lr])angle(?![a-zA-Z])",
         looked_up({"l": "(", "r": ")"}),
     ),
-    rule(
+    (
         r"\displaystyle 7 -> 7",
         "\\displaystyle",
         r"\\(?:displaystyle|textstyle|limits|nolimits|rm|bf|it|[lL]arge)(?![a-zA-Z])\s*",
         "",
     ),
-    rule(r"\textcolor{red}{7} -> {7}", "colour", r"\\(?:text)?color\s*\{[^{}]*\}", ""),
-    rule("x&=2 -> x=2", "math-verify's tests", r"&\s*(?==)", ""),
-    rule(
+    (r"\textcolor{red}{7} -> {7}", "colour", r"\\(?:text)?color\s*\{[^{}]*\}", ""),
+    ("x&=2 -> x=2", "math-verify's tests", r"&\s*(?==)", ""),
+    (
         r"\begin{cases}x=2\\y=3\end{cases} -> x=2, y=3",
         "cases",
         r"\\begin\{(cases|aligned|split|gathered)\}([^&]*?)\\end\{\1\}",
         _equations,
     ),
-    rule(
+    (
         r"\dfrac{3}{4} -> \frac{3}{4}",
         "percent sign added to a fraction",
         r"\\[dtc]frac(?![a-zA-Z])",
         r"\\frac",
     ),
-    rule(
+    (
         r"\frac34 -> \frac{3}{4}",
         "fraction without braces",
         rf"\\(frac)\s*{TOKEN}\s*{TOKEN}",
         _fraction,
     ),
-    rule(
+    (
         r"\sqrt[3]\pi -> \sqrt[3]{\pi}",
         "DeepScaleR",
         rf"\\sqrt\s*(\[\w+\])?\s*{_ROOT_OF}",
         r"\\sqrt\1{\2}",
     ),
-    rule(
+    (
         r"\binom94 -> \binom{9}{4}",
         "binomial without braces",
         rf"\\[dt]?(binom)\s*{TOKEN}\s*{TOKEN}",
         _fraction,
     ),
-    rule(
-        r"\mathbb R -> \mathbb{R}", "\\mathbb R", r"\\mathbb\s+([A-Z])", r"\\mathbb{\1}"
-    ),
-    rule(
+    (r"\mathbb R -> \mathbb{R}", "\\mathbb R", r"\\mathbb\s+([A-Z])", r"\\mathbb{\1}"),
+    (
         r"{10 \choose 3} -> \binom{10}{3}",
         "\\choose",
         r"\{\s*(\w+)\s*\\choose\s*(\w+)\s*\}",
         r"\\binom{\1}{\2}",
     ),
-    rule(
+    (
         r"\mathrm{east} -> \text{east}",
         "word with \\text",
         r"\\(?:text\w*|math(?:rm|bf|it|sf|tt)|mbox|hbox|bm|boldsymbol)\s*(?=\{)",
         r"\\text",
     ),
-    rule(
+    (
         r"\text{(A) The cat} -> \text{(A)} \text{The cat}",
         "option with its text",
         r"\\text\{\s*(\(?[A-J][).:])\s+([^{}]+)\}",
         r"\\text{\1} \\text{\2}",
     ),
-    rule(
+    (
         r"\text{\$}5 -> \$5",
         "currency in \\text",
         r"\\text\{\s*(\\\$|[€£¥₹¢])\s*\}",
         r"\1",
     ),
-    rule(
-        r"3\mathrm{i} -> 3 i", "math-verify's tests", r"\\text\{\s*([ei])\s*\}", r" \1 "
-    ),
-    rule(
+    (r"3\mathrm{i} -> 3 i", "math-verify's tests", r"\\text\{\s*([ei])\s*\}", r" \1 "),
+    (
         r"5\mathrm{m\,s^{-2}} -> 5\text{m s^-2}",
         "unit in one \\mathrm",
         r"\\text(?=\{)\{((?:[^{}]|\{-?\d\})*(?:\^|\\cdot|\\[,;: ]|\\(?:Omega|mu))"
         r"(?:[^{}]|\{-?\d\})*)\}",
         _one_text,
     ),
-    rule(
+    (
         r"5\text{ km} / \text{h} -> 5\text{ km / h}",
         "DeepScaleR",
         rf"(?:{_UNIT}\s*(?:/|\\cdot(?![a-zA-Z])|\\times(?![a-zA-Z]))\s*)+{_UNIT}",
         _one_text,
     ),
-    rule(
+    (
         r"5\frac{\text{m}}{\text{s}} -> 5\text{m/s}",
         "fraction of units",
         rf"\\frac\{{\s*({_UNIT})\s*\}}\{{\s*({_UNIT})\s*\}}",
         _quotient_of_units,
     ),
-    rule(
+    (
         r"\text{24 hours} -> 24 hours",
         "DeepScaleR",
         r"\\text\{([^{}^*/]*\d[^{}^*/]*)\}",
         r" \1 ",
     ),
-    rule(r"5\mu \text{m} -> 5\text{mum}", "micro", r"\\mu\s*\\text\{\s*", r"\\text{mu"),
-    rule(
-        r"5\Omega -> 5\text{ ohm}", "ohm", rf"(?<=\d){_GAP}\\Omega\s*$", r"\\text{ ohm}"
-    ),
-    rule(r"7 \\ -> 7", "line end in the box", r"\\+\s*$", ""),
-    rule(
+    (r"5\mu \text{m} -> 5\text{mum}", "micro", r"\\mu\s*\\text\{\s*", r"\\text{mu"),
+    (r"5\Omega -> 5\text{ ohm}", "ohm", rf"(?<=\d){_GAP}\\Omega\s*$", r"\\text{ ohm}"),
+    (r"7 \\ -> 7", "line end in the box", r"\\+\s*$", ""),
+    (
         r"10\,000 -> 10000",
         "groups 1\\,234",
         rf"(?<![\d.])[1-9]\d{{0,2}}(?:{_SPACE}\d{{3}})+(?!\d)",
         _joined,
     ),
-    rule(
+    (
         "1{,}234 -> 1234",
         "math-verify's tests",
         rf"(?<![\d.])[1-9]\d{{0,2}}(?:{_BRACED_COMMA}\s*\d{{3}})+(?!\d)",
         _joined,
     ),
-    rule(
+    (
         "1,234 -> 1234",
         "groups of three and one more",
         r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?![\d,])",

@@ -100,18 +100,18 @@ def _as_sympy(number: Number) -> Any:
 
 def _with_names(body: str) -> str:
     r"""Write what the parser misreads as names; I of a complex number stays: 2+3I."""
-    letters = {match[0] for match in _LETTER.finditer(body) if len(match[0]) == 1}
+    letters = {name for name in _LETTER.findall(body) if len(name) == 1}
     is_complex_number = letters == {"I"} and not _RELATION.search(body)
 
     def as_name(match: re.Match[str]) -> str:
+        name = match["divisor"]
         if match["function"]:
-            primes = "prime" * len(match["primes"])
-            return command("text", match["function"] + primes)
-        if match["greek"]:
-            return command("text", f"letter {match['greek']}")
-        if match["divisor"] or (match["letter"] and not is_complex_number):
-            return command("text", match["divisor"] or match["letter"])
-        return match[0]
+            name = match["function"] + match["primes"].replace("'", "prime")
+        elif match["greek"]:
+            name = f"letter {match['greek']}"
+        elif match["letter"] and not is_complex_number:
+            name = "I"
+        return command("text", name) if name else match[0]
 
     return _MISREAD.sub(as_name, body)
 

@@ -13,7 +13,7 @@ from megatron_opsft.verify.layout import (
     command,
     looked_up,
     matched_group,
-    rule,
+    spelling_rules,
 )
 
 SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
@@ -67,8 +67,7 @@ def _program_numeral(match: Match) -> str:
 
 
 def _scale(match: Match) -> str:
-    word = re.sub(r"\\text|[^a-z]", "", match[0].lower()).rstrip("s")
-    return rf"\cdot 10^{{{SCALES[word]}}} "
+    return rf"\cdot 10^{{{SCALES[matched_group(match).lower()]}}} "
 
 
 def _function(match: Match) -> str:
@@ -104,165 +103,164 @@ def _radians(match: Match) -> str:
     return re.sub(_DEGREES, in_radians, text)
 
 
-TABLE = (
-    *LAYOUT,
+TABLE = LAYOUT + spelling_rules(
     # Numbers.
-    rule(
+    (
         r"2.5e-05 -> 2.5\cdot 10^{-5}",
         "2.5e-05",
         r"(?<![a-zA-Z_\\])(?:(?<=\d)|(?<=\d\.))(?:[eE]([+-]?\d\d+)|[eE](\+\d)|E(-?\d)"
         r"|(?<=\.\d)e(-?\d)|(?<=\.\d\d)e(-?\d))(?!\w)",
         _power_of_ten,
     ),
-    rule(
+    (
         r"2.5 x 10^-5 -> 2.5\cdot 10^{-5}",
         "scientific with x",
         rf"(?<=[\d.])\s*{_TIMES_TEN}\s*(?:\^|\*\*)\s*"
         r"(?:\{\s*([+-]?\s*\d+)\s*\}|([+-]?\d+))",
         _power_of_ten,
     ),
-    rule(
+    (
         r"0.1\overline{6} -> \frac{15}{90}",
         "repeating decimal",
         rf"(?<![\d.])(\d*)\.(\d*){_PERIOD}",
         _repeating,
     ),
-    rule(
+    (
         "0x1F -> 1F_{16}",
         "0x",
         r"(?<![\w.])0([xXoObB])([0-9A-Fa-f]+)(?!\w)",
         _program_numeral,
     ),
-    rule(
+    (
         "minus 6 -> -6",
         "minus in words",
         rf"(?i){_word('minus|negative')}\s*(?=[\d.\\(])",
         "-",
     ),
     # Spaces and synonyms.
-    rule(r"1\!:\!2 -> 1:2", "time", r"\\!", ""),
-    rule(
+    (r"1\!:\!2 -> 1:2", "time", r"\\!", ""),
+    (
         r"1,\;2 -> 1, 2",
         "for all x of a set",
         r"(?:(?:(?<!\\)\\[,;: ]|~|\\q?quad\b|\\thinspace\b|\\enspace\b|\\hspace\{[^{}]*\})"
         r"\s*)+",
         " ",
     ),
-    rule(
+    (
         r"x \leqslant 3 -> x \le 3",
         "DeepScaleR",
         r"\\(le|ge)(?:q|qq|qslant|slant)(?![a-zA-Z])",
         r"\\\1 ",
     ),
-    rule(
+    (
         r"x <= 3 -> x \le 3",
         "bound as a program writes it",
         r"(?<![<=>])([<>])=",
         looked_up({"<": r"\le ", ">": r"\ge "}),
     ),
-    rule(r"x != 3 -> x \ne 3", "DeepScaleR", r"\\neq(?![a-zA-Z])|!=", r"\\ne "),
-    rule(
+    (r"x != 3 -> x \ne 3", "DeepScaleR", r"\\neq(?![a-zA-Z])|!=", r"\\ne "),
+    (
         r"1, 2, ... -> 1, 2, \ldots",
         "DeepScaleR",
         r"\\(?:dots[cbmi]?|cdots|hdots)(?![a-zA-Z])|\.{3,}",
         r"\\ldots ",
     ),
-    rule(
+    (
         r"0.333... -> \frac{3}{9}",
         "DeepScaleR",
         r"(?<![\d.])(\d*)\.(\d*?)(?:(\d)\3{2,}|(\d{2,6}?)\4+)\s*\\ldots\s*$",
         _repeating,
     ),
-    rule(
+    (
         r"\{x \mid x>3\} -> x>3",
         "DeepScaleR",
         r"^\s*\\\{\s*([a-zA-Z])\s*(?:\\in\s*\\mathbb\{R\}\s*)?(?:\\mid|\\vert|\||:)"
         r"((?:.*[^\\a-zA-Z])?\1(?![a-zA-Z]).*)\\\}[\s.]*$",
         r"\2",
     ),
-    rule(
+    (
         "7{:}55 -> 7:55",
         "ratio with spaces",
         r"\\colon(?![a-zA-Z])|\\text\{\s*:\s*\}|\{:\}",
         ":",
     ),
-    rule("3 to 4 -> 3:4", "ratio in words", rf"(?<=\d)\s*{_word('to')}\s*(?=\d)", ":"),
-    rule(
+    ("3 to 4 -> 3:4", "ratio in words", rf"(?<=\d)\s*{_word('to')}\s*(?=\d)", ":"),
+    (
         r"1 \bmod 6 -> 1 \pmod{6}",
         "DeepScaleR",
         r"\(\s*(?:(?:\\b)?mod|\\(?:text|operatorname)\{\s*mod\s*\})\s*(\w+)\s*\)"
         r"|(?:\\p?mod|\\bmod|\\text\{\s*mod\s*\})\s*(?:\{\s*(\w+)\s*\}|(\w+))",
         r"\\pmod{\1\2\3}",
     ),
-    rule("2^4 3^2 -> 2^{4} 3^2", "DeepScaleR", r"\^(\d)\s+(?=\d)", r"^{\1} "),
-    rule("2**3 -> 2^3", "as a program writes it", r"\*\*", "^"),
-    rule(r"2pi -> 2\pi", "pi in words", r"(?<![\\a-zA-Z])pi(?![a-zA-Z])", r"\\pi "),
-    rule(
+    ("2^4 3^2 -> 2^{4} 3^2", "DeepScaleR", r"\^(\d)\s+(?=\d)", r"^{\1} "),
+    ("2**3 -> 2^3", "as a program writes it", r"\*\*", "^"),
+    (r"2pi -> 2\pi", "pi in words", r"(?<![\\a-zA-Z])pi(?![a-zA-Z])", r"\\pi "),
+    (
         r"infinity -> \infty",
         "infinity in words",
         r"(?i)(?<![\\a-zA-Z])(?:infinity|infty|inf|oo)(?![a-zA-Z])",
         r"\\infty ",
     ),
-    rule(
+    (
         r"\text{all real numbers} -> \mathbb{R}",
         "all real numbers",
         rf"(?i){_word('all real(?:s| numbers)')}",
         r"\\mathbb{R}",
     ),
-    rule(
+    (
         r"n_{\max }=3 -> n_{max}=3",
         "extreme as a name",
         r"_\s*(?:\{\s*(?:\\text\{\s*(max|min)\s*\}|\\(max|min))\s*\}|\\(max|min))",
         r"_{\1\2\3}",
     ),
     # Functions.
-    rule(
+    (
         r"2 cos(x) -> 2 \cos(x)",
         "function without a backslash",
         r"(?<![\\a-zA-Z])(?<!\\text\{)(a(?:rc)?)?(sinh?|cosh?|tanh?|cot|sec|csc|ln|log|exp)"
         r"(?=\s*(?:[({_^|\d\\]|[a-zA-Z](?![a-zA-Z])|\s(?:sin|cos|tan|ln)\b))",
         _function,
     ),
-    rule(
+    (
         r"\max\{a,b\} -> \max(a,b)",
         "braces of a maximum",
         rf"(?:\\|(?<![\\a-zA-Z]))(max|min|gcd|lcm)\s*(?:{_ARGUMENT}|\\\{{([^{{}}]*)\\\}})",
         r"\\\1(\2\3)",
     ),
-    rule(r"sqrt(2) -> \sqrt{2}", "abs", _BRACKETING_FUNCTION, _brackets),
-    rule(
+    (r"sqrt(2) -> \sqrt{2}", "abs", _BRACKETING_FUNCTION, _brackets),
+    (
         r"C(5,2) -> \binom{5}{2}",
         "number of choices",
         _COMBINATIONS,
         _number_of_choices,
     ),
-    rule(
+    (
         r"\Pr(A)=1 -> P(A)=1",
         "probability in front",
         r"\\Pr(?![a-zA-Z])|\\mathbb\{P\}",
         "P",
     ),
-    rule(
+    (
         r"\log_2 3 -> \log_{2} 3",
         "\\log_2 3",
         r"\\log\s*_\s*(\d+)\s+(?=\d)",
         r"\\log_{\1} ",
     ),
-    rule(r"\lg 2 -> \log_{10} 2", "\\lg", r"\\lg(?![a-zA-Z])", r"\\log_{10}"),
-    rule(
+    (r"\lg 2 -> \log_{10} 2", "\\lg", r"\\lg(?![a-zA-Z])", r"\\log_{10}"),
+    (
         r"\sin(x+30^\circ) -> \sin(x+\frac{30\pi }{180})",
         "degrees in a sine",
         r"\\(?:sin|cos|tan|cot|sec|csc)(?:\^(?:\{\d\}|\d))?\s*"
         rf"(?:{_ARGUMENT}|\{{[^{{}}]*\}}|{_DEGREES})",
         _radians,
     ),
-    rule(
+    (
         "n!^2 -> (n!)^2",
         "square of a factorial",
         r"((?<!\d)\d+!|[a-zA-Z]!)(?=\^)",
         r"(\1)",
     ),
-    rule(
+    (
         r"3(4) -> 3\cdot (4)",
         "DeepScaleR",
         r"((?<![\w^.])(?<![_^]\{)[\d.]+|[\d)]\)|\\(?:frac|binom)\{[^{}]*\}\{[^{}]*\})"
@@ -270,58 +268,58 @@ TABLE = (
         r"\1\\cdot ",
     ),
     # Words for signs, and signs for units.
-    rule(
+    (
         r"155 degrees -> 155 ^\circ",
         "degrees",
         rf"\\(?:text)?degree(?![a-zA-Z])|\\text\{{\s*\^\\circ\s*\}}|(?:\{{\}})?{_CIRCLE}"
         rf"|{_word('degrees?|deg')}",
         r"^\\circ ",
     ),
-    rule(
+    (
         r"25°C -> 25\text{celsius}",
         "DeepScaleR",
         r"\^\\circ\s*(?:\\text\{\s*)?C(?![a-zA-Z])(?:\s*\})?",
         r"\\text{celsius}",
     ),
-    rule(
+    (
         r"25°F -> 25\text{fahrenheit}",
         "fahrenheit",
         r"\^\\circ\s*(?:\\text\{\s*)?F(?![a-zA-Z])(?:\s*\})?",
         r"\\text{fahrenheit}",
     ),
-    rule(
+    (
         r"5 percent -> 5 \%",
         "per cent in words",
         rf"\\?%|{_word('per ?cent(?:age)?|pct')}",
         r"\\% ",
     ),
-    rule(
+    (
         r"5 million -> 5\cdot 10^{6}",
         "millions",
-        rf"(?i)(?<=[\d}}])\s*{_word(f'(?:{_SCALE_NAMES})s?')}",
+        rf"(?i)(?<=[\d}}])\s*{_word(f'({_SCALE_NAMES})s?')}",
         _scale,
     ),
-    rule(
+    (
         r"2 \text{ and } 3 -> 2, 3",
         "list in another order",
         rf"\s*{_word(',?[ ]*(?:and|or|或|和)[ ]*,?')}|(?<=\d)(?:and|or)(?=[a-zA-Z]\()",
         ", ",
     ),
-    rule(
+    (
         r"16'' -> 16\text{ in}",
         "sign for inches",
         r"(?<=\d)\s*(?:''|\")(?!')",
         r"\\text{ in}",
     ),
-    rule(r"5' -> 5\text{ ft}", "sign for feet", r"(?<=\d)\s*'(?!')", r"\\text{ ft}"),
-    rule(
+    (r"5' -> 5\text{ ft}", "sign for feet", r"(?<=\d)\s*'(?!')", r"\\text{ ft}"),
+    (
         r"\approx 3 -> 3",
         "about",
         r"^\s*(?:\\approx|\\simeq|\\sim|~)(?![a-zA-Z])\s*",
         "",
     ),
-    rule("1, , 2 -> 1, 2", "DeepScaleR", r"\s*,(?:\s*,)+\s*", ", "),
-    rule("34. -> 34", "full stop in the box", r"\s*[.,;]+\s*$", ""),
+    ("1, , 2 -> 1, 2", "DeepScaleR", r"\s*,(?:\s*,)+\s*", ", "),
+    ("34. -> 34", "full stop in the box", r"\s*[.,;]+\s*$", ""),
 )
 
 

@@ -186,11 +186,12 @@ def _name_unit(words: str, power: str) -> Unit | None:
     words = words.replace("*", " ")
     if "^" not in words:
         words = words.replace("-", " ")
+    if _FACTOR.sub("", words).strip(" ().,"):
+        return None
     names, exponents = [], []
-    end, is_below = 0, False
+    is_below = False
     for match in _FACTOR.finditer(words):
-        between = words[end : match.start()].strip(" ().,")
-        if between or _changes_value(match["name"]):
+        if _changes_value(match["name"]):
             return None
         exponent = int(match["power"] or 1)
         if match["per"] or is_below:
@@ -202,8 +203,7 @@ def _name_unit(words: str, power: str) -> Unit | None:
             is_below = False
         elif match["per"] and match["opens"]:
             is_below = True
-        end = match.end()
-    if not names or words[end:].strip(" ().,") or "times" in names[:-1]:
+    if not names or "times" in names[:-1]:
         return None
     powers = [name for name in names if name.lower() in _POWERS]
     if names in (["squared"], ["cubed"]) or (len(names) > 1 and powers == names):
