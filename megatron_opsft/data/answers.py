@@ -82,7 +82,7 @@ class Box(NamedTuple):
 
 def find_boxes(text: str) -> list[Box]:
     """Find the outermost boxes that are not empty, in order; one never closed ends the search."""
-    return [box for box in _scan(text) if box.content and box.end >= 0]
+    return [box for box in _scan(text) if box.content]
 
 
 def final_boxes(text: str) -> list[str]:

@@ -148,15 +148,17 @@ def load_arithmetic(split: Split) -> list[Problem]:
     """
     if split not in NUM_PROBLEMS:
         raise UserError(f"arithmetic has no split '{split}': use train or test")
-    problems: dict[str, Problem] = {}
-    for problem in draw_problems(split, seed=0):
-        if problem.text not in problems:
-            problems[problem.text] = Problem(
-                id=f"arithmetic-{split}-{len(problems)}",
-                text=problem.text,
-                answer=str(problem.answer),
-                row=len(problems) + 1,
-            )
-        if len(problems) == NUM_PROBLEMS[split]:
-            break
-    return list(problems.values())
+    answers: dict[str, int] = {}
+    stream = draw_problems(split, seed=0)
+    while len(answers) < NUM_PROBLEMS[split]:
+        problem = next(stream)
+        answers[problem.text] = problem.answer
+    return [
+        Problem(
+            id=f"arithmetic-{split}-{index}",
+            text=text,
+            answer=str(answer),
+            row=index + 1,
+        )
+        for index, (text, answer) in enumerate(answers.items())
+    ]

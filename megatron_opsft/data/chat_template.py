@@ -5,8 +5,8 @@ the template is one line.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cache
 from itertools import product
 from string import ascii_letters
 
@@ -41,15 +41,12 @@ def _frozen_clock() -> str:
 _FROZEN_CLOCK = _frozen_clock()
 
 
-@dataclass(frozen=True, eq=False)
 class ChatTemplate:
     """The chat template of a tokenizer: the one named `default` if it has several."""
 
-    tokenizer: PreTrainedTokenizerBase
-    _left_out: dict[tuple[str, ...], str | None] = field(
-        default_factory=dict, init=False
-    )
-    """The results of `left_out`, by roles."""
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.tokenizer = tokenizer
+        self._left_out = cache(self._find_left_out)
 
     def text(self, messages: Sequence[Message], *, ends_open: bool = True) -> str:
         """Return the prompt as text. ends_open: with the head of the response that follows.
@@ -86,12 +83,9 @@ class ChatTemplate:
         """Return the first role whose message does not reach the prompt, in a chat of these roles;
         None if all do, and if the template refuses such a chat.
         """
-        roles = tuple(roles)
-        if roles not in self._left_out:
-            self._left_out[roles] = self._find_left_out(roles)
-        return self._left_out[roles]
+        return self._left_out(tuple(roles))
 
-    def _find_left_out(self, roles: Sequence[str]) -> str | None:
+    def _find_left_out(self, roles: tuple[str, ...]) -> str | None:
         chat = [Message(role, _WORD.format(i)) for i, role in enumerate(roles)]
         try:
             text = self.text(chat)
@@ -150,4 +144,4 @@ class ChatTemplate:
             return False
         before_text = whole.partition(assistant.content)[0].rstrip()
         shown = prompt.rstrip()
-        return len(before_text) > len(shown) and before_text.startswith(shown)
+        return before_text != shown and before_text.startswith(shown)

@@ -18,42 +18,44 @@ from megatron_opsft.records import Problem
 
 def load_training(data: DataConfig, *, with_fields: bool) -> ProblemSet:
     """Read the problems of `data.train`, one source or several. Errors: `UserError`."""
-    sets = [
-        load_problems(
+    problems = {}
+    bad_rows: list[BadRow] = []
+    for index, source in enumerate(data.sources):
+        problem_set = load_problems(
             source.path,
             split=str(source.split),
             **fields_of(source),
             template=data.template,
             with_fields=with_fields,
         )
-        for source in data.sources
-    ]
-    return sets[0] if len(sets) == 1 else _join(sets)
-
-
-def _join(sets: Sequence[ProblemSet]) -> ProblemSet:
-    """Join the sets in their order. An id that an earlier set has gets the number of its source."""
-    problems = {}
-    bad_rows: list[BadRow] = []
-    for index, problem_set in enumerate(sets):
         bad_rows += problem_set.bad_rows
         for problem in problem_set.problems:
             unique = problem.id
+            # An id that an earlier source has gets the number of its own.
             while unique in problems:
                 unique = f"{unique}@{index + 1}"
             problems[unique] = replace(problem, id=unique, source_index=index)
-    names = [problem_set.name for problem_set in sets]
     return ProblemSet(
-        name=" + ".join(names),
+        name=data.name,
         problems=tuple(problems.values()),
         bad_rows=tuple(bad_rows),
-        sources=tuple(names),
+        sources=tuple(source.path for source in data.sources),
     )
 
 
-def _bad_row(problem_set: ProblemSet, problem: Problem, reason: str) -> BadRow:
-    source = problem_set.sources[problem.source_index]
-    return BadRow(source=source, row=problem.row, reason=reason)
+def _leave_out(
+    problem_set: ProblemSet, reason_against: Callable[[Problem], str]
+) -> ProblemSet:
+    """Leave out the problems with a reason against them ("" for none); they become bad rows."""
+    problems = []
+    bad_rows = list(problem_set.bad_rows)
+    for problem in problem_set.problems:
+        if reason := reason_against(problem):
+            source = problem_set.sources[problem.source_index]
+            bad_rows.append(BadRow(source=source, row=problem.row, reason=reason))
+        else:
+            problems.append(problem)
+    return replace(problem_set, problems=tuple(problems), bad_rows=tuple(bad_rows))
 
 
 def drop_unusable_prompts(
@@ -64,22 +66,20 @@ def drop_unusable_prompts(
     """Leave out the problems whose encoded prompt is longer than the limit, and those that `encode`
     refuses: they become bad rows. Errors: `UserError` if no problem remains.
     """
-    problems = []
-    bad_rows = list(problem_set.bad_rows)
-    for problem in problem_set.problems:
+
+    def reason_against(problem: Problem) -> str:
         try:
             num_tokens = len(encode(problem))
-            if num_tokens > max_prompt_tokens:
-                raise PromptError(
-                    f"prompt of {num_tokens} tokens, more than data.max_prompt_tokens="
-                    f"{max_prompt_tokens}"
-                )
         except PromptError as error:
-            bad_rows.append(_bad_row(problem_set, problem, str(error)))
-        else:
-            problems.append(problem)
-    usable = replace(problem_set, problems=tuple(problems), bad_rows=tuple(bad_rows))
-    return usable.checked()
+            return str(error)
+        if num_tokens <= max_prompt_tokens:
+            return ""
+        return (
+            f"prompt of {num_tokens} tokens, more than data.max_prompt_tokens="
+            f"{max_prompt_tokens}"
+        )
+
+    return _leave_out(problem_set, reason_against).checked()
 
 
 def asked(problem: Problem) -> tuple[str, ...]:
@@ -96,26 +96,19 @@ def leave_out_held_out(
     held_out: the sets of the evaluations, by their names in messages. Errors: `UserError` if no
     problem remains.
     """
-    evaluated = {}
+    reasons = {}
     for name, evaluation in held_out.items():
         for problem in evaluation.problems:
-            evaluated[asked(problem)] = name
-    problems = []
-    bad_rows = list(training.bad_rows)
-    for problem in training.problems:
-        if asked(problem) in evaluated:
-            name = evaluated[asked(problem)]
             reason = f"also in {name}: what is evaluated is not trained on"
-            bad_rows.append(_bad_row(training, problem, reason))
-        else:
-            problems.append(problem)
-    if not problems:
+            reasons[asked(problem)] = reason
+    left = _leave_out(training, lambda problem: reasons.get(asked(problem), ""))
+    if not left.problems:
         raise UserError(
             f"data.train={training.name}: all of its {len(training.problems)} problems are also in "
             f"{' or '.join(held_out)}, and what is evaluated is not trained on; train on others, "
             "or set eval.holdout=N instead, which takes N problems out of training"
         )
-    return replace(training, problems=tuple(problems), bad_rows=tuple(bad_rows))
+    return left
 
 
 def take_held_out(
@@ -124,7 +117,7 @@ def take_held_out(
     """Split the set: (problems to train on, `num` held-out ones drawn with `seed`). Rows that ask
     the same are on one side. Errors: `UserError` if nothing would remain to train on.
     """
-    texts = list(dict.fromkeys(asked(problem) for problem in problem_set.problems))
+    texts = list(dict.fromkeys(map(asked, problem_set.problems)))
     if num >= len(texts):
         raise UserError(
             f"eval.holdout={num}: {problem_set.name} has only {len(texts)} different problems"
@@ -187,7 +180,7 @@ def _describe_contradictions(problem_set: ProblemSet) -> str:
     several = [by_answer for by_answer in by_text.values() if len(by_answer) > 1]
     if not several:
         return ""
-    first, second = list(several[0].values())[:2]
+    first, second, *_ = several[0].values()
     return (
         f"{len(several)} of {len(by_text)} problems have several gold answers, such as "
         f"{first.answer!r} in row {first.row} and {second.answer!r} in row {second.row}: one of "

@@ -17,9 +17,8 @@ from megatron_opsft.data.prompt_file import PromptFile, open_prompt_file
 from megatron_opsft.data.rows import (
     ANSWER_FIELDS,
     PROBLEM_FIELDS,
-    RowReader,
-    WantedField,
     choose_fields,
+    read_problem,
 )
 from megatron_opsft.data.sources import read_rows
 from megatron_opsft.errors import RowError, UserError
@@ -112,27 +111,34 @@ def load_problems(
     if source == ARITHMETIC:
         return _load_arithmetic(split, prompt_file)
     rows = read_rows(source, split=split, subset=subset, section=section)
-    wanted = (
-        WantedField(f"{section}problem_field", problem_field, PROBLEM_FIELDS),
-        WantedField(f"{section}answer_field", answer_field, ANSWER_FIELDS),
-    )
+    problem_fields = PROBLEM_FIELDS if problem_field is None else (problem_field,)
+    answer_fields = ANSWER_FIELDS if answer_field is None else (answer_field,)
+    wanted = {
+        f"{section}problem_field": problem_fields,
+        f"{section}answer_field": answer_fields,
+    }
     problem_field, answer_field = choose_fields(source, rows, wanted)
-    reader = RowReader(
-        problem_field=problem_field,
-        answer_field=answer_field,
-        prompt_file=prompt_file,
-        with_fields=with_fields,
-    )
-    problems = []
+    problems: dict[str, Problem] = {}
     bad_rows = []
     for row in rows:
         try:
-            problems.append(reader.read(row))
+            problem = read_problem(
+                row,
+                problem_field=problem_field,
+                answer_field=answer_field,
+                prompt_file=prompt_file,
+                with_fields=with_fields,
+            )
         except RowError as error:
             bad_rows.append(BadRow(source=source, row=row.number, reason=str(error)))
+            continue
+        unique = problem.id
+        while unique in problems:  # an id that is taken gets the row's number, too
+            unique = f"{unique}-{row.number}"
+        problems[unique] = replace(problem, id=unique)
     return ProblemSet(
         name=source,
-        problems=tuple(problems),
+        problems=tuple(problems.values()),
         bad_rows=tuple(bad_rows),
         sources=(source,),
     ).checked()
@@ -185,9 +191,9 @@ def shuffled_subset(
     problems: Sequence[Problem], num: int, seed: int
 ) -> tuple[Problem, ...]:
     """Return the first `num` problems (or all) of a shuffle that depends on the seed alone."""
-    order = list(range(len(problems)))
-    random.Random(f"subset:{seed}").shuffle(order)
-    return tuple(problems[index] for index in order[:num])
+    shuffled = list(problems)
+    random.Random(f"subset:{seed}").shuffle(shuffled)
+    return tuple(shuffled[:num])
 
 
 def _load_arithmetic(split: str, prompt_file: PromptFile | None) -> ProblemSet:

@@ -103,9 +103,8 @@ class PromptEncoder:
         system_prompt = self.system_prompt
         if chat and chat[0].role == "system":
             system_prompt = chat.pop(0).content
-        system_texts = list(filter(None, [system_prompt, system]))
-        if system_texts:
-            chat.insert(0, Message(role="system", content="\n\n".join(system_texts)))
+        if system_text := "\n\n".join(filter(None, [system_prompt, system])):
+            chat.insert(0, Message(role="system", content=system_text))
         text = problem.text
         if self.prompt_file:
             text = self.prompt_file.render(text, {})
@@ -193,17 +192,14 @@ def end_token_ids(
     Chat models often have several (`<|im_end|>` and `<|endoftext|>`). Errors: `UserError` if there
     is none.
     """
-    end_tokens = set()
-    if tokenizer.eos_token_id is not None:
-        end_tokens.add(tokenizer.eos_token_id)
+    values = [tokenizer.eos_token_id]
     for name in ("generation_config.json", "config.json"):
         file = Path(model_dir) / name
         if file.is_file():
             value = read_json(file).get("eos_token_id")
-            for token_id in value if isinstance(value, list) else [value]:
-                # -1 stands for none in some configurations.
-                if isinstance(token_id, int) and token_id >= 0:
-                    end_tokens.add(token_id)
+            values += value if isinstance(value, list) else [value]
+    # -1 stands for none in some configurations.
+    end_tokens = {value for value in values if isinstance(value, int) and value >= 0}
     if not end_tokens:
         raise UserError(
             f"{option}: {model_dir} has no end token; set eos_token_id in generation_config.json"
@@ -225,19 +221,15 @@ def check_vocabulary(
     error, except for a padding token that somebody has added: nothing here pads with it.
     Errors: `UserError`.
     """
-    vocabulary = tokenizer.get_vocab()
-    highest = max(vocabulary.values())
-    beyond = {
-        token_id: token
-        for token, token_id in vocabulary.items()
-        if token_id >= vocab_size
-    }
-    beyond.pop(tokenizer.pad_token_id, None)
+    tokens = {token_id: token for token, token_id in tokenizer.get_vocab().items()}
+    highest = max(tokens)
+    beyond = {token_id for token_id in tokens if token_id >= vocab_size}
+    beyond.discard(tokenizer.pad_token_id)
     if beyond:
         first = min(beyond)
         raise UserError(
             f"{option}: the tokenizer of {model_dir} has token ids up to {highest}, the first too "
-            f"high {first} ({beyond[first]!r}), but the model's vocabulary ends at "
+            f"high {first} ({tokens[first]!r}), but the model's vocabulary ends at "
             f"{vocab_size - 1}: the files come from two models; take the tokenizer files of the "
             "model itself"
         )
@@ -245,10 +237,8 @@ def check_vocabulary(
     for token_id in end_tokens:
         if token_id not in special:
             description = "not a token"
-            if token_id <= highest:
-                token = tokenizer.convert_ids_to_tokens(token_id)
-                if token is not None:
-                    description = f"{token!r}, an ordinary token,"
+            if token_id in tokens:
+                description = f"{tokens[token_id]!r}, an ordinary token,"
             raise UserError(
                 f"{option}: {model_dir} ends responses with token {token_id}, which is "
                 f"{description} in its tokenizer: the files come from two models, or "

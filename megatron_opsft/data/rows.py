@@ -3,8 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from megatron_opsft.data.answers import read_answer
 from megatron_opsft.data.prompt_file import PromptFile
@@ -39,97 +38,77 @@ _IMAGE_FIELDS = ("image", "images")
 _IMAGE_TAG = "<image>"
 
 
-class WantedField(NamedTuple):
-    """A field of the problems, to be found among the columns of a source."""
+def read_problem(
+    row: Row,
+    *,
+    problem_field: str,
+    answer_field: str,
+    prompt_file: PromptFile | None,
+    with_fields: bool,
+) -> Problem:
+    """Make a problem of the row; another row may have the same id.
 
-    key: str
-    """The config key that sets it, for errors."""
-    name: str | None
-    """The column that the user has set, which may be dotted."""
-    candidates: tuple[str, ...]
-    """The columns that are tried if the user has set none."""
+    prompt_file: makes the text of the problem, if any. with_fields: True to give it the remaining
+    columns of the row. Errors: `RowError`.
+    """
+    if row.error is not None:
+        raise RowError(row.error)
+    *before, last = _messages(find_field(row.fields, problem_field), problem_field)
+    answer = find_field(row.fields, answer_field)
+    gold = read_answer(None if answer is ABSENT else answer, answer_field)
+    # A judge of the user's own knows what its answers mean.
+    if not with_fields and gold.strip().casefold() in _NO_ANSWERS:
+        raise RowError(f"{answer_field} is {gold.strip()!r}, which is no answer")
+    images = [row.fields.get(name) for name in _IMAGE_FIELDS]
+    if _IMAGE_TAG in last.content or any(images):
+        raise RowError("it has an image, and only text is trained on")
+    text = last.content
+    problem_id = _id_of(row)
+    if prompt_file is not None:
+        text = prompt_file.render(text, row.fields)
+    for value in (problem_id, gold, text, *(message.content for message in before)):
+        _check_unicode(value)
+    return Problem(
+        id=problem_id,
+        text=text,
+        answer=gold,
+        before=tuple(before),
+        row=row.number,
+        fields=_other_columns(row, problem_field) if with_fields else {},
+    )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowReader:
-    """A reader of the rows of one source, in order, which gives each problem an id of its own."""
+def _messages(value: object, name: str) -> list[Message]:
+    """Read the messages of the field `name`: text is one message, or the JSON of several."""
+    if isinstance(value, str) and value.lstrip().startswith("[{"):
+        with suppress(ValueError, RecursionError):
+            items = json.loads(value)
+            if all(isinstance(item, dict) and "role" in item for item in items):
+                value = items
+    if value is ABSENT or value is None:
+        raise RowError(f"no {name}")
+    if isinstance(value, list):
+        return _read_messages(value, name)
+    if not isinstance(value, str):
+        raise RowError(f"{name} is of type {type(value).__name__}, not text")
+    if not value.strip():
+        raise RowError(f"{name} is empty")
+    return [Message(role="user", content=value)]
 
-    problem_field: str
-    answer_field: str
-    prompt_file: PromptFile | None
-    """The file that makes the text of each problem, if any."""
-    with_fields: bool
-    """True if problems get the remaining columns of their rows."""
-    _taken_ids: set[str] = field(default_factory=set, init=False, repr=False)
 
-    def read(self, row: Row) -> Problem:
-        """Make a problem of the row. Errors: `RowError`."""
-        if row.error is not None:
-            raise RowError(row.error)
-        *before, last = self._messages(find_field(row.fields, self.problem_field))
-        answer = find_field(row.fields, self.answer_field)
-        gold = read_answer(None if answer is ABSENT else answer, self.answer_field)
-        # A judge of the user's own knows what its answers mean.
-        if not self.with_fields and gold.strip().casefold() in _NO_ANSWERS:
-            raise RowError(
-                f"{self.answer_field} is {gold.strip()!r}, which is no answer"
-            )
-        images = [row.fields.get(name) for name in _IMAGE_FIELDS]
-        if _IMAGE_TAG in last.content or any(images):
-            raise RowError("it has an image, and only text is trained on")
-        text = last.content
-        problem_id = self._choose_id(row)
-        if self.prompt_file is not None:
-            text = self.prompt_file.render(text, row.fields)
-        for value in (problem_id, gold, text):
-            _check_unicode(value)
-        for message in before:
-            _check_unicode(message.content)
-        self._taken_ids.add(problem_id)
-        return Problem(
-            id=problem_id,
-            text=text,
-            answer=gold,
-            before=tuple(before),
-            row=row.number,
-            fields=_other_columns(row, self.problem_field) if self.with_fields else {},
-        )
+def _id_of(row: Row) -> str:
+    """Return the row's own id, or one made of its number.
 
-    def _messages(self, value: object) -> list[Message]:
-        """Read the messages of the problem's field: text is one message, or the JSON of several."""
-        name = self.problem_field
-        if isinstance(value, str) and value.lstrip().startswith("[{"):
-            with suppress(ValueError, RecursionError):
-                items = json.loads(value)
-                if all(isinstance(item, dict) and "role" in item for item in items):
-                    value = items
-        if value is ABSENT or value is None:
-            raise RowError(f"no {name}")
-        if isinstance(value, list):
-            return _read_messages(value, name)
-        if not isinstance(value, str):
-            raise RowError(f"{name} is of type {type(value).__name__}, not text")
-        if not value.strip():
-            raise RowError(f"{name} is empty")
-        return [Message(role="user", content=value)]
-
-    def _choose_id(self, row: Row) -> str:
-        """Return the row's own id, or one made of its number. An id that is taken gets the row's
-        number, too.
-
-        Never the file's name: the seeds of responses come from ids, and a file may move.
-        """
-        problem_id = f"row-{row.number}"
-        for name in ID_FIELDS:
-            if name in row.fields:
-                value = row.fields[name]
-                is_id = isinstance(value, str | int) and not isinstance(value, bool)
-                if is_id and str(value).strip():
-                    problem_id = str(value)
-                break
-        while problem_id in self._taken_ids:
-            problem_id = f"{problem_id}-{row.number}"
-        return problem_id
+    Never the file's name: the seeds of responses come from ids, and a file may move.
+    """
+    for name in ID_FIELDS:
+        if name in row.fields:
+            value = row.fields[name]
+            is_id = isinstance(value, str | int) and not isinstance(value, bool)
+            if is_id and str(value).strip():
+                return str(value)
+            break
+    return f"row-{row.number}"
 
 
 def find_field(fields: Mapping[str, Any], name: str) -> Any:
@@ -157,16 +136,17 @@ def _names_of(fields: Mapping[str, Any]) -> Iterator[str]:
 
 
 def choose_fields(
-    source: str, rows: Sequence[Row], wanted: Sequence[WantedField]
+    source: str, rows: Sequence[Row], wanted: Mapping[str, Sequence[str]]
 ) -> list[str]:
-    """Return the name of each wanted field: the user's, or the candidate that most rows have.
+    """Return the name of each wanted field: the one of its candidates that most rows have.
 
+    wanted: the config key of each field, for errors, and its candidates, which may be dotted: the
+    user's choice alone, or all that are common.
     Errors: `UserError` naming every key whose field no row has.
     """
     chosen = []
     missing = {}
-    for key, user_name, candidates in wanted:
-        names = candidates if user_name is None else (user_name,)
+    for key, names in wanted.items():
         counts = [_num_rows_with(rows, name) for name in names]
         chosen.append(names[counts.index(max(counts))])
         if not any(counts):

@@ -16,6 +16,8 @@ from megatron_opsft.runtime.libraries import (
 )
 
 FILE_ENDINGS = (".jsonl", ".jsonl.gz", ".parquet")
+# A name with one of these is no data set of the hub.
+_FILE_LIKE_ENDINGS = (*FILE_ENDINGS, ".json", ".csv")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,16 +74,10 @@ def check_source(source: str, *, option: str = "data") -> None:
             )
         if path.stat().st_size == 0:
             raise UserError(f"{option}: {source} is empty: it has no rows")
-    elif _looks_like_file(source):
+    elif source.endswith(_FILE_LIKE_ENDINGS) or source.startswith(("/", ".", "~")):
         raise UserError(f"{option}: there is no file {source}")
     else:
         check_cached("datasets", source, option)
-
-
-def _looks_like_file(source: str) -> bool:
-    """True if the name is a path, and not that of a Hugging Face data set."""
-    has_file_ending = source.endswith((*FILE_ENDINGS, ".json", ".csv"))
-    return has_file_ending or source.startswith(("/", ".", "~"))
 
 
 def _read_jsonl(path: Path, option: str) -> list[Row]:
@@ -106,17 +102,16 @@ def _read_jsonl(path: Path, option: str) -> list[Row]:
 def _parse_line(number: int, line: bytes) -> Row:
     try:
         value = json.loads(line.decode("utf-8-sig"))
+        if isinstance(value, dict):
+            return Row(number=number, fields=value)
+        fault = f"a JSON {type(value).__name__}, not an object"
     except UnicodeDecodeError:
-        return Row(
-            number=number, error="not UTF-8; convert the file, for example with iconv"
-        )
+        fault = "not UTF-8; convert the file, for example with iconv"
     except ValueError as error:
-        return Row(number=number, error=f"not JSON: {error}")
+        fault = f"not JSON: {error}"
     except RecursionError:
-        return Row(number=number, error="not JSON: nested too deeply")
-    if not isinstance(value, dict):
-        return Row(number=number, error=f"a JSON {type(value).__name__}, not an object")
-    return Row(number=number, fields=value)
+        fault = "not JSON: nested too deeply"
+    return Row(number=number, error=fault)
 
 
 def _read_parquet(path: Path, option: str) -> list[Row]:

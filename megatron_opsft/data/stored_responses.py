@@ -73,10 +73,9 @@ def write_stored_responses(
         raise UserError(f"{path}: no response was chosen, so there is nothing to write")
     columns = {}
     for name in _SCHEMA.names:
-        values = [getattr(row, name) for row in rows]
-        columns[name] = pa.array(values, type=_SCHEMA.field(name).type)
+        columns[name] = [getattr(row, name) for row in rows]
     metadata = {_MANIFEST: json.dumps(dict(manifest)).encode()}
-    table = pa.table(columns, schema=_SCHEMA).replace_schema_metadata(metadata)
+    table = pa.table(columns, schema=_SCHEMA.with_metadata(metadata))
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink)
     write_bytes(path, sink.getvalue().to_pybytes())

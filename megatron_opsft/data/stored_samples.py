@@ -76,7 +76,10 @@ class SampleFiles:
         Errors: `UserError` for a line that is no sample.
         """
         samples: dict[tuple[str, int], StoredSample] = {}
-        for path in self._files(benchmark):
+        for path in (
+            self._complete_file(benchmark),
+            *self._unfinished_files(benchmark),
+        ):
             for row in json_lines(path):
                 try:
                     row["outcome"] = Outcome(row["outcome"])
@@ -112,11 +115,6 @@ class SampleFiles:
             path.unlink()
         if not any(self._unfinished.iterdir()):
             self._unfinished.rmdir()
-
-    def _files(self, benchmark: str) -> list[Path]:
-        complete = self._complete_file(benchmark)
-        unfinished = self._unfinished_files(benchmark)
-        return [complete, *unfinished] if complete.exists() else unfinished
 
     def _complete_file(self, benchmark: str) -> Path:
         return self._directory / f"{benchmark}.jsonl.gz"

@@ -6,7 +6,6 @@ from fractions import Fraction
 from functools import reduce
 from itertools import pairwise
 from operator import truediv
-from typing import NamedTuple
 
 from sympy import Expr
 
@@ -45,10 +44,8 @@ _MAX_TERMS = 1000  # of a progression that is written out
 
 def is_understood(answer: Answer) -> bool:
     """True if the whole answer can be read: letter, time, numeral, words or mathematics."""
-    if not answer.readable:
-        return False
     body = answer.body
-    return bool(
+    return answer.readable and bool(
         answer.option
         or read_clock(body)
         or read_base(body)
@@ -72,9 +69,12 @@ def same_answer(gold: Answer, answer: Answer) -> bool:
         num_units = max(gold_duration.num_units, answer_duration.num_units)
         if num_units > 1:  # 2 hours 30 minutes; a single unit is compared as one
             return gold_duration.seconds == answer_duration.seconds
-    if not (gold.readable and answer.readable and units_agree(gold.unit, answer.unit)):
-        return False
-    if not conditions_agree(gold.condition, answer.condition):
+    if not (
+        gold.readable
+        and answer.readable
+        and units_agree(gold.unit, answer.unit)
+        and conditions_agree(gold.condition, answer.condition)
+    ):
         return False
     names = {normalize_text(name) for name in (gold.name, answer.name) if name}
     if len(names) > 1:
@@ -112,7 +112,7 @@ def _same_option(gold: Answer, answer: Answer) -> bool | None:
     if gold.option and not gold.body:
         return answer.text.strip("()") == gold.option.lower()
     gold_options, answer_options = read_options(gold.body), read_options(answer.body)
-    has_comma = "," in gold.body or "," in answer.body  # AC for A, C
+    has_comma = "," in gold.body + answer.body  # AC for A, C
     if gold_options and answer_options and has_comma:
         return gold_options == answer_options
     return False if answer.option and not answer.body else None
@@ -158,7 +158,7 @@ def _same_bodies(gold: str, answer: str) -> bool:
         return _has_digits(answer, gold_numeral)
     if answer_numeral:
         return _has_digits(gold, answer_numeral)
-    if ":" in gold or ":" in answer:
+    if ":" in gold + answer:
         return _same_ratio(gold, answer)
     if _DOTS in gold or _DOTS in answer:
         return _same_sequence(gold, answer)
@@ -169,15 +169,13 @@ def _same_half_relation_or_value(gold: str, answer: str) -> bool:
     """Compare relations without a left side, > 5, also with x > 5; then numbers and mathematics."""
     gold_relation = _HALF_RELATION.fullmatch(gold)
     answer_relation = _HALF_RELATION.fullmatch(answer)
-    gold_is_half = gold_relation is not None and not gold_relation["letter"]
-    answer_is_half = answer_relation is not None and not answer_relation["letter"]
-    if gold_is_half or answer_is_half:
-        if gold_relation is None or answer_relation is None:
+    relations = [match for match in (gold_relation, answer_relation) if match]
+    if any(not match["letter"] for match in relations):
+        if len(relations) < 2:
             return False
-        same_sign = gold_relation["sign"] == answer_relation["sign"]
-        return same_sign and _same_bodies(
-            gold_relation["bound"], answer_relation["bound"]
-        )
+        left, right = relations
+        same_sign = left["sign"] == right["sign"]
+        return same_sign and _same_bodies(left["bound"], right["bound"])
     gold_number, answer_number = read_number(gold), read_number(answer)
     if gold_number is not None and answer_number is not None:
         return same_number(gold_number, answer_number)
@@ -212,9 +210,7 @@ def _same_ratio(gold: str, answer: str) -> bool:
         return False
     if {len(gold_terms), len(answer_terms)} == {1, 2}:
         return same_value(reduce(truediv, gold_terms), reduce(truediv, answer_terms))
-    if len(gold_terms) != len(answer_terms):
-        return False
-    if gold_terms[0] == 0 or answer_terms[0] == 0:
+    if len(gold_terms) != len(answer_terms) or 0 in (gold_terms[0], answer_terms[0]):
         return False
     return all(
         same_value(gold_term * answer_terms[0], answer_term * gold_terms[0])
@@ -247,26 +243,10 @@ def _same_sequence(gold: str, answer: str) -> bool:
     return True
 
 
-class _Progression(NamedTuple):
-    """An arithmetic progression that ends in a number: 1, 3, ..., 9."""
-
-    first: Fraction
-    step: Fraction
-    last: Fraction
-
-    def written_out(self) -> list[str] | None:
-        """Return all its terms; None if they are too many, or do not reach the last one."""
-        num_steps = (self.last - self.first) / self.step
-        if num_steps.denominator > 1 or not 0 < num_steps <= _MAX_TERMS:
-            return None
-        return [
-            str(self.first + index * self.step) for index in range(int(num_steps) + 1)
-        ]
-
-
 def _terms_of_sequence(text: str) -> list[str]:
     """Return the terms, dots as one of them. An arithmetic progression that ends in a number is
-    written out; of one that does not, only the first two terms stand before its dots.
+    written out; of one that does not, or that has too many terms, only the first two terms stand
+    before its dots.
     """
     terms = [term.strip() for term in re.sub(r"^\\\{|\\\}$", "", text).split(",")]
     if _DOTS not in terms:
@@ -284,7 +264,7 @@ def _terms_of_sequence(text: str) -> list[str]:
     step = steps.pop()
     last = read_number(terms[-1]) if len(terms) == dots + 2 else None
     if last is not None:
-        written_out = _Progression(numbers[0], step, Fraction(last)).written_out()
-        if written_out is not None:
-            return written_out
+        num_steps = (Fraction(last) - numbers[0]) / step
+        if num_steps.denominator == 1 and 0 < num_steps <= _MAX_TERMS:
+            return [str(numbers[0] + i * step) for i in range(int(num_steps) + 1)]
     return [*terms[:2], *terms[dots:]]

@@ -73,8 +73,7 @@ def split_condition(text: str) -> tuple[str, str]:
         condition = _bare(text[match.start() :])
         if not _may_have_condition(answer, match) or _CASES.search(condition):
             continue
-        is_reason = pattern is _BEGINNING and match[1]
-        if is_reason:
+        if pattern is _BEGINNING and match[1]:  # a reason
             return answer, ""
         if _RELATION.search(condition) or _QUANTIFIER.search(condition):
             return answer, condition

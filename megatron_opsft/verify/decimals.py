@@ -32,7 +32,7 @@ def same_number(left: Number, right: Number) -> bool:
     digits = max(_num_digits(left), _num_digits(right))
     if digits > _NOISE_DIGITS and difference <= FLOAT_NOISE * larger:
         return True
-    if digits < ROUNDED_DIGITS or _is_short(left) or _is_short(right):
+    if _is_short(left) or _is_short(right):
         return False
     last_place = max(_last_place(left), _last_place(right))
     return difference < last_place and difference <= RELATIVE_TOLERANCE * larger
@@ -59,7 +59,7 @@ def same_values_of_numbers(gold: Expr, answer: Expr) -> bool:
     decimal = answer_number if gold_number is None else gold_number
     if isinstance(decimal, Decimal) and _num_digits(decimal) >= ROUNDED_DIGITS:
         margin = min(RELATIVE_TOLERANCE * abs(Fraction(decimal)), _last_place(decimal))
-        return bool(difference <= Rational(*margin.as_integer_ratio()))
+        return bool(difference <= Rational(margin))
     exact_difference = N(gold_exact - answer_exact, 2, maxn=_COMPARED_DIGITS)
     return bool(abs(exact_difference) <= scale * _VANISHING)
 

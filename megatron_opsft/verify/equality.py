@@ -13,13 +13,8 @@ from sympy import (
     Eq,
     Expr,
     FiniteSet,
-    Ge,
-    Gt,
     Interval,
-    Le,
-    Lt,
     MatrixBase,
-    Ne,
     Set,
     Tuple,
     Union,
@@ -52,15 +47,6 @@ _DIFFERENT_KINDS = (
     {"pair", "named"},
     {"assignments", "named"},
 )
-# The relation that says the same with its sides exchanged.
-_TURNED = {
-    Gt: Lt,
-    Ge: Le,
-    Lt: Gt,
-    Le: Ge,
-    Eq: Eq,
-    Ne: Ne,
-}
 
 
 def same_text_value(gold: str, answer: str) -> bool:
@@ -165,10 +151,10 @@ def _same_two_relations(gold: Relational, answer: Relational) -> bool:
     same = same_relation(exact(gold), exact(answer))
     if same is not None:
         return same
-    if gold.func is answer.func and _all_same(gold.args, answer.args):
-        return True
-    is_turned = _TURNED.get(gold.func) is answer.func
-    return is_turned and _all_same(gold.args, answer.args[::-1])
+    return any(
+        form.func is answer.func and _all_same(form.args, answer.args)
+        for form in (gold, gold.reversed)
+    )
 
 
 def _same_members(gold: Any, answer: Any) -> bool | None:

@@ -146,10 +146,10 @@ def _last_sentence_values(text: str) -> list[str]:
         return []
     values = []
     for value in _values_in(sentence):
-        is_short = len(value.split()) <= _MAX_WORDS
-        if _SUPPOSES_OR_COMPARES.search(value):
-            continue
-        if is_short or _HAS_MATHEMATICS.search(value):
+        may_be_answer = len(value.split()) <= _MAX_WORDS or _HAS_MATHEMATICS.search(
+            value
+        )
+        if may_be_answer and not _SUPPOSES_OR_COMPARES.search(value):
             values.append(value)
     return values
 

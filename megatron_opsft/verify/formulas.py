@@ -6,10 +6,10 @@ nothing, unless they hold the imaginary unit. Odd roots of negative numbers are 
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from itertools import chain, starmap
+from typing import Any
 
 import sympy
-from latex2sympy2_extended.logic import And
 from sympy import (
     Abs,
     Eq,
@@ -18,8 +18,6 @@ from sympy import (
     Float,
     Ge,
     Gt,
-    Le,
-    Lt,
     Max,
     Min,
     Ne,
@@ -28,9 +26,12 @@ from sympy import (
     Rational,
     Set,
     Symbol,
+    Tuple,
 )
 from sympy.core.function import AppliedUndef
 from sympy.core.relational import Relational
+
+from megatron_opsft.verify.values import is_relation, relations_of
 
 _NUMBERS = (
     "1.372",
@@ -56,7 +57,6 @@ _SIGN_MATTERS = (
     sympy.ceiling,
     Piecewise,
 )
-_TURNED = {Gt: Lt, Ge: Le}
 
 
 def same_formula(gold: Any, answer: Any) -> bool | None:
@@ -64,31 +64,28 @@ def same_formula(gold: Any, answer: Any) -> bool | None:
     pairs = _values_at_points(gold, answer)
     if pairs is None:
         return None
-    return all(
-        _is_close(gold_value, answer_value) for gold_value, answer_value in pairs
-    )
+    return all(starmap(_is_close, pairs))
 
 
 def same_relation(gold: Relational, answer: Relational) -> bool | None:
     """True if two relations are the same one in another form: one is the other times a constant,
     2x < 6 and x < 3. None if points cannot tell, as with relations without letters.
     """
-    gold_form, answer_form = _as_difference(gold), _as_difference(answer)
-    if gold_form is None or answer_form is None:
+    if not all(isinstance(side, Expr) for side in (*gold.args, *answer.args)):
         return None
-    if gold_form.sign is not answer_form.sign:
+    gold, answer = _without_greater(gold), _without_greater(answer)
+    if gold.func is not answer.func:
         return False
-    pairs = _values_at_points(
-        *_without_functions([gold_form.difference, answer_form.difference])
-    )
+    differences = Tuple(gold.lhs - gold.rhs, answer.lhs - answer.rhs)
+    pairs = _values_at_points(*_without_functions(differences))
     if pairs is None:
         return None
     if _is_constant([gold_value for gold_value, _ in pairs]):  # such as x < x + 1
         return None
-    if any(_is_close(left, 0) or _is_close(right, 0) for left, right in pairs):
+    if any(_is_close(value, 0) for value in chain(*pairs)):
         return None
     factors = [gold_value / answer_value for gold_value, answer_value in pairs]
-    keeps_sign = gold_form.sign in (Eq, Ne) or factors[0].is_positive
+    keeps_sign = gold.func in (Eq, Ne) or factors[0].is_positive
     return bool(keeps_sign) and _is_constant(factors)
 
 
@@ -101,10 +98,10 @@ def solution_set(value: Any) -> Any:
     if isinstance(value, Eq) and isinstance(value.rhs, Set):
         return value.rhs
     alternatives = value.args if isinstance(value, FiniteSet) else (value,)
-    if not all(isinstance(relation, Relational | And) for relation in alternatives):
+    if not all(map(is_relation, alternatives)):
         return value
-    conditions = [sympy.And(*_conjuncts(relation)) for relation in alternatives]
-    (condition,) = _without_functions([sympy.Or(*conditions)])
+    conditions = [sympy.And(*relations_of(relation)) for relation in alternatives]
+    condition = _without_functions(sympy.Or(*conditions))
     if len(condition.free_symbols) != 1 or condition.has(Eq):
         return value
     try:
@@ -125,35 +122,18 @@ def with_real_roots(value: Any) -> Any:
     return value.replace(_is_odd_root, _real_root)
 
 
-def _conjuncts(relation: Any) -> Sequence[Any]:
-    return relation.args if isinstance(relation, And) else (relation,)
+def _without_greater(relation: Relational) -> Relational:
+    """Exchange the sides of > and >=, which become < and <=."""
+    return relation.reversed if isinstance(relation, Gt | Ge) else relation
 
 
-class _Difference(NamedTuple):
-    """A relation with zero on its right."""
-
-    sign: type[Relational]
-    """The relation between `difference` and zero: never > or >=."""
-    difference: Any
-
-
-def _as_difference(relation: Relational) -> _Difference | None:
-    """Move all to the left side, and turn > and >= to < and <=; None if a side is no formula."""
-    if not all(isinstance(side, Expr) for side in relation.args):
-        return None
-    difference = relation.lhs - relation.rhs
-    if turned := _TURNED.get(relation.func):
-        return _Difference(turned, -difference)
-    return _Difference(relation.func, difference)
-
-
-def _without_functions(values: Sequence[Any]) -> list[Any]:
+def _without_functions(value: Any) -> Any:
     """Replace each value of an unknown function, such as f(x), by a letter of its own."""
-    applied = set().union(*(value.atoms(AppliedUndef) for value in values))
     letters = {
-        function: Symbol(f"value of {function}", real=True) for function in applied
+        function: Symbol(f"value of {function}", real=True)
+        for function in value.atoms(AppliedUndef)
     }
-    return [value.xreplace(letters) for value in values]
+    return value.xreplace(letters)
 
 
 def _values_at_points(gold: Any, answer: Any) -> list[tuple[Any, Any]] | None:
@@ -162,16 +142,14 @@ def _values_at_points(gold: Any, answer: Any) -> list[tuple[Any, Any]] | None:
     Points where neither value is real say little: they are added, at the end, only if fewer than
     two others are found.
     """
-    pair = (gold, answer)
-    if not all(isinstance(formula, Expr) for formula in pair):
+    if not (isinstance(gold, Expr) and isinstance(answer, Expr)):
         return None
-    letters = sorted(gold.free_symbols | answer.free_symbols, key=str)
-    if not 0 < len(letters) <= len(_NUMBERS):
+    both = Tuple(gold, answer)
+    letters = sorted(both.free_symbols, key=str)
+    if not 0 < len(letters) <= len(_NUMBERS) or both.has(AppliedUndef):
         return None
-    if any(formula.has(AppliedUndef) for formula in pair):
-        return None
-    is_signed = any(formula.has(*_SIGN_MATTERS) for formula in pair)
-    is_complex = any(formula.has(sympy.I) for formula in pair)
+    is_signed = both.has(*_SIGN_MATTERS)
+    is_complex = both.has(sympy.I)
     num_points = _NUM_SIGNED_POINTS if is_signed else _NUM_POINTS
     defined = []
     undefined = []

@@ -1,11 +1,12 @@
 """Characters and LaTeX that mean the same: the first half of the table of `verify.spelling`.
 
-Patterns have names; a row says what is written, what becomes of it, and why the rule is there.
+Each row says what is written, what becomes of it, why the rule is there, and what is replaced by
+what. In patterns the name of a command ends in front of (?![a-zA-Z]).
 """
 
 import re
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 Match = re.Match[str]
@@ -23,10 +24,14 @@ class SpellingRule(NamedTuple):
     replacement: Replacement
 
 
-def rule(
-    example: str, evidence: str, pattern: str, replacement: Replacement
-) -> SpellingRule:
-    return SpellingRule(example, evidence, re.compile(pattern), replacement)
+def spelling_rules(
+    *rows: tuple[str, str, str, Replacement],
+) -> tuple[SpellingRule, ...]:
+    """Make rules of rows: example, evidence, pattern, replacement."""
+    return tuple(
+        SpellingRule(example, evidence, re.compile(pattern), replacement)
+        for example, evidence, pattern, replacement in rows
+    )
 
 
 def command(name: str, *arguments: object) -> str:
@@ -37,6 +42,11 @@ def command(name: str, *arguments: object) -> str:
 def matched_group(match: Match) -> str:
     """Return the text of the alternative that matched, of several with one group each."""
     return next(filter(None, match.groups()))
+
+
+def looked_up(table: Mapping[str, str]) -> Replacement:
+    """Return a replacement that finds in the table what becomes of the group that matched."""
+    return lambda match: table[matched_group(match)]
 
 
 # Characters, and the LaTeX that means the same.
@@ -68,56 +78,18 @@ _GREEK_NAMES = (
 )
 TOKEN = rf"(?:\{{([^{{}}]*)\}}|(\d|[a-zA-Z]|\\(?:{_GREEK_NAMES})(?![a-zA-Z])))"
 
-# The name of a command ends in front of (?![a-zA-Z]).
-_ESCAPED_TWICE = (
-    r"(?<!\\)\\(?=\\(?:[dt]?frac|text|sqrt|boxed|le|ge|times|cdot|pi|infty)"
-    r"(?![a-zA-Z]))"
-)
-_ANY_SIGN = f"[{''.join(SIGNS)}]"
-_NOT_ASCII = r"[^\x00-\x7f]+"
-_VULGAR_FRACTION = "[¼½¾⅐⅑⅒⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞]"
-_SUPERSCRIPT = "[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿⁱ]+"
-_SUBSCRIPT = "[₀₁₂₃₄₅₆₇₈₉₊₋₍₎]+"
-_ROOT_SIGN = r"([√∛∜])\s*(?:\(([^()]*)\)|\{([^{}]*)\}|(\d+|[a-zA-Z]))"
-_INNER_BOX = r"\\(?:boxed|fbox)\s*\{([^{}]*)\}"
-_FORMULA_MARK = r"(?:(?<!\\)(?:\\[\[\]()]|\$)\s*)+"
-_BRACE_COMMAND = r"\\([lr])brace(?![a-zA-Z])"
-_ANGLE = r"\\([lr])angle(?![a-zA-Z])"
-_SIZE = r"\\(?:left|right|middle|[bB]igg?[lrm]?)(?![a-zA-Z])\.?"
-_STYLE = (
-    r"\\(?:displaystyle|textstyle|limits|nolimits|rm|bf|it|[lL]arge)(?![a-zA-Z])\s*"
-)
-_COLOUR = r"\\(?:text)?color\s*\{[^{}]*\}"
-_ALIGNMENT_MARK = r"&\s*(?==)"
-_EQUATIONS = r"\\begin\{(cases|aligned|split|gathered)\}([^&]*?)\\end\{\1\}"
-_SIZED_FRACTION = r"\\[dtc]frac(?![a-zA-Z])"
-_BARE_FRACTION = rf"\\(frac)\s*{TOKEN}\s*{TOKEN}"
-_BARE_BINOMIAL = rf"\\[dt]?(binom)\s*{TOKEN}\s*{TOKEN}"
 _ROOT_OF = rf"(\\frac\{{[^{{}}]*\}}\{{[^{{}}]*\}}|(?!\{{){TOKEN})"
-_BARE_ROOT = rf"\\sqrt\s*(\[\w+\])?\s*{_ROOT_OF}"
-_CHOOSE = r"\{\s*(\w+)\s*\\choose\s*(\w+)\s*\}"
-_BARE_SET = r"\\mathbb\s+([A-Z])"
-_FONT = r"\\(?:text\w*|math(?:rm|bf|it|sf|tt)|mbox|hbox|bm|boldsymbol)\s*(?=\{)"
-_NUMBER_IN_TEXT = r"\\text\{([^{}^*/]*\d[^{}^*/]*)\}"
-_CURRENCY_IN_TEXT = r"\\text\{\s*(\\\$|[€£¥₹¢])\s*\}"
-_OPTION_AND_TEXT = r"\\text\{\s*(\(?[A-J][).:])\s+([^{}]+)\}"
-_CONSTANT_IN_TEXT = r"\\text\{\s*([ei])\s*\}"
 # Units: several \text joined by signs, one \text with signs inside, a fraction, parentheses.
 _GAP = r"(?:\\[,;: ]|~|\s)*"
 _POWER = r"(?:\^\s*(?:\{\s*-?\d\s*\}|-?\d))"
 _UNIT = rf"\\text\{{[^{{}}]*\}}\s*{_POWER}?"
-_PRODUCT_OF_UNITS = (
-    rf"(?:{_UNIT}\s*(?:/|\\cdot(?![a-zA-Z])|\\times(?![a-zA-Z]))\s*)+{_UNIT}"
+
+# Between the groups of the digits of a number.
+_SPACE = (
+    r"(?:(?<!\\)\\[,;:! ]|~|\\thinspace(?![a-zA-Z])|\{(?:\\[,;:! ]| )?\}"
+    r"|[ \u00a0\u2009\u202f])"
 )
-_UNIT_WITH_SIGNS = (
-    r"\\text(?=\{)\{((?:[^{}]|\{-?\d\})*(?:\^|\\cdot|\\[,;: ]|\\(?:Omega|mu))"
-    r"(?:[^{}]|\{-?\d\})*)\}"
-)
-_FRACTION_OF_UNITS = rf"\\frac\{{\s*({_UNIT})\s*\}}\{{\s*({_UNIT})\s*\}}"
-_OHM = rf"(?<=\d){_GAP}\\Omega\s*$"
-_MICRO = r"\\mu\s*\\text\{\s*"
-_METRES = r"(?<=[0-9])\s*([kcdm]?m)([²³])"
-_LINE_END = r"\\+\s*$"
+_BRACED_COMMA = r"(?:(?:\\mathord|\\text)?\{,\}|,\s*\\!)"
 
 
 def _plain_characters(match: Match) -> str:
@@ -136,18 +108,6 @@ def _power_of_metres(match: Match) -> str:
 
 def _script(sign: str) -> Replacement:
     return lambda match: f"{sign}{{{unicodedata.normalize('NFKC', match[0])}}}"
-
-
-def _sign(match: Match) -> str:
-    return SIGNS[match[0]]
-
-
-def _brace(match: Match) -> str:
-    return {"l": r"\{", "r": r"\}"}[match[1]]
-
-
-def _parenthesis(match: Match) -> str:
-    return {"l": "(", "r": ")"}[match[1]]
 
 
 def _equations(match: Match) -> str:
@@ -183,97 +143,174 @@ def _without_text(unit: str) -> str:
     return re.sub(r"\\text|[{}]", "", unit)
 
 
+def _joined(match: Match) -> str:
+    """Return the digits of a number without the marks between its groups."""
+    return re.sub(r"[^\d.]", "", match[0])
+
+
+def _joined_outside_brackets(match: Match) -> str:
+    """Join the groups of 1,234, but not of (1,234), which is two numbers."""
+    before = match.string[: match.start()]
+    for opening, closing in ("()", "[]", (r"\{", r"\}")):
+        if before.count(opening) > before.count(closing):
+            return match[0]
+    return _joined(match)
+
+
 # Scripts leave a minus sign, which is made a plain one with the other signs.
-LAYOUT = (
-    rule(r"\\frac{1}{2} -> \frac{1}{2}", "math-verify's tests", _ESCAPED_TWICE, ""),
-    rule(r"2½ -> 2\frac{1}{2}", "½", _VULGAR_FRACTION, _vulgar_fraction),
-    rule(r"5m² -> 5\text{ m}^{2}", "math-verify's tests", _METRES, _power_of_metres),
-    rule("x² -> x^{2}", "superscripts", _SUPERSCRIPT, _script("^")),
-    rule("52₈ -> 52_{8}", "base in Unicode", _SUBSCRIPT, _script("_")),
-    rule(
-        r"x ≤ −3 -> x \le -3",
-        "degree sign",
-        _ANY_SIGN,
-        _sign,
+LAYOUT = spelling_rules(
+    (
+        r"\\frac{1}{2} -> \frac{1}{2}",
+        "math-verify's tests",
+        r"(?<!\\)\\(?=\\(?:[dt]?frac|text|sqrt|boxed|le|ge|times|cdot|pi|infty)"
+        r"(?![a-zA-Z]))",
+        "",
     ),
-    rule("３４ -> 34", "full-width digits", _NOT_ASCII, _plain_characters),
-    rule(r"2√14 -> 2\sqrt{14}", "√", _ROOT_SIGN, _root),
-    rule(r"\boxed{7} -> 7", "DeepScaleR", _INNER_BOX, r"\1"),
-    rule("$x$ -> x", "formula marks in the box", _FORMULA_MARK, " "),
-    rule(r"\left( 2, 3 \right) -> ( 2, 3 )", "braces of a maximum", _SIZE, ""),
-    rule(
+    (r"2½ -> 2\frac{1}{2}", "½", "[¼½¾⅐⅑⅒⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞]", _vulgar_fraction),
+    (
+        r"5m² -> 5\text{ m}^{2}",
+        "math-verify's tests",
+        r"(?<=[0-9])\s*([kcdm]?m)([²³])",
+        _power_of_metres,
+    ),
+    ("x² -> x^{2}", "superscripts", "[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿⁱ]+", _script("^")),
+    ("52₈ -> 52_{8}", "base in Unicode", "[₀₁₂₃₄₅₆₇₈₉₊₋₍₎]+", _script("_")),
+    (r"x ≤ −3 -> x \le -3", "degree sign", f"([{''.join(SIGNS)}])", looked_up(SIGNS)),
+    ("３４ -> 34", "full-width digits", r"[^\x00-\x7f]+", _plain_characters),
+    (
+        r"2√14 -> 2\sqrt{14}",
+        "√",
+        r"([√∛∜])\s*(?:\(([^()]*)\)|\{([^{}]*)\}|(\d+|[a-zA-Z]))",
+        _root,
+    ),
+    (r"\boxed{7} -> 7", "DeepScaleR", r"\\(?:boxed|fbox)\s*\{([^{}]*)\}", r"\1"),
+    ("$x$ -> x", "formula marks in the box", r"(?:(?<!\\)(?:\\[\[\]()]|\$)\s*)+", " "),
+    (
+        r"\left( 2, 3 \right) -> ( 2, 3 )",
+        "braces of a maximum",
+        r"\\(?:left|right|middle|[bB]igg?[lrm]?)(?![a-zA-Z])\.?",
+        "",
+    ),
+    (
         r"\lbrace 1 \rbrace -> \{ 1 \}",
         "\\lbrace",
-        _BRACE_COMMAND,
-        _brace,
+        r"\\([lr])brace(?![a-zA-Z])",
+        looked_up({"l": r"\{", "r": r"\}"}),
     ),
-    rule(
+    (
         r"\langle 1, 2\rangle -> ( 1, 2)",
         "\\langle",
-        _ANGLE,
-        _parenthesis,
+        r"\\([lr])angle(?![a-zA-Z])",
+        looked_up({"l": "(", "r": ")"}),
     ),
-    rule(r"\displaystyle 7 -> 7", "\\displaystyle", _STYLE, ""),
-    rule(r"\textcolor{red}{7} -> {7}", "colour", _COLOUR, ""),
-    rule("x&=2 -> x=2", "math-verify's tests", _ALIGNMENT_MARK, ""),
-    rule(
+    (
+        r"\displaystyle 7 -> 7",
+        "\\displaystyle",
+        r"\\(?:displaystyle|textstyle|limits|nolimits|rm|bf|it|[lL]arge)(?![a-zA-Z])\s*",
+        "",
+    ),
+    (r"\textcolor{red}{7} -> {7}", "colour", r"\\(?:text)?color\s*\{[^{}]*\}", ""),
+    ("x&=2 -> x=2", "math-verify's tests", r"&\s*(?==)", ""),
+    (
         r"\begin{cases}x=2\\y=3\end{cases} -> x=2, y=3",
         "cases",
-        _EQUATIONS,
+        r"\\begin\{(cases|aligned|split|gathered)\}([^&]*?)\\end\{\1\}",
         _equations,
     ),
-    rule(
+    (
         r"\dfrac{3}{4} -> \frac{3}{4}",
         "percent sign added to a fraction",
-        _SIZED_FRACTION,
+        r"\\[dtc]frac(?![a-zA-Z])",
         r"\\frac",
     ),
-    rule(
-        r"\frac34 -> \frac{3}{4}", "fraction without braces", _BARE_FRACTION, _fraction
-    ),
-    rule(r"\sqrt[3]\pi -> \sqrt[3]{\pi}", "DeepScaleR", _BARE_ROOT, r"\\sqrt\1{\2}"),
-    rule(
-        r"\binom94 -> \binom{9}{4}",
-        "binomial without braces",
-        _BARE_BINOMIAL,
+    (
+        r"\frac34 -> \frac{3}{4}",
+        "fraction without braces",
+        rf"\\(frac)\s*{TOKEN}\s*{TOKEN}",
         _fraction,
     ),
-    rule(
-        r"\mathbb R -> \mathbb{R}",
-        "\\mathbb R",
-        _BARE_SET,
-        r"\\mathbb{\1}",
+    (
+        r"\sqrt[3]\pi -> \sqrt[3]{\pi}",
+        "DeepScaleR",
+        rf"\\sqrt\s*(\[\w+\])?\s*{_ROOT_OF}",
+        r"\\sqrt\1{\2}",
     ),
-    rule(r"{10 \choose 3} -> \binom{10}{3}", "\\choose", _CHOOSE, r"\\binom{\1}{\2}"),
-    rule(r"\mathrm{east} -> \text{east}", "word with \\text", _FONT, r"\\text"),
-    rule(
+    (
+        r"\binom94 -> \binom{9}{4}",
+        "binomial without braces",
+        rf"\\[dt]?(binom)\s*{TOKEN}\s*{TOKEN}",
+        _fraction,
+    ),
+    (r"\mathbb R -> \mathbb{R}", "\\mathbb R", r"\\mathbb\s+([A-Z])", r"\\mathbb{\1}"),
+    (
+        r"{10 \choose 3} -> \binom{10}{3}",
+        "\\choose",
+        r"\{\s*(\w+)\s*\\choose\s*(\w+)\s*\}",
+        r"\\binom{\1}{\2}",
+    ),
+    (
+        r"\mathrm{east} -> \text{east}",
+        "word with \\text",
+        r"\\(?:text\w*|math(?:rm|bf|it|sf|tt)|mbox|hbox|bm|boldsymbol)\s*(?=\{)",
+        r"\\text",
+    ),
+    (
         r"\text{(A) The cat} -> \text{(A)} \text{The cat}",
         "option with its text",
-        _OPTION_AND_TEXT,
+        r"\\text\{\s*(\(?[A-J][).:])\s+([^{}]+)\}",
         r"\\text{\1} \\text{\2}",
     ),
-    rule(r"\text{\$}5 -> \$5", "currency in \\text", _CURRENCY_IN_TEXT, r"\1"),
-    rule(r"3\mathrm{i} -> 3 i", "math-verify's tests", _CONSTANT_IN_TEXT, r" \1 "),
-    rule(
+    (
+        r"\text{\$}5 -> \$5",
+        "currency in \\text",
+        r"\\text\{\s*(\\\$|[€£¥₹¢])\s*\}",
+        r"\1",
+    ),
+    (r"3\mathrm{i} -> 3 i", "math-verify's tests", r"\\text\{\s*([ei])\s*\}", r" \1 "),
+    (
         r"5\mathrm{m\,s^{-2}} -> 5\text{m s^-2}",
         "unit in one \\mathrm",
-        _UNIT_WITH_SIGNS,
+        r"\\text(?=\{)\{((?:[^{}]|\{-?\d\})*(?:\^|\\cdot|\\[,;: ]|\\(?:Omega|mu))"
+        r"(?:[^{}]|\{-?\d\})*)\}",
         _one_text,
     ),
-    rule(
+    (
         r"5\text{ km} / \text{h} -> 5\text{ km / h}",
         "DeepScaleR",
-        _PRODUCT_OF_UNITS,
+        rf"(?:{_UNIT}\s*(?:/|\\cdot(?![a-zA-Z])|\\times(?![a-zA-Z]))\s*)+{_UNIT}",
         _one_text,
     ),
-    rule(
+    (
         r"5\frac{\text{m}}{\text{s}} -> 5\text{m/s}",
         "fraction of units",
-        _FRACTION_OF_UNITS,
+        rf"\\frac\{{\s*({_UNIT})\s*\}}\{{\s*({_UNIT})\s*\}}",
         _quotient_of_units,
     ),
-    rule(r"\text{24 hours} -> 24 hours", "DeepScaleR", _NUMBER_IN_TEXT, r" \1 "),
-    rule(r"5\mu \text{m} -> 5\text{mum}", "micro", _MICRO, r"\\text{mu"),
-    rule(r"5\Omega -> 5\text{ ohm}", "ohm", _OHM, r"\\text{ ohm}"),
-    rule(r"7 \\ -> 7", "line end in the box", _LINE_END, ""),
+    (
+        r"\text{24 hours} -> 24 hours",
+        "DeepScaleR",
+        r"\\text\{([^{}^*/]*\d[^{}^*/]*)\}",
+        r" \1 ",
+    ),
+    (r"5\mu \text{m} -> 5\text{mum}", "micro", r"\\mu\s*\\text\{\s*", r"\\text{mu"),
+    (r"5\Omega -> 5\text{ ohm}", "ohm", rf"(?<=\d){_GAP}\\Omega\s*$", r"\\text{ ohm}"),
+    (r"7 \\ -> 7", "line end in the box", r"\\+\s*$", ""),
+    (
+        r"10\,000 -> 10000",
+        "groups 1\\,234",
+        rf"(?<![\d.])[1-9]\d{{0,2}}(?:{_SPACE}\d{{3}})+(?!\d)",
+        _joined,
+    ),
+    (
+        "1{,}234 -> 1234",
+        "math-verify's tests",
+        rf"(?<![\d.])[1-9]\d{{0,2}}(?:{_BRACED_COMMA}\s*\d{{3}})+(?!\d)",
+        _joined,
+    ),
+    (
+        "1,234 -> 1234",
+        "groups of three and one more",
+        r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?![\d,])",
+        _joined_outside_brackets,
+    ),
 )

@@ -57,8 +57,8 @@ def judge(response_text: str, gold: str | float) -> Verdict:
         verdict = _compare(candidates, golds)
         if verdict.outcome is Outcome.CORRECT:
             return verdict
-        if line and _compare([line], golds).outcome is Outcome.CORRECT:
-            return Verdict(outcome=Outcome.CORRECT, answer=line)
+        if line and (of_line := _compare([line], golds)).outcome is Outcome.CORRECT:
+            return of_line
     return verdict
 
 

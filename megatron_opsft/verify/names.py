@@ -45,8 +45,6 @@ def with_same_arguments(gold: Any, answer: Any) -> tuple[Any, Any]:
     old, new = gold_function.args, answer_function.args
     if gold_function.func != answer_function.func or len(old) != len(new):
         return gold, answer
-    if not (_are_arguments(old) and _are_arguments(new)):
-        return gold, answer
     letters = [Symbol(f"argument {number}", real=True) for number in range(len(old))]
     return (
         replaced(gold, dict(zip(old, letters, strict=True))),
@@ -56,24 +54,23 @@ def with_same_arguments(gold: Any, answer: Any) -> tuple[Any, Any]:
 
 def _defined_function(value: Any) -> Any:
     """Return f(x) of f(x) = x^2, and of a list of such equations for it alone; None for anything
-    else.
+    else, and if x is no letter of an argument.
     """
-    equations = [value]
-    if isinstance(value, FiniteSet):
-        equations = [*written_members(value)]
+    equations = written_members(value) if isinstance(value, FiniteSet) else [value]
     if not equations or not all(isinstance(item, Eq) for item in equations):
         return None
     left_sides = {equation.lhs for equation in equations}
     function = left_sides.pop()
     if left_sides or not isinstance(function, AppliedUndef):
         return None
-    return function if _FUNCTION_NAME.fullmatch(str(function.func)) else None
+    has_name = _FUNCTION_NAME.fullmatch(str(function.func))
+    return function if has_name and _are_arguments(function.args) else None
 
 
 def _are_arguments(values: Sequence[Any]) -> bool:
     """True for different small letters; capital ones are events and matrices: P(A)."""
     names = [value.name for value in values if isinstance(value, Symbol)]
-    return len(set(names)) == len(values) and all(name.islower() for name in names)
+    return len(set(names)) == len(values) and all(map(str.islower, names))
 
 
 def without_names(gold: Any, answer: Any) -> tuple[Any, Any]:

@@ -9,14 +9,13 @@ Number = Fraction | Decimal
 """An exact number; or a decimal as it is written, without zeros at its end: it may be rounded."""
 
 _MAX_DIGITS = 4000  # of a number that is read here; powers of ten up to 10^4000
+# A fraction, perhaps with a whole number in front; 12/3 is not 1 and 2/3.
 _FRACTION = (
-    r"\\frac\{(?P<top>-?\d+)\}\{(?P<bottom>\d+)\}"
-    r"|(?P<slash_top>\d+)\s*/\s*(?P<slash_bottom>\d+)"
+    r"(?:(?P<whole>\d+)\s*)?\\frac\{(?P<top>-?\d+)\}\{(?P<bottom>\d+)\}"
+    r"|(?:(?P<slash_whole>\d+)\s+)?(?P<slash_top>\d+)\s*/\s*(?P<slash_bottom>\d+)"
 )
 _DECIMAL = r"(?P<digits>\d+\.?\d*|\.\d+)(?:\s*\\cdot 10\^\{(?P<power>-?\d+)\})?"
-_NUMBER = re.compile(
-    rf"(?P<minus>-?)\s*(?:(?P<whole>\d+)\s*)?(?:{_FRACTION})|(?P<sign>[-+]?)\s*{_DECIMAL}"
-)
+_NUMBER = re.compile(rf"(?P<minus>-?)\s*(?:{_FRACTION})|(?P<sign>[-+]?)\s*{_DECIMAL}")
 _CLOCK = re.compile(
     r"(?:at\s+)?(?P<hour>\d{1,2})(?::(?P<minute>[0-5]\d)(?::(?P<second>[0-5]\d))?)?"
     r"\s*\(?(?:(?P<half>[ap])\s*\.?\s*m\s*\.?"
@@ -109,15 +108,11 @@ def read_number(body: str) -> Number | None:
         if max(abs(power), len(match["digits"])) > _MAX_DIGITS:
             return None
         return as_number(match["sign"] + match["digits"], power)
-    top = match["top"] or match["slash_top"]
     bottom = int(match["bottom"] or match["slash_bottom"])
-    whole = match["whole"] or ""
-    if whole and match["slash_top"] and not re.search(r"\d\s+\d", body):
-        top = whole + top  # 12/3 is not 1 and 2/3
-        whole = ""
     if bottom == 0 or len(body) > _MAX_DIGITS:
         return None
-    value = int(whole or 0) + Fraction(int(top), bottom)
+    top = int(match["top"] or match["slash_top"])
+    value = int(match["whole"] or match["slash_whole"] or 0) + Fraction(top, bottom)
     return -value if match["minus"] else value
 
 
@@ -158,11 +153,9 @@ def read_clock(body: str) -> ClockTime | None:
         return None
     if match["half"]:
         half = match["half"].lower()
-    elif match["afternoon"] or match["morning"]:
-        half = "p" if match["afternoon"] else "a"
-    elif 12 < hour < 24:
+    elif match["afternoon"] or (12 < hour < 24 and not match["morning"]):
         half = "p"
-    elif hour == 24 or match["hour"].startswith("0"):
+    elif match["morning"] or hour == 24 or match["hour"].startswith("0"):
         half = "a"
     else:
         half = ""
@@ -192,9 +185,7 @@ def read_base(body: str) -> Numeral | None:
     if match is None:
         return None
     name = (match["subscript"] or match["base"]).lower()
-    base = _NUMBERS_BY_NAME.get(name, 0)
-    if not base and name.isdecimal():
-        base = int(name)
+    base = int(name) if name.isdecimal() else _NUMBERS_BY_NAME.get(name, 0)
     if not 2 <= base <= 36:
         return None
     digits = match["digits"].upper()

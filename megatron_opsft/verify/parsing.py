@@ -3,7 +3,7 @@
 import re
 from decimal import Decimal
 from functools import lru_cache
-from itertools import product
+from itertools import accumulate, product
 from typing import Any
 
 import sympy
@@ -31,8 +31,7 @@ _MAX_DEPTH = 60  # of brackets
 # 2 3, which the parser multiplies, and 12_5, of which it drops the base.
 _NOT_ONE_VALUE = re.compile(r"\\ldots|\d\s+\d|\d\s*_")
 _PLUS_MINUS = re.compile(r"\\pm(?![a-zA-Z])")
-_BRACKET_OR_COMMA = re.compile(r"[()\[\]{},]")
-_CHANGE_OF_DEPTH = {**dict.fromkeys("([{", 1), **dict.fromkeys(")]}", -1), ",": 0}
+_CHANGE_OF_DEPTH = {**dict.fromkeys("([{", 1), **dict.fromkeys(")]}", -1)}
 _LETTER = re.compile(r"\\text\{[^{}]*\}|\\[a-zA-Z]+|[a-zA-Z]")
 _REMAINDER = re.compile(r"\(?\\pmod\{(\w+)\}\)?")  # in 17 mod 5 = 2
 _RELATION = re.compile(r"[=<>]|\\(?:le|ge|ne|in)(?![a-zA-Z])")
@@ -68,26 +67,28 @@ def read_value(body: str) -> Any:
 
 
 def _is_too_large(body: str) -> bool:
-    if len(body) > _MAX_CHARS or body.count(r"\cup") > _MAX_UNIONS:
-        return True
-    if body.count(",") > _MAX_MEMBERS:
-        return True
-    depth = deepest = 0
-    for match in _BRACKET_OR_COMMA.finditer(body):
-        depth += _CHANGE_OF_DEPTH[match[0]]
-        deepest = max(deepest, depth)
-    return deepest > _MAX_DEPTH
+    return (
+        len(body) > _MAX_CHARS
+        or body.count(r"\cup") > _MAX_UNIONS
+        or body.count(",") > _MAX_MEMBERS
+        or max(_depths(body), default=0) > _MAX_DEPTH
+    )
 
 
-def split_at_commas(text: str) -> list[str]:
+def _depths(text: str) -> list[int]:
+    """Return in how many brackets each character is."""
+    return list(accumulate(_CHANGE_OF_DEPTH.get(character, 0) for character in text))
+
+
+def _split_at_commas(text: str) -> list[str]:
     """Split the text at the commas that are in no bracket."""
-    members, depth, start = [], 0, 0
-    for match in _BRACKET_OR_COMMA.finditer(text):
-        depth += _CHANGE_OF_DEPTH[match[0]]
-        if match[0] == "," and depth == 0:
-            members.append(text[start : match.start()])
-            start = match.end()
-    return [*members, text[start:]]
+    members = [""]
+    for character, depth in zip(text, _depths(text), strict=True):
+        if character == "," and depth == 0:
+            members.append("")
+        else:
+            members[-1] += character
+    return members
 
 
 def _as_sympy(number: Number) -> Any:
@@ -99,18 +100,18 @@ def _as_sympy(number: Number) -> Any:
 
 def _with_names(body: str) -> str:
     r"""Write what the parser misreads as names; I of a complex number stays: 2+3I."""
-    letters = {match[0] for match in _LETTER.finditer(body) if len(match[0]) == 1}
+    letters = {name for name in _LETTER.findall(body) if len(name) == 1}
     is_complex_number = letters == {"I"} and not _RELATION.search(body)
 
     def as_name(match: re.Match[str]) -> str:
+        name = match["divisor"]
         if match["function"]:
-            primes = "prime" * len(match["primes"])
-            return command("text", match["function"] + primes)
-        if match["greek"]:
-            return command("text", f"letter {match['greek']}")
-        if match["divisor"] or (match["letter"] and not is_complex_number):
-            return command("text", match["divisor"] or match["letter"])
-        return match[0]
+            name = match["function"] + match["primes"].replace("'", "prime")
+        elif match["greek"]:
+            name = f"letter {match['greek']}"
+        elif match["letter"] and not is_complex_number:
+            name = "I"
+        return command("text", name) if name else match[0]
 
     return _MISREAD.sub(as_name, body)
 
@@ -122,7 +123,7 @@ def _with_both_signs(body: str) -> str:
     if body.startswith(r"\{") and body.endswith(r"\}"):
         body = body[2:-2]
     members = []
-    for member in split_at_commas(body):
+    for member in _split_at_commas(body):
         before, *behind_signs = _PLUS_MINUS.split(member)
         for signs in product("+-", repeat=len(behind_signs)):
             signed = before

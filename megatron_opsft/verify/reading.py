@@ -39,8 +39,8 @@ _OPTIONS = re.compile(r"\(?[A-J]\)?(?:\s*,?\s*\(?[A-J]\)?)+")
 _WORDS = re.compile(
     r"(?:[aA]\s+(?=[^\W\d_]{3}))?[^\W\d_]{2,}[.!]?(?:[\s,\-]+[^\W\d_]+[.!]?)*"
 )
+# Letters that may be a product of algebra, such as ab; of three letters all are of one family.
 _PRODUCT = re.compile("[abckmnpqrtuvwxyz]{2,3}")
-# Letters of one of these families may be a product of three.
 _FAMILIES = ("abc", "kmnpqr", "tuvwxyz")
 _SHORT_WORDS = {
     "yes",
@@ -110,8 +110,7 @@ def read(text: str) -> Answer:
         return replace(answer, body=clock_or_numeral)
     if (number := read_words(body)) is not None:
         body = str(number)
-    quantity = Quantity(body) if is_words(body) else take_unit(body)
-    body, unit, readable = quantity
+    body, unit, readable = Quantity(body) if is_words(body) else take_unit(body)
     if unit and (":" in body or read_clock(body)):
         readable = False
     if option and _SAYS_MORE.search(body):
@@ -133,19 +132,12 @@ def _find_clock_or_numeral(text: str) -> str:
     """Return the text, or its right side as of t = 5:30, if that is a clock time, a numeral of a
     base, or hours with minutes; "" if it is neither.
     """
-    if _is_clock_or_numeral(text):
-        return text
     name, _, value = text.rpartition("=")
     value = value.strip()
-    is_value = not _LOWER_CASE_WORD.search(name) and _is_clock_or_numeral(value)
-    return value if is_value else ""
-
-
-def _is_clock_or_numeral(text: str) -> bool:
-    if read_clock(text) or read_base(text):
-        return True
-    duration = read_duration(text)
-    return duration is not None and duration.num_units > 1
+    duration = read_duration(value)
+    is_duration = duration is not None and duration.num_units > 1
+    is_read = is_duration or read_clock(value) or read_base(value)
+    return value if is_read and not _LOWER_CASE_WORD.search(name) else ""
 
 
 def _take_option(text: str) -> tuple[str, str]:
@@ -202,24 +194,19 @@ def normalize_text(text: str) -> str:
     return text.casefold() if len(text) > 3 or is_short_word else text
 
 
-def is_product(text: str) -> bool:
-    """True for letters that may be a product of algebra, such as abc."""
-    return _PRODUCT.fullmatch(text) is not None
-
-
 def may_be_product(text: str) -> bool:
     """True for letters that may be a product if the other side is a formula, such as abc and IR."""
-    return is_product(text) or re.fullmatch("[A-Z]{2,3}", text) is not None
+    return bool(_PRODUCT.fullmatch(text) or re.fullmatch("[A-Z]{2,3}", text))
 
 
 def same_words(gold: str, answer: str) -> bool:
     """True if two texts are the same words, apart from articles; lists may be in any order. Letters
     that may be a product, too: ab is ba.
     """
-    if is_product(gold) and is_product(answer) and sorted(gold) == sorted(answer):
-        if gold == answer or len(gold) == 2:
-            return True
-        return any(set(gold) <= set(family) for family in _FAMILIES)
+    of_one_family = any(set(gold) <= set(family) for family in _FAMILIES)
+    may_be_turned = len(gold) == 2 or of_one_family
+    if may_be_turned and _PRODUCT.fullmatch(gold) and sorted(gold) == sorted(answer):
+        return True
     return _list_of_words(gold) == _list_of_words(answer)
 
 

@@ -11,26 +11,13 @@ from megatron_opsft.verify.layout import (
     LAYOUT,
     Match,
     command,
+    looked_up,
     matched_group,
-    rule,
+    spelling_rules,
 )
 
-SCALES = {
-    "hundred": 2,
-    "thousand": 3,
-    "million": 6,
-    "billion": 9,
-    "trillion": 12,
-}
-_RADIX = {
-    "x": 16,
-    "o": 8,
-    "b": 2,
-}
-_SPACE = (
-    r"(?:(?<!\\)\\[,;:! ]|~|\\thinspace(?![a-zA-Z])|\{(?:\\[,;:! ]| )?\}"
-    r"|[ \u00a0\u2009\u202f])"
-)
+SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_RADIX = {"x": 16, "o": 8, "b": 2}
 _ARGUMENT = r"\(((?:[^()]|\((?:[^()]|\([^()]*\))*\))*)\)"
 _CIRCLE = r"\^\s*(?:\{\s*\\circ\s*\}|\\circ)"
 _DEGREES = rf"(\d+(?:\.\d+)?)\s*{_CIRCLE}"
@@ -44,71 +31,9 @@ def _word(pattern: str) -> str:
 
 
 _PLAIN_NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
-# Numbers.
-_GROUPS_BY_SPACE = rf"(?<![\d.])[1-9]\d{{0,2}}(?:{_SPACE}\d{{3}})+(?!\d)"
-_BRACED_COMMA = r"(?:(?:\\mathord|\\text)?\{,\}|,\s*\\!)"
-_GROUPS_BY_BRACED_COMMA = (
-    rf"(?<![\d.])[1-9]\d{{0,2}}(?:{_BRACED_COMMA}\s*\d{{3}})+(?!\d)"
-)
-_GROUPS_BY_COMMA = r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?![\d,])"
-_EXPONENT = (
-    r"(?<![a-zA-Z_\\])(?:(?<=\d)|(?<=\d\.))(?:[eE]([+-]?\d\d+)|[eE](\+\d)|E(-?\d)"
-    r"|(?<=\.\d)e(-?\d)|(?<=\.\d\d)e(-?\d))(?!\w)"
-)
 _TIMES_TEN = r"(?:(?:x|X|\*|\\times|\\cdot|\\ast|\\text\{\s*[xX]\s*\})\s*10|\(10\))"
-_POWER_OF_TEN = (
-    rf"(?<=[\d.])\s*{_TIMES_TEN}\s*(?:\^|\*\*)\s*"
-    r"(?:\{\s*([+-]?\s*\d+)\s*\}|([+-]?\d+))"
-)
 _PERIOD = r"(?:\\(?:overline|bar|dot)(?:\{(\d+)\}|(\d))|\((\d+)\))"
-_REPEATING = rf"(?<![\d.])(\d*)\.(\d*){_PERIOD}"
-_REPEATED_BEFORE_DOTS = (
-    r"(?<![\d.])(\d*)\.(\d*?)(?:(\d)\3{2,}|(\d{2,6}?)\4+)\s*\\ldots\s*$"
-)
 _SCALE_NAMES = "|".join(SCALES)
-_SCALE_WORD = rf"(?i)(?<=[\d}}])\s*{_word(f'(?:{_SCALE_NAMES})s?')}"
-_MINUS_WORD = rf"(?i){_word('minus|negative')}\s*(?=[\d.\\(])"
-_PROGRAM_NUMERAL = r"(?<![\w.])0([xXoObB])([0-9A-Fa-f]+)(?!\w)"
-# Spaces and synonyms.
-_NEGATIVE_SPACE = r"\\!"
-_INEQUALITY = r"\\(le|ge)(?:q|qq|qslant|slant)(?![a-zA-Z])"
-_PROGRAM_INEQUALITY = r"(?<![<=>])([<>])="
-_NOT_EQUAL = r"\\neq(?![a-zA-Z])|!="
-_RATIO_WORD = rf"(?<=\d)\s*{_word('to')}\s*(?=\d)"
-_POWER_BEFORE_NUMBER = r"\^(\d)\s+(?=\d)"
-_PROGRAM_POWER = r"\*\*"
-_PI = r"(?<![\\a-zA-Z])pi(?![a-zA-Z])"
-_INFINITY = r"(?i)(?<![\\a-zA-Z])(?:infinity|infty|inf|oo)(?![a-zA-Z])"
-_ALL_REALS = rf"(?i){_word('all real(?:s| numbers)')}"
-_WIDE_SPACE = (
-    r"(?:(?:(?<!\\)\\[,;: ]|~|\\q?quad\b|\\thinspace\b|\\enspace\b|\\hspace\{[^{}]*\})"
-    r"\s*)+"
-)
-_DOTS = r"\\(?:dots[cbmi]?|cdots|hdots)(?![a-zA-Z])|\.{3,}"
-_SET_OF_NUMBERS = (
-    r"^\s*\\\{\s*([a-zA-Z])\s*(?:\\in\s*\\mathbb\{R\}\s*)?(?:\\mid|\\vert|\||:)"
-    r"((?:.*[^\\a-zA-Z])?\1(?![a-zA-Z]).*)\\\}[\s.]*$"
-)
-_COLON = r"\\colon(?![a-zA-Z])|\\text\{\s*:\s*\}|\{:\}"
-_MODULUS = (
-    r"\(\s*(?:(?:\\b)?mod|\\(?:text|operatorname)\{\s*mod\s*\})\s*(\w+)\s*\)"
-    r"|(?:\\p?mod|\\bmod|\\text\{\s*mod\s*\})\s*(?:\{\s*(\w+)\s*\}|(\w+))"
-)
-_FACTOR = (
-    r"((?<![\w^.])(?<![_^]\{)[\d.]+|[\d)]\)|\\(?:frac|binom)\{[^{}]*\}\{[^{}]*\})"
-    r"\s*(?=\([\d.]+\)|\(\\frac\{\d+\}\{\d+\}\)|\\binom)"
-)
-_EXTREME_SUBSCRIPT = (
-    r"_\s*(?:\{\s*(?:\\text\{\s*(max|min)\s*\}|\\(max|min))\s*\}|\\(max|min))"
-)
-# Functions.
-_BARE_FUNCTION = (
-    r"(?<![\\a-zA-Z])(?<!\\text\{)(a(?:rc)?)?(sinh?|cosh?|tanh?|cot|sec|csc|ln|log|exp)"
-    r"(?=\s*(?:[({_^|\d\\]|[a-zA-Z](?![a-zA-Z])|\s(?:sin|cos|tan|ln)\b))"
-)
-_BARE_EXTREME = (
-    rf"(?:\\|(?<![\\a-zA-Z]))(max|min|gcd|lcm)\s*(?:{_ARGUMENT}|\\\{{([^{{}}]*)\\\}})"
-)
 _BRACKETING_FUNCTION = (
     rf"(?<![\\a-zA-Z])([sS]qrt|[aA]bs|floor|ceil(?:ing)?)\s*{_ARGUMENT}"
 )
@@ -120,42 +45,6 @@ _COMBINATIONS = (
     r"|(?P<total3>\d+)\s*(?P<kind3>choose|C)\s*(?P<chosen3>\d+)(?!\w|_)"
     rf"|{_CHOICE % 4}_\s*\{{?(?P<total4>\d+)\}}?\s*\^\s*\{{?(?P<chosen4>\d+)\}}?)"
 )
-_LOGARITHM_OF_A_NUMBER = r"\\log\s*_\s*(\d+)\s+(?=\d)"
-_PROBABILITY = r"\\Pr(?![a-zA-Z])|\\mathbb\{P\}"
-_DECIMAL_LOGARITHM = r"\\lg(?![a-zA-Z])"
-_POWER_OF_FACTORIAL = r"((?<!\d)\d+!|[a-zA-Z]!)(?=\^)"
-_TRIGONOMETRIC = (
-    r"\\(?:sin|cos|tan|cot|sec|csc)(?:\^(?:\{\d\}|\d))?\s*"
-    rf"(?:{_ARGUMENT}|\{{[^{{}}]*\}}|{_DEGREES})"
-)
-# Words for signs, and signs for units.
-_DEGREE = (
-    rf"\\(?:text)?degree(?![a-zA-Z])|\\text\{{\s*\^\\circ\s*\}}|(?:\{{\}})?{_CIRCLE}"
-    rf"|{_word('degrees?|deg')}"
-)
-_CELSIUS = r"\^\\circ\s*(?:\\text\{\s*)?C(?![a-zA-Z])(?:\s*\})?"
-_FAHRENHEIT = r"\^\\circ\s*(?:\\text\{\s*)?F(?![a-zA-Z])(?:\s*\})?"
-_PER_CENT = rf"\\?%|{_word('per ?cent(?:age)?|pct')}"
-_INCHES = r"(?<=\d)\s*(?:''|\")(?!')"
-_FEET = r"(?<=\d)\s*'(?!')"
-_AND = rf"\s*{_word(',?[ ]*(?:and|or|或|和)[ ]*,?')}|(?<=\d)(?:and|or)(?=[a-zA-Z]\()"
-_ABOUT = r"^\s*(?:\\approx|\\simeq|\\sim|~)(?![a-zA-Z])\s*"
-_EMPTY_MEMBERS = r"\s*,(?:\s*,)+\s*"
-_PUNCTUATION_AT_END = r"\s*[.,;]+\s*$"
-
-
-def _joined(match: Match) -> str:
-    """Return the digits of a number without the marks between its groups."""
-    return re.sub(r"[^\d.]", "", match[0])
-
-
-def _joined_outside_brackets(match: Match) -> str:
-    """Join the groups of 1,234, but not of (1,234), which is two numbers."""
-    before = match.string[: match.start()]
-    for opening, closing in ("()", "[]", (r"\{", r"\}")):
-        if before.count(opening) > before.count(closing):
-            return match[0]
-    return _joined(match)
 
 
 def _power_of_ten(match: Match) -> str:
@@ -178,21 +67,12 @@ def _program_numeral(match: Match) -> str:
 
 
 def _scale(match: Match) -> str:
-    word = re.sub(r"\\text|[^a-z]", "", match[0].lower()).rstrip("s")
-    return rf"\cdot 10^{{{SCALES[word]}}} "
-
-
-def _inequality(match: Match) -> str:
-    return {"<": r"\le ", ">": r"\ge "}[match[1]]
+    return rf"\cdot 10^{{{SCALES[matched_group(match).lower()]}}} "
 
 
 def _function(match: Match) -> str:
     inverse = "arc" if match[1] else ""
     return rf"\{inverse}{match[2]}"
-
-
-def _extreme(match: Match) -> str:
-    return rf"\{match[1]}({match[2] or match[3] or ''})"
 
 
 def _brackets(match: Match) -> str:
@@ -223,107 +103,223 @@ def _radians(match: Match) -> str:
     return re.sub(_DEGREES, in_radians, text)
 
 
-TABLE = (
-    *LAYOUT,
+TABLE = LAYOUT + spelling_rules(
     # Numbers.
-    rule(r"10\,000 -> 10000", "groups 1\\,234", _GROUPS_BY_SPACE, _joined),
-    rule("1{,}234 -> 1234", "math-verify's tests", _GROUPS_BY_BRACED_COMMA, _joined),
-    rule(
-        "1,234 -> 1234",
-        "groups of three and one more",
-        _GROUPS_BY_COMMA,
-        _joined_outside_brackets,
-    ),
-    rule(r"2.5e-05 -> 2.5\cdot 10^{-5}", "2.5e-05", _EXPONENT, _power_of_ten),
-    rule(
-        r"2.5 x 10^-5 -> 2.5\cdot 10^{-5}",
-        "scientific with x",
-        _POWER_OF_TEN,
+    (
+        r"2.5e-05 -> 2.5\cdot 10^{-5}",
+        "2.5e-05",
+        r"(?<![a-zA-Z_\\])(?:(?<=\d)|(?<=\d\.))(?:[eE]([+-]?\d\d+)|[eE](\+\d)|E(-?\d)"
+        r"|(?<=\.\d)e(-?\d)|(?<=\.\d\d)e(-?\d))(?!\w)",
         _power_of_ten,
     ),
-    rule(
+    (
+        r"2.5 x 10^-5 -> 2.5\cdot 10^{-5}",
+        "scientific with x",
+        rf"(?<=[\d.])\s*{_TIMES_TEN}\s*(?:\^|\*\*)\s*"
+        r"(?:\{\s*([+-]?\s*\d+)\s*\}|([+-]?\d+))",
+        _power_of_ten,
+    ),
+    (
         r"0.1\overline{6} -> \frac{15}{90}",
         "repeating decimal",
-        _REPEATING,
+        rf"(?<![\d.])(\d*)\.(\d*){_PERIOD}",
         _repeating,
     ),
-    rule("0x1F -> 1F_{16}", "0x", _PROGRAM_NUMERAL, _program_numeral),
-    rule("minus 6 -> -6", "minus in words", _MINUS_WORD, "-"),
+    (
+        "0x1F -> 1F_{16}",
+        "0x",
+        r"(?<![\w.])0([xXoObB])([0-9A-Fa-f]+)(?!\w)",
+        _program_numeral,
+    ),
+    (
+        "minus 6 -> -6",
+        "minus in words",
+        rf"(?i){_word('minus|negative')}\s*(?=[\d.\\(])",
+        "-",
+    ),
     # Spaces and synonyms.
-    rule(r"1\!:\!2 -> 1:2", "time", _NEGATIVE_SPACE, ""),
-    rule(r"1,\;2 -> 1, 2", "for all x of a set", _WIDE_SPACE, " "),
-    rule(r"x \leqslant 3 -> x \le 3", "DeepScaleR", _INEQUALITY, r"\\\1 "),
-    rule(
+    (r"1\!:\!2 -> 1:2", "time", r"\\!", ""),
+    (
+        r"1,\;2 -> 1, 2",
+        "for all x of a set",
+        r"(?:(?:(?<!\\)\\[,;: ]|~|\\q?quad\b|\\thinspace\b|\\enspace\b|\\hspace\{[^{}]*\})"
+        r"\s*)+",
+        " ",
+    ),
+    (
+        r"x \leqslant 3 -> x \le 3",
+        "DeepScaleR",
+        r"\\(le|ge)(?:q|qq|qslant|slant)(?![a-zA-Z])",
+        r"\\\1 ",
+    ),
+    (
         r"x <= 3 -> x \le 3",
         "bound as a program writes it",
-        _PROGRAM_INEQUALITY,
-        _inequality,
+        r"(?<![<=>])([<>])=",
+        looked_up({"<": r"\le ", ">": r"\ge "}),
     ),
-    rule(r"x != 3 -> x \ne 3", "DeepScaleR", _NOT_EQUAL, r"\\ne "),
-    rule(r"1, 2, ... -> 1, 2, \ldots", "DeepScaleR", _DOTS, r"\\ldots "),
-    rule(r"0.333... -> \frac{3}{9}", "DeepScaleR", _REPEATED_BEFORE_DOTS, _repeating),
-    rule(r"\{x \mid x>3\} -> x>3", "DeepScaleR", _SET_OF_NUMBERS, r"\2"),
-    rule("7{:}55 -> 7:55", "ratio with spaces", _COLON, ":"),
-    rule("3 to 4 -> 3:4", "ratio in words", _RATIO_WORD, ":"),
-    rule(r"1 \bmod 6 -> 1 \pmod{6}", "DeepScaleR", _MODULUS, r"\\pmod{\1\2\3}"),
-    rule("2^4 3^2 -> 2^{4} 3^2", "DeepScaleR", _POWER_BEFORE_NUMBER, r"^{\1} "),
-    rule("2**3 -> 2^3", "as a program writes it", _PROGRAM_POWER, "^"),
-    rule(r"2pi -> 2\pi", "pi in words", _PI, r"\\pi "),
-    rule(r"infinity -> \infty", "infinity in words", _INFINITY, r"\\infty "),
-    rule(
+    (r"x != 3 -> x \ne 3", "DeepScaleR", r"\\neq(?![a-zA-Z])|!=", r"\\ne "),
+    (
+        r"1, 2, ... -> 1, 2, \ldots",
+        "DeepScaleR",
+        r"\\(?:dots[cbmi]?|cdots|hdots)(?![a-zA-Z])|\.{3,}",
+        r"\\ldots ",
+    ),
+    (
+        r"0.333... -> \frac{3}{9}",
+        "DeepScaleR",
+        r"(?<![\d.])(\d*)\.(\d*?)(?:(\d)\3{2,}|(\d{2,6}?)\4+)\s*\\ldots\s*$",
+        _repeating,
+    ),
+    (
+        r"\{x \mid x>3\} -> x>3",
+        "DeepScaleR",
+        r"^\s*\\\{\s*([a-zA-Z])\s*(?:\\in\s*\\mathbb\{R\}\s*)?(?:\\mid|\\vert|\||:)"
+        r"((?:.*[^\\a-zA-Z])?\1(?![a-zA-Z]).*)\\\}[\s.]*$",
+        r"\2",
+    ),
+    (
+        "7{:}55 -> 7:55",
+        "ratio with spaces",
+        r"\\colon(?![a-zA-Z])|\\text\{\s*:\s*\}|\{:\}",
+        ":",
+    ),
+    ("3 to 4 -> 3:4", "ratio in words", rf"(?<=\d)\s*{_word('to')}\s*(?=\d)", ":"),
+    (
+        r"1 \bmod 6 -> 1 \pmod{6}",
+        "DeepScaleR",
+        r"\(\s*(?:(?:\\b)?mod|\\(?:text|operatorname)\{\s*mod\s*\})\s*(\w+)\s*\)"
+        r"|(?:\\p?mod|\\bmod|\\text\{\s*mod\s*\})\s*(?:\{\s*(\w+)\s*\}|(\w+))",
+        r"\\pmod{\1\2\3}",
+    ),
+    ("2^4 3^2 -> 2^{4} 3^2", "DeepScaleR", r"\^(\d)\s+(?=\d)", r"^{\1} "),
+    ("2**3 -> 2^3", "as a program writes it", r"\*\*", "^"),
+    (r"2pi -> 2\pi", "pi in words", r"(?<![\\a-zA-Z])pi(?![a-zA-Z])", r"\\pi "),
+    (
+        r"infinity -> \infty",
+        "infinity in words",
+        r"(?i)(?<![\\a-zA-Z])(?:infinity|infty|inf|oo)(?![a-zA-Z])",
+        r"\\infty ",
+    ),
+    (
         r"\text{all real numbers} -> \mathbb{R}",
         "all real numbers",
-        _ALL_REALS,
+        rf"(?i){_word('all real(?:s| numbers)')}",
         r"\\mathbb{R}",
     ),
-    rule(
+    (
         r"n_{\max }=3 -> n_{max}=3",
         "extreme as a name",
-        _EXTREME_SUBSCRIPT,
+        r"_\s*(?:\{\s*(?:\\text\{\s*(max|min)\s*\}|\\(max|min))\s*\}|\\(max|min))",
         r"_{\1\2\3}",
     ),
     # Functions.
-    rule(
+    (
         r"2 cos(x) -> 2 \cos(x)",
         "function without a backslash",
-        _BARE_FUNCTION,
+        r"(?<![\\a-zA-Z])(?<!\\text\{)(a(?:rc)?)?(sinh?|cosh?|tanh?|cot|sec|csc|ln|log|exp)"
+        r"(?=\s*(?:[({_^|\d\\]|[a-zA-Z](?![a-zA-Z])|\s(?:sin|cos|tan|ln)\b))",
         _function,
     ),
-    rule(r"\max\{a,b\} -> \max(a,b)", "braces of a maximum", _BARE_EXTREME, _extreme),
-    rule(r"sqrt(2) -> \sqrt{2}", "abs", _BRACKETING_FUNCTION, _brackets),
-    rule(
+    (
+        r"\max\{a,b\} -> \max(a,b)",
+        "braces of a maximum",
+        rf"(?:\\|(?<![\\a-zA-Z]))(max|min|gcd|lcm)\s*(?:{_ARGUMENT}|\\\{{([^{{}}]*)\\\}})",
+        r"\\\1(\2\3)",
+    ),
+    (r"sqrt(2) -> \sqrt{2}", "abs", _BRACKETING_FUNCTION, _brackets),
+    (
         r"C(5,2) -> \binom{5}{2}",
         "number of choices",
         _COMBINATIONS,
         _number_of_choices,
     ),
-    rule(r"\Pr(A)=1 -> P(A)=1", "probability in front", _PROBABILITY, "P"),
-    rule(
-        r"\log_2 3 -> \log_{2} 3", "\\log_2 3", _LOGARITHM_OF_A_NUMBER, r"\\log_{\1} "
+    (
+        r"\Pr(A)=1 -> P(A)=1",
+        "probability in front",
+        r"\\Pr(?![a-zA-Z])|\\mathbb\{P\}",
+        "P",
     ),
-    rule(r"\lg 2 -> \log_{10} 2", "\\lg", _DECIMAL_LOGARITHM, r"\\log_{10}"),
-    rule(
+    (
+        r"\log_2 3 -> \log_{2} 3",
+        "\\log_2 3",
+        r"\\log\s*_\s*(\d+)\s+(?=\d)",
+        r"\\log_{\1} ",
+    ),
+    (r"\lg 2 -> \log_{10} 2", "\\lg", r"\\lg(?![a-zA-Z])", r"\\log_{10}"),
+    (
         r"\sin(x+30^\circ) -> \sin(x+\frac{30\pi }{180})",
         "degrees in a sine",
-        _TRIGONOMETRIC,
+        r"\\(?:sin|cos|tan|cot|sec|csc)(?:\^(?:\{\d\}|\d))?\s*"
+        rf"(?:{_ARGUMENT}|\{{[^{{}}]*\}}|{_DEGREES})",
         _radians,
     ),
-    rule("n!^2 -> (n!)^2", "square of a factorial", _POWER_OF_FACTORIAL, r"(\1)"),
-    rule(r"3(4) -> 3\cdot (4)", "DeepScaleR", _FACTOR, r"\1\\cdot "),
-    # Words for signs, and signs for units.
-    rule(r"155 degrees -> 155 ^\circ", "degrees", _DEGREE, r"^\\circ "),
-    rule(r"25°C -> 25\text{celsius}", "DeepScaleR", _CELSIUS, r"\\text{celsius}"),
-    rule(
-        r"25°F -> 25\text{fahrenheit}", "fahrenheit", _FAHRENHEIT, r"\\text{fahrenheit}"
+    (
+        "n!^2 -> (n!)^2",
+        "square of a factorial",
+        r"((?<!\d)\d+!|[a-zA-Z]!)(?=\^)",
+        r"(\1)",
     ),
-    rule(r"5 percent -> 5 \%", "per cent in words", _PER_CENT, r"\\% "),
-    rule(r"5 million -> 5\cdot 10^{6}", "millions", _SCALE_WORD, _scale),
-    rule(r"2 \text{ and } 3 -> 2, 3", "list in another order", _AND, ", "),
-    rule(r"16'' -> 16\text{ in}", "sign for inches", _INCHES, r"\\text{ in}"),
-    rule(r"5' -> 5\text{ ft}", "sign for feet", _FEET, r"\\text{ ft}"),
-    rule(r"\approx 3 -> 3", "about", _ABOUT, ""),
-    rule("1, , 2 -> 1, 2", "DeepScaleR", _EMPTY_MEMBERS, ", "),
-    rule("34. -> 34", "full stop in the box", _PUNCTUATION_AT_END, ""),
+    (
+        r"3(4) -> 3\cdot (4)",
+        "DeepScaleR",
+        r"((?<![\w^.])(?<![_^]\{)[\d.]+|[\d)]\)|\\(?:frac|binom)\{[^{}]*\}\{[^{}]*\})"
+        r"\s*(?=\([\d.]+\)|\(\\frac\{\d+\}\{\d+\}\)|\\binom)",
+        r"\1\\cdot ",
+    ),
+    # Words for signs, and signs for units.
+    (
+        r"155 degrees -> 155 ^\circ",
+        "degrees",
+        rf"\\(?:text)?degree(?![a-zA-Z])|\\text\{{\s*\^\\circ\s*\}}|(?:\{{\}})?{_CIRCLE}"
+        rf"|{_word('degrees?|deg')}",
+        r"^\\circ ",
+    ),
+    (
+        r"25°C -> 25\text{celsius}",
+        "DeepScaleR",
+        r"\^\\circ\s*(?:\\text\{\s*)?C(?![a-zA-Z])(?:\s*\})?",
+        r"\\text{celsius}",
+    ),
+    (
+        r"25°F -> 25\text{fahrenheit}",
+        "fahrenheit",
+        r"\^\\circ\s*(?:\\text\{\s*)?F(?![a-zA-Z])(?:\s*\})?",
+        r"\\text{fahrenheit}",
+    ),
+    (
+        r"5 percent -> 5 \%",
+        "per cent in words",
+        rf"\\?%|{_word('per ?cent(?:age)?|pct')}",
+        r"\\% ",
+    ),
+    (
+        r"5 million -> 5\cdot 10^{6}",
+        "millions",
+        rf"(?i)(?<=[\d}}])\s*{_word(f'({_SCALE_NAMES})s?')}",
+        _scale,
+    ),
+    (
+        r"2 \text{ and } 3 -> 2, 3",
+        "list in another order",
+        rf"\s*{_word(',?[ ]*(?:and|or|或|和)[ ]*,?')}|(?<=\d)(?:and|or)(?=[a-zA-Z]\()",
+        ", ",
+    ),
+    (
+        r"16'' -> 16\text{ in}",
+        "sign for inches",
+        r"(?<=\d)\s*(?:''|\")(?!')",
+        r"\\text{ in}",
+    ),
+    (r"5' -> 5\text{ ft}", "sign for feet", r"(?<=\d)\s*'(?!')", r"\\text{ ft}"),
+    (
+        r"\approx 3 -> 3",
+        "about",
+        r"^\s*(?:\\approx|\\simeq|\\sim|~)(?![a-zA-Z])\s*",
+        "",
+    ),
+    ("1, , 2 -> 1, 2", "DeepScaleR", r"\s*,(?:\s*,)+\s*", ", "),
+    ("34. -> 34", "full stop in the box", r"\s*[.,;]+\s*$", ""),
 )
 
 

@@ -108,11 +108,6 @@ class Quantity(NamedTuple):
     """False if the text holds words that were not understood."""
 
 
-class _Factor(NamedTuple):
-    name: str
-    exponent: int
-
-
 def take_unit(text: str) -> Quantity:
     """Take the unit out of a text. One with several different units stays whole, as unreadable."""
     unreadable = Quantity(text, readable=False)
@@ -153,7 +148,7 @@ def _read_unit(match: re.Match[str]) -> Unit | None:
         return ("°",)
     if match["currency"]:
         return (_SHORT_FORMS.get(match["currency"].strip(". ").lower(), "$"),)
-    unit = _name_unit(match["words"], match["braced_power"] or match["power"] or "")
+    unit = _name_unit(match["words"], match["braced_power"] or match["power"] or "1")
     before = match.string[: match.start()]
     is_thousand = match["words"] == "K" and before[-1:].isdigit()  # 5K; 300 K is kelvin
     if unit is None or is_thousand:
@@ -185,38 +180,36 @@ def _looks_like_prose(words: list[str]) -> bool:
 def _name_unit(words: str, power: str) -> Unit | None:
     """Return the factors of a unit, measures in their short form; None for text that is no unit.
 
-    power: the exponent behind the words, or "".
+    power: the exponent behind the words.
     """
     words = re.sub(r"[a-z]+", lambda match: _SPEEDS.get(match[0], match[0]), words)
     words = words.replace("*", " ")
     if "^" not in words:
         words = words.replace("-", " ")
-    factors = []
-    end, is_below = 0, False
+    if _FACTOR.sub("", words).strip(" ().,"):
+        return None
+    names, exponents = [], []
+    is_below = False
     for match in _FACTOR.finditer(words):
-        between = words[end : match.start()].strip(" ().,")
-        if between or _changes_value(match["name"]):
+        if _changes_value(match["name"]):
             return None
         exponent = int(match["power"] or 1)
         if match["per"] or is_below:
             exponent = -exponent
-        factors.append(_Factor(match["name"], exponent))
+        names.append(match["name"])
+        exponents.append(exponent)
         # m/(s kg): all factors are below the stroke until the parenthesis closes.
         if match["closes"]:
             is_below = False
         elif match["per"] and match["opens"]:
             is_below = True
-        end = match.end()
-    names = [factor.name for factor in factors]
-    if not names or words[end:].strip(" ().,") or "times" in names[:-1]:
+    if not names or "times" in names[:-1]:
         return None
     powers = [name for name in names if name.lower() in _POWERS]
     if names in (["squared"], ["cubed"]) or (len(names) > 1 and powers == names):
         return None
-    if power:
-        last = factors.pop()
-        factors.append(_Factor(last.name, last.exponent * int(power)))
-    return _with_powers(factors)
+    exponents[-1] *= int(power)
+    return _with_powers(names, exponents)
 
 
 def _changes_value(name: str) -> bool:
@@ -226,16 +219,15 @@ def _changes_value(name: str) -> bool:
     return bool({name.lower(), singular(name)} & _NO_UNITS)
 
 
-def _with_powers(factors: list[_Factor]) -> Unit:
+def _with_powers(names: list[str], exponents: list[int]) -> Unit:
     """Return the factors with the powers in words beside them: square metres, metres cubed."""
     named: list[str] = []
     pending_power = 1
-    for index, (name, exponent) in enumerate(factors):
+    for index, (name, exponent) in enumerate(zip(names, exponents, strict=True)):
         word = name.lower()
-        is_power = len(factors) > 1 and word in _POWERS
-        if is_power and index > 0 and word in _POWERS_BEHIND:
-            named[-1] += str(_POWERS[word])
-        elif is_power and index < len(factors) - 1:
+        if index > 0 and word in _POWERS_BEHIND:
+            named[-1] += str(_POWERS_BEHIND[word])
+        elif index < len(names) - 1 and word in _POWERS:
             pending_power = _POWERS[word]
         else:
             exponent *= pending_power
@@ -247,12 +239,9 @@ def _with_powers(factors: list[_Factor]) -> Unit:
 
 
 def _short_form(name: str) -> str:
-    for word in (name.strip("."), singular(name)):
-        if len(word) > 1:
-            word = word.lower()
-        if word in _SHORT_FORMS:
-            return _SHORT_FORMS[word]
-    return singular(name)
+    as_written = name.lower() if len(name) > 1 else name
+    in_singular = singular(name)
+    return _SHORT_FORMS.get(as_written, _SHORT_FORMS.get(in_singular, in_singular))
 
 
 def singular(word: str) -> str:

@@ -1,8 +1,8 @@
 """The verifier's worker process, and the judge that it loads: mathematics, or a user's function.
 
-It receives (number, arguments of its judge) and sends (number, verdict), until its parent closes
-the pipe. The parent keeps the time limit and kills; the worker takes care to die with its parent
-and not to eat the machine's memory.
+It receives the arguments of its judge and sends the verdict, until its parent closes the pipe. The
+parent keeps the time limit and kills; the worker takes care to die with its parent and not to eat
+the machine's memory.
 """
 
 import gc
@@ -62,7 +62,7 @@ def main(
                 f"{math.ceil(2 * bytes_at_start / 2**30)}"
             )
     except UserError as error:
-        pipe.send((0, str(error)))
+        pipe.send(str(error))
         os._exit(2)
     if sys.platform == "linux":
         resource.setrlimit(resource.RLIMIT_AS, (max_memory_bytes, max_memory_bytes))
@@ -76,15 +76,13 @@ def _serve(pipe: Connection, judge: Judge, max_bytes: float) -> None:
     own_pid = os.getpid()
     # EOFError, OSError: the parent is gone. MemoryError: the parent asks a fresh worker.
     with suppress(EOFError, OSError, MemoryError):
-        pipe.send((0, READY))
+        pipe.send(READY)
         while True:
-            number, item = pipe.recv()
-            verdict = judge(*item)
-            if (
-                os.getpid() != own_pid
-            ):  # the judge has forked; its copy of the worker ends
+            verdict = judge(*pipe.recv())
+            # If the judge has forked, only the worker itself answers; its copy ends.
+            if os.getpid() != own_pid:
                 os._exit(0)
-            pipe.send((number, verdict))
+            pipe.send(verdict)
             if _address_space_bytes() > max_bytes:
                 return
 
