@@ -141,7 +141,8 @@ class MethodRun:
 
         A response with advantage 0 is trained on only for its divergence from the reference model.
         """
-        rewards = self.settings.shaped(batch, self.settings.rewards(batch, self.state))
+        plain_rewards = self.settings.rewards(batch, self.state)
+        rewards = list(map(self.settings.shaped, batch, plain_rewards))
         advantages = self.settings.advantages(batch, rewards)
         diverges = self.settings.objective(1.0).needs_reference
         credits = []

@@ -34,7 +34,8 @@ from megatron_opsft.methods.objective import (
     TokenClip,
     TokenPenalty,
 )
-from megatron_opsft.methods.settings import MethodSettings, PolicySettings
+from megatron_opsft.methods.policy import PolicySettings
+from megatron_opsft.methods.settings import MethodSettings
 from megatron_opsft.methods.updates import MethodRun
 
 ONLINE = [name for name, method in METHODS.items() if not method().has_fixed_data]

@@ -6,7 +6,8 @@ from typing import Literal
 from pydantic import Field
 
 from megatron_opsft.methods.facts import Group, accuracy_of
-from megatron_opsft.methods.settings import Beta, GroupNormalizedSettings, MethodState
+from megatron_opsft.methods.policy import Beta, GroupNormalizedSettings
+from megatron_opsft.methods.settings import MethodState
 
 
 class ADlpState(MethodState):

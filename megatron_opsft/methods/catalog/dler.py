@@ -8,9 +8,9 @@ from typing import Literal
 from pydantic import Field
 
 from megatron_opsft.methods.advantages import Values, whiten
-from megatron_opsft.methods.dapo import MaxRefills
 from megatron_opsft.methods.facts import Group
-from megatron_opsft.methods.settings import Beta, ClipHigh, Kl, PolicySettings, State
+from megatron_opsft.methods.policy import Beta, ClipHigh, Kl, MaxRefills, PolicySettings
+from megatron_opsft.methods.settings import State
 
 
 class Dler(PolicySettings):

@@ -11,7 +11,8 @@ from pydantic import Field
 from megatron_opsft.methods.advantages import Values, leave_one_out, whiten
 from megatron_opsft.methods.facts import Group
 from megatron_opsft.methods.objective import Objective, TokenPenalty
-from megatron_opsft.methods.settings import AggregationKey, PolicySettings, State
+from megatron_opsft.methods.policy import PolicySettings
+from megatron_opsft.methods.settings import AggregationKey, State
 
 
 class ErRl(PolicySettings):
@@ -38,14 +39,13 @@ class ErRl(PolicySettings):
 
     def group_rewards(self, group: Group, state: State) -> list[float]:
         """1 - alpha sigma((n - mu)/s) for the correct ones."""
-        if not group.num_correct:
-            return [0.0] * len(group.responses)
-        rewards = [0.0] * len(group.responses)
-        scores_of_correct = iter(sigmoid_of_length(group))
-        for i, response in enumerate(group.responses):
-            if response.correct:
-                rewards[i] = 1 - self.alpha * next(scores_of_correct)
+        rewards = group.verdicts
+        for i, score in sigmoid_of_length(group).items():
+            rewards[i] -= self.alpha * score
         return rewards
+
+    def group_advantages(self, group: Group, rewards: list[float]) -> list[float]:
+        return leave_one_out(rewards)
 
     def advantages(self, batch: Sequence[Group], rewards: Values) -> Values:
         """r - mean of the others, whitened if asked for.
@@ -53,15 +53,19 @@ class ErRl(PolicySettings):
         With a divergence the advantages still change token by token, and are whitened afterwards
         (`TokenPenalty.whitens`).
         """
-        plain = [leave_one_out(r) for r in rewards]
+        plain = super().advantages(batch, rewards)
         if self.beta:
             return plain
         lengths = [group.lengths for group in batch]
         return whiten(plain, lengths, self.whiten, count_less=0)
 
 
-def sigmoid_of_length(group: Group) -> list[float]:
-    """sigma((n - mu) / s) of each correct response; mu and s (divided by the count) of theirs."""
-    lengths = group.correct_lengths
-    mean, std = fmean(lengths), pstdev(lengths) + 1e-7
-    return [1 / (1 + math.exp((mean - length) / std)) for length in lengths]
+def sigmoid_of_length(group: Group) -> dict[int, float]:
+    """Index of each correct response -> sigma((n - mu) / s); mu and s (divided by the count) are
+    those of the correct ones.
+    """
+    lengths = {i: r.num_tokens for i, r in enumerate(group.responses) if r.correct}
+    if not lengths:
+        return {}
+    mean, std = fmean(lengths.values()), pstdev(lengths.values()) + 1e-7
+    return {i: 1 / (1 + math.exp((mean - n) / std)) for i, n in lengths.items()}

@@ -5,9 +5,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from megatron_opsft.methods.advantages import Values, group_normalized, whiten
+from megatron_opsft.methods.advantages import Values, whiten
 from megatron_opsft.methods.facts import Group
-from megatron_opsft.methods.settings import GroupNormalizedSettings, State
+from megatron_opsft.methods.policy import GroupNormalizedSettings
+from megatron_opsft.methods.settings import State
 
 
 class Gdpo(GroupNormalizedSettings):
@@ -35,18 +36,15 @@ class Gdpo(GroupNormalizedSettings):
         length_rewards = self.length_rewards(group)
         return [c + n for c, n in zip(group.verdicts, length_rewards, strict=True)]
 
+    def group_advantages(self, group: Group, rewards: list[float]) -> list[float]:
+        """The sum over both rewards of (r - mean)/std."""
+        length_rewards = self.length_rewards(group)
+        verdicts = [r - n for r, n in zip(rewards, length_rewards, strict=True)]
+        correctness = super().group_advantages(group, verdicts)
+        brevity = super().group_advantages(group, length_rewards)
+        return [c + b for c, b in zip(correctness, brevity, strict=True)]
+
     def advantages(self, batch: Sequence[Group], rewards: Values) -> Values:
-        """Whiten the sum over both rewards of (r - mean)/std."""
-        sums = []
-        for group, group_rewards in zip(batch, rewards, strict=True):
-            length_rewards = self.length_rewards(group)
-            verdicts = [
-                reward - length_reward
-                for reward, length_reward in zip(
-                    group_rewards, length_rewards, strict=True
-                )
-            ]
-            correctness = group_normalized(verdicts, self.std_epsilon)
-            brevity = group_normalized(length_rewards, self.std_epsilon)
-            sums.append([c + b for c, b in zip(correctness, brevity, strict=True)])
-        return whiten(sums, [group.lengths for group in batch], self.whiten)
+        """Whiten the sums over the batch."""
+        lengths = [group.lengths for group in batch]
+        return whiten(super().advantages(batch, rewards), lengths, self.whiten)

@@ -6,9 +6,10 @@ from typing import Literal
 from pydantic import Field
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.methods.advantages import Values, group_normalized
+from megatron_opsft.methods.advantages import group_normalized
 from megatron_opsft.methods.facts import Group
-from megatron_opsft.methods.settings import GroupNormalizedSettings, RunSize
+from megatron_opsft.methods.policy import GroupNormalizedSettings
+from megatron_opsft.methods.settings import RunSize
 
 
 class Gfpo(GroupNormalizedSettings):
@@ -31,29 +32,16 @@ class Gfpo(GroupNormalizedSettings):
                 f"rollout.group_size={run.group_size}; lower it"
             )
 
-    def advantages(self, batch: Sequence[Group], rewards: Values) -> Values:
-        advantages = []
-        for group, group_rewards in zip(batch, rewards, strict=True):
-            costs: Sequence[float] = group.lengths
-            if self.keep_by == "reward_per_token":
-                pairs = zip(group_rewards, group.lengths, strict=True)
-                costs = [-reward / length for reward, length in pairs]
-            cheapest_first = sorted(range(len(costs)), key=costs.__getitem__)
-            advantages.append(
-                normalized_among(
-                    cheapest_first[: self.kept], group_rewards, self.std_epsilon
-                )
-            )
+    def group_advantages(self, group: Group, rewards: list[float]) -> list[float]:
+        """(r - mean)/(std + epsilon) among those kept, std divided by their count; others 0."""
+        costs: Sequence[float] = group.lengths
+        if self.keep_by == "reward_per_token":
+            pairs = zip(rewards, group.lengths, strict=True)
+            costs = [-reward / length for reward, length in pairs]
+        kept = sorted(range(len(costs)), key=costs.__getitem__)[: self.kept]
+        kept_rewards = [rewards[i] for i in kept]
+        normalized = group_normalized(kept_rewards, self.std_epsilon, count_less=0)
+        advantages = [0.0] * len(rewards)
+        for i, advantage in zip(kept, normalized, strict=True):
+            advantages[i] = advantage
         return advantages
-
-
-def normalized_among(
-    indices: Sequence[int], rewards: Sequence[float], epsilon: float
-) -> list[float]:
-    """(r - mean)/(std + epsilon) among these responses, std divided by their count; others 0."""
-    advantages = [0.0] * len(rewards)
-    chosen = [rewards[i] for i in indices]
-    normalized = group_normalized(chosen, epsilon, count_less=0)
-    for i, advantage in zip(indices, normalized, strict=True):
-        advantages[i] = advantage
-    return advantages

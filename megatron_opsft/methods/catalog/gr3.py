@@ -7,7 +7,8 @@ from typing import Literal
 from pydantic import Field
 
 from megatron_opsft.methods.facts import Group
-from megatron_opsft.methods.settings import GroupNormalizedSettings, State
+from megatron_opsft.methods.policy import GroupNormalizedSettings
+from megatron_opsft.methods.settings import State
 
 
 class Gr3(GroupNormalizedSettings):

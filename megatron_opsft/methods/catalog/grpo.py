@@ -1,17 +1,11 @@
 """GRPO and Dr. GRPO."""
 
-from collections.abc import Sequence
 from typing import Literal
 
-from megatron_opsft.methods.advantages import Values, group_centered
+from megatron_opsft.methods.advantages import group_centered
 from megatron_opsft.methods.facts import Group
-from megatron_opsft.methods.settings import (
-    AggregationKey,
-    Beta,
-    GroupNormalizedSettings,
-    PolicySettings,
-    State,
-)
+from megatron_opsft.methods.policy import Beta, GroupNormalizedSettings, PolicySettings
+from megatron_opsft.methods.settings import AggregationKey, State
 
 
 class Grpo(GroupNormalizedSettings):
@@ -41,12 +35,12 @@ class Grpo(GroupNormalizedSettings):
             return group.within(group.limit)
         return group.verdicts
 
-    def advantages(self, batch: Sequence[Group], rewards: Values) -> Values:
+    def group_advantages(self, group: Group, rewards: list[float]) -> list[float]:
         match self.advantage:
             case "group_normalized":
-                return super().advantages(batch, rewards)
+                return super().group_advantages(group, rewards)
             case "group_centered":
-                return [group_centered(group) for group in rewards]
+                return group_centered(rewards)
             case "identity":
                 return rewards
 

@@ -5,8 +5,9 @@ from typing import Literal
 from pydantic import Field
 
 from megatron_opsft.methods.facts import Group
-from megatron_opsft.methods.objective import Likelihood, SquaredLogRatio, Surrogate
-from megatron_opsft.methods.settings import AggregationKey, MethodState, PolicySettings
+from megatron_opsft.methods.objective import SquaredLogRatio, Surrogate
+from megatron_opsft.methods.policy import PolicySettings
+from megatron_opsft.methods.settings import AggregationKey, MethodState
 
 
 class Kimi(PolicySettings):
@@ -25,8 +26,6 @@ class Kimi(PolicySettings):
 
     @property
     def surrogate(self) -> Surrogate:
-        if self.updates_per_batch == 1:
-            return Likelihood()
         return SquaredLogRatio(tau=self.tau)
 
     def group_rewards(self, group: Group, state: MethodState) -> list[float]:
@@ -35,9 +34,9 @@ class Kimi(PolicySettings):
         if state.step <= self.warmup_steps or shortest == longest:
             return group.verdicts
         rewards = []
-        for correct, length in zip(group.verdicts, group.lengths, strict=True):
-            score = 0.5 - (length - shortest) / (longest - shortest)
-            if not correct:
+        for response in group.responses:
+            score = 0.5 - (response.num_tokens - shortest) / (longest - shortest)
+            if not response.correct:
                 score = min(0.0, score)
-            rewards.append(correct + self.weight * score)
+            rewards.append(response.correct + self.weight * score)
         return rewards

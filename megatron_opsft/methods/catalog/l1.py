@@ -7,13 +7,8 @@ from pydantic import Field
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.methods.facts import Group, LengthKind, LengthTarget, PromptChange
-from megatron_opsft.methods.settings import (
-    Beta,
-    DualClip,
-    GroupNormalizedSettings,
-    RunSize,
-    State,
-)
+from megatron_opsft.methods.policy import Beta, DualClip, GroupNormalizedSettings
+from megatron_opsft.methods.settings import RunSize, State
 
 
 class L1Settings(GroupNormalizedSettings):
@@ -72,14 +67,11 @@ class L1Settings(GroupNormalizedSettings):
 
     def group_rewards(self, group: Group, state: State) -> list[float]:
         """c - alpha |Lt - n|."""
-        pairs = zip(group.verdicts, tokens_below_target(group), strict=True)
-        return [correct - self.alpha * abs(below) for correct, below in pairs]
-
-
-def tokens_below_target(group: Group) -> list[int]:
-    """Target length minus length of each response; negative if it is too long."""
-    assert group.target is not None
-    return [group.target.num_tokens - length for length in group.lengths]
+        assert group.target is not None
+        target = group.target.num_tokens
+        return [
+            r.correct - self.alpha * abs(target - r.num_tokens) for r in group.responses
+        ]
 
 
 class L1Exact(L1Settings):
@@ -108,12 +100,12 @@ class L1Max(L1Settings):
         """1[correct] clip(alpha (target - length) + delta, 0, 1) for a maximum. For an exact
         target: L1-Exact's reward.
         """
-        if group.target is not None and group.target.kind == "exact":
+        assert group.target is not None
+        if group.target.kind == "exact":
             return super().group_rewards(group, state)
         rewards = []
-        for correct, below in zip(
-            group.verdicts, tokens_below_target(group), strict=True
-        ):
+        for response in group.responses:
+            below = group.target.num_tokens - response.num_tokens
             share = min(max(self.alpha * below + self.delta, 0.0), 1.0)
-            rewards.append(correct * share)
+            rewards.append(response.correct * share)
         return rewards

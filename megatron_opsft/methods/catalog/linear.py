@@ -5,7 +5,8 @@ from typing import Literal
 from pydantic import Field
 
 from megatron_opsft.methods.facts import Group
-from megatron_opsft.methods.settings import PolicySettings, State
+from megatron_opsft.methods.policy import PolicySettings
+from megatron_opsft.methods.settings import State
 
 
 class Linear(PolicySettings):

@@ -7,7 +7,8 @@ from pydantic import Field
 
 from megatron_opsft.methods.advantages import Values
 from megatron_opsft.methods.facts import Group, accuracy_of
-from megatron_opsft.methods.settings import Beta, GroupNormalizedSettings, MethodState
+from megatron_opsft.methods.policy import Beta, GroupNormalizedSettings
+from megatron_opsft.methods.settings import MethodState
 
 
 class ShortRlState(MethodState):
@@ -36,29 +37,26 @@ class ShortRl(GroupNormalizedSettings):
 
     def rewards(self, batch: Sequence[Group], state: ShortRlState) -> Values:
         """1[correct], plus the length bonus if the batch is accurate enough."""
-        least_accuracy = state.best_accuracy - self.accuracy_tolerance
-        pays_bonus = accuracy_of(batch) >= least_accuracy
-        rewards = []
-        for group in batch:
-            group_rewards = group.verdicts
-            if pays_bonus:
-                for i, response in enumerate(group.responses):
-                    if response.correct:
-                        group_rewards[i] += length_bonus(
-                            response.num_tokens, group, self.length_tolerance
-                        )
-            rewards.append(group_rewards)
+        if accuracy_of(batch) < state.best_accuracy - self.accuracy_tolerance:
+            return [group.verdicts for group in batch]
+        return super().rewards(batch, state)
+
+    def group_rewards(self, group: Group, state: ShortRlState) -> list[float]:
+        """1[correct], plus 1/2 near the shortest correct response, else 1/2 - (n - min)/(max - min)
+        of correct ones.
+        """
+        rewards, lengths = group.verdicts, group.correct_lengths
+        for i, response in enumerate(group.responses):
+            if not response.correct:
+                continue
+            beyond = response.num_tokens - min(lengths)
+            bonus = 0.5
+            if beyond > self.length_tolerance:
+                bonus -= beyond / (max(lengths) - min(lengths))
+            rewards[i] += bonus
         return rewards
 
     def next_state(self, state: ShortRlState, batch: Sequence[Group]) -> ShortRlState:
         """Remember the best accuracy, this batch's included."""
         best = max(state.best_accuracy, accuracy_of(batch))
         return state.model_copy(update={"best_accuracy": best})
-
-
-def length_bonus(length: int, group: Group, tolerance: int) -> float:
-    """1/2 near the shortest correct response, else 1/2 - (n - min)/(max - min) of correct ones."""
-    shortest, longest = min(group.correct_lengths), max(group.correct_lengths)
-    if length - shortest <= tolerance:
-        return 0.5
-    return 0.5 - (length - shortest) / (longest - shortest)

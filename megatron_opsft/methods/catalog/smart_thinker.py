@@ -6,7 +6,8 @@ from statistics import fmean, pvariance
 from typing import Literal
 
 from megatron_opsft.methods.facts import Group
-from megatron_opsft.methods.settings import GroupNormalizedSettings, State
+from megatron_opsft.methods.policy import GroupNormalizedSettings
+from megatron_opsft.methods.settings import State
 
 
 class SmartThinker(GroupNormalizedSettings):
