@@ -15,14 +15,13 @@ Megatron's own. What changes:
 """
 
 from collections.abc import Callable
-from functools import wraps
+from functools import cache, wraps
 from typing import Any
 
 import torch
 from torch.utils._device import _device_constructors
 
 stands_for_cuda = torch.device("cpu")
-_is_installed = False
 
 
 def _names_cuda(value: Any) -> bool:
@@ -130,12 +129,9 @@ def _to_numpy_if_asked(
     return tensor
 
 
+@cache
 def install() -> None:
     """Let this process's torch use the CPU where Megatron asks for CUDA. Idempotent."""
-    global _is_installed
-    if _is_installed:
-        return
-    _is_installed = True
     import megatron.core.tensor_parallel.random as megatron_random
     from megatron.core.tensor_parallel import mappings
     from megatron.core.transformer.moe import token_dispatcher

@@ -204,14 +204,11 @@ def _is_main() -> bool:
 
 def _beat(over: threading.Event, every_seconds: float) -> None:
     logged_at = time.monotonic()
-    number = current_phase().number
     while not over.wait(min(1.0, every_seconds / 4)):
-        phase = current_phase()
-        if phase.number != number:
-            number, logged_at = phase.number, phase.entered
-        if time.monotonic() - logged_at >= every_seconds:
+        entered = current_phase().entered
+        if time.monotonic() - max(logged_at, entered) >= every_seconds:
             logged_at = time.monotonic()
-            log.info(describe_progress(logged_at - phase.entered))
+            log.info(describe_progress(logged_at - entered))
 
 
 def describe_progress(seconds: float) -> str:

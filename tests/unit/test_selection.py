@@ -3,16 +3,16 @@
 import pytest
 from responses import facts
 
-from megatron_opsft.methods.facts import describe_rollouts, has_unclosed_think, select
+from megatron_opsft.methods.facts import describe_rollouts, has_unclosed_think
 from megatron_opsft.records import FinishReason, Outcome, Rollout
 
 
 def test_what_is_correct_finished_and_no_longer_than_the_limit_is_accepted() -> None:
     for outcome in Outcome:
-        assert bool(select([facts(outcome=outcome)], 10)) == (outcome is Outcome.CORRECT)
-    assert select([facts(finished=False)], 10) == []
+        assert facts(outcome=outcome).is_accepted(10) == (outcome is Outcome.CORRECT)
+    assert not facts(finished=False).is_accepted(10)
     responses = [facts(num_tokens=n, num_prompt_tokens=50) for n in (9, 10, 11)]
-    assert select(responses, 10) == responses[:2]
+    assert [response.is_accepted(10) for response in responses] == [True, True, False]
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_metrics_of_a_step() -> None:
         facts(num_tokens=length, outcome=outcome, unclosed_think=length == 4)
         for length, outcome in zip((2, 4, 6, 8), outcomes, strict=True)
     ]
-    assert describe_rollouts(responses, select(responses, 3)) == {
+    assert describe_rollouts(responses, 3) == {
         **{"num_rollouts": 4, "num_accepted": 1, "accept_rate": 0.25, "accuracy": 0.5},
         **{"truncated_share": 0.25, "num_unfinished": 1, "num_wrong": 0, "num_no_answer": 0},
         **{"verify_timeouts": 1, "verify_errors": 0, "num_unclosed_think": 1},
