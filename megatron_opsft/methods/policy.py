@@ -1,6 +1,6 @@
-"""The base classes of methods with a policy gradient, and DAPO's two additions to any of them (arXiv
-2503.14476): draw other problems in place of groups whose rewards are all equal, and lower the
-rewards of responses near the length limit.
+"""The base classes of methods with a policy gradient, and DAPO's two additions to any of them
+(arXiv 2503.14476): draw other problems in place of groups whose rewards are all equal, and lower
+the rewards of responses near the length limit.
 """
 
 from collections.abc import Sequence
