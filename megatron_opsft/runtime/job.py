@@ -154,9 +154,8 @@ def refuse_start(reason: str) -> None:
     if any(name not in os.environ for name in RENDEZVOUS):
         return
     rank = int(os.environ["RANK"])
-    deadline = time.monotonic() + _REFUSE_PATIENCE.total_seconds()
     with suppress(RanksMissing):  # then no other rank listens
-        start = _open_store(rank, number, _REFUSE_PATIENCE, deadline, "in time")
+        start = _open_store(rank, number, _REFUSE_PATIENCE)
         start.compare_set("outcome", "", f"rank {rank}: {reason}")
 
 
@@ -165,9 +164,8 @@ def _meet_ranks(rank: int, world_size: int, patience: timedelta, number: int) ->
 
     Errors: `RanksMissing`, the same on all ranks that have joined.
     """
-    within = f"within {patience / timedelta(minutes=1):.4g} min of the start"
     deadline = time.monotonic() + patience.total_seconds()
-    start = _open_store(rank, number, patience, deadline, within)
+    start = _open_store(rank, number, patience)
     try:
         start.append("came", f"{rank} ")
         if start.add("num_came", 1) == world_size:
@@ -177,8 +175,8 @@ def _meet_ranks(rank: int, world_size: int, patience: timedelta, number: int) ->
             if time.monotonic() > deadline:
                 late = {*range(world_size)} - {*map(int, start.get("came").split())}
                 more = f" and {len(late) - 1} more" if len(late) > 1 else ""
-                message = f"rank {min(late, default=0)}{more} did not join {within}"
-                start.compare_set("outcome", "", message)
+                message = f"rank {min(late, default=0)}{more} did not join"
+                start.compare_set("outcome", "", f"{message} {_within(patience)}")
         outcome = start.get("outcome").decode()
     except dist.DistNetworkError:
         raise RanksMissing("rank 0 ended before all ranks had joined") from None
@@ -189,34 +187,37 @@ def _meet_ranks(rank: int, world_size: int, patience: timedelta, number: int) ->
     return start
 
 
-def _open_store(
-    rank: int, number: int, patience: timedelta, deadline: float, within: str
-) -> Any:
+def _within(patience: timedelta) -> str:
+    return f"within {patience / timedelta(minutes=1):.4g} min of the start"
+
+
+def _open_store(rank: int, number: int, patience: timedelta) -> Any:
     """Open the launcher's store; return its keys that belong to the ranks' start of this number.
 
     Errors: as `join_job`.
     """
     key = rank, os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     if key not in _launchers_stores:
-        _launchers_stores[key] = _connect(rank, patience, deadline, within)
+        _launchers_stores[key] = _connect(rank, patience)
     # torchrun's store may outlive a start of its ranks, and the ranks may start several jobs.
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
     return dist.PrefixStore(f"start{restart}_job{number}", _launchers_stores[key])
 
 
-def _connect(rank: int, patience: timedelta, deadline: float, within: str) -> Any:
+def _connect(rank: int, patience: timedelta) -> Any:
     """Connect to the launcher's store, which rank 0 may have to serve. Errors: as `join_job`.
 
     The store does not ask who connects. If all ranks are on one machine, rank 0 therefore listens
     on loopback alone.
     """
+    deadline = time.monotonic() + patience.total_seconds()
     host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     address = f"{host}:{port}"
     is_served_by_rank_0 = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     is_local = is_served_by_rank_0 and is_on_one_machine()
     if is_local:
         host = _LOOPBACK
-    silent = f"rank 0 does not answer at {address} {within}"
+    silent = f"rank 0 does not answer at {address} {_within(patience)}"
     if rank:
         _wait_for_listener(host, int(port), deadline, silent)
     opened: Future[Any] = Future()
