@@ -125,8 +125,8 @@ def find_failed_rank(
         return Diagnosis(
             rank=peer.rank, code=failure.code, kind="failed", message=failure.message
         )
-    hanging = [peer for peer in present if now - peer.entered_at > limits.hang_seconds]
-    if not hanging or not limits.hang_seconds:
+    longest = max((now - peer.entered_at for peer in present), default=0.0)
+    if not 0 < limits.hang_seconds < longest:
         return None
     last = min(present, key=lambda peer: (peer.phase_number, peer.entered_at))
     minutes = (now - last.entered_at) / 60

@@ -1,7 +1,7 @@
 """L1: the prompt asks for a length, exactly or at most, and the reward falls with the distance."""
 
 import random
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -17,7 +17,6 @@ class L1Settings(GroupNormalizedSettings):
     paper = "L1, arXiv 2503.04697"
     per_token = {"lowest_target": 1, "highest_target": 1, "alpha": -1}
     fits_from = 3500
-    eval_kind: ClassVar[LengthKind] = "exact"
     beta: Beta = 0.001
     dual_clip: DualClip = 3.0
     lowest_target: int = Field(100, ge=1)
@@ -41,8 +40,10 @@ class L1Settings(GroupNormalizedSettings):
                 "must ascend in this order; change the first that is too high"
             )
 
-    def draw_kind(self, draw: random.Random) -> LengthKind:
-        """Choose whether a problem's target is exact or a maximum."""
+    def kind_at(self, number: float) -> LengthKind:
+        """Whether a target is exact or a maximum, by a number between 0 and 1: a problem's own, or
+        1 for `eval_target`.
+        """
         return "exact"
 
     def target_length(
@@ -53,10 +54,10 @@ class L1Settings(GroupNormalizedSettings):
         A held-out problem has `eval_target`, if it is set.
         """
         if held_out and self.eval_target is not None:
-            return LengthTarget(num_tokens=self.eval_target, kind=self.eval_kind)
+            return LengthTarget(num_tokens=self.eval_target, kind=self.kind_at(1.0))
         draw = random.Random(f"l1:{seed}:{problem_id}")
         num_tokens = draw.randint(self.lowest_target, self.highest_target)
-        return LengthTarget(num_tokens=num_tokens, kind=self.draw_kind(draw))
+        return LengthTarget(num_tokens=num_tokens, kind=self.kind_at(draw.random()))
 
     def prompt(self, state: State, target: LengthTarget | None) -> PromptChange:
         """End the prompt with the target, in the words that the authors' models know."""
@@ -86,15 +87,14 @@ class L1Max(L1Settings):
 
     formula = "r = 1[correct] clip(alpha (Lt - n) + delta, 0, 1), Lt in the prompt"
     needs = ("a model from l1_exact to start with",)
-    eval_kind = "max"
     name: Literal["l1_max"] = "l1_max"
     delta: float = Field(0.5, ge=0, le=1)
     """Reward of a correct one on the target."""
     exact_share: float = Field(0.5, ge=0, le=1)
     """Share of the problems that keep L1-Exact's prompt and reward."""
 
-    def draw_kind(self, draw: random.Random) -> LengthKind:
-        return "max" if draw.random() >= self.exact_share else "exact"
+    def kind_at(self, number: float) -> LengthKind:
+        return "max" if number >= self.exact_share else "exact"
 
     def group_rewards(self, group: Group, state: State) -> list[float]:
         """1[correct] clip(alpha (target - length) + delta, 0, 1) for a maximum. For an exact
