@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from types import NoneType
 from typing import Any, TypeVar, get_args
@@ -133,13 +134,13 @@ def _advise(unknown: str, keys: _Keys) -> str:
     if near := difflib.get_close_matches(name, keys.get(section, []), n=1):
         full_name = f"{section}.{near[0]}".lstrip(".")
         return f"did you mean {full_name}?"
-    full_names: dict[str, list[str]] = {}
-    for any_section, names in keys.items():
-        if any_section:
-            for key in names:
-                full_names.setdefault(key, []).append(f"{any_section}.{key}")
-    if near := difflib.get_close_matches(name, full_names, n=1):
-        return f"did you mean {' or '.join(full_names[near[0]])}?"
+    sections = [any_section for any_section in keys if any_section]
+    names = chain.from_iterable(keys[any_section] for any_section in sections)
+    if near := difflib.get_close_matches(name, names, n=1):
+        full_names = [
+            f"{holder}.{near[0]}" for holder in sections if near[0] in keys[holder]
+        ]
+        return f"did you mean {' or '.join(full_names)}?"
     top, _, _ = unknown.partition(".")
     return f"choose one of {', '.join(keys.get(section, keys.get(top, {})))}"
 
