@@ -111,8 +111,7 @@ class OwnedDirectory:
         before, now = flatten(manifest.get("identity", {})), flatten(identity)
         for name in dict.fromkeys((*before, *now)):
             old, new = before.get(name, NOT_SET), now.get(name, NOT_SET)
-            is_of_growing = growing != "" and name.startswith(f"{growing}.")
-            if is_of_growing and NOT_SET in (old, new):
+            if NOT_SET in (old, new) and name.startswith(f"{growing}."):
                 continue
             if old != new:
                 raise UserError(
