@@ -112,6 +112,13 @@ def has_unclosed_think(rollout: Rollout, *, prompts_open_think: bool) -> bool:
     )
 
 
+def select(responses: Sequence[Response], max_response_tokens: int) -> list[Response]:
+    """Return the accepted responses, in order."""
+    return [
+        response for response in responses if response.is_accepted(max_response_tokens)
+    ]
+
+
 def describe_lengths(responses: Sequence[Response]) -> dict[str, float | int]:
     """Metrics of a step's responses that need no verdict, as for fixed data."""
     return {
@@ -128,7 +135,7 @@ def describe_rollouts(
     limit: most tokens of an accepted response.
     """
     outcomes = [response.outcome for response in responses]
-    accepted_lengths = [r.num_tokens for r in responses if r.is_accepted(limit)]
+    accepted_lengths = [response.num_tokens for response in select(responses, limit)]
     num_accepted, num_rollouts = len(accepted_lengths), len(responses)
     return {
         **describe_lengths(responses),

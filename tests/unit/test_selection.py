@@ -3,16 +3,16 @@
 import pytest
 from responses import facts
 
-from megatron_opsft.methods.facts import describe_rollouts, has_unclosed_think
+from megatron_opsft.methods.facts import describe_rollouts, has_unclosed_think, select
 from megatron_opsft.records import FinishReason, Outcome, Rollout
 
 
 def test_what_is_correct_finished_and_no_longer_than_the_limit_is_accepted() -> None:
     for outcome in Outcome:
-        assert facts(outcome=outcome).is_accepted(10) == (outcome is Outcome.CORRECT)
-    assert not facts(finished=False).is_accepted(10)
+        assert bool(select([facts(outcome=outcome)], 10)) == (outcome is Outcome.CORRECT)
+    assert select([facts(finished=False)], 10) == []
     responses = [facts(num_tokens=n, num_prompt_tokens=50) for n in (9, 10, 11)]
-    assert [response.is_accepted(10) for response in responses] == [True, True, False]
+    assert select(responses, 10) == responses[:2]
 
 
 @pytest.mark.parametrize(
