@@ -18,7 +18,8 @@ from pydantic.fields import FieldInfo
 from megatron_opsft.config import Config
 from megatron_opsft.config.load import load_config
 from megatron_opsft.errors import UserError
-from megatron_opsft.methods.settings import GroupNormalizedSettings, MethodSettings
+from megatron_opsft.methods.policy import GroupNormalizedSettings
+from megatron_opsft.methods.settings import MethodSettings
 from megatron_opsft.runtime.console import say
 from megatron_opsft.section import Section, section_class
 

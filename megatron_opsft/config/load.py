@@ -8,7 +8,8 @@ import difflib
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from types import NoneType
 from typing import Any, TypeVar, get_args
@@ -32,9 +33,6 @@ from megatron_opsft.section import ADJUSTABLE, BY_CONTENT, FREE, section_class
 
 M = TypeVar("M", bound=BaseModel)
 _Keys = dict[str, Mapping[str, FieldInfo]]
-_LAST_STEP = (
-    "optimizer.schedule=cosine reaches min_lr at the last step, so the rate would jump"
-)
 # A run chooses these values itself, unless the user sets them.
 _CHOSEN_BY_RUN = ("data.max_prompt_tokens", "eval.max_response_tokens")
 
@@ -52,13 +50,10 @@ def load_config(path: Path | None, overrides: Sequence[str] = ()) -> Config:
         data.model_dump() | verify.model_dump(),
         data.model_fields_set | verify.model_fields_set,
     )
-    if not values:
-        return config
-    sections = {}
-    for name in ("data", "verify"):
-        keys = {key: value for key, value in values.items() if SECTIONS[key] == name}
-        sections[name] = getattr(config, name).model_copy(update=keys)
-    return config.model_copy(update=sections)
+    for key, value in values.items():
+        section = getattr(config, SECTIONS[key]).model_copy(update={key: value})
+        config = config.model_copy(update={SECTIONS[key]: section})
+    return config
 
 
 def load(
@@ -139,13 +134,13 @@ def _advise(unknown: str, keys: _Keys) -> str:
     if near := difflib.get_close_matches(name, keys.get(section, []), n=1):
         full_name = f"{section}.{near[0]}".lstrip(".")
         return f"did you mean {full_name}?"
-    full_names: dict[str, list[str]] = {}
-    for any_section, names in keys.items():
-        if any_section:
-            for key in names:
-                full_names.setdefault(key, []).append(f"{any_section}.{key}")
-    if near := difflib.get_close_matches(name, full_names, n=1):
-        return f"did you mean {' or '.join(full_names[near[0]])}?"
+    sections = [any_section for any_section in keys if any_section]
+    names = chain.from_iterable(keys[any_section] for any_section in sections)
+    if near := difflib.get_close_matches(name, names, n=1):
+        full_names = [
+            f"{holder}.{near[0]}" for holder in sections if near[0] in keys[holder]
+        ]
+        return f"did you mean {' or '.join(full_names)}?"
     top, _, _ = unknown.partition(".")
     return f"choose one of {', '.join(keys.get(section, keys.get(top, {})))}"
 
@@ -246,14 +241,20 @@ def check_resumable(before: Config, now: Config, directory: Path) -> None:
     """Errors: `UserError` naming a key that a resumed run must not change."""
     old_values = decisive_settings(before, with_locations=True)
     new_values = decisive_settings(now, with_locations=True)
+    _, adjustable = resumable_keys(now)
     for key in find_changes(before, now):
-        if ADJUSTABLE in _marks(now, key):
+        if key in adjustable:
             continue
-        old, new = old_values.get(key), new_values[key]
-        why = f" ({_LAST_STEP})" if key == "run.steps" else ""
+        why = ""
+        if key == "run.steps":
+            why = (
+                " (optimizer.schedule=cosine reaches min_lr at the last step, so the rate would "
+                "jump)"
+            )
         raise UserError(
-            f"{directory} was started with {key}={old!r}, not {new!r}: a resumed run must keep "
-            f"it{why}; set it back, or start a new run in another run.dir"
+            f"{directory} was started with {key}={old_values.get(key)!r}, not "
+            f"{new_values[key]!r}: a resumed run must keep it{why}; set it back, or start a new "
+            "run in another run.dir"
         )
 
 
@@ -284,17 +285,14 @@ def decisive_settings(
     says besides: a mixture's weights, and the names of evaluation sets.
     """
     settings = {}
-    for section, values in config.model_dump(mode="json").items():
-        for name, value in values.items():
-            key = f"{section}.{name}"
-            marks = _marks(config, key)
-            if FREE in marks:
+    for key, value, marks in _marked_values(config):
+        if FREE in marks:
+            continue
+        if BY_CONTENT in marks and not with_locations:
+            value = _without_locations(value)
+            if not value:
                 continue
-            if BY_CONTENT in marks and not with_locations:
-                value = _without_locations(value)
-                if not value:
-                    continue
-            settings[key] = value
+        settings[key] = value
     if config.optimizer.schedule == "cosine":
         settings["run.steps"] = config.run.steps
     return settings
@@ -304,22 +302,21 @@ def resumable_keys(config: Config) -> tuple[list[str], list[str]]:
     """Return the keys that a resumed run may change freely, and those whose change is recorded."""
     decisive = decisive_settings(config, with_locations=True)
     free, adjustable = [], []
-    for section, values in config.model_dump(mode="json").items():
-        for name in values:
-            key = f"{section}.{name}"
-            if ADJUSTABLE in _marks(config, key):
-                adjustable.append(key)
-            elif key not in decisive:
-                free.append(key)
+    for key, _, marks in _marked_values(config):
+        if ADJUSTABLE in marks:
+            adjustable.append(key)
+        elif key not in decisive:
+            free.append(key)
     return free, adjustable
 
 
-def _marks(config: Config, key: str) -> list[Any]:
-    """Return the metadata of the annotations of a key and of its section."""
-    section, name = key.split(".")
-    section_marks = type(config).model_fields[section].metadata
-    key_marks = type(getattr(config, section)).model_fields[name].metadata
-    return [*section_marks, *key_marks]
+def _marked_values(config: Config) -> Iterator[tuple[str, Any, list[Any]]]:
+    """Yield `section.key`, its value as JSON, and the marks of the key and of its section."""
+    for section, values in config.model_dump(mode="json").items():
+        section_marks = type(config).model_fields[section].metadata
+        fields = type(getattr(config, section)).model_fields
+        for name, value in values.items():
+            yield f"{section}.{name}", value, [*section_marks, *fields[name].metadata]
 
 
 def _without_locations(value: Any) -> list[dict[str, Any]] | None:

@@ -1,5 +1,6 @@
 """Sections of a run: its data, judge, length, evaluations and checkpoints."""
 
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -242,19 +243,13 @@ class EvalConfig(Section):
         return self.export_best or self.stop_when_worse > 0
 
     @model_validator(mode="after")
-    def _check_names(self) -> Self:
-        """Errors: `UserError` if two sets have the same name, and so the same results."""
-        names = [more_set.name for more_set in self.more]
-        for name in names:
-            if names.count(name) > 1:
-                raise UserError(
-                    f"eval.more has {names.count(name)} sets named {name}; rename one"
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _check_greedy(self) -> Self:
-        """Errors: `UserError` if greedy decoding would write the same response several times."""
+    def _check_sets(self) -> Self:
+        """Errors: `UserError` if two sets have the same name, and so the same results, or if greedy
+        decoding would write the same response several times.
+        """
+        for name, count in Counter(more_set.name for more_set in self.more).items():
+            if count > 1:
+                raise UserError(f"eval.more has {count} sets named {name}; rename one")
         samples = [self.samples_per_problem]
         samples += [more_set.samples_per_problem or 1 for more_set in self.more]
         if self.temperature == 0 and max(samples) > 1:

@@ -64,9 +64,10 @@ def whiten(
     weights: list[float] = [1] * len(flat)
     if by == "tokens":
         weights = list(chain.from_iterable(lengths))
+    weighted = list(zip(flat, weights, strict=True))
     count = math.fsum(weights)
-    mean = math.fsum(v * w for v, w in zip(flat, weights, strict=True)) / count
-    squares = math.fsum(w * (v - mean) ** 2 for v, w in zip(flat, weights, strict=True))
+    mean = math.fsum(v * w for v, w in weighted) / count
+    squares = math.fsum(w * (v - mean) ** 2 for v, w in weighted)
     scale = 1 / math.sqrt(squares / (count - count_less) + floor)
     whitened = []
     for group in values:

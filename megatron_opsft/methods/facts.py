@@ -128,19 +128,19 @@ def describe_lengths(responses: Sequence[Response]) -> dict[str, float | int]:
 
 
 def describe_rollouts(
-    responses: Sequence[Response], accepted: Sequence[Response]
+    responses: Sequence[Response], limit: int
 ) -> dict[str, float | int]:
-    """Metrics of a step's responses on all ranks: counts, shares in [0, 1], lengths in tokens."""
+    """Metrics of a step's responses on all ranks: counts, shares in [0, 1], lengths in tokens.
+
+    limit: most tokens of an accepted response.
+    """
     outcomes = [response.outcome for response in responses]
-    accepted_lengths = [response.num_tokens for response in accepted]
-    mean_accepted = 0.0
-    if accepted:
-        mean_accepted = sum(accepted_lengths) / len(accepted)
-    num_rollouts = len(responses)
+    accepted_lengths = [response.num_tokens for response in select(responses, limit)]
+    num_accepted, num_rollouts = len(accepted_lengths), len(responses)
     return {
         **describe_lengths(responses),
-        "num_accepted": len(accepted),
-        "accept_rate": len(accepted) / num_rollouts,
+        "num_accepted": num_accepted,
+        "accept_rate": num_accepted / num_rollouts,
         "accuracy": outcomes.count(Outcome.CORRECT) / num_rollouts,
         "truncated_share": outcomes.count(Outcome.UNFINISHED) / num_rollouts,
         "num_unfinished": outcomes.count(Outcome.UNFINISHED),
@@ -149,7 +149,7 @@ def describe_rollouts(
         "verify_timeouts": outcomes.count(Outcome.TIMEOUT),
         "num_unclosed_think": sum(response.unclosed_think for response in responses),
         "verify_errors": outcomes.count(Outcome.ERROR),
-        "mean_accepted_tokens": mean_accepted,
+        "mean_accepted_tokens": sum(accepted_lengths) / max(num_accepted, 1),
         "max_accepted_tokens": max(accepted_lengths, default=0),
     }
 

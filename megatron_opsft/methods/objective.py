@@ -26,7 +26,7 @@ clipping; both are of the whole optimizer batch, so that micro-batches cannot ma
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import compress
 from typing import Literal
 
@@ -99,7 +99,7 @@ class TokenPenalty:
 class Objective:
     """The terms of a token's loss."""
 
-    surrogate: Surrogate = field(default_factory=Likelihood)
+    surrogate: Surrogate = Likelihood()
     beta: float = 0.0
     """Weight of the divergence from the reference model in the loss."""
     kl: KlEstimator = "k3"

@@ -1,4 +1,4 @@
-"""The base classes of all methods.
+"""The base class of all methods; `policy` has those of policy gradients.
 
 A method is one class, in its file in `catalog/`. Its fields are the keys of `method` in a
 configuration, and it overrides what it does differently from the classes here. `config.method` is
@@ -13,18 +13,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.methods.advantages import Values, group_centered, group_normalized
-from megatron_opsft.methods.dapo import DapoSettings
+from megatron_opsft.methods.advantages import Values
 from megatron_opsft.methods.facts import Group, LengthTarget, PromptChange
-from megatron_opsft.methods.objective import (
-    LIKELIHOOD,
-    Aggregation,
-    KlEstimator,
-    Likelihood,
-    Objective,
-    Surrogate,
-    TokenClip,
-)
+from megatron_opsft.methods.objective import LIKELIHOOD, Aggregation, Objective
 from megatron_opsft.section import Section
 
 # L of the on-policy SFT paper. Defaults in tokens suit responses of about this length.
@@ -35,27 +26,6 @@ AggregationKey = Annotated[
     Aggregation,
     Field(
         description="How token losses become one loss; docs/methods.md has the formulas."
-    ),
-]
-ClipHigh = Annotated[float, Field(ge=0, description="... to 1 + this.")]
-DualClip = Annotated[
-    float | None,
-    Field(
-        gt=1,
-        description="Bound on the ratio by which a negative advantage is multiplied; null: none.",
-    ),
-]
-Beta = Annotated[
-    float,
-    Field(
-        ge=0,
-        description="Weight of the divergence from the reference model; 0: none is kept.",
-    ),
-]
-Kl = Annotated[
-    KlEstimator,
-    Field(
-        description="Its estimator, d = log ref - log p: k1 -d, k2 d^2/2, k3 e^d - d - 1."
     ),
 ]
 Samples = Annotated[
@@ -196,13 +166,17 @@ class MethodSettings(Section):
         """Rewards of a batch, one list for each group."""
         return [self.group_rewards(group, state) for group in batch]
 
-    def shaped(self, batch: Sequence[Group], rewards: Values) -> Values:
-        """Rewards with what a run's settings add to those of any method."""
+    def shaped(self, group: Group, rewards: list[float]) -> list[float]:
+        """Rewards of a group with what a run's settings add to those of any method."""
+        return rewards
+
+    def group_advantages(self, group: Group, rewards: list[float]) -> list[float]:
+        """Advantages of a group, from its shaped rewards."""
         return rewards
 
     def advantages(self, batch: Sequence[Group], rewards: Values) -> Values:
         """Advantages of a batch, from its shaped rewards."""
-        return rewards
+        return list(map(self.group_advantages, batch, rewards))
 
     def first_state(self) -> MethodState:
         """The state before the first step."""
@@ -260,87 +234,3 @@ class MethodSettings(Section):
     def keeps(self, group: Group, rewards: Sequence[float]) -> bool:
         """True if the group is trained on. rewards: its own, before `shaped`."""
         return True
-
-
-class PolicySettings(DapoSettings, MethodSettings):
-    """Methods with a policy gradient: clipped ratios, a divergence, several updates on one batch.
-
-    Their advantage is Dr. GRPO's: r - mean.
-    """
-
-    aggregation: AggregationKey = "all_tokens"
-    clip_low: float = Field(0.2, ge=0, le=1)
-    """A token's ratio to the old policy counts from 1 - this ..."""
-    clip_high: ClipHigh = 0.2
-    dual_clip: DualClip = None
-    beta: Beta = 0.0
-    kl: Kl = "k3"
-    updates_per_batch: int = Field(1, ge=1)
-    """Optimizer steps on each rollout batch, on equal shares of its problems."""
-    tempered_log_probs: bool = True
-    """Log-probs are those of softmax(logits / rollout.temperature), the policy that samples; else
-    of softmax(logits).
-    """
-
-    @property
-    def num_updates(self) -> int:
-        return self.updates_per_batch
-
-    @property
-    def most_refills(self) -> int:
-        return self.max_refills
-
-    @property
-    def compares_group(self) -> bool:
-        return True
-
-    @property
-    def learns_from_rejected(self) -> bool:
-        return True
-
-    @property
-    def surrogate(self) -> Surrogate:
-        """The clipped ratio, or likelihood if each batch has one update.
-
-        In a batch's only update every ratio is 1, so a clip would have the gradient of the
-        likelihood at a higher price.
-        """
-        if self.updates_per_batch == 1:
-            return Likelihood()
-        return TokenClip(low=self.clip_low, high=self.clip_high, dual=self.dual_clip)
-
-    def objective(self, sampling_temperature: float) -> Objective:
-        return Objective(
-            surrogate=self.surrogate,
-            beta=self.beta,
-            kl=self.kl,
-            temperature=sampling_temperature if self.tempered_log_probs else 1.0,
-        )
-
-    def check(self, run: RunSize) -> None:
-        """Check both bases, and that the updates of a batch get equally many problems."""
-        super().check(run)
-        longest = 0 if self.has_fixed_data else run.max_response_tokens
-        self.check_dapo(compares_group=self.compares_group, longest=longest)
-        if run.prompts_per_step % self.updates_per_batch:
-            raise UserError(
-                f"method.updates_per_batch={self.updates_per_batch} does not divide "
-                f"data.prompts_per_step={run.prompts_per_step}; choose a divisor"
-            )
-
-    def group_rewards(self, group: Group, state: State) -> list[float]:
-        """1 if correct."""
-        return group.verdicts
-
-    def advantages(self, batch: Sequence[Group], rewards: Values) -> Values:
-        return [group_centered(group) for group in rewards]
-
-
-class GroupNormalizedSettings(PolicySettings):
-    """Methods with GRPO's advantage, (r - mean) / std."""
-
-    std_epsilon: float = Field(1e-6, ge=0)
-    """Added to a group's standard deviation; verl 1e-6, TRL 1e-4."""
-
-    def advantages(self, batch: Sequence[Group], rewards: Values) -> Values:
-        return [group_normalized(group, self.std_epsilon) for group in rewards]

@@ -129,10 +129,8 @@ class MethodRun:
         refills: how often problems were already drawn again.
         """
         rewards = self.settings.rewards(groups, self.state)
-        kept_indices = []
-        for index, group in enumerate(groups):
-            if self.settings.keeps(group, rewards[index]):
-                kept_indices.append(index)
+        is_kept = map(self.settings.keeps, groups, rewards)
+        kept_indices = list(compress(range(len(groups)), is_kept))
         is_short = len(kept_indices) < wanted
         return kept_indices[:wanted], is_short and refills < self.settings.most_refills
 
@@ -141,7 +139,8 @@ class MethodRun:
 
         A response with advantage 0 is trained on only for its divergence from the reference model.
         """
-        rewards = self.settings.shaped(batch, self.settings.rewards(batch, self.state))
+        plain_rewards = self.settings.rewards(batch, self.state)
+        rewards = list(map(self.settings.shaped, batch, plain_rewards))
         advantages = self.settings.advantages(batch, rewards)
         diverges = self.settings.objective(1.0).needs_reference
         credits = []

@@ -15,14 +15,13 @@ Megatron's own. What changes:
 """
 
 from collections.abc import Callable
-from functools import wraps
+from functools import cache, wraps
 from typing import Any
 
 import torch
 from torch.utils._device import _device_constructors
 
 stands_for_cuda = torch.device("cpu")
-_is_installed = False
 
 
 def _names_cuda(value: Any) -> bool:
@@ -84,34 +83,30 @@ class _NoStream:
         self.wait_stream = self.synchronize = self.record_event = lambda *unused: self
 
 
-def _gather_padded(gather_equal: Callable) -> Callable:
-    """Replace Megatron's `_gather_along_first_dim`; `gather_equal` is the original."""
+def _with_uneven(equal: Callable, uneven: Callable) -> Callable:
+    """Return what replaces `equal`, a collective of Megatron's for equal sizes: where sizes are
+    given, `uneven`, which pads the rows and calls the original.
+    """
 
-    def gather(
+    def collective(
         rows: Any, group: Any, sizes: Any = None, use_global_buffer: bool = False
     ) -> Any:
         if sizes is None or group.size() == 1:
-            return gather_equal(rows, group, None, use_global_buffer)
-        padded = _pad(rows, int(max(sizes)))
-        gathered = gather_equal(padded, group).view(group.size(), *padded.shape)
-        return torch.cat([r[:size] for r, size in zip(gathered, sizes, strict=True)])
+            return equal(rows, group, None, use_global_buffer)
+        return uneven(equal, rows, group, [int(size) for size in sizes])
 
-    return gather
+    return collective
 
 
-def _scatter_padded(scatter_equal: Callable) -> Callable:
-    """Replace Megatron's `_reduce_scatter_along_first_dim`; `scatter_equal` is the original."""
+def _gather_padded(gather_equal: Callable, rows: Any, group: Any, sizes: Any) -> Any:
+    padded = _pad(rows, max(sizes))
+    gathered = gather_equal(padded, group).view(group.size(), *padded.shape)
+    return torch.cat([r[:size] for r, size in zip(gathered, sizes, strict=True)])
 
-    def scatter(
-        rows: Any, group: Any, sizes: Any = None, use_global_buffer: bool = False
-    ) -> Any:
-        if sizes is None or group.size() == 1:
-            return scatter_equal(rows, group, None, use_global_buffer)
-        rows_of_ranks = rows.split([int(size) for size in sizes])
-        padded = torch.cat([_pad(r, int(max(sizes))) for r in rows_of_ranks])
-        return scatter_equal(padded, group)[: int(sizes[group.rank()])]
 
-    return scatter
+def _scatter_padded(scatter_equal: Callable, rows: Any, group: Any, sizes: Any) -> Any:
+    padded = torch.cat([_pad(r, max(sizes)) for r in rows.split(sizes)])
+    return scatter_equal(padded, group)[: sizes[group.rank()]]
 
 
 def _pad(rows: torch.Tensor, num_rows: int) -> torch.Tensor:
@@ -130,12 +125,9 @@ def _to_numpy_if_asked(
     return tensor
 
 
+@cache
 def install() -> None:
     """Let this process's torch use the CPU where Megatron asks for CUDA. Idempotent."""
-    global _is_installed
-    if _is_installed:
-        return
-    _is_installed = True
     import megatron.core.tensor_parallel.random as megatron_random
     from megatron.core.tensor_parallel import mappings
     from megatron.core.transformer.moe import token_dispatcher
@@ -155,9 +147,11 @@ def install() -> None:
     random._get_cuda_rng_state = cuda.get_rng_state
     random._set_cuda_rng_state = cuda.set_rng_state
     module: Any = mappings
-    module._gather_along_first_dim = _gather_padded(module._gather_along_first_dim)
-    module._reduce_scatter_along_first_dim = _scatter_padded(
-        module._reduce_scatter_along_first_dim
+    module._gather_along_first_dim = _with_uneven(
+        module._gather_along_first_dim, _gather_padded
+    )
+    module._reduce_scatter_along_first_dim = _with_uneven(
+        module._reduce_scatter_along_first_dim, _scatter_padded
     )
     dispatcher: Any = token_dispatcher
     dispatcher.maybe_move_tensor_to_cpu = _to_numpy_if_asked

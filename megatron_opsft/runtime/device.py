@@ -212,10 +212,8 @@ def peak_memory_bytes(device: Device) -> int:
 
 def peak_resident_bytes() -> int:
     """Peak resident memory of this process since its start; 0 if the kernel does not tell."""
-    status = Path("/proc/self/status")
-    if status.is_file():
-        # Not getrusage: its value begins, in a child process, with the parent's peak.
-        for line in status.read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
+    # Not getrusage: its value begins, in a child process, with the parent's peak.
+    with suppress(FileNotFoundError):
+        if peak := re.search(r"VmHWM:\s*(\d+)", Path("/proc/self/status").read_text()):
+            return int(peak[1]) * 1024
     return 0

@@ -254,12 +254,8 @@ def in_step_order(
     paths: Iterable[Path], prefix: str = "step_"
 ) -> list[tuple[int, Path]]:
     """Return (step, path) of the paths with the `step_name` of a step, ascending."""
-    steps = []
-    for path in paths:
-        step = step_in(path.name, prefix)
-        if step is not None:
-            steps.append((step, path))
-    return sorted(steps)
+    steps = ((step_in(path.name, prefix), path) for path in paths)
+    return sorted((step, path) for step, path in steps if step is not None)
 
 
 def list_checkpoints(directory: Path) -> list[Path]:

@@ -35,13 +35,12 @@ def route_bytes(vector_for: Mapping[int, Tensor]) -> dict[int, Tensor]:
     order.
     """
     me = dist.get_rank()
-    lengths = [[rank, len(vector)] for rank, vector in vector_for.items()]
-    announced = torch.tensor(lengths, dtype=torch.int64).flatten().view(torch.uint8)
+    sizes_here = {rank: len(vector) for rank, vector in vector_for.items()}
     received = {}
-    for sender, pairs in enumerate(all_gather_bytes(announced)):
-        for rank, size in pairs.clone().view(torch.int64).view(-1, 2).tolist():
-            if rank == me:
-                received[sender] = torch.empty(size, dtype=torch.uint8)
+    for sender, announced in enumerate(all_gather_bytes(to_bytes(sizes_here))):
+        size_for = from_bytes(announced)
+        if me in size_for:
+            received[sender] = torch.empty(size_for[me], dtype=torch.uint8)
     works = []
     for rank, vector in vector_for.items():
         if rank == me:

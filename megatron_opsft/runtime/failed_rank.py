@@ -86,10 +86,16 @@ class Peer:
         if failure and not self.failure:
             self.failure, self.failed_at = Failure(*failure), now
 
-    def describe_silence(self, limits: Limits) -> str:
-        """Return the message for a rank that gives no sign of life."""
+    def found_dead(self) -> Diagnosis:
+        """Return the diagnosis if the rank's process is gone."""
+        message = f"{self.name} died in {self.where}"
+        return Diagnosis(rank=self.rank, kind="died", message=message)
+
+    def found_silent(self, limits: Limits) -> Diagnosis:
+        """Return the diagnosis if the rank gives no sign of life."""
         silence = f"{limits.silence_seconds:.0f} s"
-        return f"{self.name} has given no sign of life for {silence}; it was in {self.where}"
+        message = f"{self.name} has given no sign of life for {silence}; it was in {self.where}"
+        return Diagnosis(rank=self.rank, kind="silent", message=message)
 
 
 def find_failed_rank(
@@ -106,16 +112,10 @@ def find_failed_rank(
     dead = set().union(*(peer.dead for peer in present))
     for peer in running:
         if peer.rank in dead:
-            return Diagnosis(
-                rank=peer.rank,
-                kind="died",
-                message=f"{peer.name} died in {peer.where}",
-            )
+            return peer.found_dead()
     for peer in sorted(running, key=lambda peer: peer.heard_at):
         if now - peer.heard_at > limits.silence_seconds:
-            return Diagnosis(
-                rank=peer.rank, kind="silent", message=peer.describe_silence(limits)
-            )
+            return peer.found_silent(limits)
     failures = [(peer.failure, peer) for peer in present if peer.failure]
     if failures:
         settled_at = min(peer.failed_at for _, peer in failures) + SETTLE_SECONDS
@@ -125,8 +125,8 @@ def find_failed_rank(
         return Diagnosis(
             rank=peer.rank, code=failure.code, kind="failed", message=failure.message
         )
-    hanging = [peer for peer in present if now - peer.entered_at > limits.hang_seconds]
-    if not hanging or not limits.hang_seconds:
+    longest = max((now - peer.entered_at for peer in present), default=0.0)
+    if not 0 < limits.hang_seconds < longest:
         return None
     last = min(present, key=lambda peer: (peer.phase_number, peer.entered_at))
     minutes = (now - last.entered_at) / 60

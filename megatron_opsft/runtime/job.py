@@ -44,7 +44,7 @@ _SAME_ERROR_SECONDS = 10.0  # in which an error of all ranks reaches each of the
 
 # (rank, host, port) -> store. It stays open: other ranks may still use that of rank 0, in a later
 # job.
-_launchers_stores: dict[tuple[str, str, str], Any] = {}
+_launchers_stores: dict[tuple[int, str, str], Any] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,18 +154,9 @@ def refuse_start(reason: str) -> None:
     if any(name not in os.environ for name in RENDEZVOUS):
         return
     rank = int(os.environ["RANK"])
-    deadline = time.monotonic() + _REFUSE_PATIENCE.total_seconds()
     with suppress(RanksMissing):  # then no other rank listens
-        store = _open_store(rank, _REFUSE_PATIENCE, deadline, "in time")
-        start = _store_of_start(store, number)
+        start = _open_store(rank, number, _REFUSE_PATIENCE)
         start.compare_set("outcome", "", f"rank {rank}: {reason}")
-
-
-def _store_of_start(store: Any, number: int) -> Any:
-    """Return the keys of the launcher's store that belong to the ranks' start of this number."""
-    # torchrun's store may outlive a start of its ranks, and the ranks may start several jobs.
-    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
-    return dist.PrefixStore(f"start{restart}_job{number}", store)
 
 
 def _meet_ranks(rank: int, world_size: int, patience: timedelta, number: int) -> Any:
@@ -173,10 +164,8 @@ def _meet_ranks(rank: int, world_size: int, patience: timedelta, number: int) ->
 
     Errors: `RanksMissing`, the same on all ranks that have joined.
     """
-    within = f"within {patience / timedelta(minutes=1):.4g} min of the start"
     deadline = time.monotonic() + patience.total_seconds()
-    store = _open_store(rank, patience, deadline, within)
-    start = _store_of_start(store, number)
+    start = _open_store(rank, number, patience)
     try:
         start.append("came", f"{rank} ")
         if start.add("num_came", 1) == world_size:
@@ -186,8 +175,8 @@ def _meet_ranks(rank: int, world_size: int, patience: timedelta, number: int) ->
             if time.monotonic() > deadline:
                 late = {*range(world_size)} - {*map(int, start.get("came").split())}
                 more = f" and {len(late) - 1} more" if len(late) > 1 else ""
-                message = f"rank {min(late, default=0)}{more} did not join {within}"
-                start.compare_set("outcome", "", message)
+                message = f"rank {min(late, default=0)}{more} did not join"
+                start.compare_set("outcome", "", f"{message} {_within(patience)}")
         outcome = start.get("outcome").decode()
     except dist.DistNetworkError:
         raise RanksMissing("rank 0 ended before all ranks had joined") from None
@@ -198,21 +187,37 @@ def _meet_ranks(rank: int, world_size: int, patience: timedelta, number: int) ->
     return start
 
 
-def _open_store(rank: int, patience: timedelta, deadline: float, within: str) -> Any:
-    """Open the launcher's store, which rank 0 may have to serve. Errors: as `join_job`.
+def _within(patience: timedelta) -> str:
+    return f"within {patience / timedelta(minutes=1):.4g} min of the start"
+
+
+def _open_store(rank: int, number: int, patience: timedelta) -> Any:
+    """Open the launcher's store; return its keys that belong to the ranks' start of this number.
+
+    Errors: as `join_job`.
+    """
+    key = rank, os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+    if key not in _launchers_stores:
+        _launchers_stores[key] = _connect(rank, patience)
+    # torchrun's store may outlive a start of its ranks, and the ranks may start several jobs.
+    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
+    return dist.PrefixStore(f"start{restart}_job{number}", _launchers_stores[key])
+
+
+def _connect(rank: int, patience: timedelta) -> Any:
+    """Connect to the launcher's store, which rank 0 may have to serve. Errors: as `join_job`.
 
     The store does not ask who connects. If all ranks are on one machine, rank 0 therefore listens
     on loopback alone.
     """
+    deadline = time.monotonic() + patience.total_seconds()
     host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     address = f"{host}:{port}"
     is_served_by_rank_0 = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     is_local = is_served_by_rank_0 and is_on_one_machine()
     if is_local:
         host = _LOOPBACK
-    if known := _launchers_stores.get((str(rank), host, port)):
-        return known
-    silent = f"rank 0 does not answer at {address} {within}"
+    silent = f"rank 0 does not answer at {address} {_within(patience)}"
     if rank:
         _wait_for_listener(host, int(port), deadline, silent)
     opened: Future[Any] = Future()
@@ -238,15 +243,13 @@ def _open_store(rank: int, patience: timedelta, deadline: float, within: str) ->
     # PyTorch's call would not return if another program listens there and does not answer.
     Thread(target=open_store, daemon=True).start()
     try:
-        store = opened.result(max(0.0, deadline - time.monotonic()))
+        return opened.result(max(0.0, deadline - time.monotonic()))
     except (dist.DistError, OSError, TimeoutError) as error:
         message = f"{silent}; another program may have this port"
-        is_in_use = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+        is_in_use = getattr(error, "errno", None) == errno.EADDRINUSE
         if is_in_use or "EADDRINUSE" in str(error):
             message = f"another program has {address}; change MASTER_PORT"
         raise RanksMissing(message) from None
-    _launchers_stores[str(rank), host, port] = store
-    return store
 
 
 def _wait_for_listener(host: str, port: int, deadline: float, message: str) -> None:
@@ -294,13 +297,14 @@ def all_abandon() -> bool:
     """True if all ranks of the job call this within a few seconds, as they do after an error that
     all of them have. If one rank fails alone, the others stay in a collective for ever.
     """
-    job = current_job()
     deadline = time.monotonic() + _SAME_ERROR_SECONDS
-    with suppress(dist.DistError):  # the store ended with its rank
-        job.add("abandoning", 1)
-        while job.add("abandoning", 0) < job.world_size:
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(_POLL_SECONDS)
+
+    def check_deadline() -> None:
+        if time.monotonic() > deadline:
+            raise TimeoutError
+
+    # The store may have ended with its rank.
+    with suppress(dist.DistError, TimeoutError):
+        current_job().meet("abandoning", check_deadline)
         return True
     return False

@@ -29,10 +29,12 @@ class Journal:
         """
         content = b"".join(line + b"\n" for line in whole_lines(self.path))
         write_bytes(self.path, content)
-        if self._identity is not None and not content:
+        if self._identity is None:
+            return list(json_lines(self.path))
+        if not content:
             self.append(self._identity)
-        lines = list(json_lines(self.path))
-        if self._identity is not None and lines.pop(0) != self._identity:
+        identity, *lines = json_lines(self.path)
+        if identity != self._identity:
             raise UserError(
                 f"{self.path} has responses of other settings, problems or weights; remove it, "
                 "or name another --out"

@@ -111,8 +111,7 @@ class OwnedDirectory:
         before, now = flatten(manifest.get("identity", {})), flatten(identity)
         for name in dict.fromkeys((*before, *now)):
             old, new = before.get(name, NOT_SET), now.get(name, NOT_SET)
-            is_of_growing = growing != "" and name.startswith(f"{growing}.")
-            if is_of_growing and NOT_SET in (old, new):
+            if NOT_SET in (old, new) and name.startswith(f"{growing}."):
                 continue
             if old != new:
                 raise UserError(
@@ -148,67 +147,69 @@ class OwnedDirectory:
 
         Errors: `UserError` naming the host and process that hold it, or why it cannot be written.
         """
-        lease = self._lease()
+        self._lease = SoftFileLease(
+            self.path / self.lock,
+            lease_duration=SILENT_SECONDS,
+            heartbeat_interval=BEAT_SECONDS,
+            on_compromise=self._end_if_taken_over,
+        )
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._acquire(lease)
+            self._acquire()
         except OSError as error:
             raise self._unwritable(error) from None
         try:
             yield
         finally:
             with suppress(OSError):
-                lease.release()
+                self._lease.release()
 
-    def _lease(self) -> SoftFileLease:
-        def end_if_taken_over(event: LeaseCompromise) -> None:
-            """End this process if another one has taken the lock over."""
-            if event.reason == "owner-changed":
-                say(
-                    f"error: {self._where} was taken over by {_owner_of(lease)}, as this process "
-                    f"gave no sign of life for {SILENT_SECONDS:.0f} s",
-                    error=True,
-                )
-                os._exit(2)
+    def _end_if_taken_over(self, event: LeaseCompromise) -> None:
+        """End this process if another one has taken the lock over."""
+        if event.reason == "owner-changed":
+            say(
+                f"error: {self._where} was taken over by {self._owner()}, as this process "
+                f"gave no sign of life for {SILENT_SECONDS:.0f} s",
+                error=True,
+            )
+            os._exit(2)
 
-        lease = SoftFileLease(
-            self.path / self.lock,
-            lease_duration=SILENT_SECONDS,
-            heartbeat_interval=BEAT_SECONDS,
-            on_compromise=end_if_taken_over,
-        )
-        return lease
-
-    def _acquire(self, lease: SoftFileLease) -> None:
+    def _acquire(self) -> None:
         """Take the lock. Errors: `UserError` if its owner lives; at once if on this machine."""
         try:
-            lease.acquire(blocking=False)
+            self._lease.acquire(blocking=False)
             return
         except Timeout:
-            self._refuse_own_machine(lease)
-        line = f"{self.path} has a lock of {_owner_of(lease)}: waiting to see whether it is alive"
+            self._refuse_own_machine()
+        line = f"{self.path} has a lock of {self._owner()}: waiting to see whether it is alive"
         say(line, error=True)
         try:
-            lease.acquire(
+            self._lease.acquire(
                 timeout=2 * SILENT_SECONDS, poll_interval=min(1.0, SILENT_SECONDS / 10)
             )
         except Timeout:
-            raise self._in_use(lease) from None
+            raise self._in_use() from None
 
-    def _refuse_own_machine(self, lease: SoftFileLease) -> None:
+    def _refuse_own_machine(self) -> None:
         """Errors: `UserError` if the owner is in this machine's process table. filelock has removed
         the lock of a dead one already.
         """
-        owner = lease.owner
+        owner = self._lease.owner
         # A lock of this process shows how filelock writes this machine's name.
         with TemporaryDirectory() as folder, SoftFileLease(Path(folder) / LOCK) as test:
             me = test.owner
             if owner and me and owner.hostname == me.hostname:
-                raise self._in_use(lease) from None
+                raise self._in_use() from None
 
-    def _in_use(self, lease: SoftFileLease) -> UserError:
+    def _owner(self) -> str:
+        owner = self._lease.owner
+        if owner is None:
+            return "another process"
+        return f"process {owner.pid} on {owner.hostname.partition('?')[0]}"
+
+    def _in_use(self) -> UserError:
         return UserError(
-            f"{self._where} is in use by {_owner_of(lease)}; stop it (kill its process: a run "
+            f"{self._where} is in use by {self._owner()}; stop it (kill its process: a run "
             "checkpoints first) or name another directory"
         )
 
@@ -239,10 +240,3 @@ def _is_written(path: Path) -> bool:
     if path.is_dir():
         return any(child.is_file() for child in path.rglob("*"))
     return path.exists() or path.is_symlink()
-
-
-def _owner_of(lease: SoftFileLease) -> str:
-    owner = lease.owner
-    if owner is None:
-        return "another process"
-    return f"process {owner.pid} on {owner.hostname.partition('?')[0]}"

@@ -188,7 +188,16 @@ def heartbeat(every_seconds: float = EVERY_SECONDS) -> Iterator[None]:
         yield
         return
     over = threading.Event()
-    thread = threading.Thread(target=_beat, args=(over, every_seconds), daemon=True)
+
+    def beat() -> None:
+        logged_at = time.monotonic()
+        while not over.wait(min(1.0, every_seconds / 4)):
+            entered = current_phase().entered
+            if time.monotonic() - max(logged_at, entered) >= every_seconds:
+                logged_at = time.monotonic()
+                log.info(describe_progress(logged_at - entered))
+
+    thread = threading.Thread(target=beat, daemon=True)
     thread.start()
     try:
         yield
@@ -200,18 +209,6 @@ def heartbeat(every_seconds: float = EVERY_SECONDS) -> Iterator[None]:
 def _is_main() -> bool:
     """True on rank 0, as the launcher's variables tell: the process group may not exist yet."""
     return os.environ.get("RANK", "0") == "0"
-
-
-def _beat(over: threading.Event, every_seconds: float) -> None:
-    logged_at = time.monotonic()
-    number = current_phase().number
-    while not over.wait(min(1.0, every_seconds / 4)):
-        phase = current_phase()
-        if phase.number != number:
-            number, logged_at = phase.number, phase.entered
-        if time.monotonic() - logged_at >= every_seconds:
-            logged_at = time.monotonic()
-            log.info(describe_progress(logged_at - phase.entered))
 
 
 def describe_progress(seconds: float) -> str:

@@ -18,6 +18,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -112,15 +113,12 @@ class Watchdog:
         elsewhere = (p.rank for p in processes if p.host != processes[0].host)
         self._deputy = next(elsewhere, min(1, job.world_size - 1))
         self._failed: tuple[int, str] | None = None  # exit code and message
-        self._order = 0  # of this failure among the job's failures, from 1
-        self._diagnosis: Diagnosis | None = None
+        self._diagnosis: Future[Diagnosis] = Future()
         self._rounds = 0  # how often this rank has used the store
         self._quiet_beats = 0  # since it last did
         self._waits_to_leave = job.is_main  # other ranks may still need its store
         self._leaving = threading.Event()
         self._urgent = threading.Event()
-        self._has_diagnosis = threading.Event()
-        self._over = threading.Event()
         self._ending = threading.Lock()
         self._send(leaving=False)
         self._thread = threading.Thread(
@@ -138,8 +136,9 @@ class Watchdog:
         """
         self._failed = (code, message)
         self._urgent.set()
-        self._has_diagnosis.wait(2 * self._limits.silence_seconds + 5)
-        return self._diagnosis
+        with suppress(TimeoutError):
+            return self._diagnosis.result(2 * self._limits.silence_seconds + 5)
+        return None
 
     def leave(self) -> None:
         """Leave the watch; rank 0 waits for the others, which may need its store."""
@@ -173,19 +172,16 @@ class Watchdog:
                 time.sleep(_URGENT_SECONDS)
             else:
                 self._urgent.wait(self._limits.beat_seconds)
-        self._over.set()
 
     def _send(self, *, leaving: bool) -> None:
         """Put this rank's message into the store, in the form that `Peer.hear` reads."""
         rank = self._job.rank
-        if self._failed and not self._order:
+        failure = None
+        if self._failed:
             self._store.join("failures", rank)
             failures = self._store.joined("failures")
             if rank in failures:  # else a stranger has interfered: try again next time
-                self._order = 1 + failures.index(rank)
-        failure = None
-        if self._failed and self._order:
-            failure = (self._order, *self._failed)
+                failure = (1 + failures.index(rank), *self._failed)
         phase = current_phase()
         seconds = time.monotonic() - phase.entered
         dead = self._dead_mates()
@@ -222,7 +218,10 @@ class Watchdog:
         serves the store is stopped. So count the beats without a completed call.
         """
         rounds = -1
-        while not self._over.wait(self._limits.beat_seconds):
+        while True:
+            self._thread.join(self._limits.beat_seconds)
+            if not self._thread.is_alive():
+                return
             if rounds == self._rounds:
                 self._quiet_beats += 1
             else:
@@ -235,15 +234,12 @@ class Watchdog:
     def _lose_store(self) -> None:
         """End because rank 0's store is lost: every other rank notices that by itself."""
         first = self._peers[0]
-        kind = "silent"
-        message = first.describe_silence(self._limits)
+        diagnosis = first.found_silent(self._limits)
         if self._quiet_beats < 2:  # the store did not hang, it failed
-            name = first.name
             if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-                name += ", or its launcher,"
-            kind = "died"
-            message = f"{name} died in {first.where}"
-        self._end(Diagnosis(rank=0, kind=kind, message=message))
+                first.name += ", or its launcher,"
+            diagnosis = first.found_dead()
+        self._end(diagnosis)
 
     def _end(self, diagnosis: Diagnosis) -> None:
         """End this process with the diagnosis's exit code; a rank that called `report` gets the
@@ -259,8 +255,7 @@ class Watchdog:
             self._kill_mate(diagnosis.rank)
         if self._job.is_main:
             self._wait_for_others(diagnosis)
-        self._diagnosis = diagnosis
-        self._has_diagnosis.set()
+        self._diagnosis.set_result(diagnosis)
         if self._failed is None:
             os._exit(diagnosis.code)
 

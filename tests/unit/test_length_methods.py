@@ -15,16 +15,14 @@ from megatron_opsft.config.load import load_config
 from megatron_opsft.errors import UserError
 from megatron_opsft.methods import facts as method_facts
 from megatron_opsft.methods.catalog import METHODS
-from megatron_opsft.methods.catalog.dler import Dler
-from megatron_opsft.methods.catalog.er_rl import ErRl
-from megatron_opsft.methods.catalog.gr3 import Gr3
 from megatron_opsft.methods.catalog.grpo import Grpo
-from megatron_opsft.methods.catalog.kimi import Kimi
 from megatron_opsft.methods.catalog.l1 import L1Exact
 from megatron_opsft.methods.catalog.laser import Laser, choose_targets
 from megatron_opsft.methods.catalog.o1_pruner import O1Pruner
 from megatron_opsft.methods.catalog.on_policy_sft import OnPolicySft
+from megatron_opsft.methods.catalog.relative_length import ErRl, Gr3, Kimi
 from megatron_opsft.methods.catalog.self_distillation import SelfDistillation
+from megatron_opsft.methods.catalog.whitened import Dler
 from megatron_opsft.methods.facts import Group, LengthTarget, PromptChange, ReferenceStatistics
 from megatron_opsft.methods.objective import (
     Distillation,
@@ -34,7 +32,8 @@ from megatron_opsft.methods.objective import (
     TokenClip,
     TokenPenalty,
 )
-from megatron_opsft.methods.settings import MethodSettings, PolicySettings
+from megatron_opsft.methods.policy import PolicySettings
+from megatron_opsft.methods.settings import MethodSettings
 from megatron_opsft.methods.updates import MethodRun
 
 ONLINE = [name for name, method in METHODS.items() if not method().has_fixed_data]

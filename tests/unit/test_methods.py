@@ -13,26 +13,25 @@ from responses import facts
 from megatron_opsft.config.load import load_config
 from megatron_opsft.methods.advantages import group_normalized, whiten
 from megatron_opsft.methods.catalog import METHODS
-from megatron_opsft.methods.catalog.a_dlp import ADlp
-from megatron_opsft.methods.catalog.ddca import Ddca
-from megatron_opsft.methods.catalog.dler import Dler
-from megatron_opsft.methods.catalog.er_rl import ErRl
+from megatron_opsft.methods.catalog.by_accuracy import ADlp, ShortRl
 from megatron_opsft.methods.catalog.fixed_data import Crst, OffPolicySft, StepEntropy, TokenSkip
-from megatron_opsft.methods.catalog.gdpo import Gdpo
-from megatron_opsft.methods.catalog.gfpo import Gfpo
-from megatron_opsft.methods.catalog.gr3 import Gr3
-from megatron_opsft.methods.catalog.grpo import DrGrpo, Grpo
-from megatron_opsft.methods.catalog.kimi import Kimi
+from megatron_opsft.methods.catalog.grpo import DrGrpo, Gfpo, Grpo
 from megatron_opsft.methods.catalog.l1 import L1Exact, L1Max
 from megatron_opsft.methods.catalog.laser import Laser, LaserD, LaserDe
-from megatron_opsft.methods.catalog.linear import Linear
-from megatron_opsft.methods.catalog.mastery_gated import MasteryGated
 from megatron_opsft.methods.catalog.o1_pruner import O1Pruner
 from megatron_opsft.methods.catalog.on_policy_sft import OnPolicySft
+from megatron_opsft.methods.catalog.relative_length import (
+    Ddca,
+    ErRl,
+    Gr3,
+    Kimi,
+    Linear,
+    MasteryGated,
+    SmartThinker,
+)
 from megatron_opsft.methods.catalog.self_distillation import SelfDistillation
-from megatron_opsft.methods.catalog.short_rl import ShortRl
-from megatron_opsft.methods.catalog.smart_thinker import SmartThinker
 from megatron_opsft.methods.catalog.thinkprune import ThinkPrune
+from megatron_opsft.methods.catalog.whitened import Dler, Gdpo
 from megatron_opsft.methods.facts import LengthTarget, ReferenceStatistics
 from megatron_opsft.methods.objective import Aggregation, aggregate
 from megatron_opsft.methods.updates import MethodRun

@@ -47,7 +47,7 @@ def test_metrics_of_a_step() -> None:
         facts(num_tokens=length, outcome=outcome, unclosed_think=length == 4)
         for length, outcome in zip((2, 4, 6, 8), outcomes, strict=True)
     ]
-    assert describe_rollouts(responses, select(responses, 3)) == {
+    assert describe_rollouts(responses, 3) == {
         **{"num_rollouts": 4, "num_accepted": 1, "accept_rate": 0.25, "accuracy": 0.5},
         **{"truncated_share": 0.25, "num_unfinished": 1, "num_wrong": 0, "num_no_answer": 0},
         **{"verify_timeouts": 1, "verify_errors": 0, "num_unclosed_think": 1},

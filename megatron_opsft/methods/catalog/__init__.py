@@ -1,37 +1,36 @@
 """The methods, one small file for each or for a family, and their table.
 
-To add a method, add its file here and its class to `METHODS`.
+To add a method, add its class here, in a file of its own or of its family, and to `METHODS`.
 """
 
 import difflib
 from typing import Any
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.methods.catalog.a_dlp import ADlp
-from megatron_opsft.methods.catalog.ddca import Ddca
-from megatron_opsft.methods.catalog.dler import Dler
-from megatron_opsft.methods.catalog.er_rl import ErRl
+from megatron_opsft.methods.catalog.by_accuracy import ADlp, ShortRl
 from megatron_opsft.methods.catalog.fixed_data import (
     Crst,
     OffPolicySft,
     StepEntropy,
     TokenSkip,
 )
-from megatron_opsft.methods.catalog.gdpo import Gdpo
-from megatron_opsft.methods.catalog.gfpo import Gfpo
-from megatron_opsft.methods.catalog.gr3 import Gr3
-from megatron_opsft.methods.catalog.grpo import DrGrpo, Grpo
-from megatron_opsft.methods.catalog.kimi import Kimi
+from megatron_opsft.methods.catalog.grpo import DrGrpo, Gfpo, Grpo
 from megatron_opsft.methods.catalog.l1 import L1Exact, L1Max
 from megatron_opsft.methods.catalog.laser import Laser, LaserD, LaserDe
-from megatron_opsft.methods.catalog.linear import Linear
-from megatron_opsft.methods.catalog.mastery_gated import MasteryGated
 from megatron_opsft.methods.catalog.o1_pruner import O1Pruner
 from megatron_opsft.methods.catalog.on_policy_sft import OnPolicySft
+from megatron_opsft.methods.catalog.relative_length import (
+    Ddca,
+    ErRl,
+    Gr3,
+    Kimi,
+    Linear,
+    MasteryGated,
+    SmartThinker,
+)
 from megatron_opsft.methods.catalog.self_distillation import SelfDistillation
-from megatron_opsft.methods.catalog.short_rl import ShortRl
-from megatron_opsft.methods.catalog.smart_thinker import SmartThinker
 from megatron_opsft.methods.catalog.thinkprune import ThinkPrune
+from megatron_opsft.methods.catalog.whitened import Dler, Gdpo
 from megatron_opsft.methods.settings import MethodSettings
 
 _CLASSES: tuple[type[MethodSettings], ...] = (  # in the order of the table

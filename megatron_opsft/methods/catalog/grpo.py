@@ -1,17 +1,15 @@
-"""GRPO and Dr. GRPO."""
+"""GRPO, Dr. GRPO and GFPO."""
 
 from collections.abc import Sequence
 from typing import Literal
 
-from megatron_opsft.methods.advantages import Values, group_centered
+from pydantic import Field
+
+from megatron_opsft.errors import UserError
+from megatron_opsft.methods.advantages import group_centered, group_normalized
 from megatron_opsft.methods.facts import Group
-from megatron_opsft.methods.settings import (
-    AggregationKey,
-    Beta,
-    GroupNormalizedSettings,
-    PolicySettings,
-    State,
-)
+from megatron_opsft.methods.policy import Beta, GroupNormalizedSettings, PolicySettings
+from megatron_opsft.methods.settings import AggregationKey, RunSize, State
 
 
 class Grpo(GroupNormalizedSettings):
@@ -41,12 +39,12 @@ class Grpo(GroupNormalizedSettings):
             return group.within(group.limit)
         return group.verdicts
 
-    def advantages(self, batch: Sequence[Group], rewards: Values) -> Values:
+    def group_advantages(self, group: Group, rewards: list[float]) -> list[float]:
         match self.advantage:
             case "group_normalized":
-                return super().advantages(batch, rewards)
+                return super().group_advantages(group, rewards)
             case "group_centered":
-                return [group_centered(group) for group in rewards]
+                return group_centered(rewards)
             case "identity":
                 return rewards
 
@@ -58,3 +56,38 @@ class DrGrpo(PolicySettings):
     paper = "Understanding R1-Zero-Like Training, arXiv 2503.20783"
     name: Literal["dr_grpo"] = "dr_grpo"
     aggregation: AggregationKey = "constant"
+
+
+class Gfpo(GroupNormalizedSettings):
+    """GFPO: keeps the short or the efficient responses to a problem, and compares these alone."""
+
+    formula = "A = (r - mean)/std of the k shortest responses, or of largest r/n; 0 of the others"
+    paper = "GFPO, arXiv 2508.09726"
+    name: Literal["gfpo"] = "gfpo"
+    kept: int = Field(4, ge=2)
+    """k: how many responses to each problem are kept."""
+    keep_by: Literal["length", "reward_per_token"] = "length"
+    """The shortest are kept, or those with most reward a token."""
+
+    def check(self, run: RunSize) -> None:
+        """Check also that there are as many responses as are kept."""
+        super().check(run)
+        if self.kept > run.group_size:
+            raise UserError(
+                f"method.kept={self.kept} is more than the responses to a problem, "
+                f"rollout.group_size={run.group_size}; lower it"
+            )
+
+    def group_advantages(self, group: Group, rewards: list[float]) -> list[float]:
+        """(r - mean)/(std + epsilon) among those kept, std divided by their count; others 0."""
+        costs: Sequence[float] = group.lengths
+        if self.keep_by == "reward_per_token":
+            pairs = zip(rewards, group.lengths, strict=True)
+            costs = [-reward / length for reward, length in pairs]
+        kept = sorted(range(len(costs)), key=costs.__getitem__)[: self.kept]
+        kept_rewards = [rewards[i] for i in kept]
+        normalized = group_normalized(kept_rewards, self.std_epsilon, count_less=0)
+        advantages = [0.0] * len(rewards)
+        for i, advantage in zip(kept, normalized, strict=True):
+            advantages[i] = advantage
+        return advantages

@@ -1,19 +1,14 @@
 """L1: the prompt asks for a length, exactly or at most, and the reward falls with the distance."""
 
 import random
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.methods.facts import Group, LengthKind, LengthTarget, PromptChange
-from megatron_opsft.methods.settings import (
-    Beta,
-    DualClip,
-    GroupNormalizedSettings,
-    RunSize,
-    State,
-)
+from megatron_opsft.methods.policy import Beta, DualClip, GroupNormalizedSettings
+from megatron_opsft.methods.settings import RunSize, State
 
 
 class L1Settings(GroupNormalizedSettings):
@@ -22,7 +17,6 @@ class L1Settings(GroupNormalizedSettings):
     paper = "L1, arXiv 2503.04697"
     per_token = {"lowest_target": 1, "highest_target": 1, "alpha": -1}
     fits_from = 3500
-    eval_kind: ClassVar[LengthKind] = "exact"
     beta: Beta = 0.001
     dual_clip: DualClip = 3.0
     lowest_target: int = Field(100, ge=1)
@@ -46,8 +40,10 @@ class L1Settings(GroupNormalizedSettings):
                 "must ascend in this order; change the first that is too high"
             )
 
-    def draw_kind(self, draw: random.Random) -> LengthKind:
-        """Choose whether a problem's target is exact or a maximum."""
+    def kind_at(self, number: float) -> LengthKind:
+        """Whether a target is exact or a maximum, by a number between 0 and 1: a problem's own, or
+        1 for `eval_target`.
+        """
         return "exact"
 
     def target_length(
@@ -58,10 +54,10 @@ class L1Settings(GroupNormalizedSettings):
         A held-out problem has `eval_target`, if it is set.
         """
         if held_out and self.eval_target is not None:
-            return LengthTarget(num_tokens=self.eval_target, kind=self.eval_kind)
+            return LengthTarget(num_tokens=self.eval_target, kind=self.kind_at(1.0))
         draw = random.Random(f"l1:{seed}:{problem_id}")
         num_tokens = draw.randint(self.lowest_target, self.highest_target)
-        return LengthTarget(num_tokens=num_tokens, kind=self.draw_kind(draw))
+        return LengthTarget(num_tokens=num_tokens, kind=self.kind_at(draw.random()))
 
     def prompt(self, state: State, target: LengthTarget | None) -> PromptChange:
         """End the prompt with the target, in the words that the authors' models know."""
@@ -72,14 +68,11 @@ class L1Settings(GroupNormalizedSettings):
 
     def group_rewards(self, group: Group, state: State) -> list[float]:
         """c - alpha |Lt - n|."""
-        pairs = zip(group.verdicts, tokens_below_target(group), strict=True)
-        return [correct - self.alpha * abs(below) for correct, below in pairs]
-
-
-def tokens_below_target(group: Group) -> list[int]:
-    """Target length minus length of each response; negative if it is too long."""
-    assert group.target is not None
-    return [group.target.num_tokens - length for length in group.lengths]
+        assert group.target is not None
+        target = group.target.num_tokens
+        return [
+            r.correct - self.alpha * abs(target - r.num_tokens) for r in group.responses
+        ]
 
 
 class L1Exact(L1Settings):
@@ -94,26 +87,25 @@ class L1Max(L1Settings):
 
     formula = "r = 1[correct] clip(alpha (Lt - n) + delta, 0, 1), Lt in the prompt"
     needs = ("a model from l1_exact to start with",)
-    eval_kind = "max"
     name: Literal["l1_max"] = "l1_max"
     delta: float = Field(0.5, ge=0, le=1)
     """Reward of a correct one on the target."""
     exact_share: float = Field(0.5, ge=0, le=1)
     """Share of the problems that keep L1-Exact's prompt and reward."""
 
-    def draw_kind(self, draw: random.Random) -> LengthKind:
-        return "max" if draw.random() >= self.exact_share else "exact"
+    def kind_at(self, number: float) -> LengthKind:
+        return "max" if number >= self.exact_share else "exact"
 
     def group_rewards(self, group: Group, state: State) -> list[float]:
         """1[correct] clip(alpha (target - length) + delta, 0, 1) for a maximum. For an exact
         target: L1-Exact's reward.
         """
-        if group.target is not None and group.target.kind == "exact":
+        assert group.target is not None
+        if group.target.kind == "exact":
             return super().group_rewards(group, state)
         rewards = []
-        for correct, below in zip(
-            group.verdicts, tokens_below_target(group), strict=True
-        ):
+        for response in group.responses:
+            below = group.target.num_tokens - response.num_tokens
             share = min(max(self.alpha * below + self.delta, 0.0), 1.0)
-            rewards.append(correct * share)
+            rewards.append(response.correct * share)
         return rewards

@@ -3,18 +3,16 @@
 LASER-D and LASER-DE choose a target for each difficulty, from responses to monitor problems.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Literal
 
 from pydantic import Field
 
 from megatron_opsft.methods.facts import Group
-from megatron_opsft.methods.settings import (
-    Beta,
-    ClipHigh,
-    GroupNormalizedSettings,
-    MethodState,
-)
+from megatron_opsft.methods.policy import Beta, ClipHigh, GroupNormalizedSettings
+from megatron_opsft.methods.settings import MethodState, State
 
 Band = Literal["easy", "medium", "hard"]
 Targets = dict[Band, int | None]
@@ -49,17 +47,14 @@ def choose_targets(
         "medium": max((num_samples + added) // 3, 1),
         "hard": 1,
     }
-    lengths: dict[Band, list[int]] = {band: [] for band in fewest_correct}
-    for group in groups:
-        lengths[band_of(group)] += group.lengths
     descending = sorted(candidates, reverse=True)
     targets: Targets = dict.fromkeys(fewest_correct)
-    for band, lengths_of_band in lengths.items():
-        if not lengths_of_band:
-            continue
+    for band, fewest in fewest_correct.items():
+        of_band = [group.lengths for group in groups if band_of(group) == band]
+        lengths = sorted(chain.from_iterable(of_band))
         for candidate in descending:
-            within = sum(length <= candidate for length in lengths_of_band)
-            if within * fewest_correct[band] >= len(lengths_of_band):
+            within = bisect_right(lengths, candidate)
+            if within and within * fewest >= len(lengths):
                 targets[band] = candidate
     return targets
 
@@ -84,8 +79,13 @@ class LaserRewards(GroupNormalizedSettings):
     bad_format: float = -1.0
     """Reward without an answer; a cut response has none."""
 
-    def stepped(self, group: Group, target: int) -> list[float]:
+    def target_of(self, group: Group, state: State) -> int:
+        """Lt for the group's problem: tokens within which the bonus is paid."""
+        raise NotImplementedError
+
+    def group_rewards(self, group: Group, state: State) -> list[float]:
         """1, `wrong` or `bad_format`; a correct response within the target gets the bonus."""
+        target = self.target_of(group, state)
         rewards = []
         for response in group.responses:
             if not response.has_answer:
@@ -110,9 +110,8 @@ class Laser(LaserRewards):
     target: int = Field(2048, ge=1)
     """Lt: tokens within which the bonus is paid."""
 
-    def group_rewards(self, group: Group, state: MethodState) -> list[float]:
-        """The step reward, with one target for all problems."""
-        return self.stepped(group, self.target)
+    def target_of(self, group: Group, state: State) -> int:
+        return self.target
 
 
 class LaserTargets(LaserRewards):
@@ -151,9 +150,10 @@ class LaserTargets(LaserRewards):
         targets = choose_targets(groups, candidates, self.rounding)
         return state.model_copy(update={"targets": targets})
 
-    def group_rewards(self, group: Group, state: LaserState) -> list[float]:
-        """The step reward, with the target of the problem's difficulty."""
-        return self.stepped(group, target_of(group, state))
+    def target_of(self, group: Group, state: LaserState) -> int:
+        """The target of the problem's difficulty; the limit, if there is none."""
+        target = state.targets[band_of(group)]
+        return group.limit if target is None else target
 
 
 class LaserD(LaserTargets):
@@ -171,16 +171,10 @@ class LaserDe(LaserTargets):
 
     def group_rewards(self, group: Group, state: LaserState) -> list[float]:
         """LASER-D's, and the bonus for wrong answers beyond the target, which may explore."""
-        target = target_of(group, state)
-        rewards = self.stepped(group, target)
+        target = self.target_of(group, state)
+        rewards = super().group_rewards(group, state)
         for i, response in enumerate(group.responses):
             is_wrong = response.has_answer and not response.correct
             if is_wrong and response.num_tokens > target:
                 rewards[i] += self.bonus
         return rewards
-
-
-def target_of(group: Group, state: LaserState) -> int:
-    """Lt for the difficulty of the group's problem."""
-    target = state.targets[band_of(group)]
-    return group.limit if target is None else target

@@ -3,6 +3,7 @@ or on a fixed data set of the reference model's responses.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -11,14 +12,9 @@ from pydantic import Field
 from megatron_opsft.errors import UserError
 from megatron_opsft.methods.advantages import Values, z_score
 from megatron_opsft.methods.facts import Group, ReferenceStatistics
-from megatron_opsft.methods.objective import SequenceClip, Surrogate
-from megatron_opsft.methods.settings import (
-    AggregationKey,
-    PolicySettings,
-    RunSize,
-    Samples,
-    State,
-)
+from megatron_opsft.methods.objective import Objective, SequenceClip
+from megatron_opsft.methods.policy import PolicySettings
+from megatron_opsft.methods.settings import AggregationKey, RunSize, Samples, State
 from megatron_opsft.records import Response
 from megatron_opsft.section import BY_CONTENT, Expanded
 
@@ -63,9 +59,10 @@ class O1Pruner(PolicySettings):
     def compares_group(self) -> bool:
         return False
 
-    @property
-    def surrogate(self) -> Surrogate:
-        return SequenceClip(low=self.clip_low, high=self.clip_high)
+    def objective(self, sampling_temperature: float) -> Objective:
+        """Clip whole responses, in a batch's only update too."""
+        clip = SequenceClip(low=self.clip_low, high=self.clip_high)
+        return replace(super().objective(sampling_temperature), surrogate=clip)
 
     def check(self, run: RunSize) -> None:
         """Check also that the online form has reference lengths."""

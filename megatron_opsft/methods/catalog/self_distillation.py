@@ -1,11 +1,9 @@
 """Self-distillation: draws the model to what it says itself when told to be concise."""
 
-from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import Field
 
-from megatron_opsft.methods.advantages import Values
 from megatron_opsft.methods.facts import Group
 from megatron_opsft.methods.objective import Distillation, Objective
 from megatron_opsft.methods.settings import MethodSettings, State
@@ -54,10 +52,10 @@ class SelfDistillation(MethodSettings):
         )
         return Objective(surrogate=surrogate)
 
-    def advantages(self, batch: Sequence[Group], rewards: Values) -> Values:
+    def group_advantages(self, group: Group, rewards: list[float]) -> list[float]:
         """1 for every response that the model learns from."""
         if self.responses == "all":
-            return [[1.0] * len(group) for group in rewards]
+            return [1.0] * len(rewards)
         return rewards
 
     @property

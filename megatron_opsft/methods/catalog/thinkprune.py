@@ -5,12 +5,8 @@ from typing import Annotated, Literal
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.methods.facts import Group, LengthTarget, PromptChange
-from megatron_opsft.methods.settings import (
-    Beta,
-    GroupNormalizedSettings,
-    MethodState,
-    RunSize,
-)
+from megatron_opsft.methods.policy import Beta, GroupNormalizedSettings
+from megatron_opsft.methods.settings import MethodState, RunSize
 from megatron_opsft.section import CommaSeparated
 
 

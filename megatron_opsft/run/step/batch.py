@@ -15,7 +15,6 @@ from megatron_opsft.methods.facts import (
     Group,
     describe_lengths,
     describe_rollouts,
-    select,
 )
 from megatron_opsft.methods.updates import Credits, Update, describe_credits
 from megatron_opsft.models.architectures.shape import quadratic_at
@@ -68,7 +67,7 @@ class JudgedBatch(JudgedProblems):
             return describe_lengths(self.responses) | of_method
         limit = max(group.limit for group in self.groups)
         return {
-            **describe_rollouts(self.sampled, select(self.sampled, limit)),
+            **describe_rollouts(self.sampled, limit),
             "refills": self.refills,
             "length_limit": limit,
             **of_method,
