@@ -207,8 +207,8 @@ def _count(
     Those in experts that expert parallelism distributes are counted apart, as the second number.
     """
     table = WeightTable(replace(shape, num_layers=1), tp_size=parallel.tp)
-    ends = table.stage_rules((), has_embedding=first, has_output=last)
-    layer = table.stage_rules((0,), has_embedding=False, has_output=False)
+    ends = table.stage_rules(range(0), has_embedding=first, has_output=last)
+    layer = table.stage_rules(range(1), has_embedding=False, has_output=False)
     dense = experts = 0
     for rules, count in ((ends, 1), (layer, shape.num_layers // parallel.pp)):
         for rule in rules:
