@@ -166,57 +166,16 @@ class Table:
 
 
 COLUMNS = (
-    Column(
-        "accuracy",
-        "Acc",
-        higher_is_better=True,
-    ),
-    Column(
-        "pass_at_n",
-        "P@N",
-        higher_is_better=True,
-    ),
-    Column(
-        "mean_tokens",
-        "Tok",
-        higher_is_better=False,
-        scale=1,
-        digits=0,
-    ),
-    Column(
-        "compression_ratio",
-        "CR",
-        higher_is_better=False,
-        unit="%",
-    ),
-    Column(
-        "efficiency",
-        "Eff",
-        higher_is_better=True,
-        scale=1,
-        digits=2,
-    ),
+    Column("accuracy", "Acc", higher_is_better=True),
+    Column("pass_at_n", "P@N", higher_is_better=True),
+    Column("mean_tokens", "Tok", higher_is_better=False, scale=1, digits=0),
+    Column("compression_ratio", "CR", higher_is_better=False, unit="%"),
+    Column("efficiency", "Eff", higher_is_better=True, scale=1, digits=2),
 )
 MORE_COLUMNS = (
-    Column(
-        "norm_std",
-        "NormStd",
-        higher_is_better=False,
-        scale=1,
-        digits=3,
-    ),
-    Column(
-        "truncated_share",
-        "cut off",
-        higher_is_better=False,
-        unit="%",
-    ),
-    Column(
-        "no_answer_share",
-        "no answer",
-        higher_is_better=False,
-        unit="%",
-    ),
+    Column("norm_std", "NormStd", higher_is_better=False, scale=1, digits=3),
+    Column("truncated_share", "cut off", higher_is_better=False, unit="%"),
+    Column("no_answer_share", "no answer", higher_is_better=False, unit="%"),
 )
 
 
