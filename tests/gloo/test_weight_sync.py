@@ -20,6 +20,7 @@ from megatron_opsft.config import SyncConfig
 from megatron_opsft.errors import SyncError
 from megatron_opsft.models.storage.hf_files import HfTensors
 from megatron_opsft.models.weights.rectangles import Copy, Parameter, Rect
+from megatron_opsft.rollout.engine import EngineShare
 from megatron_opsft.rollout.hf.engine import HfEngine
 from megatron_opsft.run.sync.transfer import Transfer
 from megatron_opsft.run.sync.weight_sync import WeightSync, load_first_weights
@@ -93,7 +94,8 @@ class ReadingEngine(HfEngine):
 
 def sync_of(built: Built, model: str) -> tuple[WeightSync, ReadingEngine]:
     """With an engine without weights."""
-    engine = ReadingEngine(hf_model(model), None, batch_size=8, version=None)  # type: ignore[arg-type]
+    share = EngineShare(index=0, count=1)
+    engine = ReadingEngine(hf_model(model), None, 8, version=None, share=share)  # type: ignore[arg-type]
     return WeightSync(built.shards, engine, SyncConfig(bucket_mb=1), built.trainer.score), engine
 
 
