@@ -1,8 +1,8 @@
 """The verifier's worker process, and the judge that it loads: mathematics, or a user's function.
 
-It receives the arguments of its judge and sends the verdict, until its parent closes the pipe. The
-parent keeps the time limit and kills; the worker takes care to die with its parent and not to eat
-the machine's memory.
+It receives (number, arguments of its judge) and sends (number, verdict), until its parent closes
+the pipe. The parent keeps the time limit and kills; the worker takes care to die with its parent
+and not to eat the machine's memory.
 """
 
 import gc
@@ -62,7 +62,7 @@ def main(
                 f"{math.ceil(2 * bytes_at_start / 2**30)}"
             )
     except UserError as error:
-        pipe.send(str(error))
+        pipe.send((0, str(error)))
         os._exit(2)
     if sys.platform == "linux":
         resource.setrlimit(resource.RLIMIT_AS, (max_memory_bytes, max_memory_bytes))
@@ -76,13 +76,15 @@ def _serve(pipe: Connection, judge: Judge, max_bytes: float) -> None:
     own_pid = os.getpid()
     # EOFError, OSError: the parent is gone. MemoryError: the parent asks a fresh worker.
     with suppress(EOFError, OSError, MemoryError):
-        pipe.send(READY)
+        pipe.send((0, READY))
         while True:
-            verdict = judge(*pipe.recv())
-            # If the judge has forked, only the worker itself answers; its copy ends.
-            if os.getpid() != own_pid:
+            number, item = pipe.recv()
+            verdict = judge(*item)
+            if (
+                os.getpid() != own_pid
+            ):  # the judge has forked; its copy of the worker ends
                 os._exit(0)
-            pipe.send(verdict)
+            pipe.send((number, verdict))
             if _address_space_bytes() > max_bytes:
                 return
 

@@ -17,6 +17,7 @@ from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Pipe
 from threading import get_ident
+from time import monotonic
 from typing import Any, Self
 
 from megatron_opsft.errors import UserError
@@ -88,10 +89,15 @@ class VerifierPool:
         before may have died of those, so a fresh one tries again. Errors: `UserError` if no worker
         can start.
         """
-        different = list(dict.fromkeys(items))
-        scores = self._threads.map(self._score, different)
-        verdicts = dict(zip(different, scores, strict=True))
-        return [verdicts[item] for item in items]
+        futures = {
+            item: self._threads.submit(self._score, item)
+            for item in dict.fromkeys(items)
+        }
+        try:
+            return [futures[item].result() for item in items]
+        finally:  # after an exception nobody waits for the remaining verdicts
+            for future in futures.values():
+                future.cancel()
 
     def close(self) -> None:
         """End all workers. The pool cannot be used again; closing twice is fine."""
@@ -111,23 +117,20 @@ class VerifierPool:
     def _score(self, item: tuple[str, ...]) -> Verdict:
         while True:
             worker = self._warm()
-            outcome = None
             try:
-                worker.pipe.send(item)
-                worker.num_asked += 1
-                verdict: Verdict | None = worker.receive(self._timeout_seconds)
-                if verdict is not None:
-                    return verdict
-                outcome = Outcome.TIMEOUT
+                verdict = worker.judge(item, self._timeout_seconds)
             except BrokenPipeError:  # it died while idle
-                pass
+                self._end(get_ident())
             except (EOFError, OSError):
                 # It died of this item, or of the memory that earlier ones left filled.
+                self._end(get_ident())
                 if worker.num_asked == 1:
-                    outcome = Outcome.ERROR
-            self._end(get_ident())
-            if outcome:
-                return Verdict(outcome=outcome)
+                    return Verdict(outcome=Outcome.ERROR)
+            else:
+                if verdict is not None:
+                    return verdict
+                self._end(get_ident())
+                return Verdict(outcome=Outcome.TIMEOUT)
 
     def _warm(self) -> "_Worker":
         """Return the worker of this thread, ready to judge; start one if it has none.
@@ -144,7 +147,7 @@ class VerifierPool:
             worker = self._start_worker()
             self._workers[thread] = worker
             try:
-                message = worker.receive(START_SECONDS)
+                message = worker.receive(0, START_SECONDS)
             except (EOFError, OSError):  # it ended, but the exit code may take a moment
                 message = ""
                 with suppress(subprocess.TimeoutExpired):
@@ -177,7 +180,7 @@ class _Worker:
     """One worker process, from the side of the parent."""
 
     num_asked: int
-    """How many answers it was asked to judge."""
+    """How many answers it was asked to judge; they are numbered from 1."""
 
     def __init__(self, judge: str, max_memory_bytes: int, memory_key: str) -> None:
         # The pipe's framing is multiprocessing's, the process is not: its children import the
@@ -199,13 +202,28 @@ class _Worker:
             )
         self.num_asked = 0
 
+    def judge(self, item: tuple[str, ...], seconds: float) -> Verdict | None:
+        """Return the verdict; None if it comes too late. Errors: `BrokenPipeError` if the process
+        had died before, `EOFError` or another `OSError` if it dies of the item.
+        """
+        self.pipe.send((self.num_asked + 1, item))
+        self.num_asked += 1
+        verdict: Verdict | None = self.receive(self.num_asked, seconds)
+        return verdict
+
     def kill(self) -> None:
         """Send SIGKILL to the process, and to those that its judge has forked."""
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
-    def receive(self, seconds: float) -> Any:
-        """Return its next message; None if it comes too late. Errors: `EOFError` or `OSError` if
-        the process has died.
+    def receive(self, number: int, seconds: float) -> Any:
+        """Return its message of that number; None if it comes too late. Other messages come from a
+        judge that has answered twice, and are ignored. Errors: `EOFError` or `OSError` if the
+        process has died.
         """
-        return self.pipe.recv() if self.pipe.poll(seconds) else None
+        deadline = monotonic() + seconds
+        while self.pipe.poll(max(0.0, deadline - monotonic())):
+            message_number, message = self.pipe.recv()
+            if message_number == number:
+                return message
+        return None
