@@ -11,10 +11,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, dataclass_transform
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+_Class = TypeVar("_Class")
+
+
+@dataclass_transform(
+    kw_only_default=True, frozen_default=True, field_specifiers=(field,)
+)
+def record(cls: type[_Class]) -> type[_Class]:
+    """Make a class a record: a dataclass whose fields are given by name and never change."""
+    return dataclass(frozen=True, slots=True, kw_only=True)(cls)
 
 
 class FinishReason(StrEnum):
@@ -46,7 +56,7 @@ class Message(NamedTuple):
     content: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Problem:
     """A problem with its gold answer."""
 
@@ -65,7 +75,7 @@ class Problem:
     """Which row of its source it is; the first is 1."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Sample:
     """The tokens of one response, to be trained on or scored."""
 
@@ -82,7 +92,7 @@ class Sample:
     """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Rollout(Sample):
     """One sampled response."""
 
@@ -91,7 +101,7 @@ class Rollout(Sample):
     weight_version: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class TokenScores:
     """Values of each token of one response."""
 
@@ -101,7 +111,7 @@ class TokenScores:
     """Number of characters of the response's text that the token stands for."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Verdict:
     """The verifier's judgement of one response."""
 
@@ -158,7 +168,7 @@ class Response(NamedTuple):
         return self.num_prompt_tokens + self.num_tokens
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class MicroBatch:
     """Packed sequences (THD format): S sequences one after another, T tokens in all, of which R
     are response tokens.
@@ -214,7 +224,7 @@ class MicroBatch:
         return self.labels_R.numel()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class StepResult:
     """The result of one optimizer step; losses, norms and shares are equal on every rank."""
 
@@ -233,7 +243,7 @@ class StepResult:
     """Mean divergence from the reference model per trained token; None: not in the objective."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class SyncResult:
     """The result of one weight sync from the trainer to the engine."""
 

@@ -10,14 +10,13 @@ import signal
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from megatron_opsft.config import Config
 from megatron_opsft.config import load as config_load
 from megatron_opsft.errors import NothingLeft, UserError
-from megatron_opsft.records import Callback
+from megatron_opsft.records import Callback, record
 from megatron_opsft.runtime.console import say
 from megatron_opsft.runtime.libraries import loading_libraries
 from megatron_opsft.runtime.phase import STOP_SIGNALS
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from megatron_opsft.commands.evaluate.results import Results
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class TrainedRun:
     """A run that ended without an error."""
 

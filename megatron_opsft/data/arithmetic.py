@@ -8,12 +8,11 @@ objects of the story.
 import hashlib
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.records import Problem
+from megatron_opsft.records import Problem, record
 
 Split = Literal["train", "test"]
 
@@ -69,7 +68,7 @@ LOSSES = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class WordProblem:
     """A story and its arithmetic: the answer is the sum of the terms.
 

@@ -5,7 +5,7 @@ cannot be used or are held out. Which of them a step draws, and notes on them fo
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
 from math import floor
@@ -13,7 +13,7 @@ from math import floor
 from megatron_opsft.config import DataConfig
 from megatron_opsft.data.problems import BadRow, ProblemSet, fields_of, load_problems
 from megatron_opsft.errors import PromptError, UserError
-from megatron_opsft.records import Problem
+from megatron_opsft.records import Problem, record
 
 
 def load_training(data: DataConfig, *, with_fields: bool) -> ProblemSet:
@@ -203,7 +203,7 @@ def describe_bad_rows(problem_set: ProblemSet, limit: int = 5) -> str:
     return "\n".join(lines)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ProblemSampler:
     """The problems that each step trains on: a function of (seed, step) alone, the same on every
     rank.

@@ -22,7 +22,7 @@ from megatron_opsft.data.rows import (
 )
 from megatron_opsft.data.sources import read_rows
 from megatron_opsft.errors import RowError, UserError
-from megatron_opsft.records import Problem
+from megatron_opsft.records import Problem, record
 
 ARITHMETIC = "arithmetic"
 
@@ -42,7 +42,7 @@ def sha256_of(problems: Sequence[Problem]) -> str:
     return digest.hexdigest()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class BadRow:
     """A row that was left out."""
 

@@ -3,11 +3,12 @@
 import gzip
 import json
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from megatron_opsft.errors import UserError, first_line
+from megatron_opsft.records import record
 from megatron_opsft.runtime.libraries import (
     asking_hub,
     check_cached,
@@ -20,7 +21,7 @@ FILE_ENDINGS = (".jsonl", ".jsonl.gz", ".parquet")
 _FILE_LIKE_ENDINGS = (*FILE_ENDINGS, ".json", ".csv")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Row:
     """One row of a source."""
 

@@ -6,7 +6,6 @@ how it was made.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.records import Sample
+from megatron_opsft.records import Sample, record
 from megatron_opsft.runtime.durable import write_bytes
 
 _MANIFEST = b"megatron_opsft"
@@ -30,7 +29,7 @@ _SCHEMA = pa.schema(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class StoredResponse(Sample):
     """A response chosen before the run; it has `log_probs` only if the method asks for them."""
 
@@ -38,7 +37,7 @@ class StoredResponse(Sample):
     """Its weight in the loss."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class StoredResponses(Sequence[StoredResponse]):
     """The responses of a file, in its order; `problem_ids` to `num_response_tokens` have an entry
     for each of them.

@@ -6,17 +6,17 @@ files become one, `samples/BENCHMARK.jsonl.gz`: sorted, the same bytes for the s
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from uuid import uuid4
 
 from megatron_opsft.errors import UserError, first_line
-from megatron_opsft.records import FinishReason, Outcome
+from megatron_opsft.records import FinishReason, Outcome, record
 from megatron_opsft.runtime.durable import json_lines, write_packed_lines
 from megatron_opsft.runtime.journal import Journal
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class StoredSample:
     """One response to a problem of a benchmark, and its verdict."""
 

@@ -4,17 +4,16 @@ and the file of a reference model's lengths and accuracy.
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.records import FinishReason, Outcome, Response, Rollout
+from megatron_opsft.records import FinishReason, Outcome, Response, Rollout, record
 
 LengthKind = Literal["exact", "max"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class LengthTarget:
     """The length that a prompt asks for."""
 
@@ -23,7 +22,7 @@ class LengthTarget:
     """exact: this many tokens; max: at most this many."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class PromptChange:
     """Text that a method adds to a problem's prompt."""
 
@@ -33,7 +32,7 @@ class PromptChange:
     """The end of the user's message."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ReferenceStatistics:
     """The reference model's responses to one problem."""
 
@@ -42,7 +41,7 @@ class ReferenceStatistics:
     """Share of correct responses."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Group:
     """All responses to one problem."""
 

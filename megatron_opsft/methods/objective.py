@@ -26,19 +26,20 @@ clipping; both are of the whole optimizer batch, so that micro-batches cannot ma
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import compress
 from typing import Literal
+
+from megatron_opsft.records import record
 
 KlEstimator = Literal["k1", "k2", "k3"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Likelihood:
     """A log p, with no ratio to an older policy."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class TokenClip:
     """PPO's surrogate: the token's ratio p / old is clipped to [1 - low, 1 + high]."""
 
@@ -48,7 +49,7 @@ class TokenClip:
     """Largest ratio, above 1, that a negative advantage is multiplied by; None: no bound."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class SequenceClip:
     """O1-Pruner's surrogate: one clipped ratio a response, the geometric mean of the tokens'.
 
@@ -59,14 +60,14 @@ class SequenceClip:
     high: float = 0.2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class SquaredLogRatio:
     """Kimi k1.5's surrogate: A log p - tau / 2 (log p - log old)^2, summed over a response."""
 
     tau: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Distillation:
     """Self-distillation: likelihood x A log p - beta x KL(p || q) over the whole vocabulary.
 
@@ -82,7 +83,7 @@ class Distillation:
 Surrogate = Likelihood | TokenClip | SequenceClip | SquaredLogRatio | Distillation
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class TokenPenalty:
     """The divergence from the reference model as a penalty in the advantages.
 
@@ -95,7 +96,7 @@ class TokenPenalty:
     """True if the advantages are then whitened over all tokens of the batch."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Objective:
     """The terms of a token's loss."""
 

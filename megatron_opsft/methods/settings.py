@@ -6,7 +6,6 @@ an instance, chosen by `name`.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -16,6 +15,7 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.methods.advantages import Values
 from megatron_opsft.methods.facts import Group, LengthTarget, PromptChange
 from megatron_opsft.methods.objective import LIKELIHOOD, Aggregation, Objective
+from megatron_opsft.records import record
 from megatron_opsft.section import Section
 
 # L of the on-policy SFT paper. Defaults in tokens suit responses of about this length.
@@ -36,7 +36,7 @@ Samples = Annotated[
 ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class RunSize:
     """The sizes of a run that a method must fit."""
 

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain, compress, groupby
 from operator import attrgetter
 from statistics import fmean
@@ -12,10 +11,10 @@ from typing import Any
 from megatron_opsft.methods.facts import Group, PromptChange, ReferenceStatistics
 from megatron_opsft.methods.objective import aggregate
 from megatron_opsft.methods.settings import MethodSettings, MethodState
-from megatron_opsft.records import Problem, Response
+from megatron_opsft.records import Problem, Response, record
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Credit:
     """What a method makes of one response."""
 
@@ -30,7 +29,7 @@ Credits = Sequence[Sequence[Credit]]
 """The credits of a batch, group by group."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Update:
     """One optimizer step: the responses that are trained on."""
 

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -10,11 +9,11 @@ from typing import Any, Literal, Protocol
 from torch import Tensor
 
 from megatron_opsft.models.weights.rectangles import Parameter
-from megatron_opsft.records import Rollout, Sample
+from megatron_opsft.records import Rollout, Sample, record
 from megatron_opsft.rollout.requests import Decoder, ResponseRequest
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class SamplingSettings:
     """How to sample a response."""
 
@@ -29,7 +28,7 @@ class SamplingSettings:
     """True: each response has random numbers of its own."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class EngineShare:
     """The engine that this rank belongs to, among all engines of the job."""
 
@@ -45,7 +44,7 @@ class EngineShare:
 JOB_ID_VARIABLE = "MEGATRON_OPSFT_JOB_ID"  # tells worker processes the id of their job
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class EngineSettings:
     """The settings of an engine; fields without a text are keys of `model`, `run` or `rollout`."""
 
@@ -76,7 +75,7 @@ class EngineSettings:
     """True if `Rollout.routing` and `Scores.routing` are needed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class EngineLayout:
     """The place of every HF tensor in the parameters of each of the engine's ranks."""
 
@@ -87,7 +86,7 @@ class EngineLayout:
     """Tensor-parallel rank -> its parameters; all have the same names in the same order."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Scores:
     """Log-probabilities of response tokens under the engine's current weights, at temperature 1,
     whatever temperature they were sampled at.

@@ -3,14 +3,14 @@ evaluations use them before an engine is started, so no engine is imported.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from megatron_opsft.errors import UserError
+from megatron_opsft.records import record
 from megatron_opsft.runtime.libraries import is_installed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class EngineTraits:
     """What one kind of engine can do, and its defaults."""
 

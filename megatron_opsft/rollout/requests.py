@@ -1,19 +1,18 @@
 """Requests to engines, the rollouts that answer them, and the text of single tokens."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import Any, Protocol, TypeVar
 
-from megatron_opsft.records import FinishReason, Rollout
+from megatron_opsft.records import FinishReason, Rollout, record
 from megatron_opsft.rollout.sampling import response_seed
 from megatron_opsft.runtime.rounding import ceil_div
 
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ResponseRequest:
     """A request for one response. Neighbours with the same prompt are prefilled together."""
 

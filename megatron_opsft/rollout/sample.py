@@ -3,10 +3,9 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 from megatron_opsft.data.prompts import PromptEncoder
-from megatron_opsft.records import Problem, Rollout
+from megatron_opsft.records import Problem, Rollout, record
 from megatron_opsft.rollout.engine import RolloutEngine, SamplingSettings
 from megatron_opsft.rollout.requests import ResponseRequest, deal_evenly, make_requests
 from megatron_opsft.runtime.distributed import (
@@ -18,7 +17,7 @@ from megatron_opsft.runtime.distributed import (
 from megatron_opsft.runtime.phase import Interrupted, expect, is_interruptible
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Sampler:
     """Samples this rank's share of the responses to a batch of problems.
 

@@ -8,16 +8,16 @@ import shutil
 import sys
 import sysconfig
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from megatron_opsft.config.training import ParallelConfig
 from megatron_opsft.errors import UserError
+from megatron_opsft.records import record
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Device:
     """The device on which this rank computes."""
 

@@ -3,7 +3,6 @@
 import math
 import os
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from itertools import chain
 from typing import TypeVar
@@ -15,7 +14,7 @@ from torch import Tensor
 from torch.distributed.nn.functional import all_reduce
 
 from megatron_opsft.config.training import ParallelConfig, check_world
-from megatron_opsft.records import MicroBatch
+from megatron_opsft.records import MicroBatch, record
 from megatron_opsft.runtime.device import Device
 from megatron_opsft.runtime.exchange import (
     all_gather_bytes,
@@ -30,7 +29,7 @@ T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Shard:
     """The tensor-parallel shard of its parameters that a rank holds."""
 
@@ -44,7 +43,7 @@ class Shard:
     """Number of ranks that hold the same shard."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Layout:
     """This rank's place in TP x CP x DP x PP, and in ETP x EP x EDP x PP for experts."""
 

@@ -8,11 +8,13 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from megatron_opsft.records import record
+
 PEER_LOST_EXIT_CODE = 69  # EX_UNAVAILABLE of sysexits.h; worth another start
 SETTLE_SECONDS = 0.5  # a dead process may stay in the process table for so long
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Limits:
     """How long a rank may stand still or be silent."""
 
@@ -27,7 +29,7 @@ class Limits:
         return min(2.0, self.silence_seconds / 8)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Diagnosis:
     """The rank that ended the job, and why."""
 

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from threading import Thread
 from typing import Any
@@ -21,6 +20,7 @@ import psutil
 import torch.distributed as dist
 
 from megatron_opsft.errors import RanksMissing, UserError
+from megatron_opsft.records import record
 from megatron_opsft.runtime.device import Device
 from megatron_opsft.runtime.launched import (
     RENDEZVOUS,
@@ -47,7 +47,7 @@ _SAME_ERROR_SECONDS = 10.0  # in which an error of all ranks reaches each of the
 _launchers_stores: dict[tuple[int, str, str], Any] = {}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Job:
     """The job that this process is a rank of."""
 

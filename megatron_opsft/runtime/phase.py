@@ -16,6 +16,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from megatron_opsft.records import record
+
 if TYPE_CHECKING:
     from megatron_opsft.runtime.device import Device
 
@@ -27,7 +29,7 @@ AT_ONCE_EXIT_CODE = 128 + signal.SIGINT
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Phase:
     """A phase of a step."""
 

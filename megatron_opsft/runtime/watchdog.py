@@ -20,10 +20,11 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from megatron_opsft.records import record
 from megatron_opsft.runtime.console import say
 from megatron_opsft.runtime.failed_rank import Diagnosis, Limits, Peer, find_failed_rank
 from megatron_opsft.runtime.phase import current_phase
@@ -40,7 +41,7 @@ _LEAVE_SECONDS = 30.0
 _watchdog: "Watchdog | None" = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Process:
     """A rank's process."""
 

@@ -27,6 +27,7 @@ from megatron_opsft.models.storage.partial import PartialFiles, written_whole
 from megatron_opsft.models.storage.replacing import check_out
 from megatron_opsft.models.weights.rectangles import Rect
 from megatron_opsft.models.weights.rules import WeightTable
+from megatron_opsft.records import record
 from megatron_opsft.runtime.device import peak_resident_bytes
 from megatron_opsft.runtime.durable import write_files
 from megatron_opsft.runtime.progress import Progress
@@ -81,7 +82,7 @@ def open_source(directory: Path, config_dir: Path | None = None) -> Source:
     return Source(directory, config_dir, table, open_weights(directory, table))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Figures:
     """Figures of a finished conversion."""
 

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,7 +10,7 @@ from megatron_opsft.commands.report.table import OVERALL
 from megatron_opsft.data.problems import ARITHMETIC, ProblemSet, load_problems
 from megatron_opsft.data.stored_samples import SampleFiles, StoredSample
 from megatron_opsft.errors import UserError
-from megatron_opsft.records import Problem
+from megatron_opsft.records import Problem, record
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -40,7 +39,7 @@ PAPER_ORDER = tuple(KNOWN)[:5]
 _SAMPLES_OF_A_FILE = 16
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Benchmark:
     """Problems to answer, `samples` times each."""
 

@@ -6,7 +6,6 @@ are no overall values, since each result's are means over its own benchmarks.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
@@ -32,6 +31,7 @@ from megatron_opsft.commands.report.table import (
     title_of,
 )
 from megatron_opsft.errors import UserError
+from megatron_opsft.records import record
 from megatron_opsft.runtime.durable import write_text
 from megatron_opsft.runtime.owned_directory import NOT_SET, flatten
 
@@ -42,7 +42,7 @@ _LEGEND = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Comparison:
     """A table of results, a row for each, with what a reader must know of them."""
 

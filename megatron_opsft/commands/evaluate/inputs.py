@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,6 +28,7 @@ from megatron_opsft.models.storage.model_identity import tokenizer_sha256
 from megatron_opsft.models.storage.model_paths import TINY_REASONER, resolve_model
 from megatron_opsft.models.weights.rectangles import whole
 from megatron_opsft.models.weights.rules import WeightTable
+from megatron_opsft.records import record
 from megatron_opsft.rollout.limits import engine_traits
 from megatron_opsft.runtime.device import Device
 from megatron_opsft.runtime.libraries import installed_versions
@@ -38,7 +39,7 @@ Prompts = dict[str, tuple[int, ...]]
 """Problem key -> token ids of its prompt."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class EvalModel:
     """An opened model; no weight has been read yet."""
 
@@ -73,7 +74,7 @@ class EvalModel:
         return hashlib.sha256(lines.encode()).hexdigest()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Inputs:
     """One model and its benchmarks, read and checked; the samples go to `settings.out`."""
 

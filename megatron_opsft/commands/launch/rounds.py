@@ -6,12 +6,12 @@ not made again, so that a command that was killed continues when it is repeated.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from megatron_opsft.config import Config
 from megatron_opsft.config.load import decisive_settings
 from megatron_opsft.errors import UserError
+from megatron_opsft.records import record
 from megatron_opsft.runtime.owned_directory import OwnedDirectory
 
 
@@ -29,7 +29,7 @@ Start = Callable[[Sequence[str]], int]
 """Runs `megatron-opsft` with these words on every rank, and returns its exit code."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class RoundsPlan:
     """All rounds of one run.dir."""
 

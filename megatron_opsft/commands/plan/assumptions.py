@@ -6,7 +6,6 @@ that is cut at the limit.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
@@ -22,6 +21,7 @@ from pydantic import (
 from megatron_opsft.config import Config
 from megatron_opsft.config.load import read_yaml
 from megatron_opsft.errors import UserError
+from megatron_opsft.records import record
 
 SHIPPED = Path(__file__).with_name("hardware.yaml")
 # The phases of metrics.jsonl; each has a factor in the figures of a device.
@@ -127,7 +127,7 @@ def load_hardware(
         raise UserError(f"{source}: {key}: {first['msg']}") from None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Workload:
     """The responses of one step on all ranks."""
 

@@ -22,6 +22,7 @@ from megatron_opsft.models.architectures.shape import ModelShape
 from megatron_opsft.models.storage.model_paths import resolve_config
 from megatron_opsft.models.weights.rules import WeightTable
 from megatron_opsft.models.weights.slicing import padded_vocab_size, shard_shape
+from megatron_opsft.records import record
 from megatron_opsft.rollout.limits import EngineTraits, engine_traits
 from megatron_opsft.run.start.checked_run import fit_lengths, make_checked_run
 from megatron_opsft.run.start.disk import num_parameters
@@ -30,7 +31,7 @@ from megatron_opsft.trainer.batching.microbatch import padded
 from megatron_opsft.trainer.loss.loss_memory import CrossEntropy, choose_cross_entropy
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Stage:
     """The share of the model that each rank of one pipeline stage holds.
 

@@ -25,6 +25,7 @@ from megatron_opsft.commands.report.table import Table, aligned
 from megatron_opsft.config import Config
 from megatron_opsft.config.load import load_config
 from megatron_opsft.errors import UserError
+from megatron_opsft.records import record
 from megatron_opsft.run.run_files import is_skipped, read_json_lines
 from megatron_opsft.run.start.run_directory import RunDir
 from megatron_opsft.runtime.formatting import count_of, number
@@ -129,7 +130,7 @@ def calibrate(run_dirs: Sequence[Path], base: Hardware) -> str:
     return "\n".join(lines)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ScalingRow:
     """One run of a scaling experiment."""
 

@@ -6,7 +6,6 @@ device, a frozen copy of the weights is added. A rollout adds the engine, a trai
 activations and the loss, a weight sync the engine's weights and two buckets.
 """
 
-from dataclasses import dataclass
 from functools import cache
 from math import prod
 from typing import NamedTuple
@@ -16,6 +15,7 @@ from megatron_opsft.commands.plan.job import PlannedRun, Stage
 from megatron_opsft.models.architectures.shape import ModelShape
 from megatron_opsft.models.weights.rules import WeightTable
 from megatron_opsft.models.weights.vllm_layout import vllm_parameters
+from megatron_opsft.records import record
 from megatron_opsft.run.start.checked_run import max_engine_tokens
 from megatron_opsft.run.start.disk import STATE_BYTES, checkpoint_bytes_each
 from megatron_opsft.runtime.rounding import ceil_div
@@ -38,7 +38,7 @@ class _Term(NamedTuple):
     """Phases of a step in which it exists."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class RankMemory:
     """Bytes on one rank of a stage."""
 

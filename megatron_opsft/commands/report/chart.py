@@ -5,9 +5,9 @@
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
+from megatron_opsft.records import record
 from megatron_opsft.runtime.formatting import number, percent
 
 Point = tuple[float, float]
@@ -31,7 +31,7 @@ class Whisker(NamedTuple):
     """The sign at both ends: "_" along the vertical axis, "|" along the horizontal one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Series:
     """A line or points of a chart, in one colour."""
 
@@ -69,7 +69,7 @@ class Axes(NamedTuple):
     y_ticks: Mapping[float, str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Chart:
     """Series over one horizontal axis."""
 
@@ -147,7 +147,7 @@ class Chart:
         return ticks
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Bar:
     """A row of `Bars`."""
 
@@ -168,7 +168,7 @@ class Bar:
         return max(self.value, self.interval[1] if self.interval else 0.0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Bars:
     """Horizontal bars that begin at 0, one below the other. `name` is as in `Chart`."""
 
@@ -189,7 +189,7 @@ class Bars:
         return max((row.end for row in self.rows), default=0.0) or 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Word:
     """A word of a cloud. Lengths are in units of the cloud, down from its upper left corner."""
 
@@ -206,7 +206,7 @@ class Word:
     """Shown when a reader points at it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Cloud:
     """Words in a picture of CLOUD_WIDTH x height units, the largest first. `name` is as in
     `Chart`.

@@ -1,15 +1,15 @@
 """What a report shows of runs, evaluations, a study, a scaling experiment or a diagnosis."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from megatron_opsft.commands.report.page_sections import PageSection
 from megatron_opsft.commands.report.table import Table
 from megatron_opsft.errors import UserError
+from megatron_opsft.records import record
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Contents:
     """All outputs of one report: text, page and figures."""
 

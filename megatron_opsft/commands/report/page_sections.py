@@ -1,7 +1,6 @@
 """Sections of a page: tables and charts of runs and evaluations, and a problem before and after."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from markupsafe import Markup
@@ -24,6 +23,7 @@ from megatron_opsft.commands.report.table import (
     cells,
     used_columns,
 )
+from megatron_opsft.records import record
 from megatron_opsft.runtime.formatting import number, percent
 
 T = TypeVar("T")
@@ -38,7 +38,7 @@ _BUDGET_METRICS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class PageSection:
     """A heading of a page with a table and charts below it."""
 

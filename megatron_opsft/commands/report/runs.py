@@ -5,7 +5,6 @@ a terminal.
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple
 from megatron_opsft.commands.report.table import Table, aligned
 from megatron_opsft.config.yaml_text import parse_yaml
 from megatron_opsft.errors import UserError
+from megatron_opsft.records import record
 from megatron_opsft.run.run_files import (
     describe_skipped,
     is_skipped,
@@ -29,7 +29,7 @@ _QUANTITIES = {"Mean response tokens": "mean_response_tokens", "Accuracy": "accu
 Line = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Run:
     """A run as its directory describes it."""
 

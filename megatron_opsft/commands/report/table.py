@@ -6,13 +6,14 @@ column is bold: values that print alike are equally good, and nothing is bold if
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import chain
 from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 from tabulate import tabulate
 
+from megatron_opsft.records import record
 from megatron_opsft.runtime.formatting import count_of
 
 OVERALL = "overall"  # the block of all benchmarks together
@@ -70,7 +71,7 @@ Metrics = Mapping[str, Estimate]
 """Name of a metric -> its estimate."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Size:
     """Number of problems and responses from which the metrics of a block are computed."""
 
@@ -82,7 +83,7 @@ class Size:
         return f"{self.problems:,} problems × {count_of(self.samples)} responses"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class TableRow:
     """A model or a run, or several runs of one name."""
 
@@ -129,7 +130,7 @@ class Column(NamedTuple):
         return f"{scaled:,.{digits}f}{self.unit}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Cell:
     """A formatted value of a table."""
 
@@ -142,7 +143,7 @@ class Cell:
         return f"{self.value} {self.around}".rstrip()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Table:
     """A table of formatted values, for a page, Markdown or LaTeX."""
 

@@ -5,7 +5,7 @@ directories from which they are read again: study.json (what the study's file sa
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -18,13 +18,14 @@ from megatron_opsft.commands.study.directory import STUDY, TABLE
 from megatron_opsft.commands.study.jobs import trainings_of
 from megatron_opsft.commands.study.study_file import Study, StudyPlan, StudyRun
 from megatron_opsft.errors import UserError
+from megatron_opsft.records import record
 from megatron_opsft.run.run_files import read_json_lines, read_summary
 from megatron_opsft.runtime.durable import write_text
 
 _AGAIN = "`megatron-opsft study FILE --out {} --page` writes it again"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class StudyRow:
     """One run in one section of the study: an object of table.json."""
 

@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from megatron_opsft.config import Config
 from megatron_opsft.config.load import load, load_config, read_yaml
 from megatron_opsft.config.run_prompt import SECTIONS
 from megatron_opsft.errors import UserError
+from megatron_opsft.records import record
 from megatron_opsft.section import Section
 
 Keys = dict[str, Any]
@@ -71,7 +71,7 @@ class Study(Section):
     """Parts of the page."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class StudyRun:
     """One run of the study. Equal runs of several sections are made once."""
 
@@ -142,7 +142,7 @@ def run_label(name: str, seed: int) -> str:
     return f"{name}, seed {seed}" if seed else name
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class StudyPlan:
     """A study and all of its runs."""
 

@@ -1,10 +1,11 @@
 """The sizes and switches of one model, and the floating-point operations that follow from them."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from megatron_opsft.records import record
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class RopeScaling:
     """Llama 3's rotary frequency scaling (`rope_type: llama3`)."""
 
@@ -14,7 +15,7 @@ class RopeScaling:
     original_max_position: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class MoeShape:
     """SwiGLU experts in place of each layer's MLP; a token uses the `top_k` most probable ones."""
 
@@ -28,7 +29,7 @@ class MoeShape:
     """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ModelShape:
     """A decoder with grouped-query attention, RMSNorm, rotary positions and SwiGLU MLPs."""
 

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from megatron_opsft.records import record
+
 
 class ShardKind(Enum):
     """How the HF tensors of a row make up the Megatron parameter, and how tensor parallelism (TP)
@@ -48,7 +50,7 @@ class Template:
     """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class WeightRule:
     """A row for one layer (and expert) of one model: a Megatron parameter and its HF tensors."""
 
@@ -76,7 +78,7 @@ class WeightRule:
         return self.expert is not None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Architecture:
     """A Hugging Face model class: its rows, and what its config leaves implicit."""
 

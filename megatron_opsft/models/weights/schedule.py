@@ -7,7 +7,6 @@ does, and takes its own part.
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain, pairwise
 from operator import attrgetter
 from typing import NamedTuple
@@ -20,6 +19,7 @@ from megatron_opsft.models.weights.reshard import (
     restrict,
     split_into_blocks,
 )
+from megatron_opsft.records import record
 from megatron_opsft.runtime.libraries import collector_at_rest
 from megatron_opsft.runtime.parts import in_parts
 from megatron_opsft.runtime.rounding import ceil_div
@@ -39,7 +39,7 @@ class Send(NamedTuple):
     num_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class RankSchedule:
     """What one rank does to fill the targets of its block."""
 

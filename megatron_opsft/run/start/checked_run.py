@@ -3,7 +3,6 @@
 Nothing here needs torch or reads a file.
 """
 
-from dataclasses import dataclass
 from math import lcm
 
 from megatron_opsft.config import Config
@@ -11,6 +10,7 @@ from megatron_opsft.config.training import check_world
 from megatron_opsft.errors import UserError
 from megatron_opsft.models.architectures.shape import ModelShape
 from megatron_opsft.models.architectures.sharding import check_layout, check_rollout_tp
+from megatron_opsft.records import record
 from megatron_opsft.rollout.limits import (
     check_engine_ranks,
     check_engine_settings,
@@ -19,7 +19,7 @@ from megatron_opsft.rollout.limits import (
 from megatron_opsft.runtime.rounding import ceil_div
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class CheckedRun:
     """A run whose settings fit each other, its model and its ranks."""
 

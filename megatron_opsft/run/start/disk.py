@@ -1,6 +1,5 @@
 """Checks the disk of a run before any work: how many bytes it will write, and whether they fit."""
 
-from dataclasses import dataclass
 from functools import cache
 from math import prod
 from pathlib import Path
@@ -10,6 +9,7 @@ from megatron_opsft.config import Config
 from megatron_opsft.errors import UserError
 from megatron_opsft.models.architectures.shape import ModelShape
 from megatron_opsft.models.weights.rules import WeightTable
+from megatron_opsft.records import record
 from megatron_opsft.run.start.run_directory import BEST
 from megatron_opsft.runtime.durable import list_checkpoints
 
@@ -21,7 +21,7 @@ _TOKEN_BYTES = 5
 _LOGPROB_BYTES = 9
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class DiskUse:
     """Bytes that a run writes."""
 

@@ -1,7 +1,6 @@
 """What a run reads before it computes anything: model directory, tokenizer, problems."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from operator import add
 from pathlib import Path
 
@@ -40,13 +39,13 @@ from megatron_opsft.methods.facts import (
 )
 from megatron_opsft.methods.updates import MethodRun
 from megatron_opsft.models.architectures.shape import ModelShape
-from megatron_opsft.records import Message, Problem
+from megatron_opsft.records import Message, Problem, record
 from megatron_opsft.rollout.engine import SamplingSettings
 from megatron_opsft.run.start.checked_run import CheckedRun
 from megatron_opsft.run.start.pass_rates import keep_by_pass_rate
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class HeldOut:
     """A set of held-out problems, and how responses to them are sampled."""
 
@@ -55,7 +54,7 @@ class HeldOut:
     samples_per_problem: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class RunInput:
     """What a run reads before it computes anything."""
 

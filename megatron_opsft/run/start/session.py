@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
 from uuid import uuid4
@@ -14,7 +14,7 @@ from megatron_opsft.config import Config
 from megatron_opsft.data.mixture import ProblemSampler, order_of
 from megatron_opsft.errors import NothingLeft, UserError
 from megatron_opsft.models.storage.model_paths import resolve_model
-from megatron_opsft.records import NO_RANK, Problem, Response, Rollout, Sample
+from megatron_opsft.records import NO_RANK, Problem, Response, Rollout, Sample, record
 from megatron_opsft.rollout.engine import EngineSettings
 from megatron_opsft.rollout.limits import engine_traits
 from megatron_opsft.rollout.open_engine import build_engine
@@ -58,7 +58,7 @@ NUM_PROBES = 4
 MAX_PROBE_TOKENS = 256
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Session(RunInput):
     """A run on this rank: its input (see `RunInput`), and the objects that do its work."""
 

@@ -4,7 +4,7 @@ into micro-batches for this rank.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import chain
 from operator import mul
 
@@ -26,6 +26,7 @@ from megatron_opsft.records import (
     Response,
     Sample,
     StepResult,
+    record,
 )
 from megatron_opsft.run.start.session import Session
 from megatron_opsft.run.step.judged_problems import JudgedProblems, judge_problems
@@ -38,7 +39,7 @@ from megatron_opsft.trainer.model.optimizer import forget_moments
 from megatron_opsft.trainer.model.passes import with_log_probs
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class JudgedBatch(JudgedProblems):
     """The batch that a step trains on; the same on every rank, except for rollouts and verdicts.
 
@@ -172,7 +173,7 @@ def observe_monitor(s: Session, watch: Stopwatch) -> None:
     s.method.observe(s.method.groups(judged.responses, problems, limit))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class PackedUpdate:
     """The micro-batches of an optimizer step on this rank."""
 

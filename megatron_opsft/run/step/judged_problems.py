@@ -2,15 +2,15 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from megatron_opsft.records import Problem, Response, Rollout, Verdict
+from megatron_opsft.records import Problem, Response, Rollout, Verdict, record
 from megatron_opsft.run.start.session import Session
 from megatron_opsft.runtime.phase import Stopwatch
 from megatron_opsft.trainer.batching.exchange import share_facts
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class JudgedProblems:
     """Problems and judged responses to them."""
 

@@ -4,10 +4,10 @@ much memory it takes.
 A run decides by them, and a plan computes with them before it runs; Megatron is not needed.
 """
 
-from dataclasses import dataclass
 from typing import Literal
 
 from megatron_opsft.errors import UserError
+from megatron_opsft.records import record
 
 CrossEntropyKind = Literal["te", "fused_linear"]
 
@@ -32,7 +32,7 @@ def tokens_per_chunk(
     return max(16, chunk_bytes // (bytes_per_logit * rows_per_rank))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class CrossEntropy:
     """The way in which a run computes its token losses."""
 

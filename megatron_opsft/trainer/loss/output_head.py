@@ -6,8 +6,6 @@ can return their float32 accumulators; a CPU's cannot, so there the factors are 
 of the second one at a time: no whole float32 copy of an output weight is made.
 """
 
-from dataclasses import dataclass
-
 import torch
 from megatron.core.tensor_parallel import (
     copy_to_tensor_model_parallel_region,
@@ -16,6 +14,7 @@ from megatron.core.tensor_parallel import (
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from megatron_opsft.records import record
 from megatron_opsft.trainer.loss.loss_memory import BLOCK_ROWS
 
 
@@ -51,7 +50,7 @@ def add_outer_(out_VH: Tensor, left_CV: Tensor, right_CH: Tensor) -> None:
         out_VH.addmm_(left_CV.T.float(), right_CH.float())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class OutputHead:
     """The output layer on one rank of the tensor-parallel `group`."""
 
@@ -96,7 +95,7 @@ def whole_hidden(
     return copy_to_tensor_model_parallel_region(hidden_TH, group=group)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Teacher:
     """The teacher of a micro-batch's R response tokens, for the divergence from it."""
 

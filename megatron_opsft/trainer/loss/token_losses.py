@@ -18,7 +18,7 @@ from megatron_opsft.methods.objective import (
     SquaredLogRatio,
     TokenClip,
 )
-from megatron_opsft.records import MicroBatch
+from megatron_opsft.records import MicroBatch, record
 from megatron_opsft.runtime.distributed import sum_over_context
 
 _ALL = slice(None)
@@ -50,7 +50,7 @@ class WeightedLikelihood:
         return ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ObjectiveLosses:
     """The losses weight * (-surrogate + beta * divergence from the reference); the methods are
     those of `WeightedLikelihood`.

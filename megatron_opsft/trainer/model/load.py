@@ -1,13 +1,13 @@
 """A trainer on this rank, built from a model directory: shape, shards, optimizer; then weights."""
 
 import logging
-from dataclasses import dataclass
 from pathlib import Path
 
 from megatron_opsft.config import Config
 from megatron_opsft.models.architectures.shape import ModelShape
 from megatron_opsft.models.storage.megatron_files import StoredWeights, open_weights
 from megatron_opsft.models.weights.rules import WeightTable
+from megatron_opsft.records import record
 from megatron_opsft.runtime.device import Device
 from megatron_opsft.runtime.distributed import Layout
 from megatron_opsft.trainer.loss.cross_entropy import te_problem
@@ -25,7 +25,7 @@ from megatron_opsft.trainer.model.transformer_config import (
 log = logging.getLogger("megatron_opsft")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class TrainerParts:
     """A trainer whose weights are not loaded yet, and the weights `stored` on disk."""
 

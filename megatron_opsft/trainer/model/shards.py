@@ -3,7 +3,6 @@ sync.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from megatron.core.models.gpt import GPTModel
@@ -12,10 +11,11 @@ from torch import Tensor
 
 from megatron_opsft.models.weights.rules import WeightRule, WeightTable, local_to_global
 from megatron_opsft.models.weights.slicing import ReadRect, fill_shard
+from megatron_opsft.records import record
 from megatron_opsft.runtime.distributed import Layout
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ModelShards:
     """The parameters that this rank holds, with their rules."""
 
