@@ -16,6 +16,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, dataclass_transform
 if TYPE_CHECKING:
     from torch import Tensor
 
+JsonObject = dict[str, Any]
+"""An object of a JSON file: a manifest, a summary, or a line of metrics, samples or evaluations."""
+
+TokenIds = tuple[int, ...]
+TensorShape = tuple[int, ...]
+
 _Class = TypeVar("_Class")
 
 
@@ -81,8 +87,8 @@ class Sample:
 
     problem_id: str
     sample_index: int = 0
-    prompt_ids: tuple[int, ...]
-    response_ids: tuple[int, ...]
+    prompt_ids: TokenIds
+    response_ids: TokenIds
     """Tokens of the response, with the end token if there is one."""
     log_probs: tuple[float, ...] | None = None
     """Log-probability of each response token under the policy that sampled it; fixed data only."""

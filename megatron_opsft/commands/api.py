@@ -11,12 +11,12 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from megatron_opsft.config import Config
 from megatron_opsft.config import load as config_load
 from megatron_opsft.errors import NothingLeft, UserError
-from megatron_opsft.records import Callback, record
+from megatron_opsft.records import Callback, JsonObject, record
 from megatron_opsft.runtime.console import say
 from megatron_opsft.runtime.libraries import loading_libraries
 from megatron_opsft.runtime.phase import STOP_SIGNALS
@@ -41,10 +41,10 @@ class TrainedRun:
         return self.directory / "hf"
 
     @property
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> JsonObject:
         """summary.json of a finished run: accuracy and length before and after."""
         text = (self.directory / "summary.json").read_text("utf-8")
-        summary: dict[str, Any] = json.loads(text)
+        summary: JsonObject = json.loads(text)
         return summary
 
 

@@ -13,7 +13,7 @@ from string import ascii_letters
 from transformers import PreTrainedTokenizerBase
 
 from megatron_opsft.errors import PromptError, UserError, first_line
-from megatron_opsft.records import Message
+from megatron_opsft.records import Message, TokenIds
 
 # The day that chat templates take for today: with the real one, a run would have other prompts
 # every day. Llama 3.x's templates write this day themselves if they have no clock.
@@ -67,7 +67,7 @@ class ChatTemplate:
             ) from None
         return str(text)
 
-    def tokens(self, messages: Sequence[Message]) -> tuple[int, ...]:
+    def tokens(self, messages: Sequence[Message]) -> TokenIds:
         """Return the prompt's token ids, up to where the response begins.
 
         Errors: `PromptError`; also for a message that the template leaves out.

@@ -16,7 +16,7 @@ from megatron_opsft.data.chat_template import ChatTemplate
 from megatron_opsft.data.prompt_file import PromptFile, open_prompt_file
 from megatron_opsft.errors import PromptError, RowError, UserError, first_line
 from megatron_opsft.models.architectures.config_from_hf import read_json
-from megatron_opsft.records import Message, Problem
+from megatron_opsft.records import Message, Problem, TokenIds
 
 _TEACHER_OPTION = "method.teacher_template"
 _FINAL = "put your final answer within \\boxed{}."
@@ -78,7 +78,7 @@ class PromptEncoder:
 
     def encode(
         self, problem: Problem, *, system: str = "", suffix: str = ""
-    ) -> tuple[int, ...]:
+    ) -> TokenIds:
         """Return the prompt's token ids, up to where the response begins.
 
         system: added to the end of the system message; suffix: to the end of the user's. An
@@ -185,7 +185,7 @@ def end_token_ids(
     model_dir: str | Path,
     *,
     option: str = MODEL_OPTION,
-) -> tuple[int, ...]:
+) -> TokenIds:
     """Return all ids that end a response, ascending: those of generation_config.json, config.json
     and the tokenizer together.
 

@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 from torch import Tensor
 
 from megatron_opsft.models.weights.rectangles import Parameter
-from megatron_opsft.records import Rollout, Sample, record
+from megatron_opsft.records import Rollout, Sample, TokenIds, record
 from megatron_opsft.rollout.requests import Decoder, ResponseRequest
 
 
@@ -22,7 +22,7 @@ class SamplingSettings:
     top_p: float
     max_response_tokens: int
     """The end token counts."""
-    end_token_ids: tuple[int, ...]
+    end_token_ids: TokenIds
     """A response ends with any of these."""
     seeded: bool = True
     """True: each response has random numbers of its own."""

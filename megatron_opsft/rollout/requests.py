@@ -5,7 +5,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Any, Protocol, TypeVar
 
-from megatron_opsft.records import FinishReason, Rollout, record
+from megatron_opsft.records import FinishReason, Rollout, TokenIds, record
 from megatron_opsft.rollout.sampling import response_seed
 from megatron_opsft.runtime.rounding import ceil_div
 
@@ -18,7 +18,7 @@ class ResponseRequest:
 
     problem_id: str
     sample_index: int
-    prompt_ids: tuple[int, ...]
+    prompt_ids: TokenIds
     seed: int
     """Seed of the response's random numbers, in [0, 2^63)."""
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from megatron_opsft.data.prompts import PromptEncoder
-from megatron_opsft.records import Problem, Rollout, record
+from megatron_opsft.records import Problem, Rollout, TokenIds, record
 from megatron_opsft.rollout.engine import RolloutEngine, SamplingSettings
 from megatron_opsft.rollout.requests import ResponseRequest, deal_evenly, make_requests
 from megatron_opsft.runtime.distributed import (
@@ -38,7 +38,7 @@ class Sampler:
         *,
         num_samples: int,
         step: int,
-        encode: Callable[[Problem], tuple[int, ...]] | None = None,
+        encode: Callable[[Problem], TokenIds] | None = None,
     ) -> list[Rollout]:
         """Return this rank's share of `num_samples` responses to each problem. Every rank calls it.
 

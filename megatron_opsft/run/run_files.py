@@ -6,15 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from megatron_opsft.errors import UserError
+from megatron_opsft.records import JsonObject
 from megatron_opsft.runtime.durable import json_lines
 
 # A line of metrics.jsonl or evals.jsonl: its values by key.
 Line = Mapping[str, float | int]
 
 
-def read_json_lines(
-    path: Path, *, required: Sequence[str] = ()
-) -> list[dict[str, Any]]:
+def read_json_lines(path: Path, *, required: Sequence[str] = ()) -> list[JsonObject]:
     """Return the objects of a JSON-lines file, in order; an empty list if there is no such file.
 
     A last line that was not written to its end is left out. required: keys that must hold a number
@@ -78,7 +77,7 @@ def best_evaluation(
     )
 
 
-def read_summary(run: Path) -> dict[str, Any]:
+def read_summary(run: Path) -> JsonObject:
     """Return the summary.json of a run; {} if the run has not finished.
 
     Errors: `UserError` for a damaged file.

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron_opsft.errors import UserError, causes, first_line
+from megatron_opsft.records import JsonObject
 
 log = logging.getLogger("megatron_opsft")
 
@@ -140,7 +141,7 @@ def whole_lines(path: Path) -> Iterator[bytes]:
         ) from error
 
 
-def json_lines(path: Path) -> Iterator[dict[str, Any]]:
+def json_lines(path: Path) -> Iterator[JsonObject]:
     """Yield the JSON objects of `whole_lines`. Errors: `UserError`, also for any other line."""
     for number, line in enumerate(whole_lines(path), start=1):
         fault = ""

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron_opsft.errors import UserError
+from megatron_opsft.records import JsonObject
 from megatron_opsft.runtime.durable import (
     append_line,
     json_lines,
@@ -22,7 +23,7 @@ class Journal:
         self.path = path
         self._identity = identity
 
-    def resume(self) -> list[dict[str, Any]]:
+    def resume(self) -> list[JsonObject]:
         """Return the lines that earlier starts appended, and drop one that a kill tore.
 
         Call it before the first `append`. Errors: `UserError` for a file of another identity.

@@ -22,6 +22,7 @@ from typing import Any, ClassVar
 from filelock import LeaseCompromise, SoftFileLease, Timeout
 
 from megatron_opsft.errors import UserError
+from megatron_opsft.records import JsonObject
 from megatron_opsft.runtime.console import say
 from megatron_opsft.runtime.durable import remove, write_json
 
@@ -80,7 +81,7 @@ class OwnedDirectory:
                 "name another directory"
             )
 
-    def read_manifest(self) -> dict[str, Any] | None:
+    def read_manifest(self) -> JsonObject | None:
         """Return the manifest; None if there is none. Errors: `UserError` for another kind's."""
         path = self.path / self.manifest
         if not path.exists():

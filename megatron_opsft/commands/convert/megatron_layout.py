@@ -39,6 +39,7 @@ from megatron_opsft.models.weights.checkpoint_keys import (
 )
 from megatron_opsft.models.weights.rules import WeightRule, WeightTable
 from megatron_opsft.models.weights.slicing import shard_parameter
+from megatron_opsft.records import TensorShape
 from megatron_opsft.runtime.rounding import round_up
 
 _SMALL_ALIGNMENT = 64  # torch's archives align their tensors to as many bytes
@@ -126,7 +127,7 @@ class _DistLayout:
         return Path(name), data
 
     def add_tensor(
-        self, rule: WeightRule, entry: Entry, lead_sizes: dict[str, tuple[int, ...]]
+        self, rule: WeightRule, entry: Entry, lead_sizes: dict[str, TensorShape]
     ) -> None:
         """Add one layer (or expert) of a tensor: a chunk of size 1 on each prepended axis.
 
@@ -159,7 +160,7 @@ def _saved(value: object) -> bytes:
 
 
 @cache
-def _archive_frame(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[bytes, bytes]:
+def _archive_frame(shape: TensorShape, dtype: torch.dtype) -> tuple[bytes, bytes]:
     """Return what torch.save writes before and after any contiguous tensor of this shape.
 
     It is read from a temporary file with a hole in place of the data.

@@ -27,7 +27,7 @@ from megatron_opsft.models.storage.partial import PartialFiles, written_whole
 from megatron_opsft.models.storage.replacing import check_out
 from megatron_opsft.models.weights.rectangles import Rect
 from megatron_opsft.models.weights.rules import WeightTable
-from megatron_opsft.records import record
+from megatron_opsft.records import TensorShape, record
 from megatron_opsft.runtime.device import peak_resident_bytes
 from megatron_opsft.runtime.durable import write_files
 from megatron_opsft.runtime.progress import Progress
@@ -211,7 +211,7 @@ def differing_tensors(
 def _are_equal(
     sides: tuple[StoredWeights, StoredWeights],
     name: str,
-    shape: tuple[int, ...],
+    shape: TensorShape,
     dtype: torch.dtype,
 ) -> bool:
     """True if a tensor is the same on both sides, bit for bit, after a cast to `dtype`."""

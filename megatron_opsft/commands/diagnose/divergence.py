@@ -20,6 +20,7 @@ from transformers import AutoConfig, PreTrainedModel
 from megatron_opsft.commands.evaluate.inputs import EvalModel
 from megatron_opsft.errors import UserError
 from megatron_opsft.models.storage.model_paths import is_dist_checkpoint
+from megatron_opsft.records import JsonObject
 from megatron_opsft.runtime.device import Device
 from megatron_opsft.trainer.loss.output_head import times_transposed
 
@@ -84,7 +85,7 @@ def diverge(
     tokenizer: Any,
     prompt_ids: Sequence[int],
     response_ids: Sequence[int],
-) -> tuple[list[float], list[dict[str, Any]]]:
+) -> tuple[list[float], list[JsonObject]]:
     """Return D_t = KL(p_original || p_efficient) of every token in nats, over the whole vocabulary;
     and alternatives by position, where D_t is largest. Numbers have the digits of a float32.
 

@@ -6,7 +6,7 @@ A response is stored as soon as it is diagnosed, so the same command continues a
 from collections.abc import Iterator, Sequence
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -27,7 +27,7 @@ from megatron_opsft.commands.evaluate.inputs import (
 from megatron_opsft.commands.evaluate.run import evaluate
 from megatron_opsft.commands.evaluate.settings import load_settings
 from megatron_opsft.errors import UserError
-from megatron_opsft.records import FinishReason
+from megatron_opsft.records import FinishReason, JsonObject, TokenIds
 from megatron_opsft.rollout.requests import split_text_by_token
 from megatron_opsft.runtime.device import select_device
 from megatron_opsft.runtime.durable import json_lines
@@ -38,9 +38,9 @@ from megatron_opsft.runtime.progress import Progress
 class _Response(NamedTuple):
     """A response of the original model."""
 
-    row: dict[str, Any]
+    row: JsonObject
     """The line of tokens.jsonl, before the response is diagnosed."""
-    prompt_ids: tuple[int, ...]
+    prompt_ids: TokenIds
     ids: list[int]
     """The tokens of the response."""
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -28,14 +28,14 @@ from megatron_opsft.models.storage.model_identity import tokenizer_sha256
 from megatron_opsft.models.storage.model_paths import TINY_REASONER, resolve_model
 from megatron_opsft.models.weights.rectangles import whole
 from megatron_opsft.models.weights.rules import WeightTable
-from megatron_opsft.records import record
+from megatron_opsft.records import JsonObject, TokenIds, record
 from megatron_opsft.rollout.limits import engine_traits
 from megatron_opsft.runtime.device import Device
 from megatron_opsft.runtime.libraries import installed_versions
 from megatron_opsft.verify.verifier import describe_judge
 
 MAX_TOKENS = 32768  # the paper's
-Prompts = dict[str, tuple[int, ...]]
+Prompts = dict[str, TokenIds]
 """Problem key -> token ids of its prompt."""
 
 
@@ -47,7 +47,7 @@ class EvalModel:
     """Its label in tables and figures."""
     directory: Path
     tokenizer: PreTrainedTokenizerBase
-    end_tokens: tuple[int, ...]
+    end_tokens: TokenIds
     table: WeightTable
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
@@ -56,7 +56,7 @@ class EvalModel:
         for name, shape in self.table.hf_shapes().items():
             yield name, weights.read(whole(name, shape))
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> JsonObject:
         """Return, as JSON, all of the model that decides a sample: weights, what config.json makes
         of them, tokenizer, end tokens. Reads every weight.
         """
@@ -101,7 +101,7 @@ class Inputs:
             self.max_tokens
         )
 
-    def comparable_settings(self) -> dict[str, Any]:
+    def comparable_settings(self) -> JsonObject:
         """Return, as JSON, all settings in which two results may differ, apart from the model and
         the size of benchmarks.
         """
@@ -139,7 +139,7 @@ class Inputs:
             },
         }
 
-    def manifest(self) -> dict[str, Any]:
+    def manifest(self) -> JsonObject:
         """Return what manifest.json records; `identity` in it is all that decides a sample.
 
         Reads the whole model for its hash: rank 0 alone calls it.

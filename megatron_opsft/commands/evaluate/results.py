@@ -7,7 +7,7 @@ can differ by (sampling, template, data hash, engine version), but not the model
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
@@ -27,6 +27,7 @@ from megatron_opsft.commands.evaluate.metrics import (
 from megatron_opsft.commands.report.table import OVERALL, Estimate, Size
 from megatron_opsft.data.stored_samples import StoredSample
 from megatron_opsft.errors import UserError
+from megatron_opsft.records import JsonObject
 
 Samples = Mapping[str, Sequence[StoredSample]]
 """Benchmark -> its samples."""
@@ -143,7 +144,7 @@ def build_results(
 
 def _block_fields(
     draws: Sequence[_Draws], base: _Draws | None, budgets: Sequence[int]
-) -> dict[str, Any]:
+) -> JsonObject:
     """Return the fields of `BlockResults`. draws: of the whole responses, then at each budget."""
     whole, *at_budgets = draws
     metrics = _estimate_all(whole)

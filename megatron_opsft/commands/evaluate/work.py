@@ -12,7 +12,7 @@ from typing import Self
 
 from megatron_opsft.commands.evaluate.benchmarks import Benchmark
 from megatron_opsft.data.stored_samples import SampleFiles, StoredSample
-from megatron_opsft.records import Problem, Rollout
+from megatron_opsft.records import Problem, Rollout, TokenIds
 from megatron_opsft.rollout.engine import EngineShare
 from megatron_opsft.rollout.requests import ResponseRequest, make_requests
 from megatron_opsft.rollout.sampling import EVAL_STEP
@@ -30,7 +30,7 @@ _GATHER_SECONDS = 0.2
 
 def missing_requests(
     benchmarks: Sequence[Benchmark],
-    prompts: Mapping[str, tuple[int, ...]],
+    prompts: Mapping[str, TokenIds],
     done: Collection[tuple[str, int]],
     seed: int,
 ) -> list[ResponseRequest]:

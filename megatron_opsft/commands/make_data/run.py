@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -33,6 +32,7 @@ from megatron_opsft.methods.catalog.fixed_data import (
 from megatron_opsft.methods.catalog.o1_pruner import O1Pruner
 from megatron_opsft.methods.catalog.on_policy_sft import OnPolicySft
 from megatron_opsft.methods.facts import select
+from megatron_opsft.records import JsonObject
 from megatron_opsft.run.start.check import check_on_job
 from megatron_opsft.run.start.session import Session, open_session
 from megatron_opsft.run.step.judged_problems import JudgedProblems, judge_problems
@@ -148,14 +148,14 @@ def make_data(config: Config, out: Path, limit: int | None) -> None:
 def _rows_of_earlier_starts(journal: Journal) -> tuple[int, list[StoredResponse]]:
     """Return how many problems are done, and their rows. Errors: those of `Journal.resume`."""
     num_done = 0
-    rows: list[dict[str, Any]] = []
+    rows: list[JsonObject] = []
     for chunk in journal.resume():
         num_done += chunk["num_problems"]
         rows += chunk["rows"]
     return num_done, TypeAdapter(list[StoredResponse]).validate_python(rows)
 
 
-def _as_json(num_problems: int, rows: Sequence[StoredResponse]) -> dict[str, Any]:
+def _as_json(num_problems: int, rows: Sequence[StoredResponse]) -> JsonObject:
     """Return the line of the journal for a chunk of problems."""
     fields_of_rows = [asdict(row) for row in rows]
     for fields in fields_of_rows:
@@ -163,7 +163,7 @@ def _as_json(num_problems: int, rows: Sequence[StoredResponse]) -> dict[str, Any
     return {"num_problems": num_problems, "rows": fields_of_rows}
 
 
-def _identity(config: Config, s: Session, limit: int | None) -> dict[str, Any]:
+def _identity(config: Config, s: Session, limit: int | None) -> JsonObject:
     """Return the settings, problems and weights that two starts of one job must share."""
     files = sorted(s.model_dir.glob("*.safetensors"))
     return {

@@ -20,6 +20,7 @@ from megatron_opsft.data.stored_responses import StoredResponse
 from megatron_opsft.errors import UserError
 from megatron_opsft.methods.catalog.fixed_data import StepEntropy
 from megatron_opsft.methods.facts import THINK_END, select
+from megatron_opsft.records import TokenIds
 from megatron_opsft.run.start.session import Session
 from megatron_opsft.run.step.judged_problems import JudgedProblems, judge_problems
 from megatron_opsft.runtime.phase import Stopwatch
@@ -69,7 +70,7 @@ def masked(
     steps: Sequence[range],
     skipped: Collection[int],
     skip: Sequence[int],
-) -> tuple[int, ...]:
+) -> TokenIds:
     """Concatenate the steps without separators, each skipped step replaced by the tokens `skip`."""
     shortened: list[int] = []
     for number, step in enumerate(steps):

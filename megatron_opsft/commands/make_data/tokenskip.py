@@ -23,6 +23,7 @@ from megatron_opsft.errors import UserError, first_line
 from megatron_opsft.methods.catalog.fixed_data import TokenSkip
 from megatron_opsft.methods.facts import select
 from megatron_opsft.models.storage.model_paths import resolve_model
+from megatron_opsft.records import TokenIds
 from megatron_opsft.run.start.session import Session
 from megatron_opsft.run.step.judged_problems import JudgedProblems
 from megatron_opsft.runtime.distributed import gather_from_all
@@ -60,7 +61,7 @@ def split(
     token_ids: Sequence[int],
     texts: Sequence[str],
     tokenize: Callable[[str], Sequence[int]],
-) -> tuple[slice, tuple[int, ...]] | None:
+) -> tuple[slice, TokenIds] | None:
     """Split a finished response into its reasoning, which may be shortened, and the tokens that
     follow the reasoning.
 

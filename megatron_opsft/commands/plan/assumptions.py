@@ -8,7 +8,6 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import NormalDist
-from typing import Any
 
 from pydantic import (
     BaseModel,
@@ -21,7 +20,7 @@ from pydantic import (
 from megatron_opsft.config import Config
 from megatron_opsft.config.load import read_yaml
 from megatron_opsft.errors import UserError
-from megatron_opsft.records import record
+from megatron_opsft.records import JsonObject, record
 
 SHIPPED = Path(__file__).with_name("hardware.yaml")
 # The phases of metrics.jsonl; each has a factor in the figures of a device.
@@ -206,7 +205,7 @@ def make_workload(
     return _choose_trained(config, lengths, accepted)
 
 
-def measured_workload(config: Config, metrics: dict[str, Any]) -> Workload:
+def measured_workload(config: Config, metrics: JsonObject) -> Workload:
     """Reconstruct a step's responses from their means in a line of metrics.jsonl."""
     limit = config.rollout.max_response_tokens
     mean_tokens = mean_before_the_cut(metrics["mean_response_tokens"], limit)

@@ -3,7 +3,6 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from pydantic import Field
 
@@ -16,6 +15,7 @@ from megatron_opsft.commands.plan.show import (
     show_plan,
 )
 from megatron_opsft.errors import ANSWER_IS_NO, UserError
+from megatron_opsft.records import JsonObject
 from megatron_opsft.run.start.checked_run import fewest_ranks
 from megatron_opsft.runtime.console import say
 
@@ -80,7 +80,7 @@ class PlanRun(_OnDevices, RunCommand):
             mean_tokens=self.mean_tokens,
             acceptance=self.acceptance,
         )
-        as_json: dict[str, Any]
+        as_json: JsonObject
         if self.search:
             plans = search_layouts(first, config.run.steps)
             fits, text = plans[0].is_safe, show_layouts(plans)

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from megatron_opsft.commands.plan.job import PlannedRun
 from megatron_opsft.commands.plan.memory import (
@@ -19,6 +18,7 @@ from megatron_opsft.commands.plan.seconds import (
     num_microbatches,
 )
 from megatron_opsft.models.architectures.shape import forward_flops
+from megatron_opsft.records import JsonObject
 from megatron_opsft.run.start.checked_run import max_engine_tokens
 from megatron_opsft.run.start.disk import DiskUse, disk_use
 
@@ -228,7 +228,7 @@ class Plan:
             )
         return notes
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> JsonObject:
         """Return one JSON object: bytes, seconds, shares and dollars."""
         run, workload, method = self.run, self.run.workload, self.run.method
         return {

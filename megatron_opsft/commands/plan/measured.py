@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from operator import truediv
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from megatron_opsft.commands.plan.assumptions import (
     PHASES,
@@ -25,7 +24,7 @@ from megatron_opsft.commands.report.table import Table, aligned
 from megatron_opsft.config import Config
 from megatron_opsft.config.load import load_config
 from megatron_opsft.errors import UserError
-from megatron_opsft.records import record
+from megatron_opsft.records import JsonObject, record
 from megatron_opsft.run.run_files import is_skipped, read_json_lines
 from megatron_opsft.run.start.run_directory import RunDir
 from megatron_opsft.runtime.formatting import count_of, number
@@ -47,7 +46,7 @@ class ComparedStep:
     planned: dict[str, float]
 
 
-def read_measured_run(path: Path) -> tuple[Config, dict[str, Any]]:
+def read_measured_run(path: Path) -> tuple[Config, JsonObject]:
     """Read config.yaml and manifest.json of a run directory and check that it has a `world_size`.
 
     Errors: `UserError` for what is missing or damaged.

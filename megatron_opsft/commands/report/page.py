@@ -29,6 +29,7 @@ from megatron_opsft.commands.report.sampling import (
 )
 from megatron_opsft.commands.report.table import Table, TableRow
 from megatron_opsft.errors import UserError
+from megatron_opsft.records import JsonObject
 from megatron_opsft.runtime.durable import write_bytes
 from megatron_opsft.runtime.owned_directory import NOT_SET
 
@@ -94,7 +95,7 @@ def write_page(
     write_bytes(out, render(values, responses))
 
 
-def _sample(sources: Sequence[_Source], room: int) -> list[dict[str, Any]]:
+def _sample(sources: Sequence[_Source], room: int) -> list[JsonObject]:
     """Sample responses that take about `room` bytes, or fewer, in the page.
 
     Returns a dictionary for each source: its name; rollouts: as `sample_responses` returns them.

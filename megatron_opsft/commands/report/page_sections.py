@@ -23,7 +23,7 @@ from megatron_opsft.commands.report.table import (
     cells,
     used_columns,
 )
-from megatron_opsft.records import record
+from megatron_opsft.records import JsonObject, record
 from megatron_opsft.runtime.formatting import number, percent
 
 T = TypeVar("T")
@@ -214,9 +214,7 @@ def table_of_runs(runs: Sequence[Run]) -> Table:
     return Table(caption="Runs", headings=headings, rows=rows)
 
 
-def example_of(
-    first: Mapping[str, Any], last: Mapping[str, Any]
-) -> list[dict[str, Any]]:
+def example_of(first: Mapping[str, Any], last: Mapping[str, Any]) -> list[JsonObject]:
     """Return a response before and one after, as field -> value; empty if there is none.
 
     They answer the same problem: the one whose length changed by the median. If no problem has a
@@ -247,7 +245,7 @@ def example_of(
 
 def _rows_at(
     rollouts: Mapping[str, Any], step: Any
-) -> dict[tuple[str, int], dict[str, Any]]:
+) -> dict[tuple[str, int], JsonObject]:
     """Return the undamaged responses of a step or benchmark by problem and number."""
     rows = {}
     for values in rollouts["rows"]:

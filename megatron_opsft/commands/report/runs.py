@@ -7,12 +7,12 @@ import re
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from megatron_opsft.commands.report.table import Table, aligned
 from megatron_opsft.config.yaml_text import parse_yaml
 from megatron_opsft.errors import UserError
-from megatron_opsft.records import record
+from megatron_opsft.records import JsonObject, record
 from megatron_opsft.run.run_files import (
     describe_skipped,
     is_skipped,
@@ -26,7 +26,7 @@ from megatron_opsft.runtime.owned_directory import flatten
 _FILES = ("config.yaml", "metrics.jsonl", "evals.jsonl", "rollouts")
 # Title -> the end of its keys in metrics.jsonl and evals.jsonl.
 _QUANTITIES = {"Mean response tokens": "mean_response_tokens", "Accuracy": "accuracy"}
-Line = dict[str, Any]
+Line = JsonObject
 
 
 @record

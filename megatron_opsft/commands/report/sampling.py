@@ -15,6 +15,7 @@ from typing import Any
 
 from megatron_opsft.commands.report.html import encoded_size
 from megatron_opsft.errors import UserError
+from megatron_opsft.records import JsonObject
 from megatron_opsft.runtime.durable import rollout_files, whole_lines
 
 log = logging.getLogger("megatron_opsft")
@@ -49,9 +50,7 @@ def evaluation_samples(evaluation: Path) -> dict[str, list[Path]]:
     return {path.name.removesuffix(ending): [path] for path in paths}
 
 
-def sample_responses(
-    files: Mapping[Any, Sequence[Path]], max_bytes: int
-) -> dict[str, Any]:
+def sample_responses(files: Mapping[Any, Sequence[Path]], max_bytes: int) -> JsonObject:
     """Read responses that take about `max_bytes` as JSON, or fewer bytes.
 
     files: step or benchmark -> its files. Returns

@@ -18,7 +18,7 @@ from megatron_opsft.commands.study.directory import STUDY, TABLE
 from megatron_opsft.commands.study.jobs import trainings_of
 from megatron_opsft.commands.study.study_file import Study, StudyPlan, StudyRun
 from megatron_opsft.errors import UserError
-from megatron_opsft.records import record
+from megatron_opsft.records import JsonObject, record
 from megatron_opsft.run.run_files import read_json_lines, read_summary
 from megatron_opsft.runtime.durable import write_text
 
@@ -33,7 +33,7 @@ class StudyRow:
     """Key of the section."""
     name: str
     """Name of the run in the section, the same for all seeds."""
-    settings: dict[str, Any]
+    settings: JsonObject
     seed: int
     directory: str
     """Directory of the run, relative to the study's."""
@@ -43,7 +43,7 @@ class StudyRow:
     """(Token budget, overall metrics)."""
     size: Size | None
     """Problems and responses that the metrics rest on."""
-    training: dict[str, Any] | None
+    training: JsonObject | None
     """steps, their seconds, and peak_memory_bytes of the rank that needed most (None until the
     training has ended); None if the run has not trained.
     """
@@ -108,7 +108,7 @@ def _read_row(
     )
 
 
-def _read_trainings(directories: Sequence[Path]) -> dict[str, Any] | None:
+def _read_trainings(directories: Sequence[Path]) -> JsonObject | None:
     """Read `StudyRow.training` of trainings that follow each other and count as one."""
     seconds: list[float] = []
     peaks: list[int] = []

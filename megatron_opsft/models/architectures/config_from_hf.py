@@ -18,6 +18,7 @@ from megatron_opsft.models.architectures.families import (
 )
 from megatron_opsft.models.architectures.shape import ModelShape, MoeShape, RopeScaling
 from megatron_opsft.models.architectures.template import Architecture
+from megatron_opsft.records import JsonObject
 
 # Fields with another value mean a model that is computed differently; absent or null is fine.
 FIXED_FIELDS: tuple[tuple[str, object], ...] = (
@@ -47,7 +48,7 @@ class _Fields:
     """The fields of a config.json, read with checks. Errors: `UserError` that names the file."""
 
     path: Path
-    values: dict[str, Any]
+    values: JsonObject
 
     def fail(self, message: str) -> NoReturn:
         raise UserError(f"{self.path}: {message}")
@@ -135,7 +136,7 @@ def read_model_shape(model_dir: Path) -> ModelShape:
     )
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> JsonObject:
     """Read a JSON file of a model. Errors: `UserError` unless it holds a JSON object."""
     try:
         config = json.loads(path.read_text(encoding="utf-8"))

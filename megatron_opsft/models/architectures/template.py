@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from megatron_opsft.records import record
+from megatron_opsft.records import TensorShape, record
 
 
 class ShardKind(Enum):
@@ -57,9 +57,9 @@ class WeightRule:
     mcore_name: str
     """Name with the global index of layer and expert."""
     kind: ShardKind
-    hf_shapes: Mapping[str, tuple[int, ...]]
+    hf_shapes: Mapping[str, TensorShape]
     """Name -> shape of each HF tensor, in the order in which they are fused."""
-    mcore_shape: tuple[int, ...]
+    mcore_shape: TensorShape
     """Shape of the whole parameter at TP 1, vocabulary padding included."""
     num_groups: int
     """Query groups (k/v heads) of the model."""

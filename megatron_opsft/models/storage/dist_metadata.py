@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.metadata import (
 from megatron_opsft.errors import UserError, first_line
 from megatron_opsft.models.storage.large_files import Region, archived_tensor
 from megatron_opsft.models.storage.model_paths import METADATA_NAME
+from megatron_opsft.records import TensorShape
 
 _CLASSES = {
     "torch.distributed.checkpoint.metadata": {
@@ -71,7 +72,7 @@ class Chunk:
     dtype: torch.dtype
     offsets: tuple[int, ...]
     """Where the chunk begins in the tensor, on each axis."""
-    sizes: tuple[int, ...]
+    sizes: TensorShape
     path: Path
     file_offset: int
     """Where its bytes, an archive of `torch.save`, begin in the file."""
@@ -83,7 +84,7 @@ class Chunk:
 class StoredTensor:
     """A tensor of the checkpoint."""
 
-    shape: tuple[int, ...]
+    shape: TensorShape
     dtype: torch.dtype
     chunks: tuple[Chunk, ...]
     """They cover the tensor exactly once."""
@@ -170,7 +171,7 @@ def _stored_tensor(
     return StoredTensor(shape, dtype, tuple(chunks))
 
 
-def _lies_in(shape: tuple[int, ...], chunk: Chunk) -> bool:
+def _lies_in(shape: TensorShape, chunk: Chunk) -> bool:
     """True if no element of the chunk is outside the tensor."""
     if not len(chunk.offsets) == len(chunk.sizes) == len(shape):
         return False

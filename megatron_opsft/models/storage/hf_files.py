@@ -14,6 +14,7 @@ from megatron_opsft.models.storage.large_files import Region
 from megatron_opsft.models.storage.model_paths import INDEX_NAME, SINGLE_NAME
 from megatron_opsft.models.weights.rectangles import Rect, whole
 from megatron_opsft.models.weights.rules import EMBEDDING_NAME, HEAD_NAME, WeightTable
+from megatron_opsft.records import TensorShape
 
 SAFETENSORS_DTYPES = {
     "F32": torch.float32,
@@ -84,7 +85,7 @@ class HfTensors:
     def dtype(self, name: str) -> torch.dtype:
         return self._regions[name].dtype
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
+    def shapes(self) -> dict[str, TensorShape]:
         return {name: region.shape for name, region in self._regions.items()}
 
     def files(self) -> tuple[Path, ...]:

@@ -20,6 +20,7 @@ from megatron_opsft.models.storage.model_paths import COPIED_PATTERNS, INDEX_NAM
 from megatron_opsft.models.storage.partial import PlannedFile, written_whole
 from megatron_opsft.models.storage.replacing import check_out
 from megatron_opsft.models.weights.rectangles import Copy, whole
+from megatron_opsft.records import TensorShape
 from megatron_opsft.runtime.durable import write_files
 
 MAX_SHARD_BYTES = 5_000_000_000
@@ -46,7 +47,7 @@ class FileLayout:
 
 
 def hf_layout(
-    shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, max_shard_bytes: int
+    shapes: Mapping[str, TensorShape], dtype: torch.dtype, max_shard_bytes: int
 ) -> FileLayout:
     """Plan a Hugging Face directory: safetensors shards of at most `max_shard_bytes`, and an index.
 
@@ -77,9 +78,7 @@ def hf_layout(
     return FileLayout(tuple(files), tuple(targets), small_files)
 
 
-def _safetensors_header(
-    shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype
-) -> bytes:
+def _safetensors_header(shapes: Mapping[str, TensorShape], dtype: torch.dtype) -> bytes:
     """Make the header of a file: its length as u64, then JSON padded to 8 bytes. The tensors follow
     it without gaps.
     """
@@ -122,7 +121,7 @@ def write_hf_model(
     out_dir: Path,
     tensors: Iterable[tuple[str, Tensor]],
     *,
-    shapes: Mapping[str, tuple[int, ...]],
+    shapes: Mapping[str, TensorShape],
     dtype: torch.dtype,
     source_dir: Path,
     card: str = "",

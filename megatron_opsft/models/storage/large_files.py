@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.checkpoint.utils import _create_file_view
 
 from megatron_opsft.errors import UserError, first_line
+from megatron_opsft.records import TensorShape
 from megatron_opsft.runtime.durable import write_at
 
 PAGE = 4096  # the fewest bytes that a disk reads or writes
@@ -71,7 +72,7 @@ class Region:
     path: Path
     offset: int
     """Where they begin in the file."""
-    shape: tuple[int, ...]
+    shape: TensorShape
     dtype: torch.dtype
 
     @property

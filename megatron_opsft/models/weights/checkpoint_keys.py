@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from megatron_opsft.models.weights.rules import WeightRule, WeightTable
+from megatron_opsft.records import TensorShape
 
 # Modules with an `_extra_state`. Two norms have none: over heads, and in front of a router.
 _WITH_STATE = re.compile(r"^decoder\.layers\..+(?:linear_fc[12]|layernorm)\.weight$")
@@ -51,9 +52,9 @@ def possible_entries(rule: WeightRule) -> list[Entry]:
     return entries
 
 
-def lead_sizes(table: WeightTable) -> dict[str, tuple[int, ...]]:
+def lead_sizes(table: WeightTable) -> dict[str, TensorShape]:
     """Return key -> sizes of its prepended axes, in the order of the model."""
-    sizes: dict[str, tuple[int, ...]] = {}
+    sizes: dict[str, TensorShape] = {}
     for rule in table.exported:
         entry = entry_of(rule)
         # Indices only grow in the order of the model.
@@ -67,7 +68,7 @@ def extra_state_keys(table: WeightTable) -> list[str]:
     Megatron's own linears have empty ones, TransformerEngine's modules keep FP8 scales in them;
     norms and attention have them in some versions only. A loader ignores those it does not know.
     """
-    sizes_of: dict[str, tuple[int, ...]] = {}
+    sizes_of: dict[str, TensorShape] = {}
     for module in ("linear_qkv", "linear_proj", "core_attention"):
         sizes_of[f"decoder.layers.self_attention.{module}"] = (table.shape.num_layers,)
     for key, sizes in lead_sizes(table).items():

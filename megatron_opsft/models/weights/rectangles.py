@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from megatron_opsft.records import TensorShape
+
 
 class Rect(NamedTuple):
     """Rows [row0, row1) and columns [col0, col1) of a tensor; a vector has one column."""
@@ -121,7 +123,7 @@ class Parameter:
     """One parameter of one rank, under the name that the rank's model gives it."""
 
     name: str
-    shape: tuple[int, ...]
+    shape: TensorShape
     """Shape on that rank: one, two or three axes."""
     copies: tuple[Copy, ...]
     """Copies from HF tensors to this parameter. Except for padding they cover it exactly once."""
@@ -137,7 +139,7 @@ class Parameter:
         return whole(self.name, self.shape[-2:])._replace(row0=self.padding_row)
 
 
-def whole(name: str, shape: tuple[int, ...]) -> Rect:
+def whole(name: str, shape: TensorShape) -> Rect:
     """Return the rectangle that covers a vector or matrix of this shape."""
     num_columns = shape[1] if len(shape) == 2 else 1
     return Rect(name, 0, shape[0], 0, num_columns)

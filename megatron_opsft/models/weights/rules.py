@@ -16,6 +16,7 @@ from megatron_opsft.models.architectures.families import ARCHITECTURES
 from megatron_opsft.models.architectures.shape import ModelShape
 from megatron_opsft.models.architectures.template import ShardKind, Template, WeightRule
 from megatron_opsft.models.weights.slicing import padded_vocab_size
+from megatron_opsft.records import TensorShape
 
 EMBEDDING_NAME = "model.embed_tokens.weight"
 HEAD_NAME = "lm_head.weight"  # some tied checkpoints repeat the embedding under it
@@ -151,9 +152,9 @@ class WeightTable:
             rules |= dict.fromkeys(rule.hf_shapes, rule)
         return rules
 
-    def hf_shapes(self) -> dict[str, tuple[int, ...]]:
+    def hf_shapes(self) -> dict[str, TensorShape]:
         """Return name -> shape of all tensors of the HF model in its order, without a tied head."""
-        shapes: dict[str, tuple[int, ...]] = {}
+        shapes: dict[str, TensorShape] = {}
         for rule in self.exported:
             shapes |= rule.hf_shapes
         return shapes
@@ -199,7 +200,7 @@ class WeightTable:
                 + _describe_difference(actual, wanted)
             )
 
-    def check_hf(self, shapes: Mapping[str, tuple[int, ...]], where: str) -> None:
+    def check_hf(self, shapes: Mapping[str, TensorShape], where: str) -> None:
         """Check that these tensors (name -> shape) are exactly the HF model's.
 
         A tied head repeated under its own name is tolerated, and so are saved rotary constants.

@@ -15,6 +15,7 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.models.architectures.sharding import divide
 from megatron_opsft.models.architectures.template import ShardKind, WeightRule
 from megatron_opsft.models.weights.rectangles import Copy, Parameter, Rect, whole
+from megatron_opsft.records import TensorShape
 from megatron_opsft.runtime.rounding import round_up
 
 _VOCABULARY_MULTIPLE = 128
@@ -33,7 +34,7 @@ def padded_vocab_size(vocab_size: int, tp_size: int = 1) -> int:
     return round_up(vocab_size, lcm(_VOCABULARY_MULTIPLE, tp_size))
 
 
-def shard_shape(rule: WeightRule, tp_size: int) -> tuple[int, ...]:
+def shard_shape(rule: WeightRule, tp_size: int) -> TensorShape:
     """Return the shape of a parameter's shard, the same on every TP rank."""
     shape = list(rule.mcore_shape)
     if rule.kind is not ShardKind.COPY:

@@ -15,6 +15,7 @@ from megatron_opsft.models.architectures.sharding import (
 from megatron_opsft.models.architectures.template import ShardKind
 from megatron_opsft.models.weights.rectangles import Copy, Parameter, Rect, whole
 from megatron_opsft.models.weights.rules import WeightTable
+from megatron_opsft.records import TensorShape
 
 # What vLLM fuses: the HF tensors lie one below the other, in the order of the weight table. The
 # number in an expert's name is its index in the parameter.
@@ -86,7 +87,7 @@ def _parameter(
     rule = table.by_hf_name[hf_name]
     if rule.kind is ShardKind.VOCABULARY:
         num_rows = padded_vocabulary(table.shape) // tp_size
-    shape: tuple[int, ...] = (num_rows, width)[: len(rule.mcore_shape)]
+    shape: TensorShape = (num_rows, width)[: len(rule.mcore_shape)]
     if last_expert is not None:
         shape = (last_expert + 1, *shape)
     return Parameter(name, shape, tuple(copies))

@@ -18,6 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache, PreTrainedModel
 
 from megatron_opsft.errors import NonFiniteError
+from megatron_opsft.records import TokenIds
 from megatron_opsft.rollout.engine import SamplingSettings
 from megatron_opsft.rollout.hf.attention import make_room
 from megatron_opsft.rollout.requests import ResponseRequest
@@ -100,7 +101,7 @@ def decode(
     finished in the last few tokens.
     """
     model = passes.model
-    prompts: list[tuple[int, ...]] = []
+    prompts: list[TokenIds] = []
     groups = []  # of each response: the index of its prompt
     for request in requests:
         if not prompts or request.prompt_ids != prompts[-1]:

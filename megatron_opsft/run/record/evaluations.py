@@ -9,13 +9,12 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.models.storage.hf_writer import write_hf_model
 from megatron_opsft.models.storage.partial import written_whole
 from megatron_opsft.models.storage.replacing import check_out
-from megatron_opsft.records import Callback, Response
+from megatron_opsft.records import Callback, JsonObject, Response
 from megatron_opsft.rollout.sampling import EVAL_STEP
 from megatron_opsft.run.record.advice import advise_on_base, measure_correct
 from megatron_opsft.run.record.metrics import MetricsLog, describe_sample
@@ -155,7 +154,7 @@ class Evaluations:
     """Rank 0's; None on other ranks, which write nothing."""
     callbacks: Sequence[Callback]
     """Called on rank 0."""
-    lines: list[dict[str, Any]]
+    lines: list[JsonObject]
     """The lines of evals.jsonl, on every rank."""
 
     def run_if_due(self, step: int, stop: StopSignal) -> bool:
@@ -190,7 +189,7 @@ class Evaluations:
         """Measure held-out accuracy and length after `step` updates, and write evals.jsonl."""
         assert self.session.held_out is not None
         enter_phase("evaluate")
-        line: dict[str, Any] = {"step": step}
+        line: JsonObject = {"step": step}
         begin = time.monotonic()
         judged = _judge(self.session, "held-out problems", self.session.held_out)
         line |= _measure(judged.responses, "eval")

@@ -4,11 +4,10 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from megatron_opsft.config.load import load_config, to_yaml
 from megatron_opsft.errors import UserError
-from megatron_opsft.records import Callback, StepResult, SyncResult
+from megatron_opsft.records import Callback, JsonObject, StepResult, SyncResult
 from megatron_opsft.run.record.advice import (
     RECENT_STEPS,
     describe_early_end,
@@ -235,7 +234,7 @@ class RunRecorder:
             num_worse = worse_in_a_row(self.evaluations.lines)
             best_step = self.evaluations.step_of_best_model()
         model_step = best_step or step
-        summary: dict[str, Any] = {}
+        summary: JsonObject = {}
         card = ""
         if self._log is not None:
             summary = summarize(config, self.evaluations.lines, step, model_step)

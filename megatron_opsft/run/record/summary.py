@@ -15,7 +15,7 @@ from megatron_opsft.models.storage.model_identity import (
     hash_model_files,
     tokenizer_sha256,
 )
-from megatron_opsft.records import Message
+from megatron_opsft.records import JsonObject, Message
 from megatron_opsft.run.run_files import (
     Line,
     best_evaluation,
@@ -30,7 +30,7 @@ from megatron_opsft.runtime.phase import enter_phase
 from megatron_opsft.verify.verifier import describe_judge
 
 
-def make_manifest(session: Session, earlier: Mapping[str, Any]) -> dict[str, Any]:
+def make_manifest(session: Session, earlier: Mapping[str, Any]) -> JsonObject:
     """Describe what a run is made of. Called by every rank.
 
     Its `identity` must stay the same when the run is resumed, besides the configuration.
@@ -55,12 +55,12 @@ def make_manifest(session: Session, earlier: Mapping[str, Any]) -> dict[str, Any
     }
 
 
-def _identity(session: Session, hashes: FileHashes) -> dict[str, Any]:
+def _identity(session: Session, hashes: FileHashes) -> JsonObject:
     """Return the `identity` of the manifest. hashes: of the model's files."""
     encoder = session.encoder
     held_out_sets = {"eval": session.held_out, **session.more_held_out}
     verify, responses = session.config.verify, session.config.data.responses
-    identity: dict[str, Any] = {
+    identity: JsonObject = {
         # Reference and teacher are this model too: the run began with it.
         "model": {
             "weights_sha256": combined(hashes),
@@ -86,7 +86,7 @@ def _identity(session: Session, hashes: FileHashes) -> dict[str, Any]:
 
 def note_adjustments(
     before: Config, config: Config, versions: Mapping[str, str], last_step: int
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     """List what changed when a run was resumed, for its manifest, and warn of each change.
 
     Changes are those of keys and of versions of libraries. before, versions: configuration and
@@ -117,7 +117,7 @@ def _sha256_of(path: Path) -> str:
 _MEASURED = ("accuracy", "mean_response_tokens", "samples")
 
 
-def read_evaluations(directory: Path) -> list[dict[str, Any]]:
+def read_evaluations(directory: Path) -> list[JsonObject]:
     """Return the lines of evals.jsonl of a run. Errors: those of `read_json_lines`."""
     required = [f"eval_{key}" for key in _MEASURED]
     return read_json_lines(directory / "evals.jsonl", required=required)
@@ -125,7 +125,7 @@ def read_evaluations(directory: Path) -> list[dict[str, Any]]:
 
 def summarize(
     config: Config, evaluations: Sequence[Line], step: int, model_step: int
-) -> dict[str, Any]:
+) -> JsonObject:
     """Return the content of summary.json: accuracy and length before, after and at best; steps.
 
     evaluations: the lines of evals.jsonl. step: the last one of the run. model_step: the step of
@@ -135,7 +135,7 @@ def summarize(
     steps = read_json_lines(config.run.dir / "metrics.jsonl", required=required)
     base = evaluations[0] if evaluations else {}
     final = evaluations[-1] if evaluations else {}
-    summary: dict[str, Any] = {"base": _measured(base), "final": _measured(final)}
+    summary: JsonObject = {"base": _measured(base), "final": _measured(final)}
     best = best_evaluation(evaluations, config.eval.best_within)
     if best:
         summary["best"] = _measured(best) | {"step": best["step"]}
@@ -147,7 +147,7 @@ def summarize(
     }
 
 
-def _measured(evaluation: Mapping[str, Any]) -> dict[str, Any]:
+def _measured(evaluation: Mapping[str, Any]) -> JsonObject:
     """Return the measured values of a line of evals.jsonl; None for each that it lacks."""
     return {key: evaluation.get(f"eval_{key}") for key in _MEASURED}
 

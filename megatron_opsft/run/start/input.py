@@ -39,7 +39,7 @@ from megatron_opsft.methods.facts import (
 )
 from megatron_opsft.methods.updates import MethodRun
 from megatron_opsft.models.architectures.shape import ModelShape
-from megatron_opsft.records import Message, Problem, record
+from megatron_opsft.records import Message, Problem, TokenIds, record
 from megatron_opsft.rollout.engine import SamplingSettings
 from megatron_opsft.run.start.checked_run import CheckedRun
 from megatron_opsft.run.start.pass_rates import keep_by_pass_rate
@@ -250,7 +250,7 @@ def _usable(config: Config, encoder: PromptEncoder, problems: ProblemSet) -> Pro
 def _held_out_of(
     config: Config,
     eval_set: EvalConfig | EvalSet,
-    end_tokens: tuple[int, ...],
+    end_tokens: TokenIds,
     problems: ProblemSet,
 ) -> HeldOut:
     """Choose the problems that are evaluated on; a set takes what it leaves open from eval."""
@@ -264,7 +264,7 @@ def _held_out_of(
 
 
 def _sampling_of(
-    section: RolloutConfig | EvalConfig, end_tokens: tuple[int, ...]
+    section: RolloutConfig | EvalConfig, end_tokens: TokenIds
 ) -> SamplingSettings:
     assert section.max_response_tokens is not None  # see `fit_lengths`
     return SamplingSettings(

@@ -14,7 +14,15 @@ from megatron_opsft.config import Config
 from megatron_opsft.data.mixture import ProblemSampler, order_of
 from megatron_opsft.errors import NothingLeft, UserError
 from megatron_opsft.models.storage.model_paths import resolve_model
-from megatron_opsft.records import NO_RANK, Problem, Response, Rollout, Sample, record
+from megatron_opsft.records import (
+    NO_RANK,
+    Problem,
+    Response,
+    Rollout,
+    Sample,
+    TokenIds,
+    record,
+)
 from megatron_opsft.rollout.engine import EngineSettings
 from megatron_opsft.rollout.limits import engine_traits
 from megatron_opsft.rollout.open_engine import build_engine
@@ -80,7 +88,7 @@ class Session(RunInput):
         """Return a batch of problems. A step takes one draw or several; draws count from 0."""
         return [self.problems.problems[index] for index in self.order.indices(draw)]
 
-    def prompt_of(self, problem: Problem, *, held_out: bool = False) -> tuple[int, ...]:
+    def prompt_of(self, problem: Problem, *, held_out: bool = False) -> TokenIds:
         """Return the token ids of a problem's prompt, with all that the method adds to it.
 
         held_out: the prompt of an evaluation. Errors: `UserError` if it is too long.

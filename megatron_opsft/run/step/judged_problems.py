@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from megatron_opsft.records import Problem, Response, Rollout, Verdict, record
+from megatron_opsft.records import Problem, Response, Rollout, TokenIds, Verdict, record
 from megatron_opsft.run.start.session import Session
 from megatron_opsft.runtime.phase import Stopwatch
 from megatron_opsft.trainer.batching.exchange import share_facts
@@ -48,7 +48,7 @@ def judge_problems(
     num_samples: int,
     limit: int,
     seed_step: int,
-    encode: Callable[[Problem], tuple[int, ...]] | None = None,
+    encode: Callable[[Problem], TokenIds] | None = None,
 ) -> JudgedProblems:
     """Sample and judge `num_samples` responses of at most `limit` tokens to each problem.
 

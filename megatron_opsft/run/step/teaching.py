@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from megatron_opsft.records import Response
+from megatron_opsft.records import Response, TokenIds
 from megatron_opsft.run.start.session import Session
 from megatron_opsft.run.step.batch import (
     JudgedBatch,
@@ -14,7 +14,7 @@ from megatron_opsft.run.step.batch import (
 from megatron_opsft.runtime.phase import Stopwatch
 
 # Problem id -> token ids of a prompt.
-Prompts = Mapping[str, tuple[int, ...]]
+Prompts = Mapping[str, TokenIds]
 
 
 def teacher_prompts(s: Session, batch: JudgedBatch) -> Prompts:

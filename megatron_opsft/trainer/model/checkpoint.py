@@ -21,6 +21,7 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.models.storage.dist_metadata import damage_named
 from megatron_opsft.models.storage.hf_writer import side_files
 from megatron_opsft.models.storage.model_paths import COMMON_NAME
+from megatron_opsft.records import JsonObject
 from megatron_opsft.runtime.distributed import (
     any_over_world,
     broadcast_object,
@@ -86,7 +87,7 @@ class Checkpointer:
     def __post_init__(self) -> None:
         # Step and directory of the last checkpoint; only on rank 0.
         self.published: tuple[int, Path] | None = None
-        self._pending: tuple[CheckpointWrite, dict[str, Any]] | None = None
+        self._pending: tuple[CheckpointWrite, JsonObject] | None = None
         self._deletion: threading.Thread | None = None
         self._host_copies = HostCopies()
         self._group = dist.new_group(backend="gloo", timeout=_TIMEOUT)
@@ -106,7 +107,7 @@ class Checkpointer:
         state["optimizer"] = optimizer_settings(self.optimizer)
         return state
 
-    def save(self, step: int, about: dict[str, Any]) -> Path:
+    def save(self, step: int, about: JsonObject) -> Path:
         """Write the state after `step` updates; `about` (JSON values) goes into the manifest.
 
         A checkpoint of the same step is replaced. Older ones beyond `keep` are deleted afterwards.
@@ -120,7 +121,7 @@ class Checkpointer:
         return self._named(step)
 
     def start(
-        self, step: int, about: dict[str, Any], *, in_background: bool = True
+        self, step: int, about: JsonObject, *, in_background: bool = True
     ) -> None:
         """Begin to `save`; `finish` must follow. Waits until the previous save has finished.
 
@@ -170,7 +171,7 @@ class Checkpointer:
     def _named(self, step: int, prefix: str = "step_") -> Path:
         return self.directory / step_name(step, prefix)
 
-    def _publish(self, manifest: dict[str, Any], files: Checksums) -> None:
+    def _publish(self, manifest: JsonObject, files: Checksums) -> None:
         """Give a whole checkpoint its final name and delete old ones; only on rank 0."""
         step = manifest["step"]
         final = self._named(step)
@@ -225,7 +226,7 @@ class Checkpointer:
             self.reference.is_replaced = True
         read_tensors(wanted, path)
 
-    def load_newest(self) -> dict[str, Any] | None:
+    def load_newest(self) -> JsonObject | None:
         """Restore the newest whole checkpoint; return its manifest, or None without checkpoints.
 
         Newer ones that are damaged are renamed, with a warning. Errors: `UserError` if all are
@@ -262,7 +263,7 @@ class Checkpointer:
                 whole,
             )
 
-    def _read_whole(self, path: Path) -> dict[str, Any] | str:
+    def _read_whole(self, path: Path) -> JsonObject | str:
         """Return a checkpoint's manifest if all its files are unchanged, else what is damaged."""
         rank = dist.get_rank()
         manifest = broadcast_object(read_manifest(path) if rank == 0 else "")

@@ -35,6 +35,7 @@ from megatron_opsft.models.storage.model_paths import (
     FORMAT_NAME,
     TORCH_DIST_FORMAT,
 )
+from megatron_opsft.records import JsonObject
 from megatron_opsft.runtime.distributed import gather_from_all
 from megatron_opsft.runtime.durable import (
     COMPLETE,
@@ -245,17 +246,17 @@ def size_and_crc(path: Path) -> list[int]:
     return [size, crc]
 
 
-def sealed(manifest: dict[str, Any]) -> bytes:
+def sealed(manifest: JsonObject) -> bytes:
     """Return the content of `complete.json`: the manifest with a checksum of itself."""
     read_back = json.loads(json.dumps(manifest))
     return json.dumps({**read_back, _SEAL: _crc(read_back)}, indent=1).encode()
 
 
-def _crc(manifest: dict[str, Any]) -> int:
+def _crc(manifest: JsonObject) -> int:
     return zlib.crc32(json.dumps(manifest, sort_keys=True).encode())
 
 
-def read_manifest(path: Path) -> dict[str, Any] | str:
+def read_manifest(path: Path) -> JsonObject | str:
     """Return the manifest in a checkpoint's `complete.json`, or a message if it is missing or
     damaged.
     """
