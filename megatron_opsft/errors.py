@@ -1,6 +1,11 @@
-"""Errors a user can act on: one line that names what is wrong, where, and how to fix it."""
+"""Errors a user can act on: one line that names what is wrong, where, and how to fix it. And the
+log, for what the user should know although the work goes on.
+"""
 
+import logging
 from collections.abc import Iterator
+
+log = logging.getLogger("megatron_opsft")
 
 
 class UserError(Exception):

@@ -3,7 +3,6 @@ same ones, unless the user says otherwise.
 """
 
 import json
-import logging
 import os
 from collections.abc import Collection, Mapping
 from functools import lru_cache
@@ -11,9 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron_opsft.config.yaml_text import parse_yaml
-from megatron_opsft.errors import UserError
-
-log = logging.getLogger("megatron_opsft")
+from megatron_opsft.errors import UserError, log
 
 SECTIONS = {"template": "data", "system_prompt": "data", "judge": "verify"}
 """Key -> its section in a run's configuration; an evaluation's settings have no sections."""

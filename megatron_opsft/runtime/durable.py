@@ -5,7 +5,6 @@ files and directories of a step: `step_000042`, `step_000042.jsonl.gz`.
 import errno
 import gzip
 import json
-import logging
 import os
 import re
 import shutil
@@ -15,10 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from megatron_opsft.errors import UserError, causes, first_line
+from megatron_opsft.errors import UserError, causes, first_line, log
 from megatron_opsft.records import JsonObject
-
-log = logging.getLogger("megatron_opsft")
 
 COMPLETE = "complete.json"
 """File of a complete checkpoint: its step, and every file with its size."""

@@ -4,7 +4,6 @@ to stop.
 Imports no torch: the command line needs the phase for errors before anything is loaded.
 """
 
-import logging
 import math
 import os
 import signal
@@ -16,12 +15,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from megatron_opsft.errors import log
 from megatron_opsft.records import record
 
 if TYPE_CHECKING:
     from megatron_opsft.runtime.device import Device
 
-log = logging.getLogger("megatron_opsft")
 
 EVERY_SECONDS = 30.0  # between two lines on the console in a long phase
 REQUEUE_EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: schedulers requeue on it

@@ -4,7 +4,6 @@ torch's own pinned memory has a block for each tensor, rounded up to a power of 
 up to twice the size of the tensors.
 """
 
-import logging
 import mmap
 import weakref
 from collections.abc import Sequence
@@ -13,9 +12,8 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
+from megatron_opsft.errors import log
 from megatron_opsft.runtime.rounding import round_up
-
-log = logging.getLogger("megatron_opsft")
 
 ALIGNMENT = 64
 """Bytes: each tensor of a block begins at a multiple of it."""

@@ -108,8 +108,10 @@ def read_number(body: str) -> Number | None:
         if max(abs(power), len(match["digits"])) > _MAX_DIGITS:
             return None
         return as_number(match["sign"] + match["digits"], power)
+    if len(body) > _MAX_DIGITS:  # before `int`, which refuses thousands of digits
+        return None
     bottom = int(match["bottom"] or match["slash_bottom"])
-    if bottom == 0 or len(body) > _MAX_DIGITS:
+    if bottom == 0:
         return None
     top = int(match["top"] or match["slash_top"])
     value = int(match["whole"] or match["slash_whole"] or 0) + Fraction(top, bottom)

@@ -225,7 +225,7 @@ def _with_powers(names: list[str], exponents: list[int]) -> Unit:
     pending_power = 1
     for index, (name, exponent) in enumerate(zip(names, exponents, strict=True)):
         word = name.lower()
-        if index > 0 and word in _POWERS_BEHIND:
+        if named and word in _POWERS_BEHIND:
             named[-1] += str(_POWERS_BEHIND[word])
         elif index < len(names) - 1 and word in _POWERS:
             pending_power = _POWERS[word]

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import logging
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,10 +9,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from megatron_opsft.config import VerifyConfig
+from megatron_opsft.errors import log
 from megatron_opsft.records import FinishReason, Outcome, Problem, Rollout, Verdict
 from megatron_opsft.verify.worker_pool import VerifierPool
-
-log = logging.getLogger("megatron_opsft")
 
 MAX_WORKERS = 32  # of a rank, if verify.workers does not set them
 # Files that run the judge of mathematics, and hold none of its rules.

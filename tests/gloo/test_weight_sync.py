@@ -223,7 +223,7 @@ def at_another_place(case: Case, model_dir: Path) -> tuple[bool, str]:
             return rect._replace(tensor=other.get(rect.tensor, rect.tensor))
 
         turned = tuple(Copy(named(part.source), part.target) for part in parameter.copies)
-        return replace(parameter, copies=turned)
+        return parameter._replace(copies=turned)
 
     engine.layout = replace(
         layout, parameters_of=lambda rank: tuple(map(swapped, layout.parameters_of(rank)))

@@ -57,9 +57,14 @@ def test_every_gold_is_accepted_in_another_spelling_and_another_answer_is_not(na
 
 def test_an_empty_argument_and_powers_without_a_unit_are_no_errors() -> None:
     assert respell("max()") == r"\max()"
-    for words in ("square squared", "cubic cubed", "squared"):
+    for words in ("square squared", "cubic cubed", "squared", "square squared apples"):
         verdict = judge(rf"\boxed{{5\text{{ {words}}}}}", "5")
         assert verdict.outcome is not Outcome.ERROR, words
+
+
+def test_a_fraction_with_thousands_of_digits_is_no_error() -> None:
+    for answer in ("1/" + "7" * 5000, "3 1/" + "7" * 5000, "7" * 5000 + "/3"):
+        assert judge(rf"\boxed{{{answer}}}", "3").outcome is Outcome.WRONG
 
 
 @pytest.mark.parametrize("rule", TABLE, ids=lambda rule: rule.example)

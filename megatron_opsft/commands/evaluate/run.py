@@ -5,7 +5,6 @@ missing ones are sampled.
 """
 
 import json
-import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -36,7 +35,7 @@ from megatron_opsft.commands.evaluate.work import (
     missing_requests,
 )
 from megatron_opsft.data.stored_samples import SampleFiles
-from megatron_opsft.errors import UserError
+from megatron_opsft.errors import UserError, log
 from megatron_opsft.rollout.engine import (
     EngineSettings,
     RolloutEngine,
@@ -52,7 +51,6 @@ from megatron_opsft.runtime.progress import Progress
 from megatron_opsft.runtime.watchdog import watched
 from megatron_opsft.verify.verifier import Verifier, share_of_cores
 
-log = logging.getLogger("megatron_opsft")
 COLLECTIVE_HOURS = 24  # a rank that waits for the last long responses of another one
 START_HOURS = 1  # a rank that has not come to the start after so long does not come
 

@@ -2,7 +2,6 @@
 each chunk are stored at once, so that a killed job continues; one file is written at the end.
 """
 
-import logging
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -21,7 +20,7 @@ from megatron_opsft.config import Config
 from megatron_opsft.config.load import config_hash
 from megatron_opsft.data.problems import shuffled_subset
 from megatron_opsft.data.stored_responses import StoredResponse, write_stored_responses
-from megatron_opsft.errors import UserError
+from megatron_opsft.errors import UserError, log
 from megatron_opsft.methods.advantages import z_score
 from megatron_opsft.methods.catalog.fixed_data import (
     Crst,
@@ -40,8 +39,6 @@ from megatron_opsft.runtime.distributed import broadcast_object
 from megatron_opsft.runtime.journal import Journal
 from megatron_opsft.runtime.owned_directory import OwnedDirectory
 from megatron_opsft.runtime.phase import Stopwatch
-
-log = logging.getLogger("megatron_opsft")
 
 _ENGINE_BATCHES = 4  # a chunk of problems fills so many batches of every rank's engine
 

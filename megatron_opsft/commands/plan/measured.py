@@ -5,10 +5,11 @@ nodes, which `slurm/scaling.sh` makes in folders nodes_1, nodes_2, ...
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from operator import truediv
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 from megatron_opsft.commands.plan.assumptions import (
     PHASES,
@@ -33,8 +34,7 @@ _WARM_UP_STEPS = 2  # the first steps compile, allocate, and stream the first we
 _SECONDS = ("step", *PHASES, "other")
 
 
-@dataclass(frozen=True, slots=True)
-class ComparedStep:
+class ComparedStep(NamedTuple):
     """A step of a run beside its plan.
 
     Both mappings hold seconds of the whole `step`, of each phase and of all `other` work, and

@@ -7,7 +7,6 @@ The legend and the note on n and whiskers stand below the axes, so that they cov
 """
 
 import io
-import logging
 import math
 import warnings
 from collections.abc import Mapping, Sequence
@@ -31,8 +30,8 @@ from megatron_opsft.commands.report.chart import (
     Series,
 )
 from megatron_opsft.commands.report.table import plain_text
+from megatron_opsft.errors import log
 
-log = logging.getLogger("megatron_opsft")
 WIDTH = 3.3  # inches: one column of most papers
 _POINTS = 72.0  # in an inch
 _AXES_HEIGHT = 1.75  # inches, with the numbers of the axes

@@ -7,18 +7,16 @@ page.
 
 import hashlib
 import json
-import logging
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from megatron_opsft.commands.report.html import encoded_size
-from megatron_opsft.errors import UserError
+from megatron_opsft.errors import UserError, log
 from megatron_opsft.records import JsonObject
 from megatron_opsft.runtime.durable import rollout_files, whole_lines
 
-log = logging.getLogger("megatron_opsft")
 FIELDS = (
     "step",
     "problem_id",

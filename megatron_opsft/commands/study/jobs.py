@@ -4,7 +4,6 @@ Commands are forked from one process that has imported the libraries once, or st
 launcher. Nothing is made twice: each command continues what it began.
 """
 
-import logging
 import multiprocessing
 import os
 import runpy
@@ -25,11 +24,9 @@ from megatron_opsft.commands.launch.rounds import RoundsPlan, check_rounds, run_
 from megatron_opsft.commands.study.study_file import StudyRun
 from megatron_opsft.config.load import load
 from megatron_opsft.config.run_prompt import SECTIONS
-from megatron_opsft.errors import UserError
+from megatron_opsft.errors import UserError, log
 from megatron_opsft.runtime.owned_directory import OwnedDirectory, flatten
 from megatron_opsft.runtime.phase import REQUEUE_EXIT_CODE, StopSignal
-
-log = logging.getLogger("megatron_opsft")
 
 _FORKS = multiprocessing.get_context("forkserver")
 _LIBRARIES = [

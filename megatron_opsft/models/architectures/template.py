@@ -1,8 +1,9 @@
 """Rows of an architecture, and weight rules of one model: weight tables consist of them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
+from typing import NamedTuple
 
 from megatron_opsft.records import TensorShape, record
 
@@ -31,8 +32,7 @@ class ShardKind(Enum):
         return 1 if self is ShardKind.ROW else 0
 
 
-@dataclass(frozen=True, slots=True)
-class Template:
+class Template(NamedTuple):
     """A row of a weight table. `{expert}` in a name stands for the expert's global index. Names in
     a row of a layer lack the layer's prefix.
     """

@@ -9,10 +9,9 @@ import io
 import pickle
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.distributed.checkpoint.metadata import (
@@ -64,8 +63,7 @@ class _Unpickler(pickle.Unpickler):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(NamedTuple):
     """A rectangle of the tensor `key` that is stored in one piece."""
 
     key: str
@@ -80,8 +78,7 @@ class Chunk:
     """Bytes of the archive."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoredTensor:
+class StoredTensor(NamedTuple):
     """A tensor of the checkpoint."""
 
     shape: TensorShape

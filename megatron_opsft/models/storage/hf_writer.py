@@ -6,9 +6,9 @@ and need not be collected in memory (safetensors' own writer needs a whole shard
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from huggingface_hub import split_state_dict_into_shards_factory
@@ -26,8 +26,7 @@ from megatron_opsft.runtime.durable import write_files
 MAX_SHARD_BYTES = 5_000_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(NamedTuple):
     """A tensor of the output."""
 
     name: str
@@ -37,8 +36,7 @@ class Target:
     """Copies from HF tensors that fill its first rows in order; the rows after them are zero."""
 
 
-@dataclass(frozen=True, slots=True)
-class FileLayout:
+class FileLayout(NamedTuple):
     """The files of an output, except those copied from the source directory."""
 
     files: tuple[PlannedFile, ...]

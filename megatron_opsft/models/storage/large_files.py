@@ -6,10 +6,9 @@ import mmap
 import os
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -65,8 +64,7 @@ class Staging(threading.local):
 _staging = Staging()
 
 
-@dataclass(frozen=True, slots=True)
-class Region:
+class Region(NamedTuple):
     """The bytes of a tensor, or of some rows of one, in a file; row-major."""
 
     path: Path

@@ -6,7 +6,6 @@ optimizer.
 """
 
 import json
-from dataclasses import replace
 from functools import cache
 from itertools import chain, product
 from pathlib import Path
@@ -181,8 +180,8 @@ class MegatronTensors:
             entry.lead, chunk.offsets, chunk.sizes, strict=False
         ):
             index = index * size + lead - offset
-        region = replace(self._locate(chunk), shape=chunk.sizes[len(entry.lead) :])
-        return replace(region, offset=region.offset + index * region.num_bytes)
+        region = self._locate(chunk)._replace(shape=chunk.sizes[len(entry.lead) :])
+        return region._replace(offset=region.offset + index * region.num_bytes)
 
 
 StoredWeights = HfTensors | MegatronTensors

@@ -7,8 +7,8 @@ have the names of the TransformerEngine layers (`ShardedTensor` keys and prepend
 """
 
 import re
-from dataclasses import dataclass
 from itertools import product
+from typing import NamedTuple
 
 from megatron_opsft.models.weights.rules import WeightRule, WeightTable
 from megatron_opsft.records import TensorShape
@@ -20,8 +20,7 @@ _MOE_NORM = "decoder.layers.pre_mlp_layernorm.weight"
 _PLAIN_MOE_NORM = "decoder.layers.mlp.linear_fc1.layer_norm_weight"
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """The tensor of a checkpoint, or the slice of one, that is a parameter."""
 
     key: str

@@ -6,7 +6,6 @@ written down once, as copies; the way back is their inverse, and two mappings th
 tensor are joined by `Copy.then`. Only names and numbers: no tensor is read here.
 """
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from torch import Tensor
@@ -118,8 +117,7 @@ class Copy(NamedTuple):
         return Copy(back.target, onward.target)
 
 
-@dataclass(frozen=True, slots=True)
-class Parameter:
+class Parameter(NamedTuple):
     """One parameter of one rank, under the name that the rank's model gives it."""
 
     name: str

@@ -9,8 +9,8 @@ same order.
 """
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 from math import gcd
+from typing import NamedTuple
 
 from megatron_opsft.models.weights.rectangles import Copy, Parameter, Rect
 
@@ -18,8 +18,7 @@ Ranks = tuple[int, ...]
 """Global ranks."""
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(NamedTuple):
     """Ranks that all hold exactly the same parameters."""
 
     ranks: Ranks

@@ -95,7 +95,7 @@ class WeightTable:
                     rules.append(self._rule(row, layer, expert))
         rules.append(self._rule(FINAL_NORM))
         if shape.tied_embeddings:
-            tied = replace(HEAD, hf_axes=EMBEDDING.hf_axes)
+            tied = HEAD._replace(hf_axes=EMBEDDING.hf_axes)
             rules.append(replace(self._rule(tied), replica=True))
         else:
             rules.append(self._rule(HEAD))

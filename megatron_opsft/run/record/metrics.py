@@ -1,7 +1,6 @@
 """Writes a run's numbers on rank 0: to the console, JSON lines, TensorBoard, Weights & Biases."""
 
 import json
-import logging
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 from uuid import uuid4
 
 from megatron_opsft.config import RunConfig
-from megatron_opsft.errors import UserError, first_line
+from megatron_opsft.errors import UserError, first_line, log
 from megatron_opsft.records import Problem, Rollout, Verdict
 from megatron_opsft.run.record.advice import (
     describe_correct,
@@ -22,8 +21,6 @@ from megatron_opsft.runtime.console import say
 from megatron_opsft.runtime.durable import append_line, write_text
 from megatron_opsft.runtime.formatting import percent
 from megatron_opsft.runtime.rounding import round_up
-
-log = logging.getLogger("megatron_opsft")
 
 _MAX_PROBLEM_CHARACTERS = 100
 _MAX_RESPONSE_CHARACTERS = 240

@@ -1,6 +1,5 @@
 """Builds everything that a run needs, once. Whatever can fail cheaply comes first."""
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,7 +11,7 @@ import torch
 
 from megatron_opsft.config import Config
 from megatron_opsft.data.mixture import ProblemSampler, order_of
-from megatron_opsft.errors import NothingLeft, UserError
+from megatron_opsft.errors import NothingLeft, UserError, log
 from megatron_opsft.models.storage.model_paths import resolve_model
 from megatron_opsft.records import (
     NO_RANK,
@@ -58,8 +57,6 @@ from megatron_opsft.trainer.model.reference import ReferenceModel
 from megatron_opsft.trainer.model.shards import ModelShards
 from megatron_opsft.trainer.model.step import Trainer
 from megatron_opsft.verify.verifier import Verifier
-
-log = logging.getLogger("megatron_opsft")
 
 NUM_PROBES = 4
 # Of a probe's response: enough to see wrong weights, few enough to cost nothing.

@@ -7,7 +7,6 @@ then on slices of the shards travel to the ranks that need them and are written 
 own parameters, by a schedule that is made once.
 """
 
-import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from megatron_opsft.config import SyncConfig
-from megatron_opsft.errors import SyncError, UserError
+from megatron_opsft.errors import SyncError, UserError, log
 from megatron_opsft.models.architectures.template import ShardKind
 from megatron_opsft.models.storage.hf_files import HfTensors
 from megatron_opsft.models.weights.checksum import (
@@ -38,8 +37,6 @@ from megatron_opsft.runtime.distributed import (
 )
 from megatron_opsft.trainer.model.load import TrainerParts
 from megatron_opsft.trainer.model.shards import ModelShards
-
-log = logging.getLogger("megatron_opsft")
 
 _DEFAULT_ALARM = {torch.float32: 1e-3, torch.bfloat16: 0.05}
 # Differences so many times above the alarm come from two models, not from rounding.

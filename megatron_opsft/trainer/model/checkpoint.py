@@ -5,7 +5,6 @@ under a temporary name and renamed when everything is on disk, so a directory wi
 whole. `load_newest` checks the files nevertheless, since disks and people damage files.
 """
 
-import logging
 import threading
 from dataclasses import dataclass
 from datetime import timedelta
@@ -17,7 +16,7 @@ import torch.distributed as dist
 from megatron.core.models.gpt import GPTModel
 from megatron.core.optimizer import ChainedOptimizer
 
-from megatron_opsft.errors import UserError
+from megatron_opsft.errors import UserError, log
 from megatron_opsft.models.storage.dist_metadata import damage_named
 from megatron_opsft.models.storage.hf_writer import side_files
 from megatron_opsft.models.storage.model_paths import COMMON_NAME
@@ -61,8 +60,6 @@ from megatron_opsft.trainer.model.optimizer import (
     optimizer_settings,
 )
 from megatron_opsft.trainer.model.reference import ReferenceModel
-
-log = logging.getLogger("megatron_opsft")
 
 # Timeout of the writers' collectives; if a rank dies, the watchdog ends the job before.
 _TIMEOUT = timedelta(days=1)

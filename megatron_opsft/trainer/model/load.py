@@ -1,9 +1,9 @@
 """A trainer on this rank, built from a model directory: shape, shards, optimizer; then weights."""
 
-import logging
 from pathlib import Path
 
 from megatron_opsft.config import Config
+from megatron_opsft.errors import log
 from megatron_opsft.models.architectures.shape import ModelShape
 from megatron_opsft.models.storage.megatron_files import StoredWeights, open_weights
 from megatron_opsft.models.weights.rules import WeightTable
@@ -21,8 +21,6 @@ from megatron_opsft.trainer.model.transformer_config import (
     transformer_config,
     uses_transformer_engine,
 )
-
-log = logging.getLogger("megatron_opsft")
 
 
 @record
