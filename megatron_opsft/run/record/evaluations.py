@@ -213,7 +213,7 @@ class Evaluations:
                 advice += "; a small instruct model may need data.template=chat"
             log.warning(advice)
         for callback in self.callbacks:
-            callback.on_evaluation(line)
+            callback.on_evaluation(dict(line))
 
     def step_of_best_model(self) -> int:
         """Return the step of the best evaluation if best/ has its model, else 0."""
