@@ -75,10 +75,12 @@ def train(
     """Train as `megatron-opsft train` does.
 
     resume: continue from the newest checkpoint; "auto": start anew if there is no run.
-    overwrite: delete what the run's directory holds. After Ctrl-C, SIGTERM or `run.max_minutes` the
-    run finishes its step, writes a checkpoint and returns. Call it in the main thread. Errors: also
-    `NonFiniteError` and `SyncError` (megatron_opsft.errors). After an error of all ranks this
-    process can train and evaluate again; if one rank fails alone, the others' processes end.
+    overwrite: delete what the run's directory holds.
+
+    Call it in the main thread. After Ctrl-C, SIGTERM or `run.max_minutes` the run finishes its
+    step, writes a checkpoint and returns. Errors: `UserError`, `NonFiniteError` and `SyncError`
+    (megatron_opsft.errors). After an error of all ranks this process can train and evaluate again;
+    if one rank fails alone, the others' processes end.
     """
     if not isinstance(config, Config):
         raise UserError(
@@ -184,8 +186,8 @@ def convert(
     """Convert a model as `megatron-opsft convert` does.
 
     source: the model that the command takes as `--hf` or `--megatron`. config_from: a Hugging Face
-    directory, for a checkpoint without config and tokenizer. dtype: of the output; by default the
-    source's. verify: read the output back and compare it.
+    directory, for a checkpoint without config and tokenizer. dtype: that of the output; by default
+    the source's. verify: read the output back and compare it.
     """
     from megatron_opsft.commands.convert.commands import find_source
     from megatron_opsft.commands.convert.run import convert_model

@@ -153,7 +153,9 @@ class Program(click.Command):
         return unparsed
 
     def _key_of(self, name: str) -> str:
-        """Write underscores for dashes; only the NAME of `data.NAME` stays as it is."""
+        """Return the name with underscores instead of dashes; in `data.NAME`, NAME keeps its
+        dashes.
+        """
         section, dot, rest = name.partition(".")
         if section not in self._mappings:
             rest = rest.replace("-", "_")

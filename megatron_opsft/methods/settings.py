@@ -208,7 +208,7 @@ class MethodSettings(Section):
     def target_length(
         self, problem_id: str, seed: int, *, held_out: bool = False
     ) -> LengthTarget | None:
-        """The length that the prompt of a problem asks for."""
+        """The length that the prompt of a problem asks for; None if it asks for none."""
         return None
 
     def prompt(self, state: State, target: LengthTarget | None) -> PromptChange:

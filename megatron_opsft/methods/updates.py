@@ -103,7 +103,8 @@ class MethodRun:
     ) -> list[Group]:
         """Return one group for each problem that has responses.
 
-        responses: of all ranks, in the order of `problems`. limit: most tokens that one could have.
+        responses: those of all ranks, in the order of `problems`. limit: most tokens that one could
+        have.
         """
         groups = []
         for index, of_problem in groupby(responses, key=attrgetter("problem_index")):

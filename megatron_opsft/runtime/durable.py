@@ -159,7 +159,7 @@ def write_packed_lines(
     path: Path, rows: Iterable[Mapping[str, Any]], *, level: int
 ) -> None:
     """Write a gzip file with a line of JSON for each row, as `write_bytes` does. The same rows
-    always give the same bytes. level: of the compression, 1 to 9.
+    always give the same bytes. level: how strongly to compress, 1 to 9.
     """
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     write_bytes(path, gzip.compress(text.encode("utf-8"), compresslevel=level, mtime=0))

@@ -5,7 +5,10 @@ from collections.abc import Sequence
 
 
 def number(value: float | None) -> str:
-    """Write three digits, with commas between thousands; a dash for no finite number."""
+    """Write a whole number, or one from 1,000 on, without decimals and with commas between
+    thousands; another one with three significant digits, with two if it is below 0.001. Write a
+    dash for None and for what is not finite.
+    """
     if value is None or not math.isfinite(value):
         return "–"
     if value and abs(value) < 1e-3:

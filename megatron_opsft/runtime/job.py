@@ -92,12 +92,11 @@ def join_job(
     """Start the job's process group: of all ranks that the launcher started, or of this process
     alone. Called by every rank, once for each job that the process does.
 
-    Joining is cheap: Gloo connects two ranks only when they first exchange data.
-    timeout: of collectives. patience: how long to wait for ranks that have not joined; by default
-    as long as `timeout`.
-    Errors: `UserError` if the launcher has not set the variables of a rank, as srun alone does not;
-    `RanksMissing` if the patience ends, or another program has rank 0's port: the next start may
-    use another port.
+    Joining is cheap: Gloo connects two ranks only when they first exchange data. timeout: how long
+    a collective may take. patience: how long to wait for ranks that have not joined; by default as
+    long as `timeout`. Errors: `UserError` if the launcher has not set the variables of a rank, as
+    srun alone does not; `RanksMissing` if the patience ends, or another program has rank 0's port:
+    the next start may use another port.
     """
     os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")  # read whenever a group is made
     # NCCL reads this when it starts. By default it keeps the buffers of captured CUDA graphs
@@ -232,7 +231,7 @@ def _connect(rank: int, patience: timedelta) -> Any:
                 int(port),
                 is_master=is_served_by_rank_0 and rank == 0,
                 timeout=patience,
-                wait_for_workers=False,  # it could not tell for which rank it waits
+                wait_for_workers=False,  # torch's wait does not say which rank is missing
                 multi_tenant=True,  # a script's own process group may use it, too
                 master_listen_fd=listening,
             )

@@ -31,7 +31,8 @@ class Progress(tqdm):  # type: ignore[type-arg]
     ) -> None:
         """total, done: how much work there is, and how much was done before the start.
 
-        unit: of both; "B" for bytes. read: returns how much is done now, and a few words about it.
+        unit: what both count; "B" for bytes. read: returns how much is done now, and a few words
+        about it.
         """
         self._read = read if shown else None
         super().__init__(

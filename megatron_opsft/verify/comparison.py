@@ -43,7 +43,8 @@ _MAX_TERMS = 1000  # of a progression that is written out
 
 
 def is_understood(answer: Answer) -> bool:
-    """True if the whole answer can be read: letter, time, numeral, words or mathematics."""
+    """True if the whole answer can be read: an option's letter, a time, a numeral, words or
+    mathematics."""
     body = answer.body
     return answer.readable and bool(
         answer.option
@@ -226,21 +227,24 @@ def _terms_of_ratio(text: str) -> list[Expr] | None:
 
 
 def _same_sequence(gold: str, answer: str) -> bool:
-    """Compare sequences term by term: dots only equal dots. Dots behind a decimal say nothing."""
+    r"""Compare two answers; sequences with dots, such as 1, 2, \ldots, term by term, where dots
+    only equal dots. The dots of 0.33\ldots make no sequence: if neither answer has others, they are
+    ignored.
+    """
     gold_decimal = _DOTS_OF_DECIMAL.sub(r"\1", gold)
     answer_decimal = _DOTS_OF_DECIMAL.sub(r"\1", answer)
     if _DOTS not in gold_decimal and _DOTS not in answer_decimal:
         return _same_bodies(gold_decimal, answer_decimal)
     gold_terms, answer_terms = _terms_of_sequence(gold), _terms_of_sequence(answer)
-    if len(gold_terms) != len(answer_terms):
-        return False
-    for gold_term, answer_term in zip(gold_terms, answer_terms, strict=True):
-        if _DOTS in gold_term or _DOTS in answer_term:
-            if gold_term != answer_term:
-                return False
-        elif not _same_bodies(gold_term, answer_term):
-            return False
-    return True
+    return len(gold_terms) == len(answer_terms) and all(
+        map(_same_term, gold_terms, answer_terms)
+    )
+
+
+def _same_term(gold: str, answer: str) -> bool:
+    if _DOTS in gold or _DOTS in answer:
+        return gold == answer
+    return _same_bodies(gold, answer)
 
 
 def _terms_of_sequence(text: str) -> list[str]:

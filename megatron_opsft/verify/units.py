@@ -220,22 +220,26 @@ def _changes_value(name: str) -> bool:
 
 
 def _with_powers(names: list[str], exponents: list[int]) -> Unit:
-    """Return the factors with the powers in words beside them: square metres, metres cubed."""
-    named: list[str] = []
-    pending_power = 1
+    """Return the factors; words such as square and cubed are powers: ("m", "s-2") of metres per
+    second squared. A last "square" or "cube" is a unit itself.
+    """
+    factors: list[tuple[str, int]] = []
+    power, is_below = 1, False  # of the power word in front
     for index, (name, exponent) in enumerate(zip(names, exponents, strict=True)):
         word = name.lower()
-        if named and word in _POWERS_BEHIND:
-            named[-1] += str(_POWERS_BEHIND[word])
+        if factors and word in _POWERS_BEHIND:
+            unit, so_far = factors[-1]
+            factors[-1] = unit, so_far * _POWERS_BEHIND[word]
         elif index < len(names) - 1 and word in _POWERS:
-            pending_power = _POWERS[word]
+            power, is_below = _POWERS[word], exponent < 0  # per cubic metre
         else:
-            exponent *= pending_power
-            pending_power = 1
-            named.append(_short_form(name))
-            if exponent != 1:
-                named[-1] += str(exponent)
-    return tuple(named)
+            sign = -1 if is_below and exponent > 0 else 1
+            factors.append((_short_form(name), sign * exponent * power))
+            power, is_below = 1, False
+    written = []
+    for unit, exponent in factors:
+        written.append(unit if exponent == 1 else f"{unit}{exponent}")
+    return tuple(written)
 
 
 def _short_form(name: str) -> str:

@@ -199,6 +199,10 @@ f(x,y)=x+2y == f(a,b)=a+2b != f(y,x)=x+2y
 P(A)=\frac12 == \frac12 ; \Pr(A)=0.5 != P(B)=\frac12
 f'(x)=2x == 2x ; f'(t)=2t != f''(x)=2x
 9.8 \text{ m/s}^2 == 9.8\,\mathrm{m\cdot s^{-2}} ; 9.8\mathrm{\ m/s^{2}} != 9.8\mathrm{m^2/s^2}
+9.8\text{ m/s}^2 == 9.8 \text{ metres per second squared} != 9.8 \text{ metres per second}
+9.8\text{ m/s}^2 == 9.8\text{ m/s squared} != 9.8\text{ m squared/s}
+5\text{ kg/m}^3 == 5\text{ kg per cubic metre} != 5\text{ kg per square metre}
+5\text{ kg/m}^3 == 5\text{ kg per metre cubed} != 5\text{ kg cubic metres}
 6\text{ N}\cdot\text{m} == 6\,\mathrm{N\,m} ; 6 != 6\,\mathrm{N/m}
 5 == 5 \text{ times} ; 5\,\mathrm{J/(kg\cdot K)} ; 5\,\Omega ; 5 (apples)
 5 != 5\text{k} ; 5 \text{ gross} ; 5\text{ M}

@@ -80,7 +80,7 @@ def _place(text: str, size: float, placed: Sequence[Word]) -> Word:
 
 
 def _overlap(one: Word, other: Word) -> bool:
-    """Return True if the boxes of two words have a common area. y: of the middle."""
+    """Return True if the boxes of two words have a common area. y: height of the middle."""
     return (
         abs(one.x - other.x) < (one.room + other.room) / 2
         and abs(one.y - other.y) < (one.size + other.size) * _HALF_HEIGHT

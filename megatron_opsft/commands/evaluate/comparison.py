@@ -230,7 +230,7 @@ def _legend(
 ) -> str:
     """Say what the columns and brackets mean, and of how many problems and samples the values are.
 
-    base_name: of the baseline, if any.
+    base_name: the name of the baseline, if there is one.
     """
     sentences = [_LEGEND]
     if has_overall:

@@ -38,7 +38,7 @@ _BUDGET_METRICS = ("accuracy", "mean_tokens", "norm_std", "truncated_share")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SampleGrid:
-    """All samples of one benchmark: problems in order of their ids, samples of their indices."""
+    """All samples of one benchmark: problems ordered by id, each one's samples by index."""
 
     tokens_PN: Counts
     """Length of each response, end token included."""
@@ -50,12 +50,12 @@ class SampleGrid:
 
     @property
     def num_problems(self) -> int:
-        """P."""
+        """Number of problems, the P of the arrays."""
         return self.tokens_PN.shape[0]
 
     @property
     def samples_per_problem(self) -> int:
-        """N."""
+        """Number of samples of each problem, the N of the arrays."""
         return self.tokens_PN.shape[1]
 
     def cut_at(self, budget: int) -> "SampleGrid":

@@ -104,7 +104,7 @@ def build_results(
 ) -> Results:
     """Return everything results.json holds.
 
-    name: of the model, in tables and figures. budgets: ascending. baseline: its name, and samples
+    name: the model's, in tables and figures. budgets: ascending. baseline: its name, and samples
     of the same problems of every benchmark, any number of each.
     """
     draws: list[list[_Draws]] = []
@@ -145,7 +145,8 @@ def build_results(
 def _block_fields(
     draws: Sequence[_Draws], base: _Draws | None, budgets: Sequence[int]
 ) -> JsonObject:
-    """Return the fields of `BlockResults`. draws: of the whole responses, then at each budget."""
+    """Return the fields of `BlockResults`. draws: those of the whole responses,
+    then those at each budget."""
     whole, *at_budgets = draws
     metrics = _estimate_all(whole)
     differences = {}

@@ -112,7 +112,7 @@ class Scorer:
         job: Job,
         name: str,
     ) -> None:
-        """name: of the job's counters of what was stored, see `COUNTERS`."""
+        """name: prefix of the job's counters of stored samples, see `COUNTERS`."""
         self._verifier = verifier
         self._files = files
         self._job = job

@@ -83,8 +83,8 @@ def token_texts(tokenizer: PreTrainedTokenizerBase, row: StoredResponse) -> list
 def find_thinking(texts: Sequence[str]) -> slice | None:
     """Return which tokens of a response are its thinking, without tags; None if no thinking ends.
 
-    texts: of each token. A tag may be several tokens; a token that contains a part of a tag does
-    not belong to the thinking.
+    texts: the text of each token. A tag may be several tokens; a token that contains a part of a
+    tag does not belong to the thinking.
     """
     text = "".join(texts)
     token_ends = list(accumulate(map(len, texts)))

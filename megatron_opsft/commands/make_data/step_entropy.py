@@ -42,7 +42,7 @@ def steps_of(texts: Sequence[str], separator: str) -> list[range]:
     """Return the indices of the tokens of each step: the tokens between two separators. Empty steps
     are left out.
 
-    texts: of each token.
+    texts: the text of each token.
     """
     steps = []
     stop = 0
@@ -56,9 +56,10 @@ def steps_of(texts: Sequence[str], separator: str) -> list[range]:
 def skipped_steps(
     steps: Sequence[range], entropies: Sequence[float], share: float = 0.8
 ) -> set[int]:
-    """Return the numbers of the int(share * steps) steps of least entropy; of equal ones the first.
+    """Return the numbers of the int(share * steps) steps of least entropy; the earlier
+    of two equal ones.
 
-    entropies: of each token; a step's entropy is their sum.
+    entropies: one for each token; a step's entropy is their sum.
     """
     sums = [math.fsum(entropies[step.start : step.stop]) for step in steps]
     num_skipped = int(share * len(steps))

@@ -67,7 +67,7 @@ def split(
 
     The reasoning is the thinking. Without thinking it is the whole response but its last token, and
     is followed by the answer from the last box and the last token. None if there is neither a
-    thinking nor a box. texts: of each token.
+    thinking nor a box. texts: the text of each token.
     """
     if (thinking := find_thinking(texts)) is not None:
         return thinking, tuple(token_ids[thinking.stop :])

@@ -37,7 +37,7 @@ def activation_bytes(
 
     The first number is stored until the backward pass, for all micro-batches in flight. In addition
     the second is needed for a moment in a backward pass, or the third by the loss, never both at
-    the same time; it is 0 before the last stage. num_microbatches: of one update, on each
+    the same time; it is 0 before the last stage. num_microbatches: how many an update has on each
     data-parallel rank.
     """
     num_tokens = run.microbatch_tokens

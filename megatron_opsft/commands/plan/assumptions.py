@@ -184,10 +184,10 @@ def make_workload(
     mean_tokens: float | None = None,
     acceptance: float = PAPER_ACCEPTANCE,
 ) -> Workload:
-    """Assume the responses of one step of a run.
+    """Assume the responses of one step of a run. Their lengths are log-normal, cut at the limit.
 
-    mean_tokens: mean of the log-normal before it is cut at the limit; by default the mean at the
-    paper's end, scaled down if the limit is below the paper's. acceptance: share of all responses
+    mean_tokens: mean length before the cut; by default the mean at the end of the paper's training,
+    scaled down if the limit is below the paper's. acceptance: share of all responses
     that are correct and finished. No more are accepted than finish, and the accepted ones are
     spread evenly over those that finish.
     """
@@ -206,7 +206,9 @@ def make_workload(
 
 
 def measured_workload(config: Config, metrics: JsonObject) -> Workload:
-    """Reconstruct a step's responses from their means in a line of metrics.jsonl."""
+    """Reconstruct a step's responses: log-normal lengths with the mean of a line of
+    metrics.jsonl.
+    """
     limit = config.rollout.max_response_tokens
     mean_tokens = mean_before_the_cut(metrics["mean_response_tokens"], limit)
     lengths = quantiles(int(metrics["num_rollouts"]), mean_tokens, limit)

@@ -63,7 +63,7 @@ def read_measured_run(path: Path) -> tuple[Config, JsonObject]:
 def read_steps(
     path: Path, config: Config, hardware: Hardware, world_size: int
 ) -> list[ComparedStep]:
-    """Read the steps of a run directory that had an update, without the first two, and plan each.
+    """Read the steps of a run, after the first two, that had an update, and plan each of them.
 
     Errors: `UserError` for a damaged line, for a run that could not start, and if no step is left.
     """

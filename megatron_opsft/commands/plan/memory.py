@@ -66,7 +66,7 @@ class ReferenceBytes(NamedTuple):
 def rank_memory(run: PlannedRun, stage: Stage, num_microbatches: int) -> RankMemory:
     """Sum up the memory of a rank of `stage`.
 
-    num_microbatches: of an update on each data-parallel rank.
+    num_microbatches: how many an update has on each data-parallel rank.
     """
     stored, backward, loss = activation_bytes(run, stage, num_microbatches)
     reference = reference_bytes(run, stage)
@@ -142,7 +142,7 @@ def checkpoint_bytes(run: PlannedRun) -> dict[str, float]:
     total_bytes: on disk. saved_bytes: written by the ranks of a node, from as much host memory,
     which is pinned for a GPU; `runtime.pinned` adds less than 64 bytes a tensor. resume_bytes: read
     by them, once to check the files and once without the weights that follow from main weights.
-    bandwidth: of a node's storage, bytes a second.
+    bandwidth: bytes a second that a node's storage writes.
     """
     parameter_bytes = checkpoint_bytes_each(run.config)
     parallel = run.parallel

@@ -27,9 +27,9 @@ def search_layouts(run: PlannedRun, num_steps: int) -> list[Plan]:
 
     Tried are parallel.tp within a node (with sequence parallelism) x parallel.pp x parallel.cp
     x train.recompute x rollout.tp, and for a mixture of experts parallel.ep within a node, with
-    whole experts (parallel.etp=1). A larger parallel.cp is tried only if half of it leaves a rank
-    more of the longest sequence than train.max_tokens_per_microbatch. If a rollout does not fit
-    with `SAFE_SHARE` of the memory free, rollout.gpu_memory_fraction is lowered until it does.
+    whole experts (parallel.etp=1). parallel.cp is doubled only as long as a rank's part of the
+    longest sequence has more than train.max_tokens_per_microbatch tokens. If a rollout would leave
+    less than `SAFE_SHARE` of the memory free, rollout.gpu_memory_fraction is lowered until it fits.
     Errors: `UserError` with the reason if no layout is accepted at all.
     """
     plans = []

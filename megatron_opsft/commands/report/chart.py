@@ -191,7 +191,9 @@ class Bars:
 
 @record
 class Word:
-    """A word of a cloud. Lengths are in units of the cloud, down from its upper left corner."""
+    """A word of a cloud. Positions are measured from the cloud's upper left corner, y downwards;
+    all numbers are in the units of `Cloud`.
+    """
 
     text: str
     x: float

@@ -109,6 +109,7 @@ def curves_of(runs: Sequence[Run]) -> tuple[list[Chart], list[Chart]]:
 
 def _chart_of(curve: _Curve, runs: Sequence[Run]) -> Chart | None:
     """Return the curve of every run in one chart; None if no run has a point of it."""
+    # eval_accuracy -> eval_samples
     samples_key = re.sub(
         "(accuracy|mean_response_tokens)$", "samples", curve.held_out_key
     )
@@ -143,8 +144,8 @@ def _series_of(
 ) -> Series | None:
     """Return the points of a key; None if the run has none.
 
-    count_key: of the number of observations behind each point. If there is such a number, n is,
-    for example, "256 responses in each of 24 steps", otherwise "24 steps".
+    count_key: the key of the number of observations behind each point. If there is such a number, n
+    is, for example, "256 responses in each of 24 steps", otherwise "24 steps".
     """
     points = run.points(key)
     if not points:

@@ -119,7 +119,7 @@ def draw(picture: Picture) -> dict[str, bytes]:
 def shorten(text: str, size: float, room: float) -> str:
     """Return the text with so much of its middle left out that it is at most `room` points wide.
 
-    size: of the font, in points.
+    size: the font's, in points.
     """
     text = plain_text(text)
     short = text
@@ -131,7 +131,7 @@ def shorten(text: str, size: float, room: float) -> str:
 
 
 def text_width(text: str, size: float) -> float:
-    """Return the width of a text in points. size: of the font, in points."""
+    """Return the width of a text in points. size: the font's, in points."""
     font = FontProperties(family=_FAMILY, size=size)
     width, _, _ = text_to_path.get_text_width_height_descent(text, font, ismath=False)
     return float(width)

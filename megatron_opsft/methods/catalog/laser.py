@@ -37,7 +37,7 @@ def choose_targets(
 
     A candidate does so if (share of the responses to such problems, right or wrong, that are no
     longer than it) x (fewest correct responses at this difficulty) is at least 1. None if no
-    candidate does. rounding: of those fewest correct responses.
+    candidate does. rounding: how the fewest correct responses are rounded.
     """
     num_samples = len(groups[0].responses)
     added = 2 if rounding == "ceil" else 0

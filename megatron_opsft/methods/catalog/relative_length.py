@@ -124,7 +124,7 @@ class Kimi(PolicySettings):
         return SquaredLogRatio(tau=self.tau)
 
     def group_rewards(self, group: Group, state: MethodState) -> list[float]:
-        """c + w x, x = 1/2 - (n - min)/(max - min); x is at most 0 for a wrong answer."""
+        """1[correct] + w x, x = 1/2 - (n - min)/(max - min); x is at most 0 for a wrong answer."""
         shortest, longest = min(group.lengths), max(group.lengths)
         if state.step <= self.warmup_steps or shortest == longest:
             return group.verdicts
@@ -147,8 +147,8 @@ class SmartThinker(GroupNormalizedSettings):
     name: Literal["smart_thinker"] = "smart_thinker"
 
     def group_rewards(self, group: Group, state: State) -> list[float]:
-        """c - a d with d = (n - l*)+ for correct responses; a makes the longest of them earn the
-        mean reward.
+        """1[correct] - a d. d is the number of tokens beyond l* of a correct response, 0 for a
+        wrong one; `a` is such that the longest correct response earns the group's mean reward.
         """
         rewards = group.verdicts
         if not 0 < group.pass_rate < 1:
@@ -157,10 +157,10 @@ class SmartThinker(GroupNormalizedSettings):
         beyond = [max(r.num_tokens - best, 0.0) * r.correct for r in group.responses]
         if not any(beyond):
             return rewards
-        price = (1 - group.pass_rate) / (max(beyond) - fmean(beyond))
+        # 1 - a max(d) = pass_rate - a mean(d). Wrong responses have d = 0: max(d) > mean(d).
+        a = (1 - group.pass_rate) / (max(beyond) - fmean(beyond))
         return [
-            reward - price * tokens
-            for reward, tokens in zip(rewards, beyond, strict=True)
+            reward - a * tokens for reward, tokens in zip(rewards, beyond, strict=True)
         ]
 
 

@@ -155,16 +155,18 @@ def _find_architecture(fields: _Fields) -> Architecture:
     """Return the architecture that `architectures` names, or `model_type` in a config that was
     saved without its model.
 
-    Errors: `UserError` for an unknown one, and for a model type that transformers only knows by
-    code beside the weights. Such code is never run. If the type is known as well, transformers'
-    own code is used.
+    Errors: `UserError` for an unknown architecture, and for a `model_type` that needs the code
+    which comes with the weights: such code is never run. `auto_map` does no harm if the
+    `model_type` is the architecture's own, as transformers then uses its own code.
     """
     names, label = fields.values.get("architectures"), fields.values.get("model_type")
     architecture = None
-    if names:
-        label = names[0] if isinstance(names, list) else names
-        if names == [label]:
+    if isinstance(names, list) and names:
+        label = names[0]
+        if len(names) == 1:  # several names: none can be chosen
             architecture = ARCHITECTURES.get(str(label))
+    elif names:
+        label = names
     else:
         for candidate in ARCHITECTURES.values():
             if candidate.model_type == label:

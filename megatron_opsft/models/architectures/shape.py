@@ -64,14 +64,16 @@ class ModelShape:
 
     @property
     def active_ffn_size(self) -> int:
-        """Feed-forward size that a token meets: of its experts together."""
+        """Feed-forward size that one token uses: the sum over its experts."""
         if self.moe is None:
             return self.ffn_size
         return self.moe.top_k * self.moe.ffn_size
 
 
 def layer_weights(shape: ModelShape) -> int:
-    """Return the weights in a layer's matrix products that a token meets: of its experts only."""
+    """Return the number of weights of a layer that one token is multiplied with: in a mixture of
+    experts those of its `top_k` experts and of the router.
+    """
     num_heads = 2 * (shape.num_heads + shape.num_kv_heads)  # of q and output, k and v
     attention = shape.hidden_size * shape.head_dim * num_heads
     return attention + feed_forward_weights(shape)

@@ -52,7 +52,9 @@ class Template(NamedTuple):
 
 @record
 class WeightRule:
-    """A row for one layer (and expert) of one model: a Megatron parameter and its HF tensors."""
+    """A row of the weight table of one model, for one layer (and expert): a Megatron parameter and
+    its HF tensors.
+    """
 
     mcore_name: str
     """Name with the global index of layer and expert."""

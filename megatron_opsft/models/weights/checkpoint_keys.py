@@ -30,12 +30,15 @@ class Entry(NamedTuple):
 
 
 def entry_of(rule: WeightRule) -> Entry:
-    """Return the entry of a parameter whose name is TransformerEngine's."""
+    """Return where a checkpoint with TransformerEngine's names has the parameter of `rule`: the
+    tensor of all layers (and experts), and the parameter's indices in it.
+    """
     if rule.layer is None:
         return Entry(rule.mcore_name)
     key = rule.mcore_name.replace(f".{rule.layer}.", ".", 1)
     if rule.expert is None:
         return Entry(key, (rule.layer,))
+    # layers.3.mlp.experts.linear_fc1.weight7 -> layers.mlp.experts.experts.linear_fc1.weight
     key = key.replace(".experts.", ".experts.experts.").removesuffix(str(rule.expert))
     return Entry(key, (rule.layer, rule.expert))
 

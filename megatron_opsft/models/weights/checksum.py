@@ -82,8 +82,9 @@ def expected_checksums(
     """Return this trainer rank's contribution to the checksum of each engine parameter, int64 [P]
     on the CPU.
 
-    shard_copies: HF name -> the copies to this rank's shards for which it answers. Those of all
-    ranks must cover every HF tensor exactly once. shards: the rank's shards by name.
+    shard_copies: HF name -> copies from that tensor to this rank's shards, only those that this
+    rank counts: over all ranks every element of every HF tensor is counted exactly once. shards:
+    this rank's shards by name.
     """
     pieces = []
     for index, parameter in enumerate(parameters):

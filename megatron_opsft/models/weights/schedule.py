@@ -85,31 +85,43 @@ def make_schedule(
         copies, itemsize=itemsize, bucket_bytes=bucket_bytes
     )
 
+    # HF tensor -> where this rank holds parts of it.
     holdings: dict[str, list[Copy]] = defaultdict(list)
     for placement in restrict(sources, {rank}):
         for copy in placement.copies():
             holdings[copy.source.tensor].append(copy)
-    local_copies = []
+    parts = [_part_of(rank, sends_of_round, holdings) for sends_of_round in rounds]
+    return RankSchedule(
+        copies=_local_copies(rank, copies, holdings),
+        zeros=_padding_of(rank, targets),
+        sends=[outgoing for outgoing, _ in parts],
+        receives=[incoming for _, incoming in parts],
+        bytes_sent={peer: bytes_sent[peer] for peer in block},
+    )
+
+
+def _local_copies(
+    rank: int,
+    copies: Mapping[tuple[Ranks, Ranks], Sequence[Copy]],
+    holdings: Mapping[str, Sequence[Copy]],
+) -> list[Copy]:
+    """Return the copies between two parameters that are both on this rank."""
+    local = []
     for (holders, wanting), group in copies.items():
         if rank in holders and rank in wanting:
             for copy in group:
-                local_copies.append(Copy(_locate(copy.source, holdings), copy.target))
-    zeros = []
+                local.append(Copy(_locate(copy.source, holdings), copy.target))
+    return local
+
+
+def _padding_of(rank: int, targets: Sequence[Placement]) -> list[Rect]:
+    """Return the rows of vocabulary padding in the parameters that this rank fills."""
+    padding = []
     for placement in restrict(targets, {rank}):
-        padding = [parameter.padding for parameter in placement.parameters]
-        zeros += [rect for rect in padding if rect.num_elements]
-    sends, receives = [], []
-    for sends_of_round in rounds:
-        outgoing, incoming = _part_of(rank, sends_of_round, holdings)
-        sends.append(outgoing)
-        receives.append(incoming)
-    return RankSchedule(
-        copies=local_copies,
-        zeros=zeros,
-        sends=sends,
-        receives=receives,
-        bytes_sent={peer: bytes_sent[peer] for peer in block},
-    )
+        for parameter in placement.parameters:
+            if parameter.padding.num_elements:
+                padding.append(parameter.padding)
+    return padding
 
 
 def plan_rounds(

@@ -32,8 +32,9 @@ def vllm_parameters(
 ) -> tuple[Parameter, ...]:
     """Describe the parameters of one tensor-parallel rank, by vLLM's names; tied weights once.
 
-    They lie as they were loaded, experts too: on a GPU the Triton kernel leaves them so. Errors:
-    `UserError` for a tp_size that cannot cut the model.
+    vLLM keeps them as it has loaded them, experts too: unlike other kernels, the Triton kernel for
+    experts on a GPU does not rearrange them. Errors: `UserError` for a tp_size that cannot cut the
+    model.
     """
     check_rollout_tp(table.shape, tp_size)
     fused: dict[str, list[tuple[str, int | None]]] = {}

@@ -62,7 +62,7 @@ class DecodingPasses:
         self, ids: Tensor, mask: Tensor, positions: Tensor, cache: DynamicCache
     ) -> Tensor:
         """Run the tokens `ids` and add them to the cache; return the logits at the last position,
-        [rows, V]. mask: of the tokens in the cache and the new ones.
+        [rows, V]. mask: which tokens count, those in the cache and the new ones.
         """
         output = self.model(
             input_ids=ids,

@@ -155,17 +155,21 @@ def _remedy(counts: Line, limit: int, base: Line) -> str:
 def explain_left_out(counts: Line, *, room: int, positions: int) -> str:
     """Explain why a method with a teacher does not learn from some responses, and the remedy.
 
-    counts: a line of metrics.jsonl. room: the tokens that a micro-batch holds. positions: the
-    model's.
+    counts: a line of metrics.jsonl. room: most tokens of a micro-batch. positions: most tokens of a
+    sequence of the model.
     """
-    why = f"the model's {positions} positions; lower rollout.max_response_tokens"
+    limit_and_remedy = (
+        f"the model's {positions} positions; lower rollout.max_response_tokens"
+    )
     if room < positions:
-        why = f"a micro-batch ({room} tokens); raise train.max_tokens_per_microbatch"
+        limit_and_remedy = (
+            f"a micro-batch ({room} tokens); raise train.max_tokens_per_microbatch"
+        )
     nothing = "" if counts["trained_tokens"] else ", so nothing was learned"
     return (
         f"step {counts['step']} left out {counts['num_pairs_left_out']} of "
         f"{counts['num_rollouts']} responses{nothing}: with the teacher's prompt, or with the "
-        f"plain one, they are longer than {why}"
+        f"plain one, they are longer than {limit_and_remedy}"
     )
 
 

@@ -42,8 +42,8 @@ class RolloutLog:
     ) -> None:
         """Start to write the responses of a batch; `finish` must follow.
 
-        scores: of this rank's responses, by index into `batch.rollouts`, if they are to be written.
-        Collective over the world.
+        scores: log-probabilities of this rank's responses, by index into `batch.rollouts`; empty if
+        they are not written. Collective over the world.
         """
         if not self._config.save_rollouts:
             return
@@ -60,6 +60,7 @@ class RolloutLog:
                     scores=scores.get(response.rollout_index),
                 )
                 numbered_lines.append((number, line))
+        # The lines go to the node's writer; the other ranks get none.
         lines_of_node = deal({self._writer: numbered_lines})
         lines_of_node.sort(key=itemgetter(0))
         lines = [line for _, line in lines_of_node]

@@ -56,7 +56,7 @@ def make_manifest(session: Session, earlier: Mapping[str, Any]) -> JsonObject:
 
 
 def _identity(session: Session, hashes: FileHashes) -> JsonObject:
-    """Return the `identity` of the manifest. hashes: of the model's files."""
+    """Return the `identity` of the manifest. hashes: those of the model's files."""
     encoder = session.encoder
     held_out_sets = {"eval": session.held_out, **session.more_held_out}
     verify, responses = session.config.verify, session.config.data.responses

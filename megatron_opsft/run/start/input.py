@@ -90,8 +90,8 @@ class RunInput:
 def read_input(checked: CheckedRun, model_dir: Path) -> RunInput:
     """Read tokenizer and data, and check them against the model and the configuration.
 
-    model_dir: of the model to train. Errors: `UserError` for a tokenizer or data that cannot be
-    trained with.
+    model_dir: the directory of the model to train. Errors: `UserError` for a tokenizer or data that
+    cannot be trained with.
     """
     config, shape = checked.config, checked.shape
     tokenizer = load_tokenizer(model_dir)

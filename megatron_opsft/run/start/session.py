@@ -143,8 +143,8 @@ class Session(RunInput):
         """Choose the samples on which engine and trainer are compared after `step` updates.
 
         They are accepted responses to different problems, or prompts if there is none; as much of
-        them as is worth scoring and as the engine takes. accepted: of all ranks; rollouts: this
-        rank's. The same on every rank. Collective over the world.
+        them as is worth scoring and as the engine takes. accepted: those of all ranks; rollouts:
+        this rank's. The same on every rank. Collective over the world.
         """
         last_of_problem = {
             response.problem_index: response

@@ -26,9 +26,9 @@ def teacher_prompts(s: Session, batch: JudgedBatch) -> Prompts:
 def pair_lengths(
     batch: JudgedBatch, responses: Sequence[Response], prompts: Prompts
 ) -> list[int]:
-    """Return the tokens of each response with the longer of its two prompts.
+    """Return the number of tokens of each response together with the longer of its two prompts.
 
-    responses: of the batch. prompts: the teacher's.
+    responses: some of the batch's. prompts: the teacher's, by problem id.
     """
     lengths = []
     for response in responses:

@@ -42,7 +42,7 @@ def own_pieces(cp_rank: int, cp_size: int) -> tuple[int, int]:
 def own_indices(lengths: Sequence[int], cp_rank: int, cp_size: int) -> Tensor:
     """Return the positions in the pack of a rank's tokens: int64 [T / cp_size], ascending.
 
-    lengths: of the sequences, padding included; multiples of 2 x cp_size in a group.
+    lengths: tokens of each sequence, padding included; multiples of 2 x cp_size in a group.
     """
     if cp_size == 1:
         return torch.arange(sum(lengths))
@@ -153,8 +153,8 @@ def _old_log_probs(samples: Sequence[Sample]) -> list[float] | None:
 
 
 def _routing(samples: Sequence[Sample], lengths: Sequence[int]) -> Tensor:
-    """Return the experts of each token, uint8 [T, layers x top_k]. lengths: of the pack's
-    sequences, a filler included.
+    """Return the experts of each token, uint8 [T, layers x top_k]. lengths: tokens of
+    each of the pack's sequences, a filler included.
 
     The engine chose none for the last token of a sequence and for padding, whose outputs nobody
     reads: they go where the token before them goes.
@@ -228,7 +228,7 @@ def pack(
     """Return the micro-batches of a rank.
 
     packs: the indices of the samples in each of them, see `plan_packs`. samples: by index.
-    token_weights, advantages: of all samples of the global batch, see `build_microbatch`.
+    token_weights, advantages: one for each sample of the global batch, see `build_microbatch`.
     """
     batches = []
     for indices in packs:

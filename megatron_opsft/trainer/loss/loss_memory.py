@@ -25,7 +25,8 @@ def tokens_per_chunk(
     rows_per_rank: int, *, on_cuda: bool, with_teacher: bool = False
 ) -> int:
     """Return how many tokens make 512 MiB of float32 logits (128 MiB on a CPU), the teacher's
-    logits included; at least 16. rows_per_rank: of the output weight, padding included.
+    logits included; at least 16. rows_per_rank: rows of the output weight on a rank, padding
+    included.
     """
     chunk_bytes = _GPU_CHUNK_BYTES if on_cuda else _CPU_CHUNK_BYTES
     bytes_per_logit = 8 if with_teacher else 4
@@ -52,10 +53,9 @@ def choose_cross_entropy(
     """Return the kind that `train.cross_entropy` (`wanted`) names; for "auto" the fastest that
     fits.
 
-    te_problem: why this run cannot use TransformerEngine's kernel, or "". max_tokens: of a
-    micro-batch. rows_per_rank: of the output layer. with_teacher: the loss compares the logits with
-    a teacher's.
-    Errors: `UserError` if `te` is wanted but not possible.
+    te_problem: why this run cannot use TransformerEngine's kernel, or "". max_tokens: most tokens
+    of a micro-batch. rows_per_rank: rows of the output layer on a rank. with_teacher: the loss
+    compares the logits with a teacher's. Errors: `UserError` if `te` is wanted but not possible.
     """
     if with_teacher:
         te_problem = "the divergence from a teacher is computed chunk by chunk"
@@ -89,7 +89,7 @@ def fused_linear_bytes(
     """Return the most bytes that `fused_linear` takes on one rank, beside the model, its main
     gradients and the incoming hidden states.
 
-    num_tokens: of the micro-batch, all of which belong to responses; rows_per_rank: of the output
+    num_tokens: tokens of the micro-batch, all in responses; rows_per_rank: rows of the output
     weight, padding included; chunk_tokens: by default `tokens_per_chunk`. On a GPU the peak is a
     chunk in the forward pass, or a placeholder for the weight's gradient in the backward pass,
     which a CPU never touches.

@@ -92,7 +92,7 @@ class PackedAttention(torch.nn.Module):
     ) -> Tensor:
         """Let each of this rank's two pieces of a sequence attend to itself and all tokens before.
 
-        lengths: of the whole sequences of the pack.
+        lengths: tokens of each whole sequence of the pack.
         """
         size = group.size()
         # The backward pass sums a key's gradients over the ranks' queries.

@@ -96,7 +96,7 @@ def gather_weights(optimizer: ChainedOptimizer) -> None:
 
 def sharded_tensors(description: Any, values: Tensor) -> list[ShardedTensor]:
     """Return the ShardedTensors of one parameter, over `values`: one, or several views if Megatron
-    fuses several tensors in the parameter. description: of the parameter, from `describe_models`.
+    fuses several tensors in the parameter. description: the parameter's, from `describe_models`.
     """
     description = replace(description, data=values)
     if isinstance(description, ShardedTensor):
@@ -146,7 +146,7 @@ def _rectangles(
     """Yield the rectangles of `tensor` that `values` covers.
 
     values: flat, from element `start` of a flattened parameter, in which `tensor` begins at element
-    `first`. prefix: of the rectangles' keys.
+    `first`. prefix: what the rectangles' keys begin with.
     """
     width = tensor.local_shape[-1]
     num_axes = len(tensor.global_shape)

@@ -223,7 +223,7 @@ class _Writer(dcp.FileSystemWriter):
     def finish(self, metadata: Metadata, results: list[list[Any]]) -> None:
         """Write the files without tensors; called on rank 0 when all ranks have written.
 
-        results: of `write_data`, rank by rank.
+        results: what `write_data` returned, rank by rank.
         """
         (self._directory / COMMON_NAME).write_bytes(self._common)
         (self._directory / FORMAT_NAME).write_text(

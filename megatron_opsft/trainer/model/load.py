@@ -44,7 +44,7 @@ def build_trainer(
     """Build the trainer of a run of the directory's model; its weights have arbitrary values.
     Called by every rank.
 
-    Only the headers of the weight files are read. shape: of the model, which `config.parallel` can
+    Only the headers of the weight files are read. shape: the model's, which `config.parallel` can
     cut.
     Errors: `UserError` for a weight file that is damaged or holds other tensors than config.json
     says.

@@ -16,6 +16,7 @@ import torch
 from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.moe.router_replay import RouterReplay, RouterReplayAction
+from torch import Tensor
 
 from megatron_opsft.records import MicroBatch
 
@@ -37,17 +38,10 @@ def replaying(
 
     A batch without a routing is all padding; its tokens go to the first experts.
     """
-    routing_TW = batch.routing_TW
-    if routing_TW is None:
-        routing_TW = torch.arange(config.moe_router_topk, dtype=torch.uint8)
-        routing_TW = routing_TW.repeat(batch.num_tokens, config.num_layers)
-    if config.sequence_parallel:
-        group = model.pg_collection.tp
-        routing_TW = routing_TW.chunk(group.size())[group.rank()]
-    routing_TLK = routing_TW.view(len(routing_TW), config.num_layers, -1)
-    routing_TLK = routing_TLK.to(batch.tokens_T.device)
+    routing_TLK = _routing_of_rank(model, batch, config)
     for layer, router in routers_of(model):
         router.set_target_indices(routing_TLK[:, layer].long())
+        # Megatron keeps every routing for a pass that recomputes. If none will come, drop it.
         if config.recompute_granularity is None or not torch.is_grad_enabled():
             router.replay_backward_list.clear()
         router.set_router_replay_action(RouterReplayAction.REPLAY_FORWARD)
@@ -56,9 +50,29 @@ def replaying(
         router.set_router_replay_action(RouterReplayAction.REPLAY_BACKWARD)
 
 
+def _routing_of_rank(
+    model: GPTModel, batch: MicroBatch, config: TransformerConfig
+) -> Tensor:
+    """Return the experts of this rank's tokens, uint8 [T, L, K], on the device of the batch.
+
+    L: layers. K: experts of a token. Sequence parallelism leaves a rank a part of the T tokens.
+    """
+    routing_TW = batch.routing_TW
+    if routing_TW is None:
+        routing_TW = torch.arange(config.moe_router_topk, dtype=torch.uint8)
+        routing_TW = routing_TW.repeat(batch.num_tokens, config.num_layers)
+    if config.sequence_parallel:
+        group = model.pg_collection.tp
+        routing_TW = routing_TW.chunk(group.size())[group.rank()]
+    routing_TLK = routing_TW.view(len(routing_TW), config.num_layers, -1)
+    return routing_TLK.to(batch.tokens_T.device)
+
+
 @contextmanager
 def replayed(models: Sequence[GPTModel]) -> Iterator[None]:
-    """Wrap a schedule: on exit every router chooses by itself again and drops recorded choices."""
+    """Use around a forward-backward schedule: on exit every router chooses by itself again and
+    drops the choices that it has kept.
+    """
     try:
         yield
     finally:
