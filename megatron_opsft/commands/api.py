@@ -5,7 +5,6 @@ a script of several ranks, under torchrun, every rank calls the same.
 """
 
 import json
-import os
 import signal
 import threading
 from collections.abc import Mapping, Sequence
@@ -18,6 +17,7 @@ from megatron_opsft.config import load as config_load
 from megatron_opsft.errors import NothingLeft, UserError
 from megatron_opsft.records import Callback, JsonObject, record
 from megatron_opsft.runtime.console import say
+from megatron_opsft.runtime.launched import launched_rank
 from megatron_opsft.runtime.libraries import loading_libraries
 from megatron_opsft.runtime.phase import STOP_SIGNALS
 from megatron_opsft.runtime.successive import ended_with_its_job
@@ -132,7 +132,7 @@ def start_training(
 
             return run(checked, resume=resume, overwrite=overwrite, callbacks=callbacks)
     except NothingLeft:
-        if os.environ.get("RANK", "0") == "0":
+        if launched_rank() == 0:
             say(f"{directory}: the run is finished; nothing is left")
         return 0
     except FileNotFoundError as error:

@@ -1,6 +1,5 @@
 """`train --check`: what a run would do, said before anything is computed or written."""
 
-import os
 import shutil
 from collections.abc import Iterator
 
@@ -16,6 +15,7 @@ from megatron_opsft.run.start.checked_run import CheckedRun
 from megatron_opsft.run.start.disk import check_disk, disk_use, gigabytes
 from megatron_opsft.run.start.input import read_input
 from megatron_opsft.run.start.run_directory import RunDir
+from megatron_opsft.runtime.launched import launched_ranks
 
 
 def describe_start(
@@ -30,7 +30,7 @@ def describe_start(
         resume=resume,
         overwrite=overwrite,
         must_exist=must_exist,
-        world_size=int(os.environ.get("WORLD_SIZE", "1")),
+        world_size=launched_ranks(),
     )
     rows = [
         ("model", _describe_model(checked)),

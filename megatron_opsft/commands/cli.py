@@ -54,6 +54,7 @@ from megatron_opsft.runtime.console import (
 )
 from megatron_opsft.runtime.durable import FullDiskError, full_disk_behind
 from megatron_opsft.runtime.failed_rank import PEER_LOST_EXIT_CODE
+from megatron_opsft.runtime.launched import launched_rank
 from megatron_opsft.runtime.libraries import loading_libraries
 from megatron_opsft.runtime.phase import describe_rank
 from megatron_opsft.runtime.watchdog import is_watched, report_failure
@@ -273,7 +274,7 @@ def _exit(message: str, code: int, error: Exception | None = None) -> None:
     Watched ranks agree on whose error it is. Only that rank prints, and all exit with its code.
     error: its traceback is printed too.
     """
-    rank = int(os.environ.get("RANK", "0"))
+    rank = launched_rank()
     if not is_watched() and rank > 0:
         time.sleep(
             3

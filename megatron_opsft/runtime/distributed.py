@@ -1,7 +1,6 @@
 """Process groups of a run, and collectives over them. `Layout` is this rank's place in them."""
 
 import math
-import os
 from collections.abc import Hashable, Mapping, Sequence
 from datetime import timedelta
 from itertools import chain
@@ -24,6 +23,7 @@ from megatron_opsft.runtime.exchange import (
     to_bytes,
 )
 from megatron_opsft.runtime.job import join_job, leave_job
+from megatron_opsft.runtime.launched import launched_ranks
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
@@ -106,7 +106,7 @@ def start_distributed(
     minutes: time-out of collectives. Called once by every rank.
     Errors: `UserError` if the world size is not a multiple of tp x pp x cp.
     """
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    world_size = launched_ranks()
     check_world(world_size, parallel)
     if not dist.is_initialized():
         join_job(device, timedelta(minutes=minutes))

@@ -34,6 +34,16 @@ def is_launched() -> bool:
     return True
 
 
+def launched_rank() -> int:
+    """Return this process's rank, also before it has joined its job; 0 if it was not launched."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def launched_ranks() -> int:
+    """Return the number of ranks of this process's job; 1 if it was not launched."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
 def is_on_one_machine() -> bool:
     """True if all ranks of the job are on this machine, as far as the launcher tells: it has set
     LOCAL_WORLD_SIZE, or the job's address is loopback. Always true for a single process.

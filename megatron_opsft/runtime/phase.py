@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from megatron_opsft.errors import log
 from megatron_opsft.records import record
+from megatron_opsft.runtime.launched import launched_rank
 
 if TYPE_CHECKING:
     from megatron_opsft.runtime.device import Device
@@ -175,7 +176,7 @@ class Stopwatch:
 
 def announce(text: str) -> None:
     """Log on rank 0 what begins now."""
-    if _is_main():
+    if launched_rank() == 0:
         log.info(text)
 
 
@@ -185,7 +186,7 @@ def heartbeat(every_seconds: float = EVERY_SECONDS) -> Iterator[None]:
 
     The line counts what rank 0 has done; the other ranks are about as far.
     """
-    if not _is_main():
+    if launched_rank() > 0:
         yield
         return
     over = threading.Event()
@@ -205,11 +206,6 @@ def heartbeat(every_seconds: float = EVERY_SECONDS) -> Iterator[None]:
     finally:
         over.set()
         thread.join()
-
-
-def _is_main() -> bool:
-    """True on rank 0, as the launcher's variables tell: the process group may not exist yet."""
-    return os.environ.get("RANK", "0") == "0"
 
 
 def describe_progress(seconds: float) -> str:
@@ -237,7 +233,7 @@ class StopSignal:
     def _remember(self, number: int, frame: Any) -> None:
         if self._number and number == signal.SIGINT:
             os._exit(AT_ONCE_EXIT_CODE)
-        if not self._number and _is_main():
+        if not self._number and launched_rank() == 0:
             say_stopping(number)
         self._number = self._number or number
 

@@ -4,7 +4,6 @@ Imports no torch: `train` checks a run before it loads anything.
 """
 
 import gc
-import os
 import re
 import sys
 import traceback
@@ -12,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from megatron_opsft.errors import UserError, causes, first_line
-from megatron_opsft.runtime.launched import num_starts
+from megatron_opsft.runtime.launched import launched_ranks, num_starts
 from megatron_opsft.runtime.watchdog import abandon_watch, report_failure
 
 
@@ -31,7 +30,7 @@ def ended_with_its_job() -> Iterator[None]:
             error.args = (_in_python(str(error)), *error.args[1:])
         if num_starts() > before:
             _abandon_job(first_line(error))
-        elif int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        elif launched_ranks() > 1:
             from megatron_opsft.runtime.job import refuse_start
 
             refuse_start(first_line(error))

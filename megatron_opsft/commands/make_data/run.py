@@ -2,7 +2,6 @@
 each chunk are stored at once, so that a killed job continues; one file is written at the end.
 """
 
-import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -37,6 +36,7 @@ from megatron_opsft.run.start.session import Session, open_session
 from megatron_opsft.run.step.judged_problems import JudgedProblems, judge_problems
 from megatron_opsft.runtime.distributed import broadcast_object
 from megatron_opsft.runtime.journal import Journal
+from megatron_opsft.runtime.launched import launched_rank
 from megatron_opsft.runtime.owned_directory import OwnedDirectory
 from megatron_opsft.runtime.phase import Stopwatch
 
@@ -90,7 +90,7 @@ def make_data(config: Config, out: Path, limit: int | None) -> None:
     or if no response was chosen.
     """
     with ExitStack() as stack:
-        if os.environ.get("RANK", "0") == "0":
+        if launched_rank() == 0:
             stack.enter_context(_DataFile(out).locked())
         checked = check_on_job(_sampling_config(config, out))
         opened = stack.enter_context(open_session(checked))

@@ -1,6 +1,5 @@
 """The checks of a run that need no heavy import; together they take a third of a second."""
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -18,7 +17,7 @@ from megatron_opsft.run.run_files import read_summary
 from megatron_opsft.run.start.checked_run import CheckedRun, make_checked_run
 from megatron_opsft.run.start.run_directory import RunDir
 from megatron_opsft.runtime.durable import list_checkpoints
-from megatron_opsft.runtime.launched import is_launched
+from megatron_opsft.runtime.launched import is_launched, launched_rank, launched_ranks
 from megatron_opsft.runtime.libraries import check_cached, check_fetched, is_installed
 from megatron_opsft.verify.verifier import check_judge
 
@@ -35,10 +34,10 @@ def opened_run(
     run is finished.
     """
     is_launched()
-    if int(os.environ.get("RANK", "0")):
+    if launched_rank():
         yield check_on_job(config)
         return
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    world_size = launched_ranks()
     checked = check_run(
         config,
         resume=resume,
@@ -54,8 +53,7 @@ def opened_run(
 
 def check_on_job(config: Config) -> CheckedRun:
     """Check a configuration against its model and the ranks of this job. Errors: `UserError`."""
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
-    return make_checked_run(config, read_shape(config), world_size)
+    return make_checked_run(config, read_shape(config), launched_ranks())
 
 
 def check_run(
