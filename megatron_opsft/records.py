@@ -97,6 +97,11 @@ class Sample:
     uint8 [tokens - 1, layers, top_k]; empty if they are not recorded.
     """
 
+    @property
+    def sequence_tokens(self) -> int:
+        """Number of tokens of prompt and response."""
+        return len(self.prompt_ids) + len(self.response_ids)
+
 
 @record
 class Rollout(Sample):

@@ -10,7 +10,7 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
-    Field,
+    PositiveFloat,
     ValidationError,
     ValidationInfo,
     field_validator,
@@ -118,7 +118,7 @@ class MixturePart(Section):
     """One source of a mixture. A key that it leaves out has the value of that key in `data`."""
 
     path: Annotated[str, Expanded]
-    weight: float = Field(1.0, gt=0)
+    weight: PositiveFloat = 1.0
     """Share of the problems that are drawn from this source, relative to the other weights."""
     split: str | None = None
     subset: str | None = None

@@ -1,9 +1,10 @@
 """`megatron-opsft report`: the command and its options."""
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import PositiveFloat
 
 from megatron_opsft.commands.command_line import Command
 from megatron_opsft.commands.diagnose.directory import is_diagnosis
@@ -45,7 +46,7 @@ class Report(Command):
     """Page to write; by default report.html, of one path in its directory."""
     figures: Path | None = None
     """Directory for papers: every chart as PDF and SVG, table.tex and table.md."""
-    max_mb: float = Field(MAX_MB, gt=0)
+    max_mb: PositiveFloat = MAX_MB
     """Size of the page; responses are sampled to fit."""
     overwrite: bool = False
     """Replace files that are there."""
@@ -119,7 +120,7 @@ class Report(Command):
         if len(self.paths) > 1:
             raise UserError(f"{path}: a {kind} has a report of its own; name it alone")
 
-    def _read_runs(self, evaluations: list[Path]) -> Contents:
+    def _read_runs(self, evaluations: Sequence[Path]) -> Contents:
         """Read runs, and evaluations to compare with each other."""
         from megatron_opsft.commands.report.curves import curves_of
         from megatron_opsft.commands.report.page import distinct, write_page
@@ -146,16 +147,11 @@ class Report(Command):
             sections.append(PageSection(title="Curves", plots=[*top, *others]))
         write = partial(write_page, runs=paths, max_mb=self.max_mb)
         if evaluations:
-            from megatron_opsft.commands.evaluate.comparison import (
-                compare,
-                with_baseline,
-            )
-            from megatron_opsft.commands.evaluate.results import read_results
+            from megatron_opsft.commands.evaluate.comparison import compare_directories
 
-            if len(evaluations) == 1:
-                evaluations = with_baseline(evaluations[0])
-            results = [read_results(path) for path in evaluations]
-            comparison = compare(results, baseline=self.baseline)
+            comparison, evaluations = compare_directories(
+                evaluations, baseline=self.baseline
+            )
             texts.append(comparison.text().rstrip())
             tables.append(comparison.paper_table())
             sections += comparison.sections()

@@ -4,7 +4,13 @@ from collections import Counter
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    model_validator,
+)
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.section import (
@@ -163,7 +169,7 @@ class RunConfig(Section):
 
 
 class CheckpointConfig(Section):
-    every: int = Field(50, ge=0)
+    every: NonNegativeInt = 50
     """Steps between checkpoints; 0: only at the end and on SIGTERM."""
     keep: int = Field(2, ge=1)
     """How many of the newest checkpoints to keep."""
@@ -208,13 +214,13 @@ class EvalConfig(Section):
     """Field of the problem; of data.train by default data.problem_field."""
     answer_field: str | None = None
     """Field of the gold answer; of data.train by default data.answer_field."""
-    holdout: int = Field(0, ge=0)
+    holdout: NonNegativeInt = 0
     """Problems to take out of data.train and evaluate on; not with eval.data."""
     num_problems: int = Field(256, ge=1)
     """How many of them, the first ones of a fixed shuffle."""
     samples_per_problem: int = Field(2, ge=1)
     """N: responses to each."""
-    temperature: float = Field(0.6, ge=0)
+    temperature: NonNegativeFloat = 0.6
     """Temperature in evaluation; 0: greedy, with eval.samples_per_problem=1."""
     top_p: float = Field(0.95, gt=0, le=1)
     """Nucleus sampling in evaluation."""

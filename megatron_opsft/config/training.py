@@ -2,7 +2,13 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    model_validator,
+)
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.section import (
@@ -86,21 +92,21 @@ class SyncConfig(Section):
 class OptimizerConfig(Section):
     lr: Annotated[float, ADJUSTABLE] = Field(1e-7, gt=0)
     """AdamW learning rate after warm-up."""
-    warmup_steps: int = Field(0, ge=0)
+    warmup_steps: NonNegativeInt = 0
     """Steps of linear warm-up."""
     schedule: Literal["constant", "cosine"] = "constant"
     """After warm-up; cosine reaches min_lr at the last step."""
-    min_lr: float = Field(0.0, ge=0)
+    min_lr: NonNegativeFloat = 0.0
     """Learning rate at the end of the cosine schedule."""
-    weight_decay: float = Field(0.0, ge=0)
+    weight_decay: NonNegativeFloat = 0.0
     """Decoupled weight decay; never on biases and norms."""
     beta1: float = Field(0.9, ge=0, lt=1)
     """AdamW."""
     beta2: float = Field(0.95, ge=0, lt=1)
     """AdamW."""
-    eps: float = Field(1e-8, gt=0)
+    eps: PositiveFloat = 1e-8
     """AdamW."""
-    clip_grad: float = Field(1.0, ge=0)
+    clip_grad: NonNegativeFloat = 1.0
     """Largest gradient norm; 0: no clipping."""
 
 

@@ -6,7 +6,7 @@ the rewards of responses near the length limit.
 from collections.abc import Sequence
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat, NonNegativeInt
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.methods.advantages import group_centered, group_normalized
@@ -66,11 +66,11 @@ class PolicySettings(MethodSettings):
 
     aggregation: AggregationKey = "all_tokens"
     max_refills: MaxRefills = 0
-    overlong_buffer: int = Field(0, ge=0)
+    overlong_buffer: NonNegativeInt = 0
     """Over this many tokens before the length limit every reward falls, right or wrong, in a
     straight line (DAPO); 0: none falls.
     """
-    overlong_penalty: float = Field(1.0, ge=0)
+    overlong_penalty: NonNegativeFloat = 1.0
     """What a reward loses at the limit, by method.overlong_buffer."""
     clip_low: float = Field(0.2, ge=0, le=1)
     """A token's ratio to the old policy counts from 1 - this ..."""
@@ -167,7 +167,7 @@ class PolicySettings(MethodSettings):
 class GroupNormalizedSettings(PolicySettings):
     """Methods with GRPO's advantage, (r - mean) / std."""
 
-    std_epsilon: float = Field(1e-6, ge=0)
+    std_epsilon: NonNegativeFloat = 1e-6
     """Added to a group's standard deviation; verl 1e-6, TRL 1e-4."""
 
     def group_advantages(self, group: Group, rewards: list[float]) -> list[float]:

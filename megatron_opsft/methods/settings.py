@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, NonNegativeInt
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.methods.advantages import Values
@@ -53,7 +53,7 @@ class MethodState(Section):
 
     step: int = Field(1, ge=1)
     """The step that comes next."""
-    refills: int = Field(0, ge=0)
+    refills: NonNegativeInt = 0
     """How many more batches of problems were drawn than there were steps."""
 
 

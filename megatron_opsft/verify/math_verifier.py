@@ -19,7 +19,6 @@ is wrong.
 import logging
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from itertools import chain, product
 
@@ -126,7 +125,7 @@ def _read_answer(text: str) -> list[Answer]:
 
 def _with_body(answer: Answer, body: str) -> Answer:
     """Return the answer with its value written otherwise; unit, condition and option stay."""
-    return replace(answer, text=body, body=body)
+    return answer._replace(text=body, body=body)
 
 
 def forget_golds() -> None:

@@ -5,7 +5,7 @@ makes an answer unreadable: it then equals the same text only, never a part of i
 """
 
 import re
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from megatron_opsft.data.answers import closing_brace
 from megatron_opsft.verify.conditions import split_condition
@@ -70,8 +70,7 @@ _NAME = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """One answer, split by its text alone: nothing is parsed as mathematics yet."""
 
     text: str
@@ -107,7 +106,7 @@ def read(text: str) -> Answer:
     option, body = _take_option(_result_of_conversion(body))
     answer = Answer(text, body, option, condition=condition, name=name)
     if clock_or_numeral := _find_clock_or_numeral(body):
-        return replace(answer, body=clock_or_numeral)
+        return answer._replace(body=clock_or_numeral)
     if (number := read_words(body)) is not None:
         body = str(number)
     body, unit, readable = Quantity(body) if is_words(body) else take_unit(body)
@@ -116,7 +115,7 @@ def read(text: str) -> Answer:
     if option and _SAYS_MORE.search(body):
         readable = False
     body = _without_outer_brackets(body)
-    return replace(answer, body=body, unit=unit, readable=readable)
+    return answer._replace(body=body, unit=unit, readable=readable)
 
 
 def _result_of_conversion(text: str) -> str:

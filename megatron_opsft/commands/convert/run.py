@@ -3,10 +3,9 @@
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -37,8 +36,7 @@ _staging = Staging()
 _NUM_THREADS = 3  # while one waits for the disk to write, others read and lay out
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
+class Source(NamedTuple):
     """An opened model of either format."""
 
     directory: Path

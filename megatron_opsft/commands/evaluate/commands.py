@@ -69,20 +69,20 @@ class Compare(Command):
     """Label of the model that is 100 % of every CR."""
 
     def run(self) -> None:
-        """Compare, then write and print the table.
+        """Compare as `report` does, then write and print the table.
 
-        Errors: `UserError` as of `compare`, and for an --out that has a table.
+        Errors: `UserError` as of `compare_directories`, and for an --out that has a table.
         """
-        from megatron_opsft.commands.evaluate.comparison import compare
-        from megatron_opsft.commands.evaluate.results import read_results
+        from megatron_opsft.commands.evaluate.comparison import compare_directories
 
-        results = [read_results(path) for path in self.results]
-        comparison = compare(results, baseline=self.baseline)
+        comparison, directories = compare_directories(
+            self.results, baseline=self.baseline
+        )
         if self.out.is_file() or (self.out / "table.md").exists():
             raise UserError(
                 f"--out {self.out} is a file or holds a table.md; name another one"
             )
-        comparison.write(self.out, self.results)
+        comparison.write(self.out, directories)
         say(comparison.text(), end="")
         say(f"table and page: {self.out}")
 

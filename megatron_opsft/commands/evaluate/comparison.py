@@ -173,11 +173,22 @@ def _by_label(results: Sequence[Results]) -> dict[str, Results]:
     return by_label
 
 
-def with_baseline(directory: Path) -> list[Path]:
-    """Return the directories of an evaluation's baseline, if that is still there, and of itself.
+def compare_directories(
+    directories: Sequence[Path], *, baseline: str | None = None
+) -> tuple[Comparison, Sequence[Path]]:
+    """Compare evaluations; one alone is compared with its baseline, if that is still there.
 
-    Errors: `UserError` if `directory` is no evaluation.
+    Returns also the directories, in the order of the rows. Errors: `UserError` for a directory that
+    is no evaluation, and as of `compare`.
     """
+    if len(directories) == 1:
+        directories = _with_baseline(directories[0])
+    results = [read_results(directory) for directory in directories]
+    return compare(results, baseline=baseline), directories
+
+
+def _with_baseline(directory: Path) -> list[Path]:
+    """Return the directories of an evaluation's baseline, if that is still there, and of itself."""
     if read_results(directory).baseline is None:
         return [directory]
     default = directory / "baseline"

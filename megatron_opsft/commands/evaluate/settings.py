@@ -4,7 +4,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    model_validator,
+)
 
 from megatron_opsft.config import VerifyConfig
 from megatron_opsft.config.load import load
@@ -87,7 +93,7 @@ class EvalSettings(Section):
     """
     system_prompt: str = ""
     """System message before each problem."""
-    temperature: float = Field(0.6, ge=0)
+    temperature: NonNegativeFloat = 0.6
     """Sampling temperature; 0: greedy, one sample of each problem."""
     top_p: float = Field(0.95, gt=0, le=1)
     """Nucleus sampling."""
@@ -98,7 +104,7 @@ class EvalSettings(Section):
     """N; by default 16 or 64 by benchmark, as in the paper."""
     limit: int | None = Field(None, ge=1)
     """How many problems of each benchmark to take, from its start."""
-    seed: int = Field(0, ge=0)
+    seed: NonNegativeInt = 0
     """Seed of the responses."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """auto: bfloat16 on a GPU, float32 on a CPU."""
@@ -116,7 +122,7 @@ class EvalSettings(Section):
     """Who judges an answer: math, or a function of your own, package.module:function
     (docs/data.md).
     """
-    verify_timeout: float = Field(30.0, gt=0)
+    verify_timeout: PositiveFloat = 30.0
     """Seconds for the verdict of a response."""
     verify_memory_gb: float = Field(1.0, gt=0, le=2**20)
     """Address space of a verifier process in GiB, with what a judge of your own imports."""

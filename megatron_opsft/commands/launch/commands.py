@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, NonNegativeInt
 
 from megatron_opsft.commands.command_line import RunCommand, StartCommand, group
 from megatron_opsft.commands.launch.slurm import Slurm
@@ -26,7 +26,7 @@ class Local(StartCommand):
     )
     ranks: int = Field(1, ge=1)
     """Processes; one for each GPU."""
-    max_restarts: int = Field(3, ge=0)
+    max_restarts: NonNegativeInt = 3
     """How often to continue from the newest checkpoint after a failure."""
 
     def run(self) -> int:

@@ -62,17 +62,13 @@ def scores_of(
     scores: list[tuple[float, ...]] = []
     budget = s.config.train.max_tokens_per_microbatch * s.layout.cp_size
     with Stopwatch(s.device).phase("score"):
-        for batch in in_parts(samples, _num_tokens, budget):
+        for batch in in_parts(samples, attrgetter("sequence_tokens"), budget):
             scores += s.trainer.score(batch, temperature=temperature, entropy=entropy)
     if not all(map(math.isfinite, chain.from_iterable(scores))):
         raise NonFiniteError(
             "the model's log-probs of its own responses are NaN or infinite"
         )
     return scores
-
-
-def _num_tokens(sample: Sample) -> int:
-    return len(sample.prompt_ids) + len(sample.response_ids)
 
 
 def token_texts(tokenizer: PreTrainedTokenizerBase, row: StoredResponse) -> list[str]:

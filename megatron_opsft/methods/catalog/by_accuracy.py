@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat, NonNegativeInt
 
 from megatron_opsft.methods.advantages import Values
 from megatron_opsft.methods.facts import Group, accuracy_of
@@ -29,9 +29,9 @@ class ADlp(GroupNormalizedSettings):
     fits_from = 1000
     name: Literal["a_dlp"] = "a_dlp"
     beta: Beta = 0.001
-    first_price: float = Field(1e-3, ge=0)
+    first_price: NonNegativeFloat = 1e-3
     """Lambda of the first step, a token."""
-    price_rate: float = Field(1e-3, ge=0)
+    price_rate: NonNegativeFloat = 1e-3
     """How fast lambda follows accuracy."""
     reference_accuracy: float = Field(0.62, ge=0, le=1)
     """Accuracy above which lambda rises: the starting model's."""
@@ -69,9 +69,9 @@ class ShortRl(GroupNormalizedSettings):
     fits_from = 101
     name: Literal["short_rl"] = "short_rl"
     beta: Beta = 0.001
-    length_tolerance: int = Field(100, ge=0)
+    length_tolerance: NonNegativeInt = 100
     """Tokens beyond the shortest at no cost."""
-    accuracy_tolerance: float = Field(0.05, ge=0)
+    accuracy_tolerance: NonNegativeFloat = 0.05
     """How far below the best batch a batch's accuracy may be."""
 
     def rewards(self, batch: Sequence[Group], state: ShortRlState) -> Values:

@@ -3,7 +3,7 @@
 import random
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, PositiveFloat
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.methods.facts import Group, LengthKind, LengthTarget, PromptChange
@@ -23,7 +23,7 @@ class L1Settings(GroupNormalizedSettings):
     """Each problem's target length is drawn once, from here ..."""
     highest_target: int = Field(3500, ge=1)
     """... to here, in tokens."""
-    alpha: float = Field(0.0003, gt=0)
+    alpha: PositiveFloat = 0.0003
     """Reward lost with each token off the target."""
     prompt_target: bool = True
     """The prompt ends with the target length."""

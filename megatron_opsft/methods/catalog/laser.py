@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat
 
 from megatron_opsft.methods.facts import Group
 from megatron_opsft.methods.policy import Beta, ClipHigh, GroupNormalizedSettings
@@ -72,7 +72,7 @@ class LaserRewards(GroupNormalizedSettings):
     paper = "LASER, arXiv 2505.15612"
     clip_high: ClipHigh = 0.28
     beta: Beta = 0.001
-    bonus: float = Field(0.5, ge=0)
+    bonus: NonNegativeFloat = 0.5
     """Reward within the target length."""
     wrong: float = -0.5
     """Reward of a wrong answer."""

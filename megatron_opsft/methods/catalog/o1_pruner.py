@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.methods.advantages import Values, z_score
@@ -33,7 +33,7 @@ class O1Pruner(PolicySettings):
     """Responses of the policy, or the reference model's from a fixed data set."""
     references: Annotated[Path | None, Expanded, BY_CONTENT] = None
     """Lines of JSON: problem_id, mean_tokens and accuracy of the reference model."""
-    accuracy_weight: float = Field(2.0, ge=0)
+    accuracy_weight: NonNegativeFloat = 2.0
     """Lambda, of accuracy against length."""
     clip_rewards: bool = False
     """Rewards lie within -2 and 4."""

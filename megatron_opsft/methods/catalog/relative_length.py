@@ -8,7 +8,7 @@ from dataclasses import replace
 from statistics import fmean, median, pstdev, pvariance
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat, NonNegativeInt
 
 from megatron_opsft.methods.advantages import Values, leave_one_out, whiten
 from megatron_opsft.methods.facts import Group
@@ -76,7 +76,7 @@ class Ddca(GroupNormalizedSettings):
     formula = "A = (r - mean)/std - 0.2 pass_rate (s - mean s) if correct, s = sigma((n - mu)/std)"
     paper = "DDCA, arXiv 2602.02099"
     name: Literal["ddca"] = "ddca"
-    length_weight: float = Field(0.2, ge=0)
+    length_weight: NonNegativeFloat = 0.2
     """Weight of the length advantage."""
 
     def group_advantages(self, group: Group, rewards: list[float]) -> list[float]:
@@ -112,11 +112,11 @@ class Kimi(PolicySettings):
     paper = "Kimi k1.5, arXiv 2501.12599"
     name: Literal["kimi"] = "kimi"
     aggregation: AggregationKey = "sequence_sum"
-    weight: float = Field(1.0, ge=0)
+    weight: NonNegativeFloat = 1.0
     """Weight of the length reward."""
-    warmup_steps: int = Field(0, ge=0)
+    warmup_steps: NonNegativeInt = 0
     """Steps without the length reward."""
-    tau: float = Field(0.1, ge=0)
+    tau: NonNegativeFloat = 0.1
     """Of A log p - tau/2 (log p/old)^2 of whole responses; without effect in the first update."""
 
     @property
@@ -185,7 +185,7 @@ class Linear(PolicySettings):
     formula = "r = 1[correct] - 0.25 pass_rate n/max n; A = r - mean"
     paper = "prime-rl, pull request 2901"
     name: Literal["linear"] = "linear"
-    weight: float = Field(0.25, ge=0)
+    weight: NonNegativeFloat = 0.25
     """Weight of the length penalty."""
     only_correct: bool = False
     """Only correct responses pay it (prime-rl, pull request 3376)."""
@@ -211,7 +211,7 @@ class Gr3(GroupNormalizedSettings):
     formula = "r = 1[correct] / (1 + alpha n/mean n)"
     paper = "GR3, arXiv 2603.10535"
     name: Literal["gr3"] = "gr3"
-    alpha: float = Field(0.33, ge=0)
+    alpha: NonNegativeFloat = 0.33
     """How much length costs; for chat 0.00133."""
 
     def group_rewards(self, group: Group, state: State) -> list[float]:
@@ -235,7 +235,7 @@ class MasteryGated(GroupNormalizedSettings):
     formula = "all correct: r = 1 - w (n - median)+/(max - median), else 1[correct]"
     paper = "CoT Compression with One-Domain-to-All Generalization, arXiv 2601.06052"
     name: Literal["mastery_gated"] = "mastery_gated"
-    weight: float = Field(1.0, ge=0)
+    weight: NonNegativeFloat = 1.0
     """Weight of the length penalty."""
 
     def group_rewards(self, group: Group, state: State) -> list[float]:

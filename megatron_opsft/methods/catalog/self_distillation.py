@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat
 
 from megatron_opsft.methods.facts import Group
 from megatron_opsft.methods.objective import Distillation, Objective
@@ -27,13 +27,13 @@ class SelfDistillation(MethodSettings):
     """
     responses: Literal["all", "correct"] = "correct"
     """Which are learned from: the accepted ones, or all, as the authors do."""
-    refresh_every: int = Field(50, ge=0)
+    refresh_every: NonNegativeInt = 50
     """Steps after which the teacher's weights are the model's again; 0: never."""
     direction: Literal["reverse", "forward"] = "reverse"
     """KL of the policy to the teacher, or of the teacher to the policy."""
-    beta: float = Field(1.0, gt=0)
+    beta: PositiveFloat = 1.0
     """Weight of the divergence from the teacher."""
-    likelihood: float = Field(0.0, ge=0)
+    likelihood: NonNegativeFloat = 0.0
     """Weight of on-policy SFT's -log p of the same responses, beside it."""
 
     @property

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, NonNegativeInt
 
 from megatron_opsft.methods.advantages import Values, whiten
 from megatron_opsft.methods.facts import Group
@@ -35,7 +35,7 @@ class Dler(PolicySettings):
     whiten: Literal["responses", "tokens"] = "tokens"
     """Whether a response counts once, or once for each token (the authors' code)."""
     max_refills: MaxRefills = 8
-    easy_limit: int = Field(0, ge=0)
+    easy_limit: NonNegativeInt = 0
     """Limit of problems that half of the responses solve, as DA-DLER has it (2000); 0: none."""
 
     def group_rewards(self, group: Group, state: State) -> list[float]:

@@ -6,9 +6,8 @@ transformers 5's `rope_parameters`.
 """
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.models.architectures.families import (
@@ -43,8 +42,7 @@ LLAMA3_FIELDS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _Fields:
+class _Fields(NamedTuple):
     """The fields of a config.json, read with checks. Errors: `UserError` that names the file."""
 
     path: Path

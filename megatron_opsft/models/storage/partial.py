@@ -8,7 +8,6 @@ directory may get its name back.
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,8 +39,7 @@ class PlannedFile(NamedTuple):
     """The bytes between the tensors, as (offset, bytes)."""
 
 
-@dataclass(frozen=True, slots=True)
-class PartialFiles:
+class PartialFiles(NamedTuple):
     """An output that is being written."""
 
     directory: Path

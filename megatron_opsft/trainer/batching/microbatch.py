@@ -87,7 +87,7 @@ def build_microbatch(
     tokens = [0] * sum(lengths)
     loss_indices: list[int] = []
     for sample, start in zip(samples, borders, strict=False):
-        end = start + len(sample.prompt_ids) + len(sample.response_ids)
+        end = start + sample.sequence_tokens
         tokens[start:end] = sample.prompt_ids + sample.response_ids
         loss_indices += range(end - len(sample.response_ids) - 1, end - 1)
     tokens_T = torch.tensor(tokens)
@@ -129,10 +129,7 @@ def _sequence_lengths(samples: Sequence[Sample], align: int, cp_size: int) -> li
     """Return the padded lengths of the pack's sequences; a filler at its end is one more. Without
     samples there is a filler alone: `align` tokens, or the fewest that a group can cut.
     """
-    lengths = [
-        padded(len(sample.prompt_ids) + len(sample.response_ids), cp_size, align)
-        for sample in samples
-    ]
+    lengths = [padded(sample.sequence_tokens, cp_size, align) for sample in samples]
     total = sum(lengths)
     filler = -total % align  # up to the next multiple
     if not total:
@@ -161,7 +158,7 @@ def _routing(samples: Sequence[Sample], lengths: Sequence[int]) -> Tensor:
     """
     rows_TW: list[Tensor] = []
     for sample, length in zip(samples, lengths, strict=False):
-        num_routed = len(sample.prompt_ids) + len(sample.response_ids) - 1
+        num_routed = sample.sequence_tokens - 1
         choices = torch.frombuffer(bytearray(sample.routing), dtype=torch.uint8)
         tokens = torch.arange(length).clamp_(max=num_routed - 1)
         rows_TW.append(choices.view(num_routed, -1)[tokens])
