@@ -276,9 +276,8 @@ def _exit(message: str, code: int, error: Exception | None = None) -> None:
     """
     rank = launched_rank()
     if not is_watched() and rank > 0:
-        time.sleep(
-            3
-        )  # most errors occur on every rank: let rank 0 print and end the job
+        # Most errors occur on every rank: let rank 0 print and end the job.
+        time.sleep(3)
     diagnosis = report_failure(code, message)
     if diagnosis is not None:
         code = diagnosis.code

@@ -36,7 +36,9 @@ KlEstimator = Literal["k1", "k2", "k3"]
 
 @record
 class Likelihood:
-    """A log p, with no ratio to an older policy."""
+    """The plain policy gradient: the surrogate is A log p, advantage times log-probability, with no
+    ratio to an older policy.
+    """
 
 
 @record

@@ -188,18 +188,20 @@ def publish(new: Path, name: Path, replaced: Path) -> None:
     """Rename the directory `new` to `name`, and wait until that is on disk. An existing `name` is
     first renamed to `replaced`.
 
-    The files in `new` must be on disk already. Errors: `OSError`; then the existing `name` is
-    unchanged.
+    The files in `new` must be on disk already. Errors: `OSError`; then both directories
+    have their names again.
     """
     sync_path(new)
     if name.exists():
         put_aside(name, replaced)
     try:
         new.rename(name)
+        sync_path(name.parent)
     except BaseException:
+        if not new.exists():  # only the waiting failed
+            name.rename(new)
         put_back(replaced, name)
         raise
-    sync_path(name.parent)
 
 
 def put_aside(path: Path, aside: Path) -> None:

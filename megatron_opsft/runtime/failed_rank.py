@@ -78,8 +78,8 @@ class Peer:
     """Ranks of its machine whose processes have ended."""
 
     def hear(self, message: str, now: float) -> None:
-        """Take over a new message: JSON of where, phase_number, seconds in this phase, failure,
-        has_left and dead.
+        """Store what a new message says, a JSON list of where, phase_number, seconds in this phase,
+        failure, has_left and dead.
         """
         self.message, self.heard_at = message, now
         where, number, seconds, failure, has_left, dead = json.loads(message)

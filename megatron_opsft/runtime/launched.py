@@ -90,8 +90,8 @@ def _num_tasks_of_step() -> int:
 
 
 def count_start() -> int:
-    """Return the number of this process's next start of a job; the first is 0. It is the same on
-    all ranks: each call of `train` or `evaluate` that needs a job is one start on every rank.
+    """Count one more start of a job, and return its number, from 0. All ranks get the same number,
+    because each call of `train` or `evaluate` that needs a job starts one on every rank.
     """
     global _num_starts
     _num_starts += 1

@@ -33,9 +33,8 @@ from megatron_opsft.runtime.sealed_store import SealedStore
 if TYPE_CHECKING:
     from megatron_opsft.runtime.job import Job
 
-_URGENT_SECONDS = (
-    0.1  # between two messages while this rank leaves, or a rank has failed
-)
+# Between two messages while this rank leaves, or a rank has failed.
+_URGENT_SECONDS = 0.1
 _LEAVE_SECONDS = 30.0
 
 _watchdog: "Watchdog | None" = None
@@ -179,10 +178,16 @@ class Watchdog:
         rank = self._job.rank
         failure = None
         if self._failed:
-            self._store.join("failures", rank)
-            failures = self._store.joined("failures")
-            if rank in failures:  # else a stranger has interfered: try again next time
-                failure = (1 + failures.index(rank), *self._failed)
+            # In the order of their failures.
+            failed_ranks = self._store.joined("failures")
+            if rank not in failed_ranks:
+                self._store.join("failures", rank)
+                failed_ranks = self._store.joined("failures")
+            # It is still missing if a stranger has overwritten the list: the next message tries
+            # again.
+            if rank in failed_ranks:
+                order = 1 + failed_ranks.index(rank)
+                failure = (order, *self._failed)
         phase = current_phase()
         seconds = time.monotonic() - phase.entered
         dead = self._dead_mates()

@@ -178,9 +178,14 @@ def _points(
         for index, letter in enumerate(letters):
             digits = _NUMBERS[(index + 3 * number) % len(_NUMBERS)]
             value = Float(digits, 2 * _DIGITS)
-            value = value + number % 3 if number < num_points else value / (4 + number)
-            # The bits of the point's number are the signs of its first three letters.
-            if is_signed and (number >> index % 3) % 2:
+            if number < num_points:
+                value += number % 3
+            else:
+                value /= 4 + number
+            # Three bits of `number` are signs: eight points have all signs of three letters. Later
+            # letters repeat them.
+            sign_bit = index % 3
+            if is_signed and number & (1 << sign_bit):
                 value = -value
             point[letter] = value
         yield point

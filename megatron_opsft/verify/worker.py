@@ -80,9 +80,8 @@ def _serve(pipe: Connection, judge: Judge, max_bytes: float) -> None:
         while True:
             number, item = pipe.recv()
             verdict = judge(*item)
-            if (
-                os.getpid() != own_pid
-            ):  # the judge has forked; its copy of the worker ends
+            # The judge has forked: its copy of the worker ends.
+            if os.getpid() != own_pid:
                 os._exit(0)
             pipe.send((number, verdict))
             if _address_space_bytes() > max_bytes:
@@ -119,9 +118,8 @@ def open_judge(name: str) -> Judge:
             return _as_verdict(function(text, gold, *columns))
         except MemoryError:
             raise
-        except (
-            Exception
-        ) as error:  # a user's code or sympy: the verdict says what broke
+        # A user's code or sympy: the verdict says what broke.
+        except Exception as error:
             return Verdict(outcome=Outcome.ERROR, answer=_shortened(first_line(error)))
 
     return judge

@@ -204,7 +204,7 @@ class _Worker:
 
     def judge(self, item: tuple[str, ...], seconds: float) -> Verdict | None:
         """Return the verdict; None if it comes too late. Errors: `BrokenPipeError` if the process
-        had died before, `EOFError` or another `OSError` if it dies of the item.
+        had died before, `EOFError` or another `OSError` if the item kills it.
         """
         self.pipe.send((self.num_asked + 1, item))
         self.num_asked += 1

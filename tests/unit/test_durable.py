@@ -124,6 +124,28 @@ def test_a_directory_is_on_disk_before_it_has_its_name_and_the_name_afterwards(
     assert (name / "file").read_text() == "new" and (replaced / "file").read_text() == "name"
 
 
+def test_what_cannot_be_waited_for_is_not_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error after the rename leaves nothing of the new directory, and the earlier one whole."""
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "file").write_text("earlier")
+    sync_path = durable.sync_path
+
+    def refuse_parent(path: Path) -> None:
+        if path == tmp_path:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        sync_path(path)
+
+    monkeypatch.setattr(durable, "sync_path", refuse_parent)
+    message = "could not be written: Input/output error .*nothing was left behind"
+    with pytest.raises(UserError, match=message), written_whole(out) as partial:
+        (partial.directory / "file").write_text("new")
+    assert (out / "file").read_text() == "earlier"
+    assert list(tmp_path.iterdir()) == [out]
+
+
 def test_a_full_disk_in_a_large_file_is_said_as_any_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

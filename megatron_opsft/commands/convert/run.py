@@ -172,10 +172,11 @@ def _copy_rows(
     data = _staging.place_for((last - first) * region.row_bytes)
     rows = torch.frombuffer(data, dtype=region.dtype).view(-1, *region.shape[1:])
     window = Rect(target.name, first, last, 0, width)
-    for copy in target.copies:
-        cut = copy.inverse.cut(window)
-        if cut is not None:
-            read, out = cut.target, cut.source.relative_to(window).view(rows)
+    for copy in target.copies:  # of whole rows: no tensor is cut here
+        part = copy.cut_target(window)
+        if part is not None:
+            read = part.source
+            out = part.target.relative_to(window).view(rows)
             source.tensors.copy_rows(read.tensor, read.row0, read.row1, out)
     partial.files[str(region.path)].write(data, region.offset_of(first))
     return len(data)

@@ -37,9 +37,8 @@ def open_llmlingua(scorer: str, device: torch.device) -> Shorten:
 
     Errors: `UserError` for a model that does not exist, or that llmlingua cannot load.
     """
-    from llmlingua import (
-        PromptCompressor,
-    )  # optional; the command checks that it is installed
+    # Optional; the command checks that it is installed.
+    from llmlingua import PromptCompressor
 
     try:
         compressor: Any = PromptCompressor(

@@ -83,7 +83,7 @@ class Plan:
     def pinned_bytes(self) -> float:
         """CPU memory of a node that its ranks pin for their GPUs.
 
-        It holds the copy of a checkpoint, from the first one on, and the reference model.
+        It holds the reference model and, from the first checkpoint on, a copy of it.
         """
         if not self.run.hardware.is_cuda:
             return 0

@@ -12,9 +12,8 @@ from megatron_opsft.commands.plan.job import PlannedRun, check_planned_run
 from megatron_opsft.errors import UserError
 
 _MAX_PIPELINE = 32
-_EQUALLY_FAST = (
-    0.05  # a plan is not accurate enough for smaller differences between steps
-)
+# A plan is not accurate enough for smaller differences between steps.
+_EQUALLY_FAST = 0.05
 _RECOMPUTE = ("none", "selective", "full")
 _ALWAYS_SHOWN = {"parallel.tp", "parallel.pp", "train.recompute", "rollout.tp"}
 

@@ -135,9 +135,8 @@ class Chart:
     ) -> dict[float, str]:
         """Return position -> label of the ascending values, without labels that would overlap."""
         ticks = {}
-        begin = (
-            -math.inf
-        )  # share of the width from which a label is free of the last one
+        # The share of the width from which a label is free of the last one.
+        begin = -math.inf
         for x in values:
             along, text = self.along(x), number(x)
             share = (along - left) / (right - left)

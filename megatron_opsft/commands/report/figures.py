@@ -28,7 +28,7 @@ def check_library() -> None:
 def name_pictures(sections: Sequence[PageSection]) -> dict[str, Picture]:
     """Return base name of the files -> picture.
 
-    A name is the picture's and the section's (say, the benchmark's). It consists of letters,
+    A name joins the picture's and the section's (say, the benchmark's). It consists of letters,
     digits and _, and differs from all others even where upper and lower case are the same.
     """
     pictures: dict[str, Picture] = {}

@@ -67,7 +67,7 @@ class Gfpo(GroupNormalizedSettings):
     kept: int = Field(4, ge=2)
     """k: how many responses to each problem are kept."""
     keep_by: Literal["length", "reward_per_token"] = "length"
-    """The shortest are kept, or those with most reward a token."""
+    """The shortest are kept, or those with the most reward per token."""
 
     def check(self, run: RunSize) -> None:
         """Check also that there are as many responses as are kept."""

@@ -60,7 +60,9 @@ class O1Pruner(PolicySettings):
         return False
 
     def objective(self, sampling_temperature: float) -> Objective:
-        """Clip whole responses, in a batch's only update too."""
+        """Return a loss that clips whole responses, even if each batch has only one update, where
+        other methods take the plain likelihood.
+        """
         clip = SequenceClip(low=self.clip_low, high=self.clip_high)
         return replace(super().objective(sampling_temperature), surrogate=clip)
 

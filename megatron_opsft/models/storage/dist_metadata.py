@@ -124,9 +124,8 @@ def damage_named(path: Path) -> Iterator[None]:
         raise
     except Exception as error:  # a damaged pickle can fail in any way
         reason = first_line(error)[:200]
-        if (
-            "Weights only" in reason
-        ):  # torch goes on with advice to load it all the same
+        # torch goes on with advice to load it all the same.
+        if "Weights only" in reason:
             reason = "it holds more than tensors and plain values"
         raise UserError(f"{path} is damaged: {reason}") from None
 

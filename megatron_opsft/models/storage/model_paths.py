@@ -14,9 +14,8 @@ from megatron_opsft.runtime.libraries import (
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 METADATA_NAME = ".metadata"  # says where a distributed checkpoint stores each tensor
-COMMON_NAME = (
-    "common.pt"  # Megatron's name for a checkpoint's objects other than tensors
-)
+# Megatron's name for a checkpoint's objects other than tensors.
+COMMON_NAME = "common.pt"
 FORMAT_NAME = "metadata.json"  # Megatron's own record of a checkpoint's format
 TORCH_DIST_FORMAT = {
     "sharded_backend": "torch_dist",

@@ -68,19 +68,15 @@ def written_whole(
             data.mkdir()
             try:
                 # All files are closed before `data` is removed: NFS removes no open file.
-                with ExitStack() as open_files:
-                    files = {}
-                    for plan in planned:
-                        file = LargeFile(data / plan.name, plan.num_bytes)
-                        files[plan.name] = open_files.enter_context(closing(file))
-                        for offset, content in plan.constants:
-                            file.write(content, offset)
+                with _open_files(data, planned) as files:
                     yield PartialFiles(data, files)
                     for file in files.values():
                         file.sync()
                 publish(data, out_dir, replaced)
             finally:
-                remove(data, quietly=True)
+                remove(data, quietly=True)  # after an error; else it is `out_dir` now
+                # Renamed first: a kill amid the deletion would leave a part of it, which
+                # `put_back` must not find.
                 if replaced.exists():
                     put_aside(replaced, old)
                 remove(old, quietly=True)
@@ -90,6 +86,23 @@ def written_whole(
             f"{out_dir} could not be written: {error.strerror or error} "
             f"({error.filename or hidden}); nothing was left behind"
         ) from None
+
+
+@contextmanager
+def _open_files(
+    data: Path, planned: Sequence[PlannedFile]
+) -> Iterator[dict[str, LargeFile]]:
+    """Create the planned files with their constants in the directory `data`, and close them
+    afterwards.
+    """
+    with ExitStack() as to_close:
+        files = {}
+        for plan in planned:
+            file = LargeFile(data / plan.name, plan.num_bytes)
+            files[plan.name] = to_close.enter_context(closing(file))
+            for offset, content in plan.constants:
+                file.write(content, offset)
+        yield files
 
 
 @contextmanager

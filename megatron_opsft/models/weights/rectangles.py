@@ -105,6 +105,11 @@ class Copy(NamedTuple):
             target._replace(tensor=self.target.tensor, matrix=self.target.matrix),
         )
 
+    def cut_target(self, rect: Rect) -> "Copy | None":
+        """Return the part of this copy whose target lies in `rect`, or None if none does."""
+        part = self.inverse.cut(rect)
+        return None if part is None else part.inverse
+
     def then(self, following: "Copy") -> "Copy | None":
         """Return the copy from this source to the target of `following`, as far as this target
         and its source overlap, or None if they do not.
@@ -112,9 +117,9 @@ class Copy(NamedTuple):
         onward = following.cut(self.target)
         if onward is None:
             return None
-        back = self.inverse.cut(onward.source)
+        back = self.cut_target(onward.source)
         assert back is not None  # the source of `onward` lies in this target
-        return Copy(back.target, onward.target)
+        return Copy(back.source, onward.target)
 
 
 class Parameter(NamedTuple):

@@ -63,15 +63,18 @@ def shard_parameter(rule: WeightRule, tp_rank: int, tp_size: int) -> Parameter:
     position = 0
     for unit in range(first, last):
         for hf_name, hf_shape in rule.hf_shapes.items():
-            if rule.kind is ShardKind.VOCABULARY:  # units of the padded vocabulary
+            if rule.kind is ShardKind.VOCABULARY:
+                # The padded vocabulary is cut, so the last units reach beyond the HF tensor:
+                # `strip` makes them shorter, or empty.
                 size = shard_shape(rule, tp_size)[0]
             else:
                 size = divide(hf_shape[axis], num_units, f"axis {axis} of {hf_name}")
             start = unit * size
             source = whole(hf_name, hf_shape).strip(axis, start, start + size)
-            offset = position - start
-            target = source.shift(offset, 0) if axis == 0 else source.shift(0, offset)
-            if source.num_elements:
+            # From the place in the HF tensor to that in the shard.
+            move = position - start
+            target = source.shift(move, 0) if axis == 0 else source.shift(0, move)
+            if source.num_elements:  # else all of it is padding
                 copies.append(Copy(source, target._replace(tensor=rule.mcore_name)))
             position += size
     return Parameter(rule.mcore_name, shard_shape(rule, tp_size), tuple(copies))

@@ -269,7 +269,8 @@ def _lengths_remedy(key: str, limit: int, base: Line) -> str:
 
 
 def advise_on_base(evaluation: Line) -> str:
-    """Warn if the evaluation before the first step shows a model that solves too little to learn.
+    """Warn if the evaluation before the first step shows that the model solves too few problems to
+    learn from.
 
     Returns "" if it solves enough.
     """

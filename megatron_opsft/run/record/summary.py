@@ -188,8 +188,8 @@ def model_card(
 ) -> str:
     """Return the README.md of the exported model: Markdown with the Hugging Face hub's header.
 
-    messages: those of a problem, with all that training added. prompt: their text under the chat
-    template.
+    messages: those of an example problem, with everything that training adds. prompt: their text
+    under the chat template.
     """
     exported = summary["final"]
     if summary["model_step"] != summary["steps"]:

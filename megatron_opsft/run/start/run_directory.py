@@ -78,8 +78,7 @@ class RunDir(OwnedDirectory):
 
         Lines of metrics and evaluations, responses and exported models of later steps go, and
         whatever a kill left behind: a torn last line, half-written and half-deleted checkpoints.
-        Files that a run does not name so stay. Errors: those of `read_json_lines`, before anything
-        is deleted.
+        Files with other names stay. Errors: those of `read_json_lines`, before anything is deleted.
         """
         kept = {}
         for name in ("metrics.jsonl", "evals.jsonl"):

@@ -129,9 +129,11 @@ class _Group:
     def __init__(self, number: int) -> None:
         self.number = number
         self.cost = 0.0
-        # A heap by cost; only the first member is known to have room.
+        # A heap, cheapest first. `has_room` moves full members out of it until the first one has
+        # room; it does not look at those behind.
         self._roomy: list[_Entry] = []
-        # A heap by -room: members without room for the last sequence.
+        # A heap, most room first: members into which the sequence that `has_room` last tried does
+        # not fit.
         self._full: list[_Entry] = []
 
     def add(self, member: "_OpenBin | _Group") -> None:
@@ -153,7 +155,7 @@ class _Group:
         return bool(self._roomy)
 
     def put(self, index: int, length: int, cost: float, budget: int) -> None:
-        """Put a sequence, for which `has_room` was True, into the cheapest member with room."""
+        """Put a sequence, which must fit by `has_room`, into the cheapest member with room."""
         cheapest = heappop(self._roomy).member
         cheapest.put(index, length, cost, budget)
         self.add(cheapest)

@@ -91,9 +91,8 @@ def build_model(
             rotary_base=shape.rope_theta,
             vp_stage=vp_stage,
         )
-        chunk.to(
-            device.torch_device
-        )  # for our own modules; Megatron's are there already
+        # For our own modules; Megatron's are there already.
+        chunk.to(device.torch_device)
         for module in chunk.modules():
             # TransformerEngine's GEMMs then add weight gradients directly to the float32 main
             # gradients, without rounding them to bfloat16 first. Not by Megatron's setting
