@@ -114,8 +114,9 @@ def leave_out_held_out(
 def take_held_out(
     problem_set: ProblemSet, num: int, seed: int
 ) -> tuple[ProblemSet, ProblemSet]:
-    """Split the set: (problems to train on, `num` held-out ones drawn with `seed`). Rows that ask
-    the same are on one side. Errors: `UserError` if nothing would remain to train on.
+    """Split the set: (problems to train on, held-out ones drawn with `seed`). The held-out ones are
+    `num` different problems, with all rows that ask the same. Errors: `UserError` if nothing would
+    remain to train on.
     """
     texts = list(dict.fromkeys(map(asked, problem_set.problems)))
     if num >= len(texts):

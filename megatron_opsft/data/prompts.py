@@ -73,7 +73,9 @@ class PromptEncoder:
 
     @property
     def example(self) -> str:
-        """The prompt of a problem `1`, as text."""
+        """The prompt of a problem whose text is "1", as the chat template writes it. It shows what
+        the template adds, such as an opened `<think>`.
+        """
         return self.chat.text(self.messages(_EXAMPLE))
 
     def encode(

@@ -60,7 +60,8 @@ def read_problem(
     if not with_fields and gold.strip().casefold() in _NO_ANSWERS:
         raise RowError(f"{answer_field} is {gold.strip()!r}, which is no answer")
     images = [row.fields.get(name) for name in _IMAGE_FIELDS]
-    if _IMAGE_TAG in last.content or any(images):
+    has_tag = any(_IMAGE_TAG in message.content for message in (*before, last))
+    if has_tag or any(images):
         raise RowError("it has an image, and only text is trained on")
     text = last.content
     problem_id = _id_of(row)

@@ -64,7 +64,9 @@ class SequenceClip:
 
 @record
 class SquaredLogRatio:
-    """Kimi k1.5's surrogate: A log p - tau / 2 (log p - log old)^2, summed over a response."""
+    """Kimi k1.5's surrogate of a whole response: A log p - tau / 2 (log p - log old)^2, where log p
+    and log old are the sums over its tokens.
+    """
 
     tau: float
 

@@ -120,8 +120,9 @@ def _text_behind_thinking(response: str) -> str:
 
 
 def _stated_values(text: str) -> list[str]:
-    """Return what may be the answer in the last statements, back to one with mathematics. A
-    statement that is taken back, and those before it, count for nothing.
+    """Return the candidates for the answer from statements such as "The answer is ...", the last
+    one first, back to the first that has mathematics in it. A statement that is taken back ("wait,
+    that is wrong") ends the search: neither it nor those before it count.
     """
     text = _MARKUP.sub("", text[-_MAX_CHARS:])
     values: list[str] = []

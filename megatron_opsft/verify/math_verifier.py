@@ -62,8 +62,8 @@ def judge(response_text: str, gold: str | float) -> Verdict:
 
 
 def _compare(candidates: Sequence[str], golds: Sequence[Answer]) -> Verdict:
-    """Return CORRECT if one of the candidates is a gold answer. The first one that is understood as
-    more than words is the last that counts.
+    """Return CORRECT if a candidate is a gold answer. They are tried in order, up to the first that
+    is understood as more than words: if that one differs from the golds, the verdict is WRONG.
     """
     for candidate in candidates:
         answers = _read_answer(candidate)

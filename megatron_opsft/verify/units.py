@@ -178,13 +178,14 @@ def _looks_like_prose(words: list[str]) -> bool:
 
 
 def _name_unit(words: str, power: str) -> Unit | None:
-    """Return the factors of a unit, measures in their short form; None for text that is no unit.
+    """Return the factors of a unit, ("km", "h-1") of km/h; None for text that is no unit, such as
+    "times more".
 
-    power: the exponent behind the words.
+    power: the exponent behind the words, which belongs to the last factor.
     """
     words = re.sub(r"[a-z]+", lambda match: _SPEEDS.get(match[0], match[0]), words)
     words = words.replace("*", " ")
-    if "^" not in words:
+    if "^" not in words:  # a hyphen then joins words; else it may be an exponent's sign
         words = words.replace("-", " ")
     if _FACTOR.sub("", words).strip(" ().,"):
         return None
@@ -203,8 +204,9 @@ def _name_unit(words: str, power: str) -> Unit | None:
             is_below = False
         elif match["per"] and match["opens"]:
             is_below = True
-    if not names or "times" in names[:-1]:
+    if not names or "times" in names[:-1]:  # "times more" multiplies
         return None
+    # Powers of nothing: "squared", "square cubic".
     powers = [name for name in names if name.lower() in _POWERS]
     if names in (["squared"], ["cubed"]) or (len(names) > 1 and powers == names):
         return None

@@ -56,12 +56,22 @@ def test_fields_are_found_and_a_gold_answer_is_what_its_text_marks(tmp_path: Pat
     ]
 
 
+ANSWER_AND_QUESTION = [
+    {"role": "assistant", "content": "A ruler."},
+    {"role": "user", "content": "How long is it?"},
+]
+
+
 def test_rows_that_cannot_be_answered_from_text_are_left_out(tmp_path: Path) -> None:
     rows = [
         {"problem": "Prove it.", "answer": "proof"},
         {"problem": "p", "answer": " NotFound "},
         {"problem": "How long is <image>?", "answer": "3"},
         {"problem": "p", "answer": "3", "images": ["AAAA"]},
+        {
+            "problem": [{"role": "user", "content": "<image> What is it?"}, *ANSWER_AND_QUESTION],
+            "answer": "3",
+        },
         {"problem": "p", "answer": "none", "images": []},
     ]
     source = write_rows(tmp_path / "data.jsonl", rows)
@@ -70,7 +80,7 @@ def test_rows_that_cannot_be_answered_from_text_are_left_out(tmp_path: Path) -> 
     assert [bad.reason for bad in read.bad_rows] == [
         "answer is 'proof', which is no answer",
         "answer is 'NotFound', which is no answer",
-        *["it has an image, and only text is trained on"] * 2,
+        *["it has an image, and only text is trained on"] * 3,
     ]
     own = load_problems(source, with_fields=True)  # an own judge knows what its answers mean
     assert [problem.answer for problem in own.problems] == ["proof", "NotFound", "none"]

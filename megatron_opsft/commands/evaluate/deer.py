@@ -127,7 +127,7 @@ class Deer:
         sampling: SamplingSettings,
     ) -> list[tuple[Rollout, int]]:
         """Return all responses, in the order of the requests, each with the number of tokens that
-        were sampled for it beyond its own.
+        were sampled for trials and for words that were dropped.
 
         A rollout is as if sampled in one go: thinking, end of thinking, conclusion, end token, at
         most sampling.max_response_tokens. No two requests may be for the same sample of a problem.

@@ -171,6 +171,7 @@ def table_of_changes(run: Run) -> Table:
         key = f"{prefix}samples" if prefix else "num_rollouts"
         if counts := [count for _, count in run.points(key)]:
             note = f"n = {count_of([counts[0], counts[-1]])} responses"
+            # "eval_aime_" -> "aime"; "eval_" and "" have no name.
             if name := prefix.removeprefix("eval_").removesuffix("_"):
                 note += f" of {name}"
             notes.append(f"{note} at each end")

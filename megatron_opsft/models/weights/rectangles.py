@@ -53,7 +53,9 @@ class Rect(NamedTuple):
         )
 
     def strip(self, axis: int, start: int, stop: int) -> "Rect":
-        """Return the rows (axis 0) or columns (axis 1) [start, stop), as far as there are any."""
+        """Return the rows (axis 0) or columns (axis 1) [start, stop) of a rectangle that begins
+        at 0, as far as there are any.
+        """
         if axis == 0:
             return self._replace(row0=min(start, self.row1), row1=min(stop, self.row1))
         return self._replace(col0=min(start, self.col1), col1=min(stop, self.col1))
@@ -111,8 +113,8 @@ class Copy(NamedTuple):
         return None if part is None else part.inverse
 
     def then(self, following: "Copy") -> "Copy | None":
-        """Return the copy from this source to the target of `following`, as far as this target
-        and its source overlap, or None if they do not.
+        """Join two copies, a to b and `following` from b to c, into one from a to c. It holds the
+        part of b that this copy writes and `following` reads; None if there is no such part.
         """
         onward = following.cut(self.target)
         if onward is None:

@@ -30,7 +30,7 @@ class RolloutLog:
         self._rank = layout.rank
         node_size = int(os.environ.get("LOCAL_WORLD_SIZE", layout.world_size))
         first_of_node = layout.rank - int(os.environ.get("LOCAL_RANK", layout.rank))
-        # The last rank of the node writes: data are routed to higher ranks on the shortest way.
+        # One rank of each node writes, its last; rank 0 has other files to write.
         self._writer = min(first_of_node + node_size, layout.world_size) - 1
         # With several nodes every writer has a file of its own.
         self._file_rank = self._writer if node_size < layout.world_size else None

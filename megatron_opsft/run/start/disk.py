@@ -12,6 +12,7 @@ from megatron_opsft.models.weights.rules import WeightTable
 from megatron_opsft.records import record
 from megatron_opsft.run.start.run_directory import BEST
 from megatron_opsft.runtime.durable import list_checkpoints
+from megatron_opsft.runtime.formatting import number
 
 # Bytes of a parameter's optimizer state in a checkpoint: float32 main weight and two moments.
 STATE_BYTES = 12
@@ -148,5 +149,5 @@ def _bytes_of_files(directory: Path) -> int:
 
 
 def gigabytes(num_bytes: int) -> str:
-    """Write a number of bytes with three digits."""
-    return f"{num_bytes / 1e9:,.3g} GB"
+    """Write a number of bytes in GB, with three digits below 1,000."""
+    return f"{number(num_bytes / 1e9)} GB"
