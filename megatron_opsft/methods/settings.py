@@ -1,6 +1,6 @@
 """The base class of all methods; `policy` has those of policy gradients.
 
-A method is one class, in its file in `catalog/`. Its fields are the keys of `method` in a
+A method is one class, in a file of `catalog/`. Its fields are the keys of `method` in a
 configuration, and it overrides what it does differently from the classes here. `config.method` is
 an instance, chosen by `name`.
 """

@@ -87,7 +87,7 @@ def read_summary(run: Path) -> JsonObject:
         return {}
     try:
         summary = json.loads(path.read_bytes())
-    except (ValueError, RecursionError):
+    except (OSError, ValueError, RecursionError):
         summary = None
     if not isinstance(summary, dict):
         raise UserError(

@@ -204,6 +204,19 @@ def check_example(words: list[str]) -> None:
         assert (ROOT / file).is_file(), f"{words}: no file {file}"
 
 
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (("launch", "slurm"), "--gpus-per-node N"),
+        (("study",), "--only N"),
+        (("report",), "--max-mb X"),
+    ],
+)
+def test_help_shows_what_kind_of_value_an_option_takes(words: tuple[str, ...], option: str) -> None:
+    said = CliRunner().invoke(PROGRAM, [*words, "--help"], env={"COLUMNS": "80"}).stdout
+    assert f"{option} " in said
+
+
 @pytest.mark.parametrize("path", all_commands(), ids=lambda path: " ".join(path) or "(program)")
 def test_help_is_one_screen_with_examples(path: tuple[str, ...]) -> None:
     ended = CliRunner().invoke(PROGRAM, [*path, "--help"], env={"COLUMNS": "80"})

@@ -313,17 +313,17 @@ def test_an_update_has_weights_times_advantages_or_both() -> None:
     )
     s = session()
     batch = judged(s, [1, 2])
-    packed = pack_update(s, batch, update)
+    packed, _ = pack_update(s, batch, update)
     (plain,) = packed.microbatches
     assert plain.weights_R.tolist() == [1.5, -2.0, -2.0] and plain.advantages_R is None
     assert packed.factor == 0.25
     s.trainer.objective = SimpleNamespace(is_weighted_likelihood=False)
-    (both,) = pack_update(s, batch, update).microbatches
+    (both,) = pack_update(s, batch, update)[0].microbatches
     assert both.advantages_R is not None
     assert both.weights_R.tolist() == [0.5, 2.0, 2.0]
     assert both.advantages_R.tolist() == [3.0, -1.0, -1.0]
     empty = Update(responses=(), token_weights=(), advantages=(), factor=0.25)
-    nothing = pack_update(s, batch, empty)
+    nothing, _ = pack_update(s, batch, empty)
     assert (nothing.microbatches, nothing.factor, nothing.packing) == ([], 0.0, PackingReport())
 
 

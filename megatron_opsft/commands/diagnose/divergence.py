@@ -157,7 +157,7 @@ def _compare(
     # No name for [C, V]: it is freed before the next ones are made.
     kl_C = kl_div(log_q_CV, log_p_CV, reduction="none", log_target=True).sum(-1)
     sampled_C1 = sampled_C.to(log_p_CV.device)[:, None]
-    preferred_CK = log_q_CV.topk(NUM_PREFERRED).indices
+    preferred_CK = log_q_CV.topk(min(NUM_PREFERRED, log_q_CV.shape[1])).indices
     ids_CL = torch.cat([sampled_C1, preferred_CK], dim=1)
     of_p_CL = log_p_CV.gather(1, ids_CL).exp()
     of_q_CL = log_q_CV.gather(1, ids_CL).exp()

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from pydantic import Field, NonNegativeInt
+from pydantic import Field
 
 from megatron_opsft.commands.command_line import RunCommand
 from megatron_opsft.config.training import check_world
@@ -36,7 +36,7 @@ class Slurm(RunCommand):
     """Nodes of a job."""
     ranks_per_node: int = Field(8, ge=1)
     """Processes on each node; one for each GPU."""
-    gpus_per_node: NonNegativeInt | None = None
+    gpus_per_node: int | None = Field(None, ge=0)
     """By default one for each rank; 0: none."""
     partition: str | None = None
     """By default SLURM's."""

@@ -119,7 +119,8 @@ def make_data(config: Config, out: Path, limit: int | None) -> None:
                 limit=s.settings.max_response_tokens,
                 seed_step=1,
             )
-            new_rows = make_rows(judged)
+            # The file has no routing.
+            new_rows = [replace(row, routing=b"") for row in make_rows(judged)]
             if s.layout.is_main:
                 journal.append(_as_json(len(chunk), new_rows))
                 rows += new_rows

@@ -109,7 +109,9 @@ def tokenskip_rows(
         if ratio < 1:
             shortened = tuple(tokenize(shorten("".join(texts[reasoning]), ratio)))
         response_ids = (*start, *shortened, *end)
-        row = replace(row, prompt_ids=prompt_ids, response_ids=response_ids)
+        row = replace(
+            row, prompt_ids=prompt_ids, response_ids=response_ids, routing=b""
+        )
         rows.append((index, row))
     by_index = sorted(gather_from_all(rows), key=itemgetter(0))
     return [row for _, row in by_index]

@@ -84,4 +84,4 @@ def write_figures(
 
 
 def _plain_name(text: str) -> str:
-    return re.sub(r"[^A-Za-z0-9]+", "_", text).strip("_")[:120]
+    return re.sub(r"[^A-Za-z0-9]+", "_", text).strip("_")[:120] or "chart"

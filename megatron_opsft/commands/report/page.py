@@ -134,7 +134,7 @@ def _settings_of(runs: Sequence[Run]) -> list[Table]:
         return []
     headings = ["setting", *(run.name for run in runs)]
     tables = [Table(caption="All settings", headings=headings, rows=rows)]
-    if differing:
+    if len(runs) > 1:
         caption, rows = "Settings that differ", sorted(differing)
         tables.insert(0, Table(caption=caption, headings=headings, rows=rows))
     return tables

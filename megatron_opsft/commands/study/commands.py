@@ -4,7 +4,7 @@ import os
 import shlex
 from pathlib import Path
 
-from pydantic import Field, NonNegativeInt
+from pydantic import Field
 
 from megatron_opsft.commands.command_line import Command
 from megatron_opsft.errors import UserError
@@ -32,7 +32,7 @@ class StudyCommand(Command):
     """What to run in place of megatron-opsft, such as 'torchrun --nproc-per-node 8 -m
     megatron_opsft'.
     """
-    only: NonNegativeInt | None = None
+    only: int | None = Field(None, ge=0)
     """Only the run with this number, from 0, as --list shows it."""
     show_list: bool = Field(False, alias="list")
     """List the runs and exit."""

@@ -195,9 +195,11 @@ class Evaluations:
         line |= _measure(judged.responses, "eval")
         line |= measure_correct([r.num_tokens for r in judged.responses if r.correct])
         examples = _examples(self.session, judged)
+        del judged  # the responses of one set at a time are kept
         for name, held_out in self.session.more_held_out.items():
-            of_set = _judge(self.session, f"problems of {name}", held_out)
-            line |= _measure(of_set.responses, f"eval_{name}")
+            title = f"problems of {name}"
+            responses = _judge(self.session, title, held_out).responses
+            line |= _measure(responses, f"eval_{name}")
         self.lines.append(line)
         if self.metrics_log is None:
             return

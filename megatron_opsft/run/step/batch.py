@@ -180,8 +180,6 @@ class PackedUpdate:
     microbatches: Sequence[MicroBatch] = field(default_factory=list)
     indices: Sequence[Sequence[int]] = field(default_factory=list)
     """The responses in each micro-batch, in its order: indices into `Update.responses`."""
-    samples: Mapping[int, Sample] = field(default_factory=dict)
-    """The samples in them, by index."""
     factor: float = 0.0
     """Factor of the loss, summed over the micro-batches of all ranks."""
     packing: PackingReport = field(default_factory=PackingReport)
@@ -197,10 +195,10 @@ def pack_updates(
     """
     penalty = s.trainer.objective.token_penalty
     with watch.phase("train"):
-        updates = [
-            pack_update(s, batch, update)
-            for update in s.method.updates(batch.groups, batch.credits)
-        ]
+        updates = []
+        for update in s.method.updates(batch.groups, batch.credits):
+            packed, _ = pack_update(s, batch, update)
+            updates.append(packed)
     packs: Sequence[Sequence[MicroBatch]] = [update.microbatches for update in updates]
     needs_old = len(updates) > 1 or penalty is not None
     # Fixed data bring the log-probs of the policy that sampled, if they matter.
@@ -226,14 +224,16 @@ def pack_update(
     batch: JudgedBatch,
     update: Update,
     lengths: Sequence[int] | None = None,
-) -> PackedUpdate:
+) -> tuple[PackedUpdate, Mapping[int, Sample]]:
     """Pack one optimizer step; an update without responses has no micro-batch.
 
+    Returns also the samples in this rank's micro-batches, by index: the caller decides how long
+    they are kept.
     lengths: the tokens that each response takes in a pack, by default those of its prompt and its
     own. Called by every rank with the same update.
     """
     if not update.responses:
-        return PackedUpdate()
+        return PackedUpdate(), {}
     if lengths is None:
         lengths = [response.sequence_tokens for response in update.responses]
     plan, packing = plan_packs(
@@ -246,13 +246,13 @@ def pack_update(
     indices_of = [list(chain.from_iterable(packs)) for packs in plan]
     samples = s.fetch(batch.rollouts, batch.problems, update.responses, indices_of)
     indices = plan[s.layout.dp_rank]
-    return PackedUpdate(
+    packed = PackedUpdate(
         microbatches=build_microbatches(s, update, indices, samples),
         indices=indices,
-        samples=samples,
         factor=update.factor,
         packing=packing,
     )
+    return packed, samples
 
 
 def build_microbatches(
@@ -261,7 +261,10 @@ def build_microbatches(
     indices: Sequence[Sequence[int]],
     samples: Mapping[int, Sample],
 ) -> list[MicroBatch]:
-    """Build the micro-batches of an update on this rank. indices, samples: see `PackedUpdate`."""
+    """Build the micro-batches of an update on this rank.
+
+    indices: see `PackedUpdate`. samples: by index.
+    """
     weights, advantages = update.token_weights, update.advantages
     takes_product = s.trainer.objective.is_weighted_likelihood
     if takes_product:

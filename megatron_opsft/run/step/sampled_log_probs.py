@@ -49,7 +49,7 @@ def _log_probs(s: Session, batch: JudgedBatch) -> dict[int, tuple[float, ...]]:
         advantages=ones,
         factor=1.0,
     )
-    packed = pack_update(s, batch, update)
+    packed, _ = pack_update(s, batch, update)
     temperature = s.settings.temperature
     scored = s.trainer.score_batches(packed.microbatches, temperature=temperature)
     rows_for: dict[int, list[tuple[int, tuple[float, ...]]]] = defaultdict(list)

@@ -76,10 +76,10 @@ def pack_taught(s: Session, batch: JudgedBatch, watch: Stopwatch) -> list[Packed
     prompts = teacher_prompts(s, batch)
     lengths = pair_lengths(batch, update.responses, prompts)
     with watch.phase("train"):
-        packed = pack_update(s, batch, update, lengths)
+        packed, samples = pack_update(s, batch, update, lengths)
         of_teacher = {
             index: replace(sample, prompt_ids=prompts[sample.problem_id], routing=b"")
-            for index, sample in packed.samples.items()
+            for index, sample in samples.items()
         }
         teachers = build_microbatches(s, update, packed.indices, of_teacher)
     with watch.phase("reference"):

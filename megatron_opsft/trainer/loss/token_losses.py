@@ -165,8 +165,8 @@ def kl_estimate(estimator: KlEstimator, log_probs: Tensor, reference: Tensor) ->
     if estimator == "k2":
         return 0.5 * d.square()
     bounded = d.clamp(max=_MAX_LOG_RATIO)
-    k3 = bounded.expm1() - bounded
     slope = bounded.expm1()  # of k3 at `bounded`
+    k3 = slope - bounded
     return k3 + slope * (d - bounded)  # d - bounded is 0 up to _MAX_LOG_RATIO
 
 
