@@ -87,7 +87,7 @@ def read_summary(run: Path) -> JsonObject:
         return {}
     try:
         summary = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
+    except (ValueError, RecursionError):
         summary = None
     if not isinstance(summary, dict):
         raise UserError(
