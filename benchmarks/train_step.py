@@ -39,16 +39,14 @@ from megatron_opsft.trainer.loss.loss_memory import choose_cross_entropy
 from megatron_opsft.trainer.model.step import Trainer
 
 
-def parallel_of(args: argparse.Namespace) -> ParallelConfig:
-    """The layout that is measured."""
-    return ParallelConfig(tp=args.tp, pp=args.pp, sequence_parallel=args.tp > 1)
-
-
 def build_trainer(
-    args: argparse.Namespace, shape: ModelShape, device: Device, layout: Layout
+    args: argparse.Namespace,
+    parallel: ParallelConfig,
+    shape: ModelShape,
+    device: Device,
+    layout: Layout,
 ) -> tuple[Trainer, str]:
     """With random weights; and the cross-entropy that was chosen."""
-    parallel = parallel_of(args)
     train = TrainConfig(max_tokens_per_microbatch=args.tokens, recompute=args.recompute)
     loss = choose_cross_entropy(
         args.impl,
@@ -98,9 +96,10 @@ def accept(args: argparse.Namespace, rate: float) -> list[bool]:
 
 def measure(args: argparse.Namespace) -> None:
     """Called by every rank."""
-    device, layout = join_ranks(args.device, parallel_of(args))
+    parallel = ParallelConfig(tp=args.tp, pp=args.pp, sequence_parallel=args.tp > 1)
+    device, layout = join_ranks(args.device, parallel)
     shape = SHAPES[args.shape]
-    trainer, method = build_trainer(args, shape, device, layout)
+    trainer, method = build_trainer(args, parallel, shape, device, layout)
     samples = draw_samples(args, shape.vocab_size)
     accepted = {rate: accept(args, rate) for rate in args.acceptance}
 
@@ -108,7 +107,7 @@ def measure(args: argparse.Namespace) -> None:
         batches, factor = pack_accepted(
             samples,
             accepted[rate],
-            parallel_of(args),
+            parallel,
             budget=args.tokens,
             dp_rank=layout.dp_rank,
             dp_size=layout.dp_size,

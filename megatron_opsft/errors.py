@@ -1,4 +1,4 @@
-"""Errors a user can act on: one line that names what is wrong, where, and how to fix it. And the
+"""Errors a user can act on: one line that names what is wrong, where, and how to fix it; and the
 log, for what the user should know although the work goes on.
 """
 

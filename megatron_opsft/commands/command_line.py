@@ -39,7 +39,7 @@ class Command(Section):
     keys_of: ClassVar[type[Section] | None] = None
     """Model of the keys that are not options, if the command takes any."""
     keys: tuple[str, ...] = ()
-    """Such keys of the command line, as key=value."""
+    """Keys of the command line that are not options, as key=value."""
 
     def run(self) -> int | None:
         """Execute the command. Returns the exit code; None is 0. Errors: `UserError`."""

@@ -129,6 +129,11 @@ class ParallelConfig(Section):
     """Reduce gradients while the backward pass still runs."""
 
     @property
+    def sequence_shards(self) -> int:
+        """Number of ranks that divide hidden states under sequence parallelism, otherwise 1."""
+        return self.tp if self.sequence_parallel else 1
+
+    @property
     def expert_tp(self) -> int:
         """Number of ranks that share each expert."""
         return self.etp or self.tp

@@ -132,10 +132,9 @@ def load_problems(
         except RowError as error:
             bad_rows.append(BadRow(source=source, row=row.number, reason=str(error)))
             continue
-        unique = problem.id
-        while unique in problems:  # an id that is taken gets the row's number, too
-            unique = f"{unique}-{row.number}"
-        problems[unique] = replace(problem, id=unique)
+        while problem.id in problems:  # an id that is taken gets the row's number, too
+            problem = replace(problem, id=f"{problem.id}-{row.number}")
+        problems[problem.id] = problem
     return ProblemSet(
         name=source,
         problems=tuple(problems.values()),

@@ -142,8 +142,8 @@ def choose_fields(
     """Return the name of each wanted field: the one of its candidates that most rows have.
 
     wanted: the config key of each field, for errors, and its candidates, which may be dotted: the
-    user's choice alone, or all that are common.
-    Errors: `UserError` naming every key whose field no row has.
+    user's choice alone, or the common names. Errors: `UserError` naming every key whose field no
+    row has.
     """
     chosen = []
     missing = {}

@@ -120,8 +120,8 @@ class RolloutEngine(Protocol):
     def generate(
         self, requests: Sequence[ResponseRequest], sampling: SamplingSettings
     ) -> list[Rollout]:
-        """Return all responses in the order of the requests; none on ranks
-        whose `share.answers` is false.
+        """Return all responses in the order of the requests; none on ranks whose `share.answers` is
+        false.
 
         No two requests may be for the same sample of a problem. The longest prompts come first, so
         that a batch has little padding.

@@ -84,8 +84,8 @@ class _NoStream:
 
 
 def _with_uneven(equal: Callable, uneven: Callable) -> Callable:
-    """Return what replaces `equal`, a collective of Megatron's for equal sizes: where sizes are
-    given, `uneven`, which pads the rows and calls the original.
+    """Return a replacement for `equal`, a collective of Megatron's for equal sizes. Where sizes are
+    given, it calls `uneven`, which pads the rows and uses the original.
     """
 
     def collective(

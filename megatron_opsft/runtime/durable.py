@@ -188,8 +188,8 @@ def publish(new: Path, name: Path, replaced: Path) -> None:
     """Rename the directory `new` to `name`, and wait until that is on disk. An existing `name` is
     first renamed to `replaced`.
 
-    The files in `new` must be on disk already. Errors: `OSError`; then both directories
-    have their names again.
+    The files in `new` must be on disk already. Errors: `OSError`; then both directories have
+    their names again.
     """
     sync_path(new)
     if name.exists():

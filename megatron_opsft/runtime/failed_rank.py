@@ -89,12 +89,12 @@ class Peer:
             self.failure, self.failed_at = Failure(*failure), now
 
     def found_dead(self) -> Diagnosis:
-        """Return the diagnosis if the rank's process is gone."""
+        """Return the diagnosis of a rank whose process is gone."""
         message = f"{self.name} died in {self.where}"
         return Diagnosis(rank=self.rank, kind="died", message=message)
 
     def found_silent(self, limits: Limits) -> Diagnosis:
-        """Return the diagnosis if the rank gives no sign of life."""
+        """Return the diagnosis of a rank that gives no sign of life."""
         silence = f"{limits.silence_seconds:.0f} s"
         message = f"{self.name} has given no sign of life for {silence}; it was in {self.where}"
         return Diagnosis(rank=self.rank, kind="silent", message=message)

@@ -28,6 +28,8 @@ from megatron_opsft.runtime.launched import (
     count_start,
     is_launched,
     is_on_one_machine,
+    launched_rank,
+    launched_ranks,
 )
 
 _LOOPBACK = "127.0.0.1"
@@ -105,9 +107,8 @@ def join_job(
     if is_on_one_machine():
         listen_on_loopback()
     number = count_start()
-    rank, world_size = 0, 1
+    rank, world_size = launched_rank(), launched_ranks()
     if is_launched():
-        rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         allow_open_files(rank, world_size)
         store = _meet_ranks(rank, world_size, patience or timeout, number)
     else:
@@ -152,7 +153,7 @@ def refuse_start(reason: str) -> None:
     number = count_start()
     if any(name not in os.environ for name in RENDEZVOUS):
         return
-    rank = int(os.environ["RANK"])
+    rank = launched_rank()
     with suppress(RanksMissing):  # then no other rank listens
         start = _open_store(rank, number, _REFUSE_PATIENCE)
         start.compare_set("outcome", "", f"rank {rank}: {reason}")

@@ -144,7 +144,7 @@ def current_phase() -> Phase:
 
 def describe_rank() -> str:
     """Return, for example, `rank 3 on node042 in phase train of step 17`."""
-    return f"rank {os.environ.get('RANK', '0')} on {socket.gethostname()} in {_current}"
+    return f"rank {launched_rank()} on {socket.gethostname()} in {_current}"
 
 
 class Stopwatch:

@@ -44,7 +44,8 @@ _MAX_TERMS = 1000  # of a progression that is written out
 
 def is_understood(answer: Answer) -> bool:
     """True if the whole answer can be read: an option's letter, a time, a numeral, words or
-    mathematics."""
+    mathematics.
+    """
     body = answer.body
     return answer.readable and bool(
         answer.option

@@ -1,7 +1,8 @@
-"""Characters and LaTeX that mean the same: the first half of the table of `verify.spelling`.
+"""Characters, LaTeX and groups of digits that mean the same: the first half of the table of
+`verify.spelling`.
 
-Each row says what is written, what becomes of it, why the rule is there, and what is replaced by
-what. In patterns the name of a command ends in front of (?![a-zA-Z]).
+Each row says what is written, what becomes of it and why the rule is there; then come its pattern
+and the replacement. In patterns the name of a command ends in front of (?![a-zA-Z]).
 """
 
 import re

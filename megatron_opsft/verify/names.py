@@ -54,7 +54,7 @@ def with_same_arguments(gold: Any, answer: Any) -> tuple[Any, Any]:
 
 def _defined_function(value: Any) -> Any:
     """Return f(x) of f(x) = x^2, and of a list of such equations for it alone; None for anything
-    else, and if x is no letter of an argument.
+    else, also for f(2) = 4 and P(A) = 1, whose arguments are not small letters.
     """
     equations = written_members(value) if isinstance(value, FiniteSet) else [value]
     if not equations or not all(isinstance(item, Eq) for item in equations):

@@ -45,7 +45,7 @@ def make_diagnosis(directory: Path) -> Path:
 def write_diagnosis_page(
     page: Path, rows: Sequence[dict[str, Any]], original: str, efficient: str
 ) -> str:
-    """Also what a terminal says."""
+    """Write the page; return what a terminal says."""
     contents = describe_divergence(rows, original, efficient)
     contents.write_page(page)
     return contents.text

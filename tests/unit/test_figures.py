@@ -115,10 +115,9 @@ def test_charts_of_evaluations_have_the_stored_intervals(tmp_path: Path) -> None
         ((length.low, length.high), (accuracy.value, accuracy.value), "|"),
     ]
     assert bars.rows[1].interval == (length.low, length.high)
-    point = results[1].benchmarks["gsm8k"].budgets[1]
-    assert at_budget.series[1].whiskers[1] == (
-        ((128, 128), point.metrics["accuracy"].interval, "_")
-    )
+    budgeted = results[1].benchmarks["gsm8k"].budgets[1].metrics["accuracy"]
+    interval = budgeted.low, budgeted.high
+    assert at_budget.series[1].whiskers[1] == ((128, 128), interval, "_")
     note = "n = 10 problems × 2 responses; whiskers: 95 % intervals, bootstrap over problems"
     for picture in pictures.values():
         assert picture.note == note

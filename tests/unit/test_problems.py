@@ -56,12 +56,6 @@ def test_fields_are_found_and_a_gold_answer_is_what_its_text_marks(tmp_path: Pat
     ]
 
 
-ANSWER_AND_QUESTION = [
-    {"role": "assistant", "content": "A ruler."},
-    {"role": "user", "content": "How long is it?"},
-]
-
-
 def test_rows_that_cannot_be_answered_from_text_are_left_out(tmp_path: Path) -> None:
     rows = [
         {"problem": "Prove it.", "answer": "proof"},
@@ -69,7 +63,11 @@ def test_rows_that_cannot_be_answered_from_text_are_left_out(tmp_path: Path) -> 
         {"problem": "How long is <image>?", "answer": "3"},
         {"problem": "p", "answer": "3", "images": ["AAAA"]},
         {
-            "problem": [{"role": "user", "content": "<image> What is it?"}, *ANSWER_AND_QUESTION],
+            "problem": [
+                {"role": "user", "content": "<image> What is it?"},
+                {"role": "assistant", "content": "A ruler."},
+                {"role": "user", "content": "How long is it?"},
+            ],
             "answer": "3",
         },
         {"problem": "p", "answer": "none", "images": []},

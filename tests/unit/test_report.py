@@ -182,6 +182,8 @@ def test_report_writes_the_page(cli: ForkedCli, tmp_path: Path) -> None:
     make_evaluation(evaluation / "baseline", "old", 200, 6)
     said = cli.run(["report", evaluation]).stdout.splitlines()
     assert [line.split()[:2] for line in said[1:3]] == [["GSM8K", "old"], ["new", "70.0"]]
+    compared = cli.run(["eval", "compare", evaluation, f"--out={tmp_path / 'compared'}"])
+    assert compared.stdout.splitlines()[1:3] == said[1:3]
     models = ["evaluation of old", "evaluation of new"]
     assert names_of(evaluation / "report.html") == models
     page = tmp_path / "p"

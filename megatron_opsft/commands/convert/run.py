@@ -172,7 +172,7 @@ def _copy_rows(
     data = _staging.place_for((last - first) * region.row_bytes)
     rows = torch.frombuffer(data, dtype=region.dtype).view(-1, *region.shape[1:])
     window = Rect(target.name, first, last, 0, width)
-    for copy in target.copies:  # of whole rows: no tensor is cut here
+    for copy in target.copies:  # each has all columns: nothing is sharded here
         part = copy.cut_target(window)
         if part is not None:
             read = part.source

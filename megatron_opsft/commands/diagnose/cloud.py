@@ -15,9 +15,13 @@ _SMALLEST = 11.0  # font size that can be read on a phone
 _HALF_WIDTHS = frozenset("iljtfrI.,:;!|'()[] ")
 _TURN = 0.35  # radians between two positions on the spiral
 _STEP = 1.1  # units outwards a radian of the spiral
-_HALF_HEIGHT = 0.6  # of a word's box over its font size
-_BASELINE = 0.32  # below the middle of the box, over the font size
-_FLATNESS = 0.62  # of the spiral: a picture is wider than it is high
+_HALF_HEIGHT = 0.6  # half the height of a word's box, as a share of its font size
+_BASELINE = (
+    0.32  # how far the baseline is below the middle, as a share of the font size
+)
+_FLATNESS = (
+    0.62  # height of the spiral over its width: a picture is wider than it is high
+)
 
 
 def lay_out(weights: Mapping[str, float]) -> tuple[list[Word], float]:
@@ -26,7 +30,7 @@ def lay_out(weights: Mapping[str, float]) -> tuple[list[Word], float]:
     weights: word -> its weight (> 0). The area of a word's letters grows with its weight, down to
     the smallest font.
     """
-    placed: list[Word] = []  # y: of the middle
+    placed: list[Word] = []  # their y is that of the middle, not yet of the baseline
     heaviest = max(weights.values(), default=1.0)
     for text, weight in sorted(weights.items(), key=lambda item: (-item[1], item[0])):
         size = max(_SMALLEST, _LARGEST * math.sqrt(weight / heaviest))
@@ -80,7 +84,7 @@ def _place(text: str, size: float, placed: Sequence[Word]) -> Word:
 
 
 def _overlap(one: Word, other: Word) -> bool:
-    """Return True if the boxes of two words have a common area. y: height of the middle."""
+    """Return True if the boxes of two words have a common area. Their y is that of the middle."""
     return (
         abs(one.x - other.x) < (one.room + other.room) / 2
         and abs(one.y - other.y) < (one.size + other.size) * _HALF_HEIGHT

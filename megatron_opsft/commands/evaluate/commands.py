@@ -54,7 +54,7 @@ class Evaluate(Command):
 
 
 class Compare(Command):
-    """One table and page of several results; names every setting in which they differ."""
+    """One table and page of results, or of one and its baseline; names settings that differ."""
 
     words = ("results",)
     examples = (

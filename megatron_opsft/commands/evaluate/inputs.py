@@ -7,7 +7,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Literal
 
-import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -23,6 +22,7 @@ from megatron_opsft.data.prompts import (
 )
 from megatron_opsft.errors import PromptError, UserError
 from megatron_opsft.models.architectures.config_from_hf import read_model_shape
+from megatron_opsft.models.storage.large_files import memory_of
 from megatron_opsft.models.storage.megatron_files import open_weights
 from megatron_opsft.models.storage.model_identity import tokenizer_sha256
 from megatron_opsft.models.storage.model_paths import TINY_REASONER, resolve_model
@@ -317,6 +317,5 @@ def _default_name(path: str, directory: Path) -> str:
 def _describe_tensor(item: tuple[str, Tensor]) -> str:
     """Return a line with name, dtype, shape and hash of the values. item: name, CPU tensor."""
     name, tensor = item
-    values = tensor.contiguous().view(torch.uint8).numpy()
-    digest = hashlib.sha256(values.data).hexdigest()
+    digest = hashlib.sha256(memory_of(tensor.contiguous())).hexdigest()
     return f"{name} {tensor.dtype} {tuple(tensor.shape)} {digest}\n"

@@ -145,8 +145,9 @@ def build_results(
 def _block_fields(
     draws: Sequence[_Draws], base: _Draws | None, budgets: Sequence[int]
 ) -> JsonObject:
-    """Return the fields of `BlockResults`. draws: those of the whole responses,
-    then those at each budget."""
+    """Return the fields of `BlockResults`. draws: those of the whole responses, then those at each
+    budget.
+    """
     whole, *at_budgets = draws
     metrics = _estimate_all(whole)
     differences = {}

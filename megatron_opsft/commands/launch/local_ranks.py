@@ -38,7 +38,8 @@ class LocalRanks:
     """Context manager that starts `num_ranks` ranks and passes stop signals on to them.
 
     Signal handlers are installed on entry and restored on exit. A stop signal that arrives while
-    ranks are being started reaches them when all are. A second Ctrl-C ends everything at once.
+    ranks are being started reaches them once all are started. A second Ctrl-C ends everything at
+    once.
     """
 
     def __init__(self, num_ranks: int) -> None:

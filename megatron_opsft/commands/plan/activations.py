@@ -35,10 +35,10 @@ def activation_bytes(
 ) -> tuple[float, float, float]:
     """Estimate the bytes of activations on a rank of `stage`, for micro-batches of full size.
 
-    The first number is stored until the backward pass, for all micro-batches in flight. In addition
-    the second is needed for a moment in a backward pass, or the third by the loss, never both at
-    the same time; it is 0 before the last stage. num_microbatches: how many an update has on each
-    data-parallel rank.
+    The first number counts what is stored until the backward pass, for all micro-batches in flight.
+    Beyond that, the second is needed for a moment in a backward pass and the third by the loss,
+    never both at once; the third is 0 before the last stage. num_microbatches: how many an update
+    has on each data-parallel rank.
     """
     num_tokens = run.microbatch_tokens
     in_flight = num_in_flight(run, stage.index, num_microbatches)
@@ -50,7 +50,7 @@ def activation_bytes(
         # The schedule keeps the hidden states that it has sent to the next stage.
         stored += in_flight * num_tokens * layer_input
         backward += num_tokens * layer_input
-    if run.sequence_shards > 1:
+    if run.parallel.sequence_shards > 1:
         # Megatron gathers a layer's input into one buffer, which it keeps.
         stored += num_tokens * run.shape.hidden_size * run.dtype_bytes
     # The largest gradient of a weight, in the model's dtype until it is added to the main gradient.
@@ -136,7 +136,7 @@ def _feed_forward_bytes(run: PlannedRun) -> tuple[float, float]:
     # With even routing these are so many for each token of one rank's micro-batch:
     ffn_size = moe.ffn_size / parallel.expert_tp
     copies = moe.top_k * parallel.expert_tp / parallel.tp
-    router = 9 * moe.num_experts / run.sequence_shards + 40 * moe.top_k
+    router = 9 * moe.num_experts / run.parallel.sequence_shards + 40 * moe.top_k
     # One product more than in a dense layer: that with the router's weight.
     expert = shape.hidden_size + (3 + num_products) * ffn_size
     gradients += copies * dtype_bytes * (2 * ffn_size + 2 * shape.hidden_size)
@@ -164,7 +164,7 @@ def _loss_bytes(run: PlannedRun) -> float:
             min(run.rows_per_rank, run.shape.vocab_size),  # it never touches padding
             dtype_bytes=dtype_bytes,
             on_cuda=run.hardware.is_cuda,
-            sequence_parallel=run.sequence_shards > 1,
+            sequence_parallel=run.parallel.sequence_shards > 1,
             with_teacher=run.has_teacher,
         )
     else:

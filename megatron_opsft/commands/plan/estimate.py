@@ -83,7 +83,7 @@ class Plan:
     def pinned_bytes(self) -> float:
         """CPU memory of a node that its ranks pin for their GPUs.
 
-        It holds the reference model and, from the first checkpoint on, a copy of it.
+        It holds the reference model and, from the first checkpoint on, the copy of a checkpoint.
         """
         if not self.run.hardware.is_cuda:
             return 0

@@ -107,14 +107,9 @@ class PlannedRun:
         return self.hardware.is_cuda and self.dtype_bytes == 2
 
     @property
-    def sequence_shards(self) -> int:
-        """Number of ranks that divide hidden states under sequence parallelism, otherwise 1."""
-        return self.parallel.tp if self.parallel.sequence_parallel else 1
-
-    @property
     def hidden_per_rank(self) -> float:
-        """Elements of a token's hidden states on a rank, divided by `sequence_shards`."""
-        return self.shape.hidden_size / self.sequence_shards
+        """Elements of a token's hidden states on one rank."""
+        return self.shape.hidden_size / self.parallel.sequence_shards
 
     @property
     def rows_per_rank(self) -> int:
@@ -131,7 +126,7 @@ class PlannedRun:
     def microbatch_tokens(self) -> int:
         """Tokens of the largest micro-batch on a rank: the budget, or one sequence above it."""
         cp = self.parallel.cp
-        longest = padded(self.longest_tokens, cp, self.sequence_shards) // cp
+        longest = padded(self.longest_tokens, cp, self.parallel.sequence_shards) // cp
         return max(self.train.max_tokens_per_microbatch, longest)
 
     @property
@@ -205,7 +200,7 @@ def _count(
 ) -> tuple[int, int]:
     """Count the elements on one rank of the first, the last or another stage.
 
-    Those in experts that expert parallelism distributes are counted apart, as the second number.
+    Elements in experts that expert parallelism distributes are counted apart, as the second number.
     """
     table = WeightTable(replace(shape, num_layers=1), tp_size=parallel.tp)
     ends = table.stage_rules(range(0), has_embedding=first, has_output=last)

@@ -85,7 +85,7 @@ def rank_memory(run: PlannedRun, stage: Stage, num_microbatches: int) -> RankMem
         **_engine_terms(run),
         "reserved": _Term(run.hardware.reserved_bytes),
     }
-    # These two exist one after the other, so only the larger one counts.
+    # The backward pass and the loss exist one after the other, so only the larger one counts.
     smaller = "backward_pass" if loss > backward else "loss"
     terms[smaller] = terms[smaller]._replace(phases=())
     return RankMemory(

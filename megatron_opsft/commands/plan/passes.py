@@ -27,9 +27,9 @@ def pipeline_seconds(run: PlannedRun, stages: Sequence[float], count: int) -> fl
 def pass_seconds(
     run: PlannedRun, stage: Stage, sequences: Sequence[int], num_loss_tokens: int
 ) -> tuple[float, float]:
-    """Estimate the forward and the backward passes of sequences through one rank of a stage.
+    """Estimate the seconds of forward and of backward passes through one rank of a stage.
 
-    They are through all its layers and without fixed costs. sequences: tokens of each.
+    The passes go through all its layers, without fixed costs. sequences: tokens of each.
     num_loss_tokens: 0 unless the stage has the output layer.
 
     A backward pass costs as much as two forward passes of GEMMs. Recomputation adds one more

@@ -53,9 +53,8 @@ _DASHES = (
 )
 _MARKERS = "os^DvPX"
 _STYLES = list(zip(_COLOURS, _MARKERS, _DASHES, strict=True))
-_STYLES_OF_KIND: Mapping[
-    str, Mapping[str, Any]
-] = {  # matplotlib's settings by `Series.kind`
+# Settings of matplotlib by `Series.kind`.
+_STYLES_OF_KIND: Mapping[str, Mapping[str, Any]] = {
     "curve": {"markersize": 3.0},
     "held": {"markersize": 4.0, "linestyle": ":", "markerfacecolor": "white"},
     "points": {"markersize": 5.0, "linestyle": ""},

@@ -1,6 +1,6 @@
 """The methods, one small file for each or for a family, and their table.
 
-To add a method, add its class here, in a file of its own or of its family, and to `METHODS`.
+To add a method, add its class here, in a file of its own or of its family, and to `_CLASSES`.
 """
 
 import difflib

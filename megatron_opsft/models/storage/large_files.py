@@ -139,9 +139,9 @@ def row_chunks(start: int, stop: int, row_bytes: int) -> Iterator[tuple[int, int
 
 
 def archived_tensor(path: Path, start: int, length: int, what: str) -> Region:
-    """Find where the data lie of the tensor that `torch.save` wrote into these bytes of a file.
+    """Find the data of the tensor that `torch.save` wrote into these bytes of a file.
 
-    The data are not read, and nothing but a tensor is unpickled.
+    The data is not read, and only tensors and plain values are unpickled.
     Errors: `UserError` naming `what` for an archive that does not fill these bytes, is damaged, or
     holds no contiguous tensor.
     """

@@ -62,7 +62,8 @@ class DecodingPasses:
         self, ids: Tensor, mask: Tensor, positions: Tensor, cache: DynamicCache
     ) -> Tensor:
         """Run the tokens `ids` and add them to the cache; return the logits at the last position,
-        [rows, V]. mask: which tokens count, those in the cache and the new ones.
+        [rows, V]. mask: True on tokens, False on padding; of the cache first, then of the new
+        ones.
         """
         output = self.model(
             input_ids=ids,
@@ -102,7 +103,7 @@ def decode(
     """
     model = passes.model
     prompts: list[TokenIds] = []
-    groups = []  # of each response: the index of its prompt
+    groups = []  # for each response, the index of its prompt
     for request in requests:
         if not prompts or request.prompt_ids != prompts[-1]:
             prompts.append(request.prompt_ids)

@@ -195,7 +195,7 @@ class Evaluations:
         line |= _measure(judged.responses, "eval")
         line |= measure_correct([r.num_tokens for r in judged.responses if r.correct])
         examples = _examples(self.session, judged)
-        del judged  # the responses of one set at a time are kept
+        del judged  # so that only one set's responses are kept at a time
         for name, held_out in self.session.more_held_out.items():
             title = f"problems of {name}"
             responses = _judge(self.session, title, held_out).responses

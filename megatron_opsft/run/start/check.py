@@ -156,7 +156,7 @@ def is_finished(config: Config) -> bool:
     directory = config.run.dir
     try:
         summary = read_summary(directory)
-    except UserError:
+    except (OSError, UserError):
         return False
     steps = summary.get("steps")
     has_model = steps == 0 or (directory / "hf" / "config.json").is_file()

@@ -193,7 +193,7 @@ def plan_packs(
     quadratic_at: see `plan_packing`.
     """
     padded_lengths = [
-        padded(length, parallel.cp, _alignment(parallel)) for length in lengths
+        padded(length, parallel.cp, parallel.sequence_shards) for length in lengths
     ]
     budget *= parallel.cp
     plan = plan_packing(
@@ -236,7 +236,7 @@ def pack(
             build_microbatch(
                 [samples[index] for index in indices],
                 [token_weights[index] for index in indices],
-                align=_alignment(parallel),
+                align=parallel.sequence_shards,
                 device=device,
                 advantages=pack_advantages,
                 cp_rank=cp_rank,
@@ -244,8 +244,3 @@ def pack(
             )
         )
     return batches
-
-
-def _alignment(parallel: ParallelConfig) -> int:
-    """Return the number of ranks among which sequence parallelism cuts the tokens of a rank."""
-    return parallel.tp if parallel.sequence_parallel else 1

@@ -58,7 +58,7 @@ def summed_loss(
     accumulation_fusion: bool = False,
 ) -> tuple[Tensor, TokenStatistics]:
     """Return the sum of the token losses, float32 [], and the statistics of the tokens, without
-    entropies; parameters as for `fused_linear_loss`, which every loss with a teacher takes.
+    entropies; parameters as for `fused_linear_loss`, which computes every loss with a teacher.
 
     accumulation_fusion: with `te`, Apex adds the weight's gradient to its `main_grad`.
     """

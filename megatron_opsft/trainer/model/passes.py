@@ -84,7 +84,7 @@ def sum_losses(
             weights_R=objective.surrogate.beta * batch.weights_R,
             forward=objective.surrogate.forward,
         )
-    loss_sum, found = summed_loss(
+    loss_sum, token_values = summed_loss(
         cross_entropy,
         hidden_TH,
         head,
@@ -94,9 +94,11 @@ def sum_losses(
         teacher=teacher,
         accumulation_fusion=accumulation_fusion,
     )
-    sums = BatchSums(loss_sum.detach().clone(), *losses.statistics(found.log_probs_R))
-    if found.divergence_R is not None:
-        sums = sums._replace(divergence=found.divergence_R.sum())
+    sums = BatchSums(
+        loss_sum.detach().clone(), *losses.statistics(token_values.log_probs_R)
+    )
+    if token_values.divergence_R is not None:
+        sums = sums._replace(divergence=token_values.divergence_R.sum())
     return loss_sum, num_tokens, sums
 
 

@@ -93,7 +93,7 @@ class Trainer:
             temperature = self.objective.temperature
 
         def log_probs(head: OutputHead, batch: MicroBatch, hidden_TH: Tensor) -> Tensor:
-            _, found = summed_loss(
+            _, token_values = summed_loss(
                 self.cross_entropy,
                 hidden_TH,
                 head,
@@ -101,7 +101,7 @@ class Trainer:
                 batch.labels_R,
                 WeightedLikelihood(batch.weights_R),
             )
-            return found.log_probs_R
+            return token_values.log_probs_R
 
         return self._run(log_probs, batches, temperature)
 
@@ -144,11 +144,13 @@ class Trainer:
         )
 
         def scores(head: OutputHead, batch: MicroBatch, hidden_TH: Tensor) -> Tensor:
-            found = token_statistics(
+            token_values = token_statistics(
                 hidden_TH, head, batch.loss_indices_R, batch.labels_R, entropy=entropy
             )
-            values_R = found.log_probs_R if found.entropy_R is None else found.entropy_R
-            return join_over_context(values_R, batch)
+            scores_R = token_values.entropy_R
+            if scores_R is None:
+                scores_R = token_values.log_probs_R
+            return join_over_context(scores_R, batch)
 
         batches = [batch]
         if len(self.chunks) > 1:  # interleaved stages need a multiple of their number
