@@ -128,6 +128,24 @@ def test_a_finished_run_has_nothing_left_to_do(tmp_path: Path) -> None:
         assert (tmp_path / LOCK).is_file()
 
 
+@pytest.mark.parametrize("error", [PermissionError(13, "Permission denied"), None])
+def test_a_run_whose_summary_cannot_be_read_is_not_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError | None
+) -> None:
+    """So that a resumed run writes it again."""
+    (tmp_path / "summary.json").write_text('{"steps": 24')
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf/config.json").touch()
+
+    def read_bytes(path: Path) -> bytes:
+        if error:
+            raise error
+        return path.read_text().encode()
+
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    assert not is_finished(config_of(tmp_path))
+
+
 def test_a_run_that_has_given_up_is_finished_unless_it_is_asked_to_go_on(tmp_path: Path) -> None:
     summary = {"steps": 7, "worse_in_a_row": 2}
     (tmp_path / "summary.json").write_text(json.dumps(summary))
