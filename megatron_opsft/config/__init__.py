@@ -15,6 +15,7 @@ from megatron_opsft.config.run import (
     VerifyConfig,
 )
 from megatron_opsft.config.training import (
+    LoraConfig,
     ModelConfig,
     OptimizerConfig,
     ParallelConfig,
@@ -33,6 +34,7 @@ class Config(Section):
 
     run: RunConfig = RunConfig()
     model: ModelConfig
+    lora: LoraConfig = LoraConfig()
     data: DataConfig
     rollout: RolloutConfig = RolloutConfig()
     method: Annotated[SerializeAsAny[MethodSettings], BeforeValidator(with_class)] = (

@@ -1,6 +1,6 @@
 """Sections of a run: its model, engine and sampling, update, and parallelism."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
     Field,
@@ -15,6 +15,7 @@ from megatron_opsft.section import (
     ADJUSTABLE,
     BY_CONTENT,
     FREE,
+    CommaSeparated,
     Expanded,
     Section,
 )
@@ -25,10 +26,42 @@ class ModelConfig(Section):
     """A Hugging Face directory or hub name, a run, a checkpoint, or `tiny_reasoner`."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Of weights and activations; main weights are float32."""
+    adapter: Annotated[str | None, Expanded, BY_CONTENT] = None
+    """A LoRA adapter that the run starts from: a directory of PEFT's, with lora.rank and lora.alpha
+    as in its adapter_config.json.
+    """
     load: Annotated[Literal["auto", "disk", "engine"], FREE] = "auto"
     """disk: every rank reads its shards from the files. engine: vLLM reads the files, and shards
     are filled from its parameters. auto: engine where possible, else disk.
     """
+
+
+LoraTarget = Literal[
+    "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"
+]
+
+
+class LoraConfig(Section):
+    rank: int = Field(0, ge=0)
+    """Rank r of the adapters A [r, in] and B [out, r]; 0: no adapters, all weights are trained."""
+    alpha: PositiveFloat = 32.0
+    """A linear layer computes W x + (alpha / r) B A x."""
+    targets: Annotated[tuple[LoraTarget, ...], CommaSeparated] = Field(
+        get_args(LoraTarget), min_length=1
+    )
+    """The linear layers that get adapters, by their Hugging Face names; of experts too."""
+    dropout: float = 0.0
+    """Always 0: the policy that is trained must be the policy that was sampled."""
+
+    @model_validator(mode="after")
+    def _check_dropout(self) -> Self:
+        """Errors: `UserError` for any dropout."""
+        if self.dropout:
+            raise UserError(
+                f"lora.dropout={self.dropout:g}: with dropout the trained policy would not be the "
+                "one that was sampled; leave it at 0"
+            )
+        return self
 
 
 class RolloutConfig(Section):

@@ -54,19 +54,19 @@ def push_and_pull(case: Case, engine_tp: int, bucket_bytes: int) -> tuple[int, l
     rank = dist.get_rank()
     schedule = partial(make_schedule, rank=rank, itemsize=dtype.itemsize, bucket_bytes=bucket_bytes)
     pushed, pulled = spoiled(engine, dtype), spoiled(trainer, dtype)
-    push = Transfer(schedule(trainer, engine), shards, pushed)
-    pull = Transfer(schedule(engine, trainer), pushed, pulled)
+    push = Transfer(schedule(trainer, engine), pushed)
+    pull = Transfer(schedule(engine, trainer), pulled)
     wrong = []
     for factor in (1, -2):
         for name, shard in shards.items():
             shards[name] = shard * factor
         for name, parameter in pushed.items():
             pushed[name] = torch.full_like(parameter, torch.nan)
-        push.run()
+        push.run(shards)
         hf = {name: value.to(dtype) * factor for name, value in weights(case.model).items()}
         expected = vllm_weights(shape, hf, dist.get_rank() % engine_tp, engine_tp)
         wrong += differing(pushed, expected)
-    pull.run()
+    pull.run(pushed)
     # Padding comes back as +0.0, whatever its sign was.
     wrong += differing(pulled, {name: shard + 0 for name, shard in shards.items()})
     return len(schedule(trainer, engine).sends), wrong

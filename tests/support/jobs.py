@@ -1,7 +1,7 @@
 """What the workers run: called on every rank, inside a process group of the job's size."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from itertools import chain
@@ -15,11 +15,12 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
 from responses import rollout_of
 from te_cross_entropy import install_stand_in
-from tiny_models import SHAPES, samples, weights
+from tiny_models import SHAPES, adapter_values, samples, weights
 
-from megatron_opsft.config import OptimizerConfig, ParallelConfig, TrainConfig
+from megatron_opsft.config import LoraConfig, OptimizerConfig, ParallelConfig, TrainConfig
 from megatron_opsft.methods.objective import LIKELIHOOD, Aggregation, Objective, aggregate
-from megatron_opsft.models.weights.rules import WeightTable
+from megatron_opsft.models.weights.lora import all_adapter_rules
+from megatron_opsft.models.weights.rules import WeightRule, WeightTable
 from megatron_opsft.models.weights.slicing import merge_shards, shard_parameter
 from megatron_opsft.records import (
     MicroBatch,
@@ -37,6 +38,7 @@ from megatron_opsft.trainer.batching.exchange import fetch_samples, share_facts
 from megatron_opsft.trainer.batching.microbatch import pack, plan_packs
 from megatron_opsft.trainer.loss.cross_entropy import CrossEntropyKind
 from megatron_opsft.trainer.model.build import build_model, wrap_for_training
+from megatron_opsft.trainer.model.lora import adapters_of, add_adapters
 from megatron_opsft.trainer.model.optimizer import build_optimizer
 from megatron_opsft.trainer.model.passes import packed_params
 from megatron_opsft.trainer.model.shards import ModelShards
@@ -76,6 +78,7 @@ class Case:
     dtype: str = "float32"
     device_name: str = "cpu"
     deterministic: bool = False
+    lora: LoraConfig = LoraConfig()
     # Whether every token goes to experts that were drawn for it.
     replays: bool = False
     # The rank that sampled each response; by default they are dealt out unevenly.
@@ -108,6 +111,7 @@ class Built:
     trainer: Trainer
     shards: ModelShards
     layout: Layout
+    lora: LoraConfig
 
 
 def build(case: Case) -> Built:
@@ -130,6 +134,11 @@ def build(case: Case) -> Built:
     models = build_model(shape, config, case.device)
     values = weights(case.model)
     ModelShards.of(models, table, layout).fill(lambda rect: rect.view(values[rect.tensor]))
+    if case.lora.rank:
+        add_adapters(models, table, layout, case.lora, seed=0)
+        values |= adapter_values(case.model, case.lora)
+        for adapter in adapters_of(models):
+            adapter.fill(lambda rect: rect.view(values[rect.tensor]))
     chunks = wrap_for_training(models, config, case.parallel)
     trainer = Trainer(
         chunks=chunks,
@@ -140,7 +149,8 @@ def build(case: Case) -> Built:
         cross_entropy=case.cross_entropy,
         objective=case.objective,
     )
-    return Built(trainer=trainer, shards=ModelShards.of(models, table, layout), layout=layout)
+    shards = ModelShards.of(models, table, layout)
+    return Built(trainer=trainer, shards=shards, layout=layout, lora=case.lora)
 
 
 def sampled_here(case: Case, layout: Layout, accepted: list[Sample]) -> list[Sample]:
@@ -288,16 +298,27 @@ def collect_reduced_parts(trainer: Trainer) -> None:
 
 
 def whole_gradient(built: Built) -> dict[str, Any]:
-    """HF name -> gradient, on rank 0; checks what all copies of a parameter must agree on."""
-    layout, table = built.layout, built.shards.table
+    """HF name -> gradient of what is trained, on rank 0; checks what all copies of a parameter must
+    agree on.
+    """
+    layout, shards = built.layout, built.shards
     parameters = [p for model in built.trainer.models for p in model.parameters()]
-    by_storage = {p.data_ptr(): p.main_grad.cpu().numpy() for p in parameters}
-    mine = {rule.mcore_name: by_storage[p.data_ptr()] for rule, p in built.shards.parameters}
+    trained = [p for p in parameters if p.requires_grad]
+    by_storage = {p.data_ptr(): p.main_grad.cpu().numpy() for p in trained}
+    rules: Sequence[WeightRule] = shards.table.rules
+    held = list(shards.parameters)
+    if shards.adapters:
+        lora = built.lora
+        every = [one.trained for one in all_adapter_rules(shards.table, lora)]
+        rules = list(chain.from_iterable(every))
+        held = list(chain.from_iterable(a.factors() for a in shards.adapters.values()))
+        assert len(trained) == len(held)
+    mine = {rule.mcore_name: by_storage[p.data_ptr()] for rule, p in held}
     found = gather_from_all([(layout, mine)])
     if not layout.is_main:
         return {}
     whole: dict[str, torch.Tensor] = {}
-    for rule in table.rules:
+    for rule in rules:
         tp_size = layout.shard(is_expert=rule.is_expert).tp_size
         copies = [
             (place, place.shard(is_expert=rule.is_expert), torch.from_numpy(grads[rule.mcore_name]))
@@ -350,9 +371,21 @@ def run_training(config_file: str, overrides: list[str]) -> int:
 
 def exported(built: Built) -> dict[str, torch.Tensor]:
     """The whole model under its HF names, on every rank."""
-    return {name: t.clone() for name, t in Exporter(built.shards).stream()}
+    shards = built.shards
+    exporter = Exporter(shards.table.exported, shards.merged, shards.layout)
+    return {name: t.clone() for name, t in exporter.stream()}
 
 
 def as_arrays(tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
     """For the way back to the test; bfloat16 becomes float32, which holds it exactly."""
     return {name: tensor.float().cpu().numpy() for name, tensor in tensors.items()}
+
+
+def merged_export(case: Case) -> dict[str, Any]:
+    """What a weight sync streams, by HF name; the trainer's own weights stay as they were."""
+    built = build(case)
+    before = [tensor.clone() for _, tensor in built.shards.parameters]
+    streamed = as_arrays(exported(built))
+    for (rule, tensor), old in zip(built.shards.parameters, before, strict=True):
+        assert torch.equal(tensor, old), rule.mcore_name
+    return streamed

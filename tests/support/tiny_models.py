@@ -10,7 +10,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from megatron_opsft.config import LoraConfig
 from megatron_opsft.models.architectures.shape import ModelShape, MoeShape, RopeScaling
+from megatron_opsft.models.weights.lora import all_adapter_rules
 from megatron_opsft.models.weights.rules import WeightTable
 from megatron_opsft.records import Sample
 
@@ -79,6 +81,26 @@ def weights(name: str) -> dict[str, Tensor]:
     """Every HF tensor of a model of `SHAPES`."""
     shapes = WeightTable(SHAPES[name]).hf_shapes()
     return {hf_name: weight(hf_name, shape) for hf_name, shape in shapes.items()}
+
+
+def adapter_values(name: str, lora: LoraConfig) -> dict[str, Tensor]:
+    """A and B of every adapter of a model of `SHAPES`, by HF name; neither is zero."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for rules in all_adapter_rules(WeightTable(SHAPES[name]), lora):
+        shapes |= {**rules.lora_A.hf_shapes, **rules.lora_B.hf_shapes}
+    return {hf_name: weight(hf_name, shape) for hf_name, shape in shapes.items()}
+
+
+def merged_weights(name: str, lora: LoraConfig) -> dict[str, Tensor]:
+    """`weights`, with W + (alpha / r) B A of `adapter_values`, in float64 and rounded."""
+    values, adapters = weights(name), adapter_values(name, lora)
+    for hf_name, value in values.items():
+        layer = hf_name.removesuffix(".weight")
+        lora_A = adapters.get(f"{layer}.lora_A.weight")
+        if lora_A is not None:
+            product = adapters[f"{layer}.lora_B.weight"].double() @ lora_A.double()
+            values[hf_name] = (value.double() + lora.alpha / lora.rank * product).float()
+    return values
 
 
 def samples(count: int, vocab_size: int = 257, seed: int = 0) -> list[Sample]:

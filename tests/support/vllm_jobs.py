@@ -1,7 +1,7 @@
 """What the workers with vLLM run: real sessions, and what their engines say of their weights."""
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import torch
 from hf_reference import log_probs, of_labels
 from live_memory import LiveMemory
 from small_run import FEW_PROBLEMS, QUICKSTART
+from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from world import World
@@ -117,9 +118,10 @@ def engine_against_disk(session: Session, recorder: RunRecorder) -> tuple[int, l
     from disk.
     """
     assert session.sync.version == 0
-    transfer = plan_transfer(session.shards, session.sampler.engine, 1, pull=True)
+    engine = session.sampler.engine
+    transfer = plan_transfer(session.shards, engine, 1, pull=True)
     with LiveMemory() as memory:
-        transfer.run()
+        transfer.run(engine.weights())
     found = start_of(session)
     for tensor in session.shards.by_name.values():
         tensor.fill_(7.0)
@@ -132,13 +134,18 @@ def engine_against_disk(session: Session, recorder: RunRecorder) -> tuple[int, l
 @contextmanager
 def scaled_shard(session: Session) -> Iterator[None]:
     """What leaves the trainer's last rank is not what it holds: one parameter by one percent."""
-    sync: Any = session.sync
-    sources = sync._transfer.sources
-    if session.layout.rank == session.layout.world_size - 1:
-        name = next(n for n in sources if n.endswith("3.mlp.linear_fc2.weight"))
-        sync._transfer.sources = {**sources, name: sources[name] * 1.01}
+    transfer: Any = session.sync._transfer
+    run = transfer.run
+
+    def run_scaled(sources: Mapping[str, Tensor]) -> None:
+        if session.layout.rank == session.layout.world_size - 1:
+            name = next(n for n in sources if n.endswith("3.mlp.linear_fc2.weight"))
+            sources = {**sources, name: sources[name] * 1.01}
+        run(sources)
+
+    transfer.run = run_scaled
     yield
-    sync._transfer.sources = sources
+    transfer.run = run
 
 
 def kept_by_a_closed_session(run_dir: Path, overrides: list[str]) -> tuple[int, bool]:

@@ -58,7 +58,9 @@ def axis_sizes(shape: ModelShape) -> dict[str, int]:
 
 _LAYER = re.compile(r"(?<=^decoder\.layers\.)\d+")
 _EXPERT = re.compile(
-    r"(?<=\.local_experts\.)\d+|(?<=\.experts\.linear_fc[12]\.weight)\d+"
+    r"(?<=\.local_experts\.)\d+"
+    r"|(?<=\.experts\.linear_fc[12]\.weight)\d+"
+    r"|(?<=\.experts\.linear_fc[12]\.adapter)\d+"
 )
 
 

@@ -5,7 +5,7 @@ ranks that do not hold them, and merged through the weight table. No rank ever h
 parameter beyond its own shards.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -15,20 +15,34 @@ from torch import Tensor
 from megatron_opsft.models.architectures.template import ShardKind
 from megatron_opsft.models.weights.rules import WeightRule
 from megatron_opsft.models.weights.slicing import merge_shards, shard_shape
-from megatron_opsft.runtime.distributed import broadcast_over, ranks_by_value
-from megatron_opsft.trainer.model.shards import ModelShards
+from megatron_opsft.runtime.distributed import (
+    Layout,
+    broadcast_over,
+    ranks_by_value,
+)
 
 
 class Exporter:
-    """Streams the model's current weights under their HF names. It is made once for a run."""
+    """Streams current weights under their HF names. It is made once for a run."""
 
-    def __init__(self, shards: ModelShards) -> None:
-        """Find out which ranks hold which parameters. Collective over the world."""
-        self._layout = layout = shards.layout
-        self._rules = shards.table.exported
-        self._shards = shards.by_name
+    def __init__(
+        self,
+        rules: Sequence[WeightRule],
+        weights_here: Callable[[], Mapping[str, Tensor]],
+        layout: Layout,
+    ) -> None:
+        """Find out which ranks hold which parameters. Collective over the world.
+
+        rules: what is streamed, in this order, the same on every rank. weights_here: returns the
+        current parameters of this rank by Megatron name; called for every stream.
+        """
+        self._layout = layout
+        self._rules = rules
+        self._weights_here = weights_here
+        held = weights_here()
+        self._any_weight = next(iter(held.values()))  # for dtype and device
         names_here = tuple(
-            rule.mcore_name for rule, _ in shards.parameters if not rule.replica
+            rule.mcore_name for rule in rules if rule.mcore_name in held
         )
         # Megatron name -> (pipeline stage, expert-parallel rank) that holds the parameter. Experts
         # are on this expert-parallel rank alone, other parameters on every rank of the stage.
@@ -45,8 +59,9 @@ class Exporter:
         copy what is to outlive the next step. Collective over the world: every rank must consume
         the whole stream.
         """
+        weights = self._weights_here()
         for rule in self._rules:
-            gathered = self._gather(rule)
+            gathered = self._gather(rule, weights)
             if rule.kind is ShardKind.VOCABULARY:
                 # By far the largest tensors: the shards lie one below the other, so no copy.
                 ((name, shape),) = rule.hf_shapes.items()
@@ -54,7 +69,7 @@ class Exporter:
             else:
                 yield from merge_shards(rule, [*gathered]).items()
 
-    def _gather(self, rule: WeightRule) -> Tensor:
+    def _gather(self, rule: WeightRule, weights: Mapping[str, Tensor]) -> Tensor:
         """Return the shards of all tensor-parallel ranks, [tp_size, *shape of a shard].
 
         Collective over the world; the result is the same on every rank.
@@ -62,12 +77,12 @@ class Exporter:
         layout = self._layout
         tp_size = layout.shard(is_expert=rule.is_expert).tp_size
         stage, ep_rank = self._holder[rule.mcore_name]
-        shard = self._shards.get(rule.mcore_name)
+        shard = weights.get(rule.mcore_name)
         if shard is not None and tp_size == 1:
             gathered = shard[None]
         else:
-            any_shard = next(iter(self._shards.values()))
-            gathered = any_shard.new_empty(tp_size, *shard_shape(rule, tp_size))
+            shape = (tp_size, *shard_shape(rule, tp_size))
+            gathered = self._any_weight.new_empty(shape)
             if shard is not None:
                 group = (
                     parallel_state.get_expert_tensor_parallel_group()

@@ -7,6 +7,7 @@ travels, the next one is packed and the one before is unpacked.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -33,24 +34,27 @@ class Transfer:
 
     schedule: RankSchedule
     """This rank's schedule; the other ranks carry out theirs at the same time."""
-    sources: Mapping[str, Tensor]
-    """This rank's live parameters by their names in the schedule, looked up anew at every run."""
     targets: Mapping[str, Tensor]
-    """The parameters to fill, named alike; all parameters have one dtype."""
+    """This rank's live parameters to fill, by their names in the schedule."""
 
     @torch.no_grad()
-    def run(self) -> None:
-        """Fill the targets. Collective over the world. Takes less than two buckets of memory."""
+    def run(self, sources: Mapping[str, Tensor]) -> None:
+        """Fill the targets. Collective over the world. Takes less than two buckets of memory.
+
+        sources: this rank's weights by their names in the schedule, in the dtype of the targets.
+        """
         # What is done while a round travels: first the copies on this rank, then always the
         # unpacking of the round before.
-        finish: Callable[[], None] = self._fill_locally
+        finish: Callable[[], None] = partial(self._fill_locally, sources)
         for index in range(len(self.schedule.sends)):
-            finish_next = self._post(index)
+            finish_next = self._post(index, sources)
             finish()
             finish = finish_next
         finish()
 
-    def _post(self, index: int) -> Callable[[], None]:
+    def _post(
+        self, index: int, sources: Mapping[str, Tensor]
+    ) -> Callable[[], None]:
         """Start a round; return the function that waits for it and unpacks what it brings."""
         received: list[tuple[Sequence[Tensor], Tensor]] = []
         operations: list[dist.P2POp] = []
@@ -60,7 +64,7 @@ class Transfer:
                 received.append((views, buffer))
                 operations.append(dist.P2POp(dist.irecv, buffer, peer, tag=index))
         for peer, rects in self.schedule.sends[index].items():
-            for views in _messages(rects, self.sources):
+            for views in _messages(rects, sources):
                 buffer = _buffer_of(views)
                 for view, packed in _packed_views(views, buffer):
                     packed.copy_(view)
@@ -77,10 +81,10 @@ class Transfer:
 
         return finish
 
-    def _fill_locally(self) -> None:
+    def _fill_locally(self, sources: Mapping[str, Tensor]) -> None:
         """Copy what this rank has itself, and zero the padding."""
         for copy in self.schedule.copies:
-            source = copy.source.view(self.sources[copy.source.tensor])
+            source = copy.source.view(sources[copy.source.tensor])
             copy.target.view(self.targets[copy.target.tensor]).copy_(source)
         for padding in self.schedule.zeros:
             padding.view(self.targets[padding.tensor]).zero_()
@@ -128,13 +132,11 @@ def plan_transfer(
     # NCCL wants a collective of all ranks before messages between some of them.
     _, shard = shards.parameters[0]
     dist.all_reduce(shard.new_zeros(1, dtype=torch.uint8))
-    sides = [
-        (trainer_placements(shards), shards.by_name),
-        (engine_placements(engine.layout), engine.weights()),
-    ]
+    sources, targets = trainer_placements(shards), engine_placements(engine.layout)
+    filled = engine.weights()
     if pull:
-        sides.reverse()
-    (sources, source_tensors), (targets, target_tensors) = sides
+        sources, targets = targets, sources
+        filled = shards.by_name
     schedule = make_schedule(
         sources,
         targets,
@@ -142,7 +144,7 @@ def plan_transfer(
         itemsize=shards.dtype.itemsize,
         bucket_bytes=bucket_mb * 2**20,
     )
-    return Transfer(schedule, source_tensors, target_tensors)
+    return Transfer(schedule, filled)
 
 
 def trainer_placements(shards: ModelShards) -> list[Placement]:

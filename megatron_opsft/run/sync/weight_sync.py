@@ -58,7 +58,8 @@ class WeightSync:
     """The way of all weight syncs but the first."""
 
     def __post_init__(self) -> None:
-        self.exporter = Exporter(self.shards)
+        shards = self.shards
+        self.exporter = Exporter(shards.table.exported, shards.merged, shards.layout)
 
     def push(self, version: int, samples: Sequence[Sample] = ()) -> SyncResult:
         """Copy the weights from trainer to engine, and prove it as `sync.verify` asks for.
@@ -74,7 +75,7 @@ class WeightSync:
             self.engine.load_weights(self.exporter.stream(), version)
         else:
             self.engine.begin_update()
-            self._transfer.run()
+            self._transfer.run(self.shards.merged())
             self.engine.finish_update(version)
         self.version = version
         if first or self.config.verify != "off":
@@ -110,7 +111,10 @@ class WeightSync:
         The caller then reloads the optimizer's main weights from the model's.
         Errors: `SyncError` for a difference.
         """
-        plan_transfer(self.shards, self.engine, self.config.bucket_mb, pull=True).run()
+        transfer = plan_transfer(
+            self.shards, self.engine, self.config.bucket_mb, pull=True
+        )
+        transfer.run(self.engine.weights())
         self.compare_checksums("pull")
 
     def compare_checksums(self, after: str) -> None:
@@ -210,7 +214,7 @@ def differing_parameters(shards: ModelShards, engine: RolloutEngine) -> list[lis
         if fault:
             raise SyncError(f"{fault}; nothing was sampled with it")
     layout = engine.layout
-    copies, tensors = _checked_here(shards), shards.by_name
+    copies, tensors = _checked_here(shards), shards.merged()
     actual = parameter_checksums(layout.parameters_of(layout.tp_rank), engine.weights())
     differing: list[str] = []
     for tp_rank in range(layout.tp_size):

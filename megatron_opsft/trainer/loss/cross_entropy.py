@@ -12,8 +12,11 @@ the vocabulary get no probability and no gradient, so the loss equals that of th
 Face model.
 """
 
+from collections.abc import Callable
+
 import torch
 from megatron.core.tensor_parallel.layers import (
+    linear_with_frozen_weight,
     linear_with_grad_accumulation_and_async_allreduce,
 )
 from torch import Tensor
@@ -66,7 +69,10 @@ def summed_loss(
         return fused_linear_loss(
             hidden_TH, head, positions_R, labels_R, losses, teacher=teacher
         )
-    logits_1RV = linear_with_grad_accumulation_and_async_allreduce(
+    linear: Callable[..., Tensor] = linear_with_grad_accumulation_and_async_allreduce
+    if not head.weight_VH.requires_grad:
+        linear = linear_with_frozen_weight
+    logits_1RV = linear(
         hidden_TH[positions_R][None],
         head.weight_VH,
         None,

@@ -171,6 +171,8 @@ class _WithGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_loss: Tensor) -> Any:
         gradient: _Gradient = ctx.gradient
+        if gradient.weight_VH is None:
+            return None, gradient.hidden_TH.mul_(grad_loss), None, None
         if gradient.into_main:
             # The weight's gradient is in `main_grad` already, where no factor reaches it any more.
             # A factor that is not finite is the trainer's business: it drops the whole step.
@@ -200,9 +202,9 @@ class _Gradient:
         main_grad: Tensor | None = getattr(head.weight_VH, "main_grad", None)
         self.into_main = main_grad is not None
         self.hidden_TH = torch.zeros_like(hidden_TH)
-        if main_grad is None:
+        if main_grad is None and head.weight_VH.requires_grad:
             main_grad = torch.zeros_like(head.weight_VH, dtype=torch.float32)
-        self.weight_VH = main_grad
+        self.weight_VH = main_grad  # None for a frozen weight
         self.losses = losses
         self._head = head
 
@@ -244,7 +246,8 @@ class _Gradient:
         total_CH = torch.zeros_like(hidden_CH, dtype=torch.float32)
         num_rows = self._head.num_rows
         add_product_(total_CH, grad_CV, self._head.weight_VH[:num_rows])
-        add_outer_(self.weight_VH[:num_rows], grad_CV, hidden_CH)
+        if self.weight_VH is not None:
+            add_outer_(self.weight_VH[:num_rows], grad_CV, hidden_CH)
         self.hidden_TH[positions_C] = total_CH.to(self.hidden_TH.dtype)
 
 

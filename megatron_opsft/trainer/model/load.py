@@ -13,6 +13,7 @@ from megatron_opsft.runtime.distributed import Layout
 from megatron_opsft.trainer.loss.cross_entropy import te_problem
 from megatron_opsft.trainer.loss.loss_memory import choose_cross_entropy
 from megatron_opsft.trainer.model.build import build_model, wrap_for_training
+from megatron_opsft.trainer.model.lora import add_adapters
 from megatron_opsft.trainer.model.optimizer import build_optimizer
 from megatron_opsft.trainer.model.shards import ModelShards
 from megatron_opsft.trainer.model.step import Trainer
@@ -72,6 +73,8 @@ def build_trainer(
     if layout.is_main:
         log.info(describe_parts(megatron, loss, device))
     models = build_model(shape, megatron, device)
+    if config.lora.rank:
+        add_adapters(models, table, layout, config.lora, config.run.seed)
     chunks = wrap_for_training(models, megatron, config.parallel)
     optimizer = build_optimizer(chunks, config.optimizer, bf16=megatron.bf16)
     trainer = Trainer(

@@ -2,7 +2,7 @@
 sync.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from megatron.core.models.gpt import GPTModel
@@ -13,6 +13,7 @@ from megatron_opsft.models.weights.rules import WeightRule, WeightTable, local_t
 from megatron_opsft.models.weights.slicing import ReadRect, fill_shard
 from megatron_opsft.records import record
 from megatron_opsft.runtime.distributed import Layout
+from megatron_opsft.trainer.model.lora import Adapter, MergedWeights, adapters_of
 
 
 @record
@@ -22,7 +23,9 @@ class ModelShards:
     table: WeightTable
     layout: Layout
     parameters: tuple[tuple[WeightRule, Tensor], ...]
-    """Each live parameter with its rule, in the order of the model."""
+    """Each live parameter with its rule, in the order of the model; not those of adapters."""
+    adapters: Mapping[str, Adapter]
+    """This rank's LoRA adapters by the Megatron names of their weights; empty without LoRA."""
 
     @classmethod
     def of(
@@ -34,6 +37,14 @@ class ModelShards:
         parameter.
         """
         parameters: list[tuple[WeightRule, Tensor]] = []
+        adapters = {
+            adapter.rules.weight.mcore_name: adapter for adapter in adapters_of(models)
+        }
+        of_adapters = {
+            rule.mcore_name
+            for adapter in adapters.values()
+            for rule, _ in adapter.factors()
+        }
         experts = layout.local_experts(table.num_experts)
         for model in models:
             offset = get_transformer_layer_offset(model.config, vp_stage=model.vp_stage)
@@ -47,14 +58,24 @@ class ModelShards:
                 has_output=model.post_process,
                 experts=experts,
             )
-            table.check_mcore_names(named, stage)
+            table.check_mcore_names(named.keys() - of_adapters, stage)
             parameters += [(rule, named[rule.mcore_name]) for rule in stage]
-        return cls(table=table, layout=layout, parameters=tuple(parameters))
+        return cls(
+            table=table, layout=layout, parameters=tuple(parameters), adapters=adapters
+        )
 
     @property
     def by_name(self) -> dict[str, Tensor]:
         """Live parameters by Megatron name, with global layer numbers."""
         return {rule.mcore_name: tensor for rule, tensor in self.parameters}
+
+    def merged(self) -> Mapping[str, Tensor]:
+        """Return the weights that the policy has, by Megatron name: the live parameters, with their
+        adapters added when they are asked for. Call it anew after every update.
+        """
+        if not self.adapters:
+            return self.by_name
+        return MergedWeights(self.by_name, self.adapters)
 
     @property
     def dtype(self) -> torch.dtype:

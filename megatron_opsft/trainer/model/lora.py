@@ -1,0 +1,291 @@
+"""LoRA on Megatron's linear layers: the weights are frozen, and adapters beside them are trained.
+
+`models/weights/lora.py` says which layers get adapters and how they are cut. An adapter adds its
+output to its layer's by a hook, so that Megatron's own layers and TransformerEngine's compute as
+they always do. Sums over tensor-parallel ranks are of r numbers a token instead of a hidden size.
+"""
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from megatron.core import parallel_state
+from megatron.core.models.gpt import GPTModel
+from megatron.core.tensor_parallel import (
+    copy_to_tensor_model_parallel_region,
+    gather_from_sequence_parallel_region,
+    reduce_from_tensor_model_parallel_region,
+    reduce_scatter_to_sequence_parallel_region,
+    set_tensor_model_parallel_attributes,
+)
+from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
+from torch import Tensor, nn
+
+from megatron_opsft.config import LoraConfig
+from megatron_opsft.models.architectures.template import ShardKind, WeightRule
+from megatron_opsft.models.weights.lora import AdapterRules, adapter_rules
+from megatron_opsft.models.weights.rectangles import Rect
+from megatron_opsft.models.weights.rules import WeightTable, local_to_global
+from megatron_opsft.models.weights.slicing import (
+    ReadRect,
+    fill_shard,
+    shard_parameter,
+    shard_shape,
+)
+from megatron_opsft.runtime.distributed import Layout, Shard
+
+
+class Adapter(nn.Module):
+    """This rank's share of the adapter of one linear layer.
+
+    Called with the layer's input, [..., in], by all ranks of the layer's tensor-parallel group, it
+    returns what it adds to the layer's output, [..., out].
+    """
+
+    def __init__(
+        self,
+        rules: AdapterRules,
+        lora: LoraConfig,
+        shard: Shard,
+        linear: nn.Module,
+        weight: Tensor,
+    ) -> None:
+        """rules: those of `weight`, the parameter of `linear` that the adapter belongs to. shard:
+        this rank's of the weight. A and B have the weight's dtype and device.
+        """
+        super().__init__()
+        self.rules = rules
+        self.shard = shard
+        self._rank = lora.rank
+        self._scale = lora.alpha / lora.rank
+        self._is_expert = rules.weight.is_expert
+        self._sequence_parallel = linear.config.sequence_parallel
+        self._group = (
+            parallel_state.get_expert_tensor_parallel_group()
+            if self._is_expert
+            else parallel_state.get_tensor_model_parallel_group()
+        )
+        self._cuts_inputs = rules.weight.kind is ShardKind.ROW
+        # TransformerEngine fuses the norm in front of a linear layer into it.
+        self._norm_weight: Tensor | None = getattr(linear, "layer_norm_weight", None)
+        self._norm_eps: float = linear.config.layernorm_epsilon
+        # The rows of this rank's weight: groups of equal height, one after another, and in each the
+        # rows of every part in turn.
+        copies = shard_parameter(rules.weight, shard.tp_rank, shard.tp_size).copies
+        first_group = copies[: len(rules.parts)]
+        self._rows_of_part = [c.target.row1 - c.target.row0 for c in first_group]
+        self._num_groups = len(copies) // len(rules.parts)
+        self.lora_A = self._factor(rules.lora_A, weight)
+        self.lora_B = self._factor(rules.lora_B, weight)
+
+    def _factor(self, rule: WeightRule, weight: Tensor) -> nn.Parameter:
+        """Return this rank's A or B, uninitialised, with the marks that Megatron looks for."""
+        factor = nn.Parameter(weight.new_empty(shard_shape(rule, self.shard.tp_size)))
+        # False for experts that only some ranks have: they get an optimizer of their own.
+        factor.allreduce = getattr(weight, "allreduce", True)
+        is_cut = rule.kind is not ShardKind.COPY
+        if is_cut or (self._is_expert and self.shard.tp_rank == 0):
+            # Gradient norms count a parameter without this mark on tensor-parallel rank 0 alone,
+            # also one of experts, whose ranks are others.
+            set_tensor_model_parallel_attributes(factor, True, rule.kind.axis, 1)
+        return factor
+
+    def factors(self) -> list[tuple[WeightRule, Tensor]]:
+        """Return live A and B with their rules."""
+        return [
+            (self.rules.lora_A, self.lora_A.data),
+            (self.rules.lora_B, self.lora_B.data),
+        ]
+
+    def fill(self, read: ReadRect) -> None:
+        """Overwrite A and B from tensors under their HF names."""
+        for rule, factor in self.factors():
+            tp_rank, tp_size = self.shard.tp_rank, self.shard.tp_size
+            fill_shard(rule, read, factor, tp_rank=tp_rank, tp_size=tp_size)
+
+    def forward(self, input_: Tensor) -> Tensor:
+        lora_A, lora_B = self.lora_A, self.lora_B
+        if self._norm_weight is not None:
+            input_ = F.rms_norm(
+                input_, input_.shape[-1:], self._norm_weight, self._norm_eps
+            )
+        # Experts get and give whole tokens: the dispatcher gathers them and sums their outputs.
+        splits_tokens = self._sequence_parallel and not self._is_expert
+        # The factor that is not cut has a part of its gradient on each rank: from its share of the
+        # tokens, or for experts from its share of the weight.
+        sums_gradient = splits_tokens or self._is_expert
+        if self._cuts_inputs:
+            if sums_gradient:
+                lora_B = self._with_summed_gradient(lora_B)
+            low = F.linear(input_, lora_A)
+            if splits_tokens:
+                low = reduce_scatter_to_sequence_parallel_region(low, group=self._group)
+            elif not self._is_expert:
+                low = reduce_from_tensor_model_parallel_region(low, group=self._group)
+        else:
+            if sums_gradient:
+                lora_A = self._with_summed_gradient(lora_A)
+            low = F.linear(input_, lora_A)
+            if splits_tokens:
+                low = gather_from_sequence_parallel_region(
+                    low, tensor_parallel_output_grad=True, group=self._group
+                )
+            elif not self._is_expert:
+                low = self._with_summed_gradient(low)
+        return self._scale * self._spread(low, lora_B)
+
+    def _with_summed_gradient(self, tensor: Tensor) -> Tensor:
+        """Return the tensor; its gradient is the sum of the gradients on the group's ranks."""
+        return copy_to_tensor_model_parallel_region(tensor, group=self._group)
+
+    def _spread(self, low: Tensor, lora_B: Tensor) -> Tensor:
+        """Multiply each part's r numbers, side by side in `low` [..., parts x r], by its rows of B;
+        return the results in the order of the weight's rows, [..., out].
+        """
+        rows_by_group = lora_B.unflatten(0, (self._num_groups, -1))
+        first_row = first_column = 0
+        outputs = []
+        for layer, num_rows in zip(self.rules.parts, self._rows_of_part, strict=True):
+            if layer is None:
+                shape = (*low.shape[:-1], self._num_groups, num_rows)
+                outputs.append(low.new_zeros(shape))
+                continue
+            rows = rows_by_group[:, first_row : first_row + num_rows].flatten(0, 1)
+            part = low[..., first_column : first_column + self._rank]
+            output = F.linear(part, rows).unflatten(-1, (self._num_groups, num_rows))
+            outputs.append(output)
+            first_row += num_rows
+            first_column += self._rank
+        return torch.cat(outputs, dim=-1).flatten(-2)
+
+    @torch.no_grad()
+    def merged_into(self, weight: Tensor) -> Tensor:
+        """Return W + (alpha / r) B A for this rank's `weight`, new memory of its dtype.
+
+        Computed in float32 and rounded once. No communication: A and B are cut as the weight is.
+        """
+        # Column i of B A is what the adapter makes of the i-th unit vector, whose A x is column i
+        # of A.
+        product = self._spread(self.lora_A.float().T, self.lora_B.float()).T
+        return (weight.float() + self._scale * product).to(weight.dtype)
+
+
+def add_adapters(
+    models: Sequence[GPTModel],
+    table: WeightTable,
+    layout: Layout,
+    lora: LoraConfig,
+    seed: int,
+) -> None:
+    """Freeze the weights of `models`, this rank's unwrapped chunks, and add adapters that change
+    nothing yet: A random as PEFT's, B zero. Called by every rank.
+
+    seed: A depends on it and on names, so it is the same in every layout.
+    """
+    experts = layout.local_experts(table.num_experts)
+    for model in models:
+        model.requires_grad_(False)
+        offset = get_transformer_layer_offset(model.config, vp_stage=model.vp_stage)
+        for path, linear in list(model.named_modules()):
+            added = False
+            for name, weight in list(linear.named_parameters(recurse=False)):
+                global_name = local_to_global(f"{path}.{name}", offset, experts.start)
+                rule = table.by_mcore_name.get(global_name)
+                rules = adapter_rules(rule, lora) if rule is not None else None
+                if rules is None:
+                    continue
+                shard = layout.shard(is_expert=rules.weight.is_expert)
+                adapter = Adapter(rules, lora, shard, linear, weight)
+                adapter.fill(first_values(rules, seed))
+                linear.add_module(name.replace("weight", "adapter"), adapter)
+                added = True
+            if added:
+                linear.register_forward_hook(_add_adapter_output)
+        if model.pre_process and model.config.recompute_granularity:
+            # What is recomputed has gradients only if its input has one.
+            model.embedding.register_forward_hook(_require_gradient)
+
+
+def first_values(rules: AdapterRules, seed: int) -> ReadRect:
+    """Return a function that makes the values that an adapter starts from, by their HF names: A
+    uniform in +-1 / sqrt(in), as in PEFT, and B zero.
+    """
+    shapes_of_A = rules.lora_A.hf_shapes
+
+    def read(rect: Rect) -> Tensor:
+        if rect.tensor not in shapes_of_A:
+            return rect.view(torch.zeros(rules.lora_B.hf_shapes[rect.tensor]))
+        num_rows, num_inputs = shapes_of_A[rect.tensor]
+        digest = hashlib.sha256(f"{seed} {rect.tensor}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little"))
+        bound = 1 / math.sqrt(num_inputs)
+        values = torch.empty(num_rows, num_inputs)
+        return rect.view(values.uniform_(-bound, bound, generator=generator))
+
+    return read
+
+
+def _add_adapter_output(
+    linear: nn.Module, inputs: tuple[Any, ...], outputs: tuple[Tensor, Tensor | None]
+) -> tuple[Tensor, Tensor | None]:
+    """Add the adapters' output to that of their layer: a forward hook of the layer."""
+    output, bias = outputs
+    adapters = [child for child in linear.children() if isinstance(child, Adapter)]
+    if len(inputs) == 1:
+        (adapter,) = adapters
+        return output + adapter(inputs[0]), bias
+    # A grouped layer: the tokens of each expert, one after another, and their numbers.
+    tokens, num_tokens = inputs
+    by_expert = tokens.split(list(map(int, num_tokens)))
+    added = [
+        adapter(part) for adapter, part in zip(adapters, by_expert, strict=True)
+    ]
+    return output + torch.cat(added), bias
+
+
+def _require_gradient(
+    embedding: nn.Module, inputs: tuple[Any, ...], output: Tensor
+) -> Tensor:
+    return output.requires_grad_() if torch.is_grad_enabled() else output
+
+
+def adapters_of(models: Sequence[GPTModel]) -> list[Adapter]:
+    """Return the adapters of this rank in the order of the model; none without LoRA."""
+    adapters = []
+    for model in models:
+        adapters += [part for part in model.modules() if isinstance(part, Adapter)]
+    return adapters
+
+
+class MergedWeights(Mapping[str, Tensor]):
+    """Weights by Megatron name, each with its adapter added when it is asked for.
+
+    The last one is kept, as one weight is asked for rectangle by rectangle; so an object serves one
+    pass over the weights, between two updates.
+    """
+
+    def __init__(
+        self, weights: Mapping[str, Tensor], adapters: Mapping[str, Adapter]
+    ) -> None:
+        """weights: all, live. adapters: by the Megatron names of their weights."""
+        self._weights = weights
+        self._adapters = adapters
+        self._last: tuple[str, Tensor] | None = None
+
+    def __getitem__(self, name: str) -> Tensor:
+        adapter = self._adapters.get(name)
+        if adapter is None:
+            return self._weights[name]
+        if self._last is None or self._last[0] != name:
+            self._last = None  # before the next one is made
+            self._last = name, adapter.merged_into(self._weights[name])
+        return self._last[1]
+
+    def __iter__(self) -> Any:
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        return len(self._weights)
