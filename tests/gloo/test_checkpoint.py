@@ -11,6 +11,7 @@ import torch.distributed as dist
 from jobs import Built, Case, as_arrays, build, exported, train_steps
 from world import World
 
+from megatron_opsft.config import LoraConfig
 from megatron_opsft.errors import UserError
 from megatron_opsft.records import StepResult
 from megatron_opsft.runtime.durable import COMPLETE, list_checkpoints
@@ -18,6 +19,7 @@ from megatron_opsft.trainer.model.checkpoint import Checkpointer
 from megatron_opsft.trainer.model.checkpoint_share import describe_models, own_share
 from megatron_opsft.trainer.model.reference import ReferenceModel
 
+LORA = LoraConfig(rank=4, alpha=8.0)
 Outcome = tuple[list[StepResult], dict[str, Any], dict[str, Any]]
 
 
@@ -86,6 +88,8 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
         Case(tp=2, dp=2, dtype="bfloat16"),
         Case(cp=2, dp=2, dtype="bfloat16"),
         Case(model="qwen3_moe", dp=4, ep=2, dtype="bfloat16"),
+        Case(model="qwen3_moe", dp=4, ep=2, dtype="bfloat16", lora=LORA),
+        Case(tp=2, pp=2, vpp=2, sequence_parallel=True, lora=LORA),
     ],
     ids=str,
 )
@@ -110,6 +114,14 @@ OTHERS: list[dict[str, int]] = [{}, {"tp": 2}, {"dp": 4}, {"pp": 2, "dp": 2}, {"
         (Case(cp=2, tp=2), [Case()]),
         (Case(dp=2), [Case(cp=2)]),
         (replace(SP, tp=2, pp=2), [SP, replace(SP, dp=2, pp=2), replace(SP, tp=2)]),
+        (
+            replace(HALF, tp=2, pp=2, lora=LORA),
+            [replace(HALF, lora=LORA, **other) for other in OTHERS],
+        ),
+        (
+            replace(EP, dp=2, ep=2, lora=LORA),
+            [replace(EP, lora=LORA), replace(SP, ep=2, tp=2, etp=1, lora=LORA)],
+        ),
         (replace(EP, dp=2, ep=2), [EP, replace(EP, dp=4, ep=4), replace(SP, ep=2, tp=2, etp=1)]),
     ],
     ids=lambda value: str(value) if isinstance(value, Case) else None,

@@ -9,13 +9,26 @@ from typing import Any
 import pytest
 import torch
 from hf_reference import backward, hf_model, hf_weights
-from jobs import NUM_ROLLOUTS, Case, gradient, merged_export
+from jobs import (
+    NUM_ROLLOUTS,
+    OPTIMIZER,
+    Case,
+    as_arrays,
+    build,
+    exported,
+    gradient,
+    merged_export,
+    train_steps,
+)
 from tiny_models import SHAPES, adapter_values, merged_weights, samples
 from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
 from world import World
 
 from megatron_opsft.config import LoraConfig
+from megatron_opsft.trainer.model.reference import ReferenceModel
 
+STEPS = 3
 LIMIT = 1e-5  # largest difference of a tensor / largest entry of that tensor, float32
 LORA = LoraConfig(rank=4, alpha=8.0)
 LAYOUTS = [
@@ -48,9 +61,8 @@ EXPERTS = [
 ]
 
 
-@cache
-def peft_gradient(name: str, lora: LoraConfig, num_samples: int) -> tuple[float, dict[str, Tensor]]:
-    """Loss, and gradients of A and B by PEFT's names without their prefix."""
+def peft_model(name: str, lora: LoraConfig) -> tuple[Any, dict[str, Tensor]]:
+    """PEFT's model with the values of `tiny_models`; A and B by its names without their prefix."""
     from peft import LoraConfig as PeftConfig
     from peft import get_peft_model
 
@@ -66,8 +78,15 @@ def peft_gradient(name: str, lora: LoraConfig, num_samples: int) -> tuple[float,
             parameter.data.copy_(values[hf_name])
             trained[hf_name] = parameter
     assert trained.keys() == values.keys()
+    return model, trained
+
+
+@cache
+def peft_gradient(name: str, lora: LoraConfig, num_samples: int) -> tuple[float, dict[str, Tensor]]:
+    """Loss, and gradients of A and B."""
+    model, trained = peft_model(name, lora)
     loss = backward(model, samples(num_samples), NUM_ROLLOUTS, "max_accepted")
-    return loss, {hf_name: parameter.grad for hf_name, parameter in trained.items()}
+    return loss, {hf_name: parameter.grad for hf_name, parameter in trained.items()}  # type: ignore[misc]
 
 
 @cache
@@ -122,3 +141,76 @@ def test_what_leaves_the_trainer_is_merged(world: World, case: Case) -> None:
     assert found.keys() == expected.keys()
     for name, want in expected.items():
         torch.testing.assert_close(torch.from_numpy(found[name]), want, rtol=1e-6, atol=1e-7)
+
+
+@cache
+def peft_training(name: str, lora: LoraConfig, num_samples: int) -> tuple[list[float], list[float]]:
+    """Losses, and gradient norms before clipping, of PEFT's model with torch's own AdamW."""
+    model, trained = peft_model(name, lora)
+    adamw = torch.optim.AdamW(
+        trained.values(),
+        lr=OPTIMIZER.lr,
+        betas=(OPTIMIZER.beta1, OPTIMIZER.beta2),
+        eps=OPTIMIZER.eps,
+        weight_decay=OPTIMIZER.weight_decay,
+    )
+    losses, norms = [], []
+    for step in range(STEPS):
+        adamw.zero_grad()
+        losses.append(
+            backward(model, samples(num_samples, seed=step), NUM_ROLLOUTS, "max_accepted")
+        )
+        norms.append(float(clip_grad_norm_(trained.values(), OPTIMIZER.clip_grad)))
+        adamw.step()
+    return losses, norms
+
+
+def train(case: Case) -> list[tuple[float, float]]:
+    built = build(case)
+    return [(r.loss, r.grad_norm) for r in train_steps(built, case, range(STEPS))]
+
+
+@pytest.mark.parametrize("case", [LAYOUTS[0], LAYOUTS[2], LAYOUTS[3], LAYOUTS[6]], ids=str)
+def test_steps_match_peft_with_torch_adamw(world: World, case: Case) -> None:
+    found = world.run(train, case.world_size, case)[0]
+    losses, norms = peft_training(case.model, case.lora, case.num_samples)
+    assert [loss for loss, _ in found] == pytest.approx(losses, rel=1e-5)
+    assert [norm for _, norm in found] == pytest.approx(norms, rel=1e-5)
+    assert min(norms) > 2 * OPTIMIZER.clip_grad
+
+
+@pytest.mark.parametrize("case", [EXPERTS[3], EXPERTS[4], EXPERTS[6]], ids=str)
+def test_steps_of_experts_adapters_are_one_ranks(world: World, case: Case) -> None:
+    """Norms too: they count each parameter once, whatever ranks hold it."""
+    found = world.run(train, case.world_size, case)[0]
+    alone = Case(model=case.model, lora=case.lora)
+    expected = world.run(train, 1, alone)[0]
+    assert [loss for loss, _ in found] == pytest.approx([x for x, _ in expected], rel=1e-5)
+    assert [norm for _, norm in found] == pytest.approx([x for _, x in expected], rel=1e-5)
+
+
+def with_and_without_adapters(case: Case) -> list[dict[str, Any]]:
+    """The weights of a policy after a step, and those of its reference, before and after the policy
+    became the reference; then the bytes that the reference holds.
+    """
+    built = build(case)
+    first = as_arrays(exported(built))
+    reference = ReferenceModel(built.trainer, case.device)
+    train_steps(built, case, range(1))
+    policy = as_arrays(exported(built))
+    with reference.in_place():
+        frozen = as_arrays(exported(built))
+    assert all((frozen[name] == first[name]).all() for name in first)
+    assert any((policy[name] != first[name]).any() for name in first)
+    reference.replace()
+    with reference.in_place():
+        replaced = as_arrays(exported(built))
+    assert all((replaced[name] == policy[name]).all() for name in policy)
+    held = sum(tensor.numel() for tensor in reference._frozen_of.values())
+    assert held == sum(p.numel() for m in built.trainer.models for p in m.parameters() if p.requires_grad)
+    return []
+
+
+@pytest.mark.parametrize("case", [LAYOUTS[2], EXPERTS[3]], ids=str)
+def test_the_reference_is_other_adapters_on_the_same_weights(world: World, case: Case) -> None:
+    world.run(with_and_without_adapters, case.world_size, case)

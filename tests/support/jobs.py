@@ -111,7 +111,7 @@ class Built:
     trainer: Trainer
     shards: ModelShards
     layout: Layout
-    lora: LoraConfig
+    lora: LoraConfig = LoraConfig()
 
 
 def build(case: Case) -> Built:

@@ -11,6 +11,7 @@ since a rectangle is contiguous in the optimizer's memory.
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain, pairwise
 from math import prod
 from pathlib import Path
@@ -31,23 +32,68 @@ from torch import Tensor
 from torch.distributed.checkpoint import DefaultLoadPlanner, FileSystemReader, LoadPlan
 from torch.distributed.checkpoint.planner import ReadItem
 
+from megatron_opsft.models.architectures.template import ShardKind, WeightRule
 from megatron_opsft.models.storage.dist_metadata import (
     METADATA_NAME,
     damage_named,
     unpickle_metadata,
 )
+from megatron_opsft.models.weights.slicing import shard_parameter
+from megatron_opsft.runtime.distributed import Shard
 from megatron_opsft.runtime.rounding import round_up
+from megatron_opsft.trainer.model.lora import Adapter, adapters_of
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def describe_models(models: Sequence[GPTModel]) -> dict[str, dict[str, Any]]:
-    """Return `sharded_state_dict` of each model chunk, by the chunk's name in a checkpoint."""
+    """Return `sharded_state_dict` of each model chunk, by the chunk's name in a checkpoint; with
+    LoRA that of its adapters alone.
+    """
     described = {}
+    if adapters := adapters_of(models):
+        return {"model": _describe_adapters(adapters)}
     for number, model in enumerate(models):
         name = "model" if len(models) == 1 else f"model{number}"
         described[name] = model.sharded_state_dict(metadata={})
     return described
+
+
+def _describe_adapters(adapters: Sequence[Adapter]) -> dict[str, Any]:
+    """Describe A and B by the tensors of Hugging Face's layers, which all layouts have."""
+    described = {}
+    for adapter in adapters:
+        for rule, factor in adapter.factors():
+            described[rule.mcore_name] = ShardedTensorFactory(
+                rule.mcore_name,
+                factor,
+                partial(_pieces_of_factor, rule, adapter.shard),
+                merge_fn=lambda pieces: pieces,  # never called: pieces are views
+            )
+    return described
+
+
+def _pieces_of_factor(
+    rule: WeightRule, shard: Shard, key: str, factor: Tensor, *unused: Any
+) -> list[ShardedTensor]:
+    """Return views of a rank's A or B, each with its place in a tensor of Hugging Face's layer."""
+    copy_of_tp = shard.tp_rank if rule.kind is ShardKind.COPY else 0
+    pieces = []
+    for copy in shard_parameter(rule, shard.tp_rank, shard.tp_size).copies:
+        view = copy.target.view(factor)
+        pieces.append(
+            ShardedTensor(
+                key=copy.source.tensor,
+                data=view,
+                dtype=view.dtype,
+                local_shape=tuple(view.shape),
+                global_shape=rule.hf_shapes[copy.source.tensor],
+                global_offset=(copy.source.row0, copy.source.col0),
+                axis_fragmentations=None,
+                replica_id=(0, copy_of_tp, shard.copy_rank),
+            )
+        )
+    return pieces
 
 
 def own_share(

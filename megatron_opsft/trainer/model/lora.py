@@ -93,12 +93,9 @@ class Adapter(nn.Module):
             set_tensor_model_parallel_attributes(factor, True, rule.kind.axis, 1)
         return factor
 
-    def factors(self) -> list[tuple[WeightRule, Tensor]]:
-        """Return live A and B with their rules."""
-        return [
-            (self.rules.lora_A, self.lora_A.data),
-            (self.rules.lora_B, self.lora_B.data),
-        ]
+    def factors(self) -> list[tuple[WeightRule, nn.Parameter]]:
+        """Return A and B with their rules."""
+        return [(self.rules.lora_A, self.lora_A), (self.rules.lora_B, self.lora_B)]
 
     def fill(self, read: ReadRect) -> None:
         """Overwrite A and B from tensors under their HF names."""

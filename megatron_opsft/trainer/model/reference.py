@@ -1,6 +1,7 @@
 """The reference model: the one that the trained model must stay close to, or its teacher.
 
-A frozen copy of this rank's weights that takes their place during a pass. Contents are exchanged,
+A frozen copy of this rank's trained weights (with LoRA of its adapters alone) that takes their
+place during a pass. Contents are exchanged,
 not tensors: the weights are views of Megatron's buffers, and the optimizer's tensors are views of
 them. So no second model is needed, whatever the layout, and the weights come back bit for bit.
 """
@@ -42,7 +43,8 @@ class ReferenceModel:
         self.is_replaced = False
         live: list[Tensor] = []
         for model in trainer.models:
-            live += model.parameters()
+            # What is frozen in the trainer is the same in the reference.
+            live += [weight for weight in model.parameters() if weight.requires_grad]
         detached = [weight.detach() for weight in live]
         num_bytes = sum(weight.nbytes for weight in live)
         if not device.is_cuda or has_room_for_good(device, num_bytes):
@@ -77,7 +79,7 @@ class ReferenceModel:
         if not states:
             return list(batches)
         weight = output_weight(self._trainer.models[-1])
-        teacher_VH = self._frozen_of[weight].to(weight.device)
+        teacher_VH = self._frozen_of.get(weight, weight.detach()).to(weight.device)
         taught = []
         for batch, states_RH in zip(batches, states, strict=True):
             if batch.response_indices_R is not None:
