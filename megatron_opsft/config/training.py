@@ -64,6 +64,14 @@ class LoraConfig(Section):
         return self
 
 
+def describe_lora(lora: LoraConfig) -> str:
+    """Return the adapters in words, such as "LoRA, rank 8"."""
+    text = f"LoRA, rank {lora.rank}"
+    if set(lora.targets) != set(get_args(LoraTarget)):
+        text += f" on {', '.join(lora.targets)}"
+    return text
+
+
 class RolloutConfig(Section):
     engine: Annotated[str, ADJUSTABLE] = "hf"
     """hf: Hugging Face transformers; vllm: vLLM."""

@@ -1,5 +1,5 @@
-"""LoRA in every layout: gradients of A and B against Hugging Face with PEFT, and with plain autograd
-through merged weights; the merged weights that leave the trainer.
+"""LoRA in every layout: gradients of A and B against Hugging Face with PEFT, and against the chain
+rule through merged weights; the merged weights that leave the trainer.
 """
 
 from dataclasses import replace
@@ -100,7 +100,7 @@ def merged_gradient(
     values = adapter_values(name, lora)
     scale = lora.alpha / lora.rank
     expected = {}
-    for hf_name, value in values.items():
+    for hf_name in values:
         layer, factor, _ = hf_name.rsplit(".", 2)
         of_weight = of_weights[f"{layer}.weight"]
         if factor == "lora_A":
@@ -189,28 +189,29 @@ def test_steps_of_experts_adapters_are_one_ranks(world: World, case: Case) -> No
     assert [norm for _, norm in found] == pytest.approx([x for _, x in expected], rel=1e-5)
 
 
-def with_and_without_adapters(case: Case) -> list[dict[str, Any]]:
-    """The weights of a policy after a step, and those of its reference, before and after the policy
-    became the reference; then the bytes that the reference holds.
+def reference_and_policy(case: Case) -> tuple[int, int]:
+    """Check the reference's weights, first those of the start, then of one step later; return the
+    elements that the reference holds, and those that are trained.
     """
     built = build(case)
     first = as_arrays(exported(built))
     reference = ReferenceModel(built.trainer, case.device)
     train_steps(built, case, range(1))
     policy = as_arrays(exported(built))
+    assert any((policy[name] != first[name]).any() for name in first)
     with reference.in_place():
         frozen = as_arrays(exported(built))
     assert all((frozen[name] == first[name]).all() for name in first)
-    assert any((policy[name] != first[name]).any() for name in first)
     reference.replace()
     with reference.in_place():
         replaced = as_arrays(exported(built))
     assert all((replaced[name] == policy[name]).all() for name in policy)
+    parameters = [p for model in built.trainer.models for p in model.parameters()]
     held = sum(tensor.numel() for tensor in reference._frozen_of.values())
-    assert held == sum(p.numel() for m in built.trainer.models for p in m.parameters() if p.requires_grad)
-    return []
+    return held, sum(p.numel() for p in parameters if p.requires_grad)
 
 
 @pytest.mark.parametrize("case", [LAYOUTS[2], EXPERTS[3]], ids=str)
 def test_the_reference_is_other_adapters_on_the_same_weights(world: World, case: Case) -> None:
-    world.run(with_and_without_adapters, case.world_size, case)
+    for held, trained in world.run(reference_and_policy, case.world_size, case):
+        assert held == trained

@@ -3,13 +3,16 @@
 import dataclasses
 import json
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import ByteSize, Field
 
 from megatron_opsft.commands.command_line import Command, group
 from megatron_opsft.errors import ANSWER_IS_NO, UserError
 from megatron_opsft.runtime.console import say
+
+if TYPE_CHECKING:
+    from megatron_opsft.commands.convert.run import Figures
 
 
 class _Conversion(Command):
@@ -43,6 +46,10 @@ class _Conversion(Command):
             overwrite=self.overwrite,
             verify=self.verify,
         )
+        self.show(figures)
+
+    def show(self, figures: "Figures") -> None:
+        """Print the figures of a conversion."""
         if self.as_json:
             say(json.dumps(dataclasses.asdict(figures)))
         else:
@@ -95,6 +102,39 @@ class ToHf(_Conversion):
         self.convert(str(self.megatron), "hf", self.config_from)
 
 
+class Merge(_Conversion):
+    """LoRA adapter of PEFT's and its base model -> Hugging Face directory of the merged model.
+
+    The output appears when it is whole. A checkpoint of a run with LoRA is merged by `to-hf`.
+    """
+
+    words = ("adapter",)
+    examples = (
+        "convert merge ADAPTER_DIR --out NEW",
+        "convert merge ADAPTER_DIR --base DIR --out NEW --dtype bfloat16",
+    )
+    adapter: Path
+    """Directory with adapter_config.json and adapter_model.safetensors."""
+    base: str | None = None
+    """The adapter's model; by default the one that adapter_config.json names."""
+
+    def run(self) -> None:
+        """Merge."""
+        from megatron_opsft.commands.convert.run import open_merged, write_source
+
+        source = open_merged(self.adapter, self.base)
+        figures = write_source(
+            source,
+            self.out,
+            "hf",
+            dtype=self.dtype,
+            max_shard_bytes=self.shard_size,
+            overwrite=self.overwrite,
+            verify=self.verify,
+        )
+        self.show(figures)
+
+
 class Check(Command):
     """Compare the weights of two models; exit code 4 when any differs."""
 
@@ -132,7 +172,7 @@ class Check(Command):
 PROGRAM = group(
     "convert",
     "Convert checkpoints between Hugging Face and Megatron-Core.",
-    {"to-megatron": ToMegatron, "to-hf": ToHf, "check": Check},
+    {"to-megatron": ToMegatron, "to-hf": ToHf, "merge": Merge, "check": Check},
     (
         "convert to-megatron --hf DIR --out MEGATRON_DIR --verify",
         "convert to-hf --megatron MEGATRON_DIR --out DIR",

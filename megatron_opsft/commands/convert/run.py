@@ -12,6 +12,8 @@ import torch
 from megatron_opsft.commands.convert.megatron_layout import megatron_layout
 from megatron_opsft.errors import UserError
 from megatron_opsft.models.architectures.config_from_hf import read_model_shape
+from megatron_opsft.models.storage.adapter_config import read_adapter_config
+from megatron_opsft.models.storage.adapters import MergedTensors, StoredAdapter
 from megatron_opsft.models.storage.hf_files import SAFETENSORS_DTYPES
 from megatron_opsft.models.storage.hf_writer import (
     MAX_SHARD_BYTES,
@@ -20,10 +22,14 @@ from megatron_opsft.models.storage.hf_writer import (
     side_files,
 )
 from megatron_opsft.models.storage.large_files import Staging, row_chunks
-from megatron_opsft.models.storage.megatron_files import StoredWeights, open_weights
-from megatron_opsft.models.storage.model_paths import is_dist_checkpoint, resolve_model
+from megatron_opsft.models.storage.model_paths import (
+    ADAPTER_NAME,
+    is_dist_checkpoint,
+    resolve_model,
+)
 from megatron_opsft.models.storage.partial import PartialFiles, written_whole
 from megatron_opsft.models.storage.replacing import check_out
+from megatron_opsft.models.storage.stored_weights import StoredWeights, open_weights
 from megatron_opsft.models.weights.rectangles import Rect
 from megatron_opsft.models.weights.rules import WeightTable
 from megatron_opsft.records import TensorShape, record
@@ -80,6 +86,25 @@ def open_source(directory: Path, config_dir: Path | None = None) -> Source:
     return Source(directory, config_dir, table, open_weights(directory, table))
 
 
+def open_merged(adapter_dir: Path, base: str | None = None) -> Source:
+    """Open a model with a LoRA adapter of PEFT's added, and check both without reading weights.
+
+    base: the model that the adapter belongs to; None: the one that its adapter_config.json names.
+    Errors: `UserError` naming what is missing, unexpected or damaged.
+    """
+    config = read_adapter_config(adapter_dir, "convert merge")
+    if not (base or config.base):
+        raise UserError(
+            f"{adapter_dir / ADAPTER_NAME} names no base_model_name_or_path; give --base"
+        )
+    base_dir = resolve_model(base or config.base, option="--base")
+    whole = open_source(base_dir)
+    adapter = StoredAdapter(adapter_dir, whole.table, config.lora)
+    return Source(
+        adapter_dir, base_dir, whole.table, MergedTensors(whole.tensors, adapter)
+    )
+
+
 @record
 class Figures:
     """Figures of a finished conversion."""
@@ -113,6 +138,28 @@ def convert_model(
     if is_megatron == (to == "megatron"):
         kind = "Megatron checkpoint" if is_megatron else "Hugging Face directory"
         raise UserError(f"{directory} is a {kind} already; convert it the other way")
+    return write_source(
+        source,
+        out,
+        to,
+        dtype=dtype,
+        max_shard_bytes=max_shard_bytes,
+        overwrite=overwrite,
+        verify=verify,
+    )
+
+
+def write_source(
+    source: Source,
+    out: Path,
+    to: Format,
+    *,
+    dtype: str | None = None,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+    overwrite: bool = False,
+    verify: bool = False,
+) -> Figures:
+    """Write an opened model to `out`; parameters and errors as for `convert_model`."""
     started = time.monotonic()
     # The weight files are named too, since links may lead to them.
     inputs = [source.directory, source.config_dir, *source.tensors.files()]
@@ -134,7 +181,9 @@ def convert_model(
     if verify:
         lines = differing_tensors(source, open_source(out), dtype=out_dtype)
         if lines:
-            raise UserError(f"{out} differs from {directory}: {'; '.join(lines[:4])}")
+            raise UserError(
+                f"{out} differs from {source.directory}: {'; '.join(lines[:4])}"
+            )
     return Figures(
         tensors=len(layout.targets),
         bytes=num_bytes,

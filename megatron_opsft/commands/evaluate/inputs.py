@@ -23,9 +23,9 @@ from megatron_opsft.data.prompts import (
 from megatron_opsft.errors import PromptError, UserError
 from megatron_opsft.models.architectures.config_from_hf import read_model_shape
 from megatron_opsft.models.storage.large_files import memory_of
-from megatron_opsft.models.storage.megatron_files import open_weights
 from megatron_opsft.models.storage.model_identity import tokenizer_sha256
 from megatron_opsft.models.storage.model_paths import TINY_REASONER, resolve_model
+from megatron_opsft.models.storage.stored_weights import open_weights
 from megatron_opsft.models.weights.rectangles import whole
 from megatron_opsft.models.weights.rules import WeightTable
 from megatron_opsft.records import JsonObject, TokenIds, record

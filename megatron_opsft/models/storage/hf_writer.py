@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterable, Mapping
 from math import prod
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -122,7 +123,7 @@ def write_hf_model(
     shapes: Mapping[str, TensorShape],
     dtype: torch.dtype,
     source_dir: Path,
-    card: str = "",
+    more_files: Mapping[str, bytes] = MappingProxyType({}),
     max_shard_bytes: int = MAX_SHARD_BYTES,
     overwrite: bool = False,
 ) -> None:
@@ -131,7 +132,7 @@ def write_hf_model(
     tensors: each of `shapes` once, in any order, on any device; cast to `dtype`.
     shapes: every tensor of the model, as `WeightTable.hf_shapes` returns them.
     source_dir: the model whose config.json, tokenizer and templates are copied.
-    card: text of README.md; "": no such file.
+    more_files: relative name -> content of files that are written too, such as README.md.
 
     Everything goes to a hidden sibling of `out_dir`, which takes its name when all data is on disk.
     After an error nothing remains.
@@ -144,9 +145,7 @@ def write_hf_model(
     remaining = {target.name: target.region for target in layout.targets}
     with written_whole(out_dir, layout.files) as partial:
         small_files = side_files(source_dir, dtype) | layout.small_files
-        if card:
-            small_files["README.md"] = card.encode()
-        write_files(partial.directory, small_files)
+        write_files(partial.directory, {**small_files, **more_files})
         for name, tensor in tensors:
             region = remaining.pop(name)
             values = tensor.detach().to("cpu")

@@ -16,9 +16,8 @@ from torch import Tensor
 from megatron_opsft.errors import UserError
 from megatron_opsft.models.architectures.template import ShardKind
 from megatron_opsft.models.storage.dist_metadata import Chunk, locate, read_metadata
-from megatron_opsft.models.storage.hf_files import HfTensors, check_checkpoint
 from megatron_opsft.models.storage.large_files import Region
-from megatron_opsft.models.storage.model_paths import RECORD_NAME, is_dist_checkpoint
+from megatron_opsft.models.storage.model_paths import RECORD_NAME
 from megatron_opsft.models.weights.checkpoint_keys import Entry, possible_entries
 from megatron_opsft.models.weights.rectangles import Copy, Rect, whole
 from megatron_opsft.models.weights.rules import WeightRule, WeightTable
@@ -182,23 +181,3 @@ class MegatronTensors:
             index = index * size + lead - offset
         region = self._locate(chunk)._replace(shape=chunk.sizes[len(entry.lead) :])
         return region._replace(offset=region.offset + index * region.num_bytes)
-
-
-StoredWeights = HfTensors | MegatronTensors
-
-
-def open_weights(
-    model_dir: Path, table: WeightTable, *, check: bool = True
-) -> StoredWeights:
-    """Open a Hugging Face directory or a Megatron checkpoint; no weight is read yet.
-
-    table: the model's, with TransformerEngine's names, which checkpoints use.
-    check: True to compare names and shapes of a Hugging Face directory with it; one rank does so.
-    Errors: `UserError` naming file and tensor.
-    """
-    if is_dist_checkpoint(model_dir):
-        return MegatronTensors(model_dir, table)
-    tensors = HfTensors(model_dir)
-    if check:
-        check_checkpoint(tensors, table)
-    return tensors

@@ -26,6 +26,7 @@ TORCH_DIST_FORMAT = {
 # Marks a converted checkpoint, which may be overwritten.
 RECORD_NAME = "conversion.json"
 ADAPTER_NAME = "adapter_config.json"  # PEFT saves it with a LoRA adapter
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
 TINY_REASONER = "tiny_reasoner"
 ASSETS = Path(__file__).parents[2] / "assets"
 # Hub name -> config.json, for the models of the examples.
@@ -107,11 +108,12 @@ def _check_complete(directory: Path, option: str) -> None:
     without its model. Errors: `UserError`.
     """
     check_fetched(sorted(directory.iterdir()))
-    if (directory / ADAPTER_NAME).is_file() and not has_hf_weights(directory):
+    is_whole = has_hf_weights(directory) or is_dist_checkpoint(directory)
+    if (directory / ADAPTER_NAME).is_file() and not is_whole:
         raise UserError(
-            f"{option}: {directory} holds a LoRA adapter and not the whole model; merge it into "
-            "its base model first (PeftModel.merge_and_unload, then save_pretrained) and give the "
-            "directory of that"
+            f"{option}: {directory} holds a LoRA adapter and not the whole model; merge it first "
+            f"(megatron-opsft convert merge {directory} --out DIR) and give that directory, or to "
+            "train it further set model.adapter to it and model.path to its base model"
         )
 
 

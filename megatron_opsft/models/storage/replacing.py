@@ -6,6 +6,7 @@ from pathlib import Path
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.models.storage.model_paths import (
+    ADAPTER_NAME,
     COPIED_PATTERNS,
     RECORD_NAME,
     has_hf_weights,
@@ -24,6 +25,7 @@ MODEL_ENTRIES = (
     "*.pth",
     "*.gguf",
     "*.py",
+    "adapter",
     "onnx",
     "original",
     "README*",
@@ -90,6 +92,7 @@ def _why_no_model(directory: Path) -> str | None:
             return f"holds {name}, which is not part of a model"
     is_converted = RECORD_NAME in names and is_dist_checkpoint(directory)
     is_hf = "config.json" in names and has_hf_weights(directory)
-    if names and not is_converted and not is_hf:
+    is_adapter = ADAPTER_NAME in names
+    if names and not (is_converted or is_hf or is_adapter):
         return "is neither a model nor a conversion"
     return None

@@ -4,25 +4,29 @@ directories.
 
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from megatron_opsft.errors import UserError
+from megatron_opsft.models.storage.adapters import adapter_files
 from megatron_opsft.models.storage.hf_writer import write_hf_model
 from megatron_opsft.models.storage.partial import written_whole
 from megatron_opsft.models.storage.replacing import check_out
+from megatron_opsft.models.weights.lora import all_adapter_rules
+from megatron_opsft.models.weights.rules import WeightRule
 from megatron_opsft.records import Callback, JsonObject, Response
 from megatron_opsft.rollout.sampling import EVAL_STEP
 from megatron_opsft.run.record.advice import advise_on_base, measure_correct
 from megatron_opsft.run.record.metrics import MetricsLog, describe_sample
 from megatron_opsft.run.run_files import best_evaluation
 from megatron_opsft.run.start.input import HeldOut
-from megatron_opsft.run.start.run_directory import BEST
-from megatron_opsft.run.start.session import Session, log
+from megatron_opsft.run.start.run_directory import ADAPTER, BEST
+from megatron_opsft.run.start.session import Session, adapter_config, log
 from megatron_opsft.run.step.judged_problems import JudgedProblems
+from megatron_opsft.run.sync.export import Exporter
 from megatron_opsft.runtime.console import say
 from megatron_opsft.runtime.distributed import broadcast_object, gather_from_all
 from megatron_opsft.runtime.durable import (
@@ -44,11 +48,23 @@ from megatron_opsft.runtime.phase import (
 from megatron_opsft.trainer.batching.exchange import share_facts
 
 
-def write_model(s: Session, name: str, card: str = "") -> None:
-    """Write the current weights to the folder `name` of the run's directory, as a whole or not at
-    all, replacing it. Called by every rank.
+def write_final(s: Session, card: str) -> None:
+    """Write the current weights to hf/, replacing it, and with LoRA the adapter to adapter/. Called
+    by every rank.
 
-    card: the text of the model's README.md; only rank 0's counts. Errors, on rank 0: those of
+    card: the text of the model's README.md; only rank 0's counts. Errors: those of `_write_model`.
+    """
+    adapter = _gather_adapter(s)
+    _write_model(s, "hf", {"README.md": card.encode()} if card else {})
+    if adapter:
+        _replace_directory(s.config.run.dir / ADAPTER, adapter)
+
+
+def _write_model(s: Session, name: str, more_files: Mapping[str, bytes]) -> None:
+    """Write the current weights to the folder `name` of the run's directory, as a whole or not at
+    all, replacing it. With LoRA they are merged. Called by every rank.
+
+    more_files: rank 0's are written too, name -> content. Errors, on rank 0: those of
     `write_hf_model`. After a `FullDiskError` the ranks can go on.
     """
     enter_phase("export")
@@ -62,7 +78,7 @@ def write_model(s: Session, name: str, card: str = "") -> None:
                 shapes=s.shards.table.hf_shapes(),
                 dtype=s.shards.dtype,
                 source_dir=s.model_dir,
-                card=card,
+                more_files=more_files,
                 overwrite=True,
             )
         except FullDiskError as error:
@@ -72,6 +88,30 @@ def write_model(s: Session, name: str, card: str = "") -> None:
         pass
     if failure is not None:
         raise failure
+
+
+def _replace_directory(directory: Path, files: Mapping[str, bytes]) -> None:
+    """Write a directory of small files, as a whole or not at all."""
+    check_out(directory, [], overwrite=True)
+    with written_whole(directory) as written:
+        write_files(written.directory, files)
+
+
+def _gather_adapter(s: Session) -> dict[str, bytes]:
+    """Return the files of the run's adapter as PEFT reads it, name -> content; {} without LoRA and
+    on ranks other than 0. Called by every rank.
+    """
+    if not s.config.lora.rank:
+        return {}
+    rules: list[WeightRule] = []
+    for of_weight in all_adapter_rules(s.shards.table, s.config.lora):
+        rules += of_weight.trained
+    stream = Exporter(rules, s.shards.adapter_factors, s.layout).stream()
+    if s.layout.is_main:
+        return adapter_files(stream, adapter_config(s.config, s.model_dir))
+    for _ in stream:
+        pass
+    return {}
 
 
 def best_model(s: Session, step: int) -> Path:
@@ -85,9 +125,10 @@ def has_best(s: Session, step: int) -> bool:
 
 
 def copy_best(s: Session, step: int, card: str) -> None:
-    """Copy the model of that step from best/ to hf/, replacing it. Called by every rank.
+    """Copy the model of that step from best/ to hf/, replacing it, and its adapter to adapter/.
+    Called by every rank.
 
-    card: see `write_model`.
+    card: see `write_final`.
     """
     enter_phase("export")
     if not s.layout.is_main:
@@ -96,10 +137,15 @@ def copy_best(s: Session, step: int, card: str) -> None:
     check_out(target, [best], overwrite=True)
     with written_whole(target) as written:
         for path in best.iterdir():
+            if path.name == ADAPTER:
+                continue
             copy = written.directory / path.name
             shutil.copyfile(path, copy)
             sync_path(copy)
         write_files(written.directory, {"README.md": card.encode()})
+    if (best / ADAPTER).is_dir():
+        files = {path.name: path.read_bytes() for path in (best / ADAPTER).iterdir()}
+        _replace_directory(s.config.run.dir / ADAPTER, files)
 
 
 def write_best(s: Session, step: int) -> None:
@@ -112,7 +158,9 @@ def write_best(s: Session, step: int) -> None:
     if not has_best(s, step):
         announce(f"writing {name}")
         try:
-            write_model(s, name)
+            adapter = _gather_adapter(s)
+            inside = {f"{ADAPTER}/{file}": adapter[file] for file in adapter}
+            _write_model(s, name, inside)
         except FullDiskError as error:
             log.warning("%s; the best model is not kept, and the run continues", error)
 

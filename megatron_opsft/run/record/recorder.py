@@ -7,6 +7,7 @@ from pathlib import Path
 
 from megatron_opsft.config.load import load_config, to_yaml
 from megatron_opsft.errors import UserError
+from megatron_opsft.models.storage.stored_weights import BASE_SHA256
 from megatron_opsft.records import Callback, JsonObject, StepResult, SyncResult
 from megatron_opsft.run.record.advice import (
     RECENT_STEPS,
@@ -21,7 +22,7 @@ from megatron_opsft.run.record.evaluations import (
     Evaluations,
     copy_best,
     drop_superseded,
-    write_model,
+    write_final,
 )
 from megatron_opsft.run.record.metrics import MetricsLog
 from megatron_opsft.run.record.rollout_log import RolloutLog
@@ -59,10 +60,14 @@ class RunRecorder:
         session: Session,
         last_step: int,
         callbacks: Sequence[Callback],
+        base_sha256: str,
     ) -> None:
-        """Open the records. last_step: the step of the checkpoint that was loaded, else 0."""
+        """Open the records. last_step: the step of the checkpoint that was loaded, else 0.
+        base_sha256: hash of the model's files, for checkpoints.
+        """
         self._s = session
         self._callbacks = callbacks
+        self._base_sha256 = base_sha256
         self._dir = session.config.run.dir
         self.last_step = last_step
         self._saved_step = last_step
@@ -179,7 +184,10 @@ class RunRecorder:
             self._settle_checkpoint(wait=True)
             if step == self._saved_step:
                 return  # it is on disk already
-        about = {"method_state": self._s.method.state.model_dump()}
+        about = {
+            "method_state": self._s.method.state.model_dump(),
+            BASE_SHA256: self._base_sha256,
+        }
         in_background = self._s.config.checkpoint.asynchronous
         with self._watch.phase("checkpoint"):
             if leaving:
@@ -245,7 +253,7 @@ class RunRecorder:
         if best_step:
             copy_best(self._s, best_step, card)
         elif step:  # without a step the model is the base model
-            write_model(self._s, "hf", card)
+            write_final(self._s, card)
         drop_superseded(self._s, step, finished=True)
         (peak,) = max_over_world([peak_memory_bytes(self._s.device)])
         if self._log is None:
@@ -324,7 +332,8 @@ def open_recorder(
         run_dir.write_manifest(manifest)
         write_text(run_dir.path / "config.yaml", to_yaml(config))
         run_dir.save_bad_rows(session.bad_rows)
-    recorder = RunRecorder(session, last_step, callbacks)
+    base_sha256 = manifest["identity"]["model"]["weights_sha256"]
+    recorder = RunRecorder(session, last_step, callbacks, base_sha256)
     if resume:
         recorder.say_resumed()
     try:

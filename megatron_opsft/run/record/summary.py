@@ -8,6 +8,7 @@ from typing import Any
 
 from megatron_opsft.config import Config
 from megatron_opsft.config.load import find_changes
+from megatron_opsft.config.training import describe_lora
 from megatron_opsft.data.problems import sha256_of
 from megatron_opsft.models.storage.model_identity import (
     FileHashes,
@@ -15,6 +16,7 @@ from megatron_opsft.models.storage.model_identity import (
     hash_model_files,
     tokenizer_sha256,
 )
+from megatron_opsft.models.storage.model_paths import ADAPTER_WEIGHTS
 from megatron_opsft.records import JsonObject, Message
 from megatron_opsft.run.run_files import (
     Line,
@@ -75,6 +77,9 @@ def _identity(session: Session, hashes: FileHashes) -> JsonObject:
         "judge": describe_judge(verify, "") if verify.own_judge else verify.judge,
         "responses_sha256": None if responses is None else _sha256_of(responses),
     }
+    adapter = session.config.model.adapter
+    if adapter is not None:
+        identity["adapter_sha256"] = _sha256_of(Path(adapter) / ADAPTER_WEIGHTS)
     references = session.config.method.reference_file
     if references:
         identity["references_sha256"] = _sha256_of(references)
@@ -158,7 +163,7 @@ tags: [on-policy-sft, {config.method.name}]
 ---
 # {name}
 
-{config.model.path} after {summary[model_step]} steps of `{config.method.name}` on {data}.
+{config.model.path} after {summary[model_step]} steps of `{config.method.name}`{lora} on {data}.
 
 | held-out problems | before | after |
 |---|---|---|
@@ -202,6 +207,7 @@ def model_card(
     return _CARD.format(
         config=config,
         summary=summary,
+        lora=f" ({describe_lora(config.lora)})" if config.lora.rank else "",
         data=", ".join(source.path for source in config.data.sources),
         name=directory.name,
         directory=directory / "hf",

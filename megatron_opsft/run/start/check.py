@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from megatron_opsft.config import Config
 from megatron_opsft.config.load import check_resumable, load_config
@@ -11,6 +12,7 @@ from megatron_opsft.data.sources import check_source
 from megatron_opsft.errors import NothingLeft, UserError
 from megatron_opsft.models.architectures.config_from_hf import read_model_shape
 from megatron_opsft.models.architectures.shape import ModelShape
+from megatron_opsft.models.storage.adapter_config import check_same_adapter
 from megatron_opsft.models.storage.model_paths import fetch_config, local_model
 from megatron_opsft.rollout.limits import check_installed
 from megatron_opsft.run.run_files import read_summary
@@ -78,6 +80,8 @@ def check_run(
     _check_sources(config)
     open_prompt_file(config.data.template)
     check_responses(config)
+    if config.model.adapter is not None:
+        check_same_adapter(config.lora, Path(config.model.adapter))
     check_judge(config.verify)
     _check_evaluations(config)
     _check_wandb(config)

@@ -21,6 +21,8 @@ from megatron_opsft.runtime.owned_directory import OwnedDirectory
 
 # The folder of the best models so far, a Hugging Face directory for each step.
 BEST = "best"
+# The folder of the final LoRA adapter, as PEFT reads it.
+ADAPTER = "adapter"
 
 
 class RunDir(OwnedDirectory):
@@ -40,6 +42,7 @@ class RunDir(OwnedDirectory):
         "rollouts",
         "checkpoints",
         "hf",
+        ADAPTER,
         BEST,
         "tensorboard",
         "wandb",

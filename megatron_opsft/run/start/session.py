@@ -12,7 +12,9 @@ import torch
 from megatron_opsft.config import Config
 from megatron_opsft.data.mixture import ProblemSampler, order_of
 from megatron_opsft.errors import NothingLeft, UserError, log
-from megatron_opsft.models.storage.model_paths import resolve_model
+from megatron_opsft.models.storage.adapter_config import adapter_config_json
+from megatron_opsft.models.storage.adapters import StoredAdapter
+from megatron_opsft.models.storage.model_paths import TINY_REASONER, resolve_model
 from megatron_opsft.records import (
     NO_RANK,
     Problem,
@@ -265,11 +267,16 @@ def _build(
     sync = WeightSync(shards, engine, config.sync, trainer.score)
     checkpoints = config.run.dir / "checkpoints"
     resumes = resume and broadcast_object(bool(list_checkpoints(checkpoints)))
-    # A frozen model is a copy of the weights that the run began with, also if it is resumed.
+    # A frozen model is a copy of the weights that the run began with, also if it is resumed. And a
+    # checkpoint of adapters does not hold the weights that they are added to.
     keeps_frozen_model = trainer.objective.keeps_frozen_model
-    if keeps_frozen_model or not resumes:
+    needs_first_weights = keeps_frozen_model or not resumes
+    if needs_first_weights or shards.adapters:
         by_engine = engine_traits(name).reads_files and config.model.load != "disk"
         load_first_weights(unfilled, sync, by_engine=by_engine)
+    if needs_first_weights and config.model.adapter is not None:
+        path = Path(config.model.adapter)
+        unfilled.fill_adapters(StoredAdapter(path, shards.table, config.lora))
     reference = ReferenceModel(trainer, device) if keeps_frozen_model else None
     checkpointer = Checkpointer(
         checkpoints,
@@ -278,6 +285,7 @@ def _build(
         keep=config.checkpoint.keep,
         reference=reference,
         model_dir=model_dir,
+        adapter_config=adapter_config(config, model_dir) if shards.adapters else None,
     )
     return Session(
         model_dir=model_dir,
@@ -303,6 +311,14 @@ def _build(
         sync=sync,
         checkpointer=checkpointer,
     )
+
+
+def adapter_config(config: Config, model_dir: Path) -> bytes:
+    """Return the adapter_config.json of a run's adapter."""
+    base = config.model.path
+    if base == TINY_REASONER or Path(base).expanduser().exists():
+        base = str(model_dir.resolve())  # else a hub name
+    return adapter_config_json(config.lora, base)
 
 
 def engine_settings(

@@ -41,9 +41,7 @@ class Exporter:
         self._weights_here = weights_here
         held = weights_here()
         self._any_weight = next(iter(held.values()))  # for dtype and device
-        names_here = tuple(
-            rule.mcore_name for rule in rules if rule.mcore_name in held
-        )
+        names_here = tuple(rule.mcore_name for rule in rules if rule.mcore_name in held)
         # Megatron name -> (pipeline stage, expert-parallel rank) that holds the parameter. Experts
         # are on this expert-parallel rank alone, other parameters on every rank of the stage.
         self._holder: dict[str, tuple[int, int]] = {}

@@ -52,9 +52,7 @@ class Transfer:
             finish = finish_next
         finish()
 
-    def _post(
-        self, index: int, sources: Mapping[str, Tensor]
-    ) -> Callable[[], None]:
+    def _post(self, index: int, sources: Mapping[str, Tensor]) -> Callable[[], None]:
         """Start a round; return the function that waits for it and unpacks what it brings."""
         received: list[tuple[Sequence[Tensor], Tensor]] = []
         operations: list[dist.P2POp] = []

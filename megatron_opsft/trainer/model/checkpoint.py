@@ -19,7 +19,7 @@ from megatron.core.optimizer import ChainedOptimizer
 from megatron_opsft.errors import UserError, log
 from megatron_opsft.models.storage.dist_metadata import damage_named
 from megatron_opsft.models.storage.hf_writer import side_files
-from megatron_opsft.models.storage.model_paths import COMMON_NAME
+from megatron_opsft.models.storage.model_paths import ADAPTER_NAME, COMMON_NAME
 from megatron_opsft.records import JsonObject
 from megatron_opsft.runtime.distributed import (
     any_over_world,
@@ -79,6 +79,10 @@ class Checkpointer:
     model_dir: Path | None = None
     """Its config.json and tokenizer are copied into each checkpoint, which then can be used as a
     model.
+    """
+    adapter_config: bytes | None = None
+    """With LoRA, the content of adapter_config.json, which names the model that the checkpoint's
+    adapter belongs to.
     """
 
     def __post_init__(self) -> None:
@@ -176,6 +180,8 @@ class Checkpointer:
         if self.model_dir is not None:
             dtype = next(self.models[0].parameters()).dtype
             write_files(partial, side_files(self.model_dir, dtype))
+        if self.adapter_config is not None:
+            write_files(partial, {ADAPTER_NAME: self.adapter_config})
         write_bytes(partial / COMPLETE, sealed({**manifest, "files": files}))
         self.wait_for_deletion()
         publish(partial, final, self._replaced(final))

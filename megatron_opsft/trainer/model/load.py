@@ -5,7 +5,8 @@ from pathlib import Path
 from megatron_opsft.config import Config
 from megatron_opsft.errors import log
 from megatron_opsft.models.architectures.shape import ModelShape
-from megatron_opsft.models.storage.megatron_files import StoredWeights, open_weights
+from megatron_opsft.models.storage.adapters import StoredAdapter
+from megatron_opsft.models.storage.stored_weights import StoredWeights, open_weights
 from megatron_opsft.models.weights.rules import WeightTable
 from megatron_opsft.records import record
 from megatron_opsft.runtime.device import Device
@@ -36,6 +37,12 @@ class TrainerParts:
         """Load this rank's slices of the weights, tensor by tensor."""
         self.shards.fill(self.stored.read)
         # Copy them into the optimizer's float32 weights.
+        self.trainer.optimizer.reload_model_params()
+
+    def fill_adapters(self, stored: StoredAdapter) -> None:
+        """Load this rank's slices of an adapter."""
+        for adapter in self.shards.adapters.values():
+            adapter.fill(stored.read)
         self.trainer.optimizer.reload_model_params()
 
 

@@ -21,6 +21,7 @@ from megatron.core.tensor_parallel import (
     reduce_scatter_to_sequence_parallel_region,
     set_tensor_model_parallel_attributes,
 )
+from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from torch import Tensor, nn
 
@@ -37,6 +38,8 @@ from megatron_opsft.models.weights.slicing import (
 )
 from megatron_opsft.runtime.distributed import Layout, Shard
 
+_MERGE_BYTES = 2**27  # of float64 sums at a time
+
 
 class Adapter(nn.Module):
     """This rank's share of the adapter of one linear layer.
@@ -50,11 +53,13 @@ class Adapter(nn.Module):
         rules: AdapterRules,
         lora: LoraConfig,
         shard: Shard,
-        linear: nn.Module,
+        config: TransformerConfig,
         weight: Tensor,
+        norm_weight: Tensor | None,
     ) -> None:
-        """rules: those of `weight`, the parameter of `linear` that the adapter belongs to. shard:
-        this rank's of the weight. A and B have the weight's dtype and device.
+        """rules: those of `weight`, the parameter that the adapter belongs to. shard: this rank's
+        of it. norm_weight: that of the RMSNorm that the layer itself applies to its input, as
+        TransformerEngine's may. A and B get the weight's dtype and device.
         """
         super().__init__()
         self.rules = rules
@@ -62,16 +67,15 @@ class Adapter(nn.Module):
         self._rank = lora.rank
         self._scale = lora.alpha / lora.rank
         self._is_expert = rules.weight.is_expert
-        self._sequence_parallel = linear.config.sequence_parallel
+        self._sequence_parallel = config.sequence_parallel
         self._group = (
             parallel_state.get_expert_tensor_parallel_group()
             if self._is_expert
             else parallel_state.get_tensor_model_parallel_group()
         )
         self._cuts_inputs = rules.weight.kind is ShardKind.ROW
-        # TransformerEngine fuses the norm in front of a linear layer into it.
-        self._norm_weight: Tensor | None = getattr(linear, "layer_norm_weight", None)
-        self._norm_eps: float = linear.config.layernorm_epsilon
+        self._norm_weight = norm_weight
+        self._norm_eps = config.layernorm_epsilon
         # The rows of this rank's weight: groups of equal height, one after another, and in each the
         # rows of every part in turn.
         copies = shard_parameter(rules.weight, shard.tp_rank, shard.tp_size).copies
@@ -85,7 +89,8 @@ class Adapter(nn.Module):
         """Return this rank's A or B, uninitialised, with the marks that Megatron looks for."""
         factor = nn.Parameter(weight.new_empty(shard_shape(rule, self.shard.tp_size)))
         # False for experts that only some ranks have: they get an optimizer of their own.
-        factor.allreduce = getattr(weight, "allreduce", True)
+        marks: Any = factor
+        marks.allreduce = getattr(weight, "allreduce", True)
         is_cut = rule.kind is not ShardKind.COPY
         if is_cut or (self._is_expert and self.shard.tp_rank == 0):
             # Gradient norms count a parameter without this mark on tensor-parallel rank 0 alone,
@@ -104,7 +109,8 @@ class Adapter(nn.Module):
             fill_shard(rule, read, factor, tp_rank=tp_rank, tp_size=tp_size)
 
     def forward(self, input_: Tensor) -> Tensor:
-        lora_A, lora_B = self.lora_A, self.lora_B
+        lora_A: Tensor = self.lora_A
+        lora_B: Tensor = self.lora_B
         if self._norm_weight is not None:
             input_ = F.rms_norm(
                 input_, input_.shape[-1:], self._norm_weight, self._norm_eps
@@ -162,12 +168,21 @@ class Adapter(nn.Module):
     def merged_into(self, weight: Tensor) -> Tensor:
         """Return W + (alpha / r) B A for this rank's `weight`, new memory of its dtype.
 
-        Computed in float32 and rounded once. No communication: A and B are cut as the weight is.
+        Computed in float64 and rounded once, so the bits depend neither on the device nor on the
+        layout. No communication: A and B are cut as the weight is.
         """
-        # Column i of B A is what the adapter makes of the i-th unit vector, whose A x is column i
-        # of A.
-        product = self._spread(self.lora_A.float().T, self.lora_B.float()).T
-        return (weight.float() + self._scale * product).to(weight.dtype)
+        merged = torch.empty_like(weight)
+        lora_A, lora_B = self.lora_A.double(), self.lora_B.double() * self._scale
+        num_rows, num_columns = weight.shape
+        # Some columns at a time: their float64 sums would take four times the weight's memory.
+        step = max(1, _MERGE_BYTES // (8 * num_rows))
+        for first in range(0, num_columns, step):
+            columns = slice(first, first + step)
+            # Column i of B A is what the adapter makes of the i-th unit vector, whose A x is
+            # column i of A.
+            sums = self._spread(lora_A[:, columns].T, lora_B).T
+            merged[:, columns] = sums.add_(weight[:, columns])
+        return merged
 
 
 def add_adapters(
@@ -195,7 +210,8 @@ def add_adapters(
                 if rules is None:
                     continue
                 shard = layout.shard(is_expert=rules.weight.is_expert)
-                adapter = Adapter(rules, lora, shard, linear, weight)
+                norm_weight = getattr(linear, "layer_norm_weight", None)
+                adapter = Adapter(rules, lora, shard, model.config, weight, norm_weight)
                 adapter.fill(first_values(rules, seed))
                 linear.add_module(name.replace("weight", "adapter"), adapter)
                 added = True
@@ -237,9 +253,7 @@ def _add_adapter_output(
     # A grouped layer: the tokens of each expert, one after another, and their numbers.
     tokens, num_tokens = inputs
     by_expert = tokens.split(list(map(int, num_tokens)))
-    added = [
-        adapter(part) for adapter, part in zip(adapters, by_expert, strict=True)
-    ]
+    added = [adapter(part) for adapter, part in zip(adapters, by_expert, strict=True)]
     return output + torch.cat(added), bias
 
 

@@ -3,6 +3,7 @@ sync.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import field
 
 import torch
 from megatron.core.models.gpt import GPTModel
@@ -24,7 +25,7 @@ class ModelShards:
     layout: Layout
     parameters: tuple[tuple[WeightRule, Tensor], ...]
     """Each live parameter with its rule, in the order of the model; not those of adapters."""
-    adapters: Mapping[str, Adapter]
+    adapters: Mapping[str, Adapter] = field(default_factory=dict)
     """This rank's LoRA adapters by the Megatron names of their weights; empty without LoRA."""
 
     @classmethod
@@ -76,6 +77,14 @@ class ModelShards:
         if not self.adapters:
             return self.by_name
         return MergedWeights(self.by_name, self.adapters)
+
+    def adapter_factors(self) -> dict[str, Tensor]:
+        """Return live A and B of this rank's adapters by Megatron name."""
+        factors: dict[str, Tensor] = {}
+        for adapter in self.adapters.values():
+            for rule, factor in adapter.factors():
+                factors[rule.mcore_name] = factor.detach()
+        return factors
 
     @property
     def dtype(self) -> torch.dtype:
