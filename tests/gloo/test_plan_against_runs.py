@@ -6,8 +6,10 @@ from plan_jobs import Measured, measure_rank, planned_run
 from world import World
 
 from megatron_opsft.commands.plan.activations import activation_bytes
+from megatron_opsft.config import LoraConfig
 
 TOKENS = 1024
+LORA = LoraConfig(rank=16)
 CASES = [
     Case(),
     Case(dtype="bfloat16", recompute="full"),
@@ -24,6 +26,10 @@ CASES = [
     Case(model="qwen3_moe", dp=4, ep=2, recompute="selective"),
     Case(model="qwen3_moe", tp=2, dp=2, ep=2, sequence_parallel=True),
     Case(model="qwen3_moe", tp=2, ep=2, etp=1, sequence_parallel=True),
+    Case(lora=LORA),
+    Case(lora=LORA, dtype="bfloat16", tp=2, sequence_parallel=True),
+    Case(lora=LORA, pp=2, dp=2, recompute="full"),
+    Case(lora=LORA, model="qwen3_moe", tp=2, dp=2, ep=2, sequence_parallel=True),
 ]
 
 

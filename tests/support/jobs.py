@@ -19,7 +19,7 @@ from tiny_models import SHAPES, adapter_values, samples, weights
 
 from megatron_opsft.config import LoraConfig, OptimizerConfig, ParallelConfig, TrainConfig
 from megatron_opsft.methods.objective import LIKELIHOOD, Aggregation, Objective, aggregate
-from megatron_opsft.models.weights.lora import all_adapter_rules
+from megatron_opsft.models.weights.lora import adapters_of_rules
 from megatron_opsft.models.weights.rules import WeightRule, WeightTable
 from megatron_opsft.models.weights.slicing import merge_shards, shard_parameter
 from megatron_opsft.records import (
@@ -308,9 +308,7 @@ def whole_gradient(built: Built) -> dict[str, Any]:
     rules: Sequence[WeightRule] = shards.table.rules
     held = list(shards.parameters)
     if shards.adapters:
-        lora = built.lora
-        every = [one.trained for one in all_adapter_rules(shards.table, lora)]
-        rules = list(chain.from_iterable(every))
+        rules = adapters_of_rules(shards.table.exported, built.lora)
         held = list(chain.from_iterable(a.factors() for a in shards.adapters.values()))
         assert len(trained) == len(held)
     mine = {rule.mcore_name: by_storage[p.data_ptr()] for rule, p in held}

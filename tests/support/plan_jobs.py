@@ -39,6 +39,7 @@ def planned_run(case: Case, tokens: int) -> PlannedRun:
         "data": {"train": "arithmetic", "max_prompt_tokens": _PROMPT},
         "rollout": {"max_response_tokens": _response(case)},
         "parallel": case.parallel.model_dump(),
+        "lora": case.lora.model_dump(),
         "train": {
             "max_tokens_per_microbatch": tokens,
             "recompute": case.recompute,
@@ -88,10 +89,12 @@ def measure_rank(case: Case, tokens: int, num_microbatches: int) -> Measured:
     own = [weight for weight in main if weight.untyped_storage().data_ptr() not in views]
     states = [state for part in parts for state in part.state.values()]
     own += [tensor for state in states for name, tensor in state.items() if name != "step"]
+    parameters = [p for model in trainer.models for p in model.parameters()]
+    frozen = sum(p.nbytes for p in parameters if not p.requires_grad)
     return Measured(
         pp_rank=built.layout.pp_rank,
-        num_parameters=sum(p.numel() for m in trainer.models for p in m.parameters()),
-        weights=sum(buffer.param_data.nbytes for buffer in buffers),
+        num_parameters=sum(p.numel() for p in parameters),
+        weights=sum(buffer.param_data.nbytes for buffer in buffers) + frozen,
         gradients=sum(buffer.grad_data.nbytes for buffer in buffers),
         optimizer=sum(tensor.nbytes for tensor in own),
         activations=memory.peak_bytes,

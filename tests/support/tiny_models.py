@@ -12,7 +12,7 @@ from torch import Tensor
 
 from megatron_opsft.config import LoraConfig
 from megatron_opsft.models.architectures.shape import ModelShape, MoeShape, RopeScaling
-from megatron_opsft.models.weights.lora import all_adapter_rules
+from megatron_opsft.models.weights.lora import adapters_of_rules
 from megatron_opsft.models.weights.rules import WeightTable
 from megatron_opsft.records import Sample
 
@@ -86,8 +86,8 @@ def weights(name: str) -> dict[str, Tensor]:
 def adapter_values(name: str, lora: LoraConfig) -> dict[str, Tensor]:
     """A and B of every adapter of a model of `SHAPES`, by HF name; neither is zero."""
     shapes: dict[str, tuple[int, ...]] = {}
-    for rules in all_adapter_rules(WeightTable(SHAPES[name]), lora):
-        shapes |= {**rules.lora_A.hf_shapes, **rules.lora_B.hf_shapes}
+    for rule in adapters_of_rules(WeightTable(SHAPES[name]).exported, lora):
+        shapes |= rule.hf_shapes
     return {hf_name: weight(hf_name, shape) for hf_name, shape in shapes.items()}
 
 

@@ -8,6 +8,7 @@ not been measured.
 """
 
 from megatron_opsft.commands.plan.job import PlannedRun, Stage
+from megatron_opsft.config.training import LoraTarget
 from megatron_opsft.trainer.loss.loss_memory import (
     fused_linear_bytes,
     whole_logits_bytes,
@@ -53,9 +54,10 @@ def activation_bytes(
     if run.parallel.sequence_shards > 1:
         # Megatron gathers a layer's input into one buffer, which it keeps.
         stored += num_tokens * run.shape.hidden_size * run.dtype_bytes
-    # The largest gradient of a weight, in the model's dtype until it is added to the main gradient.
-    num_rows = 2 * run.shape.shard_ffn[1] / run.parallel.expert_tp
-    backward += num_rows * run.shape.hidden_size * run.dtype_bytes
+    if not run.config.lora.rank:
+        # The largest gradient of a weight, in the model's dtype until it is added to the main one.
+        num_rows = 2 * run.shape.shard_ffn[1] / run.parallel.expert_tp
+        backward += num_rows * run.shape.hidden_size * run.dtype_bytes
     loss = _loss_bytes(run) if stage.has_output else 0.0
     return stored, backward, loss
 
@@ -68,12 +70,18 @@ def _layer_bytes(run: PlannedRun, layer_input: float) -> tuple[float, float]:
     hidden states that enter the layer.
     """
     # An RMSNorm saves its input and its output, and a factor of each token; torch also the
-    # normalized input, and its input is in float32.
+    # normalized input, in float32.
     norm = 2 * layer_input + _FLOAT
-    if not run.with_te:
+    if (
+        not run.with_te and not run.config.lora.rank
+    ):  # for the gradient of the norm's weight
         norm += _FLOAT * run.hidden_per_rank
     attention = _attention_bytes(run) + norm
     feed_forward, gradients = _feed_forward_bytes(run)
+    if run.config.lora.rank:
+        of_attention, of_feed_forward = _adapter_bytes(run)
+        attention += of_attention
+        feed_forward += of_feed_forward
     everything = attention + norm + feed_forward
     recompute = run.train.recompute
     if recompute == "none":
@@ -141,6 +149,29 @@ def _feed_forward_bytes(run: PlannedRun) -> tuple[float, float]:
     expert = shape.hidden_size + (3 + num_products) * ffn_size
     gradients += copies * dtype_bytes * (2 * ffn_size + 2 * shape.hidden_size)
     return router + copies * dtype_bytes * expert, gradients
+
+
+def _adapter_bytes(run: PlannedRun) -> tuple[float, float]:
+    """Bytes that the adapters of attention and of the feed-forward part save of one token: the r
+    numbers A x of each. Their inputs are saved anyway.
+    """
+    lora, parallel = run.config.lora, run.parallel
+    shards = parallel.sequence_shards
+
+    def low_numbers(whole: tuple[LoraTarget, ...], divided: LoraTarget) -> float:
+        # Under sequence parallelism the ranks divide the tokens of `divided` layers, whose inputs
+        # are cut.
+        num_layers = len(set(whole) & set(lora.targets))
+        return lora.rank * (num_layers + (divided in lora.targets) / shards)
+
+    attention = low_numbers(("q_proj", "k_proj", "v_proj"), "o_proj")
+    if run.shape.moe is None:
+        feed_forward = low_numbers(("gate_proj", "up_proj"), "down_proj")
+    else:
+        experts = {"gate_proj", "up_proj", "down_proj"} & set(lora.targets)
+        copies = run.shape.moe.top_k * parallel.expert_tp / parallel.tp
+        feed_forward = lora.rank * len(experts) * copies
+    return attention * run.dtype_bytes, feed_forward * run.dtype_bytes
 
 
 def _loss_bytes(run: PlannedRun) -> float:

@@ -17,10 +17,10 @@ from megatron_opsft.commands.plan.seconds import (
     estimate_step,
     num_microbatches,
 )
-from megatron_opsft.models.architectures.shape import forward_flops
+from megatron_opsft.models.architectures.shape import forward_flops, weight_flops
 from megatron_opsft.records import JsonObject
 from megatron_opsft.run.start.checked_run import max_engine_tokens
-from megatron_opsft.run.start.disk import DiskUse, disk_use
+from megatron_opsft.run.start.disk import DiskUse, disk_use, num_trained
 
 # Share of a device's memory that should stay free: the formulas are no more accurate than that.
 SAFE_SHARE = 0.05
@@ -134,9 +134,11 @@ class Plan:
         the training's matrix products over peak. Recomputation does not count.
         """
         run, workload = self.run, self.run.workload
-        flops = 3 * forward_flops(  # backward costs twice as many
-            run.shape, workload.sequences, sum(workload.trained)
-        )
+        sequences, num_trained = workload.sequences, sum(workload.trained)
+        # Backward costs twice as many.
+        flops = 3 * forward_flops(run.shape, sequences, num_trained)
+        if run.config.lora.rank:  # no gradients of weights
+            flops -= weight_flops(run.shape, sum(sequences), num_trained)
         if not flops:
             return 0.0
         return flops / (seconds * run.hardware.peak_flops * run.world_size)
@@ -260,6 +262,7 @@ class Plan:
             "num_engines": run.num_engines,
             "cross_entropy": run.cross_entropy.kind,
             "parameters": run.num_parameters,
+            "trained_parameters": num_trained(run.config, run.shape),
             "stages": [
                 {
                     "parameters": rank.stage.num_parameters,

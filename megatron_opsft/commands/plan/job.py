@@ -13,13 +13,14 @@ from megatron_opsft.commands.plan.assumptions import (
     Workload,
     make_workload,
 )
-from megatron_opsft.config import Config, ParallelConfig
+from megatron_opsft.config import Config, LoraConfig, ParallelConfig
 from megatron_opsft.config.training import RolloutConfig, TrainConfig
 from megatron_opsft.errors import UserError
 from megatron_opsft.methods.settings import MethodSettings
 from megatron_opsft.models.architectures.config_from_hf import read_model_shape
 from megatron_opsft.models.architectures.shape import ModelShape
 from megatron_opsft.models.storage.model_paths import resolve_config
+from megatron_opsft.models.weights.lora import adapters_of_rules
 from megatron_opsft.models.weights.rules import WeightTable
 from megatron_opsft.models.weights.slicing import padded_vocab_size, shard_shape
 from megatron_opsft.records import record
@@ -43,14 +44,26 @@ class Stage:
     has_output: bool
     """True for the last stage, which has the output layer and the loss."""
     num_parameters: int
-    """Elements on a rank, padding of the vocabulary and replicated weights included."""
-    expert_parameters: int
-    """Elements of `num_parameters` in experts that expert parallelism distributes."""
+    """Elements on a rank, padding of the vocabulary, replicated weights and adapters included."""
+    trained_parameters: int
+    """Elements of `num_parameters` that are trained: with LoRA those of the adapters, else all."""
+    trained_expert_parameters: int
+    """Elements of `trained_parameters` in experts that expert parallelism distributes."""
     updated_parameters: int
     """Elements that the optimizer of one rank updates, on the rank with the most."""
     weight_bytes: int
+    trained_bytes: int
+    """Bytes of the trained weights, part of `weight_bytes`."""
     gradient_bytes: int
     optimizer_bytes: int
+
+    @property
+    def adapter_share(self) -> float:
+        """Elements of adapters for each element of the weights that they are added to; 0 without
+        LoRA.
+        """
+        frozen = self.num_parameters - self.trained_parameters
+        return self.trained_parameters / frozen if frozen else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,10 +185,15 @@ class PlannedRun:
         state_bytes = 12 if self.dtype_bytes == 2 else 8
         stages = []
         for index in range(pp):
-            last = index == pp - 1
-            dense, experts = _count(
-                self.shape, self.parallel, first=index == 0, last=last
-            )
+            first, last = index == 0, index == pp - 1
+            dense, experts = _count(self.shape, self.parallel, first=first, last=last)
+            num_elements = dense + experts
+            lora = self.config.lora
+            if lora.rank:
+                dense, experts = _count(
+                    self.shape, self.parallel, first=first, last=last, lora=lora
+                )
+                num_elements += dense + experts
             updated = ceil_div(dense, self.num_copies)
             updated += ceil_div(experts, self.num_expert_copies)
             stages.append(
@@ -183,10 +201,12 @@ class PlannedRun:
                     index=index,
                     num_layers=self.shape.num_layers // pp,
                     has_output=last,
-                    num_parameters=dense + experts,
-                    expert_parameters=experts,
+                    num_parameters=num_elements,
+                    trained_parameters=dense + experts,
+                    trained_expert_parameters=experts,
                     updated_parameters=updated,
-                    weight_bytes=(dense + experts) * self.dtype_bytes,
+                    weight_bytes=num_elements * self.dtype_bytes,
+                    trained_bytes=(dense + experts) * self.dtype_bytes,
                     gradient_bytes=(dense + experts) * 4,
                     optimizer_bytes=state_bytes * updated,
                 )
@@ -196,9 +216,15 @@ class PlannedRun:
 
 @cache
 def _count(
-    shape: ModelShape, parallel: ParallelConfig, *, first: bool, last: bool
+    shape: ModelShape,
+    parallel: ParallelConfig,
+    *,
+    first: bool,
+    last: bool,
+    lora: LoraConfig | None = None,
 ) -> tuple[int, int]:
-    """Count the elements on one rank of the first, the last or another stage.
+    """Count the elements of weights, or with `lora` those of adapters, on one rank of the first,
+    the last or another stage.
 
     Elements in experts that expert parallelism distributes are counted apart, as the second number.
     """
@@ -207,6 +233,8 @@ def _count(
     layer = table.stage_rules(range(1), has_embedding=False, has_output=False)
     dense = experts = 0
     for rules, count in ((ends, 1), (layer, shape.num_layers // parallel.pp)):
+        if lora is not None:
+            rules = adapters_of_rules(rules, lora)
         for rule in rules:
             tp = parallel.expert_tp if rule.is_expert else parallel.tp
             num_elements = count * prod(shard_shape(rule, tp))

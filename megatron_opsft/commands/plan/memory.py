@@ -1,8 +1,9 @@
 """Bytes on one rank in the three phases of a step, by formula; pure, no Megatron.
 
-A rank always holds its weights, float32 main gradients, and its share of the optimizer: two float32
-moments, and in bfloat16 float32 main weights. If the method has a reference model that stays on the
-device, a frozen copy of the weights is added. A rollout adds the engine, a training pass its
+A rank always holds its weights, and of those that are trained (with LoRA the adapters) float32 main
+gradients and its share of the optimizer: two float32 moments, and in bfloat16 float32 main weights.
+If the method has a reference model that stays on the device, a frozen copy of the trained weights
+is added. A rollout adds the engine, a training pass its
 activations and the loss, a weight sync the engine's weights and two buckets.
 """
 
@@ -112,9 +113,9 @@ def reference_bytes(run: PlannedRun, stage: Stage) -> ReferenceBytes:
     trainer = stage.weight_bytes + stage.gradient_bytes + stage.optimizer_bytes
     engine = _sum_of(_engine_terms(run), "rollout")
     free = hardware.memory_bytes - (hardware.reserved_bytes + trainer + engine)
-    if hardware.is_cuda and 10 * stage.weight_bytes > free:
-        return ReferenceBytes(device=0, host=stage.weight_bytes)
-    return ReferenceBytes(device=stage.weight_bytes, host=0)
+    if hardware.is_cuda and 10 * stage.trained_bytes > free:
+        return ReferenceBytes(device=0, host=stage.trained_bytes)
+    return ReferenceBytes(device=stage.trained_bytes, host=0)
 
 
 def _engine_terms(run: PlannedRun) -> dict[str, _Term]:
@@ -147,8 +148,8 @@ def checkpoint_bytes(run: PlannedRun) -> dict[str, float]:
     parameter_bytes = checkpoint_bytes_each(run.config)
     parallel = run.parallel
     updated = run.ranks_per_node * max(stage.updated_parameters for stage in run.stages)
-    experts = sum(stage.expert_parameters for stage in run.stages)
-    dense = sum(stage.num_parameters for stage in run.stages) - experts
+    experts = sum(stage.trained_expert_parameters for stage in run.stages)
+    dense = sum(stage.trained_parameters for stage in run.stages) - experts
     num_elements = parallel.tp * dense + parallel.expert_tp * parallel.ep * experts
     total = num_elements * parameter_bytes
     # All ranks share the check of the files, no matter which files each one reads afterwards.

@@ -10,6 +10,7 @@ from megatron_opsft.commands.plan.job import PlannedRun, Stage
 from megatron_opsft.models.architectures.shape import (
     feed_forward_weights,
     forward_flops,
+    weight_flops,
 )
 
 
@@ -32,7 +33,8 @@ def pass_seconds(
     The passes go through all its layers, without fixed costs. sequences: tokens of each.
     num_loss_tokens: 0 unless the stage has the output layer.
 
-    A backward pass costs as much as two forward passes of GEMMs. Recomputation adds one more
+    A backward pass costs as much as two forward passes of GEMMs; with LoRA the one of them that
+    computes gradients of weights is left out, and adapters are added. Recomputation adds one more
     (full), or that of the feed-forward parts (selective). Tensor parallelism exchanges hidden
     states twice a layer and pass (Shoeybi et al., 2019), expert parallelism there and back. Context
     parallelism passes keys and values round a ring; no overlap with attention is assumed. A
@@ -43,6 +45,8 @@ def pass_seconds(
     shape = replace(run.shape, num_layers=num_layers)
     rate = run.hardware.peak_flops * tp * cp
     gemms = forward_flops(shape, sequences, num_loss_tokens) / rate
+    weight_gemms = weight_flops(shape, num_tokens, num_loss_tokens) / rate
+    adapter_gemms = stage.adapter_share * weight_gemms
     hidden_bytes = num_tokens * shape.hidden_size * dtype_bytes / cp
     feed_forward = num_layers * _feed_forward_exchange(run, hidden_bytes)
     exchange = num_layers * ring_seconds(run, 2 * hidden_bytes, tp, tp) + feed_forward
@@ -61,8 +65,10 @@ def pass_seconds(
     exchange += kv_ring
     # TransformerEngine sends keys and values round once more, to get their gradients.
     kv_gradients = kv_ring if run.with_te else 0.0
-    backward = 2 * gemms + exchange + kv_gradients + recomputed + send
-    return gemms + exchange + send, backward
+    backward = 2 * (gemms + adapter_gemms) + exchange + kv_gradients + recomputed + send
+    if stage.adapter_share:
+        backward -= weight_gemms  # frozen weights need no gradients
+    return gemms + adapter_gemms + exchange + send, backward
 
 
 def _feed_forward_exchange(run: PlannedRun, hidden_bytes: float) -> float:
@@ -88,8 +94,8 @@ def ring_seconds(run: PlannedRun, num_bytes: float, size: int, span: int) -> flo
 
 
 def shared_seconds(run: PlannedRun, stage: Stage, num_bytes: float) -> float:
-    """Seconds to exchange `num_bytes`, spread over all a stage's weights, among their copies."""
+    """Seconds to exchange `num_bytes` of a stage's trained weights among their copies."""
     span = run.world_size // run.parallel.pp
-    experts = num_bytes * stage.expert_parameters / stage.num_parameters
+    experts = num_bytes * stage.trained_expert_parameters / stage.trained_parameters
     dense_seconds = ring_seconds(run, num_bytes - experts, run.num_copies, span)
     return dense_seconds + ring_seconds(run, experts, run.num_expert_copies, span)

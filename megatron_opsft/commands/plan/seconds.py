@@ -191,8 +191,10 @@ def sync_seconds(run: PlannedRun) -> float:
     """
     shape, hardware, parallel = run.shape, run.hardware, run.parallel
     gathered = max(
-        shared_seconds(run, stage, stage.weight_bytes) for stage in run.stages
+        shared_seconds(run, stage, stage.trained_bytes) for stage in run.stages
     )
+    if run.config.lora.rank:
+        gathered += _merge_seconds(run)
     needed = engine_elements(run) * run.dtype_bytes
     experts = 0.0
     if moe := shape.moe:
@@ -205,6 +207,16 @@ def sync_seconds(run: PlannedRun) -> float:
     inside_node = received * (1 - across_nodes) / hardware.link_bandwidth
     seconds = gathered + max(network, inside_node) + hardware.sync_seconds
     return hardware.sync_factor * seconds
+
+
+def _merge_seconds(run: PlannedRun) -> float:
+    """Seconds to add adapters to weights: for the sync itself, and again for its checksums.
+
+    Each time a float64 sum of every element is written and read, and the weight read and written.
+    """
+    num_elements = max(stage.num_parameters for stage in run.stages)
+    num_bytes = num_elements * (4 * 8 + 2 * run.dtype_bytes)
+    return 2 * num_bytes / run.hardware.memory_bandwidth
 
 
 def _share_from_other_nodes(run: PlannedRun) -> float:
@@ -236,7 +248,7 @@ def training_seconds(run: PlannedRun) -> dict[str, float]:
     exchange = _exchange_seconds(run, backwards, count)
     moved_bytes = max(
         stage.updated_parameters * _OPTIMIZER_BYTES
-        + stage.num_parameters * _GRADIENT_BYTES
+        + stage.trained_parameters * _GRADIENT_BYTES
         for stage in run.stages
     )
     update = moved_bytes / hardware.memory_bandwidth
@@ -299,7 +311,7 @@ def _swap_seconds(run: PlannedRun) -> float:
     bandwidth = run.hardware.memory_bandwidth / 2  # both models are read and written
     if any(reference_bytes(run, stage).host for stage in run.stages):
         bandwidth = run.hardware.host_bandwidth
-    return 4 * max(stage.weight_bytes for stage in run.stages) / bandwidth
+    return 4 * max(stage.trained_bytes for stage in run.stages) / bandwidth
 
 
 def num_microbatches(run: PlannedRun) -> int:

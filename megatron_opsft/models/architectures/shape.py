@@ -102,7 +102,15 @@ def forward_flops(
 
     Only matrix products count, as usual: norms, activations and softmaxes are left out.
     """
-    per_token = 2.0 * layer_weights(shape)
-    attention = 2.0 * shape.num_heads * shape.head_dim
-    layers = sum(n * per_token + n * n * attention for n in lengths) * shape.num_layers
+    lengths = list(lengths)
+    attention = 2.0 * shape.num_heads * shape.head_dim * shape.num_layers
+    quadratic = sum(n * n * attention for n in lengths)
+    return quadratic + weight_flops(shape, sum(lengths), num_loss_tokens)
+
+
+def weight_flops(shape: ModelShape, num_tokens: int, num_loss_tokens: int) -> float:
+    """Return the share of `forward_flops` in products with weights, over sequences of `num_tokens`
+    together. Their gradients cost as much again.
+    """
+    layers = 2.0 * layer_weights(shape) * shape.num_layers * num_tokens
     return layers + 2.0 * shape.hidden_size * shape.vocab_size * num_loss_tokens

@@ -28,7 +28,7 @@ from megatron_opsft.models.storage.model_paths import (
     ADAPTER_WEIGHTS,
     is_dist_checkpoint,
 )
-from megatron_opsft.models.weights.lora import LORA_A, LORA_B, all_adapter_rules
+from megatron_opsft.models.weights.lora import LORA_A, LORA_B, adapters_of_rules
 from megatron_opsft.models.weights.rectangles import Rect
 from megatron_opsft.models.weights.rules import WeightTable
 from megatron_opsft.records import TensorShape
@@ -54,9 +54,8 @@ class StoredAdapter:
 
     def _check(self, table: WeightTable) -> None:
         wanted: dict[str, TensorShape] = {}
-        for rules in all_adapter_rules(table, self.lora):
-            for rule in rules.trained:
-                wanted |= rule.hf_shapes
+        for rule in adapters_of_rules(table.exported, self.lora):
+            wanted |= rule.hf_shapes
         what = f"an adapter of rank {self.lora.rank} of this model"
         for name in sorted(wanted.keys() - self.stored.keys()):
             raise UserError(f"{self.directory} lacks {name}, which {what} has")

@@ -10,9 +10,10 @@ Source: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models" (arXiv 2
 in PEFT.
 """
 
+from collections.abc import Iterable
+
 from megatron_opsft.config.training import LoraConfig
 from megatron_opsft.models.architectures.template import ShardKind, WeightRule
-from megatron_opsft.models.weights.rules import WeightTable
 from megatron_opsft.records import TensorShape, record
 
 LORA_A, LORA_B = "lora_A", "lora_B"
@@ -31,11 +32,6 @@ class AdapterRules:
     """For each HF weight in the order in which they are fused: its layer's name in Hugging Face,
     such as `model.layers.0.self_attn.q_proj`; None for one without an adapter.
     """
-
-    @property
-    def trained(self) -> tuple[WeightRule, WeightRule]:
-        """The rules of A and B."""
-        return self.lora_A, self.lora_B
 
 
 def adapter_rules(rule: WeightRule, lora: LoraConfig) -> AdapterRules | None:
@@ -87,7 +83,13 @@ def _factor_rule(
     )
 
 
-def all_adapter_rules(table: WeightTable, lora: LoraConfig) -> list[AdapterRules]:
-    """Return the rules of all adapters of a model, in the order of its weights."""
-    every = [adapter_rules(rule, lora) for rule in table.exported]
-    return [rules for rules in every if rules is not None]
+def adapters_of_rules(
+    rules: Iterable[WeightRule], lora: LoraConfig
+) -> tuple[WeightRule, ...]:
+    """Return the rules of all A and B of the adapters of these weights, in their order."""
+    trained: list[WeightRule] = []
+    for rule in rules:
+        of_weight = adapter_rules(rule, lora)
+        if of_weight is not None:
+            trained += [of_weight.lora_A, of_weight.lora_B]
+    return tuple(trained)

@@ -15,8 +15,7 @@ from megatron_opsft.models.storage.adapters import adapter_files
 from megatron_opsft.models.storage.hf_writer import write_hf_model
 from megatron_opsft.models.storage.partial import written_whole
 from megatron_opsft.models.storage.replacing import check_out
-from megatron_opsft.models.weights.lora import all_adapter_rules
-from megatron_opsft.models.weights.rules import WeightRule
+from megatron_opsft.models.weights.lora import adapters_of_rules
 from megatron_opsft.records import Callback, JsonObject, Response
 from megatron_opsft.rollout.sampling import EVAL_STEP
 from megatron_opsft.run.record.advice import advise_on_base, measure_correct
@@ -103,9 +102,7 @@ def _gather_adapter(s: Session) -> dict[str, bytes]:
     """
     if not s.config.lora.rank:
         return {}
-    rules: list[WeightRule] = []
-    for of_weight in all_adapter_rules(s.shards.table, s.config.lora):
-        rules += of_weight.trained
+    rules = adapters_of_rules(s.shards.table.exported, s.config.lora)
     stream = Exporter(rules, s.shards.adapter_factors, s.layout).stream()
     if s.layout.is_main:
         return adapter_files(stream, adapter_config(s.config, s.model_dir))

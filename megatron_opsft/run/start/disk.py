@@ -8,6 +8,7 @@ from shutil import disk_usage
 from megatron_opsft.config import Config
 from megatron_opsft.errors import UserError
 from megatron_opsft.models.architectures.shape import ModelShape
+from megatron_opsft.models.weights.lora import adapters_of_rules
 from megatron_opsft.models.weights.rules import WeightTable
 from megatron_opsft.records import record
 from megatron_opsft.run.start.run_directory import BEST
@@ -41,7 +42,7 @@ class DiskUse:
 
 
 def checkpoint_bytes_each(config: Config) -> int:
-    """Return the bytes that a checkpoint has for each parameter.
+    """Return the bytes that a checkpoint has for each trained parameter.
 
     They are its optimizer state; its weight, unless that is the float32 main weight; and the weight
     of a frozen model (reference or teacher) if the method renews it.
@@ -66,6 +67,16 @@ def num_parameters(shape: ModelShape) -> int:
     return sum(map(prod, WeightTable(shape).hf_shapes().values()))
 
 
+def num_trained(config: Config, shape: ModelShape) -> int:
+    """Return the number of elements that are trained and that checkpoints hold: with LoRA those of
+    the adapters.
+    """
+    if not config.lora.rank:
+        return num_parameters(shape)
+    rules = adapters_of_rules(WeightTable(shape).exported, config.lora)
+    return sum(prod(rule.mcore_shape) for rule in rules)
+
+
 def disk_use(config: Config, shape: ModelShape) -> DiskUse:
     """Return the bytes that a run of this model writes, metrics and logs aside."""
     keep = config.checkpoint.keep
@@ -73,7 +84,7 @@ def disk_use(config: Config, shape: ModelShape) -> DiskUse:
     if config.eval.keeps_best:
         # A resumed run may need the best model of each checkpoint's time.
         num_models += keep + 2
-    checkpoint = num_parameters(shape) * checkpoint_bytes_each(config)
+    checkpoint = num_trained(config, shape) * checkpoint_bytes_each(config)
     model = num_parameters(shape) * _weight_bytes(config)
     return DiskUse(
         keep=keep,
