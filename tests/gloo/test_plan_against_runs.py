@@ -29,7 +29,7 @@ CASES = [
     Case(lora=LORA),
     Case(lora=LORA, dtype="bfloat16", tp=2, sequence_parallel=True),
     Case(lora=LORA, pp=2, dp=2, recompute="full"),
-    Case(lora=LORA, model="qwen3_moe", tp=2, dp=2, ep=2, sequence_parallel=True),
+    Case(lora=LORA, model="qwen3_moe"),
 ]
 
 
