@@ -25,10 +25,12 @@ from megatron.core.dist_checkpointing import mapping
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from tiny_models import SHAPES
 
+from megatron_opsft.config import LoraConfig
 from megatron_opsft.models.weights.checkpoint_keys import extra_state_keys
 from megatron_opsft.models.weights.rules import WeightTable
 from megatron_opsft.runtime.distributed import gather_from_all
 from megatron_opsft.trainer.model import build, transformer_config
+from megatron_opsft.trainer.model.checkpoint_share import describe_models
 
 CASES = {
     "dense": Case(),
@@ -40,6 +42,8 @@ CASES = {
     "etp1": Case(model="qwen3_moe", tp=2, ep=2, etp=1, sequence_parallel=True),
     "vpp2": Case(model="qwen2_tied", pp=2, vpp=2, deterministic=True),
 }
+LORA = LoraConfig(rank=4, alpha=8.0)
+CASES |= {f"lora-{name}": replace(case, lora=LORA) for name, case in CASES.items()}
 NUM_STEPS = 2
 Differences = tuple[float, ...]
 
@@ -112,8 +116,7 @@ def results(case: Case, *, te: bool) -> Results:
 def checkpoint_entries(models: list[Any]) -> tuple[set[Any], set[str]]:
     """(key, whole shape, offset, shape) of tensors' pieces in a checkpoint; its other keys."""
     pieces, objects = set(), set()
-    for model in models:
-        state = model.sharded_state_dict(metadata={})
+    for model, state in zip(models, describe_models(models).values(), strict=False):
         mapping.apply_factories(state)
         for entry in nested_values(state):
             if isinstance(entry, mapping.ShardedTensor):

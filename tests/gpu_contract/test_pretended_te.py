@@ -16,7 +16,11 @@ Ran = Callable[..., Any]
 
 @pytest.mark.parametrize(
     ("num_gpus", "cases"),
-    [(1, ["moe", "dense"]), (2, ["ep2", "etp1", "moe-tp2", "tp2", "cp2", "vpp2"])],
+    [
+        (1, ["moe", "dense", "lora-moe", "lora-dense"]),
+        (2, ["ep2", "etp1", "moe-tp2", "tp2", "cp2", "vpp2"]),
+        (2, ["lora-ep2", "lora-etp1", "lora-moe-tp2", "lora-tp2", "lora-cp2", "lora-vpp2"]),
+    ],
 )
 def test_layers_in_float32_are_the_plain_ones(ran: Ran, num_gpus: int, cases: list[str]) -> None:
     """And write the same into checkpoints."""
