@@ -16,7 +16,7 @@ Ran = Callable[..., Any]
 
 @pytest.mark.parametrize(
     ("num_gpus", "cases"),
-    [(1, ["moe", "dense"]), (2, ["ep2", "etp1", "moe-tp2", "tp2", "cp2", "vpp2"])],
+    [(1, ["moe", "dense"]), (2, ["ep2", "etp1", "moe-tp2", "tp2", "cp2", "yarn-cp2", "vpp2"])],
 )
 def test_layers_in_float32_are_the_plain_ones(ran: Ran, num_gpus: int, cases: list[str]) -> None:
     """And write the same into checkpoints."""
