@@ -14,9 +14,9 @@ from tiny_models import SHAPES, YARN
 from world import World
 
 LIMIT = 2e-5  # largest absolute difference, float32; the logits themselves reach about 4
-PAPERS = replace(YARN, attention_factor=0.1 * log(YARN.factor) + 1.0)
+PAPER = replace(YARN, attention_factor=0.1 * log(YARN.factor) + 1.0)
 WITH_YARN = {
-    f"{name} with yarn": replace(SHAPES[name], rope_scaling=PAPERS)
+    f"{name} with yarn": replace(SHAPES[name], rope_scaling=PAPER)
     for name in ("qwen2", "qwen3", "llama_mha")
 }
 

@@ -1,8 +1,7 @@
 """Hugging Face `config.json` -> `ModelShape`, refusing whatever would change the mathematics.
 
 The file is read as plain JSON: transformers is not needed, and fields that it would silently ignore
-are checked. Both spellings of the rotary settings are read: `rope_theta` / `rope_scaling`, and
-transformers 5's `rope_parameters`.
+are checked.
 """
 
 import json

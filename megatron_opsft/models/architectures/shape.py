@@ -26,10 +26,7 @@ class YarnScaling:
     original_max_position: int
     """Positions for which the model was trained without scaling."""
     attention_factor: float
-    """What every rotated query and key is multiplied by, attention scores by its square. In
-    DeepSeek-R1-0528-Qwen3-8B it follows from `factor`: neither engine reads that model's
-    `attn_factor`.
-    """
+    """What every rotated query and key is multiplied by, attention scores by its square."""
     beta_fast: float
     """A wave that turns more often than this in the original positions is left as it is."""
     beta_slow: float

@@ -86,8 +86,8 @@ def _yarn_frequencies(
         """Return the pair of a head's numbers, a fraction, that turns as often in the original
         positions.
         """
-        wavelength = scaling.original_max_position / (turns * 2 * math.pi)
-        return shape.head_dim * math.log(wavelength) / (2 * math.log(shape.rope_theta))
+        per_radian = scaling.original_max_position / (turns * 2 * math.pi)
+        return shape.head_dim * math.log(per_radian) / (2 * math.log(shape.rope_theta))
 
     first, last = pair_of(scaling.beta_fast), pair_of(scaling.beta_slow)
     if scaling.truncate:
