@@ -120,17 +120,13 @@ class ChatTemplate:
                 return message.role
         return None
 
-    def check(
-        self, *, option: str, system_option: str | None, arguments_option: str
-    ) -> None:
+    def check(self, *, option: str, system_option: str | None) -> None:
         """Check that prompts hold all messages and open the response, before any row is read.
 
         option: the config key of the model, for errors. system_option: the key of the system
-        message, if one is set. arguments_option: the key of the arguments. Errors: `UserError` for
-        a template that fails, that leaves out the user's or the system message, that does not open
-        the response, or that does not read an argument.
+        message, if one is set. Errors: `UserError` for a template that fails, that leaves out the
+        user's or the system message, or that does not open the response.
         """
-        self._check_arguments(arguments_option)
         user = Message("user", _WORD.format(0))
         where = f"{option}: the chat template of {self.tokenizer.name_or_path}"
         if self.left_out(["user"]):
@@ -155,11 +151,11 @@ class ChatTemplate:
                 "message; add it behind {% if add_generation_prompt %}"
             )
 
-    def _check_arguments(self, option: str) -> None:
-        """Check that each argument reaches the template. option: their config key, for errors.
+    def check_arguments(self, option: str) -> None:
+        """Check that each argument reaches the template, before anything is rendered.
 
-        Errors: `UserError` for a name that transformers gives a value, and for one that the
-        template does not read.
+        option: the config key of the arguments, for errors. Errors: `UserError` for a name that
+        transformers gives a value, and for one that the template does not read.
         """
         if not self.arguments:
             return

@@ -69,6 +69,18 @@ class PromptEncoder:
         """The model's chat template."""
         return ChatTemplate(self.tokenizer, self.template_arguments)
 
+    def check(self, *, option: str, section: str) -> None:
+        """Check that the chat template takes what the keys of the prompt give it, before any row is
+        read.
+
+        option: the config key of the model; section: what stands before the keys of the prompt,
+        "data." in a run; both for errors. Errors: those of `ChatTemplate.check_arguments` and
+        `ChatTemplate.check`.
+        """
+        self.chat.check_arguments(f"{section}template_arguments")
+        system_option = f"{section}system_prompt" if self.system_prompt else None
+        self.chat.check(option=option, system_option=system_option)
+
     @property
     def opens_think(self) -> bool:
         """True if prompts end with `<think>`, so that a response begins inside it."""

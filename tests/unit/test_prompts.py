@@ -187,9 +187,7 @@ def test_whatever_goes_wrong_inside_a_chat_template_is_one_line(
     with pytest.raises(PromptError, match=f"^{refused}"):
         encoder.encode(ONE)
     with pytest.raises(UserError, match=f"^--model: {refused}"):
-        encoder.chat.check(
-            option="--model", system_option=None, arguments_option="template_arguments"
-        )
+        encoder.chat.check(option="--model", system_option=None)
 
 
 def test_of_several_chat_templates_the_default_one_is_taken(tmp_path: Path) -> None:
@@ -247,11 +245,7 @@ def test_a_chat_template_that_drops_what_it_is_given_is_refused_at_the_start(
     tokenizer = load_tokenizer(write_model_dir(tmp_path, chat_template=template))
     chat = PromptEncoder(tokenizer=tokenizer, template="chat").chat
     with pytest.raises(UserError, match=says) if says else nullcontext():
-        chat.check(
-            option="model.path",
-            system_option=system_option,
-            arguments_option="data.template_arguments",
-        )
+        chat.check(option="model.path", system_option=system_option)
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from megatron_opsft.records import Problem
 from megatron_opsft.run.record.summary import model_card
 from megatron_opsft.run.start.checked_run import make_checked_run
 from megatron_opsft.run.start.input import read_input
+from megatron_opsft.runtime.owned_directory import flatten
 
 # The end is Qwen3's to the letter; `content` is set before it is read, as there.
 QWEN3 = (
@@ -57,9 +58,7 @@ def encoder_of(directory: Path, template: str, arguments: Any, name: str = "chat
 
 
 def check(encoder: PromptEncoder) -> None:
-    encoder.chat.check(
-        option="model.path", system_option=None, arguments_option="data.template_arguments"
-    )
+    encoder.check(option="model.path", section="data.")
 
 
 @pytest.mark.parametrize(
@@ -255,6 +254,13 @@ def test_a_resumed_run_must_keep_its_arguments_and_zero_is_not_false(tmp_path: P
             said = "was started with data.template_arguments=.*: a resumed run must keep it; set"
             with pytest.raises(UserError, match=said):
                 check_resumable(before, now, tmp_path)
+
+
+def test_an_empty_value_is_told_from_none_in_the_identity_of_an_evaluation() -> None:
+    arguments = {"x": {}, "y": {"z": {}, "n": 0}}
+    flat = {"template_arguments.x": "{}", "template_arguments.y.z": "{}"}
+    flat["template_arguments.y.n"] = "0"
+    assert flatten({"template_arguments": arguments, "data": {}}) == flat
 
 
 def test_the_first_prompt_and_the_card_have_the_arguments(tmp_path: Path) -> None:

@@ -247,12 +247,7 @@ def _encode_prompts(
         system_prompt=settings.system_prompt,
         template_arguments=settings.template_arguments,
     )
-    system_option = "system_prompt" if settings.system_prompt else None
-    encoder.chat.check(
-        option=option,
-        system_option=system_option,
-        arguments_option="template_arguments",
-    )
+    encoder.check(option=option, section="")
     prompts = {}
     for benchmark in benchmarks:
         for key, problem in benchmark.problems_by_key().items():
