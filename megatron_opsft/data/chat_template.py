@@ -49,7 +49,6 @@ def _frozen_clock() -> str:
 _FROZEN_CLOCK = _frozen_clock()
 _NAMES_OF_TRANSFORMERS = {
     "messages",
-    "self",  # Jinja's
     *inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters,
     *inspect.signature(render_jinja_template).parameters,
 }
