@@ -29,7 +29,13 @@ from megatron_opsft.config.yaml_text import (
 from megatron_opsft.errors import UserError
 from megatron_opsft.methods.catalog import settings_class
 from megatron_opsft.methods.settings import MethodSettings
-from megatron_opsft.section import ADJUSTABLE, BY_CONTENT, FREE, section_class
+from megatron_opsft.section import (
+    ADJUSTABLE,
+    BY_CONTENT,
+    FREE,
+    is_other_json,
+    section_class,
+)
 
 M = TypeVar("M", bound=BaseModel)
 _Keys = dict[str, Mapping[str, FieldInfo]]
@@ -269,7 +275,8 @@ def find_changes(before: Config, now: Config) -> dict[str, tuple[Any, Any]]:
         section, name = key.split(".")
         keys = getattr(now, section)
         is_set = name in keys.model_fields_set and getattr(keys, name) is not None
-        if value != old.get(key) and (is_set or key not in _CHOSEN_BY_RUN):
+        is_changed = is_other_json(value, old.get(key))
+        if is_changed and (is_set or key not in _CHOSEN_BY_RUN):
             changes[key] = old.get(key), value
     return changes
 

@@ -226,11 +226,14 @@ _as_json = partial(json.dumps, ensure_ascii=False, sort_keys=True)
 def flatten(
     tree: Mapping[Any, Any], show: Callable[[Any], str] = _as_json, prefix: str = ""
 ) -> dict[str, str]:
-    """Return dotted name -> the value as text, for all values of nested mappings."""
+    """Return dotted name -> the value as text, for all values of nested mappings.
+
+    An empty mapping inside of another one is a value, such as an argument of a chat template.
+    """
     flat: dict[str, str] = {}
     for key, value in tree.items():
         name = f"{prefix}{key}"
-        if isinstance(value, dict):
+        if isinstance(value, dict) and (value or not prefix):
             flat |= flatten(value, show, f"{name}.")
         else:
             flat[name] = show(value)

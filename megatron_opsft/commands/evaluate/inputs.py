@@ -120,6 +120,7 @@ class Inputs:
         used_when = {
             "deer": settings.method == "deer",
             "system_prompt": settings.system_prompt != "",
+            "template_arguments": settings.template_arguments is not None,
             "verify_memory_gb": settings.verify.own_judge,
             "tp": engine.tensor_parallel,
         }
@@ -244,9 +245,9 @@ def _encode_prompts(
         tokenizer=model.tokenizer,
         template=settings.template,
         system_prompt=settings.system_prompt,
+        template_arguments=settings.template_arguments,
     )
-    system_option = "system_prompt" if settings.system_prompt else None
-    encoder.chat.check(option=option, system_option=system_option)
+    encoder.check(option=option, section="")
     prompts = {}
     for benchmark in benchmarks:
         for key, problem in benchmark.problems_by_key().items():

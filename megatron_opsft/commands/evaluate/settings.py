@@ -27,6 +27,7 @@ from megatron_opsft.section import (
     JudgeName,
     NamedFiles,
     Section,
+    TemplateArguments,
     TemplateName,
 )
 from megatron_opsft.verify.verifier import JudgeKeys, check_judge
@@ -93,6 +94,8 @@ class EvalSettings(Section):
     """
     system_prompt: str = ""
     """System message before each problem."""
+    template_arguments: TemplateArguments = None
+    """What the chat template is given, such as {enable_thinking: false}, as in a run."""
     temperature: NonNegativeFloat = 0.6
     """Sampling temperature; 0: greedy, one sample of each problem."""
     top_p: float = Field(0.95, gt=0, le=1)

@@ -184,7 +184,7 @@ def _write(
         "model": config.model.path,
         "problems": data.name,
         "num_problems": num_problems,
-        **data.model_dump(include={"template", "system_prompt"}),
+        **data.model_dump(include={"template", "system_prompt", "template_arguments"}),
         "seed": config.run.seed,
         **rollout.model_dump(include={"temperature", "top_p", "max_response_tokens"}),
         "samples": config.method.num_data_samples,
