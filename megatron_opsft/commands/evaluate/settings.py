@@ -230,9 +230,8 @@ def check_settings(settings: EvalSettings) -> None:
     local_model(settings.model, option="--model")
     if settings.baseline is not None and settings.earlier_baseline is None:
         directory = Path(settings.baseline).expanduser()
-        if (directory / "samples").is_dir() and not (
-            directory / "config.json"
-        ).exists():
+        is_model = (directory / "config.json").exists()
+        if (directory / "samples").is_dir() and not is_model:
             raise UserError(
                 f"--baseline {settings.baseline} is an evaluation that is not finished; finish it "
                 "with the same command first"
