@@ -87,9 +87,10 @@ def write_page(
     room = int(1e6 * max_mb) - len(render(values, []))
     responses = _sample(sources, room)
     all_rollouts = [source["rollouts"] for source in responses]
-    if runs or len(responses) > 1:
-        last = all_rollouts[0 if runs else -1]
-        values["example"] = example_of(all_rollouts[0], last)
+    if runs:
+        values["example"] = example_of(all_rollouts[0], all_rollouts[0])
+    elif len(responses) > 1:
+        values["example"] = example_of(all_rollouts[0], all_rollouts[-1])
     out.parent.mkdir(parents=True, exist_ok=True)
     responses = [source for source in responses if source["rollouts"]["rows"]]
     write_bytes(out, render(values, responses))
@@ -133,11 +134,12 @@ def _settings_of(runs: Sequence[Run]) -> list[Table]:
     if not rows:
         return []
     headings = ["setting", *(run.name for run in runs)]
-    tables = [Table(caption="All settings", headings=headings, rows=rows)]
-    if len(runs) > 1:
-        caption, rows = "Settings that differ", sorted(differing)
-        tables.insert(0, Table(caption=caption, headings=headings, rows=rows))
-    return tables
+    all_settings = Table(caption="All settings", headings=headings, rows=rows)
+    if len(runs) == 1:
+        return [all_settings]
+    caption = "Settings that differ"
+    differences = Table(caption=caption, headings=headings, rows=sorted(differing))
+    return [differences, all_settings]
 
 
 def distinct(paths: Sequence[Path]) -> list[str]:
