@@ -203,8 +203,7 @@ def _with_baseline(directory: Path) -> list[Path]:
     below = directory / "baseline"
     manifest = EvaluationDirectory(directory).read_manifest() or {}
     setting = manifest.get("settings", {}).get("baseline")
-    earlier = Path(setting or below).expanduser()
-    for baseline in (earlier, below):
+    for baseline in (Path(setting or below).expanduser(), below):
         if (baseline / "results.json").is_file():
             return [baseline, directory]
     return [directory]

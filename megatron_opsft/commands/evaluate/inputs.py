@@ -97,9 +97,8 @@ class Inputs:
         """
         if self.settings.method == "deer":
             return ()
-        if not self.settings.budgets:
-            return default_budgets(self.max_tokens)
-        return tuple(sorted(set(self.settings.budgets)))
+        budgets = tuple(sorted(set(self.settings.budgets)))
+        return budgets or default_budgets(self.max_tokens)
 
     def comparable_settings(self) -> JsonObject:
         """Return, as JSON, all settings in which two results may differ, apart from the model and
@@ -143,12 +142,13 @@ class Inputs:
 
         Reads the whole model for its hash: rank 0 alone calls it.
         """
-        first_prompt = next(iter(self.prompts.values()))
         return {
             "identity": self.comparable_settings() | self.model.identity(),
             "settings": self.settings.model_dump(mode="json"),
             "versions": installed_versions(),
-            "example_prompt": self.model.tokenizer.decode(first_prompt),
+            "example_prompt": self.model.tokenizer.decode(
+                next(iter(self.prompts.values()))
+            ),
         }
 
 
@@ -228,8 +228,10 @@ def default_budgets(max_tokens: int) -> tuple[int, ...]:
     """Return up to six powers of two below the limit of the run, then the limit itself: 1,024 ...
     16,384, 32,768.
     """
-    smallest = max_tokens / 64  # six powers of two are above it
-    return tuple(budget for budget in powers_up_to(max_tokens) if budget > smallest)
+    # Six powers of two lie between a 64th of the limit and the limit.
+    return tuple(
+        budget for budget in powers_up_to(max_tokens) if budget > max_tokens / 64
+    )
 
 
 def _encode_prompts(

@@ -120,14 +120,14 @@ class Chart:
         if is_share:
             high = min(high, 1.0)
         ticks = sorted(set(xs)) if self.log_x else _ticks(left, right, 6, _WHOLE_STEPS)
-        y_ticks = {}
-        for y in _ticks(low, high, 4, _STEPS):
-            y_ticks[y] = self.show(y).replace(".0 %", " %")
         return Axes(
             x=(left, right),
             y=(low, high),
             x_ticks=self._label_x(ticks, left, right),
-            y_ticks=y_ticks,
+            y_ticks={
+                y: self.show(y).replace(".0 %", " %")
+                for y in _ticks(low, high, 4, _STEPS)
+            },
         )
 
     def _label_x(

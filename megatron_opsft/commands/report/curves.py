@@ -154,7 +154,7 @@ def _series_of(
     if key.startswith("eval_"):
         kind, unit = "held", "evaluations"
     n = f"{len(points):,} {unit}"
-    drawn_steps = {step for step, _ in points}
+    drawn_steps = dict(points)
     counts = [count for step, count in run.points(count_key) if step in drawn_steps]
     if counts:
         counted = "trained tokens" if count_key == _TOKENS else "responses"

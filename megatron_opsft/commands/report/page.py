@@ -112,13 +112,21 @@ def _sample(sources: Sequence[_Source], room: int) -> list[JsonObject]:
 def figures_of_rows(before: TableRow, after: TableRow, block: str) -> list[Change]:
     """Compare length and accuracy of two rows: a model, and the model that was made from it."""
     names = f"{before.label} to {after.label}"
-    changes = []
-    metrics = {"Mean response tokens": "mean_tokens", "Accuracy": "accuracy"}
-    for title, metric in metrics.items():
-        old, new = (row.blocks[block][metric].value for row in (before, after))
-        is_share = metric == "accuracy"
-        changes.append(change_of(f"{title}, {names}", old, new, is_share=is_share))
-    return changes
+    old, new = before.blocks[block], after.blocks[block]
+    return [
+        change_of(
+            f"Mean response tokens, {names}",
+            old["mean_tokens"].value,
+            new["mean_tokens"].value,
+            is_share=False,
+        ),
+        change_of(
+            f"Accuracy, {names}",
+            old["accuracy"].value,
+            new["accuracy"].value,
+            is_share=True,
+        ),
+    ]
 
 
 def _settings_of(runs: Sequence[Run]) -> list[Table]:

@@ -122,8 +122,9 @@ def changes_of(run: Run) -> list[Change]:
             if points := run.points(prefix + key):
                 (_, before), (_, after) = points[0], points[-1]
                 title = quantity + of_set
-                is_share = key == "accuracy"
-                changes.append(change_of(title, before, after, is_share=is_share))
+                changes.append(
+                    change_of(title, before, after, is_share=key == "accuracy")
+                )
     return changes
 
 

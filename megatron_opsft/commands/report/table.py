@@ -209,10 +209,11 @@ def cells(
 
 def _cells_of(column: Column, estimates: Sequence[Estimate | None]) -> Iterator[Cell]:
     """Yield the cells of a column, the best ones marked."""
-    value_of_text = {}
-    for estimate in estimates:
-        if estimate is not None:
-            value_of_text[column.text(estimate.value)] = estimate.value
+    value_of_text = {
+        column.text(estimate.value): estimate.value
+        for estimate in estimates
+        if estimate is not None
+    }
     choose = max if column.higher_is_better else min
     best_text = choose(value_of_text, key=value_of_text.__getitem__, default="")
     for estimate in estimates:
