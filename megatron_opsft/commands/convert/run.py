@@ -172,9 +172,8 @@ def _copy_rows(
     region = target.region
     data = _staging.place_for((last - first) * region.row_bytes)
     rows = torch.frombuffer(data, dtype=region.dtype).view(-1, *region.shape[1:])
-    width = target.copies[
-        0
-    ].target.col1  # each copy has all columns: nothing is sharded here
+    # Each copy has all columns: nothing is sharded here.
+    width = target.copies[0].target.col1
     window = Rect(target.name, first, last, 0, width)
     for copy in target.copies:
         part = copy.cut_target(window)

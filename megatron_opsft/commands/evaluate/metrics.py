@@ -106,9 +106,8 @@ def measure(grid: SampleGrid, counts_DP: Counts) -> dict[str, Floats]:
     metrics = {}
     for name, mean in mean_over_problems(problem_values(grid), counts_DP).items():
         metrics[name] = mean
-        if (
-            name == "mean_tokens"
-        ):  # results.json has the other metrics of tokens behind it
+        if name == "mean_tokens":
+            # In results.json the other metrics of tokens stand behind it.
             metrics |= token_quantiles(grid, counts_DP)
             metrics["efficiency"] = efficiency(metrics["accuracy"], mean)
     return metrics

@@ -121,7 +121,7 @@ class LocalRanks:
         is_passed_on = False
         while True:
             codes = [rank.poll() for rank in ranks]  # None: it runs on
-            # Once a rank has failed, its code stays. (None: a rank that runs on.)
+            # Once a rank has failed, its code stays.
             failure = failure or next(filter(None, codes), 0)
             if None not in codes:
                 return failure

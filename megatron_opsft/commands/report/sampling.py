@@ -71,9 +71,8 @@ def sample_responses(files: Mapping[Any, Sequence[Path]], max_bytes: int) -> Jso
         for lines in lines_of.values():
             group, group_problems = _parse_group(step, lines)
             size = encoded_size([group, group_problems])
-            limit = (
-                fair_share if used else room
-            )  # the first group may take all the room
+            # The first group may take all the room.
+            limit = fair_share if used else room
             if used + size > limit:
                 break
             rows += group
