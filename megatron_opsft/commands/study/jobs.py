@@ -96,20 +96,21 @@ def trainings_of(run: StudyRun) -> list[Path]:
 def commands_of(run: StudyRun) -> list[list[str]]:
     """Return the commands that a run still needs, without `megatron-opsft`. Errors: `UserError`."""
     commands = []
-    settings = run.eval_settings
+    prompt_and_judge = {}
     if run.trains:
         rounds = _rounds(run)
         commands = [["train", *run.words, "--resume=auto"]]
         if rounds is not None:
             commands = list(rounds.remaining_commands())
-        model = str(trainings_of(run)[-1])  # `eval` asks it as its training did
+        model = str(trainings_of(run)[-1])  # `eval` has prompt and judge from there
     else:
         config = run.load()
         model = config.model.path
         tree = config.model_dump()
-        asked = {key: tree[section][key] for key, section in SECTIONS.items()}
-        settings = asked | settings
-    settings = settings | {
+        prompt_and_judge = {key: tree[SECTIONS[key]][key] for key in SECTIONS}
+    settings = {
+        **prompt_and_judge,
+        **run.eval_settings,
         "name": run.label,
         "out": str(run.evaluation),
         "model": model,
