@@ -103,7 +103,8 @@ def open_judge(name: str) -> Judge:
     is an ERROR, except MemoryError: earlier answers may have filled the memory, so another process
     judges this one. Errors: `UserError` for a function of the user's that cannot be imported.
     """
-    if ":" in name:
+    is_own_judge = ":" in name
+    if is_own_judge:
         function = _import_function(name)
     else:
         from megatron_opsft.verify import math_verifier  # the only import of sympy
@@ -114,7 +115,7 @@ def open_judge(name: str) -> Judge:
 
     def judge(text: str, gold: str, fields: str = "{}") -> Verdict:
         try:
-            columns = [json.loads(fields)] if ":" in name else []
+            columns = [json.loads(fields)] if is_own_judge else []
             return _as_verdict(function(text, gold, *columns))
         except MemoryError:
             raise
