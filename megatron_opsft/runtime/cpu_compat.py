@@ -68,6 +68,7 @@ def _map_devices() -> None:
 
     @wraps(original_type)
     def type_of(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """Do as `Tensor.type`; its name of a CPU's type becomes that of CUDA's."""
         result = original_type(self, *args, **kwargs)
         if isinstance(result, str):
             return result.replace("torch.", "torch.cuda.", 1)
@@ -94,6 +95,7 @@ def _with_uneven(equal: Callable, uneven: Callable) -> Callable:
     def collective(
         rows: Any, group: Any, sizes: Any = None, use_global_buffer: bool = False
     ) -> Any:
+        """Call `equal` for equal sizes; `uneven` if each rank's number of rows is given."""
         if sizes is None or group.size() == 1:
             return equal(rows, group, None, use_global_buffer)
         return uneven(equal, rows, group, [int(size) for size in sizes])

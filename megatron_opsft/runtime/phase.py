@@ -161,6 +161,7 @@ class Stopwatch:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
+        """Enter the phase, and add the seconds of the block to it."""
         enter_phase(name)
         self._device.synchronize()
         start = time.perf_counter()
@@ -192,6 +193,7 @@ def heartbeat(every_seconds: float = EVERY_SECONDS) -> Iterator[None]:
     over = threading.Event()
 
     def beat() -> None:
+        """Log a line whenever neither a line nor a new phase came for `every_seconds`."""
         logged_at = time.monotonic()
         while not over.wait(min(1.0, every_seconds / 4)):
             entered = current_phase().entered

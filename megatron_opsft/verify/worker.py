@@ -114,6 +114,7 @@ def open_judge(name: str) -> Judge:
         function(r"\boxed{\frac{1}{2}}", "0.5")
 
     def judge(text: str, gold: str, fields: str = "{}") -> Verdict:
+        """Call the function, and make a verdict of what it returns or of its error."""
         try:
             columns = [json.loads(fields)] if is_own_judge else []
             return _as_verdict(function(text, gold, *columns))

@@ -40,6 +40,7 @@ class Grpo(GroupNormalizedSettings):
         return group.verdicts
 
     def group_advantages(self, group: Group, rewards: list[float]) -> list[float]:
+        """Advantages as `advantage` says: (r - mean)/std, r - mean, or r itself."""
         match self.advantage:
             case "group_normalized":
                 return super().group_advantages(group, rewards)
