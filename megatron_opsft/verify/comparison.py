@@ -70,9 +70,8 @@ def same_answer(gold: Answer, answer: Answer) -> bool:
     answer_duration = read_duration(answer.text)
     if gold_duration and answer_duration:
         num_units = max(gold_duration.num_units, answer_duration.num_units)
-        if (
-            num_units > 1
-        ):  # 2 hours 30 minutes; a single unit is compared like any other
+        # 2 hours 30 minutes; a single unit is compared like any other.
+        if num_units > 1:
             return gold_duration.seconds == answer_duration.seconds
     names = {normalize_text(name) for name in (gold.name, answer.name) if name}
     other_parts_agree = (
