@@ -41,7 +41,8 @@ class Section(BaseModel):
         kinds = {field.annotation, *get_args(field.annotation)}
         if isinstance(value, bool) and {int, float} & kinds:
             raise ValueError("write a number, not true or false")
-        if value not in (None, "None"):
+        means_no_value = value in (None, "None")
+        if not means_no_value:
             return value
         if NoneType in kinds:
             return None

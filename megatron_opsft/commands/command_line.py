@@ -156,10 +156,10 @@ class Program(click.Command):
         """Return the name with underscores instead of dashes; in `data.NAME`, NAME keeps its
         dashes.
         """
-        section, dot, rest = name.partition(".")
+        section, dot, name_in_section = name.partition(".")
         if section not in self._mappings:
-            rest = rest.replace("-", "_")
-        return section.replace("-", "_") + dot + rest
+            name_in_section = name_in_section.replace("-", "_")
+        return section.replace("-", "_") + dot + name_in_section
 
     def _is_option(self, typed: str, key: str) -> bool:
         """True if the word sets an option of the command or a key of its configuration."""
@@ -202,9 +202,10 @@ class Program(click.Command):
 
     def build(self, **values: Any) -> Command:
         """Make the command of what click has read. Errors: `click.UsageError`, `UserError`."""
-        given = {key: value for key, value in values.items() if value not in (None, ())}
+        # click has None or () for what was not typed.
+        typed = {key: value for key, value in values.items() if value not in (None, ())}
         try:
-            return self._command.model_validate(given)
+            return self._command.model_validate(typed)
         except ValidationError as error:
             first = error.errors()[0]
             reason = first["msg"]
@@ -222,7 +223,8 @@ class _Group(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Insert `run` if the first word names no command."""
         known = (*self.commands, "--help")
-        if "run" in self.commands and args and args[0] not in known:
+        names_no_command = bool(args) and args[0] not in known
+        if "run" in self.commands and names_no_command:
             args = ["run", *args]
         return super().parse_args(ctx, args)
 
@@ -281,17 +283,19 @@ def _holds_several(field: FieldInfo) -> bool:
 
 
 def _metavar(command: type[Command], key: str, field: FieldInfo) -> str:
+    """Return what the help shows behind an option as its value, such as N; "" for a bool."""
+    if field.annotation is bool and key not in command.flags:
+        return ""
     kinds = [field.annotation, *get_args(field.annotation)]
     shown = next((text for kind, text in _METAVARS.items() if kind in kinds), "TEXT")
     for kind in kinds:
         if get_origin(kind) is Literal:
             shown = "|".join(get_args(kind))
-    if key in command.flags:
-        return f"[={shown}]"
-    return "" if field.annotation is bool else shown
+    return f"[={shown}]" if key in command.flags else shown
 
 
 def _default(field: FieldInfo) -> str:
+    """Return the default as the help shows it; "" if there is none worth showing."""
     if field.is_required() or field.default in (None, False, "", ()):
         return ""
     return f" [{field.default}]"
@@ -323,6 +327,7 @@ def _escape(cell: str) -> str:
 
 
 def _show(value: Any) -> str:
+    """Return a default as the table of keys shows it: as it is typed, or as JSON."""
     if isinstance(value, str | float | Path) and str(value).isprintable():
         return str(value)
     return json.dumps(value)

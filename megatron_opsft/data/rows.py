@@ -148,9 +148,10 @@ def choose_fields(
     chosen = []
     missing = {}
     for key, names in wanted.items():
-        counts = [_num_rows_with(rows, name) for name in names]
-        chosen.append(names[counts.index(max(counts))])
-        if not any(counts):
+        counts = {name: _num_rows_with(rows, name) for name in names}
+        most_common = max(names, key=counts.__getitem__)  # the first of several
+        chosen.append(most_common)
+        if counts[most_common] == 0:
             missing[key] = " or ".join(names)
     if missing and any(row.error is None for row in rows):
         present = set[str]().union(*(_names_of(row.fields) for row in rows))

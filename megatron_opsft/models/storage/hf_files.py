@@ -128,13 +128,14 @@ def _weight_files(model_dir: Path) -> Mapping[str, Collection[str] | None]:
     try:
         for name, file in json.loads(index.read_text("utf-8"))["weight_map"].items():
             files.setdefault(file, []).append(name)
-        if files and all(Path(file).name == file for file in files):
-            return files
+        is_index = bool(files) and all(Path(file).name == file for file in files)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        pass
-    raise UserError(
-        f"{index} is not an index: its weight_map must map tensors to file names"
-    )
+        is_index = False
+    if not is_index:
+        raise UserError(
+            f"{index} is not an index: its weight_map must map tensors to file names"
+        )
+    return files
 
 
 def check_checkpoint(tensors: HfTensors, table: WeightTable) -> None:
