@@ -41,8 +41,7 @@ class Section(BaseModel):
         kinds = {field.annotation, *get_args(field.annotation)}
         if isinstance(value, bool) and {int, float} & kinds:
             raise ValueError("write a number, not true or false")
-        means_no_value = value in (None, "None")
-        if not means_no_value:
+        if value not in (None, "None"):
             return value
         if NoneType in kinds:
             return None

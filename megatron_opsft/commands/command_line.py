@@ -223,8 +223,7 @@ class _Group(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Insert `run` if the first word names no command."""
         known = (*self.commands, "--help")
-        names_no_command = bool(args) and args[0] not in known
-        if "run" in self.commands and names_no_command:
+        if "run" in self.commands and args and args[0] not in known:
             args = ["run", *args]
         return super().parse_args(ctx, args)
 
@@ -284,14 +283,14 @@ def _holds_several(field: FieldInfo) -> bool:
 
 def _metavar(command: type[Command], key: str, field: FieldInfo) -> str:
     """Return what the help shows behind an option as its value, such as N; "" for a bool."""
-    if field.annotation is bool and key not in command.flags:
-        return ""
     kinds = [field.annotation, *get_args(field.annotation)]
     shown = next((text for kind, text in _METAVARS.items() if kind in kinds), "TEXT")
     for kind in kinds:
         if get_origin(kind) is Literal:
             shown = "|".join(get_args(kind))
-    return f"[={shown}]" if key in command.flags else shown
+    if key in command.flags:
+        return f"[={shown}]"
+    return "" if field.annotation is bool else shown
 
 
 def _default(field: FieldInfo) -> str:

@@ -137,8 +137,11 @@ def _advise(unknown: str, keys: _Keys) -> str:
     sections = [any_section for any_section in keys if any_section]
     names = chain.from_iterable(keys[any_section] for any_section in sections)
     if similar := difflib.get_close_matches(name, names, n=1):
-        holders = [section for section in sections if similar[0] in keys[section]]
-        full_names = [f"{holder}.{similar[0]}" for holder in holders]
+        full_names = [
+            f"{holder}.{similar[0]}"
+            for holder in sections
+            if similar[0] in keys[holder]
+        ]
         return f"did you mean {' or '.join(full_names)}?"
     if section not in keys:  # such as `rollout.a` of the key `rollout.a.b`
         section, _, _ = unknown.partition(".")
@@ -177,7 +180,7 @@ def read_yaml(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     merged = read_yaml(Path(os.path.normpath(path.parent / base)), (*above, path))
     for name, value in tree.items():
         if isinstance(value, dict) and isinstance(merged.get(name), dict):
-            value = {**merged[name], **value}
+            value = merged[name] | value
         merged[name] = value
     return merged
 
@@ -190,7 +193,7 @@ def _apply(tree: dict[str, Any], override: str, model: type[BaseModel]) -> None:
         section, name = "", key
     field = _keys_by_section(model, tree).get(section, {}).get(name)
     is_section = field is not None and section_class(field) is not None
-    is_assignment = bool(equals) and all(key.split("."))
+    is_assignment = equals and all(key.split("."))
     if is_section or not is_assignment:
         advice = _how_to_write(key, text, field, model)
         raise UserError(f"override {override!r}: {advice}")

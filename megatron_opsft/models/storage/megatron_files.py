@@ -46,7 +46,7 @@ class MegatronTensors:
         """
         self.model_dir = directory
         self._table = table
-        self._stored = read_metadata(self.model_dir)
+        self._stored = read_metadata(directory)
         self._entries: dict[str, Entry] = {}
         self._chunks: dict[Entry, list[Chunk]] = {}
         self._locate = cache(locate)
@@ -140,13 +140,14 @@ class MegatronTensors:
         """
         stored = self._stored[entry.key].shape
         lead_sizes, shape = stored[: len(entry.lead)], stored[len(entry.lead) :]
-        axes = zip(entry.lead, lead_sizes, strict=False)
-        has_entry = all(index < size for index, size in axes)
+        has_entry = all(
+            index < size for index, size in zip(entry.lead, lead_sizes, strict=False)
+        )
         has_shape = shape == rule.mcore_shape
         if rule.kind is ShardKind.VOCABULARY and len(shape) == len(rule.mcore_shape):
             # Other writers pad the vocabulary to other multiples.
-            has_vocabulary = shape[0] >= self._table.shape.vocab_size
-            has_shape = has_vocabulary and shape[1:] == rule.mcore_shape[1:]
+            holds_tokens = shape[0] >= self._table.shape.vocab_size
+            has_shape = holds_tokens and shape[1:] == rule.mcore_shape[1:]
         if not (has_entry and has_shape):
             raise UserError(
                 f"{self.model_dir}: tensor {entry.key} has shape {list(stored)}, but config.json "

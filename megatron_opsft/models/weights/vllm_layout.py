@@ -86,7 +86,7 @@ def _parameter(
                 expert,
             )
             copies.append(Copy(source, target))
-    rule = table.by_hf_name[members[0][0]]
+    rule = table.by_hf_name[hf_name]  # all members have the same kind
     if rule.kind is ShardKind.VOCABULARY:
         num_rows = padded_vocabulary(table.shape) // tp_size
     shape: TensorShape = (num_rows, width)[: len(rule.mcore_shape)]
@@ -102,7 +102,7 @@ def _shard_rect(table: WeightTable, hf_name: str, tp_rank: int, tp_size: int) ->
     vLLM cuts where Megatron does, except that it never cuts a head of k and v: if there are fewer
     heads than ranks, several ranks have the same head.
     """
-    rule, num_kv_heads = table.by_hf_name[hf_name], table.shape.num_kv_heads
+    rule, shape = table.by_hf_name[hf_name], table.shape
     rect = whole(hf_name, rule.hf_shapes[hf_name])
     if rule.kind is ShardKind.COPY:
         return rect
@@ -112,8 +112,8 @@ def _shard_rect(table: WeightTable, hf_name: str, tp_rank: int, tp_size: int) ->
     is_query = hf_name == next(iter(rule.hf_shapes))
     is_key_or_value = rule.kind is ShardKind.QKV and not is_query
     if rule.kind is ShardKind.VOCABULARY:
-        size = padded_vocabulary(table.shape) // tp_size
-    elif is_key_or_value and tp_size > num_kv_heads:
-        ranks_per_head = tp_size // num_kv_heads
-        size, position = table.shape.head_dim, tp_rank // ranks_per_head
+        size = padded_vocabulary(shape) // tp_size
+    elif is_key_or_value and tp_size > shape.num_kv_heads:
+        size = shape.head_dim
+        position = tp_rank // (tp_size // shape.num_kv_heads)
     return rect.strip(axis, position * size, (position + 1) * size)

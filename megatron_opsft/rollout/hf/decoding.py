@@ -218,9 +218,8 @@ class DecodingBatch:
         count_tokens(num_tokens * self.ended.count(False))
         self._check_finite(finite_N)
         finished = {}
-        lengths = length_N.tolist()
-        for n, request_index in enumerate(rows_N.tolist()):
-            length = lengths[n]
+        lengths = zip(rows_N.tolist(), length_N.tolist(), strict=True)
+        for n, (request_index, length) in enumerate(lengths):
             if length and not self.ended[n]:
                 self.ended[n] = True
                 ids = self.tokens_NL[request_index, :length].tolist()

@@ -8,7 +8,6 @@ from operator import attrgetter
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from megatron_opsft.methods.facts import has_unclosed_think
 from megatron_opsft.records import (
@@ -57,18 +56,18 @@ def share_facts(
     facts_here = torch.tensor(rows, dtype=torch.int32).flatten().view(torch.uint8)
     responses = []
     for rank, received in enumerate(all_gather_bytes(facts_here)):
-        for row in _as_int32(received).view(-1, 8).tolist():
-            # In the order in which they are packed above.
-            (
-                problem_index,
-                sample_index,
-                num_prompt_tokens,
-                num_tokens,
-                outcome_index,
-                finished,
-                unclosed_think,
-                rollout_index,
-            ) = row
+        # Cloned, because int32 must begin at a multiple of its size.
+        table = received.clone().view(torch.int32).view(-1, 8)
+        for (
+            problem_index,
+            sample_index,
+            num_prompt_tokens,
+            num_tokens,
+            outcome_index,
+            finished,
+            unclosed_think,
+            rollout_index,
+        ) in table.tolist():
             responses.append(
                 Response(
                     problem_index=problem_index,
@@ -84,11 +83,6 @@ def share_facts(
             )
     # Responses of equal keys stay in the order of ranks: sorted() is stable.
     return sorted(responses, key=attrgetter("problem_index", "sample_index"))
-
-
-def _as_int32(received: Tensor) -> Tensor:
-    """Read bytes as int32. They are cloned, because int32 must begin at a multiple of its size."""
-    return received.clone().view(torch.int32)
 
 
 def fetch_samples(
@@ -143,7 +137,8 @@ def fetch_samples(
     for index, part in zip(wanted, parts, strict=True):
         response = responses[index]
         token_bytes, routing_bytes = part.tensor_split([4 * response.sequence_tokens])
-        ids = tuple(_as_int32(token_bytes).tolist())
+        # Cloned, because int32 must begin at a multiple of its size.
+        ids = tuple(token_bytes.clone().view(torch.int32).tolist())
         samples[index] = Sample(
             problem_id=problems[response.problem_index].id,
             sample_index=response.sample_index,
