@@ -136,6 +136,7 @@ class Program(click.Command):
             name, equals, value = typed.removeprefix("--").partition("=")
             key = self._key_of(name)
             if not self._is_option(typed, key):
+                # A mistake that is common: `optimizer.lr 1e-6`.
                 if remaining and self._is_config_key(typed):
                     raise click.UsageError(f"write {typed}={remaining[0]}", ctx)
                 words.append(typed)
@@ -145,7 +146,7 @@ class Program(click.Command):
             if key in self._options:
                 words.append(f"{_dashed(key)}={value}")
             elif typed.startswith("--") and key in self._mappings:
-                keys.append(f"{key}.{value}")
+                keys.append(f"{key}.{value}")  # the value is NAME=FILE
             else:
                 keys.append(f"{key}={value}")
         unparsed = super().parse_args(ctx, words)

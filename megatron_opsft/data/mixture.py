@@ -241,19 +241,20 @@ class ProblemSampler:
         weights = [Fraction(str(weight)) for weight in self.weights]
         for index, members in enumerate(self.members):
             share = weights[index] / sum(weights[index:])
-            num_earlier = floor(position * share)
+            num_earlier = floor(position * share)  # positions that it took before
             if floor((position + 1) * share) > num_earlier:
                 name = str(self.seed)
                 if len(self.members) > 1:
                     name = f"{self.seed}:{index}"
                 epoch, offset = divmod(num_earlier, len(members))
                 return members[_permutation(name, epoch, len(members))[offset]]
-            position -= num_earlier
+            position -= num_earlier  # counted anew among those that it left
         raise AssertionError("the last source has the whole share")
 
 
 @lru_cache(maxsize=32)
 def _permutation(name: str, epoch: int, num_problems: int) -> tuple[int, ...]:
+    """Return the order of a source's problems in an epoch. name: of the source's random order."""
     order = list(range(num_problems))
     # A generator of its own, seeded by text.
     random.Random(f"epoch:{name}:{epoch}").shuffle(order)

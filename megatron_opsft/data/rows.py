@@ -46,7 +46,7 @@ def read_problem(
     prompt_file: PromptFile | None,
     with_fields: bool,
 ) -> Problem:
-    """Make a problem of the row; another row may have the same id.
+    """Make a problem of the row. Ids need not be unique: another row may have the same.
 
     prompt_file: makes the text of the problem, if any. with_fields: True to give it the remaining
     columns of the row. Errors: `RowError`.
