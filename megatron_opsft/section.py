@@ -85,6 +85,7 @@ Expanded = BeforeValidator(_expand_variables)
 
 
 def _split_at_commas(value: Any) -> Any:
+    """Make a list of a text `a,b` or of a single number; leave any other value to pydantic."""
     if isinstance(value, str):
         value = [word.strip() for word in value.split(",")]
         if not all(value):
@@ -99,6 +100,7 @@ CommaSeparated = BeforeValidator(_split_at_commas)
 
 
 def _split_named_files(value: Any) -> Any:
+    """Make a mapping of a list of NAME=FILE; leave any other value to pydantic."""
     if not isinstance(value, list | tuple):
         return value
     files = {}
