@@ -1,5 +1,6 @@
 """What all sections of a configuration have in common: frozen, no unknown key, finite numbers."""
 
+import json
 import os
 import re
 from types import NoneType
@@ -10,6 +11,7 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    JsonValue,
     PositiveFloat,
     ValidationError,
     ValidationInfo,
@@ -83,6 +85,7 @@ Expanded = BeforeValidator(_expand_variables)
 
 
 def _split_at_commas(value: Any) -> Any:
+    """Make a list of a text `a,b` or of a single number; leave any other value to pydantic."""
     if isinstance(value, str):
         value = [word.strip() for word in value.split(",")]
         if not all(value):
@@ -97,6 +100,7 @@ CommaSeparated = BeforeValidator(_split_at_commas)
 
 
 def _split_named_files(value: Any) -> Any:
+    """Make a mapping of a list of NAME=FILE; leave any other value to pydantic."""
     if not isinstance(value, list | tuple):
         return value
     files = {}
@@ -161,6 +165,20 @@ def _check_template(name: str) -> str:
 
 # The name of a shipped prompt, or the path of the user's.
 TemplateName = Annotated[str, Expanded, AfterValidator(_check_template)]
+
+
+def _read_arguments(value: Any) -> Any:
+    if isinstance(value, dict) and all(isinstance(name, str) for name in value):
+        return value or None
+    if value is None:
+        return None
+    raise ValueError("write a mapping of names, such as {enable_thinking: false}")
+
+
+# Arguments of a chat template by name, with any JSON as a value; none is null.
+TemplateArguments = Annotated[
+    dict[str, JsonValue] | None, BeforeValidator(_read_arguments)
+]
 MATH = "math"
 _USERS_JUDGE = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*")
 
@@ -177,6 +195,11 @@ def _check_judge(name: str) -> str:
 
 # The shipped judge of mathematics, or a function of the user's.
 JudgeName = Annotated[str, AfterValidator(_check_judge)]
+
+
+def is_other_json(one: Any, other: Any) -> bool:
+    """True if two values differ as JSON: 0 and false do, though Python takes them for equal."""
+    return json.dumps(one, sort_keys=True) != json.dumps(other, sort_keys=True)
 
 
 def section_class(field: FieldInfo) -> type[Section] | None:

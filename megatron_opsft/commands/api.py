@@ -138,8 +138,9 @@ def start_training(
     except FileNotFoundError as error:
         if directory.exists():
             raise
-        reason = f"run.dir={directory} was deleted while the run was writing to it"
-        raise UserError(reason) from error
+        raise UserError(
+            f"run.dir={directory} was deleted while the run was writing to it"
+        ) from error
 
 
 def evaluate(

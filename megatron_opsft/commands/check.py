@@ -89,8 +89,10 @@ def _describe_method(checked: CheckedRun) -> str:
 def _describe_fit(checked: CheckedRun) -> str:
     """Say what `plan` says of this number of ranks, on a CPU or on H100 GPUs."""
     config = checked.config
-    has_gpu = config.run.device == "cuda" or shutil.which("nvidia-smi") is not None
-    device = "h100" if has_gpu and config.run.device != "cpu" else "cpu"
+    on_gpu = config.run.device == "cuda"
+    if config.run.device == "auto":
+        on_gpu = shutil.which("nvidia-smi") is not None
+    device = "h100" if on_gpu else "cpu"
     hardware = load_hardware(device, None, gpus_per_node=min(checked.world_size, 8))
     run = PlannedRun(
         config=config,

@@ -278,10 +278,12 @@ def _exit(message: str, code: int, error: Exception | None = None) -> None:
     if not is_watched() and rank > 0:
         # Most errors occur on every rank: let rank 0 print and end the job.
         time.sleep(3)
+    is_own_error = True
     diagnosis = report_failure(code, message)
     if diagnosis is not None:
         code = diagnosis.code
-    if diagnosis is None or diagnosis.rank == rank:
+        is_own_error = diagnosis.rank == rank
+    if is_own_error:
         if error is not None:
             say("".join(traceback.format_exception(error)), error=True)
         say(message, error=True)

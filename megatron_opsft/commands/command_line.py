@@ -136,6 +136,7 @@ class Program(click.Command):
             name, equals, value = typed.removeprefix("--").partition("=")
             key = self._key_of(name)
             if not self._is_option(typed, key):
+                # A mistake that is common: `optimizer.lr 1e-6`.
                 if remaining and self._is_config_key(typed):
                     raise click.UsageError(f"write {typed}={remaining[0]}", ctx)
                 words.append(typed)
@@ -145,7 +146,7 @@ class Program(click.Command):
             if key in self._options:
                 words.append(f"{_dashed(key)}={value}")
             elif typed.startswith("--") and key in self._mappings:
-                keys.append(f"{key}.{value}")
+                keys.append(f"{key}.{value}")  # the value is NAME=FILE
             else:
                 keys.append(f"{key}={value}")
         unparsed = super().parse_args(ctx, words)
@@ -156,10 +157,10 @@ class Program(click.Command):
         """Return the name with underscores instead of dashes; in `data.NAME`, NAME keeps its
         dashes.
         """
-        section, dot, rest = name.partition(".")
+        section, dot, name_in_section = name.partition(".")
         if section not in self._mappings:
-            rest = rest.replace("-", "_")
-        return section.replace("-", "_") + dot + rest
+            name_in_section = name_in_section.replace("-", "_")
+        return section.replace("-", "_") + dot + name_in_section
 
     def _is_option(self, typed: str, key: str) -> bool:
         """True if the word sets an option of the command or a key of its configuration."""
@@ -202,9 +203,10 @@ class Program(click.Command):
 
     def build(self, **values: Any) -> Command:
         """Make the command of what click has read. Errors: `click.UsageError`, `UserError`."""
-        given = {key: value for key, value in values.items() if value not in (None, ())}
+        # click has None or () for what was not typed.
+        typed = {key: value for key, value in values.items() if value not in (None, ())}
         try:
-            return self._command.model_validate(given)
+            return self._command.model_validate(typed)
         except ValidationError as error:
             first = error.errors()[0]
             reason = first["msg"]
@@ -281,6 +283,7 @@ def _holds_several(field: FieldInfo) -> bool:
 
 
 def _metavar(command: type[Command], key: str, field: FieldInfo) -> str:
+    """Return what the help shows behind an option as its value, such as N; "" for a bool."""
     kinds = [field.annotation, *get_args(field.annotation)]
     shown = next((text for kind, text in _METAVARS.items() if kind in kinds), "TEXT")
     for kind in kinds:
@@ -292,6 +295,7 @@ def _metavar(command: type[Command], key: str, field: FieldInfo) -> str:
 
 
 def _default(field: FieldInfo) -> str:
+    """Return the default as the help shows it; "" if there is none worth showing."""
     if field.is_required() or field.default in (None, False, "", ()):
         return ""
     return f" [{field.default}]"
@@ -323,6 +327,7 @@ def _escape(cell: str) -> str:
 
 
 def _show(value: Any) -> str:
+    """Return a default as the table of keys shows it: as it is typed, or as JSON."""
     if isinstance(value, str | float | Path) and str(value).isprintable():
         return str(value)
     return json.dumps(value)

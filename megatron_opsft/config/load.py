@@ -29,7 +29,13 @@ from megatron_opsft.config.yaml_text import (
 from megatron_opsft.errors import UserError
 from megatron_opsft.methods.catalog import settings_class
 from megatron_opsft.methods.settings import MethodSettings
-from megatron_opsft.section import ADJUSTABLE, BY_CONTENT, FREE, section_class
+from megatron_opsft.section import (
+    ADJUSTABLE,
+    BY_CONTENT,
+    FREE,
+    is_other_json,
+    section_class,
+)
 
 M = TypeVar("M", bound=BaseModel)
 _Keys = dict[str, Mapping[str, FieldInfo]]
@@ -91,9 +97,9 @@ def _describe(
     value = error["input"]
     match error["type"]:
         case "extra_forbidden":
-            typed = [override.partition("=")[0] for override in overrides]
-            # True for a section, too, of which a key was typed.
-            is_typed = any(f"{name}.".startswith(f"{key}.") for name in typed)
+            typed_keys = [override.partition("=")[0] for override in overrides]
+            # A section is typed if one of its keys is.
+            is_typed = any(f"{typed}.".startswith(f"{key}.") for typed in typed_keys)
             origin = "the command line" if path is None or is_typed else path
             return f"unknown config key {key} in {origin}; {_advise(key, keys)}"
         case "missing":
@@ -131,18 +137,21 @@ def _advise(unknown: str, keys: _Keys) -> str:
     or a similar one; else name all keys of the section.
     """
     section, _, name = unknown.rpartition(".")
-    if near := difflib.get_close_matches(name, keys.get(section, []), n=1):
-        full_name = f"{section}.{near[0]}".lstrip(".")
+    if similar := difflib.get_close_matches(name, keys.get(section, []), n=1):
+        full_name = f"{section}.{similar[0]}".lstrip(".")
         return f"did you mean {full_name}?"
     sections = [any_section for any_section in keys if any_section]
     names = chain.from_iterable(keys[any_section] for any_section in sections)
-    if near := difflib.get_close_matches(name, names, n=1):
+    if similar := difflib.get_close_matches(name, names, n=1):
         full_names = [
-            f"{holder}.{near[0]}" for holder in sections if near[0] in keys[holder]
+            f"{holder}.{similar[0]}"
+            for holder in sections
+            if similar[0] in keys[holder]
         ]
         return f"did you mean {' or '.join(full_names)}?"
-    top, _, _ = unknown.partition(".")
-    return f"choose one of {', '.join(keys.get(section, keys.get(top, {})))}"
+    if section not in keys:  # such as `rollout.a` of the key `rollout.a.b`
+        section, _, _ = unknown.partition(".")
+    return f"choose one of {', '.join(keys.get(section, {}))}"
 
 
 def read_yaml(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
@@ -177,7 +186,7 @@ def read_yaml(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     merged = read_yaml(Path(os.path.normpath(path.parent / base)), (*above, path))
     for name, value in tree.items():
         if isinstance(value, dict) and isinstance(merged.get(name), dict):
-            value = {**merged[name], **value}
+            value = merged[name] | value
         merged[name] = value
     return merged
 
@@ -190,14 +199,16 @@ def _apply(tree: dict[str, Any], override: str, model: type[BaseModel]) -> None:
         section, name = "", key
     field = _keys_by_section(model, tree).get(section, {}).get(name)
     is_section = field is not None and section_class(field) is not None
-    if not equals or not all(key.split(".")) or is_section:
+    is_assignment = equals and all(key.split("."))
+    if is_section or not is_assignment:
         advice = _how_to_write(key, text, field, model)
         raise UserError(f"override {override!r}: {advice}")
     try:
         value = parse_yaml_value(text)
     except ValueError as error:
         raise UserError(f"override {override!r}: {error}") from None
-    if isinstance(value, int | float) and field is not None and _is_text(field):
+    is_number_or_bool = isinstance(value, int | float)
+    if is_number_or_bool and field is not None and _is_text(field):
         value = text.strip()
     values = tree.setdefault(section, {}) if dot else tree
     if not isinstance(values, dict):
@@ -222,6 +233,7 @@ def _how_to_write(
 
 
 def _is_text(field: FieldInfo) -> bool:
+    """True if the key holds a text or a path, never a number."""
     kinds = set(get_args(field.annotation)) or {field.annotation}
     return kinds <= {str, Path, NoneType}
 
@@ -269,7 +281,8 @@ def find_changes(before: Config, now: Config) -> dict[str, tuple[Any, Any]]:
         section, name = key.split(".")
         keys = getattr(now, section)
         is_set = name in keys.model_fields_set and getattr(keys, name) is not None
-        if value != old.get(key) and (is_set or key not in _CHOSEN_BY_RUN):
+        is_left_to_run = key in _CHOSEN_BY_RUN and not is_set
+        if is_other_json(value, old.get(key)) and not is_left_to_run:
             changes[key] = old.get(key), value
     return changes
 

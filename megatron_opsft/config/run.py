@@ -23,6 +23,7 @@ from megatron_opsft.section import (
     MixturePart,
     Section,
     Sources,
+    TemplateArguments,
     TemplateName,
 )
 
@@ -67,6 +68,10 @@ class DataConfig(Section):
     """
     system_prompt: str = ""
     """System message before each problem; rows that have one keep theirs."""
+    template_arguments: TemplateArguments = None
+    """What the model's chat template is given besides the messages, such as {enable_thinking:
+    false}; null: nothing (docs/data.md).
+    """
 
     @model_validator(mode="after")
     def _check_pass_rate(self) -> Self:

@@ -11,15 +11,21 @@ from typing import Any
 
 from megatron_opsft.config.yaml_text import parse_yaml
 from megatron_opsft.errors import UserError, log
+from megatron_opsft.section import is_other_json
 
-SECTIONS = {"template": "data", "system_prompt": "data", "judge": "verify"}
+SECTIONS = {
+    "template": "data",
+    "system_prompt": "data",
+    "template_arguments": "data",
+    "judge": "verify",
+}
 """Key -> its section in a run's configuration; an evaluation's settings have no sections."""
 
 
 def settings_of_run(
     model: str, now: Mapping[str, object], given: Collection[str]
 ) -> dict[str, Any]:
-    """Return the template, system_prompt and judge of the run that trained a model: those that
+    """Return the values that the keys of SECTIONS had in the run that trained a model: those that
     differ from `now` and that the user has not set himself. {} for a model that no run wrote.
 
     model: as a user writes it. now: the current value of every key. given: keys that the user set.
@@ -33,10 +39,14 @@ def settings_of_run(
     file = run / "config.yaml"
     try:
         tree = parse_yaml(file.read_text(encoding="utf-8"))
+        # Runs of earlier releases have no such key.
+        tree["data"].setdefault("template_arguments", None)
         trained = {key: tree[section][key] for key, section in SECTIONS.items()}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{file} cannot be read: {error}") from None
-    different = {key: value for key, value in trained.items() if value != now[key]}
+    different = {
+        key: value for key, value in trained.items() if is_other_json(value, now[key])
+    }
     taken = {key: value for key, value in different.items() if key not in given}
     function = str(taken.get("judge", ""))
     if ":" in function:

@@ -1,17 +1,25 @@
 """A model's chat template: messages to the text or the tokens of a prompt.
 
-transformers renders it. This file adds that the date is the same every day, and that any error of
-the template is one line.
+transformers renders it. This file adds that the date is the same every day, that any error of the
+template is one line, and that every argument is one that the template reads.
 """
 
-from collections.abc import Iterable, Sequence
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cache
 from itertools import product
 from string import ascii_letters
 
+from jinja2 import TemplateError
+from pydantic import JsonValue
 from transformers import PreTrainedTokenizerBase
+from transformers.utils.chat_template_utils import (
+    _compile_jinja_template,
+    render_jinja_template,
+)
 
+from megatron_opsft.data.template_names import names_read
 from megatron_opsft.errors import PromptError, UserError, first_line
 from megatron_opsft.records import Message, TokenIds
 
@@ -39,13 +47,27 @@ def _frozen_clock() -> str:
 
 
 _FROZEN_CLOCK = _frozen_clock()
+_NAMES_OF_TRANSFORMERS = {
+    "messages",
+    *inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters,
+    *inspect.signature(render_jinja_template).parameters,
+}
+"""Names that transformers gives a value when it renders a chat template, special tokens aside."""
 
 
 class ChatTemplate:
-    """The chat template of a tokenizer: the one named `default` if it has several."""
+    """The chat template of a tokenizer: the one named `default` if it has several.
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    arguments: values of names that the template reads, such as Qwen3's `enable_thinking`.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        arguments: Mapping[str, JsonValue] | None = None,
+    ) -> None:
         self.tokenizer = tokenizer
+        self.arguments = dict(arguments or {})
         self._left_out = cache(self._find_left_out)
 
     def text(self, messages: Sequence[Message], *, ends_open: bool = True) -> str:
@@ -59,6 +81,7 @@ class ChatTemplate:
                 chat_template=_FROZEN_CLOCK + self.tokenizer.get_chat_template(),
                 add_generation_prompt=ends_open,
                 tokenize=False,
+                **self.arguments,
             )
         except Exception as error:  # Jinja runs whatever the template computes
             reason = first_line(error)
@@ -126,6 +149,38 @@ class ChatTemplate:
                 f"{prompt.rstrip()[-20:]!r}, and the model would have to write the head of its own "
                 "message; add it behind {% if add_generation_prompt %}"
             )
+
+    def check_arguments(self, option: str) -> None:
+        """Check that each argument reaches the template, before anything is rendered.
+
+        option: the config key of the arguments, for errors. Errors: `UserError` for a name that
+        transformers gives a value, and for one that the template does not read.
+        """
+        if not self.arguments:
+            return
+        source = self.tokenizer.get_chat_template()
+        try:
+            environment = _compile_jinja_template(source).environment
+            read = names_read(environment.parse(source))
+        except TemplateError:  # the first prompt says what is wrong
+            return
+        reserved = {*_NAMES_OF_TRANSFORMERS, *environment.globals}
+        reserved |= {
+            *self.tokenizer.SPECIAL_TOKENS_ATTRIBUTES,
+            *self.tokenizer.special_tokens_map,
+        }
+        reads = ", ".join(sorted(read - reserved)) or "no argument"
+        where = f"the chat template of {self.tokenizer.name_or_path}"
+        for name in self.arguments:
+            if name in reserved:
+                raise UserError(
+                    f"{option}: {name} has its value from transformers, not from a user; leave it "
+                    f"out ({where} reads {reads})"
+                )
+            if name not in read:
+                raise UserError(
+                    f"{option}: {name} has no effect: {where} does not read it; it reads {reads}"
+                )
 
     def _is_unopened(self, user: Message, prompt: str) -> bool:
         """True if the head of the assistant's message is missing at the end of a prompt.

@@ -30,11 +30,11 @@ def load_training(data: DataConfig, *, with_fields: bool) -> ProblemSet:
         )
         bad_rows += problem_set.bad_rows
         for problem in problem_set.problems:
-            unique = problem.id
-            # An id that an earlier source has gets the number of its own.
-            while unique in problems:
-                unique = f"{unique}@{index + 1}"
-            problems[unique] = replace(problem, id=unique, source_index=index)
+            unique_id = problem.id
+            # If an earlier source has the id, the number of this source is added to it.
+            while unique_id in problems:
+                unique_id = f"{unique_id}@{index + 1}"
+            problems[unique_id] = replace(problem, id=unique_id, source_index=index)
     return ProblemSet(
         name=data.name,
         problems=tuple(problems.values()),
@@ -118,6 +118,7 @@ def take_held_out(
     `num` different problems, with all rows that ask the same. Errors: `UserError` if nothing would
     remain to train on.
     """
+    # Each different text once, in order: the draw must not depend on hashes.
     texts = list(dict.fromkeys(map(asked, problem_set.problems)))
     if num >= len(texts):
         raise UserError(
@@ -159,31 +160,33 @@ def _describe_repetition(
     data: DataConfig, steps: int, problems: ProblemSet
 ) -> Iterator[str]:
     """Yield a note for each source whose problems the run uses more than once."""
-    num_problems = Counter(problem.source_index for problem in problems.problems)
+    problems_of = Counter(problem.source_index for problem in problems.problems)
     weights = [source.weight for source in data.sources]
     for index, source in enumerate(problems.sources):
-        num = num_problems[index]
+        num_problems = problems_of[index]
         share = data.prompts_per_step * weights[index] / sum(weights)
         per_step = round(share, 1)
-        if 0 < num < per_step * steps:
+        num_draws = per_step * steps
+        if 0 < num_problems < num_draws:
             yield (
-                f"{steps} steps of {per_step:g} problems use each of the {num} "
-                f"problems of {source} {per_step * steps / num:.1f} times"
+                f"{steps} steps of {per_step:g} problems use each of the {num_problems} "
+                f"problems of {source} {num_draws / num_problems:.1f} times"
             )
 
 
 def _describe_contradictions(problem_set: ProblemSet) -> str:
     """Say how many problems have several gold answers, and show the first of them; "" if none."""
+    # Text of a problem -> gold answer -> the first problem with that text and that answer.
     by_text: dict[tuple[str, ...], dict[str, Problem]] = {}
     for problem in problem_set.problems:
         answer = "".join(problem.answer.split())
         by_text.setdefault(asked(problem), {}).setdefault(answer, problem)
-    several = [by_answer for by_answer in by_text.values() if len(by_answer) > 1]
-    if not several:
+    contradictions = [by_answer for by_answer in by_text.values() if len(by_answer) > 1]
+    if not contradictions:
         return ""
-    first, second, *_ = several[0].values()
+    first, second, *_ = contradictions[0].values()
     return (
-        f"{len(several)} of {len(by_text)} problems have several gold answers, such as "
+        f"{len(contradictions)} of {len(by_text)} problems have several gold answers, such as "
         f"{first.answer!r} in row {first.row} and {second.answer!r} in row {second.row}: one of "
         "them teaches what is wrong"
     )
@@ -238,19 +241,20 @@ class ProblemSampler:
         weights = [Fraction(str(weight)) for weight in self.weights]
         for index, members in enumerate(self.members):
             share = weights[index] / sum(weights[index:])
-            num_earlier = floor(position * share)
+            num_earlier = floor(position * share)  # positions that it took before
             if floor((position + 1) * share) > num_earlier:
                 name = str(self.seed)
                 if len(self.members) > 1:
                     name = f"{self.seed}:{index}"
                 epoch, offset = divmod(num_earlier, len(members))
                 return members[_permutation(name, epoch, len(members))[offset]]
-            position -= num_earlier
+            position -= num_earlier  # counted anew among those that it left
         raise AssertionError("the last source has the whole share")
 
 
 @lru_cache(maxsize=32)
 def _permutation(name: str, epoch: int, num_problems: int) -> tuple[int, ...]:
+    """Return the order of a source's problems in an epoch. name: of the source's random order."""
     order = list(range(num_problems))
     # A generator of its own, seeded by text.
     random.Random(f"epoch:{name}:{epoch}").shuffle(order)

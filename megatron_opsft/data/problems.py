@@ -196,6 +196,7 @@ def shuffled_subset(
 
 
 def _load_arithmetic(split: str, prompt_file: PromptFile | None) -> ProblemSet:
+    """Return the embedded task's problems; `prompt_file`, if any, makes their texts."""
     # Here, not at the top: only runs on the embedded task need it.
     from megatron_opsft.data.arithmetic import Split, load_arithmetic
 

@@ -5,11 +5,12 @@ tokens and an opening `<think>` included, comes from the tokenizer's chat templa
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from pydantic import JsonValue
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from megatron_opsft.data.chat_template import ChatTemplate
@@ -45,6 +46,8 @@ class PromptEncoder:
     problem's text."""
     system_prompt: str = ""
     """The system message of problems that have none."""
+    template_arguments: Mapping[str, JsonValue] | None = None
+    """What the chat template is given besides the messages."""
     prompt_file: PromptFile | None = None
     """A teacher's file, which makes the user's message from the problem's text."""
 
@@ -64,7 +67,19 @@ class PromptEncoder:
     @cached_property
     def chat(self) -> ChatTemplate:
         """The model's chat template."""
-        return ChatTemplate(self.tokenizer)
+        return ChatTemplate(self.tokenizer, self.template_arguments)
+
+    def check(self, *, option: str, section: str) -> None:
+        """Check that the chat template takes what the keys of the prompt give it, before any row is
+        read.
+
+        option: the config key of the model; section: what stands before the keys of the prompt,
+        "data." in a run; both for errors. Errors: those of `ChatTemplate.check_arguments` and
+        `ChatTemplate.check`.
+        """
+        self.chat.check_arguments(f"{section}template_arguments")
+        system_option = f"{section}system_prompt" if self.system_prompt else None
+        self.chat.check(option=option, system_option=system_option)
 
     @property
     def opens_think(self) -> bool:

@@ -46,7 +46,7 @@ def read_problem(
     prompt_file: PromptFile | None,
     with_fields: bool,
 ) -> Problem:
-    """Make a problem of the row; another row may have the same id.
+    """Make a problem of the row. Ids need not be unique: another row may have the same.
 
     prompt_file: makes the text of the problem, if any. with_fields: True to give it the remaining
     columns of the row. Errors: `RowError`.
@@ -148,9 +148,10 @@ def choose_fields(
     chosen = []
     missing = {}
     for key, names in wanted.items():
-        counts = [_num_rows_with(rows, name) for name in names]
-        chosen.append(names[counts.index(max(counts))])
-        if not any(counts):
+        counts = {name: _num_rows_with(rows, name) for name in names}
+        most_common = max(names, key=counts.__getitem__)  # the first of several
+        chosen.append(most_common)
+        if counts[most_common] == 0:
             missing[key] = " or ".join(names)
     if missing and any(row.error is None for row in rows):
         present = set[str]().union(*(_names_of(row.fields) for row in rows))

@@ -82,6 +82,7 @@ def check_source(source: str, *, option: str = "data") -> None:
 
 
 def _read_jsonl(path: Path, option: str) -> list[Row]:
+    """Read the lines of a file. Errors: `UserError` for a file that cannot be read to its end."""
     open_file = gzip.open if path.suffix == ".gz" else open
     rows = []
     try:
@@ -101,6 +102,7 @@ def _read_jsonl(path: Path, option: str) -> list[Row]:
 
 
 def _parse_line(number: int, line: bytes) -> Row:
+    """Read a line of a JSONL file; one that cannot be read is a row with an error."""
     try:
         value = json.loads(line.decode("utf-8-sig"))
         if isinstance(value, dict):
@@ -150,6 +152,7 @@ def _open_saved(path: Path, split: str, section: str) -> Any:
 
 
 def _open_hub(source: str, split: str, subset: str | None, section: str) -> Any:
+    """Load a data set of the Hugging Face hub, or of its cache. Errors: `UserError`."""
     import datasets
 
     option = source_option(section)
@@ -167,4 +170,5 @@ def _open_hub(source: str, split: str, subset: str | None, section: str) -> Any:
 
 
 def _number(rows: Any) -> list[Row]:
+    """Make rows of mappings from column to value, numbered from 1."""
     return [Row(number=number, fields=row) for number, row in enumerate(rows, start=1)]

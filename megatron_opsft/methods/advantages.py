@@ -58,13 +58,13 @@ def whiten(
     """
     if by == "none":
         return values
-    flat = list(chain.from_iterable(values))
-    if min(flat) == max(flat):
+    all_values = list(chain.from_iterable(values))
+    if min(all_values) == max(all_values):
         return [[0.0] * len(group) for group in values]
-    weights: list[float] = [1] * len(flat)
+    weights: list[float] = [1] * len(all_values)
     if by == "tokens":
         weights = list(chain.from_iterable(lengths))
-    weighted = list(zip(flat, weights, strict=True))
+    weighted = list(zip(all_values, weights, strict=True))
     count = math.fsum(weights)
     mean = math.fsum(v * w for v, w in weighted) / count
     squares = math.fsum(w * (v - mean) ** 2 for v, w in weighted)

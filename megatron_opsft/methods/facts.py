@@ -112,7 +112,7 @@ def has_unclosed_think(rollout: Rollout, *, prompts_open_think: bool) -> bool:
 
 
 def select(responses: Sequence[Response], max_response_tokens: int) -> list[Response]:
-    """Return the accepted responses, in order."""
+    """Return the accepted responses (correct, finished, no longer than this), in order."""
     return [
         response for response in responses if response.is_accepted(max_response_tokens)
     ]

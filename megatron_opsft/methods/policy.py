@@ -153,11 +153,12 @@ class PolicySettings(MethodSettings):
         """
         if not self.overlong_buffer:
             return rewards
-        free = group.limit - self.overlong_buffer
+        buffer_start = group.limit - self.overlong_buffer
         shaped = []
         for reward, length in zip(rewards, group.lengths, strict=True):
-            score = min(max((free - length) / self.overlong_buffer, -1.0), 0.0)
-            shaped.append(reward + self.overlong_penalty * score)
+            share = (buffer_start - length) / self.overlong_buffer
+            length_reward = min(max(share, -1.0), 0.0)
+            shaped.append(reward + self.overlong_penalty * length_reward)
         return shaped
 
     def group_advantages(self, group: Group, rewards: list[float]) -> list[float]:

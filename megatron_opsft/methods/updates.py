@@ -131,8 +131,9 @@ class MethodRun:
         rewards = self.settings.rewards(groups, self.state)
         is_kept = map(self.settings.keeps, groups, rewards)
         kept_indices = list(compress(range(len(groups)), is_kept))
-        is_short = len(kept_indices) < wanted
-        return kept_indices[:wanted], is_short and refills < self.settings.most_refills
+        has_too_few = len(kept_indices) < wanted
+        draws_again = has_too_few and refills < self.settings.most_refills
+        return kept_indices[:wanted], draws_again
 
     def credit(self, batch: Sequence[Group]) -> list[list[Credit]]:
         """Give every response of the batch its reward and advantage.
@@ -142,22 +143,25 @@ class MethodRun:
         plain_rewards = self.settings.rewards(batch, self.state)
         rewards = list(map(self.settings.shaped, batch, plain_rewards))
         advantages = self.settings.advantages(batch, rewards)
+        # At any temperature: it does not decide whether there is a divergence.
         diverges = self.settings.objective(1.0).needs_reference
         credits = []
-        for group, *values in zip(batch, rewards, advantages, strict=True):
-            credits.append(
-                [
+        for group, group_rewards, group_advantages in zip(
+            batch, rewards, advantages, strict=True
+        ):
+            group_credits = []
+            for response, reward, advantage in zip(
+                group.responses, group_rewards, group_advantages, strict=True
+            ):
+                group_credits.append(
                     Credit(
                         response=response,
                         reward=reward,
                         advantage=advantage,
                         is_trained=advantage != 0 or diverges,
                     )
-                    for response, reward, advantage in zip(
-                        group.responses, *values, strict=True
-                    )
-                ]
-            )
+                )
+            credits.append(group_credits)
         return credits
 
     def updates(self, groups: Sequence[Group], credits: Credits) -> list[Update]:
@@ -165,17 +169,18 @@ class MethodRun:
 
         A share is empty if the method kept fewer problems than there are steps.
         """
-        count = self.settings.num_updates
+        num_updates = self.settings.num_updates
         updates = []
-        for number in range(count):
-            first = len(groups) * number // count
-            last = len(groups) * (number + 1) // count
-            share = list(chain.from_iterable(credits[first:last]))
+        for number in range(num_updates):
+            start = len(groups) * number // num_updates
+            end = len(groups) * (number + 1) // num_updates
+            share = list(chain.from_iterable(credits[start:end]))
+            # All responses of the share count here, also those that are not trained on.
             token_weights, factor = aggregate(
                 self.settings.aggregation,
                 [credit.response.num_tokens for credit in share],
                 [credit.advantage != 0 for credit in share],
-                max((group.limit for group in groups[first:last]), default=0),
+                max((group.limit for group in groups[start:end]), default=0),
             )
             is_trained = [credit.is_trained for credit in share]
             trained = list(compress(share, is_trained))
@@ -216,5 +221,6 @@ def describe_credits(credits: Credits) -> dict[str, float | int]:
 
 
 def _std(values: Sequence[float]) -> float:
+    """Return the standard deviation, divided by the count."""
     mean = fmean(values)
     return math.sqrt(fmean((value - mean) ** 2 for value in values))

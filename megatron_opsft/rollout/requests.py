@@ -122,12 +122,14 @@ def split_text_by_token(tokenizer: Any, token_ids: Sequence[int]) -> list[str]:
         tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False
     )
     pieces = []
-    context = done = 0  # the first token of the context, the first without a piece
+    # The tokens of the last piece are the context of the next one, whose tokens follow them.
+    context_start = piece_start = 0
     for stop in range(1, len(token_ids) + 1):
-        before, text = decode(token_ids[context:done]), decode(token_ids[context:stop])
+        context = decode(token_ids[context_start:piece_start])
+        text = decode(token_ids[context_start:stop])
         if text.endswith(_INCOMPLETE) and stop < len(token_ids):
             pieces.append("")
         else:
-            pieces.append(text[len(before) :])
-            context, done = done, stop
+            pieces.append(text[len(context) :])
+            context_start, piece_start = piece_start, stop
     return pieces

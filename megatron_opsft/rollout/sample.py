@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 
 from megatron_opsft.data.prompts import PromptEncoder
 from megatron_opsft.records import Problem, Rollout, TokenIds, record
@@ -72,19 +71,24 @@ class Sampler:
         """Generate the rollouts. Errors: `Interrupted` on every rank if one was interrupted."""
         if not is_interruptible():
             return self.engine.generate(requests, settings)
-        rollouts = None
-        with suppress(Interrupted):
+        rollouts: list[Rollout] = []
+        is_interrupted = False
+        try:
             rollouts = self.engine.generate(requests, settings)
-        if any_over_world(rollouts is None) or rollouts is None:
+        except Interrupted:
+            is_interrupted = True
+        if any_over_world(is_interrupted):
             raise Interrupted
         return rollouts
 
     def _share_out(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
-        """Divide the rollouts of fewer engines among all ranks, which verify them next."""
+        """Divide the rollouts of fewer engines among all ranks, which verify them next: each rank
+        gets a share of all rollouts, counted in the order of the ranks that have them.
+        """
         counts = gather_from_all([len(rollouts)])
-        first, total = sum(counts[: self.layout.rank]), sum(counts)
+        num_before, total = sum(counts[: self.layout.rank]), sum(counts)
         rollouts_for: dict[int, list[Rollout]] = {}
-        for index, rollout in enumerate(rollouts, start=first):
+        for index, rollout in enumerate(rollouts, start=num_before):
             rank = index * self.layout.world_size // total
             rollouts_for.setdefault(rank, []).append(rollout)
         return deal(rollouts_for)

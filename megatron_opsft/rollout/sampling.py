@@ -94,9 +94,10 @@ def _sample_nucleus(
     )
     weights_NK = torch.exp(values_NK - top_N1).double()
 
-    # The masks are True on tokens of the nucleus: those before them do not reach top_p.
+    # A token is in the nucleus if the more probable ones do not reach top_p.
     sorted_NK, order_NK = weights_NK.sort(dim=-1, descending=True, stable=True)
-    sorted_mask_NK = sorted_NK.cumsum(dim=-1) - sorted_NK < top_p * total_N1
+    more_probable_NK = sorted_NK.cumsum(dim=-1) - sorted_NK
+    sorted_mask_NK = more_probable_NK < top_p * total_N1
     mask_NK = torch.zeros_like(sorted_mask_NK).scatter(-1, order_NK, sorted_mask_NK)
     picked_N = _invert_cdf(weights_NK * mask_NK, uniforms_N)
     tokens_N = ids_NK.gather(-1, picked_N[:, None]).squeeze(-1)

@@ -60,10 +60,9 @@ def say(text: str, *, end: str = "\n", error: bool = False, dim: bool = False) -
     if dim and stream.isatty():
         shown = f"\x1b[2m{shown}\x1b[0m"
     encoding = getattr(stream, "encoding", None) or "utf-8"
+    encoded = (shown + end).encode(encoding, "backslashreplace")
     try:
-        stream.write(
-            (shown + end).encode(encoding, "backslashreplace").decode(encoding)
-        )
+        stream.write(encoded.decode(encoding))
         stream.flush()
     except OSError as failure:
         if failure.errno not in _CLOSED:
@@ -135,12 +134,12 @@ def describe_full_gpu(error: BaseException) -> str:
     NCCL's errors are plain `RuntimeError`s.
     """
     cause: BaseException | None = error
-    seen: set[int] = set()
+    seen: set[int] = set()  # a chain of causes may lead back to its beginning
     while cause is not None and id(cause) not in seen:
         seen.add(id(cause))
-        lines = [line for line in str(cause).splitlines() if _GPU_IS_FULL.search(line)]
         if type(cause).__name__ == "OutOfMemoryError":
             return first_line(cause)
+        lines = [line for line in str(cause).splitlines() if _GPU_IS_FULL.search(line)]
         if isinstance(cause, RuntimeError) and lines:
             return f"{type(cause).__name__}: {lines[0].strip()}"
         if cause.__cause__ is not None:
@@ -148,7 +147,7 @@ def describe_full_gpu(error: BaseException) -> str:
         elif isinstance(cause, RuntimeError) and not cause.__suppress_context__:
             cause = cause.__context__
         else:  # an error of another kind while the first was handled is a fault of its own
-            return ""
+            break
     return ""
 
 

@@ -25,6 +25,7 @@ stands_for_cuda = torch.device("cpu")
 
 
 def _names_cuda(value: Any) -> bool:
+    """True for "cuda", "cuda:1" and CUDA's torch.device."""
     if isinstance(value, str):
         return value == "cuda" or value.startswith("cuda:")
     return isinstance(value, torch.device) and value.type == "cuda"
@@ -47,8 +48,9 @@ def _map_devices() -> None:
     that sees all calls would cost a small model a sixth of its time.
     """
     library: Any = torch
-    names = {function.__name__ for function in _device_constructors()}
-    for name in names | {name for name in dir(torch) if name.endswith("_like")}:
+    constructors = {function.__name__ for function in _device_constructors()}
+    # And zeros_like, ones_like, ...
+    for name in constructors | {name for name in dir(torch) if name.endswith("_like")}:
         if hasattr(torch, name):
             setattr(library, name, _on_cpu_instead(getattr(torch, name)))
     tensor: Any = torch.Tensor
@@ -66,6 +68,7 @@ def _map_devices() -> None:
 
     @wraps(original_type)
     def type_of(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """Do as `Tensor.type`; its name of a CPU's type becomes that of CUDA's."""
         result = original_type(self, *args, **kwargs)
         if isinstance(result, str):
             return result.replace("torch.", "torch.cuda.", 1)
@@ -80,6 +83,7 @@ class _NoStream:
     """Replaces a CUDA stream and its events: on a CPU all work is done when a call returns."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        # `record_event` has to return an event: this object stands for it, too.
         self.wait_stream = self.synchronize = self.record_event = lambda *unused: self
 
 
@@ -91,6 +95,7 @@ def _with_uneven(equal: Callable, uneven: Callable) -> Callable:
     def collective(
         rows: Any, group: Any, sizes: Any = None, use_global_buffer: bool = False
     ) -> Any:
+        """Call `equal` for equal sizes; `uneven` if each rank's number of rows is given."""
         if sizes is None or group.size() == 1:
             return equal(rows, group, None, use_global_buffer)
         return uneven(equal, rows, group, [int(size) for size in sizes])
@@ -99,13 +104,15 @@ def _with_uneven(equal: Callable, uneven: Callable) -> Callable:
 
 
 def _gather_padded(gather_equal: Callable, rows: Any, group: Any, sizes: Any) -> Any:
+    """Return the rows of all ranks of the group. sizes: how many rows each rank has."""
     padded = _pad(rows, max(sizes))
     gathered = gather_equal(padded, group).view(group.size(), *padded.shape)
-    return torch.cat([r[:size] for r, size in zip(gathered, sizes, strict=True)])
+    return torch.cat([part[:size] for part, size in zip(gathered, sizes, strict=True)])
 
 
 def _scatter_padded(scatter_equal: Callable, rows: Any, group: Any, sizes: Any) -> Any:
-    padded = torch.cat([_pad(r, max(sizes)) for r in rows.split(sizes)])
+    """Return this rank's rows of the sum of all ranks' rows. sizes: how many each rank gets."""
+    padded = torch.cat([_pad(part, max(sizes)) for part in rows.split(sizes)])
     return scatter_equal(padded, group)[: sizes[group.rank()]]
 
 

@@ -5,7 +5,6 @@ import os
 import platform
 import re
 import shutil
-import sys
 import sysconfig
 from contextlib import suppress
 from pathlib import Path
@@ -51,7 +50,8 @@ def select_device(wanted: str) -> Device:
     if wanted == "cpu" or not available:
         return Device(torch_device=torch.device("cpu"), backend="gloo")
     index = int(os.environ.get("LOCAL_RANK", "0"))
-    if index >= (num_gpus := torch.cuda.device_count()):
+    num_gpus = torch.cuda.device_count()
+    if index >= num_gpus:
         raise UserError(
             f"run.device={wanted}: this rank is number {index} of its node, and torch sees "
             f"{num_gpus} GPU(s) there; start at most that many ranks on a node (torchrun "
@@ -71,12 +71,13 @@ def _check_all_gpus_seen(wanted: str) -> None:
     if "SLURM_GPUS_ON_NODE" not in os.environ or torch.version.cuda is None:
         return
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    listed = len([name for name in visible.split(",") if name])
-    if (seen := torch.cuda.device_count()) < listed:
+    num_given = len([name for name in visible.split(",") if name])
+    num_seen = torch.cuda.device_count()
+    if num_seen < num_given:
         raise UserError(
-            f"run.device={wanted}: a GPU of this node has failed: SLURM gave this job {listed} of "
-            f"{platform.node()}, and torch sees {seen}; `nvidia-smi` there says more, and the job "
-            "can leave the node out (sbatch --exclude)"
+            f"run.device={wanted}: a GPU of this node has failed: SLURM gave this job {num_given} "
+            f"of {platform.node()}, and torch sees {num_seen}; `nvidia-smi` there says more, and "
+            "the job can leave the node out (sbatch --exclude)"
         )
 
 
@@ -104,7 +105,7 @@ def check_compiler(device: Device) -> None:
     """
     if not device.is_cuda or importlib.util.find_spec("triton") is None:
         return
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    version = sysconfig.get_python_version()  # such as 3.11
     compiler = os.environ.get("CC", "gcc")
     header = Path(sysconfig.get_paths()["include"]) / "Python.h"
     has_clang = "CC" not in os.environ and shutil.which("clang")

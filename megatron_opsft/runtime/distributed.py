@@ -175,14 +175,16 @@ def ranks_by_value(value: K) -> dict[K, tuple[int, ...]]:
     Only the first of the ranks with the same value sends it: in a large job all ranks pass the same
     few large values.
     """
-    ranks_of: dict[bytes, list[int]] = {}
+    ranks_by_digest: dict[bytes, list[int]] = {}
     for rank, digest in enumerate(all_gather_bytes(digest_of(value))):
         key = digest.numpy().tobytes()
-        ranks_of.setdefault(key, []).append(rank)
+        ranks_by_digest.setdefault(key, []).append(rank)
+    ranks_of_value = list(map(tuple, ranks_by_digest.values()))
     me = dist.get_rank()
-    is_first = any(ranks[0] == me for ranks in ranks_of.values())
+    is_first = any(ranks[0] == me for ranks in ranks_of_value)
+    # Both lists are in the order of the first ranks.
     values = gather_from_all([value] if is_first else [])
-    return dict(zip(values, map(tuple, ranks_of.values()), strict=True))
+    return dict(zip(values, ranks_of_value, strict=True))
 
 
 def sum_over_world(values: Sequence[float]) -> list[float]:
@@ -226,6 +228,7 @@ def broadcast_in_replica(tensor: Tensor) -> Tensor:
     """
     context = parallel_state.get_context_parallel_group()
     group = parallel_state.get_model_parallel_group()
+    # First to the ranks of other slices with tp_rank and pp_rank 0, and from each to its own group.
     if context.size() > 1 and group.rank() == 0:
         broadcast_over(tensor, 0, context)
     if group.size() > 1:
@@ -251,12 +254,11 @@ def deal(items_for: Mapping[int, Sequence[T]]) -> list[T]:
     items_for: rank -> the items for it. Collective over the world.
     """
     me = dist.get_rank()
-    outgoing = {}
-    for rank, items in items_for.items():
-        if rank != me:
-            outgoing[rank] = to_bytes(list(items))
+    outgoing = {
+        rank: to_bytes(list(items)) for rank, items in items_for.items() if rank != me
+    }
     incoming = route_bytes(outgoing)
-    items_from = {rank: from_bytes(vector) for rank, vector in incoming.items()}
+    items_from = {sender: from_bytes(vector) for sender, vector in incoming.items()}
     items_from[me] = items_for.get(me, ())
     return list(chain.from_iterable(items_from[rank] for rank in sorted(items_from)))
 

@@ -46,7 +46,7 @@ def full_disk_behind(error: BaseException | None) -> OSError | None:
 
 def describe_failed_write(path: Path, num_bytes: int, error: BaseException) -> str:
     """Return a line such as `cannot write runs/a/x (12 bytes, 0 free): No space left on device`."""
-    free = 0
+    free = 0  # bytes, as far as they are known
     reason = getattr(error, "strerror", None) or first_line(error)
     is_full = getattr(error, "errno", None) == errno.ENOSPC
     if path.parent.is_dir():
@@ -108,7 +108,8 @@ def append_line(path: Path, line: str) -> None:
         size = os.fstat(file.fileno()).st_size
         try:
             while data:
-                data = data[file.write(data) :]
+                num_written = file.write(data)
+                data = data[num_written:]
         except OSError:
             os.ftruncate(file.fileno(), size)
             raise
@@ -231,8 +232,9 @@ def remove(path: Path, *, quietly: bool = False) -> None:
 def write_at(file: int, data: memoryview, offset: int) -> None:
     """Write all bytes at `offset` of an open file. Returns before the data is on disk."""
     while data:
-        written = os.pwrite(file, data, offset)
-        data, offset = data[written:], offset + written
+        num_written = os.pwrite(file, data, offset)
+        data = data[num_written:]
+        offset += num_written
 
 
 _STEP = "([0-9]{6}|[1-9][0-9]{6,})"  # as `step_name` writes it
@@ -254,8 +256,12 @@ def in_step_order(
     paths: Iterable[Path], prefix: str = "step_"
 ) -> list[tuple[int, Path]]:
     """Return (step, path) of the paths with the `step_name` of a step, ascending."""
-    steps = ((step_in(path.name, prefix), path) for path in paths)
-    return sorted((step, path) for step, path in steps if step is not None)
+    paths_of_steps = []
+    for path in paths:
+        step = step_in(path.name, prefix)
+        if step is not None:
+            paths_of_steps.append((step, path))
+    return sorted(paths_of_steps)
 
 
 def list_checkpoints(directory: Path) -> list[Path]:

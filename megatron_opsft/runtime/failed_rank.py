@@ -81,23 +81,29 @@ class Peer:
         """Store what a new message says, a JSON list of where, phase_number, seconds in this phase,
         failure, has_left and dead.
         """
-        self.message, self.heard_at = message, now
-        where, number, seconds, failure, has_left, dead = json.loads(message)
-        self.where, self.phase_number, self.entered_at = where, number, now - seconds
-        self.has_left, self.dead = has_left, dead
+        self.message = message
+        self.heard_at = now
+        says = json.loads(message)
+        self.where, self.phase_number, seconds, failure, self.has_left, self.dead = says
+        self.entered_at = now - seconds
         if failure and not self.failure:
-            self.failure, self.failed_at = Failure(*failure), now
+            self.failure = Failure(*failure)
+            self.failed_at = now
 
     def found_dead(self) -> Diagnosis:
         """Return the diagnosis of a rank whose process is gone."""
-        message = f"{self.name} died in {self.where}"
-        return Diagnosis(rank=self.rank, kind="died", message=message)
+        return Diagnosis(
+            rank=self.rank, kind="died", message=f"{self.name} died in {self.where}"
+        )
 
     def found_silent(self, limits: Limits) -> Diagnosis:
         """Return the diagnosis of a rank that gives no sign of life."""
-        silence = f"{limits.silence_seconds:.0f} s"
-        message = f"{self.name} has given no sign of life for {silence}; it was in {self.where}"
-        return Diagnosis(rank=self.rank, kind="silent", message=message)
+        return Diagnosis(
+            rank=self.rank,
+            kind="silent",
+            message=f"{self.name} has given no sign of life for {limits.silence_seconds:.0f} s; "
+            f"it was in {self.where}",
+        )
 
 
 def find_failed_rank(
@@ -120,21 +126,24 @@ def find_failed_rank(
             return peer.found_silent(limits)
     failures = [(peer.failure, peer) for peer in present if peer.failure]
     if failures:
+        # By then a rank that has died shows: wait for what the others say after that.
         settled_at = min(peer.failed_at for _, peer in failures) + SETTLE_SECONDS
         if any(peer.heard_at <= settled_at for peer in running):
             return None
-        failure, peer = min(failures, key=lambda pair: pair[0])
+        failure, peer = min(failures, key=lambda pair: pair[0])  # by `order`
         return Diagnosis(
             rank=peer.rank, code=failure.code, kind="failed", message=failure.message
         )
     longest = max((now - peer.entered_at for peer in present), default=0.0)
     if not 0 < limits.hang_seconds < longest:
         return None
-    last = min(present, key=lambda peer: (peer.phase_number, peer.entered_at))
-    minutes = (now - last.entered_at) / 60
+    furthest_behind = min(
+        present, key=lambda peer: (peer.phase_number, peer.entered_at)
+    )
+    minutes = (now - furthest_behind.entered_at) / 60
     return Diagnosis(
-        rank=last.rank,
+        rank=furthest_behind.rank,
         kind="stuck",
-        message=f"{last.name} has been in {last.where} for {minutes:.1f} min without "
-        "progress (run.hang_minutes); no rank is further behind",
+        message=f"{furthest_behind.name} has been in {furthest_behind.where} for "
+        f"{minutes:.1f} min without progress (run.hang_minutes); no rank is further behind",
     )

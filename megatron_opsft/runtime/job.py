@@ -170,10 +170,12 @@ def _meet_ranks(rank: int, world_size: int, patience: timedelta, number: int) ->
         start.append("came", f"{rank} ")
         if start.add("num_came", 1) == world_size:
             start.compare_set("outcome", "", "all")
+        # Whichever rank sets the outcome first decides for all: "all", or why the start fails.
         while not start.check(["outcome"]):
             time.sleep(_POLL_SECONDS)
             if time.monotonic() > deadline:
-                late = {*range(world_size)} - {*map(int, start.get("came").split())}
+                came = {*map(int, start.get("came").split())}
+                late = {*range(world_size)} - came
                 more = f" and {len(late) - 1} more" if len(late) > 1 else ""
                 message = f"rank {min(late, default=0)}{more} did not join"
                 start.compare_set("outcome", "", f"{message} {_within(patience)}")
@@ -188,6 +190,7 @@ def _meet_ranks(rank: int, world_size: int, patience: timedelta, number: int) ->
 
 
 def _within(patience: timedelta) -> str:
+    """Return, for example, `within 30 min of the start`."""
     return f"within {patience / timedelta(minutes=1):.4g} min of the start"
 
 
@@ -211,25 +214,26 @@ def _connect(rank: int, patience: timedelta) -> Any:
     on loopback alone.
     """
     deadline = time.monotonic() + patience.total_seconds()
-    host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     address = f"{host}:{port}"
     is_served_by_rank_0 = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     is_local = is_served_by_rank_0 and is_on_one_machine()
     if is_local:
         host = _LOOPBACK
-    silent = f"rank 0 does not answer at {address} {_within(patience)}"
+    no_answer = f"rank 0 does not answer at {address} {_within(patience)}"
     if rank:
-        _wait_for_listener(host, int(port), deadline, silent)
+        _wait_for_listener(host, port, deadline, no_answer)
     opened: Future[Any] = Future()
 
     def open_store() -> None:
+        """Make the store, or the error that prevents it, the result of `opened`."""
         try:
             listening = None
             if is_local and rank == 0:
-                listening = _listening_socket(int(port))
+                listening = _listening_socket(port)
             store = dist.TCPStore(
                 host,
-                int(port),
+                port,
                 is_master=is_served_by_rank_0 and rank == 0,
                 timeout=patience,
                 wait_for_workers=False,  # torch's wait does not say which rank is missing
@@ -245,7 +249,7 @@ def _connect(rank: int, patience: timedelta) -> Any:
     try:
         return opened.result(max(0.0, deadline - time.monotonic()))
     except (dist.DistError, OSError, TimeoutError) as error:
-        message = f"{silent}; another program may have this port"
+        message = f"{no_answer}; another program may have this port"
         is_in_use = getattr(error, "errno", None) == errno.EADDRINUSE
         if is_in_use or "EADDRINUSE" in str(error):
             message = f"another program has {address}; change MASTER_PORT"

@@ -23,7 +23,7 @@ def is_launched() -> bool:
     only some of the variables, or started several processes without ranks.
     """
     missing = [name for name in RENDEZVOUS if name not in os.environ]
-    if {"RANK", "WORLD_SIZE"} <= {*missing}:
+    if "RANK" in missing and "WORLD_SIZE" in missing:
         _check_not_one_of_several_tasks()
         return False
     if missing:
@@ -82,10 +82,9 @@ def _num_tasks_of_step() -> int:
     SLURM_NTASKS does not tell alone: a batch script has it too, and runs once.
     """
     step = os.environ.get("SLURM_STEP_ID", "")
-    num_tasks = "1"
-    if step.isdecimal() and int(step) < _FIRST_SPECIAL_STEP:
-        num_tasks = os.environ.get("SLURM_NTASKS", "1")
-    num_tasks = os.environ.get("SLURM_STEP_NUM_TASKS", num_tasks)
+    is_of_srun = step.isdecimal() and int(step) < _FIRST_SPECIAL_STEP
+    tasks_of_job = os.environ.get("SLURM_NTASKS", "1") if is_of_srun else "1"
+    num_tasks = os.environ.get("SLURM_STEP_NUM_TASKS", tasks_of_job)
     return int(num_tasks) if num_tasks.isdecimal() else 1
 
 

@@ -94,12 +94,14 @@ def _without_compiler() -> Iterator[None]:
     """
     import torch
 
+    def compile_nothing(function: Any = None, **unused: Any) -> Any:
+        """Return the function of `@torch.compile`; a decorator for `@torch.compile(...)`."""
+        return function or (lambda decorated: decorated)
+
     library: Any = torch
     original = torch.compile
     if torch.version.cuda is None:
-        library.compile = lambda function=None, **unused: (
-            function or (lambda decorated: decorated)
-        )
+        library.compile = compile_nothing
     try:
         yield
     finally:
@@ -176,6 +178,7 @@ def check_cached(kind: Literal["models", "datasets"], name: str, option: str) ->
 
 
 def _letters(name: str) -> str:
+    """Return the letters and digits of a name, in lower case."""
     return "".join(letter for letter in name.lower() if letter.isalnum())
 
 

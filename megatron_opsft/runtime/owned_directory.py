@@ -134,13 +134,13 @@ class OwnedDirectory:
         # The manifest goes last: after a kill the directory can be cleared again.
         for entry in entries:
             is_link = entry.is_symlink() and entry.is_dir()
-            if not (is_link and entry.name in self.folders_of_steps):
+            if is_link and entry.name in self.folders_of_steps:
+                # A link to a folder on another disk stays. Files of others may be in it.
+                for child in entry.iterdir():
+                    if _WRITTEN_BY_RUN.fullmatch(child.name):
+                        remove(child)
+            else:
                 remove(entry)
-                continue
-            # A link to a folder on another disk stays. Files of others may be in it.
-            for child in entry.iterdir():
-                if _WRITTEN_BY_RUN.fullmatch(child.name):
-                    remove(child)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -182,8 +182,10 @@ class OwnedDirectory:
             return
         except Timeout:
             self._refuse_own_machine()
-        line = f"{self.path} has a lock of {self._owner()}: waiting to see whether it is alive"
-        say(line, error=True)
+        say(
+            f"{self.path} has a lock of {self._owner()}: waiting to see whether it is alive",
+            error=True,
+        )
         try:
             self._lease.acquire(
                 timeout=2 * SILENT_SECONDS, poll_interval=min(1.0, SILENT_SECONDS / 10)
@@ -197,24 +199,27 @@ class OwnedDirectory:
         """
         owner = self._lease.owner
         # A lock of this process shows how filelock writes this machine's name.
-        with TemporaryDirectory() as folder, SoftFileLease(Path(folder) / LOCK) as test:
-            me = test.owner
+        with TemporaryDirectory() as folder, SoftFileLease(Path(folder) / LOCK) as own:
+            me = own.owner
             if owner and me and owner.hostname == me.hostname:
                 raise self._in_use() from None
 
     def _owner(self) -> str:
+        """Return, for example, `process 4711 on node042`."""
         owner = self._lease.owner
         if owner is None:
             return "another process"
         return f"process {owner.pid} on {owner.hostname.partition('?')[0]}"
 
     def _in_use(self) -> UserError:
+        """Return the error for a directory whose lock a living process holds."""
         return UserError(
             f"{self._where} is in use by {self._owner()}; stop it (kill its process: a run "
             "checkpoints first) or name another directory"
         )
 
     def _unwritable(self, error: OSError) -> UserError:
+        """Return the error for a directory that cannot be made or written."""
         return UserError(
             f"{self._where} cannot be written ({error.strerror}); name another directory"
         )
@@ -226,11 +231,14 @@ _as_json = partial(json.dumps, ensure_ascii=False, sort_keys=True)
 def flatten(
     tree: Mapping[Any, Any], show: Callable[[Any], str] = _as_json, prefix: str = ""
 ) -> dict[str, str]:
-    """Return dotted name -> the value as text, for all values of nested mappings."""
+    """Return dotted name -> the value as text, for all values of nested mappings.
+
+    An empty mapping inside of another one is a value, such as an argument of a chat template.
+    """
     flat: dict[str, str] = {}
     for key, value in tree.items():
         name = f"{prefix}{key}"
-        if isinstance(value, dict):
+        if isinstance(value, dict) and (value or not prefix):
             flat |= flatten(value, show, f"{name}.")
         else:
             flat[name] = show(value)
@@ -238,6 +246,7 @@ def flatten(
 
 
 def _is_written(path: Path) -> bool:
+    """True for a file, a link, and a folder with a file somewhere in it."""
     if path.is_dir():
         return any(child.is_file() for child in path.rglob("*"))
     return path.exists() or path.is_symlink()

@@ -161,6 +161,7 @@ class Stopwatch:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
+        """Enter the phase, and add the seconds of the block to it."""
         enter_phase(name)
         self._device.synchronize()
         start = time.perf_counter()
@@ -192,6 +193,7 @@ def heartbeat(every_seconds: float = EVERY_SECONDS) -> Iterator[None]:
     over = threading.Event()
 
     def beat() -> None:
+        """Log a line whenever neither a line nor a new phase came for `every_seconds`."""
         logged_at = time.monotonic()
         while not over.wait(min(1.0, every_seconds / 4)):
             entered = current_phase().entered
@@ -223,7 +225,7 @@ class StopSignal:
     """
 
     def __init__(self, max_minutes: float) -> None:
-        self._number = 0
+        self._first_signal = 0  # its number; 0: none yet
         self._deadline = math.inf
         if max_minutes:
             self._deadline = time.monotonic() + 60 * max_minutes
@@ -231,11 +233,13 @@ class StopSignal:
             signal.signal(number, self._remember)
 
     def _remember(self, number: int, frame: Any) -> None:
-        if self._number and number == signal.SIGINT:
+        """Handle a signal of this number."""
+        if not self._first_signal:
+            if launched_rank() == 0:
+                say_stopping(number)
+            self._first_signal = number
+        elif number == signal.SIGINT:
             os._exit(AT_ONCE_EXIT_CODE)
-        if not self._number and launched_rank() == 0:
-            say_stopping(number)
-        self._number = self._number or number
 
     @property
     def requested(self) -> bool:
@@ -245,12 +249,12 @@ class StopSignal:
     @property
     def signalled(self) -> bool:
         """True if a signal asked this rank to stop."""
-        return self._number != 0
+        return self._first_signal != 0
 
     @property
     def unsaved_exit_code(self) -> int:
         """Exit code of a run that stopped before its first checkpoint."""
-        return 128 + (self._number or signal.SIGTERM)
+        return 128 + (self._first_signal or signal.SIGTERM)
 
 
 def heard_signals() -> list[signal.Signals]:

@@ -117,6 +117,7 @@ class HostCopies:
         return copies
 
     def _copy_pinned(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Copy a GPU's tensors to the pinned block; make a new block if they do not fit."""
         if not tensors:
             return []
         num_bytes = packed_bytes(tensors)

@@ -110,12 +110,12 @@ class Watchdog:
             for p in watched_processes
         ]
         # Reports that rank 0 has ended; if possible on another machine, as rank 0's may be lost.
-        elsewhere = (p.rank for p in processes if p.host != processes[0].host)
-        self._deputy = next(elsewhere, min(1, job.world_size - 1))
+        ranks_elsewhere = (p.rank for p in processes if p.host != processes[0].host)
+        self._deputy = next(ranks_elsewhere, min(1, job.world_size - 1))
         self._failed: tuple[int, str] | None = None  # exit code and message
         self._diagnosis: Future[Diagnosis] = Future()
-        self._rounds = 0  # how often this rank has used the store
-        self._quiet_beats = 0  # since it last did
+        self._rounds = 0  # how often the store has answered this rank
+        self._quiet_beats = 0  # beats since it last did
         self._waits_to_leave = job.is_main  # other ranks may still need its store
         self._leaving = threading.Event()
         self._urgent = threading.Event()
@@ -152,6 +152,9 @@ class Watchdog:
         self.leave()
 
     def _watch(self) -> None:
+        """Send and read messages until this rank has left, or the job ends: what the thread does.
+        A rank that leaves says so in one last message; rank 0 goes on until all others have left.
+        """
         leaving = False
         while not (leaving and all(peer.has_left for peer in self._peers)):
             leaving = self._leaving.is_set()
@@ -195,6 +198,7 @@ class Watchdog:
         self._store.put(str(rank), json.dumps(message))
 
     def _dead_mates(self) -> list[int]:
+        """Return the ranks of this machine whose processes have ended."""
         return [mate.rank for mate in self._mates if not mate.is_running]
 
     def _read(self) -> Diagnosis | None:
@@ -223,16 +227,16 @@ class Watchdog:
         """End the job if the store does not answer: a call does not return if the process that
         serves the store is stopped. So count the beats without a completed call.
         """
-        rounds = -1
+        rounds_before = -1
         while True:
             self._thread.join(self._limits.beat_seconds)
             if not self._thread.is_alive():
                 return
-            if rounds == self._rounds:
+            if self._rounds == rounds_before:
                 self._quiet_beats += 1
             else:
                 self._quiet_beats = 0
-            rounds = self._rounds
+            rounds_before = self._rounds
             silence = self._quiet_beats * self._limits.beat_seconds
             if silence > self._limits.silence_seconds:
                 self._lose_store()

@@ -60,7 +60,8 @@ def is_understood(answer: Answer) -> bool:
 
 def same_answer(gold: Answer, answer: Answer) -> bool:
     """True if a reading of the gold and one of the answer say the same."""
-    if normalize_text(gold.text) == normalize_text(answer.text) != "":
+    gold_text = normalize_text(gold.text)
+    if gold_text and gold_text == normalize_text(answer.text):
         return True
     same_option = _same_option(gold, answer)
     if same_option is not None:
@@ -69,19 +70,20 @@ def same_answer(gold: Answer, answer: Answer) -> bool:
     answer_duration = read_duration(answer.text)
     if gold_duration and answer_duration:
         num_units = max(gold_duration.num_units, answer_duration.num_units)
-        if num_units > 1:  # 2 hours 30 minutes; a single unit is compared as one
+        # 2 hours 30 minutes; a single unit is compared like any other.
+        if num_units > 1:
             return gold_duration.seconds == answer_duration.seconds
-    if not (
+    names = {normalize_text(name) for name in (gold.name, answer.name) if name}
+    other_parts_agree = (
         gold.readable
         and answer.readable
         and units_agree(gold.unit, answer.unit)
         and conditions_agree(gold.condition, answer.condition)
-    ):
+        and len(names) < 2
+    )
+    if not other_parts_agree:
         return False
-    names = {normalize_text(name) for name in (gold.name, answer.name) if name}
-    if len(names) > 1:
-        return False
-    if _adds_percent(gold, answer):
+    if _adds_percent_to_fraction(gold, answer):
         return _same_with_unit(answer, gold)
     bodies = (gold.body, answer.body)
     words = [body for body in bodies if is_words(body) and not read_clock(body)]
@@ -95,9 +97,9 @@ def same_answer(gold: Answer, answer: Answer) -> bool:
     )
 
 
-def _adds_percent(gold: Answer, answer: Answer) -> bool:
-    """True if an answer has a percent sign that a gold fraction below one lacks: 1/3 is not 1/3 %.
-    The sign of a decimal or a whole number may be left out.
+def _adds_percent_to_fraction(gold: Answer, answer: Answer) -> bool:
+    """True if the answer has a percent sign and the gold is a fraction below one without it: 1/3 %
+    is then wrong for 1/3. The sign of a decimal or a whole number may be added.
     """
     if answer.unit != ("%",) or gold.unit:
         return False
@@ -108,26 +110,28 @@ def _adds_percent(gold: Answer, answer: Answer) -> bool:
 def _same_option(gold: Answer, answer: Answer) -> bool | None:
     """True if both choose the same letter; None if their texts decide."""
     if gold.option and answer.option:
-        if gold.option == answer.option and gold.body and answer.body:
+        same_letter = gold.option == answer.option
+        if same_letter and gold.body and answer.body:
             return None
-        return gold.option == answer.option and answer.readable
+        return same_letter and answer.readable
     if gold.option and not gold.body:
         return answer.text.strip("()") == gold.option.lower()
     gold_options, answer_options = read_options(gold.body), read_options(answer.body)
     has_comma = "," in gold.body + answer.body  # AC for A, C
     if gold_options and answer_options and has_comma:
         return gold_options == answer_options
+    # A letter alone is wrong if the gold has none.
     return False if answer.option and not answer.body else None
 
 
 def _same_with_unit(left: Answer, right: Answer) -> bool:
-    """True if both are the same apart from a unit of `left`: 37.5% and 0.375, `5 m` and 5."""
+    """True if both are the same because `left` is a percentage, as 37.5% beside 0.375, or because
+    its last letter is a unit, as `5 m` beside 5.
+    """
     if left.unit == ("%",) and not right.unit:
-        value = read_value(left.body)
-        if isinstance(value, Expr):
-            right_value = read_value(right.body)
-            if right_value is not None and same_value(value / 100, right_value):
-                return True
+        value, right_value = read_value(left.body), read_value(right.body)
+        if isinstance(value, Expr) and right_value is not None:
+            return same_value(value / 100, right_value)
     if left.unit:
         return False
     quantity = letter_as_unit(left.body, right.unit)
@@ -144,14 +148,15 @@ def _same_bodies(gold: str, answer: str) -> bool:
         return True
     gold_clock, answer_clock = read_clock(gold), read_clock(answer)
     if gold_clock and answer_clock:
-        halves = {gold_clock.half, answer_clock.half} - {""}
-        return gold_clock.seconds == answer_clock.seconds and len(halves) < 2
+        named_halves = {gold_clock.half, answer_clock.half} - {""}
+        same_half = len(named_halves) < 2  # one side may leave out a.m. or p.m.
+        return gold_clock.seconds == answer_clock.seconds and same_half
     gold_residue, answer_residue = _RESIDUE.fullmatch(gold), _RESIDUE.fullmatch(answer)
     if gold_residue and answer_residue:
         return _same_residue(gold_residue, answer_residue)
     has_tuple = _TUPLE.fullmatch(gold) or _TUPLE.fullmatch(answer)
     has_set = gold.startswith(r"\{") or answer.startswith(r"\{")
-    if has_tuple and has_set:
+    if has_tuple and has_set:  # (1, 2) and {1, 2}
         return False
     gold_numeral, answer_numeral = read_base(gold), read_base(answer)
     if gold_numeral and answer_numeral:
@@ -172,7 +177,8 @@ def _same_half_relation_or_value(gold: str, answer: str) -> bool:
     gold_relation = _HALF_RELATION.fullmatch(gold)
     answer_relation = _HALF_RELATION.fullmatch(answer)
     relations = [match for match in (gold_relation, answer_relation) if match]
-    if any(not match["letter"] for match in relations):
+    has_no_left_side = any(not relation["letter"] for relation in relations)
+    if has_no_left_side:
         if len(relations) < 2:
             return False
         left, right = relations
@@ -187,7 +193,7 @@ def _same_half_relation_or_value(gold: str, answer: str) -> bool:
 def _same_numeral(gold: Numeral, answer: Numeral) -> bool:
     """Compare two numerals with bases by value."""
     with suppress(ValueError):  # 53_4 has a digit that its base lacks
-        return gold == answer or int(*gold) == int(*answer)
+        return gold == answer or int(*gold) == int(*answer)  # int(digits, base)
     return False
 
 
@@ -210,10 +216,12 @@ def _same_ratio(gold: str, answer: str) -> bool:
     gold_terms, answer_terms = _terms_of_ratio(gold), _terms_of_ratio(answer)
     if gold_terms is None or answer_terms is None:
         return False
+    # 1:2 beside 1/2: divide the terms of the ratio.
     if {len(gold_terms), len(answer_terms)} == {1, 2}:
         return same_value(reduce(truediv, gold_terms), reduce(truediv, answer_terms))
     if len(gold_terms) != len(answer_terms) or 0 in (gold_terms[0], answer_terms[0]):
         return False
+    # a:b is c:d if b c = d a.
     return all(
         same_value(gold_term * answer_terms[0], answer_term * gold_terms[0])
         for gold_term, answer_term in zip(gold_terms[1:], answer_terms[1:], strict=True)
@@ -257,19 +265,25 @@ def _terms_of_sequence(text: str) -> list[str]:
     if _DOTS not in terms:
         return terms
     dots = terms.index(_DOTS)
-    numbers = []
-    for term in terms[:dots]:
-        number = read_number(term)
-        if number is None:
-            return terms
-        numbers.append(Fraction(number))
-    steps = {after - before for before, after in pairwise(numbers)}
-    if len(steps) != 1 or 0 in steps:
+    numbers = _read_progression(terms[:dots])
+    if not numbers:
         return terms
-    step = steps.pop()
+    first, step = numbers[0], numbers[1] - numbers[0]
     last = read_number(terms[-1]) if len(terms) == dots + 2 else None
     if last is not None:
-        num_steps = (Fraction(last) - numbers[0]) / step
+        num_steps = (Fraction(last) - first) / step
         if num_steps.denominator == 1 and 0 < num_steps <= _MAX_TERMS:
-            return [str(numbers[0] + i * step) for i in range(int(num_steps) + 1)]
+            return [str(first + i * step) for i in range(int(num_steps) + 1)]
     return [*terms[:2], *terms[dots:]]
+
+
+def _read_progression(terms: list[str]) -> list[Fraction]:
+    """Return the numbers of an arithmetic progression; [] if the terms are none."""
+    numbers = []
+    for term in terms:
+        number = read_number(term)
+        if number is None:
+            return []
+        numbers.append(Fraction(number))
+    steps = {after - before for before, after in pairwise(numbers)}
+    return numbers if len(steps) == 1 and 0 not in steps else []

@@ -95,9 +95,10 @@ def conditions_agree(gold: str, answer: str) -> bool:
             gold_relation, answer_relation
         )
     if gold_set or answer_set or gold_relation or answer_relation:
-        return True
+        return True  # of different kinds: one does not contradict the other
     gold_words, answer_words = set(_WORD.findall(gold)), set(_WORD.findall(answer))
-    return "is" not in gold_words & answer_words or gold_words == answer_words
+    both_use_is = "is" in gold_words and "is" in answer_words
+    return gold_words == answer_words if both_use_is else True
 
 
 def _may_have_condition(answer: str, match: re.Match[str]) -> bool:
@@ -105,14 +106,15 @@ def _may_have_condition(answer: str, match: re.Match[str]) -> bool:
     comma, x > 0 is a condition only of a formula or equation with that letter; else it is one of
     several relations.
     """
-    if len(answer) < 2 and not answer.isdigit():
+    if len(answer) < 2 and not answer.isdigit():  # a lone letter or sign
         return False
     if answer.count("(") != answer.count(")") or answer.count("{") != answer.count("}"):
         return False
     if match.re is not _BOUND_BEHIND_COMMA:
         return True
     has_letter = re.search(rf"(?<![a-zA-Z]){match['letter']}(?![a-zA-Z])", answer)
-    return bool(has_letter) and not re.search(rf"{_SIGN}|,", answer)
+    is_bound_or_list = re.search(rf"{_SIGN}|,", answer)
+    return bool(has_letter and not is_bound_or_list)
 
 
 def _bare(text: str) -> str:
@@ -139,7 +141,9 @@ def _number_set(condition: str) -> str:
 
 
 def _relation(condition: str) -> str:
-    """Return the relation in a condition, such as n >= 1; "" if it has none."""
+    """Return the relation in a condition, n >= 1 of "for all n >= 1"; "" if it has none, or names a
+    set, as n in Z does.
+    """
     if _SET.search(condition):
         return ""
     text = " ".join(_WORD.sub(" ", condition).strip(" ,;").split())

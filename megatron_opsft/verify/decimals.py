@@ -39,7 +39,9 @@ def same_number(left: Number, right: Number) -> bool:
 
 
 def same_values_of_numbers(gold: Expr, answer: Expr) -> bool:
-    """True if two expressions without letters are the same number."""
+    """True if two expressions without letters are the same number. Numbers that are written out are
+    compared by `same_number`; a decimal may also be the rounded value of the other expression.
+    """
     gold_exact = with_real_roots(exact(gold).doit())
     answer_exact = with_real_roots(exact(answer).doit())
     if gold_exact == answer_exact and not gold_exact.has(nan, zoo):
@@ -51,11 +53,13 @@ def same_values_of_numbers(gold: Expr, answer: Expr) -> bool:
         return gold_value == answer_value
     scale = max(abs(gold_value), abs(answer_value))
     difference = abs(gold_value - answer_value)
-    if not difference <= scale * Rational(RELATIVE_TOLERANCE) or scale > _LARGEST:
+    may_be_rounded = difference <= scale * Rational(RELATIVE_TOLERANCE)
+    if not may_be_rounded or scale > _LARGEST:
         return False
     gold_number, answer_number = _as_written(gold), _as_written(answer)
     if gold_number is not None and answer_number is not None:
         return same_number(gold_number, answer_number)
+    # At least one is no written number, but an expression such as sqrt(2).
     decimal = answer_number if gold_number is None else gold_number
     if isinstance(decimal, Decimal) and _num_digits(decimal) >= ROUNDED_DIGITS:
         margin = min(RELATIVE_TOLERANCE * abs(Fraction(decimal)), _last_place(decimal))
@@ -84,6 +88,7 @@ def _is_short(number: Number) -> bool:
         return _num_digits(number) < ROUNDED_DIGITS
     if number.denominator == 1:
         return True
+    # 3/8 is 0.375: so many places make every such decimal a whole number. 1/3 never becomes one.
     shifted = number * 10**100
     digits = str(abs(shifted.numerator)).rstrip("0")
     return shifted.denominator == 1 and len(digits) < ROUNDED_DIGITS
@@ -91,7 +96,7 @@ def _is_short(number: Number) -> bool:
 
 def _as_written(value: Expr) -> Number | None:
     """Return the number as it is written, a decimal or a fraction; None for anything else."""
-    if isinstance(value, Float):
+    if isinstance(value, Float):  # its text may be 1.5e-7
         mantissa, _, power = str(value).partition("e")
         return as_number(mantissa, int(power or 0))
     value = value.doit()

@@ -62,7 +62,8 @@ def same_value(gold: Any, answer: Any) -> bool:
     """True if two values, as `read_value` returns them, are equal."""
     if {_kind(gold), _kind(answer)} in _DIFFERENT_KINDS:
         return False
-    gold, answer = map(cleaned, without_names(*with_same_arguments(gold, answer)))
+    gold, answer = with_same_arguments(gold, answer)
+    gold, answer = map(cleaned, without_names(gold, answer))
     gold_number, answer_number = _single_member(gold), _single_member(answer)
     if is_number(gold_number) and is_number(answer_number):
         return same_values_of_numbers(gold_number, answer_number)
@@ -71,6 +72,7 @@ def same_value(gold: Any, answer: Any) -> bool:
     relations = relations_of(gold)
     if relations and _match_up(relations, relations_of(answer), _same_two_relations):
         return True
+    # What follows, math-verify included, sees no decimals.
     gold, answer = map(exact, _as_number_sets(gold, answer))
     if is_relation(gold) or is_relation(answer):
         return False
@@ -91,9 +93,10 @@ def _as_number_sets(gold: Any, answer: Any) -> tuple[Any, Any]:
         return gold, answer
     gold_set, answer_set = solution_set(gold), solution_set(answer)
     if isinstance(gold_set, Set) and isinstance(answer_set, Set):
-        remaining = _letters(gold_set) | _letters(answer_set)
-        gold_letters = _letters(gold) - remaining
-        answer_letters = _letters(answer) - remaining
+        # The letters for which the sets are solved: x of x > a, whose set has the letter a alone.
+        unsolved = _letters(gold_set) | _letters(answer_set)
+        gold_letters = _letters(gold) - unsolved
+        answer_letters = _letters(answer) - unsolved
         if gold_letters == answer_letters or not gold_letters or not answer_letters:
             return gold_set, answer_set
     return gold, answer
@@ -126,6 +129,7 @@ def _kind(value: Any) -> str:
 
 
 def _kind_of_list(members: Sequence[Any]) -> str:
+    """Return the kind of a list, as `_kind` does: "numbers", "named", "assignments" or ""."""
     if all(isinstance(member, Expr) for member in members):
         return "numbers"
     if all(isinstance(member, Eq) for member in members):
@@ -159,7 +163,6 @@ def _same_two_relations(gold: Relational, answer: Relational) -> bool:
 
 def _same_members(gold: Any, answer: Any) -> bool | None:
     """Compare two collections member by member; None if they are not two collections."""
-    in_order, answer_in_order = _ordered_members(gold), _ordered_members(answer)
     match gold, answer:
         case MatrixBase(), MatrixBase():
             return gold.shape == answer.shape and _all_same(gold.flat(), answer.flat())
@@ -169,23 +172,31 @@ def _same_members(gold: Any, answer: Any) -> bool | None:
                 and gold.right_open == answer.right_open
             )
             return same_brackets and _all_same(ends_of(gold), ends_of(answer))
-        case FiniteSet(), FiniteSet() if (in_order is None) == (
-            answer_in_order is None
-        ):
-            members, answer_members = written_members(gold), written_members(answer)
-            if len(members) == len(answer_members):  # 3, 3, 5 is not 3, 5, 5
-                return _match_up(members, answer_members, same_value)
-            return _match_up(gold.args, answer.args, same_value)
-        case _, FiniteSet() if in_order is not None:
-            # The list 1, 2 is right for (1, 2) and for x = 1, y = 2.
-            return _all_same(in_order, answer_in_order or written_members(answer))
-        case FiniteSet(), _ if in_order is None and answer_in_order:
-            members = written_members(gold)
-            same_length = len(members) == len(answer_in_order)
-            return same_length and _match_up(members, answer_in_order, same_value)
-    if in_order is None or answer_in_order is None:
+    gold_in_order, answer_in_order = _ordered_members(gold), _ordered_members(answer)
+    gold_is_list = isinstance(gold, FiniteSet) and gold_in_order is None
+    answer_is_list = isinstance(answer, FiniteSet) and answer_in_order is None
+    both_are_sets = isinstance(gold, FiniteSet) and isinstance(answer, FiniteSet)
+    if both_are_sets and gold_is_list == answer_is_list:
+        return _same_lists(gold, answer)
+    if gold_is_list and answer_in_order:
+        members = written_members(gold)
+        same_length = len(members) == len(answer_in_order)
+        return same_length and _match_up(members, answer_in_order, same_value)
+    if answer_is_list:  # the list 1, 2 is right for (1, 2) and for x = 1, y = 2
+        answer_in_order = written_members(answer)
+    if gold_in_order is None or answer_in_order is None:
         return None
-    return _all_same(in_order, answer_in_order)
+    return _all_same(gold_in_order, answer_in_order)
+
+
+def _same_lists(gold: FiniteSet, answer: FiniteSet) -> bool:
+    """Compare two lists in any order. Of equally long ones all members count: 3, 3, 5 is not
+    3, 5, 5. Otherwise repeated members count once: 3, 3, 5 is 3, 5.
+    """
+    members, answer_members = written_members(gold), written_members(answer)
+    if len(members) == len(answer_members):
+        return _match_up(members, answer_members, same_value)
+    return _match_up(gold.args, answer.args, same_value)
 
 
 def _ordered_members(value: Any) -> Sequence[Any] | None:
@@ -208,6 +219,7 @@ def _ordered_members(value: Any) -> Sequence[Any] | None:
 
 
 def _all_same(gold: Sequence[Any], answer: Sequence[Any]) -> bool:
+    """True if both have equally many values, and those at the same places are equal."""
     return len(gold) == len(answer) and all(map(same_value, gold, answer))
 
 

@@ -116,7 +116,8 @@ def only_line(response: str) -> str:
 
 def _text_behind_thinking(response: str) -> str:
     """Return what follows the thinking, up to the end of the turn."""
-    return _NEXT_TURN.split(response.rpartition(THINK_END)[2])[0]
+    behind_thinking = response.rpartition(THINK_END)[2]
+    return _NEXT_TURN.split(behind_thinking)[0]
 
 
 def _stated_values(text: str) -> list[str]:
@@ -147,9 +148,8 @@ def _last_sentence_values(text: str) -> list[str]:
         return []
     values = []
     for value in _values_in(sentence):
-        may_be_answer = len(value.split()) <= _MAX_WORDS or _HAS_MATHEMATICS.search(
-            value
-        )
+        is_short = len(value.split()) <= _MAX_WORDS
+        may_be_answer = is_short or _HAS_MATHEMATICS.search(value)
         if may_be_answer and not _SUPPOSES_OR_COMPARES.search(value):
             values.append(value)
     return values

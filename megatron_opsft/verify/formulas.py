@@ -76,6 +76,7 @@ def same_relation(gold: Relational, answer: Relational) -> bool | None:
     gold, answer = _without_greater(gold), _without_greater(answer)
     if gold.func is not answer.func:
         return False
+    # 2x < 6 has 2x - 6, and x < 3 has x - 3: their quotient is 2 at every point.
     differences = Tuple(gold.lhs - gold.rhs, answer.lhs - answer.rhs)
     pairs = _values_at_points(*_without_functions(differences))
     if pairs is None:
@@ -173,19 +174,19 @@ def _points(
     """Yield numbers for the letters, of both signs if `is_signed`: `num_points` larger ones, then
     small ones.
     """
-    for number in range(num_points + _NUM_SMALL_POINTS):
+    for point_number in range(num_points + _NUM_SMALL_POINTS):
         point = {}
         for index, letter in enumerate(letters):
-            digits = _NUMBERS[(index + 3 * number) % len(_NUMBERS)]
+            digits = _NUMBERS[(index + 3 * point_number) % len(_NUMBERS)]
             value = Float(digits, 2 * _DIGITS)
-            if number < num_points:
-                value += number % 3
+            if point_number < num_points:
+                value += point_number % 3
             else:
-                value /= 4 + number
-            # Three bits of `number` are signs: eight points have all signs of three letters. Later
-            # letters repeat them.
+                value /= 4 + point_number
+            # Three bits of `point_number` are signs: eight points have all signs of three
+            # letters. Later letters repeat them.
             sign_bit = index % 3
-            if is_signed and number & (1 << sign_bit):
+            if is_signed and point_number & (1 << sign_bit):
                 value = -value
             point[letter] = value
         yield point
@@ -202,19 +203,23 @@ def _value_at(formula: Expr, point: dict[Any, Any], is_complex: bool) -> Any:
 
 
 def _is_real(number: Any) -> bool:
+    """True if the imaginary part is 0, apart from rounding errors."""
     return bool(abs(sympy.im(number)) <= abs(number) * _NEARLY_ZERO)
 
 
 def _is_close(left: Any, right: Any) -> bool:
+    """True if two numbers are equal, apart from rounding errors."""
     scale = max(abs(left), abs(right), _NEARLY_ZERO)
     return bool(abs(left - right) <= scale * _NEARLY_ZERO)
 
 
 def _is_constant(numbers: Sequence[Any]) -> bool:
+    """True if all numbers are equal, apart from rounding errors."""
     return all(_is_close(numbers[0], number) for number in numbers[1:])
 
 
 def _is_odd_root(value: Any) -> bool:
+    """True for a negative number to a power p/q with an odd q, such as (-8)^(1/3)."""
     if not (isinstance(value, Pow) and isinstance(value.exp, Rational)):
         return False
     is_odd = value.exp.q > 1 and value.exp.q % 2 == 1
@@ -222,5 +227,6 @@ def _is_odd_root(value: Any) -> bool:
 
 
 def _real_root(power: Pow) -> Any:
+    """Return the real value of an odd root: (-8)^(1/3) is -2, (-8)^(2/3) is 4."""
     sign = -1 if power.exp.p % 2 else 1
     return sign * Pow(-power.base, power.exp)

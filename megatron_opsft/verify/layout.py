@@ -94,33 +94,41 @@ _BRACED_COMMA = r"(?:(?:\\mathord|\\text)?\{,\}|,\s*\\!)"
 
 
 def _plain_characters(match: Match) -> str:
+    """Write full-width letters and foreign digits as plain ones: ３４ as 34."""
     text = unicodedata.normalize("NFKC", match[0])
     return re.sub(r"\d", lambda digit: str(unicodedata.digit(digit[0])), text)
 
 
 def _vulgar_fraction(match: Match) -> str:
+    r"""Write ½ as \frac{1}{2}."""
     top, _, bottom = unicodedata.normalize("NFKC", match[0]).partition("⁄")
     return command("frac", top, bottom)
 
 
 def _power_of_metres(match: Match) -> str:
+    r"""Write m² as \text{ m}^{2}."""
     return rf"\text{{ {match[1]}}}^{{{unicodedata.digit(match[2])}}}"
 
 
 def _script(sign: str) -> Replacement:
+    """Return a replacement that writes ² as ^{2}, for the sign ^, or ₂ as _{2}, for the sign _."""
     return lambda match: f"{sign}{{{unicodedata.normalize('NFKC', match[0])}}}"
 
 
 def _equations(match: Match) -> str:
+    """Write the lines of `cases`, `aligned` and the like as a list."""
     return match[2].replace(r"\\", ", ")
 
 
 def _root(match: Match) -> str:
+    r"""Write √2, √(2), √{2} as \sqrt{2}, and ∛2 as \sqrt[3]{2}."""
     degree = {"√": "", "∛": "[3]", "∜": "[4]"}[match[1]]
     return command("sqrt" + degree, match[2] or match[3] or match[4])
 
 
 def _fraction(match: Match) -> str:
+    r"""Write \frac34 as \frac{3}{4}, and \binom94 as \binom{9}{4}."""
+    # Each `TOKEN` has two groups, of which one matches: what is in braces, or a lone sign.
     top, bottom = match[2] or match[3], match[4] or match[5]
     if not top or not bottom:  # empty braces
         return match[0]
@@ -136,11 +144,13 @@ def _one_text(match: Match) -> str:
 
 
 def _quotient_of_units(match: Match) -> str:
+    r"""Write \frac{\text{m}}{\text{s}} as \text{m/s}."""
     top, bottom = _without_text(match[1]).strip(), _without_text(match[2]).strip()
     return command("text", f"{top}/{bottom}")
 
 
 def _without_text(unit: str) -> str:
+    r"""Return a unit without `\text` and braces."""
     return re.sub(r"\\text|[{}]", "", unit)
 
 

@@ -56,8 +56,10 @@ def judge(response_text: str, gold: str | float) -> Verdict:
         verdict = _compare(candidates, golds)
         if verdict.outcome is Outcome.CORRECT:
             return verdict
-        if line and (of_line := _compare([line], golds)).outcome is Outcome.CORRECT:
-            return of_line
+        if line:
+            verdict_of_line = _compare([line], golds)
+            if verdict_of_line.outcome is Outcome.CORRECT:
+                return verdict_of_line
     return verdict
 
 
@@ -85,6 +87,7 @@ def _read_gold(gold: str) -> tuple[Answer, ...]:
         gold = ", ".join(boxes)
     elif box and box.end < 0:  # never closed: all that follows is the answer
         gold = gold[gold.index("{", box.start) + 1 :]
+    # Without OR there is one text, and it is read once.
     return _read_all(dict.fromkeys([gold, *_ALTERNATIVES.split(gold)]))
 
 
@@ -93,10 +96,13 @@ def _read_gold_sentence(gold: str) -> tuple[Answer, ...]:
     """Return the answers in a gold that is a sentence or more, and cannot be read as one answer."""
     if any(map(is_understood, _read_gold(gold))):
         return ()
-    return _read_all(filter(None, [*find_answers(gold), *gold.rpartition("=")[2:]]))
+    right_side = gold.rpartition("=")[2]
+    texts = [*find_answers(gold), right_side]
+    return _read_all(text for text in texts if text)
 
 
 def _read_all(texts: Iterable[str]) -> tuple[Answer, ...]:
+    """Return the readings of all texts, in order."""
     return tuple(chain.from_iterable(map(_read, texts)))
 
 

@@ -59,9 +59,10 @@ def _defined_function(value: Any) -> Any:
     equations = written_members(value) if isinstance(value, FiniteSet) else [value]
     if not equations or not all(isinstance(item, Eq) for item in equations):
         return None
-    left_sides = {equation.lhs for equation in equations}
-    function = left_sides.pop()
-    if left_sides or not isinstance(function, AppliedUndef):
+    function = equations[0].lhs
+    if any(equation.lhs != function for equation in equations):
+        return None
+    if not isinstance(function, AppliedUndef):
         return None
     has_name = _FUNCTION_NAME.fullmatch(str(function.func))
     return function if has_name and _are_arguments(function.args) else None
@@ -70,6 +71,7 @@ def _defined_function(value: Any) -> Any:
 def _are_arguments(values: Sequence[Any]) -> bool:
     """True for different small letters; capital ones are events and matrices: P(A)."""
     names = [value.name for value in values if isinstance(value, Symbol)]
+    # As many different names as values: all are letters, and none occurs twice.
     return len(set(names)) == len(values) and all(map(str.islower, names))
 
 

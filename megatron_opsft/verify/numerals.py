@@ -161,7 +161,7 @@ def read_clock(body: str) -> ClockTime | None:
         half = "a"
     else:
         half = ""
-    minutes = hour % 12 * 60 + int(match["minute"] or 0)
+    minutes = 60 * (hour % 12) + int(match["minute"] or 0)
     return ClockTime(minutes * 60 + int(match["second"] or 0), half)
 
 

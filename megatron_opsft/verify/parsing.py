@@ -67,6 +67,7 @@ def read_value(body: str) -> Any:
 
 
 def _is_too_large(body: str) -> bool:
+    """True if the parser or sympy could take seconds for the text."""
     return (
         len(body) > _MAX_CHARS
         or body.count(r"\cup") > _MAX_UNIONS
@@ -92,6 +93,7 @@ def _split_at_commas(text: str) -> list[str]:
 
 
 def _as_sympy(number: Number) -> Any:
+    """Return a fraction as sympy's Rational, and a decimal as a Float with all its digits."""
     value = sympy.Rational(*number.as_integer_ratio())
     if isinstance(number, Decimal):
         return sympy.Float(value, max(15, len(number.as_tuple().digits)))
@@ -104,6 +106,7 @@ def _with_names(body: str) -> str:
     is_complex_number = letters == {"I"} and not _RELATION.search(body)
 
     def as_name(match: re.Match[str]) -> str:
+        r"""Put `\text` around a match of `_MISREAD` that is misread; leave any other as it is."""
         name = match["divisor"]
         if match["function"]:
             name = match["function"] + match["primes"].replace("'", "prime")
@@ -125,9 +128,9 @@ def _with_both_signs(body: str) -> str:
     members = []
     for member in _split_at_commas(body):
         before, *behind_signs = _PLUS_MINUS.split(member)
-        for signs in product("+-", repeat=len(behind_signs)):
+        for choice in product("+-", repeat=len(behind_signs)):
             signed = before
-            for sign, text in zip(signs, behind_signs, strict=True):
-                signed += sign + text
+            for sign, text_behind in zip(choice, behind_signs, strict=True):
+                signed += sign + text_behind
             members.append(signed)
     return ",".join(members)

@@ -184,11 +184,14 @@ def normalize_text(text: str) -> str:
     lower case. Two or three letters may be names, whose case says something.
     """
     text = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text)
+    # No spaces in front of a command or a number: x \pi, \sin 2.
     text = re.sub(r"\s+(?=\\)|(?<=[a-z])\s+(?=\d)", "", text)
-    text = re.sub(r"([_^])\{(\w)\}", r"\1\2 ", text)
+    text = re.sub(r"([_^])\{(\w)\}", r"\1\2 ", text)  # x^{2}
+    # One space between words, none around signs.
     text = re.sub(r"\s*([^\w\s\\]|\\(?=[^a-zA-Z]))\s*", r"\1", " ".join(text.split()))
     if "\\" in text or not is_words(text):
         return text
+    # Such as yes, and Bo, but not AB or ABC.
     is_short_word = text.lower() in _SHORT_WORDS or re.fullmatch("[A-Z]?[a-z]{2}", text)
     return text.casefold() if len(text) > 3 or is_short_word else text
 

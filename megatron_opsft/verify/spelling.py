@@ -48,6 +48,7 @@ _COMBINATIONS = (
 
 
 def _power_of_ten(match: Match) -> str:
+    r"""Write the exponent -5 as \cdot 10^{-5}."""
     power = int(matched_group(match).replace(" ", ""))
     return rf"\cdot 10^{{{power}}}"
 
@@ -62,20 +63,24 @@ def _repeating(match: Match) -> str:
 
 
 def _program_numeral(match: Match) -> str:
+    """Write 0x1F, 0o17 and 0b11 with the base behind: 1F_{16}."""
     base = _RADIX[match[1].lower()]
     return f"{match[2].upper()}_{{{base}}}"
 
 
 def _scale(match: Match) -> str:
+    r"""Write a million as \cdot 10^{6}."""
     return rf"\cdot 10^{{{SCALES[matched_group(match).lower()]}}} "
 
 
 def _function(match: Match) -> str:
+    r"""Write sin as \sin, and asin and arcsin as \arcsin."""
     inverse = "arc" if match[1] else ""
     return rf"\{inverse}{match[2]}"
 
 
 def _brackets(match: Match) -> str:
+    r"""Write sqrt(x), abs(x), floor(x) and ceil(x) in LaTeX; also such functions inside."""
     content = re.sub(_BRACKETING_FUNCTION, _brackets, match[2])
     match match[1].lower():
         case "sqrt":
@@ -98,7 +103,9 @@ def _number_of_choices(match: Match) -> str:
 
 
 def _radians(match: Match) -> str:
+    r"""Write the degrees in the argument of \sin and the like in radians: 30^\circ as 30\pi/180."""
     in_radians = r"\\frac{\1\\pi }{180}"
+    # Parentheses around degrees that have none: \sin 30^\circ.
     text = re.sub(rf"(?<![\d.]){_DEGREES}\s*$", f"({in_radians})", match[0])
     return re.sub(_DEGREES, in_radians, text)
 

@@ -8,6 +8,7 @@ Unit = tuple[str, ...]
 
 
 def _words(text: str) -> frozenset[str]:
+    """Return the words of a text, which spaces separate."""
     return frozenset(text.split())
 
 
@@ -49,14 +50,7 @@ _POWERS = _POWERS_BEHIND | {
     "cu": 3,
     "cube": 3,
 }
-_CURRENCIES = (
-    "$",
-    "cent",
-    "€",
-    "£",
-    "¥",
-    "rs",
-)
+_CURRENCIES = _words("$ cent € £ ¥ rs")
 _LONE_LETTER_UNITS = "mgshLlVNJWAKCF"
 FUNCTIONS = _words(
     "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln lg exp sqrt max min gcd lcm"
@@ -115,6 +109,7 @@ def take_unit(text: str) -> Quantity:
         return unreadable
     text = _ORDINAL.sub("", _BARE_WORDS.sub(_wrap_words, text))
     text = _UNIT_IN_PARENTHESES.sub(r" \1 ", text)
+    # The body is what lies between the units; words that are no unit stay in it.
     body, end = "", 0
     units = []
     readable = True
@@ -130,7 +125,8 @@ def take_unit(text: str) -> Quantity:
     if _QUOTE.search(body):
         readable = False
     different = set(units)
-    if len(different) == len(units) == 2:  # a 25% increase, $5 a ticket
+    # Of a measure and a counted noun the measure is the unit: a 25% increase, $5 a ticket.
+    if len(different) == len(units) == 2:
         different = {unit for unit in units if unit[0] in _MEASURED_UNITS}
     is_list = re.search(r"[,:<]|\\le", body)
     if len(different) > 1 or (len(units) > 2 and not is_list):
@@ -226,7 +222,8 @@ def _with_powers(names: list[str], exponents: list[int]) -> Unit:
     second squared. A last "square" or "cube" is a unit itself.
     """
     factors: list[tuple[str, int]] = []
-    power, is_below = 1, False  # of the power word in front
+    # What a word such as "square" says of the unit that follows; `is_below`: behind "per".
+    power, is_below = 1, False
     for index, (name, exponent) in enumerate(zip(names, exponents, strict=True)):
         word = name.lower()
         if factors and word in _POWERS_BEHIND:
@@ -238,13 +235,13 @@ def _with_powers(names: list[str], exponents: list[int]) -> Unit:
             sign = -1 if is_below and exponent > 0 else 1
             factors.append((_short_form(name), sign * exponent * power))
             power, is_below = 1, False
-    written = []
-    for unit, exponent in factors:
-        written.append(unit if exponent == 1 else f"{unit}{exponent}")
-    return tuple(written)
+    return tuple(
+        unit if exponent == 1 else f"{unit}{exponent}" for unit, exponent in factors
+    )
 
 
 def _short_form(name: str) -> str:
+    """Return m of metres or Meter, and the singular of a name that is no measure: apple."""
     as_written = name.lower() if len(name) > 1 else name
     in_singular = singular(name)
     return _SHORT_FORMS.get(as_written, _SHORT_FORMS.get(in_singular, in_singular))

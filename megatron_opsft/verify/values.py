@@ -37,14 +37,17 @@ def relations_of(value: Any) -> Sequence[Any]:
 
 
 def is_relation(value: Any) -> bool:
+    """True for a relation, x < 2, or a chain of them, 1 < x < 2."""
     return isinstance(value, Relational | And)
 
 
 def is_number(value: Any) -> bool:
+    """True for a formula without letters, such as 2 or sqrt(2) + 1."""
     return isinstance(value, Expr) and bool(value.is_number)
 
 
 def ends_of(interval: Interval) -> Sequence[Any]:
+    """Return the two ends of an interval."""
     return interval.start, interval.end
 
 

@@ -65,6 +65,7 @@ class Verifier(VerifierPool):
         return verdicts
 
     def _log_first_error(self, verdicts: Sequence[Verdict]) -> None:
+        """Log, once for this verifier, that a user's own judge could not judge some responses."""
         failures = (Outcome.ERROR, Outcome.TIMEOUT)
         failed = [verdict for verdict in verdicts if verdict.outcome in failures]
         if failed and self._logs_error:
@@ -79,6 +80,7 @@ class Verifier(VerifierPool):
             )
 
     def _explain(self, failed: Verdict) -> str:
+        """Return why the judge gave no verdict, and which key may help."""
         config, keys = self._config, self._keys
         if failed.outcome is Outcome.TIMEOUT:
             return f"it took longer than {keys.timeout}={config.timeout_seconds:g}; raise that"
@@ -127,6 +129,7 @@ def describe_judge(config: VerifyConfig, math: str) -> str:
 
 
 def _hash(files: Iterable[Path]) -> str:
+    """Return the first 16 digits of the SHA-256 of all files' content together."""
     content = b"".join(file.read_bytes() for file in files)
     return hashlib.sha256(content).hexdigest()[:16]
 

@@ -103,7 +103,8 @@ def open_judge(name: str) -> Judge:
     is an ERROR, except MemoryError: earlier answers may have filled the memory, so another process
     judges this one. Errors: `UserError` for a function of the user's that cannot be imported.
     """
-    if ":" in name:
+    is_own_judge = ":" in name
+    if is_own_judge:
         function = _import_function(name)
     else:
         from megatron_opsft.verify import math_verifier  # the only import of sympy
@@ -113,8 +114,9 @@ def open_judge(name: str) -> Judge:
         function(r"\boxed{\frac{1}{2}}", "0.5")
 
     def judge(text: str, gold: str, fields: str = "{}") -> Verdict:
+        """Call the function, and make a verdict of what it returns or of its error."""
         try:
-            columns = [json.loads(fields)] if ":" in name else []
+            columns = [json.loads(fields)] if is_own_judge else []
             return _as_verdict(function(text, gold, *columns))
         except MemoryError:
             raise

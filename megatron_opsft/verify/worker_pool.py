@@ -115,22 +115,26 @@ class VerifierPool:
         self.close()
 
     def _score(self, item: tuple[str, ...]) -> Verdict:
+        """Judge an item in this thread's worker; ask fresh workers as long as the item may not be
+        what ended the worker.
+        """
         while True:
             worker = self._warm()
             try:
                 verdict = worker.judge(item, self._timeout_seconds)
             except BrokenPipeError:  # it died while idle
                 self._end(get_ident())
+                continue
             except (EOFError, OSError):
                 # It died of this item, or of the memory that earlier ones left filled.
                 self._end(get_ident())
-                if worker.num_asked == 1:
-                    return Verdict(outcome=Outcome.ERROR)
-            else:
-                if verdict is not None:
-                    return verdict
+                if worker.num_asked > 1:
+                    continue
+                return Verdict(outcome=Outcome.ERROR)
+            if verdict is None:
                 self._end(get_ident())
                 return Verdict(outcome=Outcome.TIMEOUT)
+            return verdict
 
     def _warm(self) -> "_Worker":
         """Return the worker of this thread, ready to judge; start one if it has none.
@@ -155,12 +159,12 @@ class VerifierPool:
             if message == READY:
                 return worker
             self._end(thread)
-            if message is None:
+            if message is None:  # it came too late
                 raise UserError(
                     f"a verifier worker was not ready after {START_SECONDS:.0f} s: "
                     "is the file system of the Python environment overloaded?"
                 )
-            if message:
+            if message:  # why the judge cannot be used, as `worker.main` says
                 raise UserError(message)
         raise UserError(
             f"{MAX_STARTS} verifier workers in a row ended with exit code "

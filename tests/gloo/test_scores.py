@@ -23,10 +23,20 @@ def score(case: Case) -> tuple[Values, Values]:
 
 
 @pytest.mark.parametrize(
-    "case", [Case(), Case(tp=2, pp=2), Case(cp=2), Case(cp=2, tp=2), Case(cp=2, pp=2)], ids=str
+    "case",
+    [
+        Case(),
+        Case(tp=2, pp=2),
+        Case(cp=2),
+        Case(cp=2, tp=2),
+        Case(cp=2, pp=2),
+        Case(model="qwen3_yarn", cp=2),
+        Case(model="qwen3_yarn", cp=2, tp=2),
+    ],
+    ids=str,
 )
 def test_log_probs_and_entropies_match_hf(world: World, case: Case) -> None:
-    model = evaluated_hf_model("qwen2")
+    model = evaluated_hf_model(case.model)
     for of_rank in world.run(score, case.world_size, case):
         for sample, *found in zip(RESPONSES, *of_rank, strict=True):
             with torch.no_grad():

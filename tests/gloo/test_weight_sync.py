@@ -48,6 +48,7 @@ SYNCED = [
     Case(tp=2, cp=2),
     Case(model="qwen2_tied", tp=2, pp=2),
     Case(model="qwen2_tied", pp=2, dp=2),
+    Case(model="qwen3_yarn", tp=2),
     Case(model="qwen3_moe"),
     Case(model="qwen3_moe", tp=2, pp=2, sequence_parallel=True),
     Case(model="qwen3_moe", tp=2, dp=2, ep=2, sequence_parallel=True),

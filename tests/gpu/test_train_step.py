@@ -31,7 +31,7 @@ def gradient_errors(case: Case) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("model", ["qwen2", "qwen2_tied", "qwen3", "llama3"])
+@pytest.mark.parametrize("model", ["qwen2", "qwen2_tied", "qwen3", "qwen3_yarn", "llama3"])
 @pytest.mark.parametrize("recompute", ["selective", "full"])
 def test_gradient_is_hugging_face_s(dtype: str, model: str, recompute: str) -> None:
     errors = gradient_errors(replace(CUDA, dtype=dtype, model=model, recompute=recompute))

@@ -35,9 +35,10 @@ from megatron_opsft.trainer.model.checkpoint_share import describe_models
 CASES = {
     "dense": Case(),
     "moe": Case(model="qwen3_moe"),
-    "tp2": Case(model="qwen3", tp=2, sequence_parallel=True, recompute="selective"),
+    "tp2": Case(model="qwen3_yarn", tp=2, sequence_parallel=True, recompute="selective"),
     "moe-tp2": Case(model="qwen3_moe", tp=2, sequence_parallel=True),
     "cp2": Case(cp=2),
+    "yarn-cp2": Case(model="qwen3_yarn", cp=2),
     "ep2": Case(model="qwen3_moe", dp=2, ep=2),
     "etp1": Case(model="qwen3_moe", tp=2, ep=2, etp=1, sequence_parallel=True),
     "vpp2": Case(model="qwen2_tied", pp=2, vpp=2, deterministic=True),

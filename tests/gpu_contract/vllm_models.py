@@ -19,7 +19,7 @@ from pretend_cuda import pretend, pretend_to_vllm
 
 from megatron_opsft.config.load import load_config
 from megatron_opsft.models.architectures.config_from_hf import read_model_shape
-from megatron_opsft.models.architectures.shape import ModelShape, RopeScaling
+from megatron_opsft.models.architectures.shape import Llama3Scaling, ModelShape
 from megatron_opsft.models.weights.rules import WeightTable
 
 WORLD_SIZE = 16
@@ -43,7 +43,7 @@ SHAPES["Llama-3.1-8B"] = replace(
     vocab_size=128256,
     max_position_embeddings=131072,
     rope_theta=5e5,
-    rope_scaling=RopeScaling(
+    rope_scaling=Llama3Scaling(
         factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position=8192
     ),
 )

@@ -1,22 +1,21 @@
 """Hugging Face's configuration of a model of any supported shape."""
 
+from dataclasses import asdict
+
 from transformers import AutoConfig, PretrainedConfig
 
 from megatron_opsft.models.architectures.families import ARCHITECTURES
-from megatron_opsft.models.architectures.shape import ModelShape
+from megatron_opsft.models.architectures.shape import Llama3Scaling, ModelShape
 
 
 def hf_config(shape: ModelShape) -> PretrainedConfig:
     """What the model's config.json says; attention without a window."""
     rope: dict[str, object] = {"rope_type": "default", "rope_theta": shape.rope_theta}
     if shape.rope_scaling is not None:
-        rope |= {
-            "rope_type": "llama3",
-            "factor": shape.rope_scaling.factor,
-            "low_freq_factor": shape.rope_scaling.low_freq_factor,
-            "high_freq_factor": shape.rope_scaling.high_freq_factor,
-            "original_max_position_embeddings": shape.rope_scaling.original_max_position,
-        }
+        scaling = asdict(shape.rope_scaling)
+        rope["rope_type"] = "llama3" if isinstance(shape.rope_scaling, Llama3Scaling) else "yarn"
+        rope["original_max_position_embeddings"] = scaling.pop("original_max_position")
+        rope |= scaling
     experts: dict[str, object] = {}
     if shape.moe is not None:
         experts = {

@@ -11,7 +11,7 @@ from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config, Q
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.models.architectures.config_from_hf import read_model_shape
-from megatron_opsft.models.architectures.shape import ModelShape, MoeShape, RopeScaling
+from megatron_opsft.models.architectures.shape import Llama3Scaling, ModelShape, MoeShape
 
 SIZES = {
     "hidden_size": 64,
@@ -83,12 +83,17 @@ def test_a_config_of_transformers_4(tmp_path: Path) -> None:
             "rope_scaling": LLAMA3_ROPE,
             "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
         },
+        {  # a length beside the settings counts first
+            "rope_theta": 500000.0,
+            "rope_scaling": LLAMA3_ROPE | {"original_max_position_embeddings": 64},
+            "original_max_position_embeddings": 128,
+        },
     ],
 )
 def test_llama3_rope_in_both_spellings(tmp_path: Path, rope: dict[str, Any]) -> None:
     shape = read(tmp_path, {k: v for k, v in LLAMA.items() if k != "rope_theta"} | rope)
     assert shape.rope_theta == 500000.0
-    assert shape.rope_scaling == RopeScaling(
+    assert shape.rope_scaling == Llama3Scaling(
         factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position=128
     )
 
@@ -145,11 +150,16 @@ def test_defaults_of_absent_fields_are_those_of_transformers(tmp_path: Path) -> 
         (MOE, {"num_experts_per_tok": 9}, "num_experts_per_tok=9 is more than .*=8"),
         (MOE, {"num_experts_per_tok": 1}, "num_experts_per_tok=1 with norm_topk_prob=true"),
         (LLAMA, {"attention_bias": True}, "attention_bias=true"),
-        (QWEN2, {"rope_scaling": {"type": "yarn", "factor": 4.0}}, '"yarn" .*llama3'),
+        (QWEN2, {"rope_scaling": {"type": "linear", "factor": 4.0}}, '"linear" .*llama3, yarn'),
+        (QWEN2, {"rope_scaling": {"type": "longrope", "long_factor": [1]}}, '"longrope" .*yarn'),
+        (QWEN2, {"rope_scaling": {"rope_type": ["yarn"]}}, r'rope_type=\["yarn"\] is not'),
         (
             QWEN2,
-            {"rope_parameters": {"rope_theta": 1e4}, "rope_scaling": {"type": "yarn", "factor": 4}},
-            '"yarn" .*llama3',
+            {
+                "rope_parameters": {"rope_theta": 1e4},
+                "rope_scaling": {"type": "dynamic", "factor": 4},
+            },
+            r'rope_scaling\.rope_type="dynamic" .*llama3, yarn',
         ),
         (QWEN2, {"rope_scaling": {"type": "default", "mrope_section": [1]}}, "mrope_section"),
         (LLAMA, {"rope_scaling": LLAMA3_ROPE | {"factor": None}}, "factor must be"),

@@ -105,7 +105,10 @@ def test_there_and_back_is_bit_identical(tmp_path: Path, name: str) -> None:
     assert len(list(megatron.glob("*.distcp"))) > 1
     index = json.loads((back / "model.safetensors.index.json").read_text())
     assert index["weight_map"].keys() == expected.keys()
-    assert json.loads((back / "config.json").read_text())["dtype"] == "bfloat16"
+    described = json.loads((source / "config.json").read_text())
+    assert described["dtype"] == "bfloat16"
+    for directory in (megatron, back):
+        assert json.loads((directory / "config.json").read_text()) == described
     assert (back / "chat_template.jinja").read_text() == "x"
     assert differing_tensors(open_source(source), open_source(megatron)) == []
 

@@ -65,18 +65,26 @@ def key_of(rollout: Rollout) -> tuple[str, int]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "temperature"), [("qwen2_tied", 0.0), ("llama3", 1e-6), ("qwen3", 0.0)]
+    ("kind", "temperature", "num_tokens"),
+    [
+        ("qwen2_tied", 0.0, 24),
+        ("llama3", 1e-6, 24),
+        ("qwen3", 0.0, 24),
+        ("qwen3_yarn", 0.0, 72),  # more than twice the original length
+    ],
 )
-def test_greedy_matches_hf_generate(kind: str, temperature: float) -> None:
+def test_greedy_matches_hf_generate(kind: str, temperature: float, num_tokens: int) -> None:
     model, engine = model_of(kind), engine_of(model_of(kind))
-    settings = sampling(temperature=temperature, top_p=1.0)
-    for rollout in engine.generate(requests_for(group_size=2), settings):
+    settings = sampling(temperature=temperature, top_p=1.0, max_response_tokens=num_tokens)
+    rollouts = engine.generate(requests_for(group_size=2), settings)
+    assert max(len(rollout.response_ids) for rollout in rollouts) == num_tokens
+    for rollout in rollouts:
         prompt = torch.tensor([rollout.prompt_ids])
         expected = model.generate(
             prompt,
             attention_mask=torch.ones_like(prompt),
             do_sample=False,
-            max_new_tokens=24,
+            max_new_tokens=num_tokens,
             eos_token_id=END,
             pad_token_id=0,
         )[0, prompt.shape[1] :]

@@ -55,7 +55,7 @@ def test_a_model_of_a_run_is_evaluated_and_trained_on_with_the_run_s_prompt_and_
 
 def test_what_differs_and_is_not_given_is_taken(trained: Path) -> None:
     """From whatever directory of the run the model is in."""
-    now = {"template": "r1", "system_prompt": None, "judge": "math"}
+    now = {"template": "r1", "system_prompt": None, "template_arguments": None, "judge": "math"}
     taken = {"template": "chat", "system_prompt": "Be brief."}
     for place in PLACES:
         model = str(trained / place)
@@ -76,6 +76,43 @@ def test_what_is_given_wins_and_one_line_says_so(
         f'{trained} was trained with template="chat", not "r1" as here',
         f'{trained} was trained with judge="math", not "a:b" as here',
     ]
+
+
+def test_arguments_of_the_chat_template_go_with_the_model(
+    tmp_path: Path, trained: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also none of them, where the user says so; and 0 is another value than false."""
+    caplog.set_level(logging.INFO)
+    file = trained / "config.yaml"
+    words = "data.template_arguments={enable_thinking: false}"
+    file.write_text(to_yaml(config_of("tiny_reasoner", *OF_RUN, words)))
+    false = {"enable_thinking": False}
+    assert settings_of(trained / "hf").template_arguments == false
+    assert config_of(trained).data.template_arguments == false
+    assert config_of(trained, words).data.template_arguments == false
+    none = settings_of(trained, "template_arguments={}", "template=chat", "system_prompt=Be brief.")
+    assert none.template_arguments is None
+    zero = config_of(trained, "data.template_arguments={enable_thinking: 0}")
+    assert zero.data.template_arguments == {"enable_thinking": 0}
+    said = 'was trained with template_arguments={"enable_thinking": false}'
+    lines = [line for line in caplog.messages if "template_arguments" in line]
+    assert lines == [
+        f"{trained / 'hf'} {said}, taken from {file}",
+        f"{trained} {said}, taken from {file}",
+        f"{trained} {said}, not null as here",
+        f'{trained} {said}, not {{"enable_thinking": 0}} as here',
+    ]
+
+
+def test_a_run_of_an_earlier_release_has_no_arguments(trained: Path) -> None:
+    file = trained / "config.yaml"
+    lines = file.read_text().splitlines(keepends=True)
+    kept = [line for line in lines if "template_arguments" not in line]
+    assert len(kept) == len(lines) - 1
+    file.write_text("".join(kept))
+    assert settings_of(trained).template_arguments is None
+    given = settings_of(trained, "template_arguments={x: 1}")
+    assert (given.template, given.template_arguments) == ("chat", {"x": 1})
 
 
 def test_a_model_that_no_run_holds_has_the_defaults(

@@ -14,6 +14,7 @@ from forked_cli import ROOT, ForkedCli
 from made_runs import make_evaluation
 from rows import write_rows
 
+from megatron_opsft.commands.evaluate.settings import load_settings
 from megatron_opsft.commands.report.table import OVERALL
 from megatron_opsft.commands.study.jobs import (
     RunDirectory,
@@ -75,6 +76,18 @@ def test_an_untrained_model_is_asked_as_the_trained_ones(tmp_path: Path) -> None
     for run, model in zip(plan.runs, ("tiny_reasoner", "else/where"), strict=False):
         words = {f'model="{model}"', 'template="chat"', 'judge="mine:judge"'}
         assert words <= set(commands_of(run)[0])
+
+
+def test_arguments_of_the_chat_template_reach_the_evaluation_whole(tmp_path: Path) -> None:
+    """Of a model that is not trained as of the run; none of them where the study says so."""
+    arguments = {"enable_thinking": False, "options": {"a.b": {}}}
+    plan = plan_of(tmp_path, set={"run.steps": 2, "data.template_arguments": arguments})
+    words = commands_of(plan.runs[0])[0]
+    assert f"template_arguments={json.dumps(arguments)}" in words
+    assert load_settings(None, words[1:]).template_arguments == arguments
+    plan = plan_of(tmp_path, eval={"template_arguments": {}, "deer": {"threshold": 0.5}})
+    words = commands_of(plan.runs[1])[-1]
+    assert {"template_arguments={}", "deer.threshold=0.5"} <= set(words)
 
 
 def test_fixed_data_are_made_before_the_training_that_reads_them(tmp_path: Path) -> None:

@@ -112,19 +112,19 @@ class _DistLayout:
         if not self.files or self.files[-1].num_bytes + num_bytes > self.max_file_bytes:
             self.files.append(_File())
         file = self.files[-1]
-        data = file.num_bytes + len(before)
+        data_start = file.num_bytes + len(before)
         if data_bytes >= PAGE:  # disks read and write whole pages fastest
-            data = round_up(data, PAGE)
+            data_start = round_up(data_start, PAGE)
         elif data_bytes:  # pages would waste too much for small tensors
-            data = round_up(data, _SMALL_ALIGNMENT)
-        start = data - len(before)
+            data_start = round_up(data_start, _SMALL_ALIGNMENT)
+        start = data_start - len(before)
         file.num_bytes = start + num_bytes
         file.constants.append((start, before))
         if after:
-            file.constants.append((data + data_bytes, after))
+            file.constants.append((data_start + data_bytes, after))
         name = _file_name(len(self.files) - 1)
         self.storage[index] = _StorageInfo(name, start, num_bytes)
-        return Path(name), data
+        return Path(name), data_start
 
     def add_tensor(
         self, rule: WeightRule, entry: Entry, lead_sizes: dict[str, TensorShape]
@@ -137,8 +137,9 @@ class _DistLayout:
         whole_shape = torch.Size(lead_sizes[entry.key] + rule.mcore_shape)
         offsets = torch.Size(entry.lead + (0,) * len(rule.mcore_shape))
         properties = TensorProperties(dtype=self.dtype)
-        metadata = TensorStorageMetadata(properties, whole_shape, [])
-        metadata = self.described.setdefault(entry.key, metadata)
+        new_metadata = TensorStorageMetadata(properties, whole_shape, [])
+        # All chunks of a tensor share the metadata of the first.
+        metadata = self.described.setdefault(entry.key, new_metadata)
         index = MetadataIndex(entry.key, offsets, len(metadata.chunks))
         metadata.chunks.append(ChunkStorageMetadata(offsets, torch.Size(shape)))
         before, after = _archive_frame(shape, self.dtype)

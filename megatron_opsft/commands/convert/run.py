@@ -57,10 +57,11 @@ class Source(NamedTuple):
         names = list(self.table.hf_shapes())
         first = self.tensors.dtype(names[0])
         for name in names:
-            if self.tensors.dtype(name) is not first:
+            dtype = self.tensors.dtype(name)
+            if dtype is not first:
                 raise UserError(
-                    f"{self.directory}: tensor {name} is {self.tensors.dtype(name)}, but "
-                    f"{names[0]} is {first}; give --dtype to convert all to one"
+                    f"{self.directory}: tensor {name} is {dtype}, but {names[0]} is {first}; "
+                    "give --dtype to convert all to one"
                 )
         if first not in SAFETENSORS_DTYPES.values():
             raise UserError(f"{self.directory}: {first} is not supported; give --dtype")
@@ -199,7 +200,7 @@ def _copy_all(
     with ThreadPoolExecutor(_NUM_THREADS) as pool:
         chunks = []
         for target in targets:
-            num_rows = target.copies[-1].target.row1
+            num_rows = target.copies[-1].target.row1  # the last copy has the last rows
             for first, last in row_chunks(0, num_rows, target.region.row_bytes):
                 chunks.append(
                     pool.submit(_copy_rows, source, target, first, last, partial)
@@ -217,11 +218,13 @@ def _copy_rows(
     source: Source, target: Target, first: int, last: int, partial: PartialFiles
 ) -> int:
     """Assemble rows of one tensor in memory and write them. Returns the number of bytes."""
-    region, width = target.region, target.copies[0].target.col1
+    region = target.region
     data = _staging.place_for((last - first) * region.row_bytes)
     rows = torch.frombuffer(data, dtype=region.dtype).view(-1, *region.shape[1:])
+    # Each copy has all columns: nothing is sharded here.
+    width = target.copies[0].target.col1
     window = Rect(target.name, first, last, 0, width)
-    for copy in target.copies:  # each has all columns: nothing is sharded here
+    for copy in target.copies:
         part = copy.cut_target(window)
         if part is not None:
             read = part.source
@@ -244,7 +247,8 @@ def differing_tensors(
         raise UserError(
             f"{first.directory} and {second.directory} are models of different architecture or size"
         )
-    sides, lines = (first.tensors, second.tensors), []
+    sides = first.tensors, second.tensors
+    lines = []
     with Progress("comparing", len(shapes), unit=" tensors") as progress:
         for name, shape in shapes.items():
             dtypes = [side.dtype(name) for side in sides]

@@ -34,7 +34,7 @@ def lay_out(weights: Mapping[str, float]) -> tuple[list[Word], float]:
     heaviest = max(weights.values(), default=1.0)
     for text, weight in sorted(weights.items(), key=lambda item: (-item[1], item[0])):
         size = max(_SMALLEST, _LARGEST * math.sqrt(weight / heaviest))
-        # No word is cut off.
+        # A word that is too wide for the picture is made smaller.
         size = min(size, size * (CLOUD_WIDTH - 8) / _text_width(text, size))
         placed.append(_place(text, size, placed))
     top = min((word.y - _HALF_HEIGHT * word.size for word in placed), default=0.0) - 4

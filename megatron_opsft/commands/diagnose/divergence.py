@@ -113,29 +113,30 @@ def diverge(
     ]
     whole = _Divergence(*(torch.cat(columns) for columns in zip(*chunks, strict=True)))
     kl = _to_lists(whole.kl_C)
-    probabilities = _to_lists(whole.probabilities_CL2)
     count = min(max(_AT_LEAST, int(_SHARE * len(kl))), _AT_MOST, len(kl))
-    alternatives = []
-    for position in sorted(whole.kl_C.topk(count).indices.tolist()):
-        if kl[position] > 0:
-            shares = [
-                {"original": of_p, "efficient": of_q}
-                for of_p, of_q in probabilities[position]
-            ]
-            preferred = [
-                {"token": tokenizer.decode([token_id]), **of_both}
-                for token_id, of_both in zip(
-                    whole.ids_CL[position, 1:].tolist(), shares[1:], strict=True
-                )
-            ]
-            alternatives.append(
-                {
-                    "position": position,
-                    "probability": shares[0],
-                    "preferred": preferred,
-                }
-            )
-    return kl, alternatives
+    positions = sorted(whole.kl_C.topk(count).indices.tolist())
+    return kl, [
+        _alternative(whole, position, tokenizer)
+        for position in positions
+        if kl[position] > 0
+    ]
+
+
+def _alternative(whole: _Divergence, position: int, tokenizer: Any) -> JsonObject:
+    """Return the alternative at a position of the response, see `diverge`."""
+    _, *preferred_ids = whole.ids_CL[position].tolist()
+    sampled, *preferred = [
+        {"original": of_p, "efficient": of_q}
+        for of_p, of_q in _to_lists(whole.probabilities_CL2[position])
+    ]
+    return {
+        "position": position,
+        "probability": sampled,
+        "preferred": [
+            {"token": tokenizer.decode([token_id]), **probabilities}
+            for token_id, probabilities in zip(preferred_ids, preferred, strict=True)
+        ],
+    }
 
 
 def _to_lists(values: Tensor) -> Any:

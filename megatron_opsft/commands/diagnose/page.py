@@ -179,23 +179,26 @@ def _preferences(
 
     num_large: token -> how often its D_t is large.
     """
-    largest: dict[str, tuple[float, Any]] = {}
+    largest: dict[str, float] = {}  # token -> its largest D_t
+    alternatives: dict[str, Any] = {}  # token -> the alternative there
     for response in responses:
         for alternative in response["alternatives"]:
             position = alternative["position"]
             token = _shown(response["tokens"][position])
             kl = response["kl"][position]
-            if token not in largest or kl > largest[token][0]:
-                largest[token] = kl, alternative
-    falling = sorted(largest.items(), key=lambda item: -item[1][0])
+            if token not in largest or kl > largest[token]:
+                largest[token] = kl
+                alternatives[token] = alternative
+    falling = sorted(largest, key=lambda token: -largest[token])
     rows = []
-    for token, (kl, alternative) in falling[:_SHOWN]:
+    for token in falling[:_SHOWN]:
+        alternative = alternatives[token]
         preferred = alternative["preferred"][0]
         rows.append(
             [
                 token,
                 f"{num_large.get(token, 0):,}",
-                f"{kl:.3f}",
+                f"{largest[token]:.3f}",
                 *_under_both(alternative["probability"]),
                 _shown(preferred["token"]),
                 *_under_both(preferred),

@@ -64,7 +64,7 @@ def diagnose(
     options = {"model": original, "out": out / "responses"}
     settings = load_settings(None, ["limit=32", "samples=1", *keys], options)
     inputs = read_inputs(settings, select_device(settings.device), option="--original")
-    p = inputs.model
+    p = inputs.model  # the original, as in `diverge`
     q = open_model(efficient, option="--efficient")
     p_size = p.table.shape.vocab_size
     q_size = q.table.shape.vocab_size
@@ -134,18 +134,19 @@ def _responses(inputs: Inputs) -> Iterator[_Response]:
     if end_token not in model.end_tokens:
         end_token = model.end_tokens[0]
     for benchmark in inputs.benchmarks:
-        texts = {problem.id: problem.text for problem in benchmark.problems}
+        problems = benchmark.problems_by_key()
         for sample in benchmark.read_samples(inputs.settings.out, benchmark.samples):
             ids = model.tokenizer.encode(sample.text, add_special_tokens=False)
             if sample.finish_reason is FinishReason.STOP:
                 ids.append(end_token)
+            if not ids:
+                continue
             key = benchmark.key(sample.problem_id)
             row = {
                 "problem_id": key,
                 "sample_index": sample.sample_index,
-                "problem": texts[sample.problem_id],
+                "problem": problems[key].text,
                 "gold": sample.gold,
                 "outcome": sample.outcome.value,
             }
-            if ids:
-                yield _Response(row, inputs.prompts[key], ids)
+            yield _Response(row, inputs.prompts[key], ids)

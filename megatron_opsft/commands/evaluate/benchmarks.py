@@ -78,9 +78,10 @@ def load_benchmarks(
 
     Errors: `UserError` naming the benchmark, what is wrong, and how to fix it.
     """
-    names = tuple(dict.fromkeys(settings.benchmarks or settings.data))
-    if not names:
-        names = (ARITHMETIC,) if is_tiny_reasoner else PAPER_ORDER
+    wanted = settings.benchmarks or tuple(settings.data)
+    if not wanted:
+        wanted = (ARITHMETIC,) if is_tiny_reasoner else PAPER_ORDER
+    names = tuple(dict.fromkeys(wanted))
     for name in (*names, *settings.data):
         if not _NAME.fullmatch(name) or name == OVERALL:
             raise UserError(
@@ -100,11 +101,19 @@ def load_benchmarks(
     return tuple(_load(name, settings) for name in names)
 
 
+def _source_of(name: str, settings: EvalSettings) -> _Source:
+    """Return the user's file if there is one for the benchmark, else the known source."""
+    file = settings.data.get(name)
+    if file is None:
+        return KNOWN[name]
+    samples = KNOWN[name].samples if name in KNOWN else _SAMPLES_OF_A_FILE
+    return _Source(file, samples)
+
+
 def _load(name: str, settings: EvalSettings) -> Benchmark:
-    source = KNOWN.get(name, _Source("", _SAMPLES_OF_A_FILE))
+    """Read the problems of a benchmark. Errors: `UserError`, also if a single row is bad."""
+    source = _source_of(name, settings)
     is_file = name in settings.data
-    if is_file:
-        source = _Source(settings.data[name], source.samples)
     try:
         data = load_problems(
             source.path,

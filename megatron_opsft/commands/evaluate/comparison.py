@@ -85,9 +85,9 @@ class Comparison:
         evaluations: directories, in the order of the rows. Errors: as of `report.page.write_page`.
         """
         figures = []
-        first = self.rows[0]
-        if len(self.rows) > 1 and OVERALL in first.blocks and not runs:
-            figures = figures_of_rows(first, self.rows[-1], OVERALL)
+        first, last = self.rows[0], self.rows[-1]
+        if last is not first and OVERALL in first.blocks and not runs:
+            figures = figures_of_rows(first, last, OVERALL)
         labels = [row.label for row in self.rows]
         write_page(
             page,
@@ -139,13 +139,15 @@ def compare(results: Sequence[Results], *, baseline: str | None = None) -> Compa
     by_label = _by_label(results)
     if baseline is not None and baseline not in by_label:
         raise UserError(f"baseline {baseline}: there are {', '.join(by_label)}")
-    base = None
-    base_name = results[0].baseline
-    if len(results) > 1 or baseline is not None:
+    if len(results) == 1 and baseline is None:
+        base_name = results[0].baseline
+        base = None  # the stored CR stays
+    else:
         base_name = baseline or results[0].model
         base = by_label[base_name]
     blocks = shared
-    if all(len(result.benchmarks) == len(shared) for result in results):
+    all_have_the_same = all(len(result.benchmarks) == len(shared) for result in results)
+    if all_have_the_same:
         blocks = [*shared, OVERALL]
     # The overall values of a single benchmark would repeat it.
     shown = shared if len(shared) == 1 else blocks
@@ -156,7 +158,10 @@ def compare(results: Sequence[Results], *, baseline: str | None = None) -> Compa
         ),
         blocks=tuple(shown),
         legend=_legend(results, shared, base_name, has_overall=OVERALL in shown),
-        notes=(*_left_out(by_label, shared), *_differing_settings(by_label, shared)),
+        notes=(
+            *_notes_on_left_out(by_label, shared),
+            *_notes_on_differences(by_label, shared),
+        ),
     )
 
 
@@ -188,13 +193,17 @@ def compare_directories(
 
 
 def _with_baseline(directory: Path) -> list[Path]:
-    """Return the directories of an evaluation's baseline, if that is still there, and of itself."""
+    """Return the directories of an evaluation's baseline, if that is still there, and of itself.
+
+    The baseline is an earlier evaluation, named in the settings, or was evaluated in a directory
+    below.
+    """
     if read_results(directory).baseline is None:
         return [directory]
-    default = directory / "baseline"
+    below = directory / "baseline"
     manifest = EvaluationDirectory(directory).read_manifest() or {}
     setting = manifest.get("settings", {}).get("baseline")
-    for baseline in (Path(setting or default).expanduser(), default):
+    for baseline in (Path(setting or below).expanduser(), below):
         if (baseline / "results.json").is_file():
             return [baseline, directory]
     return [directory]
@@ -203,9 +212,9 @@ def _with_baseline(directory: Path) -> list[Path]:
 def _table_row(
     label: str, result: Results, names: Sequence[str], base: Results | None
 ) -> TableRow:
-    """Return the blocks `names` of a result, with CR against `base`.
+    """Return the blocks `names` of a result, with CR against `base`; None: with the stored CR.
 
-    CR has its interval if the result was evaluated against the samples of `base`.
+    A stored CR is the only one that has an interval.
     """
     blocks = {}
     budgets = {}
@@ -219,16 +228,19 @@ def _table_row(
             base_tokens = base.blocks[name].metrics["mean_tokens"].value
             ratio = block.metrics["mean_tokens"].value / base_tokens
             stored = block.metrics.get(_RATIO)
+            # An equal stored CR was measured against the samples of `base`.
             if stored is None or not math.isclose(stored.value, ratio, rel_tol=1e-6):
                 blocks[name][_RATIO] = Estimate(value=ratio)
     return TableRow(label=label, blocks=blocks, budgets=budgets, sizes=sizes)
 
 
-def _size(results: Sequence[Results], name: str) -> str:
-    """Return such as "30 problems, N = 64"; several values if the results differ."""
-    scores = [result.benchmarks[name] for result in results]
-    problems = dict.fromkeys(str(score.num_problems) for score in scores)
-    samples = dict.fromkeys(str(score.samples_per_problem) for score in scores)
+def _describe_size(results: Sequence[Results], name: str) -> str:
+    """Return a benchmark's size, such as "30 problems, N = 64"; "30 / 20 problems, N = 64" if the
+    results differ.
+    """
+    benchmarks = [result.benchmarks[name] for result in results]
+    problems = dict.fromkeys(str(block.num_problems) for block in benchmarks)
+    samples = dict.fromkeys(str(block.samples_per_problem) for block in benchmarks)
     return f"{' / '.join(problems)} problems, N = {' / '.join(samples)}"
 
 
@@ -255,17 +267,19 @@ def _legend(
             f"They are too narrow for as few as {fewest} problems: at a nominal"
             " 95 %, about 84 % hold the true value at 5 problems and 92 % at 30."
         )
-    sizes = [f"{title_of(name)}: {_size(results, name)}" for name in shared]
+    sizes = [f"{title_of(name)}: {_describe_size(results, name)}" for name in shared]
     sentences.append("; ".join(sizes) + ".")
     if base_name is not None:
         sentences.append(f"Baseline: {base_name}.")
     return " ".join(sentences)
 
 
-def _left_out(results: Mapping[str, Results], shared: Sequence[str]) -> Iterator[str]:
+def _notes_on_left_out(
+    results: Mapping[str, Results], shared: Sequence[str]
+) -> Iterator[str]:
     """Yield notes on benchmarks and budget curves that the tables lack. results: by label."""
-    names = chain.from_iterable(result.benchmarks for result in results.values())
-    if left_out := ordered({*names}.difference(shared)):
+    names = set(chain.from_iterable(result.benchmarks for result in results.values()))
+    if left_out := ordered(names.difference(shared)):
         yield f"not in all results, left out: {', '.join(left_out)}"
     without_budgets = [
         label for label, result in results.items() if not result.overall.budgets
@@ -277,13 +291,13 @@ def _left_out(results: Mapping[str, Results], shared: Sequence[str]) -> Iterator
         )
 
 
-def _differing_settings(
+def _notes_on_differences(
     results: Mapping[str, Results], shared: Sequence[str]
 ) -> Iterator[str]:
     """Yield a note on each setting or size in which results differ: its values, and the labels of
     the results with each value.
     """
-    flat = {}
+    settings_by_label = {}
     for label, result in results.items():
         sizes = {
             name: result.benchmarks[name].model_dump(
@@ -291,14 +305,15 @@ def _differing_settings(
             )
             for name in shared
         }
-        flat[label] = flatten(result.settings) | flatten(sizes)
-    for name in dict.fromkeys(chain.from_iterable(flat.values())):
-        labels: dict[str, list[str]] = {}
-        for label, settings in flat.items():
-            labels.setdefault(settings.get(name, NOT_SET), []).append(label)
-        if len(labels) > 1:
+        settings_by_label[label] = flatten(result.settings) | flatten(sizes)
+    for name in dict.fromkeys(chain.from_iterable(settings_by_label.values())):
+        labels_by_value: dict[str, list[str]] = {}
+        for label, settings in settings_by_label.items():
+            value = settings.get(name, NOT_SET)
+            labels_by_value.setdefault(value, []).append(label)
+        if len(labels_by_value) > 1:
             values = [
-                f"{value} ({', '.join(with_value)})"
-                for value, with_value in labels.items()
+                f"{value} ({', '.join(labels)})"
+                for value, labels in labels_by_value.items()
             ]
             yield f"differs: {name}: {'; '.join(values)}"

@@ -138,7 +138,7 @@ class Deer:
         ]
         stops = (*sampling.end_token_ids, *self._transition_ids, self._think_end_id)
         thinking = responses
-        uninterrupted = []
+        not_tried_again = []
         while thinking:
             self._extend(engine, thinking, sampling, stops)
             unfinished = [
@@ -146,13 +146,15 @@ class Deer:
                 for response in thinking
                 if response.room and response.ids[-1] not in sampling.end_token_ids
             ]
-            at_transition = list(filter(self._can_try, unfinished))
-            thinking = self._try_answers(engine, at_transition, sampling)
-            uninterrupted += [
+            with_trial = [
+                response for response in unfinished if self._can_try(response)
+            ]
+            thinking = self._try_answers(engine, with_trial, sampling)
+            not_tried_again += [
                 response for response in unfinished if response not in thinking
             ]
-        # What nothing interrupts any more waits for the rest: one large batch, not many small ones.
-        self._extend(engine, uninterrupted, sampling, sampling.end_token_ids)
+        # These waited for each other: one large batch, not many small ones.
+        self._extend(engine, not_tried_again, sampling, sampling.end_token_ids)
         assert engine.version is not None, "an engine without weights"
         rollouts = make_rollouts(
             requests,
@@ -207,11 +209,13 @@ class Deer:
         A call has one limit for all. So responses with about the same room share a call, and what
         comes out beyond a response's own room is cut: at most as much again.
         """
-        by_room: defaultdict[int, list[_Response]] = defaultdict(list)
+        # Rooms of the same bit length differ by less than a factor of two.
+        by_bit_length: defaultdict[int, list[_Response]] = defaultdict(list)
         for response in responses:
-            by_room[response.room.bit_length()].append(response)
-        for bits, group in by_room.items():
-            limit = min(2**bits - 1, sampling.max_response_tokens)
+            by_bit_length[response.room.bit_length()].append(response)
+        for num_bits, group in by_bit_length.items():
+            largest_room = 2**num_bits - 1
+            limit = min(largest_room, sampling.max_response_tokens)
             requests = [
                 response.request_after(response.ids, response.segment_seed())
                 for response in group
@@ -233,10 +237,11 @@ class Deer:
         A trial does not count towards the response's limit, but it must fit into the engine's
         context, together with the token that scoring samples.
         """
+        at_transition = response.ids[-1] in self._transition_ids
         trial_tokens = len(self._trial_prompt_ids) + self._settings.max_trial_tokens + 1
         exit_tokens = len(self._exit_ids) + 1  # and one of the conclusion
-        room = response.room + 1  # both replace the transition word
-        at_transition = response.ids[-1] in self._transition_ids
+        # A trial and an exit both take the place of the transition word.
+        room = response.room + 1
         return at_transition and room >= max(trial_tokens, exit_tokens)
 
     def _try_answers(
@@ -282,15 +287,16 @@ class Deer:
     ) -> list[float]:
         """Return C of each trial, in [0, 1]; -1 for a trial without an answer."""
         confidences = [-1.0] * len(trials)
-        answers = {}
-        scored = []
+        answers = {}  # index of the trial -> its answer's tokens
+        up_to_answer = []
         for index, trial in enumerate(trials):
-            if answer := self._find_answer(trial.response_ids):
+            answer = self._find_answer(trial.response_ids)
+            if answer is not None:
                 answers[index] = answer
                 response_ids = trial.response_ids[: answer.stop]
-                scored.append(replace(trial, response_ids=response_ids))
-        if scored:
-            scores = engine.score(scored).log_probs
+                up_to_answer.append(replace(trial, response_ids=response_ids))
+        if up_to_answer:
+            scores = engine.score(up_to_answer).log_probs
             for (index, answer), log_probs in zip(answers.items(), scores, strict=True):
                 confidences[index] = geometric_mean(log_probs[answer])
         return confidences
@@ -302,13 +308,15 @@ class Deer:
         None: the box is empty, not closed, or not even opened.
         """
         beginnings = [list(trial_ids[: end + 1]) for end in range(len(trial_ids))]
+        # texts[t]: the box as it stands after token t.
         texts = [self._opening + text for text in self._decode(beginnings)]
         for last, text in enumerate(texts):
             boxes = find_boxes(text)
-            if boxes and boxes[0].start == 0 and "{" in text:
-                inside = text.index("{") + 1
+            is_closed = boxes and boxes[0].start == 0
+            if is_closed and "{" in text:
+                length_up_to_brace = text.index("{") + 1
                 first = 0
-                while len(texts[first]) <= inside:
+                while len(texts[first]) <= length_up_to_brace:
                     first += 1
                 return slice(first, last + 1)
         return None

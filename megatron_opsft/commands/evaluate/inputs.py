@@ -97,9 +97,8 @@ class Inputs:
         """
         if self.settings.method == "deer":
             return ()
-        return tuple(sorted(set(self.settings.budgets))) or default_budgets(
-            self.max_tokens
-        )
+        budgets = tuple(sorted(set(self.settings.budgets)))
+        return budgets or default_budgets(self.max_tokens)
 
     def comparable_settings(self) -> JsonObject:
         """Return, as JSON, all settings in which two results may differ, apart from the model and
@@ -117,19 +116,19 @@ class Inputs:
             "engine",
             "verify_timeout",
         }
-        used_when = {
+        has_effect = {
             "deer": settings.method == "deer",
             "system_prompt": settings.system_prompt != "",
+            "template_arguments": settings.template_arguments is not None,
             "verify_memory_gb": settings.verify.own_judge,
             "tp": engine.tensor_parallel,
         }
-        names |= {name for name, is_used in used_when.items() if is_used}
+        names |= {name for name in has_effect if has_effect[name]}
+        engine_package = next(name for name in engine.packages if name in versions)
         math_verify = f"math-verify {versions['math-verify']}"
         return settings.model_dump(mode="json", include=names) | {
             "max_tokens": self.max_tokens,
-            "engine_version": next(
-                versions[name] for name in engine.packages if name in versions
-            ),
+            "engine_version": versions[engine_package],
             "torch": versions["torch"],
             "dtype": self.dtype,
             "device": self.device.torch_device.type,
@@ -163,14 +162,16 @@ def read_models(settings: EvalSettings, device: Device) -> list[Inputs]:
     inputs = read_inputs(settings, device)
     if settings.baseline is None or settings.earlier_baseline is not None:
         return [inputs]
-    changed = {
+    own_settings = {
         "model": settings.baseline,
         "name": None,
         "baseline": None,
         "benchmarks": tuple(benchmark.name for benchmark in inputs.benchmarks),
         "out": settings.out / "baseline",
     }
-    base = read_inputs(settings.model_copy(update=changed), device, option="--baseline")
+    base = read_inputs(
+        settings.model_copy(update=own_settings), device, option="--baseline"
+    )
     if base.model.table.shape != inputs.model.table.shape:
         raise UserError(
             f"--baseline {settings.baseline} is of another architecture or size than the model, "
@@ -178,7 +179,7 @@ def read_models(settings: EvalSettings, device: Device) -> list[Inputs]:
             "--baseline DIR"
         )
     max_tokens = min(inputs.max_tokens, base.max_tokens)
-    return [replace(model, max_tokens=max_tokens) for model in (inputs, base)]
+    return [replace(each, max_tokens=max_tokens) for each in (inputs, base)]
 
 
 def read_inputs(
@@ -228,8 +229,9 @@ def default_budgets(max_tokens: int) -> tuple[int, ...]:
     """Return up to six powers of two below the limit of the run, then the limit itself: 1,024 ...
     16,384, 32,768.
     """
+    # Six powers of two lie between a 64th of the limit and the limit.
     return tuple(
-        budget for budget in powers_up_to(max_tokens) if max_tokens < 64 * budget
+        budget for budget in powers_up_to(max_tokens) if budget > max_tokens / 64
     )
 
 
@@ -244,9 +246,9 @@ def _encode_prompts(
         tokenizer=model.tokenizer,
         template=settings.template,
         system_prompt=settings.system_prompt,
+        template_arguments=settings.template_arguments,
     )
-    system_option = "system_prompt" if settings.system_prompt else None
-    encoder.chat.check(option=option, system_option=system_option)
+    encoder.check(option=option, section="")
     prompts = {}
     for benchmark in benchmarks:
         for key, problem in benchmark.problems_by_key().items():
@@ -265,16 +267,16 @@ def _max_tokens(wanted: int | None, model: EvalModel, prompts: Prompts) -> int:
     Errors: `UserError` if the model has no room for it after the longest prompt.
     """
     longest = max(prompts, key=lambda key: len(prompts[key]))
-    num_tokens = len(prompts[longest])
+    num_prompt_tokens = len(prompts[longest])
     positions = model.table.shape.max_position_embeddings
-    room = positions - num_tokens
-    least = wanted or 1
-    if room < least:
+    room = positions - num_prompt_tokens
+    required = wanted or 1
+    if room < required:
         fix = f"set max_tokens={room} or less" if room > 0 else "leave that problem out"
         raise UserError(
             f"{model.name} has {positions} positions (max_position_embeddings), and "
-            f"problem {longest} takes {num_tokens} of them: no room for "
-            f"{least} response tokens; {fix}"
+            f"problem {longest} takes {num_prompt_tokens} of them: no room for "
+            f"{required} response tokens; {fix}"
         )
     return wanted or min(MAX_TOKENS, room)
 
@@ -314,8 +316,8 @@ def _default_name(path: str, directory: Path) -> str:
     return directory.resolve().name
 
 
-def _describe_tensor(item: tuple[str, Tensor]) -> str:
-    """Return a line with name, dtype, shape and hash of the values. item: name, CPU tensor."""
-    name, tensor = item
+def _describe_tensor(named_tensor: tuple[str, Tensor]) -> str:
+    """Return a line with name, dtype, shape and hash of the values of a tensor on the CPU."""
+    name, tensor = named_tensor
     digest = hashlib.sha256(memory_of(tensor.contiguous())).hexdigest()
     return f"{name} {tensor.dtype} {tuple(tensor.shape)} {digest}\n"

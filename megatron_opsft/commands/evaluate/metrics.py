@@ -81,13 +81,13 @@ def arrange(samples: Sequence[StoredSample]) -> SampleGrid:
     Errors: `ValueError` if problems have different numbers of samples, or there are none: an
     evaluation that is not finished has no metrics.
     """
-    counts = Counter(sample.problem_id for sample in samples)
-    numbers = set(counts.values())
+    num_samples_of = Counter(sample.problem_id for sample in samples)
+    numbers = set(num_samples_of.values())
     if len(numbers) != 1:
         raise ValueError(
             f"problems have different numbers of samples: {sorted(numbers)}"
         )
-    shape = len(counts), -1
+    shape = len(num_samples_of), -1  # P, N
     ordered = sorted(samples, key=attrgetter("problem_id", "sample_index"))
     return SampleGrid(
         tokens_PN=np.array([sample.num_tokens for sample in ordered]).reshape(shape),
@@ -104,11 +104,12 @@ def measure(grid: SampleGrid, counts_DP: Counts) -> dict[str, Floats]:
     problems, which are means over samples too, as N is the same for all.
     """
     metrics = {}
-    for name, value in mean_over_problems(problem_values(grid), counts_DP).items():
-        metrics[name] = value
+    for name, mean in mean_over_problems(problem_values(grid), counts_DP).items():
+        metrics[name] = mean
         if name == "mean_tokens":
+            # In results.json the other metrics of tokens stand behind it.
             metrics |= token_quantiles(grid, counts_DP)
-            metrics["efficiency"] = efficiency(metrics["accuracy"], value)
+            metrics["efficiency"] = efficiency(metrics["accuracy"], mean)
     return metrics
 
 
@@ -156,8 +157,9 @@ def pass_at_k(num_correct_P: NDArray[np.integer], num_samples: int, k: int) -> F
     num_correct_P: c of each problem.
     """
     total = comb(num_samples, k)
-    by_num_wrong = [1.0 - comb(wrong, k) / total for wrong in range(num_samples + 1)]
-    return np.array(by_num_wrong)[num_samples - num_correct_P]
+    chances = [1.0 - comb(wrong, k) / total for wrong in range(num_samples + 1)]
+    num_wrong_P = num_samples - num_correct_P
+    return np.array(chances)[num_wrong_P]
 
 
 def mean_over_problems(
@@ -182,12 +184,12 @@ def token_quantiles(grid: SampleGrid, counts_DP: Counts) -> dict[str, Floats]:
     problem_S = order_S // grid.samples_per_problem
     ranks_S = np.arange(len(lengths_S))
     quantile_ranks_Q = np.array([*QUANTILES.values()]) * (len(lengths_S) - 1)
-    # Every row of counts adds up to P, so that each draw has S samples again.
-    rows = [
-        np.interp(quantile_ranks_Q, ranks_S, np.repeat(lengths_S, counts_P[problem_S]))
-        for counts_P in counts_DP
-    ]
-    return dict(zip(QUANTILES, np.array(rows).T, strict=True))
+    quantiles_DQ = []
+    for counts_P in counts_DP:
+        # Every row of counts adds up to P, so that each draw has S samples again.
+        drawn_S = np.repeat(lengths_S, counts_P[problem_S])
+        quantiles_DQ.append(np.interp(quantile_ranks_Q, ranks_S, drawn_S))
+    return dict(zip(QUANTILES, np.array(quantiles_DQ).T, strict=True))
 
 
 def efficiency(accuracy: Floats, mean_tokens: Floats) -> Floats:

@@ -107,30 +107,31 @@ def build_results(
     name: the model's, in tables and figures. budgets: ascending. baseline: its name, and samples
     of the same problems of every benchmark, any number of each.
     """
-    draws: list[list[_Draws]] = []
-    base_draws: list[_Draws] = []
+    all_draws: list[list[_Draws]] = []  # as `_block_fields` takes them, by benchmark
+    all_base_draws: list[_Draws] = []
     benchmarks = {}
     for benchmark in ordered(samples):
         grid = arrange(samples[benchmark])
         counts = draw_counts(grid.num_problems, benchmark)
-        at_budgets = [measure_at(grid, budget, counts) for budget in budgets]
-        draws.append([measure(grid, counts), *at_budgets])
+        draws = [measure(grid, counts)]
+        draws += [measure_at(grid, budget, counts) for budget in budgets]
+        all_draws.append(draws)
         base = None
         if baseline is not None:
             base_grid = arrange(baseline[1][benchmark])
             base = measure(base_grid, counts)
-            base_draws.append(base)
+            all_base_draws.append(base)
             if base_grid.samples_per_problem != grid.samples_per_problem:
                 del base["pass_at_n"]  # of another N: no difference
         benchmarks[benchmark] = BenchmarkResults(
-            **_block_fields(draws[-1], base, budgets),
+            **_block_fields(draws, base, budgets),
             num_problems=grid.num_problems,
             samples_per_problem=grid.samples_per_problem,
         )
     # Benchmarks were resampled independently of each other.
     overall = _block_fields(
-        [combine(of_benchmarks) for of_benchmarks in zip(*draws, strict=True)],
-        combine(base_draws) if base_draws else None,
+        [combine(of_benchmarks) for of_benchmarks in zip(*all_draws, strict=True)],
+        combine(all_base_draws) if all_base_draws else None,
         budgets,
     )
     return Results(

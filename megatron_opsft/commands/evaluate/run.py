@@ -119,8 +119,12 @@ def _check_baseline(directory: Path, benchmarks: Sequence[Benchmark]) -> None:
     for benchmark in benchmarks:
         name = benchmark.name
         num_problems = len(benchmark.problems)
-        is_same = name in results and hashes.get(name) == benchmark.data.sha256
-        if not is_same or results[name].num_problems != num_problems:
+        is_same = (
+            name in results
+            and hashes.get(name) == benchmark.data.sha256
+            and results[name].num_problems == num_problems
+        )
+        if not is_same:
             raise UserError(
                 f"--baseline {directory}: its samples of {name} are not of the {num_problems} "
                 f"problems of {benchmark.data.name}; use the same benchmarks, limit and data, or "
@@ -201,8 +205,8 @@ def _agree_on_done(inputs: Inputs, job: Job, name: str) -> dict[tuple[str, int],
     if job.is_main:
         stored = []
         for benchmark in inputs.benchmarks:
-            own = benchmark.read_samples(inputs.settings.out, benchmark.samples)
-            for sample in own:
+            samples = benchmark.read_samples(inputs.settings.out, benchmark.samples)
+            for sample in samples:
                 problem_key = benchmark.key(sample.problem_id)
                 stored.append((problem_key, sample.sample_index, sample.correct))
         job.put(key, json.dumps(stored))
@@ -269,12 +273,13 @@ def _finished_responses(
 def _write_outputs(models: Sequence[Inputs]) -> str:
     """Write all files of a finished evaluation; return the table for a terminal."""
     results: dict[Path, Results] = {}  # the baseline first
-    baseline = models[0].settings.earlier_baseline
-    if baseline is not None:
-        results[baseline] = read_results(baseline)
-    for inputs in reversed(models):
+    earlier = models[0].settings.earlier_baseline
+    if earlier is not None:
+        results[earlier] = read_results(earlier)
+    for inputs in reversed(models):  # the baseline is the last of them
         out = inputs.settings.out
-        results[out] = _build_results(inputs, next(iter(results.items()), None))
+        baseline = next(iter(results.items()), None)
+        results[out] = _build_results(inputs, baseline)
         write_text(out / "results.json", to_json(results[out]))
     comparison = compare(list(results.values()))
     comparison.write(models[0].settings.out, list(results))

@@ -27,6 +27,7 @@ from megatron_opsft.section import (
     JudgeName,
     NamedFiles,
     Section,
+    TemplateArguments,
     TemplateName,
 )
 from megatron_opsft.verify.verifier import JudgeKeys, check_judge
@@ -93,6 +94,8 @@ class EvalSettings(Section):
     """
     system_prompt: str = ""
     """System message before each problem."""
+    template_arguments: TemplateArguments = None
+    """What the chat template is given, such as {enable_thinking: false}, as in a run."""
     temperature: NonNegativeFloat = 0.6
     """Sampling temperature; 0: greedy, one sample of each problem."""
     top_p: float = Field(0.95, gt=0, le=1)
@@ -133,16 +136,17 @@ class EvalSettings(Section):
 
         Errors: `UserError` for settings that early exit excludes, and for several greedy samples.
         """
-        if self.method == "deer" and self.tp != 1:
-            raise UserError(
-                f"method=deer: engines of one rank only, not tp={self.tp}; leave tp out"
-            )
-        if self.method == "deer" and self.budgets:
-            raise UserError(
-                "budgets: early exit tries answers by the room left, so its samples do not tell "
-                "what a smaller limit gives; leave budgets out, or evaluate with a smaller "
-                "max_tokens"
-            )
+        if self.method == "deer":
+            if self.tp != 1:
+                raise UserError(
+                    f"method=deer: engines of one rank only, not tp={self.tp}; leave tp out"
+                )
+            if self.budgets:
+                raise UserError(
+                    "budgets: early exit tries answers by the room left, so its samples do not "
+                    "tell what a smaller limit gives; leave budgets out, or evaluate with a "
+                    "smaller max_tokens"
+                )
         if self.temperature == 0 and (self.samples or 1) > 1:
             raise UserError(
                 f"samples={self.samples} with temperature=0: all samples of a problem are the "
@@ -230,9 +234,8 @@ def check_settings(settings: EvalSettings) -> None:
     local_model(settings.model, option="--model")
     if settings.baseline is not None and settings.earlier_baseline is None:
         directory = Path(settings.baseline).expanduser()
-        if (directory / "samples").is_dir() and not (
-            directory / "config.json"
-        ).exists():
+        is_model = (directory / "config.json").exists()
+        if (directory / "samples").is_dir() and not is_model:
             raise UserError(
                 f"--baseline {settings.baseline} is an evaluation that is not finished; finish it "
                 "with the same command first"

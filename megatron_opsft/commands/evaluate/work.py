@@ -88,7 +88,7 @@ class WorkQueue:
         key = f"{self._name}/take/{self._share.index}/{next(self._takes)}"
         if self._share.answers:
             num_wanted = min(room, self._max_taken)
-            stop = self._job.add(f"{self._name}/taken", num_wanted)
+            stop = self._job.add(f"{self._name}/taken", num_wanted)  # the new total
             start = stop - num_wanted
             if self._share.num_ranks > 1:
                 self._job.put(key, json.dumps((start, stop)))

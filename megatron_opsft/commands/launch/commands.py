@@ -49,15 +49,16 @@ class Local(StartCommand):
             first_options.append(f"--resume={self.resume}")
         manifest = config.run.dir / "manifest.json"
         old_manifest_ns = _modified_ns(manifest) if self.overwrite else None
-
-        def start(again: bool) -> int:
-            # If the first start died before it replaced the run, that run must not be resumed.
-            modified_ns = _modified_ns(manifest)
-            was_replaced = old_manifest_ns is None or modified_ns != old_manifest_ns
-            options = ["--resume=auto"] if again and was_replaced else first_options
-            return ranks.run([*command, *options])
-
         with LocalRanks(self.ranks) as ranks:
+
+            def start(again: bool) -> int:
+                """Train on all ranks; `again` from the newest checkpoint. Returns the exit code."""
+                # If the first start died before it replaced the run, that run must not be resumed.
+                modified_ns = _modified_ns(manifest)
+                was_replaced = old_manifest_ns is None or modified_ns != old_manifest_ns
+                options = ["--resume=auto"] if again and was_replaced else first_options
+                return ranks.run([*command, *options])
+
             return run_with_restarts(start, self.max_restarts)
 
 

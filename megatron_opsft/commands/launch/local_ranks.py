@@ -70,6 +70,7 @@ class LocalRanks:
     def _start(
         self, rank: int, server: socket.socket, arguments: Sequence[str]
     ) -> "subprocess.Popen[bytes]":
+        """Start one rank, with the variables that torchrun sets. `server`: where ranks meet."""
         environment = {
             **os.environ,
             "RANK": str(rank),
@@ -96,6 +97,9 @@ class LocalRanks:
         )
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        """Note a stop signal, which `_first_failure` passes on. A second Ctrl-C kills all ranks and
+        this process.
+        """
         if number == signal.SIGINT:
             if self._is_stopping:
                 for rank in psutil.Process().children():
@@ -116,7 +120,8 @@ class LocalRanks:
         deadline = math.inf
         is_passed_on = False
         while True:
-            codes = [rank.poll() for rank in ranks]
+            codes = [rank.poll() for rank in ranks]  # None: it runs on
+            # Once a rank has failed, its code stays.
             failure = failure or next(filter(None, codes), 0)
             if None not in codes:
                 return failure

@@ -107,8 +107,10 @@ def make_data(config: Config, out: Path, limit: int | None) -> None:
         if s.layout.is_main:
             num_done, rows = _rows_of_earlier_starts(journal)
         num_samples = config.method.num_data_samples
-        at_once = _ENGINE_BATCHES * config.rollout.batch_size * s.layout.world_size
-        chunk_size = max(1, at_once // num_samples)
+        num_responses = (
+            _ENGINE_BATCHES * config.rollout.batch_size * s.layout.world_size
+        )
+        chunk_size = max(1, num_responses // num_samples)  # problems
         for first in range(broadcast_object(num_done), len(problems), chunk_size):
             chunk = problems[first : first + chunk_size]
             judged = judge_problems(
@@ -184,7 +186,7 @@ def _write(
         "model": config.model.path,
         "problems": data.name,
         "num_problems": num_problems,
-        **data.model_dump(include={"template", "system_prompt"}),
+        **data.model_dump(include={"template", "system_prompt", "template_arguments"}),
         "seed": config.run.seed,
         **rollout.model_dump(include={"temperature", "top_p", "max_response_tokens"}),
         "samples": config.method.num_data_samples,

@@ -33,18 +33,19 @@ def collect_rows(
     if not chosen:
         return []
     indices = range(len(chosen))
-    indices_of = [indices] * s.layout.dp_size
+    indices_of = [indices] * s.layout.dp_size  # every rank gets all of them
     samples = s.fetch(judged.rollouts, judged.problems, chosen, indices_of)
     rows = []
     for index in indices:
         sample = samples[index]
-        row = StoredResponse(
-            problem_id=sample.problem_id,
-            prompt_ids=sample.prompt_ids,
-            response_ids=sample.response_ids,
-            routing=sample.routing,
+        rows.append(
+            StoredResponse(
+                problem_id=sample.problem_id,
+                prompt_ids=sample.prompt_ids,
+                response_ids=sample.response_ids,
+                routing=sample.routing,
+            )
         )
-        rows.append(row)
     return rows
 
 
@@ -89,10 +90,12 @@ def find_thinking(texts: Sequence[str]) -> slice | None:
         return None
     opening = text.find(THINK, 0, closing)
     start = 0
-    # A character belongs to the first token that ends after it.
+    # A character is in the first token that ends after it.
     if opening >= 0:
-        start = bisect_right(token_ends, opening + len(THINK) - 1) + 1
-    return slice(start, max(start, bisect_right(token_ends, closing)))
+        last_of_tag = bisect_right(token_ends, opening + len(THINK) - 1)
+        start = last_of_tag + 1
+    first_of_end_tag = bisect_right(token_ends, closing)
+    return slice(start, max(start, first_of_end_tag))
 
 
 def shortest(responses: Sequence[Response], limit: int) -> list[Response]:

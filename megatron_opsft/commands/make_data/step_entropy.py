@@ -6,7 +6,6 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from heapq import nsmallest
-from itertools import groupby
 
 from transformers import PreTrainedTokenizerBase
 
@@ -45,11 +44,12 @@ def steps_of(texts: Sequence[str], separator: str) -> list[range]:
     texts: the text of each token.
     """
     steps = []
-    stop = 0
-    for is_separator, run in groupby(texts, key=separator.__eq__):
-        start, stop = stop, stop + len([*run])
-        if not is_separator:
-            steps.append(range(start, stop))
+    start = 0
+    for index, text in enumerate([*texts, separator]):
+        if text == separator:
+            if start < index:
+                steps.append(range(start, index))
+            start = index + 1
     return steps
 
 
@@ -86,28 +86,27 @@ def step_entropy_rows(
     rank. Called by every rank.
     """
     max_thinking = s.settings.max_response_tokens - settings.answer_tokens
-    begun = {  # a problem's last one
-        row.problem_id: row
-        for row in _shorten_thinking(s, judged, settings)
-        if len(row.response_ids) <= max_thinking
-    }
-    if not begun:
+    unanswered = {}  # problem -> its last response with shortened thinking, up to its end
+    for row in _shorten_thinking(s, judged, settings):
+        if len(row.response_ids) <= max_thinking:
+            unanswered[row.problem_id] = row
+    if not unanswered:
         return []
     answers = judge_problems(
         s,
-        [problem for problem in judged.problems if problem.id in begun],
+        [problem for problem in judged.problems if problem.id in unanswered],
         Stopwatch(s.device),
         num_samples=1,
         limit=settings.answer_tokens,
         seed_step=_ANSWER_SEED_STEP,
         encode=lambda problem: (
-            begun[problem.id].prompt_ids + begun[problem.id].response_ids
+            unanswered[problem.id].prompt_ids + unanswered[problem.id].response_ids
         ),
     )
     right = select(answers.responses, settings.answer_tokens)
     rows = []
     for answer in collect_rows(s, answers, right):
-        row = begun[answer.problem_id]
+        row = unanswered[answer.problem_id]
         response_ids = row.response_ids + answer.response_ids
         rows.append(replace(row, response_ids=response_ids))
     return rows

@@ -135,13 +135,12 @@ class Chart:
     ) -> dict[float, str]:
         """Return position -> label of the ascending values, without labels that would overlap."""
         ticks = {}
-        # The share of the width from which a label is free of the last one.
-        begin = -math.inf
+        free_from = -math.inf  # where the last label ends, as a share of the width
         for x in values:
             along, text = self.along(x), number(x)
             share = (along - left) / (right - left)
-            if share > begin:
-                begin = share + _LETTER_SHARE * len(text) + _GAP_SHARE
+            if share > free_from:
+                free_from = share + _LETTER_SHARE * len(text) + _GAP_SHARE
                 ticks[along] = text
         return ticks
 
@@ -228,12 +227,14 @@ def describe(series: Iterable[tuple[str, str, str]], remark: str = "") -> str:
 
     series: label, n and spread of each series or bar.
     """
-    rows = list(series)
-    counts = _group_labels((f"n = {n}" if n else "", label) for label, n, _ in rows)
-    whiskers = _group_labels((spread, label) for label, _, spread in rows)
+    counts, spreads = [], []
+    for label, n, spread in series:
+        counts.append((f"n = {n}" if n else "", label))
+        spreads.append((spread, label))
+    whiskers = _group_labels(spreads)
     if whiskers:
         whiskers = f"whiskers: {whiskers}"
-    return "; ".join(filter(None, [counts, whiskers, remark]))
+    return "; ".join(filter(None, [_group_labels(counts), whiskers, remark]))
 
 
 def _group_labels(pairs: Iterable[tuple[str, str]]) -> str:
@@ -255,7 +256,9 @@ def _list_labels(labels: Sequence[str]) -> str:
     names = [label for label in labels if label]
     if len(names) > _MAX_LABELS + 1:
         names = [*names[:_MAX_LABELS], f"{len(names) - _MAX_LABELS} more"]
-    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
+    if len(names) < 2:
+        return "".join(names)
+    return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _padded(values: Sequence[float], share: float) -> Point:
@@ -263,7 +266,9 @@ def _padded(values: Sequence[float], share: float) -> Point:
     sides; never twice the same.
     """
     low, high = min(values, default=0.0), max(values, default=1.0)
-    padding = share * (high - low) or abs(low) * 0.1 or 0.5
+    padding = share * (high - low)
+    if padding == 0:  # all values are the same
+        padding = 0.1 * abs(low) or 0.5
     return low - padding, high + padding
 
 
@@ -273,8 +278,10 @@ def _ticks(
     """Return about `count` values between low and high, a round step apart: one of the ascending
     factors times a power of ten.
     """
-    wanted = (high - low) / count
-    power = 10 ** math.floor(math.log10(wanted))
-    step = next(f * power for f in factors if f * power >= wanted * 0.999)
+    exact_step = (high - low) / count
+    power = 10 ** math.floor(math.log10(exact_step))
+    # The first round step that is as large, rounding errors aside.
+    step = next(f * power for f in factors if f * power >= exact_step * 0.999)
+    # A tick at a limit belongs to the axis even if rounding puts it just outside.
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [round(n * step, 12) for n in range(first, last + 1)]

@@ -116,7 +116,7 @@ def _chart_of(curve: _Curve, runs: Sequence[Run]) -> Chart | None:
     all_series: list[Series] = []
     for index, run in enumerate(runs):
         label, held_out_label = run.name, f"{run.name}, held-out"
-        if len(runs) == 1:
+        if len(runs) == 1:  # its name would say nothing
             label = "training rollouts" if curve.held_out_key else ""
             held_out_label = "held-out problems"
         series = _series_of(run, curve.key, label, index, count_key=curve.count_key)

@@ -51,8 +51,9 @@ def escape_latex(text: str) -> str:
     """Return the text on one line, with every character escaped that LaTeX would interpret."""
     text = plain_text(text)
     escaped = []
-    neighbours = zip(f" {text}", text, f"{text[1:]} ", strict=False)
-    for before, sign, after in neighbours:
+    for index, sign in enumerate(text):
+        before = text[index - 1] if index else " "
+        after = text[index + 1 : index + 2]
         if sign == "-" and before in " [(" and after.isdigit():
             escaped.append("$-$")  # a minus
         elif sign == "-" and before == "-":

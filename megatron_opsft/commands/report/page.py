@@ -87,9 +87,10 @@ def write_page(
     room = int(1e6 * max_mb) - len(render(values, []))
     responses = _sample(sources, room)
     all_rollouts = [source["rollouts"] for source in responses]
-    if runs or len(responses) > 1:
-        last = all_rollouts[0 if runs else -1]
-        values["example"] = example_of(all_rollouts[0], last)
+    if runs:
+        values["example"] = example_of(all_rollouts[0], all_rollouts[0])
+    elif len(responses) > 1:
+        values["example"] = example_of(all_rollouts[0], all_rollouts[-1])
     out.parent.mkdir(parents=True, exist_ok=True)
     responses = [source for source in responses if source["rollouts"]["rows"]]
     write_bytes(out, render(values, responses))
@@ -111,13 +112,21 @@ def _sample(sources: Sequence[_Source], room: int) -> list[JsonObject]:
 def figures_of_rows(before: TableRow, after: TableRow, block: str) -> list[Change]:
     """Compare length and accuracy of two rows: a model, and the model that was made from it."""
     names = f"{before.label} to {after.label}"
-    changes = []
-    metrics = {"Mean response tokens": "mean_tokens", "Accuracy": "accuracy"}
-    for title, metric in metrics.items():
-        old, new = (row.blocks[block][metric].value for row in (before, after))
-        is_share = metric == "accuracy"
-        changes.append(change_of(f"{title}, {names}", old, new, is_share=is_share))
-    return changes
+    old, new = before.blocks[block], after.blocks[block]
+    return [
+        change_of(
+            f"Mean response tokens, {names}",
+            old["mean_tokens"].value,
+            new["mean_tokens"].value,
+            is_share=False,
+        ),
+        change_of(
+            f"Accuracy, {names}",
+            old["accuracy"].value,
+            new["accuracy"].value,
+            is_share=True,
+        ),
+    ]
 
 
 def _settings_of(runs: Sequence[Run]) -> list[Table]:
@@ -133,11 +142,12 @@ def _settings_of(runs: Sequence[Run]) -> list[Table]:
     if not rows:
         return []
     headings = ["setting", *(run.name for run in runs)]
-    tables = [Table(caption="All settings", headings=headings, rows=rows)]
-    if len(runs) > 1:
-        caption, rows = "Settings that differ", sorted(differing)
-        tables.insert(0, Table(caption=caption, headings=headings, rows=rows))
-    return tables
+    all_settings = Table(caption="All settings", headings=headings, rows=rows)
+    if len(runs) == 1:
+        return [all_settings]
+    caption = "Settings that differ"
+    differences = Table(caption=caption, headings=headings, rows=sorted(differing))
+    return [differences, all_settings]
 
 
 def distinct(paths: Sequence[Path]) -> list[str]:

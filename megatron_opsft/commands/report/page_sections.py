@@ -225,10 +225,11 @@ def example_of(first: Mapping[str, Any], last: Mapping[str, Any]) -> list[JsonOb
     """
     if not first["rows"] or not last["rows"]:
         return []
-    first_step = first["rows"][0][0]
-    last_step = last["rows"][-1][0] if first is last else first_step
-    if first is last and first_step == last_step:
-        return []
+    first_step = last_step = first["rows"][0][0]
+    if first is last:
+        last_step = last["rows"][-1][0]
+        if first_step == last_step:
+            return []
     before, after = _rows_at(first, first_step), _rows_at(last, last_step)
     if not before or not after:
         return []
@@ -246,7 +247,9 @@ def example_of(first: Mapping[str, Any], last: Mapping[str, Any]) -> list[JsonOb
 def _rows_at(
     rollouts: Mapping[str, Any], step: Any
 ) -> dict[tuple[str, int], JsonObject]:
-    """Return the undamaged responses of a step or benchmark by problem and number."""
+    """Return the undamaged responses of a step or benchmark as field -> value, by problem and
+    number of the sample.
+    """
     rows = {}
     for values in rollouts["rows"]:
         row = dict(zip(rollouts["fields"], values, strict=False))

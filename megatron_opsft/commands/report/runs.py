@@ -24,7 +24,7 @@ from megatron_opsft.runtime.owned_directory import flatten
 
 # A directory with any of these is a run's.
 _FILES = ("config.yaml", "metrics.jsonl", "evals.jsonl", "rollouts")
-# Title -> the end of its keys in metrics.jsonl and evals.jsonl.
+# Quantity -> how its keys in metrics.jsonl and evals.jsonl end.
 _QUANTITIES = {"Mean response tokens": "mean_response_tokens", "Accuracy": "accuracy"}
 Line = JsonObject
 
@@ -61,8 +61,10 @@ class Run:
 
     @property
     def compared(self) -> dict[str, str]:
-        """End of a change's title -> beginning of its keys, for each set that is compared. If there
-        are steps but fewer than two evaluations, it is the rollouts of training.
+        """The sets whose accuracy and length are compared: what a title says of the set -> how its
+        keys begin, such as {"": "eval_", ", aime": "eval_aime_"}.
+
+        If there are steps but fewer than two evaluations, it is the rollouts of training alone.
         """
         if self.steps and len(self.evaluations) < 2:
             return {" in training": ""}
@@ -115,13 +117,13 @@ def change_of(title: str, before: float, after: float, *, is_share: bool) -> Cha
 def changes_of(run: Run) -> list[Change]:
     """Compare the first and the last length and accuracy of each set in `Run.compared`."""
     changes = []
-    for name, prefix in run.compared.items():
-        for title, key in _QUANTITIES.items():
+    for of_set, prefix in run.compared.items():
+        for quantity, key in _QUANTITIES.items():
             if points := run.points(prefix + key):
                 (_, before), (_, after) = points[0], points[-1]
-                is_share = key == "accuracy"
+                title = quantity + of_set
                 changes.append(
-                    change_of(title + name, before, after, is_share=is_share)
+                    change_of(title, before, after, is_share=key == "accuracy")
                 )
     return changes
 

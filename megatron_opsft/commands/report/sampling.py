@@ -63,15 +63,16 @@ def sample_responses(files: Mapping[Any, Sequence[Path]], max_bytes: int) -> Jso
     total = 0
     room = max_bytes
     steps = _spread_out(sorted(files))
-    for index, step in enumerate(steps):
+    for num_done, step in enumerate(steps):
         lines_of = _lines_by_problem(files[step])
         total += sum(map(len, lines_of.values()))
-        share = room // (len(steps) - index)
-        used = 0
+        fair_share = room // (len(steps) - num_done)
+        used = 0  # bytes of this step's groups
         for lines in lines_of.values():
             group, group_problems = _parse_group(step, lines)
             size = encoded_size([group, group_problems])
-            limit = share if used else room  # the first group may take all the room
+            # The first group may take all the room.
+            limit = fair_share if used else room
             if used + size > limit:
                 break
             rows += group
@@ -132,10 +133,12 @@ def _parse_group(
 
 def _spread_out(steps: Sequence[Any]) -> list[Any]:
     """Reorder the steps so that the first few are always far apart: last, first, middle, ..."""
-    inner = sorted(range(1, len(steps) - 1), key=_lowest_set_bit, reverse=True)
+    # Multiples of a large power of two come first: of 8 in 8, 4, 12, 2, 6, 10, 14, 1, 3, ...
+    inner = sorted(range(1, len(steps) - 1), key=_largest_power_of_two, reverse=True)
     ends = [*steps[-1:], *steps[:1]]  # the same one if there is only one
     return list(dict.fromkeys([*ends, *(steps[index] for index in inner)]))
 
 
-def _lowest_set_bit(index: int) -> int:
+def _largest_power_of_two(index: int) -> int:
+    """Return the largest power of two that divides the index."""
     return index & -index

@@ -209,15 +209,19 @@ def cells(
 
 def _cells_of(column: Column, estimates: Sequence[Estimate | None]) -> Iterator[Cell]:
     """Yield the cells of a column, the best ones marked."""
-    values = {column.text(one.value): one.value for one in estimates if one is not None}
+    value_of_text = {
+        column.text(estimate.value): estimate.value
+        for estimate in estimates
+        if estimate is not None
+    }
     choose = max if column.higher_is_better else min
-    best = choose(values, key=values.__getitem__, default="")
+    best_text = choose(value_of_text, key=value_of_text.__getitem__, default="")
     for estimate in estimates:
         if estimate is None:
             yield Cell(value="-")
             continue
         text = column.text(estimate.value)
-        is_best = text == best and len(values) > 1
+        is_best = text == best_text and len(value_of_text) > 1
         yield Cell(value=text, around=estimate.around(column.text), is_best=is_best)
 
 
@@ -239,10 +243,9 @@ def markdown_table(rows: Sequence[TableRow], blocks: Sequence[str]) -> str:
 def _in_markdown(
     headings: Sequence[str], lines: Sequence[Sequence[Cell | str]], num_left: int
 ) -> str:
-    escaped, *texts = [
-        list(map(_cell_in_markdown, line)) for line in (headings, *lines)
-    ]
-    return aligned(escaped, texts, num_left=num_left, style="pipe")
+    escaped_headings = list(map(escape_markdown, headings))
+    texts = [list(map(_cell_in_markdown, line)) for line in lines]
+    return aligned(escaped_headings, texts, num_left=num_left, style="pipe")
 
 
 def aligned(
@@ -291,13 +294,13 @@ def paper_table(
         [title, label, *line_cells]
         for title, label, line_cells in _lines(rows, blocks, columns)
     ]
-    left_out = 1 if len(blocks) == 1 else 0
+    num_left = 2
+    if len(blocks) == 1:
+        num_left = 1
+        headings = headings[1:]
+        lines = [line[1:] for line in lines]
     return Table(
-        caption=caption,
-        headings=headings[left_out:],
-        rows=[line[left_out:] for line in lines],
-        num_left=2 - left_out,
-        note=note,
+        caption=caption, headings=headings, rows=lines, num_left=num_left, note=note
     )
 
 

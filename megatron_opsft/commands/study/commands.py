@@ -67,20 +67,20 @@ class StudyCommand(Command):
                 state = "  done" if run.is_finished else ""
                 say(f"{number:4d}  {run.label}{state}")
             return
-        runs = [run for run in chosen if not run.is_finished]
+        to_make = [run for run in chosen if not run.is_finished]
         if self.dry_run:
-            for run in runs:
+            for run in to_make:
                 for words in commands_of(run):
                     say(shlex.join(words))
             return
         if not self.page:
             default = 1 if self.launcher else len(os.sched_getaffinity(0))
-            make_runs(runs, self.launcher, self.at_once or default)
+            make_runs(to_make, self.launcher, self.at_once or default)
         write_outputs(self.out, plan.study, read_study_rows(self.out, plan))
         say(f"page: {self.out / 'report.html'}; tables: table.json, table.md beside it")
-        unfinished = sum(not run.is_finished for run in runs)
+        unfinished = sum(not run.is_finished for run in to_make)
         if unfinished and not self.page:
             raise UserError(
-                f"{unfinished} of {len(runs)} runs are not finished; see the page, and give the "
+                f"{unfinished} of {len(to_make)} runs are not finished; see the page, and give the "
                 "same command again"
             )

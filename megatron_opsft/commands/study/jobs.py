@@ -4,6 +4,7 @@ Commands are forked from one process that has imported the libraries once, or st
 launcher. Nothing is made twice: each command continues what it began.
 """
 
+import json
 import multiprocessing
 import os
 import runpy
@@ -13,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
@@ -21,12 +22,13 @@ from pathlib import Path
 
 from megatron_opsft.commands.evaluate.settings import EvalSettings
 from megatron_opsft.commands.launch.rounds import RoundsPlan, check_rounds, run_commands
-from megatron_opsft.commands.study.study_file import StudyRun
+from megatron_opsft.commands.study.study_file import Keys, StudyRun
 from megatron_opsft.config.load import load
 from megatron_opsft.config.run_prompt import SECTIONS
 from megatron_opsft.errors import UserError, log
 from megatron_opsft.runtime.owned_directory import OwnedDirectory, flatten
 from megatron_opsft.runtime.phase import REQUEUE_EXIT_CODE, StopSignal
+from megatron_opsft.section import section_class
 
 _FORKS = multiprocessing.get_context("forkserver")
 _LIBRARIES = [
@@ -94,27 +96,40 @@ def trainings_of(run: StudyRun) -> list[Path]:
 def commands_of(run: StudyRun) -> list[list[str]]:
     """Return the commands that a run still needs, without `megatron-opsft`. Errors: `UserError`."""
     commands = []
-    settings = run.eval_settings
+    prompt_and_judge = {}
     if run.trains:
         rounds = _rounds(run)
         commands = [["train", *run.words, "--resume=auto"]]
         if rounds is not None:
             commands = list(rounds.remaining_commands())
-        model = str(trainings_of(run)[-1])  # `eval` asks it as its training did
+        model = str(trainings_of(run)[-1])  # `eval` has prompt and judge from there
     else:
         config = run.load()
         model = config.model.path
         tree = config.model_dump()
-        asked = {key: tree[section][key] for key, section in SECTIONS.items()}
-        settings = asked | settings
-    settings = settings | {
+        prompt_and_judge = {key: tree[SECTIONS[key]][key] for key in SECTIONS}
+    settings = {
+        **prompt_and_judge,
+        **run.eval_settings,
         "name": run.label,
         "out": str(run.evaluation),
         "model": model,
     }
-    words = [f"{key}={value}" for key, value in flatten(settings).items()]
+    words = list(_words_of(settings))
     load(EvalSettings, None, words)  # checks them
     return [*commands, ["eval", *words]]
+
+
+def _words_of(settings: Keys) -> Iterator[str]:
+    """Yield the settings of an evaluation as key=value, those of a section one by one."""
+    for key, value in settings.items():
+        field = EvalSettings.model_fields.get(key)
+        is_section = field is not None and section_class(field) is not None
+        flat = {key: json.dumps(value, ensure_ascii=False)}
+        if is_section and isinstance(value, dict):
+            flat = flatten({key: value})
+        for name, text in flat.items():
+            yield f"{name}={text}"
 
 
 def make_runs(runs: Sequence[StudyRun], launcher: str, at_once: int) -> None:

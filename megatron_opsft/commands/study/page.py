@@ -1,6 +1,7 @@
 """Writes tables and page of a study: table.md and report.html beside its results."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from statistics import fmean, stdev
@@ -71,30 +72,25 @@ def describe_study(
         tables.append(paper_table(lines[key], [OVERALL], section.title, note))
         texts.append(f"{section.title}\n\n{text_table(lines[key], [OVERALL])}")
     first_section = next(iter(lines.values()))
-
-    def write(page: Path) -> None:
-        finished = {row.label: row for row in first_section if row.blocks}
-        base = finished.pop(study.baseline, None)
-        best = max(
-            finished.values(),
-            key=lambda row: row.blocks[OVERALL]["efficiency"].value,
-            default=None,
-        )
-        figures = figures_of_rows(base, best, OVERALL) if base and best else []
-        write_page(
-            page,
-            [],
-            _evaluations(out, study, rows, best.label if best else ""),
-            title=study.title,
-            text=f"{study.text.strip()} {legend}",
-            figures=figures,
-            sections=sections,
-            max_mb=max_mb,
-        )
-
+    finished = {row.label: row for row in first_section if row.blocks}
+    base = finished.pop(study.baseline, None)
+    best = max(
+        finished.values(),
+        key=lambda row: row.blocks[OVERALL]["efficiency"].value,
+        default=None,
+    )
     return Contents(
         text="\n".join(texts).rstrip(),
-        write_page=write,
+        write_page=partial(
+            write_page,
+            runs=[],
+            evaluations=_evaluations(out, study, rows, best.label if best else ""),
+            title=study.title,
+            text=f"{study.text.strip()} {legend}",
+            figures=figures_of_rows(base, best, OVERALL) if base and best else [],
+            sections=sections,
+            max_mb=max_mb,
+        ),
         sections=sections,
         tables=tables,
     )
@@ -147,26 +143,26 @@ def table_rows(study: Study, rows: Sequence[StudyRow], section: str) -> list[Tab
     finished = [row for row in rows if row.section == section and row.error is None]
     lines = []
     for name in study.sections[section].runs:
-        seeds = [row for row in finished if row.name == name]
-        lines.append(_table_row(name, seeds))
+        runs = [row for row in finished if row.name == name]
+        lines.append(_table_row(name, runs))
     return lines
 
 
-def _table_row(name: str, seeds: Sequence[StudyRow]) -> TableRow:
-    """Return one row. seeds: the finished runs of that name, one for each seed."""
-    if not seeds:
+def _table_row(name: str, runs: Sequence[StudyRow]) -> TableRow:
+    """Return one row. runs: the finished runs of that name, one for each seed."""
+    if not runs:
         return TableRow(label=name, blocks={})
     budgets = []
-    for n, (budget, _) in enumerate(seeds[0].budgets):
-        point = _mean_over_seeds([row.budgets[n][1] for row in seeds])
-        budgets.append((budget, point))
-    size = seeds[0].size
+    for index, (budget, _) in enumerate(runs[0].budgets):
+        at_budget = [run.budgets[index][1] for run in runs]
+        budgets.append((budget, _mean_over_seeds(at_budget)))
+    size = runs[0].size
     return TableRow(
         label=name,
-        blocks={OVERALL: _mean_over_seeds([row.metrics for row in seeds])},
+        blocks={OVERALL: _mean_over_seeds([run.metrics for run in runs])},
         budgets={OVERALL: budgets},
         sizes={OVERALL: size} if size else {},
-        seeds=len(seeds),
+        seeds=len(runs),
     )
 
 

@@ -160,7 +160,7 @@ def read_study(path: Path, out: Path) -> StudyPlan:
     share a directory, a baseline that is no run.
     """
     study = load(Study, path)
-    runs: dict[str, StudyRun] = {}
+    by_definition: dict[str, StudyRun] = {}
     by_directory: dict[Path, StudyRun] = {}
 
     def register(run: StudyRun) -> StudyRun:
@@ -168,14 +168,14 @@ def read_study(path: Path, out: Path) -> StudyPlan:
 
         Errors: `UserError` if a different run has its directory.
         """
-        first = runs.setdefault(str(run.definition()), run)
-        in_directory = by_directory.setdefault(first.directory, first)
-        if in_directory is not first:
+        registered = by_definition.setdefault(str(run.definition()), run)
+        owner = by_directory.setdefault(registered.directory, registered)
+        if owner is not registered:
             raise UserError(
-                f"{path}: {in_directory.name!r} and {run.name!r} are different runs but would "
+                f"{path}: {owner.name!r} and {run.name!r} are different runs but would "
                 f"share the directory {run.directory.name}; rename one"
             )
-        return first
+        return registered
 
     rows: dict[str, dict[str, list[StudyRun]]] = {}
     for key, section in study.sections.items():
@@ -185,7 +185,7 @@ def read_study(path: Path, out: Path) -> StudyPlan:
             rows[key][name] = [register(run) for run in entry_runs]
     if not any(study.baseline in by_name for by_name in rows.values()):
         raise UserError(f"{path}: baseline={study.baseline} is not the name of a run")
-    in_order = sorted(runs.values(), key=lambda run: run.seed)
+    in_order = sorted(by_definition.values(), key=lambda run: run.seed)
     return StudyPlan(study=study, rows=rows, runs=in_order)
 
 

@@ -45,8 +45,8 @@ class ADlp(GroupNormalizedSettings):
 
     def next_state(self, state: ADlpState, batch: Sequence[Group]) -> ADlpState:
         """lambda <- max(0, lambda + eta (accuracy - reference))."""
-        better = accuracy_of(batch) - self.reference_accuracy
-        price = state.price + self.price_rate * better
+        excess = accuracy_of(batch) - self.reference_accuracy
+        price = state.price + self.price_rate * excess
         return state.model_copy(update={"price": max(0.0, price)})
 
 
@@ -85,14 +85,14 @@ class ShortRl(GroupNormalizedSettings):
         of correct ones.
         """
         rewards, lengths = group.verdicts, group.correct_lengths
-        for i, response in enumerate(group.responses):
+        for index, response in enumerate(group.responses):
             if not response.correct:
                 continue
-            beyond = response.num_tokens - min(lengths)
+            extra_tokens = response.num_tokens - min(lengths)
             bonus = 0.5
-            if beyond > self.length_tolerance:
-                bonus -= beyond / (max(lengths) - min(lengths))
-            rewards[i] += bonus
+            if extra_tokens > self.length_tolerance:
+                bonus -= extra_tokens / (max(lengths) - min(lengths))
+            rewards[index] += bonus
         return rewards
 
     def next_state(self, state: ShortRlState, batch: Sequence[Group]) -> ShortRlState:

@@ -40,6 +40,7 @@ class Grpo(GroupNormalizedSettings):
         return group.verdicts
 
     def group_advantages(self, group: Group, rewards: list[float]) -> list[float]:
+        """Advantages as `advantage` says: (r - mean)/std, r - mean, or r itself."""
         match self.advantage:
             case "group_normalized":
                 return super().group_advantages(group, rewards)
@@ -84,10 +85,11 @@ class Gfpo(GroupNormalizedSettings):
         if self.keep_by == "reward_per_token":
             pairs = zip(rewards, group.lengths, strict=True)
             costs = [-reward / length for reward, length in pairs]
-        kept = sorted(range(len(costs)), key=costs.__getitem__)[: self.kept]
-        kept_rewards = [rewards[i] for i in kept]
+        cheapest_first = sorted(range(len(costs)), key=costs.__getitem__)
+        kept_indices = cheapest_first[: self.kept]
+        kept_rewards = [rewards[index] for index in kept_indices]
         normalized = group_normalized(kept_rewards, self.std_epsilon, count_less=0)
         advantages = [0.0] * len(rewards)
-        for i, advantage in zip(kept, normalized, strict=True):
-            advantages[i] = advantage
+        for index, advantage in zip(kept_indices, normalized, strict=True):
+            advantages[index] = advantage
         return advantages

@@ -41,8 +41,8 @@ class L1Settings(GroupNormalizedSettings):
             )
 
     def kind_at(self, number: float) -> LengthKind:
-        """Whether a target is exact or a maximum, by a number between 0 and 1: a problem's own, or
-        1 for `eval_target`.
+        """Whether a target is exact or a maximum. number: between 0 and 1; drawn for each problem,
+        and always 1 for `eval_target`.
         """
         return "exact"
 

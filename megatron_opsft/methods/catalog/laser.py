@@ -20,10 +20,10 @@ Targets = dict[Band, int | None]
 
 def band_of(group: Group) -> Band:
     """The difficulty of a problem: easy from two thirds correct on, medium from one third on."""
-    thirds = 3 * group.num_correct
-    if thirds >= 2 * len(group.responses):
+    # In whole numbers, which are not rounded.
+    if 3 * group.num_correct >= 2 * len(group.responses):
         return "easy"
-    if thirds >= len(group.responses):
+    if 3 * group.num_correct >= len(group.responses):
         return "medium"
     return "hard"
 
@@ -40,22 +40,23 @@ def choose_targets(
     candidate does. rounding: how the fewest correct responses are rounded.
     """
     num_samples = len(groups[0].responses)
-    added = 2 if rounding == "ceil" else 0
+    added = 2 if rounding == "ceil" else 0  # (n + 2) // 3 is a third of n, rounded up
     # Of 8 samples they are 6, 3 and 1.
     fewest_correct: dict[Band, int] = {
         "easy": max((2 * num_samples + added) // 3, 1),
         "medium": max((num_samples + added) // 3, 1),
         "hard": 1,
     }
-    descending = sorted(candidates, reverse=True)
+    ascending = sorted(candidates)
     targets: Targets = dict.fromkeys(fewest_correct)
     for band, fewest in fewest_correct.items():
         of_band = [group.lengths for group in groups if band_of(group) == band]
         lengths = sorted(chain.from_iterable(of_band))
-        for candidate in descending:
-            within = bisect_right(lengths, candidate)
-            if within and within * fewest >= len(lengths):
+        for candidate in ascending:
+            num_within = bisect_right(lengths, candidate)
+            if num_within and num_within * fewest >= len(lengths):
                 targets[band] = candidate
+                break
     return targets
 
 

@@ -96,9 +96,9 @@ class O1Pruner(PolicySettings):
         """Rewards of the responses to one problem, compared with the reference model's."""
         rewards = []
         for response in responses:
-            shorter = reference.mean_tokens / response.num_tokens - 1
-            better = response.correct - reference.accuracy
-            reward = shorter + self.accuracy_weight * better
+            length_reward = reference.mean_tokens / response.num_tokens - 1
+            accuracy_reward = response.correct - reference.accuracy
+            reward = length_reward + self.accuracy_weight * accuracy_reward
             if self.clip_rewards:
                 reward = min(max(reward, -2.0), 4.0)
             rewards.append(reward)

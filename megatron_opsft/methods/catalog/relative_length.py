@@ -98,7 +98,8 @@ def sigmoid_of_length(group: Group) -> dict[int, float]:
     lengths = {i: r.num_tokens for i, r in enumerate(group.responses) if r.correct}
     if not lengths:
         return {}
-    mean, std = fmean(lengths.values()), pstdev(lengths.values()) + 1e-7
+    mean = fmean(lengths.values())
+    std = pstdev(lengths.values()) + 1e-7  # not 0 if all are equally long
     return {i: 1 / (1 + math.exp((mean - n) / std)) for i, n in lengths.items()}
 
 
@@ -157,10 +158,12 @@ class SmartThinker(GroupNormalizedSettings):
         beyond = [max(r.num_tokens - best, 0.0) * r.correct for r in group.responses]
         if not any(beyond):
             return rewards
-        # 1 - a max(d) = pass_rate - a mean(d). Wrong responses have d = 0: max(d) > mean(d).
-        a = (1 - group.pass_rate) / (max(beyond) - fmean(beyond))
+        # The price a of a token: 1 - a max(d) = pass_rate - a mean(d). Wrong responses have d = 0:
+        # max(d) > mean(d).
+        price = (1 - group.pass_rate) / (max(beyond) - fmean(beyond))
         return [
-            reward - a * tokens for reward, tokens in zip(rewards, beyond, strict=True)
+            reward - price * num_tokens
+            for reward, num_tokens in zip(rewards, beyond, strict=True)
         ]
 
 

@@ -45,6 +45,7 @@ class SelfDistillation(MethodSettings):
         return self.responses == "all"
 
     def objective(self, sampling_temperature: float) -> Objective:
+        """The divergence from the teacher, at temperature 1 whatever the sampling's."""
         surrogate = Distillation(
             beta=self.beta,
             likelihood=self.likelihood,
@@ -64,6 +65,7 @@ class SelfDistillation(MethodSettings):
         return self.refresh_every > 0
 
     def refreshes_teacher(self, state: State) -> bool:
+        """True after every `refresh_every` steps."""
         steps_done = state.step - 1
         if self.refresh_every == 0 or steps_done == 0:
             return False

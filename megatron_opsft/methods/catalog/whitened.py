@@ -86,6 +86,7 @@ class Gdpo(GroupNormalizedSettings):
     def group_advantages(self, group: Group, rewards: list[float]) -> list[float]:
         """The sum over both rewards of (r - mean)/std."""
         length_rewards = self.length_rewards(group)
+        # Without the length reward, but with what a run's settings took off (`shaped`).
         verdicts = [r - n for r, n in zip(rewards, length_rewards, strict=True)]
         correctness = super().group_advantages(group, verdicts)
         brevity = super().group_advantages(group, length_rewards)

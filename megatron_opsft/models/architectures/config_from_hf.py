@@ -1,21 +1,21 @@
 """Hugging Face `config.json` -> `ModelShape`, refusing whatever would change the mathematics.
 
 The file is read as plain JSON: transformers is not needed, and fields that it would silently ignore
-are checked. Both spellings of the rotary settings are read: `rope_theta` / `rope_scaling`, and
-transformers 5's `rope_parameters`.
+are checked.
 """
 
 import json
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from megatron_opsft.errors import UserError
+from megatron_opsft.models.architectures.config_fields import Fields
 from megatron_opsft.models.architectures.families import (
     ARCHITECTURES,
     QK_NORMS,
     QKV_BIAS,
 )
-from megatron_opsft.models.architectures.shape import ModelShape, MoeShape, RopeScaling
+from megatron_opsft.models.architectures.rope_from_hf import read_rope
+from megatron_opsft.models.architectures.shape import ModelShape, MoeShape
 from megatron_opsft.models.architectures.template import Architecture
 from megatron_opsft.records import JsonObject
 
@@ -31,52 +31,8 @@ FIXED_FIELDS: tuple[tuple[str, object], ...] = (
     ("n_routed_experts", None),
     ("transformers_weights", None),  # another file than the usual ones
 )
-N = TypeVar("N", int, float)
 # transformers 5 writes the second one.
 EXPERT_COUNT_FIELDS = ("num_experts", "num_local_experts")
-LLAMA3_FIELDS = {
-    "factor",
-    "low_freq_factor",
-    "high_freq_factor",
-    "original_max_position_embeddings",
-}
-
-
-class _Fields(NamedTuple):
-    """The fields of a config.json, read with checks. Errors: `UserError` that names the file."""
-
-    path: Path
-    values: JsonObject
-
-    def fail(self, message: str) -> NoReturn:
-        raise UserError(f"{self.path}: {message}")
-
-    def positive(self, name: str, kind: type[N], default: N | None = None) -> N:
-        """Read a positive number, a whole one if `kind` is int."""
-        value: Any = self.values.get(name)
-        if value is None:
-            value = default
-        is_number = isinstance(value, int | kind) and not isinstance(value, bool)
-        if not is_number or not 0 < value < 2**40:
-            number = "whole number" if kind is int else "number"
-            self.fail(f"{name} must be a positive {number}, not {json.dumps(value)}")
-        return kind(value)
-
-    def flag(self, name: str) -> bool:
-        """Read true or false; absent means false."""
-        value = self.values.get(name)
-        if value is not None and not isinstance(value, bool):
-            self.fail(f"{name} must be true or false, not {json.dumps(value)}")
-        return bool(value)
-
-    def check_fixed(self, name: str, supported: object) -> None:
-        """Check that a field is absent, null, or has the only supported value."""
-        value = self.values.get(name)
-        if value is not None and value != supported:
-            self.fail(
-                f"{name}={json.dumps(value)} is not supported, only "
-                f"{name}={json.dumps(supported)}"
-            )
 
 
 def read_model_shape(model_dir: Path) -> ModelShape:
@@ -88,8 +44,8 @@ def read_model_shape(model_dir: Path) -> ModelShape:
     """
     path = model_dir / "config.json"
     values = read_json(path)
-    architecture = _find_architecture(_Fields(path, values))
-    fields = _Fields(path, {**architecture.defaults, **values})
+    architecture = _find_architecture(Fields(path, values))
+    fields = Fields(path, {**architecture.defaults, **values})
     for name, supported in (*FIXED_FIELDS, *architecture.fixed_fields):
         fields.check_fixed(name, supported)
     _check_layer_types(fields)
@@ -113,7 +69,7 @@ def read_model_shape(model_dir: Path) -> ModelShape:
             f"the head dimension {head_dim} is odd, but rotary embedding turns pairs of "
             "numbers; look at head_dim, hidden_size and num_attention_heads"
         )
-    rope_theta, rope_scaling = _read_rope(fields)
+    rope_theta, rope_scaling = read_rope(fields)
     return ModelShape(
         architecture=architecture.hf_name,
         num_layers=fields.positive("num_hidden_layers", int),
@@ -149,7 +105,7 @@ def read_json(path: Path) -> JsonObject:
     return config
 
 
-def _find_architecture(fields: _Fields) -> Architecture:
+def _find_architecture(fields: Fields) -> Architecture:
     """Return the architecture that `architectures` names, or `model_type` in a config that was
     saved without its model.
 
@@ -183,14 +139,14 @@ def _find_architecture(fields: _Fields) -> Architecture:
     return architecture
 
 
-def _check_layer_types(fields: _Fields) -> None:
+def _check_layer_types(fields: Fields) -> None:
     layer_types = fields.values.get("layer_types") or ["full_attention"]
     is_list = isinstance(layer_types, list)
     if not is_list or set(map(str, layer_types)) != {"full_attention"}:
         fields.fail("layer_types is supported only with full_attention in every layer")
 
 
-def _read_moe(fields: _Fields, architecture: Architecture) -> MoeShape | None:
+def _read_moe(fields: Fields, architecture: Architecture) -> MoeShape | None:
     """Read the experts of a mixture. A dense architecture must not name any: None."""
     if not architecture.expert_rows:
         for name in EXPERT_COUNT_FIELDS:
@@ -219,50 +175,3 @@ def _read_moe(fields: _Fields, architecture: Architecture) -> MoeShape | None:
         ffn_size=fields.positive("moe_intermediate_size", int),
         normalize_top_k=normalize_top_k,
     )
-
-
-def _read_rope(fields: _Fields) -> tuple[float, RopeScaling | None]:
-    """Read base and scaling of the rotary positions; only no scaling and Llama 3's are supported.
-
-    If both fields are present, `rope_scaling` counts, as in transformers
-    (`RotaryEmbeddingConfigMixin.convert_rope_params_to_dict`), unless it is empty.
-    """
-    name = "rope_scaling" if fields.values.get("rope_scaling") else "rope_parameters"
-    values = fields.values.get(name)
-    if values is None:
-        values = {}
-    if not isinstance(values, dict):
-        fields.fail(f"{name} must be an object, not {json.dumps(values)}")
-    settings = _Fields(fields.path, values)
-    has_theta = values.get("rope_theta") is not None
-    theta = (settings if has_theta else fields).positive("rope_theta", float, 10000.0)
-    settings.check_fixed("partial_rotary_factor", 1)
-
-    kind = values.get("rope_type", values.get("type", "default"))
-    known = {"rope_theta", "rope_type", "type", "partial_rotary_factor"}
-    if kind == "llama3":
-        known |= LLAMA3_FIELDS
-    elif kind != "default":
-        fields.fail(
-            f"{name}.rope_type={json.dumps(kind)} is not supported; "
-            "supported: default (no scaling), llama3"
-        )
-    unknown = sorted(values.keys() - known)
-    if unknown:
-        fields.fail(
-            f"{name}.{unknown[0]} is not supported with rope_type={kind}; remove it or "
-            "use another model"
-        )
-    if kind == "default":
-        return theta, None
-    scaling = RopeScaling(
-        factor=settings.positive("factor", float),
-        low_freq_factor=settings.positive("low_freq_factor", float),
-        high_freq_factor=settings.positive("high_freq_factor", float),
-        original_max_position=settings.positive(
-            "original_max_position_embeddings", int
-        ),
-    )
-    if scaling.low_freq_factor >= scaling.high_freq_factor:
-        fields.fail(f"{name}.low_freq_factor must be below high_freq_factor")
-    return theta, scaling

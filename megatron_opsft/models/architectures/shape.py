@@ -6,13 +6,38 @@ from megatron_opsft.records import record
 
 
 @record
-class RopeScaling:
+class Llama3Scaling:
     """Llama 3's rotary frequency scaling (`rope_type: llama3`)."""
 
     factor: float
     low_freq_factor: float
     high_freq_factor: float
     original_max_position: int
+
+
+@record
+class YarnScaling:
+    """YaRN's rotary frequency scaling (`rope_type: yarn`; arXiv:2309.00071), as transformers and
+    vLLM compute it.
+    """
+
+    factor: float
+    """What the longest waves are stretched by; at least 1."""
+    original_max_position: int
+    """Positions for which the model was trained without scaling."""
+    attention_factor: float
+    """What every rotated query and key is multiplied by, attention scores by its square."""
+    beta_fast: float
+    """A wave that turns more often than this in the original positions is left as it is."""
+    beta_slow: float
+    """A wave that turns less often than this is stretched by the whole `factor`; in between there
+    is a linear blend.
+    """
+    truncate: bool
+    """True: the blend begins and ends at whole pairs of a head's numbers."""
+
+
+RopeScaling = Llama3Scaling | YarnScaling
 
 
 @record

@@ -136,6 +136,11 @@ def _stored_tensor(
     entry: TensorStorageMetadata,
     storage: Mapping[MetadataIndex, Any],
 ) -> StoredTensor:
+    """Describe a tensor and where its chunks are stored.
+
+    entry, storage: torch's description of the tensor, and of where chunks lie in files. Errors:
+    `UserError` for chunks that do not cover the tensor.
+    """
     shape, dtype = tuple(map(int, entry.size)), entry.properties.dtype
     chunks = []
     for chunk in entry.chunks:

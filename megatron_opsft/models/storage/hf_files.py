@@ -79,8 +79,8 @@ class HfTensors:
         self.model_dir = model_dir
         self._open = cache(partial(safe_open, framework="pt"))
         self._regions: dict[str, Region] = {}
-        for file, names in _weight_files(self.model_dir).items():
-            self._regions |= read_regions(self.model_dir / file, names)
+        for file, names in _weight_files(model_dir).items():
+            self._regions |= read_regions(model_dir / file, names)
 
     def dtype(self, name: str) -> torch.dtype:
         return self._regions[name].dtype
@@ -128,13 +128,14 @@ def _weight_files(model_dir: Path) -> Mapping[str, Collection[str] | None]:
     try:
         for name, file in json.loads(index.read_text("utf-8"))["weight_map"].items():
             files.setdefault(file, []).append(name)
-        if files and all(Path(file).name == file for file in files):
-            return files
+        is_index = files != {} and all(Path(file).name == file for file in files)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        pass
-    raise UserError(
-        f"{index} is not an index: its weight_map must map tensors to file names"
-    )
+        is_index = False
+    if not is_index:
+        raise UserError(
+            f"{index} is not an index: its weight_map must map tensors to file names"
+        )
+    return files
 
 
 def check_checkpoint(tensors: HfTensors, table: WeightTable) -> None:

@@ -96,16 +96,18 @@ class Region(NamedTuple):
             if num_bytes == 0:
                 continue
             target = out[first - start : last - start]
-            # Bytes of the file can be read straight into memory of the same layout.
-            is_on_cpu = target.device.type == "cpu"
-            has_layout = target.dtype is self.dtype and target.is_contiguous()
-            needs_cast = not (is_on_cpu and has_layout)
-            memory = _staging.place_for(num_bytes) if needs_cast else memory_of(target)
+            # True if the bytes of the file are those of `target`, and can be read into its memory.
+            is_direct = (
+                target.device.type == "cpu"
+                and target.dtype is self.dtype
+                and target.is_contiguous()
+            )
+            memory = memory_of(target) if is_direct else _staging.place_for(num_bytes)
             try:
                 _read_into(memory, self.path, self.offset_of(first))
             except (OSError, EOFError) as error:
                 raise UserError(f"{self.path} cannot be read: {error}") from None
-            if needs_cast:
+            if not is_direct:
                 rows = torch.frombuffer(memory, dtype=self.dtype).view(target.shape)
                 target.copy_(rows)
                 check_cast(rows, target, f"{self.path}: tensor {name}")
@@ -153,37 +155,45 @@ def archived_tensor(path: Path, start: int, length: int, what: str) -> Region:
         if min(start, length) < 0:
             raise UserError(f"{what} is damaged: it begins before its file")
         archive: Any = _create_file_view(file, start, length)
-        # torch's reader would also find an archive that begins or ends elsewhere.
-        head = archive.read(4)
-        archive.seek(max(0, length - 22))
-        if head != b"PK\x03\x04" or archive.read(4) != b"PK\x05\x06":
-            raise UserError(
-                f"{what} is damaged: no torch archive begins and ends there"
-            )
-        archive.seek(0)
-        try:
-            with FakeTensorMode():
-                tensor = torch.load(archive, weights_only=True, map_location="cpu")
-        # A damaged archive can fail anywhere in torch's reader.
-        except Exception as error:
-            raise UserError(f"{what} is damaged: {first_line(error)[:200]}") from None
-        if not isinstance(tensor, torch.Tensor):
-            raise UserError(f"{what} is damaged: no tensor is stored there")
+        tensor = _load_without_data(archive, length, what)
         storage = tensor.untyped_storage()
         storage_start = getattr(storage, "_checkpoint_offset", None)
-        skipped = int(tensor.storage_offset()) * tensor.dtype.itemsize
-        stop = skipped + tensor.nbytes  # of the tensor in its storage
-        is_whole = tensor.is_contiguous() and stop <= storage.nbytes()
+        # Where the tensor begins and ends in its storage.
+        first_byte = int(tensor.storage_offset()) * tensor.dtype.itemsize
+        end = first_byte + tensor.nbytes
+        is_whole = tensor.is_contiguous() and end <= storage.nbytes()
         if storage_start is None or not is_whole:
             raise UserError(f"{what} is damaged: it is not stored in one piece")
         # The next entry of the zip must follow: readers do not check the length of a header.
         archive.seek(storage_start + int(storage.nbytes()))
-        if archive.read(2) != b"PK" or storage_start + stop > length:
+        if archive.read(2) != b"PK" or storage_start + end > length:
             raise UserError(
                 f"{what} is damaged: its bytes are not where the archive says"
             )
-    offset = start + storage_start + skipped
+    offset = start + storage_start + first_byte
     return Region(path, offset, tuple(tensor.shape), tensor.dtype)
+
+
+def _load_without_data(archive: Any, length: int, what: str) -> Tensor:
+    """Unpickle the tensor of an archive of `length` bytes; its data is not read.
+
+    Errors: `UserError` naming `what`.
+    """
+    # torch's reader would also find an archive that begins or ends elsewhere.
+    head = archive.read(4)
+    archive.seek(max(0, length - 22))
+    if head != b"PK\x03\x04" or archive.read(4) != b"PK\x05\x06":
+        raise UserError(f"{what} is damaged: no torch archive begins and ends there")
+    archive.seek(0)
+    try:
+        with FakeTensorMode():
+            tensor = torch.load(archive, weights_only=True, map_location="cpu")
+    # A damaged archive can fail anywhere in torch's reader.
+    except Exception as error:
+        raise UserError(f"{what} is damaged: {first_line(error)[:200]}") from None
+    if not isinstance(tensor, torch.Tensor):
+        raise UserError(f"{what} is damaged: no tensor is stored there")
+    return tensor
 
 
 def _read_into(memory: memoryview, path: Path, offset: int) -> None:

@@ -45,7 +45,7 @@ class MegatronTensors:
         """
         self.model_dir = directory
         self._table = table
-        self._stored = read_metadata(self.model_dir)
+        self._stored = read_metadata(directory)
         self._entries: dict[str, Entry] = {}
         self._chunks: dict[Entry, list[Chunk]] = {}
         self._locate = cache(locate)
@@ -133,17 +133,21 @@ class MegatronTensors:
                 self._chunks.setdefault(Entry(key, lead), []).append(chunk)
 
     def _check_shape(self, rule: WeightRule, entry: Entry) -> None:
+        """Check that the stored tensor has the parameter's layer and expert, in its shape.
+
+        Errors: `UserError`.
+        """
         stored = self._stored[entry.key].shape
-        lead, shape = stored[: len(entry.lead)], stored[len(entry.lead) :]
-        wanted = rule.mcore_shape
-        fits = len(shape) == len(wanted)
-        for index, size in zip(entry.lead, lead, strict=False):
-            fits = fits and index < size
-        if rule.kind is ShardKind.VOCABULARY:
+        lead_sizes, shape = stored[: len(entry.lead)], stored[len(entry.lead) :]
+        has_entry = all(
+            index < size for index, size in zip(entry.lead, lead_sizes, strict=False)
+        )
+        has_shape = shape == rule.mcore_shape
+        if rule.kind is ShardKind.VOCABULARY and len(shape) == len(rule.mcore_shape):
             # Other writers pad the vocabulary to other multiples.
-            fits = fits and shape[0] >= self._table.shape.vocab_size
-            shape, wanted = shape[1:], wanted[1:]
-        if not fits or shape != wanted:
+            holds_tokens = shape[0] >= self._table.shape.vocab_size
+            has_shape = holds_tokens and shape[1:] == rule.mcore_shape[1:]
+        if not (has_entry and has_shape):
             raise UserError(
                 f"{self.model_dir}: tensor {entry.key} has shape {list(stored)}, but config.json "
                 f"means {list(rule.mcore_shape)} for each layer"
@@ -159,7 +163,8 @@ class MegatronTensors:
         num_lead_axes = len(entry.lead)
         for chunk in self._chunks[entry]:
             in_chunk = whole("", chunk.sizes[num_lead_axes:])
-            row, *column = chunk.offsets[num_lead_axes:]  # a vector has no columns
+            # Where the chunk begins in the parameter; a vector has no columns.
+            row, *column = chunk.offsets[num_lead_axes:]
             shifted = in_chunk.shift(row, column[0] if column else 0)
             in_parameter = shifted._replace(tensor=rule.mcore_name)
             # A piece spans the columns of its chunk: parameters are cut between rows only.
@@ -174,10 +179,11 @@ class MegatronTensors:
 
     def _slice(self, chunk: Chunk, entry: Entry) -> Region:
         """Return the region of the entry's layer (and expert) in a chunk of several."""
-        index = 0
-        for lead, offset, size in zip(
+        # How many layers (or experts of layers) of the chunk are stored before the entry's.
+        num_before = 0
+        for index, first, size in zip(
             entry.lead, chunk.offsets, chunk.sizes, strict=False
         ):
-            index = index * size + lead - offset
+            num_before = num_before * size + index - first
         region = self._locate(chunk)._replace(shape=chunk.sizes[len(entry.lead) :])
-        return region._replace(offset=region.offset + index * region.num_bytes)
+        return region._replace(offset=region.offset + num_before * region.num_bytes)

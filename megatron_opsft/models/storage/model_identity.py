@@ -29,6 +29,7 @@ def hash_model_files(model_dir: Path, known: Mapping[str, Any]) -> FileHashes:
 
 
 def _files_of(model_dir: Path) -> Iterator[Path]:
+    """Yield config.json, if there is one, and the files with the weights."""
     if (model_dir / "config.json").is_file():
         yield model_dir / "config.json"
     if has_hf_weights(model_dir):
@@ -38,6 +39,7 @@ def _files_of(model_dir: Path) -> Iterator[Path]:
 
 
 def _hash_file(file: Path, known: Any) -> list[Any]:
+    """Return the entry of a file in `FileHashes`. known: its entry in an earlier result, if any."""
     status = file.stat()
     size_and_time = [status.st_size, status.st_mtime_ns]
     if isinstance(known, list) and known[:2] == size_and_time and len(known) == 3:

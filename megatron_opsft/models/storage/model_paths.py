@@ -81,6 +81,10 @@ def local_model(name: str, *, option: str = "model.path") -> Path | None:
 
 
 def _find_local(name: str, option: str) -> Path | None:
+    """Return the directory of a model on this machine, see `resolve_model`; None for a hub name.
+
+    Errors: `UserError` for what can be neither.
+    """
     if name == TINY_REASONER:
         return ASSETS / TINY_REASONER
     path = Path(name).expanduser()

@@ -37,7 +37,7 @@ def split_into_blocks(
 
     sources, targets: every rank is in one placement of each.
     """
-    kinds = []
+    kinds = []  # the ranks of each kind: they hold the same and want the same
     for source in sources:
         held_by = set(source.ranks)
         for target in targets:

@@ -111,6 +111,7 @@ class WeightTable:
     def _rule(
         self, template: Template, layer: int | None = None, expert: int | None = None
     ) -> WeightRule:
+        """Make the rule of one parameter: the template with this model's sizes and names."""
         mcore_prefix = hf_prefix = ""
         if layer is not None:
             mcore_prefix = f"decoder.layers.{layer}."
@@ -226,6 +227,7 @@ class WeightTable:
 
 
 def _describe_difference(names: Set[str], wanted: Set[str]) -> str:
+    """List the names that are missing and those that are not wanted, at most eight of each."""
     differences = []
     for label, differing in (
         ("missing", wanted - names),

@@ -137,6 +137,7 @@ def plan_rounds(
     """
     bytes_sent = Counter[int]()
     sends = []
+    max_elements = bucket_bytes // _PIECES_PER_BUCKET // itemsize
     # What many ranks hold comes last and evens out the load.
     for holders, wanting in sorted(copies, key=lambda ranks: len(ranks[0])):
         group = copies[holders, wanting]
@@ -146,13 +147,13 @@ def plan_rounds(
         )
         if not receivers:
             continue
-        max_elements = bucket_bytes // _PIECES_PER_BUCKET // itemsize
+        # Large copies are cut, small ones travel together.
         strips = chain.from_iterable(split_rows(copy, max_elements) for copy in group)
         pieces = in_parts(strips, attrgetter("source.num_elements"), max_elements)
         for number, piece in enumerate(pieces):
             num_bytes = itemsize * sum(copy.source.num_elements for copy in piece)
             for position, receiver in enumerate(receivers):
-                sender = min(holders, key=bytes_sent.__getitem__)
+                sender = min(holders, key=bytes_sent.__getitem__)  # has sent least
                 bytes_sent[sender] += num_bytes
                 progress = (number + position / len(receivers)) / len(pieces)
                 sends.append(

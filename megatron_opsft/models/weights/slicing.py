@@ -49,8 +49,9 @@ def shard_parameter(rule: WeightRule, tp_rank: int, tp_size: int) -> Parameter:
     A parameter that is not cut (COPY) is the same on every rank. Errors: `UserError` for a tp_size
     that cannot cut the model.
     """
-    # Along one axis, each HF tensor consists of `num_units` equal units. The shard has the units
-    # [first, last) one after another, each with its strips of all HF tensors in turn.
+    # Along one axis, each HF tensor consists of `num_units` equal units: one for each rank, or the
+    # groups of query, key and value heads. The shard has the units [first, last) one after another,
+    # each with its strips of all HF tensors in turn.
     axis = rule.kind.axis
     num_units, first, last = tp_size, tp_rank, tp_rank + 1
     if rule.kind is ShardKind.COPY:
@@ -71,7 +72,7 @@ def shard_parameter(rule: WeightRule, tp_rank: int, tp_size: int) -> Parameter:
                 size = divide(hf_shape[axis], num_units, f"axis {axis} of {hf_name}")
             start = unit * size
             source = whole(hf_name, hf_shape).strip(axis, start, start + size)
-            # From the place in the HF tensor to that in the shard.
+            # How far the strip moves along the axis, from the HF tensor to the shard.
             move = position - start
             target = source.shift(move, 0) if axis == 0 else source.shift(0, move)
             if source.num_elements:  # else all of it is padding

@@ -73,6 +73,7 @@ def _parameter(
         if expert != last_expert:  # the next one; each has rows from 0 on
             num_rows, last_expert = 0, expert
         source = _shard_rect(table, hf_name, tp_rank, tp_size)
+        # Below the tensors before it; all have the same width.
         row, width = num_rows, source.col1 - source.col0
         num_rows += source.row1 - source.row0
         if source.num_elements:
@@ -85,7 +86,7 @@ def _parameter(
                 expert,
             )
             copies.append(Copy(source, target))
-    rule = table.by_hf_name[hf_name]
+    rule = table.by_hf_name[hf_name]  # all members have the same kind
     if rule.kind is ShardKind.VOCABULARY:
         num_rows = padded_vocabulary(table.shape) // tp_size
     shape: TensorShape = (num_rows, width)[: len(rule.mcore_shape)]
@@ -106,11 +107,13 @@ def _shard_rect(table: WeightTable, hf_name: str, tp_rank: int, tp_size: int) ->
     if rule.kind is ShardKind.COPY:
         return rect
     axis = rule.kind.axis
+    # The rank has the strip with the number `position` of those that are `size` wide.
     size, position = rule.hf_shapes[hf_name][axis] // tp_size, tp_rank
     is_query = hf_name == next(iter(rule.hf_shapes))
+    is_key_or_value = rule.kind is ShardKind.QKV and not is_query
     if rule.kind is ShardKind.VOCABULARY:
         size = padded_vocabulary(shape) // tp_size
-    elif rule.kind is ShardKind.QKV and not is_query and tp_size > shape.num_kv_heads:
+    elif is_key_or_value and tp_size > shape.num_kv_heads:
         size = shape.head_dim
         position = tp_rank // (tp_size // shape.num_kv_heads)
     return rect.strip(axis, position * size, (position + 1) * size)

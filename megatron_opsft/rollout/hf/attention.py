@@ -51,6 +51,7 @@ def _attend(
             scaling=scaling,
             **kwargs,
         )
+    # [B, Hkv, Hq / Hkv, D]: the query heads of a key/value head in the place of query positions.
     grouped = query.reshape(rows, num_kv_heads, num_heads // num_kv_heads, head_dim)
     scores = torch.matmul(grouped * scaling, key.transpose(-1, -2))
     if attention_mask is not None:
@@ -77,7 +78,9 @@ class GrowingLayer(DynamicLayer):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Append [B, H, n, D] and return all keys and values."""
+        """Append [B, H, n, D] and return all keys and values; transformers calls it. If the buffers
+        are full, larger ones take their place.
+        """
         length = self.keys.shape[-2]
         total = length + key_states.shape[-2]
         if total > self._key_buffer.shape[-2]:

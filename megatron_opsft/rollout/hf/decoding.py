@@ -79,10 +79,11 @@ class DecodingPasses:
         """Return the experts of the last pass, uint8 [rows, tokens, W], and forget them; W is 0 if
         they are not noted. Must be called after every pass.
         """
-        none = torch.empty(
+        # The beginning of the result, and all of it if nothing is noted.
+        no_experts = torch.empty(
             rows * tokens, 0, dtype=torch.int64, device=self.model.device
         )
-        chosen = torch.cat([none, *self._chosen], dim=-1).to(torch.uint8)
+        chosen = torch.cat([no_experts, *self._chosen], dim=-1).to(torch.uint8)
         self._chosen.clear()
         return chosen.unflatten(0, (rows, tokens))
 
@@ -195,7 +196,8 @@ class DecodingBatch:
         """
         num_tokens = min(num_tokens, self.limit - self.num_drawn)
         rows_N = self.rows_N
-        # 0 while the response goes on.
+        # 0 while the response goes on. Those that ended before have some other number, since their
+        # length is known.
         length_N = torch.tensor(self.ended, device=self.device).long()
         finite_N = torch.ones_like(rows_N, dtype=torch.bool)
         for drawn in range(self.num_drawn, self.num_drawn + num_tokens):
@@ -214,23 +216,27 @@ class DecodingBatch:
             logits_NV = None
         self.num_drawn += num_tokens
         count_tokens(num_tokens * self.ended.count(False))
-        non_finite = rows_N[~finite_N].tolist()
+        self._check_finite(finite_N)
+        finished = {}
+        lengths = zip(rows_N.tolist(), length_N.tolist(), strict=True)
+        for n, (request_index, length) in enumerate(lengths):
+            if length and not self.ended[n]:
+                self.ended[n] = True
+                ids = self.tokens_NL[request_index, :length].tolist()
+                finished[request_index] = Ended(ids, self._routing(n, length))
+        return finished
+
+    def _check_finite(self, finite_N: Tensor) -> None:
+        """Errors: `NonFiniteError`, unless the logits of every row were finite."""
+        non_finite = self.rows_N[~finite_N].tolist()
         if non_finite:
             raise NonFiniteError(
                 f"rollout: the model's logits are NaN or infinite in {len(non_finite)} of "
-                f"{len(rows_N)} responses, the first to problem "
+                f"{len(finite_N)} responses, the first to problem "
                 f"{self.requests[non_finite[0]].problem_id}, before token {self.num_drawn + 1}: "
                 "the weights are damaged, or too large for the dtype; take another checkpoint or "
                 "another dtype"
             )
-        finished = {}
-        drawn_rows = zip(rows_N.tolist(), length_N.tolist(), strict=True)
-        for n, (row, length) in enumerate(drawn_rows):
-            if length and not self.ended[n]:
-                self.ended[n] = True
-                ids = self.tokens_NL[row, :length].tolist()
-                finished[row] = Ended(ids, self._routing(n, length))
-        return finished
 
     def _routing(self, n: int, length: int) -> bytes:
         """Return the experts of row `n`: of the prompt and of the first `length` - 1 tokens of the

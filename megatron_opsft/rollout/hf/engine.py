@@ -54,8 +54,9 @@ class HfEngine(RolloutEngine):
             self._weights.update(by_disk_name(name, parameter.data))
         parameters = []
         for name, weight in self._weights.items():
-            rect = whole(name, tuple(weight.shape))
-            parameters.append(Parameter(name, tuple(weight.shape), (Copy(rect, rect),)))
+            shape = tuple(weight.shape)
+            rect = whole(name, shape)
+            parameters.append(Parameter(name, shape, (Copy(rect, rect),)))
         self.layout = EngineLayout(
             tp_size=1, tp_rank=0, parameters_of=lambda tp_rank: tuple(parameters)
         )

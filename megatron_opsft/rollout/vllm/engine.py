@@ -106,7 +106,7 @@ class VllmEngine(RolloutEngine):
         self._drop_cache()
         names = count()
         running: dict[str, ResponseRequest] = {}
-        has_more = True
+        has_more = True  # until `take` returns nothing
         while has_more or running:
             room = self._settings.batch_size - len(running)
             if has_more and room:
@@ -114,6 +114,7 @@ class VllmEngine(RolloutEngine):
                 has_more = bool(requests)
                 for request in requests:
                     name = str(next(names))
+                    # The first request seeds the one stream of random numbers.
                     if name == "0" and not sampling.seeded:
                         # All ranks of an engine draw the same, and no two engines do.
                         set_random_seed(request.seed % 2**32)
@@ -150,6 +151,7 @@ class VllmEngine(RolloutEngine):
         log_probs, routing = [], []
         outputs = self._run(sequences, scoring)
         for sample, output in zip(samples, outputs, strict=True):
+            # For each position, token id -> its log-prob.
             positions = cast("list[dict[int, Logprob]]", output.prompt_logprobs)
             response = positions[len(sample.prompt_ids) :]
             log_probs.append(

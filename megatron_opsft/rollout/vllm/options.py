@@ -123,8 +123,9 @@ def prepare_vllm_environment(is_cuda: bool, rank: int, *, seeded: bool) -> None:
 
 def _check_nvcc() -> None:
     """Check that FlashInfer can compile its sampler. Errors: `UserError`."""
-    environ = os.environ
-    home = environ.get("CUDA_HOME") or environ.get("CUDA_PATH") or "/usr/local/cuda"
+    home = (
+        os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
+    )
     if shutil.which("nvcc") is None and not os.path.isfile(f"{home}/bin/nvcc"):
         raise UserError(
             "rollout.seeded=false: FlashInfer compiles its sampler, and there is no nvcc; set "

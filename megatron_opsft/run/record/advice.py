@@ -98,7 +98,7 @@ def explain_empty_step(counts: Line, limit: int, base: Line) -> str:
     evals.jsonl before the first step; {} if nothing is evaluated.
     """
     begin = f"step {counts['step']} trained on no token, so nothing was learned:"
-    if "num_accepted" not in counts:
+    if "num_accepted" not in counts:  # fixed data
         return (
             f"{begin} none of its rows of data.responses has an advantage; make them again, or "
             "look at them"
@@ -129,7 +129,8 @@ def explain_few_accepted(steps: Sequence[Line], limit: int, base: Line) -> str:
     for step in steps:
         for key in totals:
             totals[key] += int(step.get(key, 0))
-    if not 0 < totals["num_accepted"] < _FEW * totals["num_rollouts"]:
+    accepts_few = 0 < totals["num_accepted"] < _FEW * totals["num_rollouts"]
+    if not accepts_few:
         return ""
     counts = {**steps[-1], **totals}
     return (

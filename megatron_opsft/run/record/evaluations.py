@@ -177,15 +177,15 @@ def drop_superseded(s: Session, step: int, *, finished: bool = False) -> None:
     if not finished:
         checkpoints = in_step_order(list_checkpoints(run_dir / "checkpoints"))
         resumable_steps += [saved for saved, _ in checkpoints]
-        if every:
+        if every:  # the last one that was due may still be on its way to the disk
             resumable_steps.append(step - step % every)
     models = in_step_order((run_dir / BEST).glob("*"))
     needed_steps = set()
     for resumable in resumable_steps:
-        earlier = [written for written, _ in models if written <= resumable]
-        needed_steps.update(earlier[-1:])
-    for written, path in models:
-        if written not in needed_steps:
+        up_to_there = [of_step for of_step, _ in models if of_step <= resumable]
+        needed_steps.update(up_to_there[-1:])  # the newest, if there is one
+    for of_step, path in models:
+        if of_step not in needed_steps:
             # What cannot be removed now is tried again the next time.
             remove(path, quietly=True)
 
@@ -209,54 +209,53 @@ class Evaluations:
         Returns True on every rank if a signal interrupted it: the run then writes its checkpoint,
         and the resumed run makes the evaluation.
         """
-        run = self.session.config.run
+        s = self.session
+        run = s.config.run
         is_due = step in (0, run.steps) or (
             run.eval_every and step % run.eval_every == 0
         )
-        if not is_due or self.session.held_out is None:
+        if not is_due or s.held_out is None:
             return False
-        if all(line["step"] != step for line in self.lines):
+        is_done = any(line["step"] == step for line in self.lines)
+        if not is_done:
             # Ranks that share an engine could not leave it at the same time.
-            num_engines = self.session.sampler.engine.share.count
-            may_leave = num_engines == self.session.layout.world_size
+            may_leave = s.sampler.engine.share.count == s.layout.world_size
             leaving = interruptible(lambda: stop.signalled)
             try:
                 with leaving if may_leave else nullcontext():
                     self.evaluate(step)
             except Interrupted:
                 return True
-        if self.session.config.eval.keeps_best and self._best_step() == step and step:
-            write_best(self.session, step)
-        drop_superseded(self.session, step)
+        if step and s.config.eval.keeps_best and self._best_step() == step:
+            write_best(s, step)
+        drop_superseded(s, step)
         return False
 
     def evaluate(self, step: int) -> None:
         """Measure held-out accuracy and length after `step` updates, and write evals.jsonl."""
-        assert self.session.held_out is not None
+        s = self.session
+        assert s.held_out is not None
         enter_phase("evaluate")
         line: JsonObject = {"step": step}
         begin = time.monotonic()
-        judged = _judge(self.session, "held-out problems", self.session.held_out)
+        judged = _judge(s, "held-out problems", s.held_out)
         line |= _measure(judged.responses, "eval")
         line |= measure_correct([r.num_tokens for r in judged.responses if r.correct])
-        examples = _examples(self.session, judged)
+        examples = _examples(s, judged)
         del judged  # so that only one set's responses are kept at a time
-        for name, held_out in self.session.more_held_out.items():
-            title = f"problems of {name}"
-            responses = _judge(self.session, title, held_out).responses
+        for name, held_out in s.more_held_out.items():
+            responses = _judge(s, f"problems of {name}", held_out).responses
             line |= _measure(responses, f"eval_{name}")
         self.lines.append(line)
         if self.metrics_log is None:
             return
         seconds = time.monotonic() - begin
-        self.metrics_log.write_evaluation(
-            line, self.session.more_held_out, seconds=seconds
-        )
+        self.metrics_log.write_evaluation(line, s.more_held_out, seconds=seconds)
         for example in examples:
             say(example, dim=True)
         advice = "" if step else advise_on_base(line)
         if advice:
-            if self.session.config.data.template != "chat":
+            if s.config.data.template != "chat":
                 advice += "; a small instruct model may need data.template=chat"
             log.warning(advice)
         for callback in self.callbacks:

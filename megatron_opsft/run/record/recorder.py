@@ -158,8 +158,9 @@ class RunRecorder:
         """Write the checkpoint and the last line of a run that is stopping."""
         self.checkpoint(step, leaving=True)
         if self._log is not None:
-            checkpoint = f"after step {step}, checkpoint {step_name(step)}"
-            moment = checkpoint if step else "before step 1"
+            moment = "before step 1"
+            if step:
+                moment = f"after step {step}, checkpoint {step_name(step)}"
             say(f"stopped {moment}; continue with --resume")
 
     def say_resumed(self) -> None:
@@ -182,8 +183,8 @@ class RunRecorder:
         """
         if leaving and step == self._saved_step:
             self._settle_checkpoint(wait=True)
-            if step == self._saved_step:
-                return  # it is on disk already
+            if step == self._saved_step:  # writing it did not fail
+                return
         about = {
             "method_state": self._s.method.state.model_dump(),
             BASE_SHA256: self._base_sha256,

@@ -177,7 +177,7 @@ answer = pipeline("text-generation", "{directory}")
 messages = [
 {messages}
 ]
-print(answer(messages, max_new_tokens=1024)[0]["generated_text"][-1]["content"])
+print(answer(messages, {arguments}max_new_tokens=1024)[0]["generated_text"][-1]["content"])
 ```
 
 These are the messages of a problem it was trained on. Its prompts in training looked like this:
@@ -204,6 +204,9 @@ def model_card(
         for message in messages
     ]
     directory = config.run.dir
+    arguments = ""
+    if config.data.template_arguments is not None:
+        arguments = f"tokenizer_encode_kwargs={config.data.template_arguments}, "
     return _CARD.format(
         config=config,
         summary=summary,
@@ -214,6 +217,7 @@ def model_card(
         before=_cells(summary["base"]),
         after=_cells(exported),
         messages="\n".join(messages_as_json),
+        arguments=arguments,
         prompt=prompt,
     )
 

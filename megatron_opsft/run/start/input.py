@@ -99,9 +99,9 @@ def read_input(checked: CheckedRun, model_dir: Path) -> RunInput:
         tokenizer=tokenizer,
         template=config.data.template,
         system_prompt=config.data.system_prompt,
+        template_arguments=config.data.template_arguments,
     )
-    system_option = "data.system_prompt" if config.data.system_prompt else None
-    encoder.chat.check(option=MODEL_OPTION, system_option=system_option)
+    encoder.check(option=MODEL_OPTION, section="data.")
     end_tokens = end_token_ids(tokenizer, model_dir)
     check_vocabulary(tokenizer, end_tokens, shape.vocab_size, model_dir)
     training = load_training(config.data, with_fields=config.verify.own_judge)

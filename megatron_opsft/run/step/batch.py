@@ -111,14 +111,16 @@ def sample_batch(s: Session, step: int, watch: Stopwatch) -> JudgedBatch:
         refills += 1
     with watch.phase("rollout"):
         s.sampler.engine.sleep()
-    groups = [groups[index] for index in chosen] if chosen else groups[:num_groups]
-    credits = s.method.credit(groups)
-    if not chosen:
+    if chosen:
+        groups = [groups[index] for index in chosen]
+        credits = s.method.credit(groups)
+    else:
         # The first groups only describe the step: it does not learn from their divergence from a
         # reference model either.
-        credits = [
-            [replace(credit, is_trained=False) for credit in group] for group in credits
-        ]
+        groups = groups[:num_groups]
+        credits = []
+        for group in s.method.credit(groups):
+            credits.append([replace(credit, is_trained=False) for credit in group])
     return JudgedBatch(
         problems=sampled.problems,
         rollouts=sampled.rollouts,

@@ -77,11 +77,12 @@ def pack_taught(s: Session, batch: JudgedBatch, watch: Stopwatch) -> list[Packed
     lengths = pair_lengths(batch, update.responses, prompts)
     with watch.phase("train"):
         packed, samples = pack_update(s, batch, update, lengths)
-        of_teacher = {
+        # The same responses behind the teacher's prompts.
+        teacher_samples = {
             index: replace(sample, prompt_ids=prompts[sample.problem_id], routing=b"")
             for index, sample in samples.items()
         }
-        teachers = build_microbatches(s, update, packed.indices, of_teacher)
+        teacher_batches = build_microbatches(s, update, packed.indices, teacher_samples)
     with watch.phase("reference"):
-        taught = s.reference.with_teacher(packed.microbatches, teachers)
+        taught = s.reference.with_teacher(packed.microbatches, teacher_batches)
     return [replace(packed, microbatches=taught)]

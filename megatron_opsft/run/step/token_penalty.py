@@ -49,6 +49,7 @@ def _penalized(batch: MicroBatch, beta: float) -> MicroBatch:
     indices_R = batch.response_indices_R
     lengths = list(batch.response_lengths)
     divergences = join_over_context((old_R - reference_R).double(), batch)
+    # For each response: at every token, the sum of its own divergence and of those after it.
     sums_to_the_end = [
         response.flip(0).cumsum(0).flip(0) for response in divergences.split(lengths)
     ]
@@ -60,6 +61,7 @@ def _penalized(batch: MicroBatch, beta: float) -> MicroBatch:
 
 
 def _whitened(batch: MicroBatch, mean: float, std: float) -> MicroBatch:
+    """Shift and scale the advantages, so that those of all batches have mean 0 and deviation 1."""
     return replace(batch, advantages_R=((_advantages(batch) - mean) / std).float())
 
 

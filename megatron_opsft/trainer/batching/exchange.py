@@ -39,7 +39,6 @@ def share_facts(
     rollouts, verdicts: this rank's; problems: the step's, the same on every rank.
     """
     index_of = {problem.id: index for index, problem in enumerate(problems)}
-    # The fields of `Response` in their order, without the rank; the outcome as an index.
     rows = []
     for index, (rollout, verdict) in enumerate(zip(rollouts, verdicts, strict=True)):
         rows.append(
@@ -58,28 +57,28 @@ def share_facts(
     responses = []
     for rank, received in enumerate(all_gather_bytes(facts_here)):
         # Cloned, because int32 must begin at a multiple of its size.
-        for row in received.clone().view(torch.int32).view(-1, 8).tolist():
-            (
-                problem,
-                sample,
-                prompt_tokens,
-                tokens,
-                outcome,
-                finished,
-                unclosed,
-                index,
-            ) = row
+        table = received.clone().view(torch.int32).view(-1, 8)
+        for (
+            problem_index,
+            sample_index,
+            num_prompt_tokens,
+            num_tokens,
+            outcome_index,
+            finished,
+            unclosed_think,
+            rollout_index,
+        ) in table.tolist():
             responses.append(
                 Response(
-                    problem,
-                    sample,
-                    prompt_tokens,
-                    tokens,
-                    _OUTCOMES[outcome],
-                    bool(finished),
-                    bool(unclosed),
-                    rank,
-                    index,
+                    problem_index=problem_index,
+                    sample_index=sample_index,
+                    num_prompt_tokens=num_prompt_tokens,
+                    num_tokens=num_tokens,
+                    outcome=_OUTCOMES[outcome_index],
+                    finished=bool(finished),
+                    unclosed_think=bool(unclosed_think),
+                    rank=rank,
+                    rollout_index=rollout_index,
                 )
             )
     # Responses of equal keys stay in the order of ranks: sorted() is stable.
@@ -105,6 +104,7 @@ def fetch_samples(
     both the same on every rank. rollouts: this rank's. device: for the replica's collectives.
     routing_width: layers x top_k if `Rollout.routing` travels too, else 0.
     """
+    # In the order in which they arrive: by the rank that sends them, then by index.
     wanted = sorted(
         indices_of[layout.dp_rank], key=lambda index: (responses[index].rank, index)
     )
@@ -112,29 +112,32 @@ def fetch_samples(
     for index in wanted:
         num_tokens = responses[index].sequence_tokens
         sizes.append(4 * num_tokens + routing_width * (num_tokens - 1))
-    outgoing: dict[int, bytearray] = defaultdict(bytearray)
+    outgoing: dict[int, bytearray] = defaultdict(bytearray)  # receiving rank -> bytes
     for dp_rank, indices in enumerate(indices_of):
-        first = layout.first_of_replica(dp_rank)
+        receiver = layout.first_of_replica(dp_rank)
         for index in sorted(indices):
             response = responses[index]
             if response.rank == layout.rank:
                 rollout = rollouts[response.rollout_index]
                 ids = rollout.prompt_ids + rollout.response_ids
-                outgoing[first] += np.array(ids, dtype=np.int32).tobytes()
+                outgoing[receiver] += np.array(ids, dtype=np.int32).tobytes()
                 if routing_width:
-                    outgoing[first] += rollout.routing
+                    outgoing[receiver] += rollout.routing
     incoming = route_bytes(
-        {to: torch.frombuffer(sent, dtype=torch.uint8) for to, sent in outgoing.items()}
+        {
+            rank: torch.frombuffer(content, dtype=torch.uint8)
+            for rank, content in outgoing.items()
+        }
     )
-    flat = torch.empty(sum(sizes), dtype=torch.uint8)
+    arrived = torch.empty(sum(sizes), dtype=torch.uint8)
     if incoming:  # only on the first rank of a replica that packs something
-        flat = torch.cat(list(incoming.values()))
-    parts = broadcast_in_replica(flat.to(device)).cpu().split(sizes)
+        arrived = torch.cat(list(incoming.values()))
+    parts = broadcast_in_replica(arrived.to(device)).cpu().split(sizes)
     samples = {}
     for index, part in zip(wanted, parts, strict=True):
         response = responses[index]
         token_bytes, routing_bytes = part.tensor_split([4 * response.sequence_tokens])
-        # Cloned for the same reason.
+        # Cloned, because int32 must begin at a multiple of its size.
         ids = tuple(token_bytes.clone().view(torch.int32).tolist())
         samples[index] = Sample(
             problem_id=problems[response.problem_index].id,

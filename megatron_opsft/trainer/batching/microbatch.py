@@ -92,14 +92,15 @@ def build_microbatch(
         loss_indices += range(end - len(sample.response_ids) - 1, end - 1)
     tokens_T = torch.tensor(tokens)
     positions_T = torch.cat([torch.arange(length) for length in lengths])
-    places_R = torch.tensor(loss_indices, dtype=torch.int64)
-    # This rank's tokens of the pack, and its response tokens; all of them without a group.
+    # This rank's tokens, by their position in the pack, and this rank's response tokens, by their
+    # number among those of the pack; all of them without a group.
     own_T = own_indices(lengths, cp_rank, cp_size)
-    (own_R,) = torch.isin(places_R, own_T).nonzero(as_tuple=True)
-    places_R = places_R[own_R]
+    loss_positions = torch.tensor(loss_indices, dtype=torch.int64)
+    (own_R,) = torch.isin(loss_positions, own_T).nonzero(as_tuple=True)
+    loss_positions_R = loss_positions[own_R]
 
     def of_responses(values: Sequence[float]) -> Tensor:
-        """Return this rank's part of a value of each response token, float32 [R]."""
+        """Return this rank's part of values, one for each response token of the pack."""
         return torch.tensor(values, dtype=torch.float32)[own_R].to(device)
 
     advantages_R = old_log_probs_R = routing_TW = None
@@ -114,8 +115,8 @@ def build_microbatch(
         positions_T=positions_T[own_T].to(device),
         cu_seqlens=torch.tensor(borders, dtype=torch.int32, device=device),
         max_seqlen=max(lengths),
-        loss_indices_R=torch.searchsorted(own_T, places_R).to(device),
-        labels_R=tokens_T[places_R + 1].to(device),
+        loss_indices_R=torch.searchsorted(own_T, loss_positions_R).to(device),
+        labels_R=tokens_T[loss_positions_R + 1].to(device),
         weights_R=of_responses(_repeat_over_tokens(token_weights, samples)),
         response_lengths=tuple(len(sample.response_ids) for sample in samples),
         old_log_probs_R=old_log_probs_R,

@@ -42,7 +42,9 @@ class PackingReport(NamedTuple):
 
 
 def whole_packing(reports: Sequence[PackingReport]) -> PackingReport:
-    """Return the report on several updates together; ranks wait for each other after each."""
+    """Return the report on several updates, whose fields are the sums of theirs: since ranks wait
+    for each other after every update, costs and their spreads add up.
+    """
     return PackingReport._make(map(sum, zip(*reports, strict=True)))
 
 

@@ -74,10 +74,12 @@ def fused_linear_loss(
     if torch.is_grad_enabled():
         separable = losses
         if losses.joins_tokens:
-            seen = token_statistics(
+            # A first pass gives all log-probs, and these the weights of a likelihood with the same
+            # gradient, which a chunk can compute without the other tokens.
+            first_pass = token_statistics(
                 hidden_TH, head, positions_R, labels_R, chunk_tokens=chunk_tokens
             )
-            separable = WeightedLikelihood(losses.weights(seen.log_probs_R))
+            separable = WeightedLikelihood(losses.weights(first_pass.log_probs_R))
         gradient = _Gradient(hidden_TH, head, separable)
     statistics = token_statistics(
         hidden_TH,
@@ -128,8 +130,8 @@ def token_statistics(
         hidden_CH = hidden_TH[positions_R[chunk]]
         labels_C = labels_R[chunk] - head.first_row
         logits_CV = head.logits(hidden_CH)
-        here = row_statistics(logits_CV, labels_C, mean=entropy)
-        wide_lse_C, target_C, mean_C = _combine_ranks(here, head)
+        of_rank = row_statistics(logits_CV, labels_C, mean=entropy)
+        wide_lse_C, target_C, mean_C = _combine_ranks(of_rank, head)  # float64
         log_probs_R[chunk] = (target_C - wide_lse_C).float()
         if entropy_R is not None:
             entropy_R[chunk] = (wide_lse_C - mean_C).float()
@@ -274,8 +276,8 @@ def _compare(
     teacher_CV = head.logits(teacher.hidden_RH[chunk])
     no_labels_C = torch.full_like(lse_C, -1, dtype=torch.int64)
     ops = operations(logits_CV.device)
-    here = ops.row_statistics(teacher_CV, no_labels_C)
-    wide_lse_C, _, _ = _combine_ranks(here, head)
+    of_rank = ops.row_statistics(teacher_CV, no_labels_C)
+    wide_lse_C, _, _ = _combine_ranks(of_rank, head)
     teacher_lse_C = wide_lse_C.float()
     divergence_C = ops.divergences(
         logits_CV, teacher_CV, lse_C, teacher_lse_C, forward=teacher.forward
@@ -301,16 +303,18 @@ def operations(device: torch.device) -> ModuleType:
 
 
 def _combine_ranks(
-    here: RowStatistics, head: OutputHead
+    of_rank: RowStatistics, head: OutputHead
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return, on every rank, the float64 statistics over all ranks' columns; the means are
     meaningless if they were not requested.
 
-    here: the statistics of this rank's columns.
+    of_rank: the statistics of this rank's columns.
     """
-    lse_C = here.lse_C.double()
-    target_C = here.target_C.double()
-    mean_C = torch.zeros_like(lse_C) if here.mean_C is None else here.mean_C.double()
+    lse_C = of_rank.lse_C.double()
+    target_C = of_rank.target_C.double()
+    mean_C = torch.zeros_like(lse_C)
+    if of_rank.mean_C is not None:
+        mean_C = of_rank.mean_C.double()
     if head.group.size() > 1:
         highest_C = max_over(lse_C.clone(), head.group)
         share_C = (lse_C - highest_C).exp()

@@ -71,8 +71,9 @@ def choose_cross_entropy(
         te_problem = f"all logits of a micro-batch would take {size}"
     if te_problem:
         return CrossEntropy(kind="fused_linear", reason=te_problem)
-    reason = f"TransformerEngine is there, and all logits take {size}"
-    return CrossEntropy(kind="te", reason=reason)
+    return CrossEntropy(
+        kind="te", reason=f"TransformerEngine is there, and all logits take {size}"
+    )
 
 
 def fused_linear_bytes(

@@ -38,7 +38,11 @@ from megatron.core.transformer.transformer_layer import TransformerLayerSubmodul
 from torch import Tensor
 
 from megatron_opsft.config import ParallelConfig
-from megatron_opsft.models.architectures.shape import ModelShape
+from megatron_opsft.models.architectures.shape import (
+    Llama3Scaling,
+    ModelShape,
+    YarnScaling,
+)
 from megatron_opsft.models.weights.rules import padded_vocab_size
 from megatron_opsft.runtime.device import Device
 from megatron_opsft.trainer.model.attention import PackedAttention, RMSNorm
@@ -46,22 +50,56 @@ from megatron_opsft.trainer.model.transformer_config import uses_transformer_eng
 
 
 def scaled_rope_frequencies(shape: ModelShape) -> torch.Tensor:
-    """Return the inverse rotary frequencies, float32 [head_dim / 2], with Llama 3's scaling if the
-    model has one.
+    """Return the inverse rotary frequencies, float32 [head_dim / 2], with the model's scaling.
 
-    Computed here because Megatron fixes three of the four numbers of that scaling.
+    Computed here because Megatron fixes three of the four numbers of Llama 3's scaling. YaRN's
+    attention factor is in `transformer_config`.
     """
     exponents = torch.arange(0, shape.head_dim, 2, dtype=torch.float32) / shape.head_dim
-    frequencies = 1.0 / (shape.rope_theta**exponents)
+    powers = shape.rope_theta**exponents
     scaling = shape.rope_scaling
-    if scaling is None:
-        return frequencies
+    if isinstance(scaling, Llama3Scaling):
+        return _llama3_frequencies(1.0 / powers, scaling)
+    if isinstance(scaling, YarnScaling):
+        return _yarn_frequencies(powers, shape, scaling)
+    return 1.0 / powers
+
+
+def _llama3_frequencies(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:
     wavelengths = 2 * math.pi / frequencies
     turns = scaling.original_max_position / wavelengths
     spread = scaling.high_freq_factor - scaling.low_freq_factor
     # 0: a long wave, stretched by `factor`; 1: a short wave, unchanged; in between a blend.
     unchanged = ((turns - scaling.low_freq_factor) / spread).clamp(0.0, 1.0)
     return frequencies * (unchanged + (1.0 - unchanged) / scaling.factor)
+
+
+def _yarn_frequencies(
+    powers: Tensor, shape: ModelShape, scaling: YarnScaling
+) -> Tensor:
+    """Return YaRN's frequencies, in transformers' order of operations: equal to the bit.
+
+    powers: the inverse of the unscaled frequencies, float32 [head_dim / 2].
+    """
+
+    def pair_of(turns: float) -> float:
+        """Return the pair of a head's numbers, a fraction, that turns as often in the original
+        positions.
+        """
+        per_radian = scaling.original_max_position / (turns * 2 * math.pi)
+        return shape.head_dim * math.log(per_radian) / (2 * math.log(shape.rope_theta))
+
+    first, last = pair_of(scaling.beta_fast), pair_of(scaling.beta_slow)
+    if scaling.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, shape.head_dim - 1)
+    if first == last:
+        last += 0.001
+    pairs = torch.arange(shape.head_dim // 2, dtype=torch.float32)
+    # 1: a short wave, unchanged; 0: a long wave, stretched by `factor`; in between a blend.
+    unchanged = 1.0 - ((pairs - first) / (last - first)).clamp(0.0, 1.0)
+    stretched = 1.0 / (scaling.factor * powers)
+    return stretched * (1.0 - unchanged) + 1.0 / powers * unchanged
 
 
 def build_model(

@@ -1,5 +1,6 @@
 """Megatron's `TransformerConfig`: a Hugging Face model, and how this run computes it."""
 
+import math
 from typing import Any
 
 import torch
@@ -7,7 +8,11 @@ import torch.nn.functional as F
 from megatron.core.transformer import TransformerConfig
 
 from megatron_opsft.config import ParallelConfig, TrainConfig
-from megatron_opsft.models.architectures.shape import ModelShape, MoeShape
+from megatron_opsft.models.architectures.shape import (
+    ModelShape,
+    MoeShape,
+    YarnScaling,
+)
 from megatron_opsft.runtime.device import (
     Device,
     has_fused_weight_gradient,
@@ -64,6 +69,7 @@ def transformer_config(
         add_bias_linear=False,
         add_qkv_bias=shape.qkv_bias,
         qk_layernorm=shape.qk_norm,
+        softmax_scale=_softmax_scale(shape),
         hidden_dropout=0.0,
         attention_dropout=0.0,
         bf16=params_dtype is torch.bfloat16,
@@ -84,6 +90,17 @@ def transformer_config(
         recompute_modules=["mlp" if shape.moe is None else "moe"],
         **settings,
     )
+
+
+def _softmax_scale(shape: ModelShape) -> float | None:
+    """Return what attention scores are multiplied by; None for Megatron's 1 / sqrt(head_dim).
+
+    transformers and vLLM multiply rotated queries and keys by YaRN's attention factor. Fused rotary
+    kernels cannot, and a dot product is bilinear: here its square scales the scores.
+    """
+    if not isinstance(shape.rope_scaling, YarnScaling):
+        return None
+    return shape.rope_scaling.attention_factor**2 / math.sqrt(shape.head_dim)
 
 
 def _parallel_settings(parallel: ParallelConfig) -> dict[str, Any]:

@@ -24,7 +24,7 @@ CONVERTER = (
     *("torch", "numpy", "safetensors", "huggingface_hub", "filelock", "pydantic"),
     *("pydantic_core", "rich", "click", "ruamel.yaml", "tqdm"),
 )
-ALL_MODELS = "--models=qwen2,qwen2_tied,qwen3,llama3"
+ALL_MODELS = "--models=qwen2,qwen2_tied,qwen3,qwen3_yarn,llama3"
 
 
 def needs(

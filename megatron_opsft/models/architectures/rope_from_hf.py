@@ -1,0 +1,150 @@
+"""Rotary positions in a `config.json` -> base and scaling, refusing whatever is not known.
+
+Both spellings are read: `rope_theta` / `rope_scaling`, and transformers 5's `rope_parameters`.
+"""
+
+import json
+import math
+
+from megatron_opsft.models.architectures.config_fields import Fields
+from megatron_opsft.models.architectures.shape import (
+    Llama3Scaling,
+    RopeScaling,
+    YarnScaling,
+)
+
+ORIGINAL_LENGTH = "original_max_position_embeddings"
+# Kind of rotary positions -> the settings that it may have.
+ROPE_FIELDS: dict[str, set[str]] = {
+    "default": set(),
+    "llama3": {"factor", "low_freq_factor", "high_freq_factor", ORIGINAL_LENGTH},
+    "yarn": {
+        "factor",
+        ORIGINAL_LENGTH,
+        "attention_factor",
+        "mscale",
+        "mscale_all_dim",
+        "beta_fast",
+        "beta_slow",
+        "truncate",
+        # DeepSeek-R1-0528-Qwen3-8B has it. Neither transformers nor vLLM reads it, so it means
+        # nothing here either.
+        "attn_factor",
+    },
+}
+
+
+def read_rope(fields: Fields) -> tuple[float, RopeScaling | None]:
+    """Read base and scaling of the rotary positions, and refuse every setting that is not known.
+
+    If both fields are present, `rope_scaling` counts, as in transformers
+    (`RotaryEmbeddingConfigMixin.convert_rope_params_to_dict`), unless it is empty.
+    """
+    name = "rope_scaling" if fields.values.get("rope_scaling") else "rope_parameters"
+    values = fields.values.get(name)
+    if values is None:
+        values = {}
+    if not isinstance(values, dict):
+        fields.fail(f"{name} must be an object, not {json.dumps(values)}")
+    settings = Fields(fields.path, values, f"{name}.")
+    has_theta = values.get("rope_theta") is not None
+    theta = (settings if has_theta else fields).positive("rope_theta", float, 10000.0)
+    settings.check_fixed("partial_rotary_factor", 1)
+
+    kind = values.get("rope_type", values.get("type", "default"))
+    if not isinstance(kind, str) or kind not in ROPE_FIELDS:
+        fields.fail(
+            f"{name}.rope_type={json.dumps(kind)} is not supported; "
+            "supported: default (no scaling), llama3, yarn"
+        )
+    known = {"rope_theta", "rope_type", "type", "partial_rotary_factor"}
+    unknown = sorted(values.keys() - known - ROPE_FIELDS[kind])
+    if unknown:
+        fields.fail(
+            f"{name}.{unknown[0]} is not supported with rope_type={kind}; remove it or "
+            "use another model"
+        )
+    if kind == "llama3":
+        return theta, _read_llama3(fields, settings)
+    if kind == "yarn":
+        if theta <= 1:
+            fields.fail(f"rope_theta must be above 1 with rope_type=yarn, not {theta}")
+        return theta, _read_yarn(fields, settings)
+    return theta, None
+
+
+def _original_length(
+    fields: Fields, settings: Fields, default: int | None = None
+) -> int:
+    """Read the length for which a model was trained without scaling. In the file itself it counts
+    before one among the settings, as in transformers' `standardize_rope_params`.
+    """
+    is_beside = fields.values.get(ORIGINAL_LENGTH) is not None
+    return (fields if is_beside else settings).positive(ORIGINAL_LENGTH, int, default)
+
+
+def _read_llama3(fields: Fields, settings: Fields) -> Llama3Scaling:
+    scaling = Llama3Scaling(
+        factor=settings.positive("factor", float),
+        low_freq_factor=settings.positive("low_freq_factor", float),
+        high_freq_factor=settings.positive("high_freq_factor", float),
+        original_max_position=_original_length(fields, settings),
+    )
+    if scaling.low_freq_factor >= scaling.high_freq_factor:
+        settings.fail(
+            f"{settings.prefix}low_freq_factor must be below high_freq_factor"
+        )
+    return scaling
+
+
+def _read_yarn(fields: Fields, settings: Fields) -> YarnScaling:
+    """Read YaRN's settings, with the defaults that transformers and vLLM have."""
+    for name in ("factor", ORIGINAL_LENGTH, "beta_fast", "beta_slow", "truncate"):
+        if name in settings.values and settings.values[name] is None:
+            settings.fail(
+                f"{settings.prefix}{name} is null, which engines do not take for absent; give it a "
+                "value"
+            )
+    factor = settings.positive("factor", float)
+    if factor < 1:
+        settings.fail(f"{settings.prefix}factor must be at least 1, not {factor}")
+    length = fields.positive("max_position_embeddings", int)
+    original = _original_length(fields, settings, default=length)
+    if length > math.ceil(factor * original):
+        fields.fail(
+            f"max_position_embeddings={length} is more than {settings.prefix}factor={factor} times "
+            f"{ORIGINAL_LENGTH}={original}, where vLLM's positions end; lower it or raise factor"
+        )
+    scaling = YarnScaling(
+        factor=factor,
+        original_max_position=original,
+        attention_factor=_yarn_attention_factor(settings, factor),
+        beta_fast=settings.positive("beta_fast", float, 32.0),
+        beta_slow=settings.positive("beta_slow", float, 1.0),
+        truncate=settings.flag("truncate", default=True),
+    )
+    if scaling.beta_fast < scaling.beta_slow:
+        settings.fail(
+            f"{settings.prefix}beta_fast={scaling.beta_fast} must not be below "
+            f"beta_slow={scaling.beta_slow}"
+        )
+    return scaling
+
+
+def _yarn_attention_factor(settings: Fields, factor: float) -> float:
+    """Return `YarnScaling.attention_factor`: the given one, or the ratio of the magnitudes that
+    `mscale` and `mscale_all_dim` mean, or without one of these the paper's for the factor.
+    """
+    given = settings.positive_or_none("attention_factor")
+    if given is not None:
+        return given
+    numerator = settings.positive_or_none("mscale")
+    denominator = settings.positive_or_none("mscale_all_dim")
+    if numerator is None or denominator is None:
+        return _yarn_magnitude(factor, 1.0)
+    return _yarn_magnitude(factor, numerator) / _yarn_magnitude(factor, denominator)
+
+
+def _yarn_magnitude(factor: float, mscale: float) -> float:
+    """Return the paper's sqrt(1/t) = 0.1 ln(factor) + 1, with the logarithm times `mscale`."""
+    return 0.1 * mscale * math.log(factor) + 1.0
