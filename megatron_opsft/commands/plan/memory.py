@@ -18,7 +18,11 @@ from megatron_opsft.models.weights.rules import WeightTable
 from megatron_opsft.models.weights.vllm_layout import vllm_parameters
 from megatron_opsft.records import record
 from megatron_opsft.run.start.checked_run import max_engine_tokens
-from megatron_opsft.run.start.disk import STATE_BYTES, checkpoint_bytes_each
+from megatron_opsft.run.start.disk import (
+    STATE_BYTES,
+    checkpoint_bytes_each,
+    num_trained,
+)
 from megatron_opsft.runtime.rounding import ceil_div
 
 # CUDA graphs of an engine and its own buffers. A sleeping engine keeps them on the GPU unless
@@ -152,11 +156,16 @@ def checkpoint_bytes(run: PlannedRun) -> dict[str, float]:
     dense = sum(stage.trained_parameters for stage in run.stages) - experts
     num_elements = parallel.tp * dense + parallel.expert_tp * parallel.ep * experts
     total = num_elements * parameter_bytes
+    saved = updated * parameter_bytes
+    if run.config.lora.rank:
+        # One rank writes the factor that all tensor-parallel ranks hold, as large as the other one.
+        total = num_trained(run.config, run.shape) * parameter_bytes
+        saved = ceil_div(total * run.ranks_per_node, run.world_size)
     # All ranks share the check of the files, no matter which files each one reads afterwards.
     checked = total * run.ranks_per_node // run.world_size
     return {
         "total_bytes": total,
-        "saved_bytes": updated * parameter_bytes,
+        "saved_bytes": saved,
         "resume_bytes": checked + updated * STATE_BYTES,
         "bandwidth": run.hardware.storage_bandwidth * run.ranks_per_node,
     }

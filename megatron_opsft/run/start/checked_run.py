@@ -5,7 +5,7 @@ Nothing here needs torch or reads a file.
 
 from math import lcm
 
-from megatron_opsft.config import Config
+from megatron_opsft.config import Config, LoraConfig
 from megatron_opsft.config.training import check_world
 from megatron_opsft.errors import UserError
 from megatron_opsft.models.architectures.shape import ModelShape
@@ -37,6 +37,7 @@ def make_checked_run(config: Config, shape: ModelShape, world_size: int) -> Chec
     config = fit_lengths(config, shape.max_position_embeddings)
     rollout = config.rollout
     check_layout(shape, config.parallel)
+    check_adapters(shape, config.lora)
     check_routing_replay(shape, config)
     check_lengths(config, shape.max_position_embeddings)
     check_world(world_size, config.parallel)
@@ -60,6 +61,21 @@ def fewest_ranks(config: Config) -> int:
     if parallel.ep > 1:
         expert_ranks = parallel.expert_ranks
     return lcm(parallel.replica_size, expert_ranks, config.rollout.tp)
+
+
+def check_adapters(shape: ModelShape, lora: LoraConfig) -> None:
+    """Check that PEFT can load the adapters of a mixture of experts.
+
+    Errors: `UserError` for one of gate_proj and up_proj alone, which transformers holds as one
+    tensor.
+    """
+    if shape.moe is None or not lora.rank:
+        return
+    if ("gate_proj" in lora.targets) != ("up_proj" in lora.targets):
+        raise UserError(
+            f"lora.targets={','.join(lora.targets)}: the gate_proj and up_proj of experts get "
+            "adapters together; name both or none"
+        )
 
 
 MOST_REPLAYED_EXPERTS = 256
