@@ -19,6 +19,10 @@ from megatron_opsft.section import (
     Section,
 )
 
+OffloadLevel = Literal["none", "gradients", "optimizer", "all"]
+OFFLOAD_LEVELS: tuple[OffloadLevel, ...] = ("none", "gradients", "optimizer", "all")
+"""Values of `train.offload`; each gives up what the one before it does, and more."""
+
 
 class ModelConfig(Section):
     path: Annotated[str, Expanded, BY_CONTENT]
@@ -181,4 +185,8 @@ class TrainConfig(Section):
     routing_replay: bool = False
     """Every token goes to the experts that the rollout engine chose for it; for mixtures of
     experts.
+    """
+    offload: Annotated[OffloadLevel, FREE] = "none"
+    """What the trainer gives up of a GPU's memory while the engine samples: gradients; optimizer:
+    also its state, to pinned host memory; all: also the weights (docs/rollouts.md).
     """

@@ -60,8 +60,8 @@ def train(
         ) as recorder,
     ):
         announce("copying the weights into the rollout engine and comparing them")
-        s.sync.push(recorder.last_step, s.probes(recorder.last_step))
         step = recorder.last_step
+        s.push(step, s.probes(step), Stopwatch(s.device))
         stopping = recorder.evaluations.run_if_due(step, stop)
         while step < config.run.steps and not stopping and not recorder.gives_up():
             step += 1
@@ -94,6 +94,7 @@ def run_step(s: Session, recorder: RunRecorder, step: int) -> None:
         if s.stored is None
         else stored_batch(s, s.stored, step)
     )
+    s.wake_trainer(watch)
     if s.teacher is not None:
         batch = without_long_pairs(s, batch)
     recorder.rollouts.begin(step, batch, score_sampled(s, batch, watch))
@@ -107,7 +108,7 @@ def run_step(s: Session, recorder: RunRecorder, step: int) -> None:
             recorder.fail()
             raise
     s.method.advance(batch.groups, batch.refills)
-    with watch.phase("sync"):
-        synced = s.sync.push(step, s.probes(step, batch.trained, batch.rollouts))
+    probes = s.probes(step, batch.trained, batch.rollouts)
+    synced = s.push(step, probes, watch)
     packing = whole_packing([update.packing for update in updates])
     recorder.record(step, batch, packing, whole_result(results), synced, watch)

@@ -87,9 +87,9 @@ def differences(built: Built, engine: HfEngine) -> tuple[float, float]:
 class ReadingEngine(HfEngine):
     """An engine that reads files, on Hugging Face's model."""
 
-    def load_files(self, names_by_file: Mapping[Path, Collection[str]], version: int) -> None:
+    def copy_files(self, names_by_file: Mapping[Path, Collection[str]]) -> None:
         read = ((load_file(file), names) for file, names in names_by_file.items())
-        self.load_weights(((n, held[n]) for held, names in read for n in names), version)
+        self.copy_weights((n, held[n]) for held, names in read for n in names)
 
 
 def sync_of(built: Built, model: str) -> tuple[WeightSync, ReadingEngine]:

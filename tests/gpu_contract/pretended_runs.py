@@ -43,9 +43,9 @@ RUN = [
 class ReadingEngine(HfEngine):
     """An engine that reads files and hands out its weights, as vLLM does."""
 
-    def load_files(self, names_by_file: Mapping[Path, Collection[str]], version: int) -> None:
+    def copy_files(self, names_by_file: Mapping[Path, Collection[str]]) -> None:
         read = ((load_file(file), names) for file, names in names_by_file.items())
-        self.load_weights(((n, held[n]) for held, names in read for n in names), version)
+        self.copy_weights((n, held[n]) for held, names in read for n in names)
 
 
 def run(run_dir: Path, keys: list[str], *, resume: bool = False) -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ from megatron_opsft.records import (
     Response,
     Rollout,
     Sample,
+    SyncResult,
     TokenIds,
     record,
 )
@@ -48,11 +49,12 @@ from megatron_opsft.runtime.distributed import (
 from megatron_opsft.runtime.durable import list_checkpoints
 from megatron_opsft.runtime.failed_rank import Limits
 from megatron_opsft.runtime.job import current_job
-from megatron_opsft.runtime.phase import announce, enter_phase
+from megatron_opsft.runtime.phase import Stopwatch, announce, enter_phase
 from megatron_opsft.runtime.watchdog import watched
 from megatron_opsft.trainer.batching.exchange import fetch_samples
 from megatron_opsft.trainer.model.checkpoint import Checkpointer
 from megatron_opsft.trainer.model.load import build_trainer
+from megatron_opsft.trainer.model.offload import Offload
 from megatron_opsft.trainer.model.reference import ReferenceModel
 from megatron_opsft.trainer.model.shards import ModelShards
 from megatron_opsft.trainer.model.step import Trainer
@@ -61,6 +63,8 @@ from megatron_opsft.verify.verifier import Verifier
 NUM_PROBES = 4
 # Of a probe's response: enough to see wrong weights, few enough to cost nothing.
 MAX_PROBE_TOKENS = 256
+OFFLOAD_PHASE = "offload"
+"""The phase of a step in which copies of `train.offload` keep everything waiting."""
 
 
 @record
@@ -77,9 +81,33 @@ class Session(RunInput):
     trainer: Trainer
     reference: ReferenceModel | None
     """The frozen model, reference or teacher, if the objective keeps one."""
+    offload: Offload
+    """The trainer's sleep, while the engine samples."""
     shards: ModelShards
     sync: WeightSync
     checkpointer: Checkpointer
+
+    def wake_trainer(self, watch: Stopwatch) -> None:
+        """Bring back what the trainer gave up; the engine must sleep. Called by every rank."""
+        if self.offload.is_used:
+            with watch.phase(OFFLOAD_PHASE):
+                self.offload.wake()
+
+    def push(
+        self, version: int, samples: Sequence[Sample], watch: Stopwatch
+    ) -> SyncResult:
+        """Copy the weights to the engine (see `WeightSync.push`), while the trainer falls asleep.
+        Called by every rank.
+        """
+
+        def sleep() -> None:
+            if self.offload.is_used:
+                with watch.phase(OFFLOAD_PHASE):
+                    self.offload.sleep()
+
+        with watch.phase("sync"):
+            self.offload.begin_sleep()
+            return self.sync.push(version, samples, let_go=sleep)
 
     def problems_of_draw(self, draw: int) -> list[Problem]:
         """Return a batch of problems. A step takes one draw or several; draws count from 0."""
@@ -259,10 +287,22 @@ def _build(
     unfilled = build_trainer(config, checked.shape, model_dir, device, layout)
     trainer, shards = unfilled.trainer, unfilled.shards
     name = config.rollout.engine
+    offload = Offload(trainer, config.train.offload)
     announce(f"opening the rollout engine ({name})")
     settings = engine_settings(config, model_dir, device, layout)
+    offload.sleep()  # as while the engine samples: it takes that memory now, and measures it
     engine = build_engine(name, settings, shards.table, encoder.tokenizer, device)
-    sync = WeightSync(shards, engine, config.sync, trainer.score)
+    if offload.is_used:
+        engine.sleep()  # until the first weight sync, as after every batch
+    offload.wake_state()
+    sync = WeightSync(
+        shards,
+        engine,
+        config.sync,
+        trainer.score,
+        on_device=offload.on_device,
+        replays_routing=config.train.routing_replay,
+    )
     checkpoints = config.run.dir / "checkpoints"
     resumes = resume and broadcast_object(bool(list_checkpoints(checkpoints)))
     # A frozen model is a copy of the weights that the run began with, also if it is resumed.
@@ -270,13 +310,16 @@ def _build(
     if keeps_frozen_model or not resumes:
         by_engine = engine_traits(name).reads_files and config.model.load != "disk"
         load_first_weights(unfilled, sync, by_engine=by_engine)
-    reference = ReferenceModel(trainer, device) if keeps_frozen_model else None
+    reference = None
+    if keeps_frozen_model:
+        reference = ReferenceModel(trainer, device, offload)
     checkpointer = Checkpointer(
         checkpoints,
         trainer.models,
         trainer.optimizer,
         keep=config.checkpoint.keep,
         reference=reference,
+        stored=offload.stored,
         model_dir=model_dir,
     )
     return Session(
@@ -299,6 +342,7 @@ def _build(
         verifier=verifier,
         trainer=trainer,
         reference=reference,
+        offload=offload,
         shards=shards,
         sync=sync,
         checkpointer=checkpointer,

@@ -16,14 +16,19 @@ from megatron_opsft.models.architectures.template import ShardKind
 from megatron_opsft.models.weights.rules import WeightRule
 from megatron_opsft.models.weights.slicing import merge_shards, shard_shape
 from megatron_opsft.runtime.distributed import broadcast_over, ranks_by_value
+from megatron_opsft.runtime.parked import Whereabouts, in_place
 from megatron_opsft.trainer.model.shards import ModelShards
 
 
 class Exporter:
     """Streams the model's current weights under their HF names. It is made once for a run."""
 
-    def __init__(self, shards: ModelShards) -> None:
-        """Find out which ranks hold which parameters. Collective over the world."""
+    def __init__(self, shards: ModelShards, on_device: Whereabouts = in_place) -> None:
+        """Find out which ranks hold which parameters. Collective over the world.
+
+        on_device: of the shards while the trainer sleeps, `Offload.on_device`.
+        """
+        self._on_device = on_device
         self._layout = layout = shards.layout
         self._rules = shards.table.exported
         self._shards = shards.by_name
@@ -63,6 +68,8 @@ class Exporter:
         tp_size = layout.shard(is_expert=rule.is_expert).tp_size
         stage, ep_rank = self._holder[rule.mcore_name]
         shard = self._shards.get(rule.mcore_name)
+        if shard is not None:
+            shard = self._on_device(shard)
         if shard is not None and tp_size == 1:
             gathered = shard[None]
         else:
