@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -11,12 +12,15 @@ import pytest
 import torch
 from jobs import Built, Case, as_arrays, build, exported, train_steps
 from megatron.core import parallel_state
+from plan_jobs import planned_run
 from run_differences import compare_runs
 from small_run import QUICKSTART, SMALL_RUN
 from world import World
 
+from megatron_opsft.commands.plan.assumptions import load_hardware
+from megatron_opsft.commands.plan.memory import offload_bytes, rank_memory
 from megatron_opsft.config.load import load_config
-from megatron_opsft.config.training import OFFLOAD_LEVELS
+from megatron_opsft.config.training import OFFLOAD_LEVELS, OffloadLevel
 from megatron_opsft.rollout.hf.engine import HfEngine
 from megatron_opsft.run.record import evaluations
 from megatron_opsft.run.run_files import read_json_lines
@@ -180,6 +184,69 @@ def both_ways(case: Case) -> tuple[Any, Any]:
         found.append((results, {name: value.tobytes() for name, value in weights.items()}))
         parallel_state.destroy_model_parallel()
     return found[0], found[1]
+
+
+PLANNED = [
+    Case(dtype="bfloat16"),
+    Case(tp=2, dp=2),
+    Case(model="qwen2_tied", pp=2, dtype="bfloat16"),
+    Case(cp=2, dtype="bfloat16"),
+    Case(model="qwen3_moe", dp=2, ep=2, dtype="bfloat16"),
+]
+
+
+@pytest.mark.parametrize("case", PLANNED, ids=str)
+def test_what_is_given_up_while_sampling_is_what_a_plan_of_a_gpu_says(
+    world: World, case: Case
+) -> None:
+    """By what it holds, and no more: gradients in a weight sync too, nothing in training."""
+    gpu = replace(planned_run(case, tokens=512), hardware=load_hardware("h100"))
+    for level in OFFLOAD_LEVELS:
+        ranks = world.run(given_up, case.world_size, case, level)
+        for pp_rank, beside_sync, asleep in ranks:
+            stage = gpu.stages[pp_rank]
+            full, less = (rank_memory(gpu.with_offload(at), stage, 1) for at in ("none", level))
+            assert full.terms == less.terms
+            saved = {phase: full.phases[phase] - less.phases[phase] for phase in full.phases}
+            assert saved["train"] == 0
+            # Megatron pads its buffers, those of tiny parameters by more than those of real ones.
+            assert sum(beside_sync.values()) == pytest.approx(saved["sync"], rel=0.01)
+            assert sum(asleep.values()) == pytest.approx(saved["rollout"], rel=0.01)
+            held = [n for n, size in enumerate(asleep.values()) if size]
+            for name, size in asleep.items():
+                assert size in (0, pytest.approx(less.terms[name], rel=0.01))
+            assert held == list(range(OFFLOAD_LEVELS.index(level)))
+            copied = asleep["optimizer"] + asleep["weights"]
+            assert copied == pytest.approx(offload_bytes(gpu.with_offload(level), stage), rel=0.01)
+
+
+def given_up(case: Case, level: OffloadLevel) -> tuple[int, dict[str, int], dict[str, int]]:
+    """This rank's stage, and its bytes away while weights are synced and while it sleeps: sizes
+    of storages that are empty then.
+    """
+    built = build(case)
+    offload = Offload(built.trainer, level)
+    tensors: dict[str, list[torch.Tensor]] = {"gradients": [], "optimizer": [], "weights": []}
+    for chunk in built.trainer.chunks:
+        for buffer in [*chunk.buffers, *chunk.expert_parallel_buffers]:
+            tensors["gradients"].append(buffer.grad_data)
+            tensors["weights"].append(buffer.param_data)
+    tensors["optimizer"] = [t for t in state_of(built)[len(built.shards.parameters) :]]
+    full = {name: num_bytes(held) for name, held in tensors.items()}
+    offload.begin_sleep()
+    beside_sync = {name: full[name] - num_bytes(held) for name, held in tensors.items()}
+    offload.sleep()
+    asleep = {name: full[name] - num_bytes(held) for name, held in tensors.items()}
+    assert asleep == offload.bytes_away
+    offload.wake()
+    assert {name: num_bytes(held) for name, held in tensors.items()} == full
+    parallel_state.destroy_model_parallel()
+    return built.layout.pp_rank, beside_sync, asleep
+
+
+def num_bytes(tensors: list[torch.Tensor]) -> int:
+    """Of their storages."""
+    return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
 
 
 @pytest.mark.parametrize("case", [Case(dtype="bfloat16"), Case(tp=2, dp=2)], ids=str)
