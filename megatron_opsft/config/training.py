@@ -187,6 +187,6 @@ class TrainConfig(Section):
     experts.
     """
     offload: Annotated[OffloadLevel, FREE] = "none"
-    """What the trainer gives up of a GPU's memory while the engine samples: gradients; optimizer:
-    also its state, to pinned host memory; all: also the weights (docs/rollouts.md).
+    """GPU memory that the trainer gives up while the engine samples: its gradients; also the
+    optimizer; also the weights (docs/rollouts.md).
     """

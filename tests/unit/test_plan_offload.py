@@ -3,11 +3,15 @@
 from dataclasses import replace
 
 import pytest
+from forked_cli import ROOT
 from plan_cases import LARGE, SMALL, make_run, planned
 
+from megatron_opsft.commands.plan.assumptions import load_hardware
 from megatron_opsft.commands.plan.estimate import Plan
+from megatron_opsft.commands.plan.job import make_planned_run
 from megatron_opsft.commands.plan.search import search_layouts
 from megatron_opsft.commands.plan.show import show_plan, verdict_line
+from megatron_opsft.config.load import load_config
 from megatron_opsft.config.training import OFFLOAD_LEVELS
 
 SEVEN, THIRTY_TWO = "DeepSeek-R1-Distill-Qwen-7B", "DeepSeek-R1-Distill-Qwen-32B"
@@ -95,6 +99,35 @@ def test_a_sleeping_trainer_keeps_its_reference_in_host_memory() -> None:
     assert awake.worst.terms["reference_model"] == stage.weight_bytes
     assert awake.reference_host_bytes == 0 == asleep.worst.terms["reference_model"]
     assert asleep.reference_host_bytes == 2 * stage.weight_bytes
+
+
+def test_figures_in_the_documentation_are_a_plan_s() -> None:
+    """Gigabytes of the worst rank, and the seconds of the copies."""
+    text = (ROOT / "docs/planning.md").read_text(encoding="utf-8")
+    paper = ROOT / "examples/configs/r1_distill_7b_paper.yaml"
+    tp8 = ["parallel.tp=8", "parallel.sequence_parallel=true", "train.recompute=selective"]
+    runs = {
+        "7B paper preset, 8 GPUs": make_planned_run(
+            load_config(paper, []), load_hardware("h100"), 8
+        ),
+        "7B, 2 GPUs, tp 2, full recomputation": two_gpus().run,
+        "32B, 8 GPUs, tp 8, 4,608 tokens, deep sleep": make_run(
+            THIRTY_TWO, 8, *tp8, *SPARING, "rollout.tp=4"
+        ),
+    }
+    for name, run in runs.items():
+        found: dict[str, list[str]] = {"rollout": [], "train": [], "sync": []}
+        for level in OFFLOAD_LEVELS:
+            memory = planned(run.with_offload(level)).memory
+            for phase, values in found.items():
+                values.append(f"{max(rank.phases[phase] for rank in memory) / 1e9:.0f}")
+        (training,) = {*found["train"]}
+        awake, *others = found["sync"]
+        (less,) = {*others}
+        row = f"| {name} | {', '.join(found['rollout'])} | {training} | {awake}, {less} |"
+        assert row in text
+    seconds = two_gpus("train.offload=optimizer").step["offload"]
+    assert f"(7B on two GPUs, `optimizer`: {seconds:.1f} s)" in text
 
 
 def test_on_a_cpu_copies_take_what_they_free() -> None:

@@ -34,6 +34,7 @@ from megatron_opsft.records import JsonObject
 from megatron_opsft.run.start.check import check_on_job
 from megatron_opsft.run.start.session import Session, open_session
 from megatron_opsft.run.step.judged_problems import JudgedProblems, judge_problems
+from megatron_opsft.run.step.sleep import push
 from megatron_opsft.runtime.distributed import broadcast_object
 from megatron_opsft.runtime.journal import Journal
 from megatron_opsft.runtime.launched import launched_rank
@@ -97,7 +98,7 @@ def make_data(config: Config, out: Path, limit: int | None) -> None:
         temperature = config.rollout.temperature
         s = replace(opened, settings=replace(opened.settings, temperature=temperature))
         make_rows = _rows_by(config, s)
-        s.push(0, s.probes(0), Stopwatch(s.device))
+        push(s, 0, s.probes(0), Stopwatch(s.device))
         problems = s.problems.problems
         problems = shuffled_subset(problems, limit or len(problems), config.run.seed)
         partial = out.with_name(f"{out.name}.partial.jsonl")

@@ -4,8 +4,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from operator import itemgetter
-from pathlib import Path
-from uuid import uuid4
 
 import torch
 
@@ -19,17 +17,15 @@ from megatron_opsft.records import (
     Response,
     Rollout,
     Sample,
-    SyncResult,
     TokenIds,
     record,
 )
-from megatron_opsft.rollout.engine import EngineSettings
 from megatron_opsft.rollout.limits import engine_traits
-from megatron_opsft.rollout.open_engine import build_engine
 from megatron_opsft.rollout.sample import Sampler
 from megatron_opsft.run.start.check import is_finished
 from megatron_opsft.run.start.checked_run import CheckedRun, max_engine_tokens
 from megatron_opsft.run.start.disk import check_disk
+from megatron_opsft.run.start.engine import open_engine
 from megatron_opsft.run.start.input import RunInput, read_input
 from megatron_opsft.run.sync.weight_sync import WeightSync, load_first_weights
 from megatron_opsft.runtime.device import (
@@ -49,11 +45,11 @@ from megatron_opsft.runtime.distributed import (
 from megatron_opsft.runtime.durable import list_checkpoints
 from megatron_opsft.runtime.failed_rank import Limits
 from megatron_opsft.runtime.job import current_job
-from megatron_opsft.runtime.phase import Stopwatch, announce, enter_phase
+from megatron_opsft.runtime.phase import announce, enter_phase
 from megatron_opsft.runtime.watchdog import watched
 from megatron_opsft.trainer.batching.exchange import fetch_samples
 from megatron_opsft.trainer.model.checkpoint import Checkpointer
-from megatron_opsft.trainer.model.load import build_trainer
+from megatron_opsft.trainer.model.load import TrainerParts, build_trainer
 from megatron_opsft.trainer.model.offload import Offload
 from megatron_opsft.trainer.model.reference import ReferenceModel
 from megatron_opsft.trainer.model.shards import ModelShards
@@ -63,8 +59,6 @@ from megatron_opsft.verify.verifier import Verifier
 NUM_PROBES = 4
 # Of a probe's response: enough to see wrong weights, few enough to cost nothing.
 MAX_PROBE_TOKENS = 256
-OFFLOAD_PHASE = "offload"
-"""The phase of a step in which copies of `train.offload` keep everything waiting."""
 
 
 @record
@@ -86,28 +80,6 @@ class Session(RunInput):
     shards: ModelShards
     sync: WeightSync
     checkpointer: Checkpointer
-
-    def wake_trainer(self, watch: Stopwatch) -> None:
-        """Bring back what the trainer gave up; the engine must sleep. Called by every rank."""
-        if self.offload.is_used:
-            with watch.phase(OFFLOAD_PHASE):
-                self.offload.wake()
-
-    def push(
-        self, version: int, samples: Sequence[Sample], watch: Stopwatch
-    ) -> SyncResult:
-        """Copy the weights to the engine (see `WeightSync.push`), while the trainer falls asleep.
-        Called by every rank.
-        """
-
-        def sleep() -> None:
-            if self.offload.is_used:
-                with watch.phase(OFFLOAD_PHASE):
-                    self.offload.sleep()
-
-        with watch.phase("sync"):
-            self.offload.begin_sleep()
-            return self.sync.push(version, samples, let_go=sleep)
 
     def problems_of_draw(self, draw: int) -> list[Problem]:
         """Return a batch of problems. A step takes one draw or several; draws count from 0."""
@@ -286,32 +258,16 @@ def _build(
     announce("building the model")
     unfilled = build_trainer(config, checked.shape, model_dir, device, layout)
     trainer, shards = unfilled.trainer, unfilled.shards
-    name = config.rollout.engine
     offload = Offload(trainer, config.train.offload)
-    announce(f"opening the rollout engine ({name})")
-    settings = engine_settings(config, model_dir, device, layout)
-    offload.sleep()  # as while the engine samples: it takes that memory now, and measures it
-    engine = build_engine(name, settings, shards.table, encoder.tokenizer, device)
-    if offload.is_used:
-        engine.sleep()  # until the first weight sync, as after every batch
-    offload.wake_state()
+    engine = open_engine(config, run_input, unfilled, offload, device, layout)
+    replays = config.train.routing_replay
     sync = WeightSync(
-        shards,
-        engine,
-        config.sync,
-        trainer.score,
-        on_device=offload.on_device,
-        replays_routing=config.train.routing_replay,
+        shards, engine, config.sync, trainer.score, offload.on_device, replays
     )
     checkpoints = config.run.dir / "checkpoints"
-    resumes = resume and broadcast_object(bool(list_checkpoints(checkpoints)))
-    # A frozen model is a copy of the weights that the run began with, also if it is resumed.
-    keeps_frozen_model = trainer.objective.keeps_frozen_model
-    if keeps_frozen_model or not resumes:
-        by_engine = engine_traits(name).reads_files and config.model.load != "disk"
-        load_first_weights(unfilled, sync, by_engine=by_engine)
+    _load_weights(config, unfilled, sync, resume=resume)
     reference = None
-    if keeps_frozen_model:
+    if trainer.objective.keeps_frozen_model:
         reference = ReferenceModel(trainer, device, offload)
     checkpointer = Checkpointer(
         checkpoints,
@@ -349,27 +305,21 @@ def _build(
     )
 
 
-def engine_settings(
-    config: Config, model_dir: Path, device: Device, layout: Layout
-) -> EngineSettings:
-    """Return the settings of the run's engine on this rank. Collective over the world."""
-    rollout = config.rollout
-    return EngineSettings(
-        model_dir=model_dir,
-        dtype=config.model.dtype,
-        is_cuda=device.is_cuda,
-        tp=rollout.tp,
-        max_tokens=max_engine_tokens(config),
-        batch_size=rollout.batch_size,
-        gpu_memory_fraction=rollout.gpu_memory_fraction,
-        kv_cache_bytes=rollout.kv_cache_bytes,
-        seed=config.run.seed,
-        collective_minutes=config.run.collective_minutes,
-        rank=layout.rank,
-        world_size=layout.world_size,
-        job_id=broadcast_object(uuid4().hex),
-        seeded=rollout.seeded,
-        deep_sleep=rollout.deep_sleep,
-        speculative=rollout.speculative,
-        notes_routing=config.train.routing_replay,
-    )
+def _load_weights(
+    config: Config,
+    parts: TrainerParts,
+    sync: WeightSync,
+    *,
+    resume: bool,
+) -> None:
+    """Load the weights that the run began with, unless loading a checkpoint replaces them. Called
+    by every rank.
+    """
+    checkpoints = list_checkpoints(config.run.dir / "checkpoints")
+    resumes = resume and broadcast_object(bool(checkpoints))
+    # A frozen model is a copy of the weights that the run began with, also if it is resumed.
+    if resumes and not parts.trainer.objective.keeps_frozen_model:
+        return
+    reads_files = engine_traits(config.rollout.engine).reads_files
+    by_engine = reads_files and config.model.load != "disk"
+    load_first_weights(parts, sync, by_engine=by_engine)
