@@ -52,7 +52,7 @@ class LayoutEngine:
             for part in parameter.copies:
                 self._parts.setdefault(part.source.tensor, []).append((part, tensor))
 
-    def load_weights(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
+    def copy_weights(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Cut every whole tensor up and copy what this rank needs."""
         for name, tensor in tensors:
             for part, own in self._parts.get(name, ()):
@@ -107,7 +107,7 @@ def measure(args: argparse.Namespace) -> None:
     sync.push(0)
     acts: dict[str, Callable[[], Any]] = {
         "in_place": partial(sync.push, 1),
-        "stream": lambda: engine.load_weights(sync.exporter.stream(), 1),
+        "stream": lambda: engine.copy_weights(sync.exporter.stream()),
         "checksums": partial(sync.compare_checksums, "push"),
     }
     sources = [torch.ones_like(t) for t in engine.tensors.values()]

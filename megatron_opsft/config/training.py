@@ -20,6 +20,10 @@ from megatron_opsft.section import (
     Section,
 )
 
+OffloadLevel = Literal["none", "gradients", "optimizer", "all"]
+OFFLOAD_LEVELS: tuple[OffloadLevel, ...] = ("none", "gradients", "optimizer", "all")
+"""Values of `train.offload`; each gives up what the one before it does, and more."""
+
 
 class ModelConfig(Section):
     path: Annotated[str, Expanded, BY_CONTENT]
@@ -222,4 +226,8 @@ class TrainConfig(Section):
     routing_replay: bool = False
     """Every token goes to the experts that the rollout engine chose for it; for mixtures of
     experts.
+    """
+    offload: Annotated[OffloadLevel, FREE] = "none"
+    """GPU memory that the trainer gives up while the engine samples: its gradients; also the
+    optimizer; also the weights (docs/rollouts.md).
     """

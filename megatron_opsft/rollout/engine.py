@@ -167,13 +167,14 @@ class RolloutEngine(Protocol):
         self.finish_update(version)
 
     def copy_weights(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Copy the stream of `load_weights` into the engine."""
+        """Copy the stream of `load_weights` into the engine; called between `begin_update` and
+        `finish_update`.
+        """
 
-    def load_files(
-        self, names_by_file: Mapping[Path, Collection[str]], version: int
-    ) -> None:
-        """Replace every weight by those in a Hugging Face model's weight files, which were compared
-        with its config.json. Only engines with `EngineTraits.reads_files` can do so.
+    def copy_files(self, names_by_file: Mapping[Path, Collection[str]]) -> None:
+        """Copy into the engine every weight from a Hugging Face model's weight files, which were
+        compared with its config.json; called between `begin_update` and `finish_update`. Only
+        engines with `EngineTraits.reads_files` can do so.
 
         names_by_file: names of the tensors to read from each file, which may hold older ones, too.
         """

@@ -22,6 +22,7 @@ from megatron_opsft.run.step.batch import (
     whole_result,
 )
 from megatron_opsft.run.step.sampled_log_probs import score_sampled
+from megatron_opsft.run.step.sleep import push, wake_trainer
 from megatron_opsft.run.step.teaching import pack_taught, without_long_pairs
 from megatron_opsft.runtime.distributed import any_over_world
 from megatron_opsft.runtime.phase import (
@@ -60,8 +61,8 @@ def train(
         ) as recorder,
     ):
         announce("copying the weights into the rollout engine and comparing them")
-        s.sync.push(recorder.last_step, s.probes(recorder.last_step))
         step = recorder.last_step
+        push(s, step, s.probes(step), Stopwatch(s.device))
         stopping = recorder.evaluations.run_if_due(step, stop)
         while step < config.run.steps and not stopping and not recorder.gives_up():
             step += 1
@@ -94,6 +95,7 @@ def run_step(s: Session, recorder: RunRecorder, step: int) -> None:
         if s.stored is None
         else stored_batch(s, s.stored, step)
     )
+    wake_trainer(s, watch)
     if s.teacher is not None:
         batch = without_long_pairs(s, batch)
     recorder.rollouts.begin(step, batch, score_sampled(s, batch, watch))
@@ -108,6 +110,7 @@ def run_step(s: Session, recorder: RunRecorder, step: int) -> None:
             raise
     s.method.advance(batch.groups, batch.refills)
     with watch.phase("sync"):
-        synced = s.sync.push(step, s.probes(step, batch.trained, batch.rollouts))
+        probes = s.probes(step, batch.trained, batch.rollouts)
+        synced = push(s, step, probes, watch)
     packing = whole_packing([update.packing for update in updates])
     recorder.record(step, batch, packing, whole_result(results), synced, watch)

@@ -151,24 +151,35 @@ class Stopwatch:
     """Measures the seconds of each phase of a step.
 
     `with watch.phase("train"):` enters the phase, as `enter_phase` does, and adds its duration to
-    `seconds["train"]`. It waits for the device at both ends.
+    `seconds["train"]`. It waits for the device at both ends. The seconds of a phase inside another
+    count for the inner one alone.
     """
 
     def __init__(self, device: "Device") -> None:
         self._device = device
         self._start = time.perf_counter()
+        self._open: list[str] = []  # phases, the outer ones first
+        self._inner = 0.0  # seconds of the phases inside the current one
         self.seconds: dict[str, float] = {}
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Enter the phase, and add the seconds of the block to it."""
+        inner_before = self._inner
+        self._open.append(name)
         enter_phase(name)
         self._device.synchronize()
         start = time.perf_counter()
+        self._inner = 0.0
         yield
         self._device.synchronize()
         duration = time.perf_counter() - start
-        self.seconds[name] = self.seconds.get(name, 0.0) + duration
+        own = duration - self._inner
+        self.seconds[name] = self.seconds.get(name, 0.0) + own
+        self._inner = inner_before + duration
+        self._open.pop()
+        if self._open:
+            enter_phase(self._open[-1])
 
     def total(self) -> float:
         """Return the seconds since this stopwatch was made."""

@@ -46,13 +46,18 @@ class PinnedBlock:
 
     def copies_of(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Copy a GPU's tensors to the beginning of the block; all copies are complete on return."""
+        copies = self.begin_copies_of(tensors)
+        torch.cuda.synchronize()
+        return copies
+
+    def begin_copies_of(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Begin to copy a GPU's tensors to the beginning of the block, on the current stream."""
         copies = []
         offset = 0
         for tensor in tensors:
             vector = self._vector(offset, tensor.dtype, tensor.numel())
             copies.append(vector.view(tensor.shape).copy_(tensor, non_blocking=True))
             offset += round_up(tensor.nbytes, ALIGNMENT)
-        torch.cuda.synchronize()
         return copies
 
     def _vector(self, offset: int, dtype: torch.dtype, count: int) -> Tensor:
@@ -71,7 +76,7 @@ def _pin(memory: Tensor) -> bool:
         return True
     log.warning(
         "the driver does not pin %.3f GB of host memory (cudaHostRegister: error %d): copies from "
-        "the GPU, of checkpoints and of a reference model, take longer",
+        "the GPU, of checkpoints, a reference model or train.offload, take longer",
         memory.nbytes / 1e9,
         int(result),
     )
@@ -120,10 +125,9 @@ class HostCopies:
         """Copy a GPU's tensors to the pinned block; make a new block if they do not fit."""
         if not tensors:
             return []
-        num_bytes = packed_bytes(tensors)
-        if self._block is None or self._block.num_bytes < num_bytes:
+        if self._block is None or self._block.num_bytes < packed_bytes(tensors):
             self._block = None  # free its memory before the new block takes more
-            self._block = PinnedBlock(num_bytes)
+            self._block = PinnedBlock(packed_bytes(tensors))
         return self._block.copies_of(tensors)
 
     def release(self) -> None:

@@ -14,6 +14,7 @@ from hf_reference import hf_model, response_log_prob
 from jobs import NUM_ROLLOUTS, Built, Case, build, exported, train_steps
 from safetensors.torch import load_file, save_file
 from tiny_models import samples, weights
+from torch import Tensor
 from world import World
 
 from megatron_opsft.config import SyncConfig
@@ -88,9 +89,9 @@ def differences(built: Built, engine: HfEngine) -> tuple[float, float]:
 class ReadingEngine(HfEngine):
     """An engine that reads files, on Hugging Face's model."""
 
-    def load_files(self, names_by_file: Mapping[Path, Collection[str]], version: int) -> None:
+    def copy_files(self, names_by_file: Mapping[Path, Collection[str]]) -> None:
         read = ((load_file(file), names) for file, names in names_by_file.items())
-        self.load_weights(((n, held[n]) for held, names in read for n in names), version)
+        self.copy_weights((n, held[n]) for held, names in read for n in names)
 
 
 def sync_of(built: Built, model: str) -> tuple[WeightSync, ReadingEngine]:
@@ -201,8 +202,8 @@ def wrongly_pulled(case: Case, model_dir: Path) -> str:
     parts, sync, engine = build_parts(case, model_dir)
     run = Transfer.run
 
-    def spoiling(transfer: Transfer) -> None:
-        run(transfer)
+    def spoiling(transfer: Transfer, sources: Mapping[str, Tensor]) -> None:
+        run(transfer, sources)
         for rule, tensor in parts.shards.parameters:
             if GATE in rule.hf_shapes:
                 tensor[0] *= 1.01  # the first row is the gate's

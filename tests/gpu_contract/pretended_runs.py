@@ -1,9 +1,11 @@
 """Runs of the trainer on a pretended GPU; started by `python -m pretend_gpu`, alone or by torchrun.
 
 Prints JSON: what was wrong, and figures of the last step. Usage: pretended_runs.py DIRECTORY METHOD
-[KEY=VALUE...] or pretended_runs.py DIRECTORY engine.
+[KEY=VALUE...], or pretended_runs.py DIRECTORY engine, or pretended_runs.py DIRECTORY offload
+[KEY=VALUE...].
 """
 
+import gc
 import json
 import os
 import shutil
@@ -15,11 +17,13 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from pretend_gpu import active
 from run_differences import compare_runs, read_lines
 from safetensors.torch import load_file
 from small_run import QUICKSTART, SMALL_RUN
 
 from megatron_opsft.config.load import load_config
+from megatron_opsft.config.training import OFFLOAD_LEVELS
 from megatron_opsft.rollout import limits, open_engine
 from megatron_opsft.rollout.hf.engine import HfEngine
 from megatron_opsft.run.record.recorder import RunRecorder
@@ -43,9 +47,9 @@ RUN = [
 class ReadingEngine(HfEngine):
     """An engine that reads files and hands out its weights, as vLLM does."""
 
-    def load_files(self, names_by_file: Mapping[Path, Collection[str]], version: int) -> None:
+    def copy_files(self, names_by_file: Mapping[Path, Collection[str]]) -> None:
         read = ((load_file(file), names) for file, names in names_by_file.items())
-        self.load_weights(((n, held[n]) for held, names in read for n in names), version)
+        self.copy_weights((n, held[n]) for held, names in read for n in names)
 
 
 def run(run_dir: Path, keys: list[str], *, resume: bool = False) -> list[dict[str, Any]]:
@@ -99,11 +103,40 @@ def from_engine(directory: Path) -> tuple[list[str], dict[str, Any]]:
     return problems, lines[-1]
 
 
+def with_sleeps(directory: Path, keys: list[str]) -> tuple[list[str], dict[str, Any]]:
+    """The same run at every level of `train.offload`, checkpoints too; the line has the bytes on
+    the GPU while the engine samples, by level.
+    """
+    (gpu,) = active
+    problems: list[str] = []
+    sampling: dict[str, int] = {}
+    generate = HfEngine.generate
+
+    def counted(self: HfEngine, *args: Any) -> Any:
+        gc.collect()  # a run before is in cycles
+        sampling[level] = gpu.num_bytes
+        return generate(self, *args)
+
+    with patch.object(HfEngine, "generate", counted):
+        for level in OFFLOAD_LEVELS:
+            lines = run(directory / level, [*keys, f"train.offload={level}"])
+            problems += compare_runs(directory / "none", directory / level)
+            manifests = [directory / at / "checkpoints/step_000002" for at in ("none", level)]
+            one, other = (json.loads((m / "complete.json").read_text()) for m in manifests)
+            if one["files"]["__0_0.distcp"] != other["files"]["__0_0.distcp"]:
+                problems.append(f"{level}: the checkpoint differs")
+    weights = load_file(directory / "none/hf/model.safetensors").values()
+    num_parameters = sum(weight.numel() for weight in weights)
+    return problems, lines[-1] | {"sampling": sampling, "num_parameters": num_parameters}
+
+
 def main() -> None:
     """Run, compare, print."""
     directory, what, *keys = sys.argv[1:]
     if what == "engine":
         problems, line = from_engine(Path(directory))
+    elif what == "offload":
+        problems, line = with_sleeps(Path(directory), keys)
     else:
         problems, line = whole_and_resumed(Path(directory), [f"method.name={what}", *keys])
     if int(os.environ.get("RANK", "0")) == 0:

@@ -45,7 +45,7 @@ def vllm_config(config: Config, table: WeightTable) -> Any:
 
     from megatron_opsft.rollout import open_engine
     from megatron_opsft.rollout.vllm.options import start_llm
-    from megatron_opsft.run.start import session
+    from megatron_opsft.run.start import engine
 
     made: list[Any] = []
 
@@ -57,12 +57,12 @@ def vllm_config(config: Config, table: WeightTable) -> Any:
         patch.object(
             open_engine, "VllmEngine", lambda settings, table, _: start_llm(settings, table)
         ),
-        patch.object(session, "broadcast_object", lambda value: value),
+        patch.object(engine, "broadcast_object", lambda value: value),
         patch.object(LLMEngine, "from_engine_args", keep),
         suppress(Stop),
     ):
         model_dir = resolve_config(config.model.path)
-        settings = session.engine_settings(config, model_dir, GPU, ONE_OF_8)
+        settings = engine.engine_settings(config, model_dir, GPU, ONE_OF_8)
         open_engine.build_engine("vllm", settings, table, None, GPU)  # type: ignore[arg-type]
     return made[0]
 

@@ -47,6 +47,24 @@ def test_weights_come_from_an_engine_and_go_back_in_place(ran: Ran, tmp_path: Pa
     assert told["line"]["num_accepted"] > 0
 
 
+@pytest.mark.parametrize("te", [False, True])
+def test_a_run_whose_trainer_sleeps_is_the_same_run(ran: Ran, tmp_path: Path, te: bool) -> None:
+    """With a reference; on TransformerEngine's layers with its AdamW. While the engine samples,
+    each level frees what a plan says of it: gradients, moments and main weights, weights.
+    """
+    words = ["offload", "method.name=grpo", "method.beta=0.04", "method.updates_per_batch=2"]
+    told = ran("pretended_runs.py", tmp_path, *words, num_gpus=1, te=te)
+    assert told["problems"] == []
+    assert told["line"]["grad_norm"] > 0
+    num_parameters, sampling = told["line"]["num_parameters"], told["line"]["sampling"]
+    none, gradients, optimizer, everything = sampling.values()
+    # The reference leaves the GPU with the gradients.
+    freed = [none - gradients, gradients - optimizer, optimizer - everything]
+    assert freed == pytest.approx(
+        [(4 + 2) * num_parameters, 12 * num_parameters, 2 * num_parameters], rel=0.05
+    )
+
+
 @pytest.mark.parametrize("num_gpus", [1, 2])
 def test_memory_of_a_step_is_as_planned(ran: Ran, num_gpus: int) -> None:
     told = ran("pretended_memory.py", num_gpus, num_gpus=num_gpus)

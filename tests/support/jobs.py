@@ -370,7 +370,7 @@ def run_training(config_file: str, overrides: list[str]) -> int:
 def exported(built: Built) -> dict[str, torch.Tensor]:
     """The whole model under its HF names, on every rank."""
     shards = built.shards
-    exporter = Exporter(shards.table.exported, shards.merged, shards.layout)
+    exporter = Exporter(shards.table.exported, shards.policy_weights, shards.layout)
     return {name: t.clone() for name, t in exporter.stream()}
 
 

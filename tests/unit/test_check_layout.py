@@ -12,7 +12,7 @@ from megatron_opsft.config.training import check_world
 from megatron_opsft.errors import UserError
 from megatron_opsft.models.architectures.shape import ModelShape
 from megatron_opsft.models.architectures.sharding import check_layout
-from megatron_opsft.run.start.checked_run import check_routing_replay
+from megatron_opsft.run.start.checked_run import check_offload, check_routing_replay
 
 
 @pytest.mark.parametrize(
@@ -72,3 +72,15 @@ def test_ranks_must_hold_all_experts() -> None:
     check_world(4, ParallelConfig(ep=4, etp=1, tp=2))
     with pytest.raises(UserError, match=r"not a multiple of the 8 ranks .* = 2 x 4 x 1\); lower"):
         check_world(4, ParallelConfig(ep=4, tp=2))
+
+
+def test_weights_that_a_proof_needs_are_not_given_up() -> None:
+    """With the engine's routing the trainer scores last, when the engine is awake."""
+    words = ["model.path=x", "data.train=arithmetic"]
+    replay, everything = "train.routing_replay=true", "train.offload=all"
+    for keys in ([everything], [replay, "train.offload=optimizer"]):
+        check_offload(load_config(None, [*words, *keys]))
+    check_offload(load_config(None, [*words, replay, everything, "sync.verify=checksum"]))
+    message = "train.offload=all: with train.routing_replay=true .* set sync.verify=checksum, or"
+    with pytest.raises(UserError, match=message):
+        check_offload(load_config(None, [*words, replay, everything]))

@@ -2,14 +2,18 @@
 
 import logging
 import time
+from types import SimpleNamespace
 
 import pytest
 
+from megatron_opsft.runtime import phase
 from megatron_opsft.runtime.phase import (
     Count,
     Interrupted,
+    Stopwatch,
     announce,
     count_done,
+    current_phase,
     describe_progress,
     enter_phase,
     expect,
@@ -34,6 +38,20 @@ def test_tokens_give_a_rate_and_an_estimate_before_the_first_response_ends() -> 
     assert count.describe(40.0).endswith(", 100 tokens/s, at most 170 s left")
     count.done = 50
     assert count.describe(40.0).endswith(", 100 tokens/s, about 90 s left")
+
+
+def test_seconds_of_a_phase_inside_another_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 1.0, 3.0, 13.0, 20.0, 25.0, 45.0, 50.0])
+    monkeypatch.setattr(phase.time, "perf_counter", lambda: next(clock))
+    watch = Stopwatch(SimpleNamespace(synchronize=lambda: None))  # type: ignore[arg-type]
+    with watch.phase("sync"):  # from 1 to 20
+        with watch.phase("offload"):  # from 3 to 13
+            assert current_phase().name == "offload"
+        assert current_phase().name == "sync"
+    with watch.phase("offload"):  # from 25 to 45
+        pass
+    assert watch.seconds == {"offload": 30, "sync": 9}
+    assert watch.total() == 50
 
 
 def test_a_phase_is_left_only_where_that_may_be() -> None:

@@ -234,13 +234,15 @@ def test_what_a_draft_model_got_right_is_counted_for_the_step(
 
 
 def test_a_stage_begins_with_optimizer_and_reference_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    done: list[str] = []
-    monkeypatch.setattr(step_batch, "forget_moments", done.append)
+    done: list[Any] = []
+    monkeypatch.setattr(step_batch, "forget_moments", lambda *args: done.append(args))
     reference = SimpleNamespace(replace=lambda: done.append("replaced"))
-    for held, expected in ((reference, ["moments", "replaced"]), (None, ["moments"])):
+    forgotten = ("moments", "where they are")
+    for held, expected in ((reference, [forgotten, "replaced"]), (None, [forgotten])):
         done.clear()
         trainer = SimpleNamespace(optimizer="moments")
-        begin_stage(session(reference=held, trainer=trainer))
+        offload = SimpleNamespace(stored="where they are")
+        begin_stage(session(reference=held, trainer=trainer, offload=offload))
         assert done == expected
 
 

@@ -34,6 +34,7 @@ from megatron_opsft.records import JsonObject
 from megatron_opsft.run.start.check import check_on_job
 from megatron_opsft.run.start.session import Session, open_session
 from megatron_opsft.run.step.judged_problems import JudgedProblems, judge_problems
+from megatron_opsft.run.step.sleep import push
 from megatron_opsft.runtime.distributed import broadcast_object
 from megatron_opsft.runtime.journal import Journal
 from megatron_opsft.runtime.launched import launched_rank
@@ -97,7 +98,7 @@ def make_data(config: Config, out: Path, limit: int | None) -> None:
         temperature = config.rollout.temperature
         s = replace(opened, settings=replace(opened.settings, temperature=temperature))
         make_rows = _rows_by(config, s)
-        s.sync.push(0, s.probes(0))
+        push(s, 0, s.probes(0), Stopwatch(s.device))
         problems = s.problems.problems
         problems = shuffled_subset(problems, limit or len(problems), config.run.seed)
         partial = out.with_name(f"{out.name}.partial.jsonl")
@@ -209,11 +210,16 @@ def _sampling_config(config: Config, out: Path) -> Config:
 
     The method is on-policy SFT, which needs no fixed data. rollout.temperature is 1 here only
     because a session warns about any other: the warning is about training. Responses are sampled
-    at the user's temperature, which `make_data` sets in the session's settings.
+    at the user's temperature, which `make_data` sets in the session's settings. The trainer keeps
+    its weights, with which it scores while the engine is awake.
     """
+    train = config.train
+    if train.offload == "all":
+        train = train.model_copy(update={"offload": "optimizer"})
     return config.model_copy(
         update={
             "method": OnPolicySft(),
+            "train": train,
             "data": config.data.model_copy(update={"responses": None}),
             "rollout": config.rollout.model_copy(update={"temperature": 1.0}),
             "run": config.run.model_copy(update={"dir": out.parent}),

@@ -1,5 +1,6 @@
 """The plan of a whole run: if it fits, how long a step takes, what it costs; pure."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -9,6 +10,7 @@ from megatron_opsft.commands.plan.memory import (
     checkpoint_bytes,
     kv_bytes_per_token,
     kv_cache_bytes,
+    offload_bytes,
     rank_memory,
     reference_bytes,
 )
@@ -17,10 +19,17 @@ from megatron_opsft.commands.plan.seconds import (
     estimate_step,
     num_microbatches,
 )
+from megatron_opsft.config.training import OFFLOAD_LEVELS, OffloadLevel
+from megatron_opsft.errors import UserError
 from megatron_opsft.models.architectures.shape import forward_flops, weight_flops
 from megatron_opsft.records import JsonObject
-from megatron_opsft.run.start.checked_run import max_engine_tokens
-from megatron_opsft.run.start.disk import DiskUse, disk_use, num_trained
+from megatron_opsft.run.start.checked_run import check_offload, max_engine_tokens
+from megatron_opsft.run.start.disk import (
+    DiskUse,
+    checkpoint_bytes_each,
+    disk_use,
+    num_trained,
+)
 
 # Share of a device's memory that should stay free: the formulas are no more accurate than that.
 SAFE_SHARE = 0.05
@@ -80,14 +89,35 @@ class Plan:
         )
 
     @property
+    def offload_host_bytes(self) -> int:
+        """Bytes of what trainers give up (`train.offload`) in one node's CPU memory."""
+        return self.run.ranks_per_node * max(
+            offload_bytes(self.run, stage) for stage in self.run.stages
+        )
+
+    @property
+    def pinned_copy_bytes(self) -> float:
+        """Bytes of a checkpoint that a node's ranks copy from their GPUs; the rest is in the CPU's
+        memory already, because the trainers sleep when it is saved.
+        """
+        saved = self.checkpoint["saved_bytes"]
+        if self.run.gives_up("all"):
+            return 0
+        if self.run.gives_up("optimizer"):  # what is left are the weights
+            saved *= self.run.dtype_bytes / checkpoint_bytes_each(self.run.config)
+        return saved
+
+    @property
     def pinned_bytes(self) -> float:
         """CPU memory of a node that its ranks pin for their GPUs.
 
-        It holds the reference model and, from the first checkpoint on, the copy of a checkpoint.
+        It holds the reference model, what the trainers give up and, from the first checkpoint on,
+        the copy of a checkpoint.
         """
         if not self.run.hardware.is_cuda:
             return 0
-        return self.checkpoint["saved_bytes"] + self.reference_host_bytes
+        kept = self.reference_host_bytes + self.offload_host_bytes
+        return self.pinned_copy_bytes + kept
 
     @property
     def host_bytes_per_node(self) -> float:
@@ -117,7 +147,31 @@ class Plan:
                 f"rollout: the engine's cache holds {self.kv_tokens} tokens, fewer than one "
                 f"sequence of {longest}; raise rollout.gpu_memory_fraction or rollout.tp"
             )
+        kept = self.reference_host_bytes + self.offload_host_bytes
+        needed = self.checkpoint["saved_bytes"] + kept
+        if self.offload_host_bytes and needed > self.host_bytes_per_node:
+            problems.append(
+                f"train.offload={self.run.train.offload}: with the copy of a checkpoint a node "
+                f"needs {needed / 1e9:.0f} GB of host memory, and has "
+                f"{self.host_bytes_per_node / 1e9:.0f}; take more nodes"
+            )
         return problems
+
+    @cached_property
+    def fitting_offload(self) -> OffloadLevel | None:
+        """The least `train.offload` with which the run fits; None if it fits as it is, or never.
+
+        It is proposed for GPUs alone: on a CPU the copies are in the same memory.
+        """
+        if not self.problems or not self.run.hardware.is_cuda:
+            return None
+        for level in OFFLOAD_LEVELS:
+            changed = self.run.with_offload(level)
+            with suppress(UserError):
+                check_offload(changed.config)
+                if not Plan(run=changed, num_steps=self.num_steps).problems:
+                    return level
+        return None
 
     @property
     def is_safe(self) -> bool:
@@ -175,8 +229,9 @@ class Plan:
             "reference": f"{scores} of the {self.frozen_copy}, in the model's place",
             "train": self._describe_training(),
             "sync": "updated weights into the engines, with proof",
+            "offload": f"copies of train.offload={self.run.train.offload} that nothing hides",
         }
-        for name in ("old_logprob", "reference"):
+        for name in ("old_logprob", "reference", "offload"):
             if not self.step[name]:
                 del phases[name]
         return phases
@@ -243,6 +298,9 @@ class Plan:
             "host_bytes_per_node": self.host_bytes_per_node,
             "reference_host_bytes": self.reference_host_bytes,
             "pinned_bytes": self.pinned_bytes,
+            "offload": run.train.offload,
+            "offload_host_bytes": self.offload_host_bytes,
+            "fitting_offload": self.fitting_offload,
             "kv_tokens": self.kv_tokens,
             "tokens_per_second": self.tokens_per_second,
             "device_hours": self.device_hours,

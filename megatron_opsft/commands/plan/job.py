@@ -14,7 +14,12 @@ from megatron_opsft.commands.plan.assumptions import (
     make_workload,
 )
 from megatron_opsft.config import Config, LoraConfig, ParallelConfig
-from megatron_opsft.config.training import RolloutConfig, TrainConfig
+from megatron_opsft.config.training import (
+    OFFLOAD_LEVELS,
+    OffloadLevel,
+    RolloutConfig,
+    TrainConfig,
+)
 from megatron_opsft.errors import UserError
 from megatron_opsft.methods.settings import MethodSettings
 from megatron_opsft.models.architectures.config_from_hf import read_model_shape
@@ -78,6 +83,16 @@ class PlannedRun:
     hardware: Hardware
     world_size: int
     workload: Workload = Workload()
+
+    def with_offload(self, level: OffloadLevel) -> "PlannedRun":
+        """Return the run with another `train.offload`."""
+        train = self.train.model_copy(update={"offload": level})
+        return replace(self, config=self.config.model_copy(update={"train": train}))
+
+    def gives_up(self, level: OffloadLevel) -> bool:
+        """True if the trainer gives up what `level` adds while the engine samples."""
+        levels = OFFLOAD_LEVELS
+        return levels.index(self.train.offload) >= levels.index(level)
 
     @property
     def parallel(self) -> ParallelConfig:

@@ -1,9 +1,10 @@
 """Bytes on one rank in the three phases of a step, by formula; pure, no Megatron.
 
-A rank always holds its weights, and of those that are trained (with LoRA the adapters) float32 main
-gradients and its share of the optimizer: two float32 moments, and in bfloat16 float32 main weights.
-If the method has a reference model that stays on the device, a frozen copy of the trained weights
-is added. A rollout adds the engine, a training pass its
+A rank holds its weights, and of those that are trained (with LoRA the adapters) float32 main
+gradients and its share of the optimizer: two float32 moments, and in bfloat16 float32 main weights;
+always, or as far as `train.offload` says not while the engine samples. If the method has a
+reference model that stays on the device, a frozen copy of the trained weights is added. A rollout
+adds the engine, a training pass its
 activations and the loss, a weight sync the engine's weights and two buckets.
 """
 
@@ -33,6 +34,7 @@ _HF_CACHE_SLACK = 1.25
 
 _ALL = ("rollout", "train", "sync")
 _ENGINE_AWAKE = ("rollout", "sync")
+_TRAINER_AWAKE = ("train", "sync")
 
 
 class _Term(NamedTuple):
@@ -79,9 +81,7 @@ def rank_memory(run: PlannedRun, stage: Stage, num_microbatches: int) -> RankMem
         # The teacher's output layer is on the device then.
         loss += run.rows_per_rank * run.shape.hidden_size * run.dtype_bytes
     terms = {
-        "weights": _Term(stage.weight_bytes),
-        "gradients": _Term(stage.gradient_bytes),
-        "optimizer": _Term(stage.optimizer_bytes),
+        **_trainer_terms(run, stage),
         "reference_model": _Term(reference.device),
         "activations": _Term(stored, ("train",)),
         "backward_pass": _Term(backward, ("train",)),
@@ -105,11 +105,36 @@ def _sum_of(terms: dict[str, _Term], phase: str) -> float:
     return sum(term.num_bytes for term in terms.values() if phase in term.phases)
 
 
+def _trainer_terms(run: PlannedRun, stage: Stage) -> dict[str, _Term]:
+    """Memory of the trainer, as `model.offload` gives it up: gradients before a weight sync, the
+    others in its course. On a CPU copies take as much as what they are copied from.
+    """
+    gradients = _Term(stage.gradient_bytes)
+    optimizer, weights = _Term(stage.optimizer_bytes), _Term(stage.weight_bytes)
+    if run.gives_up("gradients"):
+        gradients = gradients._replace(phases=("train",))
+    terms = {"weights": weights, "gradients": gradients, "optimizer": optimizer}
+    copied = offload_bytes(run, stage)
+    if not run.hardware.is_cuda:
+        return terms | ({"offload_copies": _Term(copied, ("sync",))} if copied else {})
+    if run.gives_up("optimizer"):
+        terms["optimizer"] = optimizer._replace(phases=_TRAINER_AWAKE)
+    if run.gives_up("all"):
+        terms["weights"] = weights._replace(phases=_TRAINER_AWAKE)
+    return terms
+
+
+def offload_bytes(run: PlannedRun, stage: Stage) -> int:
+    """Bytes of a rank that wait in host memory while the engine samples."""
+    num_bytes = stage.optimizer_bytes if run.gives_up("optimizer") else 0
+    return num_bytes + (stage.weight_bytes if run.gives_up("all") else 0)
+
+
 def reference_bytes(run: PlannedRun, stage: Stage) -> ReferenceBytes:
     """Decide where a rank keeps its reference model, as `model.reference` does in a run.
 
     On a GPU it stays on the device only if it takes at most a tenth of the memory that trainer and
-    engine leave free.
+    engine leave free, and the trainer never sleeps.
     """
     if not run.method.objective(1.0).keeps_frozen_model:
         return ReferenceBytes(device=0, host=0)
@@ -117,7 +142,8 @@ def reference_bytes(run: PlannedRun, stage: Stage) -> ReferenceBytes:
     trainer = stage.weight_bytes + stage.gradient_bytes + stage.optimizer_bytes
     engine = _sum_of(_engine_terms(run), "rollout")
     free = hardware.memory_bytes - (hardware.reserved_bytes + trainer + engine)
-    if hardware.is_cuda and 10 * stage.trained_bytes > free:
+    has_room = 10 * stage.trained_bytes <= free and not run.gives_up("gradients")
+    if hardware.is_cuda and not has_room:
         return ReferenceBytes(device=0, host=stage.trained_bytes)
     return ReferenceBytes(device=stage.trained_bytes, host=0)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from megatron_opsft.commands.plan.estimate import SAFE_SHARE, Plan
 from megatron_opsft.commands.plan.job import PlannedRun, check_planned_run
+from megatron_opsft.config.training import OFFLOAD_LEVELS
 from megatron_opsft.errors import UserError
 
 _MAX_PIPELINE = 32
@@ -26,7 +27,8 @@ def search_layouts(run: PlannedRun, num_steps: int) -> list[Plan]:
 
     Tried are parallel.tp within a node (with sequence parallelism) x parallel.pp x parallel.cp
     x train.recompute x rollout.tp, and for a mixture of experts parallel.ep within a node, with
-    whole experts (parallel.etp=1). parallel.cp is doubled only as long as a rank's part of the
+    whole experts (parallel.etp=1). On GPUs a layout gets the least train.offload with which it
+    fits. parallel.cp is doubled only as long as a rank's part of the
     longest sequence has more than train.max_tokens_per_microbatch tokens. If a rollout would leave
     less than `SAFE_SHARE` of the memory free, rollout.gpu_memory_fraction is lowered until it fits.
     Errors: `UserError` with the reason if no layout is accepted at all.
@@ -35,21 +37,50 @@ def search_layouts(run: PlannedRun, num_steps: int) -> list[Plan]:
     refusal = UserError("no layout was tried")
     for change in _layouts(run):
         try:
-            plan = _plan_change(run, change, num_steps)
+            plans.append(_plan_layout(run, change, num_steps))
         except UserError as error:
             refusal = error
-            continue
-        fraction = _fraction_that_fits(plan)
-        if fraction is not None:
-            change["rollout"]["gpu_memory_fraction"] = fraction
-            plan = _plan_change(run, change, num_steps)
-        plans.append(plan)
     if not plans:
         check_planned_run(run)  # raises for a mistake in the file itself
         raise refusal
     fastest = min((plan.step["total"] for plan in plans if plan.is_safe), default=0.0)
     limit = (1 + _EQUALLY_FAST) * fastest
     return sorted(plans, key=lambda plan: _rank_of(plan, limit))
+
+
+def _plan_layout(run: PlannedRun, change: Change, num_steps: int) -> Plan:
+    """Plan a layout with the least `train.offload` that is safe; if none is, with the least that
+    fits; if none does, with that which lacks the least memory. Errors: `UserError` if the trainer
+    refuses the layout.
+    """
+    levels = OFFLOAD_LEVELS if run.hardware.is_cuda else (run.train.offload,)
+    plans: list[Plan] = []
+    for level in levels:
+        change["train"]["offload"] = level
+        try:
+            plans.append(_plan_with_room(run, change, num_steps))
+        except UserError:
+            if not plans:
+                raise
+            break
+        if plans[-1].is_safe:
+            return plans[-1]
+        if any(rank.phases["train"] > rank.limit for rank in plans[-1].memory):
+            break  # no sleep helps
+    fitting = [plan for plan in plans if not plan.problems]
+    if fitting:
+        return fitting[0]
+    return max(plans, key=lambda plan: round(plan.worst.margin, 3))
+
+
+def _plan_with_room(run: PlannedRun, change: Change, num_steps: int) -> Plan:
+    """Plan a change, with a smaller share of the memory for vLLM if that is what it takes."""
+    plan = _plan_change(run, change, num_steps)
+    fraction = _fraction_that_fits(plan)
+    if fraction is None:
+        return plan
+    rollout = {**change["rollout"], "gpu_memory_fraction": fraction}
+    return _plan_change(run, {**change, "rollout": rollout}, num_steps)
 
 
 def _rank_of(plan: Plan, limit: float) -> tuple[float, ...]:
@@ -71,6 +102,7 @@ def _rank_of(plan: Plan, limit: float) -> tuple[float, ...]:
     sizes = (parallel.tp, parallel.pp, parallel.cp, parallel.ep, rollout.tp)
     num_measures = sum(size > 1 for size in sizes)
     num_measures += _RECOMPUTE.index(plan.run.train.recompute)
+    num_measures += OFFLOAD_LEVELS.index(plan.run.train.offload)
     num_measures += sum("gpu_memory_fraction" in text for text in plan.overrides)
     free = int(plan.worst.margin / (SAFE_SHARE * plan.worst.limit))
     return 0, free < 2, num_measures, -free, seconds, num_overrides

@@ -14,6 +14,7 @@ from megatron_opsft.commands.plan.memory import (
     engine_elements,
     kv_bytes_per_token,
     kv_cache_bytes,
+    offload_bytes,
     reference_bytes,
 )
 from megatron_opsft.commands.plan.passes import (
@@ -24,7 +25,9 @@ from megatron_opsft.commands.plan.passes import (
 from megatron_opsft.models.architectures.shape import forward_flops, layer_weights
 from megatron_opsft.runtime.rounding import ceil_div
 
-STEP_PHASES = ("rollout", "verify", "old_logprob", "reference", "train", "sync")
+STEP_PHASES = (
+    *("rollout", "verify", "old_logprob", "reference", "train", "sync", "offload"),
+)
 # One all-reduce of a few kilobytes between the ranks of an engine; vLLM's own kernel takes 5-15 us.
 _SMALL_ALL_REDUCE_SECONDS = 6e-6
 # Bytes that AdamW moves for each element that a rank updates: it reads the gradient, the main
@@ -64,6 +67,7 @@ def estimate_step(run: PlannedRun) -> dict[str, float]:
         **training_seconds(run),
         "sync": sync_seconds(run),
     }
+    step["offload"] = offload_seconds(run, step["sync"])
     step["total"] = sum(step[phase] for phase in STEP_PHASES)
     return step
 
@@ -217,6 +221,22 @@ def _merge_seconds(run: PlannedRun) -> float:
     num_elements = max(stage.num_parameters for stage in run.stages)
     num_bytes = num_elements * (4 * 8 + 2 * run.dtype_bytes)
     return 2 * num_bytes / run.hardware.memory_bandwidth
+
+
+def offload_seconds(run: PlannedRun, sync: float) -> float:
+    """Estimate how long a step waits for the copies of `train.offload`.
+
+    All of a rank's comes back before training, and leaves after it, at the bandwidth to the CPU's
+    memory, the optimizer beside a weight sync of `sync` seconds.
+    """
+    slowest = 0.0
+    for stage in run.stages:
+        seconds = offload_bytes(run, stage) / run.hardware.host_bandwidth
+        hidden = 0.0
+        if run.gives_up("optimizer"):
+            hidden = min(sync, stage.optimizer_bytes / run.hardware.host_bandwidth)
+        slowest = max(slowest, 2 * seconds - hidden)
+    return slowest
 
 
 def _share_from_other_nodes(run: PlannedRun) -> float:

@@ -30,7 +30,10 @@ def show_plan(plan: "Plan") -> str:
 def verdict_line(plan: "Plan") -> str:
     """Say if the run fits, with the margin, and what it takes."""
     if plan.problems:
-        return "DOES NOT FIT. " + "; ".join(plan.problems)
+        text = "DOES NOT FIT. " + "; ".join(plan.problems)
+        if plan.fitting_offload:
+            text += f"; it fits with train.offload={plan.fitting_offload}"
+        return text
     duration = f"{plan.hours:.1f} hours"
     if plan.hours < 1:
         duration = f"{plan.hours * 60:.1f} minutes"
@@ -116,16 +119,27 @@ def _describe_checkpoint(plan: "Plan") -> str:
         f"{_gb(resume)} GB in {resume / bandwidth:,.1f} s to resume"
     )
     if plan.pinned_bytes:
-        text += (
-            f"\na node pins {_gb(saved)} GB of its host memory for the copy of a "
-            "checkpoint"
-        )
-    if plan.reference_host_bytes:
-        text += (
-            f" and {_gb(plan.reference_host_bytes)} GB for the {plan.frozen_copy}: "
-            f"{_gb(plan.pinned_bytes)} GB in all"
-        )
+        text += f"\na node pins {_describe_pinned(plan)}"
     return text
+
+
+def _describe_pinned(plan: "Plan") -> str:
+    """Say how much host memory a node pins for what."""
+    purposes = {
+        "the copy of a checkpoint": plan.pinned_copy_bytes,
+        f"the {plan.frozen_copy}": plan.reference_host_bytes,
+        "what the trainers give up": plan.offload_host_bytes,
+    }
+    parts = [
+        f"{_gb(num_bytes)} GB of its host memory for {purpose}"
+        for purpose, num_bytes in purposes.items()
+        if num_bytes
+    ]
+    first, *others = parts
+    text = " and ".join(
+        [first, *(part.replace(" of its host memory", "") for part in others)]
+    )
+    return f"{text}: {_gb(plan.pinned_bytes)} GB in all" if others else text
 
 
 def _gb(num_bytes: float) -> str:

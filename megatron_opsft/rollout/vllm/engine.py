@@ -69,7 +69,8 @@ class VllmEngine(RolloutEngine):
             answers=self.layout.tp_rank == 0,
         )
         self._settings = settings
-        self._asleep = False
+        # What is not on the GPU, by vLLM's tags.
+        self._asleep: set[str] = set()
         self._llm = start_llm(settings, table)
         # Under the external launcher this process has one worker, and can call it. It must not be
         # in a local variable: vLLM stores an exception from its import, whose traceback keeps the
@@ -213,10 +214,8 @@ class VllmEngine(RolloutEngine):
         """See `RolloutEngine.copy_weights`: vLLM's own update of a running model."""
         self._worker.reload_weights(weights_iterator=tensors)
 
-    def load_files(
-        self, names_by_file: Mapping[Path, Collection[str]], version: int
-    ) -> None:
-        """See `RolloutEngine.load_files`: vLLM's own readers and loaders do it."""
+    def copy_files(self, names_by_file: Mapping[Path, Collection[str]]) -> None:
+        """See `RolloutEngine.copy_files`: vLLM's own readers and loaders do it."""
         from vllm.model_executor.model_loader import weight_utils
 
         def read() -> Iterator[tuple[str, Tensor]]:
@@ -228,21 +227,23 @@ class VllmEngine(RolloutEngine):
                     if name in names and name in self._hf_names:
                         yield name, tensor
 
-        self.load_weights(read(), version)
+        self.copy_weights(read())
 
     def begin_update(self) -> None:
         """See `RolloutEngine.begin_update`. The KV cache stays unmapped until the end."""
         self.version = None
-        if self._asleep:
-            self._llm.wake_up(tags=["weights"])
+        self._wake("weights")
 
     def finish_update(self, version: int) -> None:
         """See `RolloutEngine.finish_update`."""
-        if self._asleep:
-            self._llm.wake_up(tags=["kv_cache"])
-            self._asleep = False
+        self._wake("kv_cache")
         self._drop_cache()
         self.version = version
+
+    def _wake(self, tag: str) -> None:
+        if tag in self._asleep:
+            self._llm.wake_up(tags=[tag])
+            self._asleep.remove(tag)
 
     def _drop_cache(self) -> None:
         """Forget the keys and values of all earlier requests."""
@@ -265,7 +266,7 @@ class VllmEngine(RolloutEngine):
         if self._settings.is_cuda and not self._asleep:
             self.version = None
             self._llm.sleep(level=2)
-            self._asleep = True
+            self._asleep = {"weights", "kv_cache"}
 
     def close(self) -> None:
         """Free the model. vLLM destroys its process groups, and with them those of the job."""

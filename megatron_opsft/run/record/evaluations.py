@@ -103,7 +103,8 @@ def _gather_adapter(s: Session) -> dict[str, bytes]:
     if not s.config.lora.rank:
         return {}
     rules = adapters_of_rules(s.shards.table.exported, s.config.lora)
-    stream = Exporter(rules, s.shards.adapter_factors, s.layout).stream()
+    factors_here = partial(s.shards.adapter_factors, s.sync.on_device)
+    stream = Exporter(rules, factors_here, s.layout).stream()
     if s.layout.is_main:
         return adapter_files(stream, adapter_config(s.config, s.model_dir))
     for _ in stream:

@@ -39,6 +39,7 @@ def make_checked_run(config: Config, shape: ModelShape, world_size: int) -> Chec
     check_layout(shape, config.parallel)
     check_adapters(shape, config.lora)
     check_routing_replay(shape, config)
+    check_offload(config)
     check_lengths(config, shape.max_position_embeddings)
     check_world(world_size, config.parallel)
     check_engine_settings(
@@ -99,6 +100,19 @@ def check_routing_replay(shape: ModelShape, config: Config) -> None:
     else:
         return
     raise UserError(f"train.routing_replay=true: {problem}; leave it out")
+
+
+def check_offload(config: Config) -> None:
+    """Errors: `UserError` if the proof of a weight sync needs the weights that `train.offload`
+    gives up: with the engine's routing the trainer scores after the engine.
+    """
+    needs_weights = config.train.routing_replay and config.sync.verify == "full"
+    if config.train.offload == "all" and needs_weights:
+        raise UserError(
+            "train.offload=all: with train.routing_replay=true the proof of a weight sync needs "
+            "the trainer's weights while the engine is awake; set sync.verify=checksum, or "
+            "train.offload=optimizer"
+        )
 
 
 def max_engine_tokens(config: Config) -> int:

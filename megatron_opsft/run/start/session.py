@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
-from uuid import uuid4
 
 import torch
 
@@ -24,13 +23,12 @@ from megatron_opsft.records import (
     TokenIds,
     record,
 )
-from megatron_opsft.rollout.engine import EngineSettings
 from megatron_opsft.rollout.limits import engine_traits
-from megatron_opsft.rollout.open_engine import build_engine
 from megatron_opsft.rollout.sample import Sampler
 from megatron_opsft.run.start.check import is_finished
 from megatron_opsft.run.start.checked_run import CheckedRun, max_engine_tokens
 from megatron_opsft.run.start.disk import check_disk
+from megatron_opsft.run.start.engine import open_engine
 from megatron_opsft.run.start.input import RunInput, read_input
 from megatron_opsft.run.sync.weight_sync import WeightSync, load_first_weights
 from megatron_opsft.runtime.device import (
@@ -54,7 +52,8 @@ from megatron_opsft.runtime.phase import announce, enter_phase
 from megatron_opsft.runtime.watchdog import watched
 from megatron_opsft.trainer.batching.exchange import fetch_samples
 from megatron_opsft.trainer.model.checkpoint import Checkpointer
-from megatron_opsft.trainer.model.load import build_trainer
+from megatron_opsft.trainer.model.load import TrainerParts, build_trainer
+from megatron_opsft.trainer.model.offload import Offload
 from megatron_opsft.trainer.model.reference import ReferenceModel
 from megatron_opsft.trainer.model.shards import ModelShards
 from megatron_opsft.trainer.model.step import Trainer
@@ -79,6 +78,8 @@ class Session(RunInput):
     trainer: Trainer
     reference: ReferenceModel | None
     """The frozen model, reference or teacher, if the objective keeps one."""
+    offload: Offload
+    """The trainer's sleep, while the engine samples."""
     shards: ModelShards
     sync: WeightSync
     checkpointer: Checkpointer
@@ -260,30 +261,24 @@ def _build(
     announce("building the model")
     unfilled = build_trainer(config, checked.shape, model_dir, device, layout)
     trainer, shards = unfilled.trainer, unfilled.shards
-    name = config.rollout.engine
-    announce(f"opening the rollout engine ({name})")
-    settings = engine_settings(config, model_dir, device, layout)
-    engine = build_engine(name, settings, shards.table, encoder.tokenizer, device)
-    sync = WeightSync(shards, engine, config.sync, trainer.score)
+    offload = Offload(trainer, config.train.offload)
+    engine = open_engine(config, run_input, unfilled, offload, device, layout)
+    replays = config.train.routing_replay
+    sync = WeightSync(
+        shards, engine, config.sync, trainer.score, offload.on_device, replays
+    )
     checkpoints = config.run.dir / "checkpoints"
-    resumes = resume and broadcast_object(bool(list_checkpoints(checkpoints)))
-    # A frozen model is a copy of the weights that the run began with, also if it is resumed. And a
-    # checkpoint of adapters does not hold the weights that they are added to.
-    keeps_frozen_model = trainer.objective.keeps_frozen_model
-    needs_first_weights = keeps_frozen_model or not resumes
-    if needs_first_weights or shards.adapters:
-        by_engine = engine_traits(name).reads_files and config.model.load != "disk"
-        load_first_weights(unfilled, sync, by_engine=by_engine)
-    if needs_first_weights and config.model.adapter is not None:
-        path = Path(config.model.adapter)
-        unfilled.fill_adapters(StoredAdapter(path, shards.table, config.lora))
-    reference = ReferenceModel(trainer, device) if keeps_frozen_model else None
+    _load_weights(config, unfilled, sync, resume=resume)
+    reference = None
+    if trainer.objective.keeps_frozen_model:
+        reference = ReferenceModel(trainer, device, offload)
     checkpointer = Checkpointer(
         checkpoints,
         trainer.models,
         trainer.optimizer,
         keep=config.checkpoint.keep,
         reference=reference,
+        stored=offload.stored,
         model_dir=model_dir,
         adapter_config=adapter_config(config, model_dir) if shards.adapters else None,
     )
@@ -307,6 +302,7 @@ def _build(
         verifier=verifier,
         trainer=trainer,
         reference=reference,
+        offload=offload,
         shards=shards,
         sync=sync,
         checkpointer=checkpointer,
@@ -321,27 +317,26 @@ def adapter_config(config: Config, model_dir: Path) -> bytes:
     return adapter_config_json(config.lora, base)
 
 
-def engine_settings(
-    config: Config, model_dir: Path, device: Device, layout: Layout
-) -> EngineSettings:
-    """Return the settings of the run's engine on this rank. Collective over the world."""
-    rollout = config.rollout
-    return EngineSettings(
-        model_dir=model_dir,
-        dtype=config.model.dtype,
-        is_cuda=device.is_cuda,
-        tp=rollout.tp,
-        max_tokens=max_engine_tokens(config),
-        batch_size=rollout.batch_size,
-        gpu_memory_fraction=rollout.gpu_memory_fraction,
-        kv_cache_bytes=rollout.kv_cache_bytes,
-        seed=config.run.seed,
-        collective_minutes=config.run.collective_minutes,
-        rank=layout.rank,
-        world_size=layout.world_size,
-        job_id=broadcast_object(uuid4().hex),
-        seeded=rollout.seeded,
-        deep_sleep=rollout.deep_sleep,
-        speculative=rollout.speculative,
-        notes_routing=config.train.routing_replay,
-    )
+def _load_weights(
+    config: Config,
+    parts: TrainerParts,
+    sync: WeightSync,
+    *,
+    resume: bool,
+) -> None:
+    """Load the weights that the run began with, unless loading a checkpoint replaces them. Called
+    by every rank.
+    """
+    checkpoints = list_checkpoints(config.run.dir / "checkpoints")
+    resumes = resume and broadcast_object(bool(checkpoints))
+    # A frozen model is a copy of the weights that the run began with, also if it is resumed. And a
+    # checkpoint of adapters does not hold the weights that they are added to.
+    shards = parts.shards
+    needs_start = not resumes or parts.trainer.objective.keeps_frozen_model
+    if needs_start or shards.adapters:
+        reads_files = engine_traits(config.rollout.engine).reads_files
+        by_engine = reads_files and config.model.load != "disk"
+        load_first_weights(parts, sync, by_engine=by_engine)
+    if needs_start and config.model.adapter is not None:
+        adapter_dir = Path(config.model.adapter)
+        parts.fill_adapters(StoredAdapter(adapter_dir, shards.table, config.lora))

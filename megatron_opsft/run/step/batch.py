@@ -150,7 +150,7 @@ def _spec_metrics(s: Session, counts_here: Counter[str]) -> dict[str, float]:
 
 def begin_stage(s: Session) -> None:
     """Start the optimizer's moments and the reference model anew from the current weights."""
-    forget_moments(s.trainer.optimizer)
+    forget_moments(s.trainer.optimizer, s.offload.stored)
     if s.reference is not None:
         s.reference.replace()
 

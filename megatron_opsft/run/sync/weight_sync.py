@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 
@@ -25,7 +26,7 @@ from megatron_opsft.models.weights.checksum import (
 from megatron_opsft.models.weights.rectangles import Copy
 from megatron_opsft.models.weights.slicing import shard_parameter
 from megatron_opsft.records import Sample, SyncResult
-from megatron_opsft.rollout.engine import RolloutEngine
+from megatron_opsft.rollout.engine import EngineLayout, RolloutEngine
 from megatron_opsft.run.sync.export import Exporter
 from megatron_opsft.run.sync.transfer import Transfer, plan_transfer
 from megatron_opsft.runtime.distributed import (
@@ -35,6 +36,7 @@ from megatron_opsft.runtime.distributed import (
     sum_over,
     sum_over_world,
 )
+from megatron_opsft.runtime.parked import Whereabouts, in_place
 from megatron_opsft.trainer.model.load import TrainerParts
 from megatron_opsft.trainer.model.shards import ModelShards
 
@@ -52,6 +54,10 @@ class WeightSync:
     config: SyncConfig
     score: Callable[[Sequence[Sample]], list[tuple[float, ...]]]
     """Returns log-probs of response tokens under the trainer's weights."""
+    on_device: Whereabouts = in_place
+    """Of the shards while the trainer sleeps: `Offload.on_device`."""
+    replays_routing: bool = False
+    """`train.routing_replay`: the trainer scores with the engine's choice of experts."""
     version: int = field(default=-1, init=False)
     """The number of updates behind the weights that the engine holds."""
     _transfer: Transfer | None = field(default=None, init=False)
@@ -59,27 +65,47 @@ class WeightSync:
 
     def __post_init__(self) -> None:
         shards = self.shards
-        self.exporter = Exporter(shards.table.exported, shards.merged, shards.layout)
+        self.exporter = Exporter(
+            shards.table.exported,
+            partial(shards.policy_weights, self.on_device),
+            shards.layout,
+        )
 
-    def push(self, version: int, samples: Sequence[Sample] = ()) -> SyncResult:
+    def push(
+        self,
+        version: int,
+        samples: Sequence[Sample] = (),
+        *,
+        let_go: Callable[[], None] | None = None,
+    ) -> SyncResult:
         """Copy the weights from trainer to engine, and prove it as `sync.verify` asks for.
 
         version: the number of updates behind the weights. samples: a few responses on which
-        log-probabilities are compared, the same on every rank. Errors, on every rank: `SyncError`
+        log-probabilities are compared, the same on every rank. let_go: called when the trainer's
+        weights are not read any more (with `replays_routing` they still are scored), before the
+        engine takes memory for its cache. Errors, on every rank: `SyncError`
         if the engine holds other weights than the trainer, before anything is sampled from them;
         `UserError` if the first weight sync shows that engine and trainer compute different models
         from the same weights.
         """
         first = self._transfer is None
+        self.engine.begin_update()
         if self._transfer is None:
-            self.engine.load_weights(self.exporter.stream(), version)
+            self.engine.copy_weights(self.exporter.stream())
         else:
-            self.engine.begin_update()
-            self._transfer.run(self.shards.merged())
-            self.engine.finish_update(version)
-        self.version = version
+            self._transfer.run(self.shards.policy_weights())
+        expected = log_probs = None
         if first or self.config.verify != "off":
-            self.compare_checksums(f"sync of weight version {version}")
+            expected = trainer_checksums(self.shards, self.engine.layout)
+        compares = self.config.verify == "full" and bool(samples)
+        if compares and not self.replays_routing:
+            log_probs = self.score(samples)
+        if let_go is not None:
+            let_go()
+        self.engine.finish_update(version)
+        self.version = version
+        if expected is not None:
+            self._compare(expected, f"sync of weight version {version}")
         if first:
             self._transfer = plan_transfer(
                 self.shards, self.engine, self.config.bucket_mb
@@ -90,8 +116,8 @@ class WeightSync:
                     max(self._transfer.schedule.bytes_sent.values()) / 2**20,
                 )
         mean = largest = None
-        if self.config.verify == "full" and samples:
-            mean, largest = self._compare_log_probs(samples)
+        if compares:
+            mean, largest = self._compare_log_probs(samples, log_probs)
             if first:
                 self._check_one_model(mean)
         return SyncResult(
@@ -123,7 +149,11 @@ class WeightSync:
         after: the operation that came before, for the message. Errors: `SyncError` on every rank
         for a difference.
         """
-        names_by_rank = differing_parameters(self.shards, self.engine)
+        self._compare(trainer_checksums(self.shards, self.engine.layout), after)
+
+    def _compare(self, expected: list[int], after: str) -> None:
+        """Compare the engine's checksums with `expected`, the result of `trainer_checksums`."""
+        names_by_rank = differing_parameters(expected, self.engine)
         bad_ranks = [rank for rank, names in enumerate(names_by_rank) if names]
         if not bad_ranks:
             return
@@ -137,9 +167,14 @@ class WeightSync:
             "sampled from them"
         )
 
-    def _compare_log_probs(self, samples: Sequence[Sample]) -> tuple[float, float]:
+    def _compare_log_probs(
+        self,
+        samples: Sequence[Sample],
+        log_probs: Sequence[tuple[float, ...]] | None,
+    ) -> tuple[float, float]:
         """Compare the log-probs of engine and trainer on these samples.
 
+        log_probs: the trainer's; None: they are scored here, with the engine's routing.
         Returns the mean and the largest absolute difference over all scored tokens of all ranks.
         Errors: `SyncError` on every rank if it is not a number, or if the engine would have used
         keys and values cached under older weights.
@@ -158,11 +193,11 @@ class WeightSync:
                 replace(sample, routing=routing)
                 for sample, routing in zip(samples, routing_of_main, strict=True)
             ]
+        if log_probs is None:
+            log_probs = self.score(samples)
         differences: list[float] = []
         # Only ranks of the last pipeline stage have the trainer's log-probs.
-        for of_trainer, of_engine in zip(
-            self.score(samples), scores.log_probs, strict=False
-        ):
+        for of_trainer, of_engine in zip(log_probs, scores.log_probs, strict=False):
             pairs = zip(of_trainer, of_engine, strict=True)
             differences += [abs(ours - theirs) for ours, theirs in pairs]
         total, count = sum_over_world([math.fsum(differences), len(differences)])
@@ -204,26 +239,38 @@ class WeightSync:
             )
 
 
-def differing_parameters(shards: ModelShards, engine: RolloutEngine) -> list[list[str]]:
+def trainer_checksums(shards: ModelShards, layout: EngineLayout) -> list[int]:
+    """Return what the checksum of each engine parameter of this rank must be, from the trainer's
+    weights. layout: the engine's. Collective over the world.
+    """
+    copies, tensors = _checked_here(shards), shards.policy_weights()
+    own: list[int] = []
+    for tp_rank in range(layout.tp_size):
+        contributions = expected_checksums(
+            layout.parameters_of(tp_rank), copies, tensors
+        )
+        expected = sum_over(contributions).tolist()
+        if tp_rank == layout.tp_rank:
+            own = expected
+    return own
+
+
+def differing_parameters(
+    expected: Sequence[int], engine: RolloutEngine
+) -> list[list[str]]:
     """Return for each rank the parameters of its engine whose checksum is not the trainer's.
 
-    Collective over the world; the same on every rank.
+    expected: of this rank, from `trainer_checksums`. Collective over the world; the same on every
+    rank.
     Errors: `SyncError` on every rank if an engine's draft model is not as it was loaded.
     """
     for fault in gather_from_all([engine.draft_fault()]):
         if fault:
             raise SyncError(f"{fault}; nothing was sampled with it")
-    layout = engine.layout
-    copies, tensors = _checked_here(shards), shards.merged()
-    actual = parameter_checksums(layout.parameters_of(layout.tp_rank), engine.weights())
-    differing: list[str] = []
-    for tp_rank in range(layout.tp_size):
-        parameters = layout.parameters_of(tp_rank)
-        contributions = expected_checksums(parameters, copies, tensors)
-        expected = sum_over(contributions).tolist()
-        if tp_rank == layout.tp_rank:
-            checksums = zip(parameters, actual, expected, strict=True)
-            differing = [p.name for p, ours, theirs in checksums if ours != theirs]
+    parameters = engine.layout.parameters_of(engine.layout.tp_rank)
+    actual = parameter_checksums(parameters, engine.weights())
+    checksums = zip(parameters, actual, expected, strict=True)
+    differing = [p.name for p, ours, theirs in checksums if ours != theirs]
     return gather_from_all([differing])
 
 
@@ -264,7 +311,9 @@ def load_first_weights(
     start = time.perf_counter()
     if by_engine and isinstance(parts.stored, HfTensors):
         way = "by the engine"
-        sync.engine.load_files(parts.stored.names_by_file(), version=0)
+        # The update ends with the first push: until then the engine has no memory for its cache.
+        sync.engine.begin_update()
+        sync.engine.copy_files(parts.stored.names_by_file())
         sync.pull()
         parts.trainer.optimizer.reload_model_params()
     else:

@@ -40,6 +40,7 @@ from megatron_opsft.runtime.durable import (
     write_bytes,
     write_files,
 )
+from megatron_opsft.runtime.parked import Whereabouts, in_place
 from megatron_opsft.runtime.pinned import HostCopies
 from megatron_opsft.trainer.model.checkpoint_share import (
     describe_models,
@@ -76,6 +77,8 @@ class Checkpointer:
     optimizer: ChainedOptimizer
     keep: int
     reference: ReferenceModel | None = None
+    stored: Whereabouts = in_place
+    """Of the trainer's tensors while it sleeps: `Offload.stored`."""
     model_dir: Path | None = None
     """Its config.json and tokenizer are copied into each checkpoint, which then can be used as a
     model.
@@ -100,7 +103,9 @@ class Checkpointer:
         if self.reference is not None and self.reference.is_replaced:
             state["reference"] = self.reference.share()
             state["has_reference"] = True
-        state["share"] = own_share(models, self.optimizer, is_loading=False)
+        state["share"] = own_share(
+            models, self.optimizer, is_loading=False, stored=self.stored
+        )
         for model_name, values in models.items():
             state[model_name] = {
                 name: value for name, value in values.items() if not is_tensor(value)

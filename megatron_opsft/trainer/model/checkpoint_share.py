@@ -40,6 +40,7 @@ from megatron_opsft.models.storage.dist_metadata import (
 )
 from megatron_opsft.models.weights.slicing import shard_parameter
 from megatron_opsft.runtime.distributed import Shard
+from megatron_opsft.runtime.parked import Whereabouts, in_place
 from megatron_opsft.runtime.rounding import round_up
 from megatron_opsft.trainer.model.lora import Adapter, adapters_of
 
@@ -97,7 +98,11 @@ def _pieces_of_factor(
 
 
 def own_share(
-    model_state: dict[str, Any], optimizer: ChainedOptimizer, *, is_loading: bool
+    model_state: dict[str, Any],
+    optimizer: ChainedOptimizer,
+    *,
+    is_loading: bool,
+    stored: Whereabouts = in_place,
 ) -> list[ShardedTensor]:
     """Return this rank's rectangles of weights, main weights and moments, views of live memory.
 
@@ -105,24 +110,24 @@ def own_share(
     unless the weight is float32 itself, and `optimizer.state.exp_avg.K` for a moment.
 
     model_state: from `describe_models`. is_loading: leave out the weights that follow from main
-    weights.
+    weights. stored: of the trainer's tensors while it sleeps, `Offload.stored`.
     """
     described = {
         value.data: value for value in nested_values(model_state) if is_tensor(value)
     }
     share: list[ShardedTensor] = []
-    for owned in _owned_ranges(optimizer):
-        weight = owned.weight
+    for owned in owned_ranges(optimizer):
+        weight, main = stored(owned.weight), stored(owned.main)
         values_of = {
-            f"optimizer.state.{name}.": owned.moments[name] for name in MOMENTS
+            f"optimizer.state.{name}.": stored(owned.moments[name]) for name in MOMENTS
         }
         if weight.dtype is torch.float32:
-            values_of[""] = owned.main  # a view of the weight
+            values_of[""] = main  # a view of the weight
         else:
-            values_of["optimizer.state.fp32_param."] = owned.main
+            values_of["optimizer.state.fp32_param."] = main
             if not is_loading:
                 values_of[""] = weight.detach().view(-1)[owned.start : owned.end]
-        for tensor in sharded_tensors(described[weight], weight):
+        for tensor in sharded_tensors(described[owned.weight], weight):
             view: Any = tensor.data
             first = view.storage_offset() - weight.storage_offset()
             for prefix, values in values_of.items():
@@ -133,7 +138,7 @@ def own_share(
 @torch.no_grad()
 def gather_weights(optimizer: ChainedOptimizer) -> None:
     """Make the weights from loaded main weights; collective over data-parallel ranks."""
-    for owned in _owned_ranges(optimizer):
+    for owned in owned_ranges(optimizer):
         owned.weight.view(-1)[owned.start : owned.end].copy_(owned.main)
     chunks: list[Any] = _distributed_optimizers(optimizer)[0].model_chunks
     for chunk in chunks:
@@ -155,7 +160,7 @@ def is_tensor(value: Any) -> bool:
     return isinstance(value, ShardedTensor | ShardedTensorFactory)
 
 
-class _OwnedRange(NamedTuple):
+class OwnedRange(NamedTuple):
     """The range of a parameter `weight`, flattened, that this rank updates, and its state."""
 
     weight: Tensor
@@ -166,7 +171,7 @@ class _OwnedRange(NamedTuple):
     """The moments of the range, by the names in `MOMENTS`; any other state of the optimizer too."""
 
 
-def _owned_ranges(optimizer: ChainedOptimizer) -> Iterator[_OwnedRange]:
+def owned_ranges(optimizer: ChainedOptimizer) -> Iterator[OwnedRange]:
     """Yield the range of each parameter of which this rank updates any."""
     for member in _distributed_optimizers(optimizer):
         for buffer in member.gbuf_ranges:
@@ -176,7 +181,7 @@ def _owned_ranges(optimizer: ChainedOptimizer) -> Iterator[_OwnedRange]:
                     main = member.optimizer.param_groups[group]["params"][order]
                     owned = ranges["param"]
                     moments = member.optimizer.state[main]
-                    yield _OwnedRange(
+                    yield OwnedRange(
                         weight, owned.start, owned.end, main.detach(), moments
                     )
 

@@ -7,7 +7,7 @@ they always do. Sums over tensor-parallel ranks are of r numbers a token instead
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -37,6 +37,7 @@ from megatron_opsft.models.weights.slicing import (
     shard_shape,
 )
 from megatron_opsft.runtime.distributed import Layout, Shard
+from megatron_opsft.runtime.parked import Whereabouts, in_place
 
 _MERGE_BYTES = 2**27  # of float64 sums at a time
 
@@ -165,14 +166,17 @@ class Adapter(nn.Module):
         return torch.cat(outputs, dim=-1).flatten(-2)
 
     @torch.no_grad()
-    def merged_into(self, weight: Tensor) -> Tensor:
+    def merged_into(self, weight: Tensor, on_device: Whereabouts = in_place) -> Tensor:
         """Return W + (alpha / r) B A for this rank's `weight`, new memory of its dtype.
 
+        on_device: of the three while the trainer sleeps, `Offload.on_device`.
         Computed in float64 and rounded once, so the bits depend neither on the device nor on the
         layout. No communication: A and B are cut as the weight is.
         """
         merged = torch.empty_like(weight)
-        lora_A, lora_B = self.lora_A.double(), self.lora_B.double() * self._scale
+        weight = on_device(weight)
+        lora_A = on_device(self.lora_A).double()
+        lora_B = on_device(self.lora_B).double() * self._scale
         num_rows, num_columns = weight.shape
         # Some columns at a time: their float64 sums would take four times the weight's memory.
         step = max(1, _MERGE_BYTES // (8 * num_rows))
@@ -271,31 +275,36 @@ def adapters_of(models: Sequence[GPTModel]) -> list[Adapter]:
     return adapters
 
 
-class MergedWeights(Mapping[str, Tensor]):
-    """Weights by Megatron name, each with its adapter added when it is asked for.
+class PolicyWeights(Mapping[str, Tensor]):
+    """Weights by Megatron name, each on the device and with its adapter added when it is asked for.
 
-    The last one is kept, as one weight is asked for rectangle by rectangle; so an object serves one
+    The last sum is kept, as a weight is asked for rectangle by rectangle; so an object serves one
     pass over the weights, between two updates.
     """
 
     def __init__(
-        self, weights: Mapping[str, Tensor], adapters: Mapping[str, Adapter]
+        self,
+        weights: Mapping[str, Tensor],
+        adapters: Mapping[str, Adapter],
+        on_device: Whereabouts,
     ) -> None:
-        """weights: all, live. adapters: by the Megatron names of their weights."""
+        """weights: all parameters. adapters: by the Megatron names of their weights."""
         self._weights = weights
         self._adapters = adapters
+        self._on_device = on_device
         self._last: tuple[str, Tensor] | None = None
 
     def __getitem__(self, name: str) -> Tensor:
+        weight = self._weights[name]
         adapter = self._adapters.get(name)
         if adapter is None:
-            return self._weights[name]
+            return self._on_device(weight)
         if self._last is None or self._last[0] != name:
             self._last = None  # before the next one is made
-            self._last = name, adapter.merged_into(self._weights[name])
+            self._last = name, adapter.merged_into(weight, self._on_device)
         return self._last[1]
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[str]:
         return iter(self._weights)
 
     def __len__(self) -> int:

@@ -10,6 +10,7 @@ from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 
 from megatron_opsft.config import OptimizerConfig
+from megatron_opsft.runtime.parked import Whereabouts, in_place
 
 
 def learning_rate(step: int, num_steps: int, config: OptimizerConfig) -> float:
@@ -104,13 +105,16 @@ def _fuse(optimizer: ChainedOptimizer) -> None:
                 group["foreach"] = False
 
 
-def forget_moments(optimizer: ChainedOptimizer) -> None:
-    """Set all moments and step counts to zero; weights do not change."""
+def forget_moments(optimizer: ChainedOptimizer, stored: Whereabouts = in_place) -> None:
+    """Set all moments and step counts to zero; weights do not change.
+
+    stored: of the trainer's tensors while it sleeps, `Offload.stored`.
+    """
     for member in optimizer.chained_optimizers:
         for state in member.optimizer.state.values():
             for value in state.values():
                 if isinstance(value, torch.Tensor):
-                    value.zero_()
+                    stored(value).zero_()
     for group in optimizer.param_groups:
         if "step" in group:
             group["step"] = 0 * group["step"]  # an int, or a tensor

@@ -23,6 +23,7 @@ from megatron_opsft.trainer.model.checkpoint_share import (
     is_tensor,
     sharded_tensors,
 )
+from megatron_opsft.trainer.model.offload import Offload
 from megatron_opsft.trainer.model.passes import with_log_probs
 from megatron_opsft.trainer.model.step import Trainer
 
@@ -37,8 +38,14 @@ class ReferenceModel:
     `is_replaced` is in the checkpoint itself.
     """
 
-    def __init__(self, trainer: Trainer, device: Device) -> None:
+    def __init__(
+        self, trainer: Trainer, device: Device, offload: Offload | None = None
+    ) -> None:
+        """offload: the trainer's. If it is used, the GPU's memory is scarce, and the copy never
+        stays there.
+        """
         self._trainer = trainer
+        self._offload = offload or Offload(trainer, "none")
         self._device = device
         self.is_replaced = False
         live: list[Tensor] = []
@@ -47,7 +54,10 @@ class ReferenceModel:
             live += [weight for weight in model.parameters() if weight.requires_grad]
         detached = [weight.detach() for weight in live]
         num_bytes = sum(weight.nbytes for weight in live)
-        if not device.is_cuda or has_room_for_good(device, num_bytes):
+        stays = not device.is_cuda or (
+            not self._offload.is_used and has_room_for_good(device, num_bytes)
+        )
+        if stays:
             frozen = [weight.clone() for weight in detached]
         else:
             # An attribute, because memory stays pinned only while the block exists.
@@ -94,7 +104,7 @@ class ReferenceModel:
     def replace(self) -> None:
         """Make the current model the reference."""
         for live, frozen in self._frozen_of.items():
-            frozen.copy_(live.data)
+            frozen.copy_(self._offload.stored(live.data))
         self.is_replaced = True
 
     def share(self) -> list[ShardedTensor]:

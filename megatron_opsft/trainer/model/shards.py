@@ -14,7 +14,8 @@ from megatron_opsft.models.weights.rules import WeightRule, WeightTable, local_t
 from megatron_opsft.models.weights.slicing import ReadRect, fill_shard
 from megatron_opsft.records import record
 from megatron_opsft.runtime.distributed import Layout
-from megatron_opsft.trainer.model.lora import Adapter, MergedWeights, adapters_of
+from megatron_opsft.runtime.parked import Whereabouts, in_place
+from megatron_opsft.trainer.model.lora import Adapter, PolicyWeights, adapters_of
 
 
 @record
@@ -70,20 +71,20 @@ class ModelShards:
         """Live parameters by Megatron name, with global layer numbers."""
         return {rule.mcore_name: tensor for rule, tensor in self.parameters}
 
-    def merged(self) -> Mapping[str, Tensor]:
-        """Return the weights that the policy has, by Megatron name: the live parameters, with their
+    def policy_weights(self, on_device: Whereabouts = in_place) -> Mapping[str, Tensor]:
+        """Return the weights that the policy has, by Megatron name: the parameters, with their
         adapters added when they are asked for. Call it anew after every update.
-        """
-        if not self.adapters:
-            return self.by_name
-        return MergedWeights(self.by_name, self.adapters)
 
-    def adapter_factors(self) -> dict[str, Tensor]:
-        """Return live A and B of this rank's adapters by Megatron name."""
+        on_device: of the parameters while the trainer sleeps, `Offload.on_device`.
+        """
+        return PolicyWeights(self.by_name, self.adapters, on_device)
+
+    def adapter_factors(self, on_device: Whereabouts = in_place) -> dict[str, Tensor]:
+        """Return A and B of this rank's adapters by Megatron name; on_device: as above."""
         factors: dict[str, Tensor] = {}
         for adapter in self.adapters.values():
             for rule, factor in adapter.factors():
-                factors[rule.mcore_name] = factor.detach()
+                factors[rule.mcore_name] = on_device(factor.detach())
         return factors
 
     @property

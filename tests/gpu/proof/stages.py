@@ -176,6 +176,16 @@ def test_save_speed(stage: Stage) -> None:
     stage.show_of(line, "stall_seconds at_once_seconds checkpoint_mib")
 
 
+@needs(60, gb=40, fix="train with train.offload=none; plan says what that takes")
+def test_offload_speed(stage: Stage) -> None:
+    """GB of the trainer that stay while an engine samples, and seconds of the copies, by
+    train.offload"""
+    shape = "--shape 1.5b" if stage.on_gpu else "--shape tiny --repeats 1"
+    lines = stage.run(f"benchmarks/offload.py --device {stage.device} {shape}")
+    stage.show(**{f"asleep_gb_{line['offload']}": line["asleep_gb"] for line in lines})
+    stage.show_of(lines[-1], "awake_gb sleep_seconds wake_seconds gb_per_second")
+
+
 @needs(25, limit=240, modules=SESSION, cpu=False)
 def test_push_and_rollouts(stage: Stage) -> None:
     """checksums are the CPU's; a Hugging Face engine is written in place on the GPU"""

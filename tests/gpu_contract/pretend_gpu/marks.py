@@ -121,6 +121,14 @@ class Gpu:
             self.peak_bytes = max(self.peak_bytes, self.num_bytes)
         return tensor
 
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """Count a storage that has another size now."""
+        memory = self._known.get(storage._cdata)
+        if memory is not None and memory.on_gpu is not None:
+            self.num_bytes += storage.nbytes() - memory.on_gpu
+            memory.on_gpu = storage.nbytes()
+            self.peak_bytes = max(self.peak_bytes, self.num_bytes)
+
     def _forget(self, key: int) -> None:
         memory = self._known.pop(key)
         self.num_bytes -= memory.on_gpu or 0

@@ -39,6 +39,7 @@ def tensor_stand_ins(gpu: Gpu) -> Iterator[tuple[Any, str, Any]]:
             if hasattr(torch, name):
                 yield torch, name, _with_numbered_device(getattr(torch, name))
     yield torch, "Generator", _generator_class(gpu)
+    yield torch.UntypedStorage, "resize_", _resize(gpu)
 
 
 def _moves(gpu: Gpu) -> Iterator[Callable[..., torch.Tensor]]:
@@ -95,6 +96,16 @@ def _pinning(gpu: Gpu) -> Iterator[Callable[..., Any]]:
         return self if is_pinned(self) else _to_copy(self, pin_memory=True)
 
     yield from (type, is_pinned, pin_memory)
+
+
+def _resize(gpu: Gpu) -> Callable[..., Any]:
+    real = torch.UntypedStorage.resize_
+
+    def resize_(self: torch.UntypedStorage, size: int) -> None:
+        real(self, size)
+        gpu.resized(self)
+
+    return resize_
 
 
 def _read_by_host(gpu: Gpu, name: str) -> Callable[..., Any]:
