@@ -105,16 +105,17 @@ def from_engine(directory: Path) -> tuple[list[str], dict[str, Any]]:
 
 def with_sleeps(directory: Path, keys: list[str]) -> tuple[list[str], dict[str, Any]]:
     """The same run at every level of `train.offload`, checkpoints too; the line has the bytes on
-    the GPU while the engine samples, by level.
+    the GPU, and those of the host that it pins, while the engine samples, by level.
     """
     (gpu,) = active
     problems: list[str] = []
     sampling: dict[str, int] = {}
+    pinned: dict[str, int] = {}
     generate = HfEngine.generate
 
     def counted(self: HfEngine, *args: Any) -> Any:
         gc.collect()  # a run before is in cycles
-        sampling[level] = gpu.num_bytes
+        sampling[level], pinned[level] = gpu.num_bytes, gpu.pinned_bytes
         return generate(self, *args)
 
     with patch.object(HfEngine, "generate", counted):
@@ -127,7 +128,8 @@ def with_sleeps(directory: Path, keys: list[str]) -> tuple[list[str], dict[str, 
                 problems.append(f"{level}: the checkpoint differs")
     weights = load_file(directory / "none/hf/model.safetensors").values()
     num_parameters = sum(weight.numel() for weight in weights)
-    return problems, lines[-1] | {"sampling": sampling, "num_parameters": num_parameters}
+    found = {"sampling": sampling, "pinned": pinned, "num_parameters": num_parameters}
+    return problems, lines[-1] | found
 
 
 def main() -> None:

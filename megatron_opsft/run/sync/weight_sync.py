@@ -81,10 +81,10 @@ class WeightSync:
         """Copy the weights from trainer to engine, and prove it as `sync.verify` asks for.
 
         version: the number of updates behind the weights. samples: a few responses on which
-        log-probabilities are compared, the same on every rank. let_go: called when the trainer's
-        weights are not read any more (with `replays_routing` they still are scored), before the
-        engine takes memory for its cache. Errors, on every rank: `SyncError`
-        if the engine holds other weights than the trainer, before anything is sampled from them;
+        log-probabilities are compared, the same on every rank. let_go: called before the engine
+        takes memory for its cache, when the trainer's weights are not read any more, except with
+        `replays_routing`, where the trainer scores last. Errors, on every rank: `SyncError` if the
+        engine holds other weights than the trainer, before anything is sampled from them;
         `UserError` if the first weight sync shows that engine and trainer compute different models
         from the same weights.
         """
