@@ -78,6 +78,16 @@ def test_resumed_run_is_the_same(cli: ForkedCli, trained: Path, tmp_path: Path) 
     assert "lora.rank" in refusal
 
 
+def test_a_sleeping_trainer_gives_up_frozen_weights_too(
+    cli: ForkedCli, trained: Path, tmp_path: Path
+) -> None:
+    """And exports from host memory what it would from the device."""
+    train(cli, tmp_path / "run", "train.offload=all")
+    assert compare_runs(trained, tmp_path / "run") == []
+    for name in ("hf/model.safetensors", "adapter/adapter_model.safetensors"):
+        assert (tmp_path / "run" / name).read_bytes() == (trained / name).read_bytes()
+
+
 def test_checkpoint_holds_the_adapter_alone_and_is_a_model(
     cli: ForkedCli, trained: Path, tmp_path: Path
 ) -> None:

@@ -21,8 +21,8 @@ from megatron_opsft.config.load import (
     load_config,
     to_yaml,
 )
+from megatron_opsft.data.chat_template import names_read
 from megatron_opsft.data.prompts import PromptEncoder, load_tokenizer, teacher_of
-from megatron_opsft.data.template_names import names_read
 from megatron_opsft.errors import UserError
 from megatron_opsft.models.architectures.config_from_hf import read_model_shape
 from megatron_opsft.records import Problem

@@ -108,10 +108,7 @@ def make_data(config: Config, out: Path, limit: int | None) -> None:
         if s.layout.is_main:
             num_done, rows = _rows_of_earlier_starts(journal)
         num_samples = config.method.num_data_samples
-        num_responses = (
-            _ENGINE_BATCHES * config.rollout.batch_size * s.layout.world_size
-        )
-        chunk_size = max(1, num_responses // num_samples)  # problems
+        chunk_size = _problems_at_a_time(config, s.layout.world_size)
         for first in range(broadcast_object(num_done), len(problems), chunk_size):
             chunk = problems[first : first + chunk_size]
             judged = judge_problems(
@@ -144,6 +141,12 @@ def make_data(config: Config, out: Path, limit: int | None) -> None:
                 f"{config.rollout.max_response_tokens}; raise it, or give more problems or "
                 "method.samples"
             )
+
+
+def _problems_at_a_time(config: Config, world_size: int) -> int:
+    """Return how many problems have enough responses to fill every engine's batch several times."""
+    num_responses = _ENGINE_BATCHES * config.rollout.batch_size * world_size
+    return max(1, num_responses // config.method.num_data_samples)
 
 
 def _rows_of_earlier_starts(journal: Journal) -> tuple[int, list[StoredResponse]]:

@@ -267,13 +267,12 @@ def _build(
     sync = WeightSync(
         shards, engine, config.sync, trainer.score, offload.on_device, replays
     )
-    checkpoints = config.run.dir / "checkpoints"
     _load_weights(config, unfilled, sync, resume=resume)
     reference = None
     if trainer.objective.keeps_frozen_model:
         reference = ReferenceModel(trainer, device, offload)
     checkpointer = Checkpointer(
-        checkpoints,
+        config.run.dir / "checkpoints",
         trainer.models,
         trainer.optimizer,
         keep=config.checkpoint.keep,

@@ -119,8 +119,7 @@ def fetch_samples(
             response = responses[index]
             if response.rank == layout.rank:
                 rollout = rollouts[response.rollout_index]
-                ids = rollout.prompt_ids + rollout.response_ids
-                outgoing[receiver] += np.array(ids, dtype=np.int32).tobytes()
+                outgoing[receiver] += _token_bytes(rollout)
                 if routing_width:
                     outgoing[receiver] += rollout.routing
     incoming = route_bytes(
@@ -147,3 +146,9 @@ def fetch_samples(
             routing=routing_bytes.numpy().tobytes(),
         )
     return samples
+
+
+def _token_bytes(rollout: Rollout) -> bytes:
+    """Return the tokens of prompt and response as int32."""
+    ids = rollout.prompt_ids + rollout.response_ids
+    return np.array(ids, dtype=np.int32).tobytes()
