@@ -108,10 +108,7 @@ def fetch_samples(
     wanted = sorted(
         indices_of[layout.dp_rank], key=lambda index: (responses[index].rank, index)
     )
-    sizes = []
-    for index in wanted:
-        num_tokens = responses[index].sequence_tokens
-        sizes.append(4 * num_tokens + routing_width * (num_tokens - 1))
+    sizes = [_num_bytes(responses[index], routing_width) for index in wanted]
     outgoing: dict[int, bytearray] = defaultdict(bytearray)  # receiving rank -> bytes
     for dp_rank, indices in enumerate(indices_of):
         receiver = layout.first_of_replica(dp_rank)
@@ -152,3 +149,9 @@ def _token_bytes(rollout: Rollout) -> bytes:
     """Return the tokens of prompt and response as int32."""
     ids = rollout.prompt_ids + rollout.response_ids
     return np.array(ids, dtype=np.int32).tobytes()
+
+
+def _num_bytes(response: Response, routing_width: int) -> int:
+    """Return the bytes of a response on its way: its tokens, and the routing of all but the last."""
+    num_tokens = response.sequence_tokens
+    return 4 * num_tokens + routing_width * (num_tokens - 1)
