@@ -152,6 +152,6 @@ def _token_bytes(rollout: Rollout) -> bytes:
 
 
 def _num_bytes(response: Response, routing_width: int) -> int:
-    """Return the bytes of a response on its way: its tokens, and the routing of all but the last."""
+    """Return the bytes of a response on its way: tokens, and the routing of all but the last."""
     num_tokens = response.sequence_tokens
     return 4 * num_tokens + routing_width * (num_tokens - 1)
