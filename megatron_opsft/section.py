@@ -198,7 +198,7 @@ JudgeName = Annotated[str, AfterValidator(_check_judge)]
 
 
 def is_other_json(one: Any, other: Any) -> bool:
-    """True if two values differ as JSON: 0 and false do, though Python takes them for equal."""
+    """True if two values differ as JSON: 0, 0.0 and false do, though Python calls them equal."""
     return json.dumps(one, sort_keys=True) != json.dumps(other, sort_keys=True)
 
 

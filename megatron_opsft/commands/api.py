@@ -128,8 +128,12 @@ def start_training(
             config, resume=resume, overwrite=overwrite, must_exist=must_exist
         ) as checked:
             with loading_libraries():
+                from megatron_opsft.commands.plan.least_offload import (
+                    with_least_offload,
+                )
                 from megatron_opsft.run.train import train as run
 
+            checked = with_least_offload(checked)
             return run(checked, resume=resume, overwrite=overwrite, callbacks=callbacks)
     except NothingLeft:
         if launched_rank() == 0:

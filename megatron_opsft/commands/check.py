@@ -4,12 +4,14 @@ import shutil
 from collections.abc import Iterator
 
 from megatron_opsft.commands.plan.assumptions import load_hardware, make_workload
-from megatron_opsft.commands.plan.estimate import Plan
 from megatron_opsft.commands.plan.job import PlannedRun, check_planned_run
+from megatron_opsft.commands.plan.least_offload import make_plan
 from megatron_opsft.commands.plan.show import verdict_line
 from megatron_opsft.config import Config
 from megatron_opsft.config.load import resumable_keys
+from megatron_opsft.config.training import describe_lora
 from megatron_opsft.models.storage.model_paths import local_model
+from megatron_opsft.models.storage.stored_weights import open_adapter
 from megatron_opsft.run.start.check import check_run
 from megatron_opsft.run.start.checked_run import CheckedRun
 from megatron_opsft.run.start.disk import check_disk, disk_use, gigabytes
@@ -49,12 +51,18 @@ def describe_start(
 
 
 def _describe_model(checked: CheckedRun) -> str:
-    shape = checked.shape
-    return (
-        f"{checked.config.model.path}: {shape.architecture}, {shape.num_layers} layers, "
+    config, shape = checked.config, checked.shape
+    text = (
+        f"{config.model.path}: {shape.architecture}, {shape.num_layers} layers, "
         f"hidden size {shape.hidden_size}, {shape.vocab_size:,} tokens, trained in "
-        f"{checked.config.model.dtype}"
+        f"{config.model.dtype}"
     )
+    if config.lora.rank:
+        text += f", {describe_lora(config.lora)}"
+    if config.model.adapter is not None:
+        open_adapter(config.model, config.lora, shape)  # its files must fit
+        text += f" from {config.model.adapter}"
+    return text
 
 
 def _describe_data(checked: CheckedRun) -> Iterator[tuple[str, str]]:
@@ -102,7 +110,7 @@ def _describe_fit(checked: CheckedRun) -> str:
         workload=make_workload(config),
     )
     check_planned_run(run)
-    verdict = verdict_line(Plan(run=run, num_steps=max(config.run.steps, 1)))
+    verdict = verdict_line(make_plan(run, max(config.run.steps, 1)))
     return f"{checked.world_size} x {hardware.name}: {verdict}"
 
 

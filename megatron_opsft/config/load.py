@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from types import NoneType
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -137,6 +137,9 @@ def _advise(unknown: str, keys: _Keys) -> str:
     or a similar one; else name all keys of the section.
     """
     section, _, name = unknown.rpartition(".")
+    holders = [holder for holder in keys if holder and name in keys[holder]]
+    if holders and not section:
+        return f"did you mean {' or '.join(f'{holder}.{name}' for holder in holders)}?"
     if similar := difflib.get_close_matches(name, keys.get(section, []), n=1):
         full_name = f"{section}.{similar[0]}".lstrip(".")
         return f"did you mean {full_name}?"
@@ -149,6 +152,12 @@ def _advise(unknown: str, keys: _Keys) -> str:
             if similar[0] in keys[holder]
         ]
         return f"did you mean {' or '.join(full_names)}?"
+    top, _, plain = section.partition(".")
+    field = keys.get(top, {}).get(plain)
+    if field is not None and dict in [
+        get_origin(kind) for kind in get_args(field.annotation)
+    ]:
+        return f"write {section}='{{{name}: ...}}'"
     if section not in keys:  # such as `rollout.a` of the key `rollout.a.b`
         section, _, _ = unknown.partition(".")
     return f"choose one of {', '.join(keys.get(section, {}))}"

@@ -9,10 +9,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from megatron_opsft.config.yaml_text import parse_yaml
 from megatron_opsft.errors import UserError, log
-from megatron_opsft.section import is_other_json
+from megatron_opsft.section import TemplateArguments, is_other_json
 
+_ARGUMENTS: TypeAdapter[Any] = TypeAdapter(TemplateArguments)
 SECTIONS = {
     "template": "data",
     "system_prompt": "data",
@@ -40,7 +43,8 @@ def settings_of_run(
     try:
         tree = parse_yaml(file.read_text(encoding="utf-8"))
         # Runs of earlier releases have no such key.
-        tree["data"].setdefault("template_arguments", None)
+        arguments = tree["data"].get("template_arguments")
+        tree["data"]["template_arguments"] = _ARGUMENTS.validate_python(arguments)
         trained = {key: tree[section][key] for key, section in SECTIONS.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{file} cannot be read: {error}") from None

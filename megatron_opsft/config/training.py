@@ -58,8 +58,24 @@ class LoraConfig(Section):
     """Always 0: the policy that is trained must be the policy that was sampled."""
 
     @model_validator(mode="after")
-    def _check_dropout(self) -> Self:
-        """Errors: `UserError` for any dropout."""
+    def _check(self) -> Self:
+        """Errors: `UserError` for any dropout, a target named twice, and settings of adapters that
+        are not there.
+        """
+        if len(set(self.targets)) < len(self.targets):
+            raise UserError(
+                f"lora.targets={','.join(self.targets)} names a layer twice"
+            )
+        fields = type(self).model_fields
+        changed = [
+            key
+            for key in ("alpha", "targets")
+            if getattr(self, key) != fields[key].default
+        ]
+        if changed and not self.rank:
+            raise UserError(
+                f"lora.{changed[0]} has no effect with lora.rank=0; set lora.rank, or leave it out"
+            )
         if self.dropout:
             raise UserError(
                 f"lora.dropout={self.dropout:g}: with dropout the trained policy would not be the "
@@ -227,7 +243,12 @@ class TrainConfig(Section):
     """Every token goes to the experts that the rollout engine chose for it; for mixtures of
     experts.
     """
-    offload: Annotated[OffloadLevel, FREE] = "none"
+    offload: Annotated[OffloadLevel | Literal["auto"], FREE] = "none"
     """GPU memory that the trainer gives up while the engine samples: its gradients; also the
-    optimizer; also the weights (docs/rollouts.md).
+    optimizer; also the weights (docs/rollouts.md). auto: the least with which a plan fits.
     """
+
+    @property
+    def offload_level(self) -> OffloadLevel:
+        """The level of `offload`; none for auto, in whose place commands put a level."""
+        return "none" if self.offload == "auto" else self.offload

@@ -64,6 +64,16 @@ def select_device(wanted: str) -> Device:
     )
 
 
+def gpu_memory_bytes(wanted: str) -> int | None:
+    """Return the memory of this rank's GPU for `run.device`; None on a CPU. Errors: those of
+    `select_device`.
+    """
+    device = select_device(wanted)
+    if not device.is_cuda:
+        return None
+    return int(torch.cuda.get_device_properties(device.torch_device).total_memory)
+
+
 def _check_all_gpus_seen(wanted: str) -> None:
     """Errors: `UserError` if a SLURM job has GPUs that torch does not see: the run would use the
     CPU instead, or lack a rank's GPU. `slurm/failed_node.sh` searches for this message.

@@ -44,6 +44,11 @@ def launched_ranks() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def ranks_on_this_machine() -> int:
+    """Return the number of ranks of the job on this machine; all of them if it is not told."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", launched_ranks()))
+
+
 def is_on_one_machine() -> bool:
     """True if all ranks of the job are on this machine, as far as the launcher tells: it has set
     LOCAL_WORLD_SIZE, or the job's address is loopback. Always true for a single process.

@@ -171,13 +171,15 @@ class Stopwatch:
         self._device.synchronize()
         start = time.perf_counter()
         self._inner = 0.0
-        yield
+        try:
+            yield
+        finally:
+            self._open.pop()
         self._device.synchronize()
         duration = time.perf_counter() - start
         own = duration - self._inner
         self.seconds[name] = self.seconds.get(name, 0.0) + own
         self._inner = inner_before + duration
-        self._open.pop()
         if self._open:
             enter_phase(self._open[-1])
 

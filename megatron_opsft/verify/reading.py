@@ -191,7 +191,7 @@ def normalize_text(text: str) -> str:
     text = re.sub(r"\s*([^\w\s\\]|\\(?=[^a-zA-Z]))\s*", r"\1", " ".join(text.split()))
     if "\\" in text or not is_words(text):
         return text
-    # Such as yes, and Bo, but not AB or ABC.
+    # Such as Yes, Bob and ab, but not AB, Bo or ABC.
     is_short_word = text.lower() in _SHORT_WORDS or re.fullmatch("[A-Z]?[a-z]{2}", text)
     return text.casefold() if len(text) > 3 or is_short_word else text
 

@@ -115,8 +115,8 @@ class VerifierPool:
         self.close()
 
     def _score(self, item: tuple[str, ...]) -> Verdict:
-        """Judge an item in this thread's worker; ask fresh workers as long as the item may not be
-        what ended the worker.
+        """Judge an item in this thread's worker. If the worker dies and the item need not be the
+        cause, ask a fresh one.
         """
         while True:
             worker = self._warm()
@@ -128,7 +128,7 @@ class VerifierPool:
             except (EOFError, OSError):
                 # It died of this item, or of the memory that earlier ones left filled.
                 self._end(get_ident())
-                if worker.num_asked > 1:
+                if worker.num_asked != 1:
                     continue
                 return Verdict(outcome=Outcome.ERROR)
             if verdict is None:

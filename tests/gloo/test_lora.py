@@ -57,6 +57,7 @@ EXPERTS = [
         Case(tp=2, dp=2, ep=4, etp=1, sequence_parallel=True),
         Case(pp=2, vpp=2, dp=2, ep=2, recompute="full"),
         Case(cp=2, dp=2, ep=2),
+        Case(dp=4, ep=2, etp=2),
     )
 ]
 
@@ -179,7 +180,7 @@ def test_steps_match_peft_with_torch_adamw(world: World, case: Case) -> None:
     assert min(norms) > 2 * OPTIMIZER.clip_grad
 
 
-@pytest.mark.parametrize("case", [EXPERTS[3], EXPERTS[4], EXPERTS[6]], ids=str)
+@pytest.mark.parametrize("case", [EXPERTS[3], EXPERTS[4], EXPERTS[6], EXPERTS[7]], ids=str)
 def test_steps_of_experts_adapters_are_one_ranks(world: World, case: Case) -> None:
     """Norms too: they count each parameter once, whatever ranks hold it."""
     found = world.run(train, case.world_size, case)[0]

@@ -167,3 +167,39 @@ def test_methods_with_a_frozen_model_take_adapters(
     assert compare_runs(whole, parts) == []
     kl = [line["kl_mean"] for line in read_lines(whole / "metrics.jsonl")]
     assert kl[-1] != 0
+
+
+def test_overwrite_spares_what_the_run_starts_from(
+    cli: ForkedCli, trained: Path, tmp_path: Path
+) -> None:
+    """The adapter, and the base model of a checkpoint that is the run's model."""
+    run_dir, second = tmp_path / "run", tmp_path / "second"
+    shutil.copytree(trained, run_dir)
+    before = sorted(run_dir.rglob("*"))
+    told = train(cli, run_dir, "--overwrite", f"model.adapter={run_dir}/adapter", exit_code=2)
+    assert "--overwrite would delete it" in told
+    train(cli, second, "run.steps=2", f"model.path={run_dir}/hf")
+    checkpoint = second / "checkpoints/step_000002"
+    told = train(cli, run_dir, "--overwrite", f"model.path={checkpoint}", exit_code=2)
+    assert f"{run_dir}/hf, which this run reads" in told
+    assert sorted(run_dir.rglob("*")) == before
+
+
+def test_a_checkpoint_is_an_adapter_too_and_its_settings_are_sealed(
+    cli: ForkedCli, trained: Path, tmp_path: Path
+) -> None:
+    checkpoint = tmp_path / "step_000004"
+    shutil.copytree(trained / "checkpoints/step_000004", checkpoint)
+    train(cli, tmp_path / "further", "run.steps=1", f"model.adapter={checkpoint}")
+    config = json.loads((checkpoint / "adapter_config.json").read_text())
+    altered = json.dumps({**config, "lora_alpha": 3.0})
+    (checkpoint / "adapter_config.json").write_text(altered)
+    refusal = run(cli, "convert", "check", trained / "hf", checkpoint, exit_code=2)
+    assert "has other settings than the run that wrote the checkpoint" in refusal
+    (checkpoint / "adapter_config.json").write_text(
+        json.dumps({**config, "base_model_name_or_path": str(checkpoint)})
+    )
+    refusal = run(cli, "convert", "check", trained / "hf", checkpoint, exit_code=2)
+    assert "names the adapter itself" in refusal
+    refusal = run(cli, "convert", "merge", checkpoint, "--out", tmp_path / "m", exit_code=2)
+    assert "give `convert to-hf --megatron" in refusal

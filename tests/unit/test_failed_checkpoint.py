@@ -42,6 +42,7 @@ def recorder(disk: Disk, *, asynchronous: bool) -> RunRecorder:
         config=SimpleNamespace(checkpoint=SimpleNamespace(asynchronous=asynchronous)),
     )
     made._watch = SimpleNamespace(phase=lambda name: nullcontext())  # type: ignore[assignment]
+    made._base_sha256 = "abc"
     made._log, made._callbacks, made._published, made._saved_step = None, (), None, 0
     return made
 

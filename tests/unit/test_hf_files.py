@@ -146,7 +146,7 @@ def test_written_model_is_bit_identical_and_loads_in_transformers(
     out_dir = tmp_path / "new" / "hf"
     written, table = weights("qwen2_tied"), WeightTable(SHAPES["qwen2_tied"])
     settings = {"shapes": table.hf_shapes(), "dtype": torch.float32, "source_dir": model_dir}
-    settings |= {"max_shard_bytes": max_shard_bytes, "card": "# A model"}
+    settings |= {"max_shard_bytes": max_shard_bytes, "more_files": {"README.md": b"# A model"}}
     write_hf_model(out_dir, written.items(), **settings)
     assert (out_dir / "README.md").read_text() == "# A model"
     got = AutoModelForCausalLM.from_pretrained(out_dir).state_dict()

@@ -329,7 +329,7 @@ ELSEWHERE = {"spec_acceptance", "spec_tokens_per_draft", "num_pairs_left_out"}
 def test_every_key_is_documented(cli: ForkedCli, tmp_path: Path) -> None:
     """Of a run that has every kind of key."""
     keys = ["method.name=grpo", "method.beta=0.1", "method.updates_per_batch=2", "run.steps=1"]
-    keys += ["eval.max_response_tokens=64"]
+    keys += ["eval.max_response_tokens=64", "train.offload=gradients"]
     ended = cli.run(["train", QUICKSTART, *SMALL_RUN, *keys, f"run.dir={tmp_path}"])
     assert ended.exit_code == 0, ended.stderr
     written = [(tmp_path / name).read_bytes() for name in ("metrics.jsonl", "evals.jsonl")]

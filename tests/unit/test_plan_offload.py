@@ -1,11 +1,13 @@
 """What a plan says of a trainer that sleeps while the engine samples (`train.offload`)."""
 
+import os
 from dataclasses import replace
 
 import pytest
 from forked_cli import ROOT
 from plan_cases import LARGE, SMALL, make_run, planned
 
+from megatron_opsft.commands.plan import least_offload
 from megatron_opsft.commands.plan.assumptions import load_hardware
 from megatron_opsft.commands.plan.estimate import Plan
 from megatron_opsft.commands.plan.job import make_planned_run
@@ -13,6 +15,7 @@ from megatron_opsft.commands.plan.search import search_layouts
 from megatron_opsft.commands.plan.show import show_plan, verdict_line
 from megatron_opsft.config.load import load_config
 from megatron_opsft.config.training import OFFLOAD_LEVELS
+from megatron_opsft.run.start.checked_run import make_checked_run
 
 SEVEN, THIRTY_TWO = "DeepSeek-R1-Distill-Qwen-7B", "DeepSeek-R1-Distill-Qwen-32B"
 TP2 = ["parallel.tp=2", "parallel.sequence_parallel=true", "train.recompute=full", "rollout.tp=2"]
@@ -181,3 +184,30 @@ def test_a_search_finds_the_least_level_that_fits(
     less = OFFLOAD_LEVELS[: OFFLOAD_LEVELS.index(level)]
     for weaker in less:
         assert planned(best.run.with_offload(weaker)).problems  # type: ignore[arg-type]
+
+
+def test_auto_is_the_least_that_fits_and_is_said() -> None:
+    auto = make_run(SEVEN, 2, *TP2, "train.offload=auto")
+    plan = least_offload.make_plan(auto, 1)
+    assert plan.run.train.offload == "optimizer" == two_gpus().fitting_offload
+    assert "offload optimizer; " in show_plan(plan)
+    eight = make_run(SEVEN, 8, *TP2, "train.offload=auto")
+    assert least_offload.make_plan(eight, 1).run.train.offload == "none"
+    one = make_run(THIRTY_TWO, 1, "train.offload=auto")
+    hopeless = least_offload.make_plan(one, 1)
+    assert hopeless.problems and hopeless.run.train.offload == "all"
+    on_cpu = replace(auto, hardware=load_hardware("cpu"))
+    assert least_offload.make_plan(on_cpu, 1).run.train.offload == "none"
+
+
+def test_a_run_chooses_by_the_memory_of_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    auto = make_run(SEVEN, 2, *TP2, "train.offload=auto")
+    checked = make_checked_run(auto.config, auto.shape, 2)
+    for gigabytes, level in ((None, "none"), (300, "none"), (85, "optimizer"), (40, "all")):
+        memory = None if gigabytes is None else gigabytes * 10**9
+        monkeypatch.setattr(least_offload, "gpu_memory_bytes", lambda device, memory=memory: memory)
+        monkeypatch.setattr(os, "sysconf", lambda name: 2**20)  # a tebibyte of host memory
+        chosen = least_offload.with_least_offload(checked)
+        assert chosen.config.train.offload == level
+    fixed = make_checked_run(auto.with_offload("gradients").config, auto.shape, 2)
+    assert least_offload.with_least_offload(fixed) is fixed

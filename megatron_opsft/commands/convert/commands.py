@@ -111,7 +111,7 @@ class Merge(_Conversion):
     words = ("adapter",)
     examples = (
         "convert merge ADAPTER_DIR --out NEW",
-        "convert merge ADAPTER_DIR --base DIR --out NEW --dtype bfloat16",
+        "convert merge ADAPTER_DIR --base DIR --out NEW",
     )
     adapter: Path
     """Directory with adapter_config.json and adapter_model.safetensors."""

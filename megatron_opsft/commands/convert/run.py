@@ -23,13 +23,16 @@ from megatron_opsft.models.storage.hf_writer import (
 )
 from megatron_opsft.models.storage.large_files import Staging, row_chunks
 from megatron_opsft.models.storage.model_paths import (
-    ADAPTER_NAME,
     is_dist_checkpoint,
     resolve_model,
 )
 from megatron_opsft.models.storage.partial import PartialFiles, written_whole
 from megatron_opsft.models.storage.replacing import check_out
-from megatron_opsft.models.storage.stored_weights import StoredWeights, open_weights
+from megatron_opsft.models.storage.stored_weights import (
+    StoredWeights,
+    base_of,
+    open_weights,
+)
 from megatron_opsft.models.weights.rectangles import Rect
 from megatron_opsft.models.weights.rules import WeightTable
 from megatron_opsft.records import TensorShape, record
@@ -93,12 +96,14 @@ def open_merged(adapter_dir: Path, base: str | None = None) -> Source:
     base: the model that the adapter belongs to; None: the one that its adapter_config.json names.
     Errors: `UserError` naming what is missing, unexpected or damaged.
     """
-    config = read_adapter_config(adapter_dir, "convert merge")
-    if not (base or config.base):
+    adapter_dir = adapter_dir.expanduser()
+    config = read_adapter_config(adapter_dir, "adapter")
+    if is_dist_checkpoint(adapter_dir):
         raise UserError(
-            f"{adapter_dir / ADAPTER_NAME} names no base_model_name_or_path; give --base"
+            f"{adapter_dir} is a checkpoint, whose base model is known: give `convert to-hf "
+            f"--megatron {adapter_dir} --out DIR`"
         )
-    base_dir = resolve_model(base or config.base, option="--base")
+    base_dir = resolve_model(base, option="--base") if base else base_of(adapter_dir)
     whole = open_source(base_dir)
     adapter = StoredAdapter(adapter_dir, whole.table, config.lora)
     return Source(

@@ -174,9 +174,9 @@ def read_models(settings: EvalSettings, device: Device) -> list[Inputs]:
     )
     if base.model.table.shape != inputs.model.table.shape:
         raise UserError(
-            f"--baseline {settings.baseline} is of another architecture or size than the model, "
-            "and one engine cannot hold both: evaluate it on its own with --out DIR, then give "
-            "--baseline DIR"
+            f"--baseline {settings.baseline} is of another architecture, size or rotary scaling "
+            "(config.json) than the model, and one engine cannot hold both: evaluate it on its own "
+            "with --out DIR, then give --baseline DIR"
         )
     max_tokens = min(inputs.max_tokens, base.max_tokens)
     return [replace(each, max_tokens=max_tokens) for each in (inputs, base)]
@@ -249,6 +249,12 @@ def _encode_prompts(
         template_arguments=settings.template_arguments,
     )
     encoder.check(option=option, section="")
+    thinking_ends = encoder.example.rstrip().endswith(settings.deer.think_end)
+    if settings.method == "deer" and thinking_ends:
+        raise UserError(
+            f"method=deer: the prompts end with {settings.deer.think_end}, so there is no thinking "
+            "to leave; give template_arguments={}, or leave method out"
+        )
     prompts = {}
     for benchmark in benchmarks:
         for key, problem in benchmark.problems_by_key().items():

@@ -214,10 +214,10 @@ def _sampling_config(config: Config, out: Path) -> Config:
     The method is on-policy SFT, which needs no fixed data. rollout.temperature is 1 here only
     because a session warns about any other: the warning is about training. Responses are sampled
     at the user's temperature, which `make_data` sets in the session's settings. The trainer keeps
-    its weights, with which it scores while the engine is awake.
+    its weights, with which it scores while the engine is awake; its optimizer leaves once.
     """
     train = config.train
-    if train.offload == "all":
+    if train.offload in ("auto", "all"):
         train = train.model_copy(update={"offload": "optimizer"})
     return config.model_copy(
         update={

@@ -69,8 +69,9 @@ class PlanRun(_OnDevices, RunCommand):
                 "others with --gpus-per-node\n\n"
             )
         device = load_hardware(self.gpu, self.hardware, gpus_per_node=ranks_per_node)
-        from megatron_opsft.commands.plan.estimate import Plan  # heavy, as these two
+        # Imported here, because they are heavy.
         from megatron_opsft.commands.plan.job import check_planned_run, make_planned_run
+        from megatron_opsft.commands.plan.least_offload import make_plan
         from megatron_opsft.commands.plan.search import search_layouts
 
         first = make_planned_run(
@@ -94,7 +95,7 @@ class PlanRun(_OnDevices, RunCommand):
             for count in node_counts:
                 run = replace(first, world_size=count * ranks_per_node)
                 check_planned_run(run)
-                plans.append(Plan(run=run, num_steps=config.run.steps))
+                plans.append(make_plan(run, config.run.steps))
             fits = not any(plan.problems for plan in plans)
             as_json, text = plans[0].as_json(), show_plan(plans[0])
             if len(plans) > 1:

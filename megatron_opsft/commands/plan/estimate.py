@@ -28,7 +28,6 @@ from megatron_opsft.run.start.disk import (
     DiskUse,
     checkpoint_bytes_each,
     disk_use,
-    num_trained,
 )
 
 # Share of a device's memory that should stay free: the formulas are no more accurate than that.
@@ -165,13 +164,21 @@ class Plan:
         """
         if not self.problems or not self.run.hardware.is_cuda:
             return None
-        for level in OFFLOAD_LEVELS:
+        for level in self.possible_offloads:
             changed = self.run.with_offload(level)
-            with suppress(UserError):
-                check_offload(changed.config)
-                if not Plan(run=changed, num_steps=self.num_steps).problems:
-                    return level
+            if not Plan(run=changed, num_steps=self.num_steps).problems:
+                return level
         return None
+
+    @property
+    def possible_offloads(self) -> list[OffloadLevel]:
+        """The values of `train.offload` that the run may have."""
+        possible = []
+        for level in OFFLOAD_LEVELS:
+            with suppress(UserError):
+                check_offload(self.run.with_offload(level).config)
+                possible.append(level)
+        return possible
 
     @property
     def is_safe(self) -> bool:
@@ -320,7 +327,7 @@ class Plan:
             "num_engines": run.num_engines,
             "cross_entropy": run.cross_entropy.kind,
             "parameters": run.num_parameters,
-            "trained_parameters": num_trained(run.config, run.shape),
+            "trained_parameters": run.num_trained,
             "stages": [
                 {
                     "parameters": rank.stage.num_parameters,

@@ -31,7 +31,7 @@ from megatron_opsft.models.weights.slicing import padded_vocab_size, shard_shape
 from megatron_opsft.records import record
 from megatron_opsft.rollout.limits import EngineTraits, engine_traits
 from megatron_opsft.run.start.checked_run import fit_lengths, make_checked_run
-from megatron_opsft.run.start.disk import num_parameters
+from megatron_opsft.run.start.disk import num_parameters, num_trained
 from megatron_opsft.runtime.rounding import ceil_div
 from megatron_opsft.trainer.batching.microbatch import padded
 from megatron_opsft.trainer.loss.loss_memory import CrossEntropy, choose_cross_entropy
@@ -64,9 +64,7 @@ class Stage:
 
     @property
     def adapter_share(self) -> float:
-        """Elements of adapters for each element of the weights that they are added to; 0 without
-        LoRA.
-        """
+        """Elements of adapters for each frozen element of the stage; 0 without LoRA."""
         frozen = self.num_parameters - self.trained_parameters
         return self.trained_parameters / frozen if frozen else 0.0
 
@@ -92,7 +90,7 @@ class PlannedRun:
     def gives_up(self, level: OffloadLevel) -> bool:
         """True if the trainer gives up what `level` adds while the engine samples."""
         levels = OFFLOAD_LEVELS
-        return levels.index(self.train.offload) >= levels.index(level)
+        return levels.index(self.train.offload_level) >= levels.index(level)
 
     @property
     def parallel(self) -> ParallelConfig:
@@ -191,6 +189,11 @@ class PlannedRun:
     def num_parameters(self) -> int:
         """Elements of the whole Hugging Face model."""
         return num_parameters(self.shape)
+
+    @property
+    def num_trained(self) -> int:
+        """Elements that are trained: with LoRA those of the adapters, else all."""
+        return num_trained(self.config, self.shape)
 
     @cached_property
     def stages(self) -> list[Stage]:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from megatron_opsft.commands.plan.activations import activation_bytes
 from megatron_opsft.commands.plan.job import PlannedRun, Stage
 from megatron_opsft.models.architectures.shape import ModelShape
+from megatron_opsft.models.weights.lora import MERGE_BYTES
 from megatron_opsft.models.weights.rules import WeightTable
 from megatron_opsft.models.weights.vllm_layout import vllm_parameters
 from megatron_opsft.records import record
@@ -22,7 +23,6 @@ from megatron_opsft.run.start.checked_run import max_engine_tokens
 from megatron_opsft.run.start.disk import (
     STATE_BYTES,
     checkpoint_bytes_each,
-    num_trained,
 )
 from megatron_opsft.runtime.rounding import ceil_div
 
@@ -86,7 +86,7 @@ def rank_memory(run: PlannedRun, stage: Stage, num_microbatches: int) -> RankMem
         "activations": _Term(stored, ("train",)),
         "backward_pass": _Term(backward, ("train",)),
         "loss": _Term(loss, ("train",)),
-        "sync_buckets": _Term(_bucket_bytes(run), ("sync",)),
+        "sync_buckets": _Term(_bucket_bytes(run) + _merge_bytes(run), ("sync",)),
         **_engine_terms(run),
         "reserved": _Term(run.hardware.reserved_bytes),
     }
@@ -185,7 +185,7 @@ def checkpoint_bytes(run: PlannedRun) -> dict[str, float]:
     saved = updated * parameter_bytes
     if run.config.lora.rank:
         # One rank writes the factor that all tensor-parallel ranks hold, as large as the other one.
-        total = num_trained(run.config, run.shape) * parameter_bytes
+        total = run.num_trained * parameter_bytes
         saved = ceil_div(total * run.ranks_per_node, run.world_size)
     # All ranks share the check of the files, no matter which files each one reads afterwards.
     checked = total * run.ranks_per_node // run.world_size
@@ -253,6 +253,16 @@ def _profiled_bytes(run: PlannedRun) -> float:
     layer = num_tokens * width * run.dtype_bytes
     sampler = 3 * 4 * rollout.batch_size * shape.vocab_size
     return max(layer, sampler)
+
+
+def _merge_bytes(run: PlannedRun) -> float:
+    """Bytes of the largest weight with its adapter added, and of the float64 sums on the way; 0
+    without LoRA.
+    """
+    if not run.config.lora.rank:
+        return 0.0
+    num_rows = 2 * run.shape.shard_ffn[1] / run.parallel.expert_tp
+    return num_rows * run.shape.hidden_size * run.dtype_bytes + 2 * MERGE_BYTES
 
 
 def _bucket_bytes(run: PlannedRun) -> float:

@@ -53,7 +53,7 @@ def _plan_layout(run: PlannedRun, change: Change, num_steps: int) -> Plan:
     fits; if none does, with that which lacks the least memory. Errors: `UserError` if the trainer
     refuses the layout.
     """
-    levels = OFFLOAD_LEVELS if run.hardware.is_cuda else (run.train.offload,)
+    levels = OFFLOAD_LEVELS if run.hardware.is_cuda else (run.train.offload_level,)
     plans: list[Plan] = []
     for level in levels:
         change["train"]["offload"] = level
@@ -102,7 +102,7 @@ def _rank_of(plan: Plan, limit: float) -> tuple[float, ...]:
     sizes = (parallel.tp, parallel.pp, parallel.cp, parallel.ep, rollout.tp)
     num_measures = sum(size > 1 for size in sizes)
     num_measures += _RECOMPUTE.index(plan.run.train.recompute)
-    num_measures += OFFLOAD_LEVELS.index(plan.run.train.offload)
+    num_measures += OFFLOAD_LEVELS.index(plan.run.train.offload_level)
     num_measures += sum("gpu_memory_fraction" in text for text in plan.overrides)
     free = int(plan.worst.margin / (SAFE_SHARE * plan.worst.limit))
     return 0, free < 2, num_measures, -free, seconds, num_overrides

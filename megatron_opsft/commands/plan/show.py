@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from tabulate import tabulate
 
 from megatron_opsft.commands.report.table import aligned
+from megatron_opsft.config.training import describe_lora
 
 if TYPE_CHECKING:
     from megatron_opsft.commands.plan.estimate import Plan
@@ -53,12 +54,17 @@ def verdict_line(plan: "Plan") -> str:
 
 def _headline(plan: "Plan") -> str:
     run = plan.run
+    model = f"{run.num_parameters / 1e9:.2f} B parameters"
+    if run.config.lora.rank:
+        adapters = f"{run.num_trained / 1e6:,.0f} M of adapters"
+        model += f", {adapters} ({describe_lora(run.config.lora)})"
+    measures = f"recompute {run.train.recompute}"
+    if run.gives_up("gradients"):
+        measures += f"; offload {run.train.offload}"
     return (
-        f"{run.num_parameters / 1e9:.2f} B parameters on {run.world_size} x "
-        f"{run.hardware.name}: {_describe_layout(run)}; "
-        f"{run.num_engines} x {run.rollout.engine} engine of {run.rollout.tp}; recompute "
-        f"{run.train.recompute}; loss {run.cross_entropy.kind} "
-        f"({run.cross_entropy.reason})"
+        f"{model} on {run.world_size} x {run.hardware.name}: {_describe_layout(run)}; "
+        f"{run.num_engines} x {run.rollout.engine} engine of {run.rollout.tp}; {measures}; "
+        f"loss {run.cross_entropy.kind} ({run.cross_entropy.reason})"
     )
 
 

@@ -27,8 +27,8 @@ ROPE_FIELDS: dict[str, set[str]] = {
         "beta_fast",
         "beta_slow",
         "truncate",
-        # DeepSeek-R1-0528-Qwen3-8B has it. Neither transformers nor vLLM reads it, so it means
-        # nothing here either.
+        # DeepSeek-R1-0528-Qwen3-8B has it. Neither transformers nor vLLM 0.32 reads it, so it means
+        # nothing here either; earlier versions of vLLM multiplied by it.
         "attn_factor",
     },
 }
@@ -76,8 +76,8 @@ def read_rope(fields: Fields) -> tuple[float, RopeScaling | None]:
 def _original_length(
     fields: Fields, settings: Fields, default: int | None = None
 ) -> int:
-    """Read the length for which a model was trained without scaling. In the file itself it counts
-    before one among the settings, as in transformers' `standardize_rope_params`.
+    """Read how many positions the model was trained for without scaling. The field beside the
+    rotary settings wins over the one inside, as in transformers' `standardize_rope_params`.
     """
     is_beside = fields.values.get(ORIGINAL_LENGTH) is not None
     return (fields if is_beside else settings).positive(ORIGINAL_LENGTH, int, default)
@@ -132,8 +132,8 @@ def _read_yarn(fields: Fields, settings: Fields) -> YarnScaling:
 
 
 def _yarn_attention_factor(settings: Fields, factor: float) -> float:
-    """Return `YarnScaling.attention_factor`: the given one, or the ratio of the magnitudes that
-    `mscale` and `mscale_all_dim` mean, or without one of these the paper's for the factor.
+    """Return `YarnScaling.attention_factor`: the config's own; else, if it has both, the magnitude
+    of `mscale` over that of `mscale_all_dim`; else the paper's.
     """
     given = settings.positive_or_none("attention_factor")
     if given is not None:
@@ -146,5 +146,5 @@ def _yarn_attention_factor(settings: Fields, factor: float) -> float:
 
 
 def _yarn_magnitude(factor: float, mscale: float) -> float:
-    """Return the paper's sqrt(1/t) = 0.1 ln(factor) + 1, with the logarithm times `mscale`."""
+    """Return 0.1 mscale ln(factor) + 1; with mscale 1 it is the paper's sqrt(1/t)."""
     return 0.1 * mscale * math.log(factor) + 1.0

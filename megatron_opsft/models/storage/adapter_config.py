@@ -6,9 +6,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from megatron_opsft.config.training import LoraConfig
+from megatron_opsft.config.training import LoraConfig, ModelConfig
 from megatron_opsft.errors import UserError
-from megatron_opsft.models.storage.model_paths import ADAPTER_NAME
+from megatron_opsft.models.storage.model_paths import ADAPTER_NAME, TINY_REASONER
 from megatron_opsft.records import record
 
 # Keys that change what PEFT makes of A and B, with their values in a plain adapter.
@@ -26,6 +26,15 @@ _PLAIN_VALUES: dict[str, tuple[Any, ...]] = {
     "trainable_token_indices": ([], None),
     "layers_to_transform": ([], None),
     "layer_replication": ([], None),
+    # The other ways to begin change the base model's weights when PEFT loads the adapter.
+    "init_lora_weights": (True, False, "gaussian", "eva", "orthogonal", None),
+    "alora_invocation_tokens": (None, []),
+    "use_qalora": (False, None),
+    "use_bdlora": (None, False),
+    "arrow_config": (None,),
+    "kasa_config": (None,),
+    "velora_config": (None,),
+    "monteclora_config": (None,),
 }
 
 
@@ -46,13 +55,17 @@ def read_adapter_config(directory: Path, option: str) -> AdapterConfig:
     """
     path = directory / ADAPTER_NAME
     if not path.is_file():
-        raise UserError(
-            f"{option}={directory} has no {ADAPTER_NAME}; give the directory of a LoRA adapter"
-        )
+        advice = "give the directory of a LoRA adapter"
+        if (directory / "adapter" / ADAPTER_NAME).is_file():
+            advice = f"give {directory / 'adapter'}"
+        raise UserError(f"{option}={directory} has no {ADAPTER_NAME}; {advice}")
     try:
         values = json.loads(path.read_bytes())
         rank, alpha = values["r"], values["lora_alpha"]
         targets = values["target_modules"]
+        base = values.get("base_model_name_or_path") or ""
+        if not isinstance(base, str):
+            raise TypeError("base_model_name_or_path is no text")
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise UserError(
             f"{path} is not the configuration of a LoRA adapter: {error!r}"
@@ -70,14 +83,18 @@ def read_adapter_config(directory: Path, option: str) -> AdapterConfig:
         lora = LoraConfig(rank=rank, alpha=alpha, targets=tuple(targets))
     except (ValidationError, TypeError):
         raise UserError(
-            f"{path}: r={rank!r}, lora_alpha={alpha!r}, target_modules={targets!r} are not an "
-            f"adapter of the linear layers {', '.join(LoraConfig().targets)}"
+            f"{path}: r={rank!r}, lora_alpha={alpha!r}, target_modules={targets!r}: r and "
+            "lora_alpha must be positive numbers, and the modules some of "
+            f"{', '.join(LoraConfig().targets)}, by these names"
         ) from None
-    return AdapterConfig(lora=lora, base=values.get("base_model_name_or_path") or "")
+    return AdapterConfig(lora=lora, base=base)
 
 
-def adapter_config_json(lora: LoraConfig, base: str) -> bytes:
-    """Return the adapter_config.json of an adapter of the model `base`."""
+def adapter_config_json(model: ModelConfig, lora: LoraConfig, model_dir: Path) -> bytes:
+    """Return the adapter_config.json of a run's adapter. model_dir: the directory of its model."""
+    base = model.path
+    if base == TINY_REASONER or Path(base).expanduser().exists():
+        base = str(model_dir.resolve())  # else a hub name
     values = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",

@@ -137,8 +137,8 @@ def _read_chunks(name: str, stored: StoredTensor) -> Tensor:
 class MergedTensors:
     """The weights of a model with an adapter added: W + (alpha / r) B A where a layer has one.
 
-    It has the methods of `HfTensors`. Sums are computed in float64 and rounded once, so they have
-    the same bits as those of a run that trains the adapter.
+    It has the methods of `HfTensors`. Sums are computed in float64 and rounded once, as in a run
+    that trains the adapter.
     """
 
     def __init__(

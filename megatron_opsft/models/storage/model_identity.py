@@ -7,7 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from megatron_opsft.models.storage.hf_files import HfTensors
-from megatron_opsft.models.storage.model_paths import has_hf_weights
+from megatron_opsft.models.storage.model_paths import (
+    ADAPTER_NAME,
+    ADAPTER_WEIGHTS,
+    has_hf_weights,
+)
 
 _THREADS = 8
 FileHashes = dict[str, list[Any]]
@@ -28,6 +32,14 @@ def hash_model_files(model_dir: Path, known: Mapping[str, Any]) -> FileHashes:
         return dict(zip(names, hashes, strict=True))
 
 
+def hash_adapter_files(adapter_dir: Path) -> FileHashes:
+    """Hash the weights of a LoRA adapter: a directory of PEFT's, or a checkpoint. Errors:
+    `OSError`.
+    """
+    files = sorted(adapter_dir.glob("*.distcp")) or [adapter_dir / ADAPTER_WEIGHTS]
+    return {file.name: _hash_file(file, None) for file in files}
+
+
 def _files_of(model_dir: Path) -> Iterator[Path]:
     """Yield config.json, if there is one, and the files with the weights."""
     if (model_dir / "config.json").is_file():
@@ -36,6 +48,8 @@ def _files_of(model_dir: Path) -> Iterator[Path]:
         yield from HfTensors(model_dir).files()
     else:
         yield from model_dir.glob("*.distcp")  # a checkpoint of Megatron
+        if (model_dir / ADAPTER_NAME).is_file():  # of a LoRA adapter
+            yield model_dir / ADAPTER_NAME
 
 
 def _hash_file(file: Path, known: Any) -> list[Any]:

@@ -17,6 +17,8 @@ from megatron_opsft.models.architectures.template import ShardKind, WeightRule
 from megatron_opsft.records import TensorShape, record
 
 LORA_A, LORA_B = "lora_A", "lora_B"
+MERGE_BYTES = 2**27
+"""Bytes of float64 sums W + (alpha / r) B A that are computed at a time."""
 
 
 @record

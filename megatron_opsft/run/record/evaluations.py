@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from megatron_opsft.errors import UserError
+from megatron_opsft.models.storage.adapter_config import adapter_config_json
 from megatron_opsft.models.storage.adapters import adapter_files
 from megatron_opsft.models.storage.hf_writer import write_hf_model
 from megatron_opsft.models.storage.partial import written_whole
@@ -23,7 +24,7 @@ from megatron_opsft.run.record.metrics import MetricsLog, describe_sample
 from megatron_opsft.run.run_files import best_evaluation
 from megatron_opsft.run.start.input import HeldOut
 from megatron_opsft.run.start.run_directory import ADAPTER, BEST
-from megatron_opsft.run.start.session import Session, adapter_config, log
+from megatron_opsft.run.start.session import Session, log
 from megatron_opsft.run.step.judged_problems import JudgedProblems
 from megatron_opsft.run.sync.export import Exporter
 from megatron_opsft.runtime.console import say
@@ -106,7 +107,8 @@ def _gather_adapter(s: Session) -> dict[str, bytes]:
     factors_here = partial(s.shards.adapter_factors, s.sync.on_device)
     stream = Exporter(rules, factors_here, s.layout).stream()
     if s.layout.is_main:
-        return adapter_files(stream, adapter_config(s.config, s.model_dir))
+        config = adapter_config_json(s.config.model, s.config.lora, s.model_dir)
+        return adapter_files(stream, config)
     for _ in stream:
         pass
     return {}

@@ -7,7 +7,11 @@ from pathlib import Path
 
 from megatron_opsft.config.load import load_config, to_yaml
 from megatron_opsft.errors import UserError
-from megatron_opsft.models.storage.stored_weights import BASE_SHA256
+from megatron_opsft.models.storage.stored_weights import (
+    BASE_SHA256,
+    LORA,
+    directories_of,
+)
 from megatron_opsft.records import Callback, JsonObject, StepResult, SyncResult
 from megatron_opsft.run.record.advice import (
     RECENT_STEPS,
@@ -189,6 +193,8 @@ class RunRecorder:
             "method_state": self._s.method.state.model_dump(),
             BASE_SHA256: self._base_sha256,
         }
+        if self._s.shards.adapters:
+            about[LORA] = self._s.config.lora.model_dump(mode="json")
         in_background = self._s.config.checkpoint.asynchronous
         with self._watch.phase("checkpoint"):
             if leaving:
@@ -298,10 +304,11 @@ def open_recorder(
     run_dir = RunDir(config.run.dir)
     earlier = {}
     if session.layout.is_main:
-        sources = [Path(source.path) for source in config.data.sources]
-        run_dir.open(
-            resume=resume, overwrite=overwrite, needed=[session.model_dir, *sources]
-        )
+        needed = directories_of(session.model_dir)
+        needed += [Path(source.path) for source in config.data.sources]
+        if config.model.adapter is not None:
+            needed.append(Path(config.model.adapter))
+        run_dir.open(resume=resume, overwrite=overwrite, needed=needed)
         if resume:
             earlier = run_dir.read_manifest() or {}
     manifest = make_manifest(session, earlier)

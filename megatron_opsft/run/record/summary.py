@@ -13,10 +13,10 @@ from megatron_opsft.data.problems import sha256_of
 from megatron_opsft.models.storage.model_identity import (
     FileHashes,
     combined,
+    hash_adapter_files,
     hash_model_files,
     tokenizer_sha256,
 )
-from megatron_opsft.models.storage.model_paths import ADAPTER_WEIGHTS
 from megatron_opsft.records import JsonObject, Message
 from megatron_opsft.run.run_files import (
     Line,
@@ -79,7 +79,7 @@ def _identity(session: Session, hashes: FileHashes) -> JsonObject:
     }
     adapter = session.config.model.adapter
     if adapter is not None:
-        identity["adapter_sha256"] = _sha256_of(Path(adapter) / ADAPTER_WEIGHTS)
+        identity["adapter_sha256"] = combined(hash_adapter_files(Path(adapter)))
     references = session.config.method.reference_file
     if references:
         identity["references_sha256"] = _sha256_of(references)

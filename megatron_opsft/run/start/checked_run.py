@@ -5,7 +5,7 @@ Nothing here needs torch or reads a file.
 
 from math import lcm
 
-from megatron_opsft.config import Config, LoraConfig
+from megatron_opsft.config import Config
 from megatron_opsft.config.training import check_world
 from megatron_opsft.errors import UserError
 from megatron_opsft.models.architectures.shape import ModelShape
@@ -37,7 +37,7 @@ def make_checked_run(config: Config, shape: ModelShape, world_size: int) -> Chec
     config = fit_lengths(config, shape.max_position_embeddings)
     rollout = config.rollout
     check_layout(shape, config.parallel)
-    check_adapters(shape, config.lora)
+    check_adapters(shape, config)
     check_routing_replay(shape, config)
     check_offload(config)
     check_lengths(config, shape.max_position_embeddings)
@@ -64,14 +64,23 @@ def fewest_ranks(config: Config) -> int:
     return lcm(parallel.replica_size, expert_ranks, config.rollout.tp)
 
 
-def check_adapters(shape: ModelShape, lora: LoraConfig) -> None:
-    """Check that PEFT can load the adapters of a mixture of experts.
+def check_adapters(shape: ModelShape, config: Config) -> None:
+    """Check that the adapters of a mixture of experts can be trained, and loaded by PEFT.
 
-    Errors: `UserError` for one of gate_proj and up_proj alone, which transformers holds as one
-    tensor.
+    Errors: `UserError` for adapters on experts alone under expert parallelism, which leave nothing
+    to Megatron's first optimizer; for one of gate_proj and up_proj alone, which transformers holds
+    as one tensor.
     """
+    lora = config.lora
     if shape.moe is None or not lora.rank:
         return
+    on_attention = {"q_proj", "k_proj", "v_proj", "o_proj"} & set(lora.targets)
+    if config.parallel.ep > 1 and not on_attention:
+        raise UserError(
+            f"lora.targets={','.join(lora.targets)} with parallel.ep={config.parallel.ep}: the "
+            "optimizer needs an adapter outside of the experts; name o_proj too, or set "
+            "parallel.ep=1"
+        )
     if ("gate_proj" in lora.targets) != ("up_proj" in lora.targets):
         raise UserError(
             f"lora.targets={','.join(lora.targets)}: the gate_proj and up_proj of experts get "

@@ -30,7 +30,7 @@ class RunDir(OwnedDirectory):
 
     kind = "run"
     option = "run.dir="
-    fix = "restore the data and the model's chat template, or name another run.dir"
+    fix = "restore the data, model.adapter and the model's chat template, or name another run.dir"
     folders_of_steps = ("rollouts", "checkpoints", BEST, "tensorboard")
     names = (
         "config.yaml",

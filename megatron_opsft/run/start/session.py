@@ -11,9 +11,12 @@ import torch
 from megatron_opsft.config import Config
 from megatron_opsft.data.mixture import ProblemSampler, order_of
 from megatron_opsft.errors import NothingLeft, UserError, log
-from megatron_opsft.models.storage.adapter_config import adapter_config_json
+from megatron_opsft.models.storage.adapter_config import (
+    adapter_config_json,
+)
 from megatron_opsft.models.storage.adapters import StoredAdapter
-from megatron_opsft.models.storage.model_paths import TINY_REASONER, resolve_model
+from megatron_opsft.models.storage.model_paths import resolve_model
+from megatron_opsft.models.storage.stored_weights import open_adapter
 from megatron_opsft.records import (
     NO_RANK,
     Problem,
@@ -258,29 +261,22 @@ def _build(
     """Build trainer, engine and weight sync, and load the weights. Called by every rank."""
     config = checked.config
     model_dir, encoder, seed = run_input.model_dir, run_input.encoder, config.run.seed
+    adapter = open_adapter(
+        config.model, config.lora, checked.shape, warns=layout.is_main
+    )
     announce("building the model")
     unfilled = build_trainer(config, checked.shape, model_dir, device, layout)
     trainer, shards = unfilled.trainer, unfilled.shards
-    offload = Offload(trainer, config.train.offload)
+    offload = Offload(trainer, config.train.offload_level)
     engine = open_engine(config, run_input, unfilled, offload, device, layout)
     replays = config.train.routing_replay
     sync = WeightSync(
         shards, engine, config.sync, trainer.score, offload.on_device, replays
     )
-    _load_weights(config, unfilled, sync, resume=resume)
+    _load_weights(config, unfilled, sync, adapter, resume=resume)
     reference = None
     if trainer.objective.keeps_frozen_model:
         reference = ReferenceModel(trainer, device, offload)
-    checkpointer = Checkpointer(
-        config.run.dir / "checkpoints",
-        trainer.models,
-        trainer.optimizer,
-        keep=config.checkpoint.keep,
-        reference=reference,
-        stored=offload.stored,
-        model_dir=model_dir,
-        adapter_config=adapter_config(config, model_dir) if shards.adapters else None,
-    )
     return Session(
         model_dir=model_dir,
         encoder=encoder,
@@ -304,27 +300,46 @@ def _build(
         offload=offload,
         shards=shards,
         sync=sync,
-        checkpointer=checkpointer,
+        checkpointer=_make_checkpointer(
+            config, model_dir, unfilled, offload, reference
+        ),
     )
 
 
-def adapter_config(config: Config, model_dir: Path) -> bytes:
-    """Return the adapter_config.json of a run's adapter."""
-    base = config.model.path
-    if base == TINY_REASONER or Path(base).expanduser().exists():
-        base = str(model_dir.resolve())  # else a hub name
-    return adapter_config_json(config.lora, base)
+def _make_checkpointer(
+    config: Config,
+    model_dir: Path,
+    parts: TrainerParts,
+    offload: Offload,
+    reference: ReferenceModel | None,
+) -> Checkpointer:
+    trainer, adapter_config = parts.trainer, None
+    if parts.shards.adapters:
+        adapter_config = adapter_config_json(config.model, config.lora, model_dir)
+    return Checkpointer(
+        config.run.dir / "checkpoints",
+        trainer.models,
+        trainer.optimizer,
+        keep=config.checkpoint.keep,
+        reference=reference,
+        stored=offload.stored,
+        model_dir=model_dir,
+        adapter_config=adapter_config,
+    )
 
 
 def _load_weights(
     config: Config,
     parts: TrainerParts,
     sync: WeightSync,
+    adapter: StoredAdapter | None,
     *,
     resume: bool,
 ) -> None:
     """Load the weights that the run began with, unless loading a checkpoint replaces them. Called
     by every rank.
+
+    adapter: the one that the run starts from, if any.
     """
     checkpoints = list_checkpoints(config.run.dir / "checkpoints")
     resumes = resume and broadcast_object(bool(checkpoints))
@@ -336,6 +351,5 @@ def _load_weights(
         reads_files = engine_traits(config.rollout.engine).reads_files
         by_engine = reads_files and config.model.load != "disk"
         load_first_weights(parts, sync, by_engine=by_engine)
-    if needs_start and config.model.adapter is not None:
-        adapter_dir = Path(config.model.adapter)
-        parts.fill_adapters(StoredAdapter(adapter_dir, shards.table, config.lora))
+    if needs_start and adapter is not None:
+        parts.fill_adapters(adapter)

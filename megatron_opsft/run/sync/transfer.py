@@ -13,13 +13,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from megatron_opsft.models.weights.rectangles import Rect
 from megatron_opsft.models.weights.reshard import Placement
 from megatron_opsft.models.weights.schedule import RankSchedule, make_schedule
 from megatron_opsft.models.weights.slicing import shard_parameter
 from megatron_opsft.rollout.engine import EngineLayout, RolloutEngine
 from megatron_opsft.runtime.distributed import ranks_by_value
 from megatron_opsft.runtime.libraries import collector_at_rest
+from megatron_opsft.trainer.model.lora import PolicyWeights
 from megatron_opsft.trainer.model.shards import ModelShards
 
 # Rectangles of at least this many bytes get a message of their own.
@@ -57,12 +57,13 @@ class Transfer:
         received: list[tuple[Sequence[Tensor], Tensor]] = []
         operations: list[dist.P2POp] = []
         for peer, rects in self.schedule.receives[index].items():
-            for views in _messages(rects, self.targets):
+            to_fill = [rect.view(self.targets[rect.tensor]) for rect in rects]
+            for views in _messages(to_fill):
                 buffer = _buffer_of(views)
                 received.append((views, buffer))
                 operations.append(dist.P2POp(dist.irecv, buffer, peer, tag=index))
-        for peer, rects in self.schedule.sends[index].items():
-            for views in _messages(rects, sources):
+        for peer, to_send in self._views_to_send(index, sources).items():
+            for views in _messages(to_send):
                 buffer = _buffer_of(views)
                 for view, packed in _packed_views(views, buffer):
                     packed.copy_(view)
@@ -79,6 +80,28 @@ class Transfer:
 
         return finish
 
+    def _views_to_send(
+        self, index: int, sources: Mapping[str, Tensor]
+    ) -> dict[int, list[Tensor]]:
+        """Return receiving rank -> views of the weights that it gets in a round.
+
+        A weight with an adapter is a sum that is made when it is asked for. So it is asked for once
+        for all receivers, and they get copies of their parts, that the whole may be freed.
+        """
+        sends = self.schedule.sends[index]
+        places: list[tuple[str, int, int]] = []
+        for peer, rects in sends.items():
+            places += [(rect.tensor, peer, n) for n, rect in enumerate(rects)]
+        views_of: dict[int, dict[int, Tensor]] = {peer: {} for peer in sends}
+        for name, peer, number in sorted(places):
+            view = sends[peer][number].view(sources[name])
+            is_sum = isinstance(sources, PolicyWeights) and sources.is_adapted(name)
+            views_of[peer][number] = view.clone() if is_sum else view
+        return {
+            peer: [views[number] for number in sorted(views)]
+            for peer, views in views_of.items()
+        }
+
     def _fill_locally(self, sources: Mapping[str, Tensor]) -> None:
         """Copy what this rank has itself, and zero the padding."""
         for copy in self.schedule.copies:
@@ -88,13 +111,10 @@ class Transfer:
             padding.view(self.targets[padding.tensor]).zero_()
 
 
-def _messages(
-    rects: Sequence[Rect], tensors: Mapping[str, Tensor]
-) -> Iterator[list[Tensor]]:
+def _messages(views: Sequence[Tensor]) -> Iterator[list[Tensor]]:
     """Group views of parameters into messages: all small ones in one, each large one alone, which
     needs no copy if it is contiguous. Sender and receiver decide by size alone.
     """
-    views = [rect.view(tensors[rect.tensor]) for rect in rects]
     small = [view for view in views if view.nbytes < ALONE_BYTES]
     if small:
         yield small

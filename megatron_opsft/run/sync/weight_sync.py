@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from megatron_opsft.config import SyncConfig
 from megatron_opsft.errors import SyncError, UserError, log
@@ -96,7 +97,7 @@ class WeightSync:
             self._transfer.run(self.shards.policy_weights())
         expected = log_probs = None
         if first or self.config.verify != "off":
-            expected = trainer_checksums(self.shards, self.engine.layout)
+            expected = self._trainer_checksums()
         compares = self.config.verify == "full" and bool(samples)
         if compares and not self.replays_routing:
             log_probs = self.score(samples)
@@ -141,7 +142,8 @@ class WeightSync:
             self.shards, self.engine, self.config.bucket_mb, pull=True
         )
         transfer.run(self.engine.weights())
-        self.compare_checksums("pull")
+        pulled = trainer_checksums(self.shards, self.engine.layout, self.shards.by_name)
+        self._compare(pulled, "pull")
 
     def compare_checksums(self, after: str) -> None:
         """Compare the checksums of trainer and engine for every engine parameter.
@@ -149,7 +151,12 @@ class WeightSync:
         after: the operation that came before, for the message. Errors: `SyncError` on every rank
         for a difference.
         """
-        self._compare(trainer_checksums(self.shards, self.engine.layout), after)
+        self._compare(self._trainer_checksums(), after)
+
+    def _trainer_checksums(self) -> list[int]:
+        """Return `trainer_checksums` of the policy's weights."""
+        weights = self.shards.policy_weights()
+        return trainer_checksums(self.shards, self.engine.layout, weights)
 
     def _compare(self, expected: list[int], after: str) -> None:
         """Compare the engine's checksums with `expected`, the result of `trainer_checksums`."""
@@ -239,15 +246,17 @@ class WeightSync:
             )
 
 
-def trainer_checksums(shards: ModelShards, layout: EngineLayout) -> list[int]:
+def trainer_checksums(
+    shards: ModelShards, layout: EngineLayout, weights: Mapping[str, Tensor]
+) -> list[int]:
     """Return what the checksum of each engine parameter of this rank must be, from the trainer's
-    weights. layout: the engine's. Collective over the world.
+    `weights` by Megatron name. layout: the engine's. Collective over the world.
     """
-    copies, tensors = _checked_here(shards), shards.policy_weights()
+    copies = _checked_here(shards)
     own: list[int] = []
     for tp_rank in range(layout.tp_size):
         contributions = expected_checksums(
-            layout.parameters_of(tp_rank), copies, tensors
+            layout.parameters_of(tp_rank), copies, weights
         )
         expected = sum_over(contributions).tolist()
         if tp_rank == layout.tp_rank:

@@ -2,7 +2,8 @@
 
 `models/weights/lora.py` says which layers get adapters and how they are cut. An adapter adds its
 output to its layer's by a hook, so that Megatron's own layers and TransformerEngine's compute as
-they always do. Sums over tensor-parallel ranks are of r numbers a token instead of a hidden size.
+they always do. Tensor-parallel ranks exchange r numbers a token instead of hidden states, and
+gradients of small factors.
 """
 
 import hashlib
@@ -27,7 +28,11 @@ from torch import Tensor, nn
 
 from megatron_opsft.config import LoraConfig
 from megatron_opsft.models.architectures.template import ShardKind, WeightRule
-from megatron_opsft.models.weights.lora import AdapterRules, adapter_rules
+from megatron_opsft.models.weights.lora import (
+    MERGE_BYTES,
+    AdapterRules,
+    adapter_rules,
+)
 from megatron_opsft.models.weights.rectangles import Rect
 from megatron_opsft.models.weights.rules import WeightTable, local_to_global
 from megatron_opsft.models.weights.slicing import (
@@ -38,8 +43,6 @@ from megatron_opsft.models.weights.slicing import (
 )
 from megatron_opsft.runtime.distributed import Layout, Shard
 from megatron_opsft.runtime.parked import Whereabouts, in_place
-
-_MERGE_BYTES = 2**27  # of float64 sums at a time
 
 
 class Adapter(nn.Module):
@@ -92,11 +95,13 @@ class Adapter(nn.Module):
         # False for experts that only some ranks have: they get an optimizer of their own.
         marks: Any = factor
         marks.allreduce = getattr(weight, "allreduce", True)
-        is_cut = rule.kind is not ShardKind.COPY
-        if is_cut or (self._is_expert and self.shard.tp_rank == 0):
+        is_copy = rule.kind is ShardKind.COPY
+        if self._is_expert or not is_copy:
             # Gradient norms count a parameter without this mark on tensor-parallel rank 0 alone,
             # also one of experts, whose ranks are others.
             set_tensor_model_parallel_attributes(factor, True, rule.kind.axis, 1)
+        if self._is_expert and is_copy and self.shard.tp_rank:
+            marks.shared = True  # counted on the first rank of the experts' group alone
         return factor
 
     def factors(self) -> list[tuple[WeightRule, nn.Parameter]]:
@@ -139,7 +144,7 @@ class Adapter(nn.Module):
                 )
             elif not self._is_expert:
                 low = self._with_summed_gradient(low)
-        return self._scale * self._spread(low, lora_B)
+        return self._spread(self._scale * low, lora_B)
 
     def _with_summed_gradient(self, tensor: Tensor) -> Tensor:
         """Return the tensor; its gradient is the sum of the gradients on the group's ranks."""
@@ -163,15 +168,16 @@ class Adapter(nn.Module):
             outputs.append(output)
             first_row += num_rows
             first_column += self._rank
-        return torch.cat(outputs, dim=-1).flatten(-2)
+        joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
+        return joined.flatten(-2)
 
     @torch.no_grad()
     def merged_into(self, weight: Tensor, on_device: Whereabouts = in_place) -> Tensor:
         """Return W + (alpha / r) B A for this rank's `weight`, new memory of its dtype.
 
         on_device: of the three while the trainer sleeps, `Offload.on_device`.
-        Computed in float64 and rounded once, so the bits depend neither on the device nor on the
-        layout. No communication: A and B are cut as the weight is.
+        Computed in float64 and rounded once, so other devices and layouts get the same numbers, up
+        to rare ties. No communication: A and B are cut as the weight is.
         """
         merged = torch.empty_like(weight)
         weight = on_device(weight)
@@ -179,7 +185,7 @@ class Adapter(nn.Module):
         lora_B = on_device(self.lora_B).double() * self._scale
         num_rows, num_columns = weight.shape
         # Some columns at a time: their float64 sums would take four times the weight's memory.
-        step = max(1, _MERGE_BYTES // (8 * num_rows))
+        step = max(1, MERGE_BYTES // (8 * num_rows))
         for first in range(0, num_columns, step):
             columns = slice(first, first + step)
             # Column i of B A is what the adapter makes of the i-th unit vector, whose A x is
@@ -303,6 +309,13 @@ class PolicyWeights(Mapping[str, Tensor]):
             self._last = None  # before the next one is made
             self._last = name, adapter.merged_into(weight, self._on_device)
         return self._last[1]
+
+    def is_adapted(self, name: str) -> bool:
+        """True for a weight with an adapter."""
+        return name in self._adapters
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._weights  # Mapping's own would compute the sum
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._weights)

@@ -10,7 +10,7 @@ from hf_reference import hf_model
 from safetensors.torch import load_file, save_file
 from tiny_models import SHAPES, adapter_values, merged_weights
 
-from megatron_opsft.config import Config, LoraConfig
+from megatron_opsft.config import Config, LoraConfig, ModelConfig
 from megatron_opsft.errors import UserError
 from megatron_opsft.models.storage.adapter_config import (
     adapter_config_json,
@@ -81,7 +81,7 @@ def test_first_values_change_nothing_and_depend_on_names_and_seed() -> None:
 
 def written(directory: Path, name: str, lora: LoraConfig) -> Path:
     directory.mkdir()
-    config = adapter_config_json(lora, "somewhere")
+    config = adapter_config_json(ModelConfig(path="some/where"), lora, directory)
     for file, content in adapter_files(adapter_values(name, lora).items(), config).items():
         (directory / file).write_bytes(content)
     return directory
@@ -105,7 +105,7 @@ def test_configuration_is_read_back(tmp_path: Path) -> None:
     some = LoraConfig(rank=2, alpha=3.5, targets=("v_proj", "q_proj"))
     adapter = written(tmp_path / "adapter", "qwen2", some)
     read = read_adapter_config(adapter, "x")
-    assert (read.lora, read.base) == (some, "somewhere")
+    assert (read.lora, read.base) == (some, "some/where")
 
 
 @pytest.mark.parametrize(
@@ -115,9 +115,11 @@ def test_configuration_is_read_back(tmp_path: Path) -> None:
         ("rank_pattern", {"q_proj": 8}, "rank_pattern={'q_proj': 8} is not supported"),
         ("bias", "all", "bias='all' is not supported"),
         ("modules_to_save", ["lm_head"], "modules_to_save=['lm_head'] is not supported"),
+        ("init_lora_weights", "pissa", "init_lora_weights='pissa' is not supported"),
         ("peft_type", "IA3", "peft_type='IA3' is not supported"),
-        ("target_modules", ["embed_tokens"], "target_modules=['embed_tokens'] are not an adapter"),
+        ("target_modules", ["embed_tokens"], "target_modules=['embed_tokens']: r and lora_alpha"),
         ("r", "four", "r='four'"),
+        ("base_model_name_or_path", 5, "base_model_name_or_path is no text"),
     ],
 )
 def test_what_is_not_a_plain_adapter_is_refused(
@@ -165,8 +167,9 @@ def test_factors_that_do_not_fit_the_model_are_named(tmp_path: Path) -> None:
         StoredAdapter(adapter, table, LORA)
 
 
-def config_of(lora: dict[str, object]) -> Config:
-    values = {"model": {"path": "x"}, "data": {"train": "x"}, "lora": lora}
+def config_of(lora: dict[str, object], parallel: dict[str, object] | None = None) -> Config:
+    values: dict[str, Any] = {"model": {"path": "x"}, "data": {"train": "x"}, "lora": lora}
+    values["parallel"] = parallel or {}
     values["rollout"] = {"max_response_tokens": 64}
     return Config.model_validate(values)
 
@@ -183,8 +186,18 @@ def test_only_adapters_are_in_a_checkpoint() -> None:
 def test_settings_that_cannot_work_are_refused() -> None:
     with pytest.raises(UserError, match=r"lora.dropout=0.1: .* leave it at 0"):
         config_of({"rank": 4, "dropout": 0.1})
+    with pytest.raises(
+        UserError, match="lora.alpha has no effect with lora.rank=0"
+    ):
+        config_of({"alpha": 64})
+    with pytest.raises(UserError, match="names a layer twice"):
+        config_of({"rank": 4, "targets": "q_proj,q_proj"})
     alone = config_of({"rank": 4, "targets": "q_proj,up_proj"})
     assert alone.lora.targets == ("q_proj", "up_proj")
     with pytest.raises(UserError, match="the gate_proj and up_proj of experts get adapters togeth"):
         make_checked_run(alone, SHAPES["qwen3_moe"], 1)
     make_checked_run(alone, SHAPES["qwen3"], 1)
+    experts = {"rank": 4, "targets": "gate_proj,up_proj,down_proj"}
+    with pytest.raises(UserError, match="needs an adapter outside of the experts; name o_proj"):
+        make_checked_run(config_of(experts, {"ep": 2}), SHAPES["qwen3_moe"], 2)
+    make_checked_run(config_of(experts), SHAPES["qwen3_moe"], 2)
