@@ -186,9 +186,7 @@ def test_only_adapters_are_in_a_checkpoint() -> None:
 def test_settings_that_cannot_work_are_refused() -> None:
     with pytest.raises(UserError, match=r"lora.dropout=0.1: .* leave it at 0"):
         config_of({"rank": 4, "dropout": 0.1})
-    with pytest.raises(
-        UserError, match="lora.alpha has no effect with lora.rank=0"
-    ):
+    with pytest.raises(UserError, match="lora.alpha has no effect with lora.rank=0"):
         config_of({"alpha": 64})
     with pytest.raises(UserError, match="names a layer twice"):
         config_of({"rank": 4, "targets": "q_proj,q_proj"})
