@@ -40,6 +40,7 @@ def recorder(disk: Disk, *, asynchronous: bool) -> RunRecorder:
         checkpointer=disk,
         method=SimpleNamespace(state=SimpleNamespace(model_dump=dict)),
         config=SimpleNamespace(checkpoint=SimpleNamespace(asynchronous=asynchronous)),
+        shards=SimpleNamespace(adapters={}),
     )
     made._watch = SimpleNamespace(phase=lambda name: nullcontext())  # type: ignore[assignment]
     made._base_sha256 = "abc"
