@@ -259,7 +259,7 @@ def edited_model(path: Path, file: str, **changes: object) -> dict[str, Any]:
 def test_a_baseline_that_the_engine_cannot_hold_is_refused(cli: ForkedCli, tmp_path: Path) -> None:
     edited_model(tmp_path / "model", "config.json", rope_parameters=ROPE)
     line = start(cli, tmp_path / "out", "--baseline", tmp_path / "model").wait().error
-    assert "is of another architecture or size than the model" in line
+    assert "is of another architecture, size or rotary scaling (config.json) than the model" in line
     assert not (tmp_path / "out/samples").exists()
 
 
