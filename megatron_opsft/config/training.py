@@ -25,6 +25,11 @@ OFFLOAD_LEVELS: tuple[OffloadLevel, ...] = ("none", "gradients", "optimizer", "a
 """Values of `train.offload`; each gives up what the one before it does, and more."""
 
 
+def gives_up(level: OffloadLevel, what: OffloadLevel) -> bool:
+    """True if a trainer with `train.offload=level` gives up what the value `what` adds."""
+    return OFFLOAD_LEVELS.index(level) >= OFFLOAD_LEVELS.index(what)
+
+
 class ModelConfig(Section):
     path: Annotated[str, Expanded, BY_CONTENT]
     """A Hugging Face directory or hub name, a run, a checkpoint, or `tiny_reasoner`."""
@@ -56,6 +61,11 @@ class LoraConfig(Section):
     """The linear layers that get adapters, by their Hugging Face names; of experts too."""
     dropout: float = 0.0
     """Always 0: the policy that is trained must be the policy that was sampled."""
+
+    @property
+    def scale(self) -> float:
+        """alpha / r, with which B A is multiplied."""
+        return self.alpha / self.rank
 
     @model_validator(mode="after")
     def _check(self) -> Self:

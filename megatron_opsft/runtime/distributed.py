@@ -155,6 +155,13 @@ def current_layout() -> Layout:
     )
 
 
+def tensor_parallel_group(*, is_expert: bool = False) -> dist.ProcessGroup:
+    """Return the ranks that share each parameter, or each parameter of an expert."""
+    if is_expert:
+        return parallel_state.get_expert_tensor_parallel_group()
+    return parallel_state.get_tensor_model_parallel_group()
+
+
 def stop_distributed() -> None:
     """Leave Megatron's groups and the job's. Does nothing if none was started, or if an engine has
     destroyed the job's group already.

@@ -10,8 +10,10 @@ import torch
 from hf_objective import compare
 from hf_reference import hf_gradient
 from jobs import NUM_ROLLOUTS, Case, gradient
+from lora_reference import merged_gradient
 from objective_jobs import objective_gradient
 
+from megatron_opsft.config import LoraConfig
 from megatron_opsft.methods.objective import Objective, SequenceClip, TokenClip
 from megatron_opsft.runtime.distributed import stop_distributed
 
@@ -37,6 +39,27 @@ def test_gradient_is_hugging_face_s(dtype: str, model: str, recompute: str) -> N
     errors = gradient_errors(replace(CUDA, dtype=dtype, model=model, recompute=recompute))
     assert max(errors.values()) < (1e-4 if dtype == "float32" else 0.1)
     assert sorted(errors.values())[len(errors) // 2] < 0.03
+
+
+# In bfloat16 the routers of so small a mixture would choose other experts.
+@pytest.mark.parametrize(
+    ("dtype", "model"),
+    [("float32", "qwen3"), ("float32", "qwen3_moe"), ("bfloat16", "qwen3")],
+)
+def test_gradient_of_adapters_is_that_of_merged_weights(dtype: str, model: str) -> None:
+    """In bfloat16 beside TransformerEngine's layers, into which the norms are fused."""
+    lora = LoraConfig(rank=4, alpha=8.0)
+    case = replace(CUDA, dtype=dtype, model=model, lora=lora)
+    loss, _, found = gradient(case)
+    expected_loss, expected = merged_gradient(model, lora, case.num_samples)
+    assert found.keys() == expected.keys()
+    assert loss == pytest.approx(expected_loss, rel=1e-2 if dtype == "bfloat16" else 1e-5)
+    errors = [
+        float((torch.from_numpy(found[name]) - want).norm() / want.norm())
+        for name, want in expected.items()
+    ]
+    assert max(errors) < (1e-4 if dtype == "float32" else 0.3)
+    assert sorted(errors)[len(errors) // 2] < 0.05
 
 
 @pytest.mark.parametrize("surrogate", [TokenClip(low=0.1, high=0.15), SequenceClip()], ids=str)

@@ -15,10 +15,10 @@ from megatron_opsft.commands.plan.assumptions import (
 )
 from megatron_opsft.config import Config, LoraConfig, ParallelConfig
 from megatron_opsft.config.training import (
-    OFFLOAD_LEVELS,
     OffloadLevel,
     RolloutConfig,
     TrainConfig,
+    gives_up,
 )
 from megatron_opsft.errors import UserError
 from megatron_opsft.methods.settings import MethodSettings
@@ -89,8 +89,7 @@ class PlannedRun:
 
     def gives_up(self, level: OffloadLevel) -> bool:
         """True if the trainer gives up what `level` adds while the engine samples."""
-        levels = OFFLOAD_LEVELS
-        return levels.index(self.train.offload_level) >= levels.index(level)
+        return gives_up(self.train.offload_level, level)
 
     @property
     def parallel(self) -> ParallelConfig:

@@ -4,8 +4,8 @@ A rank holds its weights, and of those that are trained (with LoRA the adapters)
 gradients and its share of the optimizer: two float32 moments, and in bfloat16 float32 main weights;
 always, or as far as `train.offload` says not while the engine samples. If the method has a
 reference model that stays on the device, a frozen copy of the trained weights is added. A rollout
-adds the engine, a training pass its
-activations and the loss, a weight sync the engine's weights and two buckets.
+adds the engine, a training pass its activations and the loss, a weight sync the engine's weights
+and two buckets.
 """
 
 from functools import cache

@@ -28,9 +28,9 @@ def search_layouts(run: PlannedRun, num_steps: int) -> list[Plan]:
     Tried are parallel.tp within a node (with sequence parallelism) x parallel.pp x parallel.cp
     x train.recompute x rollout.tp, and for a mixture of experts parallel.ep within a node, with
     whole experts (parallel.etp=1). On GPUs a layout gets the least train.offload with which it
-    fits. parallel.cp is doubled only as long as a rank's part of the
-    longest sequence has more than train.max_tokens_per_microbatch tokens. If a rollout would leave
-    less than `SAFE_SHARE` of the memory free, rollout.gpu_memory_fraction is lowered until it fits.
+    fits. parallel.cp is doubled only as long as a rank's part of the longest sequence has more than
+    train.max_tokens_per_microbatch tokens. If a rollout would leave less than `SAFE_SHARE` of the
+    memory free, rollout.gpu_memory_fraction is lowered until it fits.
     Errors: `UserError` with the reason if no layout is accepted at all.
     """
     plans = []

@@ -26,7 +26,13 @@ from megatron_opsft.models.architectures.shape import forward_flops, layer_weigh
 from megatron_opsft.runtime.rounding import ceil_div
 
 STEP_PHASES = (
-    *("rollout", "verify", "old_logprob", "reference", "train", "sync", "offload"),
+    "rollout",
+    "verify",
+    "old_logprob",
+    "reference",
+    "train",
+    "sync",
+    "offload",
 )
 # One all-reduce of a few kilobytes between the ranks of an engine; vLLM's own kernel takes 5-15 us.
 _SMALL_ALL_REDUCE_SECONDS = 6e-6

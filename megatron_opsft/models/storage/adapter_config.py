@@ -109,12 +109,14 @@ def adapter_config_json(model: ModelConfig, lora: LoraConfig, model_dir: Path) -
     return (json.dumps(values, indent=2) + "\n").encode()
 
 
-def check_same_adapter(lora: LoraConfig, directory: Path) -> None:
-    """Check that a run with these settings can start from the adapter in `directory`.
+def check_same_adapter(lora: LoraConfig, directory: Path) -> AdapterConfig:
+    """Check that a run with these settings can start from the adapter in `directory`, and return
+    what its adapter_config.json says.
 
     Errors: `UserError` naming the key that differs, also those of `read_adapter_config`.
     """
-    stored = read_adapter_config(directory, "model.adapter").lora
+    config = read_adapter_config(directory, "model.adapter")
+    stored = config.lora
     if not lora.rank:
         raise UserError(
             f"model.adapter={directory} with lora.rank=0: set lora.rank={stored.rank} to train the "
@@ -133,3 +135,4 @@ def check_same_adapter(lora: LoraConfig, directory: Path) -> None:
             f"lora.targets={','.join(lora.targets)}, but the adapter in model.adapter={directory} "
             f"has {','.join(stored.targets)}; set lora.targets to that"
         )
+    return config

@@ -85,7 +85,7 @@ class StoredAdapter:
         """Return A, and (alpha / r) B, of a layer, in float64."""
         lora_A = self.stored[f"{layer}.{LORA_A}.weight"].read().double()
         lora_B = self.stored[f"{layer}.{LORA_B}.weight"].read().double()
-        return lora_A, lora_B * (self.lora.alpha / self.lora.rank)
+        return lora_A, lora_B * self.lora.scale
 
 
 class StoredFactor(NamedTuple):

@@ -92,8 +92,7 @@ def open_adapter(
     if model.adapter is None:
         return None
     path = Path(model.adapter)
-    check_same_adapter(lora, path)
-    base = read_adapter_config(path, "model.adapter").base
+    base = check_same_adapter(lora, path).base
     names = {"", model.path, str(resolve_model(model.path).resolve())}
     if warns and base not in names:
         log.warning(

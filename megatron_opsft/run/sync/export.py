@@ -19,11 +19,12 @@ from megatron_opsft.runtime.distributed import (
     Layout,
     broadcast_over,
     ranks_by_value,
+    tensor_parallel_group,
 )
 
 
 class Exporter:
-    """Streams current weights under their HF names. It is made once for a run."""
+    """Streams current weights under their HF names, as often as they are wanted."""
 
     def __init__(
         self,
@@ -82,11 +83,7 @@ class Exporter:
             shape = (tp_size, *shard_shape(rule, tp_size))
             gathered = self._any_weight.new_empty(shape)
             if shard is not None:
-                group = (
-                    parallel_state.get_expert_tensor_parallel_group()
-                    if rule.is_expert
-                    else parallel_state.get_tensor_model_parallel_group()
-                )
+                group = tensor_parallel_group(is_expert=rule.is_expert)
                 dist.all_gather_into_tensor(
                     gathered.view(-1), shard.flatten(), group=group
                 )

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
 from megatron.core.tensor_parallel import (
     copy_to_tensor_model_parallel_region,
@@ -41,7 +40,7 @@ from megatron_opsft.models.weights.slicing import (
     shard_parameter,
     shard_shape,
 )
-from megatron_opsft.runtime.distributed import Layout, Shard
+from megatron_opsft.runtime.distributed import Layout, Shard, tensor_parallel_group
 from megatron_opsft.runtime.parked import Whereabouts, in_place
 
 
@@ -69,14 +68,11 @@ class Adapter(nn.Module):
         self.rules = rules
         self.shard = shard
         self._rank = lora.rank
-        self._scale = lora.alpha / lora.rank
+        self._scale = lora.scale
+        # Experts get and give whole tokens: the dispatcher gathers them and sums their outputs.
         self._is_expert = rules.weight.is_expert
-        self._sequence_parallel = config.sequence_parallel
-        self._group = (
-            parallel_state.get_expert_tensor_parallel_group()
-            if self._is_expert
-            else parallel_state.get_tensor_model_parallel_group()
-        )
+        self._splits_tokens = config.sequence_parallel and not self._is_expert
+        self._group = tensor_parallel_group(is_expert=self._is_expert)
         self._cuts_inputs = rules.weight.kind is ShardKind.ROW
         self._norm_weight = norm_weight
         self._norm_eps = config.layernorm_epsilon
@@ -121,34 +117,37 @@ class Adapter(nn.Module):
             input_ = F.rms_norm(
                 input_, input_.shape[-1:], self._norm_weight, self._norm_eps
             )
-        # Experts get and give whole tokens: the dispatcher gathers them and sums their outputs.
-        splits_tokens = self._sequence_parallel and not self._is_expert
         # The factor that is not cut has a part of its gradient on each rank: from its share of the
         # tokens, or for experts from its share of the weight.
-        sums_gradient = splits_tokens or self._is_expert
-        if self._cuts_inputs:
-            if sums_gradient:
+        if self._splits_tokens or self._is_expert:
+            if self._cuts_inputs:
                 lora_B = self._with_summed_gradient(lora_B)
-            low = F.linear(input_, lora_A)
-            if splits_tokens:
-                low = reduce_scatter_to_sequence_parallel_region(low, group=self._group)
-            elif not self._is_expert:
-                low = reduce_from_tensor_model_parallel_region(low, group=self._group)
-        else:
-            if sums_gradient:
+            else:
                 lora_A = self._with_summed_gradient(lora_A)
-            low = F.linear(input_, lora_A)
-            if splits_tokens:
-                low = gather_from_sequence_parallel_region(
-                    low, tensor_parallel_output_grad=True, group=self._group
-                )
-            elif not self._is_expert:
-                low = self._with_summed_gradient(low)
+        low = self._exchange(F.linear(input_, lora_A))
         return self._spread(self._scale * low, lora_B)
 
     def _with_summed_gradient(self, tensor: Tensor) -> Tensor:
         """Return the tensor; its gradient is the sum of the gradients on the group's ranks."""
         return copy_to_tensor_model_parallel_region(tensor, group=self._group)
+
+    def _exchange(self, low: Tensor) -> Tensor:
+        """Return A x of the tokens that B gets, summed over the ranks if A is cut. low: A x of this
+        rank's tokens, or its part of the sum.
+        """
+        if self._is_expert:
+            return low
+        if self._cuts_inputs:
+            if self._splits_tokens:
+                return reduce_scatter_to_sequence_parallel_region(
+                    low, group=self._group
+                )
+            return reduce_from_tensor_model_parallel_region(low, group=self._group)
+        if self._splits_tokens:
+            return gather_from_sequence_parallel_region(
+                low, tensor_parallel_output_grad=True, group=self._group
+            )
+        return self._with_summed_gradient(low)
 
     def _spread(self, low: Tensor, lora_B: Tensor) -> Tensor:
         """Multiply each part's r numbers, side by side in `low` [..., parts x r], by its rows of B;
@@ -210,26 +209,37 @@ def add_adapters(
     experts = layout.local_experts(table.num_experts)
     for model in models:
         model.requires_grad_(False)
-        offset = get_transformer_layer_offset(model.config, vp_stage=model.vp_stage)
-        for path, linear in list(model.named_modules()):
-            added = False
-            for name, weight in list(linear.named_parameters(recurse=False)):
-                global_name = local_to_global(f"{path}.{name}", offset, experts.start)
-                rule = table.by_mcore_name.get(global_name)
-                rules = adapter_rules(rule, lora) if rule is not None else None
-                if rules is None:
-                    continue
-                shard = layout.shard(is_expert=rules.weight.is_expert)
-                norm_weight = getattr(linear, "layer_norm_weight", None)
-                adapter = Adapter(rules, lora, shard, model.config, weight, norm_weight)
-                adapter.fill(first_values(rules, seed))
-                linear.add_module(name.replace("weight", "adapter"), adapter)
-                added = True
-            if added:
-                linear.register_forward_hook(_add_adapter_output)
+        adapted: set[nn.Module] = set()
+        for global_name, local_name in global_names(model, experts).items():
+            rules = adapter_rules(table.by_mcore_name[global_name], lora)
+            if rules is None:
+                continue
+            path, _, name = local_name.rpartition(".")
+            linear = model.get_submodule(path)
+            shard = layout.shard(is_expert=rules.weight.is_expert)
+            weight = model.get_parameter(local_name)
+            norm_weight = getattr(linear, "layer_norm_weight", None)
+            adapter = Adapter(rules, lora, shard, model.config, weight, norm_weight)
+            adapter.fill(first_values(rules, seed))
+            linear.add_module(name.replace("weight", "adapter"), adapter)
+            adapted.add(linear)
+        for linear in adapted:
+            linear.register_forward_hook(_add_adapter_output)
         if model.pre_process and model.config.recompute_granularity:
             # What is recomputed has gradients only if its input has one.
             model.embedding.register_forward_hook(_require_gradient)
+
+
+def global_names(model: GPTModel, experts: range) -> dict[str, str]:
+    """Return the name of every parameter of a chunk with the whole model's indices -> its own.
+
+    experts: global numbers of the experts on this rank.
+    """
+    offset = get_transformer_layer_offset(model.config, vp_stage=model.vp_stage)
+    return {
+        local_to_global(name, offset, experts.start): name
+        for name, _ in model.named_parameters()
+    }
 
 
 def first_values(rules: AdapterRules, seed: int) -> ReadRect:

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from megatron_opsft.config.training import OFFLOAD_LEVELS, OffloadLevel
+from megatron_opsft.config.training import OffloadLevel, gives_up
 from megatron_opsft.runtime.parked import ParkedMemory
 from megatron_opsft.trainer.model.checkpoint_share import MOMENTS, owned_ranges
 from megatron_opsft.trainer.model.step import Trainer
@@ -21,11 +21,9 @@ class Offload:
     def __init__(self, trainer: Trainer, level: OffloadLevel) -> None:
         """level: `train.offload`, what a sleep gives up."""
         self._trainer = trainer
-        depth = OFFLOAD_LEVELS.index(level)
-        self._gives_gradients, self._gives_optimizer, self._gives_weights = (
-            depth >= OFFLOAD_LEVELS.index(what)
-            for what in ("gradients", "optimizer", "all")
-        )
+        self._gives_gradients = gives_up(level, "gradients")
+        self._gives_optimizer = gives_up(level, "optimizer")
+        self._gives_weights = gives_up(level, "all")
         self._gradients = ParkedMemory(keeps=False)
         self._optimizer = ParkedMemory(keeps=True)
         self._weights = ParkedMemory(keeps=True)

@@ -1,9 +1,9 @@
 """The reference model: the one that the trained model must stay close to, or its teacher.
 
 A frozen copy of this rank's trained weights (with LoRA of its adapters alone) that takes their
-place during a pass. Contents are exchanged,
-not tensors: the weights are views of Megatron's buffers, and the optimizer's tensors are views of
-them. So no second model is needed, whatever the layout, and the weights come back bit for bit.
+place during a pass. Contents are exchanged, not tensors: the weights are views of Megatron's
+buffers, and the optimizer's tensors are views of them. So no second model is needed, whatever the
+layout, and the weights come back bit for bit.
 """
 
 import dataclasses

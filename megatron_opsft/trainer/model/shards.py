@@ -10,12 +10,17 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from torch import Tensor
 
-from megatron_opsft.models.weights.rules import WeightRule, WeightTable, local_to_global
+from megatron_opsft.models.weights.rules import WeightRule, WeightTable
 from megatron_opsft.models.weights.slicing import ReadRect, fill_shard
 from megatron_opsft.records import record
 from megatron_opsft.runtime.distributed import Layout
 from megatron_opsft.runtime.parked import Whereabouts, in_place
-from megatron_opsft.trainer.model.lora import Adapter, PolicyWeights, adapters_of
+from megatron_opsft.trainer.model.lora import (
+    Adapter,
+    PolicyWeights,
+    adapters_of,
+    global_names,
+)
 
 
 @record
@@ -51,8 +56,8 @@ class ModelShards:
         for model in models:
             offset = get_transformer_layer_offset(model.config, vp_stage=model.vp_stage)
             named = {
-                local_to_global(name, offset, experts.start): parameter.data
-                for name, parameter in model.named_parameters()
+                global_name: model.get_parameter(name).data
+                for global_name, name in global_names(model, experts).items()
             }
             stage = table.stage_rules(
                 range(offset, offset + len(model.decoder.layers)),
