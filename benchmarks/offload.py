@@ -14,10 +14,10 @@ from typing import Any, get_args
 
 import torch
 from ranks import (
-    build_chunks,
     end_with,
     join_ranks,
     measured,
+    random_trainer,
     rank_parser,
     run_main,
     start_ranks,
@@ -82,14 +82,7 @@ def measure(args: argparse.Namespace) -> None:
     parallel = ParallelConfig(tp=args.tp, sequence_parallel=args.tp > 1)
     device, layout = join_ranks(args.device, parallel)
     shape = SHAPES[args.shape]
-    chunks, optimizer, config = build_chunks(shape, args.dtype, parallel, TrainConfig(), device)
-    trainer = Trainer(
-        chunks=chunks,
-        optimizer=optimizer,
-        config=config,
-        layout=layout,
-        vocab_size=shape.vocab_size,
-    )
+    trainer = random_trainer(shape, args.dtype, parallel, TrainConfig(), device, layout)
     about = {"shape": args.shape, "dtype": args.dtype, "device": device.torch_device.type}
     levels = get_args(OffloadLevel)
     lines = [about | measure_level(device, trainer, level, args.repeats) for level in levels]

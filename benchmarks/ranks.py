@@ -26,8 +26,10 @@ from megatron_opsft.runtime.distributed import (
     stop_distributed,
 )
 from megatron_opsft.trainer.batching.microbatch import pack, plan_packs
+from megatron_opsft.trainer.loss.loss_memory import CrossEntropyKind
 from megatron_opsft.trainer.model.build import build_model, wrap_for_training
 from megatron_opsft.trainer.model.optimizer import build_optimizer
+from megatron_opsft.trainer.model.step import Trainer
 from megatron_opsft.trainer.model.transformer_config import transformer_config
 
 
@@ -117,6 +119,27 @@ def build_chunks(
             parameter.data.fill_(1.0)
     chunks = wrap_for_training(models, config, parallel)
     return chunks, build_optimizer(chunks, OptimizerConfig(), bf16=config.bf16), config
+
+
+def random_trainer(
+    shape: ModelShape,
+    dtype: str,
+    parallel: ParallelConfig,
+    train: TrainConfig,
+    device: Device,
+    layout: Layout,
+    cross_entropy: CrossEntropyKind = "fused_linear",
+) -> Trainer:
+    """A trainer of the model of `build_chunks`."""
+    chunks, optimizer, config = build_chunks(shape, dtype, parallel, train, device)
+    return Trainer(
+        chunks=chunks,
+        optimizer=optimizer,
+        config=config,
+        layout=layout,
+        vocab_size=shape.vocab_size,
+        cross_entropy=cross_entropy,
+    )
 
 
 def pack_accepted(

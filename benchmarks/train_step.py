@@ -16,12 +16,12 @@ import random
 from functools import partial
 
 from ranks import (
-    build_chunks,
     end_with,
     join_ranks,
     measured_in_turn,
     pack_accepted,
     peak_flops,
+    random_trainer,
     rank_parser,
     run_main,
     start_ranks,
@@ -54,15 +54,7 @@ def build_trainer(
         max_tokens=args.tokens,
         rows_per_rank=padded_vocab_size(shape.vocab_size, args.tp) // args.tp,
     )
-    chunks, optimizer, config = build_chunks(shape, args.dtype, parallel, train, device)
-    trainer = Trainer(
-        chunks=chunks,
-        optimizer=optimizer,
-        config=config,
-        layout=layout,
-        vocab_size=shape.vocab_size,
-        cross_entropy=loss.kind,
-    )
+    trainer = random_trainer(shape, args.dtype, parallel, train, device, layout, loss.kind)
     return trainer, loss.kind
 
 

@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from types import NoneType
 from typing import Any, TypeVar, get_args, get_origin
@@ -133,25 +132,20 @@ def _keys_by_section(model: type[BaseModel], tree: Mapping[str, Any]) -> _Keys:
 
 
 def _advise(unknown: str, keys: _Keys) -> str:
-    """Suggest a similar key of the same section; else keys of any section that have the same name
-    or a similar one; else name all keys of the section.
+    """Suggest a similar key of the same section; else the keys with the most similar name, in
+    whatever section; else name all keys of the section.
     """
     section, _, name = unknown.rpartition(".")
-    holders = [holder for holder in keys if holder and name in keys[holder]]
-    if holders and not section:
-        return f"did you mean {' or '.join(f'{holder}.{name}' for holder in holders)}?"
-    if similar := difflib.get_close_matches(name, keys.get(section, []), n=1):
-        full_name = f"{section}.{similar[0]}".lstrip(".")
-        return f"did you mean {full_name}?"
-    sections = [any_section for any_section in keys if any_section]
-    names = chain.from_iterable(keys[any_section] for any_section in sections)
-    if similar := difflib.get_close_matches(name, names, n=1):
-        full_names = [
-            f"{holder}.{similar[0]}"
-            for holder in sections
-            if similar[0] in keys[holder]
-        ]
-        return f"did you mean {' or '.join(full_names)}?"
+    names_here = keys.get(section, {}) if section else {}
+    if similar := difflib.get_close_matches(name, names_here, n=1):
+        return f"did you mean {section}.{similar[0]}?"
+    full_names: dict[str, list[str]] = {}
+    for holder, fields in keys.items():
+        if holder or not section:
+            for key in fields:
+                full_names.setdefault(key, []).append(f"{holder}.{key}".lstrip("."))
+    if similar := difflib.get_close_matches(name, full_names, n=1):
+        return f"did you mean {' or '.join(full_names[similar[0]])}?"
     top, _, plain = section.partition(".")
     field = keys.get(top, {}).get(plain)
     if field is not None and dict in [

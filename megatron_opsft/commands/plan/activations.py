@@ -56,8 +56,7 @@ def activation_bytes(
         stored += num_tokens * run.shape.hidden_size * run.dtype_bytes
     if not run.config.lora.rank:
         # The largest gradient of a weight, in the model's dtype until it is added to the main one.
-        num_rows = 2 * run.shape.shard_ffn[1] / run.parallel.expert_tp
-        backward += num_rows * run.shape.hidden_size * run.dtype_bytes
+        backward += run.largest_weight_bytes
     loss = _loss_bytes(run) if stage.has_output else 0.0
     return stored, backward, loss
 
@@ -72,9 +71,9 @@ def _layer_bytes(run: PlannedRun, layer_input: float) -> tuple[float, float]:
     # An RMSNorm saves its input and its output, and a factor of each token; torch also the
     # normalized input, in float32.
     norm = 2 * layer_input + _FLOAT
-    if (
-        not run.with_te and not run.config.lora.rank
-    ):  # for the gradient of the norm's weight
+    # For the gradient of the norm's weight.
+    keeps_normalized = not run.with_te and not run.config.lora.rank
+    if keeps_normalized:
         norm += _FLOAT * run.hidden_per_rank
     attention = _attention_bytes(run) + norm
     feed_forward, gradients = _feed_forward_bytes(run)

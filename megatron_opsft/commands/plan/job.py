@@ -143,6 +143,12 @@ class PlannedRun:
         return padded_vocab_size(self.shape.vocab_size, tp) // tp
 
     @property
+    def largest_weight_bytes(self) -> float:
+        """Bytes of the largest weight of a layer on a rank: gate and up of a feed-forward part."""
+        num_rows = 2 * self.shape.shard_ffn[1] / self.parallel.expert_tp
+        return num_rows * self.shape.hidden_size * self.dtype_bytes
+
+    @property
     def longest_tokens(self) -> int:
         """Tokens of the longest prompt and response that are trained on."""
         return self.config.data.max_prompt_tokens + self.rollout.max_response_tokens

@@ -261,8 +261,7 @@ def _merge_bytes(run: PlannedRun) -> float:
     """
     if not run.config.lora.rank:
         return 0.0
-    num_rows = 2 * run.shape.shard_ffn[1] / run.parallel.expert_tp
-    return num_rows * run.shape.hidden_size * run.dtype_bytes + 2 * MERGE_BYTES
+    return run.largest_weight_bytes + 2 * MERGE_BYTES
 
 
 def _bucket_bytes(run: PlannedRun) -> float:

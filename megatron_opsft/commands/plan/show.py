@@ -137,15 +137,12 @@ def _describe_pinned(plan: "Plan") -> str:
         "what the trainers give up": plan.offload_host_bytes,
     }
     parts = [
-        f"{_gb(num_bytes)} GB of its host memory for {purpose}"
+        f"{_gb(num_bytes)} GB for {purpose}"
         for purpose, num_bytes in purposes.items()
         if num_bytes
     ]
-    first, *others = parts
-    text = " and ".join(
-        [first, *(part.replace(" of its host memory", "") for part in others)]
-    )
-    return f"{text}: {_gb(plan.pinned_bytes)} GB in all" if others else text
+    text = " and ".join(parts).replace(" for ", " of its host memory for ", 1)
+    return f"{text}: {_gb(plan.pinned_bytes)} GB in all" if len(parts) > 1 else text
 
 
 def _gb(num_bytes: float) -> str:
