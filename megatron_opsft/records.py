@@ -54,6 +54,47 @@ class Outcome(StrEnum):
     """It reached L without an end token, and was rejected without being verified."""
 
 
+class Thinking(StrEnum):
+    """Whether a response thinks between `<think>` and `</think>`, and whether it does so well. A
+    prompt that ends with `<think>` has opened the thinking already.
+    """
+
+    NONE = "none"
+    """It neither begins to think nor ends its thinking."""
+    CLOSED = "closed"
+    EMPTY = "empty"
+    """Nothing but spaces stands in the thinking."""
+    OPEN = "open"
+    """The thinking begins and never ends."""
+    MALFORMED = "malformed"
+    """It begins or ends its thinking more than once, or ends one that never began."""
+
+
+class TokenUse(NamedTuple):
+    """Where the tokens of a response went: the overthinking meter. Lengths are in tokens.
+
+    Of an unfinished response, which nobody judges, only the first two fields are known.
+    """
+
+    thinking: Thinking = Thinking.NONE
+    num_thinking: int = 0
+    """Length of the thinking, its last `</think>` included; all tokens behind it are the answer."""
+    first_right: int | None = None
+    """Length up to the end of the first right answer that the text states; None if the judge finds
+    none, or is a user's own.
+    """
+    num_restated: int = 0
+    """How often the right answer is stated again behind the first time."""
+    num_doubts: int = 0
+    """Turns of self-doubt, such as "Wait"."""
+    repeated_share: float = 0.0
+    """Share of the words that repeat a passage of the same response."""
+    num_leaked: int = 0
+    """Length of the thinking that goes on behind `</think>`: from the first turn of self-doubt
+    there to the last.
+    """
+
+
 class Message(NamedTuple):
     """A message of a chat."""
 
@@ -158,6 +199,8 @@ class Response(NamedTuple):
     """Index in that rank's list of responses; for fixed data the row in the file."""
     advantage: float = 1.0
     """The advantage that fixed data give; meaningless for sampled responses."""
+    token_use: TokenUse | None = None
+    """Where its tokens went; None for fixed data."""
 
     @property
     def correct(self) -> bool:
