@@ -54,6 +54,10 @@ class Outcome(StrEnum):
     """It reached L without an end token, and was rejected without being verified."""
 
 
+THINK, THINK_END = "<think>", "</think>"
+"""What opens and what closes the thinking of a response."""
+
+
 class Thinking(StrEnum):
     """Whether a response thinks between `<think>` and `</think>`, and whether it does so well. A
     prompt that ends with `<think>` has opened the thinking already.
@@ -164,12 +168,33 @@ class TokenScores:
 
 
 @record
+class TextMarks:
+    """What the verifier notices in the text of a response. Places are counts of characters."""
+
+    first_right: int | None = None
+    """Where the first right answer ends; None if none is found."""
+    num_restated: int = 0
+    """How often the right answer is stated again."""
+    num_doubts: int = 0
+    """Turns of self-doubt."""
+    leak: tuple[int, int] | None = None
+    """Where the thinking behind `</think>` begins and ends; None if there is none."""
+
+
+@record
 class Verdict:
     """The verifier's judgement of one response."""
 
     outcome: Outcome
     answer: str = ""
     """The answer that was read from the response; "" if none was."""
+    marks: TextMarks | None = None
+    """None if nobody has read the response, or if reading it took too long."""
+
+    @property
+    def first_right_char(self) -> int | None:
+        """Characters of the text up to the end of the first right answer; None if none is known."""
+        return None if self.marks is None else self.marks.first_right
 
 
 NO_RANK = -1
@@ -191,8 +216,6 @@ class Response(NamedTuple):
     outcome: Outcome
     finished: bool
     """True if the response ended with its own end token."""
-    unclosed_think: bool
-    """True if the response finished, but the thinking that it began never ends."""
     rank: int
     """The rank that holds the response; `NO_RANK` for fixed data."""
     rollout_index: int
@@ -206,6 +229,12 @@ class Response(NamedTuple):
     def correct(self) -> bool:
         """True if the verifier judged it correct."""
         return self.outcome is Outcome.CORRECT
+
+    @property
+    def unclosed_think(self) -> bool:
+        """True if it finished, but the thinking that it began never ends."""
+        use = self.token_use
+        return self.finished and use is not None and use.thinking is Thinking.OPEN
 
     def is_accepted(self, limit: int) -> bool:
         """True if it is correct, finished, and within `limit` (Algorithm 1 of the paper)."""

@@ -40,7 +40,7 @@ from megatron_opsft.models.storage.model_paths import resolve_config
 from megatron_opsft.models.weights.rules import WeightTable
 from megatron_opsft.models.weights.schedule import make_schedule
 from megatron_opsft.models.weights.vllm_layout import vllm_parameters
-from megatron_opsft.records import FinishReason, Outcome, Problem, Rollout, Verdict
+from megatron_opsft.records import FinishReason, Outcome, Problem, Rollout, TokenUse, Verdict
 from megatron_opsft.rollout.engine import EngineLayout
 from megatron_opsft.run.sync.transfer import engine_placements, trainer_placements
 from megatron_opsft.runtime import cpu_compat, distributed
@@ -112,8 +112,9 @@ class Rank:
         def facts(numbers: range) -> Tensor:
             """What the rank that holds these tells in `share_facts`."""
             prompt, correct = PROMPT_TOKENS, list(Outcome).index(Outcome.CORRECT)
+            token_use = (0,) * len(TokenUse._fields)
             rows = [
-                (*divmod(n, group), prompt, lengths[n], correct, lengths[n] < limit, False, i)
+                (*divmod(n, group), prompt, lengths[n], correct, lengths[n] < limit, i, *token_use)
                 for i, n in enumerate(numbers)
             ]
             return torch.tensor(rows, dtype=torch.int32).flatten().view(torch.uint8)
@@ -131,7 +132,8 @@ class Rank:
             for n in held[layout.rank]
         ]
         verdicts = [Verdict(outcome=Outcome.CORRECT, answer="42")] * len(rollouts)
-        share = partial(exchange.share_facts, rollouts, verdicts, problems)
+        token_uses = [TokenUse()] * len(rollouts)
+        share = partial(exchange.share_facts, rollouts, verdicts, token_uses, problems)
         responses = self.measure("facts of responses", share, [[*map(facts, held)]])
         accepted = [response for response in responses if response.finished]
         pack = partial(

@@ -11,7 +11,14 @@ from pathlib import Path
 from uuid import uuid4
 
 from megatron_opsft.errors import UserError, first_line
-from megatron_opsft.records import FinishReason, Outcome, record
+from megatron_opsft.records import (
+    FinishReason,
+    JsonObject,
+    Outcome,
+    Thinking,
+    TokenUse,
+    record,
+)
 from megatron_opsft.runtime.durable import json_lines, write_packed_lines
 from megatron_opsft.runtime.journal import Journal
 
@@ -32,6 +39,10 @@ class StoredSample:
     extra_tokens: int
     """Tokens that were sampled for it beyond the response."""
     text: str
+    token_use: TokenUse | None = None
+    """Where its tokens went; None in evaluations of earlier versions."""
+    first_right_char: int | None = None
+    """Characters of `text` up to the end of the first right answer; None if none was found."""
 
     @property
     def correct(self) -> bool:
@@ -49,6 +60,28 @@ class StoredSample:
         return self.outcome not in (Outcome.NO_ANSWER, Outcome.UNFINISHED)
 
 
+def _row(sample: StoredSample) -> JsonObject:
+    """Return the line of a sample, by key."""
+    row = asdict(sample)
+    row["token_use"] = sample.token_use and sample.token_use._asdict()
+    return row
+
+
+def _sample_of(row: JsonObject) -> StoredSample:
+    """Return the sample of a line. Errors: `KeyError`, `TypeError`, `ValueError` if it is none."""
+    use = row.get("token_use")
+    if use is not None:
+        use = TokenUse(**{**use, "thinking": Thinking(use["thinking"])})
+    return StoredSample(
+        **{
+            **row,
+            "outcome": Outcome(row["outcome"]),
+            "finish_reason": FinishReason(row["finish_reason"]),
+            "token_use": use,
+        }
+    )
+
+
 class SampleFiles:
     """The samples of one model below `directory`. Any number of processes may append at once."""
 
@@ -61,7 +94,7 @@ class SampleFiles:
         """Append to this process's own file, in one write: a kill of the process loses nothing."""
         self._unfinished.mkdir(parents=True, exist_ok=True)
         path = self._unfinished / f"{benchmark}.{self._process_name}.jsonl"
-        Journal(path).append(*map(asdict, samples))
+        Journal(path).append(*map(_row, samples))
 
     def complete(self) -> list[str]:
         """Return the names of the benchmarks whose samples are complete."""
@@ -82,9 +115,7 @@ class SampleFiles:
         ):
             for row in json_lines(path):
                 try:
-                    row["outcome"] = Outcome(row["outcome"])
-                    row["finish_reason"] = FinishReason(row["finish_reason"])
-                    sample = StoredSample(**row)
+                    sample = _sample_of(row)
                 except (KeyError, TypeError, ValueError) as error:
                     raise UserError(
                         f"{path}: a line is no sample ({first_line(error)}); delete the line"
@@ -109,7 +140,7 @@ class SampleFiles:
         unfinished = self._unfinished_files(benchmark)
         if not unfinished:
             return
-        rows = map(asdict, self.read(benchmark))
+        rows = map(_row, self.read(benchmark))
         write_packed_lines(self._complete_file(benchmark), rows, level=6)
         for path in unfinished:
             path.unlink()

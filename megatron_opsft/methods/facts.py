@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.records import FinishReason, Outcome, Response, Rollout, record
+from megatron_opsft.records import Outcome, Response, Thinking, record
 
 LengthKind = Literal["exact", "max"]
 
@@ -95,22 +95,6 @@ def accuracy_of(batch: Sequence[Group]) -> float:
     return num_correct / sum(len(group.responses) for group in batch)
 
 
-THINK, THINK_END = "<think>", "</think>"
-
-
-def has_unclosed_think(rollout: Rollout, *, prompts_open_think: bool) -> bool:
-    """True if a finished response began to think and never closed its thinking.
-
-    The verifier reads such a response whole and may accept it. prompts_open_think: the prompt ends
-    with an opened `<think>`.
-    """
-    return (
-        rollout.finish_reason is FinishReason.STOP
-        and THINK_END not in rollout.text
-        and (prompts_open_think or THINK in rollout.text)
-    )
-
-
 def select(responses: Sequence[Response], max_response_tokens: int) -> list[Response]:
     """Return the accepted responses (correct, finished, no longer than this), in order."""
     return [
@@ -150,7 +134,47 @@ def describe_rollouts(
         "verify_errors": outcomes.count(Outcome.ERROR),
         "mean_accepted_tokens": sum(accepted_lengths) / max(num_accepted, 1),
         "max_accepted_tokens": max(accepted_lengths, default=0),
+        **describe_token_use(responses),
     }
+
+
+def describe_token_use(responses: Sequence[Response]) -> dict[str, float | int]:
+    """Metrics of the overthinking meter over the finished responses, which the verifier has read;
+    a metric that none of them has is left out.
+    """
+    uses = []
+    lengths = []
+    for response in responses:
+        if response.finished and response.token_use is not None:
+            uses.append(response.token_use)
+            lengths.append(response.num_tokens)
+    if not uses:
+        return {}
+    num_read = len(uses)
+    num_thinking = sum(use.num_thinking for use in uses)
+    metrics = {
+        "mean_thinking_tokens": num_thinking / num_read,
+        "mean_answer_tokens": (sum(lengths) - num_thinking) / num_read,
+        "mean_doubts": sum(use.num_doubts for use in uses) / num_read,
+        "repeated_share": sum(use.repeated_share for use in uses) / num_read,
+        "mean_leaked_tokens": sum(use.num_leaked for use in uses) / num_read,
+        "num_empty_think": sum(use.thinking is Thinking.EMPTY for use in uses),
+        "num_malformed_think": sum(use.thinking is Thinking.MALFORMED for use in uses),
+    }
+    stating = []
+    for use, num_tokens in zip(uses, lengths, strict=True):
+        if use.first_right is not None:
+            stating.append((use.first_right, use.num_restated, num_tokens))
+    if stating:
+        first_right = sum(place for place, _, _ in stating)
+        num_tokens_stating = sum(num_tokens for _, _, num_tokens in stating)
+        metrics |= {
+            "num_stating_right": len(stating),
+            "mean_tokens_to_right": first_right / len(stating),
+            "after_right_share": 1.0 - first_right / num_tokens_stating,
+            "mean_restated": sum(restated for _, restated, _ in stating) / len(stating),
+        }
+    return metrics
 
 
 def read_references(path: Path) -> dict[str, ReferenceStatistics]:

@@ -8,10 +8,11 @@ last statement ("The answer is", "Answer:") or else the last sentence says, or a
 import re
 
 from megatron_opsft.data.answers import final_boxes, last_box
+from megatron_opsft.records import THINK_END
 
-THINK_END = "</think>"
 _NEXT_TURN = re.compile(r"<\|(?:im|eot|end)_?\w*\|>")
-_MAX_CHARS = 2000  # that are searched in front of an answer and behind it
+_MAX_CHARS = 2000  # of the end of a text, and of what follows a box, that are searched
+_MAX_DENIAL = 200  # characters in front of a box that may deny it
 _MARKUP = re.compile(
     r"</?answer>|I hope (?:it|this) is correct\.?|^\s*(?:#+|>)\s*"
     r"|(?<![\w\\*])(?:\*{1,3}|__|`)(?=\S)|(?<=[^\s\\])(?:\*{1,3}|__|`)(?![\w*])",
@@ -99,7 +100,7 @@ def find_answers(response: str) -> list[str]:
         return _stated_values(text) or _last_sentence_values(text)
     if not box.content:  # empty, or never closed
         return []
-    before = text[max(0, box.start - _MAX_CHARS) : box.start]
+    before = text[max(0, box.start - _MAX_DENIAL) : box.start]
     behind = text[box.end : box.end + _MAX_CHARS]
     values = _stated_values(behind)
     if not _DENIED_BEFORE.search(before) and not _is_taken_back(behind):
@@ -109,9 +110,11 @@ def find_answers(response: str) -> list[str]:
 
 def only_line(response: str) -> str:
     """Return a response that is one short line without a box; "" for any other."""
-    text = _MARKUP.sub("", _text_behind_thinking(response)).strip()
-    is_line = "\n" not in text and len(text) <= _MAX_LINE and last_box(text) is None
-    return text if is_line else ""
+    text = _text_behind_thinking(response)
+    if last_box(text) is not None:
+        return ""
+    text = _MARKUP.sub("", text).strip()
+    return text if "\n" not in text and len(text) <= _MAX_LINE else ""
 
 
 def _text_behind_thinking(response: str) -> str:

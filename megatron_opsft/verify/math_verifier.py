@@ -48,11 +48,22 @@ def judge(response_text: str, gold: str | float) -> Verdict:
     """
     if not isinstance(gold, str):  # a number of JSON
         gold = read_answer(gold, "gold")
+    candidates = tuple(find_answers(response_text))
+    return _judge_candidates(candidates, only_line(response_text), gold.strip())
+
+
+def is_right(value: str, gold: str) -> bool:
+    """True if a value that a response states is the gold answer."""
+    verdict = _judge_candidates((value,), "", gold.strip())
+    return verdict.outcome is Outcome.CORRECT
+
+
+@lru_cache(maxsize=4096)
+def _judge_candidates(candidates: tuple[str, ...], line: str, gold: str) -> Verdict:
+    """Compare what may be the answer, or a response of one line, with the gold answer."""
     sympy.core.random.seed(0)
-    candidates = find_answers(response_text)
-    line = only_line(response_text)
     for read_gold in (_read_gold, _read_gold_sentence):
-        golds = read_gold(gold.strip())
+        golds = read_gold(gold)
         verdict = _compare(candidates, golds)
         if verdict.outcome is Outcome.CORRECT:
             return verdict
@@ -136,5 +147,6 @@ def _with_body(answer: Answer, body: str) -> Answer:
 
 def forget_golds() -> None:
     """Forget what has been read of gold answers; for tests that change the rules."""
+    _judge_candidates.cache_clear()
     _read_gold.cache_clear()
     _read_gold_sentence.cache_clear()

@@ -1,8 +1,9 @@
 """The verifier's worker process, and the judge that it loads: mathematics, or a user's function.
 
-It receives (number, arguments of its judge) and sends (number, verdict), until its parent closes
-the pipe. The parent keeps the time limit and kills; the worker takes care to die with its parent
-and not to eat the machine's memory.
+It receives (number, arguments of its judge) and sends (number, verdict), then (-number, marks),
+until its parent closes the pipe. The marks come second: no verdict waits for them or dies of them.
+The parent keeps the time limit and kills; the worker takes care to die with its parent and not to
+eat the machine's memory.
 """
 
 import gc
@@ -20,14 +21,16 @@ from pathlib import Path
 from typing import Any
 
 from megatron_opsft.errors import UserError, first_line
-from megatron_opsft.records import Outcome, Verdict
+from megatron_opsft.records import Outcome, TextMarks, Verdict
 from megatron_opsft.runtime.parent import end_with_parent
+from megatron_opsft.verify.overthinking import mark
 
 READY = "ready"
 # The share of its memory that a worker may have filled when it is ready: it needs some to judge.
 MAX_SHARE_AT_START = 0.75
 MAX_ANSWER_CHARS = 500  # of the answer in a verdict, which is for the log
 Judge = Callable[..., Verdict]
+Marker = Callable[[str, str, Verdict], TextMarks | None]
 
 
 def main(
@@ -54,6 +57,7 @@ def main(
     pipe: Connection = Connection(pipe_fd)
     try:
         judge = open_judge(judge_name)
+        find_marks = open_marker(judge_name)
         bytes_at_start = _address_space_bytes()
         if bytes_at_start > MAX_SHARE_AT_START * max_memory_bytes:
             raise UserError(
@@ -67,11 +71,13 @@ def main(
     if sys.platform == "linux":
         resource.setrlimit(resource.RLIMIT_AS, (max_memory_bytes, max_memory_bytes))
     gc.freeze()  # the judge's imports are never garbage
-    _serve(pipe, judge, (bytes_at_start + max_memory_bytes) / 2)
+    _serve(pipe, judge, find_marks, (bytes_at_start + max_memory_bytes) / 2)
     os._exit(0)
 
 
-def _serve(pipe: Connection, judge: Judge, max_bytes: float) -> None:
+def _serve(
+    pipe: Connection, judge: Judge, find_marks: Marker, max_bytes: float
+) -> None:
     """Judge the items of the pipe until the parent is gone or more than `max_bytes` are filled."""
     own_pid = os.getpid()
     # EOFError, OSError: the parent is gone. MemoryError: the parent asks a fresh worker.
@@ -84,6 +90,8 @@ def _serve(pipe: Connection, judge: Judge, max_bytes: float) -> None:
             if os.getpid() != own_pid:
                 os._exit(0)
             pipe.send((number, verdict))
+            text, gold, *_ = item
+            pipe.send((-number, find_marks(text, gold, verdict)))
             if _address_space_bytes() > max_bytes:
                 return
 
@@ -125,6 +133,29 @@ def open_judge(name: str) -> Judge:
             return Verdict(outcome=Outcome.ERROR, answer=_shortened(first_line(error)))
 
     return judge
+
+
+def open_marker(judge_name: str) -> Marker:
+    """Return the function that finds the marks in (text, gold, verdict); see `overthinking.mark`.
+
+    It returns None for a text that it fails at. A judge of the user's own judges whole responses:
+    nobody can say where in one the first right answer stands.
+    """
+    is_right = None
+    if ":" not in judge_name:
+        from megatron_opsft.verify import math_verifier
+
+        is_right = math_verifier.is_right
+
+    def find_marks(text: str, gold: str, verdict: Verdict) -> TextMarks | None:
+        try:
+            return mark(text, gold, verdict, is_right)
+        except MemoryError:
+            raise
+        except Exception:  # whatever sympy raises: the verdict stands without them
+            return None
+
+    return find_marks
 
 
 def _import_function(name: str) -> Callable[..., Any]:

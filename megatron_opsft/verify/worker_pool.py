@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Pipe
 from threading import get_ident
@@ -21,7 +22,7 @@ from time import monotonic
 from typing import Any, Self
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.records import Outcome, Verdict
+from megatron_opsft.records import Outcome, TextMarks, Verdict
 from megatron_opsft.verify.worker import READY
 
 # A thousand ranks importing from one file system at once are slow.
@@ -213,7 +214,21 @@ class _Worker:
         self.pipe.send((self.num_asked + 1, item))
         self.num_asked += 1
         verdict: Verdict | None = self.receive(self.num_asked, seconds)
-        return verdict
+        if verdict is None:
+            return None
+        return replace(verdict, marks=self._receive_marks(seconds))
+
+    def _receive_marks(self, seconds: float) -> TextMarks | None:
+        """Return the marks of the response that was judged last; None if they come too late or the
+        worker dies of them, which then judges no more.
+        """
+        marks: TextMarks | None = None
+        with suppress(EOFError, OSError):
+            if self.pipe.poll(seconds):
+                marks = self.receive(-self.num_asked, seconds)
+            else:
+                self.kill()
+        return marks
 
     def kill(self) -> None:
         """Send SIGKILL to the process, and to those that its judge has forked."""

@@ -23,7 +23,7 @@ from tiny_models import samples
 from megatron_opsft.config import TrainConfig
 from megatron_opsft.methods.catalog.self_distillation import SelfDistillation
 from megatron_opsft.methods.updates import MethodRun
-from megatron_opsft.records import Problem, Sample, Verdict
+from megatron_opsft.records import Problem, Sample, TokenUse, Verdict
 from megatron_opsft.run.step.batch import JudgedBatch
 from megatron_opsft.run.step.teaching import pack_taught, without_long_pairs
 from megatron_opsft.runtime.phase import Stopwatch
@@ -62,12 +62,14 @@ def judged(case: Case, s: Any, seed: int) -> JudgedBatch:
     rollouts = [finished(replace(r, prompt_ids=prompt_of(r.problem_id, PLAIN))) for r in mine]
     verdicts = [Verdict(outcome=OUTCOMES[is_correct(r)]) for r in rollouts]
     problems = [Problem(id=f"p{n}", text="", answer="") for n in range(-(-case.num_samples // 2))]
-    responses = share_facts(rollouts, verdicts, problems)
+    uses = [TokenUse()] * len(rollouts)
+    responses = share_facts(rollouts, verdicts, uses, problems)
     groups = s.method.groups(responses, problems, 100)
     return JudgedBatch(
         problems=problems,
         rollouts=rollouts,
         verdicts=verdicts,
+        token_uses=uses,
         responses=responses,
         groups=groups,
         credits=s.method.credit(groups),

@@ -29,6 +29,7 @@ from megatron_opsft.records import (
     Rollout,
     Sample,
     StepResult,
+    TokenUse,
     Verdict,
 )
 from megatron_opsft.run.sync.export import Exporter
@@ -185,7 +186,7 @@ def batches_of(case: Case, layout: Layout, seed: int = 0) -> tuple[list[MicroBat
     problems = [Problem(id=f"p{n}", text="", answer="") for n in range(case.num_samples)]
     rollouts = [finished(sample, _drawn_routing(case, sample)) for sample in mine]
     correct = [Verdict(outcome=Outcome.CORRECT)] * len(mine)
-    accepted = share_facts(rollouts, correct, problems)
+    accepted = share_facts(rollouts, correct, [TokenUse()] * len(mine), problems)
     if not accepted:
         return [], 0.0
     lengths = [response.num_tokens for response in accepted]

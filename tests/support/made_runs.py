@@ -12,7 +12,7 @@ from responses import rollout_of
 from megatron_opsft.commands.evaluate.comparison import compare
 from megatron_opsft.commands.evaluate.results import build_results, read_results, to_json
 from megatron_opsft.data.stored_samples import SampleFiles
-from megatron_opsft.records import FinishReason, Outcome, Problem, Verdict
+from megatron_opsft.records import FinishReason, Outcome, Problem, TokenUse, Verdict
 from megatron_opsft.run.record.rollout_log import rollout_line
 
 # Ends a script, fetches, runs, and is no Unicode.
@@ -65,7 +65,8 @@ def response(step: int, problem_id: str, sample: int, words: int = 10) -> dict[s
     problem = Problem(id=problem_id, text=f"What is {problem_id}? {HARM}", answer="7")
     verdict = Verdict(outcome=outcome, answer=("7", "8", "")[sample])
     reward = 1.0 - bool(sample)
-    return dict(rollout_line(problem, rollout, verdict, reward=reward, advantage=reward / 2))
+    use = TokenUse()
+    return dict(rollout_line(problem, rollout, verdict, use, reward=reward, advantage=reward / 2))
 
 
 def write_responses(path: Path, rows: list[dict[str, Any]]) -> None:

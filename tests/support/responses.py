@@ -11,7 +11,6 @@ _CORRECT = Response(
     num_tokens=5,
     outcome=Outcome.CORRECT,
     finished=True,
-    unclosed_think=False,
     rank=0,
     rollout_index=0,
 )

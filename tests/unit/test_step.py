@@ -152,7 +152,7 @@ def judging(monkeypatch: pytest.MonkeyPatch, verdicts: Mapping[str, str]) -> lis
         ]
         rollouts = [rollout_of("x", problem_id=problem.id) for problem in problems for _ in "ab"]
         return JudgedProblems(
-            problems=problems, rollouts=rollouts, verdicts=[], responses=responses
+            problems=problems, rollouts=rollouts, verdicts=[], token_uses=[], responses=responses
         )
 
     monkeypatch.setattr(step_batch, "judge_problems", judge_problems)
@@ -282,6 +282,7 @@ def judged(s: Any, lengths: Sequence[int], prompts: Sequence[int] | None = None)
         problems=problems,
         rollouts=rollouts,
         verdicts=[],
+        token_uses=[],
         responses=responses,
         groups=groups,
         credits=s.method.credit(groups),

@@ -81,6 +81,7 @@ class Inputs:
     settings: EvalSettings
     model: EvalModel
     benchmarks: tuple[Benchmark, ...]
+    encoder: PromptEncoder
     prompts: Prompts
     max_tokens: int
     """Longest response, end token included."""
@@ -193,7 +194,8 @@ def read_inputs(
     benchmarks = load_benchmarks(
         settings, is_tiny_reasoner=_has_tiny_tokenizer(model.directory)
     )
-    prompts = _encode_prompts(model, settings, benchmarks, option)
+    encoder = _open_encoder(model, settings, option)
+    prompts = _encode_prompts(encoder, benchmarks)
     if settings.method == "deer":
         Deer(settings.deer, model.tokenizer)  # checks its words
     max_tokens = _max_tokens(settings.max_tokens, model, prompts)
@@ -209,6 +211,7 @@ def read_inputs(
         settings=settings,
         model=model,
         benchmarks=benchmarks,
+        encoder=encoder,
         prompts=prompts,
         max_tokens=max_tokens,
         batch_size=settings.batch_size
@@ -235,13 +238,12 @@ def default_budgets(max_tokens: int) -> tuple[int, ...]:
     )
 
 
-def _encode_prompts(
-    model: EvalModel,
-    settings: EvalSettings,
-    benchmarks: Sequence[Benchmark],
-    option: str,
-) -> Prompts:
-    """Encode the prompts of all problems. Errors: `UserError` naming the problem."""
+def _open_encoder(
+    model: EvalModel, settings: EvalSettings, option: str
+) -> PromptEncoder:
+    """Return what makes prompts of problems. Errors: `UserError` for a chat template that does not
+    take what the settings give it, or that leaves early exit nothing to leave.
+    """
     encoder = PromptEncoder(
         tokenizer=model.tokenizer,
         template=settings.template,
@@ -255,6 +257,11 @@ def _encode_prompts(
             f"method=deer: the prompts end with {settings.deer.think_end}, so there is no thinking "
             "to leave; give template_arguments={}, or leave method out"
         )
+    return encoder
+
+
+def _encode_prompts(encoder: PromptEncoder, benchmarks: Sequence[Benchmark]) -> Prompts:
+    """Encode the prompts of all problems. Errors: `UserError` naming the problem."""
     prompts = {}
     for benchmark in benchmarks:
         for key, problem in benchmark.problems_by_key().items():

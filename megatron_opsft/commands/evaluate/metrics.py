@@ -15,7 +15,7 @@ are too narrow: at 95 %, true coverage is 0.82-0.86 of 5 and 0.91-0.93 of 30.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import comb
 from operator import attrgetter
 from zlib import crc32
@@ -23,6 +23,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
+from megatron_opsft.commands.evaluate.token_use import TokenSums, token_sums
 from megatron_opsft.commands.report.table import Estimate
 from megatron_opsft.data.stored_samples import StoredSample
 
@@ -47,6 +48,8 @@ class SampleGrid:
     """True for a response that ended by itself, not at the token limit."""
     answered_PN: Flags
     """True for a response with an answer, right or wrong."""
+    token_sums: Mapping[str, TokenSums] = field(default_factory=dict)
+    """The overthinking meter's metrics by name; of uncut responses alone."""
 
     @property
     def num_problems(self) -> int:
@@ -72,6 +75,7 @@ class SampleGrid:
             correct_PN=self.correct_PN & fits_PN,
             finished_PN=self.finished_PN & fits_PN,
             answered_PN=self.answered_PN & fits_PN,
+            token_sums={},
         )
 
 
@@ -89,7 +93,14 @@ def arrange(samples: Sequence[StoredSample]) -> SampleGrid:
         )
     shape = len(num_samples_of), -1  # P, N
     ordered = sorted(samples, key=attrgetter("problem_id", "sample_index"))
+    num_samples = numbers.pop()
     return SampleGrid(
+        token_sums=token_sums(
+            [
+                ordered[start : start + num_samples]
+                for start in range(0, len(ordered), num_samples)
+            ]
+        ),
         tokens_PN=np.array([sample.num_tokens for sample in ordered]).reshape(shape),
         correct_PN=np.array([sample.correct for sample in ordered]).reshape(shape),
         finished_PN=np.array([sample.finished for sample in ordered]).reshape(shape),
@@ -110,6 +121,8 @@ def measure(grid: SampleGrid, counts_DP: Counts) -> dict[str, Floats]:
             # In results.json the other metrics of tokens stand behind it.
             metrics |= token_quantiles(grid, counts_DP)
             metrics["efficiency"] = efficiency(metrics["accuracy"], mean)
+    for name, sums in grid.token_sums.items():
+        metrics[name] = sums.ratio(counts_DP)
     return metrics
 
 

@@ -42,6 +42,7 @@ from megatron_opsft.rollout.engine import (
     SamplingSettings,
 )
 from megatron_opsft.rollout.open_engine import build_engine
+from megatron_opsft.rollout.token_use import TokenMeter
 from megatron_opsft.runtime.device import select_device
 from megatron_opsft.runtime.durable import write_text
 from megatron_opsft.runtime.failed_rank import Limits
@@ -189,7 +190,11 @@ def _sample(
         shown=job.is_main,
     ) as progress:
         files = SampleFiles(inputs.settings.out)
-        with Scorer(verifier, inputs.benchmarks, files, job, name) as scorer:
+        meter = TokenMeter(
+            inputs.model.tokenizer,
+            prompts_open_think=inputs.encoder.opens_think,
+        )
+        with Scorer(verifier, meter, inputs.benchmarks, files, job, name) as scorer:
             for responses in _finished_responses(inputs, engine, queue):
                 scorer.put(responses)
                 progress.look()

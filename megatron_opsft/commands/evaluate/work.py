@@ -16,6 +16,7 @@ from megatron_opsft.records import Problem, Rollout, TokenIds
 from megatron_opsft.rollout.engine import EngineShare
 from megatron_opsft.rollout.requests import ResponseRequest, make_requests
 from megatron_opsft.rollout.sampling import EVAL_STEP
+from megatron_opsft.rollout.token_use import TokenMeter
 from megatron_opsft.runtime.job import Job
 from megatron_opsft.runtime.rounding import ceil_div
 from megatron_opsft.verify.verifier import Verifier
@@ -107,6 +108,7 @@ class Scorer:
     def __init__(
         self,
         verifier: Verifier,
+        meter: TokenMeter,
         benchmarks: Sequence[Benchmark],
         files: SampleFiles,
         job: Job,
@@ -114,6 +116,7 @@ class Scorer:
     ) -> None:
         """name: prefix of the job's counters of stored samples, see `COUNTERS`."""
         self._verifier = verifier
+        self._meter = meter
         self._files = files
         self._job = job
         self._name = name
@@ -173,6 +176,8 @@ class Scorer:
                 num_tokens=len(rollout.response_ids),
                 extra_tokens=extra_tokens,
                 text=rollout.text,
+                token_use=self._meter.measure(rollout, verdict),
+                first_right_char=verdict.first_right_char,
             )
             samples[benchmark].append(sample)
             num_correct += sample.correct

@@ -16,8 +16,8 @@ from transformers import PreTrainedTokenizerBase
 from megatron_opsft.data.stored_responses import StoredResponse
 from megatron_opsft.errors import NonFiniteError
 from megatron_opsft.methods.catalog.o1_pruner import O1Pruner
-from megatron_opsft.methods.facts import THINK, THINK_END, ReferenceStatistics, select
-from megatron_opsft.records import Response, Sample
+from megatron_opsft.methods.facts import ReferenceStatistics, select
+from megatron_opsft.records import THINK, THINK_END, Response, Sample
 from megatron_opsft.run.start.session import Session
 from megatron_opsft.run.step.judged_problems import JudgedProblems
 from megatron_opsft.runtime.parts import in_parts

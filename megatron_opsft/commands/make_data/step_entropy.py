@@ -18,8 +18,8 @@ from megatron_opsft.commands.make_data.samples import (
 from megatron_opsft.data.stored_responses import StoredResponse
 from megatron_opsft.errors import UserError
 from megatron_opsft.methods.catalog.fixed_data import StepEntropy
-from megatron_opsft.methods.facts import THINK_END, select
-from megatron_opsft.records import TokenIds
+from megatron_opsft.methods.facts import select
+from megatron_opsft.records import THINK_END, TokenIds
 from megatron_opsft.run.start.session import Session
 from megatron_opsft.run.step.judged_problems import JudgedProblems, judge_problems
 from megatron_opsft.runtime.phase import Stopwatch

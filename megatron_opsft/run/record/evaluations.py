@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from megatron_opsft.errors import UserError
+from megatron_opsft.methods.facts import describe_token_use
 from megatron_opsft.models.storage.adapter_config import adapter_config_json
 from megatron_opsft.models.storage.adapters import adapter_files
 from megatron_opsft.models.storage.hf_writer import write_hf_model
@@ -25,7 +26,7 @@ from megatron_opsft.run.run_files import best_evaluation
 from megatron_opsft.run.start.input import HeldOut
 from megatron_opsft.run.start.run_directory import ADAPTER, BEST
 from megatron_opsft.run.start.session import Session, log
-from megatron_opsft.run.step.judged_problems import JudgedProblems
+from megatron_opsft.run.step.judged_problems import JudgedProblems, judge_rollouts
 from megatron_opsft.run.sync.export import Exporter
 from megatron_opsft.runtime.console import say
 from megatron_opsft.runtime.distributed import broadcast_object, gather_from_all
@@ -45,7 +46,6 @@ from megatron_opsft.runtime.phase import (
     enter_phase,
     interruptible,
 )
-from megatron_opsft.trainer.batching.exchange import share_facts
 
 
 def write_final(s: Session, card: str) -> None:
@@ -289,13 +289,10 @@ def _judge(s: Session, title: str, held_out: HeldOut) -> JudgedProblems:
         step=EVAL_STEP,
         encode=partial(s.prompt_of, held_out=True),
     )
-    verdicts = s.verifier.score(rollouts, {p.id: p for p in problems})
-    responses = share_facts(rollouts, verdicts, problems)
-    if not responses:
+    judged = judge_rollouts(s, problems, rollouts)
+    if not judged.responses:
         raise UserError("eval.data: there is no held-out problem to evaluate on")
-    return JudgedProblems(
-        problems=problems, rollouts=rollouts, verdicts=verdicts, responses=responses
-    )
+    return judged
 
 
 def _examples(s: Session, judged: JudgedProblems) -> list[str]:
@@ -330,4 +327,8 @@ def _measure(responses: Sequence[Response], key: str) -> dict[str, float | int]:
         f"{key}_mean_response_tokens": num_tokens / num_samples,
         f"{key}_truncated_share": (num_samples - num_finished) / num_samples,
         f"{key}_samples": num_samples,
+        **{
+            f"{key}_{name}": value
+            for name, value in describe_token_use(responses).items()
+        },
     }

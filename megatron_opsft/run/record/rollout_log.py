@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron_opsft.config import RunConfig
-from megatron_opsft.records import Problem, Rollout, TokenScores, Verdict
+from megatron_opsft.records import Problem, Rollout, TokenScores, TokenUse, Verdict
 from megatron_opsft.run.step.batch import JudgedBatch
 from megatron_opsft.runtime.distributed import Layout, deal
 from megatron_opsft.runtime.durable import rollout_name, write_packed_lines
@@ -55,6 +55,7 @@ class RolloutLog:
                     batch.problems[response.problem_index],
                     batch.rollouts[response.rollout_index],
                     batch.verdicts[response.rollout_index],
+                    batch.token_uses[response.rollout_index],
                     reward=credit.reward,
                     advantage=credit.advantage,
                     scores=scores.get(response.rollout_index),
@@ -84,6 +85,7 @@ def rollout_line(
     problem: Problem,
     rollout: Rollout,
     verdict: Verdict,
+    token_use: TokenUse,
     *,
     reward: float,
     advantage: float,
@@ -103,6 +105,8 @@ def rollout_line(
         "num_prompt_tokens": len(rollout.prompt_ids),
         "num_tokens": len(rollout.response_ids),
         "weight_version": rollout.weight_version,
+        "token_use": token_use._asdict(),
+        "first_right_char": verdict.first_right_char,
         "text": rollout.text,
         "response_ids": rollout.response_ids,
     }

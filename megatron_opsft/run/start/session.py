@@ -28,6 +28,7 @@ from megatron_opsft.records import (
 )
 from megatron_opsft.rollout.limits import engine_traits
 from megatron_opsft.rollout.sample import Sampler
+from megatron_opsft.rollout.token_use import TokenMeter
 from megatron_opsft.run.start.check import is_finished
 from megatron_opsft.run.start.checked_run import CheckedRun, max_engine_tokens
 from megatron_opsft.run.start.disk import check_disk
@@ -78,6 +79,8 @@ class Session(RunInput):
     """Which problems each draw takes."""
     sampler: Sampler
     verifier: Verifier
+    meter: TokenMeter
+    """Counts where the tokens of a judged response went."""
     trainer: Trainer
     reference: ReferenceModel | None
     """The frozen model, reference or teacher, if the objective keeps one."""
@@ -295,6 +298,7 @@ def _build(
         order=order_of(run_input.problems, config.data, seed),
         sampler=Sampler(engine=engine, encoder=encoder, layout=layout, seed=seed),
         verifier=verifier,
+        meter=TokenMeter(encoder.tokenizer, prompts_open_think=encoder.opens_think),
         trainer=trainer,
         reference=reference,
         offload=offload,

@@ -4,7 +4,15 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from megatron_opsft.records import Problem, Response, Rollout, TokenIds, Verdict, record
+from megatron_opsft.records import (
+    Problem,
+    Response,
+    Rollout,
+    TokenIds,
+    TokenUse,
+    Verdict,
+    record,
+)
 from megatron_opsft.run.start.session import Session
 from megatron_opsft.runtime.phase import Stopwatch
 from megatron_opsft.trainer.batching.exchange import share_facts
@@ -19,6 +27,8 @@ class JudgedProblems:
     """The responses that this rank sampled."""
     verdicts: Sequence[Verdict]
     """The verdict of each of `rollouts`."""
+    token_uses: Sequence[TokenUse]
+    """Where the tokens of each of `rollouts` went."""
     responses: Sequence[Response]
     """Facts of all ranks' responses, in the order of `problems`; the same on every rank."""
 
@@ -36,6 +46,7 @@ class JudgedProblems:
             problems=[*self.problems, *more.problems],
             rollouts=[*self.rollouts, *more.rollouts],
             verdicts=[*self.verdicts, *more.verdicts],
+            token_uses=[*self.token_uses, *more.token_uses],
             responses=[*self.responses, *moved],
         )
 
@@ -64,10 +75,19 @@ def judge_problems(
             encode=encode or s.prompt_of,
         )
     with watch.phase("verify"):
-        verdicts = s.verifier.score(rollouts, {p.id: p for p in problems})
-        responses = share_facts(
-            rollouts, verdicts, problems, prompts_open_think=s.encoder.opens_think
-        )
+        return judge_rollouts(s, problems, rollouts)
+
+
+def judge_rollouts(
+    s: Session, problems: Sequence[Problem], rollouts: Sequence[Rollout]
+) -> JudgedProblems:
+    """Judge the responses that this rank sampled to these problems. Called by every rank."""
+    verdicts = s.verifier.score(rollouts, {p.id: p for p in problems})
+    token_uses = list(map(s.meter.measure, rollouts, verdicts))
     return JudgedProblems(
-        problems=problems, rollouts=rollouts, verdicts=verdicts, responses=responses
+        problems=problems,
+        rollouts=rollouts,
+        verdicts=verdicts,
+        token_uses=token_uses,
+        responses=share_facts(rollouts, verdicts, token_uses, problems),
     )

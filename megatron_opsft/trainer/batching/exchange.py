@@ -9,7 +9,6 @@ from operator import attrgetter
 import numpy as np
 import torch
 
-from megatron_opsft.methods.facts import has_unclosed_think
 from megatron_opsft.records import (
     FinishReason,
     Outcome,
@@ -17,30 +16,36 @@ from megatron_opsft.records import (
     Response,
     Rollout,
     Sample,
+    Thinking,
+    TokenUse,
     Verdict,
 )
 from megatron_opsft.runtime.distributed import Layout, broadcast_in_replica
 from megatron_opsft.runtime.exchange import all_gather_bytes, route_bytes
 
 _OUTCOMES = list(Outcome)
+_KINDS_OF_THINKING = list(Thinking)
+_NUM_FACTS = 14  # of a response, each an int32
+_NONE = -1
 
 
 def share_facts(
     rollouts: Sequence[Rollout],
     verdicts: Sequence[Verdict],
+    token_uses: Sequence[TokenUse],
     problems: Sequence[Problem],
-    *,
-    prompts_open_think: bool = False,
 ) -> list[Response]:
     """Return the facts of all ranks' responses, ordered by problem (as in `problems`) and sample
-    index, so that the number of ranks cannot matter. Collective over the world; 32 bytes a
+    index, so that the number of ranks cannot matter. Collective over the world; 56 bytes a
     response.
 
-    rollouts, verdicts: this rank's; problems: the step's, the same on every rank.
+    rollouts, verdicts, token_uses: this rank's; problems: the step's, the same on every rank.
     """
     index_of = {problem.id: index for index, problem in enumerate(problems)}
     rows = []
-    for index, (rollout, verdict) in enumerate(zip(rollouts, verdicts, strict=True)):
+    for index, (rollout, verdict, use) in enumerate(
+        zip(rollouts, verdicts, token_uses, strict=True)
+    ):
         rows.append(
             (
                 index_of[rollout.problem_id],
@@ -49,15 +54,15 @@ def share_facts(
                 len(rollout.response_ids),
                 _OUTCOMES.index(verdict.outcome),
                 rollout.finish_reason is FinishReason.STOP,
-                has_unclosed_think(rollout, prompts_open_think=prompts_open_think),
                 index,
+                *_as_numbers(use),
             )
         )
     facts_here = torch.tensor(rows, dtype=torch.int32).flatten().view(torch.uint8)
     responses = []
     for rank, received in enumerate(all_gather_bytes(facts_here)):
         # Cloned, because int32 must begin at a multiple of its size.
-        table = received.clone().view(torch.int32).view(-1, 8)
+        table = received.clone().view(torch.int32).view(-1, _NUM_FACTS)
         for (
             problem_index,
             sample_index,
@@ -65,8 +70,8 @@ def share_facts(
             num_tokens,
             outcome_index,
             finished,
-            unclosed_think,
             rollout_index,
+            *use_numbers,
         ) in table.tolist():
             responses.append(
                 Response(
@@ -76,13 +81,42 @@ def share_facts(
                     num_tokens=num_tokens,
                     outcome=_OUTCOMES[outcome_index],
                     finished=bool(finished),
-                    unclosed_think=bool(unclosed_think),
                     rank=rank,
                     rollout_index=rollout_index,
+                    token_use=_from_numbers(use_numbers),
                 )
             )
     # Responses of equal keys stay in the order of ranks: sorted() is stable.
     return sorted(responses, key=attrgetter("problem_index", "sample_index"))
+
+
+def _as_numbers(use: TokenUse) -> list[int]:
+    """Return where a response's tokens went as whole numbers; the share in millionths."""
+    return [
+        _KINDS_OF_THINKING.index(use.thinking),
+        use.num_thinking,
+        _NONE if use.first_right is None else use.first_right,
+        use.num_restated,
+        use.num_doubts,
+        round(1e6 * use.repeated_share),
+        use.num_leaked,
+    ]
+
+
+def _from_numbers(numbers: Sequence[int]) -> TokenUse:
+    """Return what `_as_numbers` has written."""
+    kind, num_thinking, first_right, num_restated, num_doubts, share, num_leaked = (
+        numbers
+    )
+    return TokenUse(
+        thinking=_KINDS_OF_THINKING[kind],
+        num_thinking=num_thinking,
+        first_right=None if first_right == _NONE else first_right,
+        num_restated=num_restated,
+        num_doubts=num_doubts,
+        repeated_share=share / 1e6,
+        num_leaked=num_leaked,
+    )
 
 
 def fetch_samples(
