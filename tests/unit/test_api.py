@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,7 @@ import megatron_opsft
 from megatron_opsft import Callback, load_config, train
 from megatron_opsft.commands.evaluate.inputs import open_model
 from megatron_opsft.errors import UserError
-from megatron_opsft.models.storage.model_paths import resolve_config
+from megatron_opsft.models.storage.model_paths import resolve_config, resolve_model
 from megatron_opsft.run.run_files import read_json_lines
 
 SCRIPT = """
@@ -153,3 +154,15 @@ def test_errors_name_python_s_arguments(tmp_path: Path) -> None:
     missing = load_config(QUICKSTART, {"run.dir": tmp_path / "none"})
     with pytest.raises(UserError, match='leave out resume=True, or give resume="auto"'):
         train(missing, resume=True)
+
+
+def test_a_run_with_lora_says_so_in_tables(tmp_path: Path) -> None:
+    """`eval`, `diagnose` and their pages call the model of a run by its folder and its adapter."""
+    run = tmp_path / "mine"
+    shutil.copytree(resolve_model("tiny_reasoner"), run / "hf")
+    (run / "manifest.json").write_text("{}")
+    assert open_model(str(run)).name == "mine"
+    (run / "adapter").mkdir()
+    (run / "adapter/adapter_config.json").write_text('{"r": 8}')
+    assert open_model(str(run)).name == open_model(str(run / "hf")).name == "mine (LoRA, rank 8)"
+    assert open_model(str(run), "short").name == "short"

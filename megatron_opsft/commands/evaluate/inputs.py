@@ -1,6 +1,7 @@
 """All that an evaluation reads before it computes anything: models, problems, prompts, limits."""
 
 import hashlib
+import json
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
@@ -30,6 +31,7 @@ from megatron_opsft.models.weights.rectangles import whole
 from megatron_opsft.models.weights.rules import WeightTable
 from megatron_opsft.records import JsonObject, TokenIds, record
 from megatron_opsft.rollout.limits import engine_traits
+from megatron_opsft.run.start.run_directory import ADAPTER
 from megatron_opsft.runtime.device import Device
 from megatron_opsft.runtime.libraries import installed_versions
 from megatron_opsft.verify.verifier import describe_judge
@@ -320,13 +322,18 @@ def open_model(
 
 def _default_name(path: str, directory: Path) -> str:
     """Return what people call a model: the end of its name on the hub, or its folder; the run's
-    folder rather than `hf` in it.
+    folder rather than `hf` in it, with the rank of the run's LoRA adapter if it has one.
     """
     if not Path(path).expanduser().exists():
         return path.rpartition("/")[2]
-    if directory.name == "hf":
-        directory = directory.parent
-    return directory.resolve().name
+    if directory.name != "hf":
+        return directory.resolve().name
+    run = directory.resolve().parent
+    adapter_config = run / ADAPTER / "adapter_config.json"
+    if not adapter_config.is_file():
+        return run.name
+    rank = json.loads(adapter_config.read_text(encoding="utf-8"))["r"]
+    return f"{run.name} (LoRA, rank {rank})"
 
 
 def _describe_tensor(named_tensor: tuple[str, Tensor]) -> str:
