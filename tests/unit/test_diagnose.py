@@ -24,7 +24,7 @@ from transformers import Qwen2ForCausalLM
 from megatron_opsft.commands.convert.run import convert_model
 from megatron_opsft.commands.diagnose import divergence
 from megatron_opsft.commands.diagnose.divergence import NUM_PREFERRED, diverge, load_model
-from megatron_opsft.commands.diagnose.kinds import kinds_of
+from megatron_opsft.commands.diagnose.kinds import kinds_of, stages_of
 from megatron_opsft.commands.evaluate.inputs import EvalModel
 from megatron_opsft.errors import UserError
 from megatron_opsft.models.weights.rules import WeightTable
@@ -100,10 +100,17 @@ def test_every_token_of_every_response_is_there_and_counted(whole: Path, tmp_pat
         tmp_path / "page.html", rows, "tiny_reasoner", "efficient"
     ).splitlines()
     assert f"{len(kl):,} tokens of 12 responses, D_t {fmean(kl):.4f} nats" in first
-    rows_said = [line.replace(",", "").replace(" %", "") for line in lines if line[-1:] == "%"]
-    columns = [line.split()[-3:] for line in rows_said]
-    tokens, _, shares = ([float(n) for n in column] for column in zip(*columns, strict=True))
-    assert sum(tokens) == len(kl) and sum(shares) == pytest.approx(100, abs=0.5)
+    by_kind, by_stage = "\n".join(lines).split("where in the response")
+    for table in (by_kind, by_stage):
+        rows_said = [
+            line.replace(",", "").replace(" %", "")
+            for line in table.splitlines()
+            if line[-1:] == "%"
+        ]
+        columns = [line.split()[-3:] for line in rows_said]
+        tokens, _, shares = ([float(n) for n in column] for column in zip(*columns, strict=True))
+        assert sum(tokens) == len(kl) and sum(shares) == pytest.approx(100, abs=0.5)
+    assert "after the first right answer" in by_stage
 
 
 def test_the_page_is_made_of_the_tokens(tmp_path: Path) -> None:
@@ -318,3 +325,24 @@ def test_memory_grows_with_no_vocabulary_and_no_logits(monkeypatch: pytest.Monke
     small, wide = peak_bytes(4096, 1000), peak_bytes(16384, 1000)
     assert small < 6 * 4 * 2**18 + 2**18 and wide < 1.05 * small
     assert peak_bytes(4096, 3000) - small < 4 * 256 * 2000  # a sixteenth of their logits
+
+
+@pytest.mark.parametrize(
+    ("tokens", "first_right_char", "letters"),
+    [
+        ("8-6=·2·.· Wait·</think>· 2", 5, "uuaaab"),
+        ("8-6=·2·.· Wait·</think>· 2", None, "nnnnnb"),
+        ("8-6=·2·.", 5, "uua"),
+        ("so·</think>· it is ·2·.", 18, "uubbb"),
+    ],
+)
+def test_stages_of_tokens(tokens: str, first_right_char: int | None, letters: str) -> None:
+    """u: up to the first right answer; a: after it; b: behind the thinking; n: there is none."""
+    name_of = {
+        "u": "up to the first right answer",
+        "a": "after the first right answer",
+        "b": "answer behind the thinking",
+        "n": "no right answer in the response",
+    }
+    stages = stages_of(tokens.split("·"), first_right_char)
+    assert stages == [name_of[letter] for letter in letters]

@@ -5,6 +5,7 @@ Every token of a response of the original model has D_t = KL(p_original || p_eff
 divergence of the two models' next-token distributions where that token was sampled, in nats.
 
 A line of tokens.jsonl has gold: the problem's answer; outcome: a value of `records.Outcome`;
+first_right_char: characters up to the end of the first right answer, or null, if there is none;
 tokens: as pieces of text that make up the response, its end token included (a character of several
 tokens is with the last of them); kl: D_t of each, >= 0; alternatives: as `divergence.diverge` gives
 them.
@@ -25,7 +26,7 @@ from megatron_opsft.commands.diagnose.directory import (
     TOKENS,
     DiagnosisDirectory,
 )
-from megatron_opsft.commands.diagnose.kinds import kinds_of
+from megatron_opsft.commands.diagnose.kinds import kinds_of, stages_of
 from megatron_opsft.commands.report import page
 from megatron_opsft.commands.report.chart import Bar, Bars, Chart, Cloud, Series
 from megatron_opsft.commands.report.contents import Contents
@@ -75,7 +76,8 @@ def describe_divergence(
     kl = tokens["kl"]
     large = max(float(kl.quantile(1 - _LARGE)), 1e-12)
     size = f"{len(kl):,} tokens of {len(responses):,} responses"
-    by_kind = _by_kind(tokens, size)
+    by_kind = _by(tokens, "kind", "kind of token", size)
+    by_stage = _by(tokens, "stage", "where in the response", size)
     summary = f"{size}, D_t {kl.mean():.4f} nats on average, {kl.max():.3f} at most"
     title = f"{original} against {efficient}"
     text = (
@@ -107,6 +109,12 @@ def describe_divergence(
             plots=[_by_word(tokens, size), _along_response(tokens, size)],
         ),
         PageSection(
+            title="Before and after the first right answer",
+            text="What the efficient model would say otherwise before the original has the right "
+            "answer, and what after it.",
+            table=by_stage,
+        ),
+        PageSection(
             title="Responses",
             text="Those with the largest D_t. Full colour is a large D_t; point at a token or "
             "tap it for its number.",
@@ -114,7 +122,13 @@ def describe_divergence(
         ),
     ]
     return Contents(
-        text=f"{title}: {summary}\n\n{aligned(by_kind.headings, by_kind.rows)}\n",
+        text="\n".join(
+            (
+                f"{title}: {summary}\n",
+                aligned(by_kind.headings, by_kind.rows) + "\n",
+                aligned(by_stage.headings, by_stage.rows) + "\n",
+            )
+        ),
         write_page=partial(
             page.write_page,
             runs=[],
@@ -123,35 +137,39 @@ def describe_divergence(
             sections=sections,
         ),
         sections=sections,
-        tables=[by_kind, beyond, preferences],
+        tables=[by_kind, by_stage, beyond, preferences],
     )
 
 
 def _token_table(responses: Sequence[_Response]) -> pd.DataFrame:
-    """Return a row for each token: kl, its D_t; kind; word, the token as text; share of the
-    response before it.
+    """Return a row for each token: kl, its D_t; kind; stage, see `stages_of`; word, the token as
+    text; share of the response before it.
     """
     rows = []
     for response in responses:
         tokens = response["tokens"]
+        stages = stages_of(tokens, response.get("first_right_char"))
         for position, kind in enumerate(kinds_of(tokens)):
             share = position * _BINS // len(tokens) / _BINS
             word = _shown(tokens[position])
-            rows.append((response["kl"][position], kind, word, share))
-    return pd.DataFrame(rows, columns=["kl", "kind", "word", "share"])
+            rows.append((response["kl"][position], kind, stages[position], word, share))
+    return pd.DataFrame(rows, columns=["kl", "kind", "stage", "word", "share"])
 
 
-def _by_kind(tokens: pd.DataFrame, size: str) -> Table:
-    """Return the table of D_t by kind of token. size: how many tokens and responses."""
-    kinds = tokens.groupby("kind")["kl"].agg(["size", "mean", "sum"])
-    kinds = kinds.sort_values("mean", ascending=False, kind="stable")
+def _by(tokens: pd.DataFrame, column: str, heading: str, size: str) -> Table:
+    """Return the table of D_t by a column of `_token_table`, the largest mean first.
+
+    heading: what the column has. size: how many tokens and responses.
+    """
+    groups = tokens.groupby(column)["kl"].agg(["size", "mean", "sum"])
+    groups = groups.sort_values("mean", ascending=False, kind="stable")
     total = tokens["kl"].sum() or 1.0
     return Table(
-        caption="D_t by kind of token",
-        headings=["kind of token", "tokens", "mean D_t", "share of D_t"],
+        caption=f"D_t by {heading}",
+        headings=[heading, "tokens", "mean D_t", "share of D_t"],
         rows=[
-            [kind, f"{count:,}", f"{mean:.4f}", percent(kl_sum / total)]
-            for kind, count, mean, kl_sum in kinds.itertuples()
+            [name, f"{count:,}", f"{mean:.4f}", percent(kl_sum / total)]
+            for name, count, mean, kl_sum in groups.itertuples()
         ],
         note=f"n = {size}; no intervals",
     )

@@ -148,5 +148,6 @@ def _responses(inputs: Inputs) -> Iterator[_Response]:
                 "problem": problems[key].text,
                 "gold": sample.gold,
                 "outcome": sample.outcome.value,
+                "first_right_char": sample.first_right_char,
             }
             yield _Response(row, inputs.prompts[key], ids)
