@@ -90,9 +90,8 @@ class MethodSettings(Section):
     """The method; `megatron-opsft methods` lists them."""
     aggregation: AggregationKey = "accepted_tokens"
     length_of: LengthOf = "response"
-    """What lengths, budgets, targets and penalties of the method count: all tokens of a response,
-    or those of its thinking (0 without one). rollout.max_response_tokens stays a limit of whole
-    responses, and the loss is divided by tokens of whole responses.
+    """What the method's lengths, budgets, targets and penalties count: all tokens, or those of the
+    thinking.
     """
 
     @model_validator(mode="after")

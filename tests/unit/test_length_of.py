@@ -16,6 +16,7 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.methods.advantages import whiten
 from megatron_opsft.methods.catalog import METHODS
 from megatron_opsft.methods.catalog.o1_pruner import O1Pruner
+from megatron_opsft.methods.facts import Group
 from megatron_opsft.records import Problem, TokenUse
 
 
@@ -118,6 +119,16 @@ def test_every_other_method_measures_thinking() -> None:
     refused = {keys.split()[0].removeprefix("name=") for keys in LENGTHLESS}
     for name in METHODS.keys() - refused:
         assert METHODS[name](length_of="thinking").has_length
+
+
+@pytest.mark.parametrize(("name", "keys"), [("crst", {}), ("o1_pruner", {"form": "fixed"})])
+def test_fixed_data_have_their_advantages_whatever_their_lengths_were(
+    name: str, keys: dict[str, Any]
+) -> None:
+    """Nobody has measured them."""
+    stored = [facts(num_tokens=9, advantage=value) for value in (0.25, -1.5)]
+    given = Group(responses=stored, limit=9, length_of="thinking")
+    assert weigh(name, given, length_of="thinking", **keys).advantages == (0.25, -1.5)
 
 
 def test_laser_targets_cover_thinking() -> None:

@@ -140,6 +140,7 @@ def stop_rows(
 
 
 def _token_use(response: Response) -> TokenUse:
+    """Where the tokens of a sampled response went."""
     assert response.token_use is not None, "every sampled response has it"
     return response.token_use
 
