@@ -11,7 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, dataclass_transform
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    dataclass_transform,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,6 +28,9 @@ JsonObject = dict[str, Any]
 
 TokenIds = tuple[int, ...]
 TensorShape = tuple[int, ...]
+
+LengthOf = Literal["response", "thinking"]
+"""What a method takes for the length of a response: all its tokens, or those of its thinking."""
 
 _Class = TypeVar("_Class")
 
@@ -236,9 +246,16 @@ class Response(NamedTuple):
         use = self.token_use
         return self.finished and use is not None and use.thinking is Thinking.OPEN
 
-    def is_accepted(self, limit: int) -> bool:
+    def length(self, of: LengthOf) -> int:
+        """Tokens of the response, or of its thinking; 0 if it does not think."""
+        if of == "response":
+            return self.num_tokens
+        assert self.token_use is not None, "every sampled response has it"
+        return self.token_use.num_thinking
+
+    def is_accepted(self, limit: int, length_of: LengthOf = "response") -> bool:
         """True if it is correct, finished, and within `limit` (Algorithm 1 of the paper)."""
-        return self.correct and self.finished and self.num_tokens <= limit
+        return self.correct and self.finished and self.length(length_of) <= limit
 
     @property
     def has_answer(self) -> bool:

@@ -87,8 +87,11 @@ def _describe_data(checked: CheckedRun) -> Iterator[tuple[str, str]]:
 
 def _describe_method(checked: CheckedRun) -> str:
     config = checked.config
+    lengths = ""
+    if config.method.length_of == "thinking":
+        lengths = ", lengths of the thinking"
     return (
-        f"{config.method.name}: {config.method.formula}; {config.run.steps} steps of "
+        f"{config.method.name}: {config.method.formula}{lengths}; {config.run.steps} steps of "
         f"{config.responses_per_step} responses of up to "
         f"{config.rollout.max_response_tokens} tokens"
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.records import Outcome, Response, Thinking, record
+from megatron_opsft.records import LengthOf, Outcome, Response, Thinking, record
 
 LengthKind = Literal["exact", "max"]
 
@@ -53,16 +53,24 @@ class Group:
     """The length that the prompt asked for."""
     reference: ReferenceStatistics | None = None
     """The reference model's responses to the same problem."""
+    length_of: LengthOf = "response"
+    """What `method.length_of` takes for a response's length."""
 
     @property
-    def lengths(self) -> list[int]:
-        """Tokens of every response."""
+    def token_counts(self) -> list[int]:
+        """Tokens of every response, whatever `length_of` is: what a token of it weighs."""
         return [response.num_tokens for response in self.responses]
 
     @property
+    def lengths(self) -> list[int]:
+        """Length of every response, in tokens."""
+        return [response.length(self.length_of) for response in self.responses]
+
+    @property
     def correct_lengths(self) -> list[int]:
-        """Tokens of every correct response."""
-        return [response.num_tokens for response in self.responses if response.correct]
+        """Length of every correct response, in tokens."""
+        pairs = zip(self.responses, self.lengths, strict=True)
+        return [length for response, length in pairs if response.correct]
 
     @property
     def verdicts(self) -> list[float]:
@@ -71,7 +79,8 @@ class Group:
 
     def within(self, limit: int) -> list[float]:
         """1 for each response that is correct, finished and no longer than `limit`, else 0."""
-        return [float(response.is_accepted(limit)) for response in self.responses]
+        accepted = [r.is_accepted(limit, self.length_of) for r in self.responses]
+        return list(map(float, accepted))
 
     @property
     def stored_advantages(self) -> list[float]:

@@ -86,6 +86,10 @@ class PolicySettings(MethodSettings):
     """
 
     @property
+    def has_length(self) -> bool:
+        return self.measures_length or self.overlong_buffer > 0
+
+    @property
     def num_updates(self) -> int:
         return self.updates_per_batch
 

@@ -7,15 +7,15 @@ an instance, chosen by `name`.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, NonNegativeInt
+from pydantic import Field, NonNegativeInt, model_validator
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.methods.advantages import Values
 from megatron_opsft.methods.facts import Group, LengthTarget, PromptChange
 from megatron_opsft.methods.objective import LIKELIHOOD, Aggregation, Objective
-from megatron_opsft.records import record
+from megatron_opsft.records import LengthOf, record
 from megatron_opsft.section import Section
 
 # L of the on-policy SFT paper. Defaults in tokens suit responses of about this length.
@@ -83,10 +83,30 @@ class MethodSettings(Section):
     """The defaults of `per_token` suit responses of this many tokens or more."""
     missable: ClassVar[str] = ""
     """Key of a length that responses must be able to exceed."""
+    measures_length: ClassVar[bool] = False
+    """True if rewards, advantages or the choice of data depend on how long responses are."""
 
     name: str = "on_policy_sft"
     """The method; `megatron-opsft methods` lists them."""
     aggregation: AggregationKey = "accepted_tokens"
+    length_of: LengthOf = "response"
+    """What the method's lengths, budgets, targets and penalties count: all tokens, or those of the
+    thinking.
+    """
+
+    @model_validator(mode="after")
+    def _has_what_it_measures(self) -> Self:
+        if self.length_of == "response" or self.has_length:
+            return self
+        raise UserError(
+            f"method.length_of={self.length_of}: method.name={self.name}, as it is set, has no "
+            "length but rollout.max_response_tokens, which is of whole responses; leave the key out"
+        )
+
+    @property
+    def has_length(self) -> bool:
+        """True if the method, as it is set, depends on how long responses are."""
+        return self.measures_length
 
     @property
     def num_updates(self) -> int:

@@ -116,6 +116,7 @@ class MethodRun:
                     problem_id=problem_id,
                     target=self.settings.target_length(problem_id, self._seed),
                     reference=self._references.get(problem_id),
+                    length_of=self.settings.length_of,
                 )
             )
         return groups

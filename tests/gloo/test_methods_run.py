@@ -7,15 +7,17 @@ import json
 from pathlib import Path
 from typing import Any
 
+import meter_by_hand
 import numpy as np
 import pytest
 from forked_cli import ROOT, ForkedCli
 from groups import columns
 from jobs import run_training
-from responses import facts
+from responses import facts, rollout_of
 from rows import write_rows
 from run_differences import compare_runs, read_lines
 from small_run import QUICKSTART, SMALL_RUN
+from transformers import AutoTokenizer
 from world import World
 
 from megatron_opsft.config.load import load_config
@@ -24,6 +26,7 @@ from megatron_opsft.methods.catalog import METHODS
 from megatron_opsft.methods.facts import read_references
 from megatron_opsft.methods.settings import MethodState
 from megatron_opsft.methods.updates import MethodRun
+from megatron_opsft.models.storage.model_paths import ASSETS, TINY_REASONER
 from megatron_opsft.records import Outcome, Problem
 from megatron_opsft.runtime.durable import json_lines
 
@@ -197,6 +200,46 @@ def check_checkpoint(name: str, killed: Path, state: MethodState) -> None:
     if name in ("thinkprune", "self_distillation"):
         metadata = killed / f"checkpoints/step_{state.step - 1:06d}/.metadata"
         assert b"reference." in metadata.read_bytes()
+
+
+@pytest.mark.parametrize("name", ["hmpo", "thinkprune"])
+def test_rewards_go_by_the_length_of_the_thinking(
+    cli: ForkedCli, tmp_path: Path, name: str
+) -> None:
+    """And nothing else does: sampling ends at the run's limit. A resumed run keeps the key."""
+    keys = [*RUN, f"method.name={name}", "method.length_of=thinking", f"run.dir={tmp_path}"]
+    keys += ["method.limits=50"] * (name == "thinkprune")
+    ended = cli.run(["train", QUICKSTART, *keys], meter_by_hand.PRELUDE)
+    assert ended.exit_code == 0, ended.stderr
+    method: Any = load_config(tmp_path / "config.yaml").method
+    assert method.length_of == "thinking"
+    other = method.model_copy(update={"length_of": "response"})
+    thinking, whole = MethodRun(method, seed=0), MethodRun(other, seed=0)
+    tokenizer = AutoTokenizer.from_pretrained(ASSETS / TINY_REASONER)
+    kept_apart = 0
+    for line in metrics_of(tmp_path):
+        assert line["length_limit"] == 64
+        for rows in groups_of(tmp_path, line["step"]):
+            responses = []
+            for row in rows:
+                given = {key: row[key] for key in ("text", "response_ids", "finish_reason")}
+                use = meter_by_hand.measure(tokenizer, rollout_of(**given), row["gold"])
+                assert use.num_thinking <= row["num_tokens"] == len(row["response_ids"]) <= 64
+                outcome, finished = Outcome(row["outcome"]), row["finish_reason"] == "stop"
+                one = {"num_tokens": row["num_tokens"], "outcome": outcome, "finished": finished}
+                responses.append(facts(**one, token_use=use))
+            problem = Problem(id=rows[0]["problem_id"], text="", answer="")
+            rewards, others = (
+                columns(run.credit(run.groups(responses, [problem], 64))).rewards
+                for run in (thinking, whole)
+            )
+            assert [row["reward"] for row in rows] == pytest.approx(rewards, abs=1e-9)
+            kept_apart += rewards != others
+    assert kept_apart > 0
+    assert "by the length of the thinking on" in (tmp_path / "hf/README.md").read_text()
+    keys.remove("method.length_of=thinking")
+    error = cli.run(["train", QUICKSTART, *keys, "--resume"]).error
+    assert "was started with method.length_of='thinking', not 'response'" in error
 
 
 def test_problems_are_drawn_again_alike_on_two_ranks(world: World, tmp_path: Path) -> None:

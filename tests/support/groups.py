@@ -1,6 +1,7 @@
 """Groups of responses for tests of methods."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from responses import facts
@@ -8,7 +9,7 @@ from responses import facts
 from megatron_opsft.methods.catalog import METHODS
 from megatron_opsft.methods.facts import Group
 from megatron_opsft.methods.updates import Credits, MethodRun, Update
-from megatron_opsft.records import Outcome
+from megatron_opsft.records import Outcome, Thinking, TokenUse
 
 LENGTHS, CORRECT = (800, 1600, 2400, 4000), (1, 1, 0, 1)
 OUTCOMES = (Outcome.WRONG, Outcome.CORRECT)
@@ -26,6 +27,18 @@ def group(
         for n, c, f in zip(lengths, correct, finished or [1] * len(lengths), strict=True)
     ]
     return Group(**{"responses": responses, "limit": 16384, **others})
+
+
+def by_thinking(given: Group) -> Group:
+    """The group with its lengths as those of thinking, in responses of other lengths; a method
+    counts the thinking.
+    """
+    responses = []
+    for response in given.responses:
+        use = TokenUse(thinking=Thinking.CLOSED, num_thinking=response.num_tokens)
+        num_tokens = 20_000 - response.num_tokens  # in the opposite order
+        responses.append(response._replace(token_use=use, num_tokens=num_tokens))
+    return replace(given, responses=responses, length_of="thinking")
 
 
 class Columns(NamedTuple):

@@ -246,6 +246,8 @@ def test_llmlingua_shortens_the_reasoning(cli: ForkedCli, tmp_path: Path) -> Non
         ("grpo", "method.name=grpo samples while it trains and needs no data; these do: crst"),
         ("step_entropy", "method.answer_tokens=1024 leaves no room for thinking"),
         ("step_entropy method.answer_tokens=8", r"method.separator='\n\n' is not a token"),
+        ("stop", "verify.judge=own_judges:last_box does not say where a right answer stands"),
+        ("step_entropy method.length_of=thinking", "method.name=step_entropy, as it is set, has"),
         ("tokenskip", "needs the llmlingua package: pip install '.[tokenskip]'"),
     ],
 )

@@ -7,14 +7,20 @@ from typing import Any
 
 import pytest
 import yaml
-from groups import group, update, weigh
+from groups import by_thinking, group, update, weigh
 from responses import facts
 
 from megatron_opsft.config.load import load_config
 from megatron_opsft.methods.advantages import group_normalized, whiten
 from megatron_opsft.methods.catalog import METHODS
 from megatron_opsft.methods.catalog.by_accuracy import ADlp, ShortRl
-from megatron_opsft.methods.catalog.fixed_data import Crst, OffPolicySft, StepEntropy, TokenSkip
+from megatron_opsft.methods.catalog.fixed_data import (
+    Crst,
+    OffPolicySft,
+    StepEntropy,
+    Stop,
+    TokenSkip,
+)
 from megatron_opsft.methods.catalog.grpo import DrGrpo, Gfpo, Grpo
 from megatron_opsft.methods.catalog.l1 import L1Exact, L1Max
 from megatron_opsft.methods.catalog.laser import Laser, LaserD, LaserDe
@@ -24,6 +30,7 @@ from megatron_opsft.methods.catalog.relative_length import (
     Ddca,
     ErRl,
     Gr3,
+    Hmpo,
     Kimi,
     Linear,
     MasteryGated,
@@ -44,6 +51,7 @@ GROUPS: dict[str, dict[str, Any]] = {
     "": {},
     "3.5k": {"limit": LIMIT},
     "4k": {"limit": 4000},
+    "5.6k": {"limit": 5600},
     "half right": {"correct": (1, 0, 0, 1)},
     "unfinished": {"lengths": (800, 1600, 2400, 3500), "finished": (1, 1, 1, 0), "limit": LIMIT},
     "exactly 2000": {"target": LengthTarget(num_tokens=2000)},
@@ -92,6 +100,10 @@ gr3 | 800:1 1600:1 2400:1 4000:1 | | 0.8929 0.8065 0.7353 0.6250 | 1.1288 0.3666
 gfpo | | kept=3 | 1 1 0 1 | 0.7071 0.7071 -1.4142 0
 gfpo | | kept=2 | 1 1 0 1 | 0 0 0 0
 gfpo | | kept=3 keep_by=reward_per_token | 1 1 0 1 | 0 0 0 0
+hmpo | 4k | | 1 1 0 0 | 0.8660 0.8660 -0.8660 -0.8660
+hmpo | 5.6k | | 1 1 0 0.3455 | 0.8306 0.8306 -1.1774 -0.4837
+hmpo | 800:1 1600:1 2400:1 4000:1 | | 1 1 0.9981 0.9531 | 0.5270 0.5270 0.4447 -1.4988
+hmpo | 5:0 9:0 | | 0 0 | 0 0
 grpo | 4k | overlong_buffer=2000 | 1 1 -0.2 0 | 0.8590 0.8590 -1.0151 -0.7028
 grpo | 4k | overlong_buffer=2000 overlong_penalty=0.5 | 1 1 -0.1 0.5 | 0.7651 0.7651 -1.3389 -0.1913
 """
@@ -102,14 +114,19 @@ STATES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("line", GOLDEN.split("\n")[1:-1])
 def test_golden_rewards_and_advantages(line: str) -> None:
-    """One problem."""
+    """One problem; and the same lengths as those of thinking, where a method has a length."""
     name, given, keys, rewards, advantages = (part.strip() for part in line.split("|"))
     settings = {key: yaml.safe_load(v) for key, v in (word.split("=") for word in keys.split())}
     pairs = [tuple(map(int, word.split(":"))) for word in given.split() if ":" in word]
     responses = group(*zip(*pairs, strict=True)) if pairs else group(**GROUPS[given])
-    found = weigh(name, responses, state=STATES.get(name), **settings)
-    assert found.rewards == pytest.approx([float(r) for r in rewards.split()], abs=5.1e-5)
-    assert found.advantages == pytest.approx([float(a) for a in advantages.split()], abs=5.1e-5)
+    given_and_settings = [(responses, settings)]
+    if METHODS[name](**settings).has_length:
+        of_thinking = settings | {"length_of": "thinking"}
+        given_and_settings.append((by_thinking(responses), of_thinking))
+    for one, keys_of_one in given_and_settings:
+        found = weigh(name, one, state=STATES.get(name), **keys_of_one)
+        assert found.rewards == pytest.approx([float(r) for r in rewards.split()], abs=5.1e-5)
+        assert found.advantages == pytest.approx([float(a) for a in advantages.split()], abs=5.1e-5)
 
 
 def test_gfpo_keeps_those_with_most_reward_a_token_of_graded_rewards() -> None:
@@ -200,7 +217,7 @@ def test_presets_are_complete_runs_and_the_papers_share_their_settings(name: str
     assert config.method.name == name
     assert config.method.num_updates == 1
     assert config.run.dir == Path(f"runs/methods/{name}_paper")
-    if name not in ("crst", "tokenskip", "step_entropy"):  # their data are not the policy's
+    if name not in ("crst", "tokenskip", "step_entropy", "stop"):  # their data are not the policy's
         rollout = config.rollout
         assert (config.data.prompts_per_step, rollout.group_size) == (64, 8)
         assert (rollout.temperature, rollout.top_p, rollout.max_response_tokens) == (1, 0.95, 3500)
@@ -230,10 +247,12 @@ def test_the_catalogue_has_every_method_by_the_name_that_configurations_give() -
         "linear": Linear,
         "gr3": Gr3,
         "gfpo": Gfpo,
+        "hmpo": Hmpo,
         "self_distillation": SelfDistillation,
         "crst": Crst,
         "tokenskip": TokenSkip,
         "step_entropy": StepEntropy,
+        "stop": Stop,
         "off_policy_sft": OffPolicySft,
     }
     assert expected == METHODS

@@ -27,6 +27,13 @@ def test_a_run_is_described_and_nothing_is_written(cli: ForkedCli, tmp_path: Pat
     assert not run_dir.exists()
 
 
+def test_a_method_that_measures_the_thinking_says_so(cli: ForkedCli, tmp_path: Path) -> None:
+    keys = ["method.name=hmpo", "method.length_of=thinking", f"run.dir={tmp_path / 'run'}"]
+    ended = cli.run([*WORDS, *SMALL_RUN, *keys])
+    assert ended.exit_code == 0, ended.stderr
+    assert "median of correct n, lengths of the thinking; " in " ".join(ended.stdout.split())
+
+
 def test_a_run_that_cannot_start_is_refused_as_by_train(cli: ForkedCli, tmp_path: Path) -> None:
     words = [*SMALL_RUN, f"run.dir={tmp_path / 'run'}"]
     for wrong in ("parallel.tp=3", "data.train=none.jsonl", "rollout.max_response_tokens=99999"):

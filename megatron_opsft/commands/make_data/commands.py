@@ -8,7 +8,7 @@ from pydantic import Field
 from megatron_opsft.commands.command_line import RunCommand
 from megatron_opsft.config.load import load_config
 from megatron_opsft.errors import UserError
-from megatron_opsft.methods.catalog.fixed_data import StepEntropy, TokenSkip
+from megatron_opsft.methods.catalog.fixed_data import StepEntropy, Stop, TokenSkip
 
 
 class MakeData(RunCommand):
@@ -36,12 +36,18 @@ class MakeData(RunCommand):
         if not method.has_fixed_data:
             raise UserError(
                 f"method.name={method.name} samples while it trains and needs no data; these do: "
-                "crst, off_policy_sft, o1_pruner with method.form=fixed, step_entropy and tokenskip"
+                "crst, off_policy_sft, o1_pruner with method.form=fixed, step_entropy, stop and "
+                "tokenskip"
             )
         if isinstance(method, StepEntropy) and method.answer_tokens >= max_tokens:
             raise UserError(
                 f"method.answer_tokens={method.answer_tokens} leaves no room for thinking within "
                 f"rollout.max_response_tokens={max_tokens}; lower it"
+            )
+        if isinstance(method, Stop) and config.verify.own_judge:
+            raise UserError(
+                f"verify.judge={config.verify.judge} does not say where a right answer stands, "
+                "and data stop cuts behind the first one; set verify.judge=math"
             )
         if isinstance(method, TokenSkip) and find_spec("llmlingua") is None:
             raise UserError(

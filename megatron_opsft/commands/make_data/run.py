@@ -14,6 +14,7 @@ from megatron_opsft.commands.make_data.step_entropy import (
     check_separator,
     step_entropy_rows,
 )
+from megatron_opsft.commands.make_data.stop import stop_rows
 from megatron_opsft.commands.make_data.tokenskip import open_llmlingua, tokenskip_rows
 from megatron_opsft.config import Config
 from megatron_opsft.config.load import config_hash
@@ -25,6 +26,7 @@ from megatron_opsft.methods.catalog.fixed_data import (
     Crst,
     OffPolicySft,
     StepEntropy,
+    Stop,
     TokenSkip,
 )
 from megatron_opsft.methods.catalog.o1_pruner import O1Pruner
@@ -54,7 +56,7 @@ def _rows_by(
     match method := config.method:
         case Crst():
             return lambda judged: collect_rows(
-                s, judged, shortest(judged.responses, limit)
+                s, judged, shortest(judged.responses, limit, method.length_of)
             )
         case OffPolicySft():
             return lambda judged: collect_rows(
@@ -65,6 +67,8 @@ def _rows_by(
         case StepEntropy():
             check_separator(s.sampler.encoder.tokenizer, method.separator)
             return lambda judged: step_entropy_rows(s, judged, method)
+        case Stop():
+            return lambda judged: stop_rows(s, judged, method)
         case TokenSkip():
             shorten = open_llmlingua(method.scorer, s.device.torch_device)
             return lambda judged: tokenskip_rows(s, judged, method, shorten)

@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate, chain, groupby
-from operator import attrgetter
+from operator import attrgetter, methodcaller
 from statistics import fmean
 
 from transformers import PreTrainedTokenizerBase
@@ -16,8 +16,8 @@ from transformers import PreTrainedTokenizerBase
 from megatron_opsft.data.stored_responses import StoredResponse
 from megatron_opsft.errors import NonFiniteError
 from megatron_opsft.methods.catalog.o1_pruner import O1Pruner
-from megatron_opsft.methods.facts import ReferenceStatistics, select
-from megatron_opsft.records import THINK, THINK_END, Response, Sample
+from megatron_opsft.methods.facts import Group, ReferenceStatistics, select
+from megatron_opsft.records import THINK, THINK_END, LengthOf, Response, Sample
 from megatron_opsft.run.start.session import Session
 from megatron_opsft.run.step.judged_problems import JudgedProblems
 from megatron_opsft.runtime.parts import in_parts
@@ -98,12 +98,15 @@ def find_thinking(texts: Sequence[str]) -> slice | None:
     return slice(start, max(start, first_of_end_tag))
 
 
-def shortest(responses: Sequence[Response], limit: int) -> list[Response]:
+def shortest(
+    responses: Sequence[Response], limit: int, length_of: LengthOf
+) -> list[Response]:
     """Choose CRST's responses: for each problem the shortest correct one that ended within `limit`
     tokens; the first of equally short ones.
     """
     by_problem = groupby(select(responses, limit), key=attrgetter("problem_index"))
-    return [min(group, key=attrgetter("num_tokens")) for _, group in by_problem]
+    length = methodcaller("length", length_of)
+    return [min(group, key=length) for _, group in by_problem]
 
 
 def o1_rows(
@@ -133,11 +136,12 @@ def o1_choice(
 
     facts: all responses to the problem; rewards compare with their mean length and accuracy.
     """
+    longest = max(response.num_tokens for response in facts)
+    group = Group(responses=facts, limit=longest, length_of=settings.length_of)
     reference = ReferenceStatistics(
-        mean_tokens=fmean(response.num_tokens for response in facts),
-        accuracy=fmean(response.correct for response in facts),
+        mean_tokens=fmean(group.lengths), accuracy=group.pass_rate
     )
-    rewards = settings.against(reference, facts)
+    rewards = settings.against(reference, group)
     count = min(settings.samples_kept, len(facts))
     generator = random.Random(f"o1_pruner:{seed}:{problem_id}")
     indices = generator.sample(range(len(facts)), count)

@@ -12,6 +12,7 @@ from megatron_opsft.methods.catalog.fixed_data import (
     Crst,
     OffPolicySft,
     StepEntropy,
+    Stop,
     TokenSkip,
 )
 from megatron_opsft.methods.catalog.grpo import DrGrpo, Gfpo, Grpo
@@ -23,6 +24,7 @@ from megatron_opsft.methods.catalog.relative_length import (
     Ddca,
     ErRl,
     Gr3,
+    Hmpo,
     Kimi,
     Linear,
     MasteryGated,
@@ -56,10 +58,12 @@ _CLASSES: tuple[type[MethodSettings], ...] = (  # in the order of the table
     Linear,
     Gr3,
     Gfpo,
+    Hmpo,
     SelfDistillation,
     Crst,
     TokenSkip,
     StepEntropy,
+    Stop,
     OffPolicySft,
 )
 METHODS = {method.model_fields["name"].default: method for method in _CLASSES}

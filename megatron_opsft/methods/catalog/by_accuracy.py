@@ -24,6 +24,7 @@ class ADlp(GroupNormalizedSettings):
     formula = "r = 1[correct] - lambda n, lambda += eta (accuracy - reference)"
     paper = "A-DLP, arXiv 2505.18298"
     state_class = ADlpState
+    measures_length = True
     per_token = {"first_price": -1, "price_rate": -1}
     # A response of this length can cost as much as a right answer brings.
     fits_from = 1000
@@ -41,7 +42,8 @@ class ADlp(GroupNormalizedSettings):
 
     def group_rewards(self, group: Group, state: ADlpState) -> list[float]:
         """c - lambda n."""
-        return [r.correct - state.price * r.num_tokens for r in group.responses]
+        pairs = zip(group.verdicts, group.lengths, strict=True)
+        return [verdict - state.price * length for verdict, length in pairs]
 
     def next_state(self, state: ADlpState, batch: Sequence[Group]) -> ADlpState:
         """lambda <- max(0, lambda + eta (accuracy - reference))."""
@@ -65,6 +67,7 @@ class ShortRl(GroupNormalizedSettings):
     )
     paper = "Short-RL, arXiv 2505.12284"
     state_class = ShortRlState
+    measures_length = True
     per_token = {"length_tolerance": 1}
     fits_from = 101
     name: Literal["short_rl"] = "short_rl"
@@ -85,14 +88,13 @@ class ShortRl(GroupNormalizedSettings):
         of correct ones.
         """
         rewards, lengths = group.verdicts, group.correct_lengths
-        for index, response in enumerate(group.responses):
-            if not response.correct:
-                continue
-            extra_tokens = response.num_tokens - min(lengths)
-            bonus = 0.5
-            if extra_tokens > self.length_tolerance:
-                bonus -= extra_tokens / (max(lengths) - min(lengths))
-            rewards[index] += bonus
+        for index, length in enumerate(group.lengths):
+            if rewards[index]:
+                extra_tokens = length - min(lengths)
+                bonus = 0.5
+                if extra_tokens > self.length_tolerance:
+                    bonus -= extra_tokens / (max(lengths) - min(lengths))
+                rewards[index] += bonus
         return rewards
 
     def next_state(self, state: ShortRlState, batch: Sequence[Group]) -> ShortRlState:

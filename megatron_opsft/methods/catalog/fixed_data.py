@@ -1,5 +1,5 @@
-"""Methods that train on data made beforehand, with cross-entropy: CRST, TokenSkip, StepEntropy, and
-the off-policy variant of on-policy SFT.
+"""Methods that train on data made beforehand, with cross-entropy: CRST, TokenSkip, StepEntropy,
+STOP, and the off-policy variant of on-policy SFT.
 """
 
 from typing import Literal
@@ -16,7 +16,7 @@ from megatron_opsft.methods.settings import (
 
 
 class FixedDataSettings(MethodSettings):
-    """Settings of all four: the advantage of a response is what its row of the data says."""
+    """Settings of all: the advantage of a response is what its row of the data says."""
 
     needs = ("fixed data",)
 
@@ -33,6 +33,7 @@ class Crst(FixedDataSettings):
 
     formula = "cross-entropy on the shortest correct of N samples"
     paper = "Self-Training Elicits Concise Reasoning, arXiv 2502.20122"
+    measures_length = True
     name: Literal["crst"] = "crst"
     samples: Samples = 16
 
@@ -75,6 +76,20 @@ class StepEntropy(FixedDataSettings):
     """Longest answer behind the shortened thinking; responses that leave no room for it are left
     out.
     """
+
+
+class Stop(FixedDataSettings):
+    """STOP's settings."""
+
+    formula = "cross-entropy on correct samples whose thinking ends with the first right answer"
+    paper = "STOP, arXiv 2605.13165"
+    measures_length = True
+    name: Literal["stop"] = "stop"
+    samples: Samples = 4
+
+    @property
+    def num_data_samples(self) -> int:
+        return self.samples
 
 
 class OffPolicySft(FixedDataSettings):

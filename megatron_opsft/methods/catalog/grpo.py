@@ -64,6 +64,7 @@ class Gfpo(GroupNormalizedSettings):
 
     formula = "A = (r - mean)/std of the k shortest responses, or of largest r/n; 0 of the others"
     paper = "GFPO, arXiv 2508.09726"
+    measures_length = True
     name: Literal["gfpo"] = "gfpo"
     kept: int = Field(4, ge=2)
     """k: how many responses to each problem are kept."""
@@ -84,7 +85,7 @@ class Gfpo(GroupNormalizedSettings):
         costs: Sequence[float] = group.lengths
         if self.keep_by == "reward_per_token":
             pairs = zip(rewards, group.lengths, strict=True)
-            costs = [-reward / length for reward, length in pairs]
+            costs = [-reward / max(length, 1) for reward, length in pairs]
         cheapest_first = sorted(range(len(costs)), key=costs.__getitem__)
         kept_indices = cheapest_first[: self.kept]
         kept_rewards = [rewards[index] for index in kept_indices]

@@ -15,6 +15,7 @@ class L1Settings(GroupNormalizedSettings):
     """Settings of L1-Exact and L1-Max."""
 
     paper = "L1, arXiv 2503.04697"
+    measures_length = True
     per_token = {"lowest_target": 1, "highest_target": 1, "alpha": -1}
     fits_from = 3500
     beta: Beta = 0.001
@@ -70,8 +71,9 @@ class L1Settings(GroupNormalizedSettings):
         """c - alpha |Lt - n|."""
         assert group.target is not None
         target = group.target.num_tokens
+        pairs = zip(group.verdicts, group.lengths, strict=True)
         return [
-            r.correct - self.alpha * abs(target - r.num_tokens) for r in group.responses
+            verdict - self.alpha * abs(target - length) for verdict, length in pairs
         ]
 
 
@@ -104,8 +106,8 @@ class L1Max(L1Settings):
         if group.target.kind == "exact":
             return super().group_rewards(group, state)
         rewards = []
-        for response in group.responses:
-            below = group.target.num_tokens - response.num_tokens
+        for verdict, length in zip(group.verdicts, group.lengths, strict=True):
+            below = group.target.num_tokens - length
             share = min(max(self.alpha * below + self.delta, 0.0), 1.0)
-            rewards.append(response.correct * share)
+            rewards.append(verdict * share)
         return rewards

@@ -71,6 +71,7 @@ class LaserRewards(GroupNormalizedSettings):
     """Settings and rewards of all three."""
 
     paper = "LASER, arXiv 2505.15612"
+    measures_length = True
     clip_high: ClipHigh = 0.28
     beta: Beta = 0.001
     bonus: NonNegativeFloat = 0.5
@@ -88,12 +89,12 @@ class LaserRewards(GroupNormalizedSettings):
         """1, `wrong` or `bad_format`; a correct response within the target gets the bonus."""
         target = self.target_of(group, state)
         rewards = []
-        for response in group.responses:
+        for response, length in zip(group.responses, group.lengths, strict=True):
             if not response.has_answer:
                 rewards.append(self.bad_format)
             elif not response.correct:
                 rewards.append(self.wrong)
-            elif response.num_tokens <= target:
+            elif length <= target:
                 rewards.append(1.0 + self.bonus)
             else:
                 rewards.append(1.0)
@@ -174,8 +175,9 @@ class LaserDe(LaserTargets):
         """LASER-D's, and the bonus for wrong answers beyond the target, which may explore."""
         target = self.target_of(group, state)
         rewards = super().group_rewards(group, state)
-        for i, response in enumerate(group.responses):
+        for i, length in enumerate(group.lengths):
+            response = group.responses[i]
             is_wrong = response.has_answer and not response.correct
-            if is_wrong and response.num_tokens > target:
+            if is_wrong and length > target:
                 rewards[i] += self.bonus
         return rewards

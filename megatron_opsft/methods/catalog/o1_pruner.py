@@ -15,7 +15,6 @@ from megatron_opsft.methods.facts import Group, ReferenceStatistics
 from megatron_opsft.methods.objective import Objective, SequenceClip
 from megatron_opsft.methods.policy import PolicySettings
 from megatron_opsft.methods.settings import AggregationKey, RunSize, Samples, State
-from megatron_opsft.records import Response
 from megatron_opsft.section import BY_CONTENT, Expanded
 
 
@@ -24,6 +23,7 @@ class O1Pruner(PolicySettings):
 
     formula = "A = Lref/n - 1 + lambda (1[correct] - Aref), clipped by whole responses"
     paper = "O1-Pruner, arXiv 2501.12570"
+    measures_length = True
     needs = (
         "lengths and accuracy of the reference model (method.references), or fixed data",
     )
@@ -32,7 +32,9 @@ class O1Pruner(PolicySettings):
     form: Literal["online", "fixed"] = "online"
     """Responses of the policy, or the reference model's from a fixed data set."""
     references: Annotated[Path | None, Expanded, BY_CONTENT] = None
-    """Lines of JSON: problem_id, mean_tokens and accuracy of the reference model."""
+    """Lines of JSON: problem_id, mean_tokens (the mean of what method.length_of counts) and
+    accuracy of the reference model.
+    """
     accuracy_weight: NonNegativeFloat = 2.0
     """Lambda, of accuracy against length."""
     clip_rewards: bool = False
@@ -82,7 +84,7 @@ class O1Pruner(PolicySettings):
         if self.form == "fixed":
             return group.stored_advantages
         assert group.reference is not None, "a run has looked for it"
-        return self.against(group.reference, group.responses)
+        return self.against(group.reference, group)
 
     def advantages(self, batch: Sequence[Group], rewards: Values) -> Values:
         """The rewards themselves, or their z-scores."""
@@ -90,14 +92,14 @@ class O1Pruner(PolicySettings):
             return z_score(rewards)
         return rewards
 
-    def against(
-        self, reference: ReferenceStatistics, responses: Sequence[Response]
-    ) -> list[float]:
-        """Rewards of the responses to one problem, compared with the reference model's."""
+    def against(self, reference: ReferenceStatistics, group: Group) -> list[float]:
+        """Rewards of the responses to one problem, compared with the reference model's. A length
+        of 0 counts as 1.
+        """
         rewards = []
-        for response in responses:
-            length_reward = reference.mean_tokens / response.num_tokens - 1
-            accuracy_reward = response.correct - reference.accuracy
+        for verdict, length in zip(group.verdicts, group.lengths, strict=True):
+            length_reward = reference.mean_tokens / max(length, 1) - 1
+            accuracy_reward = verdict - reference.accuracy
             reward = length_reward + self.accuracy_weight * accuracy_reward
             if self.clip_rewards:
                 reward = min(max(reward, -2.0), 4.0)

@@ -1,5 +1,5 @@
 """Methods in which a response pays for its length beside the other responses to its problem: ER-RL,
-DDCA, Kimi k1.5's, SmartThinker, prime-rl's linear penalty, GR3 and the mastery-gated one.
+DDCA, Kimi k1.5's, SmartThinker, prime-rl's linear penalty, GR3, the mastery-gated one and HMPO.
 """
 
 import math
@@ -30,6 +30,7 @@ class ErRl(PolicySettings):
 
     formula = "r = 1[correct] (1 - alpha sigma((n - mu)/s)); A = r - mean of the others"
     paper = "Training Language Models to Reason Efficiently, arXiv 2502.04463"
+    measures_length = True
     name: Literal["er_rl"] = "er_rl"
     aggregation: AggregationKey = "sequence"
     kl: Literal["k1"] = "k1"
@@ -66,8 +67,8 @@ class ErRl(PolicySettings):
         plain = super().advantages(batch, rewards)
         if self.beta:
             return plain
-        lengths = [group.lengths for group in batch]
-        return whiten(plain, lengths, self.whiten, count_less=0)
+        counts = [group.token_counts for group in batch]
+        return whiten(plain, counts, self.whiten, count_less=0)
 
 
 class Ddca(GroupNormalizedSettings):
@@ -75,6 +76,7 @@ class Ddca(GroupNormalizedSettings):
 
     formula = "A = (r - mean)/std - 0.2 pass_rate (s - mean s) if correct, s = sigma((n - mu)/std)"
     paper = "DDCA, arXiv 2602.02099"
+    measures_length = True
     name: Literal["ddca"] = "ddca"
     length_weight: NonNegativeFloat = 0.2
     """Weight of the length advantage."""
@@ -95,7 +97,8 @@ def sigmoid_of_length(group: Group) -> dict[int, float]:
     """Index of each correct response -> sigma((n - mu) / s); mu and s (divided by the count) are
     those of the correct ones.
     """
-    lengths = {i: r.num_tokens for i, r in enumerate(group.responses) if r.correct}
+    pairs = enumerate(group.lengths)
+    lengths = {i: length for i, length in pairs if group.responses[i].correct}
     if not lengths:
         return {}
     mean = fmean(lengths.values())
@@ -111,6 +114,7 @@ class Kimi(PolicySettings):
 
     formula = "r = 1[correct] + w (1/2 - (n - min)/(max - min)), of wrong ones <= 0; A = r - mean"
     paper = "Kimi k1.5, arXiv 2501.12599"
+    measures_length = True
     name: Literal["kimi"] = "kimi"
     aggregation: AggregationKey = "sequence_sum"
     weight: NonNegativeFloat = 1.0
@@ -130,11 +134,11 @@ class Kimi(PolicySettings):
         if state.step <= self.warmup_steps or shortest == longest:
             return group.verdicts
         rewards = []
-        for response in group.responses:
-            score = 0.5 - (response.num_tokens - shortest) / (longest - shortest)
-            if not response.correct:
+        for verdict, length in zip(group.verdicts, group.lengths, strict=True):
+            score = 0.5 - (length - shortest) / (longest - shortest)
+            if not verdict:
                 score = min(0.0, score)
-            rewards.append(response.correct + self.weight * score)
+            rewards.append(verdict + self.weight * score)
         return rewards
 
 
@@ -145,6 +149,7 @@ class SmartThinker(GroupNormalizedSettings):
 
     formula = "r = 1[correct] - a (n - l*)+ of correct ones, a such that their A >= 0"
     paper = "SmartThinker, arXiv 2603.08000"
+    measures_length = True
     name: Literal["smart_thinker"] = "smart_thinker"
 
     def group_rewards(self, group: Group, state: State) -> list[float]:
@@ -155,7 +160,8 @@ class SmartThinker(GroupNormalizedSettings):
         if not 0 < group.pass_rate < 1:
             return rewards
         best = best_length(group)
-        beyond = [max(r.num_tokens - best, 0.0) * r.correct for r in group.responses]
+        pairs = zip(group.verdicts, group.lengths, strict=True)
+        beyond = [max(length - best, 0.0) * verdict for verdict, length in pairs]
         if not any(beyond):
             return rewards
         # The price a of a token: 1 - a max(d) = pass_rate - a mean(d). Wrong responses have d = 0:
@@ -187,6 +193,7 @@ class Linear(PolicySettings):
 
     formula = "r = 1[correct] - 0.25 pass_rate n/max n; A = r - mean"
     paper = "prime-rl, pull request 2901"
+    measures_length = True
     name: Literal["linear"] = "linear"
     weight: NonNegativeFloat = 0.25
     """Weight of the length penalty."""
@@ -195,12 +202,11 @@ class Linear(PolicySettings):
 
     def group_rewards(self, group: Group, state: State) -> list[float]:
         """c - w pass_rate n / max n; 0 for a wrong response if only correct ones pay."""
-        price = self.weight * group.pass_rate / max(group.lengths)
+        price = self.weight * group.pass_rate / max(1, *group.lengths)
         rewards = []
-        for response in group.responses:
-            reward = float(response.correct)
-            if response.correct or not self.only_correct:
-                reward -= price * response.num_tokens
+        for reward, length in zip(group.verdicts, group.lengths, strict=True):
+            if reward or not self.only_correct:
+                reward -= price * length
             rewards.append(reward)
         return rewards
 
@@ -213,16 +219,16 @@ class Gr3(GroupNormalizedSettings):
 
     formula = "r = 1[correct] / (1 + alpha n/mean n)"
     paper = "GR3, arXiv 2603.10535"
+    measures_length = True
     name: Literal["gr3"] = "gr3"
     alpha: NonNegativeFloat = 0.33
     """How much length costs; for chat 0.00133."""
 
     def group_rewards(self, group: Group, state: State) -> list[float]:
         """c / (1 + alpha n / mean n), the mean over right and wrong responses."""
-        mean = fmean(group.lengths)
-        return [
-            r.correct / (1 + self.alpha * r.num_tokens / mean) for r in group.responses
-        ]
+        mean = fmean(group.lengths) or 1.0  # if no response thinks
+        pairs = zip(group.verdicts, group.lengths, strict=True)
+        return [verdict / (1 + self.alpha * length / mean) for verdict, length in pairs]
 
     def keeps(self, group: Group, rewards: Sequence[float]) -> bool:
         """Drop also groups in which all are correct: a right answer of mean length would lose."""
@@ -237,6 +243,7 @@ class MasteryGated(GroupNormalizedSettings):
 
     formula = "all correct: r = 1 - w (n - median)+/(max - median), else 1[correct]"
     paper = "CoT Compression with One-Domain-to-All Generalization, arXiv 2601.06052"
+    measures_length = True
     name: Literal["mastery_gated"] = "mastery_gated"
     weight: NonNegativeFloat = 1.0
     """Weight of the length penalty."""
@@ -251,4 +258,35 @@ class MasteryGated(GroupNormalizedSettings):
         for i, length in enumerate(group.lengths):
             if length > middle:
                 rewards[i] = 1 - self.weight * (length - middle) / spread
+        return rewards
+
+
+class Hmpo(GroupNormalizedSettings):
+    """HMPO: a correct response beyond the median length of the correct ones loses reward, on a
+    cosine that ends at the length limit.
+
+    The median as a budget, the cosine and the product with correctness are the paper's abstract,
+    which is all that we could read; where the cosine begins (1, at the budget) and ends (0, at the
+    limit), and the settings, are ours.
+    """
+
+    formula = (
+        "r = 1[correct] (1 + cos(pi (n - median)+/(L - median)))/2, median of correct n"
+    )
+    paper = "HMPO, arXiv 2606.01934"
+    measures_length = True
+    name: Literal["hmpo"] = "hmpo"
+
+    def group_rewards(self, group: Group, state: State) -> list[float]:
+        """c (1 + cos(pi (n - b)+/(L - b)))/2, b the median of correct lengths; all 0 if none is
+        correct.
+        """
+        rewards = group.verdicts
+        if not group.num_correct:
+            return rewards
+        budget = median(group.correct_lengths)
+        for i, length in enumerate(group.lengths):
+            if length > budget:
+                share = min((length - budget) / (group.limit - budget), 1.0)
+                rewards[i] *= (1 + math.cos(math.pi * share)) / 2
         return rewards

@@ -43,12 +43,20 @@ class ThinkPrune(GroupNormalizedSettings):
                 f"rollout.max_response_tokens={run.max_response_tokens}; raise that one"
             )
 
+    @property
+    def has_length(self) -> bool:
+        return bool(self.limits) or super().has_length
+
     def group_rewards(self, group: Group, state: MethodState) -> list[float]:
         """1 if correct, finished, and no longer than the stage's limit."""
-        return group.within(group.limit)
+        return group.within(self.stage_limit(state) or group.limit)
 
     def limit(self, state: MethodState) -> int | None:
-        """The limit of the state's stage."""
+        """The limit of the state's stage; the run's if stages limit the thinking alone."""
+        return self.stage_limit(state) if self.length_of == "response" else None
+
+    def stage_limit(self, state: MethodState) -> int | None:
+        """The limit of the state's stage; None without `limits`."""
         if not self.limits:
             return None
         stages_done = sum(state.step > last for last in accumulate(self.stage_steps))
@@ -67,10 +75,11 @@ class ThinkPrune(GroupNormalizedSettings):
         """The system message that states the stage's limit, worded after the authors' own; nothing
         without `announce_limit` or limits.
         """
-        limit = self.limit(state)
+        limit = self.stage_limit(state)
         if not self.announce_limit or limit is None:
             return PromptChange()
+        what_for = "in all" if self.length_of == "response" else "to think"
         return PromptChange(
             system="Think first, between <think> and </think>, then answer. Use no more than "
-            f"{limit} tokens in all."
+            f"{limit} tokens {what_for}."
         )

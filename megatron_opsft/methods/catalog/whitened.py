@@ -38,6 +38,10 @@ class Dler(PolicySettings):
     easy_limit: NonNegativeInt = 0
     """Limit of problems that half of the responses solve, as DA-DLER has it (2000); 0: none."""
 
+    @property
+    def has_length(self) -> bool:
+        return self.easy_limit > 0 or super().has_length
+
     def group_rewards(self, group: Group, state: State) -> list[float]:
         """1 if correct within the limit, which is lower for easy problems."""
         limit = group.limit
@@ -47,8 +51,8 @@ class Dler(PolicySettings):
 
     def advantages(self, batch: Sequence[Group], rewards: Values) -> Values:
         """r - mean, then whitened over the batch."""
-        lengths = [group.lengths for group in batch]
-        return whiten(super().advantages(batch, rewards), lengths, self.whiten)
+        counts = [group.token_counts for group in batch]
+        return whiten(super().advantages(batch, rewards), counts, self.whiten)
 
     def keeps(self, group: Group, rewards: Sequence[float]) -> bool:
         """True if the rewards of the group differ."""
@@ -63,6 +67,7 @@ class Gdpo(GroupNormalizedSettings):
 
     formula = "A = whitened over the batch, sum over 1[correct] and 1[n <= Lt] of (r - mean)/std"
     paper = "GDPO, arXiv 2601.05242"
+    measures_length = True
     per_token = {"target": 1}
     fits_from = 2001
     missable = "target"
@@ -74,9 +79,8 @@ class Gdpo(GroupNormalizedSettings):
 
     def length_rewards(self, group: Group) -> list[float]:
         """1 if finished within the target."""
-        return [
-            float(r.finished and r.num_tokens <= self.target) for r in group.responses
-        ]
+        pairs = zip(group.responses, group.lengths, strict=True)
+        return [float(r.finished and length <= self.target) for r, length in pairs]
 
     def group_rewards(self, group: Group, state: State) -> list[float]:
         """1[correct] + 1[finished within the target]."""
@@ -94,5 +98,5 @@ class Gdpo(GroupNormalizedSettings):
 
     def advantages(self, batch: Sequence[Group], rewards: Values) -> Values:
         """Whiten the sums over the batch."""
-        lengths = [group.lengths for group in batch]
-        return whiten(super().advantages(batch, rewards), lengths, self.whiten)
+        counts = [group.token_counts for group in batch]
+        return whiten(super().advantages(batch, rewards), counts, self.whiten)

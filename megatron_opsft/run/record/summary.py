@@ -163,7 +163,7 @@ tags: [on-policy-sft, {config.method.name}]
 ---
 # {name}
 
-{config.model.path} after {summary[model_step]} steps of `{config.method.name}`{lora} on {data}.
+{config.model.path} after {summary[model_step]} steps of {method} on {data}.
 
 | held-out problems | before | after |
 |---|---|---|
@@ -204,13 +204,18 @@ def model_card(
         for message in messages
     ]
     directory = config.run.dir
+    method = f"`{config.method.name}`"
+    if config.method.length_of == "thinking":
+        method += " by the length of the thinking"
+    if config.lora.rank:
+        method += f" ({describe_lora(config.lora)})"
     arguments = ""
     if config.data.template_arguments is not None:
         arguments = f"tokenizer_encode_kwargs={config.data.template_arguments}, "
     return _CARD.format(
         config=config,
         summary=summary,
-        lora=f" ({describe_lora(config.lora)})" if config.lora.rank else "",
+        method=method,
         data=", ".join(source.path for source in config.data.sources),
         name=directory.name,
         directory=directory / "hf",
