@@ -41,7 +41,7 @@ class TokenMeter:
 
     def measure(self, rollout: Rollout, verdict: Verdict) -> TokenUse:
         """Return where the tokens of a response went. A response that was cut off has no marks."""
-        thinking, think_end = find_thinking(
+        thinking, think_end = classify_thinking(
             rollout.text, prompts_open_think=self._prompts_open_think
         )
         is_finished = rollout.finish_reason is FinishReason.STOP
@@ -126,7 +126,7 @@ class TokenMeter:
         return np.array(sizes)
 
 
-def find_thinking(
+def classify_thinking(
     text: str, *, prompts_open_think: bool
 ) -> tuple[Thinking, int | None]:
     """Return how a response thinks, and where its thinking ends: the character behind its last

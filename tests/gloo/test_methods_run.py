@@ -209,7 +209,7 @@ def test_rewards_go_by_the_length_of_the_thinking(
     """And nothing else does: sampling ends at the run's limit. A resumed run keeps the key."""
     keys = [*RUN, f"method.name={name}", "method.length_of=thinking", f"run.dir={tmp_path}"]
     keys += ["method.limits=50"] * (name == "thinkprune")
-    ended = cli.run(["train", QUICKSTART, *keys], meter_by_hand.PRELUDE)
+    ended = cli.run(["train", QUICKSTART, *keys])
     assert ended.exit_code == 0, ended.stderr
     method: Any = load_config(tmp_path / "config.yaml").method
     assert method.length_of == "thinking"
@@ -224,6 +224,8 @@ def test_rewards_go_by_the_length_of_the_thinking(
             for row in rows:
                 given = {key: row[key] for key in ("text", "response_ids", "finish_reason")}
                 use = meter_by_hand.measure(tokenizer, rollout_of(**given), row["gold"])
+                said = row["token_use"]
+                assert (said["num_thinking"], said["thinking"]) == (use.num_thinking, use.thinking)
                 assert use.num_thinking <= row["num_tokens"] == len(row["response_ids"]) <= 64
                 outcome, finished = Outcome(row["outcome"]), row["finish_reason"] == "stop"
                 one = {"num_tokens": row["num_tokens"], "outcome": outcome, "finished": finished}

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from unittest.mock import MagicMock
 
-import meter_by_hand
 import pytest
 from forked_cli import ForkedCli
 from meter_by_hand import tokens_up_to
@@ -143,7 +142,7 @@ def test_data_of_stop_are_what_off_policy_sft_samples_without_what_follows_the_a
     given = [*SMALL, "verify.judge=math", "method.samples=3", "--limit", "6"]
     whole = made(cli, tmp_path / "whole.parquet", "off_policy_sft", *given)
     out = tmp_path / "stop.parquet"
-    ended = cli.run(["data", "stop", *given, "--out", out], prelude=meter_by_hand.PRELUDE)
+    ended = cli.run(["data", "stop", *given, "--out", out])
     assert ended.exit_code == 0, ended.stderr
     golds = {row["id"]: row["answer"] for row in map(json.loads, TRAIN.read_text().splitlines())}
     by_problem: dict[str, list[tuple[int, ...]]] = {}

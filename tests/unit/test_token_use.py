@@ -16,7 +16,7 @@ from megatron_opsft.records import (
     TokenUse,
     Verdict,
 )
-from megatron_opsft.rollout.token_use import TokenMeter, find_thinking, repeated_share
+from megatron_opsft.rollout.token_use import TokenMeter, classify_thinking, repeated_share
 
 END = 0
 
@@ -134,8 +134,8 @@ def test_thinking_may_begin_in_the_prompt(
     text: str, by_prompt: Thinking, by_itself: Thinking
 ) -> None:
     end = text.rfind("</think>") + len("</think>") if "</think>" in text else None
-    assert find_thinking(text, prompts_open_think=True) == (by_prompt, end)
-    assert find_thinking(text, prompts_open_think=False) == (by_itself, end)
+    assert classify_thinking(text, prompts_open_think=True) == (by_prompt, end)
+    assert classify_thinking(text, prompts_open_think=False) == (by_itself, end)
 
 
 def test_unfinished_responses_only_have_their_thinking(tokenizer: Any) -> None:
