@@ -142,7 +142,7 @@ class RunConfig(Section):
     show_samples: Annotated[int, FREE] = Field(1, ge=0)
     """Responses of an evaluation to show on the console."""
     save_rollouts: Annotated[bool, FREE] = True
-    """Keep every response of every step in rollouts/."""
+    """Keep every response of every step in rollouts/, and of every evaluation in held_out/."""
     save_logprobs: Annotated[bool, FREE] = False
     """Keep the log-probability of each sampled token, too, which costs a pass of the trainer; the
     report colours tokens by it.
@@ -237,16 +237,28 @@ class EvalConfig(Section):
     """More sets to evaluate: NAME to a source, or to {data, split, subset, problem_field,
     answer_field, num_problems, samples_per_problem}.
     """
-    best_within: float = Field(0.01, ge=0, le=1)
-    """The best evaluation is the shortest whose accuracy is at most this much below the base
-    model's.
+    best: Literal["shortest", "accuracy"] = "shortest"
+    """Which evaluation is the best. shortest: the fewest mean tokens, if its accuracy is at most
+    eval.best_within below the base model's; accuracy: the highest.
     """
+    best_within: float = Field(0.01, ge=0, le=1)
+    """Accuracy that eval.best=shortest may give up, as a share of all responses."""
     export_best: Annotated[bool, FREE] = False
     """Keep the best evaluation's model in best/, if it beats the base model."""
     stop_when_worse: Annotated[int, FREE] = Field(0, ge=0)
     """Evaluations in a row that are less accurate than the base model's by more than chance, after
     which the run ends with its best model; 0: none do.
     """
+
+    @property
+    def best_rule(self) -> str:
+        """What the best evaluation is, in words."""
+        if self.best == "accuracy":
+            return "the highest accuracy"
+        return (
+            f"the fewest tokens with an accuracy at most {100 * self.best_within:g} points below "
+            "the base model's"
+        )
 
     @property
     def keeps_best(self) -> bool:

@@ -9,6 +9,7 @@ from processes import rank_preludes
 from run_differences import read_lines
 from small_run import QUICKSTART, SMALL_RUN
 
+from megatron_opsft.config import EvalConfig
 from megatron_opsft.run.run_files import best_evaluation
 
 MORE = "{other: {data: arithmetic, num_problems: 2}}"
@@ -43,7 +44,7 @@ evaluations.write_best = write_on_full_disk
 def train(cli: ForkedCli, run_dir: Path, *more: str, exit_code: int = 0) -> str:
     ended = cli.run(["train", QUICKSTART, *KEEPING, f"run.dir={run_dir}", *more])
     assert ended.exit_code == exit_code, ended.stderr
-    return ended.stdout
+    return ended.stdout + ended.stderr
 
 
 def models_of(run_dir: Path) -> dict[str, bytes]:
@@ -64,18 +65,32 @@ def test_exports_and_evaluations_are_the_same_through_a_stop(
     assert [line["step"] for line in evaluations] == [0, 1, 2]
     assert all(line["eval_samples"] == 4 for line in evaluations)
     assert all(line["eval_other_samples"] == 2 for line in evaluations)
-    best = best_evaluation(evaluations, within=1)
+    best = best_evaluation(evaluations, EvalConfig(best_within=1))
     assert best is not None and best["step"] > 0
     summary = json.loads((whole / "summary.json").read_text())
     assert summary["best"]["step"] == best["step"]
     models = models_of(whole)
     best_name = f"best/step_{best['step']:06d}"
+    assert summary["best"]["model"] == best_name
+    last_lines = out.splitlines()[-2:]
+    assert any(f"its model is in {whole / best_name}" in line for line in last_lines)
     assert sorted(models) == [best_name, "hf"]
     assert (models[best_name] == models["hf"]) == (best["step"] == 2)
     train(cli, parts, "run.max_minutes=1e-9", exit_code=75)
     train(cli, parts, "--resume")
     assert read_lines(parts / "evals.jsonl") == evaluations
     assert models_of(parts) == models
+    responses = [
+        {
+            path.relative_to(run).as_posix(): path.read_bytes()
+            for path in run.rglob("held_out/**/*.gz")
+        }
+        for run in (whole, parts)
+    ]
+    names = [
+        f"held_out/{folder}step_{n:06d}.jsonl.gz" for folder in ("", "other/") for n in range(3)
+    ]
+    assert responses[0] == responses[1] and sorted(responses[0]) == sorted(names)
 
 
 def test_a_best_model_for_which_the_disk_has_no_room_is_a_warning(
