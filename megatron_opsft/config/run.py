@@ -1,5 +1,6 @@
 """Sections of a run: its data, judge, length, evaluations and checkpoints."""
 
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -9,6 +10,7 @@ from pydantic import (
     Field,
     NonNegativeFloat,
     NonNegativeInt,
+    field_validator,
     model_validator,
 )
 
@@ -238,11 +240,10 @@ class EvalConfig(Section):
     answer_field, num_problems, samples_per_problem}.
     """
     best: Literal["shortest", "accuracy"] = "shortest"
-    """Which evaluation is the best. shortest: the fewest mean tokens, if its accuracy is at most
-    eval.best_within below the base model's; accuracy: the highest.
+    """The best evaluation: the shortest, within eval.best_within; or that of the highest accuracy.
     """
     best_within: float = Field(0.01, ge=0, le=1)
-    """Accuracy that eval.best=shortest may give up, as a share of all responses."""
+    """How far below the base model's the accuracy of the shortest may be."""
     export_best: Annotated[bool, FREE] = False
     """Keep the best evaluation's model in best/, if it beats the base model."""
     stop_when_worse: Annotated[int, FREE] = Field(0, ge=0)
@@ -281,3 +282,30 @@ class EvalConfig(Section):
                 "eval.samples_per_problem=1"
             )
         return self
+
+
+# Two names of letters, digits, - _ and ., as the hub takes them.
+_HUB_NAME = re.compile(r"\w(?:[\w.-]*\w)?/\w(?:[\w.-]*\w)?", re.ASCII)
+
+
+class ExportConfig(Section):
+    push_to_hub: str | None = None
+    """Upload hf/ at the end to this repository of the Hugging Face hub, user/name, with the token
+    of HF_TOKEN or `hf auth login`.
+    """
+    private: bool = True
+    """Make that repository private, and upload to none that is public."""
+
+    @field_validator("push_to_hub")
+    @classmethod
+    def _check_name(cls, name: str | None) -> str | None:
+        """Errors: `ValueError` for a name that the hub does not take."""
+        if name is None:
+            return None
+        is_name = _HUB_NAME.fullmatch(name) and len(name) <= 96
+        if not is_name or "--" in name or ".." in name or name.endswith(".git"):
+            raise ValueError(
+                f"{name!r} is no repository of the hub; write user/name in letters, digits, "
+                "-, _ and ."
+            )
+        return name

@@ -4,14 +4,17 @@ import json
 from pathlib import Path
 
 import pytest
+import safetensors.numpy
 from forked_cli import ForkedCli
 from processes import rank_preludes
 from run_differences import read_lines
 from small_run import QUICKSTART, SMALL_RUN
 
 from megatron_opsft.config import EvalConfig
+from megatron_opsft.models.storage.model_paths import ASSETS, TINY_REASONER
 from megatron_opsft.run.run_files import best_evaluation
 
+TINY_WEIGHTS = ASSETS / TINY_REASONER / "model.safetensors"
 MORE = "{other: {data: arithmetic, num_problems: 2}}"
 KEEPING = [
     *SMALL_RUN,
@@ -104,6 +107,46 @@ def test_a_best_model_for_which_the_disk_has_no_room_is_a_warning(
     assert "could not be written: File too large" in first.stderr
     assert "the best model is not kept, and the run continues" in first.stderr
     assert sorted(models_of(tmp_path)) == ["hf"]
+
+
+# Every evaluation is the best; the run is killed in the middle of the second model of best/, or
+# when it is whole and the first one is not yet gone.
+KILLED = """
+import os
+from megatron_opsft.run.record import evaluations
+evaluations.best_evaluation = lambda lines, settings: lines[-1]
+write, drop = evaluations.write_hf_model, evaluations.drop_superseded
+def torn(stream):
+    yield next(stream)
+    os._exit(9)
+def write_torn(directory, stream, **more):
+    write(directory, torn(iter(stream)) if directory.name == "step_000002" else stream, **more)
+def drop_never(session, step, **more):
+    os._exit(9) if step == 2 else drop(session, step, **more)
+"""
+MIDDLE = KILLED + "evaluations.write_hf_model = write_torn"
+BETWEEN = KILLED + "evaluations.drop_superseded = drop_never"
+
+
+@pytest.mark.parametrize(
+    ("prelude", "left"),
+    [(MIDDLE, ["step_000001"]), (BETWEEN, ["step_000001", "step_000002"])],
+    ids=["middle", "between"],
+)
+def test_a_kill_leaves_the_old_or_the_new_best_model_whole(
+    cli: ForkedCli, tmp_path: Path, prelude: str, left: list[str]
+) -> None:
+    words = ["train", QUICKSTART, *KEEPING, "checkpoint.keep=1", f"run.dir={tmp_path}"]
+    assert cli.run(words, prelude).exit_code == 9
+    found = [name for name in models_of(tmp_path) if "/step_" in name and "partial" not in name]
+    assert sorted(found) == [f"best/{name}" for name in left]
+    for name in found:
+        weights = safetensors.numpy.load_file(tmp_path / name / "model.safetensors")
+        assert len(weights) == len(safetensors.numpy.load_file(TINY_WEIGHTS))
+    assert cli.run([*words, "--resume"], KILLED).exit_code == 0
+    models = models_of(tmp_path)
+    assert sorted(models) == ["best/step_000002", "hf"]
+    assert models["best/step_000002"] == models["hf"]
 
 
 # Three good steps, and then steps that take the model apart.

@@ -100,8 +100,8 @@ class RolloutLog:
         lines_of_node.sort(key=itemgetter(0))
         lines = [line for _, line in lines_of_node]
         if lines:
-            path = self._config.dir / folder / rollout_name(step, self._file_rank)
-            self._written = self._thread.submit(_write, path, lines)
+            name = f"{folder}/{rollout_name(step, self._file_rank)}"
+            self._written = self._thread.submit(_write, self._config.dir, name, lines)
 
     def finish(self) -> None:
         """Wait until the responses are on disk. Errors: those of writing them."""
@@ -109,10 +109,13 @@ class RolloutLog:
             self._written.result()
 
 
-def _write(path: Path, lines: Sequence[Line]) -> None:
-    # Somebody may have deleted the folder to make room.
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_packed_lines(path, lines, level=1)
+def _write(run_dir: Path, name: str, lines: Sequence[Line]) -> None:
+    """Write the file `name` below the run's directory, which must exist."""
+    below_run_dir = list(Path(name).parents)[:-1]  # without "."
+    for folder in reversed(below_run_dir):
+        # Somebody may have deleted it to make room.
+        (run_dir / folder).mkdir(exist_ok=True)
+    write_packed_lines(run_dir / name, lines, level=1)
 
 
 def rollout_line(

@@ -237,7 +237,7 @@ def model_card(
         lora=f" ({describe_lora(config.lora)})" if config.lora.rank else "",
         data=", ".join(source.path for source in config.data.sources),
         name=directory.name,
-        directory=directory / "hf",
+        directory=config.export.push_to_hub or directory / "hf",
         before=_cells(summary["base"]),
         after=_cells(exported),
         best=best,
