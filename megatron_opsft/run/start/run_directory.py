@@ -123,14 +123,11 @@ class RunDir(OwnedDirectory):
             write_text(path, "".join(lines))
 
 
-def held_out_files(run: Path, name: str | None = None) -> list[tuple[int, Path]]:
-    """Return (step, path) of a run's files of responses to held-out problems.
-
-    name: the set of `eval.more`, "" for the first set; None: those of all sets.
+def held_out_files(run: Path) -> list[tuple[int, Path]]:
+    """Return (step, path) of a run's files of responses to held-out problems: the first set's, and
+    then those of the sets of `eval.more`.
     """
     folder = run / HELD_OUT
-    if name is not None:
-        return rollout_files(folder / name)
     files = rollout_files(folder)
     for of_set in sorted(path for path in folder.glob("*") if path.is_dir()):
         files += rollout_files(of_set)
