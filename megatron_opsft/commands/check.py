@@ -122,7 +122,8 @@ def _describe_disk(checked: CheckedRun, *, resume: bool) -> str:
     warning = check_disk(checked.config, checked.shape, resume=resume)
     text = (
         f"{checked.config.run.dir}: checkpoints up to {gigabytes(use.checkpoints)}, models "
-        f"{gigabytes(use.models)}, rollouts up to {gigabytes(use.rollouts)}"
+        f"{gigabytes(use.models)}, rollouts up to {gigabytes(use.rollouts)}, responses to "
+        f"held-out problems up to {gigabytes(use.held_out)}"
     )
     return f"{text}; {warning}" if warning else text
 

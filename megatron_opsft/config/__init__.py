@@ -11,6 +11,7 @@ from megatron_opsft.config.run import (
     CheckpointConfig,
     DataConfig,
     EvalConfig,
+    ExportConfig,
     RunConfig,
     VerifyConfig,
 )
@@ -47,6 +48,7 @@ class Config(Section):
     sync: SyncConfig = SyncConfig()
     eval: EvalConfig = EvalConfig()
     checkpoint: Annotated[CheckpointConfig, FREE] = CheckpointConfig()
+    export: Annotated[ExportConfig, FREE] = ExportConfig()
 
     @property
     def responses_per_step(self) -> int:

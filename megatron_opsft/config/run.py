@@ -1,5 +1,6 @@
 """Sections of a run: its data, judge, length, evaluations and checkpoints."""
 
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -9,6 +10,7 @@ from pydantic import (
     Field,
     NonNegativeFloat,
     NonNegativeInt,
+    field_validator,
     model_validator,
 )
 
@@ -142,7 +144,7 @@ class RunConfig(Section):
     show_samples: Annotated[int, FREE] = Field(1, ge=0)
     """Responses of an evaluation to show on the console."""
     save_rollouts: Annotated[bool, FREE] = True
-    """Keep every response of every step in rollouts/."""
+    """Keep every response of every step in rollouts/, and of every evaluation in held_out/."""
     save_logprobs: Annotated[bool, FREE] = False
     """Keep the log-probability of each sampled token, too, which costs a pass of the trainer; the
     report colours tokens by it.
@@ -237,16 +239,27 @@ class EvalConfig(Section):
     """More sets to evaluate: NAME to a source, or to {data, split, subset, problem_field,
     answer_field, num_problems, samples_per_problem}.
     """
-    best_within: float = Field(0.01, ge=0, le=1)
-    """The best evaluation is the shortest whose accuracy is at most this much below the base
-    model's.
+    best: Literal["shortest", "accuracy"] = "shortest"
+    """The best evaluation: the shortest, within eval.best_within; or that of the highest accuracy.
     """
+    best_within: float = Field(0.01, ge=0, le=1)
+    """How far below the base model's the accuracy of the shortest may be."""
     export_best: Annotated[bool, FREE] = False
     """Keep the best evaluation's model in best/, if it beats the base model."""
     stop_when_worse: Annotated[int, FREE] = Field(0, ge=0)
     """Evaluations in a row that are less accurate than the base model's by more than chance, after
     which the run ends with its best model; 0: none do.
     """
+
+    @property
+    def best_rule(self) -> str:
+        """What the best evaluation is, in words."""
+        if self.best == "accuracy":
+            return "the highest accuracy"
+        return (
+            f"the fewest tokens with an accuracy at most {100 * self.best_within:g} points below "
+            "the base model's"
+        )
 
     @property
     def keeps_best(self) -> bool:
@@ -269,3 +282,30 @@ class EvalConfig(Section):
                 "eval.samples_per_problem=1"
             )
         return self
+
+
+# Two names of letters, digits, - _ and ., as the hub takes them.
+_HUB_NAME = re.compile(r"\w(?:[\w.-]*\w)?/\w(?:[\w.-]*\w)?", re.ASCII)
+
+
+class ExportConfig(Section):
+    push_to_hub: str | None = None
+    """Upload hf/ at the end to this repository of the Hugging Face hub, user/name, with the token
+    of HF_TOKEN or `hf auth login`.
+    """
+    private: bool = True
+    """Make that repository private, and upload to none that is public."""
+
+    @field_validator("push_to_hub")
+    @classmethod
+    def _check_name(cls, name: str | None) -> str | None:
+        """Errors: `ValueError` for a name that the hub does not take."""
+        if name is None:
+            return None
+        is_name = _HUB_NAME.fullmatch(name) and len(name) <= 96
+        if not is_name or "--" in name or ".." in name or name.endswith(".git"):
+            raise ValueError(
+                f"{name!r} is no repository of the hub; write user/name in letters, digits, "
+                "-, _ and ."
+            )
+        return name

@@ -5,12 +5,23 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from megatron_opsft.config import EvalConfig
 from megatron_opsft.errors import UserError
 from megatron_opsft.records import JsonObject
 from megatron_opsft.runtime.durable import json_lines
+from megatron_opsft.runtime.formatting import percent
 
 # A line of metrics.jsonl or evals.jsonl: its values by key.
 Line = Mapping[str, float | int]
+# Reasons why responses are rejected: their keys in metrics.jsonl, and their names for people. In
+# evals.jsonl a set's prefix comes before the key, such as eval_num_wrong.
+REASONS = {
+    "num_unfinished": "cut off",
+    "num_wrong": "wrong",
+    "num_no_answer": "no answer",
+    "verify_timeouts": "timed out",
+    "verify_errors": "verifier failed",
+}
 
 
 def read_json_lines(path: Path, *, required: Sequence[str] = ()) -> list[JsonObject]:
@@ -54,19 +65,44 @@ def describe_skipped(skipped: int, steps: int) -> str:
     )
 
 
-def best_evaluation(
-    lines: Sequence[Mapping[str, Any]], within: float
-) -> Mapping[str, Any]:
-    """Return the evaluation with the shortest responses among those that are accurate enough.
+def describe_rejected(counts: Mapping[str, Any], prefix: str = "") -> str:
+    """Count the rejected responses by reason, for example `28 cut off, 3 wrong, 1 no answer`.
 
-    Shortest: the fewest mean response tokens; of equal ones the more accurate, then the earlier.
-    Accurate enough: at most `within` below the accuracy of the first evaluation.
+    counts: a line of metrics.jsonl or evals.jsonl. prefix: what its keys begin with, such as eval_.
+    Returns "" if nothing was rejected, or if the line does not say.
+    """
+    named = []
+    for key, name in REASONS.items():
+        if count := counts.get(f"{prefix}{key}"):
+            named.append(f"{count} {name}")
+    return ", ".join(named)
+
+
+def best_evaluation(
+    lines: Sequence[Mapping[str, Any]], settings: EvalConfig
+) -> Mapping[str, Any]:
+    """Return the best evaluation by the rule `eval.best`.
+
+    shortest: the fewest mean response tokens, of equal ones the more accurate, then the earlier; of
+    those at most `eval.best_within` below the accuracy of the first evaluation. accuracy: the most
+    accurate, of equal ones the shorter, then the earlier. By both rules a new evaluation can only
+    replace the best one: an earlier one never becomes the best again, and its model may go.
+
     lines: the lines of evals.jsonl, in the order of their steps; the first is the base model's.
     Returns {} if there is no line.
     """
     if not lines:
         return {}
-    lowest_accuracy = lines[0]["eval_accuracy"] - within
+    if settings.best == "accuracy":
+        return min(
+            lines,
+            key=lambda line: (
+                -line["eval_accuracy"],
+                line["eval_mean_response_tokens"],
+                line["step"],
+            ),
+        )
+    lowest_accuracy = lines[0]["eval_accuracy"] - settings.best_within
     return min(
         (line for line in lines if line["eval_accuracy"] >= lowest_accuracy),
         key=lambda line: (
@@ -75,6 +111,26 @@ def best_evaluation(
             line["step"],
         ),
     )
+
+
+def describe_best(best: Mapping[str, Any], run: Path) -> str:
+    """Say which evaluation is the best, by which rule, and where its model lies.
+
+    best: `best` of the summary.json of the run in the directory `run`; earlier versions wrote no
+    rule and no model.
+    """
+    moment = f"after step {best['step']}" if best["step"] else "the base model's"
+    text = (
+        f"best evaluation: {moment}, {best['mean_response_tokens']:.1f} tokens, "
+        f"accuracy {percent(best['accuracy'])}"
+    )
+    if "rule" in best:
+        text += f" ({best['rule']})"
+    if best.get("model"):
+        text += f"; its model is in {run / best['model']}"
+    elif "rule" in best and best["step"]:
+        text += "; its model was not kept: see eval.export_best"
+    return text
 
 
 def read_summary(run: Path) -> JsonObject:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from megatron_opsft.errors import NonFiniteError
 from megatron_opsft.records import Callback
+from megatron_opsft.run.record.hub import push_to_hub
 from megatron_opsft.run.record.recorder import RunRecorder, open_recorder
 from megatron_opsft.run.start.checked_run import CheckedRun
 from megatron_opsft.run.start.session import Session, open_session
@@ -25,6 +26,7 @@ from megatron_opsft.run.step.sampled_log_probs import score_sampled
 from megatron_opsft.run.step.sleep import push, wake_trainer
 from megatron_opsft.run.step.teaching import pack_taught, without_long_pairs
 from megatron_opsft.runtime.distributed import any_over_world
+from megatron_opsft.runtime.launched import launched_rank
 from megatron_opsft.runtime.phase import (
     REQUEUE_EXIT_CODE,
     StopSignal,
@@ -53,31 +55,34 @@ def train(
     """
     config = checked.config
     stop = StopSignal(config.run.max_minutes)
-    with (
-        heartbeat(),
-        open_session(checked, resume=resume) as s,
-        open_recorder(
-            s, resume=resume, overwrite=overwrite, callbacks=callbacks
-        ) as recorder,
-    ):
-        announce("copying the weights into the rollout engine and comparing them")
-        step = recorder.last_step
-        push(s, step, s.probes(step), Stopwatch(s.device))
-        stopping = recorder.evaluations.run_if_due(step, stop)
-        while step < config.run.steps and not stopping and not recorder.gives_up():
-            step += 1
-            run_step(s, recorder, step)
-            is_last = step == config.run.steps
-            stopping = any_over_world(stop.requested) and not is_last
-            leaving = is_last or stopping
-            every = config.checkpoint.every
-            if leaving or (every and step % every == 0):
-                recorder.checkpoint(step, leaving=leaving)
-            stopping = stopping or recorder.evaluations.run_if_due(step, stop)
-        if stopping:
-            recorder.stop(step)
-            return REQUEUE_EXIT_CODE if step else stop.unsaved_exit_code
-        recorder.finish(step)
+    with heartbeat():
+        with (
+            open_session(checked, resume=resume) as s,
+            open_recorder(
+                s, resume=resume, overwrite=overwrite, callbacks=callbacks
+            ) as recorder,
+        ):
+            announce("copying the weights into the rollout engine and comparing them")
+            step = recorder.last_step
+            push(s, step, s.probes(step), Stopwatch(s.device))
+            stopping = recorder.evaluations.run_if_due(step, stop)
+            while step < config.run.steps and not stopping and not recorder.gives_up():
+                step += 1
+                run_step(s, recorder, step)
+                is_last = step == config.run.steps
+                stopping = any_over_world(stop.requested) and not is_last
+                leaving = is_last or stopping
+                every = config.checkpoint.every
+                if leaving or (every and step % every == 0):
+                    recorder.checkpoint(step, leaving=leaving)
+                stopping = stopping or recorder.evaluations.run_if_due(step, stop)
+            if stopping:
+                recorder.stop(step)
+                return REQUEUE_EXIT_CODE if step else stop.unsaved_exit_code
+            recorder.finish(step)
+        # The other ranks are done, so that none of them waits for the upload.
+        if launched_rank() == 0:
+            push_to_hub(config)
     return 0
 
 

@@ -278,6 +278,15 @@ def heard_signals() -> list[signal.Signals]:
     return signals
 
 
+def let_signals_end() -> None:
+    """Let every signal of `StopSignal` end the process again: nothing is left to be saved."""
+    for number in heard_signals():
+        is_interrupt = number == signal.SIGINT
+        signal.signal(
+            number, signal.default_int_handler if is_interrupt else signal.SIG_DFL
+        )
+
+
 def say_stopping(number: int) -> None:
     """Write to standard error what this signal does; safe in a signal handler."""
     message = f"{signal.Signals(number).name}: stopping after this step"

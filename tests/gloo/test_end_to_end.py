@@ -106,7 +106,8 @@ def test_same_rollouts_losses_and_norms_in_layout(
     keys = [f"run.dir={tmp_path}", f"train.max_tokens_per_microbatch={budget}", "run.steps=2"]
     keys += ["checkpoint.every=0", *(f"parallel.{key}" for key in layout)]
     assert world.run(run_training, ranks, QUICKSTART, [*SMALL, *keys]) == [0] * ranks
-    for name in ("rollouts/step_000001.jsonl.gz", "rollouts/step_000002.jsonl.gz"):
+    for name in ("held_out/step_000000", "rollouts/step_000001", "rollouts/step_000002"):
+        name += ".jsonl.gz"
         assert (tmp_path / name).read_bytes() == (undisturbed / name).read_bytes()
     before, found = (read_lines(d / "metrics.jsonl") for d in (undisturbed, tmp_path))
     for one, other in zip(before[:2], found, strict=True):

@@ -4,13 +4,17 @@ import json
 from pathlib import Path
 
 import pytest
+import safetensors.numpy
 from forked_cli import ForkedCli
 from processes import rank_preludes
 from run_differences import read_lines
 from small_run import QUICKSTART, SMALL_RUN
 
+from megatron_opsft.config import EvalConfig
+from megatron_opsft.models.storage.model_paths import ASSETS, TINY_REASONER
 from megatron_opsft.run.run_files import best_evaluation
 
+TINY_WEIGHTS = ASSETS / TINY_REASONER / "model.safetensors"
 MORE = "{other: {data: arithmetic, num_problems: 2}}"
 KEEPING = [
     *SMALL_RUN,
@@ -43,7 +47,7 @@ evaluations.write_best = write_on_full_disk
 def train(cli: ForkedCli, run_dir: Path, *more: str, exit_code: int = 0) -> str:
     ended = cli.run(["train", QUICKSTART, *KEEPING, f"run.dir={run_dir}", *more])
     assert ended.exit_code == exit_code, ended.stderr
-    return ended.stdout
+    return ended.stdout + ended.stderr
 
 
 def models_of(run_dir: Path) -> dict[str, bytes]:
@@ -64,18 +68,32 @@ def test_exports_and_evaluations_are_the_same_through_a_stop(
     assert [line["step"] for line in evaluations] == [0, 1, 2]
     assert all(line["eval_samples"] == 4 for line in evaluations)
     assert all(line["eval_other_samples"] == 2 for line in evaluations)
-    best = best_evaluation(evaluations, within=1)
+    best = best_evaluation(evaluations, EvalConfig(best_within=1))
     assert best is not None and best["step"] > 0
     summary = json.loads((whole / "summary.json").read_text())
     assert summary["best"]["step"] == best["step"]
     models = models_of(whole)
     best_name = f"best/step_{best['step']:06d}"
+    assert summary["best"]["model"] == best_name
+    last_lines = out.splitlines()[-2:]
+    assert any(f"its model is in {whole / best_name}" in line for line in last_lines)
     assert sorted(models) == [best_name, "hf"]
     assert (models[best_name] == models["hf"]) == (best["step"] == 2)
     train(cli, parts, "run.max_minutes=1e-9", exit_code=75)
     train(cli, parts, "--resume")
     assert read_lines(parts / "evals.jsonl") == evaluations
     assert models_of(parts) == models
+    responses = [
+        {
+            path.relative_to(run).as_posix(): path.read_bytes()
+            for path in run.rglob("held_out/**/*.gz")
+        }
+        for run in (whole, parts)
+    ]
+    names = [
+        f"held_out/{folder}step_{n:06d}.jsonl.gz" for folder in ("", "other/") for n in range(3)
+    ]
+    assert responses[0] == responses[1] and sorted(responses[0]) == sorted(names)
 
 
 def test_a_best_model_for_which_the_disk_has_no_room_is_a_warning(
@@ -89,6 +107,46 @@ def test_a_best_model_for_which_the_disk_has_no_room_is_a_warning(
     assert "could not be written: File too large" in first.stderr
     assert "the best model is not kept, and the run continues" in first.stderr
     assert sorted(models_of(tmp_path)) == ["hf"]
+
+
+# Every evaluation is the best; the run is killed in the middle of the second model of best/, or
+# when it is whole and the first one is not yet gone.
+KILLED = """
+import os
+from megatron_opsft.run.record import evaluations
+evaluations.best_evaluation = lambda lines, settings: lines[-1]
+write, drop = evaluations.write_hf_model, evaluations.drop_superseded
+def torn(stream):
+    yield next(stream)
+    os._exit(9)
+def write_torn(directory, stream, **more):
+    write(directory, torn(iter(stream)) if directory.name == "step_000002" else stream, **more)
+def drop_never(session, step, **more):
+    os._exit(9) if step == 2 else drop(session, step, **more)
+"""
+MIDDLE = KILLED + "evaluations.write_hf_model = write_torn"
+BETWEEN = KILLED + "evaluations.drop_superseded = drop_never"
+
+
+@pytest.mark.parametrize(
+    ("prelude", "left"),
+    [(MIDDLE, ["step_000001"]), (BETWEEN, ["step_000001", "step_000002"])],
+    ids=["middle", "between"],
+)
+def test_a_kill_leaves_the_old_or_the_new_best_model_whole(
+    cli: ForkedCli, tmp_path: Path, prelude: str, left: list[str]
+) -> None:
+    words = ["train", QUICKSTART, *KEEPING, "checkpoint.keep=1", f"run.dir={tmp_path}"]
+    assert cli.run(words, prelude).exit_code == 9
+    found = [name for name in models_of(tmp_path) if "/step_" in name and "partial" not in name]
+    assert sorted(found) == [f"best/{name}" for name in left]
+    for name in found:
+        weights = safetensors.numpy.load_file(tmp_path / name / "model.safetensors")
+        assert len(weights) == len(safetensors.numpy.load_file(TINY_WEIGHTS))
+    assert cli.run([*words, "--resume"], KILLED).exit_code == 0
+    models = models_of(tmp_path)
+    assert sorted(models) == ["best/step_000002", "hf"]
+    assert models["best/step_000002"] == models["hf"]
 
 
 # Three good steps, and then steps that take the model apart.

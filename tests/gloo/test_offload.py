@@ -78,7 +78,7 @@ def watched_sleep() -> Iterator[Away]:
 
 def run_here(words: Sequence[str], resume: bool) -> tuple[int, Away]:
     """A run of the trainer, or the rest of one; its exit code."""
-    newest = patch.object(evaluations, "best_evaluation", lambda lines, within: lines[-1])
+    newest = patch.object(evaluations, "best_evaluation", lambda lines, settings: lines[-1])
     with watched_sleep() as away, newest:  # every model is written to best/, too
         code = train(check_on_job(load_config(Path(QUICKSTART), [*words])), resume=resume)
     return code, away

@@ -11,7 +11,7 @@ def compare_runs(first: Path, second: Path) -> list[str]:
     """What differs between two run directories, one line each; empty for the same run.
 
     Compared exactly: metrics.jsonl and evals.jsonl but for keys that end in `_seconds`, rollouts,
-    and the exported weights.
+    responses to held-out problems, and the exported weights.
     """
     directories, found = (first, second), []
     for name in ("metrics.jsonl", "evals.jsonl"):
@@ -22,7 +22,7 @@ def compare_runs(first: Path, second: Path) -> list[str]:
                 for key in sorted(one.keys() | other.keys())
                 if one.get(key) != other.get(key)
             ]
-    for pattern in ("rollouts/*", "hf/*.safetensors"):
+    for pattern in ("rollouts/*", "held_out/**/*.gz", "hf/*.safetensors"):
         for path in sorted({p.relative_to(d) for d in directories for p in d.glob(pattern)}):
             contents = [(d / path).exists() and (d / path).read_bytes() for d in directories]
             if contents[0] != contents[1]:

@@ -1,13 +1,25 @@
 """Which evaluation is the best, and which models of earlier ones stay."""
 
+import random
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
+from megatron_opsft.config import EvalConfig
+from megatron_opsft.config.load import load_config
 from megatron_opsft.run.record.evaluations import drop_superseded
-from megatron_opsft.run.run_files import best_evaluation
+from megatron_opsft.run.record.summary import model_card, summarize
+from megatron_opsft.run.run_files import best_evaluation, describe_best
+
+
+def evaluations_of(measured: list[tuple[float, float]]) -> list[dict[str, float]]:
+    """Lines of evals.jsonl of every fourth step. measured: their accuracy and tokens."""
+    return [
+        {"step": 4 * number, "eval_accuracy": accuracy, "eval_mean_response_tokens": tokens}
+        for number, (accuracy, tokens) in enumerate(measured)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -26,12 +38,83 @@ from megatron_opsft.run.run_files import best_evaluation
 def test_the_shortest_that_loses_no_more_accuracy_than_allowed(
     measured: list[tuple[float, float]], best: int | None
 ) -> None:
-    evaluations = [
-        {"step": 4 * number, "eval_accuracy": accuracy, "eval_mean_response_tokens": tokens}
-        for number, (accuracy, tokens) in enumerate(measured)
-    ]
-    found = best_evaluation(evaluations, within=0.01 + 1e-12)
+    found = best_evaluation(evaluations_of(measured), EvalConfig(best_within=0.01 + 1e-12))
     assert found.get("step") == best
+
+
+@pytest.mark.parametrize(
+    ("measured", "best"),
+    [
+        ([], None),
+        ([(0.8, 100), (0.79, 50)], 0),
+        ([(0.8, 100), (0.95, 110), (0.9, 20)], 4),
+        ([(0.8, 100), (0.8, 60)], 4),  # as accurate, and shorter
+        ([(0.8, 100), (0.9, 60), (0.9, 60)], 4),  # equal: the earlier
+    ],
+)
+def test_the_most_accurate_however_long(
+    measured: list[tuple[float, float]], best: int | None
+) -> None:
+    found = best_evaluation(evaluations_of(measured), EvalConfig(best="accuracy"))
+    assert found.get("step") == best
+
+
+@pytest.mark.parametrize("best", ["shortest", "accuracy"])
+def test_an_evaluation_that_was_replaced_as_the_best_never_is_the_best_again(
+    best: Literal["shortest", "accuracy"],
+) -> None:
+    """So that its model can be removed: best/ has the newest."""
+    settings, draw, replaced = EvalConfig(best=best, best_within=0.1), random.Random(7), 0
+    for _ in range(200):
+        measured = [(draw.randrange(6) / 10, draw.randrange(6)) for _ in range(9)]
+        lines = evaluations_of(measured)
+        steps = [best_evaluation(lines[:n], settings)["step"] for n in range(1, 10)]
+        assert steps == sorted(steps)
+        assert all(step in (steps[n - 1], 4 * n) for n, step in enumerate(steps) if n)
+        replaced += len(set(steps)) > 2
+    assert replaced > 20
+
+
+@pytest.mark.parametrize(
+    ("keys", "measured", "kept_step", "model", "said"),
+    [
+        ([], [(0.8, 100), (0.9, 60), (0.7, 50)], 4, "best/step_000004", "in run/best/step_000004"),
+        ([], [(0.8, 100), (0.9, 60), (0.7, 50)], 0, None, "not kept: see eval.export_best"),
+        ([], [(0.8, 100), (0.8, 60), (0.9, 50)], 0, "hf", "its model is in run/hf"),
+        ([], [(0.8, 100), (0.8, 120)], 0, None, "the base model's, 100.0 tokens, accuracy 80.0 %"),
+        (["eval.best=accuracy"], [(0.8, 100), (0.9, 120)], 4, "best/step_000004", "120.0 tokens"),
+    ],
+)
+def test_summary_card_and_terminal_name_step_figures_rule_and_place(
+    tmp_path: Path,
+    keys: list[str],
+    measured: list[tuple[float, float]],
+    kept_step: int,
+    model: str | None,
+    said: str,
+) -> None:
+    words = ["model.path=m", "data.train=d", "eval.data=e", f"run.dir={tmp_path}", *keys]
+    config = load_config(None, words)
+    lines = [{**line, "eval_samples": 4} for line in evaluations_of(measured)]
+    summary = summarize(config, lines, 8, 8, kept_step)
+    best = summary["best"]
+    rule = "the fewest tokens with an accuracy at most 1 points below the base model's"
+    if keys:
+        rule = "the highest accuracy"
+    assert best["rule"] == f"eval.best={config.eval.best}: {rule}"
+    assert best["model"] == model
+    told = describe_best(best, Path("run"))
+    assert said in told and f"({best['rule']})" in told
+    card = model_card(summary, config, [], "")
+    tokens, accuracy = best["mean_response_tokens"], 100 * best["accuracy"]
+    figures = f"after {best['step']} steps, {tokens:.1f} tokens, accuracy {accuracy:.1f} %."
+    assert f"\n\nThe best evaluation, by {rule}: {figures}\n\n```python" in card
+
+
+def test_a_card_without_evaluations_names_no_best_one(tmp_path: Path) -> None:
+    config = load_config(None, ["model.path=m", "data.train=d", f"run.dir={tmp_path}"])
+    card = model_card(summarize(config, [], 8, 8), config, [], "")
+    assert "best evaluation" not in card and "| accuracy | - | - |\n\n```python" in card
 
 
 @pytest.mark.parametrize(

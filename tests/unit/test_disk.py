@@ -62,7 +62,18 @@ def test_bytes_of_responses(tmp_path: Path) -> None:
     assert disk_use(config_of(tmp_path, *words), SHAPE).rollouts == 5 * 7 * 4 * 2 * 100
     words.append("run.save_logprobs=true")
     assert disk_use(config_of(tmp_path, *words), SHAPE).rollouts == 14 * 7 * 4 * 2 * 100
+    words += ["eval.num_problems=6", "eval.samples_per_problem=3", "eval.max_response_tokens=40"]
+    for more, num_evaluations, num_responses in (
+        ("run.eval_every=3", 4, 6 * 3),  # after steps 0, 3, 6 and 7
+        ("run.eval_every=0", 2, 6 * 3),
+        ("run.steps=0", 1, 6 * 3),
+        ("eval.more={hard: {data: arithmetic, num_problems: 2}}", 1, 6 * 3 + 2 * 3),
+    ):
+        words.append(more)
+        held_out = disk_use(config_of(tmp_path, *words), SHAPE).held_out
+        assert held_out == 5 * num_evaluations * num_responses * 40
     words.append("run.save_rollouts=false")
+    assert disk_use(config_of(tmp_path, *words), SHAPE).held_out == 0
     assert disk_use(config_of(tmp_path, *words), SHAPE).rollouts == 0
 
 

@@ -1,6 +1,7 @@
 """Signs of life: what is said, when, and by whom."""
 
 import logging
+import signal
 import time
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ from megatron_opsft.runtime import phase
 from megatron_opsft.runtime.phase import (
     Count,
     Interrupted,
+    StopSignal,
     Stopwatch,
     announce,
     count_done,
@@ -17,8 +19,10 @@ from megatron_opsft.runtime.phase import (
     describe_progress,
     enter_phase,
     expect,
+    heard_signals,
     heartbeat,
     interruptible,
+    let_signals_end,
 )
 from megatron_opsft.runtime.progress import Progress
 
@@ -96,3 +100,19 @@ def test_long_work_says_how_much_is_done(capsys: pytest.CaptureFixture[str]) -> 
     said = capsys.readouterr().err
     assert "hidden" not in said
     assert all(text in said for text in ("10/40", "30/40", "samples/s, right]", "40/40", "wrong]"))
+
+
+def test_when_nothing_is_left_to_save_a_signal_ends_the_process_again() -> None:
+    before = {number: signal.getsignal(number) for number in heard_signals()}
+    try:
+        stop = StopSignal(0)
+        signal.raise_signal(signal.SIGTERM)
+        assert stop.signalled  # and the process lives
+        let_signals_end()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        others = {*heard_signals()} - {signal.SIGINT}
+        assert {signal.getsignal(number) for number in others} == {signal.SIG_DFL}
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.run.start.run_directory import RunDir
+from megatron_opsft.run.start.run_directory import RunDir, held_out_files
 from megatron_opsft.runtime.durable import rollout_files, rollout_name, write_json
 
 
@@ -80,11 +80,23 @@ def test_truncate_keeps_the_bytes_up_to_the_step(run: RunDir) -> None:
     for name in (*(f"rollouts/{name}" for name in names), "checkpoints/.partial_000004/a"):
         (run.path / name).parent.mkdir(exist_ok=True)
         (run.path / name).touch()
+    held_out = [f"{folder}{rollout_name(step)}" for folder in ("", "hard/") for step in (0, 3, 4)]
+    for name in held_out:
+        (run.path / "held_out" / name).parent.mkdir(parents=True, exist_ok=True)
+        (run.path / "held_out" / name).touch()
     run.truncate(after_step=3)
     assert (run.path / "metrics.jsonl").read_text() == "".join(lines[:3])
     assert (run.path / "evals.jsonl").read_text() == evals[0]
     assert sorted(path.name for path in (run.path / "rollouts").iterdir()) == names[:6]
     assert [path.name for path in (run.path / "checkpoints").iterdir()] == ["step_000001"]
+
+    def kept() -> list[str]:
+        folder = run.path / "held_out"
+        return [str(path.relative_to(folder)) for _, path in held_out_files(run.path)]
+
+    assert kept() == [held_out[n] for n in (0, 1, 3, 4)]
+    run.truncate(after_step=0)  # a fresh start makes the evaluation before the first step again
+    assert kept() == []
 
 
 def test_rollout_files_are_in_the_order_of_steps_and_ranks(tmp_path: Path) -> None:

@@ -120,6 +120,8 @@ class Chart:
         if is_share:
             high = min(high, 1.0)
         ticks = sorted(set(xs)) if self.log_x else _ticks(left, right, 6, _WHOLE_STEPS)
+        if all(float(x).is_integer() for x in xs):  # between steps there is nothing
+            ticks = [tick for tick in ticks if tick == int(tick)]
         return Axes(
             x=(left, right),
             y=(low, high),

@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import NamedTuple
 
+from markupsafe import Markup
+
 from megatron_opsft.commands.report.chart import Chart, Series
 from megatron_opsft.commands.report.runs import Run
 from megatron_opsft.runtime.formatting import count_of, number, percent
@@ -90,10 +92,13 @@ _CURVES = (
 _NUM_AT_TOP = 3  # so many of the first curves are at the top of the page
 
 
-def curves_of(runs: Sequence[Run]) -> tuple[list[Chart], list[Chart]]:
+def curves_of(
+    runs: Sequence[Run],
+) -> tuple[list[Chart | Markup], list[Chart | Markup]]:
     """Return the charts at the top of the page, and all others.
 
-    A chart of a metric has a colour for each run; seconds by phase are a chart for each run.
+    A chart of a metric has a colour for each run; seconds by phase are a chart for each run. What
+    was measured at a single step is no curve: a sentence takes the place of its chart.
     """
     curves = list(_CURVES)
     all_sets = chain.from_iterable(run.more_sets for run in runs)
@@ -103,8 +108,24 @@ def curves_of(runs: Sequence[Run]) -> tuple[list[Chart], list[Chart]]:
         curves.append(_Curve(f"Accuracy, {name}", "", accuracy, show=percent))
     charts = [_chart_of(curve, runs) for curve in curves]
     charts += [_seconds_of(run, has_many_runs=len(runs) > 1) for run in runs]
-    top, others = charts[:_NUM_AT_TOP], charts[_NUM_AT_TOP:]
-    return list(filter(None, top)), list(filter(None, others))
+    top = [_drawn_or_said(chart) for chart in charts[:_NUM_AT_TOP] if chart]
+    others = [_drawn_or_said(chart) for chart in charts[_NUM_AT_TOP:] if chart]
+    return top, others
+
+
+def _drawn_or_said(chart: Chart) -> Chart | Markup:
+    """Return the chart, or a paragraph with its numbers if all of them are of one step."""
+    steps: set[float] = set()
+    for series in chart.series:
+        steps.update(step for step, _ in series.points)
+    if len(steps) > 1:
+        return chart
+    values = []
+    for series in chart.series:
+        value = chart.show(series.points[0][1])
+        values.append(f"{series.label} {value}" if series.label else value)
+    said = f"{chart.title} at step {steps.pop()}: {', '.join(values)}"
+    return Markup("<p>{}</p>").format(said)
 
 
 def _chart_of(curve: _Curve, runs: Sequence[Run]) -> Chart | None:

@@ -24,6 +24,7 @@ from megatron_opsft.commands.report.runs import (
 )
 from megatron_opsft.commands.report.sampling import (
     evaluation_samples,
+    held_out_of,
     rollouts_of,
     sample_responses,
 )
@@ -82,6 +83,9 @@ def write_page(
         "example": [],
     }
     sources: list[_Source] = list(zip(names, map(rollouts_of, runs), strict=True))
+    for name, run in zip(names, runs, strict=True):
+        for title, held_out in held_out_of(run).items():
+            sources.append((f"{name}, {title}", held_out))
     for label, evaluation in evaluations.items():
         sources.append((f"evaluation of {label}", evaluation_samples(evaluation)))
     room = int(1e6 * max_mb) - len(render(values, []))

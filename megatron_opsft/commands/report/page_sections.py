@@ -188,12 +188,13 @@ def table_of_runs(runs: Sequence[Run]) -> Table:
     """Return a line for each run: its state, and how length and accuracy changed."""
     rows = []
     for run in runs:
-        changes: list[Cell | str] = [
-            Cell(
-                value=f"{change.before} to {change.after}", around=f"({change.change})"
-            )
-            for change in changes_of(run)[:2]
-        ]
+        changes: list[Cell | str] = []
+        for change in changes_of(run)[:2]:
+            cell: Cell | str = change.before
+            if change.after:
+                both = f"{change.before} to {change.after}"
+                cell = Cell(value=both, around=f"({change.change})")
+            changes.append(cell)
         if len(changes) < 2:
             changes = ["–", "–"]
         accepted_share = mean_seconds = "–"

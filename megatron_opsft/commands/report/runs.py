@@ -14,6 +14,8 @@ from megatron_opsft.config.yaml_text import parse_yaml
 from megatron_opsft.errors import UserError
 from megatron_opsft.records import JsonObject, record
 from megatron_opsft.run.run_files import (
+    describe_best,
+    describe_rejected,
     describe_skipped,
     is_skipped,
     read_json_lines,
@@ -80,6 +82,32 @@ class Run:
                 names.append(match[1])
         return names
 
+    @property
+    def outcomes(self) -> list[str]:
+        """A sentence for each evaluated set: how many responses were rejected for which reason, in
+        the first and in the last evaluation; none where the lines do not say.
+        """
+        if not self.evaluations:
+            return []
+        ends = [self.evaluations[0]]
+        if len(self.evaluations) > 1:
+            ends.append(self.evaluations[-1])
+        sentences = []
+        for name in ("", *self.more_sets):
+            prefix = f"eval_{name}_" if name else "eval_"
+            counted = []
+            for line in ends:
+                if f"{prefix}num_wrong" in line:
+                    rejected = describe_rejected(line, prefix) or "all correct"
+                    count = line[f"{prefix}samples"]
+                    counted.append(
+                        f"{rejected}, of {count:,} responses after step {line['step']}"
+                    )
+            if counted:
+                title = f"held-out, {name}" if name else "held-out"
+                sentences.append(f"{title}: {'; '.join(counted)}")
+        return sentences
+
 
 class Change(NamedTuple):
     """A quantity before and after, formatted."""
@@ -87,6 +115,7 @@ class Change(NamedTuple):
     title: str
     before: str
     after: str
+    """"" for a quantity that was measured once; so is `change`."""
     change: str
     """The difference, with its sign and unit."""
     is_better: bool
@@ -122,9 +151,10 @@ def changes_of(run: Run) -> list[Change]:
             if points := run.points(prefix + key):
                 (_, before), (_, after) = points[0], points[-1]
                 title = quantity + of_set
-                changes.append(
-                    change_of(title, before, after, is_share=key == "accuracy")
-                )
+                change = change_of(title, before, after, is_share=key == "accuracy")
+                if len(points) == 1:
+                    change = change._replace(after="", change="")
+                changes.append(change)
     return changes
 
 
@@ -176,9 +206,9 @@ def table_of_changes(run: Run) -> Table:
             # "eval_aime_" -> "aime"; "eval_" and "" have no name.
             if name := prefix.removeprefix("eval_").removesuffix("_"):
                 note += f" of {name}"
-            notes.append(f"{note} at each end")
+            notes.append(f"{note} at each end" if len(counts) > 1 else note)
     notes.append(f"{len(run.steps):,} steps; metrics of a run have no intervals")
-    heading = "held-out problems" if len(run.evaluations) > 1 else ""
+    heading = "" if " in training" in run.compared else "held-out problems"
     rows = []
     for change in changes_of(run):
         title = f"{change.title[0].lower()}{change.title[1:]}"
@@ -192,8 +222,8 @@ def table_of_changes(run: Run) -> Table:
 
 
 def describe_run(path: Path) -> str:
-    """Return the text for a terminal: the changes up to the last evaluation, the best evaluation,
-    and how far the run is.
+    """Return the text for a terminal: the changes up to the last evaluation, what was rejected at
+    both ends, the best evaluation, and how far the run is.
 
     Errors: `UserError` for a directory that is not a run's, or damaged lines.
     """
@@ -201,15 +231,11 @@ def describe_run(path: Path) -> str:
     summary = read_summary(path)
     changes = table_of_changes(run)
     seconds = sum(line["step_seconds"] for line in run.steps)
-    lines = [aligned(changes.headings, changes.rows)]
+    lines = [aligned(changes.headings, changes.rows), *run.outcomes]
     lines += [f"{run.last_step} steps in {seconds:.0f} s", run.note]
     best = summary.get("best")
     if best and best["step"] != run.last_step:
-        lines.append(
-            f"best evaluation: after step {best['step']}, "
-            f"{best['mean_response_tokens']:.1f} tokens, "
-            f"accuracy {percent(best['accuracy'])}"
-        )
+        lines.append(describe_best(best, path))
     if worse := summary.get("worse_in_a_row"):
         lines.append(
             f"ended early: {worse} evaluations in a row were worse than the base model's; hf/ "

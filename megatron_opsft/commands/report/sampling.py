@@ -15,6 +15,7 @@ from typing import Any
 from megatron_opsft.commands.report.html import encoded_size
 from megatron_opsft.errors import UserError, log
 from megatron_opsft.records import JsonObject
+from megatron_opsft.run.start.run_directory import HELD_OUT, held_out_files
 from megatron_opsft.runtime.durable import rollout_files, whole_lines
 
 FIELDS = (
@@ -39,6 +40,18 @@ def rollouts_of(run: Path) -> dict[int, list[Path]]:
     for step, path in rollout_files(run / "rollouts"):
         files.setdefault(step, []).append(path)
     return files
+
+
+def held_out_of(run: Path) -> dict[str, dict[int, list[Path]]]:
+    """Return the files of a run's responses to held-out problems, by what a title says of the set
+    ("held-out", "held-out, aime") and by step.
+    """
+    files_of: dict[str, dict[int, list[Path]]] = {}
+    for step, path in held_out_files(run):
+        folder = path.parent.name
+        title = "held-out" if folder == HELD_OUT else f"held-out, {folder}"
+        files_of.setdefault(title, {}).setdefault(step, []).append(path)
+    return files_of
 
 
 def evaluation_samples(evaluation: Path) -> dict[str, list[Path]]:

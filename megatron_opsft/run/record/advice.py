@@ -4,18 +4,15 @@ import math
 from collections.abc import Sequence
 
 from megatron_opsft.config import Config
-from megatron_opsft.run.run_files import Line, best_evaluation
+from megatron_opsft.run.run_files import (
+    REASONS,
+    Line,
+    best_evaluation,
+    describe_rejected,
+)
 from megatron_opsft.runtime.formatting import percent
 from megatron_opsft.runtime.rounding import ceil_div
 
-# Reasons why responses are rejected: their keys in metrics.jsonl, and their names on the console.
-_REASONS = {
-    "num_unfinished": "cut off",
-    "num_wrong": "wrong",
-    "num_no_answer": "no answer",
-    "verify_timeouts": "timed out",
-    "verify_errors": "verifier failed",
-}
 # Advice for each reason if it is the most common one, see `_remedy`.
 _REMEDIES = {
     "num_wrong": (
@@ -53,16 +50,6 @@ def measure_correct(lengths: Sequence[int]) -> dict[str, int]:
         _TENTH: ordered[ceil_div(len(ordered), 10) - 1],
         _HALF: ordered[ceil_div(len(ordered), 2) - 1],
     }
-
-
-def describe_rejected(counts: Line) -> str:
-    """Count the rejected responses by reason, for example `28 cut off, 3 wrong, 1 no answer`.
-
-    counts: a line of metrics.jsonl. Returns "" if nothing was rejected.
-    """
-    return ", ".join(
-        f"{counts[key]} {name}" for key, name in _REASONS.items() if counts.get(key)
-    )
 
 
 def describe_correct(evaluation: Line) -> str:
@@ -125,7 +112,7 @@ def explain_few_accepted(steps: Sequence[Line], limit: int, base: Line) -> str:
     """
     if len(steps) < RECENT_STEPS:
         return ""
-    totals = dict.fromkeys(("num_rollouts", "num_accepted", *_REASONS), 0)
+    totals = dict.fromkeys(("num_rollouts", "num_accepted", *REASONS), 0)
     for step in steps:
         for key in totals:
             totals[key] += int(step.get(key, 0))
@@ -142,7 +129,7 @@ def explain_few_accepted(steps: Sequence[Line], limit: int, base: Line) -> str:
 
 def _remedy(counts: Line, limit: int, base: Line) -> str:
     """Say what helps if few responses are accepted, by the most common reason."""
-    most_common = max(_REASONS, key=lambda key: counts.get(key, 0))
+    most_common = max(REASONS, key=lambda key: counts.get(key, 0))
     if most_common in _REMEDIES:
         remedy = _REMEDIES[most_common]
     elif counts.get("length_limit", limit) < limit:
@@ -219,7 +206,7 @@ def warn_of_decline(evaluations: Sequence[Line], config: Config) -> str:
     if temperature != 1:
         advice = f"set rollout.temperature={temperature:g} to 1"
     best_so_far = "no later evaluation was as accurate as the base model"
-    best = best_evaluation(evaluations, config.eval.best_within)
+    best = best_evaluation(evaluations, config.eval)
     if best["step"]:
         is_in_best = config.eval.keeps_best
         its_model = (

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.methods.facts import describe_token_use
+from megatron_opsft.methods.facts import describe_rollouts, describe_token_use
 from megatron_opsft.models.storage.adapter_config import adapter_config_json
 from megatron_opsft.models.storage.adapters import adapter_files
 from megatron_opsft.models.storage.hf_writer import write_hf_model
@@ -22,7 +22,8 @@ from megatron_opsft.records import Callback, JsonObject, Response
 from megatron_opsft.rollout.sampling import EVAL_STEP
 from megatron_opsft.run.record.advice import advise_on_base, measure_correct
 from megatron_opsft.run.record.metrics import MetricsLog, describe_sample
-from megatron_opsft.run.run_files import best_evaluation
+from megatron_opsft.run.record.rollout_log import RolloutLog
+from megatron_opsft.run.run_files import REASONS, best_evaluation
 from megatron_opsft.run.start.input import HeldOut
 from megatron_opsft.run.start.run_directory import ADAPTER, BEST
 from megatron_opsft.run.start.session import Session, log
@@ -200,6 +201,7 @@ class Evaluations:
     session: Session
     metrics_log: MetricsLog | None
     """Rank 0's; None on other ranks, which write nothing."""
+    rollouts: RolloutLog
     callbacks: Sequence[Callback]
     """Called on rank 0."""
     lines: list[JsonObject]
@@ -235,20 +237,25 @@ class Evaluations:
         return False
 
     def evaluate(self, step: int) -> None:
-        """Measure held-out accuracy and length after `step` updates, and write evals.jsonl."""
+        """Measure held-out accuracy and length after `step` updates; write the responses, and then
+        the line of evals.jsonl.
+        """
         s = self.session
         assert s.held_out is not None
         enter_phase("evaluate")
         line: JsonObject = {"step": step}
         begin = time.monotonic()
         judged = _judge(s, "held-out problems", s.held_out)
-        line |= _measure(judged.responses, "eval")
+        self.rollouts.write_held_out(step, judged)
+        line |= _measure(judged.responses, s.held_out, "eval")
         line |= measure_correct([r.num_tokens for r in judged.responses if r.correct])
         examples = _examples(s, judged)
         del judged  # so that only one set's responses are kept at a time
         for name, held_out in s.more_held_out.items():
-            responses = _judge(s, f"problems of {name}", held_out).responses
-            line |= _measure(responses, f"eval_{name}")
+            judged = _judge(s, f"problems of {name}", held_out)
+            self.rollouts.write_held_out(step, judged, name)
+            line |= _measure(judged.responses, held_out, f"eval_{name}")
+            del judged
         self.lines.append(line)
         if self.metrics_log is None:
             return
@@ -271,7 +278,7 @@ class Evaluations:
 
     def _best_step(self) -> int:
         """Return the step of the best evaluation; 0 if there is none."""
-        best = best_evaluation(self.lines, self.session.config.eval.best_within)
+        best = best_evaluation(self.lines, self.session.config.eval)
         return best.get("step", 0)
 
 
@@ -312,9 +319,12 @@ def _examples(s: Session, judged: JudgedProblems) -> list[str]:
     return [text for _, text in sorted(gather_from_all(numbered))]
 
 
-def _measure(responses: Sequence[Response], key: str) -> dict[str, float | int]:
+def _measure(
+    responses: Sequence[Response], held_out: HeldOut, key: str
+) -> dict[str, float | int]:
     """Return the values of evals.jsonl for a set: the share of correct responses, the mean number
-    of their tokens, the share that the limit cut off, and their number.
+    of their tokens, the share that the limit cut off, their number, and how many were rejected for
+    each of `REASONS`.
 
     key: the prefix of their keys.
     """
@@ -322,11 +332,13 @@ def _measure(responses: Sequence[Response], key: str) -> dict[str, float | int]:
     num_tokens = sum(response.num_tokens for response in responses)
     num_correct = sum(response.correct for response in responses)
     num_finished = sum(response.finished for response in responses)
+    counts = describe_rollouts(responses, held_out.settings.max_response_tokens)
     return {
         f"{key}_accuracy": num_correct / num_samples,
         f"{key}_mean_response_tokens": num_tokens / num_samples,
         f"{key}_truncated_share": (num_samples - num_finished) / num_samples,
         f"{key}_samples": num_samples,
+        **{f"{key}_{reason}": counts[reason] for reason in REASONS},
         **{
             f"{key}_{name}": value
             for name, value in describe_token_use(responses).items()

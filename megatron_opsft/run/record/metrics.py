@@ -11,12 +11,8 @@ from uuid import uuid4
 from megatron_opsft.config import RunConfig
 from megatron_opsft.errors import UserError, first_line, log
 from megatron_opsft.records import Problem, Rollout, Verdict
-from megatron_opsft.run.record.advice import (
-    describe_correct,
-    describe_rejected,
-    warn_of_cut_off,
-)
-from megatron_opsft.run.run_files import Line
+from megatron_opsft.run.record.advice import describe_correct, warn_of_cut_off
+from megatron_opsft.run.run_files import Line, describe_rejected
 from megatron_opsft.runtime.console import say
 from megatron_opsft.runtime.durable import append_line, write_text
 from megatron_opsft.runtime.formatting import percent
@@ -90,12 +86,15 @@ class MetricsLog:
 
         key: the prefix of its keys in `metrics`. more: text for the end of the line.
         """
+        samples = f"{metrics[f'{key}_samples']} samples"
+        if rejected := describe_rejected(metrics, f"{key}_"):
+            samples += f": {rejected}"
         line = (
             f"{name} after step {metrics['step']}: "
             f"accuracy {percent(metrics[f'{key}_accuracy'])}, "
             f"{metrics[f'{key}_mean_response_tokens']:.1f} tokens, "
             f"{percent(metrics[f'{key}_truncated_share'])} cut off "
-            f"({metrics[f'{key}_samples']} samples)"
+            f"({samples})"
         )
         say(f"{line}; {more}" if more else line)
         warning = warn_of_cut_off(name, metrics, key)

@@ -37,7 +37,12 @@ from megatron_opsft.run.record.summary import (
     read_evaluations,
     summarize,
 )
-from megatron_opsft.run.run_files import Line, describe_skipped, is_skipped
+from megatron_opsft.run.run_files import (
+    Line,
+    describe_best,
+    describe_skipped,
+    is_skipped,
+)
 from megatron_opsft.run.start.run_directory import RunDir
 from megatron_opsft.run.start.session import Session, log
 from megatron_opsft.run.step.batch import JudgedBatch
@@ -87,7 +92,7 @@ class RunRecorder:
         )
         lines = read_evaluations(self._dir) if session.layout.is_main else []
         self.evaluations = Evaluations(
-            session, self._log, callbacks, broadcast_object(lines)
+            session, self._log, self.rollouts, callbacks, broadcast_object(lines)
         )
 
     def record(
@@ -244,15 +249,18 @@ class RunRecorder:
         """
         config = self._s.config
         num_worse = best_step = 0
+        kept_step = self.evaluations.step_of_best_model()
         if step < config.run.steps:
             self.checkpoint(step, leaving=True)
             num_worse = worse_in_a_row(self.evaluations.lines)
-            best_step = self.evaluations.step_of_best_model()
+            best_step = kept_step
         model_step = best_step or step
         summary: JsonObject = {}
         card = ""
         if self._log is not None:
-            summary = summarize(config, self.evaluations.lines, step, model_step)
+            summary = summarize(
+                config, self.evaluations.lines, step, model_step, kept_step
+            )
             if num_worse:
                 summary["worse_in_a_row"] = num_worse
             if step:
@@ -279,6 +287,8 @@ class RunRecorder:
                 self._dir / "hf",
                 self._dir,
             )
+            if "best" in summary:
+                log.info(describe_best(summary["best"], self._dir))
             self._warn_once("decline", warn_of_decline(self.evaluations.lines, config))
 
     def close(self) -> None:

@@ -24,8 +24,10 @@ from megatron_opsft.run.run_files import (
     is_skipped,
     read_json_lines,
 )
+from megatron_opsft.run.start.run_directory import BEST
 from megatron_opsft.run.start.session import Session, log
 from megatron_opsft.runtime.distributed import broadcast_object
+from megatron_opsft.runtime.durable import step_name
 from megatron_opsft.runtime.formatting import percent, tokens
 from megatron_opsft.runtime.libraries import installed_versions
 from megatron_opsft.runtime.phase import enter_phase
@@ -129,21 +131,36 @@ def read_evaluations(directory: Path) -> list[JsonObject]:
 
 
 def summarize(
-    config: Config, evaluations: Sequence[Line], step: int, model_step: int
+    config: Config,
+    evaluations: Sequence[Line],
+    step: int,
+    model_step: int,
+    kept_step: int = 0,
 ) -> JsonObject:
     """Return the content of summary.json: accuracy and length before, after and at best; steps.
 
     evaluations: the lines of evals.jsonl. step: the last one of the run. model_step: the step of
-    the model that it exports. Errors: those of `read_json_lines`.
+    the model that it exports. kept_step: the step of the best evaluation if best/ has its model,
+    else 0. Errors: those of `read_json_lines`.
     """
     required = ("trained_tokens", "step_seconds")
     steps = read_json_lines(config.run.dir / "metrics.jsonl", required=required)
     base = evaluations[0] if evaluations else {}
     final = evaluations[-1] if evaluations else {}
     summary: JsonObject = {"base": _measured(base), "final": _measured(final)}
-    best = best_evaluation(evaluations, config.eval.best_within)
+    best = best_evaluation(evaluations, config.eval)
     if best:
-        summary["best"] = _measured(best) | {"step": best["step"]}
+        model = None  # the folder of its model in the run's directory, if it was kept
+        if best["step"] == kept_step != 0:
+            model = f"{BEST}/{step_name(kept_step)}"
+        elif best["step"] == model_step != 0:
+            model = "hf"
+        rule = f"eval.best={config.eval.best}: {config.eval.best_rule}"
+        summary["best"] = _measured(best) | {
+            "step": best["step"],
+            "rule": rule,
+            "model": model,
+        }
     return summary | {
         "steps": step,
         "model_step": model_step,
@@ -169,7 +186,7 @@ tags: [on-policy-sft, {config.method.name}]
 |---|---|---|
 | mean response tokens | {before[1]} | {after[1]} |
 | accuracy | {before[0]} | {after[0]} |
-
+{best}
 ```python
 from transformers import pipeline
 
@@ -209,6 +226,13 @@ def model_card(
         method += " by the length of the thinking"
     if config.lora.rank:
         method += f" ({describe_lora(config.lora)})"
+    best = ""
+    if "best" in summary:
+        step, figures = summary["best"]["step"], _cells(summary["best"])
+        best = (
+            f"\nThe best evaluation, by {config.eval.best_rule}: after {step} steps, "
+            f"{figures[1]} tokens, accuracy {figures[0]}.\n"
+        )
     arguments = ""
     if config.data.template_arguments is not None:
         arguments = f"tokenizer_encode_kwargs={config.data.template_arguments}, "
@@ -218,9 +242,10 @@ def model_card(
         method=method,
         data=", ".join(source.path for source in config.data.sources),
         name=directory.name,
-        directory=directory / "hf",
+        directory=config.export.push_to_hub or directory / "hf",
         before=_cells(summary["base"]),
         after=_cells(exported),
+        best=best,
         messages="\n".join(messages_as_json),
         arguments=arguments,
         prompt=prompt,

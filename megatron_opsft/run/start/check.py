@@ -20,7 +20,12 @@ from megatron_opsft.run.start.checked_run import CheckedRun, make_checked_run
 from megatron_opsft.run.start.run_directory import RunDir
 from megatron_opsft.runtime.durable import list_checkpoints
 from megatron_opsft.runtime.launched import is_launched, launched_rank, launched_ranks
-from megatron_opsft.runtime.libraries import check_cached, check_fetched, is_installed
+from megatron_opsft.runtime.libraries import (
+    check_cached,
+    check_fetched,
+    is_installed,
+    is_offline,
+)
 from megatron_opsft.verify.verifier import check_judge
 
 
@@ -85,6 +90,7 @@ def check_run(
     check_judge(config.verify)
     _check_evaluations(config)
     _check_wandb(config)
+    check_hub(config)
     # The last check: it may need the network.
     return make_checked_run(config, read_shape(config), world_size)
 
@@ -174,4 +180,34 @@ def _check_wandb(config: Config) -> None:
         raise UserError(
             f"run.wandb={config.run.wandb} needs the wandb package: pip install wandb, or set "
             "run.wandb=off"
+        )
+
+
+def check_hub(config: Config) -> None:
+    """Check, without asking the hub, that the run can upload its model there, if it is to.
+
+    Errors: `UserError` if there is no model, no package, no token, or offline mode is set.
+    """
+    name = config.export.push_to_hub
+    if name is None:
+        return
+    option = f"export.push_to_hub={name}"
+    if config.run.steps == 0:
+        raise UserError(
+            f"{option}: a run with run.steps=0 writes no model; leave it out"
+        )
+    if not is_installed("huggingface_hub"):
+        raise UserError(
+            f"{option} needs the huggingface_hub package: pip install huggingface_hub"
+        )
+    if is_offline():
+        raise UserError(
+            f"{option}: HF_HUB_OFFLINE=1 is set, so nothing can be uploaded; unset it, or leave "
+            f"the key out and run `hf upload {name} {config.run.dir / 'hf'} .` later"
+        )
+    from huggingface_hub import get_token
+
+    if get_token() is None:
+        raise UserError(
+            f"{option} needs a token that may write there: set HF_TOKEN, or run `hf auth login`"
         )

@@ -6,6 +6,7 @@ from pathlib import Path
 from shutil import disk_usage
 
 from megatron_opsft.config import Config
+from megatron_opsft.data.problems import held_out_source
 from megatron_opsft.errors import UserError
 from megatron_opsft.models.architectures.shape import ModelShape
 from megatron_opsft.models.weights.lora import adapters_of_rules
@@ -39,6 +40,8 @@ class DiskUse:
     """All models at most: hf/ and those of best/."""
     rollouts: int
     """The responses of all steps, if each is as long as it may be."""
+    held_out: int
+    """The same of the responses of all evaluations."""
 
 
 def checkpoint_bytes_each(config: Config) -> int:
@@ -93,6 +96,7 @@ def disk_use(config: Config, shape: ModelShape) -> DiskUse:
         model=model,
         models=num_models * model,
         rollouts=_rollout_bytes(config),
+        held_out=_held_out_bytes(config),
     )
 
 
@@ -105,6 +109,24 @@ def _rollout_bytes(config: Config) -> int:
     if config.run.save_logprobs:
         token_bytes += _LOGPROB_BYTES
     return config.run.steps * num_tokens * token_bytes
+
+
+def _held_out_bytes(config: Config) -> int:
+    """Return the most bytes of held_out/ after all evaluations."""
+    settings, run = config.eval, config.run
+    if not run.save_rollouts:
+        return 0
+    num_responses = 0
+    if settings.holdout or held_out_source(config.data, settings) is not None:
+        num_responses = settings.num_problems * settings.samples_per_problem
+    for more in settings.more:
+        num_problems = more.num_problems or settings.num_problems
+        samples = more.samples_per_problem or settings.samples_per_problem
+        num_responses += num_problems * samples
+    every = run.eval_every or run.steps or 1
+    num_evaluations = len({*range(0, run.steps, every), run.steps})
+    max_tokens = settings.max_response_tokens or config.rollout.max_response_tokens
+    return num_evaluations * num_responses * max_tokens * _TOKEN_BYTES
 
 
 def check_disk(config: Config, shape: ModelShape, *, resume: bool) -> str:

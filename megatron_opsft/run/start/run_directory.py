@@ -21,6 +21,9 @@ from megatron_opsft.runtime.owned_directory import OwnedDirectory
 
 # The folder of the best models so far, a Hugging Face directory for each step.
 BEST = "best"
+# The folder of the responses to held-out problems: a file for each evaluation, and a folder of such
+# files for each set of eval.more.
+HELD_OUT = "held_out"
 # The folder of the final LoRA adapter, as PEFT reads it.
 ADAPTER = "adapter"
 
@@ -31,7 +34,7 @@ class RunDir(OwnedDirectory):
     kind = "run"
     option = "run.dir="
     fix = "restore the data, model.adapter and the model's chat template, or name another run.dir"
-    folders_of_steps = ("rollouts", "checkpoints", BEST, "tensorboard")
+    folders_of_steps = ("rollouts", HELD_OUT, "checkpoints", BEST, "tensorboard")
     names = (
         "config.yaml",
         "metrics.jsonl",
@@ -40,6 +43,7 @@ class RunDir(OwnedDirectory):
         "bad_rows.jsonl",
         "report.html",
         "rollouts",
+        HELD_OUT,
         "checkpoints",
         "hf",
         ADAPTER,
@@ -99,8 +103,8 @@ class RunDir(OwnedDirectory):
                 write_text(path, text)
         rollouts = rollout_files(self.path / "rollouts")
         models = in_step_order((self.path / BEST).glob("*"))
-        for step, path in [*rollouts, *models]:
-            if step > after_step:
+        for step, path in [*rollouts, *held_out_files(self.path), *models]:
+            if step > after_step or after_step == 0:
                 remove(path)
         for prefix in (PARTIAL, REPLACED):
             for _, path in in_step_order((self.path / "checkpoints").iterdir(), prefix):
@@ -117,3 +121,14 @@ class RunDir(OwnedDirectory):
         if bad_rows:
             lines = [json.dumps(asdict(row)) + "\n" for row in bad_rows]
             write_text(path, "".join(lines))
+
+
+def held_out_files(run: Path) -> list[tuple[int, Path]]:
+    """Return (step, path) of a run's files of responses to held-out problems: the first set's, and
+    then those of the sets of `eval.more`.
+    """
+    folder = run / HELD_OUT
+    files = rollout_files(folder)
+    for of_set in sorted(path for path in folder.glob("*") if path.is_dir()):
+        files += rollout_files(of_set)
+    return files

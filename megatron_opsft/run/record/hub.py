@@ -1,0 +1,61 @@
+"""Uploads the model of a finished run to the Hugging Face hub.
+
+huggingface_hub alone reads the token, from HF_TOKEN or its login; nothing here passes it on.
+"""
+
+import shlex
+
+from megatron_opsft.config import Config
+from megatron_opsft.errors import UserError, first_line, log
+from megatron_opsft.runtime.phase import enter_phase, let_signals_end
+
+
+def push_to_hub(config: Config) -> None:
+    """Upload hf/ with its card to `export.push_to_hub`, if that is set; a repository that does not
+    exist is made. Called on rank 0, when the run is finished and its processes are closed.
+
+    A failure is a warning with the command that uploads later: the run is finished all the same.
+    A signal ends the process at once; the command was said before.
+    """
+    name = config.export.push_to_hub
+    if name is None:
+        return
+    directory = config.run.dir / "hf"
+    command = f"hf upload {name} {shlex.quote(str(directory))} ."
+    if config.export.private:
+        command += " --private"
+    enter_phase(f"uploading to {name}")
+    log.info("uploading %s to %s; if it is interrupted: %s", directory, name, command)
+    let_signals_end()
+    try:
+        url = _upload(config, name)
+    except Exception as error:  # of the hub, the network, or huggingface_hub
+        log.warning(
+            "%s was not uploaded to %s: %s; later: %s",
+            directory,
+            name,
+            first_line(error),
+            command,
+        )
+        return
+    log.info("uploaded to %s", url)
+
+
+def _upload(config: Config, name: str) -> str:
+    """Upload hf/; return the address of the repository.
+
+    Errors: `UserError` if the repository exists and is public, and `export.private` is set; those
+    of huggingface_hub.
+    """
+    from huggingface_hub import HfApi
+
+    hub = HfApi()
+    url = hub.create_repo(name, private=config.export.private, exist_ok=True)
+    if config.export.private and not hub.model_info(name).private:
+        raise UserError(f"{url} is public, and export.private=true")
+    hub.upload_folder(
+        repo_id=name,
+        folder_path=config.run.dir / "hf",
+        commit_message=f"Model of {config.run.dir.name}",
+    )
+    return str(url)
