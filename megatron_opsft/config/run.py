@@ -30,7 +30,7 @@ from megatron_opsft.section import (
 
 class DataConfig(Section):
     train: Annotated[Sources, BY_CONTENT]
-    """`arithmetic` (embedded), a .jsonl/.jsonl.gz/.parquet file, or a Hugging Face data set name;
+    """`arithmetic` (embedded), a file (JSONL, JSON, CSV, Parquet), or a Hugging Face data set name;
     or a list of {path, weight}, a mixture (docs/data.md).
     """
     split: str = "train"
