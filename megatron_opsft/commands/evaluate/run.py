@@ -70,6 +70,7 @@ def evaluate(settings: EvalSettings, *, overwrite: bool = False) -> str:
         # Ranks go at their own pace: no limit on phases.
         stack.enter_context(watched(job, Limits()))
         enter_phase("evaluate", 0)
+        _check_same_on_ranks(models[0], job)
         if job.is_main:
             _begin_directories(models, stack, overwrite=overwrite)
         # Its processes start while the engine does, and leave it one of the rank's cores.
@@ -83,6 +84,22 @@ def evaluate(settings: EvalSettings, *, overwrite: bool = False) -> str:
             engine.close()
         leave_job()
         return _write_outputs(models) if job.is_main else ""
+
+
+def _check_same_on_ranks(inputs: Inputs, job: Job) -> None:
+    """Check that scripts have given every rank the same. Called by every rank.
+
+    Errors: `UserError` on a rank whose problems or judge are not those of rank 0.
+    """
+    hashes = [benchmark.data.sha256 for benchmark in inputs.benchmarks]
+    given = json.dumps([hashes, inputs.settings.judge])
+    if job.is_main:
+        job.put("given", given)
+    elif job.get("given") != given:
+        raise UserError(
+            f"rank {job.rank} has other problems or another judge than rank 0: give every rank "
+            "the same"
+        )
 
 
 def _begin_directories(
