@@ -39,7 +39,7 @@ class DataConfig(Section):
     """Configuration name of a Hugging Face data set, such as `main` of gsm8k."""
     problem_field: str | None = None
     """Field of the problem (text or chat messages; may be dotted); by default the first of problem,
-    question, prompt.
+    question, prompt; or messages, which hold the answer too.
     """
     answer_field: str | None = None
     """Field of the gold answer (may be dotted); by default the first of answer, final_answer,

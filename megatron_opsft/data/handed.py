@@ -53,13 +53,20 @@ def write_rows(data: object, directory: Path, *, where: str) -> Path:
 def write_once(path: Path, content: bytes) -> Path:
     """Write a file whose name has a hash of what it holds, if it is not there yet; return the path.
 
-    Every rank may call it at the same time, with the same content.
+    Every rank may call it at the same time, with the same content. Errors: `UserError` for a place
+    that cannot be written.
     """
-    if not path.exists():
+    if path.exists():
+        return path
+    own = path.with_name(f".{path.name}.rank_{launched_rank()}")
+    try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        own = path.with_name(f".{path.name}.rank_{launched_rank()}")
         write_bytes(own, content)
         os.replace(own, path)
+    except OSError as error:
+        raise UserError(
+            f"{path} cannot be written ({error.strerror}); name another directory"
+        ) from None
     return path
 
 

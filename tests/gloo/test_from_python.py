@@ -130,5 +130,11 @@ for data, decide in ((rows[rank:], judge), (rows, (judge, share)[rank])):
     except Exception as error:
         print(error)
 """
-    said = "the ranks were not given the same problems and judge"
-    assert run_script(cli, tmp_path, body, 2).splitlines().count(said) == 4
+    body += """
+try:
+    evaluate(model="tiny_reasoner", out=DIR / "eval", data=rows[rank:], limit=4, device="cpu")
+except Exception as error:
+    print(error)
+"""
+    said = "the ranks have different problems or judges: give all the same"
+    assert run_script(cli, tmp_path, body, 2).splitlines().count(said) == 6

@@ -186,6 +186,9 @@ def test_judges_that_cannot_be_handed_over_are_one_line(tmp_path: Path) -> None:
     ):
         with pytest.raises(UserError, match=f"^[^\n]*{said}[^\n]*$"):
             train(config, judge=judge)
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"data_\w+\.jsonl cannot be written .*; name another dir"):
+        write_rows(ROWS, tmp_path / "file/run", where="train: data")
     with pytest.raises(UserError, match="^train: data: row 1: column answer"):
         train(config, data=[{"problem": "p", "answer": b""}])
     with pytest.raises(UserError, match="^evaluate: data mine is of type int"):

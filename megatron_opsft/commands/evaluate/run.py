@@ -87,18 +87,19 @@ def evaluate(settings: EvalSettings, *, overwrite: bool = False) -> str:
 
 
 def _check_same_on_ranks(inputs: Inputs, job: Job) -> None:
-    """Check that scripts have given every rank the same. Called by every rank.
+    """Check that scripts have given every rank the same problems and judge. Called by every rank.
 
-    Errors: `UserError` on a rank whose problems or judge are not those of rank 0.
+    Errors: `UserError` on all ranks if not.
     """
     hashes = [benchmark.data.sha256 for benchmark in inputs.benchmarks]
     given = json.dumps([hashes, inputs.settings.judge])
+    job.put(f"given_{job.rank}", given)
     if job.is_main:
-        job.put("given", given)
-    elif job.get("given") != given:
+        others = (job.get(f"given_{rank}") for rank in range(job.world_size))
+        job.put("same", str(all(other == given for other in others)))
+    if job.get("same") != str(True):
         raise UserError(
-            f"rank {job.rank} has other problems or another judge than rank 0: give every rank "
-            "the same"
+            "the ranks have different problems or judges: give all the same"
         )
 
 
