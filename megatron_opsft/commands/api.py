@@ -130,6 +130,7 @@ def _with_handed(config: Config, data: object, judge: object) -> Config:
     names their files. Called by every rank. Errors: `UserError`.
     """
     sections: dict[str, Any] = {}
+    is_written = data is not None
     if data is not None:
         from megatron_opsft.data.handed import write_rows
 
@@ -140,8 +141,9 @@ def _with_handed(config: Config, data: object, judge: object) -> Config:
 
         packed = pack_judge(judge, where="train: judge")
         packed.write(config.run.dir)
+        is_written = is_written or bool(packed.module)
         sections["verify"] = config.verify.model_copy(update={"judge": packed.name})
-    if launched_rank() == 0:
+    if is_written and launched_rank() == 0:
         log.info(
             "what Python hands over is written to %s: `megatron-opsft train %s --resume` "
             "continues the run as well",

@@ -14,7 +14,7 @@ from base64 import b64encode
 from collections.abc import Iterator
 from pathlib import Path
 from textwrap import fill
-from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
+from types import CodeType, FunctionType, MemberDescriptorType, ModuleType
 from typing import Any, NamedTuple
 
 from megatron_opsft.data.handed import write_once
@@ -131,7 +131,7 @@ def _code_of(value: Any, above: frozenset[int] = frozenset()) -> Any:
         return repr(value)
     if isinstance(value, ModuleType):
         return value.__name__
-    if isinstance(value, BuiltinFunctionType) or _is_of_a_module(value):
+    if _is_of_a_module(value):
         return f"{value.__module__}:{value.__qualname__}"
     if id(value) in above:
         return "itself"
@@ -143,22 +143,18 @@ def _code_of(value: Any, above: frozenset[int] = frozenset()) -> Any:
 
 
 def _parts_of(value: Any) -> list[Any]:
-    """Return the values that decide how a value behaves: of a function its bytecode, its defaults,
-    what it encloses, and the globals that it reads.
+    """Return the values that decide how a value behaves: of a function its bytecode, its defaults
+    and attributes, what it encloses, and the globals that it reads.
     """
     if isinstance(value, CodeType):
-        names = [
-            value.co_names,
-            value.co_varnames,
-            value.co_freevars,
-            value.co_cellvars,
-        ]
+        names = [value.co_names, value.co_varnames]
+        names += [value.co_freevars, value.co_cellvars]
         counts = [value.co_argcount, value.co_kwonlyargcount, value.co_flags]
         return [value.co_code, value.co_exceptiontable, value.co_consts, names, counts]
     if isinstance(value, FunctionType):
         enclosed = [cell.cell_contents for cell in value.__closure__ or ()]
-        defaults = [value.__defaults__, value.__kwdefaults__]
-        return [value.__code__, defaults, enclosed, _globals_of(value)]
+        own = [value.__defaults__, value.__kwdefaults__, value.__dict__]
+        return [value.__code__, own, enclosed, _globals_of(value)]
     if isinstance(value, type):
         return [value.__qualname__, value.__bases__, _members_of(value)]
     if isinstance(value, dict):
@@ -189,13 +185,10 @@ def _globals_of(function: FunctionType) -> dict[str, Any]:
 
 
 def _members_of(kind: type) -> dict[str, Any]:
-    """Return the functions and plain values of a class, by name."""
+    """Return what a class defines, by name; of what Python itself adds only the functions."""
     members = {}
     for name, member in vars(kind).items():
-        if isinstance(member, property):
-            member = member.fget
-        member = getattr(member, "__func__", member)  # of a static or a class method
-        is_plain = isinstance(member, str | int | float | list | tuple | dict)
-        if isinstance(member, FunctionType) or (is_plain and not name.startswith("__")):
+        is_of_python = name.startswith("__") or isinstance(member, MemberDescriptorType)
+        if isinstance(member, FunctionType) or not is_of_python:
             members[name] = member
     return members

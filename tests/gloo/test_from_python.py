@@ -136,5 +136,5 @@ try:
 except Exception as error:
     print(error)
 """
-    said = "the ranks have different problems or judges: give all the same"
+    said = "every rank must be given the same problems and judge"
     assert run_script(cli, tmp_path, body, 2).splitlines().count(said) == 6

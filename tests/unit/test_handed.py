@@ -103,13 +103,14 @@ def test_a_judge_s_name_is_of_its_code_and_what_it_refers_to(
     names = [before, named(other), *map(named, partials), named(judge_with(1))]
     names += [named(judge_with(2)), named(lambda text, gold, fields=1: True)]
     names += [named(lambda text, gold, fields=2: True), named(lambda text, gold, fields: True)]
+    names += [named(re.compile(word).search) for word in "ab"]  # what a method belongs to
     assert len(set(names)) == len(names)
     monkeypatch.setitem(globals(), "LIMIT", 4)  # a global that it reads
     assert named(first) not in names
 
 
 PACK = """
-import dataclasses, re
+import dataclasses, enum, re
 from megatron_opsft.verify.handed_judge import pack_judge
 WORDS = {"one", "two", "three"}
 PATTERN = re.compile("[ab]+")
@@ -122,7 +123,18 @@ class Limits:
     def double(self):
         return 2 * self.most
 
+class Kind(enum.Enum):
+    NONE = "none"
+
+class Slotted:
+    __slots__ = ("a",)
+    WORDS = {"five", "six", "seven"}
+
+    @staticmethod
+    def least(): return 1
+
 def helper(text):
+    helper.calls = Kind.NONE, Slotted.least()
     return helper(text[1:]) if text else Limits().double
 
 def judge(text, gold, fields):

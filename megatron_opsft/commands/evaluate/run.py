@@ -98,9 +98,7 @@ def _check_same_on_ranks(inputs: Inputs, job: Job) -> None:
         others = (job.get(f"given_{rank}") for rank in range(job.world_size))
         job.put("same", str(all(other == given for other in others)))
     if job.get("same") != str(True):
-        raise UserError(
-            "the ranks have different problems or judges: give all the same"
-        )
+        raise UserError("every rank must be given the same problems and judge")
 
 
 def _begin_directories(

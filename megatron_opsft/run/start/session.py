@@ -218,9 +218,7 @@ def open_session(checked: CheckedRun, *, resume: bool = False) -> Iterator[Sessi
     with watched(current_job(), limits):
         given = run_input.problems.sha256, config.verify.judge
         if any_over_world(broadcast_object(given) != given):
-            raise UserError(
-                "the ranks have different problems or judges: give all the same"
-            )
+            raise UserError("every rank must be given the same problems and judge")
         if layout.is_main:
             for note in (disk_warning, *run_input.notes):
                 if note:
