@@ -7,14 +7,14 @@ a script of several ranks, under torchrun, every rank calls the same.
 import json
 import signal
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from megatron_opsft.config import Config
 from megatron_opsft.config import load as config_load
-from megatron_opsft.errors import NothingLeft, UserError
+from megatron_opsft.errors import NothingLeft, UserError, log
 from megatron_opsft.records import Callback, JsonObject, record
 from megatron_opsft.runtime.console import say
 from megatron_opsft.runtime.launched import launched_rank
@@ -25,6 +25,7 @@ from megatron_opsft.runtime.successive import ended_with_its_job
 if TYPE_CHECKING:
     from megatron_opsft.commands.convert.run import Figures
     from megatron_opsft.commands.evaluate.results import Results
+    from megatron_opsft.commands.evaluate.settings import EvalSettings
 
 
 @record
@@ -71,11 +72,16 @@ def train(
     resume: bool | Literal["auto"] = False,
     overwrite: bool = False,
     callbacks: Sequence[Callback] = (),
+    data: object = None,
+    judge: Callable[..., object] | None = None,
 ) -> TrainedRun:
     """Train as `megatron-opsft train` does.
 
     resume: continue from the newest checkpoint; "auto": start anew if there is no run.
     overwrite: delete what the run's directory holds.
+    data: rows in place of data.train: dicts in a list, a `datasets.Dataset`, a pandas DataFrame.
+    judge: a function in place of verify.judge, also a lambda (docs/convert.md). Both are written to
+    files in the run's directory that its config.yaml names, which alone is enough to resume.
 
     Call it in the main thread. After Ctrl-C, SIGTERM or `run.max_minutes` the run finishes its
     step, writes a checkpoint and returns. Errors: `UserError`, `NonFiniteError` and `SyncError`
@@ -98,6 +104,9 @@ def train(
         for number in STOP_SIGNALS:  # their handlers are restored at the end
             cleanup.callback(signal.signal, number, signal.getsignal(number))
         cleanup.enter_context(ended_with_its_job())
+        if data is not None or judge is not None:
+            _check_start(config, resume=bool(resume), overwrite=overwrite)
+            config = _with_handed(config, data, judge)
         code = start_training(
             config,
             resume=bool(resume),
@@ -106,6 +115,42 @@ def train(
             callbacks=callbacks,
         )
     return TrainedRun(directory=config.run.dir, finished=code == 0)
+
+
+def _check_start(config: Config, *, resume: bool, overwrite: bool) -> None:
+    """Check that a run may start, before anything is written for it. Errors: `UserError`."""
+    from megatron_opsft.run.start.run_directory import RunDir
+
+    if launched_rank() == 0:
+        RunDir(config.run.dir).check_start(resume=resume, overwrite=overwrite)
+
+
+def _with_handed(config: Config, data: object, judge: object) -> Config:
+    """Write the data and the judge that Python hands over, if any; return the configuration that
+    names their files. Called by every rank. Errors: `UserError`.
+    """
+    sections: dict[str, Any] = {}
+    is_written = data is not None
+    if data is not None:
+        from megatron_opsft.data.handed import write_rows
+
+        path = write_rows(data, config.run.dir, where="train: data")
+        sections["data"] = config.data.model_copy(update={"train": str(path)})
+    if judge is not None:
+        from megatron_opsft.verify.handed_judge import pack_judge
+
+        packed = pack_judge(judge, where="train: judge")
+        packed.write(config.run.dir)
+        is_written = is_written or bool(packed.module)
+        sections["verify"] = config.verify.model_copy(update={"judge": packed.name})
+    if is_written and launched_rank() == 0:
+        log.info(
+            "what Python hands over is written to %s: `megatron-opsft train %s --resume` "
+            "continues the run as well",
+            config.run.dir,
+            config.run.dir / "config.yaml",
+        )
+    return config.model_copy(update=sections)
 
 
 def start_training(
@@ -153,21 +198,19 @@ def evaluate(
     """Evaluate as `megatron-opsft eval` does; `results.model_dump()` is results.json.
 
     settings: a YAML file; keys: settings on top of it, such as `model=`, `out=`, `limit=`, and
-    `data={"mine": "problems.jsonl"}` (docs/evaluation.md). The same call continues the evaluation
-    in `out`. Returns None on ranks other than 0.
+    `data={"mine": "problems.jsonl"}` (docs/evaluation.md). In place of a file `data` takes rows as
+    `train` does, and rows alone are the benchmark `data`; `judge` takes a function. The same call
+    continues the evaluation in `out`. Returns None on ranks other than 0.
     """
     with ended_with_its_job():
-        from megatron_opsft.commands.evaluate.settings import (
-            check_settings,
-            load_settings,
-        )
+        from megatron_opsft.commands.evaluate.settings import check_settings
 
         for key, value in keys.items():
             if isinstance(value, Path):
                 keys[key] = str(value)
         if settings is not None:
             settings = Path(settings)
-        loaded = load_settings(settings, (), keys)
+        loaded = _load_evaluation(settings, keys)
         check_settings(loaded)
         from megatron_opsft.commands.evaluate.results import read_results
 
@@ -176,6 +219,39 @@ def evaluate(
         if not run(loaded, overwrite=overwrite):
             return None
         return read_results(loaded.out)
+
+
+def _load_evaluation(
+    settings: Path | None, keys: Mapping[str, object]
+) -> "EvalSettings":
+    """Load the settings of an evaluation, and write the data and the judge that Python hands over,
+    if any, to its directory. Called by every rank. Errors: `UserError`.
+    """
+    from megatron_opsft.commands.evaluate.settings import (
+        EvaluationDirectory,
+        load_settings,
+    )
+    from megatron_opsft.data.handed import split_benchmarks, write_rows
+    from megatron_opsft.verify.handed_judge import pack_judge
+
+    plain = dict(keys)
+    rows: Mapping[str, object] = {}
+    judge = None
+    if "data" in keys:
+        plain["data"], rows = split_benchmarks(keys["data"])
+    if not isinstance(keys.get("judge", ""), str):
+        judge = pack_judge(keys["judge"], where="evaluate: judge")
+        plain["judge"] = judge.name
+    loaded = load_settings(settings, (), plain)
+    if launched_rank() == 0 and (rows or judge):
+        EvaluationDirectory(loaded.out).check()
+    if judge is not None:
+        judge.write(loaded.out)
+    written = {}
+    for name, data in rows.items():
+        where = f"evaluate: data {name}"
+        written[name] = str(write_rows(data, loaded.out, where=where))
+    return loaded.model_copy(update={"data": loaded.data | written})
 
 
 def convert(

@@ -32,7 +32,7 @@ from megatron_opsft.section import (
 
 class DataConfig(Section):
     train: Annotated[Sources, BY_CONTENT]
-    """`arithmetic` (embedded), a .jsonl/.jsonl.gz/.parquet file, or a Hugging Face data set name;
+    """`arithmetic` (embedded), a file (JSONL, JSON, CSV, Parquet), or a Hugging Face data set name;
     or a list of {path, weight}, a mixture (docs/data.md).
     """
     split: str = "train"
@@ -41,7 +41,7 @@ class DataConfig(Section):
     """Configuration name of a Hugging Face data set, such as `main` of gsm8k."""
     problem_field: str | None = None
     """Field of the problem (text or chat messages; may be dotted); by default the first of problem,
-    question, prompt.
+    question, prompt; or messages, which hold the answer too.
     """
     answer_field: str | None = None
     """Field of the gold answer (may be dotted); by default the first of answer, final_answer,

@@ -1,4 +1,4 @@
-"""Problems of the embedded task, of a JSONL or Parquet file, a saved or a Hugging Face data set.
+"""Problems of the embedded task, of a file, a saved or a Hugging Face data set.
 
 A row that cannot be used is never dropped silently: it becomes a `BadRow` with its number and the
 reason. A source without a single usable row is a `UserError`.
@@ -16,7 +16,9 @@ from megatron_opsft.config import DataConfig, EvalConfig
 from megatron_opsft.data.prompt_file import PromptFile, open_prompt_file
 from megatron_opsft.data.rows import (
     ANSWER_FIELDS,
+    CHATS_FIELD,
     PROBLEM_FIELDS,
+    are_whole_chats,
     choose_fields,
     read_problem,
 )
@@ -101,7 +103,8 @@ def load_problems(
     name.
 
     split, subset: the part of a data set that is read; `arithmetic` has splits, too.
-    problem_field, answer_field: None for the most common of PROBLEM_FIELDS or ANSWER_FIELDS.
+    problem_field, answer_field: None for the most common of PROBLEM_FIELDS or ANSWER_FIELDS; or
+    for `messages`, whose chats hold both, if more rows have that. The same for both means chats.
     section: the prefix of config keys, for errors.
     template: a Jinja file makes the problems' texts; any other changes nothing here.
     with_fields: True to keep the remaining columns of the rows.
@@ -111,6 +114,8 @@ def load_problems(
     if source == ARITHMETIC:
         return _load_arithmetic(split, prompt_file)
     rows = read_rows(source, split=split, subset=subset, section=section)
+    if problem_field is None and answer_field is None and are_whole_chats(rows):
+        problem_field = answer_field = CHATS_FIELD
     problem_fields = PROBLEM_FIELDS if problem_field is None else (problem_field,)
     answer_fields = ANSWER_FIELDS if answer_field is None else (answer_field,)
     wanted = {

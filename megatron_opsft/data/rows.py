@@ -21,6 +21,8 @@ ANSWER_FIELDS = (
     "final_answer",
     "solution",
 )
+# A column of whole chats, as OpenAI's fine-tuning takes them: problem and answer are read from it.
+CHATS_FIELD = "messages"
 ID_FIELDS = ("id", "unique_id")
 ABSENT = object()  # the value of a field that a row does not have; null is a value
 _ROLES = ("system", "user", "assistant")
@@ -48,13 +50,19 @@ def read_problem(
 ) -> Problem:
     """Make a problem of the row. Ids need not be unique: another row may have the same.
 
+    problem_field, answer_field: if they are the same, its chats end with the answer.
     prompt_file: makes the text of the problem, if any. with_fields: True to give it the remaining
     columns of the row. Errors: `RowError`.
     """
     if row.error is not None:
         raise RowError(row.error)
-    *before, last = _messages(find_field(row.fields, problem_field), problem_field)
-    answer = find_field(row.fields, answer_field)
+    value = find_field(row.fields, problem_field)
+    if answer_field == problem_field:
+        chat, answer = _chat_and_answer(value, problem_field)
+    else:
+        chat = _messages(value, problem_field)
+        answer = find_field(row.fields, answer_field)
+    *before, last = chat
     gold = read_answer(None if answer is ABSENT else answer, answer_field)
     # A judge of the user's own knows what its answers mean.
     if not with_fields and gold.strip().casefold() in _NO_ANSWERS:
@@ -81,11 +89,7 @@ def read_problem(
 
 def _messages(value: object, name: str) -> list[Message]:
     """Read the messages of the field `name`: text is one message, or the JSON of several."""
-    if isinstance(value, str) and value.lstrip().startswith("[{"):
-        with suppress(ValueError, RecursionError):
-            items = json.loads(value)
-            if all(isinstance(item, dict) and "role" in item for item in items):
-                value = items
+    value = _parse_chat(value)
     if value is ABSENT or value is None:
         raise RowError(f"no {name}")
     if isinstance(value, list):
@@ -95,6 +99,38 @@ def _messages(value: object, name: str) -> list[Message]:
     if not value.strip():
         raise RowError(f"{name} is empty")
     return [Message(role="user", content=value)]
+
+
+def _parse_chat(value: object) -> object:
+    """Return the list of messages if `value` is the JSON of one, else the value itself."""
+    if isinstance(value, str) and value.lstrip().startswith("[{"):
+        with suppress(ValueError, RecursionError):
+            items: list[object] = json.loads(value)
+            if all(isinstance(item, dict) and "role" in item for item in items):
+                return items
+    return value
+
+
+def _chat_and_answer(value: object, name: str) -> tuple[list[Message], str]:
+    """Split the chat of the field `name`: the messages before the assistant's last, and the text of
+    that. Errors: `RowError` for anything but a chat that ends so.
+    """
+    chat = _parse_chat(value)
+    last = chat[-1] if isinstance(chat, list) and chat else None
+    if not isinstance(last, Mapping) or last.get("role") != "assistant":
+        raise RowError(f"{name} is not a chat that ends with the assistant's answer")
+    assert isinstance(chat, list)
+    answer = _text_of(last.get("content"))
+    if not isinstance(answer, str):
+        raise RowError(f"{name}: the assistant's answer is not text")
+    return _read_messages(chat[:-1], name), answer
+
+
+def are_whole_chats(rows: Sequence[Row]) -> bool:
+    """True if more rows have `CHATS_FIELD` than any of the usual fields of problem and answer."""
+    usual = (*PROBLEM_FIELDS, *ANSWER_FIELDS)
+    most = max(_num_rows_with(rows, name) for name in usual)
+    return _num_rows_with(rows, CHATS_FIELD) > most
 
 
 def _id_of(row: Row) -> str:
@@ -173,7 +209,7 @@ def _read_messages(items: list[object], field_name: str) -> list[Message]:
     for item in items:
         if not isinstance(item, Mapping):
             continue
-        role, content = item.get("role"), item.get("content")
+        role, content = item.get("role"), _text_of(item.get("content"))
         if role in _ROLES and isinstance(content, str) and content.strip():
             messages.append(Message(role, content))
     roles = [message.role for message in messages]
@@ -183,6 +219,21 @@ def _read_messages(items: list[object], field_name: str) -> list[Message]:
             "content (text), a system message first if at all, the user's last"
         )
     return messages
+
+
+def _text_of(content: object) -> object:
+    """Return the text of a message's content that is a list of parts of type text; any other
+    content as it is.
+    """
+    if not isinstance(content, list):
+        return content
+    texts = []
+    for part in content:
+        text = part.get("text") if isinstance(part, Mapping) else None
+        if not isinstance(text, str) or part.get("type") != "text":
+            return content
+        texts.append(text)
+    return "".join(texts)
 
 
 def _other_columns(row: Row, problem_field: str) -> dict[str, Any]:

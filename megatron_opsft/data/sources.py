@@ -1,8 +1,13 @@
-"""Rows of a data source: JSONL(.gz), Parquet, a saved data set or a Hugging Face name."""
+"""Rows of a data source: JSONL, JSON, CSV or TSV (each also .gz), Parquet, a saved data set or a
+Hugging Face name.
+"""
 
+import csv
 import gzip
 import json
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import field
 from pathlib import Path
 from typing import Any
@@ -16,9 +21,13 @@ from megatron_opsft.runtime.libraries import (
     hub_error,
 )
 
-FILE_ENDINGS = (".jsonl", ".jsonl.gz", ".parquet")
-# A name with one of these is no data set of the hub.
-_FILE_LIKE_ENDINGS = (*FILE_ENDINGS, ".json", ".csv")
+# A name with one of these is no data set of the hub. Those of text may be followed by .gz.
+_TEXT_ENDINGS = (".jsonl", ".json", ".csv", ".tsv")
+FILE_ENDINGS = (*_TEXT_ENDINGS, *(f"{end}.gz" for end in _TEXT_ENDINGS), ".parquet")
+_NOT_UTF_8 = "not UTF-8; convert the file, for example with iconv"
+_MAX_CSV_FIELD = (
+    2**31 - 1
+)  # characters; Python's own limit is shorter than a long solution
 
 
 @record
@@ -26,7 +35,7 @@ class Row:
     """One row of a source."""
 
     number: int
-    """Its number, from 1; the line of a JSONL file."""
+    """Its number, from 1; the line of a JSONL file. The header of a CSV file is no row."""
     fields: dict[str, Any] = field(default_factory=dict)
     error: str | None = None
     """The reason why it could not be read, if it could not."""
@@ -49,7 +58,15 @@ def read_rows(
         return _number(_open_hub(source, split, subset, section))
     if path.name.endswith(".parquet"):
         return _read_parquet(path, option)
-    return _read_jsonl(path, option)
+    with _explaining(path, option):
+        match path.name.removesuffix(".gz").rpartition(".")[2]:
+            case "json":
+                return _read_json(path, option)
+            case "csv":
+                return _read_csv(path, option, ",")
+            case "tsv":
+                return _read_csv(path, option, "\t")
+        return _read_jsonl(path)
 
 
 def source_option(section: str) -> str:
@@ -75,21 +92,17 @@ def check_source(source: str, *, option: str = "data") -> None:
             )
         if path.stat().st_size == 0:
             raise UserError(f"{option}: {source} is empty: it has no rows")
-    elif source.endswith(_FILE_LIKE_ENDINGS) or source.startswith(("/", ".", "~")):
+    elif source.endswith(FILE_ENDINGS) or source.startswith(("/", ".", "~")):
         raise UserError(f"{option}: there is no file {source}")
     else:
         check_cached("datasets", source, option)
 
 
-def _read_jsonl(path: Path, option: str) -> list[Row]:
-    """Read the lines of a file. Errors: `UserError` for a file that cannot be read to its end."""
-    open_file = gzip.open if path.suffix == ".gz" else open
-    rows = []
+@contextmanager
+def _explaining(path: Path, option: str) -> Iterator[None]:
+    """Make a `UserError` of the error of a file that cannot be read to its end."""
     try:
-        with open_file(path, "rb") as lines:
-            for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    rows.append(_parse_line(number, line))
+        yield
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise UserError(
             f"{option}: {path} is damaged or not a gzip file ({error})"
@@ -98,23 +111,150 @@ def _read_jsonl(path: Path, option: str) -> list[Row]:
         raise UserError(
             f"{option}: {path} cannot be read ({error.strerror or error})"
         ) from error
+
+
+def _opener(path: Path) -> Any:
+    """Return the function that opens a file as `open` does."""
+    return gzip.open if path.suffix == ".gz" else open
+
+
+def _read_jsonl(path: Path) -> list[Row]:
+    """Read the lines of a file. Errors: `OSError` and those of gzip."""
+    rows = []
+    with _opener(path)(path, "rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                rows.append(_parse_line(number, line))
     return rows
 
 
 def _parse_line(number: int, line: bytes) -> Row:
     """Read a line of a JSONL file; one that cannot be read is a row with an error."""
     try:
-        value = json.loads(line.decode("utf-8-sig"))
-        if isinstance(value, dict):
-            return Row(number=number, fields=value)
-        fault = f"a JSON {type(value).__name__}, not an object"
+        return _row_of(number, json.loads(line.decode("utf-8-sig")))
     except UnicodeDecodeError:
-        fault = "not UTF-8; convert the file, for example with iconv"
+        fault = _NOT_UTF_8
     except ValueError as error:
         fault = f"not JSON: {error}"
     except RecursionError:
         fault = "not JSON: nested too deeply"
     return Row(number=number, error=fault)
+
+
+def _row_of(number: int, value: Any) -> Row:
+    """Make a row of a JSON value; one that is not an object is a row with an error."""
+    if isinstance(value, dict):
+        return Row(number=number, fields=value)
+    return Row(number=number, error=f"a JSON {type(value).__name__}, not an object")
+
+
+def _read_json(path: Path, option: str) -> list[Row]:
+    """Read a file that holds a list of objects, or an object with such a list as its only list.
+
+    Errors: `UserError` for a file that holds anything else, `OSError` and those of gzip.
+    """
+    with _opener(path)(path, "rb") as file:
+        content = file.read()
+    try:
+        value = json.loads(content.decode("utf-8-sig"))
+    except UnicodeDecodeError:
+        raise UserError(f"{option}: {path} is {_NOT_UTF_8}") from None
+    except ValueError as error:
+        raise UserError(
+            f"{option}: {path} is not JSON: {error}; a file with an object in each line is "
+            "named .jsonl"
+        ) from None
+    except RecursionError:
+        raise UserError(f"{option}: {path} is not JSON: nested too deeply") from None
+    if isinstance(value, dict):
+        lists = {key: item for key, item in value.items() if isinstance(item, list)}
+        items = next(iter(lists.values()), [])
+        if len(lists) != 1 or not all(isinstance(item, dict) for item in items):
+            raise UserError(
+                f"{option}: {path} is an object with {', '.join(value) or 'nothing'}, and which "
+                "of these are the rows is not clear; write a list of objects"
+            )
+        value = items
+    if not isinstance(value, list):
+        raise UserError(
+            f"{option}: {path} is a JSON {type(value).__name__}; write a list of objects"
+        )
+    return [_row_of(number, item) for number, item in enumerate(value, start=1)]
+
+
+def _read_csv(path: Path, option: str, delimiter: str) -> list[Row]:
+    """Read a table with a header. All values are text; a column without a name is left out, and
+    blank lines are not rows.
+
+    Errors: `UserError` for a header that cannot be read and for a quote out of place, behind which
+    nobody knows where rows begin; `OSError` and those of gzip.
+    """
+    rows: list[Row] = []
+    header: list[str] = []
+    first_line_of_row = 1
+    limit = csv.field_size_limit(_MAX_CSV_FIELD)  # of this process
+    try:
+        # A byte that is not UTF-8 becomes a surrogate, so that its row alone is bad.
+        with _opener(path)(
+            path, "rt", encoding="utf-8-sig", errors="surrogateescape", newline=""
+        ) as text:
+            table = csv.reader(text, delimiter=delimiter, strict=True)
+            for values in table:
+                if not header:
+                    header = values
+                    _check_header(header, f"{option}: {path}")
+                elif values:
+                    rows.append(_row_of_values(len(rows) + 1, header, values))
+                first_line_of_row = table.line_num + 1
+    except csv.Error as error:
+        raise UserError(
+            f"{option}: {path}: the row that begins in line {first_line_of_row} has a quote out of "
+            f"place ({error}); put a text with quotes in quotes, and write each of its own twice"
+        ) from None
+    finally:
+        csv.field_size_limit(limit)
+    return rows
+
+
+def _check_header(header: list[str], where: str) -> None:
+    """Errors: `UserError` for a header that is not UTF-8, of one column that holds the separator
+    of another format, or with a name twice. where: the beginning of the message.
+    """
+    if not _is_utf_8(header):
+        raise UserError(f"{where} is {_NOT_UTF_8}")
+    if len(header) == 1 and any(mark in header[0] for mark in ",;\t"):
+        raise UserError(
+            f"{where}: the header {header[0]!r} is one column; .csv means commas between values, "
+            ".tsv tabs"
+        )
+    for name in header:
+        if name and header.count(name) > 1:
+            raise UserError(
+                f"{where}: the header has {name!r} {header.count(name)} times; rename one"
+            )
+
+
+def _row_of_values(number: int, header: list[str], values: list[str]) -> Row:
+    """Make a row of a line's values; it has an error if there are not as many as names."""
+    if not _is_utf_8(values):
+        return Row(number=number, error=_NOT_UTF_8)
+    if len(values) != len(header):
+        return Row(
+            number=number,
+            error=f"it has {len(values)} values, and the header {len(header)} names; put "
+            "quotes around a value with separators in it",
+        )
+    fields = {name: value for name, value in zip(header, values, strict=True) if name}
+    return Row(number=number, fields=fields)
+
+
+def _is_utf_8(texts: list[str]) -> bool:
+    """False if bytes of the texts were read as surrogates."""
+    try:
+        "".join(texts).encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _read_parquet(path: Path, option: str) -> list[Row]:

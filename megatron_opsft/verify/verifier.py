@@ -11,11 +11,20 @@ from typing import NamedTuple
 from megatron_opsft.config import VerifyConfig
 from megatron_opsft.errors import log
 from megatron_opsft.records import FinishReason, Outcome, Problem, Rollout, Verdict
+from megatron_opsft.verify.handed_judge import is_handed
 from megatron_opsft.verify.worker_pool import VerifierPool
 
 MAX_WORKERS = 32  # of a rank, if verify.workers does not set them
-# Files that run the judge of mathematics, and hold none of its rules.
-_NO_RULES = {"verifier.py", "worker.py", "worker_pool.py"}
+# Files that run the judge of mathematics, or look at responses beside it: they hold no rules.
+_NO_RULES = {
+    "doubts.py",
+    "handed_judge.py",
+    "overthinking.py",
+    "right_answers.py",
+    "verifier.py",
+    "worker.py",
+    "worker_pool.py",
+}
 
 
 class JudgeKeys(NamedTuple):
@@ -121,6 +130,8 @@ def describe_judge(config: VerifyConfig, math: str) -> str:
 
     math: the version of math-verify.
     """
+    if is_handed(config.judge):
+        return config.judge
     if not config.own_judge:
         files = sorted(Path(__file__).parent.glob("*.py"))
         return f"{math}, rules {_hash(f for f in files if f.name not in _NO_RULES)}"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from responses import rollout_of
 
-from megatron_opsft.records import FinishReason, Outcome, Problem, Verdict
+from megatron_opsft.records import FinishReason, Outcome, Problem, TokenUse, Verdict
 from megatron_opsft.rollout.engine import SamplingSettings
 from megatron_opsft.run.record import evaluations, rollout_log
 from megatron_opsft.run.record.evaluations import Evaluations
@@ -73,6 +73,7 @@ def test_length_and_accuracy_are_over_all_responses(
         layout=SimpleNamespace(rank=0),
         sampler=Sampled(),
         verifier=Sampled(),
+        meter=SimpleNamespace(measure=lambda rollout, verdict: TokenUse(num_thinking=4)),
         prompt_of=lambda problem, held_out: (),
         held_out=HeldOut(problems=problems, settings=settings, samples_per_problem=2),
         more_held_out={
@@ -104,6 +105,14 @@ def test_length_and_accuracy_are_over_all_responses(
         "num_no_answer": 1,
         "verify_timeouts": 0,
         "verify_errors": 0,
+        # Of the three that finished; the meter says 4 tokens of thinking for each.
+        "mean_thinking_tokens": 4.0,
+        "mean_answer_tokens": 110 / 3 - 4,
+        "mean_doubts": 0.0,
+        "repeated_share": 0.0,
+        "mean_leaked_tokens": 0.0,
+        "num_empty_think": 0,
+        "num_malformed_think": 0,
     }
     line = {"step": 4, "eval_correct_tokens_tenth": 10, "eval_correct_tokens_half": 10}
     line |= {f"eval_{key}": value for key, value in of_set.items()}
@@ -118,6 +127,7 @@ def test_length_and_accuracy_are_over_all_responses(
             ("p1", 1, "no_answer"),
         ]
         assert rows[3]["text"] == "response 3" and rows[3]["problem"] == "?"
+        assert rows[3]["token_use"]["num_thinking"] == 4 and rows[3]["first_right_char"] is None
         assert "reward" not in rows[0] and "advantage" not in rows[0]
     (example,) = shown
     assert example.startswith("  for example: ?\n  -> response 0 (10 tokens, correct")

@@ -71,6 +71,7 @@ def evaluate(settings: EvalSettings, *, overwrite: bool = False) -> str:
         # Ranks go at their own pace: no limit on phases.
         stack.enter_context(watched(job, Limits()))
         enter_phase("evaluate", 0)
+        _check_same_on_ranks(models[0], job)
         if job.is_main:
             _begin_directories(models, stack, overwrite=overwrite)
         # Its processes start while the engine does, and leave it one of the rank's cores.
@@ -84,6 +85,21 @@ def evaluate(settings: EvalSettings, *, overwrite: bool = False) -> str:
             engine.close()
         leave_job()
         return _write_outputs(models) if job.is_main else ""
+
+
+def _check_same_on_ranks(inputs: Inputs, job: Job) -> None:
+    """Check that scripts have given every rank the same problems and judge. Called by every rank.
+
+    Errors: `UserError` on all ranks if not.
+    """
+    hashes = [benchmark.data.sha256 for benchmark in inputs.benchmarks]
+    given = json.dumps([hashes, inputs.settings.judge])
+    job.put(f"given_{job.rank}", given)
+    if job.is_main:
+        others = (job.get(f"given_{rank}") for rank in range(job.world_size))
+        job.put("same", str(all(other == given for other in others)))
+    if job.get("same") != str(True):
+        raise UserError("every rank must be given the same problems and judge")
 
 
 def _begin_directories(

@@ -30,6 +30,7 @@ from megatron_opsft.section import (
     TemplateArguments,
     TemplateName,
 )
+from megatron_opsft.verify.handed_judge import find_handed_judge
 from megatron_opsft.verify.verifier import JudgeKeys, check_judge
 
 JUDGE_KEYS = JudgeKeys(timeout="verify_timeout", memory="verify_memory_gb")
@@ -76,7 +77,7 @@ class EvalSettings(Section):
     paper's five, arithmetic for the tiny reasoner.
     """
     data: NamedFiles = {}
-    """Benchmark -> file (.jsonl, .jsonl.gz, .parquet) instead of the hub's."""
+    """Benchmark -> file, as data.train of a run takes it, instead of the hub's."""
     problem_field: str | None = None
     """Field of the problem in the files of data; found if its name is a common one."""
     answer_field: str | None = None
@@ -245,4 +246,6 @@ def check_settings(settings: EvalSettings) -> None:
         check_source(source, option=f"--data {name}")
     EvaluationDirectory(settings.out).check()
     open_prompt_file(settings.template, option="template")
+    model = Path(settings.model).expanduser()  # perhaps the run that had the judge
+    find_handed_judge(settings.judge, settings.out, model)
     check_judge(settings.verify, JUDGE_KEYS)

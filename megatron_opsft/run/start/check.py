@@ -26,6 +26,7 @@ from megatron_opsft.runtime.libraries import (
     is_installed,
     is_offline,
 )
+from megatron_opsft.verify.handed_judge import find_handed_judge
 from megatron_opsft.verify.verifier import check_judge
 
 
@@ -60,6 +61,7 @@ def opened_run(
 
 def check_on_job(config: Config) -> CheckedRun:
     """Check a configuration against its model and the ranks of this job. Errors: `UserError`."""
+    _find_judge(config)
     return make_checked_run(config, read_shape(config), launched_ranks())
 
 
@@ -87,6 +89,7 @@ def check_run(
     check_responses(config)
     if config.model.adapter is not None:
         check_same_adapter(config.lora, Path(config.model.adapter))
+    _find_judge(config)
     check_judge(config.verify)
     _check_evaluations(config)
     _check_wandb(config)
@@ -103,6 +106,12 @@ def read_shape(config: Config) -> ModelShape:
         check_cached("models", name, "model.path")
         model_dir = fetch_config(name)
     return read_model_shape(model_dir)
+
+
+def _find_judge(config: Config) -> None:
+    """Let Python find a judge that was handed over to this run, or to the run of its model."""
+    model = Path(config.model.path).expanduser()
+    find_handed_judge(config.verify.judge, config.run.dir, model)
 
 
 def _check_sources(config: Config) -> None:

@@ -44,6 +44,7 @@ from megatron_opsft.runtime.device import (
 )
 from megatron_opsft.runtime.distributed import (
     Layout,
+    any_over_world,
     broadcast_object,
     gather_from_all,
     start_distributed,
@@ -218,6 +219,9 @@ def open_session(checked: CheckedRun, *, resume: bool = False) -> Iterator[Sessi
         silence_seconds=config.run.silence_seconds,
     )
     with watched(current_job(), limits):
+        given = run_input.problems.sha256, config.verify.judge
+        if any_over_world(broadcast_object(given) != given):
+            raise UserError("every rank must be given the same problems and judge")
         if layout.is_main:
             for note in (disk_warning, *run_input.notes):
                 if note:
