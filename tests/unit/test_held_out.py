@@ -61,13 +61,14 @@ def test_length_and_accuracy_are_over_all_responses(monkeypatch: pytest.MonkeyPa
         held_out=HeldOut(problems=problems, settings=settings, samples_per_problem=2),
         more_held_out={},
     )
-    noted: Any = SimpleNamespace(write_evaluation=lambda line, more, seconds: told.append(line))
+    noted: Any = SimpleNamespace(write_evaluation=lambda line, more: told.append(line))
     shown: list[str] = []
     monkeypatch.setattr(evaluations, "say", lambda text, dim: shown.append(text))
     # It empties a copy: the run keeps its own line.
     emptying: Any = SimpleNamespace(on_evaluation=dict.clear)
     made = Evaluations(session, metrics_log=noted, callbacks=[emptying], lines=[])
     made.evaluate(step=4)
+    assert 0 <= told[0].pop("eval_seconds") < 10
     assert (
         told
         == made.lines

@@ -249,11 +249,11 @@ class Evaluations:
         for name, held_out in s.more_held_out.items():
             responses = _judge(s, f"problems of {name}", held_out).responses
             line |= _measure(responses, f"eval_{name}")
+        line["eval_seconds"] = time.monotonic() - begin
         self.lines.append(line)
         if self.metrics_log is None:
             return
-        seconds = time.monotonic() - begin
-        self.metrics_log.write_evaluation(line, s.more_held_out, seconds=seconds)
+        self.metrics_log.write_evaluation(line, s.more_held_out)
         for example in examples:
             say(example, dim=True)
         advice = "" if step else advise_on_base(line)

@@ -80,12 +80,17 @@ class RunRecorder:
         self._recent: deque[Line] = deque(maxlen=RECENT_STEPS)
         self._watch = Stopwatch(session.device)
         self.rollouts = RolloutLog(session.config.run, session.layout)
-        self._log = (
-            MetricsLog(session.config.run, first_step=last_step)
-            if session.layout.is_main
-            else None
-        )
-        lines = read_evaluations(self._dir) if session.layout.is_main else []
+        self._log: MetricsLog | None = None
+        lines: list[JsonObject] = []
+        if session.layout.is_main:
+            lines = read_evaluations(self._dir)
+            self._log = MetricsLog(
+                session.config.run,
+                first_step=last_step,
+                checkpoint_every=session.config.checkpoint.every,
+                # Runs of earlier releases did not write it.
+                eval_seconds=lines[-1].get("eval_seconds", 0.0) if lines else 0.0,
+            )
         self.evaluations = Evaluations(
             session, self._log, callbacks, broadcast_object(lines)
         )
