@@ -1,4 +1,4 @@
-"""How long a run still takes, from what its steps, evaluations and checkpoints took so far; pure."""
+"""How long a run still takes, by what its steps, evaluations and checkpoints took so far; pure."""
 
 from collections import deque
 from statistics import fmean
