@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -79,15 +80,15 @@ class PlanRun(_OnDevices, RunCommand):
         # Imported here, because they are heavy.
         from megatron_opsft.commands.plan.job import make_planned_run
 
+        first = make_planned_run(
+            config,
+            device,
+            node_counts[0] * ranks_per_node,
+            mean_tokens=self.mean_tokens,
+            acceptance=self.acceptance,
+        )
         runs = [
-            make_planned_run(
-                config,
-                device,
-                count * ranks_per_node,
-                mean_tokens=self.mean_tokens,
-                acceptance=self.acceptance,
-            )
-            for count in node_counts
+            replace(first, world_size=count * ranks_per_node) for count in node_counts
         ]
         answer = _search if self.search else _plan
         fits, text, as_json = answer(runs)
