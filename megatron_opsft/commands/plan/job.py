@@ -34,7 +34,7 @@ from megatron_opsft.run.start.checked_run import fit_lengths, make_checked_run
 from megatron_opsft.run.start.disk import num_parameters, num_trained
 from megatron_opsft.runtime.rounding import ceil_div
 from megatron_opsft.section import Section
-from megatron_opsft.trainer.batching.microbatch import padded
+from megatron_opsft.trainer.batching.padding import padded
 from megatron_opsft.trainer.loss.loss_memory import CrossEntropy, choose_cross_entropy
 
 

@@ -31,10 +31,7 @@ def show_plan(plan: "Plan") -> str:
 def verdict_line(plan: "Plan") -> str:
     """Say if the run fits, with the margin, and what it takes."""
     if plan.problems:
-        text = "DOES NOT FIT. " + "; ".join(plan.problems)
-        if plan.fitting_offload:
-            text += f"; it fits with train.offload={plan.fitting_offload}"
-        return text
+        return describe_fit(plan)
     duration = f"{plan.hours:.1f} hours"
     if plan.hours < 1:
         duration = f"{plan.hours * 60:.1f} minutes"
@@ -43,13 +40,20 @@ def verdict_line(plan: "Plan") -> str:
     )
     if plan.price:
         cost += f", ${plan.price:,.0f}"
+    return f"{describe_fit(plan)}. {cost}. Bottleneck: {plan.bottleneck}."
+
+
+def describe_fit(plan: "Plan") -> str:
+    """Say if the run fits: with the margin, or why not and which `train.offload` would help."""
+    if plan.problems:
+        text = "DOES NOT FIT. " + "; ".join(plan.problems)
+        if plan.fitting_offload:
+            text += f"; it fits with train.offload={plan.fitting_offload}"
+        return text
     rank = plan.worst
     verdict = "FITS" if plan.is_safe else "FITS TIGHTLY"
     spare = f"{rank.margin / 1e9:.1f} GB ({rank.margin / rank.limit:.0%})"
-    return (
-        f"{verdict}, with {spare} to spare on stage {rank.stage.index}. {cost}. "
-        f"Bottleneck: {plan.bottleneck}."
-    )
+    return f"{verdict}, with {spare} to spare on stage {rank.stage.index}"
 
 
 def _headline(plan: "Plan") -> str:

@@ -182,6 +182,21 @@ def resolve_config(name: str) -> Path:
     return directory
 
 
+def has_config_here(name: str) -> bool:
+    """True if `resolve_config` needs no network for a model: its config.json is in a directory of
+    this machine, shipped, or in the Hugging Face cache.
+    """
+    try:
+        directory = _find_local(name, "model.path") or MODEL_CONFIGS / name
+    except UserError:
+        return False
+    if (directory / "config.json").is_file():
+        return True
+    from huggingface_hub import try_to_load_from_cache
+
+    return isinstance(try_to_load_from_cache(name, "config.json"), str)
+
+
 def fetch_config(name: str) -> Path:
     """Fetch the config.json of a model of the hub; return its directory. Errors: `UserError`."""
     return _from_hub(name, ["config.json"], "model.path")
