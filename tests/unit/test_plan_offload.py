@@ -206,7 +206,7 @@ def test_a_run_chooses_by_the_memory_of_its_gpu(monkeypatch: pytest.MonkeyPatch)
     checked = make_checked_run(auto.config, auto.shape, 2)
     for gigabytes, level in ((None, "none"), (300, "none"), (85, "optimizer"), (40, "all")):
         memory = None if gigabytes is None else gigabytes * 10**9
-        monkeypatch.setattr(runtime_device, "gpu_memory_bytes", lambda device, memory=memory: memory)
+        monkeypatch.setattr(runtime_device, "gpu_memory_bytes", lambda device, has=memory: has)
         monkeypatch.setattr(os, "sysconf", lambda name: 2**20)  # a tebibyte of host memory
         chosen = least_offload.with_least_offload(checked)
         assert chosen.config.train.offload == level

@@ -78,7 +78,7 @@ def _write_model(s: Session, name: str, more_files: Mapping[str, bytes]) -> None
                 shapes=s.shards.table.hf_shapes(),
                 dtype=s.shards.dtype,
                 source_dir=s.model_dir,
-                more_files=more_files,
+                more_files={**s.model_files, **more_files},
                 overwrite=True,
             )
         except FullDiskError as error:

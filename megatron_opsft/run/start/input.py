@@ -6,6 +6,7 @@ from pathlib import Path
 
 from megatron_opsft.config import Config, EvalConfig, RolloutConfig
 from megatron_opsft.config.run import EvalSet
+from megatron_opsft.data.chatml import chatml_files
 from megatron_opsft.data.mixture import (
     describe_data,
     drop_unusable_prompts,
@@ -59,6 +60,10 @@ class RunInput:
     """What a run reads before it computes anything."""
 
     model_dir: Path
+    model_files: Mapping[str, bytes]
+    """Files of the trained model that differ from those of its base model, name -> content: the
+    chat template of data.chat_template.
+    """
     encoder: PromptEncoder
     teacher: PromptEncoder | None
     """The prompts of the method's teacher, if it has one."""
@@ -94,7 +99,8 @@ def read_input(checked: CheckedRun, model_dir: Path) -> RunInput:
     cannot be trained with.
     """
     config, shape = checked.config, checked.shape
-    tokenizer = load_tokenizer(model_dir)
+    chat_template = config.data.chat_template
+    tokenizer = load_tokenizer(model_dir, chat_template=chat_template)
     encoder = PromptEncoder(
         tokenizer=tokenizer,
         template=config.data.template,
@@ -130,8 +136,12 @@ def read_input(checked: CheckedRun, model_dir: Path) -> RunInput:
     stored = _read_stored(config, shape)
     template = config.method.teacher
     notes = [pass_rate_note] if pass_rate_note else []
+    model_files: Mapping[str, bytes] = {}
+    if chat_template is not None:
+        model_files = chatml_files(tokenizer, end_tokens, model_dir)
     return RunInput(
         model_dir=model_dir,
+        model_files=model_files,
         encoder=encoder,
         teacher=None if template is None else teacher_of(encoder, template),
         settings=_sampling_of(config.rollout, end_tokens),
