@@ -82,9 +82,11 @@ class RunInput:
     notes: tuple[str, ...]
     """Warnings for the user, a line each."""
 
-    def example(self) -> tuple[list[Message], str]:
-        """Return the messages and the prompt's text of the first problem, as in the next step."""
-        problem = self.problems.problems[0]
+    def example(self, problem: Problem | None = None) -> tuple[list[Message], str]:
+        """Return the messages and the prompt's text of a problem, by default of the first one, as
+        in the next step.
+        """
+        problem = problem or self.problems.problems[0]
         change = self.method.prompt_change(problem.id)
         messages = self.encoder.messages(
             problem, system=change.system, suffix=change.suffix
