@@ -6,6 +6,7 @@ token: one that the model can learn to write. Prompts begin as the tokenizer beg
 
 import json
 from pathlib import Path
+from string import Template
 
 from transformers import PreTrainedTokenizerBase
 
@@ -14,10 +15,10 @@ from megatron_opsft.models.architectures.config_from_hf import read_json
 from megatron_opsft.records import TokenIds
 
 _HEAD, _END = "<|im_start|>assistant", "<|im_end|>"
-# Jinja; BEGIN and END stand for texts of the tokenizer.
-_SOURCE = (
-    "{{ BEGIN }}{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + "
-    "message['content'] + END + '\\n' }}{% endfor %}"
+# Jinja; $begin and $end stand for texts of the tokenizer.
+_SOURCE = Template(
+    "{{ $begin }}{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + "
+    "message['content'] + $end + '\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 
@@ -54,9 +55,13 @@ def chatml_end(tokenizer: PreTrainedTokenizerBase) -> int | None:
 def chatml_files(
     tokenizer: PreTrainedTokenizerBase, end_tokens: TokenIds, model_dir: Path
 ) -> dict[str, bytes]:
-    """Return the files by which a trained model keeps its template and end tokens wherever it is
-    loaded: name -> content. model_dir: the directory of the model that it was made from.
+    """Return the files by which a trained model keeps ChatML and its end tokens wherever it is
+    loaded: name -> content; {} if its tokenizer has another chat template.
+
+    model_dir: the directory of the model that it was made from.
     """
+    if tokenizer.chat_template != _chatml(tokenizer):
+        return {}
     files = {"chat_template.jinja": str(tokenizer.chat_template).encode()}
     if chatml_end(tokenizer) is not None:
         file = model_dir / "generation_config.json"
@@ -77,10 +82,6 @@ def _chatml(tokenizer: PreTrainedTokenizerBase) -> str:
     begin, end = "", tokenizer.eos_token if _end_token_id(tokenizer) is None else _END
     if tokenizer.encode("")[:1] == [tokenizer.bos_token_id]:
         begin = tokenizer.bos_token
-    source = _SOURCE.replace("BEGIN", _literal(begin))
-    return source.replace("END", _literal(str(end)))
-
-
-def _literal(text: str) -> str:
-    """Return a text as a literal of Jinja."""
-    return json.dumps(text, ensure_ascii=False)
+    # JSON's texts are literals of Jinja, too.
+    begin, end = (json.dumps(text, ensure_ascii=False) for text in (begin, end))
+    return _SOURCE.substitute(begin=begin, end=end)

@@ -56,7 +56,9 @@ def test_a_message_ends_with_im_end_or_with_the_end_token_of_the_model(tmp_path:
     (both / "chat_template.jinja").write_text(R1_TEMPLATE)
     tokenizer = load_tokenizer(both)
     assert chatml_end(tokenizer) is None
-    assert tokenizer.convert_ids_to_tokens(end_token_ids(tokenizer, both)) == ["<|end|>"]
+    ends = end_token_ids(tokenizer, both)
+    assert tokenizer.convert_ids_to_tokens(ends) == ["<|end|>"]
+    assert chatml_files(tokenizer, ends, both) == {}
 
 
 def test_a_prompt_begins_as_the_tokenizer_begins_a_text(tmp_path: Path) -> None:

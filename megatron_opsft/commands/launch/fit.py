@@ -64,7 +64,7 @@ def hardware_of_machine(config: Config, num_ranks: int) -> Hardware | None:
     device = named_device(name)
     if device is None or not mebibytes.strip().isdecimal():
         return None
-    memory_bytes = int(mebibytes) * 2**20
+    memory_bytes: float = int(mebibytes) * 2**20
     usual = load_hardware(device).memory_bytes
     if abs(memory_bytes - usual) < _SAME_MEMORY * usual:
         memory_bytes = usual

@@ -61,8 +61,8 @@ class RunInput:
 
     model_dir: Path
     model_files: Mapping[str, bytes]
-    """Files of the trained model that differ from those of its base model, name -> content: the
-    chat template of data.chat_template.
+    """Files of the trained model that its base model may lack, name -> content: the template of
+    data.chat_template.
     """
     encoder: PromptEncoder
     teacher: PromptEncoder | None
@@ -101,8 +101,7 @@ def read_input(checked: CheckedRun, model_dir: Path) -> RunInput:
     cannot be trained with.
     """
     config, shape = checked.config, checked.shape
-    chat_template = config.data.chat_template
-    tokenizer = load_tokenizer(model_dir, chat_template=chat_template)
+    tokenizer = load_tokenizer(model_dir, chat_template=config.data.chat_template)
     encoder = PromptEncoder(
         tokenizer=tokenizer,
         template=config.data.template,
@@ -138,12 +137,9 @@ def read_input(checked: CheckedRun, model_dir: Path) -> RunInput:
     stored = _read_stored(config, shape)
     template = config.method.teacher
     notes = [pass_rate_note] if pass_rate_note else []
-    model_files: Mapping[str, bytes] = {}
-    if chat_template is not None:
-        model_files = chatml_files(tokenizer, end_tokens, model_dir)
     return RunInput(
         model_dir=model_dir,
-        model_files=model_files,
+        model_files=chatml_files(tokenizer, end_tokens, model_dir),
         encoder=encoder,
         teacher=None if template is None else teacher_of(encoder, template),
         settings=_sampling_of(config.rollout, end_tokens),
