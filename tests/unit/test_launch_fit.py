@@ -55,6 +55,8 @@ def test_a_job_that_does_not_fit_is_submitted_with_one_line(
         ["parallel.tp=1", "run.device=cpu", *ON_H100],
         ["parallel.tp=1", "model.path=/on/the/nodes/alone", *ON_H100],
         ["parallel.tp=1", "model.path=nobody/has_this", *ON_H100],
+        ["parallel.tp=1", "model.path=no name/of the hub", *ON_H100],
+        ["parallel.tp=1", f"model.path={ROOT / 'docs'}", *ON_H100],
     ],
 )
 def test_nothing_is_said_of_what_fits_and_of_what_is_not_known(
