@@ -11,6 +11,6 @@ if [[ ${1:-} == --quick ]]; then
   study=tiny_quick
   shift
 fi
-bash tools/make_venv.sh cpu
+bash tools/make_venv.sh cpu >/dev/null
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 .venv/bin/megatron-opsft study "examples/studies/$study.yaml" --out "runs/$study" "$@"

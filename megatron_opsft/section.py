@@ -4,7 +4,7 @@ import json
 import os
 import re
 from types import NoneType
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     AfterValidator,
@@ -165,6 +165,9 @@ def _check_template(name: str) -> str:
 
 # The name of a shipped prompt, or the path of the user's.
 TemplateName = Annotated[str, Expanded, AfterValidator(_check_template)]
+
+# A shipped chat template.
+ChatTemplateName = Literal["chatml"]
 
 
 def _read_arguments(value: Any) -> Any:

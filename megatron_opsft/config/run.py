@@ -20,6 +20,7 @@ from megatron_opsft.section import (
     BY_CONTENT,
     FREE,
     MATH,
+    ChatTemplateName,
     Expanded,
     JudgeName,
     MixturePart,
@@ -70,6 +71,8 @@ class DataConfig(Section):
     """
     system_prompt: str = ""
     """System message before each problem; rows that have one keep theirs."""
+    chat_template: ChatTemplateName | None = None
+    """chatml: ChatML, for a base model without a chat template (docs/data.md)."""
     template_arguments: TemplateArguments = None
     """What the model's chat template is given besides the messages, such as {enable_thinking:
     false}; null: nothing (docs/data.md).

@@ -19,6 +19,7 @@ _ARGUMENTS: TypeAdapter[Any] = TypeAdapter(TemplateArguments)
 SECTIONS = {
     "template": "data",
     "system_prompt": "data",
+    "chat_template": "data",
     "template_arguments": "data",
     "judge": "verify",
 }
@@ -42,7 +43,8 @@ def settings_of_run(
     file = run / "config.yaml"
     try:
         tree = parse_yaml(file.read_text(encoding="utf-8"))
-        # Runs of earlier releases have no such key.
+        # Runs of earlier releases do not have these two keys.
+        tree["data"].setdefault("chat_template", None)
         arguments = tree["data"].get("template_arguments")
         tree["data"]["template_arguments"] = _ARGUMENTS.validate_python(arguments)
         trained = {key: tree[section][key] for key, section in SECTIONS.items()}

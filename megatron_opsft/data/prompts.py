@@ -14,10 +14,12 @@ from pydantic import JsonValue
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from megatron_opsft.data.chat_template import ChatTemplate
+from megatron_opsft.data.chatml import chatml_end, chatml_of
 from megatron_opsft.data.prompt_file import PromptFile, open_prompt_file
 from megatron_opsft.errors import PromptError, RowError, UserError, first_line
 from megatron_opsft.models.architectures.config_from_hf import read_json
 from megatron_opsft.records import Message, Problem, TokenIds
+from megatron_opsft.section import ChatTemplateName
 
 _TEACHER_OPTION = "method.teacher_template"
 _FINAL = "put your final answer within \\boxed{}."
@@ -152,15 +154,19 @@ def teacher_of(encoder: PromptEncoder, template: str) -> PromptEncoder:
 
 
 def load_tokenizer(
-    path: str | Path, *, option: str = MODEL_OPTION
+    path: str | Path,
+    *,
+    option: str = MODEL_OPTION,
+    chat_template: ChatTemplateName | None = None,
 ) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a model directory from its `tokenizer.json`; without that file,
     transformers makes one of SentencePiece's tokenizer.model.
 
     AutoTokenizer is the second choice: for some model types it builds another class than
     tokenizer.json describes, which drops tokens or splits text differently. option: the config key
-    of the model, for errors. Errors: `UserError` for missing or damaged files, and for a missing
-    chat template.
+    of the model, for errors. chat_template: the name of a shipped one, for a model that has none.
+    Errors: `UserError` for missing or damaged files, for a missing chat template, and for a name
+    beside another template of the model's own.
     """
     directory = Path(path)
     has_json = (directory / "tokenizer.json").is_file()
@@ -177,10 +183,20 @@ def load_tokenizer(
         raise UserError(
             f"{option}: cannot load a tokenizer from {path}: {reason}"
         ) from error
+    key = "data.chat_template" if option == MODEL_OPTION else "chat_template"
+    if chat_template is not None:
+        shipped = chatml_of(tokenizer, key)
+        if tokenizer.chat_template not in (None, shipped):
+            raise UserError(
+                f"{key}={chat_template} is for a model without a chat template, and {path} has its "
+                f"own; leave it out ({key}=)"
+            )
+        tokenizer.chat_template = shipped
     if not tokenizer.chat_template:
         raise UserError(
             f"{option}: the tokenizer of {path} has no chat template; add chat_template.jinja "
-            "(or the chat_template of tokenizer_config.json) of the model"
+            "(or the chat_template of tokenizer_config.json) of the model; for a base model set "
+            f"{key}=chatml"
         )
     try:
         tokenizer.get_chat_template()
@@ -203,13 +219,13 @@ def end_token_ids(
     *,
     option: str = MODEL_OPTION,
 ) -> TokenIds:
-    """Return all ids that end a response, ascending: those of generation_config.json, config.json
-    and the tokenizer together.
+    """Return all ids that end a response, ascending: those of generation_config.json, config.json,
+    the tokenizer and `chatml_end` together.
 
     Chat models often have several (`<|im_end|>` and `<|endoftext|>`). Errors: `UserError` if there
     is none.
     """
-    values = [tokenizer.eos_token_id]
+    values = [tokenizer.eos_token_id, chatml_end(tokenizer)]
     for name in ("generation_config.json", "config.json"):
         file = Path(model_dir) / name
         if file.is_file():

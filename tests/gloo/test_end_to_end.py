@@ -2,6 +2,7 @@
 kills, and after a stop.
 """
 
+import gzip
 import json
 import math
 import os
@@ -81,7 +82,8 @@ def test_exported_model_loads_in_transformers(undisturbed: Path) -> None:
     # The messages and the prompt of a problem of the run, with the instruction it had.
     messages = [json.loads(line.strip(" ,")) for line in card.split("\n") if '{"role"' in line]
     (problem,) = {message["content"].partition("\n")[0] for message in messages}
-    assert problem.endswith("?")
+    with gzip.open(undisturbed / "rollouts/step_000001.jsonl.gz", "rt") as lines:
+        assert problem in {json.loads(line)["problem"] for line in lines}
     assert messages[-1]["content"].endswith("\\boxed{}.")
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     assert f"\n{text}\n" in card

@@ -19,9 +19,10 @@ from tiny_models import SHAPES, adapter_values, samples, weights
 
 from megatron_opsft.config import LoraConfig, OptimizerConfig, ParallelConfig, TrainConfig
 from megatron_opsft.methods.objective import LIKELIHOOD, Aggregation, Objective, aggregate
+from megatron_opsft.models.weights.filling import merge_shards
 from megatron_opsft.models.weights.lora import adapters_of_rules
 from megatron_opsft.models.weights.rules import WeightRule, WeightTable
-from megatron_opsft.models.weights.slicing import merge_shards, shard_parameter
+from megatron_opsft.models.weights.slicing import shard_parameter
 from megatron_opsft.records import (
     MicroBatch,
     Outcome,

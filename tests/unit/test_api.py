@@ -123,7 +123,9 @@ def test_a_script_trains_stops_resumes_converts_and_trains_on(tmp_path: Path) ->
     assert heard == [*written, [[1, True], [2, True]]]
     again, exported = (run / f"{name}/model.safetensors" for name in ("hf_again", "hf"))
     assert again.read_bytes() == exported.read_bytes()
-    assert written[1][-1] | {"step": 0} == read_json_lines(run / "more/evals.jsonl")[0]
+    (further,) = read_json_lines(run / "more/evals.jsonl")[:1]
+    timed = {"step": 0, "eval_seconds": further["eval_seconds"]}
+    assert written[1][-1] | timed == further
     checkpoint = run / "checkpoints/step_000002"
     assert resolve_config(str(checkpoint)) == checkpoint
     models = [open_model(str(path)) for path in (checkpoint, run)]

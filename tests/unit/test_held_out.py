@@ -82,7 +82,7 @@ def test_length_and_accuracy_are_over_all_responses(
     )
     files = ["held_out/hard/step_000004.jsonl.gz", "held_out/step_000004.jsonl.gz"] * saves
 
-    def note(line: Any, more: Any, seconds: float) -> None:
+    def note(line: Any, more: Any) -> None:
         assert files_in(tmp_path) == files
         told.append(line)
 
@@ -95,6 +95,7 @@ def test_length_and_accuracy_are_over_all_responses(
     emptying: Any = SimpleNamespace(on_evaluation=dict.clear)
     made = Evaluations(session, noted, RolloutLog(run, layout), callbacks=[emptying], lines=[])
     made.evaluate(step=4)
+    assert 0 <= told[0].pop("eval_seconds") < 10
     of_set = {
         "accuracy": 0.25,
         "mean_response_tokens": 40.0,

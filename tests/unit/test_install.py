@@ -117,6 +117,8 @@ def test_a_folder_of_wheels_needs_no_network_and_no_compiler(tmp_path: Path, ven
     assert ended.returncode == 0, ended.stderr
     calls = (tmp_path / "asked").read_text().splitlines()
     assert len(calls) == 5 and all(call.startswith(f"1 {wheels} ") for call in calls)
+    last = ended.stdout.splitlines()[-1]
+    assert last.startswith(f"next, in {ROOT}: source {venv}/bin/activate; megatron-opsft plan ")
     assert calls[3].endswith("transformer-engine[core-cu13,pytorch]==2.20.2")
     assert (tmp_path / "cu13/lib64/libcudart.so").readlink() == Path("libcudart.so.13")
     kept = install("--save-wheels", "saved", str(venv))  # what is installed stays as it is
@@ -202,6 +204,13 @@ def test_torch_for_cpus(tmp_path: Path, index: str, needs: str, said: str) -> No
     plain = [line for line in others if line.endswith("--disable-pip-version-check torch==2.13.0")]
     assert bool(plain) == (index == "1")
     assert others[-1].endswith("-e .[cpu]")
+    again = run("make_venv.sh", "cpu", cwd=tmp_path, VENV=str(tmp_path), **env)
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert asked == [first, *others] and again.stderr == ""  # nothing is installed twice
+    config = "examples/configs/quickstart.yaml"
+    said = f"source {tmp_path}/bin/activate; megatron-opsft train {config}"
+    assert ended.stdout == again.stdout == f"next, in {ROOT}: {said}\n"
+    assert (ROOT / config).is_file()
 
 
 FILES = sorted([*ROOT.glob("tools/*.py"), *ROOT.glob("benchmarks/*.py")])

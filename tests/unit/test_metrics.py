@@ -29,6 +29,7 @@ from megatron_opsft.run.record.advice import (
     worse_in_a_row,
 )
 from megatron_opsft.run.record.metrics import MetricsLog, describe_sample
+from megatron_opsft.run.record.time_left import TimeLeft
 from megatron_opsft.run.start.run_directory import RunDir
 from megatron_opsft.runtime.console import say
 
@@ -134,7 +135,7 @@ def test_an_evaluation_of_several_sets_has_a_console_line_each(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     log = _open(tmp_path)
-    line = {"eval_correct_tokens_tenth": 52, "eval_correct_tokens_half": 108}
+    line = {"eval_correct_tokens_tenth": 52, "eval_correct_tokens_half": 108, "eval_seconds": 1.0}
     for key, *values in (("eval", 0.5, 80.0, 0.05, 8), ("eval_aime", 0.25, 9.5, 0.1, 30)):
         names = ("accuracy", "mean_response_tokens", "truncated_share", "samples")
         line |= {f"{key}_{n}": value for n, value in zip(names, values, strict=True)}
@@ -297,13 +298,38 @@ def test_a_step_on_fixed_data_has_no_accuracy(
 def test_the_time_left_has_the_evaluations_that_are_to_come(
     tmp_path: Path, eval_every: int, left: float, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Of a resumed run also before it has made one."""
     log = _open(tmp_path, eval_every=eval_every)
     log.write_step(_step_metrics(1))
     assert "about 1 s left" in capsys.readouterr().out  # nothing is evaluated
     values = {"accuracy": 0.5, "mean_response_tokens": 9.0, "truncated_share": 0.0, "samples": 4}
-    log.write_evaluation({"step": 0} | {f"eval_{k}": v for k, v in values.items()}, seconds=60)
+    values["seconds"] = 60.0
+    log.write_evaluation({"step": 0} | {f"eval_{k}": v for k, v in values.items()})
     log.write_step(_step_metrics(1))
     assert f"about {left:.0f} s left" in capsys.readouterr().out
+    run = RunConfig(dir=tmp_path, steps=3, eval_every=eval_every, tensorboard=False)
+    MetricsLog(run, first_step=0, eval_seconds=60.0).write_step(_step_metrics(1))
+    assert f"about {left:.0f} s left" in capsys.readouterr().out
+
+
+def test_the_time_left_counts_checkpoints_and_leaves_out_the_step_that_warms_up() -> None:
+    left = TimeLeft(first_step=2, last_step=10, eval_every=0, checkpoint_every=2)
+    lines = [(3, 9.0, 0.0), (4, 1.0, 0.0), (5, 3.0, 0.5), (6, 2.0, 0.0), (7, 2.0, 1.5)]
+    said = []
+    for step, seconds, saving in lines:
+        line = {"step": step, "step_seconds": seconds, "checkpoint_seconds": saving}
+        said.append(left.after(line))
+    # Checkpoints of 4, 6, 8 and 10 are to come; from step 5 on 4 has taken half a second, from
+    # step 7 on 4 and 6 a second each.
+    assert said == [7 * 9, 6 * 1, 5 * 2 + 3 * 0.5, 4 * 2 + 3 * 0.5, 3 * 2 + 2 * 1.0]
+
+
+def test_the_time_left_is_by_the_newest_eight_steps() -> None:
+    left = TimeLeft(first_step=0, last_step=20, eval_every=0, checkpoint_every=0)
+    for step in range(1, 13):
+        line = {"step": step, "step_seconds": 5.0 if step < 5 else 1.0}
+        seconds = left.after(line)
+    assert seconds == 8 * 1.0
 
 
 def test_lengths_of_correct_answers_and_a_base_model_that_solves_little_are_said() -> None:

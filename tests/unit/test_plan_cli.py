@@ -19,8 +19,8 @@ def printed(cli: ForkedCli, *words: object, exit_code: int = 0) -> str:
     return ended.stdout
 
 
-def plan(cli: ForkedCli, *words: object) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(printed(cli, *words, "--json"))
+def plan(cli: ForkedCli, *words: object, exit_code: int = 0) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(printed(cli, *words, "--json", exit_code=exit_code))
     return found
 
 
@@ -108,12 +108,32 @@ def test_a_search_prints_what_to_override(cli: ForkedCli) -> None:
     assert f"use: {' '.join(best['overrides'])}" in printed(cli, SMALL, "--search")
 
 
+def test_a_search_for_several_numbers_of_nodes_gives_each_its_own_best_layout(
+    cli: ForkedCli,
+) -> None:
+    """The one that a search for it alone finds; where there is none, what would help."""
+    words = [SMALL.with_name("r1_distill_7b_paper.yaml"), "--gpus-per-node", 1, "--search"]
+    rows = plan(cli, *words, "--nodes", "1,4", exit_code=4)["runs"]
+    assert [(row["world_size"], row["is_safe"]) for row in rows] == [(1, False), (4, True)]
+    assert [row.pop("would_fit") for row in rows] == [["--nodes 4", "lora.rank=32"], []]
+    alone = [plan(cli, *words, "--nodes", n, exit_code=e) for n, e in ((1, 4), (4, 0))]
+    assert rows == [found["layouts"][0] for found in alone]
+    shown = printed(cli, *words, "--nodes", "1,4", exit_code=4).splitlines()
+    first, second, _, advice = shown[2:]
+    assert "  no  " in first and second.endswith(" ".join(rows[1]["overrides"]))
+    cells = [f"{rows[1]['seconds']['total']:.2f}", f"${rows[1]['price']:,.0f}", "yes"]
+    assert {*cells} < {*second.split()}
+    helps = "a search finds a layout with --nodes 4, or with lora.rank=32."
+    assert advice == f"1 x h100: NOTHING FITS with 5 % to spare; {helps}"
+    assert printed(cli, *words, exit_code=4).endswith(f"; {helps}\n")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["parallel.tp=4"], "parallel.tp=4 does not divide the model's 2 key/value heads"),
         (["--nodes", "1,none"], "--nodes=1,none must be a number of nodes"),
-        (["--nodes", "1,2", "--search"], "--nodes=1,2 and --search exclude each other"),
+        (["--nodes", "1,,2", "--search"], "--nodes=1,,2 must be a number of nodes"),
         (["--gpu", "h900"], "--gpu=h900 is not in"),
         (["--hardware", "no.yaml"], "no.yaml does not exist"),
         (["model.path=./nowhere"], "model.path=./nowhere is not a directory"),

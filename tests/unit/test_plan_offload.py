@@ -16,6 +16,7 @@ from megatron_opsft.commands.plan.show import show_plan, verdict_line
 from megatron_opsft.config.load import load_config
 from megatron_opsft.config.training import OFFLOAD_LEVELS
 from megatron_opsft.run.start.checked_run import make_checked_run
+from megatron_opsft.runtime import device as runtime_device
 
 SEVEN, THIRTY_TWO = "DeepSeek-R1-Distill-Qwen-7B", "DeepSeek-R1-Distill-Qwen-32B"
 TP2 = ["parallel.tp=2", "parallel.sequence_parallel=true", "train.recompute=full", "rollout.tp=2"]
@@ -205,7 +206,7 @@ def test_a_run_chooses_by_the_memory_of_its_gpu(monkeypatch: pytest.MonkeyPatch)
     checked = make_checked_run(auto.config, auto.shape, 2)
     for gigabytes, level in ((None, "none"), (300, "none"), (85, "optimizer"), (40, "all")):
         memory = None if gigabytes is None else gigabytes * 10**9
-        monkeypatch.setattr(least_offload, "gpu_memory_bytes", lambda device, memory=memory: memory)
+        monkeypatch.setattr(runtime_device, "gpu_memory_bytes", lambda device, has=memory: has)
         monkeypatch.setattr(os, "sysconf", lambda name: 2**20)  # a tebibyte of host memory
         chosen = least_offload.with_least_offload(checked)
         assert chosen.config.train.offload == level

@@ -9,7 +9,7 @@ from plan_cases import LARGE, MIXTURE, SMALL, make_run, planned
 from megatron_opsft.commands.plan.assumptions import load_hardware
 from megatron_opsft.commands.plan.estimate import SAFE_SHARE, Plan
 from megatron_opsft.commands.plan.job import check_planned_run, make_planned_run
-from megatron_opsft.commands.plan.search import search_layouts
+from megatron_opsft.commands.plan.search import search_layouts, what_would_fit
 from megatron_opsft.config.load import load_config
 from megatron_opsft.errors import UserError
 
@@ -84,6 +84,31 @@ def test_what_fits_nowhere_and_what_no_layout_accepts_is_said() -> None:
     assert found and all(one.problems for one in found)
     with pytest.raises(UserError, match="positions"):
         search(SMALL, 8, "rollout.max_response_tokens=200000")
+
+
+LONG_PACKS = ("train.max_tokens_per_microbatch=800000", "rollout.max_response_tokens=2000")
+
+
+@pytest.mark.parametrize(
+    ("model", "keys", "helps"),
+    [
+        (LARGE, (), ["--nodes 4", "lora.rank=32"]),
+        (MIDDLE, LONG_PACKS, ["train.max_tokens_per_microbatch=3024", "--nodes 4"]),
+    ],
+)
+def test_what_would_fit_is_the_least_and_a_search_with_it_finds_a_layout(
+    model: str, keys: tuple[str, ...], helps: list[str]
+) -> None:
+    """Half as many nodes as are named do not do."""
+    assert not search(model, 8, *keys)[0].is_safe
+    assert what_would_fit(make_run(model, 8, *keys), 10) == helps
+    for change in helps:
+        if change.startswith("--nodes "):
+            num_nodes = int(change.split()[1])
+            assert search(model, 8 * num_nodes, *keys)[0].is_safe
+            assert not search(model, 4 * num_nodes, *keys)[0].is_safe
+        else:
+            assert search(model, 8, *keys, change)[0].is_safe
 
 
 def test_the_search_the_docs_and_the_shipped_file_name_the_same_layout() -> None:

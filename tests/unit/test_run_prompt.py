@@ -9,7 +9,7 @@ import pytest
 from megatron_opsft.commands.evaluate.settings import EvalSettings, load_settings
 from megatron_opsft.config import Config
 from megatron_opsft.config.load import load_config, to_yaml
-from megatron_opsft.config.run_prompt import settings_of_run
+from megatron_opsft.config.run_prompt import SECTIONS, settings_of_run
 from megatron_opsft.errors import UserError
 
 OF_RUN = ["data.template=chat", "data.system_prompt=Be brief."]
@@ -55,7 +55,7 @@ def test_a_model_of_a_run_is_evaluated_and_trained_on_with_the_run_s_prompt_and_
 
 def test_what_differs_and_is_not_given_is_taken(trained: Path) -> None:
     """From whatever directory of the run the model is in."""
-    now = {"template": "r1", "system_prompt": None, "template_arguments": None, "judge": "math"}
+    now = dict.fromkeys(SECTIONS) | {"template": "r1", "judge": "math"}
     taken = {"template": "chat", "system_prompt": "Be brief."}
     for place in PLACES:
         model = str(trained / place)

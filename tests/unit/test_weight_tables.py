@@ -17,10 +17,10 @@ from vllm_weights import vllm_weights
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.models.architectures.sharding import check_rollout_tp
+from megatron_opsft.models.weights.filling import fill_shard
 from megatron_opsft.models.weights.rectangles import Parameter, Rect
 from megatron_opsft.models.weights.rules import WeightTable
 from megatron_opsft.models.weights.slicing import (
-    fill_shard,
     padded_vocab_size,
     shard_parameter,
     shard_shape,

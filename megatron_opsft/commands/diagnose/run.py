@@ -65,7 +65,9 @@ def diagnose(
     settings = load_settings(None, ["limit=32", "samples=1", *keys], options)
     inputs = read_inputs(settings, select_device(settings.device), option="--original")
     p = inputs.model  # the original, as in `diverge`
-    q = open_model(efficient, option="--efficient")
+    q = open_model(
+        efficient, option="--efficient", chat_template=settings.chat_template
+    )
     p_size = p.table.shape.vocab_size
     q_size = q.table.shape.vocab_size
     if p_size != q_size or p.tokenizer.get_vocab() != q.tokenizer.get_vocab():

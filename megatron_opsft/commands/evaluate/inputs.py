@@ -34,6 +34,7 @@ from megatron_opsft.rollout.limits import engine_traits
 from megatron_opsft.run.start.run_directory import ADAPTER
 from megatron_opsft.runtime.device import Device
 from megatron_opsft.runtime.libraries import installed_versions
+from megatron_opsft.section import ChatTemplateName
 from megatron_opsft.verify.verifier import describe_judge
 
 MAX_TOKENS = 32768  # the paper's
@@ -192,7 +193,12 @@ def read_inputs(
 
     option: what errors call the model. Errors: `UserError`.
     """
-    model = open_model(settings.model, settings.name, option=option)
+    model = open_model(
+        settings.model,
+        settings.name,
+        option=option,
+        chat_template=settings.chat_template,
+    )
     benchmarks = load_benchmarks(
         settings, is_tiny_reasoner=_has_tiny_tokenizer(model.directory)
     )
@@ -297,15 +303,19 @@ def _max_tokens(wanted: int | None, model: EvalModel, prompts: Prompts) -> int:
 
 
 def open_model(
-    path: str, name: str | None = None, *, option: str = "--model"
+    path: str,
+    name: str | None = None,
+    *,
+    option: str = "--model",
+    chat_template: ChatTemplateName | None = None,
 ) -> EvalModel:
     """Find a model, by what `resolve_model` takes, and check it without reading its weights.
 
-    option: what errors call it. Errors: `UserError` for a missing, damaged or unsupported model, a
-    tokenizer without a chat template or of another model.
+    option: what errors call it. chat_template: see `load_tokenizer`. Errors: `UserError` for a
+    missing, damaged or unsupported model, a tokenizer without a chat template or of another model.
     """
     directory = resolve_model(path, option=option)
-    tokenizer = load_tokenizer(directory, option=option)
+    tokenizer = load_tokenizer(directory, option=option, chat_template=chat_template)
     shape = read_model_shape(directory)
     table = WeightTable(shape, "te")
     open_weights(directory, table)

@@ -22,6 +22,7 @@ from megatron_opsft.models.storage.model_paths import local_model
 from megatron_opsft.rollout.limits import check_engine_settings, check_installed
 from megatron_opsft.runtime.owned_directory import OwnedDirectory
 from megatron_opsft.section import (
+    ChatTemplateName,
     CommaSeparated,
     Expanded,
     JudgeName,
@@ -95,6 +96,8 @@ class EvalSettings(Section):
     """
     system_prompt: str = ""
     """System message before each problem."""
+    chat_template: ChatTemplateName | None = None
+    """chatml: ChatML, for a base model without a chat template, as in a run."""
     template_arguments: TemplateArguments = None
     """What the chat template is given, such as {enable_thinking: false}, as in a run."""
     temperature: NonNegativeFloat = 0.6

@@ -6,6 +6,7 @@ from pathlib import Path
 from pydantic import Field, NonNegativeInt
 
 from megatron_opsft.commands.command_line import RunCommand, StartCommand, group
+from megatron_opsft.commands.launch.fit import hardware_of_machine, warn_of_fit
 from megatron_opsft.commands.launch.slurm import Slurm
 from megatron_opsft.config.training import check_world
 from megatron_opsft.errors import log
@@ -39,6 +40,7 @@ class Local(StartCommand):
             must_exist=self.resume == "yes",
             world_size=self.ranks,
         )
+        warn_of_fit(config, self.ranks, hardware_of_machine(config, self.ranks))
         from megatron_opsft.commands.launch.local_ranks import LocalRanks
 
         command = ["train", str(self.config), *self.keys]
@@ -86,6 +88,7 @@ class Rounds(RunCommand):
         config = self.load()
         check_world(self.ranks, config.parallel)
         rounds.check_rounds(config)
+        warn_of_fit(config, self.ranks, hardware_of_machine(config, self.ranks))
         from megatron_opsft.commands.launch.local_ranks import LocalRanks
 
         plan = rounds.RoundsPlan(

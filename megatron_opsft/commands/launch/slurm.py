@@ -13,6 +13,7 @@ from pathlib import Path
 from pydantic import Field
 
 from megatron_opsft.commands.command_line import RunCommand
+from megatron_opsft.commands.launch.fit import hardware_of_slurm, warn_of_fit
 from megatron_opsft.config.training import check_world
 from megatron_opsft.config.yaml_text import find_yaml
 from megatron_opsft.errors import UserError
@@ -55,7 +56,11 @@ class Slurm(RunCommand):
         Errors: `UserError`, with sbatch's reason if it refuses the job.
         """
         config = self.load()
-        check_world(self.nodes * self.ranks_per_node, config.parallel)
+        world_size = self.nodes * self.ranks_per_node
+        check_world(world_size, config.parallel)
+        if self.gpus_per_node != 0 and config.run.device != "cpu":
+            gpus = hardware_of_slurm(self.sbatch, self.partition, self.ranks_per_node)
+            warn_of_fit(config, world_size, gpus)
         # The directories of the project, of its scripts and of this Python's environment.
         variables = {
             "PROJECT_DIR": str(Path.cwd()),

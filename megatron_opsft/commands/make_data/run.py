@@ -43,6 +43,8 @@ from megatron_opsft.runtime.launched import launched_rank
 from megatron_opsft.runtime.owned_directory import OwnedDirectory
 from megatron_opsft.runtime.phase import Stopwatch
 
+# Keys of `data` that make the prompts.
+_PROMPT_KEYS = {"template", "system_prompt", "chat_template", "template_arguments"}
 _ENGINE_BATCHES = 4  # a chunk of problems fills so many batches of every rank's engine
 
 
@@ -194,7 +196,7 @@ def _write(
         "model": config.model.path,
         "problems": data.name,
         "num_problems": num_problems,
-        **data.model_dump(include={"template", "system_prompt", "template_arguments"}),
+        **data.model_dump(include=_PROMPT_KEYS),
         "seed": config.run.seed,
         **rollout.model_dump(include={"temperature", "top_p", "max_response_tokens"}),
         "samples": config.method.num_data_samples,

@@ -5,6 +5,8 @@ that is cut at the limit.
 """
 
 import math
+import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import NormalDist
@@ -92,6 +94,27 @@ class Hardware(BaseModel):
         if num_ranks <= self.gpus_per_node:
             return self.link_bandwidth
         return self.network_bandwidth
+
+
+def named_device(text: str) -> str | None:
+    """Return the entry of the shipped file whose name is a word of `text`, such as what a driver or
+    SLURM calls a GPU; None if there is none, or several.
+    """
+    words = set(re.split("[^a-z0-9]+", text.lower()))
+    found = words & (read_yaml(SHIPPED).keys() - {"cpu"})
+    return found.pop() if len(found) == 1 else None
+
+
+def hardware_here(name: str, memory_bytes: float, num_ranks: int) -> Hardware:
+    """Return a shipped entry for this machine, with the memory of one of its devices and the host
+    memory that each of its ranks has. Errors: those of `load_hardware`.
+    """
+    host_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    figures = {
+        "memory_bytes": memory_bytes,
+        "host_memory_bytes": host_bytes / num_ranks,
+    }
+    return load_hardware(name, gpus_per_node=num_ranks).model_copy(update=figures)
 
 
 def load_hardware(

@@ -1,8 +1,10 @@
 """`megatron-opsft plan`: its commands and their options."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
@@ -10,6 +12,7 @@ from megatron_opsft.commands.command_line import Command, RunCommand, group
 from megatron_opsft.commands.plan.assumptions import PAPER_ACCEPTANCE, load_hardware
 from megatron_opsft.commands.plan.show import (
     NUM_SHOWN,
+    show_found,
     show_layouts,
     show_nodes,
     show_plan,
@@ -18,6 +21,10 @@ from megatron_opsft.errors import ANSWER_IS_NO, UserError
 from megatron_opsft.records import JsonObject
 from megatron_opsft.run.start.checked_run import fewest_ranks
 from megatron_opsft.runtime.console import say
+
+if TYPE_CHECKING:
+    from megatron_opsft.commands.plan.estimate import Plan
+    from megatron_opsft.commands.plan.job import PlannedRun
 
 
 class _OnDevices(Command):
@@ -40,6 +47,7 @@ class PlanRun(_OnDevices, RunCommand):
     examples = (
         "plan examples/configs/r1_distill_7b_paper.yaml --nodes 2",
         "plan CONFIG --nodes 1,8,64",
+        "plan CONFIG --nodes 1,2,8 --search",
         "plan CONFIG rollout.engine=vllm --gpu a100 --search",
     )
     nodes: str = "1"
@@ -51,7 +59,7 @@ class PlanRun(_OnDevices, RunCommand):
     acceptance: float = Field(PAPER_ACCEPTANCE, ge=0, le=1)
     """Share of correct, finished responses."""
     search: bool = False
-    """Look for the fastest layout that fits."""
+    """Look for the fastest layout that fits; of several numbers of nodes, for that of each."""
     as_json: bool = Field(False, alias="json")
     """Print one JSON object."""
 
@@ -70,9 +78,7 @@ class PlanRun(_OnDevices, RunCommand):
             )
         device = load_hardware(self.gpu, self.hardware, gpus_per_node=ranks_per_node)
         # Imported here, because they are heavy.
-        from megatron_opsft.commands.plan.job import check_planned_run, make_planned_run
-        from megatron_opsft.commands.plan.least_offload import make_plan
-        from megatron_opsft.commands.plan.search import search_layouts
+        from megatron_opsft.commands.plan.job import make_planned_run
 
         first = make_planned_run(
             config,
@@ -81,41 +87,69 @@ class PlanRun(_OnDevices, RunCommand):
             mean_tokens=self.mean_tokens,
             acceptance=self.acceptance,
         )
-        as_json: JsonObject
-        if self.search:
-            plans = search_layouts(first, config.run.steps)
-            fits, text = plans[0].is_safe, show_layouts(plans)
-            layouts = [
-                {"overrides": plan.overrides, **plan.as_json()}
-                for plan in plans[:NUM_SHOWN]
-            ]
-            as_json = {"fits": fits, "layouts": layouts}
-        else:
-            plans = []
-            for count in node_counts:
-                run = replace(first, world_size=count * ranks_per_node)
-                check_planned_run(run)
-                plans.append(make_plan(run, config.run.steps))
-            fits = not any(plan.problems for plan in plans)
-            as_json, text = plans[0].as_json(), show_plan(plans[0])
-            if len(plans) > 1:
-                as_json = {"runs": [plan.as_json() for plan in plans]}
-                text = show_nodes(plans)
+        runs = [
+            replace(first, world_size=count * ranks_per_node) for count in node_counts
+        ]
+        answer = _search if self.search else _plan
+        fits, text, as_json = answer(runs)
         say(json.dumps(as_json) if self.as_json else note + text)
         return 0 if fits else ANSWER_IS_NO
 
     def _node_counts(self) -> list[int]:
-        """Read --nodes. Errors: `UserError`, also for several numbers in a search."""
+        """Read --nodes. Errors: `UserError`."""
         words = self.nodes.split(",")
         if not all(word.isdecimal() and int(word) for word in words):
             raise UserError(
                 f"--nodes={self.nodes} must be a number of nodes, or several: 1,8,64"
             )
-        if self.search and len(words) > 1:
-            raise UserError(
-                f"--nodes={self.nodes} and --search exclude each other; give one number"
-            )
         return [int(word) for word in words]
+
+
+_Answer = tuple[bool, str, JsonObject]
+"""If the run fits, and what is printed: as text, and as JSON."""
+
+
+def _plan(runs: Sequence["PlannedRun"]) -> _Answer:
+    """Plan one run on each of several numbers of nodes, in its own layout."""
+    from megatron_opsft.commands.plan.job import check_planned_run
+    from megatron_opsft.commands.plan.least_offload import make_plan
+
+    plans = []
+    for run in runs:
+        check_planned_run(run)
+        plans.append(make_plan(run, run.config.run.steps))
+    fits = not any(plan.problems for plan in plans)
+    if len(plans) == 1:
+        return fits, show_plan(plans[0]), plans[0].as_json()
+    return fits, show_nodes(plans), {"runs": [plan.as_json() for plan in plans]}
+
+
+def _search(runs: Sequence["PlannedRun"]) -> _Answer:
+    """Look for the best layout of one run on each of several numbers of nodes; where none is safe,
+    for changes that would help.
+    """
+    from megatron_opsft.commands.plan.search import search_layouts, what_would_fit
+
+    found, would_fit = [], []
+    for run in runs:
+        plans = search_layouts(run, run.config.run.steps)
+        is_safe = plans[0].is_safe
+        found.append(plans)
+        would_fit.append([] if is_safe else what_would_fit(run, run.config.run.steps))
+    bests = [plans[0] for plans in found]
+    fits = all(best.is_safe for best in bests)
+    if len(runs) == 1:
+        layouts = [_layout_as_json(plan) for plan in found[0][:NUM_SHOWN]]
+        as_json = {"fits": fits, "would_fit": would_fit[0], "layouts": layouts}
+        return fits, show_layouts(found[0], would_fit[0]), as_json
+    rows = []
+    for best, changes in zip(bests, would_fit, strict=True):
+        rows.append({"would_fit": changes, **_layout_as_json(best)})
+    return fits, show_found(bests, would_fit), {"fits": fits, "runs": rows}
+
+
+def _layout_as_json(plan: "Plan") -> JsonObject:
+    return {"overrides": plan.overrides, **plan.as_json()}
 
 
 class Calibrate(_OnDevices):

@@ -33,7 +33,8 @@ from megatron_opsft.rollout.limits import EngineTraits, engine_traits
 from megatron_opsft.run.start.checked_run import fit_lengths, make_checked_run
 from megatron_opsft.run.start.disk import num_parameters, num_trained
 from megatron_opsft.runtime.rounding import ceil_div
-from megatron_opsft.trainer.batching.microbatch import padded
+from megatron_opsft.section import Section
+from megatron_opsft.trainer.batching.padding import padded
 from megatron_opsft.trainer.loss.loss_memory import CrossEntropy, choose_cross_entropy
 
 
@@ -84,8 +85,13 @@ class PlannedRun:
 
     def with_offload(self, level: OffloadLevel) -> "PlannedRun":
         """Return the run with another `train.offload`."""
-        train = self.train.model_copy(update={"offload": level})
-        return replace(self, config=self.config.model_copy(update={"train": train}))
+        return self.with_sections(
+            train=self.train.model_copy(update={"offload": level})
+        )
+
+    def with_sections(self, **sections: Section) -> "PlannedRun":
+        """Return the run with other sections of its configuration."""
+        return replace(self, config=self.config.model_copy(update=sections))
 
     def gives_up(self, level: OffloadLevel) -> bool:
         """True if the trainer gives up what `level` adds while the engine samples."""

@@ -1,15 +1,13 @@
 """Chooses `train.offload=auto`: what a plan for the GPU of this rank needs."""
 
-import os
 from dataclasses import replace
 
-from megatron_opsft.commands.plan.assumptions import Hardware, load_hardware
+from megatron_opsft.commands.plan.assumptions import Hardware, hardware_here
 from megatron_opsft.commands.plan.estimate import Plan
 from megatron_opsft.commands.plan.job import PlannedRun
 from megatron_opsft.config.training import OffloadLevel
 from megatron_opsft.errors import log
 from megatron_opsft.run.start.checked_run import CheckedRun
-from megatron_opsft.runtime.device import gpu_memory_bytes
 from megatron_opsft.runtime.launched import launched_rank, ranks_on_this_machine
 
 
@@ -22,10 +20,15 @@ def with_least_offload(checked: CheckedRun) -> CheckedRun:
     config = checked.config
     if config.train.offload != "auto":
         return checked
+    # Here, not at the top: a plan needs no torch.
+    from megatron_opsft.runtime.device import gpu_memory_bytes
+
     level: OffloadLevel = "none"
     memory_bytes = gpu_memory_bytes(config.run.device)
     if memory_bytes is not None:
-        level = _least_level(checked, _hardware_here(memory_bytes))
+        # Only the memory matters here: all other figures may be an H100's.
+        here = hardware_here("h100", memory_bytes, ranks_on_this_machine())
+        level = _least_level(checked, here)
         if launched_rank() == 0:
             log.info(
                 "train.offload=auto: %s, by a plan for %.1f GB of GPU memory",
@@ -34,17 +37,6 @@ def with_least_offload(checked: CheckedRun) -> CheckedRun:
             )
     train = config.train.model_copy(update={"offload": level})
     return replace(checked, config=config.model_copy(update={"train": train}))
-
-
-def _hardware_here(memory_bytes: int) -> Hardware:
-    """Return the figures that a plan's memory depends on; all others are an H100's."""
-    host_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    num_ranks = ranks_on_this_machine()
-    figures = {
-        "memory_bytes": memory_bytes,
-        "host_memory_bytes": host_bytes / num_ranks,
-    }
-    return load_hardware("h100", gpus_per_node=num_ranks).model_copy(update=figures)
 
 
 def _least_level(checked: CheckedRun, hardware: Hardware) -> OffloadLevel:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 from math import floor
@@ -17,6 +18,9 @@ _MAX_PIPELINE = 32
 _EQUALLY_FAST = 0.05
 _RECOMPUTE = ("none", "selective", "full")
 _ALWAYS_SHOWN = {"parallel.tp", "parallel.pp", "train.recompute", "rollout.tp"}
+# What is tried where no layout fits: times as many nodes, and adapters of this rank.
+_TIMES_NODES = (2, 4, 8, 16)
+_LORA_RANK = 32
 
 Change = dict[str, dict[str, Any]]
 """Section -> key -> value."""
@@ -46,6 +50,36 @@ def search_layouts(run: PlannedRun, num_steps: int) -> list[Plan]:
     fastest = min((plan.step["total"] for plan in plans if plan.is_safe), default=0.0)
     limit = (1 + _EQUALLY_FAST) * fastest
     return sorted(plans, key=lambda plan: _rank_of(plan, limit))
+
+
+def what_would_fit(run: PlannedRun, num_steps: int) -> list[str]:
+    """Name changes of a run that no layout makes safe, each of which is enough by itself with a
+    layout that a search finds: shorter micro-batches, more nodes, adapters. Empty if none is.
+    """
+    found = []
+    train, lora = run.train, run.config.lora
+    shortest = run.longest_tokens
+    if shortest < train.max_tokens_per_microbatch:
+        changed = train.model_copy(update={"max_tokens_per_microbatch": shortest})
+        if _has_safe_layout(run.with_sections(train=changed), num_steps):
+            found.append(f"train.max_tokens_per_microbatch={shortest}")
+    for times in _TIMES_NODES:
+        larger = replace(run, world_size=times * run.world_size)
+        if _has_safe_layout(larger, num_steps):
+            found.append(f"--nodes {larger.world_size // run.hardware.gpus_per_node}")
+            break
+    if not lora.rank:
+        changed_lora = lora.model_copy(update={"rank": _LORA_RANK})
+        if _has_safe_layout(run.with_sections(lora=changed_lora), num_steps):
+            found.append(f"lora.rank={_LORA_RANK}")
+    return found
+
+
+def _has_safe_layout(run: PlannedRun, num_steps: int) -> bool:
+    """True if a search finds a layout that is safe; False also where the trainer refuses all."""
+    with suppress(UserError):
+        return search_layouts(run, num_steps)[0].is_safe
+    return False
 
 
 def _plan_layout(run: PlannedRun, change: Change, num_steps: int) -> Plan:

@@ -31,10 +31,7 @@ def show_plan(plan: "Plan") -> str:
 def verdict_line(plan: "Plan") -> str:
     """Say if the run fits, with the margin, and what it takes."""
     if plan.problems:
-        text = "DOES NOT FIT. " + "; ".join(plan.problems)
-        if plan.fitting_offload:
-            text += f"; it fits with train.offload={plan.fitting_offload}"
-        return text
+        return describe_fit(plan)
     duration = f"{plan.hours:.1f} hours"
     if plan.hours < 1:
         duration = f"{plan.hours * 60:.1f} minutes"
@@ -43,13 +40,20 @@ def verdict_line(plan: "Plan") -> str:
     )
     if plan.price:
         cost += f", ${plan.price:,.0f}"
+    return f"{describe_fit(plan)}. {cost}. Bottleneck: {plan.bottleneck}."
+
+
+def describe_fit(plan: "Plan") -> str:
+    """Say if the run fits: with the margin, or why not and which `train.offload` would help."""
+    if plan.problems:
+        text = "DOES NOT FIT. " + "; ".join(plan.problems)
+        if plan.fitting_offload:
+            text += f"; it fits with train.offload={plan.fitting_offload}"
+        return text
     rank = plan.worst
     verdict = "FITS" if plan.is_safe else "FITS TIGHTLY"
     spare = f"{rank.margin / 1e9:.1f} GB ({rank.margin / rank.limit:.0%})"
-    return (
-        f"{verdict}, with {spare} to spare on stage {rank.stage.index}. {cost}. "
-        f"Bottleneck: {plan.bottleneck}."
-    )
+    return f"{verdict}, with {spare} to spare on stage {rank.stage.index}"
 
 
 def _headline(plan: "Plan") -> str:
@@ -177,7 +181,8 @@ def _step_table(plan: "Plan") -> str:
 
 
 def show_nodes(plans: Sequence["Plan"]) -> str:
-    """Lay out one run on several numbers of nodes, one row each.
+    """Lay out one run on several numbers of nodes, one row each; with the layouts that a search
+    found.
 
     Efficiency: tokens a second and device, as a share of the first row's.
     """
@@ -194,17 +199,42 @@ def show_nodes(plans: Sequence["Plan"]) -> str:
                 "cost": f"${plan.price:,.0f}",
             }
         )
-    return _table(rows)
+        if plan.overrides:
+            rows[-1]["overrides"] = " ".join(plan.overrides)
+    return _table(rows, "overrides")
 
 
-def show_layouts(plans: Sequence["Plan"]) -> str:
-    """Lay out the best layouts of a search. plans: all that were planned, best first."""
+def show_found(plans: Sequence["Plan"], would_fit: Sequence[Sequence[str]]) -> str:
+    """Lay out the best layout of each number of nodes, and say for each that is not safe what would
+    help. would_fit: for each plan, see `what_would_fit`.
+    """
+    lines = []
+    for plan, changes in zip(plans, would_fit, strict=True):
+        if not plan.is_safe:
+            devices = f"{plan.run.world_size:,} x {plan.run.hardware.name}"
+            lines.append(f"{devices}: {_nothing_fits(changes)}")
+    table = show_nodes(plans)
+    return f"{table}\n\n" + "\n".join(lines) if lines else table
+
+
+def _nothing_fits(would_fit: Sequence[str]) -> str:
+    """Say that no layout is safe, and what would help."""
+    advice = ": take more or larger devices"
+    if would_fit:
+        advice = f"; a search finds a layout with {', or with '.join(would_fit)}"
+    return f"NOTHING FITS with 5 % to spare{advice}."
+
+
+def show_layouts(plans: Sequence["Plan"], would_fit: Sequence[str]) -> str:
+    """Lay out the best layouts of a search. plans: all that were planned, best first. would_fit:
+    what would help if none is safe, see `what_would_fit`.
+    """
     best = plans[0]
     rows = [
         _row(plan) | {"overrides": " ".join(plan.overrides)}
         for plan in plans[:NUM_SHOWN]
     ]
-    verdict = "NOTHING FITS with 5 % to spare: take more or larger devices."
+    verdict = _nothing_fits(would_fit)
     if best.is_safe:
         verdict = f"use: {' '.join(best.overrides)}\n{verdict_line(best)}"
     return (

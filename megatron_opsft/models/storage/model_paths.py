@@ -182,6 +182,24 @@ def resolve_config(name: str) -> Path:
     return directory
 
 
+def has_config_here(name: str) -> bool:
+    """True if `resolve_config` needs no network for a model: its config.json is in a directory of
+    this machine, shipped, or in the Hugging Face cache.
+    """
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        directory = _find_local(name, "model.path")
+        if directory is None and (MODEL_CONFIGS / name / "config.json").is_file():
+            return True
+        if directory is None:
+            return isinstance(try_to_load_from_cache(name, "config.json"), str)
+    except (UserError, HFValidationError):
+        return False
+    return (directory / "config.json").is_file()
+
+
 def fetch_config(name: str) -> Path:
     """Fetch the config.json of a model of the hub; return its directory. Errors: `UserError`."""
     return _from_hub(name, ["config.json"], "model.path")

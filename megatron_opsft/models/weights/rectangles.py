@@ -6,11 +6,12 @@ written down once, as copies; the way back is their inverse, and two mappings th
 tensor are joined by `Copy.then`. Only names and numbers: no tensor is read here.
 """
 
-from typing import NamedTuple
-
-from torch import Tensor
+from typing import TYPE_CHECKING, NamedTuple
 
 from megatron_opsft.records import TensorShape
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Rect(NamedTuple):
@@ -75,7 +76,7 @@ class Rect(NamedTuple):
         """Return the same rectangle, counted from the corner of `outer`, in which it lies."""
         return self.shift(-outer.row0, -outer.col0)
 
-    def view(self, tensor: Tensor) -> Tensor:
+    def view(self, tensor: "Tensor") -> "Tensor":
         """Return this rectangle of `tensor`: [rows, columns], or [rows] of a vector."""
         matrix = tensor if self.matrix is None else tensor[self.matrix]
         rows = matrix[self.row0 : self.row1]

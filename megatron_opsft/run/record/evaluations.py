@@ -79,7 +79,7 @@ def _write_model(s: Session, name: str, more_files: Mapping[str, bytes]) -> None
                 shapes=s.shards.table.hf_shapes(),
                 dtype=s.shards.dtype,
                 source_dir=s.model_dir,
-                more_files=more_files,
+                more_files={**s.model_files, **more_files},
                 overwrite=True,
             )
         except FullDiskError as error:
@@ -256,11 +256,11 @@ class Evaluations:
             self.rollouts.write_held_out(step, judged, name)
             line |= _measure(judged.responses, held_out, f"eval_{name}")
             del judged
+        line["eval_seconds"] = time.monotonic() - begin
         self.lines.append(line)
         if self.metrics_log is None:
             return
-        seconds = time.monotonic() - begin
-        self.metrics_log.write_evaluation(line, s.more_held_out, seconds=seconds)
+        self.metrics_log.write_evaluation(line, s.more_held_out)
         for example in examples:
             say(example, dim=True)
         advice = "" if step else advise_on_base(line)

@@ -12,11 +12,11 @@ from megatron_opsft.config import RunConfig
 from megatron_opsft.errors import UserError, first_line, log
 from megatron_opsft.records import Problem, Rollout, Verdict
 from megatron_opsft.run.record.advice import describe_correct, warn_of_cut_off
+from megatron_opsft.run.record.time_left import TimeLeft
 from megatron_opsft.run.run_files import Line, describe_rejected
 from megatron_opsft.runtime.console import say
 from megatron_opsft.runtime.durable import append_line, write_text
 from megatron_opsft.runtime.formatting import percent
-from megatron_opsft.runtime.rounding import round_up
 
 _MAX_PROBLEM_CHARACTERS = 100
 _MAX_RESPONSE_CHARACTERS = 240
@@ -25,10 +25,27 @@ _MAX_RESPONSE_CHARACTERS = 240
 class MetricsLog:
     """Writes metrics everywhere. Floats in the JSON lines read back as the same numbers."""
 
-    def __init__(self, config: RunConfig, *, first_step: int) -> None:
-        """Open the writers. first_step: the step after which the run begins or is resumed."""
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        first_step: int,
+        checkpoint_every: int = 0,
+        eval_seconds: float = 0.0,
+    ) -> None:
+        """Open the writers.
+
+        first_step: the step after which the run begins or is resumed. checkpoint_every,
+        eval_seconds: see `TimeLeft`.
+        """
         self._config = config
-        self._evaluation_seconds = 0.0  # of the last evaluation
+        self._time_left = TimeLeft(
+            first_step=first_step,
+            last_step=config.steps,
+            eval_every=config.eval_every,
+            checkpoint_every=checkpoint_every,
+            eval_seconds=eval_seconds,
+        )
         self._warned: set[str] = set()  # names of the held-out sets that were warned of
         self._writers: list[_TensorBoard | _Wandb] = []
         if config.tensorboard:
@@ -47,33 +64,19 @@ class MetricsLog:
             if rejected:
                 accepted += f" ({rejected})"
             accepted += "  "
-        step = int(metrics["step"])
-        seconds = metrics["step_seconds"]
         say(
-            f"step {step}/{self._config.steps}  loss {metrics['loss']:.4f}  {accuracy}"
+            f"step {metrics['step']}/{self._config.steps}  loss {metrics['loss']:.4f}  {accuracy}"
             f"tokens {metrics['mean_response_tokens']:.1f}  {accepted}"
             f"grad norm {metrics['grad_norm']:.3f}  lr {metrics['lr']:.2e}  "
-            f"{seconds:.2f} s  about {self._seconds_left(step, seconds):.0f} s left"
+            f"{metrics['step_seconds']:.2f} s  about {self._time_left.after(metrics):.0f} s left"
         )
 
-    def _seconds_left(self, step: int, step_seconds: float) -> float:
-        """Estimate how long the run still takes after `step`, evaluations included."""
-        last = self._config.steps
-        every = self._config.eval_every
-        due = {last}
-        if every:
-            # The evaluation of this step has not been made yet.
-            due.update(range(round_up(step, every), last, every))
-        return (last - step) * step_seconds + len(due) * self._evaluation_seconds
-
-    def write_evaluation(
-        self, metrics: Line, more: Iterable[str] = (), *, seconds: float = 0
-    ) -> None:
+    def write_evaluation(self, metrics: Line, more: Iterable[str] = ()) -> None:
         """Write the metrics of an evaluation on held-out problems.
 
-        more: the names of the sets of eval.more, which `metrics` has too. seconds: its duration.
+        more: the names of the sets of eval.more, which `metrics` has too.
         """
-        self._evaluation_seconds = seconds
+        self._time_left.eval_seconds = metrics["eval_seconds"]
         self._write("evals.jsonl", metrics)
         self._print_evaluation("held-out", metrics, "eval", describe_correct(metrics))
         for name in more:

@@ -85,12 +85,17 @@ class RunRecorder:
         self._recent: deque[Line] = deque(maxlen=RECENT_STEPS)
         self._watch = Stopwatch(session.device)
         self.rollouts = RolloutLog(session.config.run, session.layout)
-        self._log = (
-            MetricsLog(session.config.run, first_step=last_step)
-            if session.layout.is_main
-            else None
-        )
-        lines = read_evaluations(self._dir) if session.layout.is_main else []
+        self._log: MetricsLog | None = None
+        lines: list[JsonObject] = []
+        if session.layout.is_main:
+            lines = read_evaluations(self._dir)
+            self._log = MetricsLog(
+                session.config.run,
+                first_step=last_step,
+                checkpoint_every=session.config.checkpoint.every,
+                # Runs of earlier releases did not write it.
+                eval_seconds=lines[-1].get("eval_seconds", 0.0) if lines else 0.0,
+            )
         self.evaluations = Evaluations(
             session, self._log, self.rollouts, callbacks, broadcast_object(lines)
         )
@@ -264,7 +269,9 @@ class RunRecorder:
             if num_worse:
                 summary["worse_in_a_row"] = num_worse
             if step:
-                card = model_card(summary, config, *self._s.example())
+                # Of the first step: a run may end before it draws the first one of its data.
+                problem = self._s.problems_of_draw(0)[0]
+                card = model_card(summary, config, *self._s.example(problem))
         if best_step:
             copy_best(self._s, best_step, card)
         elif step:  # without a step the model is the base model

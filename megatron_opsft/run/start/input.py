@@ -6,6 +6,7 @@ from pathlib import Path
 
 from megatron_opsft.config import Config, EvalConfig, RolloutConfig
 from megatron_opsft.config.run import EvalSet
+from megatron_opsft.data.chatml import chatml_files
 from megatron_opsft.data.mixture import (
     describe_data,
     drop_unusable_prompts,
@@ -59,6 +60,10 @@ class RunInput:
     """What a run reads before it computes anything."""
 
     model_dir: Path
+    model_files: Mapping[str, bytes]
+    """Files of the trained model that its base model may lack, name -> content: the template of
+    data.chat_template.
+    """
     encoder: PromptEncoder
     teacher: PromptEncoder | None
     """The prompts of the method's teacher, if it has one."""
@@ -77,9 +82,11 @@ class RunInput:
     notes: tuple[str, ...]
     """Warnings for the user, a line each."""
 
-    def example(self) -> tuple[list[Message], str]:
-        """Return the messages and the prompt's text of the first problem, as in the next step."""
-        problem = self.problems.problems[0]
+    def example(self, problem: Problem | None = None) -> tuple[list[Message], str]:
+        """Return the messages and the prompt's text of a problem, by default of the first one, as
+        in the next step.
+        """
+        problem = problem or self.problems.problems[0]
         change = self.method.prompt_change(problem.id)
         messages = self.encoder.messages(
             problem, system=change.system, suffix=change.suffix
@@ -94,7 +101,7 @@ def read_input(checked: CheckedRun, model_dir: Path) -> RunInput:
     cannot be trained with.
     """
     config, shape = checked.config, checked.shape
-    tokenizer = load_tokenizer(model_dir)
+    tokenizer = load_tokenizer(model_dir, chat_template=config.data.chat_template)
     encoder = PromptEncoder(
         tokenizer=tokenizer,
         template=config.data.template,
@@ -132,6 +139,7 @@ def read_input(checked: CheckedRun, model_dir: Path) -> RunInput:
     notes = [pass_rate_note] if pass_rate_note else []
     return RunInput(
         model_dir=model_dir,
+        model_files=chatml_files(tokenizer, end_tokens, model_dir),
         encoder=encoder,
         teacher=None if template is None else teacher_of(encoder, template),
         settings=_sampling_of(config.rollout, end_tokens),

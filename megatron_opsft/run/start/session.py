@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from operator import itemgetter
-from pathlib import Path
 
 import torch
 
@@ -286,6 +285,7 @@ def _build(
         reference = ReferenceModel(trainer, device, offload)
     return Session(
         model_dir=model_dir,
+        model_files=run_input.model_files,
         encoder=encoder,
         teacher=run_input.teacher,
         settings=run_input.settings,
@@ -309,19 +309,20 @@ def _build(
         shards=shards,
         sync=sync,
         checkpointer=_make_checkpointer(
-            config, model_dir, unfilled, offload, reference
+            config, run_input, unfilled, offload, reference
         ),
     )
 
 
 def _make_checkpointer(
     config: Config,
-    model_dir: Path,
+    run_input: RunInput,
     parts: TrainerParts,
     offload: Offload,
     reference: ReferenceModel | None,
 ) -> Checkpointer:
     trainer, adapter_config = parts.trainer, None
+    model_dir = run_input.model_dir
     if parts.shards.adapters:
         adapter_config = adapter_config_json(config.model, config.lora, model_dir)
     return Checkpointer(
@@ -332,6 +333,7 @@ def _make_checkpointer(
         reference=reference,
         stored=offload.stored,
         model_dir=model_dir,
+        model_files=run_input.model_files,
         adapter_config=adapter_config,
     )
 

@@ -13,8 +13,9 @@ from megatron.core import parallel_state
 from torch import Tensor
 
 from megatron_opsft.models.architectures.template import ShardKind
+from megatron_opsft.models.weights.filling import merge_shards
 from megatron_opsft.models.weights.rules import WeightRule
-from megatron_opsft.models.weights.slicing import merge_shards, shard_shape
+from megatron_opsft.models.weights.slicing import shard_shape
 from megatron_opsft.runtime.distributed import (
     Layout,
     broadcast_over,

@@ -14,24 +14,13 @@ from torch import Tensor
 
 from megatron_opsft.config.training import ParallelConfig
 from megatron_opsft.records import MicroBatch, Sample
-from megatron_opsft.runtime.rounding import round_up
 from megatron_opsft.trainer.batching.packing import (
     Bin,
     PackingReport,
     describe_plan,
     plan_packing,
 )
-
-
-def padded(num_tokens: int, cp_size: int, align: int = 1) -> int:
-    """Return the length of a sequence with the padding that lets a context-parallel group cut it;
-    without a group nothing is padded.
-
-    align: the tensor-parallel size if sequence parallelism cuts the tokens of a rank again.
-    """
-    if cp_size == 1:
-        return num_tokens
-    return round_up(num_tokens, 2 * cp_size * align)
+from megatron_opsft.trainer.batching.padding import padded
 
 
 def own_pieces(cp_rank: int, cp_size: int) -> tuple[int, int]:

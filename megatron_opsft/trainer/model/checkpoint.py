@@ -6,7 +6,8 @@ whole. `load_newest` checks the files nevertheless, since disks and people damag
 """
 
 import threading
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,8 @@ class Checkpointer:
     """Its config.json and tokenizer are copied into each checkpoint, which then can be used as a
     model.
     """
+    model_files: Mapping[str, bytes] = field(default_factory=dict)
+    """Files that replace those of `model_dir` there: name -> content."""
     adapter_config: bytes | None = None
     """With LoRA, the content of adapter_config.json, which names the model that the checkpoint's
     adapter belongs to.
@@ -184,7 +187,8 @@ class Checkpointer:
         partial = self._named(step, PARTIAL)
         if self.model_dir is not None:
             dtype = next(self.models[0].parameters()).dtype
-            write_files(partial, side_files(self.model_dir, dtype))
+            copied = side_files(self.model_dir, dtype)
+            write_files(partial, {**copied, **self.model_files})
         if self.adapter_config is not None:
             write_files(partial, {ADAPTER_NAME: self.adapter_config})
         write_bytes(partial / COMPLETE, sealed({**manifest, "files": files}))

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from megatron_opsft.config import LoraConfig
 from megatron_opsft.models.architectures.template import ShardKind, WeightRule
+from megatron_opsft.models.weights.filling import ReadRect, fill_shard
 from megatron_opsft.models.weights.lora import (
     MERGE_BYTES,
     AdapterRules,
@@ -34,12 +35,7 @@ from megatron_opsft.models.weights.lora import (
 )
 from megatron_opsft.models.weights.rectangles import Rect
 from megatron_opsft.models.weights.rules import WeightTable, local_to_global
-from megatron_opsft.models.weights.slicing import (
-    ReadRect,
-    fill_shard,
-    shard_parameter,
-    shard_shape,
-)
+from megatron_opsft.models.weights.slicing import shard_parameter, shard_shape
 from megatron_opsft.runtime.distributed import Layout, Shard, tensor_parallel_group
 from megatron_opsft.runtime.parked import Whereabouts, in_place
 

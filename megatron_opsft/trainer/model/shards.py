@@ -10,8 +10,8 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from torch import Tensor
 
+from megatron_opsft.models.weights.filling import ReadRect, fill_shard
 from megatron_opsft.models.weights.rules import WeightRule, WeightTable
-from megatron_opsft.models.weights.slicing import ReadRect, fill_shard
 from megatron_opsft.records import record
 from megatron_opsft.runtime.distributed import Layout
 from megatron_opsft.runtime.parked import Whereabouts, in_place

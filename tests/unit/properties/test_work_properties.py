@@ -6,7 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_opsft.trainer.batching.microbatch import joined_order, own_indices, padded
+from megatron_opsft.trainer.batching.microbatch import joined_order, own_indices
+from megatron_opsft.trainer.batching.padding import padded
 
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=12), st.integers(1, 5), st.integers(1, 3))
