@@ -40,6 +40,9 @@ TURNS: dict[str, tuple[str, ...]] = {
     "is that ": ("right?", "correct?"),
     "is this ": ("right?", "correct?"),
     "did i ": ("make a mistake", "miss"),
+    "am i ": ("sure", "missing"),
+    "i made ": ("a mistake", "an error"),
+    "that's ": ("wrong", "not right", "not correct", "incorrect"),
     "等等": ("",),
     "等一下": ("",),
     "不对": ("",),
@@ -49,6 +52,12 @@ TURNS: dict[str, tuple[str, ...]] = {
     "让我": ("检查", "验证", "确认", "重新", "再"),
     "重新": ("考虑", "检查", "计算"),
 }
+# These are turns only where a clause begins: "they wait 5 minutes" is none.
+_FIRST_OF_A_CLAUSE = frozenset(("wait", "alternatively", "actually", "hold on", "等等"))
+_BEFORE_A_CLAUSE = ("but", "oh", "so", "no", "and", "okay", "hmm", "但", "哦")
+_MAX_GAP = (
+    12  # characters between the parts of one turn, such as "Wait, no, let me check"
+)
 _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyz")
 
 
@@ -60,27 +69,47 @@ class Turn(NamedTuple):
 
 
 def find_doubts(text: str) -> list[Turn]:
-    """Return the turns of self-doubt in a text, in order. Of two that overlap, such as "let me
-    double-check" and "check", the first counts.
+    """Return the turns of self-doubt in a text, in order. Phrases that overlap or stand close
+    together, such as "Wait, let me check", are one turn.
     """
     lower = text.lower()
     if len(lower) != len(text):
         # A few letters, such as the Turkish dotted I, are longer in lower case.
         lower = "".join(letter.lower()[:1] for letter in text)
+    turns: list[Turn] = []
+    for part in sorted(_find_parts(lower)):
+        if turns and part.start <= turns[-1].end + _MAX_GAP:
+            turns[-1] = Turn(turns[-1].start, max(turns[-1].end, part.end))
+        else:
+            turns.append(part)
+    return turns
+
+
+def _find_parts(lower: str) -> list[Turn]:
+    """Return every place of a phrase of `TURNS`, in no order; they may overlap."""
     found = []
     for beginning, phrases in TURNS.items():
+        must_begin_clause = beginning in _FIRST_OF_A_CLAUSE
         start = lower.find(beginning)
         while start >= 0:
             end = start + len(beginning)
-            phrase = next((p for p in phrases if lower.startswith(p, end)), None)
-            if phrase is not None and _stands_alone(lower, start, end + len(phrase)):
-                found.append(Turn(start, end + len(phrase)))
+            if lower.startswith(phrases, end):
+                end += next(len(p) for p in phrases if lower.startswith(p, end))
+                is_turn = _stands_alone(lower, start, end)
+                if must_begin_clause and not _begins_clause(lower, start):
+                    is_turn = False
+                if is_turn:
+                    found.append(Turn(start, end))
             start = lower.find(beginning, end)
-    turns: list[Turn] = []
-    for turn in sorted(found):
-        if not turns or turn.start >= turns[-1].end:
-            turns.append(turn)
-    return turns
+    return found
+
+
+def _begins_clause(lower: str, start: int) -> bool:
+    """True if no other word of its clause stands in front of lower[start], except "but" and the
+    like.
+    """
+    before = lower[max(0, start - 8) : start].rstrip(" *_")
+    return not before[-1:].isalnum() or before.endswith(_BEFORE_A_CLAUSE)
 
 
 def _stands_alone(lower: str, start: int, end: int) -> bool:

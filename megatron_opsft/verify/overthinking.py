@@ -26,6 +26,10 @@ def mark(
         if verdict.outcome is Outcome.CORRECT:
             answers.append(verdict.answer)
         ends = find_right_answers(text, answers, lambda value: is_right(value, gold))
+        if not ends and verdict.answer and verdict.outcome is Outcome.CORRECT:
+            # The judge has read it, in whatever words.
+            place = text.rfind(verdict.answer)
+            ends = [place + len(verdict.answer)] if place >= 0 else []
     doubts = find_doubts(text)
     answer_start = text.rfind(THINK_END)
     leaked = [doubt for doubt in doubts if 0 <= answer_start < doubt.start]

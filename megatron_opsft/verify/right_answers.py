@@ -1,91 +1,85 @@
-"""The places at which a response states the right answer, in its thinking and behind it.
+r"""The places at which a response states the right answer, in its thinking and behind it.
 
-A statement is the right side of an equation, the content of a box, or what a sentence concludes:
-"so the total is 12", "the answer is 12". A question ("is it 12?") states nothing. The judge of
-mathematics decides whether a statement is right, but it is asked only for texts that have the
-numbers and letters of the gold answer, or of the answer that the response ends with: 28/6 is not
-found for 14/3 unless the response ends with it.
+A statement is the right side of an equation, the content of a box, what stands behind `####`, or
+what a sentence concludes: "so the total is 12", "she has 12 left", "12 is the answer". A question
+("is it 12?"), an assumption ("if x = 12") and an inequality state nothing, nor does a part of a
+longer term: 12 in 12.5, 12x, 12 + 5. The judge of mathematics decides whether a statement is right;
+it is asked only for texts with the numbers and letters of the gold answer, or of the answer that
+the response ends with: 28/6 is not found for 14/3 unless the response ends with it.
+
+What stays wrong: plain sentences ("The remainder is 1."), number words ("three"), and other forms
+of a formula (1024 for 2^{10}) are not found; a given of the problem that is written as an equation
+("r = 3") or behind "so" counts; so does the first of several results ("x = 3 or x = 5").
 """
 
 import re
 from collections.abc import Callable, Iterable
 from fractions import Fraction
 from functools import lru_cache
+from itertools import chain
 from typing import NamedTuple
 
-from megatron_opsft.data.answers import closing_brace
+from megatron_opsft.verify.statements import (
+    BOXES,
+    MAX_FRONT,
+    Statement,
+    content_of_box,
+    find_box,
+    find_introduction,
+    is_formula_stated,
+    is_number_stated,
+    is_question,
+    split_front,
+)
 
-_MAX_FRONT = (
-    200  # characters in front of a value that are searched for what introduces it
-)
-_MAX_VALUE = 200  # characters of a value
-_BOX = "boxed{"
-_EQUATION_SIGNS = ("=", "≈", "\\approx", "等于", "得", "是", "为")
-_VERBS = (
-    *(
-        " is",
-        " are",
-        "'s",
-        " be",
-        " equals",
-        " gives",
-        " get",
-        " got",
-        " gets",
-        " find",
-    ),
-    *(" obtain", " have", " has", " makes", " becomes", ":"),
-)
-_INTRODUCTIONS = (*_EQUATION_SIGNS, *_VERBS)
-_SIGNS = " \t\n*$`\\([{+-"  # that may stand in front of a number
+_MAX_ASKED = 16  # different texts that the judge is asked for
+
+# Numbers, and what stands around them.
 _FRACTIONS = ("\\frac", "\\dfrac", "\\tfrac")
-_HEDGES = (
-    " about",
-    " approximately",
-    " exactly",
-    " just",
-    " simply",
-    " only",
-    " equal to",
+_NUMBER = re.compile(
+    r"(?P<sign>[+-]?)\s*\\?\$?\s*(?P<top>\d{1,100}(?:(?:,|\{,\})\d{3}){0,30}(?:\.\d{1,100})?|\.\d{1,100})"
+    r"(?:\s*/\s*(?P<bottom>\d{1,100}))?"
+    r"|(?P<minus>-?)\\[dt]?frac\s*(?:\{(?P<over>-?\d{1,100})\}|(?P<o>\d))"
+    r"\s*(?:\{(?P<under>\d{1,100})\}|(?P<u>\d))"
 )
-_CONCLUSION = re.compile(
-    r"\b(?:so|thus|hence|therefore|then|which|that|gives|gets?|got|obtain|find|makes|becomes"
-    r"|equals|answer|total|altogether|result|plus|minus|times|divided|squared)\b"
-    r"|\d\s*[-+*/×÷·^]\s*\d",
-    re.IGNORECASE,
+_MIXED_NUMBER = re.compile(
+    r"(\d{1,100})\s*\\[dt]?frac\s*\{(\d{1,100})\}\s*\{(\d{1,100})\}"
 )
-_SENTENCE_BREAK = re.compile(r"[.!?]\s|[\n。！？]")
-_OPENING = re.compile(r"(?:[\s*`:]|\$|\\[(\[]|\\(?:text|math[a-z]+)\{)*")
+_PERCENT_OR_DEGREES = re.compile(r"\s?(?:\\?%|°|\^\{?\\circ\}?)")
+_UNIT = re.compile(
+    r"(?:\s*(?:\\?%|°|\^\{?\\circ\}?|\\(?:text|mbox|mathrm)\{[^{}]*\}(?:\^\{?\d\}?)?)"
+    r"|\s+(?!pi\b|sqrt|or\b|and\b)[a-z]{2,})*\.?"
+)
+_NAME = re.compile(r"(?:[A-Za-z]|\\[a-z]+)\s*=\s*")
+_LONGER_TERM = re.compile(
+    r"\s*(?:[+×÷·^_√π]|\*(?!\*)|/\s*[\d(\\]|[-−]\s*(?:[\d(\\]|[a-z]\b)|!\s*[-+=*/\\×]"
+    r"|\\(?:cdot|times|div|pm|sqrt|[dt]?frac|pi|sin|cos|tan|log|ln|left|theta|infty|binom|p?mod)"
+    r"|(?:mod|times|plus|minus|divided|choose|hundred|thousand|million|billion)\b)"
+    r"|\(|\{,|:\d|\s\d+/\d|a(?![A-Za-z])|\s?[b-fh-knp-rt-zA-Z](?![A-Za-z])"
+)
+
+# Formulas.
+_OPENING = re.compile(
+    r"(?:[\s*`:]|\$|\\[(\[]|\\(?:text|math[a-z]+)\{|(?:option|choice)\s)*"
+)
 _CLOSING = (
     r"[;!?\n≈。；！？$]|\.(?!\d)|\*\*|\\[)\]]|\\(?:implies|approx)"
     r"|\s(?:which|so|and|because|since|but|as|where|when|if|then|by|from|in total|left)\b"
 )
 _END = re.compile(rf"[,，=:：]|{_CLOSING}")
 _END_OF_LIST = re.compile(_CLOSING)
-_NUMBER = re.compile(
-    r"(?P<sign>[+-]?)\s*\\?\$?\s*(?P<top>\d[\d,]*(?:\.\d+)?|\.\d+)(?:\s*/\s*(?P<bottom>\d+))?"
-    r"|(?P<minus>-?)\\[dt]?frac\s*(?:\{(?P<over>\d+)\}|(?P<o>\d))\s*(?:\{(?P<under>\d+)\}|(?P<u>\d))"
-)
 _SLASH = re.compile(r"(\\?\w+)\s*/\s*(\\?\w+)")
-_PLAIN_WORDS = re.compile(r"(?:\s+[a-z]{2,}){1,5}\s*")
-_ATOM = re.compile(r"\d+(?:\.\d+)?|[^\W\d_]+|[√∞°]")
+_LAST_WORDS = re.compile(r"(?:\s+(?!pi\b|sqrt)[a-z]{2,})+\Z")
+_OPENING_BRACKET = re.compile(r"[(\[]")
+_CLOSING_BRACKET = re.compile(r"[)\]]")
+_ATOM = re.compile(r"\d+(?:\.\d+)?|[^\W\d_]+|[√∞°−-]")
 _LAYOUT = frozenset(
     (
-        *(
-            "frac",
-            "dfrac",
-            "tfrac",
-            "left",
-            "right",
-            "text",
-            "mathrm",
-            "mathbf",
-            "cdot",
-        ),
-        *("times", "quad", "displaystyle"),
+        *("frac", "dfrac", "tfrac", "left", "right", "text", "mathrm", "mathbf"),
+        *("cdot", "times", "quad", "displaystyle"),
     )
 )
-_SAME_ATOM = {"π": "pi", "θ": "theta", "√": "sqrt", "∞": "infty", "°": "circ"}
+_SAME_ATOM = {"π": "pi", "θ": "theta", "√": "sqrt", "∞": "infty", "°": "circ", "−": "-"}
 
 
 class _Target(NamedTuple):
@@ -94,11 +88,15 @@ class _Target(NamedTuple):
     key: re.Pattern[str]
     """A part of it, by which it is found in a text."""
     number: Fraction | None
-    """Its value, if it is a plain number."""
+    """Its value, if it is a plain number, with or without a unit."""
     atoms: tuple[str, ...]
-    """Its numbers, names and letters, sorted."""
+    """Its numbers, names, letters and minus signs, sorted; empty for a plain number."""
     end: re.Pattern[str]
     """Where the text of such an answer ends."""
+    reach: int
+    """Characters in front of the key that are searched for what introduces a formula, and behind
+    it for its end.
+    """
 
 
 def find_right_answers(
@@ -110,40 +108,55 @@ def find_right_answers(
     is_right: the judge; it is asked once for each different text.
     """
     ends: set[int] = set()
-    for target in dict.fromkeys(map(_target, answers)):
+    for target in dict.fromkeys(chain.from_iterable(map(_targets, answers))):
         judged: dict[str, bool] = {}
+        find_statement = _state_formula if target.number is None else _state_number
         for key in target.key.finditer(text):
-            statement = _statement_around(text, key.start(), key.end(), target)
-            if statement is None:
+            statement = find_statement(text, key.start(), key.end(), target)
+            if statement is None or statement.end in ends:
                 continue
-            value, end = statement
-            if value not in judged:
-                candidates = _candidates(target, value)
-                judged[value] = any(map(is_right, candidates))
-            if judged[value]:
-                ends.add(end)
+            if statement.value not in judged:
+                if len(judged) == _MAX_ASKED:
+                    continue
+                judged[statement.value] = is_right(statement.value)
+            if judged[statement.value]:
+                ends.add(statement.end)
     return sorted(ends)
 
 
 @lru_cache(maxsize=4096)
+def _targets(answer: str) -> tuple[_Target, ...]:
+    """Return what statements of this answer look like: of a mixed number two, 2 1/2 and 5/2."""
+    mixed = _MIXED_NUMBER.fullmatch(answer.strip())
+    if mixed is None:
+        return (_target(answer.strip()),)
+    whole, over, under = map(int, mixed.groups())
+    return _target(answer.strip()), _target(f"{whole * under + over}/{under}")
+
+
 def _target(answer: str) -> _Target:
     """Return what a statement of this answer looks like."""
-    has_list = any(sign in answer for sign in ",:=")
-    match = _NUMBER.fullmatch(answer.strip().removesuffix("."))
-    number = _value_of(match) if match else None
-    atoms = _atoms(answer)
+    if name := _NAME.match(answer):
+        answer = answer[name.end() :]
+    match = _NUMBER.match(answer)
+    number = None
+    if match and _UNIT.fullmatch(answer, match.end()):
+        number = _value_of(match)
     if number is not None:
-        key = _number_pattern(number, answer)
-    else:
-        # The longest part is the rarest in a text.
-        longest = max(atoms, key=len, default=answer)
-        letter = r"\d" if longest[:1].isdecimal() else r"[^\W\d_]"
-        key = rf"{re.escape(longest)}(?<!{letter}{re.escape(longest)})(?!{letter})"
-        for sign, name in _SAME_ATOM.items():
-            if name == longest:
-                key = rf"{key}|{sign}"
-    end = _END_OF_LIST if has_list and number is None else _END
-    return _Target(re.compile(key), number, atoms, end)
+        return _Target(_number_pattern(number, answer), number, (), _END, 0)
+    atoms = _atoms(answer)
+    # The longest part is the rarest in a text.
+    longest = max(atoms, key=lambda atom: (len(atom), atom != "-"), default=answer)
+    letter = r"\d" if longest[:1].isdecimal() else r"[^\W\d_]"
+    key = rf"{re.escape(longest)}(?<!{letter}{re.escape(longest)})(?!{letter})"
+    for sign, name_of_sign in _SAME_ATOM.items():
+        if name_of_sign == longest:
+            key = rf"{key}|{sign}"
+    has_list = any(sign in answer for sign in ",:=")
+    end = _END_OF_LIST if has_list else _END
+    return _Target(
+        re.compile(key), None, atoms, end, min(MAX_FRONT, 30 + 3 * len(answer))
+    )
 
 
 def _value_of(match: re.Match[str]) -> Fraction | None:
@@ -152,121 +165,121 @@ def _value_of(match: re.Match[str]) -> Fraction | None:
     bottom = match["bottom"] or match["under"] or match["u"] or "1"
     if int(bottom) == 0:
         return None
-    value = Fraction(top.replace(",", "")) / int(bottom)
+    value = Fraction(re.sub(r"[,{}]", "", top)) / int(bottom)
     return -value if "-" in (match["sign"], match["minus"]) else value
 
 
-def _number_pattern(number: Fraction, answer: str) -> str:
+def _number_pattern(number: Fraction, answer: str) -> re.Pattern[str]:
     """Return the pattern of a number's digits as people write them: 1234 and 1,234, 37.5 and 37.50,
     0.5 and 1/2.
     """
     size = abs(number)
-    spellings = {str(size.numerator), f"{size.numerator:,}"}
-    spellings.update(re.findall(r"\d*\.\d+", answer))
+    with_commas = f"{size.numerator:,}"
+    whole = {str(size.numerator), with_commas, with_commas.replace(",", "{,}")}
+    spellings = set(map(re.escape, whole))
+    decimals = set(re.findall(r"\d*\.\d+", answer))
     if size.denominator > 1:
-        spellings.add(f"{float(size):.12g}".removeprefix("0"))
-    if number < 1:
-        spellings.add(f"{float(100 * size):.12g}")
-    alternatives = "|".join(map(re.escape, sorted(spellings, key=len, reverse=True)))
-    return rf"(?:{alternatives})(?!\d|[.,]\d)"
+        decimals.add(f"{float(size):.12g}".removeprefix("0"))
+    spellings.update(re.escape(decimal) + "0*" for decimal in decimals)
+    if size < 1:
+        spellings.add(re.escape(f"{float(100 * size):.12g}"))
+    alternatives = "|".join(sorted(spellings, key=len, reverse=True))
+    return re.compile(rf"(?:{alternatives})(?!\d|[.,]\d)")
 
 
 def _atoms(text: str) -> tuple[str, ...]:
-    """Return the numbers, names and letters of a text, sorted, without those of LaTeX's layout."""
+    """Return the numbers, letters, names and minus signs of a text, sorted, without the names of
+    LaTeX's layout.
+    """
     atoms = (_SAME_ATOM.get(atom, atom) for atom in _ATOM.findall(text))
     return tuple(sorted(atom for atom in atoms if atom not in _LAYOUT))
 
 
-def _statement_around(
-    text: str, start: int, end: int, target: _Target
-) -> tuple[str, int] | None:
-    """Return the value that the text states around text[start:end], and where it ends; None if no
-    box is around it, and nothing introduces it.
+def _state_number(text: str, start: int, end: int, target: _Target) -> Statement | None:
+    """Return the statement of the number whose digits are text[start:end]; None if the text does
+    not state it there, or if it is another number.
     """
-    front_start = max(0, start - _MAX_FRONT)
-    front = text[front_start:start]
-    find_introduction = (
-        _introduction_of_formula if target.number is None else _introduction_of_number
-    )
-    introduction = find_introduction(front)
-    if introduction is None:
-        return None
-    value_start = front_start + len(introduction)
-    if introduction.endswith(_BOX):
-        content = text[value_start : value_start + _MAX_VALUE]
-        value_end = value_start + closing_brace(content, 0)
-        return (text[value_start:value_end], value_end) if value_end >= end else None
-    is_equation = introduction.endswith(_EQUATION_SIGNS)
-    if not is_equation and not _CONCLUSION.search(_last_sentence(introduction)):
-        return None
-    if opening := _OPENING.match(text, value_start, start):
-        value_start = opening.end()
-    closing_sign = target.end.search(text, value_start)
-    value_end = closing_sign.start() if closing_sign else len(text)
-    is_question = text.startswith(("?", "？"), value_end)
-    if is_question or value_end < end or value_end - value_start > _MAX_VALUE:
-        return None
-    value = text[value_start:value_end].rstrip()
-    value_end = value_start + len(value)
-    if value.endswith("}") and value.count("}") > value.count("{"):
-        value = value[:-1].rstrip()
-    return value, value_end
-
-
-def _introduction_of_number(front: str) -> str | None:
-    """Return the text up to what introduces the number behind `front`; None if nothing does.
-
-    Only signs and words such as "about" may stand between the two.
-    """
-    bare = front.rstrip(_SIGNS)
-    if bare.endswith(_FRACTIONS):
-        bare = bare.rpartition("\\")[0].rstrip(_SIGNS)
-    if bare.endswith(_BOX[:-1]):
-        return bare + "{"
-    if bare.endswith(_HEDGES):
-        bare = bare.rpartition(" ")[0].rstrip(_SIGNS)
-    return bare if bare.endswith(_INTRODUCTIONS) else None
-
-
-def _introduction_of_formula(front: str) -> str | None:
-    """Return the text up to the last box, equation sign or verb of `front`; None if it has none."""
-    box, equation = _end_of_last(front, (_BOX,)), _end_of_last(front, _EQUATION_SIGNS)
-    end = max(box, equation)
-    if end < 0 or (equation > box and _END.search(front, equation)):
-        end = _end_of_last(front, _VERBS)
-    return front[:end] if end > 0 else None
-
-
-def _end_of_last(text: str, parts: Iterable[str]) -> int:
-    """Return where the last of these parts ends in the text; -1 if it has none of them."""
-    return max(text.rfind(part) + len(part) if part in text else -1 for part in parts)
-
-
-def _last_sentence(text: str) -> str:
-    """Return what follows the last sentence that has ended."""
-    return _SENTENCE_BREAK.split(text)[-1]
-
-
-def _candidates(target: _Target, value: str) -> list[str]:
-    """Return what the judge is asked for a stated value: nothing if it cannot be right; a number
-    with words behind it (9 positive divisors) also without them.
-    """
-    if target.number is None:
-        # In LaTeX the text is mostly that of the gold, and need not be read as mathematics.
-        in_latex = _SLASH.sub(r"\\frac{\1}{\2}", value).replace("*", "")
-        return [in_latex] if _atoms(value) == target.atoms else []
-    match = _NUMBER.match(value)
+    front = split_front(text[max(0, start - MAX_FRONT) : start])
+    if front.words.endswith(_FRACTIONS):
+        before, backslash, _ = front.words.rpartition("\\")
+        start -= len(front.words) + len(front.signs) - len(before)
+        front = split_front(before)
+    if front.words.endswith(BOXES):
+        return content_of_box(text, start - len(front.signs) + 1, end)
+    match = _NUMBER.match(text, start)
     if match is None:
-        return []
+        return None
+    percent_or_degrees = _PERCENT_OR_DEGREES.match(text, match.end())
+    value_end = (percent_or_degrees or match).end()
+    if not is_number_stated(front, text, value_end):
+        return None
     number = _value_of(match)
-    behind = value[match.end() :]
-    is_percentage = "%" in behind
+    if number is None or target.number is None:
+        return None
+    is_negative = "-" in front.signs.rpartition("\n- ")[2] or "−" in front.signs
+    if is_negative:
+        number = -number
+    is_percentage = percent_or_degrees is not None and "%" in percent_or_degrees[0]
     if number != target.number and not (
         is_percentage and number == 100 * target.number
     ):
-        return []
-    if not any(character.isdigit() for character in behind):
-        if _PLAIN_WORDS.fullmatch(behind):
-            return [value, match[0]]
-        return [value]
-    return []
+        return None
+    if _LONGER_TERM.match(text, value_end) or is_question(text, value_end):
+        return None
+    sign = "-" if is_negative else ""
+    return Statement(sign + text[start:value_end], value_end)
+
+
+def _state_formula(
+    text: str, start: int, end: int, target: _Target
+) -> Statement | None:
+    """Return the statement around text[start:end], a part of the answer; None if no box is around
+    it, nothing introduces it, or it differs from the answer in its numbers and letters.
+    """
+    front_start = max(0, start - target.reach)
+    front = text[front_start:start]
+    box_start = find_box(front)
+    if box_start > 0:
+        boxed = content_of_box(text, front_start + box_start, end)
+        if boxed is not None:
+            return _as_asked(boxed.value, boxed.end, target)
+    introduction_end, is_equation = find_introduction(front)
+    if introduction_end <= 0:
+        return None
+    introduction_end += front_start
+    opening = _OPENING.match(text, introduction_end, start)
+    value_start = opening.end() if opening else introduction_end
+    value_limit = min(len(text), end + target.reach)
+    closing_sign = target.end.search(text, value_start, value_limit)
+    value_end = closing_sign.start() if closing_sign else value_limit
+    if value_end < end or is_question(text, value_end):
+        return None
+    statement = _as_asked(text[value_start:value_end], value_end, target)
+    far_front = text[max(0, start - MAX_FRONT) : introduction_end]
+    if statement is None or not is_formula_stated(far_front, is_equation):
+        return None
+    return statement
+
+
+def _as_asked(value: str, end: int, target: _Target) -> Statement | None:
+    """Return the statement of a formula, without the words that follow it; None if its numbers and
+    letters are not those of the answer. In LaTeX the text is mostly that of the gold, and need not
+    be read as mathematics.
+    """
+    shorter = value.rstrip()
+    if shorter.endswith("}") and shorter.count("}") > shorter.count("{"):
+        shorter = shorter[:-1].rstrip()
+    atoms = _atoms(shorter)
+    if len(atoms) < len(target.atoms):
+        return None
+    end += len(shorter) - len(value)
+    if atoms != target.atoms:
+        without_name = _NAME.sub("", shorter, count=1)
+        shorter = _LAST_WORDS.sub("", without_name)
+        end -= len(without_name) - len(shorter)
+        if _atoms(shorter) != target.atoms:
+            return None
+    if len(_OPENING_BRACKET.findall(shorter)) != len(_CLOSING_BRACKET.findall(shorter)):
+        return None
+    in_latex = _SLASH.sub(r"\\frac{\1}{\2}", shorter).replace("*", "")
+    return Statement(in_latex, end)

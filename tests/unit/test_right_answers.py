@@ -1,0 +1,148 @@
+"""Where a response states the right answer and doubts itself, as a person marks it, character for
+character.
+"""
+
+import time
+
+import pytest
+from planted_responses import Planted, planted_responses
+
+from megatron_opsft.records import Outcome, TextMarks, Verdict
+from megatron_opsft.verify import math_verifier
+from megatron_opsft.verify.doubts import find_doubts
+from megatron_opsft.verify.overthinking import mark
+from megatron_opsft.verify.right_answers import find_right_answers
+
+RESPONSES = planted_responses()
+LONG = 200_000  # characters
+
+
+def ends_of(text: str, gold: str) -> list[int]:
+    """Where the meter finds statements of the gold alone."""
+    return find_right_answers(text, [gold], lambda value: math_verifier.is_right(value, gold))
+
+
+def test_there_are_enough_responses_and_no_two_have_the_same_name() -> None:
+    assert len(RESPONSES) > 200
+    assert len({response.name for response in RESPONSES}) == len(RESPONSES)
+
+
+@pytest.mark.parametrize("response", RESPONSES, ids=lambda response: response.name)
+def test_marks_are_those_of_a_person(response: Planted) -> None:
+    text, gold = response.text, response.gold
+    verdict = math_verifier.judge(text, gold)
+    found = mark(text, gold, verdict, math_verifier.is_right)
+    answers = [gold, verdict.answer] if verdict.outcome is Outcome.CORRECT else [gold]
+    ends = find_right_answers(text, answers, lambda value: math_verifier.is_right(value, gold))
+
+    if response.name.startswith("just the answer"):  # stated in no words: where the judge reads it
+        assert ends == []
+    else:
+        assert ends == response.ends
+    assert found.first_right == (response.ends[0] if response.ends else None)
+    assert found.num_restated == max(len(response.ends) - 1, 0)
+    assert [turn.start for turn in find_doubts(text)] == response.doubts
+    assert (found.num_doubts, found.leak) == (len(response.doubts), response.leak)
+
+
+@pytest.mark.parametrize(
+    ("text", "gold"),
+    [("30", "30"), ("$30$", "30"), ("I would say 12 apples.", "12 apples")],
+)
+def test_an_answer_that_the_judge_accepts_is_found_where_it_read_it(text: str, gold: str) -> None:
+    verdict = Verdict(outcome=Outcome.CORRECT, answer=text.rstrip("."))
+
+    found = mark(text, gold, verdict, math_verifier.is_right)
+
+    assert ends_of(text, gold) == []
+    assert found == TextMarks(first_right=len(text.rstrip(".")))
+
+
+def test_without_a_judge_no_right_answer_is_looked_for() -> None:
+    verdict = Verdict(outcome=Outcome.CORRECT, answer="12")
+
+    found = mark("So it is 12. Wait, 12.", "12", verdict, None)
+
+    assert found == TextMarks(num_doubts=1)
+
+
+def test_the_judge_is_asked_once_for_a_text_and_for_few_texts() -> None:
+    asked: list[str] = []
+
+    def is_right(value: str) -> bool:
+        asked.append(value)
+        return value.strip() == "p - q"
+
+    other_spellings = " ".join(f"So it is p{' ' * spaces}- q." for spaces in range(50))
+    ends = find_right_answers(f"{other_spellings} So it is p - q.", ["p - q"], is_right)
+
+    assert len(asked) == len(set(asked)) == 16
+    assert len(ends) == 2
+
+
+def test_the_judge_is_not_asked_for_texts_with_other_numbers_letters_or_brackets() -> None:
+    asked: list[str] = []
+    text = r"So it is -\pi. So it is 2\pi. So it is \pi r. So it is (\pi. So it is 3. So it is x."
+
+    ends = find_right_answers(text, ["\\pi", "12"], lambda value: bool(asked.append(value)))
+
+    assert (ends, asked) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("repeated", "gold", "num_ends"),
+    [
+        ("so x = 12 and ", "12", 1),
+        ("so the answer is 12. ", "12", 1),
+        ("12 ", "12", 0),
+        ("so x is 12 + ", "12", 0),
+        ("\\boxed{12} ", "12", 1),
+        ("\\boxed{", "12", 0),
+        ("\\frac{", "\\frac{1}{2}", 0),
+        ("so it is 2\\sqrt{3}. ", "2\\sqrt{3}", 1),
+        ("a is 2√3 ", "2\\sqrt{3}", 0),
+        ("π", "\\pi", 0),
+        ("= p - q ", "p - q", 1),
+        ("so Evelyn ", "Evelyn", 1),
+        (" ", "12", 0),
+    ],
+)
+def test_long_texts_take_time_in_proportion_to_their_length(
+    repeated: str, gold: str, num_ends: int
+) -> None:
+    times = LONG // len(repeated)
+    start = time.process_time()
+
+    ends = find_right_answers(repeated * times, [gold], lambda value: True)
+
+    assert time.process_time() - start < 10  # 0.3 s to 1 s; a quadratic search takes minutes
+    assert len(ends) == num_ends * times
+
+
+def test_turns_in_long_texts_are_counted_one_by_one() -> None:
+    text = "Wait, I will count the apples again. " * (LONG // 37)
+    start = time.process_time()
+
+    turns = find_doubts(text)
+
+    assert time.process_time() - start < 10
+    assert [turn.start for turn in turns] == list(range(0, len(text), 37))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("Wait, no, let me check: 3.", ["Wait, no, let me check"]),
+        ("Wait, let me think. Then let me check.", ["Wait", "let me check"]),
+        ("but wait! Hold on.", ["wait! Hold on"]),
+        ("We await the waiter. They wait. I actually hold on to it.", []),
+        ("Hmmm... that's wrong", ["Hmmm... that's wrong"]),
+        ("I like to make sure of this sum. To be safe:", ["to make sure", "To be safe"]),
+        ("İ said: wait, is that right?", ["wait, is that right?"]),
+        ("等等，让我再检查一下。", ["等等，让我再检查"]),
+        ("苹果等等。不对", ["不对"]),
+        ("", []),
+    ],
+)
+def test_a_turn_is_its_words(text: str, words: list[str]) -> None:
+    assert [text[turn.start : turn.end] for turn in find_doubts(text)] == words
