@@ -3,8 +3,11 @@
 While an evaluation runs, each process appends to a file of its own, `samples/parts/BENCHMARK.*`;
 a kill can tear the last line of each, which is then sampled again. When a benchmark is complete its
 files become one, `samples/BENCHMARK.jsonl.gz`: sorted, the same bytes for the same samples.
+
+The texts of the problems stand once beside them, in `problems.jsonl`; earlier releases wrote none.
 """
 
+import json
 from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -15,12 +18,15 @@ from megatron_opsft.records import (
     FinishReason,
     JsonObject,
     Outcome,
+    Problem,
     Thinking,
     TokenUse,
     record,
 )
-from megatron_opsft.runtime.durable import json_lines, write_packed_lines
+from megatron_opsft.runtime.durable import json_lines, write_packed_lines, write_text
 from megatron_opsft.runtime.journal import Journal
+
+PROBLEMS = "problems.jsonl"
 
 
 @record
@@ -86,6 +92,7 @@ class SampleFiles:
     """The samples of one model below `directory`. Any number of processes may append at once."""
 
     def __init__(self, directory: Path) -> None:
+        self._problems = directory / PROBLEMS
         self._directory = directory / "samples"
         self._unfinished = self._directory / "parts"
         self._process_name = uuid4().hex
@@ -95,6 +102,35 @@ class SampleFiles:
         self._unfinished.mkdir(parents=True, exist_ok=True)
         path = self._unfinished / f"{benchmark}.{self._process_name}.jsonl"
         Journal(path).append(*map(_row, samples))
+
+    def add_problems(self, benchmark: str, problems: Sequence[Problem]) -> None:
+        """Write the texts of a benchmark's problems beside those that are there. Called by one
+        process alone.
+        """
+        texts = self.problems()
+        texts |= {(benchmark, problem.id): problem.text for problem in problems}
+        lines = [
+            json.dumps(
+                {"benchmark": name, "problem_id": problem_id, "problem": text},
+                ensure_ascii=False,
+            )
+            for (name, problem_id), text in texts.items()
+        ]
+        write_text(self._problems, "".join(f"{line}\n" for line in lines))
+
+    def problems(self) -> dict[tuple[str, str], str]:
+        """Read (benchmark, problem) -> text of the problem; {} of an evaluation of an earlier
+        release. Errors: `UserError` for a line that is no problem.
+        """
+        texts = {}
+        for row in json_lines(self._problems):
+            try:
+                texts[row["benchmark"], row["problem_id"]] = row["problem"]
+            except KeyError as error:
+                raise UserError(
+                    f"{self._problems}: a line has no {error}; delete the file, and evaluate again"
+                ) from None
+        return texts
 
     def complete(self) -> list[str]:
         """Return the names of the benchmarks whose samples are complete."""

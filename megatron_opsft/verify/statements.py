@@ -62,7 +62,8 @@ _INTRODUCTIONS = (
 )
 _CONCLUDING_WORDS = ("so", "thus", "hence", "therefore")
 _VERB = re.compile(
-    rf"(?: (?:{'|'.join(_VERBS)}|at)|'s|\b(?:{'|'.join(_CONCLUDING_WORDS)}|So|Thus|Hence|Therefore))"
+    rf"(?: (?:{'|'.join(_VERBS)}|at)|'s"
+    rf"|\b(?:{'|'.join(_CONCLUDING_WORDS)}|So|Thus|Hence|Therefore))"
     rf"(?![a-z])|:(?=\s)|{'|'.join(_CHINESE_VERBS)}"
 )
 _HEDGES = (
@@ -142,8 +143,8 @@ def split_front(front: str) -> NumberFront:
 
 
 def is_number_stated(front: NumberFront, text: str, end: int) -> bool:
-    """True if the number behind `front`, which ends at text[end], is stated: a sign or a verb stands
-    directly in front of it, or what follows says that it is the answer.
+    """True if the number behind `front`, which ends at text[end], is stated: a sign or a verb
+    stands directly in front of it, or what follows says that it is the answer.
     """
     words, signs = front
     if signs.endswith(("(", "[", "\\{")) and not signs.endswith(("\\(", "\\[")):

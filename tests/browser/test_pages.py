@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 from made_diagnosis import NUM_RESPONSES, make_diagnosis, write_diagnosis_page
-from made_runs import make_evaluation, make_run, response, write_report, write_responses
+from made_runs import (
+    make_evaluation,
+    make_run,
+    measure,
+    response,
+    write_report,
+    write_responses,
+)
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
@@ -16,6 +23,8 @@ from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
 from megatron_opsft.commands.report.page import write_page
+from megatron_opsft.data.stored_samples import SampleFiles
+from megatron_opsft.records import Problem
 from megatron_opsft.runtime.durable import json_lines
 
 _FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
@@ -233,6 +242,110 @@ def test_tokens_are_coloured_by_probability_where_it_was_saved(
     chromium.one("#list button", "p-0 #1").click()
     assert not chromium.all(".probabilities") and not chromium.all("pre.response span")
     assert chromium.messages() == []
+
+
+@pytest.mark.parametrize(("width", "dark"), [(390, True), (1280, False)])
+def test_a_problem_with_both_answers_whose_parts_have_colours(
+    chromium: Chromium, tmp_path: Path, width: int, dark: bool
+) -> None:
+    """Side by side, below each other on a phone; as a script draws it, and as the file has it."""
+    made = [make_evaluation(tmp_path / n, n, t, 6) for n, t in (("old", 300), ("new", 100))]
+    text = f"\N{GRINNING FACE} so 7. Wait, 7 again.</think>It is 7. {'long' * 99} <i>x</i>"
+    for evaluation in made:
+        problem = Problem(id="p5", text=f"What is p5? {'wide' * 99}<b>", answer="7")
+        SampleFiles(evaluation).add_problems("gsm8k", [problem])
+        path = evaluation / "samples/gsm8k.jsonl.gz"
+        measure(path, text, text.index("7") + 1, thinking=60, first_right=20)
+    write_report(tmp_path / "page.html", made)
+    chromium.open(tmp_path / "page.html", width=width, dark=dark)
+    assert chromium.one("#result .problem").text.startswith("What is p5? wide")
+    chromium.one("#problem").send_keys("p5", Keys.TAB)
+    assert chromium.one("#detail pre.problem").text.endswith("wide<b>")
+    assert chromium.one("#detail p.problem").text == "gold answer: 7"
+    heads = [f"evaluation of {name}: gsm8k, p5 #0" for name in ("old", "new")]
+    assert chromium.texts("#detail article h3") == heads
+    for place in ("#result .pair", "#detail .pair"):
+        first, second = (card.rect for card in chromium.all(f"{place} article"))
+        if width == 390:
+            assert first["y"] + first["height"] <= second["y"] and first["x"] == second["x"]
+        else:
+            assert first["y"] == second["y"] and first["x"] + first["width"] <= second["x"]
+        spans = chromium.all(f"{place} pre span")[:4]
+        pieces = [(span.get_attribute("class"), span.text) for span in spans]
+        assert pieces[:3] == [
+            ("part-thinking", "\N{GRINNING FACE} so "),
+            ("part-right", "7"),
+            ("part-after", ". Wait, 7 again.</think>"),
+        ]
+        assert pieces[3][0] == "part-answer" and pieces[3][1].endswith("<i>x</i>")
+        colours = {span.value_of_css_property("background-color") for span in spans}
+        assert len(colours) == 4
+    legend = ["thinking", "first right answer", "thinking after it", "answer"]
+    assert chromium.texts("#result .text-parts span") == legend
+    assert chromium.texts("#detail .text-parts span") == legend * 2
+    said = "60 of thinking, 245 of answer, first right after 20, stated again 2 times"
+    assert said in chromium.all("#detail article")[0].text
+    (bar,) = chromium.all("#result figure svg")
+    widths = [part.rect["width"] for part in chromium.all("#result figure .part")]
+    assert widths[1] == pytest.approx(2 * widths[0], rel=0.1) and len(widths) == 6
+    answers = "20, thinking after it 40, answer 242; new: thinking to the first right answer 20"
+    assert answers in str(bar.get_attribute("aria-label"))
+    chromium.one("#search").send_keys("again")
+    wait = WebDriverWait(chromium.driver, 10)
+    wait.until(lambda _: chromium.texts("#detail mark") == ["again"] * 2)
+    chromium.check(tmp_path / "page.html", width, dark)
+    Select(chromium.all("#responses select")[0]).select_by_visible_text("evaluation of new")
+    assert chromium.texts("#detail article h3") == heads
+
+
+def test_an_evaluation_of_an_earlier_release_opens(chromium: Chromium, tmp_path: Path) -> None:
+    made = [make_evaluation(tmp_path / n, n, t, 6) for n, t in (("old", 300), ("new", 100))]
+    write_report(tmp_path / "page.html", made)
+    chromium.open(tmp_path / "page.html")
+    assert chromium.texts("#detail pre") == ["old says 7", "new says 7"]
+    assert not chromium.all(".text-parts") and not chromium.all(".part")
+    assert [button.text for button in chromium.all("#detail button")] == [
+        "This response",
+        "Its group",
+        "Side by side",
+    ]
+    chromium.one("#detail button", "This response").click()
+    assert chromium.texts("#detail pre") == ["old says 7"]
+    assert chromium.messages() == []
+
+
+def test_parts_or_probabilities(chromium: Chromium, tmp_path: Path) -> None:
+    """Where both are known, a button chooses."""
+    run = make_run(tmp_path / "run", steps=1, problems=0)
+    path = run / "rollouts/step_000001.jsonl.gz"
+    row = response(1, "p-0", 0) | {"log_probs": [-0.1, -9.0], "piece_lengths": [2, 9]}
+    write_responses(path, [row])
+    measure(path, "4</think>4.", 1, thinking=3, first_right=1)
+    write_page(tmp_path / "page.html", [run])
+    chromium.open(tmp_path / "page.html")
+    classes = "return [...document.querySelectorAll('#detail pre.response span')]"
+    classes += ".map((one) => one.className)"
+    parts = ["part-right", "part-after", "part-answer"]
+    assert chromium.run(classes) == parts
+    chromium.one("#detail button", "Probabilities").click()
+    assert chromium.run(classes) == ["p0", "p5"] and chromium.all(".probabilities")
+    chromium.one("#detail button", "Probabilities").click()
+    assert chromium.run(classes) == parts and not chromium.all(".probabilities")
+
+
+@pytest.mark.parametrize(("width", "dark"), [(390, True), (1280, False)])
+def test_runs_of_other_problems_are_marked_on_the_first_screen(
+    chromium: Chromium, tmp_path: Path, width: int, dark: bool
+) -> None:
+    runs = [make_run(tmp_path / name) for name in ("a", "b")]
+    for run in runs:
+        manifest = {"identity": {"held_out_sha256": {"eval": run.name}}}
+        (run / "manifest.json").write_text(json.dumps(manifest))
+    write_page(tmp_path / "page.html", runs)
+    chromium.open(tmp_path / "page.html", width=width, dark=dark)
+    warning = chromium.one(".warning", "different held-out problems: a | b")
+    assert warning.rect["y"] + warning.rect["height"] < 300
+    chromium.check(tmp_path / "page.html", width, dark)
 
 
 @pytest.mark.parametrize(("width", "dark"), [(390, True), (1280, False)])

@@ -12,8 +12,16 @@ from responses import rollout_of
 from megatron_opsft.commands.evaluate.comparison import compare
 from megatron_opsft.commands.evaluate.results import build_results, read_results, to_json
 from megatron_opsft.data.stored_samples import SampleFiles
-from megatron_opsft.records import FinishReason, Outcome, Problem, TokenUse, Verdict
+from megatron_opsft.records import (
+    FinishReason,
+    Outcome,
+    Problem,
+    Thinking,
+    TokenUse,
+    Verdict,
+)
 from megatron_opsft.run.record.rollout_log import rollout_line
+from megatron_opsft.runtime.durable import json_lines
 
 # Ends a script, fetches, runs, and is no Unicode.
 HARM = (
@@ -85,6 +93,20 @@ def make_evaluation(
     results = build_results(name, samples, settings, baseline=base, budgets=(64, 128))
     (out / "results.json").write_text(to_json(results))
     return out
+
+
+def measure(
+    path: Path, text: str, right: int | None, *, thinking: int, first_right: int | None
+) -> None:
+    """Give every response of a packed file this text, and say where its tokens went.
+
+    right, first_right: the end of the first right answer, in characters and in tokens.
+    """
+    use = TokenUse(Thinking.CLOSED, thinking, first_right, num_restated=2, num_doubts=1)
+    rows = [*json_lines(path)]
+    for row in rows:
+        row |= {"text": text, "token_use": use._asdict(), "first_right_char": right}
+    write_responses(path, rows)
 
 
 def write_report(page: Path, evaluations: list[Path], runs: Sequence[Path] = ()) -> None:

@@ -116,6 +116,26 @@ def test_every_setting_that_differs_is_named() -> None:
     assert "GSM8K: 10 problems, N = 4 / 2" in text
 
 
+def test_different_problems_are_marked_and_differences_are_paired_where_they_can_be(
+    tmp_path: Path,
+) -> None:
+    old, new = build(OLD), build(NEW, OLD)
+    comparison = compare([old, new])
+    assert comparison.warning == ""
+    differences = {name: block.differences for name, block in new.blocks.items()}
+    assert comparison.rows[1].differences == differences
+    assert comparison.rows[0].differences == compare([old, build(NEW)]).rows[1].differences == {}
+    data = {"data": {"gsm8k": "2", "aime24": "1"}}
+    models = [(*OLD[:2], SETTINGS | {"data": {"gsm8k": "1", "aime24": "1"}})]
+    models.append((*NEW[:2], SETTINGS | data))
+    warned = compare([build(model) for model in models])
+    assert warned.warning == "Do not compare these models on GSM8K: their problems differ."
+    evaluations = [make_evaluation(tmp_path / n, n, 100, 6) for n in "ab"]
+    warned.write_page(tmp_path / "page.html", evaluations)
+    page = (tmp_path / "page.html").read_text()
+    assert page.index(warned.warning) < page.index("Acc: share of correct samples")
+
+
 def test_what_a_result_has_not_is_not_shown() -> None:
     """No spread of lengths of one sample. Early exit has no budget curve: it tries answers by the
     room left, so its samples, cut, are not those of a smaller limit.

@@ -18,6 +18,7 @@ from rows import write_rows
 from megatron_opsft.commands.evaluate.inputs import open_model
 from megatron_opsft.commands.evaluate.settings import EvaluationDirectory
 from megatron_opsft.data.problems import load_problems
+from megatron_opsft.data.stored_samples import SampleFiles
 from megatron_opsft.errors import UserError
 
 ASSET = ROOT / "megatron_opsft/assets/tiny_reasoner"
@@ -80,7 +81,10 @@ def whole(cli: ForkedCli, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_output_is_there_and_results_follow_from_the_stored_samples(whole: Path) -> None:
     there = {str(path.relative_to(whole)) for path in whole.rglob("*") if path.is_file()}
-    assert there == {"manifest.json", "report.html", *outputs(whole)}
+    assert there == {"manifest.json", "problems.jsonl", "report.html", *outputs(whole)}
+    problems = load_problems("arithmetic", split="test").problems[:6]
+    texts = {("arithmetic", problem.id): problem.text for problem in problems}
+    assert SampleFiles(whole).problems() == texts
     manifest = json.loads((whole / "manifest.json").read_text())
     assert manifest["example_prompt"].endswith("<think>\n")
     rows = rows_of(whole)

@@ -134,10 +134,11 @@ def test_several_seeds_have_their_deviation_for_whiskers() -> None:
         "accuracy": MeanOverSeeds(value=0.5, deviation=0.1),
     }
     size = {"overall": Size(problems=1024, samples=[4, 16])}
+    at_budgets = [(n, {"accuracy": MeanOverSeeds(value=0.5, deviation=0.2)}) for n in (16, 32)]
     several = TableRow(
         label="ours",
         blocks={"overall": metrics},
-        budgets={"overall": [(16, {"accuracy": MeanOverSeeds(value=0.5, deviation=0.2)})]},
+        budgets={"overall": at_budgets},
         sizes=size,
         seeds=3,
     )
@@ -150,7 +151,7 @@ def test_several_seeds_have_their_deviation_for_whiskers() -> None:
         ((100.0, 100.0), (0.4, 0.6), "_"),
         ((95.0, 105.0), (0.5, 0.5), "|"),
     ]
-    assert at_budget.series[0].whiskers == [((16.0, 16.0), (0.3, 0.7), "_")]
+    assert at_budget.series[0].whiskers == [((n, n), (0.3, 0.7), "_") for n in (16, 32)]
     assert scatter.note == (
         "n = 1,024 problems × 4–16 responses (base); n = 1,024 problems × 4–16 responses × 3 seeds"
         " (ours); whiskers: 95 % intervals, bootstrap over problems (base); standard deviation"

@@ -68,7 +68,7 @@ def test_everything_of_two_runs_and_an_evaluation(tmp_path: Path) -> None:
     wanted["text"] = wanted["text"].replace("\udc9f", "?")
     assert rollouts["rows"][-1] == [wanted[name] for name in rollouts["fields"]]
     row = ["gsm8k", "p7", 1, "wrong", "7", None, None, "stop", 107, "short says 7"]
-    assert row in samples["rows"] and samples["problems"]["p7"] == [None, "8"]
+    assert row in samples["rows"] and samples["problems"]["gsm8k/p7"] == [None, "8"]
     assert len(samples["rows"]) == samples["total"] == 20
 
 
@@ -79,7 +79,12 @@ def test_before_and_after_are_the_first_thing(tmp_path: Path) -> None:
     text = texts_of(page)
     told = "Mean response tokens 80.0 → 77.0 -3.7 % Accuracy 50.0 % → 75.0 % +25.0 points"
     assert text.startswith(f"finished: 3 steps {told} Mean response tokens, hard")
-    assert "A problem, before and after Before: correct , 100 tokens What is p-2?" in text
+    problem = re.escape(HARM.replace("\udc9f", "?").replace("\u2028", " "))
+    assert re.search(
+        rf"A problem, before and after What is p-2\? {problem} \(answer: 7\) "
+        "Before: correct , 100 tokens correct in step 1",
+        text,
+    )
     assert "After: correct , 33 tokens" in text
     (run / "evals.jsonl").unlink()
     write_page(page, [run])

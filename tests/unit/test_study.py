@@ -213,4 +213,34 @@ def test_finished_runs_are_a_mean_and_the_best_is_beside_the_baseline(tmp_path: 
     assert tokens["value"] == 44.5 and tokens["low"] < 44.5 < tokens["high"]
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "Mean response tokens, base to ours" in page and "-75.8 %" in page
+    # First the answer, then how to read it.
+    legend = page.index("5 of 5 runs are finished. CR:")
+    assert page.index("-75.8 %") < page.index("A problem, before and after") < legend
+    assert legend < page.index("<table")
     assert re.findall("<pre>(.*?)</pre>", page) == ["base says 7", "ours, seed 1 says 7"]
+
+
+@pytest.mark.parametrize(
+    ("title", "shown"),
+    [
+        ("A study", "quick"),
+        ("Slow beside others", "slow"),
+        ("What slow, twice does", "slow, twice"),
+        ("Quick or slow", "quick"),
+        ("Failed beside slow", None),
+    ],
+)
+def test_the_headline_is_the_method_in_the_title_or_else_the_most_efficient(
+    tmp_path: Path, title: str, shown: str | None
+) -> None:
+    runs = BASE | dict.fromkeys(("slow", "slow, twice", "quick", "failed"), {})
+    settings = {n: {"set": {"run.steps": at}} for at, n in enumerate([*runs][1:], start=3)}
+    plan = plan_of(tmp_path, BASE | settings, title=title, seeds=[0])
+    lengths = {"base": 200, "slow": 150, "slow, twice": 140, "quick": 50}
+    for run in plan.runs:
+        if run.name in lengths:
+            make_evaluation(run.evaluation, run.label, lengths[run.name], 6)
+    write_outputs(tmp_path, plan.study, read_study_rows(tmp_path, plan))
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    found = re.findall("Mean response tokens, base to (.*?)</h2>", page)
+    assert found == ([shown] if shown else [])

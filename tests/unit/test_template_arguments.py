@@ -282,6 +282,12 @@ def test_the_first_prompt_and_the_card_have_the_arguments(tmp_path: Path) -> Non
         assert prompt.endswith(end)
         card = model_card(summary, config, messages, prompt)
         assert f"print({call}" in card and f"\n{prompt}\n`````" in card
+        assert "| accuracy | - | - |\n\n```python" in card  # nothing was evaluated
+    ends = [{"accuracy": n / 12, "samples": 12, "mean_response_tokens": 9.0} for n in (6, 7)]
+    card = model_card(summary | dict(zip(("base", "final"), ends, strict=True)), config, [], "")
+    interval = "95 % interval -28.5 to +45.2 points; it holds 0, so this may be chance"
+    told = f"Accuracy: +8.3 points; n = 12 responses at each end; {interval}."
+    assert f"| accuracy | 50.0 % | 58.3 % |\n\n{told}\n\n```python" in card
     chat = [message._asdict() for message in messages]
     rendered = run_input.encoder.tokenizer.apply_chat_template(
         chat, add_generation_prompt=True, tokenize=False, **FALSE

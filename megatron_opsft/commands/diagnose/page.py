@@ -80,10 +80,10 @@ def describe_divergence(
     by_stage = _by(tokens, "stage", "where in the response", size)
     summary = f"{size}, D_t {kl.mean():.4f} nats on average, {kl.max():.3f} at most"
     title = f"{original} against {efficient}"
-    text = (
+    legend = (
         "D_t = KL(original || efficient) of the next token at every token of the original's own "
-        f"responses: {summary}. D_t is called large from {large:.3g} nats, which one token in a "
-        "hundred reaches."
+        f"responses. D_t is called large from {large:.3g} nats, which one token in a hundred "
+        "reaches."
     )
     beyond = _beyond_thresholds(kl, size)
     with_large = tokens[kl >= large]
@@ -133,7 +133,8 @@ def describe_divergence(
             page.write_page,
             runs=[],
             title=title,
-            text=text,
+            text=f"{summary}.",
+            legend=legend,
             sections=sections,
         ),
         sections=sections,
@@ -333,5 +334,5 @@ def _shaded(response: _Response, full: float) -> Markup:
         tokens.append(template.format(shade, kl, preferences.get(position, ""), token))
     return Markup(
         "<figure><figcaption>{problem_id}, sample {sample_index}: {outcome}</figcaption>"
-        "<p>{problem}</p><pre>{shaded}</pre></figure>"
+        "<p>{problem} (answer: {gold})</p><pre>{shaded}</pre></figure>"
     ).format(**response, shaded=Markup("").join(tokens))

@@ -54,6 +54,8 @@ class Comparison:
     """What the columns mean, and of how many problems and samples the values are."""
     notes: tuple[str, ...]
     """What is left out, and each setting that differs."""
+    warning: str = ""
+    """Which benchmarks had different problems, so that nothing can be compared on them."""
 
     def markdown(self) -> str:
         """Return the table with intervals, the legend and the notes."""
@@ -93,7 +95,8 @@ class Comparison:
             page,
             runs,
             dict(zip(labels, evaluations, strict=True)),
-            text=self._text(),
+            warning=self.warning,
+            legend=self._text(),
             figures=figures,
             sections=self.sections(),
             max_mb=max_mb,
@@ -162,6 +165,25 @@ def compare(results: Sequence[Results], *, baseline: str | None = None) -> Compa
             *_notes_on_left_out(by_label, shared),
             *_notes_on_differences(by_label, shared),
         ),
+        warning=_warn_of_problems(results, shared),
+    )
+
+
+def _warn_of_problems(results: Sequence[Results], shared: Sequence[str]) -> str:
+    """Say on which benchmarks the results are of different problems; "" if on none."""
+    differing = []
+    for name in shared:
+        problems = set()
+        for result in results:
+            data = result.settings.get("data")
+            data_hash = data.get(name) if isinstance(data, dict) else None
+            problems.add((str(data_hash), result.benchmarks[name].num_problems))
+        if len(problems) > 1:
+            differing.append(title_of(name))
+    if not differing:
+        return ""
+    return (
+        f"Do not compare these models on {', '.join(differing)}: their problems differ."
     )
 
 
@@ -218,6 +240,7 @@ def _table_row(
     """
     blocks = {}
     budgets = {}
+    differences = {}
     sizes = {}
     for name in names:
         block = result.blocks[name]
@@ -231,7 +254,15 @@ def _table_row(
             # An equal stored CR was measured against the samples of `base`.
             if stored is None or not math.isclose(stored.value, ratio, rel_tol=1e-6):
                 blocks[name][_RATIO] = Estimate(value=ratio)
-    return TableRow(label=label, blocks=blocks, budgets=budgets, sizes=sizes)
+            else:
+                differences[name] = block.differences
+    return TableRow(
+        label=label,
+        blocks=blocks,
+        budgets=budgets,
+        differences=differences,
+        sizes=sizes,
+    )
 
 
 def _describe_size(results: Sequence[Results], name: str) -> str:

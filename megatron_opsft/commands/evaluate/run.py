@@ -124,6 +124,9 @@ def _begin_directories(
     for inputs in models:
         directory = EvaluationDirectory(inputs.settings.out)
         directory.begin(inputs.manifest(), overwrite=overwrite, needed=needed)
+        files = SampleFiles(inputs.settings.out)
+        for benchmark in inputs.benchmarks:
+            files.add_problems(benchmark.name, benchmark.problems)
 
 
 def _check_baseline(directory: Path, benchmarks: Sequence[Benchmark]) -> None:

@@ -17,6 +17,7 @@ from megatron_opsft.config.load import load
 from megatron_opsft.config.run_prompt import settings_of_run
 from megatron_opsft.data.prompt_file import open_prompt_file
 from megatron_opsft.data.sources import check_source
+from megatron_opsft.data.stored_samples import PROBLEMS
 from megatron_opsft.errors import UserError
 from megatron_opsft.models.storage.model_paths import local_model
 from megatron_opsft.rollout.limits import check_engine_settings, check_installed
@@ -180,7 +181,7 @@ class EvaluationDirectory(OwnedDirectory):
     """The directory of an evaluation."""
 
     kind = "evaluation"
-    names = ("samples", "results.json", "table.md", "report.html")
+    names = ("samples", PROBLEMS, "results.json", "table.md", "report.html")
 
     def begin(
         self,

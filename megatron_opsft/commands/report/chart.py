@@ -161,6 +161,8 @@ class Bar:
     """How many observations the bar stands for."""
     spread: str = ""
     """What its whisker shows."""
+    parts: Sequence[float] = ()
+    """Lengths of its coloured parts, from the left; they add up to `value`. Empty: one colour."""
 
     @property
     def end(self) -> float:
@@ -177,11 +179,16 @@ class Bars:
     x: str
     """What a bar's length is, with its unit."""
     rows: Sequence[Bar]
+    parts: Sequence[str] = ()
+    """Names of the bars' parts; empty if they have none."""
+    remark: str = ""
+    """A last sentence of the note."""
 
     @property
     def note(self) -> str:
         """One line: how many observations bars stand for, and what whiskers show."""
-        return describe((row.label, row.n, row.spread) for row in self.rows)
+        bars = ((row.label, row.n, row.spread) for row in self.rows)
+        return describe(bars, self.remark)
 
     @property
     def longest(self) -> float:

@@ -10,6 +10,7 @@ from typing import Any
 from markupsafe import Markup
 
 from megatron_opsft.commands.report.plot import place
+from megatron_opsft.commands.report.token_use import pieces_of
 
 MAX_MB = 20.0  # how large a page may be by default, in 10^6 bytes
 _ASSETS = Path(__file__).with_name("assets")
@@ -32,6 +33,7 @@ def render(values: Mapping[str, Any], responses: Sequence[Any]) -> bytes:
         loader=FileSystemLoader(_ASSETS), autoescape=True, undefined=StrictUndefined
     )
     environment.filters["placed"] = place
+    environment.filters["pieces"] = pieces_of
     page = environment.get_template("page.html.j2").render(
         values,
         style=Markup(style),

@@ -13,7 +13,8 @@ from megatron_opsft.commands.report.chart import (
     Series,
     Whisker,
 )
-from megatron_opsft.commands.report.runs import Run, changes_of
+from megatron_opsft.commands.report.runs import Change, Run, changes_of
+from megatron_opsft.commands.report.sampling import problem_key
 from megatron_opsft.commands.report.table import (
     COLUMNS,
     MORE_COLUMNS,
@@ -76,7 +77,8 @@ def plots_of_block(rows: Sequence[TableRow], block: str) -> list[Chart | Bars]:
     if len(rows) > 1:
         plots.append(_lengths(rows, block))
     if 0 < len(rows) <= _MAX_COLOURS:
-        plots.append(_accuracy_against_length(rows, block))
+        if len(rows) > 1:  # one point is in the table
+            plots.append(_accuracy_against_length(rows, block))
         charts = [_at_budgets(rows, block, metric) for metric in _BUDGET_METRICS]
         plots += filter(None, charts)
     return plots
@@ -137,12 +139,12 @@ def _accuracy_against_length(rows: Sequence[TableRow], block: str) -> Chart:
 
 
 def _at_budgets(rows: Sequence[TableRow], block: str, metric: str) -> Chart | None:
-    """Return a chart of a metric over token budgets; None if no row has it at a budget."""
+    """Return a chart of a metric over token budgets; None if no row has it at two budgets."""
     all_series = [
         _series_at_budgets(row, index, block, metric) for index, row in enumerate(rows)
     ]
     all_series = [series for series in all_series if series.points]
-    if not all_series:
+    if max((len(series.points) for series in all_series), default=0) < 2:
         return None
     name = _BUDGET_METRICS[metric]
     return Chart(
@@ -193,7 +195,7 @@ def table_of_runs(runs: Sequence[Run]) -> Table:
             cell: Cell | str = change.before
             if change.after:
                 both = f"{change.before} to {change.after}"
-                cell = Cell(value=both, around=f"({change.change})")
+                cell = Cell(value=both, around=_around(change))
             changes.append(cell)
         if len(changes) < 2:
             changes = ["–", "–"]
@@ -213,6 +215,11 @@ def table_of_runs(runs: Sequence[Run]) -> Table:
         "s a step",
     ]
     return Table(caption="Runs", headings=headings, rows=rows)
+
+
+def _around(change: Change) -> str:
+    """Return the difference with its evidence, in brackets."""
+    return f"({'; '.join(filter(None, [change.change, change.evidence]))})"
 
 
 def example_of(first: Mapping[str, Any], last: Mapping[str, Any]) -> list[JsonObject]:
@@ -253,9 +260,10 @@ def _rows_at(
     """
     rows = {}
     for values in rollouts["rows"]:
-        row = dict(zip(rollouts["fields"], values, strict=False))
+        row = {"parts": None, **dict(zip(rollouts["fields"], values, strict=False))}
         problem_id = row["problem_id"]
-        row["problem"], row["gold"] = rollouts["problems"].get(problem_id, (None, None))
+        problem = rollouts["problems"].get(problem_key(row["step"], problem_id))
+        row["problem"], row["gold"] = problem or (None, None)
         if row["step"] == step and isinstance(row["num_tokens"], int):
             rows[problem_id, row["sample_index"]] = row
     return rows

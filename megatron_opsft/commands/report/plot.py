@@ -47,6 +47,14 @@ class PlacedSeries(NamedTuple):
     dots: Sequence[Dot]
 
 
+class PlacedPart(NamedTuple):
+    """A part of a bar, and the text that is shown when a reader points at it."""
+
+    begin: float
+    width: float
+    text: str
+
+
 class PlacedBar(NamedTuple):
     """A bar and its horizontal coordinates: its label is to the left, its value to the right."""
 
@@ -58,6 +66,8 @@ class PlacedBar(NamedTuple):
     """Both ends; empty without a whisker."""
     end: float
     """Right end of the bar or its whisker."""
+    parts: Sequence[PlacedPart]
+    """Its coloured parts; empty for a bar of one colour."""
 
 
 class Drawing(NamedTuple):
@@ -112,14 +122,36 @@ def _place_bars(chart: Bars) -> Drawing:
                 width=round(unit * row.value, 1),
                 whisker=[round(begin + unit * end, 1) for end in row.interval or ()],
                 end=round(begin + unit * row.end, 1),
+                parts=_place_parts(chart, row, begin, unit),
             )
         )
-    values = "; ".join(f"{row.label} {row.text}" for row in chart.rows)
+    values = "; ".join(_describe_bar(chart, row) for row in chart.rows)
     return Drawing(
         description=f"{chart.title}: {values}",
         height=_BAR_HEIGHT * len(bars) + 4,
         bars=bars,
     )
+
+
+def _place_parts(chart: Bars, row: Bar, begin: float, unit: float) -> list[PlacedPart]:
+    """Return the parts of a bar, side by side from `begin` on."""
+    parts = []
+    for name, length in zip(chart.parts, row.parts, strict=True):
+        text = f"{row.label}, {name}: {number(length)}"
+        parts.append(PlacedPart(round(begin, 1), round(unit * length, 1), text))
+        begin += unit * length
+    return parts
+
+
+def _describe_bar(chart: Bars, row: Bar) -> str:
+    """Return the label, and the value or the values of the parts."""
+    if not row.parts:
+        return f"{row.label} {row.text}"
+    parts = [
+        f"{name} {number(length)}"
+        for name, length in zip(chart.parts, row.parts, strict=True)
+    ]
+    return f"{row.label}: {', '.join(parts)}"
 
 
 def _shorten(label: str) -> str:

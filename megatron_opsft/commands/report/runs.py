@@ -2,6 +2,7 @@
 a terminal.
 """
 
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,11 @@ from megatron_opsft.run.run_files import (
     read_summary,
 )
 from megatron_opsft.runtime.formatting import count_of, percent, tokens
+from megatron_opsft.runtime.intervals import (
+    describe_evidence,
+    share_interval,
+    signed_interval,
+)
 from megatron_opsft.runtime.owned_directory import flatten
 
 # A directory with any of these is a run's.
@@ -49,6 +55,8 @@ class Run:
     """Lines of metrics.jsonl, one for each step."""
     evaluations: Sequence[Line]
     """Lines of evals.jsonl, by step."""
+    held_out: Mapping[str, str]
+    """Held-out set -> hash of its problems; "eval" is the first set. Empty if it is not known."""
 
     def points(self, key: str) -> list[tuple[int, float]]:
         """Return (step, value) of every line in which the key has a finite number. Keys that begin
@@ -120,42 +128,120 @@ class Change(NamedTuple):
     """The difference, with its sign and unit."""
     is_better: bool
     """Whether the quantity became better, or stayed the same."""
+    n: str = ""
+    """How many observations it rests on; "" if that is not known."""
+    interval: str = ""
+    """The 95 % interval of the difference, with its unit; "" if that is not known."""
+    holds_zero: bool = False
+    """Whether the interval holds 0: then the difference may be chance."""
+
+    @property
+    def evidence(self) -> str:
+        """One line: n, interval, and whether the difference may be chance."""
+        return describe_evidence(self.n, self.interval, holds_zero=self.holds_zero)
+
+    @property
+    def judgement(self) -> str:
+        """The class of its style: "better" or "worse", or "unclear" if it may be chance."""
+        if self.holds_zero:
+            return "unclear"
+        return "better" if self.is_better else "worse"
 
 
-def change_of(title: str, before: float, after: float, *, is_share: bool) -> Change:
+def change_of(
+    title: str,
+    before: float,
+    after: float,
+    *,
+    is_share: bool,
+    n: str = "",
+    interval: tuple[float, float] | None = None,
+) -> Change:
     """Compare two values of a share, such as accuracy, of which more is better; or of a number of
     tokens, of which fewer is better.
+
+    n: as of `Change`. interval: both ends of the 95 % interval of after - before.
     """
     if is_share:
-        show = percent
+        show, scale, unit = percent, 100.0, "points"
         change = f"{100 * (after - before):+.1f} points"
         is_better = after >= before
     else:
-        show = tokens
+        show, scale, unit = tokens, 100 / before if before else 0.0, "%"
         change = f"{100 * (after / before - 1):+.1f} %" if before else "-"
         is_better = after <= before
+    shown_interval, holds_zero = "", False
+    if interval is not None and scale:
+        low, high = interval
+        shown_interval = signed_interval(scale * low, scale * high, unit)
+        holds_zero = low <= 0 <= high
     return Change(
         title=title,
         before=show(before),
         after=show(after),
         change=change,
         is_better=is_better,
+        n=n,
+        interval=shown_interval,
+        holds_zero=holds_zero,
     )
 
 
 def changes_of(run: Run) -> list[Change]:
-    """Compare the first and the last length and accuracy of each set in `Run.compared`."""
+    """Compare the first and the last length and accuracy of each set in `Run.compared`.
+
+    Of accuracies there is an interval if the numbers of responses are known; the spread of lengths
+    is not.
+    """
     changes = []
     for of_set, prefix in run.compared.items():
+        counts = dict(run.points(_samples_key(prefix)))
         for quantity, key in _QUANTITIES.items():
-            if points := run.points(prefix + key):
-                (_, before), (_, after) = points[0], points[-1]
-                title = quantity + of_set
-                change = change_of(title, before, after, is_share=key == "accuracy")
-                if len(points) == 1:
-                    change = change._replace(after="", change="")
-                changes.append(change)
+            points = run.points(prefix + key)
+            if not points:
+                continue
+            (first, before), (last, after) = points[0], points[-1]
+            is_share = key == "accuracy"
+            n, interval = "", None
+            if counts.get(first) and counts.get(last):
+                num_before, num_after = int(counts[first]), int(counts[last])
+                n = f"{count_of([num_before, num_after])} responses at each end"
+                if is_share and first != last:
+                    interval = share_interval(before, num_before, after, num_after)
+            change = change_of(
+                quantity + of_set,
+                before,
+                after,
+                is_share=is_share,
+                n=n,
+                interval=interval,
+            )
+            if len(points) == 1:
+                change = change._replace(after="", change="", n="")
+            changes.append(change)
     return changes
+
+
+def _samples_key(prefix: str) -> str:
+    """Return the key of the number of responses behind values whose keys begin with `prefix`."""
+    return f"{prefix}samples" if prefix else "num_rollouts"
+
+
+def warn_of_held_out(runs: Sequence[Run]) -> str:
+    """Say which of the runs were evaluated on different held-out problems; "" if none were."""
+    warnings = []
+    for name in dict.fromkeys(chain.from_iterable(run.held_out for run in runs)):
+        runs_of: dict[str, list[str]] = {}  # hash of the problems -> runs
+        for run in runs:
+            if name in run.held_out:
+                runs_of.setdefault(run.held_out[name], []).append(run.name)
+        if len(runs_of) > 1:
+            of_set = "" if name == "eval" else f" of {name}"
+            groups = " | ".join(", ".join(names) for names in runs_of.values())
+            warnings.append(f"different held-out problems{of_set}: {groups}")
+    if not warnings:
+        return ""
+    return f"Do not compare these runs' accuracies and lengths: {'; '.join(warnings)}."
 
 
 def read_run(run: Path, name: str) -> Run:
@@ -184,7 +270,17 @@ def read_run(run: Path, name: str) -> Run:
         last_step=last_step,
         steps=steps,
         evaluations=evaluations,
+        held_out=_read_held_out(run / "manifest.json"),
     )
+
+
+def _read_held_out(path: Path) -> dict[str, str]:
+    """Return held-out set -> hash of its problems; nothing if the manifest does not say."""
+    try:
+        hashes = json.loads(path.read_bytes())["identity"]["held_out_sha256"]
+        return {name: str(hashes[name]) for name in hashes}
+    except (OSError, ValueError, RecursionError, KeyError, TypeError):
+        return {}
 
 
 def _read_settings(path: Path) -> dict[str, str]:
@@ -200,19 +296,20 @@ def table_of_changes(run: Run) -> Table:
     """Return a table of length and accuracy before and after; see `changes_of`."""
     notes = []
     for prefix in run.compared.values():
-        key = f"{prefix}samples" if prefix else "num_rollouts"
-        if counts := [count for _, count in run.points(key)]:
+        if counts := [count for _, count in run.points(_samples_key(prefix))]:
             note = f"n = {count_of([counts[0], counts[-1]])} responses"
             # "eval_aime_" -> "aime"; "eval_" and "" have no name.
             if name := prefix.removeprefix("eval_").removesuffix("_"):
                 note += f" of {name}"
             notes.append(f"{note} at each end" if len(counts) > 1 else note)
-    notes.append(f"{len(run.steps):,} steps; metrics of a run have no intervals")
+    notes.append(f"{len(run.steps):,} steps; lengths of a run have no intervals")
     heading = "" if " in training" in run.compared else "held-out problems"
     rows = []
     for change in changes_of(run):
         title = f"{change.title[0].lower()}{change.title[1:]}"
         rows.append([title, change.before, change.after, change.change])
+        if change.interval:
+            notes.append(f"{title}: {change.evidence}")
     return Table(
         caption=f"{run.name}: before and after",
         headings=[heading, "before", "after", "change"],
@@ -232,6 +329,9 @@ def describe_run(path: Path) -> str:
     changes = table_of_changes(run)
     seconds = sum(line["step_seconds"] for line in run.steps)
     lines = [aligned(changes.headings, changes.rows), *run.outcomes]
+    for change in changes_of(run):
+        if change.evidence:
+            lines.append(f"{change.title}: {change.change}; {change.evidence}")
     lines += [f"{run.last_step} steps in {seconds:.0f} s", run.note]
     best = summary.get("best")
     if best and best["step"] != run.last_step:

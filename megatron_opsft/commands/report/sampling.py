@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron_opsft.commands.report.html import encoded_size
+from megatron_opsft.commands.report.token_use import parts_of, token_use_of
 from megatron_opsft.errors import UserError, log
 from megatron_opsft.records import JsonObject
 from megatron_opsft.run.start.run_directory import HELD_OUT, held_out_files
@@ -31,6 +32,8 @@ FIELDS = (
     "text",
 )
 _TOKEN_FIELDS = ("log_probs", "piece_lengths")  # if `run.save_logprobs` saved them
+# What some responses have: the above, and where the tokens went.
+_MORE_FIELDS = (*_TOKEN_FIELDS, "token_use", "parts")
 _PROBLEM = re.compile(rb'"problem_id": "((?:[^"\\]|\\.)*)"')
 
 
@@ -61,15 +64,27 @@ def evaluation_samples(evaluation: Path) -> dict[str, list[Path]]:
     return {path.name.removesuffix(ending): [path] for path in paths}
 
 
-def sample_responses(files: Mapping[Any, Sequence[Path]], max_bytes: int) -> JsonObject:
+def problem_key(step: Any, problem_id: str) -> str:
+    """Return the key of a problem in a page: its id, after the benchmark if `step` is one, since
+    two benchmarks may have equal ids.
+    """
+    return problem_id if isinstance(step, int) else f"{step}/{problem_id}"
+
+
+def sample_responses(
+    files: Mapping[Any, Sequence[Path]],
+    max_bytes: int,
+    texts: Mapping[tuple[str, str], str] | None = None,
+) -> JsonObject:
     """Read responses that take about `max_bytes` as JSON, or fewer bytes.
 
-    files: step or benchmark -> its files. Returns
+    files: step or benchmark -> its files. texts: (benchmark, problem) -> text of the problem, of an
+    evaluation. Returns
 
-    - fields: names of a row's values; the values of tokens are last, if any were saved;
+    - fields: names of a row's values; a row may lack the last ones, see `_MORE_FIELDS`;
     - rows: one for each response, by step, problem and number;
     - total: how many responses the files have;
-    - problems: id -> [text, gold answer], None for what the files do not have.
+    - problems: `problem_key` -> [text, gold answer], None for what the files do not have.
     """
     rows: list[list[Any]] = []
     problems: dict[str, list[str | None]] = {}
@@ -82,7 +97,7 @@ def sample_responses(files: Mapping[Any, Sequence[Path]], max_bytes: int) -> Jso
         fair_share = room // (len(steps) - num_done)
         used = 0  # bytes of this step's groups
         for lines in lines_of.values():
-            group, group_problems = _parse_group(step, lines)
+            group, group_problems = _parse_group(step, lines, texts or {})
             size = encoded_size([group, group_problems])
             # The first group may take all the room.
             limit = fair_share if used else room
@@ -93,9 +108,8 @@ def sample_responses(files: Mapping[Any, Sequence[Path]], max_bytes: int) -> Jso
             used += size
         room -= used
     rows.sort(key=lambda row: row[:3])
-    fields: tuple[str, ...] = FIELDS
-    if any(len(row) > len(FIELDS) for row in rows):
-        fields += _TOKEN_FIELDS
+    num_fields = max((len(row) for row in rows), default=len(FIELDS))
+    fields = (*FIELDS, *_MORE_FIELDS)[:num_fields]
     return {"fields": fields, "rows": rows, "total": total, "problems": problems}
 
 
@@ -122,10 +136,10 @@ def _hash(text: bytes) -> bytes:
 
 
 def _parse_group(
-    step: Any, lines: Sequence[bytes]
+    step: Any, lines: Sequence[bytes], texts: Mapping[tuple[str, str], str]
 ) -> tuple[list[list[Any]], dict[str, list[Any]]]:
-    """Return the rows of the responses to a problem in one step, in the order of `FIELDS`, and its
-    id -> [text, gold answer]. Damaged lines are left out.
+    """Return the rows of the responses to a problem in one step, in the order of `FIELDS` and
+    `_MORE_FIELDS`, and its key -> [text, gold answer]. Damaged lines are left out.
     """
     rows: list[list[Any]] = []
     problems: dict[str, list[Any]] = {}
@@ -133,13 +147,20 @@ def _parse_group(
         try:
             values = json.loads(line, parse_constant=lambda _: None)
             row = [step, *(values.get(name) for name in FIELDS[1:])]
-            problem = [values.get("problem"), values.get("gold")]
-            problems.setdefault(values.get("problem_id"), problem)
-        except (ValueError, RecursionError, AttributeError, TypeError):
+            problem_id = values["problem_id"]
+            text = values.get("problem") or texts.get((str(step), problem_id))
+            problems.setdefault(
+                problem_key(step, problem_id), [text, values.get("gold")]
+            )
+        except (ValueError, RecursionError, AttributeError, TypeError, LookupError):
             continue
         token_values = [values.get(name) for name in _TOKEN_FIELDS]
-        if all(isinstance(value, list) for value in token_values):
-            row += token_values
+        if not all(isinstance(value, list) for value in token_values):
+            token_values = [None] * len(_TOKEN_FIELDS)
+        use = token_use_of(values)
+        row += [*token_values, use and use._asdict(), parts_of(values)]
+        while len(row) > len(FIELDS) and row[-1] is None:
+            row.pop()
         rows.append(row)
     return rows, problems
 

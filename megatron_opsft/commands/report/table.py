@@ -92,6 +92,10 @@ class TableRow:
     """Block -> metric -> estimate; a missing metric prints as -."""
     budgets: Mapping[str, Sequence[tuple[int, Metrics]]] = field(default_factory=dict)
     """Block -> (token budget, metrics) by ascending budget; empty if none were evaluated."""
+    differences: Mapping[str, Metrics] = field(default_factory=dict)
+    """Block -> metric -> the row minus the table's baseline, by paired bootstrap; empty without
+    one.
+    """
     sizes: Mapping[str, Size] = field(default_factory=dict)
     """Block -> problems and responses of one seed."""
     seeds: int = 1

@@ -71,29 +71,52 @@ def describe_study(
         note = f"{legend} {n}." if n else legend
         tables.append(paper_table(lines[key], [OVERALL], section.title, note))
         texts.append(f"{section.title}\n\n{text_table(lines[key], [OVERALL])}")
-    first_section = next(iter(lines.values()))
-    finished = {row.label: row for row in first_section if row.blocks}
-    base = finished.pop(study.baseline, None)
-    best = max(
-        finished.values(),
-        key=lambda row: row.blocks[OVERALL]["efficiency"].value,
-        default=None,
-    )
+    base, shown = _headline(study, next(iter(lines.values())))
     return Contents(
         text="\n".join(texts).rstrip(),
         write_page=partial(
             write_page,
             runs=[],
-            evaluations=_evaluations(out, study, rows, best.label if best else ""),
+            evaluations=_evaluations(out, study, rows, shown.label if shown else ""),
             title=study.title,
-            text=f"{study.text.strip()} {legend}",
-            figures=figures_of_rows(base, best, OVERALL) if base and best else [],
+            text=study.text.strip(),
+            legend=legend,
+            figures=figures_of_rows(base, shown, OVERALL) if base and shown else [],
             sections=sections,
             max_mb=max_mb,
         ),
         sections=sections,
         tables=tables,
     )
+
+
+def _headline(
+    study: Study, rows: Sequence[TableRow]
+) -> tuple[TableRow | None, TableRow | None]:
+    """Return the rows of the baseline and of the run that the study is about: the first that its
+    title names, or the most efficient one if the title names none. None for one that is not
+    finished.
+
+    rows: those of the first section.
+    """
+    finished = {row.label: row for row in rows if row.blocks}
+    base = finished.pop(study.baseline, None)
+    title = study.title.casefold()
+    named = [
+        row.label
+        for row in rows
+        if row.label != study.baseline and row.label.casefold() in title
+    ]
+    if named:
+        # Of names that begin at the same place, one is the beginning of the other.
+        first = min(named, key=lambda name: (title.find(name.casefold()), -len(name)))
+        return base, finished.get(first)
+    most_efficient = max(
+        finished.values(),
+        key=lambda row: row.blocks[OVERALL]["efficiency"].value,
+        default=None,
+    )
+    return base, most_efficient
 
 
 def _evaluations(

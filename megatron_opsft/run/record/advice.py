@@ -1,6 +1,5 @@
 """Explains steps and evaluations that went wrong, and says what would help."""
 
-import math
 from collections.abc import Sequence
 
 from megatron_opsft.config import Config
@@ -11,6 +10,7 @@ from megatron_opsft.run.run_files import (
     describe_rejected,
 )
 from megatron_opsft.runtime.formatting import percent
+from megatron_opsft.runtime.intervals import share_margin
 from megatron_opsft.runtime.rounding import ceil_div
 
 # Advice for each reason if it is the most common one, see `_remedy`.
@@ -227,15 +227,11 @@ def warn_of_decline(evaluations: Sequence[Line], config: Config) -> str:
 def _is_worse(first: Line, later: Line) -> bool:
     """True if the accuracy of a later evaluation is below the first one's by more than chance.
 
-    Chance: half the width of the 95 % interval of a difference of two shares (Agresti and Caffo).
+    Chance: half the width of the 95 % interval of their difference, see `share_margin`.
     """
-    variance = 0.0
-    for line in (first, later):
-        count = line["eval_samples"] + 2
-        share = (line["eval_accuracy"] * line["eval_samples"] + 1) / count
-        variance += share * (1 - share) / count
-    difference = first["eval_accuracy"] - later["eval_accuracy"]
-    return difference > 1.96 * math.sqrt(variance)
+    before, after = first["eval_accuracy"], later["eval_accuracy"]
+    num_before, num_after = int(first["eval_samples"]), int(later["eval_samples"])
+    return before - after > share_margin(before, num_before, after, num_after)
 
 
 def _lengths_remedy(key: str, limit: int, base: Line) -> str:

@@ -28,7 +28,12 @@ from megatron_opsft.run.start.run_directory import BEST
 from megatron_opsft.run.start.session import Session, log
 from megatron_opsft.runtime.distributed import broadcast_object
 from megatron_opsft.runtime.durable import step_name
-from megatron_opsft.runtime.formatting import percent, tokens
+from megatron_opsft.runtime.formatting import count_of, percent, tokens
+from megatron_opsft.runtime.intervals import (
+    describe_evidence,
+    share_interval,
+    signed_interval,
+)
 from megatron_opsft.runtime.libraries import installed_versions
 from megatron_opsft.runtime.phase import enter_phase
 from megatron_opsft.verify.verifier import describe_judge
@@ -186,7 +191,7 @@ tags: [on-policy-sft, {config.method.name}]
 |---|---|---|
 | mean response tokens | {before[1]} | {after[1]} |
 | accuracy | {before[0]} | {after[0]} |
-{best}
+{evidence}{best}
 ```python
 from transformers import pipeline
 
@@ -245,11 +250,29 @@ def model_card(
         directory=config.export.push_to_hub or directory / "hf",
         before=_cells(summary["base"]),
         after=_cells(exported),
+        evidence=_evidence(summary["base"], exported),
         best=best,
         messages="\n".join(messages_as_json),
         arguments=arguments,
         prompt=prompt,
     )
+
+
+def _evidence(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """Say on how many responses the card's table rests, and how sure its gain of accuracy is; "" if
+    nothing was evaluated.
+    """
+    keys = ("accuracy", "samples")
+    if any(end.get(key) is None for end in (before, after) for key in keys):
+        return ""
+    low, high = share_interval(
+        before["accuracy"], before["samples"], after["accuracy"], after["samples"]
+    )
+    interval = signed_interval(100 * low, 100 * high, "points")
+    n = f"{count_of([before['samples'], after['samples']])} responses at each end"
+    evidence = describe_evidence(n, interval, holds_zero=low <= 0 <= high)
+    difference = 100 * (after["accuracy"] - before["accuracy"])
+    return f"\nAccuracy: {difference:+.1f} points; {evidence}.\n"
 
 
 def _cells(measured: Mapping[str, Any]) -> tuple[str, str]:

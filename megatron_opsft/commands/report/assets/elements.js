@@ -47,6 +47,11 @@ function last(values) {
   return values && values.length ? values[values.length - 1] : null;
 }
 
+/** A button that is pressed or not. */
+function toggle(text, isPressed, onclick) {
+  return h("button", { type: "button", "aria-pressed": String(isPressed), onclick }, text);
+}
+
 function labelled(text, control) {
   return h("label", {}, h("span", {}, text), control);
 }

@@ -10,7 +10,9 @@ class Reader {
   constructor(runs) {
     this.runs = runs;
     this.chosen = null;
-    this.view = "one";
+    this.startView = runs.length > 1 && runs.every(isEvaluation) ? "pair" : "one";
+    this.view = this.startView;
+    this.byProbability = false;
     this.limit = PAGE;
     this.searchTimer = null;
     this.makeFilters();
@@ -25,7 +27,7 @@ class Reader {
         "div",
         { class: "row" },
         runs.length > 1 ? labelled("run", this.run) : null,
-        labelled("step", this.step),
+        labelled(runs.every(isEvaluation) ? "benchmark" : "step", this.step),
         labelled("verdict", this.verdict),
         this.problem,
         this.problems,
@@ -130,7 +132,7 @@ class Reader {
     const words = this.search.value.toLowerCase();
     const contains = (text) => text && text.toLowerCase().includes(words);
     const isFound = (row) => {
-      const problem = this.data.rollouts.problems[row.problem_id]?.[0];
+      const [problem] = problemOf(row, this.data);
       return [row.text, row.answer, problem].some(contains);
     };
     const isInRange = ({ num_tokens: count }) =>
@@ -154,7 +156,7 @@ class Reader {
     }
     if (!rows.includes(this.chosen)) {
       this.chosen = rows[0] ?? null;
-      this.view = "one";
+      this.view = this.startView;
     }
     const { responses, rollouts } = this.data;
     let text = `${shown(rows.length)} of ${shown(responses.length)} responses`;
@@ -225,7 +227,7 @@ class Reader {
 
   choose(row) {
     this.chosen = row;
-    this.view = "one";
+    this.view = this.startView;
     this.update();
     if (window.innerWidth < NARROW) this.detail.scrollIntoView({ block: "start" });
   }
@@ -240,31 +242,46 @@ class Reader {
       this.detail.replaceChildren(h("p", {}, "No response passes the filters."));
       return;
     }
-    const views = [
-      ["one", "This response"],
-      ["group", "Its group"],
-      ["times", "Before and after"],
-    ];
-    if (this.runs.length > 1) views.push(["runs", "In every run"]);
-    const buttons = views.map(([name, text]) => {
-      const show = () => {
-        this.view = name;
-        this.drawDetail();
-      };
-      const isPressed = String(name === this.view);
-      return h("button", { type: "button", "aria-pressed": isPressed, onclick: show }, text);
-    });
+    const views = [["one", "This response"], ["group", "Its group"]];
+    if (!isEvaluation(this.data)) views.push(["times", "Before and after"]);
+    if (this.partner) views.push(["pair", "Side by side"]);
+    if (this.runs.length > (this.partner ? 2 : 1)) views.push(["runs", "In every run"]);
+    if (!views.some(([name]) => name === this.view)) this.view = "one";
+    const draw = (changes) => () => {
+      Object.assign(this, changes);
+      this.drawDetail();
+    };
+    const buttons = views.map(([name, text]) =>
+      toggle(text, name === this.view, draw({ view: name })),
+    );
+    if (this.chosen.parts && this.chosen.log_probs) {
+      const other = { byProbability: !this.byProbability };
+      buttons.push(toggle("Probabilities", this.byProbability, draw(other)));
+    }
     this.detail.replaceChildren(
       h("div", { class: "row" }, buttons),
-      h("div", { class: "beside" }, this.cards()),
+      problemBox(this.chosen, this.data, this.search.value.toLowerCase()),
+      h("div", { class: this.view === "pair" ? "beside pair" : "beside" }, this.cards()),
     );
+  }
+
+  /** The evaluation beside which the chosen one stands: the first, or the last; null: none. */
+  get partner() {
+    if (!isEvaluation(this.data)) return null;
+    const evaluations = this.runs.filter(isEvaluation);
+    if (evaluations.length < 2) return null;
+    return this.data === evaluations[0] ? last(evaluations) : evaluations[0];
   }
 
   /** The responses of the chosen view. */
   cards() {
     if (this.view === "group") return this.groupCards();
     if (this.view === "times") return this.cardsBeforeAndAfter();
-    if (this.view === "runs") return this.cardsOfRuns();
+    if (this.view === "pair") {
+      const isChosen = (run) => run === this.data || run === this.partner;
+      return this.cardsOfRuns(this.runs.filter(isChosen));
+    }
+    if (this.view === "runs") return this.cardsOfRuns(this.runs);
     return [this.card(this.chosen)];
   }
 
@@ -284,16 +301,17 @@ class Reader {
     return cards;
   }
 
-  cardsOfRuns() {
+  cardsOfRuns(runs) {
     const cards = [];
     const without = [];
-    for (const run of this.runs) {
+    for (const run of runs) {
       const rows = this.sameProblem(run);
       if (!rows.length) {
         without.push(run.name);
         continue;
       }
-      const distance = (row) => Math.abs(row.step - this.chosen.step);
+      // Of an evaluation the step is a benchmark, the same for all rows of a problem.
+      const distance = (row) => Math.abs(row.step - this.chosen.step) || 0;
       const nearest = rows.reduce((best, row) => (distance(row) < distance(best) ? row : best));
       cards.push(this.card(this.closestIn(rows, nearest.step), run, `${run.name}: `));
     }
@@ -304,12 +322,14 @@ class Reader {
   }
 
   card(row, run = this.data, before = "") {
-    return responseCard(row, run, `${before}${placeOf(row)}`, this.search.value.toLowerCase());
+    const search = this.search.value.toLowerCase();
+    return responseCard(row, run, `${before}${placeOf(row)}`, search, this.byProbability);
   }
 
   /** The run's responses to the problem of the chosen one. */
   sameProblem(run) {
-    return run.responses.filter((row) => row.problem_id === this.chosen.problem_id);
+    const key = problemKey(this.chosen);
+    return run.responses.filter((row) => problemKey(row) === key);
   }
 
   /** The response of a step with the same index as the chosen one, or the step's first. */
@@ -317,12 +337,6 @@ class Reader {
     const ofStep = rows.filter((row) => row.step === step);
     return ofStep.find((row) => row.sample_index === this.chosen.sample_index) ?? ofStep[0];
   }
-}
-
-/** Step or benchmark, problem and number. */
-function placeOf(row) {
-  const step = typeof row.step === "number" ? `step ${row.step}` : row.step;
-  return `${step}, ${row.problem_id} #${row.sample_index}`;
 }
 
 /** Fill the section of responses, if the page has one. */

@@ -16,6 +16,47 @@ function reasonOf(row, gold) {
   return reasons[row.outcome] ?? `${row.outcome}; ${read}${expected}`;
 }
 
+/** Name of a part of a response -> its legend; the template has the same list. */
+const PARTS = {
+  thinking: "thinking",
+  right: "first right answer",
+  after: "thinking after it",
+  answer: "answer",
+};
+
+/** The text in its parts, each in its colour; null if they are not known. */
+function partsOf(row, search) {
+  if (!row.parts) return null;
+  const characters = Array.from(row.text ?? ""); // lengths count whole characters
+  let at = 0;
+  return row.parts.map(([name, length]) => {
+    const piece = characters.slice(at, at + length).join("");
+    at += length;
+    return h("span", { class: `part-${name}`, title: PARTS[name] }, marked(piece, search));
+  });
+}
+
+function partsLegend() {
+  const names = Object.entries(PARTS);
+  return h(
+    "p",
+    { class: "text-parts faint" },
+    names.map(([name, text]) => [h("span", { class: `part-${name}` }, text), " "]),
+  );
+}
+
+/** Where the tokens went, in a sentence. */
+function useOf({ token_use: use, num_tokens: count }) {
+  const texts = [`${shown(use.num_thinking)} of thinking`];
+  texts.push(`${shown(count - use.num_thinking)} of answer`);
+  if (isPresent(use.first_right)) {
+    texts.push(`first right after ${shown(use.first_right)}`);
+    texts.push(`stated again ${shown(use.num_restated)} times`);
+  }
+  if (use.num_doubts) texts.push(`${shown(use.num_doubts)} turns of self-doubt`);
+  return texts.join(", ");
+}
+
 /** The text as a list of nodes, in which every match of the search is marked. */
 function marked(text, search) {
   if (!search) return [text];
@@ -66,9 +107,46 @@ function probabilityLegend() {
   );
 }
 
-/** A response as an article. head: its heading; search: what is marked in it, in lower case. */
-function responseCard(row, run, head, search = "") {
-  const [problem, gold] = run.rollouts.problems[row.problem_id] ?? [null, null];
+/** The key of a row's problem: two benchmarks may have equal ids. */
+function problemKey(row) {
+  return typeof row.step === "number" ? row.problem_id : `${row.step}/${row.problem_id}`;
+}
+
+/** Text and gold answer of a row's problem; null for what is not known. */
+function problemOf(row, run) {
+  return run.rollouts.problems[problemKey(row)] ?? [null, null];
+}
+
+/** The text of a row's problem and its gold answer, once above all responses to it. */
+function problemBox(row, run, search) {
+  const [problem, gold] = problemOf(row, run);
+  if (!problem) return "";
+  return h(
+    "details",
+    { open: true },
+    h("summary", {}, "problem"),
+    h("pre", { class: "problem" }, marked(problem, search)),
+    isPresent(gold) ? h("p", { class: "problem faint" }, `gold answer: ${gold}`) : null,
+  );
+}
+
+/** Whether the responses are an evaluation's: their step is a benchmark. */
+function isEvaluation(run) {
+  return typeof run.responses[0].step !== "number";
+}
+
+/** Step or benchmark, problem and number. */
+function placeOf(row) {
+  const step = typeof row.step === "number" ? `step ${row.step}` : row.step;
+  return `${step}, ${row.problem_id} #${row.sample_index}`;
+}
+
+/**
+ * A response as an article. head: its heading; search: what is marked in it, in lower case;
+ * byProbability: whether tokens are coloured by their probability where its parts could be.
+ */
+function responseCard(row, run, head, search, byProbability) {
+  const [, gold] = problemOf(row, run);
   const verdict = h(
     "span",
     { class: `verdict ${row.outcome}` },
@@ -82,21 +160,18 @@ function responseCard(row, run, head, search = "") {
   if (row.reward !== null) {
     facts.push(["reward", `${shown(row.reward)}, advantage ${shown(row.advantage)}`]);
   }
-  const tokens = search ? null : tokensOf(row); // either matches or tokens are coloured
+  if (row.token_use) facts.push(["tokens", useOf(row)]);
+  const tokens = search || (row.parts && !byProbability) ? null : tokensOf(row); // either matches or tokens are coloured
   return h(
     "article",
     {},
     h("h3", {}, head),
     h("dl", {}, facts.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])),
-    problem
-      ? h(
-          "details",
-          { open: true },
-          h("summary", {}, "problem"),
-          h("pre", {}, marked(problem, search)),
-        )
-      : null,
-    tokens ? probabilityLegend() : null,
-    h("pre", { class: "response" }, tokens ?? marked(row.text ?? "", search)),
+    tokens ? probabilityLegend() : row.parts ? partsLegend() : null,
+    h(
+      "pre",
+      { class: "response" },
+      tokens ?? partsOf(row, search) ?? marked(row.text ?? "", search),
+    ),
   );
 }
