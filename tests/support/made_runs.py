@@ -73,8 +73,8 @@ def response(step: int, problem_id: str, sample: int, words: int = 10) -> dict[s
     problem = Problem(id=problem_id, text=f"What is {problem_id}? {HARM}", answer="7")
     verdict = Verdict(outcome=outcome, answer=("7", "8", "")[sample])
     reward = 1.0 - bool(sample)
-    use = TokenUse()
-    return dict(rollout_line(problem, rollout, verdict, use, reward=reward, advantage=reward / 2))
+    line = rollout_line(problem, rollout, verdict, TokenUse(), reward=reward, advantage=reward / 2)
+    return {**line, "token_use": None}  # as in runs of earlier versions; see `measure`
 
 
 def write_responses(path: Path, rows: list[dict[str, Any]]) -> None:
