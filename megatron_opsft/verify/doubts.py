@@ -4,15 +4,16 @@ just worked out.
 
 from typing import NamedTuple
 
+_NOTHING_MORE = ("",)
 # What a turn begins with, in lower case: what follows is one of its phrases, or nothing more.
 TURNS: dict[str, tuple[str, ...]] = {
-    "wait": ("",),
+    "wait": _NOTHING_MORE,
     "hmm": ("mm", "m", ""),
-    "alternatively": ("",),
-    "actually": ("",),
-    "hold on": ("",),
-    "on second thought": ("",),
-    "another way": ("",),
+    "alternatively": _NOTHING_MORE,
+    "actually": _NOTHING_MORE,
+    "hold on": _NOTHING_MORE,
+    "on second thought": _NOTHING_MORE,
+    "another way": _NOTHING_MORE,
     "let me ": (
         "check",
         "double",
@@ -43,9 +44,9 @@ TURNS: dict[str, tuple[str, ...]] = {
     "am i ": ("sure", "missing"),
     "i made ": ("a mistake", "an error"),
     "that's ": ("wrong", "not right", "not correct", "incorrect"),
-    "等等": ("",),
-    "等一下": ("",),
-    "不对": ("",),
+    "等等": _NOTHING_MORE,
+    "等一下": _NOTHING_MORE,
+    "不对": _NOTHING_MORE,
     "或者": ("换", "用另"),
     "换一种": ("方法", "思路", "角度"),
     "再": ("检查", "验证", "想想", "想一想", "确认", "算一遍"),
@@ -77,29 +78,32 @@ def find_doubts(text: str) -> list[Turn]:
         # A few letters, such as the Turkish dotted I, are longer in lower case.
         lower = "".join(letter.lower()[:1] for letter in text)
     turns: list[Turn] = []
-    for part in sorted(_find_parts(lower)):
-        if turns and part.start <= turns[-1].end + _MAX_GAP:
-            turns[-1] = Turn(turns[-1].start, max(turns[-1].end, part.end))
+    for start, end in sorted(_find_parts(lower)):
+        if turns and start <= turns[-1].end + _MAX_GAP:
+            turns[-1] = Turn(turns[-1].start, max(turns[-1].end, end))
         else:
-            turns.append(part)
+            turns.append(Turn(start, end))
     return turns
 
 
-def _find_parts(lower: str) -> list[Turn]:
-    """Return every place of a phrase of `TURNS`, in no order; they may overlap."""
+def _find_parts(lower: str) -> list[tuple[int, int]]:
+    """Return start and end of every phrase of `TURNS`, in no order; they may overlap."""
     found = []
     for beginning, phrases in TURNS.items():
-        must_begin_clause = beginning in _FIRST_OF_A_CLAUSE
         start = lower.find(beginning)
         while start >= 0:
             end = start + len(beginning)
             if lower.startswith(phrases, end):
-                end += next(len(p) for p in phrases if lower.startswith(p, end))
-                is_turn = _stands_alone(lower, start, end)
-                if must_begin_clause and not _begins_clause(lower, start):
-                    is_turn = False
-                if is_turn:
-                    found.append(Turn(start, end))
+                if phrases != _NOTHING_MORE:
+                    end += next(
+                        len(phrase)
+                        for phrase in phrases
+                        if lower.startswith(phrase, end)
+                    )
+                if _stands_alone(lower, start, end) and (
+                    beginning not in _FIRST_OF_A_CLAUSE or _begins_clause(lower, start)
+                ):
+                    found.append((start, end))
             start = lower.find(beginning, end)
     return found
 

@@ -211,7 +211,9 @@ def _state_number(text: str, start: int, end: int, target: _Target) -> Statement
         return None
     percent_or_degrees = _PERCENT_OR_DEGREES.match(text, match.end())
     value_end = (percent_or_degrees or match).end()
-    if not is_number_stated(front, text, value_end):
+    if _LONGER_TERM.match(text, value_end) or not is_number_stated(
+        front, text, value_end
+    ):
         return None
     number = _value_of(match)
     if number is None or target.number is None:
@@ -224,7 +226,7 @@ def _state_number(text: str, start: int, end: int, target: _Target) -> Statement
         is_percentage and number == 100 * target.number
     ):
         return None
-    if _LONGER_TERM.match(text, value_end) or is_question(text, value_end):
+    if is_question(text, value_end):
         return None
     sign = "-" if is_negative else ""
     return Statement(sign + text[start:value_end], value_end)
@@ -269,11 +271,10 @@ def _as_asked(value: str, end: int, target: _Target) -> Statement | None:
     shorter = value.rstrip()
     if shorter.endswith("}") and shorter.count("}") > shorter.count("{"):
         shorter = shorter[:-1].rstrip()
-    atoms = _atoms(shorter)
-    if len(atoms) < len(target.atoms):
-        return None
     end += len(shorter) - len(value)
-    if atoms != target.atoms:
+    if _atoms(shorter) != target.atoms:
+        if "=" not in shorter and not shorter[-1:].isalpha():
+            return None
         without_name = _NAME.sub("", shorter, count=1)
         shorter = _LAST_WORDS.sub("", without_name)
         end -= len(without_name) - len(shorter)

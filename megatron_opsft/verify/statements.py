@@ -98,13 +98,17 @@ _IS_THE_ANSWER = re.compile(
 _FEW_WORDS_TO_THE_END = re.compile(
     r"(?:\s[a-z]+){0,3}[*$\\)\]]*(?:[.;!。\n]|\s*=\s*[a-z]\b|$)"
 )
-# What ends with a sign or a verb, but states nothing: assumptions, guesses, denials.
-_NOTHING = re.compile(
+# What ends with a sign or a verb, but states nothing, in small letters: an assumption or a guess
+# within a clause, an assumed equation, a denial or a guess before a verb.
+_ASSUMPTION = re.compile(
     r"\b(?:if|whether|suppose|assum\w+|maybe|perhaps)\b[^,.;:\n]{0,30}\Z"
-    r"|\b(?:let|when|where|for|with|given|at|say|try|set(?:ting)?|using|put|case)\s"
+)
+_ASSUMED_EQUATION = re.compile(
+    r"\b(?:let|when|where|for|with|given|at|say|try|set(?:ting)?|using|put|case)\s"
     r"[$\\(\s]*[a-z]\w{0,2}\s*=\Z"
-    r"|(?:n't|\bnot|\bcannot|\bnever|\bmight|\bmay|\bcould)\s\w+(?:\s\w+)?\Z",
-    re.IGNORECASE,
+)
+_DENIAL = re.compile(
+    r"(?:n't|\bnot|\bcannot|\bnever|\bmight|\bmay|\bcould)\s\w+(?:\s\w+)?\Z"
 )
 # An equation with an unknown that has a factor, such as 2x = 6 and 2x + 1 = 7, gives no number.
 _UNKNOWN_WITH_FACTOR = re.compile(
@@ -223,7 +227,11 @@ def _states_nothing(sentence: str) -> bool:
     """True if a sentence that ends with a sign or a verb assumes, guesses or denies."""
     if sentence.endswith(_NO_EQUATION_SIGNS):
         return True
-    return _NOTHING.search(sentence[-_MAX_ASSUMPTION:]) is not None
+    clause = sentence[-_MAX_ASSUMPTION:].lower()
+    if _ASSUMPTION.search(clause):
+        return True
+    pattern = _ASSUMED_EQUATION if clause.endswith("=") else _DENIAL
+    return pattern.search(clause[-30:]) is not None
 
 
 def _last_sentence(text: str) -> str:
