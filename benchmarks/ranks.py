@@ -14,11 +14,11 @@ import torch
 
 from megatron_opsft.commands.plan.assumptions import load_hardware
 from megatron_opsft.config import OptimizerConfig, ParallelConfig, TrainConfig
-from megatron_opsft.config.training import check_world
 from megatron_opsft.errors import UserError
 from megatron_opsft.methods.objective import aggregate
 from megatron_opsft.models.architectures.shape import ModelShape
 from megatron_opsft.records import MicroBatch, Sample
+from megatron_opsft.run.start.checked_run import check_world
 from megatron_opsft.runtime.device import Device, peak_memory_bytes, select_device
 from megatron_opsft.runtime.distributed import (
     Layout,

@@ -217,24 +217,6 @@ class ParallelConfig(Section):
         return self.expert_tp * self.ep * self.pp
 
 
-def check_world(world_size: int, parallel: ParallelConfig) -> None:
-    """Errors: `UserError` if this number of ranks cannot hold the layout."""
-    if world_size % parallel.replica_size:
-        raise UserError(
-            f"world size {world_size} is not a multiple of parallel.tp x pp x cp = "
-            f"{parallel.tp} x {parallel.pp} x {parallel.cp}; start {parallel.replica_size} (or a "
-            "multiple) ranks with torchrun --nproc-per-node"
-        )
-    if parallel.ep == 1:
-        return
-    if world_size % parallel.expert_ranks:
-        raise UserError(
-            f"world size {world_size} is not a multiple of the {parallel.expert_ranks} ranks that "
-            f"hold all experts (etp x ep x pp = {parallel.expert_tp} x {parallel.ep} x "
-            f"{parallel.pp}); lower parallel.ep or start more ranks"
-        )
-
-
 class TrainConfig(Section):
     max_tokens_per_microbatch: Annotated[int, FREE] = Field(16384, ge=1, lt=2**31)
     """Tokens packed into a micro-batch, times parallel.cp; a longer sequence gets its own."""

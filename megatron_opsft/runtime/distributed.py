@@ -102,7 +102,8 @@ def start_distributed(
 ) -> Layout:
     """Join the job's process group (torchrun's, or a group of one) and make Megatron's groups.
 
-    parallel: checked by `check_world`. minutes: time-out of collectives. Called once by every rank.
+    parallel: a layout that these ranks can hold. minutes: time-out of collectives. Called once by
+    every rank.
     """
     if not dist.is_initialized():
         join_job(device, timedelta(minutes=minutes))
