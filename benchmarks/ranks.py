@@ -18,6 +18,7 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.methods.objective import aggregate
 from megatron_opsft.models.architectures.shape import ModelShape
 from megatron_opsft.records import MicroBatch, Sample
+from megatron_opsft.run.start.checked_run import check_world
 from megatron_opsft.runtime.device import Device, peak_memory_bytes, select_device
 from megatron_opsft.runtime.distributed import (
     Layout,
@@ -25,6 +26,7 @@ from megatron_opsft.runtime.distributed import (
     start_distributed,
     stop_distributed,
 )
+from megatron_opsft.runtime.launched import launched_ranks
 from megatron_opsft.trainer.batching.microbatch import pack, plan_packs
 from megatron_opsft.trainer.loss.loss_memory import CrossEntropyKind
 from megatron_opsft.trainer.model.build import build_model, wrap_for_training
@@ -59,6 +61,7 @@ def own_process(name: str, directory: Path, threads: int) -> tuple[list[str], di
 
 def join_ranks(device_name: str, parallel: ParallelConfig) -> tuple[Device, Layout]:
     """The device of this rank, and its place after all ranks have made Megatron's groups."""
+    check_world(launched_ranks(), parallel)
     device = select_device(device_name)
     if not device.is_cuda:
         from megatron_opsft.runtime import cpu_compat

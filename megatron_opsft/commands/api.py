@@ -271,14 +271,14 @@ def convert(
     the source's. verify: read the output back and compare it.
     """
     from megatron_opsft.commands.convert.commands import find_source
-    from megatron_opsft.commands.convert.run import convert_model
+    from megatron_opsft.commands.convert.run import open_to_convert, write_source
 
     directory = find_source(str(source), to, Path(out), overwrite=overwrite)
-    return convert_model(
-        directory,
+    config_dir = Path(config_from) if config_from is not None else None
+    return write_source(
+        open_to_convert(directory, to, config_dir),
         Path(out),
         to,
-        config_from=Path(config_from) if config_from is not None else None,
         dtype=dtype,
         overwrite=overwrite,
         verify=verify,

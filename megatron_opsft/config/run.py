@@ -56,9 +56,7 @@ class DataConfig(Section):
     """Directory of an evaluation of the training problems, the --out of `eval --data train=FILE`.
     """
     responses: Annotated[Path | None, Expanded, BY_CONTENT] = None
-    """Fixed data, written by the command `data`, for a method that samples nothing; B x G responses
-    a step.
-    """
+    """Fixed data, written by the command `data`; B x G responses a step."""
     prompts_per_step: Annotated[int, ADJUSTABLE] = Field(64, ge=1, lt=2**31)
     """B: problems drawn in each step."""
     max_prompt_tokens: Annotated[int, ADJUSTABLE] = Field(1024, ge=1)
@@ -66,17 +64,13 @@ class DataConfig(Section):
     no room for it beside the longest response.
     """
     template: TemplateName = "r1"
-    """r1: step by step; cod: Chain of Draft; concise: key steps alone; chat: the problem alone; or
-    a .jinja file (docs/data.md). All through the model's chat template.
-    """
+    """What is asked beside the problem: r1, cod, concise, chat, or a .jinja file (docs/data.md)."""
     system_prompt: str = ""
     """System message before each problem; rows that have one keep theirs."""
     chat_template: ChatTemplateName | None = None
     """chatml: ChatML, for a base model without a chat template (docs/data.md)."""
     template_arguments: TemplateArguments = None
-    """What the model's chat template is given besides the messages, such as {enable_thinking:
-    false}; null: nothing (docs/data.md).
-    """
+    """Values for the model's chat template, such as {enable_thinking: false} (docs/data.md)."""
 
     @model_validator(mode="after")
     def _check_pass_rate(self) -> Self:
@@ -123,9 +117,7 @@ class VerifyConfig(Section):
     timeout_seconds: Annotated[float, ADJUSTABLE] = Field(10.0, gt=0, le=1e6)
     """Wall-clock limit for one answer."""
     memory_gb: Annotated[float, ADJUSTABLE] = Field(1.0, gt=0, le=2**20)
-    """Address space of a verifier process in GiB, with what a judge of your own imports; an answer
-    that needs more counts as an error.
-    """
+    """Address space of a verifier process in GiB; an answer that needs more counts as an error."""
 
     @property
     def own_judge(self) -> bool:
@@ -149,9 +141,7 @@ class RunConfig(Section):
     save_rollouts: Annotated[bool, FREE] = True
     """Keep every response of every step in rollouts/, and of every evaluation in held_out/."""
     save_logprobs: Annotated[bool, FREE] = False
-    """Keep the log-probability of each sampled token, too, which costs a pass of the trainer; the
-    report colours tokens by it.
-    """
+    """Keep the log-probability of each sampled token, too, which costs a pass of the trainer."""
     tensorboard: Annotated[bool, FREE] = True
     """Write TensorBoard events."""
     wandb: Annotated[Literal["off", "offline", "online"], FREE] = "off"

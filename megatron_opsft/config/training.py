@@ -36,12 +36,10 @@ class ModelConfig(Section):
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Of weights and activations; main weights are float32."""
     adapter: Annotated[str | None, Expanded, BY_CONTENT] = None
-    """A LoRA adapter that the run starts from: a directory of PEFT's, with lora.rank and lora.alpha
-    as in its adapter_config.json.
-    """
+    """A LoRA adapter that the run starts from, a directory of PEFT's (docs/lora.md)."""
     load: Annotated[Literal["auto", "disk", "engine"], FREE] = "auto"
-    """disk: every rank reads its shards from the files. engine: vLLM reads the files, and shards
-    are filled from its parameters. auto: engine where possible, else disk.
+    """disk: every rank reads its shards from the files. engine: vLLM reads the files and fills the
+    shards. auto: engine where possible.
     """
 
 
@@ -122,17 +120,16 @@ class RolloutConfig(Section):
     batch_size: Annotated[int, FREE] = Field(256, ge=1, lt=2**31)
     """Responses decoded at once by one engine."""
     seeded: bool = True
-    """Each response from a seed of its own. false: vLLM's faster sampler on GPUs; responses then
-    depend on their batch, so a repeated or resumed run samples others (docs/rollouts.md).
+    """Each response from a seed of its own. false: vLLM's faster sampler on GPUs; a repeated or
+    resumed run then samples other responses (docs/rollouts.md).
     """
     deep_sleep: Annotated[bool, FREE] = False
     """On GPUs a sleeping vLLM gives up its CUDA graphs and NCCL's buffers too, which no card has
-    shown yet; false: only weights and KV cache.
+    shown yet.
     """
     speculative: dict[str, Any] | None = None
     """vLLM's speculative_config, such as {method: ngram, num_speculative_tokens: 4,
-    prompt_lookup_max: 4}. Responses keep their distribution; a repeated run may sample others
-    (docs/rollouts.md).
+    prompt_lookup_max: 4} (docs/rollouts.md).
     """
 
     @model_validator(mode="after")
@@ -218,24 +215,6 @@ class ParallelConfig(Section):
     def expert_ranks(self) -> int:
         """Number of ranks that hold all experts once, if there are experts."""
         return self.expert_tp * self.ep * self.pp
-
-
-def check_world(world_size: int, parallel: ParallelConfig) -> None:
-    """Errors: `UserError` if this number of ranks cannot hold the layout."""
-    if world_size % parallel.replica_size:
-        raise UserError(
-            f"world size {world_size} is not a multiple of parallel.tp x pp x cp = "
-            f"{parallel.tp} x {parallel.pp} x {parallel.cp}; start {parallel.replica_size} (or a "
-            "multiple) ranks with torchrun --nproc-per-node"
-        )
-    if parallel.ep == 1:
-        return
-    if world_size % parallel.expert_ranks:
-        raise UserError(
-            f"world size {world_size} is not a multiple of the {parallel.expert_ranks} ranks that "
-            f"hold all experts (etp x ep x pp = {parallel.expert_tp} x {parallel.ep} x "
-            f"{parallel.pp}); lower parallel.ep or start more ranks"
-        )
 
 
 class TrainConfig(Section):

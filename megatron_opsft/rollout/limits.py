@@ -72,10 +72,10 @@ def check_engine_settings(
     *,
     seeded: bool = True,
     section: str = "rollout.",
-) -> None:
-    """Check that an engine exists and supports the settings. Errors: `UserError`.
+) -> EngineTraits:
+    """Check that an engine exists and supports the settings, and return its traits.
 
-    section: prefix of the keys in messages.
+    section: prefix of the keys in messages. Errors: `UserError`.
     """
     traits = engine_traits(name, section=section)
     if tp != 1 and not traits.tensor_parallel:
@@ -85,7 +85,7 @@ def check_engine_settings(
     elif not (seeded or traits.speculative):
         refused, default = "seeded=false", "seeded=true"
     else:
-        return
+        return traits
     raise UserError(
         f"{section}{refused} works only with vLLM; set {section}engine=vllm or "
         f"{section}{default}"

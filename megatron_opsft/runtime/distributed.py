@@ -12,7 +12,7 @@ from megatron.core import parallel_state
 from torch import Tensor
 from torch.distributed.nn.functional import all_reduce
 
-from megatron_opsft.config.training import ParallelConfig, check_world
+from megatron_opsft.config.training import ParallelConfig
 from megatron_opsft.records import MicroBatch, record
 from megatron_opsft.runtime.device import Device
 from megatron_opsft.runtime.exchange import (
@@ -23,7 +23,6 @@ from megatron_opsft.runtime.exchange import (
     to_bytes,
 )
 from megatron_opsft.runtime.job import join_job, leave_job
-from megatron_opsft.runtime.launched import launched_ranks
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
@@ -103,11 +102,9 @@ def start_distributed(
 ) -> Layout:
     """Join the job's process group (torchrun's, or a group of one) and make Megatron's groups.
 
-    minutes: time-out of collectives. Called once by every rank.
-    Errors: `UserError` if the world size is not a multiple of tp x pp x cp.
+    parallel: a layout that these ranks can hold. minutes: time-out of collectives. Called once by
+    every rank.
     """
-    world_size = launched_ranks()
-    check_world(world_size, parallel)
     if not dist.is_initialized():
         join_job(device, timedelta(minutes=minutes))
     return make_groups(parallel, minutes=minutes)

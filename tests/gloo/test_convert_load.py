@@ -14,7 +14,7 @@ from megatron.core import parallel_state
 from tiny_models import SHAPES
 from world import World
 
-from megatron_opsft.commands.convert.run import convert_model
+from megatron_opsft.commands.convert.run import open_source, write_source
 from megatron_opsft.config import ParallelConfig, TrainConfig
 from megatron_opsft.runtime.distributed import current_layout, gather_from_all
 from megatron_opsft.trainer.model.build import build_model
@@ -40,7 +40,8 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> Any:
             directory = tmp_path_factory.mktemp(name)
             hf_model(name).save_pretrained(directory / "hf")
             out = directory / "megatron"
-            convert_model(directory / "hf", out, "megatron", max_shard_bytes=SHARD_BYTES)
+            source = open_source(directory / "hf")
+            write_source(source, out, "megatron", max_shard_bytes=SHARD_BYTES)
             made[name] = directory / "megatron"
         return made[name]
 

@@ -8,11 +8,14 @@ from tiny_models import SHAPES
 
 from megatron_opsft.config import ParallelConfig
 from megatron_opsft.config.load import load_config
-from megatron_opsft.config.training import check_world
 from megatron_opsft.errors import UserError
 from megatron_opsft.models.architectures.shape import ModelShape
 from megatron_opsft.models.architectures.sharding import check_layout
-from megatron_opsft.run.start.checked_run import check_offload, check_routing_replay
+from megatron_opsft.run.start.checked_run import (
+    check_offload,
+    check_routing_replay,
+    check_world,
+)
 
 
 @pytest.mark.parametrize(

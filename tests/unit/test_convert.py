@@ -25,9 +25,10 @@ from torch import Tensor
 
 from megatron_opsft.commands.convert.run import (
     Format,
-    convert_model,
     differing_tensors,
     open_source,
+    open_to_convert,
+    write_source,
 )
 from megatron_opsft.errors import UserError
 from megatron_opsft.models.architectures.config_from_hf import read_model_shape
@@ -81,7 +82,7 @@ def megatron(hf: Path, tmp_path: Path) -> Path:
 
 def run(source: Path, out: Path, to: Format, **settings: Any) -> Path:
     """Into several files even for tiny models. Returns: out."""
-    convert_model(source, out, to, max_shard_bytes=60_000, **settings)
+    write_source(open_to_convert(source, to), out, to, max_shard_bytes=60_000, **settings)
     return out
 
 
@@ -130,7 +131,7 @@ def test_memory_does_not_grow_with_the_model(cli: ForkedCli, tmp_path: Path, to:
         del zeros
         words = ["convert", "to-megatron", "--hf", directory, "--out", tmp_path / "megatron"]
         if to == "hf":
-            convert_model(directory, tmp_path / "megatron", "megatron")
+            write_source(open_source(directory), tmp_path / "megatron", "megatron")
             shutil.rmtree(directory)
             words = ["convert", "to-hf", "--megatron", tmp_path / "megatron", "--out", directory]
         ended = cli.run(words)

@@ -21,7 +21,7 @@ from tiny_models import SHAPES, samples, weights
 from torch import Tensor
 from transformers import Qwen2ForCausalLM
 
-from megatron_opsft.commands.convert.run import convert_model
+from megatron_opsft.commands.convert.run import open_source, write_source
 from megatron_opsft.commands.diagnose import divergence
 from megatron_opsft.commands.diagnose.divergence import NUM_PREFERRED, diverge, load_model
 from megatron_opsft.commands.diagnose.kinds import kinds_of, stages_of
@@ -228,7 +228,7 @@ def test_d_t_and_preferences_match_float64_softmax_and_are_0_of_a_model_and_itse
 def test_a_megatron_checkpoint_is_the_model_that_was_converted(tmp_path: Path) -> None:
     name = "qwen3_moe"
     expected = loaded(tmp_path / "hf", name, weights(name)).state_dict()
-    convert_model(tmp_path / "hf", tmp_path / "megatron", "megatron")
+    write_source(open_source(tmp_path / "hf"), tmp_path / "megatron", "megatron")
     found = loaded(tmp_path / "megatron", name).state_dict()
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[key], expected[key]) for key in expected)
@@ -252,7 +252,7 @@ def test_over_several_gpus_a_model_is_distributed_by_accelerate(
 ) -> None:
     here = loaded(tmp_path / "hf", "qwen2_tied", weights("qwen2_tied"))
     if form == "megatron":
-        convert_model(tmp_path / "hf", tmp_path / "megatron", "megatron")
+        write_source(open_source(tmp_path / "hf"), tmp_path / "megatron", "megatron")
     asked = []
     make = Qwen2ForCausalLM.from_pretrained
 

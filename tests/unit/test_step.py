@@ -296,7 +296,7 @@ def test_a_batch_is_packed_once_for_one_update_and_scored_before_for_several() -
     (packed,) = update.microbatches
     assert watch.phases == ["train"] and packed.old_log_probs_R is None
     assert packed.num_loss_tokens == 18 and update.factor == pytest.approx(1 / (4 * 6))
-    assert (update.packing.num_tokens, update.packing.num_bins) == (18 + 4 * 2, 1)
+    assert update.packing.num_tokens == 18 + 4 * 2
     words = ("method.name=grpo", "method.updates_per_batch=2", "method.beta=0")
     s, watch = session(*words), Stopwatch()
     s.trainer.objective = SimpleNamespace(

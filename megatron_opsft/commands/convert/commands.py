@@ -12,7 +12,7 @@ from megatron_opsft.errors import ANSWER_IS_NO, UserError
 from megatron_opsft.runtime.console import say
 
 if TYPE_CHECKING:
-    from megatron_opsft.commands.convert.run import Figures
+    from megatron_opsft.commands.convert.run import Source
 
 
 class _Conversion(Command):
@@ -34,22 +34,23 @@ class _Conversion(Command):
     ) -> None:
         """Convert the model that the user names `source`, and print the figures."""
         directory = find_source(source, to, self.out, overwrite=self.overwrite)
-        from megatron_opsft.commands.convert.run import convert_model
+        from megatron_opsft.commands.convert.run import open_to_convert
 
-        figures = convert_model(
-            directory,
+        self.write(open_to_convert(directory, to, config_from), to)
+
+    def write(self, source: "Source", to: Literal["hf", "megatron"]) -> None:
+        """Write an opened model to --out, and print the figures."""
+        from megatron_opsft.commands.convert.run import write_source
+
+        figures = write_source(
+            source,
             self.out,
             to,
-            config_from=config_from,
             dtype=self.dtype,
             max_shard_bytes=self.shard_size,
             overwrite=self.overwrite,
             verify=self.verify,
         )
-        self.show(figures)
-
-    def show(self, figures: "Figures") -> None:
-        """Print the figures of a conversion."""
         if self.as_json:
             say(json.dumps(dataclasses.asdict(figures)))
         else:
@@ -120,19 +121,9 @@ class Merge(_Conversion):
 
     def run(self) -> None:
         """Merge."""
-        from megatron_opsft.commands.convert.run import open_merged, write_source
+        from megatron_opsft.commands.convert.run import open_merged
 
-        source = open_merged(self.adapter, self.base)
-        figures = write_source(
-            source,
-            self.out,
-            "hf",
-            dtype=self.dtype,
-            max_shard_bytes=self.shard_size,
-            overwrite=self.overwrite,
-            verify=self.verify,
-        )
-        self.show(figures)
+        self.write(open_merged(self.adapter, self.base), "hf")
 
 
 class Check(Command):

@@ -90,6 +90,21 @@ def open_source(directory: Path, config_dir: Path | None = None) -> Source:
     return Source(directory, config_dir, table, open_weights(directory, table))
 
 
+def open_to_convert(
+    directory: Path, to: Format, config_dir: Path | None = None
+) -> Source:
+    """Open a model that is to be written in the format `to`; see `open_source`.
+
+    Errors: `UserError` also if it has that format already.
+    """
+    source = open_source(directory, config_dir)
+    is_megatron = is_dist_checkpoint(directory)
+    if is_megatron == (to == "megatron"):
+        kind = "Megatron checkpoint" if is_megatron else "Hugging Face directory"
+        raise UserError(f"{directory} is a {kind} already; convert it the other way")
+    return source
+
+
 def open_merged(adapter_dir: Path, base: str | None = None) -> Source:
     """Open a model with a LoRA adapter of PEFT's added, and check both without reading weights.
 
@@ -122,39 +137,6 @@ class Figures:
     peak_rss_mb: float
 
 
-def convert_model(
-    directory: Path,
-    out: Path,
-    to: Format,
-    *,
-    config_from: Path | None = None,
-    dtype: str | None = None,
-    max_shard_bytes: int = MAX_SHARD_BYTES,
-    overwrite: bool = False,
-    verify: bool = False,
-) -> Figures:
-    """Write the model in `directory` to `out` in the other format; it appears when it is whole.
-
-    config_from: `config_dir` of `open_source`. dtype: None for the source's. verify: read the
-    result back and compare. Errors: `UserError`. On an error no output remains, except one that
-    differs when `verify` compares it.
-    """
-    source = open_source(directory, config_from)
-    is_megatron = is_dist_checkpoint(directory)
-    if is_megatron == (to == "megatron"):
-        kind = "Megatron checkpoint" if is_megatron else "Hugging Face directory"
-        raise UserError(f"{directory} is a {kind} already; convert it the other way")
-    return write_source(
-        source,
-        out,
-        to,
-        dtype=dtype,
-        max_shard_bytes=max_shard_bytes,
-        overwrite=overwrite,
-        verify=verify,
-    )
-
-
 def write_source(
     source: Source,
     out: Path,
@@ -165,7 +147,11 @@ def write_source(
     overwrite: bool = False,
     verify: bool = False,
 ) -> Figures:
-    """Write an opened model to `out`; parameters and errors as for `convert_model`."""
+    """Write an opened model to `out`, which appears when it is whole.
+
+    dtype: None for the source's. verify: read the result back and compare. Errors: `UserError`. On
+    an error no output remains, except one that differs when `verify` compares it.
+    """
     started = time.monotonic()
     # The weight files are named too, since links may lead to them.
     inputs = [source.directory, source.config_dir, *source.tensors.files()]
@@ -234,7 +220,7 @@ def _copy_rows(
         if part is not None:
             read = part.source
             out = part.target.relative_to(window).view(rows)
-            source.tensors.copy_rows(read.tensor, read.row0, read.row1, out)
+            source.tensors.copy_rows(read.tensor, read.row0, out)
     partial.files[str(region.path)].write(data, region.offset_of(first))
     return len(data)
 
@@ -277,7 +263,7 @@ def _are_equal(
         both = []
         for side in sides:
             rows = torch.empty(stop - start, *shape[1:], dtype=dtype)
-            side.copy_rows(name, start, stop, rows)
+            side.copy_rows(name, start, rows)
             both.append(rows.view(torch.uint8))
         if not torch.equal(*both):
             return False

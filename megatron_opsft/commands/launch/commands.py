@@ -8,9 +8,9 @@ from pydantic import Field, NonNegativeInt
 from megatron_opsft.commands.command_line import RunCommand, StartCommand, group
 from megatron_opsft.commands.launch.fit import hardware_of_machine, warn_of_fit
 from megatron_opsft.commands.launch.slurm import Slurm
-from megatron_opsft.config.training import check_world
 from megatron_opsft.errors import log
 from megatron_opsft.run.start.check import check_run
+from megatron_opsft.run.start.checked_run import check_world
 from megatron_opsft.runtime.phase import REQUEUE_EXIT_CODE
 
 # Wrong input, and a loss that is not finite: a restart would fail in the same way. slurm/common.sh

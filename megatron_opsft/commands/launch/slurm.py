@@ -14,9 +14,9 @@ from pydantic import Field
 
 from megatron_opsft.commands.command_line import RunCommand
 from megatron_opsft.commands.launch.fit import hardware_of_slurm, warn_of_fit
-from megatron_opsft.config.training import check_world
 from megatron_opsft.config.yaml_text import find_yaml
 from megatron_opsft.errors import UserError
+from megatron_opsft.run.start.checked_run import check_world
 from megatron_opsft.runtime.console import say
 
 # A link to the project's slurm/ folder; in an installed package, a copy of it.

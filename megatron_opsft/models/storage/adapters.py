@@ -29,7 +29,7 @@ from megatron_opsft.models.storage.model_paths import (
     is_dist_checkpoint,
 )
 from megatron_opsft.models.weights.lora import LORA_A, LORA_B, adapters_of_rules
-from megatron_opsft.models.weights.rectangles import Rect
+from megatron_opsft.models.weights.rectangles import Rect, whole
 from megatron_opsft.models.weights.rules import WeightTable
 from megatron_opsft.records import TensorShape
 
@@ -120,7 +120,7 @@ def _open_factors(directory: Path) -> dict[str, StoredFactor]:
 
 def _read_region(name: str, region: Region) -> Tensor:
     values = torch.empty(region.shape, dtype=region.dtype)
-    region.copy_rows(0, region.shape[0], values, name)
+    region.copy_rows(0, values, name)
     return values
 
 
@@ -130,7 +130,7 @@ def _read_chunks(name: str, stored: StoredTensor) -> Tensor:
         row, column = chunk.offsets
         num_rows, num_columns = chunk.sizes
         target = values[row : row + num_rows, column : column + num_columns]
-        locate(chunk).copy_rows(0, num_rows, target, name)
+        locate(chunk).copy_rows(0, target, name)
     return values
 
 
@@ -150,7 +150,6 @@ class MergedTensors:
         """dtype: dtype of the model that the adapter was trained on, to which W is cast first;
         None: as stored.
         """
-        self.model_dir = adapter.directory
         self._base = base
         self._adapter = adapter
         self._dtype = dtype
@@ -173,10 +172,10 @@ class MergedTensors:
             values = sums.to(values.dtype)
         return values
 
-    def copy_rows(self, name: str, start: int, stop: int, out: Tensor) -> None:
-        """Read `tensor[start:stop]` and cast it into `out`, which has that shape."""
-        num_columns = out.shape[1] if out.dim() == 2 else 1
-        out.copy_(self.read(Rect(name, start, stop, 0, num_columns)))
+    def copy_rows(self, name: str, start: int, out: Tensor) -> None:
+        """Read as many rows as `out` has, from row `start` on, and cast them into it."""
+        rect = whole(name, tuple(out.shape)).shift(start, 0)
+        out.copy_(self.read(rect))
 
 
 def _is_factor(name: str) -> bool:

@@ -107,9 +107,9 @@ class HfTensors:
             return stored[rows, rect.col0 : rect.col1]
         return stored[rows]
 
-    def copy_rows(self, name: str, start: int, stop: int, out: Tensor) -> None:
-        """Read `tensor[start:stop]` from disk and cast it into `out`, which has that shape."""
-        self._regions[name].copy_rows(start, stop, out, name)
+    def copy_rows(self, name: str, start: int, out: Tensor) -> None:
+        """Read as many rows as `out` has, from row `start` on, and cast them into it."""
+        self._regions[name].copy_rows(start, out, name)
 
 
 def _weight_files(model_dir: Path) -> Mapping[str, Collection[str] | None]:

@@ -85,13 +85,13 @@ class Region(NamedTuple):
         """Return where a row begins in the file."""
         return self.offset + row * self.row_bytes
 
-    def copy_rows(self, start: int, stop: int, out: Tensor, name: str) -> None:
-        """Read rows along axis 0 from disk and cast them into `out`, which has their shape.
+    def copy_rows(self, start: int, out: Tensor, name: str) -> None:
+        """Read as many rows as `out` has, from row `start` on, and cast them into it.
 
         name: name of the tensor, for errors. Errors: `UserError` if the file cannot be read or has
         become shorter, or if a value is too large for the dtype of `out`.
         """
-        for first, last in row_chunks(start, stop, self.row_bytes):
+        for first, last in row_chunks(start, start + len(out), self.row_bytes):
             num_bytes = (last - first) * self.row_bytes
             if num_bytes == 0:
                 continue

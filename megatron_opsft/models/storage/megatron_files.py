@@ -67,11 +67,11 @@ class MegatronTensors:
         _, *columns = rule.hf_shapes[rect.tensor]
         num_rows = rect.row1 - rect.row0
         out = torch.empty((num_rows, *columns), dtype=self.dtype(rect.tensor))
-        self.copy_rows(rect.tensor, rect.row0, rect.row1, out)
+        self.copy_rows(rect.tensor, rect.row0, out)
         return rect.shift(-rect.row0, 0).view(out)
 
-    def copy_rows(self, name: str, start: int, stop: int, out: Tensor) -> None:
-        """Read `tensor[start:stop]` from disk and cast it into `out`, which has that shape."""
+    def copy_rows(self, name: str, start: int, out: Tensor) -> None:
+        """Read as many rows as `out` has, from row `start` on, and cast them into it."""
         rule = self._table.by_hf_name[name]
         window = whole(name, tuple(out.shape)).shift(start, 0)
         for copy in shard_parameter(rule, 0, 1).copies:
@@ -172,7 +172,6 @@ class MegatronTensors:
             if piece is not None:
                 self._slice(chunk, entry).copy_rows(
                     piece.target.row0,
-                    piece.target.row1,
                     piece.source.relative_to(window).view(out),
                     piece.source.tensor,
                 )

@@ -5,8 +5,7 @@ Nothing here needs torch or reads a file.
 
 from math import lcm
 
-from megatron_opsft.config import Config
-from megatron_opsft.config.training import check_world
+from megatron_opsft.config import Config, ParallelConfig
 from megatron_opsft.errors import UserError
 from megatron_opsft.models.architectures.shape import ModelShape
 from megatron_opsft.models.architectures.sharding import check_layout, check_rollout_tp
@@ -42,17 +41,35 @@ def make_checked_run(config: Config, shape: ModelShape, world_size: int) -> Chec
     check_offload(config)
     check_lengths(config, shape.max_position_embeddings)
     check_world(world_size, config.parallel)
-    check_engine_settings(
+    engine = check_engine_settings(
         rollout.engine, rollout.tp, rollout.speculative, seeded=rollout.seeded
     )
     check_engine_ranks(rollout.tp, world_size)
     check_rollout_tp(shape, rollout.tp)
-    if config.model.load == "engine" and not engine_traits(rollout.engine).reads_files:
+    if config.model.load == "engine" and not engine.reads_files:
         raise UserError(
             "model.load=engine: it works only with vLLM; set rollout.engine=vllm, or "
             "model.load=disk"
         )
     return CheckedRun(config=config, shape=shape, world_size=world_size)
+
+
+def check_world(world_size: int, parallel: ParallelConfig) -> None:
+    """Errors: `UserError` if this number of ranks cannot hold the layout."""
+    if world_size % parallel.replica_size:
+        raise UserError(
+            f"world size {world_size} is not a multiple of parallel.tp x pp x cp = "
+            f"{parallel.tp} x {parallel.pp} x {parallel.cp}; start {parallel.replica_size} (or a "
+            "multiple) ranks with torchrun --nproc-per-node"
+        )
+    if parallel.ep == 1:
+        return
+    if world_size % parallel.expert_ranks:
+        raise UserError(
+            f"world size {world_size} is not a multiple of the {parallel.expert_ranks} ranks that "
+            f"hold all experts (etp x ep x pp = {parallel.expert_tp} x {parallel.ep} x "
+            f"{parallel.pp}); lower parallel.ep or start more ranks"
+        )
 
 
 def fewest_ranks(config: Config) -> int:

@@ -27,8 +27,6 @@ class PackingReport(NamedTuple):
     """Mean of the ranks' costs, in units of `sequence_cost`."""
     cost_spread: float = 0.0
     """Cost of the most expensive rank minus that of the cheapest."""
-    num_bins: int = 0
-    """Bins of all ranks, empty ones included."""
 
     @property
     def fill(self) -> float:
@@ -232,5 +230,4 @@ def describe_plan(
         room=room if num_tokens else 0,
         mean_cost=sum(rank_costs) / len(rank_costs),
         cost_spread=max(rank_costs) - min(rank_costs),
-        num_bins=len(bin_tokens),
     )
