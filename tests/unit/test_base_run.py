@@ -67,8 +67,7 @@ def test_a_base_run_keeps_its_responses_and_its_report_opens_them(
     assert (held_out["name"], other["name"]) == ("base, held-out", "base, held-out, other")
     assert held_out["rollouts"]["total"] == len(held_out["rollouts"]["rows"]) == 8
     assert other["rollouts"]["total"] == 2
-    page = (run / "report.html").read_text()
-    assert page.count("<figure>") == page.count("<figcaption>Where the tokens went") == 1
+    assert "<figure>" not in (run / "report.html").read_text()
     # Without them the numbers are the same.
     bare = cli.run([*words, "--overwrite", "run.save_rollouts=false"])
     assert bare.exit_code == 0, bare.stderr
