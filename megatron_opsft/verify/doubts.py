@@ -56,9 +56,8 @@ TURNS: dict[str, tuple[str, ...]] = {
 # These are turns only where a clause begins: "they wait 5 minutes" is none.
 _FIRST_OF_A_CLAUSE = frozenset(("wait", "alternatively", "actually", "hold on", "等等"))
 _BEFORE_A_CLAUSE = ("but", "oh", "so", "no", "and", "okay", "hmm", "但", "哦")
-_MAX_GAP = (
-    12  # characters between the parts of one turn, such as "Wait, no, let me check"
-)
+# Characters between the phrases of one turn, such as "Wait, no, let me check".
+_MAX_GAP = 12
 _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyz")
 
 
@@ -95,11 +94,7 @@ def _find_parts(lower: str) -> list[tuple[int, int]]:
             end = start + len(beginning)
             if lower.startswith(phrases, end):
                 if phrases != _NOTHING_MORE:
-                    end += next(
-                        len(phrase)
-                        for phrase in phrases
-                        if lower.startswith(phrase, end)
-                    )
+                    end += next(len(p) for p in phrases if lower.startswith(p, end))
                 if _stands_alone(lower, start, end) and (
                     beginning not in _FIRST_OF_A_CLAUSE or _begins_clause(lower, start)
                 ):

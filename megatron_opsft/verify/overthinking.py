@@ -15,7 +15,8 @@ def mark(
     verdict: Verdict,
     is_right: Callable[[str, str], bool] | None,
 ) -> TextMarks:
-    """Return the marks of a judged response.
+    """Return the marks of a judged response. An answer that the judge accepts, but no sentence or
+    equation states, such as a response of nothing else, counts where the judge has read it.
 
     is_right: says of a part of the text and the gold whether they are the same answer; None if
     nobody can say it: then the right answer is not looked for.
@@ -27,7 +28,6 @@ def mark(
             answers.append(verdict.answer)
         ends = find_right_answers(text, answers, lambda value: is_right(value, gold))
         if not ends and verdict.answer and verdict.outcome is Outcome.CORRECT:
-            # The judge has read it, in whatever words.
             place = text.rfind(verdict.answer)
             ends = [place + len(verdict.answer)] if place >= 0 else []
     doubts = find_doubts(text)

@@ -37,7 +37,8 @@ _MAX_ASKED = 16  # different texts that the judge is asked for
 # Numbers, and what stands around them.
 _FRACTIONS = ("\\frac", "\\dfrac", "\\tfrac")
 _NUMBER = re.compile(
-    r"(?P<sign>[+-]?)\s*\\?\$?\s*(?P<top>\d{1,100}(?:(?:,|\{,\})\d{3}){0,30}(?:\.\d{1,100})?|\.\d{1,100})"
+    r"(?P<sign>[+-]?)\s*\\?\$?\s*"
+    r"(?P<top>\d{1,100}(?:(?:,|\{,\})\d{3}){0,30}(?:\.\d{1,100})?|\.\d{1,100})"
     r"(?:\s*/\s*(?P<bottom>\d{1,100}))?"
     r"|(?P<minus>-?)\\[dt]?frac\s*(?:\{(?P<over>-?\d{1,100})\}|(?P<o>\d))"
     r"\s*(?:\{(?P<under>\d{1,100})\}|(?P<u>\d))"
@@ -265,8 +266,8 @@ def _state_formula(
 
 def _as_asked(value: str, end: int, target: _Target) -> Statement | None:
     """Return the statement of a formula, without the words that follow it; None if its numbers and
-    letters are not those of the answer. In LaTeX the text is mostly that of the gold, and need not
-    be read as mathematics.
+    letters are not those of the answer. In LaTeX the text is mostly that of the gold answer, and
+    need not be read as mathematics.
     """
     shorter = value.rstrip()
     if shorter.endswith("}") and shorter.count("}") > shorter.count("{"):
@@ -275,7 +276,8 @@ def _as_asked(value: str, end: int, target: _Target) -> Statement | None:
     if _atoms(shorter) != target.atoms:
         if "=" not in shorter and not shorter[-1:].isalpha():
             return None
-        without_name = _NAME.sub("", shorter, count=1)
+        name = _NAME.match(shorter)
+        without_name = shorter[name.end() :] if name else shorter
         shorter = _LAST_WORDS.sub("", without_name)
         end -= len(without_name) - len(shorter)
         if _atoms(shorter) != target.atoms:
