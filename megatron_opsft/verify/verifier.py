@@ -21,6 +21,7 @@ _NO_RULES = {
     "handed_judge.py",
     "overthinking.py",
     "right_answers.py",
+    "statements.py",
     "verifier.py",
     "worker.py",
     "worker_pool.py",
