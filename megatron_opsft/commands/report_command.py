@@ -123,7 +123,11 @@ class Report(Command):
     def _read_runs(self, evaluations: Sequence[Path]) -> Contents:
         """Read runs, and evaluations to compare with each other."""
         from megatron_opsft.commands.report.curves import curves_of
-        from megatron_opsft.commands.report.page import distinct, write_page
+        from megatron_opsft.commands.report.page import (
+            bars_of_tokens,
+            distinct,
+            write_page,
+        )
         from megatron_opsft.commands.report.runs import (
             describe_run,
             read_run,
@@ -145,6 +149,9 @@ class Report(Command):
         if runs:
             top, others = curves_of(runs)
             sections.append(PageSection(title="Curves", plots=[*top, *others]))
+            named_runs = dict(zip(distinct(paths), paths, strict=True))
+            if bars := bars_of_tokens(named_runs, {}):
+                sections.append(PageSection(title=bars.title, plots=[bars]))
         write = partial(write_page, runs=paths, max_mb=self.max_mb)
         if evaluations:
             from megatron_opsft.commands.evaluate.comparison import compare_directories

@@ -108,9 +108,7 @@ def write_page(
     }
     named_runs = dict(zip(names, runs, strict=True))
     sources = _sources_of(named_runs, evaluations)
-    values["plots_at_top"] += filter(
-        None, [_where_tokens_went(named_runs, evaluations)]
-    )
+    values["plots_at_top"] += filter(None, [bars_of_tokens(named_runs, evaluations)])
     room = int(1e6 * max_mb) - len(render(values, []))
     responses = _sample(sources, room)
     all_rollouts = [source["rollouts"] for source in responses]
@@ -151,7 +149,7 @@ def _sample(sources: Sequence[_Source], room: int) -> list[JsonObject]:
     return samples
 
 
-def _where_tokens_went(
+def bars_of_tokens(
     runs: Mapping[str, Path], evaluations: Mapping[str, Path]
 ) -> Bars | None:
     """Return the bars of the first and the last step of each run, and of each evaluation; None if

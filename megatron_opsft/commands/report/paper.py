@@ -13,11 +13,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import matplotlib.style
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes as Canvas
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 from matplotlib.textpath import text_to_path
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
@@ -142,8 +144,11 @@ def _widest(texts: Sequence[str], size: float) -> float:
 
 def _draw_chart(chart: Chart) -> Figure:
     axes = chart.axes()
-    in_legend = [series for series in chart.series if series.label]
-    figure, canvas = _new_figure(_AXES_HEIGHT, chart.note, in_legend)
+    legend: list[tuple[Artist, str]] = []
+    for series in chart.series:
+        if series.label:
+            legend.append((Line2D([], [], **_line_style(series)), series.label))
+    figure, canvas = _new_figure(_AXES_HEIGHT, chart.note, legend)
     for series in chart.series:
         _draw_series(canvas, chart, series)
     canvas.set(xlim=axes.x, ylim=axes.y, xlabel=plain_text(chart.x))
@@ -193,11 +198,21 @@ def _line_style(series: Series) -> dict[str, Any]:
 
 
 def _draw_bars(chart: Bars) -> Figure:
-    """Draw one bar for each row, with its text at the end."""
-    figure, canvas = _new_figure(_BAR_HEIGHT * len(chart.rows) + 0.45, chart.note)
+    """Draw one bar for each row, in its parts if it has some, with its text at the end."""
+    legend: list[tuple[Artist, str]] = []
+    for name, colour in zip(chart.parts, _COLOURS, strict=False):
+        legend.append((Patch(color=colour), name))
+    height = _BAR_HEIGHT * len(chart.rows) + 0.45
+    figure, canvas = _new_figure(height, chart.note, legend)
     levels = range(len(chart.rows))
     texts = [plain_text(row.text) for row in chart.rows]
-    canvas.barh(levels, [row.value for row in chart.rows], height=0.62, color="#7FB8D8")
+    for level, row in zip(levels, chart.rows, strict=True):
+        begin = 0.0
+        for length, colour in zip(row.parts, _COLOURS, strict=False):
+            canvas.barh(level, length, left=begin, height=0.62, color=colour)
+            begin += length
+        if not row.parts:
+            canvas.barh(level, row.value, height=0.62, color="#7FB8D8")
     for level, row, text in zip(levels, chart.rows, texts, strict=True):
         if row.interval:
             canvas.plot(
@@ -246,14 +261,16 @@ def _draw_cloud(cloud: Cloud) -> Figure:
 
 
 def _new_figure(
-    height: float, note: str, in_legend: Sequence[Series] = ()
+    height: float, note: str, in_legend: Sequence[tuple[Artist, str]] = ()
 ) -> tuple[Figure, Canvas]:
     """Return a figure, and its empty axes of `height` inches; the legend and the note stand below
     the axes.
+
+    in_legend: lines or patches, with the labels behind them.
     """
     room = (WIDTH - 2 * _EDGE) * _POINTS
     notes = _wrap(note, _NOTE_FONT, room)
-    labels = [shorten(series.label, _LEGEND_FONT, room - 30) for series in in_legend]
+    labels = [shorten(label, _LEGEND_FONT, room - 30) for _, label in in_legend]
     label_room = _widest(labels, _LEGEND_FONT)
     columns = max(1, int(room // (30 + label_room)))
     rows = math.ceil(len(labels) / columns)
@@ -278,7 +295,7 @@ def _new_figure(
     )
     if labels:
         legend = figure.legend(
-            handles=[Line2D([], [], **_line_style(series)) for series in in_legend],
+            handles=[handle for handle, _ in in_legend],
             labels=["-"]
             * len(labels),  # matplotlib leaves out labels that begin with _
             loc="upper center",
