@@ -6,9 +6,10 @@ from contextlib import contextmanager
 from ranks import join_ranks, pack_accepted
 from update_work import Run, Work, time_steps
 
+from megatron_opsft.callback import Callback
 from megatron_opsft.config import Config, ParallelConfig
 from megatron_opsft.models.architectures.config_from_hf import read_model_shape
-from megatron_opsft.records import Callback, MicroBatch
+from megatron_opsft.records import MicroBatch
 from megatron_opsft.run.record.recorder import open_recorder
 from megatron_opsft.run.start.check import check_on_job
 from megatron_opsft.run.start.session import open_session

@@ -1,4 +1,4 @@
-"""The typed records that cross module boundaries, and the callback of a user's own code.
+"""The typed records that cross module boundaries.
 
 Only `MicroBatch` holds tensors. Token ids are plain tuples, exactly as sampled: a response is never
 decoded and tokenised again between sampling and training. torch is not imported here: verifier
@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -356,22 +355,3 @@ class SyncResult:
     """
     logprob_diff_max: float | None = None
     """The largest of these differences."""
-
-
-class Callback:
-    """Override the events you want; the others do nothing.
-
-    Called on rank 0 alone, between two phases of the run, which waits for it. An error that a
-    callback raises ends the run; files already written stay.
-    """
-
-    def on_step(self, metrics: Mapping[str, float | int]) -> None:
-        """Called after each step; metrics: its line of metrics.jsonl (docs/results.md)."""
-
-    def on_evaluation(self, metrics: Mapping[str, float | int]) -> None:
-        """Called after each evaluation on held-out problems; metrics: its line of evals.jsonl."""
-
-    def on_checkpoint(self, step: int, directory: Path) -> None:
-        """Called when the checkpoint of the state after `step` updates is completely on disk, which
-        may be some steps later.
-        """

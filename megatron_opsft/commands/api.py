@@ -12,10 +12,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from megatron_opsft.callback import Callback
 from megatron_opsft.config import Config
 from megatron_opsft.config import load as config_load
 from megatron_opsft.errors import NothingLeft, UserError, log
-from megatron_opsft.records import Callback, JsonObject, record
+from megatron_opsft.records import JsonObject, record
 from megatron_opsft.runtime.console import say
 from megatron_opsft.runtime.launched import launched_rank
 from megatron_opsft.runtime.libraries import loading_libraries

@@ -8,8 +8,8 @@ functions that it calls know what only some ranks do.
 
 from collections.abc import Sequence
 
+from megatron_opsft.callback import Callback
 from megatron_opsft.errors import NonFiniteError
-from megatron_opsft.records import Callback
 from megatron_opsft.run.record.hub import push_to_hub
 from megatron_opsft.run.record.recorder import RunRecorder, open_recorder
 from megatron_opsft.run.start.checked_run import CheckedRun

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from megatron_opsft.callback import Callback
 from megatron_opsft.errors import UserError
 from megatron_opsft.methods.facts import describe_rollouts, describe_token_use
 from megatron_opsft.models.storage.adapter_config import adapter_config_json
@@ -18,7 +19,7 @@ from megatron_opsft.models.storage.hf_writer import write_hf_model
 from megatron_opsft.models.storage.partial import written_whole
 from megatron_opsft.models.storage.replacing import check_out
 from megatron_opsft.models.weights.lora import adapters_of_rules
-from megatron_opsft.records import Callback, JsonObject, Response
+from megatron_opsft.records import JsonObject, Response
 from megatron_opsft.rollout.sampling import EVAL_STEP
 from megatron_opsft.run.record.advice import advise_on_base, measure_correct
 from megatron_opsft.run.record.metrics import MetricsLog, describe_sample

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from megatron_opsft.callback import Callback
 from megatron_opsft.config.load import load_config, to_yaml
 from megatron_opsft.errors import UserError
 from megatron_opsft.models.storage.stored_weights import (
@@ -12,7 +13,7 @@ from megatron_opsft.models.storage.stored_weights import (
     LORA,
     directories_of,
 )
-from megatron_opsft.records import Callback, JsonObject, StepResult, SyncResult
+from megatron_opsft.records import JsonObject, StepResult, SyncResult
 from megatron_opsft.run.record.advice import (
     RECENT_STEPS,
     describe_early_end,

@@ -161,7 +161,8 @@ function responseCard(row, run, head, search, byProbability) {
     facts.push(["reward", `${shown(row.reward)}, advantage ${shown(row.advantage)}`]);
   }
   if (row.token_use) facts.push(["tokens", useOf(row)]);
-  const tokens = search || (row.parts && !byProbability) ? null : tokensOf(row); // either matches or tokens are coloured
+  // Matches, parts or tokens: one of them is coloured.
+  const tokens = search || (row.parts && !byProbability) ? null : tokensOf(row);
   return h(
     "article",
     {},
