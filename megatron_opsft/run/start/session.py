@@ -10,9 +10,6 @@ import torch
 from megatron_opsft.config import Config
 from megatron_opsft.data.mixture import ProblemSampler, order_of
 from megatron_opsft.errors import NothingLeft, UserError, log
-from megatron_opsft.models.storage.adapter_config import (
-    adapter_config_json,
-)
 from megatron_opsft.models.storage.adapters import StoredAdapter
 from megatron_opsft.models.storage.model_paths import resolve_model
 from megatron_opsft.models.storage.stored_weights import open_adapter
@@ -30,6 +27,7 @@ from megatron_opsft.rollout.sample import Sampler
 from megatron_opsft.rollout.token_use import TokenMeter
 from megatron_opsft.run.start.check import is_finished
 from megatron_opsft.run.start.checked_run import CheckedRun, max_engine_tokens
+from megatron_opsft.run.start.checkpointer import make_checkpointer
 from megatron_opsft.run.start.disk import check_disk
 from megatron_opsft.run.start.engine import open_engine
 from megatron_opsft.run.start.input import RunInput, read_input
@@ -308,33 +306,7 @@ def _build(
         offload=offload,
         shards=shards,
         sync=sync,
-        checkpointer=_make_checkpointer(
-            config, run_input, unfilled, offload, reference
-        ),
-    )
-
-
-def _make_checkpointer(
-    config: Config,
-    run_input: RunInput,
-    parts: TrainerParts,
-    offload: Offload,
-    reference: ReferenceModel | None,
-) -> Checkpointer:
-    trainer, adapter_config = parts.trainer, None
-    model_dir = run_input.model_dir
-    if parts.shards.adapters:
-        adapter_config = adapter_config_json(config.model, config.lora, model_dir)
-    return Checkpointer(
-        config.run.dir / "checkpoints",
-        trainer.models,
-        trainer.optimizer,
-        keep=config.checkpoint.keep,
-        reference=reference,
-        stored=offload.stored,
-        model_dir=model_dir,
-        model_files=run_input.model_files,
-        adapter_config=adapter_config,
+        checkpointer=make_checkpointer(config, run_input, unfilled, offload, reference),
     )
 
 
