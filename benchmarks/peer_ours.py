@@ -10,7 +10,7 @@ from megatron_opsft.callback import Callback
 from megatron_opsft.config import Config, ParallelConfig
 from megatron_opsft.models.architectures.config_from_hf import read_model_shape
 from megatron_opsft.records import MicroBatch
-from megatron_opsft.run.record.recorder import open_recorder
+from megatron_opsft.run.record.open_recorder import open_recorder
 from megatron_opsft.run.start.check import check_on_job
 from megatron_opsft.run.start.session import open_session
 from megatron_opsft.run.train import run_step

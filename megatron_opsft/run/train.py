@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from megatron_opsft.callback import Callback
 from megatron_opsft.errors import NonFiniteError
 from megatron_opsft.run.record.hub import push_to_hub
-from megatron_opsft.run.record.recorder import RunRecorder, open_recorder
+from megatron_opsft.run.record.open_recorder import open_recorder
+from megatron_opsft.run.record.recorder import RunRecorder
 from megatron_opsft.run.start.checked_run import CheckedRun
 from megatron_opsft.run.start.session import Session, open_session
 from megatron_opsft.run.step.batch import (

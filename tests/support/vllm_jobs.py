@@ -20,7 +20,8 @@ from world import World
 from megatron_opsft.config.load import load_config
 from megatron_opsft.models.storage.hf_files import HfTensors
 from megatron_opsft.records import Sample
-from megatron_opsft.run.record.recorder import RunRecorder, open_recorder
+from megatron_opsft.run.record.open_recorder import open_recorder
+from megatron_opsft.run.record.recorder import RunRecorder
 from megatron_opsft.run.start.check import check_on_job
 from megatron_opsft.run.start.session import Session, open_session
 from megatron_opsft.run.sync.transfer import plan_transfer

@@ -85,23 +85,57 @@ def describe_divergence(
         f"responses. D_t is called large from {large:.3g} nats, which one token in a hundred "
         "reaches."
     )
-    beyond = _beyond_thresholds(kl, size)
-    with_large = tokens[kl >= large]
+    sections = _sections(responses, tokens, large, size, tables=(by_kind, by_stage))
+    return Contents(
+        text="\n".join(
+            (
+                f"{title}: {summary}\n",
+                aligned(by_kind.headings, by_kind.rows) + "\n",
+                aligned(by_stage.headings, by_stage.rows) + "\n",
+            )
+        ),
+        write_page=partial(
+            page.write_page,
+            runs=[],
+            title=title,
+            text=f"{summary}.",
+            legend=legend,
+            sections=sections,
+        ),
+        sections=sections,
+        tables=[section.table for section in sections if section.table is not None],
+    )
+
+
+def _sections(
+    responses: Sequence[_Response],
+    tokens: pd.DataFrame,
+    large: float,
+    size: str,
+    *,
+    tables: tuple[Table, Table],
+) -> list[PageSection]:
+    """Return the sections of the page.
+
+    tokens: as of `_token_table`. large: the D_t that is called large. size: how many tokens and
+    responses. tables: D_t by kind of token, and by where in the response.
+    """
+    by_kind, by_stage = tables
+    with_large = tokens[tokens["kl"] >= large]
     num_large = with_large["word"].value_counts().to_dict()
-    preferences = _preferences(responses, num_large, size)
     largest_first = sorted(responses, key=lambda response: -max(response["kl"]))
-    sections = [
+    return [
         PageSection(
             title="Where the models differ most",
             text="What the original says where D_t is large: the larger a word, the larger the "
             "sum of D_t at the places where the original says it.",
-            table=beyond,
+            table=_beyond_thresholds(tokens["kl"], size),
             plots=[_cloud(with_large, large)],
         ),
         PageSection(
             title="What the efficient model prefers there",
             text="Each token at the place where its D_t is largest.",
-            table=preferences,
+            table=_preferences(responses, num_large, size),
         ),
         PageSection(
             title="By kind and by place",
@@ -121,25 +155,6 @@ def describe_divergence(
             plots=[_shaded(response, large) for response in largest_first[:_SHOWN]],
         ),
     ]
-    return Contents(
-        text="\n".join(
-            (
-                f"{title}: {summary}\n",
-                aligned(by_kind.headings, by_kind.rows) + "\n",
-                aligned(by_stage.headings, by_stage.rows) + "\n",
-            )
-        ),
-        write_page=partial(
-            page.write_page,
-            runs=[],
-            title=title,
-            text=f"{summary}.",
-            legend=legend,
-            sections=sections,
-        ),
-        sections=sections,
-        tables=[by_kind, by_stage, beyond, preferences],
-    )
 
 
 def _token_table(responses: Sequence[_Response]) -> pd.DataFrame:

@@ -104,20 +104,32 @@ def write_page(
         "curves": other_curves,
         "sections": sections,
         "settings": _settings_of(shown),
-        "example": [],
     }
     named_runs = dict(zip(names, runs, strict=True))
     sources = _sources_of(named_runs, evaluations)
     values["plots_at_top"] += filter(None, [bars_of_tokens(named_runs, evaluations)])
-    room = int(1e6 * max_mb) - len(render(values, []))
+    room = int(1e6 * max_mb) - len(render({**values, "example": []}, []))
     responses = _sample(sources, room)
-    all_rollouts = [source["rollouts"] for source in responses]
-    if runs or len(responses) > 1:
-        last = 0 if runs else -1
-        values["example"] = example_of(all_rollouts[0], all_rollouts[last])
+    values["example"] = _example_of(responses, len(runs), len(evaluations))
     out.parent.mkdir(parents=True, exist_ok=True)
     responses = [source for source in responses if source["rollouts"]["rows"]]
     write_bytes(out, render(values, responses))
+
+
+def _example_of(
+    responses: Sequence[JsonObject], num_runs: int, num_evaluations: int
+) -> list[JsonObject]:
+    """Return a response before and one after, see `example_of`: of the first run, to held-out
+    problems if it keeps those, else of the first and the last evaluation.
+
+    responses: as of `_sample`, of `_sources_of`.
+    """
+    rollouts = [source["rollouts"] for source in responses]
+    if num_runs:
+        has_held_out = len(rollouts) > num_runs + num_evaluations
+        of_run = rollouts[num_runs if has_held_out else 0]
+        return example_of(of_run, of_run)
+    return example_of(rollouts[0], rollouts[-1]) if len(rollouts) > 1 else []
 
 
 def _sources_of(

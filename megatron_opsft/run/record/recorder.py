@@ -1,17 +1,13 @@
-"""Records a run in its directory, and resumes it from there."""
+"""Records a run in its directory, step by step."""
 
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from megatron_opsft.callback import Callback
-from megatron_opsft.config.load import load_config, to_yaml
-from megatron_opsft.errors import UserError
 from megatron_opsft.models.storage.stored_weights import (
     BASE_SHA256,
     LORA,
-    directories_of,
 )
 from megatron_opsft.records import JsonObject, StepResult, SyncResult
 from megatron_opsft.run.record.advice import (
@@ -32,9 +28,7 @@ from megatron_opsft.run.record.evaluations import (
 from megatron_opsft.run.record.metrics import MetricsLog
 from megatron_opsft.run.record.rollout_log import RolloutLog
 from megatron_opsft.run.record.summary import (
-    make_manifest,
     model_card,
-    note_adjustments,
     read_evaluations,
     summarize,
 )
@@ -44,17 +38,14 @@ from megatron_opsft.run.run_files import (
     describe_skipped,
     is_skipped,
 )
-from megatron_opsft.run.start.run_directory import RunDir
 from megatron_opsft.run.start.session import Session, log
 from megatron_opsft.run.step.batch import JudgedBatch
 from megatron_opsft.runtime.console import say
 from megatron_opsft.runtime.device import peak_memory_bytes
 from megatron_opsft.runtime.distributed import broadcast_object, max_over_world
 from megatron_opsft.runtime.durable import (
-    list_checkpoints,
     step_name,
     write_json,
-    write_text,
 )
 from megatron_opsft.runtime.phase import Stopwatch, enter_phase
 from megatron_opsft.trainer.batching.packing import PackingReport
@@ -303,66 +294,3 @@ class RunRecorder:
         """Flush the metrics writers, also when the run stops early."""
         if self._log is not None:
             self._log.close()
-
-
-@contextmanager
-def open_recorder(
-    session: Session,
-    *,
-    resume: bool,
-    overwrite: bool,
-    callbacks: Sequence[Callback] = (),
-) -> Iterator[RunRecorder]:
-    """Create the run directory, or load its newest checkpoint. Called by every rank.
-
-    Errors: `UserError` for a directory that holds a run already, or a resume that would not
-    continue the same run.
-    """
-    config = session.config
-    run_dir = RunDir(config.run.dir)
-    earlier = {}
-    if session.layout.is_main:
-        needed = directories_of(session.model_dir)
-        needed += [Path(source.path) for source in config.data.sources]
-        if config.model.adapter is not None:
-            needed.append(Path(config.model.adapter))
-        run_dir.open(resume=resume, overwrite=overwrite, needed=needed)
-        if resume:
-            earlier = run_dir.read_manifest() or {}
-    manifest = make_manifest(session, earlier)
-    last_step = 0
-    if resume:
-        if list_checkpoints(session.checkpointer.directory):
-            # What runs of earlier versions did not write down cannot be compared.
-            run_dir.check_same(manifest["identity"], growing="model")
-        checkpoint = session.checkpointer.load_newest()
-        if checkpoint:
-            last_step = checkpoint["step"]
-            fresh_state = {"step": last_step + 1}
-            session.method.restore(checkpoint.get("method_state", fresh_state))
-    if last_step > config.run.steps:
-        raise UserError(
-            f"run.steps={config.run.steps}, but {config.run.dir} has a checkpoint of step "
-            f"{last_step}; raise it"
-        )
-    if session.layout.is_main:
-        run_dir.truncate(after_step=last_step)
-        manifest["adjusted"] = earlier.get("adjusted", [])
-        if last_step:
-            before = load_config(run_dir.path / "config.yaml")
-            versions = earlier.get("versions", {})
-            manifest["adjusted"] += note_adjustments(
-                before, config, versions, last_step
-            )
-        # First the manifest: without it nothing in the directory counts as a run's.
-        run_dir.write_manifest(manifest)
-        write_text(run_dir.path / "config.yaml", to_yaml(config))
-        run_dir.save_bad_rows(session.bad_rows)
-    base_sha256 = manifest["identity"]["model"]["weights_sha256"]
-    recorder = RunRecorder(session, last_step, callbacks, base_sha256)
-    if resume:
-        recorder.say_resumed()
-    try:
-        yield recorder
-    finally:
-        recorder.close()
