@@ -126,6 +126,7 @@ def where_tokens_went(groups: Mapping[str, Sequence[LengthAndUse]]) -> Bars | No
     groups: label -> correct responses. Those without a first right answer do not count.
     """
     bars = []
+    remark = "mean tokens"
     for label, responses in groups.items():
         lengths = []
         for num_tokens, use in responses:
@@ -136,6 +137,8 @@ def where_tokens_went(groups: Mapping[str, Sequence[LengthAndUse]]) -> Bars | No
                 lengths.append((num_to_right, num_after, num_answer))
         if not lengths:
             continue
+        if len(lengths) < len(responses):
+            remark = "mean tokens; of the others no first right answer was found"
         means = [fmean(of_part) for of_part in zip(*lengths, strict=True)]
         bars.append(
             Bar(
@@ -154,5 +157,5 @@ def where_tokens_went(groups: Mapping[str, Sequence[LengthAndUse]]) -> Bars | No
         x="mean tokens of correct responses",
         rows=bars,
         parts=_PARTS,
-        remark="mean tokens; of the others no first right answer was found",
+        remark=remark,
     )
