@@ -291,6 +291,7 @@ class RunRecorder:
             self._warn_once("decline", warn_of_decline(self.evaluations.lines, config))
 
     def close(self) -> None:
-        """Flush the metrics writers, also when the run stops early."""
+        """Flush the metrics writers and end threads, also when the run stops early."""
+        self.rollouts.close()
         if self._log is not None:
             self._log.close()

@@ -110,6 +110,10 @@ class RolloutLog:
         if self._written is not None:
             self._written.result()
 
+    def close(self) -> None:
+        """Finish what is being written, and end the thread. Errors are those of `finish` alone."""
+        self._thread.shutdown()
+
 
 def _write(run_dir: Path, name: str, lines: Sequence[Line]) -> None:
     """Write the file `name` below the run's directory, which must exist."""
