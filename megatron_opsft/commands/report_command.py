@@ -149,6 +149,7 @@ class Report(Command):
         if runs:
             top, others = curves_of(runs)
             sections.append(PageSection(title="Curves", plots=[*top, *others]))
+        if runs and self.figures is not None:  # it reads responses, as the page does
             named_runs = dict(zip(distinct(paths), paths, strict=True))
             if bars := bars_of_tokens(named_runs, {}):
                 sections.append(PageSection(title=bars.title, plots=[bars]))

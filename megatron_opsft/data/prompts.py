@@ -18,7 +18,7 @@ from megatron_opsft.data.chatml import chatml_end, chatml_of
 from megatron_opsft.data.prompt_file import PromptFile, open_prompt_file
 from megatron_opsft.errors import PromptError, RowError, UserError, first_line
 from megatron_opsft.models.architectures.config_from_hf import read_json
-from megatron_opsft.records import Message, Problem, TokenIds
+from megatron_opsft.records import THINK, Message, Problem, TokenIds
 from megatron_opsft.section import ChatTemplateName
 
 _TEACHER_OPTION = "method.teacher_template"
@@ -86,7 +86,7 @@ class PromptEncoder:
     @property
     def opens_think(self) -> bool:
         """True if prompts end with `<think>`, so that a response begins inside it."""
-        return self.example.rstrip().endswith("<think>")
+        return self.example.rstrip().endswith(THINK)
 
     @property
     def example(self) -> str:

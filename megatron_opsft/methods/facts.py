@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import Literal
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.records import LengthOf, Outcome, Response, Thinking, record
+from megatron_opsft.records import (
+    LengthOf,
+    Outcome,
+    Response,
+    Thinking,
+    TokenUse,
+    record,
+)
 
 LengthKind = Literal["exact", "max"]
 
@@ -143,7 +150,6 @@ def describe_rollouts(
         "verify_errors": outcomes.count(Outcome.ERROR),
         "mean_accepted_tokens": sum(accepted_lengths) / max(num_accepted, 1),
         "max_accepted_tokens": max(accepted_lengths, default=0),
-        **describe_token_use(responses),
     }
 
 
@@ -151,39 +157,47 @@ def describe_token_use(responses: Sequence[Response]) -> dict[str, float | int]:
     """Metrics of the overthinking meter over the finished responses, which the verifier has read;
     a metric that none of them has is left out.
     """
-    uses = []
-    lengths = []
+    used = []
     for response in responses:
         if response.finished and response.token_use is not None:
-            uses.append(response.token_use)
-            lengths.append(response.num_tokens)
-    if not uses:
+            used.append((response.token_use, response.num_tokens))
+    if not used:
         return {}
-    num_read = len(uses)
-    num_thinking = sum(use.num_thinking for use in uses)
-    metrics = {
-        "mean_thinking_tokens": num_thinking / num_read,
-        "mean_answer_tokens": (sum(lengths) - num_thinking) / num_read,
-        "mean_doubts": sum(use.num_doubts for use in uses) / num_read,
-        "repeated_share": sum(use.repeated_share for use in uses) / num_read,
-        "mean_leaked_tokens": sum(use.num_leaked for use in uses) / num_read,
-        "num_empty_think": sum(use.thinking is Thinking.EMPTY for use in uses),
-        "num_malformed_think": sum(use.thinking is Thinking.MALFORMED for use in uses),
+    sums = sums_of_token_use(used)
+    metrics: dict[str, float | int] = {
+        name: over / under for name, (over, under) in sums.items() if under
     }
-    stating = []
-    for use, num_tokens in zip(uses, lengths, strict=True):
-        if use.first_right is not None:
-            stating.append((use.first_right, use.num_restated, num_tokens))
-    if stating:
-        first_right = sum(place for place, _, _ in stating)
-        num_tokens_stating = sum(num_tokens for _, _, num_tokens in stating)
-        metrics |= {
-            "num_stating_right": len(stating),
-            "mean_tokens_to_right": first_right / len(stating),
-            "after_right_share": 1.0 - first_right / num_tokens_stating,
-            "mean_restated": sum(restated for _, restated, _ in stating) / len(stating),
-        }
+    forms = [use.thinking for use, _ in used]
+    metrics["num_empty_think"] = forms.count(Thinking.EMPTY)
+    metrics["num_malformed_think"] = forms.count(Thinking.MALFORMED)
+    if num_stating := sums["mean_tokens_to_right"][1]:
+        metrics["num_stating_right"] = num_stating
     return metrics
+
+
+def sums_of_token_use(
+    used: Sequence[tuple[TokenUse, int]],
+) -> dict[str, tuple[float, int]]:
+    """Return the two sums whose ratio each metric of the overthinking meter is, by its name; the
+    second is 0 for a metric that no response has.
+
+    used: where the tokens of each finished response went, and how many there are.
+    """
+    uses = [use for use, _ in used]
+    num_thinking = sum(use.num_thinking for use in uses)
+    stating = [(use.first_right, n) for use, n in used if use.first_right is not None]
+    num_to_right = sum(place for place, _ in stating)
+    num_of_stating = sum(num_tokens for _, num_tokens in stating)
+    return {
+        "mean_thinking_tokens": (num_thinking, len(used)),
+        "mean_answer_tokens": (sum(n for _, n in used) - num_thinking, len(used)),
+        "mean_doubts": (sum(use.num_doubts for use in uses), len(used)),
+        "repeated_share": (sum(use.repeated_share for use in uses), len(used)),
+        "mean_leaked_tokens": (sum(use.num_leaked for use in uses), len(used)),
+        "mean_tokens_to_right": (num_to_right, len(stating)),
+        "after_right_share": (num_of_stating - num_to_right, num_of_stating),
+        "mean_restated": (sum(use.num_restated for use in uses), len(stating)),
+    }
 
 
 def read_references(path: Path) -> dict[str, ReferenceStatistics]:

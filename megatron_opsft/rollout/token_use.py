@@ -23,10 +23,11 @@ Counts = NDArray[np.int64]
 
 PASSAGE_TOKENS = 8
 """The n of the n-grams that `TokenUse.repeated_share` counts."""
-_SPACE, _BYTE = (
-    "\N{LOWER ONE EIGHTH BLOCK}",
-    "<0x",
-)  # in the vocabulary of a SentencePiece model
+# In the vocabulary of a SentencePiece model.
+_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
+_BYTE = "<0x"
+# Of the number that stands for a passage: odd, with no pattern in its bits.
+_FACTOR = 0x9E3779B97F4A7C15
 
 
 class TokenMeter:
@@ -160,6 +161,3 @@ def repeated_share(token_ids: Sequence[int]) -> float:
     weights = np.cumprod(np.full(PASSAGE_TOKENS, _FACTOR, dtype=np.uint64))
     numbers = passages.astype(np.uint64) @ weights
     return 1.0 - len(np.unique(numbers)) / len(numbers)
-
-
-_FACTOR = 0x9E3779B97F4A7C15  # odd, with no pattern in its bits

@@ -10,13 +10,12 @@ from typing import Any
 
 from megatron_opsft.commands.report.chart import Bar, Bars
 from megatron_opsft.errors import UserError, log
-from megatron_opsft.records import Outcome, Thinking, TokenUse
+from megatron_opsft.records import THINK_END, Outcome, Thinking, TokenUse
 from megatron_opsft.runtime.durable import whole_lines
 from megatron_opsft.runtime.formatting import number
 
 LengthAndUse = tuple[int, TokenUse]
 """Tokens of a response, and where they went."""
-_THINK_END = "</think>"
 _PARTS = ("thinking to the first right answer", "thinking after it", "answer")
 
 
@@ -48,9 +47,9 @@ def parts_of(row: Mapping[str, Any]) -> list[tuple[str, int]] | None:
     use, text = token_use_of(row), row.get("text")
     if use is None or not isinstance(text, str):
         return None
-    end = text.rfind(_THINK_END)
+    end = text.rfind(THINK_END)
     if end >= 0:
-        end += len(_THINK_END)
+        end += len(THINK_END)
     else:
         end = len(text) if use.thinking == Thinking.OPEN else 0
     right = row.get("first_right_char")

@@ -7,20 +7,12 @@ from pathlib import Path
 from megatron_opsft.callback import Callback
 from megatron_opsft.config.load import load_config, to_yaml
 from megatron_opsft.errors import UserError
-from megatron_opsft.models.storage.stored_weights import (
-    directories_of,
-)
+from megatron_opsft.models.storage.stored_weights import directories_of
 from megatron_opsft.run.record.recorder import RunRecorder
-from megatron_opsft.run.record.summary import (
-    make_manifest,
-    note_adjustments,
-)
+from megatron_opsft.run.record.summary import make_manifest, note_adjustments
 from megatron_opsft.run.start.run_directory import RunDir
 from megatron_opsft.run.start.session import Session
-from megatron_opsft.runtime.durable import (
-    list_checkpoints,
-    write_text,
-)
+from megatron_opsft.runtime.durable import list_checkpoints, write_text
 
 
 @contextmanager

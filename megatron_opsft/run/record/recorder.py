@@ -5,10 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from megatron_opsft.callback import Callback
-from megatron_opsft.models.storage.stored_weights import (
-    BASE_SHA256,
-    LORA,
-)
+from megatron_opsft.models.storage.stored_weights import BASE_SHA256, LORA
 from megatron_opsft.records import JsonObject, StepResult, SyncResult
 from megatron_opsft.run.record.advice import (
     RECENT_STEPS,
@@ -27,11 +24,7 @@ from megatron_opsft.run.record.evaluations import (
 )
 from megatron_opsft.run.record.metrics import MetricsLog
 from megatron_opsft.run.record.rollout_log import RolloutLog
-from megatron_opsft.run.record.summary import (
-    model_card,
-    read_evaluations,
-    summarize,
-)
+from megatron_opsft.run.record.summary import model_card, read_evaluations, summarize
 from megatron_opsft.run.run_files import (
     Line,
     describe_best,
@@ -43,10 +36,7 @@ from megatron_opsft.run.step.batch import JudgedBatch
 from megatron_opsft.runtime.console import say
 from megatron_opsft.runtime.device import peak_memory_bytes
 from megatron_opsft.runtime.distributed import broadcast_object, max_over_world
-from megatron_opsft.runtime.durable import (
-    step_name,
-    write_json,
-)
+from megatron_opsft.runtime.durable import step_name, write_json
 from megatron_opsft.runtime.phase import Stopwatch, enter_phase
 from megatron_opsft.trainer.batching.packing import PackingReport
 

@@ -14,7 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from megatron_opsft.config import RunConfig
-from megatron_opsft.records import Problem, Rollout, TokenScores, TokenUse, Verdict
+from megatron_opsft.records import (
+    Problem,
+    Response,
+    Rollout,
+    TokenScores,
+    TokenUse,
+    Verdict,
+)
 from megatron_opsft.run.start.run_directory import HELD_OUT
 from megatron_opsft.run.step.batch import JudgedBatch
 from megatron_opsft.run.step.judged_problems import JudgedProblems
@@ -55,11 +62,9 @@ class RolloutLog:
         for number, credit in enumerate(chain.from_iterable(batch.credits)):
             response = credit.response
             if response.rank == self._rank:
-                line = rollout_line(
-                    batch.problems[response.problem_index],
-                    batch.rollouts[response.rollout_index],
-                    batch.verdicts[response.rollout_index],
-                    batch.token_uses[response.rollout_index],
+                line = _line_of(
+                    batch,
+                    response,
                     reward=credit.reward,
                     advantage=credit.advantage,
                     scores=scores.get(response.rollout_index),
@@ -79,13 +84,7 @@ class RolloutLog:
         numbered_lines = []
         for number, response in enumerate(judged.responses):
             if response.rank == self._rank:
-                line = rollout_line(
-                    judged.problems[response.problem_index],
-                    judged.rollouts[response.rollout_index],
-                    judged.verdicts[response.rollout_index],
-                    judged.token_uses[response.rollout_index],
-                )
-                numbered_lines.append((number, line))
+                numbered_lines.append((number, _line_of(judged, response)))
         self._submit(f"{HELD_OUT}/{name}", step, numbered_lines)
         self.finish()
         max_over_world([0.0])  # wait until every rank is here
@@ -122,6 +121,18 @@ def _write(run_dir: Path, name: str, lines: Sequence[Line]) -> None:
         # Somebody may have deleted it to make room.
         (run_dir / folder).mkdir(exist_ok=True)
     write_packed_lines(run_dir / name, lines, level=1)
+
+
+def _line_of(judged: JudgedProblems, response: Response, **more: Any) -> Line:
+    """Return the line of a response that this rank sampled. more: as of `rollout_line`."""
+    index = response.rollout_index
+    return rollout_line(
+        judged.problems[response.problem_index],
+        judged.rollouts[index],
+        judged.verdicts[index],
+        judged.token_uses[index],
+        **more,
+    )
 
 
 def rollout_line(

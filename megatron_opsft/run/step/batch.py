@@ -15,6 +15,7 @@ from megatron_opsft.methods.facts import (
     Group,
     describe_lengths,
     describe_rollouts,
+    describe_token_use,
 )
 from megatron_opsft.methods.updates import Credits, Update, describe_credits
 from megatron_opsft.models.architectures.shape import quadratic_at
@@ -69,6 +70,7 @@ class JudgedBatch(JudgedProblems):
         limit = max(group.limit for group in self.groups)
         return {
             **describe_rollouts(self.sampled, limit),
+            **describe_token_use(self.sampled),
             "refills": self.refills,
             "length_limit": limit,
             **of_method,
