@@ -11,6 +11,7 @@ from jobs import NUM_ROLLOUTS, Case, gradient
 from world import World
 
 LIMIT = 1e-5  # largest difference of a tensor / largest entry of that tensor, float32
+DELTA_LIMIT = 1e-4  # a gated delta net solves systems of 64 tokens; two ways round differently
 
 LAYOUTS = [
     Case(),
@@ -65,6 +66,23 @@ MODELS = [
     Case(model="llama_mha", tp=4),
     Case(model="mistral", tp=2, pp=2),
 ]
+DELTA_NETS = [
+    replace(case, model="qwen3_5")
+    for case in (
+        Case(),
+        Case(tp=2),
+        Case(tp=2, sequence_parallel=True),
+        Case(pp=4),
+        Case(dp=4, all_on_rank=3),
+        Case(pp=2, dp=2, vpp=2),
+        Case(tp=2, pp=2, vpp=2, sequence_parallel=True),
+        Case(tp=2, pp=2, recompute="selective"),
+        Case(tp=2, sequence_parallel=True, recompute="full"),
+        Case(cross_entropy="te", tp=2),
+        Case(budget=1),
+        Case(budget=10_000),
+    )
+] + [Case(model="qwen3_5_tied", tp=2, pp=2)]
 SINGLE_SAMPLE = [
     replace(case, num_samples=1)
     for case in (Case(dp=4), Case(pp=2, vpp=2), Case(tp=2, dp=2), Case(cp=2, dp=2), Case(cp=4))
@@ -77,23 +95,26 @@ OTHERS = [
 ]
 
 
-def assert_near(found: dict[str, Any], expected: dict[str, Any]) -> None:
+def assert_near(found: dict[str, Any], expected: dict[str, Any], limit: float = LIMIT) -> None:
     assert found.keys() == expected.keys()
     for name, want in expected.items():
         error = abs(found[name] - want).max() / abs(want).max()
-        assert error < LIMIT, f"{name}: {error:.2e}"
+        assert error < limit, f"{name}: {error:.2e}"
 
 
 def check(world: World, case: Case) -> int:
     """Compare loss and gradient with the reference; returns the micro-batches of each rank."""
     loss, num_batches, found = world.run(gradient, case.world_size, case)[0]
     hf_loss, expected = hf_gradient(case.model, case.num_samples, NUM_ROLLOUTS, case.aggregation)
-    assert_near(found, {name: want.numpy() for name, want in expected.items()})
+    limit = DELTA_LIMIT if "qwen3_5" in case.model else LIMIT
+    assert_near(found, {name: want.numpy() for name, want in expected.items()}, limit)
     assert loss == pytest.approx(hf_loss, rel=1e-5)
     return num_batches
 
 
-@pytest.mark.parametrize("case", LAYOUTS + CONTEXT + EXPERTS + MODELS + OTHERS, ids=str)
+@pytest.mark.parametrize(
+    "case", LAYOUTS + CONTEXT + EXPERTS + DELTA_NETS + MODELS + OTHERS, ids=str
+)
 def test_gradient_matches_hf(world: World, case: Case) -> None:
     check(world, case)
 

@@ -16,6 +16,19 @@ def hf_config(shape: ModelShape) -> PretrainedConfig:
         rope["rope_type"] = "llama3" if isinstance(shape.rope_scaling, Llama3Scaling) else "yarn"
         rope["original_max_position_embeddings"] = scaling.pop("original_max_position")
         rope |= scaling
+    delta_nets: dict[str, object] = {}
+    if shape.rotary_dim is not None:
+        rope["partial_rotary_factor"] = shape.rotary_dim / shape.head_dim
+        rope["mrope_section"] = [shape.rotary_dim // 2 - 2, 1, 1]
+    if shape.delta is not None:
+        delta_nets = {
+            "layer_types": list(shape.layer_kinds),
+            "linear_num_key_heads": shape.delta.num_key_heads,
+            "linear_num_value_heads": shape.delta.num_value_heads,
+            "linear_key_head_dim": shape.delta.key_head_dim,
+            "linear_value_head_dim": shape.delta.value_head_dim,
+            "linear_conv_kernel_dim": shape.delta.conv_size,
+        }
     experts: dict[str, object] = {}
     if shape.moe is not None:
         experts = {
@@ -39,4 +52,5 @@ def hf_config(shape: ModelShape) -> PretrainedConfig:
         rope_parameters=rope,
         sliding_window=None,
         **experts,
+        **delta_nets,
     )

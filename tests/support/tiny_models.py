@@ -12,6 +12,7 @@ from torch import Tensor
 
 from megatron_opsft.config import LoraConfig
 from megatron_opsft.models.architectures.shape import (
+    DeltaShape,
     Llama3Scaling,
     ModelShape,
     MoeShape,
@@ -57,6 +58,22 @@ YARN = YarnScaling(
     beta_slow=1.0,
     truncate=True,
 )
+# Of 24 numbers of a head 6 are turned; a value head has 24 numbers, a key head 16.
+QWEN3_5 = replace(
+    QWEN2,
+    architecture="Qwen3_5ForCausalLM",
+    num_layers=8,
+    qkv_bias=False,
+    qk_norm=True,
+    head_dim=24,
+    rotary_dim=6,
+    gated_attention=True,
+    zero_centered_norms=True,
+    delta=DeltaShape(
+        num_key_heads=2, num_value_heads=6, key_head_dim=16, value_head_dim=24, conv_size=4
+    ),
+    layer_kinds=("linear_attention", "linear_attention", "linear_attention", "full_attention") * 2,
+)
 SHAPES = {
     "qwen2": QWEN2,
     "qwen2_tied": replace(QWEN2, tied_embeddings=True),
@@ -81,6 +98,8 @@ SHAPES = {
     "qwen3_moe_unnormalized": replace(
         QWEN3_MOE, moe=MoeShape(num_experts=6, top_k=3, ffn_size=40, normalize_top_k=False)
     ),
+    "qwen3_5": QWEN3_5,
+    "qwen3_5_tied": replace(QWEN3_5, tied_embeddings=True),
 }
 
 
@@ -90,6 +109,8 @@ def weight(hf_name: str, shape: tuple[int, ...]) -> Tensor:
     values = torch.randn(shape, generator=generator)
     if "norm" in hf_name:
         return 1.0 + 0.1 * values
+    if hf_name.endswith("A_log"):
+        return values - 3.0  # states that fade slowly: what is added to one is seen for long
     return 0.1 * values
 
 

@@ -6,6 +6,7 @@ are checked.
 
 import json
 from pathlib import Path
+from typing import Any, cast, get_args
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.models.architectures.config_fields import Fields
@@ -14,8 +15,16 @@ from megatron_opsft.models.architectures.families import (
     QK_NORMS,
     QKV_BIAS,
 )
-from megatron_opsft.models.architectures.rope_from_hf import read_rope
-from megatron_opsft.models.architectures.shape import ModelShape, MoeShape
+from megatron_opsft.models.architectures.rope_from_hf import (
+    read_rope,
+    read_rotary_dim,
+)
+from megatron_opsft.models.architectures.shape import (
+    DeltaShape,
+    LayerKind,
+    ModelShape,
+    MoeShape,
+)
 from megatron_opsft.models.architectures.template import Architecture
 from megatron_opsft.records import JsonObject
 
@@ -23,7 +32,6 @@ from megatron_opsft.records import JsonObject
 FIXED_FIELDS: tuple[tuple[str, object], ...] = (
     ("hidden_act", "silu"),
     ("attention_dropout", 0),
-    ("partial_rotary_factor", 1),
     ("attn_logit_softcapping", None),
     ("final_logit_softcapping", None),
     ("logits_soft_cap", None),
@@ -43,12 +51,14 @@ def read_model_shape(model_dir: Path) -> ModelShape:
     model would not reproduce.
     """
     path = model_dir / "config.json"
-    values = read_json(path)
-    architecture = _find_architecture(Fields(path, values))
-    fields = Fields(path, {**architecture.defaults, **values})
+    whole_config = Fields(path, read_json(path))
+    architecture = _find_architecture(whole_config)
+    fields = _language_model_fields(whole_config, architecture)
+    for name, supported in FIXED_FIELDS:
+        whole_config.check_fixed(name, supported)
     for name, supported in (*FIXED_FIELDS, *architecture.fixed_fields):
         fields.check_fixed(name, supported)
-    _check_layer_types(fields)
+    layer_kinds = _read_layer_kinds(fields, architecture)
     hidden_size = fields.positive("hidden_size", int)
     num_heads = fields.positive("num_attention_heads", int)
     if fields.values.get("head_dim") is None and hidden_size % num_heads:
@@ -69,17 +79,17 @@ def read_model_shape(model_dir: Path) -> ModelShape:
             f"the head dimension {head_dim} is odd, but rotary embedding turns pairs of "
             "numbers; look at head_dim, hidden_size and num_attention_heads"
         )
-    rope_theta, rope_scaling = read_rope(fields)
+    rope_theta, rope_scaling = read_rope(fields, architecture)
     return ModelShape(
         architecture=architecture.hf_name,
-        num_layers=fields.positive("num_hidden_layers", int),
+        num_layers=len(layer_kinds),
         hidden_size=hidden_size,
         ffn_size=fields.positive("intermediate_size", int),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         vocab_size=fields.positive("vocab_size", int),
-        tied_embeddings=fields.flag("tie_word_embeddings"),
+        tied_embeddings=_read_tied(whole_config, fields),
         qkv_bias=QKV_BIAS in architecture.layer_rows,
         qk_norm=QK_NORMS[0] in architecture.layer_rows,
         norm_eps=fields.positive("rms_norm_eps", float, 1e-6),
@@ -87,6 +97,11 @@ def read_model_shape(model_dir: Path) -> ModelShape:
         rope_theta=rope_theta,
         rope_scaling=rope_scaling,
         moe=_read_moe(fields, architecture),
+        rotary_dim=read_rotary_dim(fields, architecture, head_dim),
+        gated_attention=bool(architecture.delta_rows),
+        zero_centered_norms=architecture.zero_centered_norms,
+        delta=_read_delta(fields, architecture),
+        layer_kinds=layer_kinds if architecture.delta_rows else (),
     )
 
 
@@ -139,11 +154,83 @@ def _find_architecture(fields: Fields) -> Architecture:
     return architecture
 
 
-def _check_layer_types(fields: Fields) -> None:
-    layer_types = fields.values.get("layer_types") or ["full_attention"]
-    is_list = isinstance(layer_types, list)
-    if not is_list or set(map(str, layer_types)) != {"full_attention"}:
-        fields.fail("layer_types is supported only with full_attention in every layer")
+def _language_model_fields(whole_config: Fields, architecture: Architecture) -> Fields:
+    """Return the fields of the language model, with the defaults of its class."""
+    values: Any = whole_config.values
+    prefix = ""
+    if architecture.nested_in is not None:
+        values = values.get(architecture.nested_in)
+        prefix = f"{architecture.nested_in}."
+        if not isinstance(values, dict):
+            whole_config.fail(
+                f"{architecture.nested_in} must be an object: a {architecture.hf_name} has its "
+                "language model's configuration there"
+            )
+    return Fields(whole_config.path, {**architecture.defaults, **values}, prefix)
+
+
+def _read_tied(whole_config: Fields, fields: Fields) -> bool:
+    """Read whether the head is the embedding. A nested configuration may say it too, and must then
+    agree: transformers goes by the outer one, vLLM by the inner one.
+    """
+    name = "tie_word_embeddings"
+    tied = whole_config.flag(name)
+    if fields.flag(name, default=tied) != tied:
+        whole_config.fail(
+            f"{name} and {fields.prefix}{name} differ; set both to what the model has"
+        )
+    return tied
+
+
+def _read_layer_kinds(
+    fields: Fields, architecture: Architecture
+) -> tuple[LayerKind, ...]:
+    """Read what mixes the tokens of each layer."""
+    num_layers = fields.positive("num_hidden_layers", int)
+    kinds = fields.values.get("layer_types")
+    if not architecture.delta_rows:
+        is_list = kinds is None or isinstance(kinds, list)
+        if not is_list or set(map(str, kinds or [])) - {"full_attention"}:
+            fields.fail(
+                "layer_types is supported only with full_attention in every layer"
+            )
+        return ("full_attention",) * num_layers
+    if kinds is None:
+        interval = fields.positive("full_attention_interval", int, 4)
+        kinds = [
+            "linear_attention" if (layer + 1) % interval else "full_attention"
+            for layer in range(num_layers)
+        ]
+    if not isinstance(kinds, list) or len(kinds) != num_layers:
+        fields.fail(
+            f"{fields.prefix}layer_types must be a list of num_hidden_layers={num_layers} kinds"
+        )
+    unknown = sorted(set(map(str, kinds)) - set(get_args(LayerKind)))
+    if unknown:
+        fields.fail(
+            f"{fields.prefix}layer_types: {unknown[0]} is not supported; supported: "
+            f"{', '.join(get_args(LayerKind))}"
+        )
+    return tuple(cast(list[LayerKind], kinds))
+
+
+def _read_delta(fields: Fields, architecture: Architecture) -> DeltaShape | None:
+    """Read the sizes of the gated delta nets; None if the architecture has none."""
+    if not architecture.delta_rows:
+        return None
+    delta = DeltaShape(
+        num_key_heads=fields.positive("linear_num_key_heads", int, 16),
+        num_value_heads=fields.positive("linear_num_value_heads", int, 32),
+        key_head_dim=fields.positive("linear_key_head_dim", int, 128),
+        value_head_dim=fields.positive("linear_value_head_dim", int, 128),
+        conv_size=fields.positive("linear_conv_kernel_dim", int, 4),
+    )
+    if delta.num_value_heads % delta.num_key_heads:
+        fields.fail(
+            f"{fields.prefix}linear_num_key_heads={delta.num_key_heads} does not divide "
+            f"linear_num_value_heads={delta.num_value_heads}"
+        )
+    return delta
 
 
 def _read_moe(fields: Fields, architecture: Architecture) -> MoeShape | None:

@@ -3,19 +3,29 @@
 A new one is an `Architecture` here and a name in `ARCHITECTURES`.
 """
 
+from dataclasses import replace
+
 from megatron_opsft.models.architectures.template import (
     Architecture,
     ShardKind,
     Template,
 )
 
+INPUT_NORM = Template(
+    "input_layernorm.weight",
+    ShardKind.COPY,
+    {"input_layernorm.weight": "hidden"},
+    te_name="self_attention.linear_qkv.layer_norm_weight",
+)
+
+ATTENTION_OUTPUT = Template(
+    "self_attention.linear_proj.weight",
+    ShardKind.ROW,
+    {"self_attn.o_proj.weight": "hidden q"},
+)
+
 ATTENTION_ROWS = (
-    Template(
-        "input_layernorm.weight",
-        ShardKind.COPY,
-        {"input_layernorm.weight": "hidden"},
-        te_name="self_attention.linear_qkv.layer_norm_weight",
-    ),
+    INPUT_NORM,
     Template(
         "self_attention.linear_qkv.weight",
         ShardKind.QKV,
@@ -25,15 +35,10 @@ ATTENTION_ROWS = (
             "self_attn.v_proj.weight": "kv hidden",
         },
     ),
-    Template(
-        "self_attention.linear_proj.weight",
-        ShardKind.ROW,
-        {"self_attn.o_proj.weight": "hidden q"},
-    ),
+    ATTENTION_OUTPUT,
 )
 
-LAYER_ROWS = (
-    *ATTENTION_ROWS,
+MLP_ROWS = (
     Template(
         "pre_mlp_layernorm.weight",
         ShardKind.COPY,
@@ -42,13 +47,15 @@ LAYER_ROWS = (
     ),
     Template(
         "mlp.linear_fc1.weight",
-        ShardKind.GATE_UP,
+        ShardKind.COLUMN,
         {"mlp.gate_proj.weight": "ffn hidden", "mlp.up_proj.weight": "ffn hidden"},
     ),
     Template(
         "mlp.linear_fc2.weight", ShardKind.ROW, {"mlp.down_proj.weight": "hidden ffn"}
     ),
 )
+
+LAYER_ROWS = (*ATTENTION_ROWS, *MLP_ROWS)
 
 LLAMA = Architecture(
     hf_name="LlamaForCausalLM",
@@ -129,7 +136,7 @@ ROUTER_ROWS = (
 EXPERT_ROWS = (
     Template(
         "mlp.experts.local_experts.{expert}.linear_fc1.weight",
-        ShardKind.GATE_UP,
+        ShardKind.COLUMN,
         {
             "mlp.experts.{expert}.gate_proj.weight": "expert_ffn hidden",
             "mlp.experts.{expert}.up_proj.weight": "expert_ffn hidden",
@@ -160,7 +167,101 @@ QWEN3_MOE = Architecture(
     ),
 )
 
+# Qwen3.5 and 3.6: three of four layers have a gated delta net, the fourth has attention with an
+# output gate. The names of the sections are those that Megatron's checkpoints give them.
+GATED_ATTENTION_ROWS = (
+    INPUT_NORM,
+    Template(
+        "self_attention.linear_qkv.weight",
+        ShardKind.GATED_QKV,
+        {
+            "self_attn.q_proj.weight": "gated_q hidden",
+            "self_attn.k_proj.weight": "kv hidden",
+            "self_attn.v_proj.weight": "kv hidden",
+        },
+    ),
+    ATTENTION_OUTPUT,
+    *QK_NORMS,
+)
+
+DELTA_ROWS = (
+    INPUT_NORM._replace(te_name="self_attention.in_proj.layer_norm_weight"),
+    Template(
+        "self_attention.in_proj.weight",
+        ShardKind.COLUMN,
+        {
+            "linear_attn.in_proj_qkv.weight": "query+key+value hidden",
+            "linear_attn.in_proj_z.weight": "z hidden",
+            "linear_attn.in_proj_b.weight": "beta hidden",
+            "linear_attn.in_proj_a.weight": "alpha hidden",
+        },
+        stored_apart=True,
+    ),
+    Template(
+        "self_attention.conv1d.weight",
+        ShardKind.COLUMN,
+        {"linear_attn.conv1d.weight": "query+key+value one conv"},
+        stored_apart=True,
+    ),
+    # The value heads' biases and log decays.
+    Template(
+        "self_attention.dt_bias",
+        ShardKind.COLUMN,
+        {"linear_attn.dt_bias": "alpha"},
+    ),
+    Template(
+        "self_attention.A_log",
+        ShardKind.COLUMN,
+        {"linear_attn.A_log": "alpha"},
+    ),
+    Template(
+        "self_attention.out_norm.weight",
+        ShardKind.COPY,
+        {"linear_attn.norm.weight": "value_head"},
+    ),
+    Template(
+        "self_attention.out_proj.weight",
+        ShardKind.ROW,
+        {"linear_attn.out_proj.weight": "hidden value"},
+    ),
+)
+
+QWEN3_5 = Architecture(
+    hf_name="Qwen3_5ForCausalLM",
+    model_type="qwen3_5_text",
+    layer_rows=(*GATED_ATTENTION_ROWS, *MLP_ROWS),
+    delta_rows=(*DELTA_ROWS, *MLP_ROWS),
+    fixed_fields=(
+        ("attention_bias", False),
+        ("attn_output_gate", True),
+        ("mlp_only_layers", []),
+    ),
+    defaults={"head_dim": 256},
+    carried=("mtp.",),
+    zero_centered_norms=True,
+    rotary_share=0.25,
+    rope_fields=frozenset({"mrope_section", "mrope_interleaved"}),
+)
+
+# The language model in a model that also sees; only text is trained and sampled.
+QWEN3_5_VISION = replace(
+    QWEN3_5,
+    hf_name="Qwen3_5ForConditionalGeneration",
+    model_type="qwen3_5",
+    hf_prefix="model.language_model.",
+    nested_in="text_config",
+    carried=("mtp.", "model.visual."),
+)
+
 ARCHITECTURES = {
     architecture.hf_name: architecture
-    for architecture in (QWEN2, QWEN3, LLAMA, MISTRAL, QWEN3_MOE)
+    for architecture in (
+        QWEN2,
+        QWEN3,
+        LLAMA,
+        MISTRAL,
+        QWEN3_MOE,
+        QWEN3_5,
+        QWEN3_5_VISION,
+    )
 }

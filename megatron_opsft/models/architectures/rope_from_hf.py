@@ -12,6 +12,7 @@ from megatron_opsft.models.architectures.shape import (
     RopeScaling,
     YarnScaling,
 )
+from megatron_opsft.models.architectures.template import Architecture
 
 ORIGINAL_LENGTH = "original_max_position_embeddings"
 # Kind of rotary positions -> the settings that it may have.
@@ -34,23 +35,18 @@ ROPE_FIELDS: dict[str, set[str]] = {
 }
 
 
-def read_rope(fields: Fields) -> tuple[float, RopeScaling | None]:
+def read_rope(
+    fields: Fields, architecture: Architecture
+) -> tuple[float, RopeScaling | None]:
     """Read base and scaling of the rotary positions, and refuse every setting that is not known.
 
     If both fields are present, `rope_scaling` counts, as in transformers
     (`RotaryEmbeddingConfigMixin.convert_rope_params_to_dict`), unless it is empty.
     """
-    name = "rope_scaling" if fields.values.get("rope_scaling") else "rope_parameters"
-    values = fields.values.get(name)
-    if values is None:
-        values = {}
-    if not isinstance(values, dict):
-        fields.fail(f"{name} must be an object, not {json.dumps(values)}")
-    settings = Fields(fields.path, values, f"{name}.")
+    settings = _rope_settings(fields)
+    values, name = settings.values, settings.prefix.removesuffix(".")
     has_theta = values.get("rope_theta") is not None
     theta = (settings if has_theta else fields).positive("rope_theta", float, 10000.0)
-    settings.check_fixed("partial_rotary_factor", 1)
-
     kind = values.get("rope_type", values.get("type", "default"))
     if not isinstance(kind, str) or kind not in ROPE_FIELDS:
         fields.fail(
@@ -58,7 +54,9 @@ def read_rope(fields: Fields) -> tuple[float, RopeScaling | None]:
             "supported: default (no scaling), llama3, yarn"
         )
     known = {"rope_theta", "rope_type", "type", "partial_rotary_factor"}
-    unknown = sorted(values.keys() - known - ROPE_FIELDS[kind])
+    unknown = sorted(
+        values.keys() - known - architecture.rope_fields - ROPE_FIELDS[kind]
+    )
     if unknown:
         fields.fail(
             f"{name}.{unknown[0]} is not supported with rope_type={kind}; remove it or "
@@ -71,6 +69,38 @@ def read_rope(fields: Fields) -> tuple[float, RopeScaling | None]:
             fields.fail(f"rope_theta must be above 1 with rope_type=yarn, not {theta}")
         return theta, _read_yarn(fields, settings)
     return theta, None
+
+
+def _rope_settings(fields: Fields) -> Fields:
+    name = "rope_scaling" if fields.values.get("rope_scaling") else "rope_parameters"
+    values = fields.values.get(name)
+    if values is None:
+        values = {}
+    name = fields.prefix + name
+    if not isinstance(values, dict):
+        fields.fail(f"{name} must be an object, not {json.dumps(values)}")
+    return Fields(fields.path, values, f"{name}.")
+
+
+def read_rotary_dim(
+    fields: Fields, architecture: Architecture, head_dim: int
+) -> int | None:
+    """Read how many of a head's numbers rotary positions turn, the first ones; None: all."""
+    name = "partial_rotary_factor"
+    settings = _rope_settings(fields)
+    if architecture.rotary_share is None:
+        fields.check_fixed(name, 1)
+        settings.check_fixed(name, 1)
+        return None
+    default = fields.positive(name, float, architecture.rotary_share)
+    share = settings.positive(name, float, default)
+    rotary_dim = int(head_dim * share)
+    if share > 1 or rotary_dim < 2 or rotary_dim % 2:
+        settings.fail(
+            f"{settings.prefix}{name}={share} of the head dimension {head_dim} is {rotary_dim} "
+            f"numbers, but rotary positions turn pairs: it must be even and at most {head_dim}"
+        )
+    return None if rotary_dim == head_dim else rotary_dim
 
 
 def _original_length(

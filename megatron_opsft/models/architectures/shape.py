@@ -1,6 +1,7 @@
 """The sizes and switches of one model, and the floating-point operations that follow from them."""
 
 from collections.abc import Iterable
+from typing import Literal
 
 from megatron_opsft.records import record
 
@@ -54,9 +55,40 @@ class MoeShape:
     """
 
 
+LayerKind = Literal["full_attention", "linear_attention"]
+"""What mixes the tokens of a layer, as config.json says it: attention, or a gated delta net."""
+
+
+@record
+class DeltaShape:
+    """The gated delta net of a layer without attention (arXiv:2412.06464). Its state is a matrix
+    [key_head_dim, value_head_dim] for each value head, whatever the length of the sequence.
+    """
+
+    num_key_heads: int
+    num_value_heads: int
+    """A multiple of `num_key_heads`: value heads share query and key heads."""
+    key_head_dim: int
+    value_head_dim: int
+    conv_size: int
+    """Tokens that the causal convolution of queries, keys and values sees."""
+
+    @property
+    def key_size(self) -> int:
+        """Numbers of a token's keys, and of its queries."""
+        return self.num_key_heads * self.key_head_dim
+
+    @property
+    def value_size(self) -> int:
+        """Numbers of a token's values, and of their gates."""
+        return self.num_value_heads * self.value_head_dim
+
+
 @record
 class ModelShape:
-    """A decoder with grouped-query attention, RMSNorm, rotary positions and SwiGLU MLPs."""
+    """A decoder with RMSNorm, SwiGLU MLPs, and grouped-query attention with rotary positions; some
+    of its layers may have a gated delta net instead of attention.
+    """
 
     architecture: str
     """Hugging Face class name, a key of `families.ARCHITECTURES`."""
@@ -79,6 +111,32 @@ class ModelShape:
     rope_scaling: RopeScaling | None = None
     moe: MoeShape | None = None
     """The experts, instead of MLPs of `ffn_size`; None for a dense model."""
+    rotary_dim: int | None = None
+    """How many of a head's numbers rotary positions turn, the first ones; None: all."""
+    gated_attention: bool = False
+    """True if each head's output is multiplied by a gate of its own."""
+    zero_centered_norms: bool = False
+    """True if norms, except a gated delta net's own, multiply by 1 + weight."""
+    delta: DeltaShape | None = None
+    """The gated delta nets; None if every layer has attention."""
+    layer_kinds: tuple[LayerKind, ...] = ()
+    """The kind of each layer of a model with `delta`."""
+
+    def kind_of(self, layer: int) -> LayerKind:
+        """Return the kind of the layer with this global index."""
+        return self.layer_kinds[layer] if self.delta else "full_attention"
+
+    @property
+    def num_attention_layers(self) -> int:
+        """Layers with attention, which alone have a key/value cache."""
+        if self.delta is None:
+            return self.num_layers
+        return self.layer_kinds.count("full_attention")
+
+    @property
+    def num_delta_layers(self) -> int:
+        """Layers with a gated delta net."""
+        return self.num_layers - self.num_attention_layers
 
     @property
     def shard_ffn(self) -> tuple[str, int]:

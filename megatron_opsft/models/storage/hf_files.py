@@ -13,7 +13,7 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.models.storage.large_files import Region
 from megatron_opsft.models.storage.model_paths import INDEX_NAME, SINGLE_NAME
 from megatron_opsft.models.weights.rectangles import Rect, whole
-from megatron_opsft.models.weights.rules import EMBEDDING_NAME, HEAD_NAME, WeightTable
+from megatron_opsft.models.weights.rules import HEAD_NAME, WeightTable
 from megatron_opsft.records import TensorShape
 
 SAFETENSORS_DTYPES = {
@@ -105,7 +105,7 @@ class HfTensors:
         rows = slice(rect.row0, rect.row1)
         if len(stored.get_shape()) == 2:
             return stored[rows, rect.col0 : rect.col1]
-        return stored[rows]
+        return stored[rows] if len(stored.get_shape()) == 1 else stored[rows].flatten(1)
 
     def copy_rows(self, name: str, start: int, out: Tensor) -> None:
         """Read as many rows as `out` has, from row `start` on, and cast them into it."""
@@ -148,11 +148,12 @@ def check_checkpoint(tensors: HfTensors, table: WeightTable) -> None:
     table.check_hf(tensors.shapes(), str(tensors.model_dir))
     if not (table.shape.tied_embeddings and HEAD_NAME in tensors.shapes()):
         return
-    embedding = whole(EMBEDDING_NAME, tensors.shapes()[EMBEDDING_NAME])
+    name = table.embedding_name
+    embedding = whole(name, tensors.shapes()[name])
     head = embedding._replace(tensor=HEAD_NAME)
     if not torch.equal(tensors.read(head), tensors.read(embedding)):
         raise UserError(
             f"{tensors.model_dir}: config.json says tie_word_embeddings=true, but {HEAD_NAME} "
-            f"differs from {EMBEDDING_NAME}; set tie_word_embeddings to false if the head is "
+            f"differs from {name}; set tie_word_embeddings to false if the head is "
             "meant to differ"
         )

@@ -13,7 +13,11 @@ in PEFT.
 from collections.abc import Iterable
 
 from megatron_opsft.config.training import LoraConfig
-from megatron_opsft.models.architectures.template import ShardKind, WeightRule
+from megatron_opsft.models.architectures.template import (
+    Section,
+    ShardKind,
+    WeightRule,
+)
 from megatron_opsft.records import TensorShape, record
 
 LORA_A, LORA_B = "lora_A", "lora_B"
@@ -79,7 +83,11 @@ def _factor_rule(
         kind=kind,
         hf_shapes=hf_shapes,
         mcore_shape=(num_rows, num_columns),
+        sections=tuple(
+            Section(name, name, 0, rows) for name, (rows, _) in hf_shapes.items()
+        ),
         num_groups=weight.num_groups,
+        head_dim=weight.head_dim,
         layer=weight.layer,
         expert=weight.expert,
     )

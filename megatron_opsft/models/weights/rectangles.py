@@ -6,6 +6,7 @@ written down once, as copies; the way back is their inverse, and two mappings th
 tensor are joined by `Copy.then`. Only names and numbers: no tensor is read here.
 """
 
+from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
 from megatron_opsft.records import TensorShape
@@ -15,7 +16,9 @@ if TYPE_CHECKING:
 
 
 class Rect(NamedTuple):
-    """Rows [row0, row1) and columns [col0, col1) of a tensor; a vector has one column."""
+    """Rows [row0, row1) and columns [col0, col1) of a tensor. A vector has one column; all axes of
+    a tensor behind the first count as one, except of a tensor of several matrices.
+    """
 
     tensor: str
     """Name of the tensor."""
@@ -80,7 +83,7 @@ class Rect(NamedTuple):
         """Return this rectangle of `tensor`: [rows, columns], or [rows] of a vector."""
         matrix = tensor if self.matrix is None else tensor[self.matrix]
         rows = matrix[self.row0 : self.row1]
-        return rows if rows.dim() == 1 else rows[:, self.col0 : self.col1]
+        return rows if rows.dim() == 1 else rows.flatten(1)[:, self.col0 : self.col1]
 
 
 class Copy(NamedTuple):
@@ -142,10 +145,11 @@ class Parameter(NamedTuple):
     @property
     def padding(self) -> Rect:
         """The rows of vocabulary padding; an empty rectangle if there are none."""
-        return whole(self.name, self.shape[-2:])._replace(row0=self.padding_row)
+        has_matrices = any(copy.target.matrix is not None for copy in self.copies)
+        shape = self.shape[1:] if has_matrices else self.shape
+        return whole(self.name, shape)._replace(row0=self.padding_row)
 
 
 def whole(name: str, shape: TensorShape) -> Rect:
-    """Return the rectangle that covers a vector or matrix of this shape."""
-    num_columns = shape[1] if len(shape) == 2 else 1
-    return Rect(name, 0, shape[0], 0, num_columns)
+    """Return the rectangle that covers a tensor of this shape."""
+    return Rect(name, 0, shape[0], 0, prod(shape[1:]))

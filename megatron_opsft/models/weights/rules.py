@@ -14,22 +14,26 @@ from typing import Literal
 from megatron_opsft.errors import UserError
 from megatron_opsft.models.architectures.families import ARCHITECTURES
 from megatron_opsft.models.architectures.shape import ModelShape
-from megatron_opsft.models.architectures.template import ShardKind, Template, WeightRule
+from megatron_opsft.models.architectures.template import (
+    Section,
+    ShardKind,
+    Template,
+    WeightRule,
+)
 from megatron_opsft.models.weights.slicing import padded_vocab_size
 from megatron_opsft.records import TensorShape
 
-EMBEDDING_NAME = "model.embed_tokens.weight"
 HEAD_NAME = "lm_head.weight"  # some tied checkpoints repeat the embedding under it
 
 EMBEDDING = Template(
     "embedding.word_embeddings.weight",
     ShardKind.VOCABULARY,
-    {EMBEDDING_NAME: "vocab hidden"},
+    {"embed_tokens.weight": "vocab hidden"},
 )
 FINAL_NORM = Template(
     "decoder.final_layernorm.weight",
     ShardKind.COPY,
-    {"model.norm.weight": "hidden"},
+    {"norm.weight": "hidden"},
 )
 HEAD = Template(
     "output_layer.weight",
@@ -51,8 +55,22 @@ def axis_sizes(shape: ModelShape) -> dict[str, int]:
         "kv": shape.num_kv_heads * shape.head_dim,
         "head": shape.head_dim,
     }
+    if shape.gated_attention:
+        sizes["gated_q"] = 2 * sizes["q"]
     if shape.moe is not None:
         sizes |= {"experts": shape.moe.num_experts, "expert_ffn": shape.moe.ffn_size}
+    if shape.delta is not None:
+        sizes |= {
+            "query": shape.delta.key_size,
+            "key": shape.delta.key_size,
+            "value": shape.delta.value_size,
+            "z": shape.delta.value_size,
+            "beta": shape.delta.num_value_heads,
+            "alpha": shape.delta.num_value_heads,
+            "value_head": shape.delta.value_head_dim,
+            "conv": shape.delta.conv_size,
+            "one": 1,
+        }
     return sizes
 
 
@@ -88,17 +106,19 @@ class WeightTable:
         self.padded_vocab = padded_vocab_size(shape.vocab_size, tp_size)
         self._uses_te_names = norm_names == "te"
         self._axis_sizes = axis_sizes(shape)
-        architecture = ARCHITECTURES[shape.architecture]
+        self.architecture = architecture = ARCHITECTURES[shape.architecture]
         rules = [self._rule(EMBEDDING)]
         for layer in range(shape.num_layers):
-            rules += [self._rule(row, layer) for row in architecture.layer_rows]
+            is_delta = shape.kind_of(layer) == "linear_attention"
+            rows = architecture.delta_rows if is_delta else architecture.layer_rows
+            rules += [self._rule(row, layer) for row in rows]
             for expert in range(self.num_experts):
                 for row in architecture.expert_rows:
                     rules.append(self._rule(row, layer, expert))
         rules.append(self._rule(FINAL_NORM))
         if shape.tied_embeddings:
-            tied = HEAD._replace(hf_axes=EMBEDDING.hf_axes)
-            rules.append(replace(self._rule(tied), replica=True))
+            head = self._rule(HEAD._replace(hf_axes=EMBEDDING.hf_axes))
+            rules.append(replace(head, replica=True))
         else:
             rules.append(self._rule(HEAD))
         self.rules = tuple(rules)
@@ -112,30 +132,50 @@ class WeightTable:
         self, template: Template, layer: int | None = None, expert: int | None = None
     ) -> WeightRule:
         """Make the rule of one parameter: the template with this model's sizes and names."""
-        mcore_prefix = hf_prefix = ""
+        mcore_prefix, hf_prefix = "", self.architecture.hf_prefix
         if layer is not None:
             mcore_prefix = f"decoder.layers.{layer}."
-            hf_prefix = f"model.layers.{layer}."
+            hf_prefix += f"layers.{layer}."
         mcore_name = template.mcore_name
         if self._uses_te_names and template.te_name:
             mcore_name = template.te_name
         hf_shapes = {}
-        num_rows = 0
+        sections: list[Section] = []
         for name, axes in template.hf_axes.items():
-            shape = tuple(self._axis_sizes[axis] for axis in axes.split())
-            hf_shapes[hf_prefix + name.format(expert=expert)] = shape
-            num_rows += shape[0]
+            is_head = name == HEAD_NAME
+            hf_name = ("" if is_head else hf_prefix) + name.format(expert=expert)
+            row_axes, *others = axes.split()
+            first_row = 0
+            for axis in row_axes.split("+"):
+                size = self._axis_sizes[axis]
+                sections.append(Section(axis, hf_name, first_row, size))
+                first_row += size
+            columns = (self._axis_sizes[axis] for axis in others)
+            hf_shapes[hf_name] = (first_row, *columns)
+        num_rows = sum(section.num_rows for section in sections)
         if template.kind is ShardKind.VOCABULARY:
             num_rows = self.padded_vocab
         return WeightRule(
             mcore_name=mcore_prefix + mcore_name.format(expert=expert),
             kind=template.kind,
             hf_shapes=hf_shapes,
-            mcore_shape=(num_rows, *shape[1:]),
+            mcore_shape=(num_rows, *next(iter(hf_shapes.values()))[1:]),
+            sections=tuple(sections),
             num_groups=self.shape.num_kv_heads,
+            head_dim=self.shape.head_dim,
             layer=layer,
             expert=expert,
+            stored_apart=template.stored_apart,
         )
+
+    @property
+    def embedding_name(self) -> str:
+        """The HF name of the embedding."""
+        return next(iter(self.rules[0].hf_shapes))
+
+    def is_carried(self, hf_name: str) -> bool:
+        """True for a tensor of another part of the model, which is not trained."""
+        return hf_name.startswith(self.architecture.carried)
 
     @cached_property
     def exported(self) -> tuple[WeightRule, ...]:
@@ -206,13 +246,18 @@ class WeightTable:
     def check_hf(self, shapes: Mapping[str, TensorShape], where: str) -> None:
         """Check that these tensors (name -> shape) are exactly the HF model's.
 
-        A tied head repeated under its own name is tolerated, and so are saved rotary constants.
+        A tied head repeated under its own name is tolerated, and so are saved rotary constants and
+        tensors of other parts of the model.
         where: the directory, for the message. Errors: `UserError`.
         """
         wanted = self.hf_shapes()
         if self.shape.tied_embeddings and HEAD_NAME in shapes:
-            wanted[HEAD_NAME] = wanted[EMBEDDING_NAME]
-        names = {name for name in shapes if not name.endswith(BUFFER_SUFFIX)}
+            wanted[HEAD_NAME] = wanted[self.embedding_name]
+        names = {
+            name
+            for name in shapes
+            if not name.endswith(BUFFER_SUFFIX) and not self.is_carried(name)
+        }
         if names != wanted.keys():
             raise UserError(
                 f"{where} does not hold a {self.shape.architecture} as its config.json describes "

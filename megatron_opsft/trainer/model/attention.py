@@ -21,7 +21,10 @@ from megatron_opsft.trainer.batching.microbatch import joined_order, own_pieces
 
 
 class RMSNorm(torch.nn.RMSNorm):
-    """Root-mean-square norm over the last axis, computed in float32; keeps the input's dtype."""
+    """Root-mean-square norm over the last axis, computed in float32; keeps the input's dtype.
+
+    It multiplies by its weight, or by 1 + weight if the config says that norms are zero-centred.
+    """
 
     def __init__(
         self,
@@ -31,11 +34,15 @@ class RMSNorm(torch.nn.RMSNorm):
         **unused: Any,
     ) -> None:
         super().__init__(hidden_size, eps, dtype=config.params_dtype)
+        self._is_zero_centered = config.layernorm_zero_centered_gamma
         # Under sequence parallelism each rank sees some of the tokens; Megatron sums the gradients
         # of parameters with this mark over the tensor-parallel group.
         self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
 
     def forward(self, x: Tensor) -> Tensor:
+        if self._is_zero_centered:
+            normed = F.rms_norm(x.float(), self.weight.shape, None, self.eps)
+            return (normed * (1.0 + self.weight.float())).to(x.dtype)
         if x.dtype == torch.float32:
             return super().forward(x)
         normed = F.rms_norm(x.float(), self.weight.shape, None, self.eps)

@@ -8,6 +8,7 @@ layer's weight themselves: the model returns hidden states instead of logits.
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -34,8 +35,12 @@ from megatron.core.transformer.transformer_block import (
     TransformerBlockSubmodules,
     get_num_layers_to_build,
 )
-from megatron.core.transformer.transformer_layer import TransformerLayerSubmodules
+from megatron.core.transformer.transformer_layer import (
+    TransformerLayerSubmodules,
+    get_transformer_layer_offset,
+)
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from megatron_opsft.config import ParallelConfig
 from megatron_opsft.models.architectures.shape import (
@@ -46,16 +51,18 @@ from megatron_opsft.models.architectures.shape import (
 from megatron_opsft.models.weights.rules import padded_vocab_size
 from megatron_opsft.runtime.device import Device
 from megatron_opsft.trainer.model.attention import PackedAttention, RMSNorm
+from megatron_opsft.trainer.model.delta_net import delta_layer_spec
 from megatron_opsft.trainer.model.transformer_config import uses_transformer_engine
 
 
 def scaled_rope_frequencies(shape: ModelShape) -> torch.Tensor:
-    """Return the inverse rotary frequencies, float32 [head_dim / 2], with the model's scaling.
+    """Return the inverse rotary frequencies, float32 [rotary_dim / 2], with the model's scaling.
 
     Computed here because Megatron fixes three of the four numbers of Llama 3's scaling. YaRN's
     attention factor is in `transformer_config`.
     """
-    exponents = torch.arange(0, shape.head_dim, 2, dtype=torch.float32) / shape.head_dim
+    rotary_dim = shape.rotary_dim or shape.head_dim
+    exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim
     powers = shape.rope_theta**exponents
     scaling = shape.rope_scaling
     if isinstance(scaling, Llama3Scaling):
@@ -127,6 +134,7 @@ def build_model(
             share_embeddings_and_output_weights=shape.tied_embeddings,
             position_embedding_type="rope",
             rotary_base=shape.rope_theta,
+            rotary_percent=(shape.rotary_dim or shape.head_dim) / shape.head_dim,
             vp_stage=vp_stage,
         )
         # For our own modules; Megatron's are there already.
@@ -141,6 +149,8 @@ def build_model(
         frequencies = scaled_rope_frequencies(shape)
         chunk.rotary_pos_emb.inv_freq = frequencies.to(device.torch_device)
         mark_tensor_parallel(chunk)
+        if not config.sequence_parallel:
+            sum_gradients_of_head_norms(chunk)
         chunks.append(chunk)
     return chunks
 
@@ -167,6 +177,24 @@ def mark_tensor_parallel(chunk: GPTModel) -> None:
         if ".experts." in name and not hasattr(parameter, "tensor_model_parallel"):
             axis = 1 if ".linear_fc2." in name else 0
             set_tensor_model_parallel_attributes(parameter, True, axis, 1)
+
+
+def sum_gradients_of_head_norms(chunk: GPTModel) -> None:
+    """Let the gradients of the norms in gated delta nets be summed over tensor-parallel ranks.
+
+    Each rank applies such a norm to its own heads. Megatron sums the gradients of all norms under
+    sequence parallelism, and otherwise only of those that it knows: over queries and keys.
+    """
+    group = parallel_state.get_tensor_model_parallel_group()
+    for name, parameter in chunk.named_parameters():
+        if name.endswith(".out_norm.weight") and group.size() > 1:
+            parameter.register_hook(partial(_summed, group=group))
+
+
+def _summed(gradient: Tensor, *, group: ProcessGroup) -> Tensor:
+    total = gradient.clone()
+    torch.distributed.all_reduce(total, group=group)
+    return total
 
 
 def wrap_for_training(
@@ -200,11 +228,27 @@ def layer_spec(
 ) -> ModuleSpec | TransformerBlockSubmodules:
     """Return the choice of modules for each layer of this pipeline stage."""
     if uses_transformer_engine(device, "bfloat16" if config.bf16 else "float32"):
-        return get_gpt_layer_with_transformer_engine_spec(
+        spec = get_gpt_layer_with_transformer_engine_spec(
             num_experts=config.num_moe_experts,
             moe_grouped_gemm=config.moe_grouped_gemm,
             qk_layernorm=shape.qk_norm,
         )
+        if shape.delta is None:
+            return spec
+        raise NotImplementedError("gated delta nets with TransformerEngine's layers")
+    spec = _plain_layer_spec(shape, config)
+    first = get_transformer_layer_offset(config, vp_stage=vp_stage)
+    num_layers = get_num_layers_to_build(config, vp_stage=vp_stage)
+    delta_spec = delta_layer_spec(spec) if shape.delta else spec
+    specs = []
+    for layer in range(first, first + num_layers):
+        is_delta = shape.kind_of(layer) == "linear_attention"
+        specs.append(delta_spec if is_delta else spec)
+    return TransformerBlockSubmodules(layer_specs=specs, layer_norm=RMSNorm)
+
+
+def _plain_layer_spec(shape: ModelShape, config: TransformerConfig) -> ModuleSpec:
+    """Return the modules of a layer with attention, without TransformerEngine."""
     spec = get_gpt_layer_local_spec(
         num_experts=config.num_moe_experts,
         qk_layernorm=shape.qk_norm,
@@ -225,10 +269,7 @@ def layer_spec(
     attention.core_attention = PackedAttention
     if shape.qk_norm:
         attention.q_layernorm = attention.k_layernorm = RMSNorm
-    num_layers = get_num_layers_to_build(config, vp_stage=vp_stage)
-    return TransformerBlockSubmodules(
-        layer_specs=[spec] * num_layers, layer_norm=RMSNorm
-    )
+    return spec
 
 
 @contextmanager

@@ -74,10 +74,13 @@ class Adapter(nn.Module):
         self._norm_eps = config.layernorm_epsilon
         # The rows of this rank's weight: groups of equal height, one after another, and in each the
         # rows of every part in turn.
-        copies = shard_parameter(rules.weight, shard.tp_rank, shard.tp_size).copies
-        first_group = copies[: len(rules.parts)]
-        self._rows_of_part = [c.target.row1 - c.target.row0 for c in first_group]
-        self._num_groups = len(copies) // len(rules.parts)
+        self._num_groups = 1
+        if rules.weight.kind in (ShardKind.QKV, ShardKind.GATED_QKV):
+            self._num_groups = rules.weight.num_groups // shard.tp_size
+        num_rows = dict.fromkeys(rules.weight.hf_shapes, 0)
+        for piece in shard_parameter(rules.weight, shard.tp_rank, shard.tp_size).copies:
+            num_rows[piece.source.tensor] += piece.target.row1 - piece.target.row0
+        self._rows_of_part = [rows // self._num_groups for rows in num_rows.values()]
         self.lora_A = self._factor(rules.lora_A, weight)
         self.lora_B = self._factor(rules.lora_B, weight)
 

@@ -1,6 +1,7 @@
 """Megatron's `TransformerConfig`: a Hugging Face model, and how this run computes it."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,6 +10,8 @@ from megatron.core.transformer import TransformerConfig
 
 from megatron_opsft.config import ParallelConfig, TrainConfig
 from megatron_opsft.models.architectures.shape import (
+    DeltaShape,
+    LayerKind,
     ModelShape,
     MoeShape,
     YarnScaling,
@@ -55,6 +58,8 @@ def transformer_config(
         settings["recompute_num_layers"] = 1
     if shape.moe is not None:
         settings |= _expert_settings(shape.moe, train, grouped=with_te)
+    if shape.delta is not None:
+        settings |= _delta_settings(shape.delta, shape.layer_kinds)
     return TransformerConfig(
         num_layers=shape.num_layers,
         hidden_size=shape.hidden_size,
@@ -69,6 +74,8 @@ def transformer_config(
         add_bias_linear=False,
         add_qkv_bias=shape.qkv_bias,
         qk_layernorm=shape.qk_norm,
+        layernorm_zero_centered_gamma=shape.zero_centered_norms,
+        attention_output_gate=shape.gated_attention,
         softmax_scale=_softmax_scale(shape),
         hidden_dropout=0.0,
         attention_dropout=0.0,
@@ -144,6 +151,23 @@ def _expert_settings(
         "moe_aux_loss_coeff": 0.0,
         "moe_grouped_gemm": grouped,
         "moe_enable_routing_replay": train.routing_replay,
+    }
+
+
+def _delta_settings(
+    delta: DeltaShape, layer_kinds: Sequence[LayerKind]
+) -> dict[str, Any]:
+    """Return the part of Megatron's config that gated delta nets add."""
+    return {
+        # 1: a layer without attention. Megatron's checkpoints then name each layer by itself.
+        "linear_attention_freq": [
+            int(kind == "linear_attention") for kind in layer_kinds
+        ],
+        "linear_num_key_heads": delta.num_key_heads,
+        "linear_num_value_heads": delta.num_value_heads,
+        "linear_key_head_dim": delta.key_head_dim,
+        "linear_value_head_dim": delta.value_head_dim,
+        "linear_conv_kernel_dim": delta.conv_size,
     }
 
 
