@@ -2,6 +2,7 @@
 
     python tools/build_tiny_reasoner.py --out megatron_opsft/assets/tiny_reasoner
     python tools/build_tiny_reasoner.py --concise --out runs/tiny_concise
+    python tools/build_tiny_reasoner.py --family qwen3_5 --out runs/tiny_qwen3_5
 
 Ten minutes on one CPU core. The seed fixes everything that is drawn; a directory that exists is
 replaced file by file. Training sees bare equations (addition and subtraction), then minimal
@@ -10,6 +11,9 @@ responses (what to add up), then verbose ones (the habit of checking).
 With `--concise`, two minutes: the shipped model learns to answer minimally under the prompt
 template `concise`, as large models do of themselves, and stays verbose under its own. So it can be
 the teacher of self-distillation, which the shipped one cannot.
+
+With `--family qwen3_5` the model is of that family: three gated delta nets and one attention layer,
+of sizes that vLLM's kernels for CPUs accept.
 """
 
 import argparse
@@ -23,7 +27,17 @@ import torch
 import torch.nn.functional as F
 from arithmetic_solutions import equation, minimal_response, verbose_response
 from tokenizers import models, pre_tokenizers
-from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+from transformers import (
+    GenerationConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen2Tokenizer,
+    Qwen3_5ForCausalLM,
+    Qwen3_5TextConfig,
+    TokenizersBackend,
+)
+from transformers.models.qwen3_5.tokenization_qwen3_5 import Qwen3_5Tokenizer
 
 from megatron_opsft.data.arithmetic import LARGEST, SMALLEST, draw_problems
 from megatron_opsft.data.prompts import PromptEncoder
@@ -70,17 +84,22 @@ EQUATIONS_PER_EXAMPLE = 12
 DECISIVE_WEIGHT, RANDOM_WEIGHT = 4.0, 0.05
 
 
-def build_tokenizer(seed: int) -> Qwen2Tokenizer:
-    """Qwen2's own rules (NFC, its splitting, bytes), and one token for every word of the task.
+TOKENIZERS = {"qwen2": Qwen2Tokenizer, "qwen3_5": Qwen3_5Tokenizer}
 
-    AutoTokenizer builds Qwen2Tokenizer for every Qwen2 directory, whatever class the directory
-    names, and takes only vocabulary and merges from it: under other rules the ids would differ.
+
+def build_tokenizer(family: str, seed: int) -> TokenizersBackend:
+    """The family's own rules (NFC, its splitting, bytes), and one token for every word of the task.
+
+    AutoTokenizer builds the family's class for every directory of the family, whatever class the
+    directory names, and takes only vocabulary and merges from it: under other rules the ids would
+    differ.
     """
+    tokenizer_class = TOKENIZERS[family]
     rng = random.Random(seed)
     texts = list(INSTRUCTIONS)
     for problem, _ in zip(draw_problems("train", seed=seed), range(5000), strict=False):
         texts += [problem.text + "\n", verbose_response(rng, problem)]
-    tokenizer = Qwen2Tokenizer(vocab={}, merges=[]).backend_tokenizer
+    tokenizer = tokenizer_class(vocab={}, merges=[]).backend_tokenizer
     split = tokenizer.pre_tokenizer.pre_tokenize_str
     pieces = sorted({piece for text in texts for piece, _ in split(text)})
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -96,7 +115,7 @@ def build_tokenizer(seed: int) -> Qwen2Tokenizer:
             if parts[0] not in vocabulary:
                 vocabulary.append(parts[0])
     vocab = {token: index for index, token in enumerate([*vocabulary, EOS, BOS])}
-    result = Qwen2Tokenizer(
+    result = tokenizer_class(
         vocab=vocab,
         merges=merges,
         unk_token=None,
@@ -111,25 +130,39 @@ def build_tokenizer(seed: int) -> Qwen2Tokenizer:
     return result
 
 
-def build_model(tokenizer: Qwen2Tokenizer) -> Qwen2ForCausalLM:
-    """A Qwen2 of about 0.7 M parameters; head size 32, divisible by TP 2 and PP 2."""
-    config = Qwen2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=1024,
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
-        tie_word_embeddings=True,
-        initializer_range=0.05,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=None,
-        dtype="float32",
-    )
-    model = Qwen2ForCausalLM(config)
+def build_model(family: str, tokenizer: TokenizersBackend) -> PreTrainedModel:
+    """A Qwen2 of about 0.7 M parameters, or a Qwen3.5 of about 1 M; divisible by TP 2 and PP 2."""
+    sizes = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 1024,
+        "tie_word_embeddings": True,
+        "initializer_range": 0.05,
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": None,
+        "dtype": "float32",
+    }
+    rope: dict[str, object] = {"rope_type": "default", "rope_theta": 10000.0}
+    model: PreTrainedModel
+    if family == "qwen2":
+        model = Qwen2ForCausalLM(Qwen2Config(**sizes, rope_parameters=rope))
+    else:
+        rope |= {"partial_rotary_factor": 0.25, "mrope_section": [2, 1, 1]}
+        config = Qwen3_5TextConfig(
+            **sizes,
+            head_dim=32,
+            linear_num_key_heads=2,
+            linear_num_value_heads=4,
+            linear_key_head_dim=64,
+            linear_value_head_dim=64,
+            rope_parameters=rope,
+        )
+        model = Qwen3_5ForCausalLM(config)
     model.generation_config = GenerationConfig(
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
@@ -141,7 +174,7 @@ def build_model(tokenizer: Qwen2Tokenizer) -> Qwen2ForCausalLM:
     return model
 
 
-def draw_equations(tokenizer: Qwen2Tokenizer, rng: random.Random) -> Iterator[Example]:
+def draw_equations(tokenizer: TokenizersBackend, rng: random.Random) -> Iterator[Example]:
     """Endless rows of equations between one-digit numbers."""
     sums = [
         (left, term)
@@ -162,7 +195,7 @@ def draw_equations(tokenizer: Qwen2Tokenizer, rng: random.Random) -> Iterator[Ex
 
 
 def draw_responses(
-    tokenizer: Qwen2Tokenizer, rng: random.Random, seed: int, kind: str
+    tokenizer: TokenizersBackend, rng: random.Random, seed: int, kind: str
 ) -> Iterator[Example]:
     """Endless training problems with a response; the prompt has weight zero."""
     digits = {tokenizer.convert_tokens_to_ids(digit) for digit in "0123456789"}
@@ -183,7 +216,7 @@ def draw_responses(
 
 
 def form_batches(
-    tokenizer: Qwen2Tokenizer, phase: Phase, seed: int
+    tokenizer: TokenizersBackend, phase: Phase, seed: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """`phase.steps` batches (tokens [B, S], loss weights [B, S]) of examples of like length.
 
@@ -215,8 +248,8 @@ def form_batches(
 
 
 def train(
-    model: Qwen2ForCausalLM,
-    tokenizer: Qwen2Tokenizer,
+    model: PreTrainedModel,
+    tokenizer: TokenizersBackend,
     seed: int,
     phases: Sequence[Phase] = PHASES,
     max_lr: float = MAX_LR,
@@ -245,7 +278,7 @@ def train(
             print(f"step {step}/{num_steps}  loss {loss.item():.4f}", flush=True)
 
 
-def main(out: Path, seed: int, *, concise: bool) -> None:
+def main(out: Path, seed: int, family: str, *, concise: bool) -> None:
     """Build the tokenizer, train the model, save both."""
     torch.set_num_threads(1)  # the order of float additions, and so the result, depends on it
     torch.manual_seed(seed)
@@ -255,8 +288,8 @@ def main(out: Path, seed: int, *, concise: bool) -> None:
         model = Qwen2ForCausalLM.from_pretrained(shipped, dtype=torch.float32)
         train(model, tokenizer, seed + 1, CONCISE_PHASES, CONCISE_LR)
     else:
-        tokenizer = build_tokenizer(seed)
-        model = build_model(tokenizer)
+        tokenizer = build_tokenizer(family, seed)
+        model = build_model(family, tokenizer)
         print(f"{len(tokenizer)} tokens, {model.num_parameters():,} parameters")
         train(model, tokenizer, seed + 1)
     model.save_pretrained(out)
@@ -268,6 +301,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--out", type=Path, required=True, help="Directory to write.")
     parser.add_argument("--seed", type=int, default=0, help="Seed of weights and training data.")
+    parser.add_argument("--family", choices=TOKENIZERS, default="qwen2", help="Class of the model.")
     parser.add_argument(
         "--concise", action="store_true", help="Train the shipped model to obey a concise prompt."
     )

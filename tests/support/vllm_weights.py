@@ -34,31 +34,60 @@ def vllm_weights(
         padding = table.new_zeros(-len(table) % 64, table.shape[1])
         return torch.cat([table, padding]).chunk(tp_size)[tp_rank]
 
+    def delta_net(prefix: str) -> dict[str, Tensor]:
+        delta = shape.delta
+        assert delta is not None
+        sizes = [delta.key_size, delta.key_size, delta.value_size]
+
+        def qkv(name: str) -> list[Tensor]:
+            return [part.chunk(tp_size)[tp_rank] for part in hf[prefix + name].split(sizes)]
+
+        z, b, a = (rows(f"{prefix}in_proj_{part}.weight") for part in "zba")
+        return {
+            f"{prefix}in_proj_qkvz.weight": torch.cat([*qkv("in_proj_qkv.weight"), z]),
+            f"{prefix}in_proj_ba.weight": torch.cat([b, a]),
+            f"{prefix}conv1d.weight": torch.cat(qkv("conv1d.weight")),
+            f"{prefix}A_log": rows(f"{prefix}A_log"),
+            f"{prefix}dt_bias": rows(f"{prefix}dt_bias"),
+            f"{prefix}norm.weight": hf[f"{prefix}norm.weight"],
+            f"{prefix}out_proj.weight": columns(f"{prefix}out_proj.weight"),
+        }
+
     found = {"model.embed_tokens.weight": vocabulary("model.embed_tokens.weight")}
     if not shape.tied_embeddings:
         found["lm_head.weight"] = vocabulary("lm_head.weight")
     found["model.norm.weight"] = hf["model.norm.weight"]
     for layer in (f"model.layers.{n}." for n in range(shape.num_layers)):
-        attention = layer + "self_attn."
-        for kind in ("weight", "bias") if shape.qkv_bias else ("weight",):
-            query = rows(f"{attention}q_proj.{kind}")
-            key, value = heads(f"{attention}k_proj.{kind}"), heads(f"{attention}v_proj.{kind}")
-            found[f"{attention}qkv_proj.{kind}"] = torch.cat([query, key, value])
-        found[f"{attention}o_proj.weight"] = columns(f"{attention}o_proj.weight")
         norms = ["input_layernorm.weight", "post_attention_layernorm.weight"]
-        norms += ["self_attn.q_norm.weight", "self_attn.k_norm.weight"] if shape.qk_norm else []
         found |= {layer + norm: hf[layer + norm] for norm in norms}
         mlp = layer + "mlp."
         if shape.moe is None:
             gate, up = rows(f"{mlp}gate_proj.weight"), rows(f"{mlp}up_proj.weight")
             found[f"{mlp}gate_up_proj.weight"] = torch.cat([gate, up])
             found[f"{mlp}down_proj.weight"] = columns(f"{mlp}down_proj.weight")
+        else:
+            found[f"{mlp}gate.weight"] = hf[f"{mlp}gate.weight"]
+            experts = [f"{mlp}experts.{n}." for n in range(shape.moe.num_experts)]
+            fused = f"{mlp}experts.routed_experts."
+            found[f"{fused}w13_weight"] = torch.stack(
+                [
+                    torch.cat([rows(f"{e}gate_proj.weight"), rows(f"{e}up_proj.weight")])
+                    for e in experts
+                ]
+            )
+            found[f"{fused}w2_weight"] = torch.stack(
+                [columns(f"{e}down_proj.weight") for e in experts]
+            )
+        if f"{layer}linear_attn.A_log" in hf:
+            found |= delta_net(layer + "linear_attn.")
             continue
-        found[f"{mlp}gate.weight"] = hf[f"{mlp}gate.weight"]
-        experts = [f"{mlp}experts.{n}." for n in range(shape.moe.num_experts)]
-        fused = f"{mlp}experts.routed_experts."
-        found[f"{fused}w13_weight"] = torch.stack(
-            [torch.cat([rows(f"{e}gate_proj.weight"), rows(f"{e}up_proj.weight")]) for e in experts]
-        )
-        found[f"{fused}w2_weight"] = torch.stack([columns(f"{e}down_proj.weight") for e in experts])
+        attention = layer + "self_attn."
+        for kind in ("weight", "bias") if shape.qkv_bias else ("weight",):
+            query = rows(f"{attention}q_proj.{kind}")
+            key, value = heads(f"{attention}k_proj.{kind}"), heads(f"{attention}v_proj.{kind}")
+            found[f"{attention}qkv_proj.{kind}"] = torch.cat([query, key, value])
+        found[f"{attention}o_proj.weight"] = columns(f"{attention}o_proj.weight")
+        if shape.qk_norm:
+            norms = ["self_attn.q_norm.weight", "self_attn.k_norm.weight"]
+            found |= {layer + norm: hf[layer + norm] for norm in norms}
     return found

@@ -1,8 +1,8 @@
 """The layout of vLLM 0.32: where every HF tensor lies in its parameters, unquantised, at any
 tensor-parallel size.
 
-Source: vLLM's model_executor/layers/linear.py, vocab_parallel_embedding.py and
-fused_moe/routed_experts.py.
+Source: vLLM's model_executor/layers/linear.py, vocab_parallel_embedding.py,
+fused_moe/routed_experts.py and mamba/gdn/qwen_gdn_linear_attn.py.
 """
 
 import re
@@ -24,6 +24,8 @@ _FUSED = {
     r"\.mlp\.experts\.(\d+)\.down_proj\.": ".mlp.experts.routed_experts.w2_",
     r"\.self_attn\.[qkv]_proj\.": ".self_attn.qkv_proj.",
     r"\.mlp\.(?:gate|up)_proj\.": ".mlp.gate_up_proj.",
+    r"\.linear_attn\.in_proj_(?:qkv|z)\.": ".linear_attn.in_proj_qkvz.",
+    r"\.linear_attn\.in_proj_[ba]\.": ".linear_attn.in_proj_ba.",
 }
 
 
@@ -40,6 +42,8 @@ def vllm_parameters(
     fused: dict[str, list[tuple[str, int | None]]] = {}
     for hf_name in table.hf_shapes():
         name, expert = _vllm_name(hf_name)
+        if name.startswith(table.architecture.hf_prefix):
+            name = name.replace(table.architecture.hf_prefix, "model.", 1)
         fused.setdefault(name, []).append((hf_name, expert))
     return tuple(
         _parameter(name, members, table, tp_rank, tp_size)
@@ -72,32 +76,29 @@ def _parameter(
     for hf_name, expert in members:
         if expert != last_expert:  # the next one; each has rows from 0 on
             num_rows, last_expert = 0, expert
-        source = _shard_rect(table, hf_name, tp_rank, tp_size)
-        # Below the tensors before it; all have the same width.
-        row, width = num_rows, source.col1 - source.col0
-        num_rows += source.row1 - source.row0
-        if source.num_elements:
-            target = Rect(
-                name,
-                row,
-                num_rows,
-                0,
-                width,
-                expert,
-            )
-            copies.append(Copy(source, target))
+        for source in _shard_rects(table, hf_name, tp_rank, tp_size):
+            # Below the tensors before it; all have the same width.
+            row, width = num_rows, source.col1 - source.col0
+            num_rows += source.row1 - source.row0
+            if source.num_elements:
+                target = Rect(name, row, num_rows, 0, width, expert)
+                copies.append(Copy(source, target))
     rule = table.by_hf_name[hf_name]  # all members have the same kind
     if rule.kind is ShardKind.VOCABULARY:
         num_rows = padded_vocabulary(table.shape) // tp_size
     shape: TensorShape = (num_rows, width)[: len(rule.mcore_shape)]
+    if len(rule.mcore_shape) == 3:
+        shape = (num_rows, *rule.mcore_shape[1:])
     if last_expert is not None:
         shape = (last_expert + 1, *shape)
     return Parameter(name, shape, tuple(copies))
 
 
-def _shard_rect(table: WeightTable, hf_name: str, tp_rank: int, tp_size: int) -> Rect:
-    """Return the rectangle of an HF tensor that a rank has; no rows if its vocabulary is all
-    padding.
+def _shard_rects(
+    table: WeightTable, hf_name: str, tp_rank: int, tp_size: int
+) -> list[Rect]:
+    """Return the rectangles of an HF tensor that a rank has, several if it has several sections; no
+    rows if its vocabulary is all padding.
 
     vLLM cuts where Megatron does, except that it never cuts a head of k and v: if there are fewer
     heads than ranks, several ranks have the same head.
@@ -105,15 +106,23 @@ def _shard_rect(table: WeightTable, hf_name: str, tp_rank: int, tp_size: int) ->
     rule, shape = table.by_hf_name[hf_name], table.shape
     rect = whole(hf_name, rule.hf_shapes[hf_name])
     if rule.kind is ShardKind.COPY:
-        return rect
+        return [rect]
+    if rule.kind is ShardKind.COLUMN:
+        rects = []
+        for section in rule.sections:
+            if section.hf_name == hf_name:
+                size = section.num_rows // tp_size
+                first = section.start + tp_rank * size
+                rects.append(rect.strip(0, first, first + size))
+        return rects
     axis = rule.kind.axis
     # The rank has the strip with the number `position` of those that are `size` wide.
     size, position = rule.hf_shapes[hf_name][axis] // tp_size, tp_rank
     is_query = hf_name == next(iter(rule.hf_shapes))
-    is_key_or_value = rule.kind is ShardKind.QKV and not is_query
+    has_heads = rule.kind in (ShardKind.QKV, ShardKind.GATED_QKV)
     if rule.kind is ShardKind.VOCABULARY:
         size = padded_vocabulary(shape) // tp_size
-    elif is_key_or_value and tp_size > shape.num_kv_heads:
+    elif has_heads and not is_query and tp_size > shape.num_kv_heads:
         size = shape.head_dim
         position = tp_rank // (tp_size // shape.num_kv_heads)
-    return rect.strip(axis, position * size, (position + 1) * size)
+    return [rect.strip(axis, position * size, (position + 1) * size)]
