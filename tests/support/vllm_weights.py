@@ -34,25 +34,6 @@ def vllm_weights(
         padding = table.new_zeros(-len(table) % 64, table.shape[1])
         return torch.cat([table, padding]).chunk(tp_size)[tp_rank]
 
-    def delta_net(prefix: str) -> dict[str, Tensor]:
-        delta = shape.delta
-        assert delta is not None
-        sizes = [delta.key_size, delta.key_size, delta.value_size]
-
-        def qkv(name: str) -> list[Tensor]:
-            return [part.chunk(tp_size)[tp_rank] for part in hf[prefix + name].split(sizes)]
-
-        z, b, a = (rows(f"{prefix}in_proj_{part}.weight") for part in "zba")
-        return {
-            f"{prefix}in_proj_qkvz.weight": torch.cat([*qkv("in_proj_qkv.weight"), z]),
-            f"{prefix}in_proj_ba.weight": torch.cat([b, a]),
-            f"{prefix}conv1d.weight": torch.cat(qkv("conv1d.weight")),
-            f"{prefix}A_log": rows(f"{prefix}A_log"),
-            f"{prefix}dt_bias": rows(f"{prefix}dt_bias"),
-            f"{prefix}norm.weight": hf[f"{prefix}norm.weight"],
-            f"{prefix}out_proj.weight": columns(f"{prefix}out_proj.weight"),
-        }
-
     found = {"model.embed_tokens.weight": vocabulary("model.embed_tokens.weight")}
     if not shape.tied_embeddings:
         found["lm_head.weight"] = vocabulary("lm_head.weight")
@@ -79,7 +60,7 @@ def vllm_weights(
                 [columns(f"{e}down_proj.weight") for e in experts]
             )
         if f"{layer}linear_attn.A_log" in hf:
-            found |= delta_net(layer + "linear_attn.")
+            found |= _delta_net(shape, hf, layer + "linear_attn.", tp_rank, tp_size)
             continue
         attention = layer + "self_attn."
         for kind in ("weight", "bias") if shape.qkv_bias else ("weight",):
@@ -91,3 +72,28 @@ def vllm_weights(
             norms = ["self_attn.q_norm.weight", "self_attn.k_norm.weight"]
             found |= {layer + norm: hf[layer + norm] for norm in norms}
     return found
+
+
+def _delta_net(
+    shape: ModelShape, hf: Mapping[str, Tensor], prefix: str, tp_rank: int, tp_size: int
+) -> dict[str, Tensor]:
+    delta = shape.delta
+    assert delta is not None
+
+    def share(tensor: Tensor, axis: int = 0) -> Tensor:
+        return tensor.chunk(tp_size, dim=axis)[tp_rank]
+
+    def shares_of_qkv(name: str) -> list[Tensor]:
+        sections = [delta.key_size, delta.key_size, delta.value_size]
+        return [share(section) for section in hf[prefix + name].split(sections)]
+
+    z, b, a = (share(hf[f"{prefix}in_proj_{part}.weight"]) for part in "zba")
+    return {
+        f"{prefix}in_proj_qkvz.weight": torch.cat([*shares_of_qkv("in_proj_qkv.weight"), z]),
+        f"{prefix}in_proj_ba.weight": torch.cat([b, a]),
+        f"{prefix}conv1d.weight": torch.cat(shares_of_qkv("conv1d.weight")),
+        f"{prefix}A_log": share(hf[f"{prefix}A_log"]),
+        f"{prefix}dt_bias": share(hf[f"{prefix}dt_bias"]),
+        f"{prefix}norm.weight": hf[f"{prefix}norm.weight"],
+        f"{prefix}out_proj.weight": share(hf[f"{prefix}out_proj.weight"], 1),
+    }
