@@ -32,11 +32,13 @@ from megatron_opsft.models.storage.model_paths import (
 )
 from megatron_opsft.models.storage.partial import PlannedFile
 from megatron_opsft.models.weights.checkpoint_keys import (
-    Entry,
+    StoredPart,
     entry_of,
     extra_state_keys,
     lead_sizes,
+    parts_in,
 )
+from megatron_opsft.models.weights.rectangles import whole
 from megatron_opsft.models.weights.rules import WeightRule, WeightTable
 from megatron_opsft.models.weights.slicing import shard_parameter
 from megatron_opsft.records import TensorShape
@@ -55,7 +57,8 @@ def megatron_layout(
     layout = _DistLayout(dtype, max_file_bytes)
     sizes = lead_sizes(table)
     for rule in table.exported:
-        layout.add_tensor(rule, entry_of(rule), sizes)
+        for part in parts_in(entry_of(rule), rule):
+            layout.add_tensor(rule, part, sizes[entry_of(rule).key])
     empty = _saved([None])
     for key in extra_state_keys(table):
         layout.described[key] = BytesStorageMetadata()
@@ -127,15 +130,17 @@ class _DistLayout:
         return Path(name), data_start
 
     def add_tensor(
-        self, rule: WeightRule, entry: Entry, lead_sizes: dict[str, TensorShape]
+        self, rule: WeightRule, part: StoredPart, lead_sizes: TensorShape
     ) -> None:
         """Add one layer (or expert) of a tensor: a chunk of size 1 on each prepended axis.
 
-        lead_sizes: key of a tensor -> sizes of its prepended axes.
+        lead_sizes: sizes of the tensor's prepended axes.
         """
-        shape = (1,) * len(entry.lead) + rule.mcore_shape
-        whole_shape = torch.Size(lead_sizes[entry.key] + rule.mcore_shape)
-        offsets = torch.Size(entry.lead + (0,) * len(rule.mcore_shape))
+        entry = part.entry
+        part_shape = (part.num_rows, *rule.mcore_shape[1:])
+        shape = (1,) * len(entry.lead) + part_shape
+        whole_shape = torch.Size(lead_sizes + part_shape)
+        offsets = torch.Size(entry.lead + (0,) * len(part_shape))
         properties = TensorProperties(dtype=self.dtype)
         new_metadata = TensorStorageMetadata(properties, whole_shape, [])
         # All chunks of a tensor share the metadata of the first.
@@ -145,9 +150,14 @@ class _DistLayout:
         before, after = _archive_frame(shape, self.dtype)
         data_bytes = prod(shape) * self.dtype.itemsize
         file, offset = self.add_archive(index, before, data_bytes, after)
-        region = Region(file, offset, rule.mcore_shape, self.dtype)
-        parts = shard_parameter(rule, 0, 1).copies
-        self.targets.append(Target(rule.mcore_name, region, parts))
+        region = Region(file, offset, part_shape, self.dtype)
+        stored = whole(rule.mcore_name, part_shape).shift(part.first_row, 0)
+        copies = []
+        for whole_copy in shard_parameter(rule, 0, 1).copies:
+            copy = whole_copy.cut_target(stored)
+            if copy is not None:
+                copies.append(copy._replace(target=copy.target.relative_to(stored)))
+        self.targets.append(Target(rule.mcore_name, region, tuple(copies)))
 
 
 def _file_name(index: int) -> str:

@@ -101,6 +101,8 @@ class WeightRule:
     """
     stored_apart: bool = False
     """True if Megatron's checkpoints hold each section as a tensor of its own."""
+    stacks_layers: bool = True
+    """True if one tensor of Megatron's checkpoints holds the parameter of all layers."""
 
     @property
     def is_expert(self) -> bool:

@@ -18,7 +18,12 @@ from megatron_opsft.models.architectures.template import ShardKind
 from megatron_opsft.models.storage.dist_metadata import Chunk, locate, read_metadata
 from megatron_opsft.models.storage.large_files import Region
 from megatron_opsft.models.storage.model_paths import RECORD_NAME
-from megatron_opsft.models.weights.checkpoint_keys import Entry, possible_entries
+from megatron_opsft.models.weights.checkpoint_keys import (
+    Entry,
+    StoredPart,
+    parts_in,
+    possible_entries,
+)
 from megatron_opsft.models.weights.rectangles import Copy, Rect, whole
 from megatron_opsft.models.weights.rules import WeightRule, WeightTable
 from megatron_opsft.models.weights.slicing import shard_parameter
@@ -46,15 +51,19 @@ class MegatronTensors:
         self.model_dir = directory
         self._table = table
         self._stored = read_metadata(directory)
-        self._entries: dict[str, Entry] = {}
+        self._parts: dict[str, list[StoredPart]] = {}
         self._chunks: dict[Entry, list[Chunk]] = {}
         self._locate = cache(locate)
         self._check_vocabulary()
         self._match()
 
     def dtype(self, name: str) -> torch.dtype:
-        mcore_name = self._table.by_hf_name[name].mcore_name
-        return self._stored[self._entries[mcore_name].key].dtype
+        rule = self._table.by_hf_name[name]
+        parts = self._parts[rule.mcore_name]
+        if rule.stored_apart:
+            names = [section.hf_name for section in rule.sections]
+            return self._stored[parts[names.index(name)].entry.key].dtype
+        return self._stored[parts[0].entry.key].dtype
 
     def files(self) -> tuple[Path, ...]:
         """Return the files of the weights, each once, in order."""
@@ -85,16 +94,21 @@ class MegatronTensors:
         Errors: `UserError` for missing and unknown tensors.
         """
         for rule in self._table.exported:
-            candidates = possible_entries(rule)
-            stored = [entry for entry in candidates if entry.key in self._stored]
-            if not stored:
-                raise UserError(
-                    f"{self.model_dir} holds no {candidates[0].key}, which a "
-                    f"{self._table.shape.architecture} has"
-                )
-            self._check_shape(rule, stored[0])
-            self._entries[rule.mcore_name] = stored[0]
-        num_lead_axes = {entry.key: len(entry.lead) for entry in self._entries.values()}
+            candidates = [parts_in(entry, rule) for entry in possible_entries(rule)]
+            parts = next(filter(self._has_any, candidates), candidates[0])
+            for part in parts:
+                if part.entry.key not in self._stored:
+                    raise UserError(
+                        f"{self.model_dir} holds no {part.entry.key}, which a "
+                        f"{self._table.shape.architecture} has"
+                    )
+                self._check_shape(rule, part)
+            self._parts[rule.mcore_name] = parts
+        num_lead_axes = {
+            part.entry.key: len(part.entry.lead)
+            for parts in self._parts.values()
+            for part in parts
+        }
         for key, num_axes in num_lead_axes.items():
             self._index_chunks(key, num_axes)
         unexpected = [
@@ -107,6 +121,9 @@ class MegatronTensors:
                 f"{self.model_dir} holds {', '.join(sorted(unexpected)[:4])}, which is not part of "
                 f"a {self._table.shape.architecture} as config.json describes it"
             )
+
+    def _has_any(self, parts: list[StoredPart]) -> bool:
+        return any(part.entry.key in self._stored for part in parts)
 
     def _check_vocabulary(self) -> None:
         """Check that a converted checkpoint's model had the same vocabulary. Errors: `UserError`.
@@ -132,17 +149,19 @@ class MegatronTensors:
             for lead in product(*ranges[:num_lead_axes]):
                 self._chunks.setdefault(Entry(key, lead), []).append(chunk)
 
-    def _check_shape(self, rule: WeightRule, entry: Entry) -> None:
+    def _check_shape(self, rule: WeightRule, part: StoredPart) -> None:
         """Check that the stored tensor has the parameter's layer and expert, in its shape.
 
         Errors: `UserError`.
         """
+        entry = part.entry
+        wanted = (part.num_rows, *rule.mcore_shape[1:])
         stored = self._stored[entry.key].shape
         lead_sizes, shape = stored[: len(entry.lead)], stored[len(entry.lead) :]
         has_entry = all(
             index < size for index, size in zip(entry.lead, lead_sizes, strict=False)
         )
-        has_shape = shape == rule.mcore_shape
+        has_shape = shape == wanted
         if rule.kind is ShardKind.VOCABULARY and len(shape) == len(rule.mcore_shape):
             # Other writers pad the vocabulary to other multiples.
             holds_tokens = shape[0] >= self._table.shape.vocab_size
@@ -150,7 +169,7 @@ class MegatronTensors:
         if not (has_entry and has_shape):
             raise UserError(
                 f"{self.model_dir}: tensor {entry.key} has shape {list(stored)}, but config.json "
-                f"means {list(rule.mcore_shape)} for each layer"
+                f"means {list(wanted)} for each layer"
             )
 
     def _copy(self, rule: WeightRule, copy: Copy, out: Tensor, window: Rect) -> None:
@@ -159,22 +178,34 @@ class MegatronTensors:
 
         out: receives the values of `window`, a rectangle of the HF tensor around the source.
         """
-        entry = self._entries[rule.mcore_name]
-        num_lead_axes = len(entry.lead)
-        for chunk in self._chunks[entry]:
-            in_chunk = whole("", chunk.sizes[num_lead_axes:])
-            # Where the chunk begins in the parameter; a vector has no columns.
-            row, *column = chunk.offsets[num_lead_axes:]
-            shifted = in_chunk.shift(row, column[0] if column else 0)
-            in_parameter = shifted._replace(tensor=rule.mcore_name)
-            # A piece spans the columns of its chunk: parameters are cut between rows only.
-            piece = copy.then(Copy(in_parameter, in_chunk))
-            if piece is not None:
-                self._slice(chunk, entry).copy_rows(
-                    piece.target.row0,
-                    piece.source.relative_to(window).view(out),
-                    piece.source.tensor,
-                )
+        for part in self._parts[rule.mcore_name]:
+            for chunk in self._chunks[part.entry]:
+                self._copy_chunk(part, chunk, rule, copy, out, window)
+
+    def _copy_chunk(
+        self,
+        part: StoredPart,
+        chunk: Chunk,
+        rule: WeightRule,
+        copy: Copy,
+        out: Tensor,
+        window: Rect,
+    ) -> None:
+        """Read what one chunk of a part of the parameter has of the source of `copy`."""
+        num_lead_axes = len(part.entry.lead)
+        in_chunk = whole("", chunk.sizes[num_lead_axes:])
+        # Where the chunk begins in the parameter; a vector has no columns.
+        row, *columns = chunk.offsets[num_lead_axes:]
+        shifted = in_chunk.shift(part.first_row + row, columns[-1] if columns else 0)
+        in_parameter = shifted._replace(tensor=rule.mcore_name)
+        # A piece spans the columns of its chunk: parameters are cut between rows only.
+        piece = copy.then(Copy(in_parameter, in_chunk))
+        if piece is not None:
+            self._slice(chunk, part.entry).copy_rows(
+                piece.target.row0,
+                piece.source.relative_to(window).view(out),
+                piece.source.tensor,
+            )
 
     def _slice(self, chunk: Chunk, entry: Entry) -> Region:
         """Return the region of the entry's layer (and expert) in a chunk of several."""

@@ -166,6 +166,8 @@ class WeightTable:
             layer=layer,
             expert=expert,
             stored_apart=template.stored_apart,
+            # Layers of several kinds do not have the same parameters.
+            stacks_layers=self.shape.delta is None,
         )
 
     @property

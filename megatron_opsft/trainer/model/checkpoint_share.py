@@ -127,11 +127,15 @@ def own_share(
             values_of["optimizer.state.fp32_param."] = main
             if not is_loading:
                 values_of[""] = weight.detach().view(-1)[owned.start : owned.end]
+        # A checkpoint may have axes of layers and experts before those of the parameter.
+        row_axis = -weight.dim() if weight.dim() > 1 else None
         for tensor in sharded_tensors(described[owned.weight], weight):
             view: Any = tensor.data
             first = view.storage_offset() - weight.storage_offset()
             for prefix, values in values_of.items():
-                share += _rectangles(tensor, first, values, owned.start, prefix)
+                share += _rectangles(
+                    tensor, row_axis, first, values, owned.start, prefix
+                )
     return share
 
 
@@ -192,10 +196,16 @@ def _distributed_optimizers(optimizer: ChainedOptimizer) -> list[DistributedOpti
 
 
 def _rectangles(
-    tensor: ShardedTensor, first: int, values: Tensor, start: int, prefix: str
+    tensor: ShardedTensor,
+    row_axis: int | None,
+    first: int,
+    values: Tensor,
+    start: int,
+    prefix: str,
 ) -> Iterator[ShardedTensor]:
     """Yield the rectangles of `tensor` that `values` covers.
 
+    row_axis: the axis of rows, counted from the end; None: it has none.
     values: flat, from element `start` of a flattened parameter, in which `tensor` begins at element
     `first`. prefix: what the rectangles' keys begin with.
     """
@@ -205,19 +215,21 @@ def _rectangles(
     end = min(start + values.numel(), first + prod(tensor.local_shape))
     for low, high in flat_rectangles(begin - first, end - first, width):
         num_rows = max(1, (high - low) // width)
-        # Axes before the last two have size 1; a vector without any has no rows either.
-        shape = (*[1] * num_axes, num_rows, (high - low) // num_rows)[-num_axes:]
+        # All axes but that of rows and the last have size 1; a vector has no axis of rows.
+        shape = [1] * num_axes
+        shape[-1] = (high - low) // num_rows
         row, column = divmod(low, width)
         offset = list(tensor.global_offset)
         offset[-1] += column
-        if row:
-            offset[-2] += row
+        if row_axis is not None:
+            shape[row_axis] = num_rows
+            offset[row_axis] += row
         yield replace(
             tensor,
             key=prefix + tensor.key,
             data=values[first + low - start : first + high - start].view(shape),
             dtype=values.dtype,
-            local_shape=shape,
+            local_shape=tuple(shape),
             global_offset=tuple(offset),
             axis_fragmentations=None,  # rectangles are no grid
             prepend_axis_num=0,
