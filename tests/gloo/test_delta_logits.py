@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hf_reference import evaluated_hf_model
 from jobs import Case, build, forward_logits
 from tiny_models import SHAPES
@@ -22,6 +23,7 @@ from megatron_opsft.models.architectures.template import ShardKind
 from megatron_opsft.models.weights import slicing
 from megatron_opsft.records import MicroBatch
 from megatron_opsft.trainer.model import delta_net
+from megatron_opsft.trainer.model.attention import RMSNorm
 
 MODEL = "qwen3_5"
 LIMIT = 1e-4  # largest absolute difference, float32; the logits themselves reach about 4
@@ -70,7 +72,12 @@ def gates_behind_their_queries() -> AbstractContextManager[Any]:
 FAULTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "none": nullcontext,
     "gates behind their queries": gates_behind_their_queries,
-    "norms without 1 +": partial(other_shape, zero_centered_norms=False),
+    "norms without 1 +": partial(
+        patch.object,
+        RMSNorm,
+        "forward",
+        lambda norm, x: F.rms_norm(x, norm.weight.shape, norm.weight, norm.eps),
+    ),
     "rotary positions on all dimensions": partial(other_shape, rotary_dim=None),
     "attention without its gate's sigmoid": partial(
         patch.object, torch, "sigmoid", lambda gate: torch.ones_like(gate)

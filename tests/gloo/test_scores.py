@@ -31,6 +31,7 @@ def score(case: Case) -> tuple[Values, Values]:
         Case(cp=2, tp=2),
         Case(cp=2, pp=2),
         Case(model="qwen3_yarn", cp=2),
+        Case(model="qwen3_5", tp=2, pp=2),
         Case(model="qwen3_yarn", cp=2, tp=2),
     ],
     ids=str,

@@ -25,6 +25,7 @@ from jobs import (
     train_steps,
 )
 from safetensors.torch import load_file, save_file
+from tiny_models import rounding
 from world import World
 
 import megatron_opsft
@@ -51,6 +52,8 @@ LAYOUTS = [
     Case(model="qwen2_tied", pp=2, dp=2),
     Case(model="qwen3", tp=2, dp=2, sequence_parallel=True),
     Case(model="llama3", tp=2, pp=2),
+    Case(model="qwen3_5", tp=2, dp=2),
+    Case(model="qwen3_5", tp=2, pp=2, sequence_parallel=True),
     Case(model="qwen3_moe", dp=4, ep=2),
     Case(model="qwen3_moe", tp=2, dp=2, ep=2, sequence_parallel=True),
     Case(model="qwen3_moe", tp=2, ep=2, etp=1, sequence_parallel=True),
@@ -89,7 +92,7 @@ def test_losses_norms_and_weights_match_hf_with_torch_adamw(
     )
     assert min(norms) > 2 * OPTIMIZER.clip_grad
     assert [r.loss for r in results] == pytest.approx(losses, rel=1e-5)
-    assert [r.grad_norm for r in results] == pytest.approx(norms, rel=1e-5)
+    assert [r.grad_norm for r in results] == pytest.approx(norms, rel=rounding(case.model))
     # An entry moves by up to the learning rate in each of the steps.
     assert worst_difference(found, expected) < 0.02 * OPTIMIZER.lr
     assert all(r.applied and r.lr == OPTIMIZER.lr for r in results)

@@ -103,6 +103,14 @@ SHAPES = {
 }
 
 
+def rounding(name: str) -> float:
+    """The relative difference of two float32 gradients of a model of `SHAPES` that are the same.
+
+    A gated delta net solves systems of up to 64 tokens, which programs round differently.
+    """
+    return 1e-5 if SHAPES[name].delta is None else 1e-4
+
+
 def weight(hf_name: str, shape: tuple[int, ...]) -> Tensor:
     """The float32 values of one HF tensor."""
     generator = torch.Generator().manual_seed(zlib.crc32(hf_name.encode()))
@@ -117,7 +125,12 @@ def weight(hf_name: str, shape: tuple[int, ...]) -> Tensor:
 def weights(name: str) -> dict[str, Tensor]:
     """Every HF tensor of a model of `SHAPES`."""
     shapes = WeightTable(SHAPES[name]).hf_shapes()
-    return {hf_name: weight(hf_name, shape) for hf_name, shape in shapes.items()}
+    values = {hf_name: weight(hf_name, shape) for hf_name, shape in shapes.items()}
+    if SHAPES[name].zero_centered_norms:
+        for hf_name in values:
+            if hf_name.endswith("norm.weight") and "linear_attn" not in hf_name:
+                values[hf_name] -= 1.0
+    return values
 
 
 def adapter_values(name: str, lora: LoraConfig) -> dict[str, Tensor]:
