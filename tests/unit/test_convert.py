@@ -143,14 +143,27 @@ def test_memory_does_not_grow_with_the_model(cli: ForkedCli, tmp_path: Path, to:
     assert large - small < 110
 
 
-def test_dtype_is_cast_and_mixed_dtypes_need_one(hf: Path, tmp_path: Path) -> None:
+def test_dtype_is_cast_and_each_tensor_keeps_its_own(hf: Path, tmp_path: Path) -> None:
     short = run(hf, tmp_path / "a", "megatron", dtype="bfloat16")
     found = all_tensors(run(short, tmp_path / "b", "hf"))
     assert all(torch.equal(found[key], value.bfloat16()) for key, value in all_tensors(hf).items())
     edit(hf, "model.norm.weight", Tensor.half)
-    with pytest.raises(UserError, match="give --dtype"):
-        run(hf, tmp_path / "c", "megatron")
-    run(hf, tmp_path / "c", "megatron", dtype="float32")
+    mixed = all_tensors(run(run(hf, tmp_path / "c", "megatron"), tmp_path / "d", "hf"))
+    assert mixed["model.norm.weight"].dtype is torch.float16
+    assert all(torch.equal(mixed[key], value) for key, value in all_tensors(hf).items())
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [("1.mlp.up_proj", "1.mlp.gate_proj"), ("1.input_layernorm", "have torch.float32 in decoder")],
+)
+def test_tensors_that_megatron_holds_in_one_need_one_dtype(
+    hf: Path, tmp_path: Path, name: str, other: str
+) -> None:
+    edit(hf, f"model.layers.{name}.weight", Tensor.half)
+    with pytest.raises(UserError, match=f"{name}.weight is torch.float16.*{other}.* give --dtype"):
+        run(hf, tmp_path / "a", "megatron")
+    run(hf, tmp_path / "a", "megatron", dtype="float32")
 
 
 @pytest.mark.parametrize(
@@ -171,13 +184,14 @@ def test_finite_values_that_would_become_infinite_are_refused(
         convert = partial(run, wide if to == "hf" else hf, out, to, dtype=str(dtype)[6:])
         if number != value:
             convert()
-            assert differing_tensors(open_source(hf), open_source(out), dtype=dtype) == []
+            dtypes = dict.fromkeys(open_source(hf).shapes(), dtype)
+            assert differing_tensors(open_source(hf), open_source(out), dtypes=dtypes) == []
             continue
         with pytest.raises(UserError, match=rf"tensor {name} holds .*choose {wider}$"):
             convert()
         assert not out.exists() and not partial_dir(out).exists()
         with pytest.raises(UserError, match=f"tensor {name} holds"):  # as --verify compares
-            differing_tensors(open_source(hf), open_source(wide), dtype=dtype)
+            differing_tensors(open_source(hf), open_source(wide), dtypes=dtypes)
 
 
 def test_overwrite_never_deletes_what_is_read(hf: Path, megatron: Path, tmp_path: Path) -> None:
@@ -335,7 +349,7 @@ def test_wrong_direction_and_missing_config_are_named(
     (megatron / "config.json").unlink()
     with pytest.raises(UserError, match="--config-from"):
         open_source(megatron)
-    assert open_source(megatron, hf).only_dtype() is torch.float32
+    assert set(open_source(megatron, hf).dtypes().values()) == {torch.float32}
 
 
 def test_check_tells_equal_from_different(cli: ForkedCli, hf: Path, megatron: Path) -> None:

@@ -4,6 +4,7 @@ import io
 import json
 import pickle
 import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from math import prod
@@ -21,9 +22,15 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from megatron_opsft.models.storage.hf_writer import FileLayout, Target
+from megatron_opsft.errors import UserError
+from megatron_opsft.models.storage.hf_writer import (
+    FileLayout,
+    Target,
+    safetensors_file,
+)
 from megatron_opsft.models.storage.large_files import PAGE, Region, archived_tensor
 from megatron_opsft.models.storage.model_paths import (
+    CARRIED_NAME,
     COMMON_NAME,
     FORMAT_NAME,
     METADATA_NAME,
@@ -38,7 +45,7 @@ from megatron_opsft.models.weights.checkpoint_keys import (
     lead_sizes,
     parts_in,
 )
-from megatron_opsft.models.weights.rectangles import whole
+from megatron_opsft.models.weights.rectangles import Copy, whole
 from megatron_opsft.models.weights.rules import WeightRule, WeightTable
 from megatron_opsft.models.weights.slicing import shard_parameter
 from megatron_opsft.records import TensorShape
@@ -48,17 +55,21 @@ _SMALL_ALIGNMENT = 64  # torch's archives align their tensors to as many bytes
 
 
 def megatron_layout(
-    table: WeightTable, dtype: torch.dtype, max_file_bytes: int
+    table: WeightTable,
+    dtypes: Mapping[str, torch.dtype],
+    carried: Mapping[str, Region],
+    max_file_bytes: int,
 ) -> FileLayout:
     """Lay out a Megatron checkpoint of format torch_dist.
 
-    table: with TransformerEngine's names.
+    table: with TransformerEngine's names. dtypes: of each HF tensor. carried: tensors of other
+    parts of the model. Errors: `UserError` for a Megatron tensor of HF tensors whose dtypes differ.
     """
-    layout = _DistLayout(dtype, max_file_bytes)
+    layout = _DistLayout(max_file_bytes)
     sizes = lead_sizes(table)
     for rule in table.exported:
         for part in parts_in(entry_of(rule), rule):
-            layout.add_tensor(rule, part, sizes[entry_of(rule).key])
+            layout.add_tensor(rule, part, sizes[entry_of(rule).key], dtypes)
     empty = _saved([None])
     for key in extra_state_keys(table):
         layout.described[key] = BytesStorageMetadata()
@@ -74,7 +85,18 @@ def megatron_layout(
         PlannedFile(_file_name(index), file.num_bytes, tuple(file.constants))
         for index, file in enumerate(layout.files)
     ]
-    return FileLayout(tuple(files), tuple(layout.targets), small_files)
+    targets = list(layout.targets)
+    if carried:
+        shapes = {name: region.shape for name, region in carried.items()}
+        own_dtypes = {name: region.dtype for name, region in carried.items()}
+        header, regions, num_bytes = safetensors_file(
+            Path(CARRIED_NAME), shapes, own_dtypes
+        )
+        files.append(PlannedFile(CARRIED_NAME, num_bytes, ((0, header),)))
+        for name, region in regions.items():
+            rect = whole(name, region.shape)
+            targets.append(Target(name, region, (Copy(rect, rect),)))
+    return FileLayout(tuple(files), tuple(targets), small_files)
 
 
 @dataclass
@@ -90,7 +112,6 @@ class _File:
 class _DistLayout:
     """Files of archives, and Megatron's metadata of them."""
 
-    dtype: torch.dtype
     max_file_bytes: int
     files: list[_File] = field(default_factory=list)
     """Archives are added to the last one."""
@@ -130,34 +151,65 @@ class _DistLayout:
         return Path(name), data_start
 
     def add_tensor(
-        self, rule: WeightRule, part: StoredPart, lead_sizes: TensorShape
+        self,
+        rule: WeightRule,
+        part: StoredPart,
+        lead_sizes: TensorShape,
+        dtypes: Mapping[str, torch.dtype],
     ) -> None:
         """Add one layer (or expert) of a tensor: a chunk of size 1 on each prepended axis.
 
-        lead_sizes: sizes of the tensor's prepended axes.
+        lead_sizes: sizes of the tensor's prepended axes. dtypes: of each HF tensor. Errors:
+        `UserError` if those of the tensor differ.
         """
+        copies = _copies_to(rule, part)
+        dtype = _only_dtype(copies, part, dtypes)
         entry = part.entry
         part_shape = (part.num_rows, *rule.mcore_shape[1:])
         shape = (1,) * len(entry.lead) + part_shape
         whole_shape = torch.Size(lead_sizes + part_shape)
         offsets = torch.Size(entry.lead + (0,) * len(part_shape))
-        properties = TensorProperties(dtype=self.dtype)
+        properties = TensorProperties(dtype=dtype)
         new_metadata = TensorStorageMetadata(properties, whole_shape, [])
         # All chunks of a tensor share the metadata of the first.
         metadata = self.described.setdefault(entry.key, new_metadata)
+        if metadata.properties.dtype is not dtype:
+            raise UserError(
+                f"tensor {copies[0].source.tensor} is {dtype}, but other layers have "
+                f"{metadata.properties.dtype} in {entry.key}; give --dtype to convert all to one"
+            )
         index = MetadataIndex(entry.key, offsets, len(metadata.chunks))
         metadata.chunks.append(ChunkStorageMetadata(offsets, torch.Size(shape)))
-        before, after = _archive_frame(shape, self.dtype)
-        data_bytes = prod(shape) * self.dtype.itemsize
+        before, after = _archive_frame(shape, dtype)
+        data_bytes = prod(shape) * dtype.itemsize
         file, offset = self.add_archive(index, before, data_bytes, after)
-        region = Region(file, offset, part_shape, self.dtype)
-        stored = whole(rule.mcore_name, part_shape).shift(part.first_row, 0)
-        copies = []
-        for whole_copy in shard_parameter(rule, 0, 1).copies:
-            copy = whole_copy.cut_target(stored)
-            if copy is not None:
-                copies.append(copy._replace(target=copy.target.relative_to(stored)))
-        self.targets.append(Target(rule.mcore_name, region, tuple(copies)))
+        region = Region(file, offset, part_shape, dtype)
+        self.targets.append(Target(rule.mcore_name, region, copies))
+
+
+def _copies_to(rule: WeightRule, part: StoredPart) -> tuple[Copy, ...]:
+    """Return the copies from HF tensors to a part of a parameter, counted from its first row."""
+    part_shape = (part.num_rows, *rule.mcore_shape[1:])
+    stored = whole(rule.mcore_name, part_shape).shift(part.first_row, 0)
+    copies = []
+    for whole_copy in shard_parameter(rule, 0, 1).copies:
+        copy = whole_copy.cut_target(stored)
+        if copy is not None:
+            copies.append(copy._replace(target=copy.target.relative_to(stored)))
+    return tuple(copies)
+
+
+def _only_dtype(
+    copies: Sequence[Copy], part: StoredPart, dtypes: Mapping[str, torch.dtype]
+) -> torch.dtype:
+    names = list(dict.fromkeys(copy.source.tensor for copy in copies))
+    for name in names:
+        if dtypes[name] is not dtypes[names[0]]:
+            raise UserError(
+                f"tensor {name} is {dtypes[name]}, but {names[0]} is {dtypes[names[0]]}, and both "
+                f"are in {part.entry.key}; give --dtype to convert all to one"
+            )
+    return dtypes[names[0]]
 
 
 def _file_name(index: int) -> str:

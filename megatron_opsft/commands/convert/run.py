@@ -1,7 +1,7 @@
 """Convert a model from one format to the other, and compare two models of either format."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from math import prod
 from pathlib import Path
@@ -21,7 +21,7 @@ from megatron_opsft.models.storage.hf_writer import (
     hf_layout,
     side_files,
 )
-from megatron_opsft.models.storage.large_files import Staging, row_chunks
+from megatron_opsft.models.storage.large_files import Region, Staging, row_chunks
 from megatron_opsft.models.storage.model_paths import (
     is_dist_checkpoint,
     resolve_model,
@@ -31,6 +31,7 @@ from megatron_opsft.models.storage.replacing import check_out
 from megatron_opsft.models.storage.stored_weights import (
     StoredWeights,
     base_of,
+    carried_of,
     open_weights,
 )
 from megatron_opsft.models.weights.rectangles import Rect
@@ -54,21 +55,42 @@ class Source(NamedTuple):
     table: WeightTable
     """Its names are TransformerEngine's, which checkpoints use."""
     tensors: StoredWeights
+    carried: Mapping[str, Region]
+    """Tensors of other parts of the model."""
 
-    def only_dtype(self) -> torch.dtype:
-        """Return the dtype of all weights. Errors: `UserError` naming one with another dtype."""
-        names = list(self.table.hf_shapes())
-        first = self.tensors.dtype(names[0])
-        for name in names:
-            dtype = self.tensors.dtype(name)
-            if dtype is not first:
+    def shapes(self) -> dict[str, TensorShape]:
+        """Return name -> shape of all tensors, carried ones last."""
+        carried = {name: region.shape for name, region in self.carried.items()}
+        return self.table.hf_shapes() | carried
+
+    def dtype(self, name: str) -> torch.dtype:
+        """Return the dtype of a tensor."""
+        if name in self.carried:
+            return self.carried[name].dtype
+        return self.tensors.dtype(name)
+
+    def dtypes(self, wanted: str | None = None) -> dict[str, torch.dtype]:
+        """Return name -> dtype of all tensors: their own, or the wanted one except for what is
+        carried. Errors: `UserError` naming a tensor whose dtype no file can have.
+        """
+        dtypes = {}
+        for name in self.shapes():
+            dtypes[name] = self.dtype(name)
+            if wanted is not None and name not in self.carried:
+                dtypes[name] = getattr(torch, wanted)
+            if dtypes[name] not in SAFETENSORS_DTYPES.values():
                 raise UserError(
-                    f"{self.directory}: tensor {name} is {dtype}, but {names[0]} is {first}; "
-                    "give --dtype to convert all to one"
+                    f"{self.directory}: tensor {name} is {dtypes[name]}, which is not supported; "
+                    "give --dtype"
                 )
-        if first not in SAFETENSORS_DTYPES.values():
-            raise UserError(f"{self.directory}: {first} is not supported; give --dtype")
-        return first
+        return dtypes
+
+    def copy_rows(self, name: str, start: int, out: torch.Tensor) -> None:
+        """Read as many rows as `out` has, from row `start` on, and cast them into it."""
+        if name in self.carried:
+            self.carried[name].copy_rows(start, out, name)
+        else:
+            self.tensors.copy_rows(name, start, out)
 
 
 def open_source(directory: Path, config_dir: Path | None = None) -> Source:
@@ -87,7 +109,9 @@ def open_source(directory: Path, config_dir: Path | None = None) -> Source:
         )
     config_dir = config_dir or directory
     table = WeightTable(read_model_shape(config_dir), "te")
-    return Source(directory, config_dir, table, open_weights(directory, table))
+    tensors = open_weights(directory, table)
+    carried = carried_of(directory, table) or carried_of(config_dir, table)
+    return Source(directory, config_dir, table, tensors, carried)
 
 
 def open_to_convert(
@@ -121,9 +145,8 @@ def open_merged(adapter_dir: Path, base: str | None = None) -> Source:
     base_dir = resolve_model(base, option="--base") if base else base_of(adapter_dir)
     whole = open_source(base_dir)
     adapter = StoredAdapter(adapter_dir, whole.table, config.lora)
-    return Source(
-        adapter_dir, base_dir, whole.table, MergedTensors(whole.tensors, adapter)
-    )
+    merged = MergedTensors(whole.tensors, adapter)
+    return Source(adapter_dir, base_dir, whole.table, merged, whole.carried)
 
 
 @record
@@ -156,22 +179,23 @@ def write_source(
     # The weight files are named too, since links may lead to them.
     inputs = [source.directory, source.config_dir, *source.tensors.files()]
     check_out(out, inputs, overwrite=overwrite)
-    out_dtype = getattr(torch, dtype) if dtype else source.only_dtype()
+    dtypes = source.dtypes(dtype)
     if to == "hf":
-        layout = hf_layout(source.table.hf_shapes(), out_dtype, max_shard_bytes)
+        layout = hf_layout(source.shapes(), dtypes, max_shard_bytes)
     else:
-        layout = megatron_layout(source.table, out_dtype, max_shard_bytes)
+        layout = megatron_layout(source.table, dtypes, source.carried, max_shard_bytes)
     num_bytes = sum(target.region.num_bytes for target in layout.targets)
     with (
         written_whole(out, layout.files) as partial,
         Progress("converting", num_bytes, unit="B") as progress,
     ):
         _copy_all(source, layout.targets, partial, progress)
-        small_files = side_files(source.config_dir, out_dtype) | layout.small_files
+        main_dtype = dtypes[source.table.embedding_name]
+        small_files = side_files(source.config_dir, main_dtype) | layout.small_files
         write_files(partial.directory, small_files)
     seconds = time.monotonic() - started
     if verify:
-        lines = differing_tensors(source, open_source(out), dtype=out_dtype)
+        lines = differing_tensors(source, open_source(out), dtypes=dtypes)
         if lines:
             raise UserError(
                 f"{out} differs from {source.directory}: {'; '.join(lines[:4])}"
@@ -220,39 +244,44 @@ def _copy_rows(
         if part is not None:
             read = part.source
             out = part.target.relative_to(window).view(rows)
-            source.tensors.copy_rows(read.tensor, read.row0, out)
+            source.copy_rows(read.tensor, read.row0, out)
     partial.files[str(region.path)].write(data, region.offset_of(first))
     return len(data)
 
 
 def differing_tensors(
-    first: Source, second: Source, *, dtype: torch.dtype | None = None
+    first: Source,
+    second: Source,
+    *,
+    dtypes: Mapping[str, torch.dtype] | None = None,
 ) -> list[str]:
     """Return one line for each tensor that differs in a bit; none for equal models.
 
-    dtype: both are cast to it first; None: dtypes must be equal too. Errors: `UserError` if the
+    dtypes: both are cast to these first; None: dtypes must be equal too. Errors: `UserError` if the
     models do not have the same tensors.
     """
-    shapes = first.table.hf_shapes()
-    if shapes != second.table.hf_shapes():
+    shapes = first.shapes()
+    if shapes != second.shapes():
         raise UserError(
             f"{first.directory} and {second.directory} are models of different architecture or size"
         )
-    sides = first.tensors, second.tensors
+    sides = first, second
     lines = []
     with Progress("comparing", len(shapes), unit=" tensors") as progress:
         for name, shape in shapes.items():
-            dtypes = [side.dtype(name) for side in sides]
-            if dtype is None and dtypes[0] is not dtypes[1]:
-                lines.append(f"{name}: {dtypes[0]} against {dtypes[1]}")
-            elif not _are_equal(sides, name, shape, dtype or dtypes[0]):
+            dtype, other = (side.dtype(name) for side in sides)
+            if dtypes is not None:
+                dtype = other = dtypes[name]
+            if dtype is not other:
+                lines.append(f"{name}: {dtype} against {other}")
+            elif not _are_equal(sides, name, shape, dtype):
                 lines.append(f"{name}: other values")
             progress.update()
     return lines
 
 
 def _are_equal(
-    sides: tuple[StoredWeights, StoredWeights],
+    sides: tuple[Source, Source],
     name: str,
     shape: TensorShape,
     dtype: torch.dtype,

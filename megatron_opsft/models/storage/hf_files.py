@@ -1,7 +1,7 @@
 """Open, check and read Hugging Face model directories, slice by slice."""
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cache, partial
 from pathlib import Path
 
@@ -87,6 +87,12 @@ class HfTensors:
 
     def shapes(self) -> dict[str, TensorShape]:
         return {name: region.shape for name, region in self._regions.items()}
+
+    def regions(self, is_wanted: Callable[[str], bool]) -> dict[str, Region]:
+        """Return name -> region of the tensors with a name that is wanted."""
+        return {
+            name: region for name, region in self._regions.items() if is_wanted(name)
+        }
 
     def files(self) -> tuple[Path, ...]:
         """The weight files, each once."""

@@ -16,7 +16,12 @@ from huggingface_hub import split_state_dict_into_shards_factory
 from torch import Tensor
 
 from megatron_opsft.models.storage.hf_files import SAFETENSORS_DTYPES
-from megatron_opsft.models.storage.large_files import Region, check_cast, memory_of
+from megatron_opsft.models.storage.large_files import (
+    Region,
+    check_cast,
+    copy_region,
+    memory_of,
+)
 from megatron_opsft.models.storage.model_paths import COPIED_PATTERNS, INDEX_NAME
 from megatron_opsft.models.storage.partial import PlannedFile, written_whole
 from megatron_opsft.models.storage.replacing import check_out
@@ -46,30 +51,31 @@ class FileLayout(NamedTuple):
 
 
 def hf_layout(
-    shapes: Mapping[str, TensorShape], dtype: torch.dtype, max_shard_bytes: int
+    shapes: Mapping[str, TensorShape],
+    dtypes: Mapping[str, torch.dtype],
+    max_shard_bytes: int,
 ) -> FileLayout:
     """Plan a Hugging Face directory: safetensors shards of at most `max_shard_bytes`, and an index.
 
-    A larger tensor gets a file of its own. Names follow the hub's convention. dtype: one of
-    SAFETENSORS_DTYPES.
+    A larger tensor gets a file of its own. Names follow the hub's convention. dtypes: of each
+    tensor one of SAFETENSORS_DTYPES.
     """
     split = split_state_dict_into_shards_factory(
-        dict(shapes),
-        get_storage_size=lambda shape: prod(shape) * dtype.itemsize,
+        {name: (shape, dtypes[name]) for name, shape in shapes.items()},
+        get_storage_size=_num_bytes,
         filename_pattern="model{suffix}.safetensors",
         max_shard_size=max_shard_bytes,
     )
     files = []
     targets = []
     for file_name, names in split.filename_to_tensors.items():
-        header = _safetensors_header({name: shapes[name] for name in names}, dtype)
-        offset = len(header)
-        for name in names:
+        header, regions, file_bytes = safetensors_file(
+            Path(file_name), {name: shapes[name] for name in names}, dtypes
+        )
+        for name, region in regions.items():
             rect = whole(name, shapes[name])
-            region = Region(Path(file_name), offset, shapes[name], dtype)
             targets.append(Target(name, region, (Copy(rect, rect),)))
-            offset += region.num_bytes
-        files.append(PlannedFile(file_name, offset, ((0, header),)))
+        files.append(PlannedFile(file_name, file_bytes, ((0, header),)))
     small_files = {}
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
@@ -77,7 +83,28 @@ def hf_layout(
     return FileLayout(tuple(files), tuple(targets), small_files)
 
 
-def _safetensors_header(shapes: Mapping[str, TensorShape], dtype: torch.dtype) -> bytes:
+def _num_bytes(tensor: tuple[TensorShape, torch.dtype]) -> int:
+    shape, dtype = tensor
+    return prod(shape) * dtype.itemsize
+
+
+def safetensors_file(
+    path: Path, shapes: Mapping[str, TensorShape], dtypes: Mapping[str, torch.dtype]
+) -> tuple[bytes, dict[str, Region], int]:
+    """Lay out a safetensors file of these tensors: its header, the region of each tensor, and the
+    bytes of the file.
+    """
+    header = _safetensors_header(shapes, dtypes)
+    regions, offset = {}, len(header)
+    for name, shape in shapes.items():
+        regions[name] = Region(path, offset, shape, dtypes[name])
+        offset += regions[name].num_bytes
+    return header, regions, offset
+
+
+def _safetensors_header(
+    shapes: Mapping[str, TensorShape], dtypes: Mapping[str, torch.dtype]
+) -> bytes:
     """Make the header of a file: its length as u64, then JSON padded to 8 bytes. The tensors follow
     it without gaps.
     """
@@ -85,9 +112,9 @@ def _safetensors_header(shapes: Mapping[str, TensorShape], dtype: torch.dtype) -
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     stop = 0
     for name, shape in shapes.items():
-        start, stop = stop, stop + prod(shape) * dtype.itemsize
+        start, stop = stop, stop + prod(shape) * dtypes[name].itemsize
         entries[name] = {
-            "dtype": dtype_names[dtype],
+            "dtype": dtype_names[dtypes[name]],
             "shape": list(shape),
             "data_offsets": [start, stop],
         }
@@ -110,8 +137,12 @@ def side_files(model_dir: Path, dtype: torch.dtype) -> dict[str, bytes]:
         if path.is_file():
             files[str(path.relative_to(model_dir))] = path.read_bytes()
     config = json.loads((model_dir / "config.json").read_bytes())
+    named = str(dtype).removeprefix("torch.")
     for key in config.keys() & {"dtype", "torch_dtype"} or ["dtype"]:
-        config[key] = str(dtype).removeprefix("torch.")
+        config[key] = named
+    for part in config.values():  # the configurations of a language model and of vision
+        if isinstance(part, dict):
+            part |= dict.fromkeys(part.keys() & {"dtype", "torch_dtype"}, named)
     content = (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
     return files | {"config.json": content}
 
@@ -123,6 +154,7 @@ def write_hf_model(
     shapes: Mapping[str, TensorShape],
     dtype: torch.dtype,
     source_dir: Path,
+    carried: Mapping[str, Region] = MappingProxyType({}),
     more_files: Mapping[str, bytes] = MappingProxyType({}),
     max_shard_bytes: int = MAX_SHARD_BYTES,
     overwrite: bool = False,
@@ -132,6 +164,7 @@ def write_hf_model(
     tensors: each of `shapes` once, in any order, on any device; cast to `dtype`.
     shapes: every tensor of the model, as `WeightTable.hf_shapes` returns them.
     source_dir: the model whose config.json, tokenizer and templates are copied.
+    carried: tensors of other parts of the model, which are copied as they are.
     more_files: relative name -> content of files that are written too, such as README.md.
 
     Everything goes to a hidden sibling of `out_dir`, which takes its name when all data is on disk.
@@ -141,7 +174,10 @@ def write_hf_model(
     failed write. ValueError for a missing name.
     """
     check_out(out_dir, [source_dir], overwrite=overwrite)
-    layout = hf_layout(shapes, dtype, max_shard_bytes)
+    carried_shapes = {name: region.shape for name, region in carried.items()}
+    dtypes = dict.fromkeys(shapes, dtype)
+    dtypes |= {name: region.dtype for name, region in carried.items()}
+    layout = hf_layout({**shapes, **carried_shapes}, dtypes, max_shard_bytes)
     remaining = {target.name: target.region for target in layout.targets}
     with written_whole(out_dir, layout.files) as partial:
         small_files = side_files(source_dir, dtype) | layout.small_files
@@ -154,6 +190,9 @@ def write_hf_model(
             check_cast(values, cast, f"tensor {name}")
             data = memory_of(cast.contiguous())
             partial.files[str(region.path)].write(data, region.offset)
+        for name, source in carried.items():
+            target = remaining.pop(name)
+            copy_region(source, target, partial.files[str(target.path)], name)
         if remaining:
             raise ValueError(
                 f"tensors never written: {', '.join(sorted(remaining)[:8])}"

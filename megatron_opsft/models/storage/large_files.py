@@ -113,6 +113,18 @@ class Region(NamedTuple):
                 check_cast(rows, target, f"{self.path}: tensor {name}")
 
 
+def copy_region(source: Region, target: Region, file: LargeFile, name: str) -> None:
+    """Copy a tensor of the same shape and dtype into an open file, some rows at a time.
+
+    target: where it goes in `file`. name: of the tensor, for errors. Errors: those of
+    `Region.copy_rows`.
+    """
+    for first, last in row_chunks(0, source.shape[0], source.row_bytes):
+        rows = torch.empty(last - first, *source.shape[1:], dtype=source.dtype)
+        source.copy_rows(first, rows, name)
+        file.write(memory_of(rows), target.offset_of(first))
+
+
 def memory_of(tensor: Tensor) -> memoryview:
     """Return the memory of a contiguous tensor on the CPU."""
     return tensor.detach().reshape(-1).view(torch.uint8).numpy().data

@@ -25,6 +25,8 @@ TORCH_DIST_FORMAT = {
 }
 # Marks a converted checkpoint, which may be overwritten.
 RECORD_NAME = "conversion.json"
+# In a checkpoint: tensors of other parts of the model than the language model.
+CARRIED_NAME = "carried.safetensors"
 ADAPTER_NAME = "adapter_config.json"  # PEFT saves it with a LoRA adapter
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 TINY_REASONER = "tiny_reasoner"

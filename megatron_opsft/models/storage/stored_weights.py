@@ -11,7 +11,9 @@ from megatron_opsft.models.storage.adapter_config import (
     read_adapter_config,
 )
 from megatron_opsft.models.storage.adapters import MergedTensors, StoredAdapter
+from megatron_opsft.models.storage.carried import carried_regions
 from megatron_opsft.models.storage.hf_files import HfTensors, check_checkpoint
+from megatron_opsft.models.storage.large_files import Region
 from megatron_opsft.models.storage.megatron_files import MegatronTensors
 from megatron_opsft.models.storage.model_identity import combined, hash_model_files
 from megatron_opsft.models.storage.model_paths import (
@@ -118,6 +120,13 @@ def base_of(adapter_dir: Path) -> Path:
             f"{option} names the adapter itself; write the model's directory"
         )
     return base_dir
+
+
+def carried_of(model_dir: Path, table: WeightTable) -> dict[str, Region]:
+    """Return HF name -> region of the tensors of other parts of a model, such as vision. A
+    checkpoint of a LoRA adapter has those of its base model. Errors: `UserError`.
+    """
+    return carried_regions(directories_of(model_dir)[-1], table)
 
 
 def directories_of(model_dir: Path) -> list[Path]:

@@ -18,6 +18,7 @@ from megatron_opsft.models.storage.adapters import adapter_files
 from megatron_opsft.models.storage.hf_writer import write_hf_model
 from megatron_opsft.models.storage.partial import written_whole
 from megatron_opsft.models.storage.replacing import check_out
+from megatron_opsft.models.storage.stored_weights import carried_of
 from megatron_opsft.models.weights.lora import adapters_of_rules
 from megatron_opsft.records import JsonObject, Response
 from megatron_opsft.rollout.sampling import EVAL_STEP
@@ -80,6 +81,7 @@ def _write_model(s: Session, name: str, more_files: Mapping[str, bytes]) -> None
                 shapes=s.shards.table.hf_shapes(),
                 dtype=s.shards.dtype,
                 source_dir=s.model_dir,
+                carried=carried_of(s.model_dir, s.shards.table),
                 more_files={**s.model_files, **more_files},
                 overwrite=True,
             )

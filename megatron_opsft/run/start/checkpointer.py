@@ -2,6 +2,8 @@
 
 from megatron_opsft.config import Config
 from megatron_opsft.models.storage.adapter_config import adapter_config_json
+from megatron_opsft.models.storage.large_files import Region
+from megatron_opsft.models.storage.stored_weights import carried_of
 from megatron_opsft.run.start.input import RunInput
 from megatron_opsft.trainer.model.checkpoint import Checkpointer
 from megatron_opsft.trainer.model.load import TrainerParts
@@ -22,8 +24,11 @@ def make_checkpointer(
     """
     trainer, adapter_config = parts.trainer, None
     model_dir = run_input.model_dir
+    carried: dict[str, Region] = {}
     if parts.shards.adapters:
         adapter_config = adapter_config_json(config.model, config.lora, model_dir)
+    else:
+        carried = carried_of(model_dir, parts.shards.table)
     return Checkpointer(
         config.run.dir / "checkpoints",
         trainer.models,
@@ -34,4 +39,5 @@ def make_checkpointer(
         model_dir=model_dir,
         model_files=run_input.model_files,
         adapter_config=adapter_config,
+        carried=carried,
     )

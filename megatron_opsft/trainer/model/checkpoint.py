@@ -18,9 +18,15 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.optimizer import ChainedOptimizer
 
 from megatron_opsft.errors import UserError, log
+from megatron_opsft.models.storage.carried import repeat_carried, write_carried
 from megatron_opsft.models.storage.dist_metadata import damage_named
 from megatron_opsft.models.storage.hf_writer import side_files
-from megatron_opsft.models.storage.model_paths import ADAPTER_NAME, COMMON_NAME
+from megatron_opsft.models.storage.large_files import Region
+from megatron_opsft.models.storage.model_paths import (
+    ADAPTER_NAME,
+    CARRIED_NAME,
+    COMMON_NAME,
+)
 from megatron_opsft.records import JsonObject
 from megatron_opsft.runtime.distributed import (
     any_over_world,
@@ -90,6 +96,8 @@ class Checkpointer:
     """With LoRA, the content of adapter_config.json, which names the model that the checkpoint's
     adapter belongs to.
     """
+    carried: Mapping[str, Region] = field(default_factory=dict)
+    """Tensors of other parts of the model than the language model, by their HF names."""
 
     def __post_init__(self) -> None:
         # Step and directory of the last checkpoint; only on rank 0.
@@ -189,6 +197,8 @@ class Checkpointer:
             dtype = next(self.models[0].parameters()).dtype
             copied = side_files(self.model_dir, dtype)
             write_files(partial, {**copied, **self.model_files})
+        if self.carried:
+            self._write_carried(partial / CARRIED_NAME)
         if self.adapter_config is not None:
             write_files(partial, {ADAPTER_NAME: self.adapter_config})
         write_bytes(partial / COMPLETE, sealed({**manifest, "files": files}))
@@ -202,6 +212,15 @@ class Checkpointer:
         # Large files take as long to delete as to copy; the run does not wait for it.
         self._deletion = threading.Thread(target=_delete, args=(to_delete,))
         self._deletion.start()
+
+    def _write_carried(self, path: Path) -> None:
+        """Write what no step changes; the last checkpoint has it already."""
+        if self.published is not None:
+            last = self.published[1] / CARRIED_NAME
+            if last.is_file():
+                repeat_carried(last, path)
+                return
+        write_carried(path, self.carried)
 
     def _replaced(self, path: Path) -> Path:
         """Return the temporary name of a checkpoint that is deleted; a resume deletes leftovers."""

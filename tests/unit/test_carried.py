@@ -1,0 +1,132 @@
+"""A model that also sees: its vision and its multi-token prediction go through every copy."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from forked_cli import ForkedCli
+from hf_configs import hf_config
+from safetensors.torch import load_file, save_file
+from tiny_models import SHAPES, weights
+from torch import Tensor
+from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration, Qwen3_5VisionConfig
+
+from megatron_opsft.commands.convert.run import differing_tensors, open_source, write_source
+from megatron_opsft.errors import UserError
+from megatron_opsft.models.architectures.config_from_hf import read_model_shape
+from megatron_opsft.models.weights.rules import WeightTable
+
+MTP = {
+    "mtp.fc.weight": torch.arange(64.0 * 128).view(64, 128).bfloat16(),
+    "mtp.layers.0.self_attn.q_norm.weight": torch.full((24,), 1.5),
+    "mtp.norm.weight": torch.linspace(0, 1, 64).half(),
+}
+FLOAT32 = ("A_log", "linear_attn.norm.weight")
+
+
+def save_model(directory: Path) -> dict[str, Tensor]:
+    """A directory as published ones are: bfloat16, with a few float32 tensors; its tensors."""
+    vision = Qwen3_5VisionConfig(
+        depth=1, hidden_size=32, num_heads=2, intermediate_size=48, out_hidden_size=64
+    )
+    text = hf_config(SHAPES["qwen3_5"])
+    model = Qwen3_5ForConditionalGeneration(
+        Qwen3_5Config(text_config=text.to_dict(), vision_config=vision.to_dict())
+    )
+    model.save_pretrained(directory, max_shard_size="200KB")
+    saved = {}
+    for file in sorted(directory.glob("*.safetensors")):
+        saved |= load_file(file)
+        file.unlink()
+    (directory / "model.safetensors.index.json").unlink()
+    for name, value in weights("qwen3_5").items():
+        name = name.replace("model.", "model.language_model.", 1)
+        assert saved[name].shape == value.shape
+        saved[name] = value
+    tensors = {
+        name: value.float() if name.endswith(FLOAT32) else value.bfloat16()
+        for name, value in (saved | MTP).items()
+    } | MTP
+    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+    config = json.loads((directory / "config.json").read_text())
+    config["dtype"] = config["text_config"]["dtype"] = "bfloat16"
+    (directory / "config.json").write_text(json.dumps(config))
+    return tensors
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Tensor]]:
+    directory = tmp_path_factory.mktemp("vision")
+    return directory, save_model(directory)
+
+
+def all_tensors(directory: Path) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    for file in directory.glob("*.safetensors"):
+        tensors |= load_file(file)
+    return tensors
+
+
+def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert found[name].dtype is value.dtype, name
+        assert torch.equal(found[name].view(torch.uint8), value.view(torch.uint8)), name
+
+
+def test_there_and_back_is_bit_identical(
+    model: tuple[Path, dict[str, Tensor]], tmp_path: Path
+) -> None:
+    directory, tensors = model
+    assert sum(name.startswith("model.visual.") for name in tensors) > 10
+    source = open_source(directory)
+    write_source(source, tmp_path / "megatron", "megatron", max_shard_bytes=60_000, verify=True)
+    stored = open_source(tmp_path / "megatron")
+    assert differing_tensors(source, stored) == []
+    write_source(stored, tmp_path / "hf", "hf", max_shard_bytes=60_000, verify=True)
+    assert_same(all_tensors(tmp_path / "hf"), tensors)
+    loaded, info = Qwen3_5ForConditionalGeneration.from_pretrained(
+        tmp_path / "hf", output_loading_info=True
+    )
+    assert not info["missing_keys"]
+    assert loaded.config.text_config.num_hidden_layers == 8
+
+
+def test_a_change_of_vision_is_a_difference(
+    model: tuple[Path, dict[str, Tensor]], tmp_path: Path
+) -> None:
+    directory, tensors = model
+    name = next(name for name in tensors if name.startswith("model.visual."))
+    (tmp_path / "config.json").write_bytes((directory / "config.json").read_bytes())
+    save_file(tensors | {name: tensors[name] + 1}, tmp_path / "model.safetensors", {"format": "pt"})
+    lines = differing_tensors(open_source(directory), open_source(tmp_path))
+    assert lines == [f"{name}: other values"]
+
+
+def test_a_dtype_that_is_asked_for_leaves_them_as_they_are(
+    cli: ForkedCli, model: tuple[Path, dict[str, Tensor]], tmp_path: Path
+) -> None:
+    directory, tensors = model
+    words = ["convert", "to-megatron", "--hf", directory, "--out", tmp_path / "megatron"]
+    assert cli.run([*words, "--dtype", "float32", "--verify"]).exit_code == 0
+    words = ["convert", "to-hf", "--megatron", tmp_path / "megatron", "--out", tmp_path / "hf"]
+    assert cli.run([*words, "--verify"]).exit_code == 0
+    table = WeightTable(read_model_shape(directory))
+    expected = {
+        name: value if table.is_carried(name) else value.float() for name, value in tensors.items()
+    }
+    assert_same(all_tensors(tmp_path / "hf"), expected)
+    config = json.loads((tmp_path / "hf/config.json").read_text())
+    assert config["dtype"] == config["text_config"]["dtype"] == "float32"
+
+
+def test_what_belongs_to_no_part_of_the_model_is_refused(
+    model: tuple[Path, dict[str, Tensor]], tmp_path: Path
+) -> None:
+    directory, tensors = model
+    (tmp_path / "config.json").write_bytes((directory / "config.json").read_bytes())
+    others = tensors | {"model.audio.weight": torch.zeros(2)}
+    save_file(others, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UserError, match=r"unexpected model\.audio\.weight"):
+        open_source(tmp_path)
