@@ -178,13 +178,13 @@ def test_finite_values_that_would_become_infinite_are_refused(
 ) -> None:
     """float16 ends at 65,504, and bfloat16 just below float32; infinities stay what they are."""
     name = "model.layers.0.mlp.up_proj.weight"
+    dtypes = dict.fromkeys(open_source(hf).shapes(), dtype)
     for number in (value, torch.finfo(dtype).max, float("inf")):
         edit(hf, name, lambda t, x=number: t.index_fill(0, torch.tensor([3]), x))
         wide, out = run(hf, tmp_path / f"wide {number}", "megatron"), tmp_path / f"out {number}"
         convert = partial(run, wide if to == "hf" else hf, out, to, dtype=str(dtype)[6:])
         if number != value:
             convert()
-            dtypes = dict.fromkeys(open_source(hf).shapes(), dtype)
             assert differing_tensors(open_source(hf), open_source(out), dtypes=dtypes) == []
             continue
         with pytest.raises(UserError, match=rf"tensor {name} holds .*choose {wider}$"):

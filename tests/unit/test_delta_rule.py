@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.models.qwen3_5.modeling_qwen3_5 import torch_recurrent_gated_delta_rule
 
-from megatron_opsft.trainer.model.delta_net import (
+from megatron_opsft.trainer.model.delta_rule import (
     CHUNK_LENGTH,
     causal_convolution,
     gated_delta_rule,
