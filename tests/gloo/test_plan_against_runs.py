@@ -30,6 +30,13 @@ CASES = [
     Case(lora=LORA, dtype="bfloat16", tp=2, sequence_parallel=True),
     Case(lora=LORA, pp=2, dp=2, recompute="full"),
     Case(lora=LORA, model="qwen3_moe"),
+    Case(model="qwen3_5"),
+    Case(model="qwen3_5", dtype="bfloat16"),
+    Case(model="qwen3_5", recompute="selective", tp=2, sequence_parallel=True),
+    Case(model="qwen3_5", recompute="full", dtype="bfloat16"),
+    Case(model="qwen3_5_tied", pp=2, dp=2),
+    Case(model="qwen3_5", pp=2, vpp=2, tp=2),
+    Case(model="qwen3_5", lora=LORA, dtype="bfloat16"),
 ]
 
 

@@ -39,10 +39,10 @@ from megatron.core.transformer.spec_utils import build_module
 from megatron.core.transformer.transformer_layer import TransformerLayerSubmodules
 from torch import Tensor, nn
 
+from megatron_opsft.models.architectures.shape import CHUNK_LENGTH
 from megatron_opsft.records import record
 from megatron_opsft.trainer.model.attention import RMSNorm
 
-CHUNK_LENGTH = 64
 _SMALLEST_NORM = (
     1e-6  # added to the square of a query's or key's norm, as in transformers
 )
