@@ -10,7 +10,7 @@ not been measured.
 from megatron_opsft.commands.plan.job import PlannedRun, Stage
 from megatron_opsft.config.training import LoraTarget
 from megatron_opsft.models.architectures.shape import CHUNK_LENGTH
-from megatron_opsft.runtime.rounding import round_up
+from megatron_opsft.runtime.rounding import ceil_div
 from megatron_opsft.trainer.loss.loss_memory import (
     fused_linear_bytes,
     whole_logits_bytes,
@@ -46,17 +46,9 @@ def activation_bytes(
     num_tokens = run.microbatch_tokens
     in_flight = num_in_flight(run, stage.index, num_microbatches)
     layer_input = run.hidden_per_rank * run.dtype_bytes
-    stored = backward = 0.0
-    layers = stage.layers
-    numbers = (
-        (False, layers.num_attention_layers),
-        (True, layers.num_delta_layers),
-    )
-    for is_delta, number in numbers:
-        if number:
-            kept, moment = _layer_bytes(run, layer_input, is_delta=is_delta)
-            stored += in_flight * num_tokens * number * kept
-            backward = max(backward, num_tokens * moment)
+    stored, backward = _stage_bytes(run, stage, layer_input)
+    stored *= in_flight * num_tokens
+    backward *= num_tokens
     if not stage.has_output:
         # The schedule keeps the hidden states that it has sent to the next stage.
         stored += in_flight * num_tokens * layer_input
@@ -69,6 +61,28 @@ def activation_bytes(
         backward += run.largest_weight_bytes
     loss = _loss_bytes(run) if stage.has_output else 0.0
     return stored, backward, loss
+
+
+def _stage_bytes(
+    run: PlannedRun, stage: Stage, layer_input: float
+) -> tuple[float, float]:
+    """Bytes of one token in all layers of a stage: stored until the backward pass, and needed for a
+    moment in it. layer_input: see `_layer_bytes`.
+    """
+    layers = stage.layers
+    stored, backward = 0.0, 0.0
+    if layers.num_attention_layers:
+        stored, backward = _layer_bytes(run, layer_input, is_delta=False)
+        stored *= layers.num_attention_layers
+    if layers.num_delta_layers:
+        kept, moment = _layer_bytes(run, layer_input, is_delta=True)
+        stored += layers.num_delta_layers * kept
+        backward = max(backward, moment)
+        begins = stage.index == 0 and layers.kind_of(0) == "linear_attention"
+        if begins and run.config.lora.rank and run.train.recompute != "full":
+            # The first adapter is behind this gated delta net, which needs no gradients.
+            stored -= _delta_bytes(run)[0]
+    return stored, backward
 
 
 def _layer_bytes(
@@ -174,21 +188,24 @@ def _delta_bytes(run: PlannedRun) -> tuple[float, float]:
         # Gradients of queries, keys, values and states, and what is computed again.
         moment = 4 * keys + 4 * values + 2 * states
         return dtype_bytes * num_elements + 2 * _FLOAT * heads, dtype_bytes * moment
-    # Before and after: the convolution's input and output, queries and keys with and without their
-    # norms, values; output, gate and gated output, with the last norm's.
+    # The convolution's output, queries and keys with and without their norms, values; output, gate
+    # and gated output; a few numbers of each head. Then what gradients of frozen weights would
+    # need: tokens that the convolution has seen, the last norm's output.
+    trains_all = not run.config.lora.rank
     if dtype_bytes == _FLOAT:
         num_bytes = _FLOAT * (projected + 2 * mixed + 4 * values)
     else:
-        num_bytes = _FLOAT * (mixed + 4 * values) + dtype_bytes * (mixed + 2 * values)
+        num_bytes = _FLOAT * 4 * values + dtype_bytes * (mixed + 2 * values)
+        num_bytes += _FLOAT * mixed * trains_all
     num_bytes += _FLOAT * (4 * keys + 7 * heads) + _INDEX
-    if not run.config.lora.rank:
-        # Earlier tokens for the gradient of the convolution, the normed output for the norm's.
-        num_bytes += _FLOAT * (delta.conv_size - 1) * mixed
-        num_bytes += dtype_bytes * values
-    # In chunks, which the end of each sequence fills up with zeros.
-    chunks = 6 * scores + 11 * keys + 3 * values + states + 4 * heads
+    if trains_all:
+        num_bytes += _FLOAT * (delta.conv_size - 1) * mixed + dtype_bytes * values
+    # In chunks; zeros fill up the last one of a sequence, and states are zero before the first.
+    num_chunks = ceil_div(run.longest_tokens, CHUNK_LENGTH)
+    padding = num_chunks * CHUNK_LENGTH / run.longest_tokens
+    keys_in_chunks = 11 - 2 / num_chunks
+    chunks = 6 * scores + keys_in_chunks * keys + 3 * values + states + 4 * heads
     moment = 2 * scores + 3 * keys + values
-    padding = round_up(run.longest_tokens, CHUNK_LENGTH) / run.longest_tokens
     return num_bytes + _FLOAT * padding * chunks, _FLOAT * padding * moment
 
 

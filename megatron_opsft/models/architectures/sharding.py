@@ -52,9 +52,8 @@ def _check_delta(delta: DeltaShape, parallel: ParallelConfig) -> None:
         _check_divides("tp", parallel.tp, number, f"gated delta net {name} heads")
     if parallel.cp > 1:
         raise UserError(
-            f"parallel.cp={parallel.cp}: a gated delta net goes through a sequence token by token, "
-            "so no ranks can divide its tokens; set parallel.cp=1 and raise parallel.tp, parallel.pp "
-            "or train.recompute"
+            f"parallel.cp={parallel.cp}: a gated delta net goes through tokens one by one, so "
+            "ranks cannot divide them; set parallel.cp=1 and raise parallel.tp or pp"
         )
 
 
