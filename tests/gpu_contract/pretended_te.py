@@ -35,6 +35,8 @@ from megatron_opsft.trainer.model.checkpoint_share import describe_models
 CASES = {
     "dense": Case(),
     "moe": Case(model="qwen3_moe"),
+    "delta": Case(model="qwen3_5"),
+    "delta-tp2": Case(model="qwen3_5", tp=2, sequence_parallel=True, recompute="selective"),
     "tp2": Case(model="qwen3_yarn", tp=2, sequence_parallel=True, recompute="selective"),
     "moe-tp2": Case(model="qwen3_moe", tp=2, sequence_parallel=True),
     "cp2": Case(cp=2),

@@ -17,8 +17,8 @@ Ran = Callable[..., Any]
 @pytest.mark.parametrize(
     ("num_gpus", "cases"),
     [
-        (1, ["moe", "dense", "lora-moe", "lora-dense"]),
-        (2, ["ep2", "etp1", "moe-tp2", "tp2", "cp2", "yarn-cp2", "vpp2"]),
+        (1, ["moe", "dense", "delta", "lora-moe", "lora-dense", "lora-delta"]),
+        (2, ["ep2", "etp1", "moe-tp2", "delta-tp2", "tp2", "cp2", "yarn-cp2", "vpp2"]),
         (2, ["lora-ep2", "lora-etp1", "lora-moe-tp2", "lora-tp2", "lora-cp2", "lora-vpp2"]),
     ],
 )

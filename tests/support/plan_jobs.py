@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 
-from jobs import Built, Case, build
+from jobs import Built, Case, build, forward_logits
 from live_memory import LiveMemory
 from tiny_models import SHAPES
+from torch.utils.flop_counter import FlopCounterMode
 
 from megatron_opsft.commands.plan.assumptions import load_hardware
 from megatron_opsft.commands.plan.job import PlannedRun
@@ -99,3 +100,12 @@ def measure_rank(case: Case, tokens: int, num_microbatches: int) -> Measured:
         optimizer=sum(tensor.nbytes for tensor in own),
         activations=memory.peak_bytes,
     )
+
+
+def count_operations(case: Case, tokens: int) -> dict[str, int]:
+    """Floating-point operations of torch's products in a forward pass over a full micro-batch."""
+    built = build(case)
+    batch = full_microbatch(built, case, tokens)
+    with FlopCounterMode(display=False) as counter:
+        forward_logits(built.trainer.models, [batch], SHAPES[case.model].vocab_size)
+    return {str(name): count for name, count in counter.get_flop_counts()["Global"].items()}

@@ -10,7 +10,11 @@ from megatron_opsft.config import ParallelConfig
 from megatron_opsft.config.load import load_config
 from megatron_opsft.errors import UserError
 from megatron_opsft.models.architectures.shape import ModelShape
-from megatron_opsft.models.architectures.sharding import check_layout
+from megatron_opsft.models.architectures.sharding import (
+    check_layout,
+    check_rollout_tp,
+    stage_layers,
+)
 from megatron_opsft.run.start.checked_run import (
     check_offload,
     check_routing_replay,
@@ -31,6 +35,12 @@ from megatron_opsft.run.start.checked_run import (
         ("qwen3_moe", {"etp": 2}, r"parallel\.etp=2 other than parallel\.tp=1 needs parallel\.ep"),
         ("qwen2", {"ep": 2}, r"parallel\.ep=2: the model has no experts; leave it out"),
         ("qwen2", {"etp": 1}, r"parallel\.etp=1: the model has no experts; leave it out"),
+        (
+            "qwen3_5",
+            {"cp": 2},
+            r"parallel\.cp=2: a gated delta net .*; set parallel\.cp=1 and raise",
+        ),
+        ("qwen3_5", {"pp": 2, "vpp": 3}, r"parallel\.pp=2 x vpp=3 .* 8 layers"),
     ],
 )
 def test_a_layout_that_does_not_fit_is_named(
@@ -38,6 +48,42 @@ def test_a_layout_that_does_not_fit_is_named(
 ) -> None:
     with pytest.raises(UserError, match=message):
         check_layout(SHAPES[model], ParallelConfig(**parallel))
+
+
+@pytest.mark.parametrize(
+    ("key_heads", "value_heads", "message"),
+    [(2, 8, "4 .* 2 gated delta net key heads"), (1, 6, "4 .* 1 gated delta net key heads")],
+)
+def test_ranks_divide_the_heads_of_gated_delta_nets(
+    key_heads: int, value_heads: int, message: str
+) -> None:
+    """And those of an engine, where the message names the field."""
+    shape = replace(SHAPES["qwen3_5"], num_heads=8, num_kv_heads=4)
+    assert shape.delta is not None
+    changed = replace(shape.delta, num_key_heads=key_heads, num_value_heads=value_heads)
+    shape = replace(shape, delta=changed)
+    with pytest.raises(UserError, match=rf"parallel\.tp={message}"):
+        check_layout(shape, ParallelConfig(tp=4))
+    field = f"rollout.tp=4 does not divide linear_num_key_heads={key_heads}; choose a divisor"
+    with pytest.raises(UserError, match=field):
+        check_rollout_tp(shape, 4)
+    check_layout(SHAPES["qwen3_5"], ParallelConfig(tp=2, pp=2, vpp=2))
+    check_rollout_tp(SHAPES["qwen3_5"], 2)
+    odd = replace(shape, delta=replace(changed, num_key_heads=4, num_value_heads=6))
+    with pytest.raises(UserError, match="parallel.tp=4 .* 6 gated delta net value heads"):
+        check_layout(odd, ParallelConfig(tp=4))
+    with pytest.raises(UserError, match="rollout.tp=4 .* linear_num_value_heads=6"):
+        check_rollout_tp(odd, 4)
+
+
+def test_a_stage_has_its_own_mixture_of_layers() -> None:
+    shape = SHAPES["qwen3_5"]
+    parallel = ParallelConfig(pp=2, vpp=2)
+    assert [stage_layers(8, parallel, stage) for stage in (0, 1)] == [[0, 1, 4, 5], [2, 3, 6, 7]]
+    stages = [shape.with_layers(stage_layers(8, parallel, stage)) for stage in (0, 1)]
+    assert [stage.num_attention_layers for stage in stages] == [0, 2]
+    assert [stage.num_delta_layers for stage in stages] == [4, 2]
+    assert stage_layers(8, ParallelConfig(pp=4), 2) == [4, 5]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,12 @@ from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config, Q
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.models.architectures.config_from_hf import read_model_shape
-from megatron_opsft.models.architectures.shape import Llama3Scaling, ModelShape, MoeShape
+from megatron_opsft.models.architectures.shape import (
+    DeltaShape,
+    Llama3Scaling,
+    ModelShape,
+    MoeShape,
+)
 
 SIZES = {
     "hidden_size": 64,
@@ -46,6 +51,33 @@ MOE = QWEN2 | {
     "norm_topk_prob": True,
     "num_experts": 8,
     "num_experts_per_tok": 2,
+}
+HYBRID_TEXT: dict[str, Any] = SIZES | {
+    "model_type": "qwen3_5_text",
+    "attn_output_gate": True,
+    "head_dim": 32,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_value_head_dim": 8,
+    "max_position_embeddings": 512,
+    "num_hidden_layers": 4,
+    "rope_parameters": {
+        "mrope_interleaved": True,
+        "mrope_section": [1, 2, 1],
+        "partial_rotary_factor": 0.25,
+        "rope_theta": 1e6,
+        "rope_type": "default",
+    },
+    "tie_word_embeddings": True,
+}
+HYBRID: dict[str, Any] = {
+    "architectures": ["Qwen3_5ForConditionalGeneration"],
+    "model_type": "qwen3_5",
+    "text_config": HYBRID_TEXT,
+    "tie_word_embeddings": True,
+    "vision_config": {"depth": 2},
 }
 LLAMA3_ROPE = {
     "factor": 8.0,
@@ -133,6 +165,69 @@ def test_defaults_of_absent_fields_are_those_of_transformers(tmp_path: Path) -> 
         read(tmp_path, MISTRAL, "sliding_window")
 
 
+def test_a_hybrid_model_in_a_model_that_sees(tmp_path: Path) -> None:
+    """Every fourth layer has attention unless the file names the kinds; alone it is the same."""
+    shape = read(tmp_path, HYBRID)
+    alone = HYBRID_TEXT | {"architectures": ["Qwen3_5ForCausalLM"]}
+    assert read(tmp_path, alone) == replace(shape, architecture="Qwen3_5ForCausalLM")
+    kinds = ["linear_attention"] * 3 + ["full_attention"]
+    assert list(shape.layer_kinds) == kinds
+    assert shape.delta == DeltaShape(
+        num_key_heads=2, num_value_heads=4, key_head_dim=16, value_head_dim=8, conv_size=4
+    )
+    assert (shape.rotary_dim, shape.rope_theta, shape.tied_embeddings) == (8, 1e6, True)
+    assert shape.gated_attention and shape.zero_centered_norms and shape.qk_norm
+    two = read(tmp_path, changed_text({"full_attention_interval": 2}))
+    assert list(two.layer_kinds) == ["linear_attention", "full_attention"] * 2
+    named = read(tmp_path, changed_text({"layer_types": kinds[::-1]}))
+    assert list(named.layer_kinds) == kinds[::-1]
+    absent = {"head_dim", "linear_num_value_heads", "rope_parameters"}
+    rest = {name: value for name, value in HYBRID_TEXT.items() if name not in absent}
+    shape = read(tmp_path, HYBRID | {"text_config": rest})
+    assert (shape.head_dim, shape.rotary_dim) == (256, 64)
+    assert shape.delta is not None and shape.delta.num_value_heads == 32
+    assert read(tmp_path, changed_text({"output_gate_type": "swish"})).delta is not None
+
+
+def changed_text(change: dict[str, Any]) -> dict[str, Any]:
+    """A hybrid model whose language model has these fields."""
+    return HYBRID | {"text_config": HYBRID_TEXT | change}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"layer_types": ["full_attention"]}, "layer_types must be a list of num_hidden_layers=4"),
+        ({"layer_types": "full_attention"}, "layer_types must be a list of num_hidden_layers=4"),
+        ({"layer_types": ["mamba"] * 4}, "layer_types: mamba is not supported; supported: full_"),
+        ({"layer_types": ["linear_attention"] * 4}, "layer_types needs a full_attention layer"),
+        ({"full_attention_interval": 0}, "full_attention_interval must be a positive whole number"),
+        ({"full_attention_interval": 5}, "layer_types needs a full_attention layer"),
+        ({"linear_num_key_heads": 3}, "linear_num_key_heads=3 does not divide .*_value_heads=4"),
+        ({"linear_key_head_dim": "16"}, 'linear_key_head_dim must be a positive whole .*"16"'),
+        ({"attn_output_gate": False}, "attn_output_gate=false is not supported, only .*=true"),
+        ({"output_gate_type": "sigmoid"}, 'output_gate_type="sigmoid" is not supported, only silu'),
+        ({"attention_bias": True}, "attention_bias=true is not supported"),
+        ({"num_experts": 8}, "num_experts=8 is not supported"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config=.*only"),
+        ({"head_dim": 20}, r"partial_rotary_factor=0\.25 of the head dimension 20 is 5 numbers"),
+    ],
+)
+def test_settings_of_a_nested_model_are_named_with_its_field(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=rf"config\.json: text_config\..*{message}") as error:
+        read(tmp_path, changed_text(change))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("share", [1.5, 0.03, 0])
+def test_rotary_positions_turn_a_share_of_a_head_s_pairs(tmp_path: Path, share: float) -> None:
+    rope = HYBRID_TEXT["rope_parameters"] | {"partial_rotary_factor": share}
+    with pytest.raises(UserError, match=r"text_config\.rope_parameters\.partial_rotary_factor"):
+        read(tmp_path, changed_text({"rope_parameters": rope}))
+
+
 @pytest.mark.parametrize(
     ("base", "change", "message"),
     [
@@ -177,6 +272,11 @@ def test_defaults_of_absent_fields_are_those_of_transformers(tmp_path: Path) -> 
         (QWEN2, {"architectures": 3}, "architecture 3 is not supported"),
         (QWEN2, {"layer_types": 3}, "layer_types"),
         (QWEN2, {"num_hidden_layers": 10**30}, "num_hidden_layers must be"),
+        (QWEN3, {"layer_types": ["linear_attention"] * 3}, "layer_types is supported only with"),
+        (QWEN3, {"rope_parameters": {"partial_rotary_factor": 0.25}}, "partial_rotary_factor=0.25"),
+        (HYBRID, {"text_config": None}, "text_config must be an object: a Qwen3_5ForConditional"),
+        (HYBRID, {"tie_word_embeddings": False}, "tie_word_embeddings and text_config.tie_word_"),
+        (HYBRID, {"quantization_config": {"bits": 4}}, "quantization_config=.*null"),
     ],
 )
 def test_unsupported_settings_name_file_and_field(

@@ -10,11 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.models.qwen3_5.modeling_qwen3_5 import torch_recurrent_gated_delta_rule
 
-from megatron_opsft.trainer.model.delta_rule import (
-    CHUNK_LENGTH,
-    causal_convolution,
-    gated_delta_rule,
-)
+from megatron_opsft.models.architectures.shape import CHUNK_LENGTH
+from megatron_opsft.trainer.model.delta_rule import causal_convolution, gated_delta_rule
 
 LENGTHS = [5, 130, 1, 64, 65, 128]
 HEADS, KEY, VALUE = 3, 16, 24

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from plan_cases import REAL_SHAPES
 from responses import facts
 
 from megatron_opsft.config import Config
@@ -130,13 +131,11 @@ def test_on_a_gpu_the_sampler_that_is_compiled_is_off_where_seeds_leave_it_unuse
         prepare_vllm_environment(True, rank=0, seeded=False)
 
 
-@pytest.mark.parametrize("is_cuda", [True, False])
-def test_what_vllm_is_given_follows_the_settings(
-    is_cuda: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv(JOB_ID_VARIABLE, raising=False)
-    directory = resolve_model("tiny_reasoner")
-    settings = EngineSettings(
+def settings_in(
+    directory: Path, *, is_cuda: bool, kv_cache_bytes: int | None = None
+) -> EngineSettings:
+    """Two ranks that decode seven sequences of up to 300 tokens."""
+    return EngineSettings(
         model_dir=directory,
         dtype="bfloat16",
         is_cuda=is_cuda,
@@ -144,13 +143,35 @@ def test_what_vllm_is_given_follows_the_settings(
         max_tokens=300,
         batch_size=7,
         gpu_memory_fraction=0.4,
-        kv_cache_bytes=12345,
+        kv_cache_bytes=kv_cache_bytes,
         seed=3,
         collective_minutes=7.51,
         rank=0,
         world_size=2,
         deep_sleep=True,
     )
+
+
+def test_vllm_s_cache_on_a_cpu_has_room_for_a_full_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And for one sequence more, in blocks of 32 tokens; of gated delta nets two copies of the
+    states, whatever the length.
+    """
+    monkeypatch.delenv(JOB_ID_VARIABLE, raising=False)
+    settings = settings_in(Path("m"), is_cuda=False)
+    hybrid = llm_options(settings, WeightTable(REAL_SHAPES["Qwen3.5-0.8B"]))
+    states = 18 * (16 * 128 * 128 * 4 + 3 * 6144 * 2)
+    assert hybrid["kv_cache_memory_bytes"] == 8 * (320 * 12_288 + 2 * states)
+    plain = llm_options(settings, WeightTable(REAL_SHAPES["Qwen3-8B"]))
+    assert plain["kv_cache_memory_bytes"] == 8 * 320 * 147_456
+
+
+@pytest.mark.parametrize("is_cuda", [True, False])
+def test_what_vllm_is_given_follows_the_settings(
+    is_cuda: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(JOB_ID_VARIABLE, raising=False)
+    directory = resolve_model("tiny_reasoner")
+    settings = settings_in(directory, is_cuda=is_cuda, kv_cache_bytes=12345)
     options = llm_options(settings, WeightTable(read_model_shape(directory), "te"))
     given = {"tensor_parallel_size": 2, "max_model_len": 300, "max_num_seqs": 7, "seed": 3}
     # Whole seconds, rounded up: as long as the trainer's own collectives wait, and no longer.

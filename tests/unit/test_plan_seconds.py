@@ -118,6 +118,18 @@ def test_a_mixture_reads_the_experts_that_its_batch_meets() -> None:
     assert step_seconds(run, 200, 0) == pytest.approx((shared + 128 * expert) / 1e12, rel=1e-4)
 
 
+def test_a_step_reads_and_writes_the_states_of_gated_delta_nets() -> None:
+    """However long the sequences are, beside the keys and values of 8 layers of 32."""
+    run, states = plain(1, shape="Qwen3.5-9B"), 24 * (32 * 128 * 128 * 4 + 3 * 8192 * 2)
+    attention = 4096 * 256 * (3 * 16 + 2 * 4)
+    delta_net = 4096 * (8192 + 4096 + 2 * 32 + 4096) + 4 * 8192
+    weights = 8 * attention + 24 * delta_net + 32 * 3 * 4096 * 12288 + 4096 * 248_320
+    read = 2 * weights + 2 * 8 * states + 5000 * 8 * 2 * 4 * 256 * 2
+    assert step_seconds(run, 8, 5000) == pytest.approx(read / 1e12)
+    two = plain(2, "rollout.tp=2", shape="Qwen3.5-9B")
+    assert step_seconds(two, 8, 5000) == pytest.approx(read / 2 / 1e12 + 2 * 32 * 6e-6)
+
+
 def test_an_engine_decodes_token_by_token() -> None:
     run = plain(1)
     lengths, prompt, expected = (2, 5, 9), 100, 0.0

@@ -16,7 +16,8 @@ from megatron_opsft.commands.plan.search import search_layouts
 from megatron_opsft.config.load import load_config
 from megatron_opsft.models.storage.model_paths import MODEL_CONFIGS, resolve_config
 
-PRESETS = sorted((ROOT / "examples/configs").glob("r1_*.yaml"))
+CONFIGS = ROOT / "examples/configs"
+PRESETS = sorted(CONFIGS.glob("r1_*.yaml")) + sorted(CONFIGS.glob("qwen3p5_*.yaml"))
 COMMAND = re.compile(r"^#   megatron-opsft plan (\S+) --nodes ([\d,]+) --gpu h100$", re.MULTILINE)
 # What training starts at, most responses cut off by the limit.
 START = {"mean_tokens": 10_000.0, "acceptance": 0.3}

@@ -9,6 +9,8 @@ not been measured.
 
 from megatron_opsft.commands.plan.job import PlannedRun, Stage
 from megatron_opsft.config.training import LoraTarget
+from megatron_opsft.models.architectures.shape import CHUNK_LENGTH
+from megatron_opsft.runtime.rounding import ceil_div
 from megatron_opsft.trainer.loss.loss_memory import (
     fused_linear_bytes,
     whole_logits_bytes,
@@ -44,9 +46,9 @@ def activation_bytes(
     num_tokens = run.microbatch_tokens
     in_flight = num_in_flight(run, stage.index, num_microbatches)
     layer_input = run.hidden_per_rank * run.dtype_bytes
-    layer_stored, layer_backward = _layer_bytes(run, layer_input)
-    stored = in_flight * num_tokens * stage.num_layers * layer_stored
-    backward = num_tokens * layer_backward
+    stored, backward = _stage_bytes(run, stage, layer_input)
+    stored *= in_flight * num_tokens
+    backward *= num_tokens
     if not stage.has_output:
         # The schedule keeps the hidden states that it has sent to the next stage.
         stored += in_flight * num_tokens * layer_input
@@ -61,7 +63,31 @@ def activation_bytes(
     return stored, backward, loss
 
 
-def _layer_bytes(run: PlannedRun, layer_input: float) -> tuple[float, float]:
+def _stage_bytes(
+    run: PlannedRun, stage: Stage, layer_input: float
+) -> tuple[float, float]:
+    """Bytes of one token in all layers of a stage: stored until the backward pass, and needed for a
+    moment in it. layer_input: see `_layer_bytes`.
+    """
+    layers = stage.layers
+    stored, backward = 0.0, 0.0
+    if layers.num_attention_layers:
+        stored, backward = _layer_bytes(run, layer_input, is_delta=False)
+        stored *= layers.num_attention_layers
+    if layers.num_delta_layers:
+        kept, moment = _layer_bytes(run, layer_input, is_delta=True)
+        stored += layers.num_delta_layers * kept
+        backward = max(backward, moment)
+        begins = stage.index == 0 and layers.kind_of(0) == "linear_attention"
+        if begins and run.config.lora.rank and run.train.recompute != "full":
+            # The first adapter is behind this gated delta net, which needs no gradients.
+            stored -= _delta_bytes(run)[0]
+    return stored, backward
+
+
+def _layer_bytes(
+    run: PlannedRun, layer_input: float, *, is_delta: bool
+) -> tuple[float, float]:
     """Bytes of one token in a layer under the run's `train.recompute`.
 
     The first are stored until the backward pass, norms and residuals included. The second are
@@ -75,13 +101,21 @@ def _layer_bytes(run: PlannedRun, layer_input: float) -> tuple[float, float]:
     keeps_normalized = not run.with_te and not run.config.lora.rank
     if keeps_normalized:
         norm += _FLOAT * run.hidden_per_rank
-    attention = _attention_bytes(run) + norm
+        if run.shape.zero_centered_norms:  # in float32, too
+            norm += (_FLOAT - run.dtype_bytes) * run.hidden_per_rank
     feed_forward, gradients = _feed_forward_bytes(run)
+    if is_delta:
+        delta_net, delta_gradients = _delta_bytes(run)
+        mixer = delta_net + norm
+        gradients = max(gradients, delta_gradients)
+    else:
+        mixer = _attention_bytes(run) + norm
     if run.config.lora.rank:
         of_attention, of_feed_forward = _adapter_bytes(run)
-        attention += of_attention
+        if not is_delta:  # gated delta nets get no adapters
+            mixer += of_attention
         feed_forward += of_feed_forward
-    everything = attention + norm + feed_forward
+    everything = mixer + norm + feed_forward
     recompute = run.train.recompute
     if recompute == "none":
         return everything, gradients
@@ -90,7 +124,7 @@ def _layer_bytes(run: PlannedRun, layer_input: float) -> tuple[float, float]:
         # The feed-forward part is recomputed from its input. In a dense layer TransformerEngine's
         # norm is inside that part; everywhere else what the norm saves stays.
         te_norm_is_recomputed = run.with_te and run.shape.moe is None
-        stored = attention + (layer_input if te_norm_is_recomputed else norm)
+        stored = mixer + (layer_input if te_norm_is_recomputed else norm)
     # The output that recomputation makes once more is as large as the input.
     return stored, everything - stored + gradients + layer_input
 
@@ -104,14 +138,20 @@ def _attention_bytes(run: PlannedRun) -> float:
     if run.with_te:
         # Queries, keys and values after the rotary embedding, and the output.
         num_elements = 2 * queries + 2 * keys
+        gate_elements = 2 * queries  # and the gated output
         query_norm = key_norm = dtype_bytes
     else:
         # The fused queries, keys and values (values are a view of them), queries and keys after the
         # rotary embedding, the output of scaled_dot_product_attention and its copy in token order;
         # cosines and sines of queries and keys.
-        num_elements = 4 * queries + 3 * keys + 4 * shape.head_dim
-        query_norm = _FLOAT + dtype_bytes
+        num_turned = shape.rotary_dim or shape.head_dim
+        num_elements = 4 * queries + 3 * keys + 4 * num_turned
+        gate_elements = 3 * queries  # also in the fused tensor
+        normed = _FLOAT if shape.zero_centered_norms else dtype_bytes
+        query_norm = _FLOAT + normed
         key_norm = _FLOAT if dtype_bytes == _FLOAT else query_norm
+    if shape.gated_attention:
+        num_elements += gate_elements
     # Beside them, the log-sum-exp of the output.
     num_bytes = dtype_bytes * num_elements + _FLOAT * heads
     if shape.qk_norm:
@@ -123,6 +163,50 @@ def _attention_bytes(run: PlannedRun) -> float:
         # tensor, which nothing needs any more, nor this rank's own keys.
         num_bytes += dtype_bytes * (2 * keys * cp - queries - 3 * keys) + _INDEX * cp
     return num_bytes
+
+
+def _delta_bytes(run: PlannedRun) -> tuple[float, float]:
+    """Bytes of one token in a gated delta net on one rank, without the norm before it.
+
+    The first are stored until the backward pass, the second are needed for a moment in it.
+    """
+    delta, tp, dtype_bytes = run.shape.delta, run.parallel.tp, run.dtype_bytes
+    assert delta is not None
+    heads = delta.num_value_heads / tp
+    # Queries or keys, and values, of all value heads.
+    keys, values = heads * delta.key_head_dim, heads * delta.value_head_dim
+    projected, mixed = delta.projected_size / tp, delta.conv_channels / tp
+    scores = heads * CHUNK_LENGTH
+    states = heads * delta.key_head_dim * delta.value_head_dim / CHUNK_LENGTH
+    if run.with_te:
+        # Megatron-Core's module with flash-linear-attention's kernels, which compute the states of
+        # chunks again. What is projected, normed queries and keys, both for each value head, values
+        # and the chunks' inverted systems; output, normed output, gate, gated output. Float32: two
+        # numbers of each head.
+        num_elements = projected + 2 * delta.key_size / tp + 2 * keys + values
+        num_elements += scores + 4 * values
+        # Gradients of queries, keys, values and states, and what is computed again.
+        moment = 4 * keys + 4 * values + 2 * states
+        return dtype_bytes * num_elements + 2 * _FLOAT * heads, dtype_bytes * moment
+    # The convolution's output, queries and keys with and without their norms, values; output, gate
+    # and gated output; a few numbers of each head. Then what gradients of frozen weights would
+    # need: tokens that the convolution has seen, the last norm's output.
+    trains_all = not run.config.lora.rank
+    if dtype_bytes == _FLOAT:
+        num_bytes = _FLOAT * (projected + 2 * mixed + 4 * values)
+    else:
+        num_bytes = _FLOAT * 4 * values + dtype_bytes * (mixed + 2 * values)
+        num_bytes += _FLOAT * mixed * trains_all
+    num_bytes += _FLOAT * (4 * keys + 7 * heads) + _INDEX
+    if trains_all:
+        num_bytes += _FLOAT * (delta.conv_size - 1) * mixed + dtype_bytes * values
+    # In chunks; zeros fill up the last one of a sequence, and states are zero before the first.
+    num_chunks = ceil_div(run.longest_tokens, CHUNK_LENGTH)
+    padding = num_chunks * CHUNK_LENGTH / run.longest_tokens
+    keys_in_chunks = 11 - 2 / num_chunks
+    chunks = 6 * scores + keys_in_chunks * keys + 3 * values + states + 4 * heads
+    moment = 2 * scores + 3 * keys + values
+    return num_bytes + _FLOAT * padding * chunks, _FLOAT * padding * moment
 
 
 def _feed_forward_bytes(run: PlannedRun) -> tuple[float, float]:

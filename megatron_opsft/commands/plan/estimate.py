@@ -8,6 +8,7 @@ from megatron_opsft.commands.plan.job import PlannedRun
 from megatron_opsft.commands.plan.memory import (
     RankMemory,
     checkpoint_bytes,
+    kept_state_bytes,
     kv_bytes_per_token,
     kv_cache_bytes,
     offload_bytes,
@@ -125,8 +126,9 @@ class Plan:
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens that fit in one engine's cache."""
-        return int(kv_cache_bytes(self.run) / kv_bytes_per_token(self.run))
+        """Tokens of one sequence that fit in one engine's cache."""
+        left = kv_cache_bytes(self.run) - kept_state_bytes(self.run)
+        return max(0, int(left / kv_bytes_per_token(self.run)))
 
     @cached_property
     def problems(self) -> list[str]:

@@ -3,6 +3,7 @@
 Pure: no device, no Megatron.
 """
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from math import prod
@@ -24,6 +25,7 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.methods.settings import MethodSettings
 from megatron_opsft.models.architectures.config_from_hf import read_model_shape
 from megatron_opsft.models.architectures.shape import ModelShape
+from megatron_opsft.models.architectures.sharding import stage_layers
 from megatron_opsft.models.storage.model_paths import resolve_config
 from megatron_opsft.models.weights.lora import adapters_of_rules
 from megatron_opsft.models.weights.rules import WeightTable
@@ -46,7 +48,8 @@ class Stage:
     """
 
     index: int
-    num_layers: int
+    layers: ModelShape
+    """The model, of the stage's layers alone."""
     has_output: bool
     """True for the last stage, which has the output layer and the loss."""
     num_parameters: int
@@ -150,8 +153,13 @@ class PlannedRun:
 
     @property
     def largest_weight_bytes(self) -> float:
-        """Bytes of the largest weight of a layer on a rank: gate and up of a feed-forward part."""
+        """Bytes of the largest weight of a layer on a rank: gate and up of a feed-forward part, or
+        what a gated delta net projects hidden states with.
+        """
         num_rows = 2 * self.shape.shard_ffn[1] / self.parallel.expert_tp
+        if self.shape.delta:
+            projected = self.shape.delta.projected_size / self.parallel.tp
+            num_rows = max(num_rows, projected)
         return num_rows * self.shape.hidden_size * self.dtype_bytes
 
     @property
@@ -215,12 +223,15 @@ class PlannedRun:
         stages = []
         for index in range(pp):
             first, last = index == 0, index == pp - 1
-            dense, experts = _count(self.shape, self.parallel, first=first, last=last)
+            layers = self.shape.with_layers(
+                stage_layers(self.shape.num_layers, self.parallel, index)
+            )
+            dense, experts = _count(layers, self.parallel, first=first, last=last)
             num_elements = dense + experts
             lora = self.config.lora
             if lora.rank:
                 dense, experts = _count(
-                    self.shape, self.parallel, first=first, last=last, lora=lora
+                    layers, self.parallel, first=first, last=last, lora=lora
                 )
                 num_elements += dense + experts
             updated = ceil_div(dense, self.num_copies)
@@ -228,7 +239,7 @@ class PlannedRun:
             stages.append(
                 Stage(
                     index=index,
-                    num_layers=self.shape.num_layers // pp,
+                    layers=layers,
                     has_output=last,
                     num_parameters=num_elements,
                     trained_parameters=dense + experts,
@@ -245,7 +256,7 @@ class PlannedRun:
 
 @cache
 def _count(
-    shape: ModelShape,
+    layers: ModelShape,
     parallel: ParallelConfig,
     *,
     first: bool,
@@ -253,15 +264,23 @@ def _count(
     lora: LoraConfig | None = None,
 ) -> tuple[int, int]:
     """Count the elements of weights, or with `lora` those of adapters, on one rank of the first,
-    the last or another stage.
+    the last or another stage, which has these layers.
 
     Elements in experts that expert parallelism distributes are counted apart, as the second number.
     """
-    table = WeightTable(replace(shape, num_layers=1), tp_size=parallel.tp)
+    kinds = [layers.kind_of(layer) for layer in range(layers.num_layers)]
+    counts = Counter(kinds)
+    # One layer of each kind stands for all.
+    few = layers.with_layers([kinds.index(kind) for kind in counts])
+    table = WeightTable(few, tp_size=parallel.tp)
     ends = table.stage_rules(range(0), has_embedding=first, has_output=last)
-    layer = table.stage_rules(range(1), has_embedding=False, has_output=False)
+    parts = [(ends, 1)]
+    for number, count in enumerate(counts.values()):
+        of_layer = range(number, number + 1)
+        rules = table.stage_rules(of_layer, has_embedding=False, has_output=False)
+        parts.append((rules, count))
     dense = experts = 0
-    for rules, count in ((ends, 1), (layer, shape.num_layers // parallel.pp)):
+    for rules, count in parts:
         if lora is not None:
             rules = adapters_of_rules(rules, lora)
         for rule in rules:

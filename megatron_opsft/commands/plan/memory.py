@@ -14,7 +14,11 @@ from typing import NamedTuple
 
 from megatron_opsft.commands.plan.activations import activation_bytes
 from megatron_opsft.commands.plan.job import PlannedRun, Stage
-from megatron_opsft.models.architectures.shape import ModelShape
+from megatron_opsft.models.architectures.shape import (
+    CHUNK_LENGTH,
+    ModelShape,
+    state_bytes,
+)
 from megatron_opsft.models.weights.lora import MERGE_BYTES
 from megatron_opsft.models.weights.rules import WeightTable
 from megatron_opsft.models.weights.vllm_layout import vllm_parameters
@@ -214,25 +218,34 @@ def _sharded_elements(shape: ModelShape, tp: int) -> int:
 def kv_bytes_per_token(run: PlannedRun) -> float:
     """Bytes of a token's keys and values on one rank of an engine."""
     heads = max(1.0, run.shape.num_kv_heads / run.rollout.tp)
-    return 2 * run.shape.num_layers * heads * run.shape.head_dim * run.dtype_bytes
+    num_layers = run.shape.num_attention_layers
+    return 2 * num_layers * heads * run.shape.head_dim * run.dtype_bytes
+
+
+def kept_state_bytes(run: PlannedRun) -> float:
+    """Bytes that one rank of an engine keeps of a sequence for gated delta nets, at any length."""
+    states = run.engine.state_copies * state_bytes(run.shape, run.dtype_bytes)
+    return states / run.rollout.tp
 
 
 def kv_cache_bytes(run: PlannedRun) -> float:
-    """Bytes that one rank of an engine has for keys and values, at least 0.
+    """Bytes that one rank of an engine has for keys and values, and for the states of gated delta
+    nets, at least 0.
 
     The rules are those of `rollout.vllm.options` and `rollout.hf.engine`.
     """
     rollout, memory_bytes = run.rollout, run.hardware.memory_bytes
-    token_bytes = kv_bytes_per_token(run)
     longest = max_engine_tokens(run.config)
+    token_bytes, states = kv_bytes_per_token(run), kept_state_bytes(run)
     if not run.engine.refills:
         num_dealt = ceil_div(run.config.responses_per_step, run.num_engines)
         num_rows = min(rollout.batch_size, num_dealt)
-        return _HF_CACHE_SLACK * num_rows * longest * token_bytes
+        return num_rows * (_HF_CACHE_SLACK * longest * token_bytes + states)
     if rollout.kv_cache_bytes:
         return float(rollout.kv_cache_bytes)
     if not run.hardware.is_cuda:  # a full batch of the longest sequences
-        return min(longest * (rollout.batch_size + 1) * token_bytes, memory_bytes / 4)
+        sequence_bytes = longest * token_bytes + states
+        return min(sequence_bytes * (rollout.batch_size + 1), memory_bytes / 4)
     weights = engine_elements(run) * run.dtype_bytes
     taken = weights + GRAPH_BYTES + _profiled_bytes(run)
     return max(0.0, rollout.gpu_memory_fraction * memory_bytes - taken)
@@ -241,16 +254,21 @@ def kv_cache_bytes(run: PlannedRun) -> float:
 def _profiled_bytes(run: PlannedRun) -> float:
     """Bytes that vLLM's profiling pass allocates at most, which vLLM then sets aside.
 
-    The larger of one layer's feed-forward part on the largest batch of prompt tokens, and the
-    sampler's float32 copies of the logits.
+    The larger of one layer's largest part on the largest batch of prompt tokens, feed-forward or
+    gated delta net, and the sampler's float32 copies of the logits. Assumption: a gated delta net
+    has its projections, queries, keys, values four times and the states of chunks at once.
     """
     shape, rollout = run.shape, run.rollout
     num_tokens = min(
         run.hardware.engine_batch_tokens,
         rollout.batch_size * max_engine_tokens(run.config),
     )
-    width = 3 * shape.active_ffn_size / rollout.tp + 4 * shape.hidden_size
-    layer = num_tokens * width * run.dtype_bytes
+    width = 3.0 * shape.active_ffn_size
+    if delta := shape.delta:
+        mixer = delta.projected_size + delta.conv_channels + 4 * delta.value_size
+        mixer += 2 * delta.num_value_heads * delta.key_head_dim
+        width = max(width, mixer + delta.state_size / CHUNK_LENGTH)
+    layer = num_tokens * (width / rollout.tp + 4 * shape.hidden_size) * run.dtype_bytes
     sampler = 3 * 4 * rollout.batch_size * shape.vocab_size
     return max(layer, sampler)
 

@@ -4,7 +4,6 @@ Pure formulas, without the phase's factor of the device.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from megatron_opsft.commands.plan.job import PlannedRun, Stage
 from megatron_opsft.models.architectures.shape import (
@@ -40,9 +39,9 @@ def pass_seconds(
     parallelism passes keys and values round a ring; no overlap with attention is assumed. A
     pipeline sends hidden states to the next stage once.
     """
-    parallel, num_layers, num_tokens = run.parallel, stage.num_layers, sum(sequences)
+    parallel, shape, num_tokens = run.parallel, stage.layers, sum(sequences)
     tp, cp, dtype_bytes = parallel.tp, parallel.cp, run.dtype_bytes
-    shape = replace(run.shape, num_layers=num_layers)
+    num_layers = shape.num_layers
     rate = run.hardware.peak_flops * tp * cp
     gemms = forward_flops(shape, sequences, num_loss_tokens) / rate
     weight_gemms = weight_flops(shape, num_tokens, num_loss_tokens) / rate
@@ -51,7 +50,7 @@ def pass_seconds(
     feed_forward = num_layers * _feed_forward_exchange(run, hidden_bytes)
     exchange = num_layers * ring_seconds(run, 2 * hidden_bytes, tp, tp) + feed_forward
     kv_bytes = 2 * num_tokens * shape.num_kv_heads * shape.head_dim * dtype_bytes / tp
-    kv_ring = num_layers * ring_seconds(run, kv_bytes, cp, tp * cp)
+    kv_ring = shape.num_attention_layers * ring_seconds(run, kv_bytes, cp, tp * cp)
     send = 0.0
     if parallel.pp > 1:  # the next stage is as many ranks away as a stage has
         distance = run.world_size // parallel.pp

@@ -197,8 +197,12 @@ def _divisors(number: int, largest: int) -> list[int]:
 
 
 def _context_sizes(run: PlannedRun) -> list[int]:
-    """Return 1, 2, 4, ... until a rank's part of the longest sequence is within the budget."""
+    """Return 1, 2, 4, ... until a rank's part of the longest sequence is within the budget; only 1
+    for a model with gated delta nets, which cannot be cut so.
+    """
     sizes, budget = [1], run.train.max_tokens_per_microbatch
+    if run.shape.delta:
+        return sizes
     gpus_per_node = run.hardware.gpus_per_node
     while sizes[-1] * budget < run.longest_tokens and sizes[-1] < gpus_per_node:
         sizes.append(2 * sizes[-1])

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from megatron_opsft.commands.plan.job import PlannedRun
 from megatron_opsft.commands.plan.memory import (
     engine_elements,
+    kept_state_bytes,
     kv_bytes_per_token,
     kv_cache_bytes,
     offload_bytes,
@@ -22,7 +23,11 @@ from megatron_opsft.commands.plan.passes import (
     pipeline_seconds,
     shared_seconds,
 )
-from megatron_opsft.models.architectures.shape import forward_flops, layer_weights
+from megatron_opsft.models.architectures.shape import (
+    forward_flops,
+    state_bytes,
+    weights_per_token,
+)
 from megatron_opsft.runtime.rounding import ceil_div
 
 STEP_PHASES = (
@@ -115,7 +120,7 @@ def busiest_engine(run: PlannedRun) -> EngineLoad:
         count = num_problems * rollout.group_size
         # vLLM delays the responses that its cache has no room for.
         mean_tokens = workload.prompt_tokens + workload.mean_tokens
-        sequence_bytes = kv_bytes_per_token(run) * mean_tokens
+        sequence_bytes = kv_bytes_per_token(run) * mean_tokens + kept_state_bytes(run)
         num_fitting = int(kv_cache_bytes(run) / sequence_bytes)
         batch_size = max(1, min(batch_size, num_fitting))
     else:  # responses are dealt to engines one by one, not by problem
@@ -164,23 +169,22 @@ def step_seconds(run: PlannedRun, batch_size: int, context: float) -> float:
     """Estimate a decoding step: a forward pass over one token of each of `batch_size` sequences.
 
     context: tokens that the sequences hold together. The result is without the rollout's factor.
-    The pass reads the weights once, and all keys and values. Of the experts it reads those that
-    some token is routed to, with even routing.
+    The pass reads the weights once, and all keys and values; it reads and writes the states of
+    gated delta nets. Of the experts it reads those that some token is routed to, with even routing.
     """
     shape, hardware, tp = run.shape, run.hardware, run.rollout.tp
     output_layer = shape.hidden_size * shape.vocab_size
-    weights_per_token = layer_weights(shape)
-    weights_read: float = weights_per_token
+    num_weights = weights_per_token(shape) + output_layer
+    weights_read: float = num_weights
     if moe := shape.moe:
         expert = 3 * shape.hidden_size * moe.ffn_size
         missed_share = (1 - moe.top_k / moe.num_experts) ** batch_size
         experts_read = moe.num_experts * (1 - missed_share)
-        weights_read += expert * (experts_read - moe.top_k)
-    weight_bytes = weights_read * shape.num_layers + output_layer
-    weight_bytes = weight_bytes * run.dtype_bytes / tp
+        weights_read += shape.num_layers * expert * (experts_read - moe.top_k)
+    weight_bytes = weights_read * run.dtype_bytes / tp
     kv_bytes = kv_bytes_per_token(run) * context
-    reading = (weight_bytes + kv_bytes) / hardware.memory_bandwidth
-    num_weights = weights_per_token * shape.num_layers + output_layer
+    states = 2 * batch_size * state_bytes(shape, run.dtype_bytes) / tp
+    reading = (weight_bytes + kv_bytes + states) / hardware.memory_bandwidth
     gemms = 2.0 * num_weights / tp * batch_size / hardware.peak_flops
     return max(reading, gemms) + fixed_seconds(run)
 

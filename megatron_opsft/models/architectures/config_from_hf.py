@@ -212,7 +212,9 @@ def _read_layer_kinds(
             f"{fields.prefix}layer_types: {unknown[0]} is not supported; supported: "
             f"{', '.join(get_args(LayerKind))}"
         )
-    return cast(tuple[LayerKind, ...], tuple(kinds))
+    if "full_attention" not in kinds:
+        fields.fail(f"{fields.prefix}layer_types needs a full_attention layer")
+    return tuple(cast(list[LayerKind], kinds))
 
 
 def _read_delta(fields: Fields, architecture: Architecture) -> DeltaShape | None:
@@ -226,6 +228,11 @@ def _read_delta(fields: Fields, architecture: Architecture) -> DeltaShape | None
         value_head_dim=fields.positive("linear_value_head_dim", int, 128),
         conv_size=fields.positive("linear_conv_kernel_dim", int, 4),
     )
+    gate = fields.values.get("output_gate_type")
+    if gate not in (None, "silu", "swish"):  # which are the same
+        fields.fail(
+            f"{fields.prefix}output_gate_type={json.dumps(gate)} is not supported, only silu"
+        )
     if delta.num_value_heads % delta.num_key_heads:
         fields.fail(
             f"{fields.prefix}linear_num_key_heads={delta.num_key_heads} does not divide "

@@ -1,6 +1,8 @@
 """The sizes and switches of one model, and the floating-point operations that follow from them."""
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Literal
 
 from megatron_opsft.records import record
@@ -58,6 +60,9 @@ class MoeShape:
 LayerKind = Literal["full_attention", "linear_attention"]
 """What mixes the tokens of a layer, as config.json says it: attention, or a gated delta net."""
 
+CHUNK_LENGTH = 64
+"""Tokens that a gated delta net computes together; flash-linear-attention's chunks are as long."""
+
 
 @record
 class DeltaShape:
@@ -82,6 +87,23 @@ class DeltaShape:
     def value_size(self) -> int:
         """Numbers of a token's values, and of their gates."""
         return self.num_value_heads * self.value_head_dim
+
+    @property
+    def state_size(self) -> int:
+        """Numbers of the states of all value heads."""
+        return self.value_size * self.key_head_dim
+
+    @property
+    def conv_channels(self) -> int:
+        """Numbers of a token's queries, keys and values, which the convolution mixes in time."""
+        return 2 * self.key_size + self.value_size
+
+    @property
+    def projected_size(self) -> int:
+        """Numbers that a token's hidden states are projected to: those, the gates of values, and
+        two numbers of each value head.
+        """
+        return self.conv_channels + self.value_size + 2 * self.num_value_heads
 
 
 @record
@@ -138,6 +160,11 @@ class ModelShape:
         """Layers with a gated delta net."""
         return self.num_layers - self.num_attention_layers
 
+    def with_layers(self, layers: Sequence[int]) -> "ModelShape":
+        """Return a model of these layers alone, such as those of a pipeline stage."""
+        kinds = tuple(self.kind_of(layer) for layer in layers) if self.delta else ()
+        return replace(self, num_layers=len(layers), layer_kinds=kinds)
+
     @property
     def shard_ffn(self) -> tuple[str, int]:
         """(config field, size) of the feed-forward layer, which tensor parallelism cuts."""
@@ -153,28 +180,65 @@ class ModelShape:
         return self.moe.top_k * self.moe.ffn_size
 
 
-def layer_weights(shape: ModelShape) -> int:
-    """Return the number of weights of a layer that one token is multiplied with: in a mixture of
+def weights_per_token(shape: ModelShape) -> int:
+    """Return the number of weights of all layers that one token is multiplied with: in a mixture of
     experts those of its `top_k` experts and of the router.
     """
-    num_heads = 2 * (shape.num_heads + shape.num_kv_heads)  # of q and output, k and v
+    # Of queries and output, with their gates if there are any, and of keys and values.
+    num_heads = (3 if shape.gated_attention else 2) * shape.num_heads
+    num_heads += 2 * shape.num_kv_heads
     attention = shape.hidden_size * shape.head_dim * num_heads
-    return attention + feed_forward_weights(shape)
+    weights = shape.num_attention_layers * attention
+    if delta := shape.delta:
+        mixer = shape.hidden_size * (delta.projected_size + delta.value_size)
+        mixer += delta.conv_size * delta.conv_channels
+        weights += shape.num_delta_layers * mixer
+    return weights + shape.num_layers * feed_forward_weights(shape)
 
 
 def feed_forward_weights(shape: ModelShape) -> int:
-    """Return the share of `layer_weights` in the feed-forward part."""
+    """Return the share of `weights_per_token` in the feed-forward part of one layer."""
     num_columns = 3 * shape.active_ffn_size
     if shape.moe is not None:  # the router has a row for each expert
         num_columns += shape.moe.num_experts
     return shape.hidden_size * num_columns
 
 
-def quadratic_at(shape: ModelShape) -> float:
-    """Return the sequence length at which causal attention costs as much as all other products of a
-    layer: 2 n^2 x heads x head size = 2 n x weights.
+def state_bytes(shape: ModelShape, dtype_bytes: int) -> int:
+    """Return the bytes that an engine keeps of a sequence for its gated delta nets, whatever its
+    length: float32 states, and what their convolutions need of the last tokens.
     """
-    return layer_weights(shape) / (shape.num_heads * shape.head_dim)
+    if shape.delta is None:
+        return 0
+    last_tokens = (shape.delta.conv_size - 1) * shape.delta.conv_channels
+    layer = 4 * shape.delta.state_size + dtype_bytes * last_tokens
+    return shape.num_delta_layers * layer
+
+
+def state_products(shape: ModelShape) -> float:
+    """Return how many products of two numbers the gated delta nets of all layers need for one
+    token, beside those with weights; 0 without such layers.
+
+    They are those of `trainer.model.delta_net`, with L tokens in a chunk, K numbers of a key and V
+    of a value, for each value head. Only the triangle below the diagonal counts, as in attention.
+    Inside a chunk L/2 (3K + 2V): keys with keys and with queries; two triangular systems, whose
+    solutions have K and V columns; the products of queries and keys with one solution. With the
+    states 3KV: keys and queries read them, and keys write them.
+    """
+    if shape.delta is None:
+        return 0.0
+    key, value = shape.delta.key_head_dim, shape.delta.value_head_dim
+    head = CHUNK_LENGTH / 2 * (3 * key + 2 * value) + 3 * key * value
+    return shape.num_delta_layers * shape.delta.num_value_heads * head
+
+
+def quadratic_at(shape: ModelShape) -> float:
+    """Return the sequence length at which causal attention costs as much as all other products of
+    the layers: n^2 x heads x head size in each layer with attention; infinity if none has it.
+    """
+    per_length = shape.num_attention_layers * shape.num_heads * shape.head_dim
+    others = weights_per_token(shape) + state_products(shape)
+    return others / per_length if per_length else math.inf
 
 
 def forward_flops(
@@ -186,14 +250,16 @@ def forward_flops(
     Only matrix products count, as usual: norms, activations and softmaxes are left out.
     """
     lengths = list(lengths)
-    attention = 2.0 * shape.num_heads * shape.head_dim * shape.num_layers
-    quadratic = sum(n * n * attention for n in lengths)
-    return quadratic + weight_flops(shape, sum(lengths), num_loss_tokens)
+    num_tokens = sum(lengths)
+    attention = 2.0 * shape.num_heads * shape.head_dim * shape.num_attention_layers
+    mixing = sum(n * n * attention for n in lengths)
+    mixing += 2.0 * state_products(shape) * num_tokens
+    return mixing + weight_flops(shape, num_tokens, num_loss_tokens)
 
 
 def weight_flops(shape: ModelShape, num_tokens: int, num_loss_tokens: int) -> float:
     """Return the share of `forward_flops` in products with weights, over sequences of `num_tokens`
     together. Their gradients cost as much again.
     """
-    layers = 2.0 * layer_weights(shape) * shape.num_layers * num_tokens
+    layers = 2.0 * weights_per_token(shape) * num_tokens
     return layers + 2.0 * shape.hidden_size * shape.vocab_size * num_loss_tokens

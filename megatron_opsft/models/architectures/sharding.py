@@ -2,7 +2,7 @@
 
 from megatron_opsft.config.training import ParallelConfig
 from megatron_opsft.errors import UserError
-from megatron_opsft.models.architectures.shape import ModelShape
+from megatron_opsft.models.architectures.shape import DeltaShape, ModelShape
 from megatron_opsft.runtime.rounding import round_up
 
 _VOCABULARY_MULTIPLE = 64
@@ -17,6 +17,8 @@ def check_layout(shape: ModelShape, parallel: ParallelConfig) -> None:
     _check_divides("tp", parallel.tp, shape.num_heads, "attention heads")
     _check_divides("tp", parallel.tp, shape.num_kv_heads, "key/value heads")
     _check_divides(etp_key, parallel.expert_tp, shape.shard_ffn[1], "feed-forward size")
+    if shape.delta is not None:
+        _check_delta(shape.delta, parallel)
     if shape.moe is not None:
         _check_divides("ep", parallel.ep, shape.moe.num_experts, "experts")
     if shape.moe is None and (parallel.ep > 1 or parallel.etp):
@@ -44,6 +46,30 @@ def check_layout(shape: ModelShape, parallel: ParallelConfig) -> None:
         raise UserError(f"parallel.vpp={parallel.vpp} needs parallel.pp of at least 2")
 
 
+def _check_delta(delta: DeltaShape, parallel: ParallelConfig) -> None:
+    heads = (("key", delta.num_key_heads), ("value", delta.num_value_heads))
+    for name, number in heads:
+        _check_divides("tp", parallel.tp, number, f"gated delta net {name} heads")
+    if parallel.cp > 1:
+        raise UserError(
+            f"parallel.cp={parallel.cp}: a gated delta net goes through tokens one by one, so "
+            "ranks cannot divide them; set parallel.cp=1 and raise parallel.tp or pp"
+        )
+
+
+def stage_layers(num_layers: int, parallel: ParallelConfig, stage: int) -> list[int]:
+    """Return the global indices of the layers of a pipeline stage. With `parallel.vpp` they are
+    several runs of layers, between which lie one run of each other stage.
+    """
+    num_chunks = parallel.vpp or 1
+    size = num_layers // (parallel.pp * num_chunks)
+    layers: list[int] = []
+    for chunk in range(num_chunks):
+        first = (chunk * parallel.pp + stage) * size
+        layers += range(first, first + size)
+    return layers
+
+
 def _check_divides(key: str, size: int, number: int, name: str) -> None:
     if number % size:
         raise UserError(
@@ -60,6 +86,10 @@ def check_rollout_tp(shape: ModelShape, tp_size: int) -> None:
             f"rollout.tp={tp_size} is neither a divisor nor a multiple of "
             f"num_key_value_heads={shape.num_kv_heads}"
         )
+    if shape.delta is not None:
+        key_heads, value_heads = shape.delta.num_key_heads, shape.delta.num_value_heads
+        divide(key_heads, tp_size, "linear_num_key_heads", "rollout.tp")
+        divide(value_heads, tp_size, "linear_num_value_heads", "rollout.tp")
     name, size = shape.shard_ffn
     divide(size, tp_size, name, "rollout.tp")
     divide(padded_vocabulary(shape), tp_size, "the padded vocab_size", "rollout.tp")

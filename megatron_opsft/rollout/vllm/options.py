@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from megatron_opsft.errors import UserError
+from megatron_opsft.models.architectures.shape import state_bytes
 from megatron_opsft.models.weights.rules import WeightTable
 from megatron_opsft.rollout.engine import (
     JOB_ID_VARIABLE,
     EngineSettings,
     SamplingSettings,
 )
-from megatron_opsft.rollout.limits import check_installed
+from megatron_opsft.rollout.limits import ENGINES, check_installed
 from megatron_opsft.runtime.console import describe_full_gpu
 from megatron_opsft.runtime.libraries import collector_at_rest
 from megatron_opsft.runtime.rounding import round_up
@@ -200,17 +201,19 @@ def _cpu_options(settings: EngineSettings, table: WeightTable) -> dict[str, Any]
 
 
 def _cpu_cache(settings: EngineSettings, table: WeightTable) -> int:
-    """Return the bytes of keys and values for a full batch, at most a quarter of the machine's
-    memory.
+    """Return the bytes of keys, values and states for a full batch, at most a quarter of the
+    machine's memory.
     """
     shape = table.shape
     itemsize = 4 if settings.dtype == "float32" else 2
-    num_layers = shape.num_layers
+    num_layers = shape.num_attention_layers
+    states = ENGINES["vllm"].state_copies * state_bytes(shape, itemsize)
     if settings.speculative is not None and "model" in settings.speculative:
         num_layers *= 2  # a draft model is not larger than the policy
     token_bytes = 2 * num_layers * shape.num_kv_heads * shape.head_dim * itemsize
     max_tokens = round_up(settings.max_tokens, _CPU_BLOCK_TOKENS)
-    cache_bytes = token_bytes * max_tokens * (settings.batch_size + 1)
+    sequence_bytes = token_bytes * max_tokens + states
+    cache_bytes = sequence_bytes * (settings.batch_size + 1)
     machine_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return max(min(cache_bytes, machine_bytes // 4), 2**24)
 

@@ -30,11 +30,6 @@ from megatron_opsft.records import record
 from megatron_opsft.trainer.model.attention import RMSNorm
 from megatron_opsft.trainer.model.delta_rule import causal_convolution, gated_delta_rule
 
-CHUNK_LENGTH = 64
-_SMALLEST_NORM = (
-    1e-6  # added to the square of a query's or key's norm, as in transformers
-)
-
 
 @record
 class DeltaSubmodules:
@@ -89,33 +84,22 @@ class GatedDeltaNet(MegatronModule):
             "beta": self.num_heads,
             "alpha": self.num_heads,
         }
+        self._add_convolution_and_decay()
+        linear = {
+            "config": config,
+            "bias": False,
+            "is_expert": False,
+            "tp_group": self.tp_group,
+        }
         self.in_proj = build_module(
             submodules.in_proj,
             config.hidden_size,
             sum(self.sections.values()) * tp_size,
-            config=config,
             init_method=config.init_method,
             gather_output=False,
-            bias=False,
             skip_bias_add=False,
-            is_expert=False,
-            tp_group=self.tp_group,
+            **linear,
         )
-        conv_size = sum(self.conv_sections.values())
-        dtype = config.params_dtype
-        # Only its weight is used, [rows, 1, tokens that are seen].
-        self.conv1d = nn.Conv1d(
-            conv_size,
-            conv_size,
-            cast(int, config.linear_conv_kernel_dim),
-            groups=conv_size,
-            bias=False,
-            dtype=dtype,
-        )
-        self.dt_bias = nn.Parameter(torch.empty(self.num_heads, dtype=dtype))
-        self.A_log = nn.Parameter(torch.empty(self.num_heads, dtype=dtype))
-        for parameter in (self.conv1d.weight, self.dt_bias, self.A_log):
-            set_tensor_model_parallel_attributes(parameter, True, 0, 1)
         self.out_norm = build_module(
             submodules.out_norm,
             config=config,
@@ -126,14 +110,29 @@ class GatedDeltaNet(MegatronModule):
             submodules.out_proj,
             value_size * tp_size,
             config.hidden_size,
-            config=config,
             init_method=config.output_layer_init_method,
-            bias=False,
             input_is_parallel=True,
             skip_bias_add=True,
-            is_expert=False,
-            tp_group=self.tp_group,
+            **linear,
         )
+
+    def _add_convolution_and_decay(self) -> None:
+        """Add the parameters of this rank's channels and heads that are in no linear layer."""
+        num_channels = sum(self.conv_sections.values())
+        dtype = self.config.params_dtype
+        # Only its weight is used, [channels, 1, tokens that are seen].
+        self.conv1d = nn.Conv1d(
+            num_channels,
+            num_channels,
+            cast(int, self.config.linear_conv_kernel_dim),
+            groups=num_channels,
+            bias=False,
+            dtype=dtype,
+        )
+        self.dt_bias = nn.Parameter(torch.empty(self.num_heads, dtype=dtype))
+        self.A_log = nn.Parameter(torch.empty(self.num_heads, dtype=dtype))
+        for parameter in (self.conv1d.weight, self.dt_bias, self.A_log):
+            set_tensor_model_parallel_attributes(parameter, True, 0, 1)
 
     def forward(
         self,
@@ -229,26 +228,50 @@ class GatedDeltaNet(MegatronModule):
         return pieces
 
 
-def delta_layer_spec(attention_layer: ModuleSpec) -> ModuleSpec:
+def plain_submodules() -> DeltaSubmodules:
+    """Return the parts of a gated delta net without TransformerEngine."""
+    return DeltaSubmodules(
+        in_proj=ColumnParallelLinear,
+        out_norm=PlainRMSNorm,
+        out_proj=RowParallelLinear,
+    )
+
+
+def te_submodules() -> DeltaSubmodules:
+    """Return TransformerEngine's parts. Its first linear layer applies the layer's norm, too."""
+    from megatron.core.extensions.transformer_engine import (
+        TELayerNormColumnParallelLinear,
+        TENorm,
+        TERowParallelLinear,
+    )
+
+    class PlainTENorm(nn.Module):
+        """`TENorm` that multiplies by its weight, whatever the model's other norms do."""
+
+        def __new__(cls, config: TransformerConfig, *args: Any, **options: Any) -> Any:
+            return TENorm(not_zero_centered(config), *args, **options)
+
+    return DeltaSubmodules(
+        in_proj=TELayerNormColumnParallelLinear,
+        out_norm=PlainTENorm,
+        out_proj=TERowParallelLinear,
+    )
+
+
+def delta_layer_spec(attention_layer: ModuleSpec, parts: DeltaSubmodules) -> ModuleSpec:
     """Return the modules of a layer with a gated delta net, given those of one with attention, both
-    without TransformerEngine.
+    with TransformerEngine or both without.
     """
     submodules = cast(TransformerLayerSubmodules, attention_layer.submodules)
-    delta_net = ModuleSpec(
-        module=GatedDeltaNet,
-        submodules=DeltaSubmodules(
-            in_proj=ColumnParallelLinear,
-            out_norm=PlainRMSNorm,
-            out_proj=RowParallelLinear,
-        ),
-    )
     # In checkpoints a norm has the name that it has if it is fused into the layer behind it.
-    keys = submodules.sharded_state_dict_keys_map | {
-        "input_layernorm.": "self_attention.in_proj.layer_norm_"
-    }
+    keys = dict(submodules.sharded_state_dict_keys_map)
+    if "input_layernorm." in keys:
+        keys["input_layernorm."] = "self_attention.in_proj.layer_norm_"
     return replace(
         attention_layer,
         submodules=replace(
-            submodules, self_attention=delta_net, sharded_state_dict_keys_map=keys
+            submodules,
+            self_attention=ModuleSpec(module=GatedDeltaNet, submodules=parts),
+            sharded_state_dict_keys_map=keys,
         ),
     )

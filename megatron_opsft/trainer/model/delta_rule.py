@@ -20,7 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-CHUNK_LENGTH = 64
+from megatron_opsft.models.architectures.shape import CHUNK_LENGTH
+
 _SMALLEST_NORM = (
     1e-6  # added to the square of a query's or key's norm, as in transformers
 )
