@@ -114,11 +114,7 @@ class Adapter(nn.Module):
         lora_A: Tensor = self.lora_A
         lora_B: Tensor = self.lora_B
         if self._norm_weight is not None:
-            scale = self._norm_weight
-            if self._norm_is_zero_centered:
-                scale = 1.0 + scale.float()
-            normed = F.rms_norm(input_, input_.shape[-1:], scale, self._norm_eps)
-            input_ = normed.to(lora_A.dtype)
+            input_ = self._normed(input_, self._norm_weight)
         # The factor that is not cut has a part of its gradient on each rank: from its share of the
         # tokens, or for experts from its share of the weight.
         if self._splits_tokens or self._is_expert:
@@ -128,6 +124,14 @@ class Adapter(nn.Module):
                 lora_A = self._with_summed_gradient(lora_A)
         low = self._exchange(F.linear(input_, lora_A))
         return self._spread(self._scale * low, lora_B)
+
+    def _normed(self, input_: Tensor, weight: Tensor) -> Tensor:
+        """Return what the layer's own norm makes of its input."""
+        size = input_.shape[-1:]
+        if not self._norm_is_zero_centered:
+            return F.rms_norm(input_, size, weight, self._norm_eps)
+        scale = 1.0 + weight.float()
+        return F.rms_norm(input_.float(), size, scale, self._norm_eps).to(input_.dtype)
 
     def _with_summed_gradient(self, tensor: Tensor) -> Tensor:
         """Return the tensor; its gradient is the sum of the gradients on the group's ranks."""
