@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 import torch
 from hf_reference import hf_model
+from tiny_models import SHAPES
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from megatron_opsft.errors import NonFiniteError
+from megatron_opsft.models.weights.rules import WeightTable
 from megatron_opsft.records import FinishReason, Rollout
 from megatron_opsft.rollout.engine import EngineShare, SamplingSettings, Take
 from megatron_opsft.rollout.hf.attention import GROUPED_SDPA
@@ -20,6 +22,7 @@ from megatron_opsft.rollout.hf.engine import HfEngine
 from megatron_opsft.rollout.requests import ResponseRequest, make_requests
 
 END = 5
+TABLE = WeightTable(SHAPES["llama3"])
 
 
 class SpellingTokenizer:
@@ -71,6 +74,7 @@ def key_of(rollout: Rollout) -> tuple[str, int]:
         ("llama3", 1e-6, 24),
         ("qwen3", 0.0, 24),
         ("qwen3_yarn", 0.0, 72),  # more than twice the original length
+        ("qwen3_5", 0.0, 24),
     ],
 )
 def test_greedy_matches_hf_generate(kind: str, temperature: float, num_tokens: int) -> None:
@@ -200,7 +204,7 @@ def test_from_settings_and_load_equals_from_pretrained(tmp_path: Path) -> None:
     loaded = engine_of(AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16))
     asked = {"dtype": "bfloat16", "batch_size": 64, "notes_routing": False}
     settings = SimpleNamespace(model_dir=tmp_path, rank=0, world_size=1, **asked)
-    empty = HfEngine.from_settings(settings, SpellingTokenizer(), torch.device("cpu"))
+    empty = HfEngine.from_settings(settings, TABLE, SpellingTokenizer(), torch.device("cpu"))
     with pytest.raises(RuntimeError, match="no complete set of weights"):
         empty.generate(requests_for(), sampling())
     empty.load_weights(((name, p.clone()) for name, p in source.named_parameters()), version=3)
@@ -229,5 +233,5 @@ def test_code_beside_the_weights_is_not_run_and_nobody_is_asked(
     asked = {"dtype": "bfloat16", "batch_size": 64, "notes_routing": False}
     settings = SimpleNamespace(model_dir=tmp_path, rank=0, world_size=1, **asked)
     with pytest.raises(ValueError, match="custom code"):
-        HfEngine.from_settings(settings, SpellingTokenizer(), torch.device("cpu"))
+        HfEngine.from_settings(settings, TABLE, SpellingTokenizer(), torch.device("cpu"))
     assert not ran.exists()
