@@ -10,27 +10,19 @@ from typing import Any
 import pytest
 import torch
 from hf_reference import hf_model
+from sampled import SpellingTokenizer, engine_of
 from tiny_models import SHAPES
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from megatron_opsft.errors import NonFiniteError
 from megatron_opsft.models.weights.rules import WeightTable
 from megatron_opsft.records import FinishReason, Rollout
-from megatron_opsft.rollout.engine import EngineShare, SamplingSettings, Take
-from megatron_opsft.rollout.hf.attention import GROUPED_SDPA
+from megatron_opsft.rollout.engine import SamplingSettings, Take
 from megatron_opsft.rollout.hf.engine import HfEngine
 from megatron_opsft.rollout.requests import ResponseRequest, make_requests
 
 END = 5
 TABLE = WeightTable(SHAPES["llama3"])
-
-
-class SpellingTokenizer:
-    """Every token is its number and a space."""
-
-    def batch_decode(self, sequences: list[list[int]], **kwargs: bool) -> list[str]:
-        assert kwargs["skip_special_tokens"] is False
-        return ["".join(f"{token} " for token in ids) for ids in sequences]
 
 
 def model_of(kind: str = "llama3", dtype: torch.dtype = torch.float64) -> PreTrainedModel:
@@ -39,12 +31,6 @@ def model_of(kind: str = "llama3", dtype: torch.dtype = torch.float64) -> PreTra
     for parameter in model.parameters():
         parameter.data.mul_(1.6 if parameter.dim() > 1 else 1.0)
     return model.to(dtype)
-
-
-def engine_of(model: PreTrainedModel, batch_size: int = 64) -> HfEngine:
-    model.set_attn_implementation(GROUPED_SDPA)
-    share = EngineShare(index=0, count=1)
-    return HfEngine(model, SpellingTokenizer(), batch_size, version=0, share=share)
 
 
 def requests_for(num_prompts: int = 5, group_size: int = 4, seed: int = 0) -> list[ResponseRequest]:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hf_configs import hf_config
 from hf_reference import hf_model, log_probs, of_labels
+from sampled import NotedLogits, SpellingTokenizer, engine_of, noted_logits
 from tiny_models import SHAPES, samples, weights
 from torch import Tensor
 from transformers import PreTrainedModel, Qwen3_5ForConditionalGeneration
@@ -19,9 +20,7 @@ from transformers.models.qwen3_5 import modeling_qwen3_5
 
 from megatron_opsft.models.weights.rules import WeightTable
 from megatron_opsft.records import Rollout
-from megatron_opsft.rollout.engine import EngineShare, SamplingSettings
-from megatron_opsft.rollout.hf import decoding
-from megatron_opsft.rollout.hf.attention import GROUPED_SDPA
+from megatron_opsft.rollout.engine import SamplingSettings
 from megatron_opsft.rollout.hf.engine import HfEngine
 from megatron_opsft.rollout.requests import ResponseRequest, make_requests
 from megatron_opsft.rollout.sampling import sample_tokens, uniforms
@@ -37,19 +36,6 @@ SETTINGS = SamplingSettings(
 )
 
 
-class SpellingTokenizer:
-    """Every token is its number and a space."""
-
-    def batch_decode(self, sequences: list[list[int]], **unused: bool) -> list[str]:
-        return ["".join(f"{token} " for token in ids) for ids in sequences]
-
-
-def engine_of(model: PreTrainedModel) -> HfEngine:
-    model.set_attn_implementation(GROUPED_SDPA)
-    share = EngineShare(index=0, count=1)
-    return HfEngine(model, SpellingTokenizer(), 64, version=0, share=share)
-
-
 def requests_for(lengths: Sequence[int], group_size: int = 3) -> list[ResponseRequest]:
     """Prompts of other tokens than those that end a response."""
     draw = torch.Generator().manual_seed(3)
@@ -58,25 +44,6 @@ def requests_for(lengths: Sequence[int], group_size: int = 3) -> list[ResponseRe
         prompt = torch.randint(20, 257, (length,), generator=draw).tolist()
         requests += make_requests(f"of-{length}", prompt, group_size, run_seed=1, step=1)
     return requests
-
-
-class NotedLogits:
-    """The logits from which an engine draws, by the uniform number that draws."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.by_uniform: dict[float, Tensor] = {}
-
-        def noting(logits_NV: Tensor, uniforms_N: Tensor, *settings: float) -> Tensor:
-            for uniform, logits_V in zip(uniforms_N.tolist(), logits_NV, strict=True):
-                self.by_uniform[uniform] = logits_V.clone()
-            return sample_tokens(logits_NV, uniforms_N, *settings)
-
-        monkeypatch.setattr(decoding, "sample_tokens", noting)
-
-    def log_probs(self, request: ResponseRequest, num_tokens: int) -> Tensor:
-        """Of the whole vocabulary at each token of a response, [tokens, V]."""
-        numbers = uniforms(torch.tensor([request.seed]), num_tokens)[0].tolist()
-        return torch.stack([self.by_uniform[number] for number in numbers]).log_softmax(-1)
 
 
 @torch.inference_mode()
@@ -116,23 +83,22 @@ def _in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_in_float64")
-def test_nothing_but_rounding_is_between_a_padded_batch_and_a_pass_over_each_response(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    requests, noted = requests_for(PROMPT_LENGTHS), NotedLogits(monkeypatch)
-    rollouts = engine_of(hf_model("qwen3_5")).generate(requests, SETTINGS)
+def test_nothing_but_rounding_is_between_a_padded_batch_and_a_pass_over_each_response() -> None:
+    requests = requests_for(PROMPT_LENGTHS)
+    with noted_logits() as noted:
+        rollouts = engine_of(hf_model("qwen3_5")).generate(requests, SETTINGS)
     assert {logits.dtype for logits in noted.by_uniform.values()} == {torch.float64}
     assert largest_difference("qwen3_5", requests, rollouts, noted) < 1e-10
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_padded_batch_draws_what_each_prompt_alone_does(
-    monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    """In float32; rounding moves log-probs down to -13 by up to 5e-5, of one pass, too."""
-    requests, noted = requests_for(PROMPT_LENGTHS), NotedLogits(monkeypatch)
-    engine = engine_of(hf_model(name))
-    together = engine.generate(requests, SETTINGS)
+def test_a_padded_batch_draws_what_each_prompt_alone_does(name: str) -> None:
+    """In float32, where rounding moves these models' log-probs by up to 5e-5, those of a pass over
+    one response, too.
+    """
+    requests, engine = requests_for(PROMPT_LENGTHS), engine_of(hf_model(name))
+    with noted_logits() as noted:
+        together = engine.generate(requests, SETTINGS)
     lengths = {len(rollout.response_ids) for rollout in together}
     assert len(lengths) > 5 and max(lengths) == SETTINGS.max_response_tokens
     assert largest_difference(name, requests, together, noted) < 1e-4
@@ -177,8 +143,8 @@ def keep_the_first_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_planted_fault_is_found(
     monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None]
 ) -> None:
-    requests, noted = requests_for(PROMPT_LENGTHS), NotedLogits(monkeypatch)
-    with monkeypatch.context() as planted:
+    requests = requests_for(PROMPT_LENGTHS)
+    with monkeypatch.context() as planted, noted_logits() as noted:
         plant(planted)
         rollouts = engine_of(hf_model("qwen3_5")).generate(requests, SETTINGS)
     assert largest_difference("qwen3_5", requests, rollouts, noted) > 1e-2
