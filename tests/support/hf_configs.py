@@ -57,7 +57,12 @@ def hf_config(shape: ModelShape) -> PretrainedConfig:
     if architecture.nested_in is not None:
         fields = {
             architecture.nested_in: fields,
-            "vision_config": {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2},
+            "vision_config": {
+                "depth": 1,
+                "hidden_size": 16,
+                "intermediate_size": 16,
+                "num_heads": 2,
+            },
             "tie_word_embeddings": shape.tied_embeddings,
         }
     return AutoConfig.for_model(architecture.model_type, **fields)

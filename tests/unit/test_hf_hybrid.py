@@ -137,9 +137,7 @@ def keep_the_first_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LinearAttentionLayer, "reorder_cache", first)
 
 
-@pytest.mark.parametrize(
-    "plant", [lose_the_mask, keep_the_first_rows, keep_the_first_convolutions]
-)
+@pytest.mark.parametrize("plant", [lose_the_mask, keep_the_first_rows, keep_the_first_convolutions])
 def test_a_planted_fault_is_found(
     monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None]
 ) -> None:
