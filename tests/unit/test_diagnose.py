@@ -245,7 +245,6 @@ def test_of_a_model_that_sees_the_language_model_is_read(
     )
     expected = hf_model(name).state_dict()
     monkeypatch.setattr(divergence, "is_dist_checkpoint", lambda path: is_checkpoint)
-    monkeypatch.setattr(EvalModel, "tensors", lambda self: iter(values.items()))
     found = load_model(model, torch.float32, CPU).state_dict()
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[key], expected[key]) for key in expected)

@@ -203,7 +203,8 @@ def _read_layer_kinds(
             fields.fail(
                 "layer_types is supported only with full_attention in every layer"
             )
-        return ("full_attention",) * num_layers
+        attention: LayerKind = "full_attention"
+        return (attention,) * num_layers
     if kinds is None:
         interval = fields.positive("full_attention_interval", int, 4)
         kinds = [
