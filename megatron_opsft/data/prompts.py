@@ -17,7 +17,10 @@ from megatron_opsft.data.chat_template import ChatTemplate
 from megatron_opsft.data.chatml import chatml_end, chatml_of
 from megatron_opsft.data.prompt_file import PromptFile, open_prompt_file
 from megatron_opsft.errors import PromptError, RowError, UserError, first_line
-from megatron_opsft.models.architectures.config_from_hf import read_json
+from megatron_opsft.models.architectures.config_from_hf import (
+    language_model_of,
+    read_json,
+)
 from megatron_opsft.records import THINK, Message, Problem, TokenIds
 from megatron_opsft.section import ChatTemplateName
 
@@ -219,8 +222,8 @@ def end_token_ids(
     *,
     option: str = MODEL_OPTION,
 ) -> TokenIds:
-    """Return all ids that end a response, ascending: those of generation_config.json, config.json,
-    the tokenizer and `chatml_end` together.
+    """Return all ids that end a response, ascending: those of generation_config.json, config.json
+    (and its language model's part), the tokenizer and `chatml_end` together.
 
     Chat models often have several (`<|im_end|>` and `<|endoftext|>`). Errors: `UserError` if there
     is none.
@@ -229,8 +232,11 @@ def end_token_ids(
     for name in ("generation_config.json", "config.json"):
         file = Path(model_dir) / name
         if file.is_file():
-            value = read_json(file).get("eos_token_id")
-            values += value if isinstance(value, list) else [value]
+            config = read_json(file)
+            # A language model inside a larger one may have its own.
+            for part in (config, language_model_of(config)):
+                value = part.get("eos_token_id")
+                values += value if isinstance(value, list) else [value]
     # -1 stands for none in some configurations.
     end_tokens = {value for value in values if isinstance(value, int) and value >= 0}
     if not end_tokens:

@@ -21,4 +21,4 @@ def build_engine(
     """
     if name == "vllm":
         return VllmEngine(settings, table, tokenizer)
-    return HfEngine.from_settings(settings, tokenizer, device.torch_device)
+    return HfEngine.from_settings(settings, table, tokenizer, device.torch_device)

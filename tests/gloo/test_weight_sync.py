@@ -44,6 +44,7 @@ LAYOUTS = [
     Case(model="qwen3_moe_unnormalized", pp=2, dp=2, ep=2),
     Case(model="qwen3_moe", tp=2, dp=2, ep=2, sequence_parallel=True),
     Case(model="qwen3_moe", tp=2, ep=2, etp=1, sequence_parallel=True, dtype="bfloat16"),
+    Case(model="qwen3_5", tp=2, pp=2),
 ]
 SYNCED = [
     Case(),
@@ -53,6 +54,7 @@ SYNCED = [
     Case(model="qwen2_tied", pp=2, dp=2),
     Case(model="qwen3_yarn", tp=2),
     Case(model="qwen3_5", tp=2, pp=2),
+    Case(model="qwen3_5_tied", pp=2),
     Case(model="qwen3_moe"),
     Case(model="qwen3_moe", tp=2, pp=2, sequence_parallel=True),
     Case(model="qwen3_moe", tp=2, dp=2, ep=2, sequence_parallel=True),

@@ -9,7 +9,7 @@ from megatron_opsft.models.architectures.shape import Llama3Scaling, ModelShape
 
 
 def hf_config(shape: ModelShape) -> PretrainedConfig:
-    """What the model's config.json says; attention without a window."""
+    """What the model's config.json says; attention without a window, and what sees is tiny."""
     rope: dict[str, object] = {"rope_type": "default", "rope_theta": shape.rope_theta}
     if shape.rope_scaling is not None:
         scaling = asdict(shape.rope_scaling)
@@ -37,8 +37,7 @@ def hf_config(shape: ModelShape) -> PretrainedConfig:
             "moe_intermediate_size": shape.moe.ffn_size,
             "norm_topk_prob": shape.moe.normalize_top_k,
         }
-    return AutoConfig.for_model(
-        ARCHITECTURES[shape.architecture].model_type,
+    fields = dict(
         num_hidden_layers=shape.num_layers,
         hidden_size=shape.hidden_size,
         intermediate_size=shape.ffn_size,
@@ -54,3 +53,16 @@ def hf_config(shape: ModelShape) -> PretrainedConfig:
         **experts,
         **delta_nets,
     )
+    architecture = ARCHITECTURES[shape.architecture]
+    if architecture.nested_in is not None:
+        fields = {
+            architecture.nested_in: fields,
+            "vision_config": {
+                "depth": 1,
+                "hidden_size": 16,
+                "intermediate_size": 16,
+                "num_heads": 2,
+            },
+            "tie_word_embeddings": shape.tied_embeddings,
+        }
+    return AutoConfig.for_model(architecture.model_type, **fields)

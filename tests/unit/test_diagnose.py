@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from forked_cli import ROOT, Finished, ForkedCli
+from hf_configs import hf_config
 from hf_reference import hf_model
 from live_memory import LiveMemory
 from made_diagnosis import make_diagnosis, write_diagnosis_page
@@ -191,7 +193,7 @@ def log_probs(sample: Sample, model: Any) -> Tensor:
     return logits.double().log_softmax(-1)
 
 
-@pytest.mark.parametrize("name", ["qwen2_tied", "qwen3_moe"])
+@pytest.mark.parametrize("name", ["qwen2_tied", "qwen3_moe", "qwen3_5"])
 def test_d_t_and_preferences_match_float64_softmax_and_are_0_of_a_model_and_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -223,6 +225,29 @@ def test_d_t_and_preferences_match_float64_softmax_and_are_0_of_a_model_and_itse
                 )
         kl, alternatives = diverge(p, p, IDS, *ids)
         assert set(kl) == {0.0} and alternatives == []
+
+
+@pytest.mark.parametrize("is_checkpoint", [False, True])
+def test_of_a_model_that_sees_the_language_model_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_checkpoint: bool
+) -> None:
+    """From its files, or as from a Megatron checkpoint from a stream of its tensors."""
+    name, seen = "qwen3_5_tied", {"model.visual.merger.norm.weight": torch.ones(16)}
+    shape = replace(SHAPES[name], architecture="Qwen3_5ForConditionalGeneration")
+    of_text = weights(name)
+    values = {
+        key: of_text[key.replace("language_model.", "")] for key in WeightTable(shape).hf_shapes()
+    }
+    hf_config(shape).save_pretrained(tmp_path)
+    save_file(values | seen, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    model = EvalModel(
+        name=name, directory=tmp_path, tokenizer=IDS, end_tokens=(), table=WeightTable(shape, "te")
+    )
+    expected = hf_model(name).state_dict()
+    monkeypatch.setattr(divergence, "is_dist_checkpoint", lambda path: is_checkpoint)
+    found = load_model(model, torch.float32, CPU).state_dict()
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[key], expected[key]) for key in expected)
 
 
 def test_a_megatron_checkpoint_is_the_model_that_was_converted(tmp_path: Path) -> None:

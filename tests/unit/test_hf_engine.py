@@ -10,24 +10,19 @@ from typing import Any
 import pytest
 import torch
 from hf_reference import hf_model
+from sampled import SpellingTokenizer, engine_of
+from tiny_models import SHAPES
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from megatron_opsft.errors import NonFiniteError
+from megatron_opsft.models.weights.rules import WeightTable
 from megatron_opsft.records import FinishReason, Rollout
-from megatron_opsft.rollout.engine import EngineShare, SamplingSettings, Take
-from megatron_opsft.rollout.hf.attention import GROUPED_SDPA
+from megatron_opsft.rollout.engine import SamplingSettings, Take
 from megatron_opsft.rollout.hf.engine import HfEngine
 from megatron_opsft.rollout.requests import ResponseRequest, make_requests
 
 END = 5
-
-
-class SpellingTokenizer:
-    """Every token is its number and a space."""
-
-    def batch_decode(self, sequences: list[list[int]], **kwargs: bool) -> list[str]:
-        assert kwargs["skip_special_tokens"] is False
-        return ["".join(f"{token} " for token in ids) for ids in sequences]
+TABLE = WeightTable(SHAPES["llama3"])
 
 
 def model_of(kind: str = "llama3", dtype: torch.dtype = torch.float64) -> PreTrainedModel:
@@ -36,12 +31,6 @@ def model_of(kind: str = "llama3", dtype: torch.dtype = torch.float64) -> PreTra
     for parameter in model.parameters():
         parameter.data.mul_(1.6 if parameter.dim() > 1 else 1.0)
     return model.to(dtype)
-
-
-def engine_of(model: PreTrainedModel, batch_size: int = 64) -> HfEngine:
-    model.set_attn_implementation(GROUPED_SDPA)
-    share = EngineShare(index=0, count=1)
-    return HfEngine(model, SpellingTokenizer(), batch_size, version=0, share=share)
 
 
 def requests_for(num_prompts: int = 5, group_size: int = 4, seed: int = 0) -> list[ResponseRequest]:
@@ -71,6 +60,7 @@ def key_of(rollout: Rollout) -> tuple[str, int]:
         ("llama3", 1e-6, 24),
         ("qwen3", 0.0, 24),
         ("qwen3_yarn", 0.0, 72),  # more than twice the original length
+        ("qwen3_5", 0.0, 24),
     ],
 )
 def test_greedy_matches_hf_generate(kind: str, temperature: float, num_tokens: int) -> None:
@@ -200,7 +190,7 @@ def test_from_settings_and_load_equals_from_pretrained(tmp_path: Path) -> None:
     loaded = engine_of(AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16))
     asked = {"dtype": "bfloat16", "batch_size": 64, "notes_routing": False}
     settings = SimpleNamespace(model_dir=tmp_path, rank=0, world_size=1, **asked)
-    empty = HfEngine.from_settings(settings, SpellingTokenizer(), torch.device("cpu"))
+    empty = HfEngine.from_settings(settings, TABLE, SpellingTokenizer(), torch.device("cpu"))
     with pytest.raises(RuntimeError, match="no complete set of weights"):
         empty.generate(requests_for(), sampling())
     empty.load_weights(((name, p.clone()) for name, p in source.named_parameters()), version=3)
@@ -229,5 +219,5 @@ def test_code_beside_the_weights_is_not_run_and_nobody_is_asked(
     asked = {"dtype": "bfloat16", "batch_size": 64, "notes_routing": False}
     settings = SimpleNamespace(model_dir=tmp_path, rank=0, world_size=1, **asked)
     with pytest.raises(ValueError, match="custom code"):
-        HfEngine.from_settings(settings, SpellingTokenizer(), torch.device("cpu"))
+        HfEngine.from_settings(settings, TABLE, SpellingTokenizer(), torch.device("cpu"))
     assert not ran.exists()

@@ -289,6 +289,10 @@ def test_end_tokens_are_collected_from_all_files(tmp_path: Path, r1: Any) -> Non
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, own]}))
     (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 3}))
     assert end_token_ids(r1, tmp_path) == (3, 7, own)
+    nested = {"text_config": {"eos_token_id": [4]}, "eos_token_id": 3}
+    (tmp_path / "config.json").write_text(json.dumps(nested))
+    assert end_token_ids(r1, tmp_path) == (3, 4, 7, own)
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 3}))
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [-1, 7]}))
     assert end_token_ids(r1, tmp_path) == (3, 7, own)
     (tmp_path / "generation_config.json").write_text("")

@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import transformers
 from torch import Tensor
 from torch.nn.functional import kl_div
-from transformers import AutoConfig, PreTrainedModel
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedModel
 
 from megatron_opsft.commands.evaluate.inputs import EvalModel
 from megatron_opsft.errors import UserError
 from megatron_opsft.models.storage.model_paths import is_dist_checkpoint
 from megatron_opsft.records import JsonObject
+from megatron_opsft.rollout.hf.language_model import language_config
 from megatron_opsft.runtime.device import Device
 from megatron_opsft.trainer.loss.output_head import times_transposed
 
@@ -31,7 +31,7 @@ _SHARE, _AT_LEAST, _AT_MOST = 0.05, 32, 256
 
 
 def load_model(model: EvalModel, dtype: torch.dtype, device: Device) -> PreTrainedModel:
-    """Load a model for reading, on the device, or over all GPUs if there are several.
+    """Load a language model for reading, on the device, or over all GPUs if there are several.
 
     Errors: `UserError` if those GPUs are too small, or accelerate, which distributes the model, is
     not installed.
@@ -42,19 +42,18 @@ def load_model(model: EvalModel, dtype: torch.dtype, device: Device) -> PreTrain
             "diagnose distributes models over several GPUs with accelerate, which is not "
             "installed; pip install accelerate, or let it see one GPU (CUDA_VISIBLE_DEVICES=0)"
         )
+    config = language_config(model.directory)
     options: dict[str, Any] = {
+        "config": config,
         "dtype": dtype,
         "trust_remote_code": False,
         "device_map": "auto" if is_distributed else None,
     }
     directory: Path | None = model.directory
     if is_dist_checkpoint(model.directory):
-        options["config"] = AutoConfig.from_pretrained(
-            model.directory, trust_remote_code=False
-        )
         options["state_dict"] = dict(model.tensors())
         directory = None
-    model_class = getattr(transformers, model.table.shape.architecture)
+    model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     loaded = model_class.from_pretrained(directory, **options)
     if not is_distributed:
         return loaded.to(device.torch_device)

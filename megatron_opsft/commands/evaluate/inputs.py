@@ -57,7 +57,7 @@ class EvalModel:
         """Yield (HF name, whole tensor on the CPU in the files' dtype), in the table's order."""
         weights = open_weights(self.directory, self.table, check=False)
         for name, shape in self.table.hf_shapes().items():
-            yield name, weights.read(whole(name, shape))
+            yield name, weights.read(whole(name, shape)).view(shape)
 
     def identity(self) -> JsonObject:
         """Return, as JSON, all of the model that decides a sample: weights, what config.json makes

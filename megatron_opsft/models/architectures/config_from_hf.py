@@ -120,6 +120,15 @@ def read_json(path: Path) -> JsonObject:
     return config
 
 
+def language_model_of(config: JsonObject) -> JsonObject:
+    """Return the language model's part of a config.json; all of it if it describes nothing else."""
+    for architecture in ARCHITECTURES.values():
+        part = config.get(architecture.nested_in) if architecture.nested_in else None
+        if isinstance(part, dict):
+            return part
+    return config
+
+
 def _find_architecture(fields: Fields) -> Architecture:
     """Return the architecture that `architectures` names, or `model_type` in a config that was
     saved without its model.

@@ -94,12 +94,16 @@ class GrowingLayer(DynamicLayer):
         self.values = self._value_buffer[:, :, :total]
         return self.keys, self.values
 
-    def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep only the rows `indices`; the next update makes new buffers."""
-        self.keys = self._key_buffer = self.keys[indices]
-        self.values = self._value_buffer = self.values[indices]
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Keep only the rows `beam_idx`; the next update makes new buffers."""
+        self.keys = self._key_buffer = self.keys[beam_idx]
+        self.values = self._value_buffer = self.values[beam_idx]
 
 
 def make_room(cache: DynamicCache) -> None:
-    """Replace the layers of a prefilled cache by layers that grow in place."""
-    cache.layers = [GrowingLayer(layer.keys, layer.values) for layer in cache.layers]
+    """Replace the attention layers of a prefilled cache by layers that grow in place. Layers with a
+    state of fixed size, such as gated delta nets', need no room and stay as they are.
+    """
+    for index, layer in enumerate(cache.layers):
+        if isinstance(layer, DynamicLayer):
+            cache.layers[index] = GrowingLayer(layer.keys, layer.values)

@@ -117,7 +117,7 @@ def decode(
     logits_PV = passes.forward(prompts_PS, mask_PS, positions_PS, cache)
     routing_PSW = passes.routing(*prompts_PS.shape)
     group_N = torch.tensor(groups, device=model.device)
-    cache.batch_select_indices(group_N)
+    cache.reorder_cache(group_N)
     make_room(cache)
     batch = DecodingBatch(
         passes,
@@ -266,7 +266,7 @@ class DecodingBatch:
         running = [n for n, ended in enumerate(self.ended) if not ended]
         self.ended = [False] * len(running)
         running_N = torch.tensor(running, device=self.device)
-        self.cache.batch_select_indices(running_N)
+        self.cache.reorder_cache(running_N)
         self.mask_NT = self.mask_NT[running_N]
         self._prompt_lengths_N = self._prompt_lengths_N[running_N]
         self.rows_N = self.rows_N[running_N]

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.initialization import no_init_weights
 
 from megatron_opsft.models.weights.rectangles import Copy, Parameter, whole
+from megatron_opsft.models.weights.rules import WeightTable
 from megatron_opsft.records import Rollout, Sample
 from megatron_opsft.rollout.engine import (
     EngineLayout,
@@ -22,6 +23,7 @@ from megatron_opsft.rollout.engine import (
 )
 from megatron_opsft.rollout.hf.attention import GROUPED_SDPA
 from megatron_opsft.rollout.hf.decoding import DecodingPasses, as_bytes, decode
+from megatron_opsft.rollout.hf.language_model import language_config
 from megatron_opsft.rollout.requests import Decoder, make_rollouts
 from megatron_opsft.runtime.phase import count_done
 
@@ -40,8 +42,11 @@ class HfEngine(RolloutEngine):
         share: EngineShare,
         *,
         notes_routing: bool = False,
+        hf_prefix: str = "model.",
     ) -> None:
-        """version: that of the model's weights; None: nothing may be sampled from them yet."""
+        """version: that of the model's weights; None: nothing may be sampled from them yet.
+        hf_prefix: see `by_disk_name`.
+        """
         self.share = share
         self.passes = DecodingPasses(model, notes_routing=notes_routing)
         self.model = model.eval().requires_grad_(False)
@@ -51,7 +56,7 @@ class HfEngine(RolloutEngine):
         # Every live weight once, under its HF name; tied weights under their first name.
         self._weights: dict[str, Tensor] = {}
         for name, parameter in model.named_parameters():
-            self._weights.update(by_disk_name(name, parameter.data))
+            self._weights.update(by_disk_name(name, parameter.data, hf_prefix))
         parameters = []
         for name, weight in self._weights.items():
             shape = tuple(weight.shape)
@@ -63,10 +68,16 @@ class HfEngine(RolloutEngine):
 
     @classmethod
     def from_settings(
-        cls, settings: EngineSettings, tokenizer: Decoder, device: torch.device
+        cls,
+        settings: EngineSettings,
+        table: WeightTable,
+        tokenizer: Decoder,
+        device: torch.device,
     ) -> "HfEngine":
-        """Build the model of config.json. Its weights are allocated; an update must set them."""
-        config = AutoConfig.from_pretrained(settings.model_dir, trust_remote_code=False)
+        """Build the language model of config.json. Its weights are allocated; an update must set
+        them.
+        """
+        config = language_config(settings.model_dir)
         # Only parameters stay unset: constructors compute buffers such as rotary frequencies.
         with no_init_weights():
             model = AutoModelForCausalLM.from_config(
@@ -83,6 +94,7 @@ class HfEngine(RolloutEngine):
             version=None,
             share=EngineShare(index=settings.rank, count=settings.world_size),
             notes_routing=settings.notes_routing,
+            hf_prefix=table.architecture.hf_prefix,
         )
 
     def stream(self, take: Take, sampling: SamplingSettings) -> Iterator[list[Rollout]]:
@@ -138,7 +150,9 @@ class HfEngine(RolloutEngine):
         self.version = None
 
 
-def by_disk_name(name: str, value: Tensor) -> Iterator[tuple[str, Tensor]]:
+def by_disk_name(
+    name: str, value: Tensor, hf_prefix: str = "model."
+) -> Iterator[tuple[str, Tensor]]:
     """Yield the values of a parameter under their disk names: views, if it stacks experts.
 
     transformers 5 stacks the experts of a layer in two parameters. On disk, and so in the weight
@@ -146,8 +160,11 @@ def by_disk_name(name: str, value: Tensor) -> Iterator[tuple[str, Tensor]]:
     gate and up, each expert has the rows of gate, then those of up.
 
     value: a parameter or anything of its shape: [experts, 2 ffn, hidden] for gate and up,
-    [experts, hidden, ffn] for down.
+    [experts, hidden, ffn] for down. hf_prefix: `Architecture.hf_prefix`, which stands on disk for
+    the "model." of a language model by itself.
     """
+    if name.startswith("model."):
+        name = hf_prefix + name.removeprefix("model.")
     prefix, _, last = name.rpartition(".")
     if last not in _STACKED or not prefix.endswith(".experts"):
         yield name, value
