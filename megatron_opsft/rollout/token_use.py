@@ -93,7 +93,9 @@ class TokenMeter:
         num_bytes = len(rollout.text.encode())
         if rollout.finish_reason is FinishReason.STOP:
             ids = ids[:-1]  # the end token is not in the text
-        sizes = self._bytes_of_vocabulary[ids]
+        vocabulary = self._bytes_of_vocabulary
+        # Models have more rows than their tokenizer has tokens; such an id is no text.
+        sizes = np.where(ids < len(vocabulary), vocabulary.take(ids, mode="clip"), 0)
         if sizes.sum() == num_bytes + 1:
             sizes[0] -= 1  # the tokenizer drops the space at the beginning of a text
         if sizes.sum() != num_bytes:

@@ -1,6 +1,8 @@
 """A model that also sees: its vision and its multi-token prediction go through every copy."""
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,13 +10,16 @@ import torch
 from forked_cli import ForkedCli
 from hf_configs import hf_config
 from safetensors.torch import load_file, save_file
-from tiny_models import SHAPES, weights
+from small_run import QUICKSTART, SMALL_RUN
+from tiny_models import SHAPES, weight
 from torch import Tensor
 from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration, Qwen3_5VisionConfig
 
 from megatron_opsft.commands.convert.run import differing_tensors, open_source, write_source
 from megatron_opsft.errors import UserError
 from megatron_opsft.models.architectures.config_from_hf import read_model_shape
+from megatron_opsft.models.architectures.shape import ModelShape
+from megatron_opsft.models.storage.model_paths import resolve_model
 from megatron_opsft.models.weights.rules import WeightTable
 
 MTP = {
@@ -25,12 +30,12 @@ MTP = {
 FLOAT32 = ("A_log", "linear_attn.norm.weight")
 
 
-def save_model(directory: Path) -> dict[str, Tensor]:
+def save_model(directory: Path, shape: ModelShape = SHAPES["qwen3_5"]) -> dict[str, Tensor]:
     """A directory as published ones are: bfloat16, with a few float32 tensors; its tensors."""
     vision = Qwen3_5VisionConfig(
         depth=1, hidden_size=32, num_heads=2, intermediate_size=48, out_hidden_size=64
     )
-    text = hf_config(SHAPES["qwen3_5"])
+    text = hf_config(shape)
     model = Qwen3_5ForConditionalGeneration(
         Qwen3_5Config(text_config=text.to_dict(), vision_config=vision.to_dict())
     )
@@ -40,10 +45,9 @@ def save_model(directory: Path) -> dict[str, Tensor]:
         saved |= load_file(file)
         file.unlink()
     (directory / "model.safetensors.index.json").unlink()
-    for name, value in weights("qwen3_5").items():
-        name = name.replace("model.", "model.language_model.", 1)
-        assert saved[name].shape == value.shape
-        saved[name] = value
+    for name, value in saved.items():
+        if value.dim() > 1:
+            saved[name] = weight(name, tuple(value.shape))
     tensors = {
         name: value.float() if name.endswith(FLOAT32) else value.bfloat16()
         for name, value in (saved | MTP).items()
@@ -130,3 +134,29 @@ def test_what_belongs_to_no_part_of_the_model_is_refused(
     save_file(others, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(UserError, match=r"unexpected model\.audio\.weight"):
         open_source(tmp_path)
+
+
+def test_a_run_gives_them_to_its_model_and_its_checkpoints(cli: ForkedCli, tmp_path: Path) -> None:
+    directory = tmp_path / "model"
+    tensors = save_model(
+        directory, replace(SHAPES["qwen3_5"], vocab_size=640, max_position_embeddings=1024)
+    )
+    for file in resolve_model("tiny_reasoner").glob("*token*"):
+        shutil.copy(file, directory)
+    shutil.copy(resolve_model("tiny_reasoner") / "chat_template.jinja", directory)
+    run_dir = tmp_path / "run"
+    words = [f"model.path={directory}", f"run.dir={run_dir}"]
+    words += [*SMALL_RUN, "run.steps=2", "checkpoint.every=1", "rollout.max_response_tokens=8"]
+    ended = cli.run(["train", QUICKSTART, *words])
+    assert ended.exit_code == 0, ended.stderr
+    table = WeightTable(read_model_shape(directory))
+    carried = {name: value for name, value in tensors.items() if table.is_carried(name)}
+    first, second = sorted((run_dir / "checkpoints").iterdir())
+    assert (first / "carried.safetensors").samefile(second / "carried.safetensors")
+    words = ["convert", "to-hf", "--megatron", second, "--out", tmp_path / "converted"]
+    ended = cli.run(words)
+    assert ended.exit_code == 0, ended.stderr
+    for model in (run_dir / "hf", tmp_path / "converted"):
+        found = all_tensors(model)
+        assert found.keys() == tensors.keys()
+        assert_same({name: found[name] for name in carried}, carried)

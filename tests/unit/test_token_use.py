@@ -1,5 +1,6 @@
 """The overthinking meter: marks in a text as counts of the tokens that were sampled."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -61,6 +62,20 @@ def test_marks_become_counts_of_the_sampled_tokens(tokenizer: Any) -> None:
         num_leaked=use.num_leaked,
     )
     assert use.num_leaked in (behind, behind - 1)  # whether a space is a token of its own
+
+
+def test_a_token_that_the_tokenizer_lacks_stands_for_no_text(tokenizer: Any) -> None:
+    """Embeddings have more rows than tokenizers have tokens, and a model may draw any of them."""
+    plain = sampled(tokenizer, ["8-6=2. </think> 2"])
+    first, *others = plain.response_ids
+    spoilt = replace(plain, response_ids=(first, len(tokenizer) + 40, *others))
+    marks = TextMarks(first_right=len("8-6=2"))
+    meter = TokenMeter(tokenizer, prompts_open_think=True)
+    verdict = Verdict(outcome=Outcome.CORRECT, marks=marks)
+    before, now = (meter.measure(rollout, verdict) for rollout in (plain, spoilt))
+    assert before.first_right is not None
+    assert now.first_right == before.first_right + 1
+    assert now.num_thinking == before.num_thinking + 1
 
 
 def test_a_mark_inside_a_token_counts_the_token(tokenizer: Any) -> None:

@@ -2,6 +2,7 @@
 (`decoding`).
 """
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
@@ -47,6 +48,10 @@ class HfEngine(RolloutEngine):
         """version: that of the model's weights; None: nothing may be sampled from them yet.
         hf_prefix: see `by_disk_name`.
         """
+        if model.device.type == "cpu":
+            # On a CPU there are no other kernels than those that transformers warns of.
+            kernels = logging.getLogger("transformers.integrations.hub_kernels")
+            kernels.setLevel(logging.ERROR)
         self.share = share
         self.passes = DecodingPasses(model, notes_routing=notes_routing)
         self.model = model.eval().requires_grad_(False)
