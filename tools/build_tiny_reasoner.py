@@ -73,7 +73,11 @@ class Phase(NamedTuple):
 
 
 Example = tuple[list[int], list[float]]  # tokens, and what each counts in the loss
-PHASES = (Phase("equations", 150, 24), Phase("minimal", 600, 48), Phase("verbose", 900, 24))
+PHASES = {
+    "qwen2": (Phase("equations", 150, 24), Phase("minimal", 600, 48), Phase("verbose", 900, 24)),
+    # A step takes four times as long.
+    "qwen3_5": (Phase("equations", 100, 24), Phase("minimal", 300, 48), Phase("verbose", 450, 24)),
+}
 MAX_LR, WARMUP_STEPS = 3e-3, 30
 # Minimal responses under the concise prompt, and verbose ones, in turn.
 CONCISE_PHASES = (Phase("both", 240, 24),)
@@ -251,7 +255,7 @@ def train(
     model: PreTrainedModel,
     tokenizer: TokenizersBackend,
     seed: int,
-    phases: Sequence[Phase] = PHASES,
+    phases: Sequence[Phase],
     max_lr: float = MAX_LR,
 ) -> None:
     """All phases under one schedule: warm-up, constant, linear decay to zero over the second half.
@@ -291,7 +295,7 @@ def main(out: Path, seed: int, family: str, *, concise: bool) -> None:
         tokenizer = build_tokenizer(family, seed)
         model = build_model(family, tokenizer)
         print(f"{len(tokenizer)} tokens, {model.num_parameters():,} parameters")
-        train(model, tokenizer, seed + 1)
+        train(model, tokenizer, seed + 1, PHASES[family])
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
     print(f"wrote {out}")
