@@ -83,6 +83,16 @@ class DeltaShape:
         """Numbers of a token's values, and of their gates."""
         return self.num_value_heads * self.value_head_dim
 
+    @property
+    def state_size(self) -> int:
+        """Numbers of the states of all value heads."""
+        return self.value_size * self.key_head_dim
+
+    @property
+    def conv_channels(self) -> int:
+        """Numbers of a token's queries, keys and values, which the convolution mixes in time."""
+        return 2 * self.key_size + self.value_size
+
 
 @record
 class ModelShape:
@@ -168,6 +178,17 @@ def feed_forward_weights(shape: ModelShape) -> int:
     if shape.moe is not None:  # the router has a row for each expert
         num_columns += shape.moe.num_experts
     return shape.hidden_size * num_columns
+
+
+def state_bytes(shape: ModelShape, dtype_bytes: int) -> int:
+    """Return the bytes that an engine keeps of a sequence for its gated delta nets, whatever its
+    length: float32 states, and what their convolutions need of the last tokens.
+    """
+    if shape.delta is None:
+        return 0
+    last_tokens = (shape.delta.conv_size - 1) * shape.delta.conv_channels
+    layer = 4 * shape.delta.state_size + dtype_bytes * last_tokens
+    return shape.num_delta_layers * layer
 
 
 def quadratic_at(shape: ModelShape) -> float:

@@ -60,6 +60,10 @@ def check_rollout_tp(shape: ModelShape, tp_size: int) -> None:
             f"rollout.tp={tp_size} is neither a divisor nor a multiple of "
             f"num_key_value_heads={shape.num_kv_heads}"
         )
+    if shape.delta is not None:
+        key_heads, value_heads = shape.delta.num_key_heads, shape.delta.num_value_heads
+        divide(key_heads, tp_size, "linear_num_key_heads", "rollout.tp")
+        divide(value_heads, tp_size, "linear_num_value_heads", "rollout.tp")
     name, size = shape.shard_ffn
     divide(size, tp_size, name, "rollout.tp")
     divide(padded_vocabulary(shape), tp_size, "the padded vocab_size", "rollout.tp")

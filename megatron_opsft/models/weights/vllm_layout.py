@@ -91,7 +91,7 @@ def _parameter(
         shape = (num_rows, *rule.mcore_shape[1:])
     if last_expert is not None:
         shape = (last_expert + 1, *shape)
-    return Parameter(name, shape, tuple(copies))
+    return Parameter(name, shape, tuple(copies), name.endswith(".linear_attn.A_log"))
 
 
 def _shard_rects(
