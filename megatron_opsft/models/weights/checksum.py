@@ -7,8 +7,9 @@ changes the result, and so do rows or columns that changed places. Integers wrap
 the same on every device and in every order of summation.
 
 The checksum of an engine parameter is the sum of those of its rectangles of HF tensors, in the
-engine's dtype. So the trainer's ranks can compute the expected checksum of every engine parameter: each rank adds up those
-of the pieces that it holds, and one sum over all ranks completes it. No collective is called here.
+engine's dtype. So the trainer's ranks can compute the expected checksum of every engine parameter:
+each rank adds up those of the pieces that it holds, and one sum over all ranks completes it. No
+collective is called here.
 """
 
 from collections.abc import Mapping, Sequence

@@ -16,9 +16,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.utils import logging
 from transformers.utils.import_utils import is_torchvision_available
-from vllm.model_executor.layers.mamba.ops.cpu import gdn_attention
 from vllm.model_executor.layers import utils
+from vllm.model_executor.layers.mamba.ops.cpu import gdn_attention
 from vllm.triton_utils.dispatcher import KernelOverride
 from vllm.v1.sample import rejection_sampler
 from vllm.v1.worker.cpu_worker import CPUWorker
@@ -92,16 +93,21 @@ def register_hybrid(name: str) -> None:
 
 @contextmanager
 def _stand_ins(*suffixes: str) -> Iterator[None]:
-    """Have empty modules of these names behind "torchvision" meanwhile."""
+    """Have empty modules of these names behind "torchvision" meanwhile, and no warning from
+    transformers that the package is not installed.
+    """
     modules = {f"torchvision{suffix}": ModuleType(suffix) for suffix in suffixes}
     for name, module in modules.items():
         parent, _, last = name.rpartition(".")
         if parent:
             setattr(modules[parent], last, module)
     sys.modules.update(modules)
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
     try:
         yield
     finally:
+        logging.set_verbosity(verbosity)
         for name in modules:
             del sys.modules[name]
 
