@@ -151,6 +151,23 @@ def test_the_engine_holds_exactly_the_trainers_weights(session: KeptSession) -> 
         assert found == [[], [], [], 0, []]
 
 
+def blocks_of_the_cache(session: Session, recorder: RunRecorder) -> tuple[int, int]:
+    """How many there are, and how many a full batch of the longest responses needs: vLLM keeps one
+    free, and has a state of each layer of a group in one block.
+    """
+    engine: Any = session.sampler.engine
+    config = engine._llm.llm_engine.vllm_config.cache_config
+    settings = engine._settings
+    keys = -(-settings.max_tokens // config.block_size)
+    return config.num_gpu_blocks, 1 + settings.batch_size * (3 + keys)
+
+
+@in_layouts("1 rank")
+def test_the_cache_has_room_for_a_full_batch(session: KeptSession) -> None:
+    ((held, needed),) = session.run(blocks_of_the_cache)
+    assert needed <= held < 1.1 * needed
+
+
 def spoil_a_log_decay(session: Session, recorder: RunRecorder) -> str:
     """By less than a bfloat16 can tell."""
     decays = session.sampler.engine.weights()["model.layers.1.linear_attn.A_log"]
