@@ -24,8 +24,6 @@ class EngineTraits:
     """True if new requests take the place of finished responses, in a cache that is reserved at the
     start. Otherwise a batch is decoded to its end, in a cache that grows with it.
     """
-    state_copies: int
-    """Copies of the states of gated delta nets that it keeps of each sequence."""
     speculative: bool
     """True if it supports `rollout.speculative` and `rollout.seeded=false`."""
     eval_batch_size: int
@@ -42,7 +40,6 @@ ENGINES = {
         tensor_parallel=False,
         reads_files=False,
         refills=False,
-        state_copies=1,
         speculative=False,
         eval_batch_size=64,
         max_eval_tokens=4096,
@@ -52,7 +49,6 @@ ENGINES = {
         tensor_parallel=True,
         reads_files=True,
         refills=True,
-        state_copies=2,  # prefix caching: the running one, and that of a shared block
         speculative=True,
         eval_batch_size=256,
         max_eval_tokens=32768,

@@ -20,13 +20,14 @@ from megatron_opsft.run.sync.transfer import Transfer
 
 
 def spoiled(placements: Sequence[Placement], dtype: torch.dtype) -> dict[str, Tensor]:
-    """This rank's parameters, full of NaN."""
-    return {
-        parameter.name: torch.full(parameter.shape, torch.nan, dtype=dtype)
-        for placement in placements
-        if dist.get_rank() in placement.ranks
-        for parameter in placement.parameters
-    }
+    """This rank's parameters, full of NaN; of this dtype, except for what is always float32."""
+    found = {}
+    for placement in placements:
+        if dist.get_rank() in placement.ranks:
+            for name, shape, _, is_float32 in placement.parameters:
+                kind = torch.float32 if is_float32 else dtype
+                found[name] = torch.full(shape, torch.nan, dtype=kind)
+    return found
 
 
 def bits(tensor: Tensor) -> Tensor:
@@ -54,8 +55,8 @@ def push_and_pull(case: Case, engine_tp: int, bucket_bytes: int) -> tuple[int, l
     rank = dist.get_rank()
     schedule = partial(make_schedule, rank=rank, itemsize=dtype.itemsize, bucket_bytes=bucket_bytes)
     pushed, pulled = spoiled(engine, dtype), spoiled(trainer, dtype)
-    push = Transfer(schedule(trainer, engine), pushed)
-    pull = Transfer(schedule(engine, trainer), pulled)
+    push = Transfer(schedule(trainer, engine), pushed, dtype)
+    pull = Transfer(schedule(engine, trainer), pulled, dtype)
     wrong = []
     for factor in (1, -2):
         for name, shard in shards.items():
@@ -82,6 +83,8 @@ def push_and_pull(case: Case, engine_tp: int, bucket_bytes: int) -> tuple[int, l
         (Case(model="llama_mha", tp=4, dtype="bfloat16"), 1),
         (Case(model="qwen3_5", tp=2, pp=2, dtype="bfloat16"), 2),
         (Case(model="qwen3_5_tied", tp=2, dp=2), 1),
+        (Case(model="qwen3_5", tp=2, pp=2, dtype="bfloat16"), 1),
+        (Case(model="qwen3_5_tied", pp=2, dtype="bfloat16"), 2),
         (Case(model="qwen3_moe", tp=2, pp=2, sequence_parallel=True, dtype="bfloat16"), 2),
         (Case(model="qwen3_moe", tp=2, dp=2, ep=2, sequence_parallel=True), 4),
         (

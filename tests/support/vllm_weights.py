@@ -92,7 +92,7 @@ def _delta_net(
         f"{prefix}in_proj_qkvz.weight": torch.cat([*shares_of_qkv("in_proj_qkv.weight"), z]),
         f"{prefix}in_proj_ba.weight": torch.cat([b, a]),
         f"{prefix}conv1d.weight": torch.cat(shares_of_qkv("conv1d.weight")),
-        f"{prefix}A_log": share(hf[f"{prefix}A_log"]),
+        f"{prefix}A_log": share(hf[f"{prefix}A_log"]).float(),  # in a model of any dtype
         f"{prefix}dt_bias": share(hf[f"{prefix}dt_bias"]),
         f"{prefix}norm.weight": hf[f"{prefix}norm.weight"],
         f"{prefix}out_proj.weight": share(hf[f"{prefix}out_proj.weight"], 1),

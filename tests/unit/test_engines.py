@@ -153,14 +153,9 @@ def settings_in(
 
 
 def test_vllm_s_cache_on_a_cpu_has_room_for_a_full_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And for one sequence more, in blocks of 32 tokens; of gated delta nets two copies of the
-    states, whatever the length.
-    """
+    """And for one sequence more, in blocks of 32 tokens."""
     monkeypatch.delenv(JOB_ID_VARIABLE, raising=False)
     settings = settings_in(Path("m"), is_cuda=False)
-    hybrid = llm_options(settings, WeightTable(REAL_SHAPES["Qwen3.5-0.8B"]))
-    states = 18 * (16 * 128 * 128 * 4 + 3 * 6144 * 2)
-    assert hybrid["kv_cache_memory_bytes"] == 8 * (320 * 12_288 + 2 * states)
     plain = llm_options(settings, WeightTable(REAL_SHAPES["Qwen3-8B"]))
     assert plain["kv_cache_memory_bytes"] == 8 * 320 * 147_456
 

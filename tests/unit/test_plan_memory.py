@@ -135,15 +135,15 @@ def test_vllm_on_a_cpu_has_room_for_a_full_batch_or_a_quarter_of_the_memory() ->
 
 
 def test_a_cache_of_a_hybrid_model_holds_states_for_each_sequence() -> None:
-    """Their bytes do not grow with a sequence; vLLM keeps two copies, transformers one."""
+    """Their bytes do not grow with a sequence."""
     few = make_run("Qwen3.5-0.8B", 1, "rollout.batch_size=2", gpu="cpu")
     longest = max_engine_tokens(few.config)
     state = 18 * (16 * 128 * 128 * 4 + 3 * 6144 * 2)
-    assert kv_cache_bytes(few) == 3 * (longest * 12_288 + 2 * state)
+    assert kv_cache_bytes(few) == 3 * (longest * 12_288 + state)
     hf = make_run("Qwen3.5-0.8B", 1, "rollout.batch_size=2", "rollout.engine=hf", gpu="cpu")
     assert kv_cache_bytes(hf) == 2 * (1.25 * longest * 12_288 + state)
     on_gpu = planned(make_run("Qwen3.5-0.8B", 8))
-    assert on_gpu.kv_tokens == int((kv_cache_bytes(on_gpu.run) - 2 * state) / 12_288)
+    assert on_gpu.kv_tokens == int((kv_cache_bytes(on_gpu.run) - state) / 12_288)
 
 
 def test_host_memory_of_a_checkpoint() -> None:

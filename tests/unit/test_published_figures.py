@@ -54,7 +54,7 @@ def test_a_hybrid_model_has_states_beside_its_keys_and_values(name: str) -> None
     for tp in (1, 2):
         run = make_run(name, 8, f"rollout.tp={tp}")
         assert kv_bytes_per_token(run) * tp == kv_bytes
-        assert kept_state_bytes(run) * tp == 2 * state
+        assert kept_state_bytes(run) * tp == state
     assert kept_state_bytes(make_run(name, 8, "rollout.engine=hf")) == state
     # Twice the tokens cost twice as much, but for attention.
     once, twice = (forward_flops(shape, [length], 0) for length in (4096, 8192))

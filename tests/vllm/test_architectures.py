@@ -30,7 +30,8 @@ LAYOUTS = {
     "llama_mha": (1, 1, 2),
     "qwen3": (2, 1, 2),
 }
-DENSE = [name for name, shape in SHAPES.items() if shape.moe is None]
+# Hybrid models: test_hybrid.py.
+DENSE = [name for name, shape in SHAPES.items() if shape.moe is None and shape.delta is None]
 
 
 def make_model(name: str, directory: Path) -> None:
@@ -92,6 +93,6 @@ def test_first_weights_push_and_pull(vllm_world: World, tmp_path: Path, name: st
 
 
 def test_experts_on_a_cpu_are_refused() -> None:
-    settings: Any = SimpleNamespace(is_cuda=False)
+    settings: Any = SimpleNamespace(is_cuda=False, dtype="float32")
     with pytest.raises(UserError, match=r"on a CPU use rollout\.engine=hf for a mixture of exp"):
         start_llm(settings, WeightTable(SHAPES["qwen3_moe"]))

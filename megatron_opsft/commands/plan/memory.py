@@ -224,8 +224,7 @@ def kv_bytes_per_token(run: PlannedRun) -> float:
 
 def kept_state_bytes(run: PlannedRun) -> float:
     """Bytes that one rank of an engine keeps of a sequence for gated delta nets, at any length."""
-    states = run.engine.state_copies * state_bytes(run.shape, run.dtype_bytes)
-    return states / run.rollout.tp
+    return state_bytes(run.shape, run.dtype_bytes) / run.rollout.tp
 
 
 def kv_cache_bytes(run: PlannedRun) -> float:

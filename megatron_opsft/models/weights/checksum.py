@@ -6,9 +6,10 @@ the bits of an element; h, g and s are fixed odd pseudo-random numbers: any sing
 changes the result, and so do rows or columns that changed places. Integers wrap, so the result is
 the same on every device and in every order of summation.
 
-The checksum of an engine parameter is the sum of those of its rectangles of HF tensors. So the
-trainer's ranks can compute the expected checksum of every engine parameter: each rank adds up those
-of the pieces that it holds, and one sum over all ranks completes it. No collective is called here.
+The checksum of an engine parameter is the sum of those of its rectangles of HF tensors, in the
+engine's dtype. So the trainer's ranks can compute the expected checksum of every engine parameter:
+each rank adds up those of the pieces that it holds, and one sum over all ranks completes it. No
+collective is called here.
 """
 
 from collections.abc import Mapping, Sequence
@@ -94,6 +95,8 @@ def expected_checksums(
                 copy = shard_copy.cut(wanted)
                 if copy is not None:
                     view = copy.target.view(shards[copy.target.tensor])
+                    if parameter.is_float32:
+                        view = view.float()
                     pieces.append((index, checksum(view, copy.source, salt=salt)))
     return _sum_by_index(pieces, len(parameters))
 

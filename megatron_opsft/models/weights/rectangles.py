@@ -136,6 +136,8 @@ class Parameter(NamedTuple):
     """Shape on that rank: one, two or three axes."""
     copies: tuple[Copy, ...]
     """Copies from HF tensors to this parameter. Except for padding they cover it exactly once."""
+    is_float32: bool = False
+    """True if it is float32 whatever the dtype of the model."""
 
     @property
     def padding_row(self) -> int:

@@ -91,7 +91,8 @@ def _parameter(
         shape = (num_rows, *rule.mcore_shape[1:])
     if last_expert is not None:
         shape = (last_expert + 1, *shape)
-    return Parameter(name, shape, tuple(copies))
+    is_float32 = name.endswith(".linear_attn.A_log")
+    return Parameter(name, shape, tuple(copies), is_float32=is_float32)
 
 
 def _shard_rects(

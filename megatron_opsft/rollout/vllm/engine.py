@@ -10,6 +10,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+import torch
 from torch import Tensor
 
 from megatron_opsft.errors import SyncError
@@ -218,6 +219,8 @@ class VllmEngine(RolloutEngine):
         """See `RolloutEngine.copy_files`: vLLM's own readers and loaders do it."""
         from vllm.model_executor.model_loader import weight_utils
 
+        dtype = getattr(torch, self._settings.dtype)
+
         def read() -> Iterator[tuple[str, Tensor]]:
             for file, names in names_by_file.items():
                 tensors = weight_utils.safetensors_weights_iterator(
@@ -225,7 +228,9 @@ class VllmEngine(RolloutEngine):
                 )
                 for name, tensor in tensors:
                     if name in names and name in self._hf_names:
-                        yield name, tensor
+                        # vLLM keeps some parameters of every model in float32; the trainer has
+                        # all of them in the model's dtype.
+                        yield name, tensor.to(dtype)
 
         self.copy_weights(read())
 

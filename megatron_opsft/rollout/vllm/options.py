@@ -10,17 +10,18 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.models.architectures.shape import state_bytes
+from megatron_opsft.models.architectures.shape import ModelShape, state_bytes
+from megatron_opsft.models.architectures.template import Architecture
 from megatron_opsft.models.weights.rules import WeightTable
 from megatron_opsft.rollout.engine import (
     JOB_ID_VARIABLE,
     EngineSettings,
     SamplingSettings,
 )
-from megatron_opsft.rollout.limits import ENGINES, check_installed
+from megatron_opsft.rollout.limits import check_installed
 from megatron_opsft.runtime.console import describe_full_gpu
 from megatron_opsft.runtime.libraries import collector_at_rest
-from megatron_opsft.runtime.rounding import round_up
+from megatron_opsft.runtime.rounding import ceil_div, round_up
 
 if TYPE_CHECKING:
     from vllm import LLM, SamplingParams
@@ -28,15 +29,21 @@ if TYPE_CHECKING:
 _CPU_WORKER = "megatron_opsft.rollout.vllm.cpu.LaunchedCpuWorker"
 # Prompts share whole blocks: vLLM's 128 would be longer than most prompts.
 _CPU_BLOCK_TOKENS = 32
+# What the kernels for CPUs have: numbers of an attention head, of a gated delta net's heads.
+_CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+_CPU_DELTA_HEADS = (64, 128)
+_CPU_CONV_SIZE = 4
 
 
 def start_llm(settings: EngineSettings, table: WeightTable) -> "LLM":
     """Start vLLM's `LLM`. Errors: `UserError` for a model or setting that vLLM refuses."""
     check_installed("vllm")
-    if table.shape.moe and not settings.is_cuda:
+    if not settings.is_cuda:
+        check_cpu_kernels(table.shape, settings.dtype)
+    if table.shape.delta is not None and settings.speculative is not None:
         raise UserError(
-            "rollout.engine=vllm: vLLM's CPU kernels keep a packed copy of the experts that no "
-            "update of the weights reaches; on a CPU use rollout.engine=hf for a mixture of experts"
+            "rollout.speculative is not supported for a model with gated delta nets; set "
+            "rollout.speculative=null"
         )
     prepare_vllm_environment(settings.is_cuda, settings.rank, seeded=settings.seeded)
     with collector_at_rest(lasting=True):
@@ -45,6 +52,9 @@ def start_llm(settings: EngineSettings, table: WeightTable) -> "LLM":
         from megatron_opsft.rollout.vllm import cpu
 
         cpu.keep_weights_plain()
+        if table.shape.delta is not None:
+            cpu.keep_convolutions_plain()
+            cpu.register_hybrid(_language_model(table.architecture))
     if settings.notes_routing and settings.tp > 1:
         _note_routing_on_every_rank()
     # vLLM collects garbage six times while it starts. All objects that exist by now will stay, so
@@ -66,6 +76,48 @@ def start_llm(settings: EngineSettings, table: WeightTable) -> "LLM":
         raise UserError(
             f"rollout.engine=vllm: vLLM refuses {refused}: {_reason(error)}"
         ) from error
+
+
+def check_cpu_kernels(shape: ModelShape, dtype: str) -> None:
+    """Check that vLLM's kernels for CPUs can compute this model. Errors: `UserError`.
+
+    vLLM itself would start, and fail in the first step.
+    """
+    if shape.moe is not None:
+        raise UserError(
+            "rollout.engine=vllm: vLLM's CPU kernels keep a packed copy of the experts that no "
+            "update of the weights reaches; on a CPU use rollout.engine=hf for a mixture of experts"
+        )
+    if shape.delta is None:
+        return
+    if dtype != "bfloat16":
+        raise UserError(
+            "rollout.engine=vllm: vLLM's CPU kernels compute gated delta nets only in bfloat16, "
+            f"not in {dtype}; set model.dtype=bfloat16, or rollout.engine=hf"
+        )
+    delta = shape.delta
+    refused = ""
+    if shape.head_dim not in _CPU_HEADS:
+        refused = f"head_dim={shape.head_dim}, only {_CPU_HEADS}"
+    elif delta.key_head_dim != delta.value_head_dim:
+        refused = (
+            f"linear_key_head_dim={delta.key_head_dim} other than "
+            f"linear_value_head_dim={delta.value_head_dim}"
+        )
+    elif delta.key_head_dim not in _CPU_DELTA_HEADS:
+        refused = f"linear_key_head_dim={delta.key_head_dim}, only {_CPU_DELTA_HEADS}"
+    elif delta.conv_size != _CPU_CONV_SIZE:
+        refused = f"linear_conv_kernel_dim={delta.conv_size}, only {_CPU_CONV_SIZE}"
+    if refused:
+        raise UserError(
+            f"rollout.engine=vllm: vLLM's CPU kernels do not support {refused}; on a CPU use "
+            "rollout.engine=hf for this model"
+        )
+
+
+def _language_model(architecture: Architecture) -> str:
+    """Return vLLM's class for a language model, or for that inside a model that also sees."""
+    return architecture.hf_name.replace("ForConditionalGeneration", "ForCausalLM")
 
 
 def _note_routing_on_every_rank() -> None:
@@ -152,6 +204,8 @@ def llm_options(settings: EngineSettings, table: WeightTable) -> dict[str, Any]:
         "cpu_distributed_timeout_seconds": math.ceil(60 * settings.collective_minutes),
         "distributed_executor_backend": "external_launcher",  # each rank is one worker
     }
+    if table.shape.delta is not None:
+        options |= _hybrid_options(settings, table.architecture)
     if settings.speculative is not None:
         options["speculative_config"] = dict(settings.speculative)
         options["disable_log_stats"] = False  # these statistics count the drafts
@@ -186,6 +240,24 @@ def llm_options(settings: EngineSettings, table: WeightTable) -> dict[str, Any]:
     return options
 
 
+def _hybrid_options(
+    settings: EngineSettings, architecture: Architecture
+) -> dict[str, Any]:
+    """Return what is different for a model with gated delta nets."""
+    options: dict[str, Any] = {
+        # A state is kept only at the ends of blocks, which are longer than most prompts, and in
+        # prompts that are prefilled in chunks. vLLM notes experts only with the cache.
+        "enable_prefix_caching": settings.notes_routing,
+        # Unless told so, vLLM may round the states to the model's dtype after each token.
+        "mamba_ssm_cache_dtype": "float32",
+        "hf_overrides": {"architectures": [_language_model(architecture)]},
+    }
+    if settings.is_cuda:
+        # FlashInfer's kernel is compiled with a CUDA toolkit, which may be missing.
+        options["gdn_prefill_backend"] = "triton"
+    return options
+
+
 def _cpu_options(settings: EngineSettings, table: WeightTable) -> dict[str, Any]:
     os.environ[JOB_ID_VARIABLE] = settings.job_id
     return {
@@ -207,13 +279,18 @@ def _cpu_cache(settings: EngineSettings, table: WeightTable) -> int:
     shape = table.shape
     itemsize = 4 if settings.dtype == "float32" else 2
     num_layers = shape.num_attention_layers
-    states = ENGINES["vllm"].state_copies * state_bytes(shape, itemsize)
     if settings.speculative is not None and "model" in settings.speculative:
         num_layers *= 2  # a draft model is not larger than the policy
-    token_bytes = 2 * num_layers * shape.num_kv_heads * shape.head_dim * itemsize
-    max_tokens = round_up(settings.max_tokens, _CPU_BLOCK_TOKENS)
-    sequence_bytes = token_bytes * max_tokens + states
-    cache_bytes = sequence_bytes * (settings.batch_size + 1)
+    layer_bytes = 2 * shape.num_kv_heads * shape.head_dim * itemsize  # of a token
+    block_tokens = _CPU_BLOCK_TOKENS
+    if shape.num_delta_layers:
+        # vLLM makes blocks so long that a layer's state takes as much memory as a block.
+        state = state_bytes(shape, itemsize) // shape.num_delta_layers
+        block_tokens = round_up(ceil_div(state, layer_bytes), block_tokens)
+    num_blocks = num_layers * ceil_div(settings.max_tokens, block_tokens)
+    num_blocks += shape.num_delta_layers
+    block_bytes = block_tokens * layer_bytes
+    cache_bytes = num_blocks * block_bytes * (settings.batch_size + 1)
     machine_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return max(min(cache_bytes, machine_bytes // 4), 2**24)
 

@@ -36,12 +36,14 @@ class Transfer:
     """This rank's schedule; the other ranks carry out theirs at the same time."""
     targets: Mapping[str, Tensor]
     """This rank's live parameters to fill, by their names in the schedule."""
+    dtype: torch.dtype
+    """Dtype of what travels; parameters may have another."""
 
     @torch.no_grad()
     def run(self, sources: Mapping[str, Tensor]) -> None:
         """Fill the targets. Collective over the world. Takes less than two buckets of memory.
 
-        sources: this rank's weights by their names in the schedule, in the dtype of the targets.
+        sources: this rank's weights by their names in the schedule.
         """
         # What is done while a round travels: first the copies on this rank, then always the
         # unpacking of the round before.
@@ -58,13 +60,13 @@ class Transfer:
         operations: list[dist.P2POp] = []
         for peer, rects in self.schedule.receives[index].items():
             to_fill = [rect.view(self.targets[rect.tensor]) for rect in rects]
-            for views in _messages(to_fill):
-                buffer = _buffer_of(views)
+            for views in self._messages(to_fill):
+                buffer = self._buffer_of(views)
                 received.append((views, buffer))
                 operations.append(dist.P2POp(dist.irecv, buffer, peer, tag=index))
         for peer, to_send in self._views_to_send(index, sources).items():
-            for views in _messages(to_send):
-                buffer = _buffer_of(views)
+            for views in self._messages(to_send):
+                buffer = self._buffer_of(views)
                 for view, packed in _packed_views(views, buffer):
                     packed.copy_(view)
                 operations.append(dist.P2POp(dist.isend, buffer, peer, tag=index))
@@ -110,24 +112,27 @@ class Transfer:
         for padding in self.schedule.zeros:
             padding.view(self.targets[padding.tensor]).zero_()
 
+    def _messages(self, views: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+        """Group views of parameters into messages: all small ones in one, each large one alone,
+        which needs no copy if it is contiguous. Sender and receiver decide by size alone.
+        """
+        num_alone = ALONE_BYTES // self.dtype.itemsize
+        small = [view for view in views if view.numel() < num_alone]
+        if small:
+            yield small
+        for view in views:
+            if view.numel() >= num_alone:
+                yield [view]
 
-def _messages(views: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Group views of parameters into messages: all small ones in one, each large one alone, which
-    needs no copy if it is contiguous. Sender and receiver decide by size alone.
-    """
-    small = [view for view in views if view.nbytes < ALONE_BYTES]
-    if small:
-        yield small
-    for view in views:
-        if view.nbytes >= ALONE_BYTES:
-            yield [view]
-
-
-def _buffer_of(views: Sequence[Tensor]) -> Tensor:
-    """Return the memory of a message: that of its only view if contiguous, else new memory."""
-    if len(views) == 1 and views[0].is_contiguous():
-        return views[0]
-    return views[0].new_empty(sum(view.numel() for view in views))
+    def _buffer_of(self, views: Sequence[Tensor]) -> Tensor:
+        """Return the memory of a message: that of its only view if that can travel as it is, else
+        new memory.
+        """
+        first = views[0]
+        if len(views) == 1 and first.is_contiguous() and first.dtype == self.dtype:
+            return first
+        num_elements = sum(view.numel() for view in views)
+        return first.new_empty(num_elements, dtype=self.dtype)
 
 
 def _packed_views(
@@ -162,7 +167,7 @@ def plan_transfer(
         itemsize=shards.dtype.itemsize,
         bucket_bytes=bucket_mb * 2**20,
     )
-    return Transfer(schedule, filled)
+    return Transfer(schedule, filled, shards.dtype)
 
 
 def trainer_placements(shards: ModelShards) -> list[Placement]:
