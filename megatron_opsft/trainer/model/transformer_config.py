@@ -185,6 +185,8 @@ def describe_parts(
         layers = "plain torch (TransformerEngine cannot be imported)"
     else:
         layers = "plain torch (TransformerEngine is not for float32)"
+    if config.linear_attention_freq is not None:
+        layers += "; gated delta nets: plain torch"
     is_fused = with_te or config.gradient_accumulation_fusion
     return (
         f"{device.torch_device}, {dtype}; layers: {layers}; cross-entropy: {loss.kind} "
