@@ -188,7 +188,7 @@ def test_a_log_decay_is_compared_in_all_its_bits(session: KeptSession) -> None:
 
 
 def sample(session: Session, factor: float | None = None) -> list[Rollout]:
-    """Responses to prompts from one token on, greedy and not, with more than the batch holds.
+    """Responses to prompts from one token on, greedy and not.
 
     factor: of the weights, which are pushed before, while vLLM drops no cache.
     """
@@ -281,7 +281,6 @@ def log_prob_differences(session: Session, recorder: RunRecorder) -> dict[str, T
 def test_log_probs_are_as_near_to_float32_as_those_of_transformers(session: KeptSession) -> None:
     (found,) = session.run(log_prob_differences)
     of_vllm, of_transformers, greedy = found["vllm"], found["transformers"], found["greedy"]
-    print({name: (part.mean(), part.max(), len(part)) for name, part in found.items()})
     assert len(of_vllm) == 2 * len(greedy) == 960
     assert 0.005 < of_vllm.mean() < 0.015 and of_vllm.max() < 0.1
     assert of_vllm.mean() < 1.2 * of_transformers.mean()
