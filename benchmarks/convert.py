@@ -39,7 +39,7 @@ def make_model(directory: Path, config_file: Path) -> None:
     (directory / "config.json").write_text(json.dumps(config))
     table = WeightTable(read_model_shape(directory))
     shapes = table.hf_shapes()
-    layout = hf_layout(shapes, torch.bfloat16, SHARD_BYTES)
+    layout = hf_layout(shapes, dict.fromkeys(shapes, torch.bfloat16), SHARD_BYTES)
     generator = torch.Generator().manual_seed(0)
     largest = max(math.prod(shape) for shape in shapes.values())
     pool = torch.randn(min(2**24, largest), generator=generator).bfloat16()
