@@ -32,7 +32,6 @@ from megatron_opsft.records import Rollout, Sample
 from megatron_opsft.rollout.requests import make_requests
 from megatron_opsft.run.record.recorder import RunRecorder
 from megatron_opsft.run.start.session import Session
-from megatron_opsft.runtime.watchdog import abandon_watch
 
 pytestmark = pytest.mark.vllm
 
@@ -301,7 +300,6 @@ def start_with_vllms_convolutions(run_dir: Path, overrides: list[str]) -> str:
         opened(run_dir, overrides),
     ):
         pass
-    abandon_watch()  # a failed rank is watched until its process ends, and this one goes on
     return str(caught.value)
 
 
