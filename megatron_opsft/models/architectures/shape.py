@@ -219,7 +219,7 @@ def state_products(shape: ModelShape) -> float:
     """Return how many products of two numbers the gated delta nets of all layers need for one
     token, beside those with weights; 0 without such layers.
 
-    They are those of `trainer.model.delta_net`, with L tokens in a chunk, K numbers of a key and V
+    They are those of `trainer.model.delta_rule`, with L tokens in a chunk, K numbers of a key and V
     of a value, for each value head. Only the triangle below the diagonal counts, as in attention.
     Inside a chunk L/2 (3K + 2V): keys with keys and with queries; two triangular systems, whose
     solutions have K and V columns; the products of queries and keys with one solution. With the

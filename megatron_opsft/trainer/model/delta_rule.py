@@ -22,9 +22,8 @@ from torch import Tensor
 
 from megatron_opsft.models.architectures.shape import CHUNK_LENGTH
 
-_SMALLEST_NORM = (
-    1e-6  # added to the square of a query's or key's norm, as in transformers
-)
+# Added to the square of a query's or key's norm, as in transformers.
+_SMALLEST_NORM = 1e-6
 
 
 def causal_convolution(x: Tensor, weight: Tensor, lengths: Sequence[int]) -> Tensor:
