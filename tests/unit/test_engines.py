@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from engine_settings import settings_in
 from plan_cases import REAL_SHAPES
 from responses import facts
 
@@ -21,7 +22,6 @@ from megatron_opsft.models.storage.model_paths import resolve_model
 from megatron_opsft.models.weights.rules import WeightTable
 from megatron_opsft.records import NO_RANK, Sample
 from megatron_opsft.rollout import limits
-from megatron_opsft.rollout.engine import EngineSettings
 from megatron_opsft.rollout.limits import check_installed
 from megatron_opsft.rollout.vllm.options import (
     JOB_ID_VARIABLE,
@@ -129,27 +129,6 @@ def test_on_a_gpu_the_sampler_that_is_compiled_is_off_where_seeds_leave_it_unuse
     monkeypatch.setattr("os.path.isfile", lambda name: False)
     with pytest.raises(UserError, match="there is no nvcc; set CUDA_HOME"):
         prepare_vllm_environment(True, rank=0, seeded=False)
-
-
-def settings_in(
-    directory: Path, *, is_cuda: bool, kv_cache_bytes: int | None = None
-) -> EngineSettings:
-    """Two ranks that decode seven sequences of up to 300 tokens."""
-    return EngineSettings(
-        model_dir=directory,
-        dtype="bfloat16",
-        is_cuda=is_cuda,
-        tp=2,
-        max_tokens=300,
-        batch_size=7,
-        gpu_memory_fraction=0.4,
-        kv_cache_bytes=kv_cache_bytes,
-        seed=3,
-        collective_minutes=7.51,
-        rank=0,
-        world_size=2,
-        deep_sleep=True,
-    )
 
 
 def test_vllm_s_cache_on_a_cpu_has_room_for_a_full_batch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,29 +5,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from engine_settings import settings_in
 from tiny_models import QWEN2, QWEN3_5, SHAPES
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.models.architectures.shape import DeltaShape
 from megatron_opsft.models.weights.rules import WeightTable
 from megatron_opsft.models.weights.vllm_layout import vllm_parameters
-from megatron_opsft.rollout.engine import JOB_ID_VARIABLE, EngineSettings
+from megatron_opsft.rollout.engine import JOB_ID_VARIABLE
 from megatron_opsft.rollout.vllm.options import check_cpu_kernels, llm_options, start_llm
 
-SETTINGS = EngineSettings(
-    model_dir=Path("m"),
-    dtype="bfloat16",
-    is_cuda=False,
-    tp=1,
-    max_tokens=300,
-    batch_size=7,
-    gpu_memory_fraction=0.4,
-    kv_cache_bytes=None,
-    seed=3,
-    collective_minutes=1.0,
-    rank=0,
-    world_size=1,
-)
+SETTINGS = settings_in(Path("m"), is_cuda=False, tp=1)
 DELTA = DeltaShape(
     num_key_heads=2, num_value_heads=4, key_head_dim=64, value_head_dim=64, conv_size=4
 )

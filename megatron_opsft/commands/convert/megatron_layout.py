@@ -23,14 +23,10 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.models.storage.hf_writer import (
-    FileLayout,
-    Target,
-    safetensors_file,
-)
+from megatron_opsft.models.storage.carried import plan_carried
+from megatron_opsft.models.storage.hf_writer import FileLayout, Target
 from megatron_opsft.models.storage.large_files import PAGE, Region, archived_tensor
 from megatron_opsft.models.storage.model_paths import (
-    CARRIED_NAME,
     COMMON_NAME,
     FORMAT_NAME,
     METADATA_NAME,
@@ -87,15 +83,9 @@ def megatron_layout(
     ]
     targets = list(layout.targets)
     if carried:
-        shapes = {name: region.shape for name, region in carried.items()}
-        own_dtypes = {name: region.dtype for name, region in carried.items()}
-        header, regions, num_bytes = safetensors_file(
-            Path(CARRIED_NAME), shapes, own_dtypes
-        )
-        files.append(PlannedFile(CARRIED_NAME, num_bytes, ((0, header),)))
-        for name, region in regions.items():
-            rect = whole(name, region.shape)
-            targets.append(Target(name, region, (Copy(rect, rect),)))
+        file_of_carried, targets_in_file = plan_carried(carried)
+        files.append(file_of_carried)
+        targets += targets_in_file
     return FileLayout(tuple(files), tuple(targets), small_files)
 
 

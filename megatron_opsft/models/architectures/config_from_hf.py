@@ -12,6 +12,7 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.models.architectures.config_fields import Fields
 from megatron_opsft.models.architectures.families import (
     ARCHITECTURES,
+    GATED_QKV,
     QK_NORMS,
     QKV_BIAS,
 )
@@ -98,7 +99,7 @@ def read_model_shape(model_dir: Path) -> ModelShape:
         rope_scaling=rope_scaling,
         moe=_read_moe(fields, architecture),
         rotary_dim=read_rotary_dim(fields, architecture, head_dim),
-        gated_attention=bool(architecture.delta_rows),
+        gated_attention=GATED_QKV in architecture.layer_rows,
         zero_centered_norms=architecture.zero_centered_norms,
         delta=_read_delta(fields, architecture),
         layer_kinds=layer_kinds if architecture.delta_rows else (),

@@ -169,20 +169,17 @@ QWEN3_MOE = Architecture(
 
 # Qwen3.5 and 3.6: three of four layers have a gated delta net, the fourth has attention with an
 # output gate. The names of the sections are those that Megatron's checkpoints give them.
-GATED_ATTENTION_ROWS = (
-    INPUT_NORM,
-    Template(
-        "self_attention.linear_qkv.weight",
-        ShardKind.GATED_QKV,
-        {
-            "self_attn.q_proj.weight": "gated_q hidden",
-            "self_attn.k_proj.weight": "kv hidden",
-            "self_attn.v_proj.weight": "kv hidden",
-        },
-    ),
-    ATTENTION_OUTPUT,
-    *QK_NORMS,
+GATED_QKV = Template(
+    "self_attention.linear_qkv.weight",
+    ShardKind.GATED_QKV,
+    {
+        "self_attn.q_proj.weight": "gated_q hidden",
+        "self_attn.k_proj.weight": "kv hidden",
+        "self_attn.v_proj.weight": "kv hidden",
+    },
 )
+
+GATED_ATTENTION_ROWS = (INPUT_NORM, GATED_QKV, ATTENTION_OUTPUT, *QK_NORMS)
 
 DELTA_ROWS = (
     INPUT_NORM._replace(te_name="self_attention.in_proj.layer_norm_weight"),

@@ -11,9 +11,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from megatron_opsft.models.storage.hf_files import HfTensors, read_regions
-from megatron_opsft.models.storage.hf_writer import safetensors_file
+from megatron_opsft.models.storage.hf_writer import Target, plan_safetensors
 from megatron_opsft.models.storage.large_files import LargeFile, Region, copy_region
 from megatron_opsft.models.storage.model_paths import CARRIED_NAME, is_dist_checkpoint
+from megatron_opsft.models.storage.partial import PlannedFile
 from megatron_opsft.models.weights.rules import WeightTable
 
 
@@ -31,16 +32,22 @@ def carried_regions(model_dir: Path, table: WeightTable) -> dict[str, Region]:
     return HfTensors(model_dir).regions(table.is_carried)
 
 
-def write_carried(path: Path, carried: Mapping[str, Region]) -> None:
-    """Write the file of a Megatron checkpoint, some rows at a time."""
+def plan_carried(carried: Mapping[str, Region]) -> tuple[PlannedFile, list[Target]]:
+    """Plan the file of a Megatron checkpoint."""
     shapes = {name: region.shape for name, region in carried.items()}
     dtypes = {name: region.dtype for name, region in carried.items()}
-    header, targets, num_bytes = safetensors_file(path, shapes, dtypes)
-    file = LargeFile(path, num_bytes)
+    return plan_safetensors(CARRIED_NAME, shapes, dtypes)
+
+
+def write_carried(path: Path, carried: Mapping[str, Region]) -> None:
+    """Write the file of a Megatron checkpoint, some rows at a time."""
+    planned, targets = plan_carried(carried)
+    file = LargeFile(path, planned.num_bytes)
     try:
-        file.write(header, 0)
-        for name, target in targets.items():
-            copy_region(carried[name], target, file, name)
+        for offset, constant in planned.constants:
+            file.write(constant, offset)
+        for target in targets:
+            copy_region(carried[target.name], target.region, file, target.name)
         file.sync()
     finally:
         file.close()

@@ -67,15 +67,13 @@ def hf_layout(
         max_shard_size=max_shard_bytes,
     )
     files = []
-    targets = []
+    targets: list[Target] = []
     for file_name, names in split.filename_to_tensors.items():
-        header, regions, file_bytes = safetensors_file(
-            Path(file_name), {name: shapes[name] for name in names}, dtypes
+        file, targets_in_file = plan_safetensors(
+            file_name, {name: shapes[name] for name in names}, dtypes
         )
-        for name, region in regions.items():
-            rect = whole(name, shapes[name])
-            targets.append(Target(name, region, (Copy(rect, rect),)))
-        files.append(PlannedFile(file_name, file_bytes, ((0, header),)))
+        files.append(file)
+        targets += targets_in_file
     small_files = {}
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
@@ -88,18 +86,20 @@ def _num_bytes(tensor: tuple[TensorShape, torch.dtype]) -> int:
     return prod(shape) * dtype.itemsize
 
 
-def safetensors_file(
-    path: Path, shapes: Mapping[str, TensorShape], dtypes: Mapping[str, torch.dtype]
-) -> tuple[bytes, dict[str, Region], int]:
-    """Lay out a safetensors file of these tensors: its header, the region of each tensor, and the
-    bytes of the file.
-    """
+def plan_safetensors(
+    file_name: str,
+    shapes: Mapping[str, TensorShape],
+    dtypes: Mapping[str, torch.dtype],
+) -> tuple[PlannedFile, list[Target]]:
+    """Plan a safetensors file of these tensors, which are copied whole."""
     header = _safetensors_header(shapes, dtypes)
-    regions, offset = {}, len(header)
+    targets, offset = [], len(header)
     for name, shape in shapes.items():
-        regions[name] = Region(path, offset, shape, dtypes[name])
-        offset += regions[name].num_bytes
-    return header, regions, offset
+        region = Region(Path(file_name), offset, shape, dtypes[name])
+        rect = whole(name, shape)
+        targets.append(Target(name, region, (Copy(rect, rect),)))
+        offset += region.num_bytes
+    return PlannedFile(file_name, offset, ((0, header),)), targets
 
 
 def _safetensors_header(
