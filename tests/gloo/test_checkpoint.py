@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 from jobs import Built, Case, as_arrays, build, exported, train_steps
 from tiny_models import rounding
@@ -14,6 +15,7 @@ from world import World
 
 from megatron_opsft.config import LoraConfig
 from megatron_opsft.errors import UserError
+from megatron_opsft.models.storage.dist_metadata import locate, read_metadata
 from megatron_opsft.records import StepResult
 from megatron_opsft.runtime.durable import COMPLETE, list_checkpoints
 from megatron_opsft.trainer.model.checkpoint import Checkpointer
@@ -143,6 +145,59 @@ def test_checkpoint_goes_on_in_other_layouts(
         for before, now in zip(results, again, strict=True):
             assert now.loss == pytest.approx(before.loss, rel=tolerance)
             assert now.grad_norm == pytest.approx(before.grad_norm, rel=tolerance)
+
+
+def load_and_save(case: Case, directory: Path, other: Path) -> None:
+    """What was saved, saved again by a fresh model of another layout."""
+    built = build(case)
+    assert checkpointer(built, directory).load_newest() is not None
+    checkpointer(built, other).save(1, {})
+
+
+def tensors_of(directory: Path) -> dict[str, torch.Tensor]:
+    """Every tensor of the only checkpoint there: weights, main weights and moments."""
+    (path,) = list_checkpoints(directory)
+    found = {}
+    for key, stored in read_metadata(path).items():
+        whole = torch.empty(stored.shape, dtype=stored.dtype)
+        for chunk in stored.chunks:
+            place = tuple(
+                slice(start, start + size)
+                for start, size in zip(chunk.offsets, chunk.sizes, strict=True)
+            )
+            values = torch.empty(chunk.sizes, dtype=stored.dtype)
+            locate(chunk).copy_rows(0, values, key)
+            whole[place] = values
+        found[key] = whole
+    return found
+
+
+@pytest.mark.parametrize(
+    ("first", "others"),
+    [
+        (replace(DELTA, tp=2, dtype="bfloat16"), [replace(DELTA, pp=2, dtype="bfloat16")]),
+        (replace(DELTA, dp=4), [replace(DELTA, tp=2, pp=2), replace(DELTA, tp=2, dp=2)]),
+    ],
+    ids=str,
+)
+def test_optimizer_state_is_bit_identical_in_other_layouts(
+    world: World, first: Case, others: list[Case], tmp_path: Path
+) -> None:
+    world.run(save_after_a_step, first.world_size, first, tmp_path / "0")
+    expected = tensors_of(tmp_path / "0")
+    moments = {key for key in expected if key.startswith("optimizer.state.exp_avg")}
+    assert {key.removeprefix("optimizer.state.exp_avg.") for key in moments} >= {
+        f"decoder.layers.6.self_attention.{name}"
+        for name in ("in_proj.weight.beta", "conv1d.weight.key", "A_log", "out_norm.weight")
+    }
+    assert all(expected[key].any() for key in moments)
+    for number, case in enumerate(others, start=1):
+        out = tmp_path / str(number)
+        world.run(load_and_save, case.world_size, case, tmp_path / "0", out)
+        found = tensors_of(out)
+        assert found.keys() == expected.keys()
+        wrong = [key for key, value in expected.items() if not torch.equal(found[key], value)]
+        assert wrong == []
 
 
 def share_bytes(case: Case) -> int:

@@ -23,6 +23,7 @@ from megatron_opsft.models.storage.hf_writer import (
 )
 from megatron_opsft.models.storage.large_files import Region, Staging, row_chunks
 from megatron_opsft.models.storage.model_paths import (
+    has_hf_weights,
     is_dist_checkpoint,
     resolve_model,
 )
@@ -75,9 +76,10 @@ class Source(NamedTuple):
         """
         dtypes = {}
         for name in self.shapes():
-            dtypes[name] = self.dtype(name)
             if wanted is not None and name not in self.carried:
                 dtypes[name] = getattr(torch, wanted)
+            else:
+                dtypes[name] = self.dtype(name)
             if dtypes[name] not in SAFETENSORS_DTYPES.values():
                 raise UserError(
                     f"{self.directory}: tensor {name} is {dtypes[name]}, which is not supported; "
@@ -110,7 +112,10 @@ def open_source(directory: Path, config_dir: Path | None = None) -> Source:
     config_dir = config_dir or directory
     table = WeightTable(read_model_shape(config_dir), "te")
     tensors = open_weights(directory, table)
-    carried = carried_of(directory, table) or carried_of(config_dir, table)
+    carried = carried_of(directory, table)
+    if not carried and has_hf_weights(config_dir):
+        # Another program wrote the checkpoint, or an earlier version.
+        carried = carried_of(config_dir, table)
     return Source(directory, config_dir, table, tensors, carried)
 
 
@@ -178,6 +183,7 @@ def write_source(
     started = time.monotonic()
     # The weight files are named too, since links may lead to them.
     inputs = [source.directory, source.config_dir, *source.tensors.files()]
+    inputs += [region.path for region in source.carried.values()]
     check_out(out, inputs, overwrite=overwrite)
     dtypes = source.dtypes(dtype)
     if to == "hf":
@@ -257,22 +263,30 @@ def differing_tensors(
 ) -> list[str]:
     """Return one line for each tensor that differs in a bit; none for equal models.
 
-    dtypes: both are cast to these first; None: dtypes must be equal too. Errors: `UserError` if the
-    models do not have the same tensors.
+    dtypes: both are cast to these first; None: dtypes must be equal too. Errors: `UserError` for
+    models of different architecture or size.
     """
-    shapes = first.shapes()
-    if shapes != second.shapes():
+    if first.table.hf_shapes() != second.table.hf_shapes():
         raise UserError(
             f"{first.directory} and {second.directory} are models of different architecture or size"
         )
-    sides = first, second
+    shapes, others = first.shapes(), second.shapes()
     lines = []
+    for name in sorted(shapes.keys() ^ others.keys()):  # of vision and the like
+        lines.append(
+            f"{name}: only in {(first if name in shapes else second).directory}"
+        )
+    shapes = {name: shape for name, shape in shapes.items() if name in others}
+    sides = first, second
     with Progress("comparing", len(shapes), unit=" tensors") as progress:
         for name, shape in shapes.items():
-            dtype, other = (side.dtype(name) for side in sides)
-            if dtypes is not None:
+            if dtypes is None:
+                dtype, other = (side.dtype(name) for side in sides)
+            else:
                 dtype = other = dtypes[name]
-            if dtype is not other:
+            if shape != others[name]:
+                lines.append(f"{name}: {list(shape)} against {list(others[name])}")
+            elif dtype is not other:
                 lines.append(f"{name}: {dtype} against {other}")
             elif not _are_equal(sides, name, shape, dtype):
                 lines.append(f"{name}: other values")

@@ -58,12 +58,24 @@ class MegatronTensors:
         self._match()
 
     def dtype(self, name: str) -> torch.dtype:
+        """Errors: `UserError` for a tensor whose sections are stored in several dtypes."""
         rule = self._table.by_hf_name[name]
         parts = self._parts[rule.mcore_name]
-        if rule.stored_apart:
-            names = [section.hf_name for section in rule.sections]
-            return self._stored[parts[names.index(name)].entry.key].dtype
-        return self._stored[parts[0].entry.key].dtype
+        if not rule.stored_apart:
+            return self._stored[parts[0].entry.key].dtype
+        keys = []
+        for section, part in zip(rule.sections, parts, strict=True):
+            if section.hf_name == name:
+                keys.append(part.entry.key)
+        first = self._stored[keys[0]].dtype
+        for key in keys:
+            dtype = self._stored[key].dtype
+            if dtype is not first:
+                raise UserError(
+                    f"{self.model_dir}: {key} is {dtype}, but {keys[0]} is {first}, and both are "
+                    f"in {name}; give --dtype to convert all to one"
+                )
+        return first
 
     def files(self) -> tuple[Path, ...]:
         """Return the files of the weights, each once, in order."""

@@ -10,6 +10,7 @@ from megatron_opsft.models.storage.hf_files import HfTensors
 from megatron_opsft.models.storage.model_paths import (
     ADAPTER_NAME,
     ADAPTER_WEIGHTS,
+    CARRIED_NAME,
     has_hf_weights,
 )
 
@@ -48,6 +49,7 @@ def _files_of(model_dir: Path) -> Iterator[Path]:
         yield from HfTensors(model_dir).files()
     else:
         yield from model_dir.glob("*.distcp")  # a checkpoint of Megatron
+        yield from model_dir.glob(CARRIED_NAME)
         if (model_dir / ADAPTER_NAME).is_file():  # of a LoRA adapter
             yield model_dir / ADAPTER_NAME
 

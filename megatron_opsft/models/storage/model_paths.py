@@ -56,6 +56,7 @@ COPIED_PATTERNS = (
     "*.model",
     "chat_template*",
     "additional_chat_templates",
+    "*processor_config.json",  # of images and videos
     "custom_generate",
 )
 # Never loaded: copies of the weights in other formats, and all weights in folders.
@@ -169,6 +170,18 @@ def _from_hub(name: str, patterns: list[str], option: str) -> Path:
         ) from None
 
 
+def in_cache(name: str) -> Path | None:
+    """Return the directory of a hub name in the Hugging Face cache; None if it is not there."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        config = try_to_load_from_cache(name, "config.json")
+    except HFValidationError:
+        return None
+    return Path(config).parent if isinstance(config, str) else None
+
+
 def resolve_config(name: str) -> Path:
     """Return the directory whose config.json describes a model, for callers that need no weights.
 
@@ -188,18 +201,14 @@ def has_config_here(name: str) -> bool:
     """True if `resolve_config` needs no network for a model: its config.json is in a directory of
     this machine, shipped, or in the Hugging Face cache.
     """
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
     try:
         directory = _find_local(name, "model.path")
-        if directory is None and (MODEL_CONFIGS / name / "config.json").is_file():
-            return True
-        if directory is None:
-            return isinstance(try_to_load_from_cache(name, "config.json"), str)
-    except (UserError, HFValidationError):
+    except UserError:
         return False
-    return (directory / "config.json").is_file()
+    if directory is None and (MODEL_CONFIGS / name / "config.json").is_file():
+        return True
+    directory = directory or in_cache(name)
+    return directory is not None and (directory / "config.json").is_file()
 
 
 def fetch_config(name: str) -> Path:

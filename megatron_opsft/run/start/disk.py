@@ -8,7 +8,10 @@ from shutil import disk_usage
 from megatron_opsft.config import Config
 from megatron_opsft.data.problems import held_out_source
 from megatron_opsft.errors import UserError
+from megatron_opsft.models.architectures.families import ARCHITECTURES
 from megatron_opsft.models.architectures.shape import ModelShape
+from megatron_opsft.models.storage.model_paths import in_cache, local_model
+from megatron_opsft.models.storage.stored_weights import carried_of
 from megatron_opsft.models.weights.lora import adapters_of_rules
 from megatron_opsft.models.weights.rules import WeightTable
 from megatron_opsft.records import record
@@ -87,8 +90,11 @@ def disk_use(config: Config, shape: ModelShape) -> DiskUse:
     if config.eval.keeps_best:
         # A resumed run may need the best model of each checkpoint's time.
         num_models += keep + 2
+    carried = _carried_bytes(config.model.path, shape)
     checkpoint = num_trained(config, shape) * checkpoint_bytes_each(config)
-    model = num_parameters(shape) * _weight_bytes(config)
+    if not config.lora.rank:
+        checkpoint += carried
+    model = num_parameters(shape) * _weight_bytes(config) + carried
     return DiskUse(
         keep=keep,
         checkpoint=checkpoint,
@@ -98,6 +104,22 @@ def disk_use(config: Config, shape: ModelShape) -> DiskUse:
         rollouts=_rollout_bytes(config),
         held_out=_held_out_bytes(config),
     )
+
+
+def _carried_bytes(model: str, shape: ModelShape) -> int:
+    """Return the bytes of a model's tensors that are not trained, as its files on this machine say;
+    0 if it is not here.
+    """
+    if not ARCHITECTURES[shape.architecture].carried:
+        return 0
+    try:
+        directory = local_model(model) or in_cache(model)
+        if directory is None:
+            return 0
+        carried = carried_of(directory, WeightTable(shape))
+    except UserError:  # no weights, or not all of them: a run would say so
+        return 0
+    return sum(region.num_bytes for region in carried.values())
 
 
 def _rollout_bytes(config: Config) -> int:
