@@ -35,8 +35,12 @@ from megatron_opsft.trainer.model.checkpoint_share import describe_models
 CASES = {
     "dense": Case(),
     "moe": Case(model="qwen3_moe"),
+    "delta": Case(model="qwen3_5"),
     "tp2": Case(model="qwen3_yarn", tp=2, sequence_parallel=True, recompute="selective"),
     "moe-tp2": Case(model="qwen3_moe", tp=2, sequence_parallel=True),
+    "delta-tp2": Case(model="qwen3_5", tp=2),
+    "delta-tp2sp": Case(model="qwen3_5", tp=2, sequence_parallel=True, recompute="selective"),
+    "delta-vpp2": Case(model="qwen3_5_tied", pp=2, vpp=2, deterministic=True),
     "cp2": Case(cp=2),
     "yarn-cp2": Case(model="qwen3_yarn", cp=2),
     "ep2": Case(model="qwen3_moe", dp=2, ep=2),

@@ -51,7 +51,12 @@ from megatron_opsft.models.architectures.shape import (
 from megatron_opsft.models.weights.rules import padded_vocab_size
 from megatron_opsft.runtime.device import Device
 from megatron_opsft.trainer.model.attention import PackedAttention, RMSNorm
-from megatron_opsft.trainer.model.delta_net import delta_layer_spec
+from megatron_opsft.trainer.model.delta_spec import (
+    PLAIN_PARTS,
+    delta_layer_spec,
+    delta_net_spec,
+    te_parts,
+)
 from megatron_opsft.trainer.model.transformer_config import uses_transformer_engine
 
 
@@ -225,26 +230,30 @@ def wrap_for_training(
 
 def layer_spec(
     shape: ModelShape, config: TransformerConfig, device: Device, vp_stage: int | None
-) -> ModuleSpec | TransformerBlockSubmodules:
+) -> TransformerBlockSubmodules:
     """Return the choice of modules for each layer of this pipeline stage."""
     if uses_transformer_engine(device, "bfloat16" if config.bf16 else "float32"):
+        from megatron.core.extensions.transformer_engine import TENorm
+
+        norm, parts = TENorm, te_parts()
         spec = get_gpt_layer_with_transformer_engine_spec(
             num_experts=config.num_moe_experts,
             moe_grouped_gemm=config.moe_grouped_gemm,
             qk_layernorm=shape.qk_norm,
         )
-        if shape.delta is None:
-            return spec
-        raise NotImplementedError("gated delta nets with TransformerEngine's layers")
-    spec = _plain_layer_spec(shape, config)
+    else:
+        norm, parts = RMSNorm, PLAIN_PARTS
+        spec = _plain_layer_spec(shape, config)
+    delta_spec = spec
+    if shape.delta is not None:
+        delta_spec = delta_layer_spec(spec, delta_net_spec(config, device, parts))
     first = get_transformer_layer_offset(config, vp_stage=vp_stage)
     num_layers = get_num_layers_to_build(config, vp_stage=vp_stage)
-    delta_spec = delta_layer_spec(spec) if shape.delta else spec
     specs = []
     for layer in range(first, first + num_layers):
         is_delta = shape.kind_of(layer) == "linear_attention"
         specs.append(delta_spec if is_delta else spec)
-    return TransformerBlockSubmodules(layer_specs=specs, layer_norm=RMSNorm)
+    return TransformerBlockSubmodules(layer_specs=specs, layer_norm=norm)
 
 
 def _plain_layer_spec(shape: ModelShape, config: TransformerConfig) -> ModuleSpec:

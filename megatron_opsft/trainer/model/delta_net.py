@@ -7,7 +7,7 @@ for the token's key moves towards the token's value; the token's query reads it:
 
 `GatedDeltaNet` is plain torch: on a CPU, in float32, and on a GPU without flash-linear-attention.
 Its parameters have the names and shapes of Megatron-Core's module of the same name, which a GPU
-uses where it can (`delta_layer_spec`). Memory and time grow with the length, not with its square.
+uses where it can (`delta_spec`). Memory and time grow with the length, not with its square.
 
 Source: Yang et al., "Gated Delta Networks" (arXiv:2412.06464); computed chunk by chunk as in Yang
 et al., "Parallelizing Linear Transformers with the Delta Rule" (arXiv:2406.06484).
@@ -16,9 +16,7 @@ Shapes: T tokens of a pack, C chunks of it with L tokens each, H value heads of 
 numbers of a key and of a value.
 """
 
-import copy
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -29,18 +27,14 @@ from megatron.core.dist_checkpointing.mapping import ShardedTensorFactory
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel.layers import (
-    ColumnParallelLinear,
-    RowParallelLinear,
     set_tensor_model_parallel_attributes,
 )
-from megatron.core.transformer import ModuleSpec, TransformerConfig
+from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.spec_utils import build_module
-from megatron.core.transformer.transformer_layer import TransformerLayerSubmodules
 from torch import Tensor, nn
 
 from megatron_opsft.records import record
-from megatron_opsft.trainer.model.attention import RMSNorm
 
 CHUNK_LENGTH = 64
 _SMALLEST_NORM = (
@@ -52,24 +46,13 @@ _SMALLEST_NORM = (
 class DeltaSubmodules:
     """The parts of a gated delta net that a layer spec chooses."""
 
-    in_proj: type[nn.Module]
+    in_proj: type
     """Hidden states -> queries, keys, values, their gates z, beta, alpha; heads are cut."""
-    out_norm: type[nn.Module]
-    out_proj: type[nn.Module]
-
-
-class PlainRMSNorm(RMSNorm):
-    """`RMSNorm` that multiplies by its weight, whatever the model's other norms do."""
-
-    def __init__(self, config: TransformerConfig, *args: Any, **options: Any) -> None:
-        super().__init__(not_zero_centered(config), *args, **options)
-
-
-def not_zero_centered(config: TransformerConfig) -> TransformerConfig:
-    """Return the config of a model whose norms multiply by their weight."""
-    plain = copy.copy(config)
-    plain.layernorm_zero_centered_gamma = False
-    return plain
+    out_norm: type
+    """Over the numbers of one head; it multiplies by its weight, also in a model whose other norms
+    multiply by 1 + weight.
+    """
+    out_proj: type
 
 
 class GatedDeltaNet(MegatronModule):
@@ -336,28 +319,3 @@ def _unit(x: Tensor) -> Tensor:
 def _solve(system: Tensor, right: Tensor) -> Tensor:
     """Solve (1 + the part of `system` below its diagonal) x = right."""
     return torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
-
-
-def delta_layer_spec(attention_layer: ModuleSpec) -> ModuleSpec:
-    """Return the modules of a layer with a gated delta net, given those of one with attention, both
-    without TransformerEngine.
-    """
-    submodules = cast(TransformerLayerSubmodules, attention_layer.submodules)
-    delta_net = ModuleSpec(
-        module=GatedDeltaNet,
-        submodules=DeltaSubmodules(
-            in_proj=ColumnParallelLinear,
-            out_norm=PlainRMSNorm,
-            out_proj=RowParallelLinear,
-        ),
-    )
-    # In checkpoints a norm has the name that it has if it is fused into the layer behind it.
-    keys = submodules.sharded_state_dict_keys_map | {
-        "input_layernorm.": "self_attention.in_proj.layer_norm_"
-    }
-    return replace(
-        attention_layer,
-        submodules=replace(
-            submodules, self_attention=delta_net, sharded_state_dict_keys_map=keys
-        ),
-    )

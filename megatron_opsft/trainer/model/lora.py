@@ -72,6 +72,7 @@ class Adapter(nn.Module):
         self._cuts_inputs = rules.weight.kind is ShardKind.ROW
         self._norm_weight = norm_weight
         self._norm_eps = config.layernorm_epsilon
+        self._is_zero_centered = config.layernorm_zero_centered_gamma
         # The rows of this rank's weight: groups of equal height, one after another, and in each the
         # rows of every part in turn.
         self._num_groups = 1
@@ -113,9 +114,10 @@ class Adapter(nn.Module):
         lora_A: Tensor = self.lora_A
         lora_B: Tensor = self.lora_B
         if self._norm_weight is not None:
-            input_ = F.rms_norm(
-                input_, input_.shape[-1:], self._norm_weight, self._norm_eps
-            )
+            factors = self._norm_weight
+            if self._is_zero_centered:
+                factors = factors + 1.0
+            input_ = F.rms_norm(input_, input_.shape[-1:], factors, self._norm_eps)
         # The factor that is not cut has a part of its gradient on each rank: from its share of the
         # tokens, or for experts from its share of the weight.
         if self._splits_tokens or self._is_expert:

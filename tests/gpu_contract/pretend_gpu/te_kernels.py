@@ -60,18 +60,17 @@ def te_general_grouped_gemm(*args: Any) -> list[Tensor]:
 
 def rmsnorm_fwd(*args: Any) -> list[Any]:
     x, weight, eps, out, quantizer, dtype, _, zero_centered = args
-    plain(quantizer=quantizer, zero_centered=zero_centered)
+    plain(quantizer=quantizer)
     inverse = (x.float().square().mean(-1) + eps).rsqrt()
-    result = x.float() * inverse[:, None] * weight.float()
+    result = x.float() * inverse[:, None] * (weight.float() + zero_centered)
     return [_store(result, out, _DTYPES[int(dtype)], False), None, inverse]
 
 
 def rmsnorm_bwd(
     grad: Tensor, x: Tensor, inverse: Tensor, weight: Tensor, sm_margin: int, zero_centered: bool
 ) -> list[Any]:
-    plain(zero_centered=zero_centered)
     normed = x.float() * inverse[:, None]
-    scaled = grad.float() * weight.float()
+    scaled = grad.float() * (weight.float() + zero_centered)
     to_x = (scaled - normed * (scaled * normed).mean(-1, keepdim=True)) * inverse[:, None]
     return [to_x.to(x.dtype), (grad.float() * normed).sum(0).to(weight.dtype)]
 
