@@ -22,6 +22,7 @@ WANTED = {
     "torch": "2.13.0",
     "megatron-core": "0.19.2",
     "transformer-engine": "2.20.2",
+    "fla-core": "0.6.0",
     "vllm": "0.32.0",
 }
 

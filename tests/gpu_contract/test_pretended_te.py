@@ -18,7 +18,9 @@ Ran = Callable[..., Any]
     ("num_gpus", "cases"),
     [
         (1, ["moe", "dense", "lora-moe", "lora-dense"]),
+        (1, ["delta", "core-delta", "lora-delta", "core-lora-delta"]),
         (2, ["ep2", "etp1", "moe-tp2", "tp2", "cp2", "yarn-cp2", "vpp2"]),
+        (2, ["delta-tp2", "delta-tp2sp", "delta-vpp2", "core-delta-tp2", "core-delta-tp2sp"]),
         (2, ["lora-ep2", "lora-etp1", "lora-moe-tp2", "lora-tp2", "lora-cp2", "lora-vpp2"]),
     ],
 )

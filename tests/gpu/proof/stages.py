@@ -24,7 +24,7 @@ CONVERTER = (
     *("torch", "numpy", "safetensors", "huggingface_hub", "filelock", "pydantic"),
     *("pydantic_core", "rich", "click", "ruamel.yaml", "tqdm"),
 )
-ALL_MODELS = "--models=qwen2,qwen2_tied,qwen3,qwen3_yarn,llama3"
+ALL_MODELS = "--models=qwen2,qwen2_tied,qwen3,qwen3_yarn,llama3,qwen3_5"
 
 
 def needs(
@@ -85,6 +85,12 @@ def test_moe_steps(stage: Stage) -> None:
     """the same of a mixture of experts, with bounds of its own in bfloat16"""
     models = "qwen3_moe,qwen3_moe_unnormalized" if stage.on_gpu else "qwen3_moe"
     stage.run(f"-m proof.steps --device {stage.device} --models={models}")
+
+
+@needs(30, limit=240, modules=REFERENCE, cpu=False, fix="uninstall fla-core, and train without")
+def test_delta_nets(stage: Stage) -> None:
+    """gated delta nets on the GPU are the CPU's, flash-linear-attention's too"""
+    stage.run_tests("tests/gpu/test_delta_net.py")
 
 
 @needs(60, limit=300, modules=REFERENCE, cpu=False, fix="train with train.recompute=none")
