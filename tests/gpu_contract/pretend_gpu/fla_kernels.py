@@ -28,13 +28,14 @@ def causal_conv1d(
 
 
 def l2norm(x: Tensor) -> Tensor:
-    return (x.float() * (x.float().square().sum(-1, keepdim=True) + 1e-6).rsqrt()).to(x.dtype)
+    """Nothing yet: `gated_delta_rule` divides by the norm."""
+    return x
 
 
 def chunk_gated_delta_rule(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, cu_seqlens: Tensor, **others: Any
 ) -> tuple[Tensor, None]:
-    """All [1, T, heads, ...]; q and k of norm 1."""
+    """All [1, T, heads, ...]; q and k from `l2norm`."""
     from megatron_opsft.trainer.model.delta_net import gated_delta_rule
 
     plain(**others)
