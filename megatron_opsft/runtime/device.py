@@ -5,6 +5,7 @@ import os
 import platform
 import re
 import shutil
+import sys
 import sysconfig
 from contextlib import suppress
 from pathlib import Path
@@ -220,17 +221,17 @@ def why_no_delta_kernels(device: Device) -> str | None:
     if _numbers(megatron.core.__version__) < (0, 19):
         return "Megatron-Core's take packed sequences from version 0.19 on"
     try:
-        import triton
         from megatron.core.ssm.gated_delta_net import HAVE_FLA
     except (ImportError, RuntimeError, OSError):
         HAVE_FLA = False
     if not HAVE_FLA:
         return "flash-linear-attention cannot be imported"
-    # Triton compiles a backward kernel wrongly (fla-org/flash-linear-attention, issue 640).
+    triton: str = sys.modules["triton"].__version__  # which it has imported
+    # That Triton compiles a backward kernel wrongly: fla-org/flash-linear-attention, issue 640.
     is_hopper = torch.cuda.get_device_capability(device.torch_device)[0] == 9
-    if is_hopper and (3, 4) <= _numbers(triton.__version__) < (3, 7, 1):
+    if is_hopper and (3, 4) <= _numbers(triton) < (3, 7, 1):
         return (
-            f"with Triton {triton.__version__} flash-linear-attention's gradients are wrong on "
+            f"with Triton {triton} flash-linear-attention's gradients are wrong on "
             "this GPU; 3.7.1 mends it"
         )
     return None

@@ -28,10 +28,11 @@ SHAPE = replace(
     ),
 )
 SECTIONS = {"query": 256, "key": 256, "value": 512, "z": 512, "beta": 4, "alpha": 4}  # of in_proj
-# Relative to float32, of a whole tensor. Rounded to bfloat16 are weights, queries, keys, values,
-# and in the kernels the products of a chunk. A gradient that is computed wrongly is tens of
-# percent off.
-LIMITS = {"float32": 1e-4, "bfloat16": 0.05}
+# Relative to float32, of a whole tensor. In bfloat16 rounding the operands of the linear layers
+# alone takes 0.007. The kernels also round queries, keys, and products inside a chunk; a gradient
+# that is computed wrongly is tens of percent off.
+LIMITS = {"float32": 1e-4, "bfloat16": 0.02}
+KERNEL_LIMIT = 0.05
 
 
 def net(device: Device, dtype: str, module: type) -> nn.Module:
@@ -105,4 +106,4 @@ def test_megatron_s_is_ours(cuda: Device) -> None:
     from megatron.core.ssm import gated_delta_net
 
     expected = results(cuda, "float32", GatedDeltaNet)
-    compare(results(cuda, "bfloat16", gated_delta_net.GatedDeltaNet), expected, LIMITS["bfloat16"])
+    compare(results(cuda, "bfloat16", gated_delta_net.GatedDeltaNet), expected, KERNEL_LIMIT)

@@ -71,6 +71,14 @@ def their_rule(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tens
     return outputs[0]
 
 
+def our_rule(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
+    return gated_delta_rule(q, k, v, g, beta, LENGTHS)
+
+
+def our_convolution(x: Tensor, weight: Tensor) -> Tensor:
+    return F.silu(causal_convolution(x, weight, LENGTHS))
+
+
 def main() -> None:
     """Compare, print."""
     tuner, kernels = Autotuner, chunk_delta_h
@@ -84,17 +92,9 @@ def main() -> None:
     filters = torch.randn(48, 4, generator=generator)
     q, k, v = drawn(HEADS, KEY), drawn(HEADS, KEY), drawn(HEADS, VALUE)
     log_decay, beta = -0.2 * drawn(HEADS).sigmoid(), drawn(HEADS).sigmoid()
-    told = {
-        "causal_conv1d": differences(
-            their_convolution,
-            lambda x, weight: F.silu(causal_convolution(x, weight, LENGTHS)),
-            drawn(48),
-            filters,
-        ),
-        "chunk_gated_delta_rule": differences(
-            their_rule, lambda *given: gated_delta_rule(*given, LENGTHS), q, k, v, log_decay, beta
-        ),
-    }
+    convolved = differences(their_convolution, our_convolution, drawn(48), filters)
+    ruled = differences(their_rule, our_rule, q, k, v, log_decay, beta)
+    told = {"causal_conv1d": convolved, "chunk_gated_delta_rule": ruled}
     print(json.dumps(told))
 
 

