@@ -5,6 +5,7 @@ import os
 import platform
 import re
 import shutil
+import sys
 import sysconfig
 from contextlib import suppress
 from pathlib import Path
@@ -207,6 +208,38 @@ def transformer_engine_version(device: Device) -> tuple[int, int] | None:
         return None
     major, minor = transformer_engine.__version__.split(".")[:2]
     return int(major), int(minor)
+
+
+def why_no_delta_kernels(device: Device) -> str | None:
+    """Return why Megatron-Core's gated delta nets, which compute with flash-linear-attention's
+    kernels, are of no use here; None if they can train packed sequences.
+    """
+    if not device.is_cuda:
+        return "flash-linear-attention needs CUDA"
+    import megatron.core
+
+    if _numbers(megatron.core.__version__) < (0, 19):
+        return "Megatron-Core's take packed sequences from version 0.19 on"
+    try:
+        from megatron.core.ssm.gated_delta_net import HAVE_FLA
+    except (ImportError, RuntimeError, OSError):
+        HAVE_FLA = False
+    if not HAVE_FLA:
+        return "flash-linear-attention cannot be imported"
+    triton: str = sys.modules["triton"].__version__  # which it has imported
+    # That Triton compiles a backward kernel wrongly: fla-org/flash-linear-attention, issue 640.
+    is_hopper = torch.cuda.get_device_capability(device.torch_device)[0] == 9
+    if is_hopper and (3, 4) <= _numbers(triton) < (3, 7, 1):
+        return (
+            f"with Triton {triton} flash-linear-attention's gradients are wrong on "
+            "this GPU; 3.7.1 mends it"
+        )
+    return None
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """Return the first three numbers of a version such as 3.7.1+git5."""
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:3])
 
 
 def has_fused_weight_gradient() -> bool:

@@ -22,7 +22,7 @@ from world import World
 from megatron_opsft.models.architectures.template import ShardKind
 from megatron_opsft.models.weights import slicing
 from megatron_opsft.records import MicroBatch
-from megatron_opsft.trainer.model import delta_net
+from megatron_opsft.trainer.model import delta_net, delta_spec
 from megatron_opsft.trainer.model.attention import RMSNorm
 
 MODEL = "qwen3_5"
@@ -83,7 +83,7 @@ FAULTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
         patch.object, torch, "sigmoid", lambda gate: torch.ones_like(gate)
     ),
     "a delta net's norm with 1 +": partial(
-        patch.object, delta_net, "not_zero_centered", lambda config: config
+        patch.object, delta_spec, "not_zero_centered", lambda config: config
     ),
     "a state that passes a border": partial(on_one_sequence, "gated_delta_rule"),
     "a convolution across a border": partial(on_one_sequence, "causal_convolution"),

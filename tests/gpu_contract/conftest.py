@@ -22,6 +22,7 @@ WANTED = {
     "torch": "2.13.0",
     "megatron-core": "0.19.2",
     "transformer-engine": "2.20.2",
+    "fla-core": "0.6.0",
     "vllm": "0.32.0",
 }
 
@@ -50,7 +51,8 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
     """Runs a script of this folder, or `-m MODULE`, in a new process; the last line that it
     printed, read as JSON if it is.
 
-    num_gpus: on pretended GPUs, one rank each. te: with TransformerEngine.
+    num_gpus: on pretended GPUs, one rank each. te: with TransformerEngine. interpret: Triton's
+    kernels without a GPU.
     """
     environment = {
         **os.environ,
@@ -62,14 +64,16 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
     }
     torchrun = "-m torch.distributed.run --standalone --local-addr=localhost --nproc-per-node"
 
-    def run(script: str, *words: object, num_gpus: int = 0, te: bool = False) -> Any:
+    def run(
+        script: str, *words: object, num_gpus: int = 0, te: bool = False, interpret: bool = False
+    ) -> Any:
         command = [sys.executable]
         if num_gpus > 1:
             command += [*torchrun.split(), str(num_gpus)]
         if num_gpus:
             command += ["-m", "pretend_gpu", str(num_gpus), *["--te"] * te]
         command += [script if script == "-m" else str(HERE / script), *map(str, words)]
-        interpreted = {"TRITON_INTERPRET": "1"} if num_gpus else {}
+        interpreted = {"TRITON_INTERPRET": "1"} if num_gpus or interpret else {}
         done = subprocess.run(
             command, cwd=ROOT, env=environment | interpreted, capture_output=True, text=True
         )

@@ -1,5 +1,5 @@
 """TransformerEngine's layers in float32 on a pretended GPU, beside plain layers with the same
-weights.
+weights; gated delta nets ours, and Megatron-Core's in cases "core-...".
 
 Prints JSON, the largest differences: absolute of a logit; relative of a tensor of the gradient, and
 of the losses and gradient norms of some steps. What both write into checkpoints is the same, or an
@@ -23,22 +23,25 @@ from jobs import Case
 from megatron.core import parallel_state
 from megatron.core.dist_checkpointing import mapping
 from megatron.core.dist_checkpointing.dict_utils import nested_values
+from pretend_gpu import fla_kernels
 from tiny_models import SHAPES
 
 from megatron_opsft.config import LoraConfig
 from megatron_opsft.models.weights.checkpoint_keys import extra_state_keys
 from megatron_opsft.models.weights.rules import WeightTable
 from megatron_opsft.runtime.distributed import gather_from_all
-from megatron_opsft.trainer.model import build, transformer_config
+from megatron_opsft.trainer.model import build, delta_spec, transformer_config
 from megatron_opsft.trainer.model.checkpoint_share import describe_models
 
 CASES = {
     "dense": Case(),
     "moe": Case(model="qwen3_moe"),
     "delta": Case(model="qwen3_5"),
-    "delta-tp2": Case(model="qwen3_5", tp=2, sequence_parallel=True, recompute="selective"),
     "tp2": Case(model="qwen3_yarn", tp=2, sequence_parallel=True, recompute="selective"),
     "moe-tp2": Case(model="qwen3_moe", tp=2, sequence_parallel=True),
+    "delta-tp2": Case(model="qwen3_5", tp=2),
+    "delta-tp2sp": Case(model="qwen3_5", tp=2, sequence_parallel=True, recompute="selective"),
+    "delta-vpp2": Case(model="qwen3_5_tied", pp=2, vpp=2, deterministic=True),
     "cp2": Case(cp=2),
     "yarn-cp2": Case(model="qwen3_yarn", cp=2),
     "ep2": Case(model="qwen3_moe", dp=2, ep=2),
@@ -47,6 +50,10 @@ CASES = {
 }
 LORA = LoraConfig(rank=4, alpha=8.0)
 CASES |= {f"lora-{name}": replace(case, lora=LORA) for name, case in CASES.items()}
+# As if in bfloat16.
+CORE = {f"core-{name}": case for name, case in CASES.items() if "delta" in name}
+del CORE["core-delta-vpp2"], CORE["core-lora-delta-vpp2"]  # deterministic
+CORE_DELTA_NET = "megatron.core.ssm.gated_delta_net.gdn.GatedDeltaNet"
 NUM_STEPS = 2
 Differences = tuple[float, ...]
 
@@ -74,8 +81,10 @@ class _Float32IsHalf:
 
 
 @contextmanager
-def layers(*, te: bool) -> Iterator[None]:
-    """Inside, models in float32 are built of those of either kind."""
+def layers(*, te: bool, core: bool = False) -> Iterator[None]:
+    """Inside, models in float32 are built of those of either kind. core: with Megatron-Core's gated
+    delta nets.
+    """
     from transformer_engine.pytorch.attention.dot_product_attention import backends, utils
 
     with ExitStack() as stack:
@@ -84,6 +93,9 @@ def layers(*, te: bool) -> Iterator[None]:
             stack.enter_context(patched)
         for module in (utils, backends):
             stack.enter_context(patch.object(module, "torch", _Float32IsHalf()))
+        if core:
+            stack.enter_context(fla_kernels.replaced())
+            stack.enter_context(patch.object(delta_spec, "why_own_delta_net", lambda *_: None))
         yield
 
 
@@ -97,15 +109,17 @@ class Results:
     entries: tuple[set[Any], set[str]]
 
 
-def results(case: Case, *, te: bool) -> Results:
+def results(case: Case, *, te: bool, core: bool = False) -> Results:
     """Called by every rank."""
-    with layers(te=te):
+    with layers(te=te, core=core):
         logits = jobs.logits(case)
         parallel_state.destroy_model_parallel()
         _, _, gradients = jobs.gradient(case)
         parallel_state.destroy_model_parallel()
         built = jobs.build(case)
         entries = checkpoint_entries(built.trainer.models)
+        names = {module_name(m) for model in built.trainer.models for m in model.modules()}
+        assert (CORE_DELTA_NET in names) == core
         steps = jobs.train_steps(built, case, range(NUM_STEPS))
         parallel_state.destroy_model_parallel()
     return Results(
@@ -114,6 +128,11 @@ def results(case: Case, *, te: bool) -> Results:
         steps=[[step.loss, step.grad_norm] for step in steps],
         entries=entries,
     )
+
+
+def module_name(module: Any) -> str:
+    """Such as torch.nn.modules.conv.Conv1d."""
+    return f"{type(module).__module__}.{type(module).__name__}"
 
 
 def checkpoint_entries(models: list[Any]) -> tuple[set[Any], set[str]]:
@@ -136,9 +155,9 @@ def _relative(found: Any, wanted: Any) -> float:
     return float(numpy.linalg.norm(numpy.subtract(found, wanted)) / numpy.linalg.norm(wanted))
 
 
-def differences(case: Case, plain: Results | None = None) -> Differences:
+def differences(case: Case, plain: Results | None = None, *, core: bool = False) -> Differences:
     """The largest on any rank, from the plain layers' results. Called by every rank."""
-    plain, found = plain or results(case, te=False), results(case, te=True)
+    plain, found = plain or results(case, te=False), results(case, te=True, core=core)
     (pieces, objects), (plain_pieces, plain_objects) = found.entries, plain.entries
     assert pieces == plain_pieces, pieces ^ plain_pieces
     known = extra_state_keys(WeightTable(SHAPES[case.model], "te", case.tp))
@@ -189,11 +208,11 @@ def with_faults(case: Case) -> dict[str, Differences | str]:
 def main() -> None:
     """Run, compare, print."""
     os.environ["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] = "0"  # as `run.deterministic` sets it
-    cases = {name: replace(case, device_name="cuda") for name, case in CASES.items()}
+    cases = {name: replace(c, device_name="cuda") for name, c in (CASES | CORE).items()}
     if sys.argv[1] == "faults":
         told: dict[str, Any] = with_faults(cases["dense"])
     else:
-        told = {name: differences(cases[name]) for name in sys.argv[1:]}
+        told = {name: differences(cases[name], core=name in CORE) for name in sys.argv[1:]}
     if torch.distributed.get_rank() == 0:
         print(json.dumps(told))
 

@@ -120,7 +120,7 @@ def named(name: str) -> Path:
 
 def read_megatron(path: Path) -> dict[str, Any]:
     """`TransformerConfig`, of which a CPU takes other parts."""
-    from megatron_opsft.runtime.device import transformer_engine_version
+    from megatron_opsft.runtime.device import transformer_engine_version, why_no_delta_kernels
     from megatron_opsft.trainer.model.transformer_config import transformer_config
 
     config = load_config(path)
@@ -136,6 +136,7 @@ def read_megatron(path: Path) -> dict[str, Any]:
     return different(
         {
             "te": (transformer_engine_version(GPU), (2, 20)),
+            "delta_kernels": (why_no_delta_kernels(GPU), None),
             "bf16": (megatron.bf16, bf16),
             "fused_rope": (megatron.apply_rope_fusion, bf16),
             "made_on_cpu": (megatron.use_cpu_initialization, False),

@@ -30,6 +30,16 @@ def test_vllm_s_models_have_the_parameters_that_a_push_writes_in_place(ran: Ran)
     assert len(told) == 9 and not any(told.values()), told
 
 
+def test_flash_linear_attention_s_kernels_compute_what_ours_do(ran: Ran) -> None:
+    """Forward and backward, in Triton's interpreter."""
+    told = ran("fla_interpreted.py", interpret=True)
+    assert {name: len(found) for name, found in told.items()} == {
+        "causal_conv1d": 3,
+        "chunk_gated_delta_rule": 6,
+    }
+    assert all(difference < 1e-5 for found in told.values() for difference in found), told
+
+
 def test_every_gpu_test_can_be_imported() -> None:
     found = subprocess.run(
         [sys.executable, "-m", "pytest", "--collect-only", "-m", "gpu", "tests/gpu"],

@@ -88,7 +88,8 @@ def test_pinned_host_memory_is_as_planned(ran: Ran, tmp_path: Path, num_gpus: in
 
 def test_the_gpu_s_own_tests_pass(ran: Ran) -> None:
     """One of each kind: the others are the same code on other models."""
-    chosen = "checkpoint or objective or full-qwen3-bfloat16"
-    files = [f"tests/gpu/test_{name}.py" for name in ("train_step", "checkpoint_gpu")]
+    chosen = "checkpoint or objective or full-qwen3-bfloat16 or ours_is_that"
+    names = ("train_step", "checkpoint_gpu", "delta_net")
+    files = [f"tests/gpu/test_{name}.py" for name in names]
     said = ran("-m", "pytest", "-m", "gpu", "-W", "ignore", "-k", chosen, *files, num_gpus=1)
-    assert "6 passed" in said
+    assert "8 passed" in said

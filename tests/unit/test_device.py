@@ -1,8 +1,10 @@
 """What is set before CUDA starts, and the one-line errors; with a pretended GPU."""
 
 import os
+import sys
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from megatron_opsft.runtime.device import (
     has_room_for_good,
     prepare_environment,
     select_device,
+    why_no_delta_kernels,
 )
 from megatron_opsft.runtime.job import join_job
 
@@ -168,3 +171,44 @@ def test_triton_needs_a_compiler_and_python_s_headers(
 def test_room_for_good_is_a_tenth_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (1000, 8000))
     assert has_room_for_good(CUDA, 100) and not has_room_for_good(CUDA, 101)
+
+
+@pytest.mark.parametrize(
+    ("megatron", "has_fla", "triton", "capability", "why_not"),
+    [
+        (
+            "0.16.1",
+            True,
+            "3.7.1",
+            (9, 0),
+            "Megatron-Core's take packed sequences from version 0.19 on",
+        ),
+        ("0.19.2", False, "3.7.1", (9, 0), "flash-linear-attention cannot be imported"),
+        ("0.19.2", True, "3.7.1", (9, 0), None),
+        ("0.19.0", True, "3.6.0", (8, 0), None),
+        ("0.20.0rc1", True, "3.3.1", (9, 0), None),
+        (
+            "0.19.2",
+            True,
+            "3.6.0+git1",
+            (9, 0),
+            "with Triton 3.6.0+git1 flash-linear-attention's gradients are wrong on this GPU; "
+            "3.7.1 mends it",
+        ),
+    ],
+)
+def test_kernels_of_gated_delta_nets_are_used_where_they_are_right(
+    gpus: pytest.MonkeyPatch,
+    megatron: str,
+    has_fla: bool,
+    triton: str,
+    capability: tuple[int, int],
+    why_not: str | None,
+) -> None:
+    gpus.setattr("megatron.core.__version__", megatron)
+    gpus.setattr("torch.cuda.get_device_capability", lambda device: capability)
+    nets = SimpleNamespace(HAVE_FLA=has_fla)
+    gpus.setitem(sys.modules, "megatron.core.ssm.gated_delta_net", nets)
+    gpus.setitem(sys.modules, "triton", SimpleNamespace(__version__=triton))
+    assert why_no_delta_kernels(CUDA) == why_not
+    assert why_no_delta_kernels(select_device("cpu")) == "flash-linear-attention needs CUDA"

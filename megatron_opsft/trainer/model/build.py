@@ -51,10 +51,11 @@ from megatron_opsft.models.architectures.shape import (
 from megatron_opsft.models.weights.rules import padded_vocab_size
 from megatron_opsft.runtime.device import Device
 from megatron_opsft.trainer.model.attention import PackedAttention, RMSNorm
-from megatron_opsft.trainer.model.delta_net import (
+from megatron_opsft.trainer.model.delta_spec import (
+    PLAIN_PARTS,
     delta_layer_spec,
-    plain_submodules,
-    te_submodules,
+    delta_net_spec,
+    te_parts,
 )
 from megatron_opsft.trainer.model.transformer_config import uses_transformer_engine
 
@@ -229,26 +230,23 @@ def wrap_for_training(
 
 def layer_spec(
     shape: ModelShape, config: TransformerConfig, device: Device, vp_stage: int | None
-) -> ModuleSpec | TransformerBlockSubmodules:
+) -> TransformerBlockSubmodules:
     """Return the choice of modules for each layer of this pipeline stage."""
-    with_te = uses_transformer_engine(device, "bfloat16" if config.bf16 else "float32")
-    if with_te:
+    if uses_transformer_engine(device, "bfloat16" if config.bf16 else "float32"):
+        from megatron.core.extensions.transformer_engine import TENorm
+
+        norm, parts = TENorm, te_parts()
         spec = get_gpt_layer_with_transformer_engine_spec(
             num_experts=config.num_moe_experts,
             moe_grouped_gemm=config.moe_grouped_gemm,
             qk_layernorm=shape.qk_norm,
         )
-        if shape.delta is None:
-            return spec
-        from megatron.core.extensions.transformer_engine import TENorm
-
-        norm: Any = TENorm
-        parts = te_submodules()
     else:
+        norm, parts = RMSNorm, PLAIN_PARTS
         spec = _plain_layer_spec(shape, config)
-        norm = RMSNorm
-        parts = plain_submodules()
-    delta_spec = delta_layer_spec(spec, parts)
+    delta_spec = spec
+    if shape.delta is not None:
+        delta_spec = delta_layer_spec(spec, delta_net_spec(config, device, parts))
     first = get_transformer_layer_offset(config, vp_stage=vp_stage)
     num_layers = get_num_layers_to_build(config, vp_stage=vp_stage)
     specs = []

@@ -1,11 +1,10 @@
 """Gated delta nets as Megatron modules in the place of self-attention.
 
 `GatedDeltaNet` is plain torch around the linear layers of its spec. Its parameters have the names
-and shapes of Megatron-Core's module of the same name. `delta_rule` has what it computes.
+and shapes of Megatron-Core's module of the same name, which a GPU uses where it can (`delta_spec`).
+`delta_rule` has what it computes.
 """
 
-import copy
-from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -16,18 +15,14 @@ from megatron.core.dist_checkpointing.mapping import ShardedTensorFactory
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel.layers import (
-    ColumnParallelLinear,
-    RowParallelLinear,
     set_tensor_model_parallel_attributes,
 )
-from megatron.core.transformer import ModuleSpec, TransformerConfig
+from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.spec_utils import build_module
-from megatron.core.transformer.transformer_layer import TransformerLayerSubmodules
 from torch import Tensor, nn
 
 from megatron_opsft.records import record
-from megatron_opsft.trainer.model.attention import RMSNorm
 from megatron_opsft.trainer.model.delta_rule import causal_convolution, gated_delta_rule
 
 
@@ -35,24 +30,13 @@ from megatron_opsft.trainer.model.delta_rule import causal_convolution, gated_de
 class DeltaSubmodules:
     """The parts of a gated delta net that a layer spec chooses."""
 
-    in_proj: type[nn.Module]
+    in_proj: type
     """Hidden states -> queries, keys, values, their gates z, beta, alpha; heads are cut."""
-    out_norm: type[nn.Module]
-    out_proj: type[nn.Module]
-
-
-class PlainRMSNorm(RMSNorm):
-    """`RMSNorm` that multiplies by its weight, whatever the model's other norms do."""
-
-    def __init__(self, config: TransformerConfig, *args: Any, **options: Any) -> None:
-        super().__init__(not_zero_centered(config), *args, **options)
-
-
-def not_zero_centered(config: TransformerConfig) -> TransformerConfig:
-    """Return the config of a model whose norms multiply by their weight."""
-    plain = copy.copy(config)
-    plain.layernorm_zero_centered_gamma = False
-    return plain
+    out_norm: type
+    """Over the numbers of one head; it multiplies by its weight, also in a model whose other norms
+    multiply by 1 + weight.
+    """
+    out_proj: type
 
 
 class GatedDeltaNet(MegatronModule):
@@ -226,52 +210,3 @@ class GatedDeltaNet(MegatronModule):
                 )
             )
         return pieces
-
-
-def plain_submodules() -> DeltaSubmodules:
-    """Return the parts of a gated delta net without TransformerEngine."""
-    return DeltaSubmodules(
-        in_proj=ColumnParallelLinear,
-        out_norm=PlainRMSNorm,
-        out_proj=RowParallelLinear,
-    )
-
-
-def te_submodules() -> DeltaSubmodules:
-    """Return TransformerEngine's parts. Its first linear layer applies the layer's norm, too."""
-    from megatron.core.extensions.transformer_engine import (
-        TELayerNormColumnParallelLinear,
-        TENorm,
-        TERowParallelLinear,
-    )
-
-    class PlainTENorm(nn.Module):
-        """`TENorm` that multiplies by its weight, whatever the model's other norms do."""
-
-        def __new__(cls, config: TransformerConfig, *args: Any, **options: Any) -> Any:
-            return TENorm(not_zero_centered(config), *args, **options)
-
-    return DeltaSubmodules(
-        in_proj=TELayerNormColumnParallelLinear,
-        out_norm=PlainTENorm,
-        out_proj=TERowParallelLinear,
-    )
-
-
-def delta_layer_spec(attention_layer: ModuleSpec, parts: DeltaSubmodules) -> ModuleSpec:
-    """Return the modules of a layer with a gated delta net, given those of one with attention, both
-    with TransformerEngine or both without.
-    """
-    submodules = cast(TransformerLayerSubmodules, attention_layer.submodules)
-    # In checkpoints a norm has the name that it has if it is fused into the layer behind it.
-    keys = dict(submodules.sharded_state_dict_keys_map)
-    if "input_layernorm." in keys:
-        keys["input_layernorm."] = "self_attention.in_proj.layer_norm_"
-    return replace(
-        attention_layer,
-        submodules=replace(
-            submodules,
-            self_attention=ModuleSpec(module=GatedDeltaNet, submodules=parts),
-            sharded_state_dict_keys_map=keys,
-        ),
-    )

@@ -20,6 +20,7 @@ from megatron_opsft.runtime.device import (
     Device,
     has_fused_weight_gradient,
     has_transformer_engine,
+    why_no_delta_kernels,
 )
 from megatron_opsft.trainer.loss.loss_memory import CrossEntropy
 
@@ -171,6 +172,19 @@ def _delta_settings(
     }
 
 
+def why_own_delta_net(config: TransformerConfig, device: Device) -> str | None:
+    """Return why gated delta nets are those of `delta_net`; None if they are Megatron-Core's.
+
+    Megatron-Core's is for training in bfloat16: flash-linear-attention's kernels multiply in less
+    than float32, and add up in varying order.
+    """
+    if device.is_cuda and not config.bf16:
+        return "flash-linear-attention is not for float32"
+    if config.deterministic_mode:
+        return "flash-linear-attention is not deterministic"
+    return why_no_delta_kernels(device)
+
+
 def describe_parts(
     config: TransformerConfig, loss: CrossEntropy, device: Device
 ) -> str:
@@ -185,8 +199,10 @@ def describe_parts(
         layers = "plain torch (TransformerEngine cannot be imported)"
     else:
         layers = "plain torch (TransformerEngine is not for float32)"
-    if config.linear_attention_freq is not None:
-        layers += "; gated delta nets: plain torch"
+    if config.linear_attention_freq:
+        why_own = why_own_delta_net(config, device)
+        kernels = f"plain torch ({why_own})" if why_own else "flash-linear-attention"
+        layers += f"; gated delta nets: {kernels}"
     is_fused = with_te or config.gradient_accumulation_fusion
     return (
         f"{device.torch_device}, {dtype}; layers: {layers}; cross-entropy: {loss.kind} "

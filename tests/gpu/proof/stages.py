@@ -87,6 +87,19 @@ def test_moe_steps(stage: Stage) -> None:
     stage.run(f"-m proof.steps --device {stage.device} --models={models}")
 
 
+@needs(30, limit=240, modules=REFERENCE, fix="train no Qwen3.5 until it passes")
+def test_delta_steps(stage: Stage) -> None:
+    """the same of gated delta nets, with bounds of their own in bfloat16"""
+    on_cpu = " --dtypes=float32" * (not stage.on_gpu)
+    stage.run(f"-m proof.steps --device {stage.device} --models=qwen3_5{on_cpu}")
+
+
+@needs(30, limit=240, modules=REFERENCE, cpu=False, fix="uninstall fla-core, and train without")
+def test_delta_nets(stage: Stage) -> None:
+    """gated delta nets on the GPU are the CPU's, flash-linear-attention's too"""
+    stage.run_tests("tests/gpu/test_delta_net.py")
+
+
 @needs(60, limit=300, modules=REFERENCE, cpu=False, fix="train with train.recompute=none")
 def test_step_tests(stage: Stage) -> None:
     """the same with recomputation and another objective; the same bits when asked for"""

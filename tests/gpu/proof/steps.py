@@ -40,10 +40,13 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 # Largest relative errors: of losses, of gradient norms, of the worst tensor, of the median one.
 # bfloat16_moe: rounding turns the order of two experts with nearly equal scores around, and a token
 # goes to the other one; in these models an expert sees few tokens (on a CPU: 0.36 and 0.086).
+# bfloat16_delta: transformers' own bfloat16 is as far from float32 (on a CPU, both: 2.1 and 0.36),
+# so this says that it runs and learns; tests/gpu/test_delta_net.py says that it is right.
 BOUNDS = {
     "float32": {"loss": 1e-5, "norm": 1e-4, "worst tensor": 1e-4, "median tensor": 1e-4},
     "bfloat16": {"loss": 1e-2, "norm": 3e-2, "worst tensor": 0.1, "median tensor": 0.03},
     "bfloat16_moe": {"loss": 1e-2, "norm": 3e-2, "worst tensor": 0.6, "median tensor": 0.15},
+    "bfloat16_delta": {"loss": 2e-2, "norm": 0.6, "worst tensor": 4.0, "median tensor": 0.6},
 }
 
 
@@ -134,7 +137,9 @@ def main() -> None:
     ):
         case = Case(model=model, dtype=dtype, cross_entropy=loss, device_name=args.device)
         if found := compare(replace(case, **LAYOUTS[layout])):
-            kind = dtype + "_moe" * (dtype == "bfloat16" and "moe" in model)
+            kind = dtype
+            if dtype == "bfloat16":
+                kind += "_delta" * ("qwen3_5" in model) or "_moe" * ("moe" in model)
             cases[f"{kind} {layout} {model} {loss}"] = found
     stop_distributed()
     if int(os.environ.get("RANK", "0")):
