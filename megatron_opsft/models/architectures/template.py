@@ -127,7 +127,7 @@ class Architecture:
     has_shared_expert: bool = False
     """True if every token also uses one expert of its own size."""
     stacks_experts: bool = False
-    """True if published files have the experts of a layer stacked, see `storage.expert_stacks`."""
+    """True if published files have the experts of a layer stacked, see `weights.expert_stacks`."""
     fixed_fields: tuple[tuple[str, object], ...] = ()
     """Config fields that must have this value or be null, besides `config_from_hf.FIXED_FIELDS`."""
     defaults: Mapping[str, object] = field(default_factory=dict)
