@@ -253,8 +253,8 @@ QWEN3_5_VISION = replace(
     carried=("mtp.", "model.visual."),
 )
 
-# Experts as in Qwen3's mixture, and one that every token uses, with a gate. Published files have the
-# experts of a layer stacked in two tensors.
+# Experts as in Qwen3's mixture, and one that every token uses, with a gate. Published files have
+# the experts of a layer stacked in two tensors.
 SHARED_EXPERT_ROWS = (
     Template(
         "mlp.shared_experts.gate_weight",

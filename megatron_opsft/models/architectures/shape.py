@@ -178,7 +178,7 @@ class ModelShape:
 
     @property
     def active_ffn_size(self) -> int:
-        """Feed-forward size that one token uses: the sum over its experts, a shared one included."""
+        """Feed-forward size that one token uses: the sum over its experts, shared or not."""
         if self.moe is None:
             return self.ffn_size
         return self.moe.top_k * self.moe.ffn_size + self.moe.shared_ffn_size

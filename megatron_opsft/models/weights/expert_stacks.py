@@ -29,7 +29,7 @@ def matrices_of(name: str, shape: TensorShape) -> dict[str, TensorShape]:
     num_experts, num_rows, num_columns = shape
     if num_rows % len(kinds):
         return {}
-    matrices = {}
+    matrices: dict[str, TensorShape] = {}
     for expert in range(num_experts):
         for kind in kinds:
             matrix_name = f"{prefix}.{expert}.{kind}.weight"
