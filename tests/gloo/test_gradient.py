@@ -159,6 +159,7 @@ FORCED = Case(model="qwen3_moe", replays=True)
         replace(FORCED, cp=2, dp=2, ep=2),
         replace(FORCED, dp=4, ep=4, num_samples=3),  # one rank packs only padding
         replace(FORCED, model="qwen3_moe_unnormalized", tp=2, dp=2, sequence_parallel=True),
+        replace(FORCED, model="qwen3_5_moe", pp=2, dp=2, ep=2, recompute="selective"),
     ],
     ids=str,
 )

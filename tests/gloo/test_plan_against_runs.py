@@ -45,7 +45,6 @@ CASES = [
     Case(model="qwen3_5_moe"),
     Case(model="qwen3_5_moe", dtype="bfloat16", recompute="selective"),
     Case(model="qwen3_5_moe", tp=2, dp=2, ep=2, sequence_parallel=True),
-    Case(model="qwen3_5_moe", lora=LORA),
 ]
 
 

@@ -42,11 +42,15 @@ def vllm_weights(
         norms = ["input_layernorm.weight", "post_attention_layernorm.weight"]
         found |= {layer + norm: hf[layer + norm] for norm in norms}
         mlp = layer + "mlp."
-        if shape.moe is None:
-            gate, up = rows(f"{mlp}gate_proj.weight"), rows(f"{mlp}up_proj.weight")
-            found[f"{mlp}gate_up_proj.weight"] = torch.cat([gate, up])
-            found[f"{mlp}down_proj.weight"] = columns(f"{mlp}down_proj.weight")
-        else:
+        gated = [mlp] if shape.moe is None else []
+        if shape.moe is not None and shape.moe.shared_ffn_size:
+            gated = [f"{mlp}shared_expert."]
+            found[f"{mlp}shared_expert_gate.weight"] = hf[f"{mlp}shared_expert_gate.weight"]
+        for prefix in gated:
+            gate, up = rows(f"{prefix}gate_proj.weight"), rows(f"{prefix}up_proj.weight")
+            found[f"{prefix}gate_up_proj.weight"] = torch.cat([gate, up])
+            found[f"{prefix}down_proj.weight"] = columns(f"{prefix}down_proj.weight")
+        if shape.moe is not None:
             found[f"{mlp}gate.weight"] = hf[f"{mlp}gate.weight"]
             experts = [f"{mlp}experts.{n}." for n in range(shape.moe.num_experts)]
             fused = f"{mlp}experts.routed_experts."

@@ -87,7 +87,17 @@ def written(directory: Path, name: str, lora: LoraConfig) -> Path:
     return directory
 
 
-@pytest.mark.parametrize("name", ["qwen3", "qwen3_moe", "qwen3_5_moe"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "qwen3",
+        "qwen3_moe",
+        pytest.param(
+            "qwen3_5_moe",
+            marks=pytest.mark.xfail(strict=True, reason="PEFT 0.21 does not adapt its experts"),
+        ),
+    ],
+)
 def test_peft_computes_the_merged_model(tmp_path: Path, name: str) -> None:
     """Of experts too, which transformers stacks and PEFT adapts as one tensor."""
     from peft import PeftModel
