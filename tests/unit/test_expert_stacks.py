@@ -118,7 +118,10 @@ def test_both_forms_are_one_model_and_stay_as_they_are(
         assert_same(all_tensors(tmp_path / f"{name}_hf"), all_tensors(source.directory))
         model = AutoModelForCausalLM.from_pretrained(tmp_path / f"{name}_hf")
         assert_same(dict(model.named_parameters()), all_tensors(stacked_dir))
-    # A checkpoint by itself does not say; published models are stacked.
+    write_source(open_source(tmp_path / "second"), tmp_path / "known", "hf")
+    assert_same(all_tensors(tmp_path / "known"), all_tensors(apart_dir))
+    # Others' checkpoints, and those of runs, do not say; published models are stacked.
+    (tmp_path / "second/conversion.json").unlink()
     write_source(open_source(tmp_path / "second"), tmp_path / "alone", "hf")
     assert_same(all_tensors(tmp_path / "alone"), all_tensors(stacked_dir))
 
@@ -147,7 +150,7 @@ def test_a_stream_of_experts_in_any_order_fills_the_stacks(
     stacked_dir: Path, tmp_path: Path
 ) -> None:
     table = WeightTable(SHAPES[NAME])
-    assert stacks_experts(stacked_dir, table)
+    assert stacks_experts(table, stacked_dir)
     write_hf_model(
         tmp_path / "out",
         reversed(weights(NAME).items()),

@@ -183,15 +183,22 @@ def write_source(
     inputs = [source.directory, source.config_dir, *source.tensors.files()]
     check_out(out, inputs, overwrite=overwrite)
     dtypes = source.dtypes(dtype)
+    stacks = stacks_experts(source.table, source.directory, source.config_dir)
     if to == "hf":
         layout = hf_layout(
             source.shapes(),
             dtypes,
             max_shard_bytes,
-            stack_experts=stacks_experts(source.config_dir, source.table),
+            stack_experts=stacks,
         )
     else:
-        layout = megatron_layout(source.table, dtypes, source.carried, max_shard_bytes)
+        layout = megatron_layout(
+            source.table,
+            dtypes,
+            source.carried,
+            max_shard_bytes,
+            stack_experts=stacks,
+        )
     num_bytes = sum(target.region.num_bytes for target in layout.targets)
     with (
         written_whole(out, layout.files) as partial,

@@ -11,7 +11,12 @@ from torch import Tensor
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.models.storage.large_files import Region
-from megatron_opsft.models.storage.model_paths import INDEX_NAME, SINGLE_NAME
+from megatron_opsft.models.storage.model_paths import (
+    INDEX_NAME,
+    SINGLE_NAME,
+    STACKS_EXPERTS,
+    read_record,
+)
 from megatron_opsft.models.weights.expert_stacks import matrices_of
 from megatron_opsft.models.weights.rectangles import Rect, whole
 from megatron_opsft.models.weights.rules import HEAD_NAME, WeightTable
@@ -149,16 +154,21 @@ def matrix_regions(in_files: Mapping[str, Region]) -> dict[str, Region]:
     return regions
 
 
-def stacks_experts(model_dir: Path, table: WeightTable) -> bool:
-    """Return whether a model written like the one in `model_dir` has its experts in stacks: as its
-    files have them, or if only its config.json is there, as published models have them.
+def stacks_experts(table: WeightTable, *model_dirs: Path) -> bool:
+    """Return whether a model is to be written with its experts in stacks: as in the first of these
+    directories that has weights in Hugging Face's format or was converted from it; else as
+    published models are.
 
     Errors: `UserError` for a damaged file.
     """
     if not table.num_experts:
         return False
-    if any((model_dir / name).is_file() for name in (SINGLE_NAME, INDEX_NAME)):
-        return HfTensors(model_dir).stacks_experts
+    for model_dir in model_dirs:
+        if any((model_dir / name).is_file() for name in (SINGLE_NAME, INDEX_NAME)):
+            return HfTensors(model_dir).stacks_experts
+        record = read_record(model_dir)
+        if STACKS_EXPERTS in record:
+            return bool(record[STACKS_EXPERTS])
     return table.architecture.stacks_experts
 
 

@@ -83,7 +83,7 @@ def _write_model(s: Session, name: str, more_files: Mapping[str, bytes]) -> None
                 dtype=s.shards.dtype,
                 source_dir=s.model_dir,
                 carried=carried_of(s.model_dir, s.shards.table),
-                stack_experts=stacks_experts(s.model_dir, s.shards.table),
+                stack_experts=stacks_experts(s.shards.table, s.model_dir),
                 more_files={**s.model_files, **more_files},
                 overwrite=True,
             )

@@ -85,8 +85,8 @@ def check_adapters(shape: ModelShape, config: Config) -> None:
     """Check that the adapters of a mixture of experts can be trained, and loaded by PEFT.
 
     Errors: `UserError` for adapters on experts alone under expert parallelism, which leave nothing
-    to Megatron's first optimizer, unless there is a shared expert; for one of gate_proj and up_proj alone, which transformers holds
-    as one tensor.
+    to Megatron's first optimizer, unless there is a shared expert; for one of gate_proj and up_proj
+    alone, which transformers holds as one tensor.
     """
     lora = config.lora
     if shape.moe is None or not lora.rank:
