@@ -37,6 +37,7 @@ CASES = {
     "moe": Case(model="qwen3_moe"),
     "delta": Case(model="qwen3_5"),
     "delta-tp2": Case(model="qwen3_5", tp=2, sequence_parallel=True, recompute="selective"),
+    "delta-moe-ep2": Case(model="qwen3_5_moe", dp=2, ep=2),
     "tp2": Case(model="qwen3_yarn", tp=2, sequence_parallel=True, recompute="selective"),
     "moe-tp2": Case(model="qwen3_moe", tp=2, sequence_parallel=True),
     "cp2": Case(cp=2),

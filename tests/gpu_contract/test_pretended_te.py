@@ -18,8 +18,20 @@ Ran = Callable[..., Any]
     ("num_gpus", "cases"),
     [
         (1, ["moe", "dense", "delta", "lora-moe", "lora-dense", "lora-delta"]),
-        (2, ["ep2", "etp1", "moe-tp2", "delta-tp2", "tp2", "cp2", "yarn-cp2", "vpp2"]),
-        (2, ["lora-ep2", "lora-etp1", "lora-moe-tp2", "lora-tp2", "lora-cp2", "lora-vpp2"]),
+        (2, ["ep2", "etp1", "moe-tp2", "delta-tp2", "delta-moe-ep2", "tp2"]),
+        (2, ["cp2", "yarn-cp2", "vpp2"]),
+        (
+            2,
+            [
+                "lora-delta-moe-ep2",
+                "lora-ep2",
+                "lora-etp1",
+                "lora-moe-tp2",
+                "lora-tp2",
+                "lora-cp2",
+                "lora-vpp2",
+            ],
+        ),
     ],
 )
 def test_layers_in_float32_are_the_plain_ones(ran: Ran, num_gpus: int, cases: list[str]) -> None:
